@@ -1,0 +1,1 @@
+//! The contract between a brain and its backends, and its client library.

@@ -1,0 +1,1 @@
+//! What the kernel side and user space share: map layouts and the decision logic.

@@ -1,0 +1,1 @@
+//! The kernel side of kube-proxy-ebpf.

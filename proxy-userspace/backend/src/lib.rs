@@ -1,0 +1,1 @@
+//! Consumes a node's state and programs the kernel.

@@ -1,0 +1,1 @@
+//! Facts in, one node's state out; pure.

@@ -1,0 +1,1 @@
+//! What a cluster says: Services, EndpointSlices and Nodes, reduced to what the brain reads.

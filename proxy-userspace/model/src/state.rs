@@ -1,0 +1,240 @@
+//! What one node must do: its full service state, the brain's answer and the backend's input.
+//!
+//! Everything is decided here: an [`Endpoint`] is present only if this node may use it for something, and its
+//! [`Scopes`] say for what.
+//! Nothing of Kubernetes is left: no slices, conditions, hints or fallbacks.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    num::{NonZeroU16, NonZeroU32},
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+
+use crate::{Family, Protocol, ServiceName};
+
+/// The full state of one node.
+///
+/// Services stand behind an [`Arc`], so that what did not change is shared between revisions and between nodes, and a
+/// difference is found by comparing pointers first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeState {
+    /// The services to be served, by name.
+    pub services: BTreeMap<ServiceName, Arc<ServiceState>>,
+}
+
+/// One Service together with the endpoints this node may use for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceState {
+    /// The Service itself.
+    pub service: Service,
+    /// Its endpoints, sorted by [`Endpoint::key`].
+    pub endpoints: Vec<Endpoint>,
+}
+
+impl ServiceState {
+    /// Where traffic of `scope` to the port `service.ports[port]` may go, in one family, in the order of the endpoints.
+    pub fn targets(&self, port: usize, family: Family, scope: Scope) -> impl Iterator<Item = SocketAddr> {
+        self.endpoints.iter().filter_map(move |endpoint| {
+            let address = endpoint.address(family)?;
+            let target = endpoint.ports.iter().find(|it| usize::from(it.index) == port)?;
+            target.scopes.contains(scope).then(|| SocketAddr::new(address, target.port.get()))
+        })
+    }
+}
+
+/// A Service as a backend needs to know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Its identity.
+    pub name: ServiceName,
+    /// How far it is meant to be reachable.
+    pub kind: ServiceKind,
+    /// Its cluster IPs, the primary family first; at most one of each family.
+    pub cluster_ips: Vec<IpAddr>,
+    /// Its external IPs, of families that have a cluster IP.
+    pub external_ips: Vec<IpAddr>,
+    /// The load balancer IPs that the node itself answers for (`ipMode: VIP`).
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// Its ports, in the order of the manifest; (port, protocol) is unique.
+    pub ports: Vec<ServicePort>,
+    /// The policy for traffic to a cluster IP.
+    pub internal_policy: TrafficPolicy,
+    /// The policy for traffic from outside the cluster.
+    pub external_policy: TrafficPolicy,
+    /// `sessionAffinity: ClientIP` with its time-out, if asked for.
+    pub affinity: Option<ClientIpAffinity>,
+    /// Who may use a load balancer IP; a family without a range here is open.
+    pub source_ranges: Vec<IpNet>,
+    /// Where the health of the local endpoints is asked for (external policy Local).
+    pub health_check_node_port: Option<NonZeroU16>,
+}
+
+/// The `type` of a Service that is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceKind {
+    /// Reachable at its cluster IPs.
+    ClusterIp,
+    /// Also at a port of every node.
+    NodePort,
+    /// Also at the addresses of a load balancer.
+    LoadBalancer,
+}
+
+/// A traffic policy of a Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TrafficPolicy {
+    /// Any endpoint of the cluster.
+    #[default]
+    Cluster,
+    /// Only endpoints on this node.
+    Local,
+}
+
+/// Session affinity by client address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientIpAffinity {
+    /// Seconds after its last connection for which a client keeps its endpoint.
+    pub timeout_seconds: NonZeroU32,
+}
+
+/// One port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Its name, often empty.
+    pub name: String,
+    /// Its protocol; the same number may be used once per protocol.
+    pub protocol: Protocol,
+    /// The port at the Service's addresses.
+    pub port: NonZeroU16,
+    /// The port at the nodes' addresses.
+    pub node_port: Option<NonZeroU16>,
+    /// The target port as the manifest names it; for display, the endpoints say where to go.
+    pub target_port: TargetPort,
+    /// Whether some endpoint of the cluster could serve it, even if not from this node, per family:
+    /// an empty set then means *drop*, and else *refuse*.
+    pub usable: PerFamily<bool>,
+}
+
+/// The `targetPort` of a Service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetPort {
+    /// A number; the port itself where the manifest has none.
+    Number(NonZeroU16),
+    /// The name of a container port.
+    Name(String),
+}
+
+/// Something that exists once per address family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerFamily<T> {
+    /// For IPv4.
+    pub v4: T,
+    /// For IPv6.
+    pub v6: T,
+}
+
+impl<T> PerFamily<T> {
+    /// The value of one family.
+    pub fn of(&self, family: Family) -> &T {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+
+    /// The value of one family, to be changed.
+    pub fn of_mut(&mut self, family: Family) -> &mut T {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+}
+
+/// One endpoint: a pod, or an address without one. A dual-stack pod that serves alike in both families is one endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Stable and unique within its Service.
+    pub key: EndpointKey,
+    /// Its host name, often empty.
+    pub hostname: String,
+    /// Its IPv4 address.
+    pub v4: Option<Ipv4Addr>,
+    /// Its IPv6 address.
+    pub v6: Option<Ipv6Addr>,
+    /// Whether it runs on this node.
+    pub local: bool,
+    /// The service ports it serves here, in ascending order of index.
+    pub ports: Vec<EndpointPort>,
+}
+
+impl Endpoint {
+    /// Its address in one family.
+    pub fn address(&self, family: Family) -> Option<IpAddr> {
+        match family {
+            Family::V4 => self.v4.map(IpAddr::V4),
+            Family::V6 => self.v6.map(IpAddr::V6),
+        }
+    }
+}
+
+/// What tells the endpoints of one Service apart.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EndpointKey {
+    /// The name of the pod behind it.
+    Pod(String),
+    /// No pod: any stable, opaque id without a slash.
+    Anonymous(String),
+}
+
+/// How an endpoint serves one port of its Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointPort {
+    /// The position in [`Service::ports`].
+    pub index: u16,
+    /// The port the endpoint listens on.
+    pub port: NonZeroU16,
+    /// The traffic it may be given.
+    pub scopes: Scopes,
+}
+
+/// Traffic that an endpoint may be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// To a cluster IP.
+    Internal,
+    /// From outside the cluster, to a node port, an external IP or a load balancer IP.
+    External,
+    /// From a pod or the node itself, to one of those (the short circuit).
+    Cluster,
+}
+
+/// A set of [`Scope`]s.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Scopes {
+    /// Contains [`Scope::Internal`].
+    pub internal: bool,
+    /// Contains [`Scope::External`].
+    pub external: bool,
+    /// Contains [`Scope::Cluster`].
+    pub cluster: bool,
+}
+
+impl Scopes {
+    /// Whether `scope` is one of them.
+    pub fn contains(self, scope: Scope) -> bool {
+        match scope {
+            Scope::Internal => self.internal,
+            Scope::External => self.external,
+            Scope::Cluster => self.cluster,
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self == Self::default()
+    }
+}

@@ -1,0 +1,1 @@
+//! Revisions of a node's state, and how they are handed over.

@@ -1,0 +1,1 @@
+//! Where facts come from: manifests, an API server, another brain.

@@ -1,0 +1,2 @@
+//! kube-proxy-ebpf: a Kubernetes service proxy with an eBPF data plane.
+fn main() {}

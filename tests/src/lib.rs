@@ -1,0 +1,1 @@
+//! The sandbox for end-to-end tests, and the tests.
