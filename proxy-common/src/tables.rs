@@ -1,0 +1,130 @@
+//! The tables of one generation: frontends, the backends of their sets, and the members of sets.
+//!
+//! Each table exists once per address family and side, as a hash map behind a two-slot outer map.
+//! A frontend names a *set*; the backends of a set lie in slots `0..count`, so that a random slot is one look-up.
+//! Where a socket returns to a backend (unconnected UDP), the members table says whether it is still in the set.
+
+#[cfg(feature = "user")]
+use bytemuck::{Pod, Zeroable};
+
+use crate::net::{Be16, V4, V6};
+
+/// IP protocol number of TCP.
+pub const TCP: u8 = 6;
+/// IP protocol number of UDP.
+pub const UDP: u8 = 17;
+
+/// What a frontend is found by, over IPv4.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct FrontendKey4 {
+    /// The destination address.
+    pub address: V4,
+    /// The destination port.
+    pub port: Be16,
+    /// The IP protocol number.
+    pub protocol: u8,
+    /// Always zero.
+    pub zero: u8,
+}
+
+/// What a frontend is found by, over IPv6.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct FrontendKey6 {
+    /// The destination address.
+    pub address: V6,
+    /// The destination port.
+    pub port: Be16,
+    /// The IP protocol number.
+    pub protocol: u8,
+    /// Always zero.
+    pub zero: u8,
+}
+
+/// What stands behind a frontend.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Frontend {
+    /// The set of its backends.
+    pub set: u32,
+    /// How many backends the set has; with none, the connection is refused.
+    pub count: u32,
+    /// Makes this layout another one, so that the tests of an upgrade cross a real difference.
+    #[cfg(feature = "next-layout")]
+    pub other_layout: u64,
+}
+
+/// What a backend is found by: a set and a slot in `0..count`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct BackendKey {
+    /// The set.
+    pub set: u32,
+    /// The slot in it.
+    pub slot: u32,
+}
+
+/// Where a backend is, over IPv4.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Backend4 {
+    /// Its address.
+    pub address: V4,
+    /// Its port.
+    pub port: Be16,
+    /// Always zero.
+    pub zero: u16,
+}
+
+/// Where a backend is, over IPv6.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Backend6 {
+    /// Its address.
+    pub address: V6,
+    /// Its port.
+    pub port: Be16,
+    /// Always zero.
+    pub zero: u16,
+}
+
+/// What a member of a set is found by, over IPv4.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct MemberKey4 {
+    /// The set.
+    pub set: u32,
+    /// The backend that may be in it.
+    pub backend: Backend4,
+}
+
+/// What a member of a set is found by, over IPv6.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct MemberKey6 {
+    /// The set.
+    pub set: u32,
+    /// The backend that may be in it.
+    pub backend: Backend6,
+}
+
+/// Says that the key is a member; carries nothing, since a map's value cannot be empty.
+pub type Member = u32;
+
+const _: () = assert!(size_of::<FrontendKey4>() == 8);
+const _: () = assert!(size_of::<FrontendKey6>() == 20);
+const _: () = assert!(size_of::<Frontend>() == if cfg!(feature = "next-layout") { 16 } else { 8 });
+const _: () = assert!(size_of::<BackendKey>() == 8);
+const _: () = assert!(size_of::<Backend4>() == 8);
+const _: () = assert!(size_of::<Backend6>() == 20);
+const _: () = assert!(size_of::<MemberKey4>() == 12);
+const _: () = assert!(size_of::<MemberKey6>() == 24);

@@ -1,0 +1,92 @@
+//! connect4, connect6: a new connection to a Service goes to one of its backends.
+//!
+//! From here on the kernel talks to the backend directly; nothing is paid per packet.
+
+use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
+use proxy_common::{
+    decide::{Verdict, decide},
+    net::{Be16, V4, V6},
+    socket::{Address, Translation},
+};
+
+use crate::{PASS, ctx, maps::Side};
+
+/// IPv4, also of v6 sockets that were given a v4 address.
+#[cgroup_sock_addr(connect4)]
+pub(crate) fn connect4(ctx: SockAddrContext) -> i32 {
+    try_connect4(&ctx).unwrap_or(PASS)
+}
+
+/// IPv6 and v4-mapped.
+#[cgroup_sock_addr(connect6)]
+pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
+    try_connect6(&ctx).unwrap_or(PASS)
+}
+
+#[inline(always)]
+fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
+    let (ip, port) = (ctx::ip4(ctx), ctx::port(ctx));
+    let side = Side::<V4>::active()?;
+    match decide(&side, ip, port, ctx::protocol(ctx), None, ctx::random) {
+        Verdict::Pass => forget(ctx),
+        Verdict::Refuse => {
+            forget(ctx);
+            return Some(ctx::refuse_connect4(ctx));
+        }
+        Verdict::To(backend) => {
+            remember(ctx, ip.mapped(), port, backend.address.mapped(), backend.port);
+            ctx::rewrite4(ctx, backend.address, backend.port);
+        }
+    }
+    Some(PASS)
+}
+
+#[inline(always)]
+fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
+    let (ip, port) = (ctx::ip6(ctx), ctx::port(ctx));
+    let mapped = ip.to_v4();
+    let verdict = match mapped {
+        Some(ip) => match decide(&Side::<V4>::active()?, ip, port, ctx::protocol(ctx), None, ctx::random) {
+            Verdict::Pass => Verdict::Pass,
+            Verdict::Refuse => Verdict::Refuse,
+            Verdict::To(backend) => Verdict::To(Address::new(backend.address.mapped(), backend.port)),
+        },
+        None => match decide(&Side::<V6>::active()?, ip, port, ctx::protocol(ctx), None, ctx::random) {
+            Verdict::Pass => Verdict::Pass,
+            Verdict::Refuse => Verdict::Refuse,
+            Verdict::To(backend) => Verdict::To(Address::new(backend.address, backend.port)),
+        },
+    };
+    match verdict {
+        Verdict::Pass => forget(ctx),
+        Verdict::Refuse => {
+            forget(ctx);
+            return Some(ctx::refuse_connect6(ctx, mapped.is_some()));
+        }
+        Verdict::To(backend) => {
+            remember(ctx, ip, port, backend.ip, backend.port);
+            ctx::rewrite6(ctx, backend.ip, backend.port);
+        }
+    }
+    Some(PASS)
+}
+
+/// Keeps the Service's address for getpeername and for the source of replies.
+/// A socket without memory left is still connected; it sees the backend's address then.
+#[inline(always)]
+fn remember(ctx: &SockAddrContext, service: V6, service_port: Be16, backend: V6, backend_port: Be16) {
+    if let Some(connected) = ctx::connected_or_new(ctx) {
+        connected.translation = Translation {
+            service: Address::new(service, service_port),
+            backend: Address::new(backend, backend_port),
+        };
+    }
+}
+
+/// A socket that is connected elsewhere now must not show the Service it was connected to before.
+#[inline(always)]
+fn forget(ctx: &SockAddrContext) {
+    if let Some(connected) = ctx::connected(ctx) {
+        connected.translation = Translation::default();
+    }
+}

@@ -1,0 +1,171 @@
+//! The raw accesses to a `bpf_sock_addr`: read and rewrite its address, refuse, and reach the socket's storage.
+
+use aya_ebpf::{
+    helpers::generated::{bpf_get_prandom_u32, bpf_set_retval},
+    programs::SockAddrContext,
+};
+use proxy_common::{
+    net::{Be16, V4, V6},
+    socket::{Connected, Datagrams},
+};
+
+use crate::{
+    DENY, PASS,
+    maps::{CONNECTED, DATAGRAMS, can_set_retval},
+};
+
+const ECONNREFUSED: i32 = 111;
+const ENOBUFS: i32 = 105;
+const LOOPBACK4: V4 = V4::from_raw(u32::from_ne_bytes([127, 0, 0, 1]));
+const LOOPBACK6: V6 = V6::from_raw([0, 0, 0, 1_u32.to_be()]);
+/// `TCP_ESTABLISHED`, which is also the state of a connected UDP socket.
+const ESTABLISHED: u32 = 1;
+
+/// Reads a field of the context; volatile, so that the compiler keeps the width the verifier expects.
+macro_rules! read {
+    ($ctx:expr, $($field:tt)+) => {
+        // SAFETY: the kernel hands over a valid context, and the verifier checks every access to it.
+        unsafe { core::ptr::addr_of!((*$ctx.sock_addr).$($field)+).read_volatile() }
+    };
+}
+
+/// Writes a field of the context.
+macro_rules! write {
+    ($ctx:expr, $value:expr, $($field:tt)+) => {
+        // SAFETY: as for `read!`.
+        unsafe { core::ptr::addr_of_mut!((*$ctx.sock_addr).$($field)+).write_volatile($value) }
+    };
+}
+
+/// The IP protocol number of the socket; what does not fit is nobody's (MPTCP's 262 becomes 0, not 6).
+#[inline(always)]
+pub(crate) fn protocol(ctx: &SockAddrContext) -> u8 {
+    u8::try_from(read!(ctx, protocol)).unwrap_or(0)
+}
+
+/// The port the program named, or the sender's.
+#[inline(always)]
+pub(crate) fn port(ctx: &SockAddrContext) -> Be16 {
+    Be16::from_raw(read!(ctx, user_port) as u16)
+}
+
+/// The address in a v4 hook.
+#[inline(always)]
+pub(crate) fn ip4(ctx: &SockAddrContext) -> V4 {
+    V4::from_raw(read!(ctx, user_ip4))
+}
+
+/// The address in a v6 hook, v4-mapped ones included.
+#[inline(always)]
+pub(crate) fn ip6(ctx: &SockAddrContext) -> V6 {
+    V6::from_raw([
+        read!(ctx, user_ip6[0]),
+        read!(ctx, user_ip6[1]),
+        read!(ctx, user_ip6[2]),
+        read!(ctx, user_ip6[3]),
+    ])
+}
+
+/// Rewrites address and port in a v4 hook.
+#[inline(always)]
+pub(crate) fn rewrite4(ctx: &SockAddrContext, ip: V4, port: Be16) {
+    write!(ctx, ip.raw(), user_ip4);
+    write!(ctx, u32::from(port.raw()), user_port);
+}
+
+/// Rewrites address and port in a v6 hook.
+#[inline(always)]
+pub(crate) fn rewrite6(ctx: &SockAddrContext, ip: V6, port: Be16) {
+    let [a, b, c, d] = ip.raw();
+    write!(ctx, a, user_ip6[0]);
+    write!(ctx, b, user_ip6[1]);
+    write!(ctx, c, user_ip6[2]);
+    write!(ctx, d, user_ip6[3]);
+    write!(ctx, u32::from(port.raw()), user_port);
+}
+
+/// Whether the socket is connected.
+#[inline(always)]
+pub(crate) fn is_connected(ctx: &SockAddrContext) -> bool {
+    let sk = read!(ctx, __bindgen_anon_1.sk);
+    // SAFETY: checked for null as the verifier asks; `bpf_sock::state` is readable since Linux 5.1.
+    !sk.is_null() && unsafe { core::ptr::addr_of!((*sk).state).read_volatile() } == ESTABLISHED
+}
+
+/// Ends a connect in a v4 hook with ECONNREFUSED.
+/// Before `bpf_set_retval` (5.18), loopback port 0 gives the same to a TCP client and to a UDP one at its second send.
+#[inline(always)]
+pub(crate) fn refuse_connect4(ctx: &SockAddrContext) -> i32 {
+    if can_set_retval() {
+        return refuse();
+    }
+    rewrite4(ctx, LOOPBACK4, Be16::new(0));
+    PASS
+}
+
+/// Ends a connect in a v6 hook with ECONNREFUSED, as [`refuse_connect4`] does.
+#[inline(always)]
+pub(crate) fn refuse_connect6(ctx: &SockAddrContext, mapped: bool) -> i32 {
+    if can_set_retval() {
+        return refuse();
+    }
+    rewrite6(ctx, if mapped { LOOPBACK4.mapped() } else { LOOPBACK6 }, Be16::new(0));
+    PASS
+}
+
+/// Ends the system call with ECONNREFUSED; with EPERM where the kernel cannot be told.
+#[inline(always)]
+pub(crate) fn refuse() -> i32 {
+    deny(ECONNREFUSED)
+}
+
+/// Ends the system call with ENOBUFS (or EPERM): the socket has no memory left to remember a translation in, and
+/// without it the reply would come from a stranger.
+#[inline(always)]
+pub(crate) fn no_memory() -> i32 {
+    deny(ENOBUFS)
+}
+
+#[inline(always)]
+fn deny(errno: i32) -> i32 {
+    if can_set_retval() {
+        // SAFETY: connect and sendmsg hooks may call it (Linux b44123b4a3dc).
+        unsafe { bpf_set_retval(-errno) };
+    }
+    DENY
+}
+
+/// 32 random bits.
+#[inline(always)]
+pub(crate) fn random() -> u32 {
+    // SAFETY: the helper takes nothing and touches nothing.
+    unsafe { bpf_get_prandom_u32() }
+}
+
+/// What this socket remembers of its connect, if it ever had one translated.
+#[inline(always)]
+pub(crate) fn connected<'a>(ctx: &SockAddrContext) -> Option<&'a mut Connected> {
+    // SAFETY: storage lives as long as its socket, which outlives the program.
+    unsafe { CONNECTED.get_ptr_mut(ctx).as_mut() }
+}
+
+/// The same, made where it is missing; `None` where the socket has no memory left.
+#[inline(always)]
+pub(crate) fn connected_or_new<'a>(ctx: &SockAddrContext) -> Option<&'a mut Connected> {
+    // SAFETY: as above.
+    unsafe { CONNECTED.get_or_insert_ptr_mut(ctx, None).as_mut() }
+}
+
+/// What this socket remembers of the addresses it sent to, if any was translated.
+#[inline(always)]
+pub(crate) fn datagrams<'a>(ctx: &SockAddrContext) -> Option<&'a mut Datagrams> {
+    // SAFETY: as above.
+    unsafe { DATAGRAMS.get_ptr_mut(ctx).as_mut() }
+}
+
+/// The same, made where it is missing; `None` where the socket has no memory left.
+#[inline(always)]
+pub(crate) fn datagrams_or_new<'a>(ctx: &SockAddrContext) -> Option<&'a mut Datagrams> {
+    // SAFETY: as above.
+    unsafe { DATAGRAMS.get_or_insert_ptr_mut(ctx, None).as_mut() }
+}

@@ -1,1 +1,0 @@
-//! The kernel side of kube-proxy-ebpf.

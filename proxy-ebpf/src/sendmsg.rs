@@ -1,0 +1,102 @@
+//! sendmsg4, sendmsg6: a datagram of an unconnected socket to a Service goes to one of its backends, and to the same
+//! one as before while that is still in the Service's set.
+//!
+//! The hooks also run for `sendto(address)` on a connected socket: that goes to the connected backend, or the kernel
+//! would filter the reply out.
+
+use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
+use proxy_common::{
+    decide::{Verdict, decide},
+    net::{V4, V6},
+    socket::{Address, Translation},
+    tables::{Backend4, Backend6},
+};
+
+use crate::{PASS, ctx, maps::Side};
+
+/// IPv4, and v4-mapped destinations of v6 sockets.
+#[cgroup_sock_addr(sendmsg4)]
+pub(crate) fn sendmsg4(ctx: SockAddrContext) -> i32 {
+    try_sendmsg4(&ctx).unwrap_or(PASS)
+}
+
+/// IPv6.
+#[cgroup_sock_addr(sendmsg6)]
+pub(crate) fn sendmsg6(ctx: SockAddrContext) -> i32 {
+    try_sendmsg6(&ctx).unwrap_or(PASS)
+}
+
+#[inline(always)]
+fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
+    let (ip, port) = (ctx::ip4(ctx), ctx::port(ctx));
+    let service = Address::new(ip.mapped(), port);
+    if let Some(backend) = connected_backend(ctx, &service) {
+        ctx::rewrite4(ctx, backend.ip.to_v4()?, backend.port);
+        return Some(PASS);
+    }
+    let remembered = match ctx::datagrams(ctx).and_then(|it| it.backend_of(&service)) {
+        Some(it) => it.ip.to_v4().map(|address| Backend4 { address, port: it.port, zero: 0 }),
+        None => None,
+    };
+    let side = Side::<V4>::active()?;
+    match decide(&side, ip, port, ctx::protocol(ctx), remembered, ctx::random) {
+        Verdict::Pass => Some(PASS),
+        Verdict::Refuse => Some(ctx::refuse()),
+        Verdict::To(backend) => {
+            if remembered != Some(backend)
+                && !remember(ctx, service, Address::new(backend.address.mapped(), backend.port))
+            {
+                return Some(ctx::no_memory());
+            }
+            ctx::rewrite4(ctx, backend.address, backend.port);
+            Some(PASS)
+        }
+    }
+}
+
+#[inline(always)]
+fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
+    let (ip, port) = (ctx::ip6(ctx), ctx::port(ctx));
+    let service = Address::new(ip, port);
+    if let Some(backend) = connected_backend(ctx, &service) {
+        ctx::rewrite6(ctx, backend.ip, backend.port);
+        return Some(PASS);
+    }
+    let remembered = ctx::datagrams(ctx).and_then(|it| it.backend_of(&service)).map(|it| Backend6 {
+        address: it.ip,
+        port: it.port,
+        zero: 0,
+    });
+    let side = Side::<V6>::active()?;
+    match decide(&side, ip, port, ctx::protocol(ctx), remembered, ctx::random) {
+        Verdict::Pass => Some(PASS),
+        Verdict::Refuse => Some(ctx::refuse()),
+        Verdict::To(backend) => {
+            if remembered != Some(backend)
+                && !remember(ctx, service, Address::new(backend.address, backend.port))
+            {
+                return Some(ctx::no_memory());
+            }
+            ctx::rewrite6(ctx, backend.address, backend.port);
+            Some(PASS)
+        }
+    }
+}
+
+/// Where a connected socket's datagrams to the Service it is connected to go.
+#[inline(always)]
+fn connected_backend(ctx: &SockAddrContext, service: &Address) -> Option<Address> {
+    let translation = ctx::connected(ctx)?.translation;
+    (translation.service == *service && !translation.backend.is_unset() && ctx::is_connected(ctx))
+        .then_some(translation.backend)
+}
+
+/// Keeps the Service's address for the source of replies; false where the socket has no memory left.
+#[inline(always)]
+fn remember(ctx: &SockAddrContext, service: Address, backend: Address) -> bool {
+    let Some(datagrams) = ctx::datagrams_or_new(ctx) else {
+        return false;
+    };
+    datagrams.remember(Translation { service, backend });
+    true
+}

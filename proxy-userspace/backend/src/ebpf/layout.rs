@@ -1,0 +1,467 @@
+//! Lays a state out in tables: gives sets their ids and backends their slots, and finds what differs from before.
+//!
+//! The one rule: a change costs what it touches.
+//! A Service whose state is the same (pointer or value) is not looked at again, a set keeps its id, and a backend that
+//! goes leaves its slot to one that comes, or to the last one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use model::{
+    Family, ServiceName,
+    state::{NodeState, ServiceState},
+};
+use proxy_common::{
+    net::Be16,
+    tables::{
+        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
+    },
+};
+
+use super::{
+    changes::Changes,
+    compile::{FrontendAddress, ServiceImage, SetImage, Transport, compile},
+    store::Table,
+};
+use crate::Rejected;
+
+/// Everything that should be in the tables of a generation.
+#[derive(Debug, Default)]
+pub(super) struct Layout {
+    services: BTreeMap<ServiceName, Known>,
+    frontends: HashMap<FrontendAddress, Claims>,
+    contested: BTreeSet<FrontendAddress>,
+    ids: Ids,
+    rows: [u32; Table::COUNT],
+}
+
+/// A Service that is laid out.
+#[derive(Debug)]
+struct Known {
+    state: Arc<ServiceState>,
+    frontends: Vec<(FrontendAddress, usize)>,
+    sets: Vec<Set>,
+    rejected: Vec<Rejected>,
+}
+
+/// A set with its id; the position of a backend is its slot.
+#[derive(Debug)]
+struct Set {
+    id: u32,
+    family: Family,
+    transport: Transport,
+    slots: Vec<SocketAddr>,
+}
+
+/// Who wants a frontend, in ascending order; the first has it.
+#[derive(Debug, Default)]
+struct Claims {
+    services: Vec<ServiceName>,
+    row: Option<Frontend>,
+}
+
+/// Ids of sets, used again when they are free.
+#[derive(Debug, Default)]
+struct Ids {
+    next: u32,
+    free: Vec<u32>,
+}
+
+impl Ids {
+    fn take(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.next += 1;
+            self.next
+        })
+    }
+}
+
+/// What an update found.
+#[derive(Debug, Default)]
+pub(super) struct Update {
+    /// What is to be written.
+    pub changes: Changes,
+    /// How many Services are new, changed or gone.
+    pub services: usize,
+}
+
+impl Layout {
+    /// Takes the state of the node and returns how the tables change.
+    pub(super) fn update(&mut self, state: &NodeState) -> Update {
+        let gone: Vec<_> =
+            self.services.keys().filter(|name| !state.services.contains_key(*name)).cloned().collect();
+        let changed: Vec<_> = state
+            .services
+            .iter()
+            .filter(|(name, new)| match self.services.get(*name) {
+                Some(known) => !Arc::ptr_eq(&known.state, new) && known.state != **new,
+                None => true,
+            })
+            .collect();
+
+        let mut writer = Writer { changes: Changes::default(), rows: &mut self.rows };
+        let mut touched = BTreeSet::new();
+        let services = gone.len() + changed.len();
+        for name in gone {
+            let Some(known) = self.services.remove(&name) else { continue };
+            unclaim(&mut self.frontends, &name, &known, &mut touched);
+            for set in known.sets {
+                writer.clear(&set);
+                self.ids.free.push(set.id);
+            }
+        }
+        for (name, state) in changed {
+            let mut image = compile(state);
+            let rejected = std::mem::take(&mut image.rejected);
+            let (frontends, sets) = match self.services.remove(name) {
+                Some(known) => {
+                    unclaim(&mut self.frontends, name, &known, &mut touched);
+                    writer.relay(&mut self.ids, known.frontends, known.sets, image)
+                }
+                None => writer.relay(&mut self.ids, Vec::new(), Vec::new(), image),
+            };
+            for (address, _) in &frontends {
+                let claims = &mut self.frontends.entry(*address).or_default().services;
+                if let Err(at) = claims.binary_search(name) {
+                    claims.insert(at, name.clone());
+                }
+                touched.insert(*address);
+            }
+            self.services.insert(name.clone(), Known { state: Arc::clone(state), frontends, sets, rejected });
+        }
+        for address in touched {
+            let Some(claims) = self.frontends.get_mut(&address) else { continue };
+            if claims.services.len() > 1 {
+                self.contested.insert(address);
+            } else {
+                self.contested.remove(&address);
+            }
+            let row = claims.services.first().and_then(|owner| row(&self.services, owner, address));
+            writer.frontend(address, claims.row, row);
+            claims.row = row;
+            if claims.services.is_empty() {
+                self.frontends.remove(&address);
+            }
+        }
+        Update { changes: writer.changes, services }
+    }
+
+    /// Every entry of one table.
+    pub(super) fn whole(&self, table: Table) -> Changes {
+        let mut changes = Changes::default();
+        match table {
+            Table::Frontends4 | Table::Frontends6 => {
+                for (address, claims) in &self.frontends {
+                    if let Some(row) = &claims.row
+                        && frontend_table(*address) == table
+                    {
+                        put_frontend(&mut changes, *address, row);
+                    }
+                }
+            }
+            Table::Backends4 | Table::Backends6 => {
+                for set in self.sets().filter(|set| backend_table(set.family) == table) {
+                    for (slot, backend) in (0..).zip(&set.slots) {
+                        put_backend(&mut changes, BackendKey { set: set.id, slot }, *backend);
+                    }
+                }
+            }
+            Table::Members4 | Table::Members6 => {
+                for set in self.sets().filter(|set| member_table(set) == Some(table)) {
+                    for backend in &set.slots {
+                        put_member(&mut changes, set.id, *backend);
+                    }
+                }
+            }
+        }
+        changes
+    }
+
+    /// How many entries a table has.
+    pub(super) fn rows(&self, table: Table) -> u32 {
+        self.rows[table.index()]
+    }
+
+    /// How many Services there are.
+    pub(super) fn services(&self) -> usize {
+        self.services.len()
+    }
+
+    /// What is not served, and why.
+    pub(super) fn rejected(&self) -> Vec<Rejected> {
+        let own = self.services.values().flat_map(|it| it.rejected.iter().cloned());
+        let lost =
+            self.contested.iter().filter_map(|address| self.frontends.get_key_value(address)).flat_map(
+                |(address, claims)| {
+                    let (winner, losers) = claims.services.split_first().into_iter().next()?;
+                    Some(losers.iter().map(move |loser| Rejected {
+                        item: format!("{loser} frontend {address}"),
+                        reason: format!("{winner} answers at this address already; give one of them another"),
+                    }))
+                },
+            );
+        own.chain(lost.flatten()).collect()
+    }
+
+    fn sets(&self) -> impl Iterator<Item = &Set> {
+        self.services.values().flat_map(|it| &it.sets)
+    }
+}
+
+/// The row of a frontend that belongs to `owner`.
+fn row(
+    services: &BTreeMap<ServiceName, Known>,
+    owner: &ServiceName,
+    address: FrontendAddress,
+) -> Option<Frontend> {
+    let known = services.get(owner)?;
+    let (_, set) = known.frontends.iter().find(|(it, _)| *it == address)?;
+    let set = known.sets.get(*set)?;
+    let count = u32::try_from(set.slots.len()).ok()?;
+    Some(Frontend {
+        set: set.id,
+        count,
+        #[cfg(feature = "next-layout")]
+        other_layout: u64::MAX,
+    })
+}
+
+/// Takes a Service's claims back.
+fn unclaim(
+    frontends: &mut HashMap<FrontendAddress, Claims>,
+    name: &ServiceName,
+    known: &Known,
+    touched: &mut BTreeSet<FrontendAddress>,
+) {
+    for (address, _) in &known.frontends {
+        if let Some(claims) = frontends.get_mut(address) {
+            claims.services.retain(|it| it != name);
+        }
+        touched.insert(*address);
+    }
+}
+
+fn frontend_table(address: FrontendAddress) -> Table {
+    if address.address.is_ipv4() { Table::Frontends4 } else { Table::Frontends6 }
+}
+
+fn backend_table(family: Family) -> Table {
+    match family {
+        Family::V4 => Table::Backends4,
+        Family::V6 => Table::Backends6,
+    }
+}
+
+/// Only UDP sockets return to a backend, so only their sets are listed by member.
+fn member_table(set: &Set) -> Option<Table> {
+    match (set.transport, set.family) {
+        (Transport::Tcp, _) => None,
+        (Transport::Udp, Family::V4) => Some(Table::Members4),
+        (Transport::Udp, Family::V6) => Some(Table::Members6),
+    }
+}
+
+/// Gathers changes and keeps count of the rows.
+struct Writer<'a> {
+    changes: Changes,
+    rows: &'a mut [u32; Table::COUNT],
+}
+
+impl Writer<'_> {
+    /// Brings a Service from its old sets to its new ones. A set belongs to the first frontend that uses it, and keeps
+    /// its id while that frontend is there.
+    fn relay(
+        &mut self,
+        ids: &mut Ids,
+        old_frontends: Vec<(FrontendAddress, usize)>,
+        old_sets: Vec<Set>,
+        image: ServiceImage,
+    ) -> (Vec<(FrontendAddress, usize)>, Vec<Set>) {
+        let mut old_sets: Vec<_> = old_sets.into_iter().map(Some).collect();
+        let old_at: HashMap<FrontendAddress, usize> = old_frontends.into_iter().collect();
+        let mut new_sets: Vec<(Option<Set>, SetImage)> =
+            image.sets.into_iter().map(|it| (None, it)).collect();
+        for (address, at) in &image.frontends {
+            if let Some((kept @ None, _)) = new_sets.get_mut(*at) {
+                *kept = old_at.get(address).and_then(|at| old_sets.get_mut(*at)?.take());
+            }
+        }
+        // What is left over goes first, so that a new set may take its id.
+        for set in old_sets.into_iter().flatten() {
+            self.clear(&set);
+            ids.free.push(set.id);
+        }
+        let sets = new_sets.into_iter().map(|(kept, image)| {
+            let mut set = kept.unwrap_or_else(|| Set {
+                id: ids.take(),
+                family: image.family,
+                transport: image.transport,
+                slots: Vec::new(),
+            });
+            self.fill(&mut set, &image.backends);
+            set
+        });
+        (image.frontends, sets.collect())
+    }
+
+    /// Brings a set from its old backends to these: who stays keeps its slot, who comes takes the slot of one that goes,
+    /// and the last ones close the gaps that are left.
+    fn fill(&mut self, set: &mut Set, backends: &[SocketAddr]) {
+        let old: HashSet<SocketAddr> = set.slots.iter().copied().collect();
+        let new: HashSet<SocketAddr> = backends.iter().copied().collect();
+        let mut coming = backends.iter().filter(|it| !old.contains(*it));
+        let mut slots = set.slots.clone();
+        let mut gaps = Vec::new();
+        for (slot, backend) in slots.iter_mut().enumerate().filter(|(_, it)| !new.contains(it)) {
+            self.member(set, *backend, false);
+            match coming.next() {
+                Some(next) => {
+                    self.member(set, *next, true);
+                    *backend = *next;
+                }
+                None => gaps.push(slot),
+            }
+        }
+        for slot in gaps.into_iter().rev() {
+            slots.swap_remove(slot);
+        }
+        for backend in coming {
+            self.member(set, *backend, true);
+            slots.push(*backend);
+        }
+        // A slot is written or deleted once, whatever moved through it on the way.
+        for (slot, backend) in slots.iter().enumerate() {
+            match set.slots.get(slot) {
+                Some(before) if before == backend => {}
+                Some(_) => self.slot(set, slot, *backend),
+                None => {
+                    self.rows[backend_table(set.family).index()] += 1;
+                    self.slot(set, slot, *backend);
+                }
+            }
+        }
+        for slot in slots.len()..set.slots.len() {
+            self.delete_slot(set, slot);
+        }
+        set.slots = slots;
+    }
+
+    /// Takes a whole set out.
+    fn clear(&mut self, set: &Set) {
+        for (slot, backend) in set.slots.iter().enumerate() {
+            self.delete_slot(set, slot);
+            self.member(set, *backend, false);
+        }
+    }
+
+    fn slot(&mut self, set: &Set, slot: usize, backend: SocketAddr) {
+        put_backend(&mut self.changes, backend_key(set, slot), backend);
+    }
+
+    fn delete_slot(&mut self, set: &Set, slot: usize) {
+        let table = backend_table(set.family);
+        self.rows[table.index()] -= 1;
+        self.changes.delete(table, &backend_key(set, slot));
+    }
+
+    fn member(&mut self, set: &Set, backend: SocketAddr, present: bool) {
+        let Some(table) = member_table(set) else { return };
+        if present {
+            self.rows[table.index()] += 1;
+            put_member(&mut self.changes, set.id, backend);
+        } else {
+            self.rows[table.index()] -= 1;
+            delete_member(&mut self.changes, set.id, backend);
+        }
+    }
+
+    fn frontend(&mut self, address: FrontendAddress, old: Option<Frontend>, new: Option<Frontend>) {
+        let table = frontend_table(address);
+        match (old, new) {
+            (None, None) => {}
+            (Some(old), Some(new)) if old == new => {}
+            (old, Some(row)) => {
+                if old.is_none() {
+                    self.rows[table.index()] += 1;
+                }
+                put_frontend(&mut self.changes, address, &row);
+            }
+            (Some(_), None) => {
+                self.rows[table.index()] -= 1;
+                delete_frontend(&mut self.changes, address);
+            }
+        }
+    }
+}
+
+fn backend_key(set: &Set, slot: usize) -> BackendKey {
+    // A set has far fewer than 2^32 backends: each is one of that many addresses in memory.
+    BackendKey { set: set.id, slot: u32::try_from(slot).unwrap_or(u32::MAX) }
+}
+
+/// Calls `$then` with the key of a frontend, whatever its family.
+macro_rules! with_frontend_key {
+    ($address:expr, |$table:ident, $key:ident| $then:expr) => {{
+        let (port, protocol) = (Be16::new($address.address.port()), $address.transport.number());
+        match $address.address.ip() {
+            IpAddr::V4(ip) => {
+                let ($table, $key) =
+                    (Table::Frontends4, FrontendKey4 { address: ip.into(), port, protocol, zero: 0 });
+                $then
+            }
+            IpAddr::V6(ip) => {
+                let ($table, $key) =
+                    (Table::Frontends6, FrontendKey6 { address: ip.into(), port, protocol, zero: 0 });
+                $then
+            }
+        }
+    }};
+}
+
+fn put_frontend(changes: &mut Changes, address: FrontendAddress, row: &Frontend) {
+    with_frontend_key!(address, |table, key| changes.put(table, &key, row));
+}
+
+fn delete_frontend(changes: &mut Changes, address: FrontendAddress) {
+    with_frontend_key!(address, |table, key| changes.delete(table, &key));
+}
+
+fn put_backend(changes: &mut Changes, key: BackendKey, backend: SocketAddr) {
+    let port = Be16::new(backend.port());
+    match backend.ip() {
+        IpAddr::V4(ip) => {
+            changes.put(Table::Backends4, &key, &Backend4 { address: ip.into(), port, zero: 0 })
+        }
+        IpAddr::V6(ip) => {
+            changes.put(Table::Backends6, &key, &Backend6 { address: ip.into(), port, zero: 0 })
+        }
+    }
+}
+
+fn member_key4(set: u32, ip: std::net::Ipv4Addr, port: Be16) -> MemberKey4 {
+    MemberKey4 { set, backend: Backend4 { address: ip.into(), port, zero: 0 } }
+}
+
+fn member_key6(set: u32, ip: std::net::Ipv6Addr, port: Be16) -> MemberKey6 {
+    MemberKey6 { set, backend: Backend6 { address: ip.into(), port, zero: 0 } }
+}
+
+fn put_member(changes: &mut Changes, set: u32, backend: SocketAddr) {
+    const MEMBER: Member = 1;
+    let port = Be16::new(backend.port());
+    match backend.ip() {
+        IpAddr::V4(ip) => changes.put(Table::Members4, &member_key4(set, ip, port), &MEMBER),
+        IpAddr::V6(ip) => changes.put(Table::Members6, &member_key6(set, ip, port), &MEMBER),
+    }
+}
+
+fn delete_member(changes: &mut Changes, set: u32, backend: SocketAddr) {
+    let port = Be16::new(backend.port());
+    match backend.ip() {
+        IpAddr::V4(ip) => changes.delete(Table::Members4, &member_key4(set, ip, port)),
+        IpAddr::V6(ip) => changes.delete(Table::Members6, &member_key6(set, ip, port)),
+    }
+}

@@ -1,0 +1,226 @@
+//! The maps in memory, for tests: it panics when a side is written that a program could be reading, and fails by chance.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+use proxy_common::{
+    decide::Tables,
+    net::{Be16, V4, V6},
+    tables::{Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, MemberKey4, MemberKey6},
+};
+
+use super::{
+    compile::FrontendAddress,
+    store::{Side, Store, StoreError, Table},
+};
+
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// The maps of one data plane.
+#[derive(Clone, Debug)]
+pub(super) struct Memory {
+    active: Side,
+    /// Whether a program that is still running may have begun on a side.
+    read: [bool; 2],
+    tables: [[(u32, Rows); Table::COUNT]; 2],
+    /// Fails one operation in so many, half done; never if 0.
+    pub(super) fails_one_in: u32,
+    random: u32,
+}
+
+impl Memory {
+    /// Maps as a kernel first has them: nothing in any slot.
+    pub(super) fn new(seed: u32) -> Self {
+        Self {
+            active: Side::BOTH[0],
+            read: [true; 2],
+            tables: Default::default(),
+            fails_one_in: 0,
+            random: seed | 1,
+        }
+    }
+
+    /// Whether this operation fails, and if so after how many of `n` entries.
+    fn fails_after(&mut self, n: usize) -> Option<usize> {
+        // xorshift32 (Marsaglia, 2003).
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 17;
+        self.random ^= self.random << 5;
+        (self.fails_one_in != 0 && self.random % self.fails_one_in == 0)
+            .then_some(self.random as usize / 7 % (n + 1))
+    }
+
+    #[track_caller]
+    fn writable(&mut self, side: Side, table: Table) -> &mut (u32, Rows) {
+        assert!(
+            side != self.active && !self.read[side.index()],
+            "side {side} was written while a program could be reading it"
+        );
+        &mut self.tables[side.index()][table.index()]
+    }
+
+    /// Where a frontend of the active side leads: every backend a program could choose.
+    pub(super) fn backends(&self, frontend: FrontendAddress) -> Option<Vec<SocketAddr>> {
+        let (port, protocol) = (Be16::new(frontend.address.port()), frontend.transport.number());
+        let mut backends: Vec<SocketAddr> = match frontend.address.ip() {
+            IpAddr::V4(ip) => {
+                let row = Tables::frontend(&V4Side(self), ip.into(), port, protocol)?;
+                let slot = |slot| V4Side(self).backend(BackendKey { set: row.set, slot });
+                (0..row.count).map(|it| slot(it).expect("every slot is there")).map(|it| at4(&it)).collect()
+            }
+            IpAddr::V6(ip) => {
+                let row = Tables::frontend(&V6Side(self), ip.into(), port, protocol)?;
+                let slot = |slot| V6Side(self).backend(BackendKey { set: row.set, slot });
+                (0..row.count).map(|it| slot(it).expect("every slot is there")).map(|it| at6(&it)).collect()
+            }
+        };
+        backends.sort_unstable();
+        Some(backends)
+    }
+
+    /// Whether the set of a frontend of the active side lists a member.
+    pub(super) fn is_member(&self, frontend: FrontendAddress, backend: SocketAddr) -> bool {
+        let (port, protocol) = (Be16::new(frontend.address.port()), frontend.transport.number());
+        let backend_port = Be16::new(backend.port());
+        match (frontend.address.ip(), backend.ip()) {
+            (IpAddr::V4(ip), IpAddr::V4(to)) => {
+                V4Side(self).frontend(ip.into(), port, protocol).is_some_and(|row| {
+                    V4Side(self)
+                        .is_member(row.set, Backend4 { address: to.into(), port: backend_port, zero: 0 })
+                })
+            }
+            (IpAddr::V6(ip), IpAddr::V6(to)) => {
+                V6Side(self).frontend(ip.into(), port, protocol).is_some_and(|row| {
+                    V6Side(self)
+                        .is_member(row.set, Backend6 { address: to.into(), port: backend_port, zero: 0 })
+                })
+            }
+            _ => false,
+        }
+    }
+
+    /// How many entries a side has in a table.
+    pub(super) fn rows(&self, side: Side, table: Table) -> u32 {
+        self.tables[side.index()][table.index()].1.len() as u32
+    }
+
+    fn get<V: bytemuck::AnyBitPattern>(&self, table: Table, key: &impl bytemuck::NoUninit) -> Option<V> {
+        let (_, rows) = &self.tables[self.active.index()][table.index()];
+        rows.get(bytemuck::bytes_of(key)).map(|it| bytemuck::pod_read_unaligned(it))
+    }
+}
+
+fn at4(backend: &Backend4) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(backend.address.into()), backend.port.get())
+}
+
+fn at6(backend: &Backend6) -> SocketAddr {
+    SocketAddr::new(IpAddr::V6(backend.address.into()), backend.port.get())
+}
+
+/// The active side as a program of each family sees it.
+struct V4Side<'a>(&'a Memory);
+struct V6Side<'a>(&'a Memory);
+
+impl Tables for V4Side<'_> {
+    type Ip = V4;
+    type Backend = Backend4;
+
+    fn frontend(&self, address: V4, port: Be16, protocol: u8) -> Option<Frontend> {
+        self.0.get(Table::Frontends4, &FrontendKey4 { address, port, protocol, zero: 0 })
+    }
+
+    fn backend(&self, key: BackendKey) -> Option<Backend4> {
+        self.0.get(Table::Backends4, &key)
+    }
+
+    fn is_member(&self, set: u32, backend: Backend4) -> bool {
+        self.0.get::<u32>(Table::Members4, &MemberKey4 { set, backend }).is_some()
+    }
+}
+
+impl Tables for V6Side<'_> {
+    type Ip = V6;
+    type Backend = Backend6;
+
+    fn frontend(&self, address: V6, port: Be16, protocol: u8) -> Option<Frontend> {
+        self.0.get(Table::Frontends6, &FrontendKey6 { address, port, protocol, zero: 0 })
+    }
+
+    fn backend(&self, key: BackendKey) -> Option<Backend6> {
+        self.0.get(Table::Backends6, &key)
+    }
+
+    fn is_member(&self, set: u32, backend: Backend6) -> bool {
+        self.0.get::<u32>(Table::Members6, &MemberKey6 { set, backend }).is_some()
+    }
+}
+
+fn refused(call: &'static str, table: Table, errno: i32) -> StoreError {
+    StoreError::Syscall { call, what: table.to_string(), source: io::Error::from_raw_os_error(errno) }
+}
+
+impl Store for Memory {
+    fn active(&self) -> Result<Side, StoreError> {
+        Ok(self.active)
+    }
+
+    fn activate(&mut self, side: Side) -> Result<(), StoreError> {
+        if self.fails_after(0).is_some() {
+            return Err(StoreError::SideWord(7));
+        }
+        self.read[self.active.index()] = true;
+        self.active = side;
+        Ok(())
+    }
+
+    fn grace(&mut self) -> Result<(), StoreError> {
+        if self.fails_after(0).is_some() {
+            return Err(refused("grace", Table::Frontends4, libc::ENOMEM));
+        }
+        self.read[self.active.other().index()] = false;
+        Ok(())
+    }
+
+    fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), StoreError> {
+        if self.fails_after(0).is_some() {
+            return Err(refused("replace", table, libc::ENOMEM));
+        }
+        *self.writable(side, table) = (capacity, Rows::new());
+        Ok(())
+    }
+
+    fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), StoreError> {
+        let n = keys.len() / table.key_size();
+        assert_eq!(n * table.key_size(), keys.len());
+        assert_eq!(n * table.value_size(), values.len());
+        let fails_after = self.fails_after(n);
+        let (capacity, rows) = self.writable(side, table);
+        let entries = keys.chunks(table.key_size()).zip(values.chunks(table.value_size()));
+        for (done, (key, value)) in entries.enumerate() {
+            if fails_after == Some(done) {
+                return Err(refused("put", table, libc::EBUSY));
+            }
+            rows.insert(key.to_vec(), value.to_vec());
+            if rows.len() > *capacity as usize {
+                return Err(refused("put", table, libc::E2BIG));
+            }
+        }
+        if fails_after.is_some() { Err(refused("put", table, libc::EBUSY)) } else { Ok(()) }
+    }
+
+    fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), StoreError> {
+        let fails_after = self.fails_after(keys.len() / table.key_size());
+        let (_, rows) = self.writable(side, table);
+        for (done, key) in keys.chunks(table.key_size()).enumerate() {
+            if fails_after == Some(done) {
+                return Err(refused("delete", table, libc::EBUSY));
+            }
+            assert!(rows.remove(key).is_some(), "an entry of {table} was deleted that is not there");
+        }
+        Ok(())
+    }
+}

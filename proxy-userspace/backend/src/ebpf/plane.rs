@@ -1,0 +1,191 @@
+//! The two-sided protocol: a change is written into the spare side, one store makes it the active one, and after a
+//! grace period the retired side catches up.
+//!
+//! The one rule: nothing is written to a side that a program may still be reading.
+//! It follows that the process may die between any two steps: whatever it was doing was done to the side nobody reads.
+
+use model::state::NodeState;
+
+use super::{
+    changes::Changes,
+    fault,
+    layout::{Layout, Update},
+    store::{Side, Store, StoreError, Table},
+};
+use crate::Rejected;
+
+/// How a side stands to the layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// It holds what the layout says.
+    Equal,
+    /// It holds what the layout said before the last update.
+    OneBehind,
+    /// What it holds is not known: it is written anew before it is used.
+    Unknown,
+}
+
+/// One side, as far as we know it.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    standing: Standing,
+    /// How many entries its maps hold, by table.
+    capacity: [u32; Table::COUNT],
+}
+
+/// A data plane: the maps, and what should be in them.
+#[derive(Debug)]
+pub struct Plane<S> {
+    store: S,
+    layout: Layout,
+    /// The last update, which the retired side has yet to see.
+    last: Changes,
+    sides: [Known; 2],
+    active: Side,
+    /// Whether no program can be reading the spare side any more.
+    quiet: bool,
+}
+
+/// What an apply did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// How many Services were new, changed or gone.
+    pub services: usize,
+    /// How many entries were written to the side that is active now; 0 if nothing had to change.
+    pub entries: usize,
+    /// Whether the active side is another one than before.
+    pub flipped: bool,
+}
+
+impl<S: Store> Plane<S> {
+    /// Takes over whatever the maps hold: the active side goes on serving, and is not touched before another one is.
+    pub fn new(store: S) -> Result<Self, StoreError> {
+        let active = store.active()?;
+        let unknown = Known { standing: Standing::Unknown, capacity: [0; Table::COUNT] };
+        Ok(Self {
+            store,
+            layout: Layout::default(),
+            last: Changes::default(),
+            sides: [unknown; 2],
+            active,
+            // Whoever was here before may have died right after a flip.
+            quiet: false,
+        })
+    }
+
+    /// Makes `state` what every program sees from now on.
+    ///
+    /// # Errors
+    ///
+    /// The generation that was active goes on serving; the next apply writes the spare side anew.
+    pub fn apply(&mut self, state: &NodeState) -> Result<Applied, StoreError> {
+        // Ready the spare side for the difference: it may still lack the one before.
+        self.settle()?;
+        let Update { changes, services } = self.layout.update(state);
+        let spare = self.active.other();
+        if !changes.is_empty() {
+            for side in Side::BOTH {
+                let standing = &mut self.sides[side.index()].standing;
+                *standing = match *standing {
+                    Standing::Equal => Standing::OneBehind,
+                    Standing::OneBehind | Standing::Unknown => Standing::Unknown,
+                };
+            }
+            self.last = changes;
+        }
+        if self.sides[self.active.index()].standing == Standing::Equal {
+            return Ok(Applied { services, entries: 0, flipped: false });
+        }
+        let entries = self.bring_up(spare)?;
+        fault::point("filled-not-flipped");
+        self.store.activate(spare)?;
+        self.active = spare;
+        self.quiet = false;
+        fault::point("flipped-before-grace");
+        Ok(Applied { services, entries, flipped: true })
+    }
+
+    /// Waits until nobody reads the retired side any more, and brings it to where the active one is.
+    ///
+    /// # Errors
+    ///
+    /// The active generation goes on serving; the retired side is written anew before it is used.
+    pub fn settle(&mut self) -> Result<(), StoreError> {
+        if !self.quiet {
+            self.store.grace()?;
+            self.quiet = true;
+        }
+        // As long as the active side itself is not known to be right, the next apply writes the spare one anyway.
+        if self.sides[self.active.index()].standing == Standing::Equal {
+            self.bring_up(self.active.other())?;
+        }
+        Ok(())
+    }
+
+    /// What is not served, and why.
+    pub fn rejected(&self) -> Vec<Rejected> {
+        self.layout.rejected()
+    }
+
+    /// How many Services are laid out.
+    pub fn services(&self) -> usize {
+        self.layout.services()
+    }
+
+    /// The maps.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// The maps, to be attached to.
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.store
+    }
+
+    /// Makes a side equal to the layout; returns how many entries were written. Nobody reads that side.
+    fn bring_up(&mut self, side: Side) -> Result<usize, StoreError> {
+        let known = &mut self.sides[side.index()];
+        let before = known.standing;
+        if before == Standing::Equal {
+            return Ok(0);
+        }
+        // Until it is done, it is not known what is there.
+        known.standing = Standing::Unknown;
+        let mut entries = 0;
+        for table in Table::ALL {
+            let need = self.layout.rows(table);
+            let grow = need > known.capacity[table.index()];
+            let whole;
+            let changes = if grow || before == Standing::Unknown {
+                let capacity = roomy(need);
+                self.store.replace(side, table, capacity)?;
+                known.capacity[table.index()] = capacity;
+                if grow {
+                    fault::point("mid-growth");
+                }
+                whole = self.layout.whole(table);
+                whole.table(table)
+            } else {
+                self.last.table(table)
+            };
+            if !changes.deletes.is_empty() {
+                self.store.delete(side, table, &changes.deletes)?;
+            }
+            if !changes.keys.is_empty() {
+                self.store.put(side, table, &changes.keys, &changes.values)?;
+            }
+            entries += (changes.deletes.len() + changes.keys.len()) / table.key_size();
+        }
+        known.standing = Standing::Equal;
+        Ok(entries)
+    }
+}
+
+/// How many entries to make room for, so that growth is rare: at least a quarter more than needed, a power of two.
+fn roomy(entries: u32) -> u32 {
+    const LEAST: u32 = 64;
+    entries.saturating_add(entries / 4).max(LEAST).checked_next_power_of_two().unwrap_or(entries)
+}
+
+#[cfg(test)]
+mod tests;

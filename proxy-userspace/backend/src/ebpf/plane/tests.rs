@@ -1,0 +1,234 @@
+//! The protocol against maps in memory that watch over it, over random histories with failures and deaths.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    sync::Arc,
+};
+
+use model::{
+    Family, Protocol, ServiceName,
+    state::{
+        Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scope, Scopes, Service, ServiceKind,
+        ServicePort, ServiceState, TargetPort, TrafficPolicy,
+    },
+};
+use proptest::prelude::*;
+
+use super::*;
+use crate::ebpf::{
+    compile::{FrontendAddress, Transport},
+    memory::Memory,
+};
+
+/// A Service `default/s<n>` at 10.96.0.n and fd00::n, port 80 TCP and 53 UDP, with these endpoints.
+fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) {
+    let name = ServiceName::new("default", format!("s{n}"));
+    let port = |name: &str, protocol, port| ServicePort {
+        name: name.into(),
+        protocol,
+        port: NonZeroU16::new(port).unwrap(),
+        node_port: None,
+        target_port: TargetPort::Number(NonZeroU16::new(8080).unwrap()),
+        usable: PerFamily::default(),
+    };
+    let scopes = Scopes { internal: true, external: false, cluster: false };
+    let endpoint = |n: &u8| Endpoint {
+        key: EndpointKey::Pod(format!("p{n}")),
+        hostname: String::new(),
+        v4: Some([10, 1, 0, *n].into()),
+        // Every third pod has no v6 address.
+        v6: (n % 3 != 0).then(|| [0xfd01, 0, 0, 0, 0, 0, 0, u16::from(*n)].into()),
+        local: true,
+        ports: vec![
+            EndpointPort { index: 0, port: NonZeroU16::new(8080).unwrap(), scopes },
+            EndpointPort { index: 1, port: NonZeroU16::new(5353).unwrap(), scopes },
+        ],
+    };
+    let service = Service {
+        name: name.clone(),
+        kind: ServiceKind::ClusterIp,
+        cluster_ips: vec![
+            IpAddr::from([10, 96, 0, at]),
+            IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(at)]),
+        ],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: vec![port("http", Protocol::Tcp, 80), port("dns", Protocol::Udp, 53)],
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity: None,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    };
+    (name, Arc::new(ServiceState { service, endpoints: endpoints.iter().map(endpoint).collect() }))
+}
+
+fn state(services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>) -> NodeState {
+    NodeState { services: services.into_iter().collect() }
+}
+
+/// What a state means, said as plainly as possible: each address with its backends, the first Service by name wins.
+fn meaning(state: &NodeState) -> BTreeMap<FrontendAddress, Vec<SocketAddr>> {
+    let mut meaning = BTreeMap::new();
+    for service in state.services.values() {
+        for ip in &service.service.cluster_ips {
+            for (index, port) in service.service.ports.iter().enumerate() {
+                let transport = if port.protocol == Protocol::Tcp { Transport::Tcp } else { Transport::Udp };
+                let address = SocketAddr::new(*ip, port.port.get());
+                let mut backends: Vec<_> = service.targets(index, Family::of(*ip), Scope::Internal).collect();
+                backends.sort_unstable();
+                meaning.entry(FrontendAddress { address, transport }).or_insert(backends);
+            }
+        }
+    }
+    meaning
+}
+
+#[track_caller]
+fn serves(memory: &Memory, state: &NodeState) {
+    let meaning = meaning(state);
+    for (frontend, backends) in &meaning {
+        assert_eq!(memory.backends(*frontend).as_ref(), Some(backends), "behind {frontend}");
+        for backend in backends {
+            assert_eq!(memory.is_member(*frontend, *backend), frontend.transport == Transport::Udp);
+        }
+    }
+    let v4 = meaning.keys().filter(|it| it.address.is_ipv4()).count() as u32;
+    let active = memory.active().unwrap();
+    assert_eq!(memory.rows(active, Table::Frontends4), v4, "no other frontend is there");
+    assert_eq!(memory.rows(active, Table::Frontends6), meaning.len() as u32 - v4);
+}
+
+/// Nothing is left over: each table has exactly the rows the layout counts, on both sides.
+#[track_caller]
+fn is_clean(plane: &Plane<Memory>) {
+    for side in Side::BOTH {
+        for table in Table::ALL {
+            assert_eq!(plane.store.rows(side, table), plane.layout.rows(table), "{table} of side {side}");
+        }
+    }
+}
+
+#[test]
+fn an_empty_state_is_a_generation_too() {
+    let mut plane = Plane::new(Memory::new(1)).unwrap();
+    assert!(plane.apply(&NodeState::default()).unwrap().flipped);
+    serves(&plane.store, &NodeState::default());
+}
+
+#[test]
+fn an_equal_state_changes_nothing() {
+    let mut plane = Plane::new(Memory::new(1)).unwrap();
+    plane.apply(&state([service(1, 1, &[1, 2])])).unwrap();
+    // Equal, but not the same pointers.
+    let again = plane.apply(&state([service(1, 1, &[1, 2])])).unwrap();
+    assert_eq!(again, Applied::default());
+}
+
+#[test]
+fn a_change_costs_what_it_touches() {
+    let many: Vec<_> = (1..=200).map(|n| service(n, n, &[1, 2, 3])).collect();
+    let mut plane = Plane::new(Memory::new(1)).unwrap();
+    plane.apply(&state(many.clone())).unwrap();
+    plane.settle().unwrap();
+    let mut one_less = many;
+    one_less[7] = service(8, 8, &[1, 3]);
+    let applied = plane.apply(&state(one_less)).unwrap();
+    // In each of two families and two ports: a frontend's count, the last slot, perhaps the gap, and the UDP member.
+    assert!(applied.entries <= 14, "{applied:?}");
+    assert_eq!(applied.services, 1);
+}
+
+#[test]
+fn maps_grow_with_the_state() {
+    let mut plane = Plane::new(Memory::new(1)).unwrap();
+    for n in 1..=250 {
+        plane.apply(&state((1..=n).map(|n| service(n, n, &[n, 251, 252])))).unwrap();
+    }
+    serves(&plane.store, &state((1..=250).map(|n| service(n, n, &[n, 251, 252]))));
+    plane.settle().unwrap();
+    is_clean(&plane);
+}
+
+#[test]
+fn the_first_of_two_clashing_services_wins_and_the_other_is_named() {
+    let mut plane = Plane::new(Memory::new(1)).unwrap();
+    let clash = state([service(1, 9, &[1]), service(2, 9, &[2])]);
+    plane.apply(&clash).unwrap();
+    serves(&plane.store, &clash);
+    let rejected = plane.rejected();
+    assert_eq!(rejected.len(), 4);
+    assert_eq!(rejected[0].item, "default/s2 frontend 10.96.0.9:53/UDP");
+    assert_eq!(rejected[0].reason, "default/s1 answers at this address already; give one of them another");
+    // The loser takes over when the winner goes.
+    let alone = state([service(2, 9, &[2])]);
+    plane.apply(&alone).unwrap();
+    serves(&plane.store, &alone);
+    assert_eq!(plane.rejected(), []);
+}
+
+#[test]
+fn a_failed_apply_leaves_the_old_generation_serving() {
+    let (old, new) = (state([service(1, 1, &[1, 2, 3])]), state([service(1, 1, &[4]), service(2, 2, &[5])]));
+    for seed in 1..200 {
+        let mut plane = Plane::new(Memory::new(seed)).unwrap();
+        plane.apply(&old).unwrap();
+        plane.store.fails_one_in = 4;
+        let result = plane.apply(&new);
+        serves(&plane.store, if result.is_ok() { &new } else { &old });
+        plane.store.fails_one_in = 0;
+        plane.apply(&new).unwrap();
+        serves(&plane.store, &new);
+        plane.settle().unwrap();
+        is_clean(&plane);
+    }
+}
+
+/// Some Services out of a few, each at its own address or one that it shares, with some endpoints out of many.
+fn any_state() -> impl Strategy<Value = NodeState> {
+    let endpoints = proptest::collection::btree_set(1u8..60, 0..40);
+    let one = (1u8..8, 1u8..8, endpoints)
+        .prop_map(|(n, at, endpoints)| service(n, at, &endpoints.into_iter().collect::<Vec<_>>()));
+    proptest::collection::vec(one, 0..8).prop_map(state)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever was before, whatever failed and whoever died, the active side means the last state that was applied.
+    #[test]
+    fn any_history_means_its_last_state(
+        history in proptest::collection::vec((any_state(), any::<bool>(), any::<bool>()), 1..12),
+        fails_one_in in prop_oneof![Just(0u32), 5u32..40],
+        seed: u32,
+    ) {
+        let mut plane = Plane::new(Memory::new(seed)).unwrap();
+        let mut serving = None;
+        for (state, dies, settles) in history {
+            plane.store.fails_one_in = fails_one_in;
+            if dies {
+                // Only the maps outlive the process.
+                plane = Plane::new(plane.store.clone()).unwrap();
+            }
+            match plane.apply(&state) {
+                Ok(_) => serving = Some(state),
+                Err(_) => prop_assert!(fails_one_in != 0),
+            }
+            if let Some(state) = &serving {
+                serves(&plane.store, state);
+            }
+            if settles {
+                let _ = plane.settle();
+            }
+        }
+        plane.store.fails_one_in = 0;
+        if let Some(state) = serving {
+            plane.apply(&state).unwrap();
+            plane.settle().unwrap();
+            serves(&plane.store, &state);
+            is_clean(&plane);
+        }
+    }
+}

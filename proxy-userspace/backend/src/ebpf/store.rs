@@ -1,0 +1,169 @@
+//! The maps a data plane is made of, as a trait: the kernel is one implementation, memory another.
+
+use std::{fmt, io};
+
+use proxy_common::tables::{
+    Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
+};
+
+/// One of the two sides, each a full set of tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Side(u32);
+
+impl Side {
+    /// Both of them.
+    pub const BOTH: [Self; 2] = [Self(0), Self(1)];
+
+    /// From the side word; `None` if it names no side.
+    pub fn from_word(word: u32) -> Option<Self> {
+        (word < 2).then_some(Self(word))
+    }
+
+    /// The side word that selects it.
+    pub fn word(self) -> u32 {
+        self.0
+    }
+
+    /// Its position in an array of two.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The other one.
+    #[must_use]
+    pub fn other(self) -> Self {
+        Self(1 - self.0)
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// One table, of which each side has a map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Table {
+    /// [`FrontendKey4`] to [`Frontend`].
+    Frontends4,
+    /// [`FrontendKey6`] to [`Frontend`].
+    Frontends6,
+    /// [`BackendKey`] to [`Backend4`].
+    Backends4,
+    /// [`BackendKey`] to [`Backend6`].
+    Backends6,
+    /// [`MemberKey4`] to [`Member`].
+    Members4,
+    /// [`MemberKey6`] to [`Member`].
+    Members6,
+}
+
+impl Table {
+    /// How many tables a side has.
+    pub const COUNT: usize = 6;
+    /// All of them; a table's position is its [`Table::index`].
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Frontends4,
+        Self::Frontends6,
+        Self::Backends4,
+        Self::Backends6,
+        Self::Members4,
+        Self::Members6,
+    ];
+
+    /// Its position in an array of all tables.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Its name in pin paths.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Frontends4 => "frontends4",
+            Self::Frontends6 => "frontends6",
+            Self::Backends4 => "backends4",
+            Self::Backends6 => "backends6",
+            Self::Members4 => "members4",
+            Self::Members6 => "members6",
+        }
+    }
+
+    /// The name of its outer map in the kernel object.
+    pub fn map(self) -> &'static str {
+        match self {
+            Self::Frontends4 => "FRONTENDS4",
+            Self::Frontends6 => "FRONTENDS6",
+            Self::Backends4 => "BACKENDS4",
+            Self::Backends6 => "BACKENDS6",
+            Self::Members4 => "MEMBERS4",
+            Self::Members6 => "MEMBERS6",
+        }
+    }
+
+    /// The size of a key in bytes.
+    pub fn key_size(self) -> usize {
+        match self {
+            Self::Frontends4 => size_of::<FrontendKey4>(),
+            Self::Frontends6 => size_of::<FrontendKey6>(),
+            Self::Backends4 | Self::Backends6 => size_of::<BackendKey>(),
+            Self::Members4 => size_of::<MemberKey4>(),
+            Self::Members6 => size_of::<MemberKey6>(),
+        }
+    }
+
+    /// The size of a value in bytes.
+    pub fn value_size(self) -> usize {
+        match self {
+            Self::Frontends4 | Self::Frontends6 => size_of::<Frontend>(),
+            Self::Backends4 => size_of::<Backend4>(),
+            Self::Backends6 => size_of::<Backend6>(),
+            Self::Members4 | Self::Members6 => size_of::<Member>(),
+        }
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a map could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A system call failed.
+    #[error("{call} on {what} failed")]
+    Syscall {
+        /// The call.
+        call: &'static str,
+        /// The map, link or path.
+        what: String,
+        /// The errno.
+        source: io::Error,
+    },
+    /// The side word names no side: somebody else writes to our maps.
+    #[error("the side word is {0}, not 0 or 1; run `kube-proxy-ebpf cleanup` and start again")]
+    SideWord(u32),
+}
+
+/// The maps of one data plane.
+pub trait Store {
+    /// The side that programs read now.
+    fn active(&self) -> Result<Side, StoreError>;
+
+    /// Makes programs read `side` from now on, with one store. Everything written before is seen by whoever sees it.
+    fn activate(&mut self, side: Side) -> Result<(), StoreError>;
+
+    /// Returns when every program that began before the call has ended.
+    fn grace(&mut self) -> Result<(), StoreError>;
+
+    /// Puts an empty map for at least `capacity` entries in the place of a side's map.
+    fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), StoreError>;
+
+    /// Writes entries, new ones and changed ones; keys and values lie one after the other.
+    fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), StoreError>;
+
+    /// Deletes entries, all of which are there.
+    fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), StoreError>;
+}
