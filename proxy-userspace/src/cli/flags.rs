@@ -53,7 +53,8 @@ impl Facts {
         }
         let host = nix::unistd::gethostname().context("the host has no name; give one with --node-name")?;
         let host = host.to_string_lossy().trim().to_lowercase();
-        node_name(&host).map_err(|it| anyhow::anyhow!("{it}; the host is called so: give another with --node-name"))
+        node_name(&host)
+            .map_err(|it| anyhow::anyhow!("{it}; the host is called so: give another with --node-name"))
     }
 }
 
@@ -70,7 +71,9 @@ fn source(text: &str) -> Result<Source, String> {
 fn node_name(text: &str) -> Result<String, String> {
     let is_name = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit() || it == '-' || it == '.';
     if text.is_empty() || text.len() > 253 || !text.chars().all(is_name) {
-        return Err(format!("{text:?} cannot be a node's name: lower-case letters, digits, dashes and dots only"));
+        return Err(format!(
+            "{text:?} cannot be a node's name: lower-case letters, digits, dashes and dots only"
+        ));
     }
     Ok(text.into())
 }

@@ -30,7 +30,8 @@ impl Flags {
             1 => Level::DEBUG,
             _ => Level::TRACE,
         };
-        let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
+        let log =
+            tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
         match self.log_format {
             LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
             LogFormat::Json => log.json().flatten_event(true).init(),

@@ -4,6 +4,7 @@ use std::io::Write as _;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use model::facts::Facts;
 use publish::{
     Published, Publisher,
     print::{Format, render},
@@ -67,7 +68,7 @@ fn once(flags: &Flags) -> Result<()> {
     for it in &snapshot.rejected {
         tracing::warn!("{it}");
     }
-    if snapshot.facts.is_empty() && !snapshot.problems.is_empty() {
+    if *snapshot.facts == Facts::default() && !snapshot.problems.is_empty() {
         bail!("nothing in {} could be read; the warnings say why", path.display());
     }
     let publisher = Publisher::new(node.as_str());
