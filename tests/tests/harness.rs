@@ -8,8 +8,8 @@ use tests::{
 };
 
 fn own_cgroup() -> String {
-    let text = std::fs::read_to_string("/proc/self/cgroup").unwrap();
-    text.lines().find_map(|it| it.strip_prefix("0::")).unwrap().to_owned()
+    let text = std::fs::read_to_string("/proc/self/cgroup").expect("/proc is mounted");
+    text.lines().find_map(|it| it.strip_prefix("0::")).expect("cgroup2 is mounted").to_owned()
 }
 
 #[test]

@@ -1,1 +1,57 @@
-//! Facts in, one node's state out; pure.
+//! Facts in, one node's state out.
+//!
+//! The one rule: pure.
+//! The same facts give the same state; no IO, no clock, no kernel, no wire format.
+
+#![forbid(unsafe_code)]
+
+mod endpoints;
+mod select;
+mod service;
+
+use std::sync::Arc;
+
+use model::{facts::Facts, state::NodeState};
+
+pub use service::service_state;
+
+/// What the command line says about which Services are served, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// `--service-proxy-name`: serve only the Services whose label names it; without it, only those without the label.
+    pub service_proxy_name: Option<String>,
+    /// Whether `spec.externalIPs` are served (deprecated by KEP-5707, on unless a flag turns it off).
+    pub external_ips: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { service_proxy_name: None, external_ips: true }
+    }
+}
+
+/// The node whose state is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeView<'a> {
+    /// Its name: an endpoint that names it is local.
+    pub name: &'a str,
+    /// Its zone, if a label says so: without it, no zone hint can name it.
+    pub zone: Option<&'a str>,
+}
+
+impl<'a> NodeView<'a> {
+    /// What the facts say about a node. One that they do not know is served too, without a zone.
+    pub fn new(facts: &'a Facts, name: &'a str) -> Self {
+        Self { name, zone: facts.node(name).and_then(|node| node.zone.as_deref()) }
+    }
+}
+
+/// The full state of the node called `node`.
+pub fn node_state(facts: &Facts, node: &str, options: &Options) -> NodeState {
+    let node = NodeView::new(facts, node);
+    let states = facts.services().values().filter_map(|service| {
+        let slices = facts.slices_of(&service.name).map(Arc::as_ref);
+        Some((service.name.clone(), Arc::new(service_state(service, slices, node, options)?)))
+    });
+    NodeState { services: states.collect() }
+}

@@ -43,13 +43,4 @@ impl Changes {
     pub(super) fn is_empty(&self) -> bool {
         self.tables.iter().all(|it| it.deletes.is_empty() && it.keys.is_empty())
     }
-
-    /// How many entries are deleted and written, over all tables.
-    pub(super) fn len(&self) -> usize {
-        let entries = |table: Table| {
-            let it = self.table(table);
-            (it.deletes.len() + it.keys.len()) / table.key_size()
-        };
-        Table::ALL.into_iter().map(entries).sum()
-    }
 }

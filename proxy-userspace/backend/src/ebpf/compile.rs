@@ -16,7 +16,7 @@ use crate::Rejected;
 
 /// An address that a Service answers at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FrontendAddress {
+pub(super) struct FrontendAddress {
     /// Its IP address and port.
     pub address: SocketAddr,
     /// Its transport.
@@ -31,7 +31,7 @@ impl fmt::Display for FrontendAddress {
 
 /// A protocol that is translated at socket level. SCTP sockets pass no hook; they are left to the packet path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Transport {
+pub(super) enum Transport {
     /// TCP.
     Tcp,
     /// UDP.
@@ -40,7 +40,7 @@ pub enum Transport {
 
 impl Transport {
     /// The IP protocol number.
-    pub fn number(self) -> u8 {
+    pub(super) fn number(self) -> u8 {
         match self {
             Self::Tcp => proxy_common::tables::TCP,
             Self::Udp => proxy_common::tables::UDP,

@@ -194,9 +194,9 @@ impl Layout {
     pub(super) fn rejected(&self) -> Vec<Rejected> {
         let own = self.services.values().flat_map(|it| it.rejected.iter().cloned());
         let lost =
-            self.contested.iter().filter_map(|address| self.frontends.get_key_value(address)).flat_map(
+            self.contested.iter().filter_map(|address| self.frontends.get_key_value(address)).filter_map(
                 |(address, claims)| {
-                    let (winner, losers) = claims.services.split_first().into_iter().next()?;
+                    let (winner, losers) = claims.services.split_first()?;
                     Some(losers.iter().map(move |loser| Rejected {
                         item: format!("{loser} frontend {address}"),
                         reason: format!("{winner} answers at this address already; give one of them another"),
@@ -433,10 +433,10 @@ fn put_backend(changes: &mut Changes, key: BackendKey, backend: SocketAddr) {
     let port = Be16::new(backend.port());
     match backend.ip() {
         IpAddr::V4(ip) => {
-            changes.put(Table::Backends4, &key, &Backend4 { address: ip.into(), port, zero: 0 })
+            changes.put(Table::Backends4, &key, &Backend4 { address: ip.into(), port, zero: 0 });
         }
         IpAddr::V6(ip) => {
-            changes.put(Table::Backends6, &key, &Backend6 { address: ip.into(), port, zero: 0 })
+            changes.put(Table::Backends6, &key, &Backend6 { address: ip.into(), port, zero: 0 });
         }
     }
 }

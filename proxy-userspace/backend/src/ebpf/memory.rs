@@ -14,7 +14,8 @@ use proxy_common::{
 
 use super::{
     compile::FrontendAddress,
-    store::{Side, Store, StoreError, Table},
+    error::Error,
+    store::{Side, Store, Table},
 };
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -49,7 +50,7 @@ impl Memory {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
         self.random ^= self.random << 5;
-        (self.fails_one_in != 0 && self.random % self.fails_one_in == 0)
+        (self.fails_one_in != 0 && self.random.is_multiple_of(self.fails_one_in))
             .then_some(self.random as usize / 7 % (n + 1))
     }
 
@@ -159,25 +160,25 @@ impl Tables for V6Side<'_> {
     }
 }
 
-fn refused(call: &'static str, table: Table, errno: i32) -> StoreError {
-    StoreError::Syscall { call, what: table.to_string(), source: io::Error::from_raw_os_error(errno) }
+fn refused(call: &'static str, table: Table, errno: i32) -> Error {
+    Error::Syscall { call, what: table.to_string(), source: io::Error::from_raw_os_error(errno) }
 }
 
 impl Store for Memory {
-    fn active(&self) -> Result<Side, StoreError> {
+    fn active(&self) -> Result<Side, Error> {
         Ok(self.active)
     }
 
-    fn activate(&mut self, side: Side) -> Result<(), StoreError> {
+    fn activate(&mut self, side: Side) -> Result<(), Error> {
         if self.fails_after(0).is_some() {
-            return Err(StoreError::SideWord(7));
+            return Err(Error::SideWord(7));
         }
         self.read[self.active.index()] = true;
         self.active = side;
         Ok(())
     }
 
-    fn grace(&mut self) -> Result<(), StoreError> {
+    fn grace(&mut self) -> Result<(), Error> {
         if self.fails_after(0).is_some() {
             return Err(refused("grace", Table::Frontends4, libc::ENOMEM));
         }
@@ -185,7 +186,7 @@ impl Store for Memory {
         Ok(())
     }
 
-    fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), StoreError> {
+    fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), Error> {
         if self.fails_after(0).is_some() {
             return Err(refused("replace", table, libc::ENOMEM));
         }
@@ -193,7 +194,7 @@ impl Store for Memory {
         Ok(())
     }
 
-    fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), StoreError> {
+    fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error> {
         let n = keys.len() / table.key_size();
         assert_eq!(n * table.key_size(), keys.len());
         assert_eq!(n * table.value_size(), values.len());
@@ -212,7 +213,7 @@ impl Store for Memory {
         if fails_after.is_some() { Err(refused("put", table, libc::EBUSY)) } else { Ok(()) }
     }
 
-    fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), StoreError> {
+    fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), Error> {
         let fails_after = self.fails_after(keys.len() / table.key_size());
         let (_, rows) = self.writable(side, table);
         for (done, key) in keys.chunks(table.key_size()).enumerate() {

@@ -2,14 +2,22 @@
 
 mod changes;
 mod compile;
+mod dump;
+mod error;
 mod fault;
+mod hooks;
+mod kernel;
 mod layout;
+mod node;
+mod object;
+mod pins;
 mod plane;
 mod store;
+mod sys;
 
 #[cfg(test)]
 mod memory;
 
-pub use compile::{FrontendAddress, Transport};
-pub use plane::{Applied, Plane};
-pub use store::{Side, Store, StoreError, Table};
+pub use dump::dump;
+pub use error::Error;
+pub use node::{Cleaned, Node, Options, Report, cleanup};

@@ -8,9 +8,10 @@ use model::state::NodeState;
 
 use super::{
     changes::Changes,
+    error::Error,
     fault,
     layout::{Layout, Update},
-    store::{Side, Store, StoreError, Table},
+    store::{Side, Store, Table},
 };
 use crate::Rejected;
 
@@ -35,7 +36,7 @@ struct Known {
 
 /// A data plane: the maps, and what should be in them.
 #[derive(Debug)]
-pub struct Plane<S> {
+pub(super) struct Plane<S> {
     store: S,
     layout: Layout,
     /// The last update, which the retired side has yet to see.
@@ -48,7 +49,7 @@ pub struct Plane<S> {
 
 /// What an apply did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
+pub(super) struct Applied {
     /// How many Services were new, changed or gone.
     pub services: usize,
     /// How many entries were written to the side that is active now; 0 if nothing had to change.
@@ -59,7 +60,7 @@ pub struct Applied {
 
 impl<S: Store> Plane<S> {
     /// Takes over whatever the maps hold: the active side goes on serving, and is not touched before another one is.
-    pub fn new(store: S) -> Result<Self, StoreError> {
+    pub(super) fn new(store: S) -> Result<Self, Error> {
         let active = store.active()?;
         let unknown = Known { standing: Standing::Unknown, capacity: [0; Table::COUNT] };
         Ok(Self {
@@ -78,7 +79,7 @@ impl<S: Store> Plane<S> {
     /// # Errors
     ///
     /// The generation that was active goes on serving; the next apply writes the spare side anew.
-    pub fn apply(&mut self, state: &NodeState) -> Result<Applied, StoreError> {
+    pub(super) fn apply(&mut self, state: &NodeState) -> Result<Applied, Error> {
         // Ready the spare side for the difference: it may still lack the one before.
         self.settle()?;
         let Update { changes, services } = self.layout.update(state);
@@ -110,7 +111,7 @@ impl<S: Store> Plane<S> {
     /// # Errors
     ///
     /// The active generation goes on serving; the retired side is written anew before it is used.
-    pub fn settle(&mut self) -> Result<(), StoreError> {
+    pub(super) fn settle(&mut self) -> Result<(), Error> {
         if !self.quiet {
             self.store.grace()?;
             self.quiet = true;
@@ -123,27 +124,17 @@ impl<S: Store> Plane<S> {
     }
 
     /// What is not served, and why.
-    pub fn rejected(&self) -> Vec<Rejected> {
+    pub(super) fn rejected(&self) -> Vec<Rejected> {
         self.layout.rejected()
     }
 
     /// How many Services are laid out.
-    pub fn services(&self) -> usize {
+    pub(super) fn services(&self) -> usize {
         self.layout.services()
     }
 
-    /// The maps.
-    pub fn store(&self) -> &S {
-        &self.store
-    }
-
-    /// The maps, to be attached to.
-    pub fn store_mut(&mut self) -> &mut S {
-        &mut self.store
-    }
-
     /// Makes a side equal to the layout; returns how many entries were written. Nobody reads that side.
-    fn bring_up(&mut self, side: Side) -> Result<usize, StoreError> {
+    fn bring_up(&mut self, side: Side) -> Result<usize, Error> {
         let known = &mut self.sides[side.index()];
         let before = known.standing;
         if before == Standing::Equal {

@@ -1,37 +1,39 @@
 //! The maps a data plane is made of, as a trait: the kernel is one implementation, memory another.
 
-use std::{fmt, io};
+use std::fmt;
 
 use proxy_common::tables::{
     Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
 };
 
+use super::error::Error;
+
 /// One of the two sides, each a full set of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Side(u32);
+pub(super) struct Side(u32);
 
 impl Side {
     /// Both of them.
-    pub const BOTH: [Self; 2] = [Self(0), Self(1)];
+    pub(super) const BOTH: [Self; 2] = [Self(0), Self(1)];
 
     /// From the side word; `None` if it names no side.
-    pub fn from_word(word: u32) -> Option<Self> {
+    pub(super) fn from_word(word: u32) -> Option<Self> {
         (word < 2).then_some(Self(word))
     }
 
     /// The side word that selects it.
-    pub fn word(self) -> u32 {
+    pub(super) fn word(self) -> u32 {
         self.0
     }
 
     /// Its position in an array of two.
-    pub fn index(self) -> usize {
+    pub(super) fn index(self) -> usize {
         self.0 as usize
     }
 
     /// The other one.
     #[must_use]
-    pub fn other(self) -> Self {
+    pub(super) fn other(self) -> Self {
         Self(1 - self.0)
     }
 }
@@ -44,7 +46,7 @@ impl fmt::Display for Side {
 
 /// One table, of which each side has a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Table {
+pub(super) enum Table {
     /// [`FrontendKey4`] to [`Frontend`].
     Frontends4,
     /// [`FrontendKey6`] to [`Frontend`].
@@ -61,9 +63,9 @@ pub enum Table {
 
 impl Table {
     /// How many tables a side has.
-    pub const COUNT: usize = 6;
+    pub(super) const COUNT: usize = 6;
     /// All of them; a table's position is its [`Table::index`].
-    pub const ALL: [Self; Self::COUNT] = [
+    pub(super) const ALL: [Self; Self::COUNT] = [
         Self::Frontends4,
         Self::Frontends6,
         Self::Backends4,
@@ -73,12 +75,12 @@ impl Table {
     ];
 
     /// Its position in an array of all tables.
-    pub fn index(self) -> usize {
+    pub(super) fn index(self) -> usize {
         self as usize
     }
 
     /// Its name in pin paths.
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Frontends4 => "frontends4",
             Self::Frontends6 => "frontends6",
@@ -90,7 +92,7 @@ impl Table {
     }
 
     /// The name of its outer map in the kernel object.
-    pub fn map(self) -> &'static str {
+    pub(super) fn map(self) -> &'static str {
         match self {
             Self::Frontends4 => "FRONTENDS4",
             Self::Frontends6 => "FRONTENDS6",
@@ -102,7 +104,7 @@ impl Table {
     }
 
     /// The size of a key in bytes.
-    pub fn key_size(self) -> usize {
+    pub(super) fn key_size(self) -> usize {
         match self {
             Self::Frontends4 => size_of::<FrontendKey4>(),
             Self::Frontends6 => size_of::<FrontendKey6>(),
@@ -113,7 +115,7 @@ impl Table {
     }
 
     /// The size of a value in bytes.
-    pub fn value_size(self) -> usize {
+    pub(super) fn value_size(self) -> usize {
         match self {
             Self::Frontends4 | Self::Frontends6 => size_of::<Frontend>(),
             Self::Backends4 => size_of::<Backend4>(),
@@ -129,41 +131,23 @@ impl fmt::Display for Table {
     }
 }
 
-/// Why a map could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// A system call failed.
-    #[error("{call} on {what} failed")]
-    Syscall {
-        /// The call.
-        call: &'static str,
-        /// The map, link or path.
-        what: String,
-        /// The errno.
-        source: io::Error,
-    },
-    /// The side word names no side: somebody else writes to our maps.
-    #[error("the side word is {0}, not 0 or 1; run `kube-proxy-ebpf cleanup` and start again")]
-    SideWord(u32),
-}
-
 /// The maps of one data plane.
-pub trait Store {
+pub(super) trait Store {
     /// The side that programs read now.
-    fn active(&self) -> Result<Side, StoreError>;
+    fn active(&self) -> Result<Side, Error>;
 
     /// Makes programs read `side` from now on, with one store. Everything written before is seen by whoever sees it.
-    fn activate(&mut self, side: Side) -> Result<(), StoreError>;
+    fn activate(&mut self, side: Side) -> Result<(), Error>;
 
     /// Returns when every program that began before the call has ended.
-    fn grace(&mut self) -> Result<(), StoreError>;
+    fn grace(&mut self) -> Result<(), Error>;
 
     /// Puts an empty map for at least `capacity` entries in the place of a side's map.
-    fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), StoreError>;
+    fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), Error>;
 
     /// Writes entries, new ones and changed ones; keys and values lie one after the other.
-    fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), StoreError>;
+    fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error>;
 
     /// Deletes entries, all of which are there.
-    fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), StoreError>;
+    fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), Error>;
 }

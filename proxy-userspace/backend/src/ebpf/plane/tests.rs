@@ -39,7 +39,7 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
         hostname: String::new(),
         v4: Some([10, 1, 0, *n].into()),
         // Every third pod has no v6 address.
-        v6: (n % 3 != 0).then(|| [0xfd01, 0, 0, 0, 0, 0, 0, u16::from(*n)].into()),
+        v6: (!n.is_multiple_of(3)).then(|| [0xfd01, 0, 0, 0, 0, 0, 0, u16::from(*n)].into()),
         local: true,
         ports: vec![
             EndpointPort { index: 0, port: NonZeroU16::new(8080).unwrap(), scopes },

@@ -1,0 +1,123 @@
+//! The kernel's maps in words: one line per entry, sorted, so that two equal generations read the same.
+//!
+//! Ids and slots are resolved, because they differ from history to history; an entry that no frontend leads to is shown
+//! as an orphan, with its ids.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+};
+
+use bytemuck::AnyBitPattern;
+use proxy_common::{
+    net::Be16,
+    tables::{
+        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
+        TCP, UDP,
+    },
+};
+
+use super::{
+    error::Error,
+    kernel,
+    pins::Pins,
+    store::{Side, Table},
+};
+
+/// Reads the generation in force, and describes every entry of it.
+///
+/// # Errors
+///
+/// A map that is missing or of another layout is named.
+pub fn dump(pin_dir: &Path) -> Result<Vec<String>, Error> {
+    let pins = Pins::new(pin_dir);
+    // A flip between the first map and the last would show a mixture: then it is read again.
+    loop {
+        let side = kernel::read_active(&pins)?;
+        let generation = Generation::read(&pins, side)?;
+        if kernel::read_active(&pins)? == side {
+            return Ok(generation.lines());
+        }
+    }
+}
+
+#[derive(Default)]
+struct Generation {
+    frontends: Vec<(String, Frontend)>,
+    backends: Vec<(BackendKey, SocketAddr)>,
+    members: Vec<(u32, SocketAddr)>,
+}
+
+impl Generation {
+    fn read(pins: &Pins, side: Side) -> Result<Self, Error> {
+        let mut it = Self::default();
+        for (key, row) in rows::<FrontendKey4, Frontend>(pins, side, Table::Frontends4)? {
+            it.frontends.push((frontend(IpAddr::V4(key.address.into()), key.port, key.protocol), row));
+        }
+        for (key, row) in rows::<FrontendKey6, Frontend>(pins, side, Table::Frontends6)? {
+            it.frontends.push((frontend(IpAddr::V6(key.address.into()), key.port, key.protocol), row));
+        }
+        for (key, row) in rows::<BackendKey, Backend4>(pins, side, Table::Backends4)? {
+            it.backends.push((key, backend4(&row)));
+        }
+        for (key, row) in rows::<BackendKey, Backend6>(pins, side, Table::Backends6)? {
+            it.backends.push((key, backend6(&row)));
+        }
+        for (key, _) in rows::<MemberKey4, Member>(pins, side, Table::Members4)? {
+            it.members.push((key.set, backend4(&key.backend)));
+        }
+        for (key, _) in rows::<MemberKey6, Member>(pins, side, Table::Members6)? {
+            it.members.push((key.set, backend6(&key.backend)));
+        }
+        Ok(it)
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let owner: HashMap<u32, (&str, u32)> =
+            self.frontends.iter().map(|(name, row)| (row.set, (name.as_str(), row.count))).collect();
+        let mut lines: Vec<String> = self
+            .frontends
+            .iter()
+            .map(|(name, row)| format!("frontend {name} backends={}", row.count))
+            .collect();
+        lines.extend(self.backends.iter().map(|(key, backend)| match owner.get(&key.set) {
+            Some((name, count)) if key.slot < *count => format!("backend {name} -> {backend}"),
+            _ => format!("orphan backend set={} slot={} -> {backend}", key.set, key.slot),
+        }));
+        lines.extend(self.members.iter().map(|(set, backend)| match owner.get(set) {
+            Some((name, _)) => format!("member {name} {backend}"),
+            None => format!("orphan member set={set} {backend}"),
+        }));
+        lines.sort_unstable();
+        lines
+    }
+}
+
+fn rows<K: AnyBitPattern, V: AnyBitPattern>(
+    pins: &Pins,
+    side: Side,
+    table: Table,
+) -> Result<Vec<(K, V)>, Error> {
+    let (keys, values) = kernel::read(&pins.inner(side, table), kernel::entry(table))?;
+    let keys = keys.chunks_exact(size_of::<K>()).map(bytemuck::pod_read_unaligned);
+    let values = values.chunks_exact(size_of::<V>()).map(bytemuck::pod_read_unaligned);
+    Ok(keys.zip(values).collect())
+}
+
+fn frontend(ip: IpAddr, port: Be16, protocol: u8) -> String {
+    let address = SocketAddr::new(ip, port.get());
+    match protocol {
+        TCP => format!("{address}/TCP"),
+        UDP => format!("{address}/UDP"),
+        other => format!("{address}/{other}"),
+    }
+}
+
+fn backend4(it: &Backend4) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(it.address.into()), it.port.get())
+}
+
+fn backend6(it: &Backend6) -> SocketAddr {
+    SocketAddr::new(IpAddr::V6(it.address.into()), it.port.get())
+}

@@ -1,0 +1,129 @@
+//! What can go wrong between the backend and the kernel, and what to do about it.
+
+use std::{io, path::PathBuf};
+
+use aya::{EbpfError, maps::MapError, pin::PinError};
+
+/// Why the data plane could not be read, written or put in place.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A system call failed.
+    #[error("{call} of {what} failed{}", remedy(.source))]
+    Syscall {
+        /// The call.
+        call: &'static str,
+        /// The map, link or path.
+        what: String,
+        /// The errno.
+        source: io::Error,
+    },
+    /// The side word names no side: somebody else writes to our maps.
+    #[error("the side word is {0}, neither 0 nor 1: run `kube-proxy-ebpf cleanup` and start again")]
+    SideWord(u32),
+    /// A pin holds something else than this binary puts there.
+    #[error(
+        "{} holds {found}, not {expected}: it is not ours or of an unknown version; \
+         run `kube-proxy-ebpf cleanup`, or choose another --pin-dir",
+        path.display()
+    )]
+    ForeignPin {
+        /// The pin.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+        /// What should be there.
+        expected: String,
+    },
+    /// The folder for pins lies on another kind of file system.
+    #[error("{} is not on a bpf file system: mount one with `mount -t bpf bpf DIR`, or choose another --pin-dir", .0.display())]
+    NotBpffs(PathBuf),
+    /// The folder for pins has a name that the bpf file system refuses.
+    #[error("{} has a dot in its name, which the bpf file system refuses: choose another --pin-dir", .0.display())]
+    DottedPinDir(PathBuf),
+    /// The cgroup lies on another kind of file system.
+    #[error("{} is not a cgroup2 folder: give one with --cgroup (`mount -t cgroup2` shows where they are)", .0.display())]
+    NotCgroup2(PathBuf),
+    /// Somebody else works on the same pins.
+    #[error("another instance is running on {}: stop it first, or choose another --pin-dir", .0.display())]
+    Locked(PathBuf),
+    /// The binary was compiled without its kernel half.
+    #[error("this binary was built without its kernel object: build it with `cargo xtask build`")]
+    NoKernelObject,
+    /// The kernel object could not be loaded.
+    #[error("loading the kernel object failed{}", privileges(.0))]
+    Load(#[source] Box<EbpfError>),
+    /// A program could not be loaded, pinned or attached.
+    #[error("{call} of program {program} failed")]
+    Program {
+        /// What was tried.
+        call: &'static str,
+        /// The program, which bears the name of its hook.
+        program: &'static str,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A map of the kernel object could not be used.
+    #[error("map {name} cannot be used")]
+    Map {
+        /// The map.
+        name: String,
+        /// Why.
+        source: Box<MapError>,
+    },
+    /// Something could not be pinned.
+    #[error("pinning {} failed", path.display())]
+    Pin {
+        /// The pin.
+        path: PathBuf,
+        /// Why.
+        source: Box<PinError>,
+    },
+    /// The kernel object lacks a part that user space needs.
+    #[error("the kernel object has no {0}: it is from another build; build both with `cargo xtask build`")]
+    Incomplete(String),
+}
+
+impl Error {
+    /// A failed system call, for `map_err`.
+    pub(crate) fn syscall(call: &'static str, what: impl ToString) -> impl FnOnce(io::Error) -> Self {
+        let what = what.to_string();
+        move |source| Self::Syscall { call, what, source }
+    }
+
+    /// The same, for errors of the nix crate.
+    pub(crate) fn errno(call: &'static str, what: impl ToString) -> impl FnOnce(nix::Error) -> Self {
+        let syscall = Self::syscall(call, what);
+        move |errno| syscall(errno.into())
+    }
+
+    /// An unusable map, for `map_err`.
+    pub(crate) fn map(name: impl ToString) -> impl FnOnce(MapError) -> Self {
+        let name = name.to_string();
+        move |source| Self::Map { name, source: Box::new(source) }
+    }
+}
+
+const PRIVILEGES: &str = " (run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN)";
+
+/// What helps against an errno, where we know.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => PRIVILEGES,
+        Some(libc::ENOMEM) => {
+            " (the memory limit of this process's cgroup, or RLIMIT_MEMLOCK before Linux 5.11, is too low)"
+        }
+        _ => "",
+    }
+}
+
+/// The same for an error that holds the errno somewhere inside.
+fn privileges(error: &EbpfError) -> &'static str {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return remedy(error);
+        }
+        cause = error.source();
+    }
+    ""
+}

@@ -1,0 +1,166 @@
+//! Attaches the programs to a cgroup, or puts them under the links that are there.
+//!
+//! The one rule: nothing is ever detached to be attached again.
+
+use std::{
+    fs::{self, File},
+    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf,
+    programs::{CgroupAttachMode, CgroupSockAddr, links::FdLink},
+};
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+
+use super::{
+    error::Error,
+    fault,
+    pins::{self, Pins},
+    sys,
+};
+
+/// The hooks, each with a program of its name; those that lead back come before those that lead away, so that no socket
+/// is ever translated that could not be translated back.
+pub(super) const HOOKS: [&str; 8] =
+    ["recvmsg4", "recvmsg6", "getpeername4", "getpeername6", "sendmsg4", "sendmsg6", "connect4", "connect6"];
+
+/// A cgroup to attach to.
+#[derive(Debug)]
+pub(super) struct Cgroup {
+    path: PathBuf,
+    dir: File,
+    /// Its id in the kernel, which is its inode number.
+    id: u64,
+}
+
+impl Cgroup {
+    /// Opens a cgroup, the root of the first cgroup2 mount if none is named.
+    pub(super) fn open(path: Option<&Path>) -> Result<Self, Error> {
+        let path = match path {
+            Some(path) => path.to_path_buf(),
+            None => find_cgroup2()?,
+        };
+        let failed = |call| Error::syscall(call, path.display());
+        let dir = File::open(&path).map_err(failed("open"))?;
+        let stat = statfs(&path).map_err(|errno| failed("statfs")(errno.into()))?;
+        if stat.filesystem_type() != CGROUP2_SUPER_MAGIC {
+            return Err(Error::NotCgroup2(path));
+        }
+        let id = dir.metadata().map_err(failed("stat"))?.ino();
+        Ok(Self { path, dir, id })
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The root of the first cgroup2 mount.
+fn find_cgroup2() -> Result<PathBuf, Error> {
+    const MOUNTS: &str = "/proc/self/mountinfo";
+    let mounts = fs::read_to_string(MOUNTS).map_err(Error::syscall("read", MOUNTS))?;
+    // The mount point is the fifth field, the type comes first after a lone dash (proc_pid_mountinfo(5)).
+    let found = mounts.lines().find_map(|line| {
+        let (fields, kind) = line.split_once(" - ")?;
+        kind.starts_with("cgroup2 ").then(|| fields.split(' ').nth(4)).flatten()
+    });
+    found.map(PathBuf::from).ok_or_else(|| Error::NotCgroup2(PathBuf::from("/sys/fs/cgroup")))
+}
+
+/// How the programs came to be in effect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Attached {
+    /// Links that were made.
+    pub(super) made: usize,
+    /// Links that were there and got another program.
+    pub(super) updated: usize,
+}
+
+/// Loads every program, which is when the kernel verifies it. Nothing is attached yet.
+pub(super) fn load(ebpf: &mut Ebpf) -> Result<(), Error> {
+    for hook in HOOKS {
+        program(ebpf, hook)?.load().map_err(failed("load", hook))?;
+    }
+    Ok(())
+}
+
+/// Brings every program into effect on the cgroup, and pins it.
+///
+/// # Errors
+///
+/// What was attached for the first time is taken back; links that were there stay, with the old program or the new one.
+pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<Attached, Error> {
+    let mut attached = Attached::default();
+    let mut made = Vec::new();
+    for (index, hook) in HOOKS.into_iter().enumerate() {
+        if index == HOOKS.len() / 2 {
+            fault::point("half-attached");
+        }
+        let pin = pins.links().join(hook);
+        match put_in_effect(program(ebpf, hook)?, hook, cgroup, &pin) {
+            Ok(true) => made.push(pin),
+            Ok(false) => attached.updated += 1,
+            Err(error) => {
+                for pin in made {
+                    let _ = fs::remove_file(pin);
+                }
+                return Err(error);
+            }
+        }
+        let program = program(ebpf, hook)?;
+        pins::replace(&pins.programs().join(hook), |path| {
+            program.pin(path).map_err(|it| Error::Pin { path: path.to_path_buf(), source: Box::new(it) })
+        })?;
+    }
+    attached.made = made.len();
+    Ok(attached)
+}
+
+/// Updates the pinned link, or makes one and pins it; true if it was made.
+fn put_in_effect(
+    program: &mut CgroupSockAddr,
+    hook: &'static str,
+    cgroup: &Cgroup,
+    pin: &Path,
+) -> Result<bool, Error> {
+    let what = || pin.display().to_string();
+    match sys::obj_get(pin) {
+        Ok(link) => {
+            let there =
+                sys::cgroup_link(link.as_fd()).map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", what()))?;
+            if there.cgroup == cgroup.id {
+                let fd = program.fd().map_err(failed("open", hook))?;
+                sys::link_update(link.as_fd(), fd.as_fd())
+                    .map_err(Error::syscall("BPF_LINK_UPDATE", what()))?;
+                return Ok(false);
+            }
+            // The cgroup is another one now, or was removed: a link for this one takes the pin's place.
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(Error::syscall("BPF_OBJ_GET", what())(error)),
+    }
+    // aya makes a link and hands the mode to the kernel as link flags, which refuses any but 0. `Single` is that 0, and
+    // for a link it means "beside others", not alone (aya issue 1078).
+    let id = program.attach(&cgroup.dir, CgroupAttachMode::Single).map_err(failed("attach", hook))?;
+    let link = program.take_link(id).map_err(failed("take the link", hook))?;
+    let link = FdLink::try_from(link).map_err(|it| failed("take the link", hook)(it))?;
+    pins::replace(pin, |path| {
+        link.pin(path).map(drop).map_err(|it| Error::Pin { path: path.to_path_buf(), source: Box::new(it) })
+    })?;
+    Ok(true)
+}
+
+fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<&'a mut CgroupSockAddr, Error> {
+    let program = ebpf.program_mut(hook).ok_or_else(|| Error::Incomplete(format!("program {hook}")))?;
+    program.try_into().map_err(failed("use", hook))
+}
+
+fn failed<E: std::error::Error + Send + Sync + 'static>(
+    call: &'static str,
+    program: &'static str,
+) -> impl FnOnce(E) -> Error {
+    move |source| Error::Program { call, program, source: Box::new(source) }
+}

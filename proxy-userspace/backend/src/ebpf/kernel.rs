@@ -1,0 +1,254 @@
+//! The maps in the kernel: made or taken over through their pins, and written in batches.
+
+use std::{
+    os::fd::{AsFd as _, BorrowedFd},
+    path::{Path, PathBuf},
+    sync::atomic::{Ordering, fence},
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Array, ArrayOfMaps, Map, MapData, MapType},
+    programs::ProgramType,
+    sys::{BpfHelper, is_helper_supported},
+};
+use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use proxy_common::socket::{Connected, Datagrams};
+
+use super::{
+    error::Error,
+    fault, object,
+    pins::{self, Pins},
+    store::{Side, Store, Table},
+    sys,
+};
+
+/// The maps of one data plane, in the kernel.
+pub(super) struct KernelMaps {
+    pins: Pins,
+    active: Array<MapData, u32>,
+    outer: Vec<ArrayOfMaps<MapData, MapData>>,
+    inner: [[Option<MapData>; Table::COUNT]; 2],
+    grace: ArrayOfMaps<MapData, MapData>,
+    grace_inner: MapData,
+}
+
+/// Loads the kernel object on top of the maps that are pinned, and returns it with the maps.
+/// Nothing is attached yet, and nothing that serves is touched.
+pub(super) fn load(pins: &Pins) -> Result<(Ebpf, KernelMaps), Error> {
+    // Map memory counts against this limit before Linux 5.11; where it cannot be raised, the load says so.
+    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+    let pinned = pinned_maps(pins);
+    for map in &pinned {
+        map.check()?;
+    }
+    let set_retval = u32::from(
+        is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval).unwrap_or(false),
+    );
+    let mut loader = EbpfLoader::new();
+    loader.override_global("SET_RETVAL", &set_retval, true);
+    for map in &pinned {
+        loader.map_pin_path(map.name, map.path.clone());
+    }
+    let mut ebpf = loader.load(object::bytes()?).map_err(|it| Error::Load(Box::new(it)))?;
+    let maps = KernelMaps::take(&mut ebpf, pins)?;
+    Ok((ebpf, maps))
+}
+
+impl KernelMaps {
+    fn take(ebpf: &mut Ebpf, pins: &Pins) -> Result<Self, Error> {
+        let mut map =
+            |name: &str| ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")));
+        let active = Array::try_from(map("ACTIVE")?).map_err(Error::map("ACTIVE"))?;
+        let outer = Table::ALL
+            .iter()
+            .map(|table| ArrayOfMaps::try_from(map(table.map())?).map_err(Error::map(table.map())))
+            .collect::<Result<_, _>>()?;
+        let grace = ArrayOfMaps::try_from(map("GRACE")?).map_err(Error::map("GRACE"))?;
+        let grace_inner = create("grace", size_of::<u32>(), size_of::<u32>(), 1)?;
+        Ok(Self { pins: pins.clone(), active, outer, inner: Default::default(), grace, grace_inner })
+    }
+
+    fn inner(&self, side: Side, table: Table) -> Result<BorrowedFd<'_>, Error> {
+        // Every side is replaced before it is written, because nothing is known of it at first.
+        let map = self.inner[side.index()][table.index()].as_ref();
+        map.map(|it| it.fd().as_fd()).ok_or_else(|| Error::Incomplete(format!("map {table} on side {side}")))
+    }
+}
+
+impl Store for KernelMaps {
+    fn active(&self) -> Result<Side, Error> {
+        let word = self.active.get(&0, 0).map_err(Error::map("ACTIVE"))?;
+        Side::from_word(word).ok_or(Error::SideWord(word))
+    }
+
+    fn activate(&mut self, side: Side) -> Result<(), Error> {
+        // The entries were stored by this thread inside earlier system calls. On a weakly ordered machine another CPU
+        // could see the side word first; a program's own reads are ordered by their address dependency on it.
+        // The two values of the word differ in one byte, so that no reader can see half of a store.
+        fence(Ordering::SeqCst);
+        self.active.set(0, side.word(), 0).map_err(Error::map("ACTIVE"))
+    }
+
+    fn grace(&mut self) -> Result<(), Error> {
+        self.grace.set(0, &self.grace_inner, 0).map_err(Error::map("GRACE"))
+    }
+
+    fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), Error> {
+        let map = create(&format!("{table}_{side}"), table.key_size(), table.value_size(), capacity)?;
+        pins::replace(&self.pins.inner(side, table), |path| pin(&map, path))?;
+        self.outer[table.index()].set(side.word(), &map, 0).map_err(Error::map(table.map()))?;
+        self.inner[side.index()][table.index()] = Some(map);
+        Ok(())
+    }
+
+    fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error> {
+        let map = self.inner(side, table)?;
+        let entry = entry(table);
+        if cfg!(feature = "fault-points") {
+            // The first half alone, as if the process had died inside the batch.
+            let half = keys.len() / entry.key / 2;
+            sys::update_batch(map, entry, &keys[..half * entry.key], &values[..half * entry.value])
+                .map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", table))?;
+            fault::point("mid-batch");
+        }
+        sys::update_batch(map, entry, keys, values).map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", table))
+    }
+
+    fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), Error> {
+        sys::delete_batch(self.inner(side, table)?, entry(table), keys)
+            .map_err(Error::syscall("BPF_MAP_DELETE_BATCH", table))
+    }
+}
+
+/// The sizes of a table's entries.
+pub(super) fn entry(table: Table) -> sys::Entry {
+    sys::Entry { key: table.key_size(), value: table.value_size() }
+}
+
+/// Makes a hash map; preallocated, as the template in the kernel object is, which the kernel compares.
+fn create(name: &str, key: usize, value: usize, capacity: u32) -> Result<MapData, Error> {
+    let hash = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
+    let map = aya_obj::Map::new_from_params(hash, key as u32, value as u32, capacity, 0);
+    MapData::create(map, name, None).map_err(Error::map(name))
+}
+
+fn pin(map: &MapData, path: &Path) -> Result<(), Error> {
+    map.pin(path).map_err(|it| Error::Pin { path: path.to_path_buf(), source: Box::new(it) })
+}
+
+/// A map of the kernel object that is pinned, and what must be there if its pin is.
+struct Pinned {
+    name: &'static str,
+    path: PathBuf,
+    shape: Shape,
+}
+
+/// What makes two maps interchangeable.
+#[derive(Debug, PartialEq)]
+struct Shape {
+    map_type: MapType,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { map_type, key_size, value_size, max_entries, flags } = self;
+        write!(
+            f,
+            "a map of type {map_type:?} with keys of {key_size} and values of {value_size} bytes, \
+             {max_entries} entries and flags {flags:#x}"
+        )
+    }
+}
+
+fn pinned_maps(pins: &Pins) -> Vec<Pinned> {
+    let word = size_of::<u32>() as u32;
+    let shape = |map_type, value_size, max_entries, flags| Shape {
+        map_type,
+        key_size: word,
+        value_size,
+        max_entries,
+        flags,
+    };
+    let storage = |value: usize| shape(MapType::SkStorage, value as u32, 0, BPF_F_NO_PREALLOC);
+    let mut maps = vec![
+        Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 1, 0) },
+        Pinned {
+            name: "CONNECTED",
+            path: pins.sockets().join("connected"),
+            shape: storage(size_of::<Connected>()),
+        },
+        Pinned {
+            name: "DATAGRAMS",
+            path: pins.sockets().join("datagrams"),
+            shape: storage(size_of::<Datagrams>()),
+        },
+    ];
+    maps.extend(Table::ALL.map(|table| Pinned {
+        name: table.map(),
+        path: pins.outer(table),
+        shape: shape(MapType::ArrayOfMaps, word, 2, 0),
+    }));
+    maps
+}
+
+impl Pinned {
+    /// aya 0.14 takes whatever is pinned without a look; a map of another shape would have the kernel write past our
+    /// buffers.
+    fn check(&self) -> Result<(), Error> {
+        let fd = match sys::obj_get(&self.path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            fd => fd.map_err(Error::syscall("BPF_OBJ_GET", self.path.display()))?,
+        };
+        let info = MapData::from_fd(fd).and_then(|it| it.info());
+        let found = info.and_then(|it| {
+            Ok(Shape {
+                map_type: it.map_type()?,
+                key_size: it.key_size(),
+                value_size: it.value_size(),
+                max_entries: it.max_entries(),
+                flags: it.map_flags(),
+            })
+        });
+        match found {
+            Ok(found) if found == self.shape => Ok(()),
+            found => Err(Error::ForeignPin {
+                path: self.path.clone(),
+                found: found.map_or_else(|_| "something that is not a map".into(), |it| it.to_string()),
+                expected: self.shape.to_string(),
+            }),
+        }
+    }
+}
+
+/// Reads a map by its pin, for `dump`: its keys and values, one after the other.
+pub(super) fn read(path: &Path, entry: sys::Entry) -> Result<(Vec<u8>, Vec<u8>), Error> {
+    let fd = sys::obj_get(path).map_err(Error::syscall("BPF_OBJ_GET", path.display()))?;
+    let map = MapData::from_fd(fd).map_err(Error::map(path.display()))?;
+    let info = map.info().map_err(Error::map(path.display()))?;
+    let sizes = (info.key_size() as usize, info.value_size() as usize);
+    if sizes != (entry.key, entry.value) {
+        return Err(Error::ForeignPin {
+            path: path.to_path_buf(),
+            found: format!("a map with keys of {} and values of {} bytes", sizes.0, sizes.1),
+            expected: format!("keys of {} and values of {} bytes", entry.key, entry.value),
+        });
+    }
+    sys::lookup_all(map.fd().as_fd(), entry, info.max_entries())
+        .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", path.display()))
+}
+
+/// Reads the side word by its pin, for `dump`.
+pub(super) fn read_active(pins: &Pins) -> Result<Side, Error> {
+    let path = pins.active();
+    let fd = sys::obj_get(&path).map_err(Error::syscall("BPF_OBJ_GET", path.display()))?;
+    let map = MapData::from_fd(fd).and_then(Map::from_map_data).map_err(Error::map(path.display()))?;
+    let array: Array<MapData, u32> = Array::try_from(map).map_err(Error::map(path.display()))?;
+    let word = array.get(&0, 0).map_err(Error::map(path.display()))?;
+    Side::from_word(word).ok_or(Error::SideWord(word))
+}

@@ -1,0 +1,140 @@
+//! The data plane of this node: everything between a state in hand and sockets that obey it.
+
+use std::path::{Path, PathBuf};
+
+use aya::Ebpf;
+use model::state::NodeState;
+
+use super::{
+    error::Error,
+    hooks::{self, Cgroup},
+    kernel::{self, KernelMaps},
+    pins::{self, PinLock, Pins},
+    plane::{Applied, Plane},
+};
+use crate::Rejected;
+
+/// Where the data plane lives.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The cgroup whose sockets are translated; the root of the first cgroup2 mount if none is named.
+    pub cgroup: Option<PathBuf>,
+    /// The folder for pins, on a bpf file system.
+    pub pin_dir: PathBuf,
+}
+
+/// The data plane of this node. It goes on serving when this value is dropped.
+pub struct Node {
+    plane: Plane<KernelMaps>,
+    ebpf: Ebpf,
+    cgroup: Cgroup,
+    pins: Pins,
+    attached: bool,
+    _lock: PinLock,
+}
+
+/// What an apply did.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// How many Services were new, changed or gone.
+    pub changed_services: usize,
+    /// How many Services there are.
+    pub services: usize,
+    /// How many map entries were written before the flip.
+    pub entries: usize,
+    /// Whether another generation is in force than before.
+    pub flipped: bool,
+    /// What is not served, and why.
+    pub rejected: Vec<Rejected>,
+}
+
+impl Node {
+    /// Takes over what is pinned, or prepares what is missing. Nothing is attached before the first state is applied,
+    /// and what an earlier instance attached goes on serving its last state.
+    ///
+    /// # Errors
+    ///
+    /// Whatever served before goes on serving.
+    pub fn start(options: &Options) -> Result<Self, Error> {
+        let cgroup = Cgroup::open(options.cgroup.as_deref())?;
+        let pins = Pins::new(&options.pin_dir);
+        let lock = pins.prepare()?;
+        let (mut ebpf, maps) = kernel::load(&pins)?;
+        hooks::load(&mut ebpf)?;
+        let plane = Plane::new(maps)?;
+        tracing::info!(cgroup = %cgroup.path().display(), pins = %pins.dir().display(), "ready for the first state");
+        Ok(Self { plane, ebpf, cgroup, pins, attached: false, _lock: lock })
+    }
+
+    /// Brings a state into force, for all sockets at one moment.
+    ///
+    /// # Errors
+    ///
+    /// What was in force stays in force; the next call tries everything again.
+    pub fn apply(&mut self, state: &NodeState) -> Result<Report, Error> {
+        let Applied { services, entries, flipped } = self.plane.apply(state)?;
+        if !self.attached {
+            self.attach()?;
+        }
+        Ok(Report {
+            changed_services: services,
+            services: self.plane.services(),
+            entries,
+            flipped,
+            rejected: self.plane.rejected(),
+        })
+    }
+
+    /// Waits until no program reads the generation before, and readies its maps for the next change.
+    /// To be called when there is nothing more urgent; the next [`Node::apply`] does it otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Node::apply`].
+    pub fn settle(&mut self) -> Result<(), Error> {
+        self.plane.settle()
+    }
+
+    /// The maps of this version hold a whole generation: have sockets use it, and take older versions away.
+    fn attach(&mut self) -> Result<(), Error> {
+        let attached = hooks::attach(&mut self.ebpf, &self.cgroup, &self.pins)?;
+        self.attached = true;
+        let removed = self.pins.remove_other_layouts()?;
+        tracing::info!(
+            made = attached.made,
+            updated = attached.updated,
+            removed = removed.join(","),
+            "attached to {}",
+            self.cgroup.path().display()
+        );
+        Ok(())
+    }
+}
+
+/// What `cleanup` did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cleaned {
+    /// Everything is gone.
+    Removed,
+    /// There was nothing.
+    Nothing,
+}
+
+/// Detaches every program and removes every map. Sockets that are connected stay so.
+///
+/// # Errors
+///
+/// What could not be removed is named; what was removed stays removed.
+pub fn cleanup(pin_dir: &Path) -> Result<Cleaned, Error> {
+    let pins = Pins::new(pin_dir);
+    if !pins.is_present() {
+        return Ok(Cleaned::Nothing);
+    }
+    let _lock = pins.lock()?;
+    // First those that lead away: what is translated can be translated back to the last.
+    for hook in hooks::HOOKS.into_iter().rev() {
+        pins::remove_pin(&pins.links().join(hook))?;
+    }
+    pins::remove_tree(pins.dir())?;
+    Ok(Cleaned::Removed)
+}

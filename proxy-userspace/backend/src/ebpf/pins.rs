@@ -1,0 +1,212 @@
+//! Where everything is pinned, so that it outlives the process.
+//!
+//! ```text
+//! PIN_DIR/links/connect4 …          links, whatever the version: they are updated, never made anew
+//! PIN_DIR/sockets1/{connected,datagrams}   what sockets remember; the version of proxy_common::socket
+//! PIN_DIR/v1/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
+//! PIN_DIR/v1/side0/frontends4 …     the inner maps
+//! PIN_DIR/v1/programs/connect4 …    the programs
+//! ```
+//!
+//! The one rule: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.
+
+use std::{
+    fs::{self, File},
+    io::{self, ErrorKind},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    fcntl::{Flock, FlockArg},
+    mount::{MsFlags, mount},
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
+use proxy_common::{LAYOUT_VERSION, SOCKETS_VERSION};
+
+use super::{
+    error::Error,
+    store::{Side, Table},
+};
+
+/// Where the bpf file system usually is, and where we mount it if it is not.
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// The folder of all pins.
+#[derive(Clone, Debug)]
+pub(super) struct Pins {
+    dir: PathBuf,
+}
+
+/// Nobody else works on the pins while this is alive.
+#[derive(Debug)]
+pub(super) struct PinLock {
+    _lock: Flock<File>,
+}
+
+impl Pins {
+    /// The pins below `dir`.
+    pub(super) fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_path_buf() }
+    }
+
+    /// The folder itself.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Makes the folders, mounting a bpf file system at its usual place if there is none, and keeps others out.
+    pub(super) fn prepare(&self) -> Result<PinLock, Error> {
+        if self.dir.components().any(|it| it.as_os_str().as_encoded_bytes().contains(&b'.')) {
+            return Err(Error::DottedPinDir(self.dir.clone()));
+        }
+        if !is_bpffs(&self.dir)? {
+            if !self.dir.starts_with(BPFFS) {
+                return Err(Error::NotBpffs(self.dir.clone()));
+            }
+            mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)
+                .map_err(Error::errno("mount(bpf)", BPFFS))?;
+            tracing::info!("mounted a bpf file system at {BPFFS}");
+        }
+        create_dir(&self.dir)?;
+        let lock = self.lock()?;
+        create_dir(&self.links())?;
+        create_dir(&self.sockets())?;
+        create_dir(&self.programs())?;
+        for side in Side::BOTH {
+            create_dir(&self.side(side))?;
+        }
+        Ok(lock)
+    }
+
+    /// Keeps others out of a folder that is there.
+    pub(super) fn lock(&self) -> Result<PinLock, Error> {
+        let dir = File::open(&self.dir).map_err(Error::syscall("open", self.dir.display()))?;
+        match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(PinLock { _lock: lock }),
+            Err((_, nix::Error::EWOULDBLOCK)) => Err(Error::Locked(self.dir.clone())),
+            Err((_, errno)) => Err(Error::errno("flock", self.dir.display())(errno)),
+        }
+    }
+
+    /// The folder of links.
+    pub(super) fn links(&self) -> PathBuf {
+        self.dir.join("links")
+    }
+
+    /// The folder of this version's tables.
+    pub(super) fn layout(&self) -> PathBuf {
+        self.dir.join(format!("v{LAYOUT_VERSION}"))
+    }
+
+    /// The folder of what sockets remember.
+    pub(super) fn sockets(&self) -> PathBuf {
+        self.dir.join(format!("sockets{SOCKETS_VERSION}"))
+    }
+
+    /// The folder of this version's programs.
+    pub(super) fn programs(&self) -> PathBuf {
+        self.layout().join("programs")
+    }
+
+    /// The side word.
+    pub(super) fn active(&self) -> PathBuf {
+        self.layout().join("active")
+    }
+
+    /// The outer map of a table.
+    pub(super) fn outer(&self, table: Table) -> PathBuf {
+        self.layout().join(table.name())
+    }
+
+    /// A side's map of a table.
+    pub(super) fn inner(&self, side: Side, table: Table) -> PathBuf {
+        self.side(side).join(table.name())
+    }
+
+    fn side(&self, side: Side) -> PathBuf {
+        self.layout().join(format!("side{side}"))
+    }
+
+    /// Whether tables of any version are there.
+    pub(super) fn is_present(&self) -> bool {
+        self.dir.exists()
+    }
+
+    /// Takes away the tables of other versions. To be called when no link leads to their programs any more.
+    pub(super) fn remove_other_layouts(&self) -> Result<Vec<String>, Error> {
+        let mut removed = Vec::new();
+        for entry in read_dir(&self.dir)? {
+            let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let is_layout = name.strip_prefix('v').is_some_and(|it| it.parse::<u32>().is_ok());
+            if is_layout && entry != self.layout() {
+                remove_tree(&entry)?;
+                removed.push(name);
+            }
+        }
+        Ok(removed)
+    }
+}
+
+/// Pins something by `pin` beside `path`, and then has it take its place.
+pub(super) fn replace<E: Into<Error>>(
+    path: &Path,
+    pin: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), Error> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push("_new");
+    let beside = PathBuf::from(beside);
+    // Somebody may have died between the two steps.
+    remove_pin(&beside)?;
+    pin(&beside).map_err(Into::into)?;
+    fs::rename(&beside, path).map_err(Error::syscall("rename", path.display()))
+}
+
+/// Removes a folder with all that is in it, and says what it cannot remove.
+pub(super) fn remove_tree(path: &Path) -> Result<(), Error> {
+    for entry in read_dir(path)? {
+        if entry.is_dir() {
+            remove_tree(&entry)?;
+        } else {
+            remove_pin(&entry)?;
+        }
+    }
+    match fs::remove_dir(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Error::syscall("rmdir", path.display())(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes one pin, if it is there.
+pub(super) fn remove_pin(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Error::syscall("unlink", path.display())(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn read_dir(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    let failed = || Error::syscall("readdir", path.display());
+    let entries = match fs::read_dir(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed())?,
+    };
+    let mut paths =
+        entries.map(|it| it.map(|it| it.path())).collect::<io::Result<Vec<_>>>().map_err(failed())?;
+    paths.sort_unstable();
+    Ok(paths)
+}
+
+fn create_dir(path: &Path) -> Result<(), Error> {
+    fs::create_dir_all(path).map_err(Error::syscall("mkdir", path.display()))
+}
+
+/// Whether a path lies, or would lie, on a bpf file system.
+fn is_bpffs(path: &Path) -> Result<bool, Error> {
+    let there = path.ancestors().find(|it| it.exists()).unwrap_or(Path::new("/"));
+    let stat = statfs(there).map_err(Error::errno("statfs", there.display()))?;
+    Ok(stat.filesystem_type() == BPF_FS_MAGIC)
+}

@@ -1,0 +1,151 @@
+//! Raw bpf(2): the few commands that aya 0.14 has no call for. The only `unsafe` of user space.
+//!
+//! The one rule: every buffer handed to the kernel is as long as the kernel will read or write, checked here.
+
+#![expect(
+    unsafe_code,
+    reason = "bpf(2) takes a union of raw pointers, and aya 0.14 offers neither batches nor link updates"
+)]
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+};
+
+use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_link_info};
+
+/// Calls bpf(2).
+///
+/// # Safety
+///
+/// Every pointer in `attr` must be valid for what `command` does with it.
+unsafe fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i64> {
+    let size = size_of::<bpf_attr>();
+    // SAFETY: `attr` is valid for `size` bytes; what it points to is the caller's promise.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command as u32, std::ptr::from_mut(attr), size) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// An attribute of zeroes, as the kernel wants what is not used.
+fn attr() -> bpf_attr {
+    // SAFETY: a union of integers and arrays of them: all zeroes is a value of each.
+    unsafe { std::mem::zeroed() }
+}
+
+fn fd(fd: BorrowedFd<'_>) -> u32 {
+    fd.as_raw_fd().cast_unsigned()
+}
+
+/// Opens the object pinned at `path`: a map, a program or a link. `NotFound` if there is none.
+pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = attr();
+    attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
+    // SAFETY: `path` is a C string that outlives the call.
+    let opened = unsafe { bpf(bpf_cmd::BPF_OBJ_GET, &mut attr) }?;
+    let opened = RawFd::try_from(opened).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this file descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(opened) })
+}
+
+/// Puts another program under a link; there is no moment without one (Linux 5.7).
+pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = attr();
+    attr.link_update.link_fd = fd(link);
+    attr.link_update.__bindgen_anon_1.new_prog_fd = fd(program);
+    // SAFETY: no pointers.
+    unsafe { bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr) }.map(drop)
+}
+
+/// What a cgroup link holds together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CgroupLink {
+    /// The id of the cgroup, its inode number; 0 once the cgroup is gone.
+    pub(super) cgroup: u64,
+}
+
+/// Asks which cgroup a link is attached to.
+pub(super) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<CgroupLink> {
+    // SAFETY: a struct of integers: all zeroes is a value of it.
+    let mut info: bpf_link_info = unsafe { std::mem::zeroed() };
+    let mut attr = attr();
+    attr.info.bpf_fd = fd(link);
+    attr.info.info_len = size_of::<bpf_link_info>() as u32;
+    attr.info.info = std::ptr::from_mut(&mut info) as u64;
+    // SAFETY: `info` is valid for the length given, and outlives the call.
+    unsafe { bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    // SAFETY: a link of another kind leaves zeroes or other integers here; both are values.
+    Ok(CgroupLink { cgroup: unsafe { info.__bindgen_anon_1.cgroup.cgroup_id } })
+}
+
+/// The sizes of one entry of a map, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    /// Of a key.
+    pub(super) key: usize,
+    /// Of a value.
+    pub(super) value: usize,
+}
+
+impl Entry {
+    /// How many entries `keys` has, as the kernel counts.
+    fn count(self, keys: &[u8]) -> u32 {
+        assert_eq!(keys.len() % self.key, 0, "whole keys");
+        u32::try_from(keys.len() / self.key).expect("fewer than 2^32 entries in memory")
+    }
+}
+
+/// Writes entries into a hash map (Linux 5.6). Not atomic: on an error, some may be there.
+pub(super) fn update_batch(map: BorrowedFd<'_>, entry: Entry, keys: &[u8], values: &[u8]) -> io::Result<()> {
+    let count = entry.count(keys);
+    assert_eq!(values.len(), count as usize * entry.value, "a value for each key");
+    let mut attr = attr();
+    attr.batch.map_fd = fd(map);
+    attr.batch.keys = keys.as_ptr() as u64;
+    attr.batch.values = values.as_ptr() as u64;
+    attr.batch.count = count;
+    // SAFETY: the kernel reads `count` keys and values, which is what the slices hold.
+    unsafe { bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut attr) }.map(drop)
+}
+
+/// Deletes entries from a hash map (Linux 5.6). `NotFound` if one is not there; some may then be deleted.
+pub(super) fn delete_batch(map: BorrowedFd<'_>, entry: Entry, keys: &[u8]) -> io::Result<()> {
+    let mut attr = attr();
+    attr.batch.map_fd = fd(map);
+    attr.batch.keys = keys.as_ptr() as u64;
+    attr.batch.count = entry.count(keys);
+    // SAFETY: the kernel reads `count` keys, which is what the slice holds.
+    unsafe { bpf(bpf_cmd::BPF_MAP_DELETE_BATCH, &mut attr) }.map(drop)
+}
+
+/// Reads a whole hash map of at most `capacity` entries (Linux 5.6): keys and values, one after the other.
+pub(super) fn lookup_all(map: BorrowedFd<'_>, entry: Entry, capacity: u32) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    // The kernel's place in the map; for a hash a u32, room for more costs nothing.
+    let mut place = [0_u64; 4];
+    let mut keys = vec![0; capacity as usize * entry.key];
+    let mut values = vec![0; capacity as usize * entry.value];
+    let mut attr = attr();
+    attr.batch.map_fd = fd(map);
+    attr.batch.out_batch = place.as_mut_ptr() as u64;
+    attr.batch.keys = keys.as_mut_ptr() as u64;
+    attr.batch.values = values.as_mut_ptr() as u64;
+    attr.batch.count = capacity;
+    // SAFETY: the kernel writes at most `count` keys and values, for which there is room, and its place.
+    let result = unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) };
+    match result {
+        Ok(_) => {}
+        // The end of the map was reached: it is all there.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+        Err(error) => return Err(error),
+    }
+    // SAFETY: the field the kernel wrote; an integer.
+    let count = unsafe { attr.batch.count } as usize;
+    keys.truncate(count * entry.key);
+    values.truncate(count * entry.value);
+    Ok((keys, values))
+}

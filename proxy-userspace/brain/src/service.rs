@@ -1,0 +1,104 @@
+//! One Service: whether it is served, at which addresses, and by whom.
+
+use std::net::IpAddr;
+
+use model::{
+    Family,
+    facts::{self, EndpointSlice},
+    state::{PerFamily, Service, ServiceKind, ServicePort, ServiceState, TrafficPolicy},
+};
+
+use crate::{NodeView, Options, endpoints, select};
+
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+/// The state of one Service on one node, from the slices that name it; none if it is not served.
+///
+/// The order of the slices and of what is in them does not matter.
+pub fn service_state<'a>(
+    service: &facts::Service,
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    node: NodeView<'_>,
+    options: &Options,
+) -> Option<ServiceState> {
+    let kind = service.kind?;
+    if service.cluster_ips.is_empty() || service.proxy_name != options.service_proxy_name {
+        return None;
+    }
+    let mut state = frontends(service, kind, options);
+    let slices: Vec<_> = slices.into_iter().filter(|slice| !slice.headless).collect();
+
+    let mut served = Vec::new();
+    for (index, port) in service.ports.iter().enumerate() {
+        let Ok(index) = u16::try_from(index) else { break };
+        for family in FAMILIES.into_iter().filter(|it| has_family(service, *it)) {
+            let candidates = endpoints::candidates(&slices, port, family);
+            let question = select::Question {
+                internal: service.internal_policy,
+                external: service.external_policy,
+                from_outside: reachable_from_outside(&state, port, family),
+                node,
+            };
+            let answer = select::select(&candidates, &question);
+            *state.ports[usize::from(index)].usable.of_mut(family) = answer.usable;
+            let chosen = candidates.iter().zip(answer.scopes).filter(|(_, scopes)| !scopes.is_empty());
+            served.extend(
+                chosen.map(|(candidate, scopes)| endpoints::Served::new(candidate, index, scopes, node)),
+            );
+        }
+    }
+    Some(ServiceState { service: state, endpoints: endpoints::assemble(served) })
+}
+
+/// The Service with its addresses, its ports not yet known to be usable.
+fn frontends(service: &facts::Service, kind: ServiceKind, options: &Options) -> Service {
+    // Without a cluster IP in a family there is no frontend in that family.
+    let addresses = |from: &[IpAddr]| -> Vec<IpAddr> {
+        by_family(from, |it| Family::of(*it)).filter(|it| has_family(service, Family::of(*it))).collect()
+    };
+    let load_balancer_ips = addresses(&service.load_balancer_ips);
+    let guarded = |family| load_balancer_ips.iter().any(|it| Family::of(*it) == family);
+    let range_family = |range: &ipnet::IpNet| Family::of(range.addr());
+    let source_ranges =
+        by_family(&service.source_ranges, range_family).filter(|it| guarded(range_family(it))).collect();
+    let has_health_check =
+        kind == ServiceKind::LoadBalancer && service.external_policy == TrafficPolicy::Local;
+    let ports = service.ports.iter().map(|port| ServicePort {
+        name: port.name.clone(),
+        protocol: port.protocol,
+        port: port.port,
+        node_port: port.node_port,
+        target_port: port.target_port.clone(),
+        usable: PerFamily::default(),
+    });
+    Service {
+        name: service.name.clone(),
+        kind,
+        cluster_ips: service.cluster_ips.clone(),
+        external_ips: if options.external_ips { addresses(&service.external_ips) } else { Vec::new() },
+        source_ranges,
+        load_balancer_ips,
+        ports: ports.collect(),
+        internal_policy: service.internal_policy,
+        external_policy: service.external_policy,
+        affinity: service.affinity,
+        health_check_node_port: service.health_check_node_port.filter(|_| has_health_check),
+    }
+}
+
+/// The items of IPv4 and then those of IPv6, each in their own order: how they travel, too.
+fn by_family<T: Copy>(items: &[T], family: impl Fn(&T) -> Family) -> impl Iterator<Item = T> {
+    FAMILIES
+        .into_iter()
+        .flat_map(move |it| items.iter().filter(|item| family(item) == it).copied().collect::<Vec<_>>())
+}
+
+fn has_family(service: &facts::Service, family: Family) -> bool {
+    service.cluster_ips.iter().any(|it| Family::of(*it) == family)
+}
+
+/// Whether a port has a node port, an external IP or a load balancer IP in this family.
+fn reachable_from_outside(state: &Service, port: &facts::ServicePort, family: Family) -> bool {
+    let mut addresses = state.external_ips.iter().chain(&state.load_balancer_ips);
+    port.node_port.is_some() || addresses.any(|it| Family::of(*it) == family)
+}

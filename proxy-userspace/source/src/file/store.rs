@@ -1,0 +1,144 @@
+//! What every file said when it last made sense.
+//!
+//! The one rule: a file that is broken, half-written or just being replaced goes on meaning what it meant.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use model::facts::Facts;
+use tokio::time::Instant;
+
+use super::{
+    folder, merge,
+    parse::{Format, Parsed, parse},
+};
+use crate::Snapshot;
+
+/// How long a file that has become empty or is gone is taken to be in the middle of being replaced.
+pub(super) const GRACE: Duration = Duration::from_millis(200);
+
+/// The files of a source.
+#[derive(Debug)]
+pub(super) struct Store {
+    path: PathBuf,
+    files: BTreeMap<PathBuf, File>,
+    /// Why the list of files could not be read, the last time.
+    unlisted: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct File {
+    seen: Option<Signature>,
+    good: Option<Arc<Parsed>>,
+    problem: Option<String>,
+    /// Since when it looks as if it was being replaced.
+    suspect: Option<Instant>,
+}
+
+/// What changes whenever a file does.
+type Signature = (u64, u64, u64, i64, i64, i64, i64);
+
+fn signature(path: &Path) -> io::Result<Signature> {
+    let it = fs::metadata(path)?;
+    Ok((it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec(), it.ctime(), it.ctime_nsec()))
+}
+
+impl Store {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, files: BTreeMap::new(), unlisted: None }
+    }
+
+    /// Reads what has changed since the last time, and in any case the files in `touched`.
+    pub(super) fn refresh(&mut self, touched: &BTreeSet<PathBuf>, now: Instant) {
+        let listed = match folder::list(&self.path) {
+            Ok(listed) => listed,
+            Err(error) => {
+                let path = self.path.display();
+                self.unlisted = Some(format!("{path}: {error}; what was read before is kept"));
+                return;
+            }
+        };
+        self.unlisted = None;
+        for path in &listed {
+            let file = self.files.entry(path.clone()).or_default();
+            file.refresh(path, touched.contains(path), now);
+        }
+        for (path, file) in &mut self.files {
+            if !listed.contains(path) {
+                file.suspect.get_or_insert(now);
+                file.seen = None;
+            }
+        }
+        self.files.retain(|path, it| {
+            listed.contains(path)
+                || (it.good.is_some() && it.suspect.is_some_and(|since| now < since + GRACE))
+        });
+    }
+
+    /// When to look again although nothing may have changed by then.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        self.files.values().filter_map(|it| it.suspect).min().map(|since| since + GRACE)
+    }
+
+    /// Everything the files say; none if there are files and none of them has ever made sense.
+    pub(super) fn snapshot(&self, before: &Facts) -> Option<Snapshot> {
+        if !self.files.is_empty() && self.files.values().all(|it| it.good.is_none()) {
+            return None;
+        }
+        let parsed = self.files.iter().filter_map(|(path, it)| Some((path.as_path(), &**it.good.as_ref()?)));
+        let mut snapshot = merge::merge(parsed, before);
+        snapshot.problems.extend(self.problems());
+        Some(snapshot)
+    }
+
+    /// What is wrong with the files.
+    pub(super) fn problems(&self) -> impl Iterator<Item = String> {
+        self.unlisted.iter().chain(self.files.values().filter_map(|it| it.problem.as_ref())).cloned()
+    }
+}
+
+impl File {
+    fn refresh(&mut self, path: &Path, touched: bool, now: Instant) {
+        let signature = signature(path).ok();
+        if signature.is_some() && signature == self.seen && !touched && self.suspect.is_none() {
+            return;
+        }
+        let bytes = match fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                self.seen = None;
+                self.problem = Some(format!("{}: {error}; {}", path.display(), self.consequence()));
+                return;
+            }
+        };
+        self.seen = signature;
+        let meant_something = self.good.as_ref().is_some_and(|it| !it.objects.is_empty());
+        if bytes.trim_ascii().is_empty() && meant_something {
+            let since = *self.suspect.get_or_insert(now);
+            if now < since + GRACE {
+                return;
+            }
+        }
+        self.suspect = None;
+        match parse(&path.display().to_string(), &bytes, Format::of(path)) {
+            Ok(parsed) => {
+                self.good = Some(Arc::new(parsed));
+                self.problem = None;
+            }
+            Err(error) => self.problem = Some(format!("{error}; {}", self.consequence())),
+        }
+    }
+
+    fn consequence(&self) -> &'static str {
+        match self.good {
+            Some(_) => "what the file said before is kept",
+            None => "nothing of the file is served",
+        }
+    }
+}

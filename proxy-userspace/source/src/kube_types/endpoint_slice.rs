@@ -1,0 +1,102 @@
+//! `discovery.k8s.io/v1 EndpointSlice` to a fact.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::discovery::v1;
+use model::{
+    Family, ServiceName,
+    facts::{self, Conditions, SliceName, SlicePort},
+};
+
+use super::{Converted, label, label_of, names_of, refuse::Refuse};
+
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+const HEADLESS: &str = "service.kubernetes.io/headless";
+
+/// Reads an EndpointSlice.
+///
+/// There is no object if the slice lists names (`FQDN`) or no label says to which Service it belongs.
+pub fn endpoint_slice(slice: &v1::EndpointSlice) -> Converted<facts::EndpointSlice> {
+    let mut refuse = Refuse::new(label_of("EndpointSlice", &slice.metadata));
+    let object = read(slice, &mut refuse);
+    Converted { object, rejected: refuse.into_rejected() }
+}
+
+fn read(slice: &v1::EndpointSlice, refuse: &mut Refuse) -> Option<facts::EndpointSlice> {
+    let meta = &slice.metadata;
+    let family = match slice.address_type.as_str() {
+        "IPv4" => Family::V4,
+        "IPv6" => Family::V6,
+        "FQDN" => return None,
+        other => {
+            refuse.push("addressType", format!("{other:?} is not known; write IPv4 or IPv6"));
+            return None;
+        }
+    };
+    let service = label(meta, SERVICE_NAME).filter(|it| !it.is_empty())?;
+    let (namespace, name) = names_of(meta, refuse)?;
+    let service = refuse.name(format_args!("metadata.labels[{SERVICE_NAME}]"), service)?;
+    let ports = slice.ports.iter().flatten().enumerate();
+    let endpoints = slice.endpoints.iter().flatten().enumerate();
+    Some(facts::EndpointSlice {
+        service: ServiceName { namespace: namespace.clone(), name: service },
+        name: SliceName { namespace, name },
+        headless: label(meta, HEADLESS).is_some(),
+        family,
+        ports: ports.filter_map(|(index, it)| port(index, it, refuse)).collect(),
+        endpoints: endpoints.filter_map(|(index, it)| endpoint(index, it, family, refuse)).collect(),
+    })
+}
+
+/// A port without a number stands for all ports: it is no target, and nothing is wrong with it.
+fn port(index: usize, port: &v1::EndpointPort, refuse: &mut Refuse) -> Option<SlicePort> {
+    let number = port.port?;
+    Some(SlicePort {
+        name: port.name.clone().unwrap_or_default(),
+        protocol: refuse.protocol(format_args!("ports[{index}].protocol"), port.protocol.as_deref())?,
+        port: refuse.port(format_args!("ports[{index}].port"), number)?,
+    })
+}
+
+fn endpoint(
+    index: usize,
+    endpoint: &v1::Endpoint,
+    family: Family,
+    refuse: &mut Refuse,
+) -> Option<facts::Endpoint> {
+    let field = format!("endpoints[{index}].addresses[0]");
+    let Some(text) = endpoint.addresses.first() else {
+        refuse.push(field, "there is no address; write one");
+        return None;
+    };
+    let address = refuse.address(&field, text)?;
+    if Family::of(address) != family {
+        refuse.push(field, format!("{text:?} is not of the slice's addressType; give each family a slice"));
+        return None;
+    }
+    let conditions = endpoint.conditions.as_ref();
+    let hints = endpoint.hints.as_ref();
+    let pod = endpoint.target_ref.as_ref().filter(|it| it.kind.as_deref() == Some("Pod"));
+    let pod = pod.and_then(|it| it.name.as_deref()).filter(|it| !it.is_empty());
+    Some(facts::Endpoint {
+        address,
+        conditions: Conditions {
+            ready: conditions.and_then(|it| it.ready).unwrap_or(true),
+            serving: conditions.and_then(|it| it.serving).unwrap_or(true),
+            terminating: conditions.and_then(|it| it.terminating).unwrap_or(false),
+        },
+        node: endpoint.node_name.as_deref().filter(|it| !it.is_empty()).map(Arc::from),
+        pod: pod.and_then(|it| refuse.name(format_args!("endpoints[{index}].targetRef.name"), it)),
+        hostname: endpoint.hostname.clone().unwrap_or_default(),
+        node_hints: names(hints.and_then(|it| it.for_nodes.as_deref()), |it| &it.name),
+        zone_hints: names(hints.and_then(|it| it.for_zones.as_deref()), |it| &it.name),
+    })
+}
+
+/// The names in a list of hints, sorted.
+fn names<T>(hints: Option<&[T]>, name: impl Fn(&T) -> &String) -> Vec<Arc<str>> {
+    let mut names: Vec<Arc<str>> =
+        hints.iter().copied().flatten().map(|it| name(it).as_str().into()).collect();
+    names.sort();
+    names
+}
