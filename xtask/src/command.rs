@@ -42,7 +42,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Like [`output`] for what is tried only: kept quiet, and killed after `limit`. An error is what stderr said last.
+/// Like [`output`] for what is tried only: kept quiet, and killed after `limit`. The error is what stderr said.
 pub(crate) fn attempt(command: &mut Command, limit: Duration) -> Result<()> {
     let mut child = command
         .stdin(Stdio::null())
@@ -55,7 +55,9 @@ pub(crate) fn attempt(command: &mut Command, limit: Duration) -> Result<()> {
         let mut text = Vec::new();
         // Whatever could be read is what there is to tell.
         let _ = stderr.read_to_end(&mut text);
-        String::from_utf8_lossy(&text).trim().lines().last().unwrap_or_default().to_owned()
+        let text = String::from_utf8_lossy(&text);
+        let error = text.lines().find(|it| it.starts_with("error"));
+        error.or(text.trim().lines().last()).unwrap_or_default().to_owned()
     });
     let started = Instant::now();
     let status = loop {

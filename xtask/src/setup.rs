@@ -165,7 +165,7 @@ fn rustup_add_sources() -> Result<()> {
     let mut command = Command::new("rustup");
     command.args(["component", "add", "rust-src"]).current_dir(workspace());
     // Without a network one look is enough.
-    command.env("RUSTUP_MAX_RETRIES", "0");
+    command.env("RUSTUP_MAX_RETRIES", "0").env("RUST_BACKTRACE", "0");
     attempt(&mut command, Duration::from_secs(120))
 }
 

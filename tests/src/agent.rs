@@ -1,0 +1,212 @@
+//! The proxy itself, as a process.
+//! The one rule: what it says is kept, and shown when a test fails.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::{self, File},
+    os::unix::process::ExitStatusExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{Sandbox, eventually};
+
+/// How to start a proxy.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    binary: PathBuf,
+    arguments: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+}
+
+impl Setting {
+    /// `BINARY run` on a folder of manifests, for one node, in a sandbox.
+    #[must_use]
+    pub fn new(binary: &Path, sandbox: &Sandbox, manifests: &Path, node: &str) -> Self {
+        let mut source = OsString::from("file:");
+        source.push(manifests);
+        let arguments: [&OsStr; 9] = [
+            "run".as_ref(),
+            "--source".as_ref(),
+            &source,
+            "--node-name".as_ref(),
+            node.as_ref(),
+            "--cgroup".as_ref(),
+            sandbox.cgroup().as_ref(),
+            "--pin-dir".as_ref(),
+            sandbox.pins().as_ref(),
+        ];
+        let arguments = arguments.iter().map(|&it| it.to_owned()).collect();
+        Self { binary: binary.to_owned(), arguments, environment: Vec::new() }
+    }
+
+    /// Another argument.
+    #[must_use]
+    pub fn argument(mut self, argument: impl Into<OsString>) -> Self {
+        self.arguments.push(argument.into());
+        self
+    }
+
+    /// An environment variable.
+    #[must_use]
+    pub fn environment(mut self, key: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.environment.push((key.into(), value.into()));
+        self
+    }
+
+    /// Another binary, for an upgrade.
+    #[must_use]
+    pub fn binary(mut self, binary: &Path) -> Self {
+        binary.clone_into(&mut self.binary);
+        self
+    }
+
+    /// The command line, as one would type it.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let words =
+            std::iter::once(self.binary.as_os_str()).chain(self.arguments.iter().map(OsString::as_os_str));
+        words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Starts it, inside the sandbox's cgroup, so that it cannot outlive the sandbox.
+    ///
+    /// # Errors
+    ///
+    /// If the binary cannot be started.
+    pub fn start(&self, sandbox: &Sandbox) -> Result<Agent> {
+        let log = sandbox.files().join(format!("agent-{}.log", count(sandbox.files())));
+        let stderr = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+        let child = Command::new(&self.binary)
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(key, value)| (key, value)))
+            .stdin(Stdio::null())
+            .stdout(stderr.try_clone()?)
+            .stderr(stderr)
+            .spawn()
+            .with_context(|| format!("cannot start `{}`", self.line()))?;
+        let agent = Agent { child, log, left: false };
+        sandbox.adopt(agent.process())?;
+        Ok(agent)
+    }
+}
+
+fn count(folder: &Path) -> usize {
+    fs::read_dir(folder).map_or(0, |it| {
+        it.flatten().filter(|file| file.file_name().to_string_lossy().starts_with("agent-")).count()
+    })
+}
+
+/// A running proxy; killed when dropped.
+#[derive(Debug)]
+pub struct Agent {
+    child: Child,
+    log: PathBuf,
+    left: bool,
+}
+
+impl Agent {
+    /// Its process id.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has said so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Kills it without a chance to do anything, and waits until it is gone.
+    ///
+    /// # Errors
+    ///
+    /// If it was gone before.
+    pub fn kill9(mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the agent ended by itself: {status}\n{}", self.log());
+        }
+        self.child.kill()?;
+        let status = self.child.wait()?;
+        if status.signal() != Some(Signal::SIGKILL as i32) {
+            bail!("the agent ended by itself: {status}\n{}", self.log());
+        }
+        Ok(())
+    }
+
+    /// Asks it to end, and waits until it has.
+    ///
+    /// # Errors
+    ///
+    /// If it does not end within five seconds.
+    pub fn terminate(mut self) -> Result<ExitStatus> {
+        kill(Pid::from_raw(self.process().cast_signed()), Signal::SIGTERM).context("kill(SIGTERM)")?;
+        self.wait(Duration::from_secs(5))
+    }
+
+    /// Waits until it ends by itself.
+    ///
+    /// # Errors
+    ///
+    /// If it does not within `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let mut status = None;
+        let ended = eventually(limit, || {
+            status = self.child.try_wait().ok().flatten();
+            status.is_some()
+        });
+        match status {
+            Some(status) if ended => Ok(status),
+            _ => bail!("the agent still runs after {} s\n{}", limit.as_secs(), self.log()),
+        }
+    }
+
+    /// Waits until `ready` holds.
+    ///
+    /// # Errors
+    ///
+    /// If the agent ends first, or it does not hold within `limit`: with all it said.
+    pub fn wait_until(&mut self, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
+        let mut ended = None;
+        let done = eventually(limit, || {
+            ended = self.child.try_wait().ok().flatten();
+            ended.is_some() || ready()
+        });
+        if let Some(status) = ended {
+            bail!("the agent ended ({status}); it said:\n{}", self.log());
+        }
+        if !done {
+            bail!("the agent is not ready after {} s; it said:\n{}", limit.as_secs(), self.log());
+        }
+        Ok(())
+    }
+
+    /// Leaves it running when dropped.
+    #[must_use]
+    pub fn leave(mut self) -> u32 {
+        self.left = true;
+        self.process()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("--- what the agent said:\n{}---", self.log());
+        }
+        if !self.left {
+            // It may be gone already.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! An endpoint: a server that answers with its name.
+//! The one rule: it accepts whoever comes for as long as it lives, and stops when dropped.
+
+use std::{
+    io::{self, ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::AsFd as _,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// How soon a server notices that it is dropped.
+const TICK_MS: u16 = 20;
+
+/// TCP and UDP at one address.
+///
+/// A TCP connection gets the name and a line feed at once, and then an echo of what it sends; a datagram is answered
+/// with the name.
+#[derive(Debug)]
+pub struct EchoServer {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    name: String,
+    stop: AtomicBool,
+    connections: AtomicU64,
+    datagrams: AtomicU64,
+}
+
+impl EchoServer {
+    /// Serves `address` in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be bound.
+    pub fn start(name: &str, address: SocketAddr) -> Result<Self> {
+        let tcp =
+            TcpListener::bind(address).with_context(|| format!("{name} cannot listen on TCP {address}"))?;
+        tcp.set_nonblocking(true)?;
+        // Port 0 is chosen once, for both.
+        let address = tcp.local_addr()?;
+        let udp =
+            UdpSocket::bind(address).with_context(|| format!("{name} cannot listen on UDP {address}"))?;
+        udp.set_read_timeout(Some(Duration::from_millis(TICK_MS.into())))?;
+
+        let shared = Arc::new(Shared {
+            name: name.to_owned(),
+            stop: AtomicBool::new(false),
+            connections: AtomicU64::new(0),
+            datagrams: AtomicU64::new(0),
+        });
+        let threads = vec![
+            thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || serve_tcp(&shared, &tcp)
+            }),
+            thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || serve_udp(&shared, &udp)
+            }),
+        ];
+        Ok(Self { address, shared, threads })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How many TCP connections it accepted.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+
+    /// How many datagrams it answered.
+    #[must_use]
+    pub fn datagrams(&self) -> u64 {
+        self.shared.datagrams.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for EchoServer {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // It panicked: its test sees that nobody answers.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// One thread for the listener and all its connections: they live for microseconds, a thread each would cost more.
+fn serve_tcp(shared: &Shared, listener: &TcpListener) {
+    let greeting = format!("{}\n", shared.name);
+    let mut streams: Vec<TcpStream> = Vec::new();
+    while !shared.stop.load(Ordering::Relaxed) {
+        let mut watched = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        watched.extend(streams.iter().map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)));
+        if poll(&mut watched, PollTimeout::from(TICK_MS)).unwrap_or(0) <= 0 {
+            continue;
+        }
+        let ready: Vec<bool> = watched.iter().map(|it| it.any().unwrap_or(true)).collect();
+        let mut ready_streams = ready.iter().skip(1);
+        streams.retain_mut(|stream| !ready_streams.next().copied().unwrap_or(false) || echo(stream));
+        while let Ok((mut stream, _)) = listener.accept() {
+            shared.connections.fetch_add(1, Ordering::Relaxed);
+            let kept = stream.set_nonblocking(true).and_then(|()| stream.write_all(greeting.as_bytes()));
+            if kept.is_ok() {
+                streams.push(stream);
+            }
+        }
+    }
+}
+
+/// Sends back what came. `false` at the end of the connection.
+fn echo(stream: &mut TcpStream) -> bool {
+    let mut part = [0; 4096];
+    match stream.read(&mut part) {
+        Ok(0) => false,
+        Ok(length) => stream.write_all(&part[..length]).is_ok(),
+        Err(error) => error.kind() == ErrorKind::WouldBlock || error.kind() == ErrorKind::Interrupted,
+    }
+}
+
+fn serve_udp(shared: &Shared, socket: &UdpSocket) {
+    let mut part = [0; 4096];
+    while !shared.stop.load(Ordering::Relaxed) {
+        let received: io::Result<_> = socket.recv_from(&mut part);
+        if let Ok((_, from)) = received {
+            shared.datagrams.fetch_add(1, Ordering::Relaxed);
+            // A client that has gone meanwhile gets none.
+            let _ = socket.send_to(shared.name.as_bytes(), from);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Manifests, written the way a careful person edits them: a new file, moved over the old one.
+
+use std::{
+    fmt::{self, Write as _},
+    fs,
+    net::IpAddr,
+    path::Path,
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result};
+
+/// A Service together with its EndpointSlices, one per family.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Service {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its cluster IPs, the primary one first.
+    pub cluster_ips: Vec<IpAddr>,
+    /// Its ports.
+    pub ports: Vec<Port>,
+    /// What serves it.
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// A port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Its name; empty if it is the only one.
+    pub name: String,
+    /// `TCP` or `UDP`.
+    pub protocol: &'static str,
+    /// The Service's port.
+    pub port: u16,
+    /// The endpoints' port.
+    pub target: u16,
+}
+
+/// An endpoint: one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The pod's name.
+    pub name: String,
+    /// Its node.
+    pub node: String,
+    /// Its addresses, at most one of each family.
+    pub addresses: Vec<IpAddr>,
+    /// Whether it takes traffic.
+    pub ready: bool,
+}
+
+impl Service {
+    /// A Service in the namespace `default`, without ports or endpoints.
+    #[must_use]
+    pub fn new(name: &str, cluster_ips: &[IpAddr]) -> Self {
+        Self {
+            name: name.to_owned(),
+            namespace: "default".to_owned(),
+            cluster_ips: cluster_ips.to_vec(),
+            ..Self::default()
+        }
+    }
+
+    /// With another port.
+    #[must_use]
+    pub fn port(mut self, name: &str, protocol: &'static str, port: u16, target: u16) -> Self {
+        self.ports.push(Port { name: name.to_owned(), protocol, port, target });
+        self
+    }
+
+    /// With another endpoint, ready, on node `n1`.
+    #[must_use]
+    pub fn endpoint(mut self, name: &str, addresses: &[IpAddr]) -> Self {
+        let (name, node) = (name.to_owned(), "n1".to_owned());
+        self.endpoints.push(Endpoint { name, node, addresses: addresses.to_vec(), ready: true });
+        self
+    }
+
+    /// The Service alone.
+    #[must_use]
+    pub fn service(&self) -> String {
+        let ips: Vec<_> = self.cluster_ips.iter().map(|it| format!("'{it}'")).collect();
+        let families: Vec<_> = self.cluster_ips.iter().map(|&it| family(it)).collect();
+        let mut text = format!(
+            "apiVersion: v1\nkind: Service\nmetadata:\n  name: {}\n  namespace: {}\nspec:\n  type: ClusterIP\n  \
+             clusterIP: {}\n  clusterIPs: [{}]\n  ipFamilies: [{}]\n  ports:\n",
+            self.name,
+            self.namespace,
+            ips.first().map_or("None", String::as_str),
+            ips.join(", "),
+            families.join(", "),
+        );
+        for port in &self.ports {
+            write(&mut text, format_args!("  - port: {}\n    targetPort: {}\n", port.port, port.target));
+            write(&mut text, format_args!("    protocol: {}\n", port.protocol));
+            if !port.name.is_empty() {
+                write(&mut text, format_args!("    name: {}\n", port.name));
+            }
+        }
+        text
+    }
+
+    /// The EndpointSlices alone: one for each family that has a cluster IP.
+    #[must_use]
+    pub fn slices(&self) -> String {
+        let documents: Vec<_> = self.cluster_ips.iter().map(|ip| self.slice(family(*ip))).collect();
+        documents.join("---\n")
+    }
+
+    fn slice(&self, wanted: &str) -> String {
+        let mut text = format!(
+            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: {0}-{1}\n  namespace: {2}\n  \
+             labels:\n    kubernetes.io/service-name: {0}\naddressType: {wanted}\nports:\n",
+            self.name,
+            wanted.to_lowercase(),
+            self.namespace,
+        );
+        for port in &self.ports {
+            let Port { name, protocol, target, .. } = port;
+            write(&mut text, format_args!("- name: '{name}'\n  port: {target}\n  protocol: {protocol}\n"));
+        }
+        let members: Vec<_> = self
+            .endpoints
+            .iter()
+            .filter_map(|it| Some((it, it.addresses.iter().find(|address| family(**address) == wanted)?)))
+            .collect();
+        text.push_str(if members.is_empty() { "endpoints: []\n" } else { "endpoints:\n" });
+        for (endpoint, address) in members {
+            let Endpoint { name, node, ready, .. } = endpoint;
+            write(&mut text, format_args!("- addresses: ['{address}']\n  conditions: {{ready: {ready}}}\n"));
+            write(&mut text, format_args!("  nodeName: {node}\n  targetRef: {{kind: Pod, name: {name}, "));
+            write(&mut text, format_args!("namespace: {}}}\n", self.namespace));
+        }
+        text
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}---\n{}", self.service(), self.slices())
+    }
+}
+
+/// A Node.
+#[must_use]
+pub fn node(name: &str) -> String {
+    format!("apiVersion: v1\nkind: Node\nmetadata:\n  name: {name}\n")
+}
+
+/// Writes a file so that a reader sees all of the old or all of the new, and gives back when it became the new.
+///
+/// # Errors
+///
+/// If the folder cannot be written to.
+pub fn replace(file: &Path, text: &str) -> Result<Instant> {
+    // A reader of manifests passes over files of other kinds.
+    let draft = file.with_extension("draft");
+    fs::write(&draft, text).with_context(|| format!("cannot write {}", draft.display()))?;
+    let before = Instant::now();
+    fs::rename(&draft, file)
+        .with_context(|| format!("cannot rename {} to {}", draft.display(), file.display()))?;
+    Ok(before)
+}
+
+fn family(address: IpAddr) -> &'static str {
+    if address.is_ipv4() { "IPv4" } else { "IPv6" }
+}
+
+fn write(text: &mut String, arguments: fmt::Arguments<'_>) {
+    text.write_fmt(arguments).expect("a String takes whatever is written");
+}

@@ -1,0 +1,140 @@
+//! A network namespace of one's own.
+//! The one rule: a thread that enters one leaves it again; threads and processes it starts inside stay inside.
+
+use std::{
+    fs::File,
+    marker::PhantomData,
+    net::IpAddr,
+    path::Path,
+    process::{Command, Output},
+    thread,
+};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use nix::sched::{CloneFlags, setns, unshare};
+
+/// A network namespace; it lives as long as somebody holds it or is in it.
+#[derive(Debug)]
+pub struct NetNs {
+    file: File,
+}
+
+impl NetNs {
+    /// Makes a namespace whose loopback interface is up.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, or `ip` is missing.
+    pub fn new() -> Result<Self> {
+        let made = thread::spawn(|| -> Result<File> {
+            unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace: unshare")?;
+            own()
+        });
+        let file = made.join().map_err(|_| anyhow!("the thread that makes a namespace panicked"))??;
+        let namespace = Self { file };
+        namespace.ip(&["link", "set", "lo", "up"])?;
+        Ok(namespace)
+    }
+
+    /// Opens one that is there already, for example `/run/netns/NAME`.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be opened.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        Ok(Self { file })
+    }
+
+    /// Moves the calling thread into the namespace until the guard is dropped.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn enter(&self) -> Result<Entered> {
+        let home = own()?;
+        setns(&self.file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace: setns")?;
+        Ok(Entered { home, _thread: PhantomData })
+    }
+
+    /// Gives the namespace an address, on its loopback interface.
+    ///
+    /// # Errors
+    ///
+    /// If `ip` refuses.
+    pub fn add_address(&self, address: IpAddr) -> Result<()> {
+        let prefix = if address.is_ipv4() { "32" } else { "128" };
+        let mut words = vec!["address", "add"];
+        let address = format!("{address}/{prefix}");
+        words.extend([&*address, "dev", "lo"]);
+        if prefix == "128" {
+            // Usable at once, without looking for another owner of it.
+            words.push("nodad");
+        }
+        self.ip(&words)
+    }
+
+    /// Takes an address from the namespace's loopback interface.
+    ///
+    /// # Errors
+    ///
+    /// If it does not have it.
+    pub fn remove_address(&self, address: IpAddr) -> Result<()> {
+        self.ip(&[
+            "address",
+            "del",
+            &format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 }),
+            "dev",
+            "lo",
+        ])
+    }
+
+    /// Runs `ip` inside.
+    ///
+    /// # Errors
+    ///
+    /// If it fails: what it said.
+    pub fn ip(&self, arguments: &[&str]) -> Result<()> {
+        let _inside = self.enter()?;
+        ip(arguments)
+    }
+}
+
+/// The calling thread is inside a namespace.
+#[derive(Debug)]
+#[must_use = "the thread leaves the namespace when this is dropped"]
+pub struct Entered {
+    home: File,
+    /// It is this thread that must go back.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Err(error) = setns(&self.home, CloneFlags::CLONE_NEWNET) {
+            eprintln!("warning: a thread stays in a network namespace: setns: {error}");
+        }
+    }
+}
+
+/// Runs `ip` where the calling thread is.
+///
+/// # Errors
+///
+/// If it fails: what it said.
+pub fn ip(arguments: &[&str]) -> Result<()> {
+    let line = arguments.join(" ");
+    let Output { status, stderr, .. } = Command::new("ip")
+        .args(arguments)
+        .output()
+        .with_context(|| format!("cannot start `ip {line}`: install iproute2"))?;
+    if !status.success() {
+        bail!("`ip {line}` failed: {status}: {}", String::from_utf8_lossy(&stderr).trim());
+    }
+    Ok(())
+}
+
+fn own() -> Result<File> {
+    const OWN: &str = "/proc/thread-self/ns/net";
+    File::open(OWN).with_context(|| format!("cannot open {OWN}"))
+}
