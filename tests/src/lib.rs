@@ -15,6 +15,7 @@ pub mod manifest;
 pub mod netns;
 pub mod requirements;
 pub mod sandbox;
+pub mod world;
 
 pub use agent::Agent;
 pub use client::{Probe, Transport, ask, refusal};
@@ -23,6 +24,7 @@ pub use load::Load;
 pub use netns::NetNs;
 pub use requirements::{Machine, requirements};
 pub use sandbox::Sandbox;
+pub use world::{Build, World};
 
 use std::{
     thread,
