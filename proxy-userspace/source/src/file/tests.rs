@@ -167,7 +167,7 @@ async fn a_file_that_is_emptied_and_written_again_loses_nothing_in_between() {
     snapshots.mark_unchanged();
     for number in 81..84 {
         fs::write(&file, "").unwrap();
-        tokio::time::sleep(GRACE / 8).await;
+        tokio::time::sleep(GRACE / 20).await;
         fs::write(&file, service("a", number)).unwrap();
         timeout(SOON, snapshots.changed()).await.unwrap().unwrap();
         assert_eq!(port(snapshots.borrow_and_update().as_ref().unwrap(), "a"), Some(number));
@@ -185,7 +185,7 @@ async fn a_file_that_is_deleted_and_written_again_loses_nothing_in_between() {
     let mut snapshots = source.snapshots();
     snapshots.mark_unchanged();
     fs::remove_file(&file).unwrap();
-    tokio::time::sleep(GRACE / 8).await;
+    tokio::time::sleep(GRACE / 20).await;
     fs::write(&file, service("a", 81)).unwrap();
     timeout(SOON, snapshots.changed()).await.unwrap().unwrap();
     assert_eq!(port(snapshots.borrow().as_ref().unwrap(), "a"), Some(81));
