@@ -1,2 +1,11 @@
 //! kube-proxy-ebpf: a Kubernetes service proxy with an eBPF data plane.
-fn main() {}
+
+#![forbid(unsafe_code)]
+
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

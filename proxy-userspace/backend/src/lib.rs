@@ -2,8 +2,10 @@
 //!
 //! The one rule: nothing here knows Kubernetes; everything is decided in the state.
 
+mod agent;
 mod rejected;
 
 pub mod ebpf;
 
+pub use agent::follow;
 pub use rejected::Rejected;

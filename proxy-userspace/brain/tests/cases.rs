@@ -1,5 +1,7 @@
 //! The worked examples in `tests/cases`, read as data: all that they expect is compared.
 
+#![expect(clippy::unwrap_used, reason = "a test")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Debug,
@@ -125,6 +127,7 @@ fn check(case: &Case) -> Vec<String> {
 struct Wrong(Vec<String>);
 
 impl Wrong {
+    #[expect(clippy::needless_pass_by_value, reason = "most values are made for the call")]
     fn compare<T: Debug + PartialEq>(&mut self, what: &str, found: T, expect: T) {
         if found != expect {
             self.0.push(format!("{what}: found {found:?}, expected {expect:?}"));
@@ -147,7 +150,7 @@ fn check_service(state: &ServiceState, expect: &ExpectedService, wrong: &mut Wro
     wrong.compare("clusterIPs", texts(&service.cluster_ips), expect.cluster_ips.clone());
     wrong.compare("externalIPs", texts(&service.external_ips), expect.external_ips.clone());
     wrong.compare("loadBalancerIPs", texts(&service.load_balancer_ips), expect.load_balancer_ips.clone());
-    let health = service.health_check_node_port.map(|it| it.get());
+    let health = service.health_check_node_port.map(std::num::NonZero::get);
     wrong.compare("healthCheckNodePort", health, expect.health_check_node_port);
     let seconds = service.affinity.map(|it| it.timeout_seconds.get());
     wrong.compare("sessionAffinitySeconds", seconds, expect.session_affinity_seconds);
@@ -174,7 +177,7 @@ fn check_service(state: &ServiceState, expect: &ExpectedService, wrong: &mut Wro
 
 fn check_port(state: &ServiceState, index: usize, expect: &ExpectedPort, name: &str, wrong: &mut Wrong) {
     let (service, port) = (&state.service, &state.service.ports[index]);
-    wrong.compare(&format!("{name} nodePort"), port.node_port.map(|it| it.get()), expect.node_port);
+    wrong.compare(&format!("{name} nodePort"), port.node_port.map(std::num::NonZero::get), expect.node_port);
 
     let set = |scope| {
         let targets = [Family::V4, Family::V6].map(|family| state.targets(index, family, scope));

@@ -1,1 +1,118 @@
 //! Revisions of a node's state, and how they are handed over.
+//!
+//! The one rule: the newest wins.
+//! A state gets a revision only if it differs from the one before, and whoever is slow skips what was overtaken.
+
+#![forbid(unsafe_code)]
+
+pub mod print;
+pub mod wire;
+
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::Arc,
+};
+
+use model::state::NodeState;
+use tokio::sync::watch;
+
+/// A state together with what tells it from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Random per process: a revision counts within it only.
+    pub instance_id: u64,
+    /// Counts the different states, from 1; 0 means "nothing yet" and is never published.
+    pub rev: u64,
+    /// The node whose state it is.
+    pub node: Arc<str>,
+    /// The state.
+    pub state: NodeState,
+}
+
+/// Gives the states of one node their revisions.
+#[derive(Debug)]
+pub struct Publisher {
+    instance_id: u64,
+    node: Arc<str>,
+    sender: watch::Sender<Option<Arc<Published>>>,
+}
+
+impl Publisher {
+    /// A publisher of the states of `node`, with nothing published yet.
+    pub fn new(node: impl Into<Arc<str>>) -> Self {
+        // Every RandomState has keys of its own, which come from the system's randomness.
+        let instance_id = RandomState::new().build_hasher().finish();
+        Self { instance_id, node: node.into(), sender: watch::Sender::new(None) }
+    }
+
+    /// Publishes a state if it differs from the one before, and returns the revision that now holds.
+    ///
+    /// Services that are as they were are shared with the state before.
+    pub fn publish(&self, mut state: NodeState) -> u64 {
+        let mut rev = 0;
+        self.sender.send_if_modified(|current| {
+            if let Some(before) = current {
+                share(&mut state, &before.state);
+                rev = before.rev;
+                if before.state == state {
+                    return false;
+                }
+            }
+            rev += 1;
+            let node = Arc::clone(&self.node);
+            let state = std::mem::take(&mut state);
+            *current = Some(Arc::new(Published { instance_id: self.instance_id, rev, node, state }));
+            true
+        });
+        rev
+    }
+
+    /// What is published now; none before the first state.
+    pub fn current(&self) -> Option<Arc<Published>> {
+        self.sender.borrow().clone()
+    }
+
+    /// Follows what is published, beginning with what is there.
+    pub fn subscribe(&self) -> Subscription {
+        self.resume(self.instance_id, 0)
+    }
+
+    /// Follows what is published, beginning with what is not revision `rev` of the process `instance_id`.
+    pub fn resume(&self, instance_id: u64, rev: u64) -> Subscription {
+        Subscription { receiver: self.sender.subscribe(), seen: (instance_id, rev) }
+    }
+}
+
+/// Follows what a [`Publisher`] publishes.
+#[derive(Clone, Debug)]
+pub struct Subscription {
+    receiver: watch::Receiver<Option<Arc<Published>>>,
+    /// Instance and revision of what was handed out last.
+    seen: (u64, u64),
+}
+
+impl Subscription {
+    /// Waits for a state that has not been handed out yet: the newest one. `None` if the publisher is gone.
+    ///
+    /// Nothing is lost if it is dropped while it waits.
+    pub async fn next(&mut self) -> Option<Arc<Published>> {
+        let seen = self.seen;
+        let is_new =
+            |it: &Option<Arc<Published>>| it.as_ref().is_some_and(|it| (it.instance_id, it.rev) != seen);
+        let published = self.receiver.wait_for(is_new).await.ok()?.clone()?;
+        self.seen = (published.instance_id, published.rev);
+        Some(published)
+    }
+}
+
+/// Takes from `before` what is the same in `state`.
+fn share(state: &mut NodeState, before: &NodeState) {
+    for (name, service) in &mut state.services {
+        if let Some(old) = before.services.get(name).filter(|old| *old == service) {
+            *service = Arc::clone(old);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

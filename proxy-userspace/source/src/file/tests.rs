@@ -1,1 +1,1 @@
-use super::*;
+//! Files that change on a real file system.

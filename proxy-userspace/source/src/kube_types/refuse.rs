@@ -56,15 +56,10 @@ impl Refuse {
 
     /// An address that something can be sent to.
     pub(super) fn address(&mut self, field: impl fmt::Display, text: &str) -> Option<IpAddr> {
-        let address = match IpAddr::from_str(text) {
-            Ok(address) => address,
-            Err(_) => {
-                let reason = format!(
-                    "{text:?} is not an IP address; write it as 192.0.2.1 (no leading zeros) or 2001:db8::1"
-                );
-                self.push(field, reason);
-                return None;
-            }
+        let Ok(address) = IpAddr::from_str(text) else {
+            let hint = "write it as 192.0.2.1 (no leading zeros) or 2001:db8::1";
+            self.push(field, format!("{text:?} is not an IP address; {hint}"));
+            return None;
         };
         if address.is_unspecified() || address.is_multicast() || address == Ipv4Addr::BROADCAST {
             let reason = format!("{text:?} is the address of no single host; write the address of one");

@@ -1,0 +1,22 @@
+//! Compiles the .proto files: messages and their proto3 JSON form.
+
+use std::{env, error::Error, fs, path::PathBuf};
+
+use prost::Message as _;
+
+const FILES: [&str; 3] = ["localv1/localv1.proto", "globalv1/globalv1.proto", "localnetv1/localnetv1.proto"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed=proto");
+    let descriptors = protox::compile(FILES, ["proto"])?;
+    let encoded = descriptors.encode_to_vec();
+    let mut config = prost_build::Config::new();
+    config.btree_map(["."]).compile_fds(descriptors)?;
+    fs::write(PathBuf::from(env::var("OUT_DIR")?).join("descriptors.bin"), &encoded)?;
+    pbjson_build::Builder::new().register_descriptors(&encoded)?.btree_map(["."]).build(&[
+        ".localv1",
+        ".globalv1",
+        ".localnetv1",
+    ])?;
+    Ok(())
+}

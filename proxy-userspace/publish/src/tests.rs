@@ -1,0 +1,95 @@
+//! Revisions and their hand-over.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use model::{
+    ServiceName,
+    state::{NodeState, Service, ServiceKind, ServiceState, TrafficPolicy},
+};
+use tokio::time::timeout;
+
+use crate::Publisher;
+
+fn state(names: &[&str]) -> NodeState {
+    let services = names.iter().map(|name| {
+        let name = ServiceName::new("ns", *name);
+        let service = Service {
+            name: name.clone(),
+            kind: ServiceKind::ClusterIp,
+            cluster_ips: Vec::new(),
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            ports: Vec::new(),
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Cluster,
+            affinity: None,
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+        };
+        (name, Arc::new(ServiceState { service, endpoints: Vec::new() }))
+    });
+    NodeState { services: services.collect::<BTreeMap<_, _>>() }
+}
+
+#[test]
+fn an_equal_state_gets_no_revision() {
+    let publisher = Publisher::new("n1");
+    assert!(publisher.current().is_none());
+    assert_eq!(publisher.publish(state(&["a"])), 1);
+    assert_eq!(publisher.publish(state(&["a"])), 1);
+    assert_eq!(publisher.publish(state(&["b"])), 2);
+    assert_eq!(publisher.publish(state(&["a"])), 3);
+}
+
+#[test]
+fn the_empty_state_is_a_state() {
+    let publisher = Publisher::new("n1");
+    assert_eq!(publisher.publish(NodeState::default()), 1);
+    assert_eq!(publisher.publish(NodeState::default()), 1);
+}
+
+#[test]
+fn instances_differ() {
+    let ids = [(); 2].map(|()| {
+        let publisher = Publisher::new("n1");
+        publisher.publish(NodeState::default());
+        publisher.current().unwrap().instance_id
+    });
+    assert_ne!(ids[0], ids[1]);
+}
+
+#[test]
+fn what_did_not_change_is_shared() {
+    let publisher = Publisher::new("n1");
+    publisher.publish(state(&["a"]));
+    let before = publisher.current().unwrap();
+    publisher.publish(state(&["a", "b"]));
+    let after = publisher.current().unwrap();
+    let a = ServiceName::new("ns", "a");
+    assert!(Arc::ptr_eq(&before.state.services[&a], &after.state.services[&a]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_subscriber_gets_only_the_newest() {
+    let publisher = Publisher::new("n1");
+    let mut subscription = publisher.subscribe();
+    assert!(timeout(Duration::from_secs(1), subscription.next()).await.is_err());
+    publisher.publish(state(&["a"]));
+    publisher.publish(state(&["b"]));
+    assert_eq!(subscription.next().await.unwrap().rev, 2);
+    publisher.publish(state(&["b"]));
+    assert!(timeout(Duration::from_secs(1), subscription.next()).await.is_err());
+    drop(publisher);
+    assert!(subscription.next().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_has_the_newest_waits_and_a_stranger_does_not() {
+    let publisher = Publisher::new("n1");
+    publisher.publish(state(&["a"]));
+    let current = publisher.current().unwrap();
+    let mut known = publisher.resume(current.instance_id, current.rev);
+    assert!(timeout(Duration::from_secs(1), known.next()).await.is_err());
+    let mut stranger = publisher.resume(current.instance_id.wrapping_add(1), current.rev);
+    assert_eq!(stranger.next().await.unwrap().rev, 1);
+}

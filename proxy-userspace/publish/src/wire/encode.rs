@@ -1,0 +1,133 @@
+//! State to messages.
+
+use std::net::IpAddr;
+
+use model::{
+    Family, Protocol,
+    state::{Endpoint, EndpointKey, Scopes, Service, ServiceKind, ServicePort, TargetPort, TrafficPolicy},
+};
+use proto::localv1;
+
+use super::key;
+
+/// A Service as a message; everything that KPNG's backends expect to be present is.
+pub fn service(service: &Service) -> localv1::Service {
+    let affinity = service.affinity.map(|it| {
+        let timeout_seconds = i32::try_from(it.timeout_seconds.get()).unwrap_or(i32::MAX);
+        localv1::service::SessionAffinity::ClientIp(localv1::ClientIpAffinity { timeout_seconds })
+    });
+    let kind = match service.kind {
+        ServiceKind::ClusterIp => "ClusterIP",
+        ServiceKind::NodePort => "NodePort",
+        ServiceKind::LoadBalancer => "LoadBalancer",
+    };
+    let load_balancer_ips = ip_set(&service.load_balancer_ips);
+    localv1::Service {
+        namespace: service.name.namespace.to_string(),
+        name: service.name.name.to_string(),
+        r#type: kind.to_owned(),
+        ip_filters: ip_filters(service, &load_balancer_ips),
+        ips: Some(localv1::ServiceIPs {
+            cluster_ips: Some(ip_set(&service.cluster_ips)),
+            external_ips: Some(ip_set(&service.external_ips)),
+            headless: false,
+            load_balancer_ips: Some(load_balancer_ips),
+            primary_v6: service.cluster_ips.first().is_some_and(IpAddr::is_ipv6),
+        }),
+        map_ip: false,
+        ports: service.ports.iter().map(port).collect(),
+        external_traffic_to_local: service.external_policy == TrafficPolicy::Local,
+        session_affinity: affinity,
+        internal_traffic_to_local: service.internal_policy == TrafficPolicy::Local,
+        health_check_node_port: service.health_check_node_port.map_or(0, |it| it.get().into()),
+        ..localv1::Service::default()
+    }
+}
+
+fn ip_set(addresses: &[IpAddr]) -> localv1::IpSet {
+    let of =
+        |family| addresses.iter().filter(|it| Family::of(**it) == family).map(ToString::to_string).collect();
+    localv1::IpSet { v4: of(Family::V4), v6: of(Family::V6) }
+}
+
+/// A filter per family: a family that no range speaks of is open.
+fn ip_filters(service: &Service, load_balancer_ips: &localv1::IpSet) -> Vec<localv1::IpFilter> {
+    let filter = |family| {
+        let ranges = service.source_ranges.iter().filter(|it| Family::of(it.addr()) == family);
+        let source_ranges: Vec<_> = ranges.map(ToString::to_string).collect();
+        let target_ips = match family {
+            Family::V4 => localv1::IpSet { v4: load_balancer_ips.v4.clone(), v6: Vec::new() },
+            Family::V6 => localv1::IpSet { v4: Vec::new(), v6: load_balancer_ips.v6.clone() },
+        };
+        let is_needed = !source_ranges.is_empty();
+        is_needed.then_some(localv1::IpFilter { target_ips: Some(target_ips), source_ranges })
+    };
+    [Family::V4, Family::V6].into_iter().filter_map(filter).collect()
+}
+
+fn port(port: &ServicePort) -> localv1::PortMapping {
+    let protocol = match port.protocol {
+        Protocol::Tcp => localv1::Protocol::Tcp,
+        Protocol::Udp => localv1::Protocol::Udp,
+        Protocol::Sctp => localv1::Protocol::Sctp,
+    };
+    let (target_port, target_port_name) = match &port.target_port {
+        TargetPort::Number(number) => (number.get().into(), String::new()),
+        TargetPort::Name(name) => (0, name.clone()),
+    };
+    localv1::PortMapping {
+        name: port.name.clone(),
+        protocol: protocol.into(),
+        port: port.port.get().into(),
+        node_port: port.node_port.map_or(0, |it| it.get().into()),
+        target_port,
+        target_port_name,
+        usable: Some(localv1::FamilyFlags { v4: port.usable.v4, v6: port.usable.v6 }),
+    }
+}
+
+/// An endpoint of `service` as a message; its key is in its path.
+pub fn endpoint(service: &Service, endpoint: &Endpoint) -> localv1::Endpoint {
+    let all = endpoint.ports.iter().fold(Scopes::default(), |all, it| Scopes {
+        internal: all.internal || it.scopes.internal,
+        external: all.external || it.scopes.external,
+        cluster: all.cluster || it.scopes.cluster,
+    });
+    let differ = endpoint.ports.iter().any(|it| it.scopes != all);
+    let ports = endpoint.ports.iter().map(|it| localv1::PortName {
+        name: service.ports.get(usize::from(it.index)).map_or_else(String::new, look_up_name),
+        port: it.port.get().into(),
+        scopes: differ.then(|| scopes(it.scopes)),
+        index: Some(it.index.into()),
+    });
+    localv1::Endpoint {
+        hostname: endpoint.hostname.clone(),
+        ips: Some(localv1::IpSet {
+            v4: endpoint.v4.iter().map(ToString::to_string).collect(),
+            v6: endpoint.v6.iter().map(ToString::to_string).collect(),
+        }),
+        local: endpoint.local,
+        port_overrides: ports.collect(),
+        scopes: Some(scopes(all)),
+        pod_name: match endpoint.key {
+            EndpointKey::Pod(_) => key(endpoint).to_owned(),
+            EndpointKey::Anonymous(_) => String::new(),
+        },
+    }
+}
+
+/// The name that KPNG's backends look for among an endpoint's ports.
+fn look_up_name(port: &ServicePort) -> String {
+    match &port.target_port {
+        TargetPort::Name(name) if port.name.is_empty() => name.clone(),
+        _ => port.name.clone(),
+    }
+}
+
+fn scopes(scopes: Scopes) -> localv1::EndpointScopes {
+    localv1::EndpointScopes {
+        internal: scopes.internal,
+        external: scopes.external,
+        cluster: Some(scopes.cluster),
+    }
+}

@@ -1,0 +1,285 @@
+//! There and back again.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::{NonZeroU16, NonZeroU32},
+};
+
+use ipnet::IpNet;
+use model::{
+    Protocol, ServiceName,
+    state::{
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind,
+        ServicePort, ServiceState, TargetPort, TrafficPolicy,
+    },
+};
+use proptest::{collection::vec, option, prelude::*};
+use prost::Message;
+use proto::localv1;
+
+use super::{endpoint, endpoint_path, key, service, service_path, service_state};
+
+fn addresses() -> impl Strategy<Value = Vec<IpAddr>> {
+    (vec(any::<Ipv4Addr>(), 0..3), vec(any::<Ipv6Addr>(), 0..3))
+        .prop_map(|(v4, v6)| v4.into_iter().map(IpAddr::V4).chain(v6.into_iter().map(IpAddr::V6)).collect())
+}
+
+fn cluster_ips() -> impl Strategy<Value = Vec<IpAddr>> {
+    (option::of(any::<Ipv4Addr>()), any::<Ipv6Addr>(), any::<bool>()).prop_map(|(v4, v6, v6_first)| {
+        let mut both: Vec<_> = v4.map(IpAddr::V4).into_iter().chain([IpAddr::V6(v6)]).collect();
+        if v6_first {
+            both.reverse();
+        }
+        both
+    })
+}
+
+fn ranges() -> impl Strategy<Value = Vec<IpNet>> {
+    vec((any::<IpAddr>(), 0_u8..=32), 0..3).prop_map(|items| {
+        let ranges = items.into_iter().filter_map(|(ip, length)| Some(IpNet::new(ip, length).ok()?.trunc()));
+        let mut ranges: Vec<_> = ranges.collect::<BTreeSet<_>>().into_iter().collect();
+        ranges.sort_by_key(|it| it.addr().is_ipv6());
+        ranges
+    })
+}
+
+fn protocol() -> impl Strategy<Value = Protocol> {
+    prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)]
+}
+
+fn target_port() -> impl Strategy<Value = TargetPort> {
+    prop_oneof![any::<NonZeroU16>().prop_map(TargetPort::Number), "[a-z]{1,4}".prop_map(TargetPort::Name)]
+}
+
+fn port() -> impl Strategy<Value = ServicePort> {
+    (
+        "[a-z]{0,2}",
+        protocol(),
+        any::<NonZeroU16>(),
+        option::of(any::<NonZeroU16>()),
+        target_port(),
+        any::<(bool, bool)>(),
+    )
+        .prop_map(|(name, protocol, port, node_port, target_port, (v4, v6))| ServicePort {
+            name,
+            protocol,
+            port,
+            node_port,
+            target_port,
+            usable: PerFamily { v4, v6 },
+        })
+}
+
+fn policy() -> impl Strategy<Value = TrafficPolicy> {
+    prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)]
+}
+
+fn kind() -> impl Strategy<Value = ServiceKind> {
+    prop_oneof![Just(ServiceKind::ClusterIp), Just(ServiceKind::NodePort), Just(ServiceKind::LoadBalancer)]
+}
+
+fn some_service() -> impl Strategy<Value = Service> {
+    let policies = (policy(), policy());
+    let affinity = option::of((1_u32..100_000).prop_filter_map("zero", NonZeroU32::new));
+    let rest = (affinity, ranges(), option::of(any::<NonZeroU16>()));
+    (kind(), cluster_ips(), addresses(), addresses(), vec(port(), 0..4), policies, rest).prop_map(
+        |(kind, cluster_ips, external_ips, load_balancer_ips, mut ports, policies, rest)| {
+            let mut taken = BTreeSet::new();
+            ports.retain(|it| taken.insert((it.port, it.protocol)));
+            Service {
+                name: ServiceName::new("ns", "svc"),
+                kind,
+                cluster_ips,
+                external_ips,
+                load_balancer_ips,
+                ports,
+                internal_policy: policies.0,
+                external_policy: policies.1,
+                affinity: rest.0.map(|timeout_seconds| ClientIpAffinity { timeout_seconds }),
+                source_ranges: rest.1,
+                health_check_node_port: rest.2,
+            }
+        },
+    )
+}
+
+fn scopes() -> impl Strategy<Value = Scopes> {
+    any::<(bool, bool, bool)>().prop_map(|(internal, external, cluster)| Scopes {
+        internal,
+        external,
+        cluster: cluster || !(internal || external),
+    })
+}
+
+fn some_endpoint() -> impl Strategy<Value = Endpoint> {
+    let ports = vec((0_u16..4, any::<NonZeroU16>(), scopes()), 1..4);
+    let key = ("[a-z]{1,4}", any::<bool>());
+    let ips = prop_oneof![
+        any::<Ipv4Addr>().prop_map(|it| (Some(it), None)),
+        any::<Ipv6Addr>().prop_map(|it| (None, Some(it))),
+        any::<(Ipv4Addr, Ipv6Addr)>().prop_map(|(v4, v6)| (Some(v4), Some(v6))),
+    ];
+    (key, "[a-z]{0,3}", ips, any::<bool>(), ports).prop_map(
+        |((key, pod), hostname, (v4, v6), local, ports)| {
+            let ports: BTreeMap<_, _> = ports
+                .into_iter()
+                .map(|(index, port, scopes)| (index, EndpointPort { index, port, scopes }))
+                .collect();
+            let key = if pod { EndpointKey::Pod(key) } else { EndpointKey::Anonymous(format!("@{key}")) };
+            Endpoint { key, hostname, v4, v6, local, ports: ports.into_values().collect() }
+        },
+    )
+}
+
+fn some_state() -> impl Strategy<Value = ServiceState> {
+    (some_service(), vec(some_endpoint(), 0..5)).prop_map(|(service, mut endpoints)| {
+        let count = service.ports.len();
+        for endpoint in &mut endpoints {
+            endpoint.ports.retain(|it| usize::from(it.index) < count);
+        }
+        endpoints.retain(|it| !it.ports.is_empty());
+        endpoints.sort_by(|a, b| a.key.cmp(&b.key));
+        endpoints.dedup_by(|a, b| a.key == b.key);
+        ServiceState { service, endpoints }
+    })
+}
+
+fn there_and_back(state: &ServiceState) -> ServiceState {
+    let bytes = service(&state.service).encode_to_vec();
+    let message = localv1::Service::decode(bytes.as_slice()).unwrap();
+    let endpoints: Vec<_> =
+        state.endpoints.iter().map(|it| (key(it), endpoint(&state.service, it))).collect();
+    let decoded = service_state(&message, endpoints.iter().map(|(key, it)| (*key, it)));
+    assert_eq!(decoded.rejected, []);
+    decoded.value.unwrap()
+}
+
+proptest! {
+    #[test]
+    fn there_and_back_is_the_same_state(state in some_state()) {
+        prop_assert_eq!(there_and_back(&state), state);
+    }
+
+    #[test]
+    fn arbitrary_messages_do_not_panic(
+        service in vec(any::<u8>(), 0..200),
+        endpoint in vec(any::<u8>(), 0..200),
+        port in any::<(i32, i32, i32, Option<u32>)>(),
+    ) {
+        let mut service = localv1::Service::decode(service.as_slice()).unwrap_or_default();
+        let mut endpoint = localv1::Endpoint::decode(endpoint.as_slice()).unwrap_or_default();
+        service.namespace.push('n');
+        service.name.push('n');
+        let set = localv1::IpSet { v4: vec!["10.0.0.1".into()], v6: vec!["x".into()] };
+        service.ips.get_or_insert_default().cluster_ips = Some(set.clone());
+        service.ports.push(localv1::PortMapping { protocol: port.0, port: port.1, ..Default::default() });
+        endpoint.ips = Some(set);
+        endpoint.port_overrides.push(localv1::PortName { port: port.2, index: port.3, ..Default::default() });
+        service_state(&service, [("key", &endpoint)]);
+    }
+}
+
+/// A Service with one port, as KPNG's brain sends it.
+fn kpng_service(port: localv1::PortMapping) -> localv1::Service {
+    let ips = localv1::ServiceIPs {
+        cluster_ips: Some(localv1::IpSet { v4: vec!["10.96.0.1".into()], v6: Vec::new() }),
+        ..Default::default()
+    };
+    let port = localv1::PortMapping { protocol: localv1::Protocol::Tcp.into(), port: 443, ..port };
+    localv1::Service {
+        namespace: "ns".into(),
+        name: "svc".into(),
+        ips: Some(ips),
+        ports: vec![port],
+        ..Default::default()
+    }
+}
+
+fn kpng_endpoint(ports: &[(&str, i32)]) -> localv1::Endpoint {
+    let ports = ports.iter().map(|(name, port)| localv1::PortName {
+        name: (*name).to_owned(),
+        port: *port,
+        ..Default::default()
+    });
+    localv1::Endpoint {
+        ips: Some(localv1::IpSet { v4: vec!["10.1.0.1".into()], v6: Vec::new() }),
+        scopes: Some(localv1::EndpointScopes { internal: true, external: false, cluster: None }),
+        port_overrides: ports.collect(),
+        ..Default::default()
+    }
+}
+
+#[track_caller]
+fn check_target(port: localv1::PortMapping, ports: &[(&str, i32)], expect: Option<u16>) {
+    let endpoint = kpng_endpoint(ports);
+    let state = service_state(&kpng_service(port), [("pod", &endpoint)]).value.unwrap();
+    assert_eq!(state.endpoints.first().map(|it| it.ports[0].port.get()), expect);
+}
+
+#[test]
+fn a_port_of_another_brain_is_found_by_its_name() {
+    let port = || localv1::PortMapping { name: "web".into(), target_port: 80, ..Default::default() };
+    check_target(port(), &[("web", 8443)], Some(8443));
+    check_target(port(), &[("other", 8443)], None);
+    check_target(port(), &[], None);
+}
+
+#[test]
+fn a_port_of_another_brain_without_a_name_is_found_by_its_target() {
+    let named = localv1::PortMapping { target_port_name: "web".into(), ..Default::default() };
+    check_target(named, &[("web", 8443)], Some(8443));
+    let number = localv1::PortMapping { target_port: 8443, ..Default::default() };
+    check_target(number, &[], Some(8443));
+}
+
+#[test]
+fn without_a_cluster_scope_whatever_may_be_used_may_be_short_circuited() {
+    let endpoint = kpng_endpoint(&[("", 1)]);
+    let state =
+        service_state(&kpng_service(localv1::PortMapping::default()), [("pod", &endpoint)]).value.unwrap();
+    assert_eq!(state.endpoints[0].ports[0].scopes, Scopes { internal: true, external: false, cluster: true });
+    assert!(!state.service.ports[0].usable.v4);
+}
+
+#[test]
+fn a_bad_port_moves_no_endpoint_to_another_port() {
+    let good = |port| localv1::PortMapping { protocol: 1, port, ..Default::default() };
+    let mut service = kpng_service(localv1::PortMapping::default());
+    service.ports = vec![good(0), good(443)];
+    let mut endpoint = kpng_endpoint(&[("", 1), ("", 2)]);
+    endpoint.port_overrides[0].index = Some(0);
+    endpoint.port_overrides[1].index = Some(1);
+    let decoded = service_state(&service, [("pod", &endpoint)]);
+    let ports = &decoded.value.unwrap().endpoints[0].ports;
+    assert_eq!(ports.iter().map(|it| (it.index, it.port.get())).collect::<Vec<_>>(), [(0, 2)]);
+    assert_eq!(decoded.rejected.len(), 1);
+}
+
+#[test]
+fn paths_are_as_kpng_has_them() {
+    let name = ServiceName::new("ns", "svc");
+    assert_eq!(service_path(&name), "ns/svc");
+    let key = EndpointKey::Pod("pod".into());
+    let it = Endpoint { key, hostname: String::new(), v4: None, v6: None, local: false, ports: Vec::new() };
+    assert_eq!(endpoint_path(&name, &it), "ns/svc/pod");
+}
+
+#[test]
+fn what_kpng_needs_is_present_even_if_empty() {
+    let message = service(&Service {
+        name: ServiceName::new("ns", "svc"),
+        kind: ServiceKind::ClusterIp,
+        cluster_ips: Vec::new(),
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: Vec::new(),
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity: None,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    });
+    let ips = message.ips.unwrap();
+    assert!(ips.cluster_ips.is_some() && ips.external_ips.is_some() && ips.load_balancer_ips.is_some());
+}

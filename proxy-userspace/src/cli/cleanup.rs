@@ -1,0 +1,25 @@
+//! `cleanup`: every trace off the node.
+
+use anyhow::Result;
+use backend::ebpf::{Cleaned, cleanup};
+use clap::Args;
+
+use super::flags;
+
+/// Take every trace off the node: detach the programs, remove the maps
+///
+/// New connections are not translated any more; those that are connected stay so.
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    #[command(flatten)]
+    pins: flags::Pins,
+}
+
+pub(super) fn main(flags: &Flags) -> Result<()> {
+    let dir = &flags.pins.pin_dir;
+    match cleanup(dir)? {
+        Cleaned::Removed => tracing::info!("removed everything below {}", dir.display()),
+        Cleaned::Nothing => tracing::info!("nothing to remove: there is no {}", dir.display()),
+    }
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! Flags that more than one command has, parsed into what cannot be wrong.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+/// Where the cluster's facts come from, and for which node.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Facts {
+    /// Where Services and their endpoints come from
+    ///
+    /// file:PATH is a manifest or a folder of manifests (Service, EndpointSlice, Node; `v1 List` too), in YAML or JSON,
+    /// which is watched. The output of `kubectl get services,endpointslices,nodes -A -o yaml` is one.
+    #[arg(long, value_name = "file:PATH", env = "KUBE_PROXY_EBPF_SOURCE", value_parser = source)]
+    pub(super) source: Source,
+    /// The node to serve, as its Node object is called [default: this host's name]
+    #[arg(long, value_name = "NAME", env = "NODE_NAME", value_parser = node_name)]
+    pub(super) node_name: Option<String>,
+    /// Serve only Services whose label service.kubernetes.io/service-proxy-name says this; without it, those that have
+    /// no such label
+    #[arg(long, value_name = "NAME", env = "KUBE_PROXY_EBPF_SERVICE_PROXY_NAME")]
+    pub(super) service_proxy_name: Option<String>,
+}
+
+/// A source of facts.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    /// A manifest or a folder of manifests.
+    File(PathBuf),
+}
+
+/// Where the data plane is pinned.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Pins {
+    /// The folder for pinned maps, links and programs, on a bpf file system
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "/sys/fs/bpf/kube-proxy-ebpf",
+        env = "KUBE_PROXY_EBPF_PIN_DIR",
+        value_parser = absolute
+    )]
+    pub(super) pin_dir: PathBuf,
+}
+
+impl Facts {
+    /// The node's name, the host's by default.
+    pub(super) fn node(&self) -> anyhow::Result<String> {
+        use anyhow::Context as _;
+
+        if let Some(name) = &self.node_name {
+            return Ok(name.clone());
+        }
+        let host = nix::unistd::gethostname().context("the host has no name; give one with --node-name")?;
+        let host = host.to_string_lossy().trim().to_lowercase();
+        node_name(&host)
+            .map_err(|it| anyhow::anyhow!("{it}; the host is called so: give another with --node-name"))
+    }
+}
+
+fn source(text: &str) -> Result<Source, String> {
+    match text.split_once(':') {
+        Some(("file", "")) => Err("file: needs a path, as in file:manifests/".into()),
+        Some(("file", path)) => Ok(Source::File(path.into())),
+        Some(("api", _)) => Err("api:TARGET is not in this version yet; use file:PATH".into()),
+        None if text == "kube" => Err("kube is not in this version yet; use file:PATH".into()),
+        _ => Err("not a source; use file:PATH".into()),
+    }
+}
+
+fn node_name(text: &str) -> Result<String, String> {
+    let is_name = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit() || it == '-' || it == '.';
+    if text.is_empty() || text.len() > 253 || !text.chars().all(is_name) {
+        return Err(format!(
+            "{text:?} cannot be a node's name: lower-case letters, digits, dashes and dots only"
+        ));
+    }
+    Ok(text.into())
+}
+
+pub(super) fn absolute(text: &str) -> Result<PathBuf, String> {
+    let path = Path::new(text);
+    if path.is_absolute() { Ok(path.into()) } else { Err("not an absolute path".into()) }
+}

@@ -1,0 +1,71 @@
+//! The command line: flags, commands, and the wiring of the rooms. The only place that knows them all.
+//!
+//! Exit codes: 0 done, 1 failed, 64 wrong usage (`EX_USAGE` of sysexits(3)).
+
+mod cleanup;
+mod dump;
+mod flags;
+mod logging;
+mod pipeline;
+mod print;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+const WRONG_USAGE: u8 = 64;
+
+/// A Kubernetes service proxy with an eBPF data plane.
+///
+/// It turns Services into translations at socket level: connect(2) to a Service's address goes to one of its endpoints,
+/// and from then on the kernel talks to the endpoint directly. An update takes effect for all sockets at one moment, and
+/// what is in the kernel goes on serving while this program is away.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true, infer_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    logging: logging::Flags,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Flags),
+    Print(print::Flags),
+    Dump(dump::Flags),
+    Cleanup(cleanup::Flags),
+}
+
+/// Parses the command line, does what it says, and reports how it went.
+pub(crate) fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // The error is help or the version where that was asked for.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(WRONG_USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    cli.logging.start();
+    let result = match cli.command {
+        Command::Run(flags) => run::main(flags),
+        Command::Print(flags) => print::main(flags),
+        Command::Dump(flags) => dump::main(&flags),
+        Command::Cleanup(flags) => cleanup::main(&flags),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // `print | head` is not a failure.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|it| it.kind() == std::io::ErrorKind::BrokenPipe)
+}
