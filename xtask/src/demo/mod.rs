@@ -130,11 +130,13 @@ impl Stage {
             sandbox.cgroup().display()
         ));
         line(&format!(
-            "{} pods in one network namespace, the client in another, joined by a veth pair; \
-             no route leads to a Service",
+            "{} pods live in one network namespace, the client in another; no route leads to a Service's address.",
             pods.count()
         ));
-        line(&format!("$ {}", setting.line()));
+        println!();
+        let command = setting.line().replace(&format!("{}/", workspace().display()), "");
+        line(&format!("$ {}", command.replace(" --", " \\\n         --")));
+        println!();
         Ok(Self { agent: None, pods, topology, manifests, setting, tally: Tally::default(), sandbox })
     }
 

@@ -65,7 +65,7 @@ pub(super) fn every_service_answers(stage: &mut Stage) -> Result<()> {
         }
     }
     drop(client);
-    table(&["Service", "Address", "Endpoint", "of the manifest", "Answers", "Share"], &[4, 5], &rows);
+    table(&["Service", "Address", "Endpoint in the manifest", "at", "Answered", "Share"], &[4, 5], &rows);
     let report = Report::of(&all);
     line(&format!(
         "{} connects, {} failed; a question and its answer took {} (median), {} (99 %).",
@@ -111,8 +111,8 @@ pub(super) fn scaling_under_load(stage: &mut Stage) -> Result<()> {
     let began = Instant::now();
     interrupt::sleep(STEP / 2)?;
     let report = load.report(began, Instant::now());
-    rows.push(row(&format!("{} endpoints", names.len()), "", &report));
     stage.tally.add(&report, &names);
+    rows.push(Row::new(&format!("{} endpoints", names.len()), "", report));
 
     for count in [1, MOST] {
         let (edited, new) = stage.manifests.scale_web(count)?;
@@ -123,20 +123,26 @@ pub(super) fn scaling_under_load(stage: &mut Stage) -> Result<()> {
             format!("the change to {count} endpoints is not visible after {}", duration(STEP))
         })?;
         let visible = visible.saturating_duration_since(edited);
-        let report = Report::of(&samples);
-        rows.push(row(&format!("{} → {count}", names.len()), &duration(visible), &report));
+        let change = format!("{} → {count}", names.len());
 
         // Until it is visible the old endpoints may answer too, afterwards only the new.
         let (before, after): (Vec<_>, Vec<_>) = samples.iter().partition(|it| it.began < edited + visible);
         let both: Vec<_> = names.iter().chain(&new).cloned().collect();
         stage.tally.add(&Report::of(before), &both);
-        stage.tally.add(&Report::of(after), &new);
+        let after = Report::of(after);
+        stage.tally.add(&after, &new);
+        rows.push(Row { by: after, ..Row::new(&change, &duration(visible), Report::of(&samples)) });
         names = new;
     }
     let report = Report::of(&load.stop());
-    table(&["Change", "Visible after", "Connects", "Failed", "Answered by"], &[1, 2, 3], &rows);
-    line("Visible: from the rename of the file to the last answer by a removed endpoint,");
-    line("or to the first answer by a new one.");
+    table(
+        &["Change", "Visible after", "Connects", "Failed", "Answered from then on by"],
+        &[1, 2, 3],
+        &Row::cells(rows),
+    );
+    line(
+        "Visible: from the rename of the file to the last answer by a removed endpoint, or the first by a new one.",
+    );
     line(&format!("A connect took {} (median), {} (99 %).", duration(report.p50), duration(report.p99)));
     Ok(())
 }
@@ -178,31 +184,25 @@ pub(super) fn death_and_return(stage: &mut Stage) -> Result<()> {
     stage.agent()?.wait_until(Duration::ZERO, || true)?;
 
     let after = load.between(started, end);
-    for (label, report) in [
-        ("it runs", load.report(running, killed)),
-        ("it is dead", load.report(killed, started)),
-        ("it is back", Report::of(&after)),
-    ] {
-        rows.push(row(
-            label,
-            &duration(match label {
-                "it runs" => killed - running,
-                "it is dead" => started - killed,
-                _ => end - started,
-            }),
-            &report,
-        ));
-        stage.tally.add(&report, &names);
+    let visible = visible(&after, &names, &fewer).context("what was edited meanwhile is not visible")?;
+    let (old, new): (Vec<_>, Vec<_>) = after.iter().partition(|it| it.began < visible);
+    let (old, new) = (Report::of(old), Report::of(new));
+    let (alive, dead) = (load.report(running, killed), load.report(killed, started));
+    for report in [&alive, &dead, &old] {
+        stage.tally.add(report, &names);
     }
+    stage.tally.add(&new, &fewer);
+    rows.push(Row::new("runs", &duration(killed - running), alive));
+    rows.push(Row::new("is dead", &duration(started - killed), dead));
+    rows.push(Row { by: new, ..Row::new("is back", &duration(end - started), Report::of(&after)) });
     drop(load);
-    table(&["The agent", "for", "Connects", "Failed", "Answered by"], &[1, 2, 3], &rows);
+    table(&["The agent", "for", "Connects", "Failed", "Answered by"], &[1, 2, 3], &Row::cells(rows));
 
     let broken = probes.iter_mut().filter_map(|it| it.ping().err()).collect::<Vec<_>>();
     line(&format!("{} connections opened before: {} broken.", probes.len(), broken.len()));
     if let Some(error) = broken.first() {
         bail!("a connection broke while the agent was away: {error}");
     }
-    let visible = visible(&after, &names, &fewer).context("what was edited meanwhile is not visible")?;
     line(&format!(
         "The manifest was scaled to {} endpoints while it was dead: in force {} after its start.",
         fewer.len(),
@@ -219,7 +219,6 @@ pub(super) fn nothing_behind_it(stage: &mut Stage) -> Result<()> {
     for service in stage.manifests.services().filter(|it| it.endpoints.is_empty()) {
         for address in service.addresses() {
             let mut times = Vec::new();
-            let mut said = String::new();
             for _ in 0..REFUSALS {
                 interrupt::check()?;
                 let (error, took) =
@@ -228,7 +227,6 @@ pub(super) fn nothing_behind_it(stage: &mut Stage) -> Result<()> {
                     bail!("{address} must refuse with ECONNREFUSED, it failed with: {error}");
                 }
                 times.push(took);
-                said = error.to_string();
             }
             times.sort_unstable();
             let (median, slowest) = (times[times.len() / 2], times[times.len() - 1]);
@@ -239,10 +237,8 @@ pub(super) fn nothing_behind_it(stage: &mut Stage) -> Result<()> {
                 duration(median),
                 duration(slowest),
             ]);
-            line(&format!("connect({address}): {said}"));
         }
     }
-    println!();
     table(&["Service", "Address", "Answer", "Median", "Slowest"], &[3, 4], &rows);
     Ok(())
 }
@@ -298,11 +294,29 @@ impl Stage {
     }
 }
 
-fn row(label: &str, value: &str, report: &Report) -> Vec<String> {
-    let answered = report.connects - report.failed;
-    let by: Vec<_> =
-        report.by.iter().map(|(name, &count)| format!("{name} {}", share(count, answered))).collect();
-    vec![label.to_owned(), value.to_owned(), number(report.connects), number(report.failed), by.join(", ")]
+/// A row of a table about load.
+struct Row {
+    label: String,
+    value: String,
+    report: Report,
+    /// Whose answers are shown, if not all.
+    by: Report,
+}
+
+impl Row {
+    fn new(label: &str, value: &str, report: Report) -> Self {
+        Self { label: label.to_owned(), value: value.to_owned(), by: report.clone(), report }
+    }
+
+    fn cells(rows: Vec<Self>) -> Vec<Vec<String>> {
+        let cells = |Self { label, value, report, by }: Self| {
+            let answered = by.connects - by.failed;
+            let by: Vec<_> =
+                by.by.iter().map(|(name, &count)| format!("{name} {}", share(count, answered))).collect();
+            vec![label, value, number(report.connects), number(report.failed), by.join(", ")]
+        };
+        rows.into_iter().map(cells).collect()
+    }
 }
 
 fn show(transport: Transport, address: SocketAddr) -> String {

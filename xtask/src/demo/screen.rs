@@ -2,7 +2,7 @@
 
 use std::{env, fmt::Display, io::IsTerminal as _, time::Duration};
 
-use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};
+use comfy_table::{CellAlignment, Table, TableComponent, presets::UTF8_HORIZONTAL_ONLY};
 
 /// The start of a phase.
 pub(super) fn heading(number: &str, text: &str) {
@@ -18,7 +18,9 @@ pub(super) fn line(text: &str) {
 /// A table of a phase; `right` are the columns that hold numbers.
 pub(super) fn table(columns: &[&str], right: &[usize], rows: &[Vec<String>]) {
     let mut table = Table::new();
-    table.load_preset(UTF8_HORIZONTAL_ONLY).remove_style_rows();
+    // Rows need no lines between them.
+    table.load_preset(UTF8_HORIZONTAL_ONLY);
+    table.remove_style(TableComponent::HorizontalLines).remove_style(TableComponent::MiddleIntersections);
     table.set_header(columns.iter());
     for row in rows {
         table.add_row(row);
@@ -29,26 +31,9 @@ pub(super) fn table(columns: &[&str], right: &[usize], rows: &[Vec<String>]) {
         }
     }
     for text in table.lines() {
-        println!("   {text}");
+        println!("   {}", text.trim_end());
     }
     println!();
-}
-
-trait Rows {
-    fn remove_style_rows(&mut self) -> &mut Self;
-}
-
-impl Rows for Table {
-    /// Rows need no lines between them.
-    fn remove_style_rows(&mut self) -> &mut Self {
-        use comfy_table::TableComponent::{
-            HorizontalLines, LeftBorderIntersections, RightBorderIntersections,
-        };
-        for component in [HorizontalLines, LeftBorderIntersections, RightBorderIntersections] {
-            self.remove_style(component);
-        }
-        self
-    }
 }
 
 /// 12345 as `12,345`.
