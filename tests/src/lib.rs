@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod binary;
 pub mod client;
 pub mod echo;
 pub mod load;
@@ -17,6 +18,7 @@ pub mod requirements;
 pub mod sandbox;
 
 pub use agent::Agent;
+pub use binary::Binary;
 pub use client::{Probe, Transport, ask, refusal};
 pub use echo::EchoServer;
 pub use load::Load;

@@ -10,34 +10,22 @@ use crate::{
     setup::{Toolchain, setup},
 };
 
-/// A build of the kernel object, or of the binary that carries it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Variant {
-    Product,
-    /// Can be stopped at named steps.
-    FaultPoints,
-    /// The same, with another layout of the maps.
-    NextLayout,
+pub(crate) use tests::Binary as Variant;
+
+fn features(variant: Variant) -> Option<&'static str> {
+    match variant {
+        Variant::Product => None,
+        Variant::FaultPoints => Some("fault-points"),
+        Variant::NextLayout => Some("fault-points,next-layout"),
+    }
 }
 
-impl Variant {
-    pub(crate) const ALL: [Self; 3] = [Self::Product, Self::FaultPoints, Self::NextLayout];
-
-    pub(crate) fn features(self) -> Option<&'static str> {
-        match self {
-            Self::Product => None,
-            Self::FaultPoints => Some("fault-points"),
-            Self::NextLayout => Some("fault-points,next-layout"),
-        }
-    }
-
-    /// Where the backend's build script looks for the object.
-    fn object(self) -> &'static str {
-        match self {
-            Self::Product => "kube-proxy-ebpf.o",
-            Self::FaultPoints => "kube-proxy-ebpf-fault-points.o",
-            Self::NextLayout => "kube-proxy-ebpf-fault-points-next-layout.o",
-        }
+/// Where the backend's build script looks for the object.
+fn object(variant: Variant) -> &'static str {
+    match variant {
+        Variant::Product => "kube-proxy-ebpf.o",
+        Variant::FaultPoints => "kube-proxy-ebpf-fault-points.o",
+        Variant::NextLayout => "kube-proxy-ebpf-fault-points-next-layout.o",
     }
 }
 
@@ -55,8 +43,8 @@ fn build_object(toolchain: &Toolchain, variant: Variant) -> Result<()> {
         arch @ ("x86_64" | "aarch64") => arch,
         other => bail!("{other} is no target of kube-proxy-ebpf: it runs on x86_64 and aarch64"),
     };
-    let features = variant.features().map_or(String::new(), |it| format!(" ({it})"));
-    say("Compiling", &format!("the kernel object{features}"));
+    let with = features(variant).map_or(String::new(), |it| format!(" ({it})"));
+    say("Compiling", &format!("the kernel object{with}"));
 
     let target_dir = workspace().join("target/kernel");
     let flags = [&format!("--cfg=bpf_target_arch=\"{arch}\""), "-Cdebuginfo=2", "-Clink-arg=--btf"];
@@ -70,13 +58,13 @@ fn build_object(toolchain: &Toolchain, variant: Variant) -> Result<()> {
         .args(["build", "--locked", "--package", "proxy-ebpf", "--profile", "kernel"])
         .args(["--target", "bpfel-unknown-none", "-Z", "build-std=core", "--target-dir"])
         .arg(&target_dir);
-    if let Some(features) = variant.features() {
+    if let Some(features) = features(variant) {
         command.args(["--features", features]);
     }
     run(&mut command)?;
 
     let built = target_dir.join("bpfel-unknown-none/kernel/kube-proxy-ebpf-kernel");
-    copy_if_changed(&built, &target_dir.join(variant.object()))?;
+    copy_if_changed(&built, &target_dir.join(object(variant)))?;
     Ok(())
 }
 
@@ -87,22 +75,35 @@ pub(crate) fn build(release: bool) -> Result<PathBuf> {
 }
 
 /// Builds the binary around a kernel object that is built already.
-pub(crate) fn build_binary(variant: Variant, release: bool) -> Result<PathBuf> {
+fn build_binary(variant: Variant, release: bool) -> Result<PathBuf> {
     let target = workspace().join("target");
     let mut command = cargo();
     command.args(["build", "--package", "kube-proxy-ebpf", "--target-dir"]).arg(&target);
     if release {
         command.arg("--release");
     }
-    if let Some(features) = variant.features() {
+    if let Some(features) = features(variant) {
         command.args(["--features", features]);
     }
     run(&mut command)?;
+    Ok(target.join(if release { "release" } else { "debug" }).join("kube-proxy-ebpf"))
+}
 
-    let built = target.join(if release { "release" } else { "debug" }).join("kube-proxy-ebpf");
-    let Some(features) = variant.features() else { return Ok(built) };
-    let kept =
-        target.join("test-binaries").join(features.replace("fault-points,", "")).join("kube-proxy-ebpf");
-    copy_if_changed(&built, &kept)?;
-    Ok(kept)
+/// Builds every variant, kernel objects included, to a place where no other build replaces it.
+pub(crate) fn build_for_tests() -> Result<Vec<(Variant, PathBuf)>> {
+    build_ebpf(&Variant::ALL)?;
+    let mut paths = Vec::new();
+    // The product last: it is what stays in target/debug.
+    for variant in Variant::ALL.into_iter().rev() {
+        let built = build_binary(variant, false)?;
+        let folder = match variant {
+            Variant::Product => "product",
+            Variant::FaultPoints => "fault-points",
+            Variant::NextLayout => "next-layout",
+        };
+        let kept = workspace().join("target/test-binaries").join(folder).join("kube-proxy-ebpf");
+        copy_if_changed(&built, &kept)?;
+        paths.push((variant, kept));
+    }
+    Ok(paths)
 }

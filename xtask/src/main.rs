@@ -4,7 +4,9 @@
 mod build;
 mod command;
 mod demo;
+mod licences;
 mod setup;
+mod test;
 
 use std::{net::SocketAddr, process::ExitCode};
 
@@ -45,6 +47,15 @@ enum Task {
         #[arg(long, conflicts_with = "keep")]
         clean: bool,
     },
+    /// Run every test: unit, property, scenario, and end to end against the kernel (as root).
+    ///
+    /// Builds what is missing first. Where the machine lacks something, end-to-end tests are skipped and counted.
+    Test {
+        /// Only tests whose names contain this.
+        filter: Option<String>,
+    },
+    /// Check the licences and sources of the dependencies, and advisories as far as that works offline.
+    Licences,
     /// Be a pod of the demo.
     #[command(hide = true)]
     Pod {
@@ -85,6 +96,8 @@ fn perform(task: Task) -> Result<()> {
         }
         Task::Demo { clean: true, .. } => demo::clean(),
         Task::Demo { keep, .. } => demo::run(keep),
+        Task::Test { filter } => test::test(filter.as_deref()),
+        Task::Licences => licences::licences(),
         Task::Pod { name, addresses } => demo::serve(&name, &addresses),
     }
 }

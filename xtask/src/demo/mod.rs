@@ -124,11 +124,7 @@ impl Stage {
         let setting = Setting::new(binary, &sandbox, manifests.folder(), "n1");
 
         heading("0", "A node in a sandbox");
-        line(&format!(
-            "Linux {}; the proxy is attached to one cgroup, {}",
-            machine.kernel,
-            sandbox.cgroup().display()
-        ));
+        line(&format!("Linux {}; the proxy is attached to one cgroup only.", machine.kernel));
         line(&format!(
             "{} pods live in one network namespace, the client in another; no route leads to a Service's address.",
             pods.count()
@@ -179,9 +175,9 @@ impl Stage {
         let agent = self.agent.take().context("the agent runs")?.leave();
         let cgroup = self.sandbox.cgroup().join("cgroup.procs");
         let shell = format!(
-            "ip netns exec {} sh -c 'echo $$ > {}; exec bash'",
+            "sh -c 'echo $$ > {}; exec nsenter --net=/run/netns/{} bash'",
+            cgroup.display(),
             self.topology.client_name(),
-            cgroup.display()
         );
         let web = self.manifests.service("web")?.addresses()[0];
         heading("→", "The sandbox stays up");
