@@ -76,7 +76,7 @@ impl<Ip> Side<Ip> {
     }
 }
 
-/// Spends tens of microseconds between the side word and its use.
+/// Spends tens of microseconds between two steps of a decision.
 #[cfg(feature = "fault-points")]
 #[inline(always)]
 fn linger() {
@@ -102,6 +102,8 @@ impl Tables for Side<V4> {
 
     #[inline(always)]
     fn backend(&self, key: BackendKey) -> Option<Backend4> {
+        #[cfg(feature = "fault-points")]
+        linger();
         // SAFETY: see above.
         unsafe { BACKENDS4.get(self.index)?.get(key) }.copied()
     }
@@ -125,6 +127,8 @@ impl Tables for Side<V6> {
 
     #[inline(always)]
     fn backend(&self, key: BackendKey) -> Option<Backend6> {
+        #[cfg(feature = "fault-points")]
+        linger();
         // SAFETY: see above.
         unsafe { BACKENDS6.get(self.index)?.get(key) }.copied()
     }

@@ -16,6 +16,7 @@ pub mod manifest;
 pub mod netns;
 pub mod requirements;
 pub mod sandbox;
+pub mod world;
 
 pub use agent::Agent;
 pub use binary::Binary;
@@ -25,6 +26,7 @@ pub use load::Load;
 pub use netns::NetNs;
 pub use requirements::{Machine, requirements};
 pub use sandbox::Sandbox;
+pub use world::{Build, World};
 
 use std::{
     thread,

@@ -55,3 +55,6 @@ pub fn node_state(facts: &Facts, node: &str, options: &Options) -> NodeState {
     });
     NodeState { services: states.collect() }
 }
+
+#[cfg(test)]
+mod tests;

@@ -166,3 +166,7 @@ fn targets(state: &ServiceState, index: usize, scope: Scope) -> String {
 fn lines<T: ToString>(items: impl Iterator<Item = T>) -> String {
     items.map(|it| it.to_string()).collect::<Vec<_>>().join("\n")
 }
+
+#[cfg(test)]
+#[path = "print_tests.rs"]
+mod tests;

@@ -2,7 +2,7 @@
 
 /// The environment variable that names the step: `NAME`, or `NAME:N` for the N-th time it is reached.
 #[cfg(feature = "fault-points")]
-pub const VARIABLE: &str = "KUBE_PROXY_EBPF_FAULT";
+const VARIABLE: &str = "KUBE_PROXY_EBPF_FAULT";
 
 /// The process dies here with SIGKILL if a test asked for it.
 #[cfg(feature = "fault-points")]

@@ -8,8 +8,9 @@ use serde_saphyr::{Options, Spanned, options::AliasLimits};
 
 use super::parse::Position;
 
-/// How deep a document may be nested; what is in a manifest is not half as deep.
-const DEEPEST: usize = 100;
+/// How deep a document may be nested: the stack of a thread holds it with room to spare, and a manifest is not half as
+/// deep.
+const DEEPEST: usize = 64;
 /// How many nodes all aliases of a file may add up to.
 const MOST_REPLAYED: usize = 100_000;
 
@@ -19,6 +20,8 @@ type Document = Result<(Position, Value), (Position, String)>;
 pub(super) fn yaml(bytes: &[u8]) -> Vec<Document> {
     let mut found = Vec::new();
     let mut reader = bytes;
+    let begins = begins(bytes);
+    let position = |line| Position { document: begins.partition_point(|it| *it <= line).max(1), line };
     let read = serde_saphyr::read_with_options::<_, Spanned<Value>>(&mut reader, yaml_options());
     let mut line = 1;
     for document in read {
@@ -26,12 +29,12 @@ pub(super) fn yaml(bytes: &[u8]) -> Vec<Document> {
         found.push(match document {
             Ok(Spanned { value, referenced, .. }) => {
                 line = usize::try_from(referenced.line()).unwrap_or(line);
-                Ok((position(bytes, line), value))
+                Ok((position(line), value))
             }
             Err(error) => {
                 let at = error.location().and_then(|it| usize::try_from(it.line()).ok()).unwrap_or(line);
                 let text = error.without_snippet().to_string();
-                Err((position(bytes, at), format!("{}; correct it", one_line(&text))))
+                Err((position(at), format!("{}; correct it", one_line(&text))))
             }
         });
         if broken {
@@ -53,17 +56,21 @@ fn yaml_options() -> Options {
         max_total_scalar_bytes: usize::MAX,
         max_reader_input_bytes: None,
     };
-    serde_saphyr::options! { budget: budget, alias_limits: limits, with_snippet: false }
+    // YAML 1.2: a Node may be called `n`, and a label say `yes`.
+    serde_saphyr::options! { budget: budget, alias_limits: limits, strict_booleans: true, with_snippet: false }
 }
 
 /// The values of a JSON stream, up to the first that is broken.
 pub(super) fn json(bytes: &[u8]) -> Vec<Document> {
     let mut found = Vec::new();
     let mut stream = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
+    let (mut line, mut counted) = (1, 0);
     loop {
         let start = stream.byte_offset();
         let blank = bytes[start..].iter().take_while(|it| it.is_ascii_whitespace()).count();
-        let at = Position { document: found.len() + 1, line: line_of(bytes, start + blank) };
+        line += bytes[counted..start + blank].iter().filter(|it| **it == b'\n').count();
+        counted = start + blank;
+        let at = Position { document: found.len() + 1, line };
         match stream.next() {
             None => return found,
             Some(Ok(value)) => found.push(Ok((at, value))),
@@ -75,24 +82,16 @@ pub(super) fn json(bytes: &[u8]) -> Vec<Document> {
     }
 }
 
-/// The line on which the byte at `offset` stands.
-fn line_of(bytes: &[u8], offset: usize) -> usize {
-    bytes[..offset].iter().filter(|it| **it == b'\n').count() + 1
-}
-
-/// Which document of a YAML stream a line belongs to: a marker in the first column can be nothing else.
-fn position(bytes: &[u8], line: usize) -> Position {
-    let mut document = 1;
-    let mut begun = false;
-    for text in bytes.split(|it| *it == b'\n').take(line) {
-        if text.starts_with(b"---") {
-            document += usize::from(begun);
-            begun = true;
-        } else {
-            begun |= !matches!(text.trim_ascii().first(), None | Some(b'#' | b'%'));
+/// The lines on which the documents of a YAML stream begin: a marker in the first column can be nothing else.
+fn begins(bytes: &[u8]) -> Vec<usize> {
+    let mut begins = Vec::new();
+    for (line, text) in (1..).zip(bytes.split(|it| *it == b'\n')) {
+        let is_content = !matches!(text.trim_ascii().first(), None | Some(b'#' | b'%'));
+        if text.starts_with(b"---") || (begins.is_empty() && is_content) {
+            begins.push(line);
         }
     }
-    Position { document, line }
+    begins
 }
 
 fn one_line(text: &str) -> String {

@@ -171,3 +171,7 @@ fn excerpt(value: &Value) -> String {
         None => text,
     }
 }
+
+#[cfg(test)]
+#[path = "parse_tests.rs"]
+mod tests;

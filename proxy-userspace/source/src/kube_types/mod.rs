@@ -54,3 +54,6 @@ fn names_of(meta: &ObjectMeta, refuse: &mut refuse::Refuse) -> Option<(Arc<str>,
 fn label<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     meta.labels.as_ref()?.get(key).map(String::as_str)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+//! The rules of what a Service means, one test each.
+
+mod laws;
+mod rules;
+
+use std::{num::NonZeroU16, sync::Arc};
+
+use model::{
+    Family, Protocol, ServiceName,
+    facts::{Conditions, Endpoint, EndpointSlice, Facts, Service, ServicePort, SliceName, SlicePort},
+    state::{Scope, ServiceKind, ServiceState, TargetPort, TrafficPolicy},
+};
+
+use crate::{NodeView, Options, service_state};
+
+/// The node that asks: n1, in zone a.
+const NODE: NodeView<'_> = NodeView { name: "n1", zone: Some("a") };
+
+fn number(port: u16) -> NonZeroU16 {
+    NonZeroU16::new(port).unwrap()
+}
+
+/// A Service with one port and a cluster IP of each family.
+fn service() -> Service {
+    Service {
+        name: ServiceName::new("ns", "web"),
+        kind: Some(ServiceKind::ClusterIp),
+        proxy_name: None,
+        cluster_ips: vec!["10.96.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: vec![service_port("", Protocol::Tcp, 80)],
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity: None,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    }
+}
+
+fn service_port(name: &str, protocol: Protocol, port: u16) -> ServicePort {
+    let target_port = TargetPort::Number(number(port));
+    ServicePort { name: name.into(), protocol, port: number(port), node_port: None, target_port }
+}
+
+/// The Service with a node port, so that it can be reached from outside.
+fn with_node_port() -> Service {
+    let mut service = service();
+    service.ports[0].node_port = Some(number(30080));
+    service
+}
+
+fn slice_named(name: &str, family: Family, endpoints: Vec<Endpoint>) -> EndpointSlice {
+    EndpointSlice {
+        name: SliceName { namespace: "ns".into(), name: name.into() },
+        service: ServiceName::new("ns", "web"),
+        headless: false,
+        family,
+        ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: number(8080) }],
+        endpoints,
+    }
+}
+
+/// A slice of IPv4 whose port is 8080.
+fn slice(endpoints: impl Into<Vec<Endpoint>>) -> EndpointSlice {
+    slice_named("web-1", Family::V4, endpoints.into())
+}
+
+/// A ready endpoint on another node.
+fn at(address: &str) -> Endpoint {
+    Endpoint {
+        address: address.parse().unwrap(),
+        conditions: Conditions { ready: true, serving: true, terminating: false },
+        node: Some("n2".into()),
+        pod: None,
+        hostname: String::new(),
+        node_hints: Vec::new(),
+        zone_hints: Vec::new(),
+    }
+}
+
+/// A ready endpoint on this node.
+fn here(address: &str) -> Endpoint {
+    Endpoint { node: Some("n1".into()), ..at(address) }
+}
+
+fn unready(endpoint: Endpoint) -> Endpoint {
+    Endpoint { conditions: Conditions { ready: false, serving: false, terminating: false }, ..endpoint }
+}
+
+/// Going away, and still serving.
+fn leaving(endpoint: Endpoint) -> Endpoint {
+    Endpoint { conditions: Conditions { ready: false, serving: true, terminating: true }, ..endpoint }
+}
+
+fn zones(endpoint: Endpoint, zones: &[&str]) -> Endpoint {
+    Endpoint { zone_hints: zones.iter().map(|it| Arc::from(*it)).collect(), ..endpoint }
+}
+
+fn nodes(endpoint: Endpoint, nodes: &[&str]) -> Endpoint {
+    Endpoint { node_hints: nodes.iter().map(|it| Arc::from(*it)).collect(), ..endpoint }
+}
+
+fn pod(endpoint: Endpoint, pod: &str) -> Endpoint {
+    Endpoint { pod: Some(pod.into()), ..endpoint }
+}
+
+fn facts(service: &Service, slices: &[EndpointSlice]) -> Facts {
+    let mut facts = Facts::default();
+    facts.set_service(service.clone());
+    for slice in slices {
+        facts.set_slice(slice.clone());
+    }
+    facts
+}
+
+fn state(service: &Service, slices: &[EndpointSlice]) -> ServiceState {
+    service_state(service, slices, NODE, &Options::default()).unwrap()
+}
+
+/// The last parts of the addresses that a port leads to: `1 2 v6:1`, with the target port where it is not 8080.
+fn targets(state: &ServiceState, port: usize, scope: Scope) -> String {
+    let mut targets: Vec<_> =
+        [Family::V4, Family::V6].into_iter().flat_map(|it| state.targets(port, it, scope)).collect();
+    targets.sort();
+    let texts = targets.iter().map(|it| {
+        let ip = it.ip().to_string();
+        let last = ip.rsplit(['.', ':']).next().unwrap_or_default().to_owned();
+        let family = if it.is_ipv6() { "v6:" } else { "" };
+        let port = if it.port() == 8080 { String::new() } else { format!("@{}", it.port()) };
+        format!("{family}{last}{port}")
+    });
+    texts.collect::<Vec<_>>().join(" ")
+}
+
+/// Checks the first port: where traffic to the cluster IP, from outside, and short-circuited may go.
+#[track_caller]
+fn check(service: &Service, endpoints: &[Endpoint], internal: &str, external: &str, cluster: &str) {
+    let state = state(service, &[slice(endpoints)]);
+    let found = [Scope::Internal, Scope::External, Scope::Cluster].map(|it| targets(&state, 0, it));
+    assert_eq!(found, [internal, external, cluster]);
+}
+
+/// Checks where traffic to the cluster IP may go.
+#[track_caller]
+fn check_internal(slices: &[EndpointSlice], internal: &str) {
+    assert_eq!(targets(&state(&service(), slices), 0, Scope::Internal), internal);
+}

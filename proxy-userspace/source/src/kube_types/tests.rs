@@ -1,0 +1,160 @@
+//! From Kubernetes' types to facts.
+
+#![expect(clippy::needless_pass_by_value, reason = "the values are made for the call")]
+
+use std::fmt::Debug;
+
+use k8s_openapi::api::{core::v1, discovery::v1 as discovery};
+use model::{
+    facts,
+    state::{ServiceKind, TargetPort, TrafficPolicy},
+};
+use serde_json::{Value, json};
+
+use super::{Converted, endpoint_slice, node, service};
+
+fn of<T>(converted: Converted<T>) -> (Option<T>, Vec<String>) {
+    (converted.object, converted.rejected.iter().map(|it| it.item.clone()).collect())
+}
+
+fn read_service(spec: Value) -> (facts::Service, Vec<String>) {
+    let value = json!({"metadata": {"name": "web"}, "spec": spec});
+    let (object, rejected) = of(service(&serde_json::from_value::<v1::Service>(value).unwrap()));
+    (object.unwrap(), rejected)
+}
+
+fn read_slice(slice: Value) -> (Option<facts::EndpointSlice>, Vec<String>) {
+    let mut value = json!({
+        "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4",
+    });
+    value.as_object_mut().unwrap().extend(slice.as_object().unwrap().clone());
+    of(endpoint_slice(&serde_json::from_value::<discovery::EndpointSlice>(value).unwrap()))
+}
+
+#[track_caller]
+fn check<T: PartialEq + Debug>(
+    spec: Value,
+    field: impl Fn(&facts::Service) -> T,
+    expect: T,
+    refused: &[&str],
+) {
+    let (service, rejected) = read_service(spec);
+    assert_eq!(field(&service), expect);
+    let refused: Vec<_> = refused.iter().map(|it| format!("Service default/web: {it}")).collect();
+    assert_eq!(rejected, refused);
+}
+
+#[test]
+fn an_empty_service_is_nothing_special() {
+    let (service, rejected) = read_service(json!({}));
+    assert_eq!(service.kind, Some(ServiceKind::ClusterIp));
+    assert_eq!(service.internal_policy, TrafficPolicy::Cluster);
+    assert!(service.cluster_ips.is_empty() && service.ports.is_empty() && rejected.is_empty());
+}
+
+#[test]
+fn headless_is_to_have_no_cluster_ip() {
+    check(json!({"clusterIP": "None", "clusterIPs": ["None"]}), |it| it.cluster_ips.len(), 0, &[]);
+    check(json!({"clusterIP": ""}), |it| it.cluster_ips.len(), 0, &[]);
+}
+
+#[test]
+fn cluster_ips_come_first_and_cluster_ip_fills_in() {
+    let ips =
+        |it: &facts::Service| it.cluster_ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    check(json!({"clusterIP": "10.0.0.1"}), ips, "10.0.0.1".to_owned(), &[]);
+    check(
+        json!({"clusterIP": "10.0.0.1", "clusterIPs": ["fd00::1", "10.0.0.2"]}),
+        ips,
+        "fd00::1 10.0.0.2".into(),
+        &[],
+    );
+    let twice = json!({"clusterIPs": ["10.0.0.1", "10.0.0.2", "x"]});
+    check(twice, ips, "10.0.0.1".into(), &["spec.clusterIPs[1]", "spec.clusterIPs[2]"]);
+}
+
+#[test]
+fn addresses_of_no_single_host_are_refused() {
+    let texts = ["0.0.0.0", "224.0.0.1", "255.255.255.255", "::", "ff02::1", "010.0.0.1", "10.0.0.1/32"];
+    let refused: Vec<_> = (0..texts.len()).map(|it| format!("spec.externalIPs[{it}]")).collect();
+    let refused: Vec<_> = refused.iter().map(String::as_str).collect();
+    check(json!({"externalIPs": texts}), |it| it.external_ips.len(), 0, &refused);
+}
+
+#[test]
+fn a_bad_target_port_does_not_take_the_port_down() {
+    let spec = json!({"ports": [{"port": 80, "targetPort": 70_000}]});
+    let target = |it: &facts::Service| it.ports[0].target_port.clone();
+    check(spec, target, TargetPort::Number(80.try_into().unwrap()), &["spec.ports[0].targetPort"]);
+    let named = json!({"ports": [{"port": 80, "targetPort": "web"}]});
+    check(named, target, TargetPort::Name("web".into()), &[]);
+}
+
+#[test]
+fn unknown_words_become_the_default() {
+    check(json!({"type": "Magic"}), |it| it.kind, Some(ServiceKind::ClusterIp), &["spec.type"]);
+    let policy = json!({"internalTrafficPolicy": "Near"});
+    check(policy, |it| it.internal_policy, TrafficPolicy::Cluster, &["spec.internalTrafficPolicy"]);
+    check(json!({"sessionAffinity": "Cookie"}), |it| it.affinity, None, &["spec.sessionAffinity"]);
+}
+
+#[test]
+fn a_bad_affinity_time_out_becomes_three_hours() {
+    let seconds = |it: &facts::Service| it.affinity.map(|it| it.timeout_seconds.get());
+    let spec = |it: i32| json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": it}}});
+    let field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
+    check(spec(86_400), seconds, Some(86_400), &[]);
+    for bad in [-1, 0, 86_401] {
+        check(spec(bad), seconds, Some(10_800), &[field]);
+    }
+}
+
+#[test]
+fn a_name_that_cannot_be_part_of_a_path_refuses_the_object() {
+    for name in ["", "a/b", "a|b", "A", "ä"] {
+        let value = json!({"metadata": {"name": name}});
+        let (object, rejected) = of(service(&serde_json::from_value::<v1::Service>(value.clone()).unwrap()));
+        assert_eq!((object, rejected.len()), (None, 1));
+        let (object, rejected) = of(node(&serde_json::from_value::<v1::Node>(value).unwrap()));
+        assert_eq!((object, rejected.len()), (None, 1));
+    }
+}
+
+#[test]
+fn slices_of_names_and_slices_of_nobody_are_no_facts() {
+    assert_eq!(read_slice(json!({"addressType": "FQDN"})), (None, vec![]));
+    assert_eq!(read_slice(json!({"metadata": {"name": "web-1"}})), (None, vec![]));
+    assert_eq!(read_slice(json!({"addressType": "IPv5"})).1, ["EndpointSlice default/web-1: addressType"]);
+}
+
+#[test]
+fn conditions_that_are_not_set_are_filled_in() {
+    let slice = json!({"endpoints": [{"addresses": ["10.1.0.1"], "conditions": {"ready": false}}]});
+    let conditions = read_slice(slice).0.unwrap().endpoints[0].conditions;
+    assert_eq!((conditions.ready, conditions.serving, conditions.terminating), (false, true, false));
+}
+
+#[test]
+fn only_the_first_address_counts_and_it_must_be_of_the_family() {
+    let endpoint = |it: &[&str]| json!({"addresses": it});
+    let slice = json!({"endpoints": [endpoint(&["10.1.0.1", "x"]), endpoint(&["fd00::1"]), endpoint(&[])]});
+    let (slice, rejected) = read_slice(slice);
+    assert_eq!(slice.unwrap().endpoints.len(), 1);
+    assert_eq!(rejected.len(), 2);
+}
+
+#[test]
+fn slice_ports_without_a_number_are_no_mistake_and_wrong_ones_are() {
+    let (slice, rejected) =
+        read_slice(json!({"ports": [{"name": "a"}, {"port": 0}, {"port": 80, "protocol": "TCP"}]}));
+    assert_eq!(slice.unwrap().ports.len(), 1);
+    assert_eq!(rejected, ["EndpointSlice default/web-1: ports[1].port"]);
+}
+
+#[test]
+fn only_a_pod_gives_an_endpoint_its_name() {
+    let endpoint = |kind: &str| json!({"addresses": ["10.1.0.1"], "targetRef": {"kind": kind, "name": "p"}});
+    let (slice, _) = read_slice(json!({"endpoints": [endpoint("Pod"), endpoint("Node")]}));
+    let pods: Vec<_> = slice.unwrap().endpoints.into_iter().map(|it| it.pod).collect();
+    assert_eq!(pods, [Some("p".into()), None]);
+}

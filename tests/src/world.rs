@@ -1,0 +1,217 @@
+//! All an end-to-end test needs at once: the test's process inside a sandbox and a network namespace of its own, where
+//! every endpoint's address is local and no Service's address leads anywhere.
+//! The one rule: what is not translated fails at once, so that nothing can pass by accident.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    NetNs, Sandbox,
+    agent::Setting,
+    manifest::{self, Service},
+    netns::Entered,
+    sandbox::Inside,
+};
+
+/// The node that tests serve.
+pub const NODE: &str = "n1";
+
+/// A build of the binary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Build {
+    /// As users get it.
+    Product,
+    /// One that dies at a named step, and lingers between the steps of a decision.
+    FaultPoints,
+    /// The same with another layout of the maps.
+    NextLayout,
+}
+
+impl Build {
+    /// Where `cargo xtask test` puts it.
+    ///
+    /// # Panics
+    ///
+    /// If it is not there.
+    #[must_use]
+    pub fn binary(self) -> PathBuf {
+        let name = match self {
+            Self::Product => "product",
+            Self::FaultPoints => "fault-points",
+            Self::NextLayout => "next-layout",
+        };
+        let workspace =
+            Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in a workspace");
+        let binary = workspace.join("target/test-binaries").join(name).join("kube-proxy-ebpf");
+        assert!(binary.exists(), "{} is missing: run the tests by `cargo xtask test`", binary.display());
+        binary
+    }
+}
+
+/// The test's own place.
+#[derive(Debug)]
+pub struct World {
+    _entered: Entered,
+    _inside: Inside,
+    netns: NetNs,
+    sandbox: Sandbox,
+}
+
+impl World {
+    /// Enters a new one, or says why the test that wants it is skipped.
+    ///
+    /// # Panics
+    ///
+    /// If the machine has everything and it still fails.
+    #[must_use]
+    pub fn or_skip(name: &str) -> Option<Self> {
+        let sandbox = Sandbox::or_skip(name)?;
+        Some(Self::enter(sandbox).expect("the machine has everything a test needs"))
+    }
+
+    fn enter(sandbox: Sandbox) -> Result<Self> {
+        let netns = NetNs::new()?;
+        // Whoever is asked for at these addresses is us.
+        netns.ip(&["route", "add", "local", "10.244.0.0/16", "dev", "lo"])?;
+        netns.ip(&["-6", "route", "add", "local", "fd00:10:244::/64", "dev", "lo"])?;
+        fs::create_dir(sandbox.files().join("manifests"))?;
+        let inside = sandbox.enter()?;
+        let entered = netns.enter()?;
+        Ok(Self { _entered: entered, _inside: inside, netns, sandbox })
+    }
+
+    /// Its sandbox.
+    #[must_use]
+    pub fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
+    /// Its network namespace.
+    #[must_use]
+    pub fn netns(&self) -> &NetNs {
+        &self.netns
+    }
+
+    /// The folder of manifests.
+    #[must_use]
+    pub fn manifests(&self) -> PathBuf {
+        self.sandbox.files().join("manifests")
+    }
+
+    /// How to start the proxy here.
+    #[must_use]
+    pub fn setting(&self, build: Build) -> Setting {
+        Setting::new(&build.binary(), &self.sandbox, &self.manifests(), NODE)
+    }
+
+    /// Writes the Services, all of them in one moment.
+    ///
+    /// # Panics
+    ///
+    /// If the folder cannot be written to.
+    pub fn write(&self, services: &[Service]) {
+        let text: Vec<_> = services.iter().map(ToString::to_string).collect();
+        manifest::replace(&self.manifests().join("all.yaml"), &text.join("---\n"))
+            .expect("manifests are written");
+    }
+
+    /// What `dump` prints.
+    ///
+    /// # Errors
+    ///
+    /// What it said if it failed.
+    pub fn dump(&self, build: Build) -> Result<Vec<String>> {
+        let Output { status, stdout, stderr } = Command::new(build.binary())
+            .args(["dump", "--pin-dir"])
+            .arg(self.sandbox.pins())
+            .output()
+            .context("dump")?;
+        if !status.success() {
+            bail!("dump failed: {}", String::from_utf8_lossy(&stderr));
+        }
+        Ok(String::from_utf8(stdout)?.lines().map(ToOwned::to_owned).collect())
+    }
+
+    /// Every pin, below the folder of pins.
+    ///
+    /// # Panics
+    ///
+    /// If the folder cannot be read.
+    #[must_use]
+    pub fn pins(&self) -> Vec<String> {
+        let mut pins = Vec::new();
+        walk(self.sandbox.pins(), &mut pins);
+        let top = self.sandbox.pins().to_string_lossy();
+        pins.iter().map(|it| it.to_string_lossy().trim_start_matches(&*top).to_owned()).collect()
+    }
+}
+
+fn walk(folder: &Path, pins: &mut Vec<PathBuf>) {
+    let mut entries: Vec<_> =
+        fs::read_dir(folder).expect("pins can be listed").flatten().map(|it| it.path()).collect();
+    entries.sort_unstable();
+    for entry in entries {
+        if entry.is_dir() { walk(&entry, pins) } else { pins.push(entry) }
+    }
+}
+
+/// What `dump` prints when exactly these Services are in force.
+#[must_use]
+pub fn expected_dump(services: &[Service]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for service in services {
+        for (ip, port) in
+            service.cluster_ips.iter().flat_map(|ip| service.ports.iter().map(move |it| (ip, it)))
+        {
+            let at = |ip: &IpAddr, port| std::net::SocketAddr::new(*ip, port);
+            let frontend = format!("{}/{}", at(ip, port.port), port.protocol);
+            let endpoints = service.endpoints.iter().filter(|it| it.ready).flat_map(|it| &it.addresses);
+            let backends: Vec<_> =
+                endpoints.filter(|it| it.is_ipv4() == ip.is_ipv4()).map(|it| at(it, port.target)).collect();
+            lines.push(format!("frontend {frontend} backends={}", backends.len()));
+            for backend in backends {
+                lines.push(format!("backend {frontend} -> {backend}"));
+                if port.protocol == "UDP" {
+                    lines.push(format!("member {frontend} {backend}"));
+                }
+            }
+        }
+    }
+    lines.sort_unstable();
+    lines
+}
+
+/// How many maps, programs and links the kernel holds that bear one of our names: what is counted to find a leak.
+///
+/// # Panics
+///
+/// If the kernel cannot be asked.
+#[must_use]
+pub fn kernel_objects() -> BTreeMap<&'static str, usize> {
+    let ours = |name: &str| {
+        let name = name.to_lowercase();
+        ["frontends", "backends", "members", "active", "grace", "connected", "datagrams"]
+            .iter()
+            .any(|it| name.starts_with(it))
+    };
+    let hook = |name: &str| {
+        ["connect", "sendmsg", "recvmsg", "getpeername"]
+            .iter()
+            .any(|it| name.strip_prefix(it).is_some_and(|it| it == "4" || it == "6"))
+    };
+    let maps = aya::maps::loaded_maps()
+        .filter(|it| it.as_ref().is_ok_and(|it| it.name_as_str().is_some_and(ours)))
+        .count();
+    let programs = aya::programs::loaded_programs()
+        .filter(|it| it.as_ref().is_ok_and(|it| it.name_as_str().is_some_and(hook)))
+        .count();
+    let links = aya::programs::loaded_links().filter(Result::is_ok).count();
+    BTreeMap::from([("maps", maps), ("programs", programs), ("links", links)])
+}

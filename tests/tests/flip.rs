@@ -1,0 +1,176 @@
+//! Invariant 3: an update takes effect for all ports, Services and families at one moment.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use tests::{Build, World, eventually, manifest::Service};
+
+/// How many states follow each other.
+const STATES: u16 = 2000;
+/// How many backends a state has at most; none of them is in another state.
+const BACKENDS: u16 = 4;
+
+const A4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
+const B4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 2);
+const A6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 1);
+
+fn backend4(state: u16, n: u16) -> IpAddr {
+    let [high, low] = (state * BACKENDS + n).to_be_bytes();
+    Ipv4Addr::new(10, 244, high, low).into()
+}
+
+fn backend6(state: u16, n: u16) -> IpAddr {
+    Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, state * BACKENDS + n).into()
+}
+
+/// The state that an address is a backend of.
+fn state_of(backend: IpAddr) -> u16 {
+    let n = match backend {
+        IpAddr::V4(it) => u16::from_be_bytes([it.octets()[2], it.octets()[3]]),
+        IpAddr::V6(it) => it
+            .to_ipv4_mapped()
+            .map_or(it.segments()[7], |it| u16::from_be_bytes([it.octets()[2], it.octets()[3]])),
+    };
+    n / BACKENDS
+}
+
+/// Two Services that change together; the number of their backends changes with every state.
+fn services(state: u16) -> Vec<Service> {
+    let mut a = Service::new("a", &[A4.into(), A6.into()])
+        .port("one", "TCP", 80, 8080)
+        .port("two", "TCP", 81, 8080)
+        .port("one-udp", "UDP", 80, 8080)
+        .port("two-udp", "UDP", 81, 8080);
+    let mut b = Service::new("b", &[B4.into()]).port("udp", "UDP", 80, 8080).port("tcp", "TCP", 80, 8080);
+    for n in 0..if state.is_multiple_of(2) { BACKENDS } else { 1 } {
+        a = a.endpoint(&format!("a-{state}-{n}"), &[backend4(state, n), backend6(state, n)]);
+        b = b.endpoint(&format!("b-{state}-{n}"), &[backend4(state, n)]);
+    }
+    vec![a, b]
+}
+
+/// Which backend a connect to `service` was led to: the source address of a socket that is connected to an address of
+/// this host is that address.
+fn connect_udp(service: SocketAddr) -> std::io::Result<IpAddr> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.connect(service)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// The same over TCP: whoever accepted says at which address.
+fn connect_tcp(service: SocketAddr) -> std::io::Result<IpAddr> {
+    let mut stream = TcpStream::connect_timeout(&service, Duration::from_secs(2))?;
+    let mut address = [0; 16];
+    stream.read_exact(&mut address)?;
+    Ok(Ipv6Addr::from(address).to_canonical())
+}
+
+fn serve() {
+    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 8080)).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let answer = stream.and_then(|mut it| {
+                let IpAddr::V6(address) = it.local_addr()?.ip() else { unreachable!("a v6 listener") };
+                it.write_all(&address.octets())
+            });
+            // The client may be gone.
+            let _ = answer;
+        }
+    });
+}
+
+/// Connects to `services` in turn, and counts; a connect may be led to the state before or after a flip, but never back.
+struct Reader {
+    thread: thread::JoinHandle<(usize, usize)>,
+}
+
+impl Reader {
+    fn start(
+        stop: &Arc<AtomicBool>,
+        failures: &Arc<std::sync::Mutex<Vec<String>>>,
+        services: Vec<SocketAddr>,
+        connect: fn(SocketAddr) -> std::io::Result<IpAddr>,
+    ) -> Self {
+        let (stop, failures) = (Arc::clone(stop), Arc::clone(failures));
+        let thread = thread::spawn(move || {
+            let (mut connects, mut states, mut newest) = (0, 0, 0);
+            while !stop.load(Ordering::Relaxed) {
+                for service in &services {
+                    connects += 1;
+                    match connect(*service).map(state_of) {
+                        Ok(state) if state == newest => {}
+                        Ok(state) if state > newest => {
+                            newest = state;
+                            states += 1;
+                        }
+                        Ok(state) => failures
+                            .lock()
+                            .unwrap()
+                            .push(format!("{service} led back to state {state} after {newest} was seen")),
+                        Err(error) => {
+                            failures.lock().unwrap().push(format!("{service} in state {newest}: {error}"))
+                        }
+                    }
+                }
+            }
+            (connects, states)
+        });
+        Self { thread }
+    }
+}
+
+#[test]
+fn flip_is_atomic_under_load() {
+    let Some(world) = World::or_skip("flip_is_atomic_under_load") else { return };
+    serve();
+    world.write(&services(1));
+    let mut agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
+    let a = SocketAddr::from((A4, 80));
+    agent.wait_until(Duration::from_secs(10), || connect_udp(a).is_ok()).unwrap();
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let failures = Arc::default();
+    let udp = vec![(A4, 80).into(), (A4, 81).into(), (B4, 80).into()];
+    let tcp = vec![(A6, 80).into(), (B4, 80).into(), (A4, 81).into(), (A6, 81).into()];
+    let readers = [
+        Reader::start(&stop, &failures, udp.clone(), connect_udp),
+        Reader::start(&stop, &failures, udp.into_iter().rev().collect(), connect_udp),
+        Reader::start(&stop, &failures, tcp, connect_tcp),
+    ];
+    let in_force = AtomicUsize::new(0);
+    for state in 2..STATES {
+        world.write(&services(state));
+        let seen = eventually(Duration::from_secs(10), || {
+            connect_udp(a).is_ok_and(|it| state_of(it) == state) || !failures.lock().unwrap().is_empty()
+        });
+        assert!(seen, "state {state} never came into force; the agent said:\n{}", agent.log());
+        if !failures.lock().unwrap().is_empty() {
+            break;
+        }
+        in_force.fetch_add(1, Ordering::Relaxed);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let counts = readers.map(|it| it.thread.join().unwrap());
+    eprintln!("{} states; connects and states seen, by reader: {counts:?}", in_force.into_inner());
+    let failures = failures.lock().unwrap();
+    assert!(
+        failures.is_empty(),
+        "{} connects went wrong:\n{}",
+        failures.len(),
+        failures[..failures.len().min(10)].join("\n")
+    );
+    for (connects, states) in counts {
+        assert!(
+            connects > 1000 && states > usize::from(STATES / 10),
+            "a reader hardly ran: {connects} connects, {states} states"
+        );
+    }
+}
