@@ -8,7 +8,6 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
-pub mod binary;
 pub mod client;
 pub mod echo;
 pub mod load;
@@ -19,7 +18,6 @@ pub mod sandbox;
 pub mod world;
 
 pub use agent::Agent;
-pub use binary::Binary;
 pub use client::{Probe, Transport, ask, refusal};
 pub use echo::EchoServer;
 pub use load::Load;

@@ -10,22 +10,44 @@ use crate::{
     setup::{Toolchain, setup},
 };
 
-pub(crate) use tests::Binary as Variant;
-
-fn features(variant: Variant) -> Option<&'static str> {
-    match variant {
-        Variant::Product => None,
-        Variant::FaultPoints => Some("fault-points"),
-        Variant::NextLayout => Some("fault-points,next-layout"),
-    }
+/// A build of the kernel object, and of the binary that carries it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Variant {
+    /// What a node runs.
+    Product,
+    /// Can be stopped at named steps.
+    FaultPoints,
+    /// The same, with another layout of the maps.
+    NextLayout,
 }
 
-/// Where the backend's build script looks for the object.
-fn object(variant: Variant) -> &'static str {
-    match variant {
-        Variant::Product => "kube-proxy-ebpf.o",
-        Variant::FaultPoints => "kube-proxy-ebpf-fault-points.o",
-        Variant::NextLayout => "kube-proxy-ebpf-fault-points-next-layout.o",
+impl Variant {
+    const ALL: [Self; 3] = [Self::Product, Self::FaultPoints, Self::NextLayout];
+
+    fn features(self) -> Option<&'static str> {
+        match self {
+            Self::Product => None,
+            Self::FaultPoints => Some("fault-points"),
+            Self::NextLayout => Some("fault-points,next-layout"),
+        }
+    }
+
+    /// Where the backend's build script looks for the object.
+    fn object(self) -> &'static str {
+        match self {
+            Self::Product => "kube-proxy-ebpf.o",
+            Self::FaultPoints => "kube-proxy-ebpf-fault-points.o",
+            Self::NextLayout => "kube-proxy-ebpf-fault-points-next-layout.o",
+        }
+    }
+
+    /// Where the tests look for the binary, below target/test-binaries.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Product => "product",
+            Self::FaultPoints => "fault-points",
+            Self::NextLayout => "next-layout",
+        }
     }
 }
 
@@ -43,7 +65,7 @@ fn build_object(toolchain: &Toolchain, variant: Variant) -> Result<()> {
         arch @ ("x86_64" | "aarch64") => arch,
         other => bail!("{other} is no target of kube-proxy-ebpf: it runs on x86_64 and aarch64"),
     };
-    let with = features(variant).map_or(String::new(), |it| format!(" ({it})"));
+    let with = variant.features().map_or(String::new(), |it| format!(" ({it})"));
     say("Compiling", &format!("the kernel object{with}"));
 
     let target_dir = workspace().join("target/kernel");
@@ -58,13 +80,13 @@ fn build_object(toolchain: &Toolchain, variant: Variant) -> Result<()> {
         .args(["build", "--locked", "--package", "proxy-ebpf", "--profile", "kernel"])
         .args(["--target", "bpfel-unknown-none", "-Z", "build-std=core", "--target-dir"])
         .arg(&target_dir);
-    if let Some(features) = features(variant) {
+    if let Some(features) = variant.features() {
         command.args(["--features", features]);
     }
     run(&mut command)?;
 
     let built = target_dir.join("bpfel-unknown-none/kernel/kube-proxy-ebpf-kernel");
-    copy_if_changed(&built, &target_dir.join(object(variant)))?;
+    copy_if_changed(&built, &target_dir.join(variant.object()))?;
     Ok(())
 }
 
@@ -82,7 +104,7 @@ fn build_binary(variant: Variant, release: bool) -> Result<PathBuf> {
     if release {
         command.arg("--release");
     }
-    if let Some(features) = features(variant) {
+    if let Some(features) = variant.features() {
         command.args(["--features", features]);
     }
     run(&mut command)?;
@@ -90,20 +112,13 @@ fn build_binary(variant: Variant, release: bool) -> Result<PathBuf> {
 }
 
 /// Builds every variant, kernel objects included, to a place where no other build replaces it.
-pub(crate) fn build_for_tests() -> Result<Vec<(Variant, PathBuf)>> {
+pub(crate) fn build_for_tests() -> Result<()> {
     build_ebpf(&Variant::ALL)?;
-    let mut paths = Vec::new();
     // The product last: it is what stays in target/debug.
     for variant in Variant::ALL.into_iter().rev() {
         let built = build_binary(variant, false)?;
-        let folder = match variant {
-            Variant::Product => "product",
-            Variant::FaultPoints => "fault-points",
-            Variant::NextLayout => "next-layout",
-        };
-        let kept = workspace().join("target/test-binaries").join(folder).join("kube-proxy-ebpf");
+        let kept = workspace().join("target/test-binaries").join(variant.folder()).join("kube-proxy-ebpf");
         copy_if_changed(&built, &kept)?;
-        paths.push((variant, kept));
     }
-    Ok(paths)
+    Ok(())
 }

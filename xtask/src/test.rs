@@ -36,7 +36,7 @@ pub(crate) fn test(filter: Option<&str>) -> Result<()> {
     if let Err(error) = setup::tool("ip", "iproute2") {
         say("Warning", &format!("{error:#}"));
     }
-    let binaries = build_for_tests()?;
+    build_for_tests()?;
     let skipped = workspace().join("target/skipped-tests");
     // There is none after a run without skipped tests.
     let _ = fs::remove_file(&skipped);
@@ -47,7 +47,6 @@ pub(crate) fn test(filter: Option<&str>) -> Result<()> {
         command.args(["test", "--workspace", "--exclude", "proxy-ebpf", "--no-fail-fast", "--target-dir"]);
         command.arg(workspace().join("target")).args(selection).args(filter).arg("--").args(arguments);
         command.env(tests::sandbox::SKIPPED, &skipped);
-        command.envs(binaries.iter().map(|(binary, path)| (binary.variable(), path)));
         run(&mut command)
     };
     let (end_to_end, others) = integration_tests()?;
