@@ -4,7 +4,7 @@
 use std::{
     ffi::{OsStr, OsString},
     fs::{self, File},
-    os::unix::process::ExitStatusExt as _,
+    os::unix::process::{CommandExt as _, ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     thread,
@@ -88,6 +88,8 @@ impl Setting {
         let child = Command::new(&self.binary)
             .args(&self.arguments)
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
+            // Ctrl-C is for whoever watches it.
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(stderr.try_clone()?)
             .stderr(stderr)

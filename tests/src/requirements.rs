@@ -47,7 +47,10 @@ pub fn requirements() -> Result<Machine, Vec<Missing>> {
     let mut need = |what: String, remedy| missing.push(Missing { what, remedy });
 
     if !geteuid().is_root() {
-        need(format!("not root (uid {})", geteuid()), "run it as root, for example with `sudo -E`");
+        need(
+            format!("not root (uid {})", geteuid()),
+            "run it as root, for example `sudo env PATH=\"$PATH\" cargo xtask …`",
+        );
     }
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     match version(&kernel) {

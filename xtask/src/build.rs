@@ -10,9 +10,10 @@ use crate::{
     setup::{Toolchain, setup},
 };
 
-/// A build of the kernel object, or of the binary that carries it.
+/// A build of the kernel object, and of the binary that carries it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Variant {
+    /// What a node runs.
     Product,
     /// Can be stopped at named steps.
     FaultPoints,
@@ -21,9 +22,9 @@ pub(crate) enum Variant {
 }
 
 impl Variant {
-    pub(crate) const ALL: [Self; 3] = [Self::Product, Self::FaultPoints, Self::NextLayout];
+    const ALL: [Self; 3] = [Self::Product, Self::FaultPoints, Self::NextLayout];
 
-    pub(crate) fn features(self) -> Option<&'static str> {
+    fn features(self) -> Option<&'static str> {
         match self {
             Self::Product => None,
             Self::FaultPoints => Some("fault-points"),
@@ -37,6 +38,15 @@ impl Variant {
             Self::Product => "kube-proxy-ebpf.o",
             Self::FaultPoints => "kube-proxy-ebpf-fault-points.o",
             Self::NextLayout => "kube-proxy-ebpf-fault-points-next-layout.o",
+        }
+    }
+
+    /// Where the tests look for the binary, below target/test-binaries.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Product => "product",
+            Self::FaultPoints => "fault-points",
+            Self::NextLayout => "next-layout",
         }
     }
 }
@@ -55,8 +65,8 @@ fn build_object(toolchain: &Toolchain, variant: Variant) -> Result<()> {
         arch @ ("x86_64" | "aarch64") => arch,
         other => bail!("{other} is no target of kube-proxy-ebpf: it runs on x86_64 and aarch64"),
     };
-    let features = variant.features().map_or(String::new(), |it| format!(" ({it})"));
-    say("Compiling", &format!("the kernel object{features}"));
+    let with = variant.features().map_or(String::new(), |it| format!(" ({it})"));
+    say("Compiling", &format!("the kernel object{with}"));
 
     let target_dir = workspace().join("target/kernel");
     let flags = [&format!("--cfg=bpf_target_arch=\"{arch}\""), "-Cdebuginfo=2", "-Clink-arg=--btf"];
@@ -87,7 +97,7 @@ pub(crate) fn build(release: bool) -> Result<PathBuf> {
 }
 
 /// Builds the binary around a kernel object that is built already.
-pub(crate) fn build_binary(variant: Variant, release: bool) -> Result<PathBuf> {
+fn build_binary(variant: Variant, release: bool) -> Result<PathBuf> {
     let target = workspace().join("target");
     let mut command = cargo();
     command.args(["build", "--package", "kube-proxy-ebpf", "--target-dir"]).arg(&target);
@@ -98,11 +108,17 @@ pub(crate) fn build_binary(variant: Variant, release: bool) -> Result<PathBuf> {
         command.args(["--features", features]);
     }
     run(&mut command)?;
+    Ok(target.join(if release { "release" } else { "debug" }).join("kube-proxy-ebpf"))
+}
 
-    let built = target.join(if release { "release" } else { "debug" }).join("kube-proxy-ebpf");
-    let Some(features) = variant.features() else { return Ok(built) };
-    let kept =
-        target.join("test-binaries").join(features.replace("fault-points,", "")).join("kube-proxy-ebpf");
-    copy_if_changed(&built, &kept)?;
-    Ok(kept)
+/// Builds every variant, kernel objects included, to a place where no other build replaces it.
+pub(crate) fn build_for_tests() -> Result<()> {
+    build_ebpf(&Variant::ALL)?;
+    // The product last: it is what stays in target/debug.
+    for variant in Variant::ALL.into_iter().rev() {
+        let built = build_binary(variant, false)?;
+        let kept = workspace().join("target/test-binaries").join(variant.folder()).join("kube-proxy-ebpf");
+        copy_if_changed(&built, &kept)?;
+    }
+    Ok(())
 }

@@ -3,7 +3,12 @@
 
 mod build;
 mod command;
+mod demo;
+mod licences;
 mod setup;
+mod test;
+
+use std::{net::SocketAddr, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -31,21 +36,68 @@ enum Task {
         #[arg(long)]
         release: bool,
     },
+    /// Show it at work: a node in a sandbox, real pods, real connections; no cluster needed (as root, about 15 s).
+    ///
+    /// Builds what is missing first. Fails if one connect fails or one answer comes from the wrong endpoint.
+    Demo {
+        /// Leave the sandbox up, and say how to enter it.
+        #[arg(long)]
+        keep: bool,
+        /// Only take down what `--keep` left up.
+        #[arg(long, conflicts_with = "keep")]
+        clean: bool,
+    },
+    /// Run every test: unit, property, scenario, and end to end against the kernel (as root).
+    ///
+    /// Builds what is missing first. Where the machine lacks something, end-to-end tests are skipped and counted.
+    Test {
+        /// Only tests whose names contain this.
+        filter: Option<String>,
+    },
+    /// Check the licences and sources of the dependencies, and advisories as far as that works offline.
+    Licences,
+    /// Be a pod of the demo.
+    #[command(hide = true)]
+    Pod {
+        #[arg(long)]
+        name: String,
+        addresses: Vec<SocketAddr>,
+    },
 }
 
-fn main() -> Result<()> {
-    match Arguments::parse().task {
+fn main() -> ExitCode {
+    match perform(Arguments::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<demo::Interrupted>() => {
+            eprintln!("\n{error}");
+            ExitCode::from(demo::Interrupted::EXIT_CODE)
+        }
+        Err(error) => {
+            eprintln!("\nerror: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(task: Task) -> Result<()> {
+    match task {
         Task::Setup => {
             let tools = setup::setup()?;
             command::say("Compiler", &tools.rustc.display().to_string());
             command::say("Linker", &tools.linker.display().to_string());
             command::say("Ready", "the kernel side can be built");
+            Ok(())
         }
-        Task::BuildEbpf => build::build_ebpf(&[build::Variant::Product])?,
+        Task::BuildEbpf => build::build_ebpf(&[build::Variant::Product]),
         Task::Build { release } => {
             let binary = build::build(release)?;
             command::say("Ready", &binary.display().to_string());
+            Ok(())
         }
+        Task::Demo { clean: true, .. } => demo::clean(),
+        Task::Demo { keep, .. } => demo::run(keep),
+        Task::Test { filter } => test::test(filter.as_deref()),
+        Task::Licences => licences::licences(),
+        Task::Pod { name, addresses } => demo::serve(&name, &addresses),
     }
-    Ok(())
 }

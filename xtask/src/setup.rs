@@ -70,7 +70,7 @@ fn compiler() -> Result<Compiler> {
         Err(reason) => reason,
     };
     if let Ok(found) = inspect(debian) {
-        say("Using", &format!("{DEBIAN_RUSTC} for the kernel side ({reason:#})"));
+        say("Using", &format!("{DEBIAN_RUSTC} for the kernel side: {reason:#}"));
         return Ok(found);
     }
     if find("rustup").is_some() {
@@ -108,7 +108,7 @@ fn inspect(rustc: &Path) -> Result<Compiler> {
     }
     let sources = sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs");
     if !sources.exists() {
-        bail!("{} has no sources ({} is missing)", rustc.display(), sources.display());
+        bail!("{} comes without its sources (rust-src)", rustc.display());
     }
     let llvm = find_llvm(&sysroot).with_context(|| {
         format!("no shared LLVM {LLVM} under {} or the system's library folders", sysroot.display())
