@@ -8,6 +8,8 @@ use std::{
     net::IpAddr,
     path::{Path, PathBuf},
     process::{Command, Output},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -214,4 +216,23 @@ pub fn kernel_objects() -> BTreeMap<&'static str, usize> {
         .count();
     let links = aya::programs::loaded_links().filter(Result::is_ok).count();
     BTreeMap::from([("maps", maps), ("programs", programs), ("links", links)])
+}
+
+/// The same once the kernel has freed what was given up: it does so a while later, on its own.
+///
+/// # Panics
+///
+/// If the kernel cannot be asked.
+#[must_use]
+pub fn settled_kernel_objects() -> BTreeMap<&'static str, usize> {
+    let mut last = kernel_objects();
+    for _ in 0..50 {
+        thread::sleep(Duration::from_millis(100));
+        let now = kernel_objects();
+        if now == last {
+            break;
+        }
+        last = now;
+    }
+    last
 }

@@ -1,5 +1,7 @@
 //! Invariant 3: an update takes effect for all ports, Services and families at one moment.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
@@ -116,7 +118,7 @@ impl Reader {
                             .unwrap()
                             .push(format!("{service} led back to state {state} after {newest} was seen")),
                         Err(error) => {
-                            failures.lock().unwrap().push(format!("{service} in state {newest}: {error}"))
+                            failures.lock().unwrap().push(format!("{service} in state {newest}: {error}"));
                         }
                     }
                 }

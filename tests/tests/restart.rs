@@ -1,6 +1,8 @@
 //! Invariant 7: the agent can die at any moment; the kernel goes on serving a whole generation, and the next start takes
 //! it over.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     path::Path,
@@ -12,7 +14,7 @@ use tests::{
     Agent, Build, EchoServer, Load, Probe, Transport, World, eventually,
     load::Report,
     manifest::Service,
-    world::{expected_dump, kernel_objects},
+    world::{expected_dump, kernel_objects, settled_kernel_objects},
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -128,7 +130,7 @@ fn restart_keeps_connections() {
         })
         .collect();
     let (mut round, mut others) = (1, 3);
-    let before = kernel_objects();
+    let before = settled_kernel_objects();
     world.write(&services(round, others));
     let mut agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
     converges(&world, &mut agent, &services(round, others), "at first");
@@ -143,7 +145,7 @@ fn restart_keeps_connections() {
         Load::start(transport, SocketAddr::new(ip(address), 80), 1, Duration::from_millis(1))
     });
     let mut lasting = Lasting::begin();
-    let objects = settled_objects();
+    let objects = settled_kernel_objects();
     let pins = world.pins();
     agent.kill9().unwrap();
 
@@ -223,18 +225,4 @@ fn restart_keeps_connections() {
         kernel_objects()
     );
     drop(servers);
-}
-
-/// What the kernel holds once what was replaced is gone.
-fn settled_objects() -> std::collections::BTreeMap<&'static str, usize> {
-    let mut last = kernel_objects();
-    for _ in 0..50 {
-        thread::sleep(Duration::from_millis(40));
-        let now = kernel_objects();
-        if now == last {
-            return now;
-        }
-        last = now;
-    }
-    last
 }

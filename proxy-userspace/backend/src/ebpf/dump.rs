@@ -29,9 +29,12 @@ use super::{
 ///
 /// # Errors
 ///
-/// A map that is missing or of another layout is named.
+/// If nothing was ever in force there; a map that is missing or of another layout is named.
 pub fn dump(pin_dir: &Path) -> Result<Vec<String>, Error> {
     let pins = Pins::new(pin_dir);
+    if !pins.active().exists() {
+        return Err(Error::Nothing(pin_dir.to_path_buf()));
+    }
     // A flip between the first map and the last would show a mixture: then it is read again.
     loop {
         let side = kernel::read_active(&pins)?;

@@ -34,6 +34,9 @@ pub enum Error {
         /// What should be there.
         expected: String,
     },
+    /// There is no generation to be read.
+    #[error("nothing is in force below {}: no instance of this version has served there", .0.display())]
+    Nothing(PathBuf),
     /// The folder for pins lies on another kind of file system.
     #[error("{} is not on a bpf file system: mount one with `mount -t bpf bpf DIR`, or choose another --pin-dir", .0.display())]
     NotBpffs(PathBuf),

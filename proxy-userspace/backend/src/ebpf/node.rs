@@ -101,12 +101,14 @@ impl Node {
         self.attached = true;
         let removed = self.pins.remove_other_layouts()?;
         tracing::info!(
-            made = attached.made,
-            updated = attached.updated,
-            removed = removed.join(","),
+            new = attached.made,
+            taken_over = attached.updated,
             "attached to {}",
             self.cgroup.path().display()
         );
+        for layout in removed {
+            tracing::info!("removed the maps of layout {layout}, which nothing uses any more");
+        }
         Ok(())
     }
 }

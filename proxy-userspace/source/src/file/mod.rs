@@ -35,7 +35,7 @@ const POLL: Duration = Duration::from_secs(1);
 
 /// Why a file source could not be started.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {error}; name a manifest or a folder of manifests that can be read", path.display())]
+#[error("{} cannot be read; name a manifest or a folder of manifests that can", path.display())]
 pub struct FileError {
     /// The path that was given.
     pub path: PathBuf,
