@@ -119,6 +119,20 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<At
     Ok(attached)
 }
 
+/// Takes every program out of effect, before the call returns, and removes the pins of their links.
+pub(super) fn detach(pins: &Pins) -> Result<(), Error> {
+    // First those that lead away: what is translated can be translated back to the last.
+    for hook in HOOKS.into_iter().rev() {
+        let pin = pins.links().join(hook);
+        if let Ok(link) = sys::obj_get(&pin) {
+            // An older kernel detaches a little later, when the pin is gone.
+            let _ = sys::link_detach(link.as_fd());
+        }
+        pins::remove_pin(&pin)?;
+    }
+    Ok(())
+}
+
 /// Updates the pinned link, or makes one and pins it; true if it was made.
 fn put_in_effect(
     program: &mut CgroupSockAddr,

@@ -133,10 +133,7 @@ pub fn cleanup(pin_dir: &Path) -> Result<Cleaned, Error> {
         return Ok(Cleaned::Nothing);
     }
     let _lock = pins.lock()?;
-    // First those that lead away: what is translated can be translated back to the last.
-    for hook in hooks::HOOKS.into_iter().rev() {
-        pins::remove_pin(&pins.links().join(hook))?;
-    }
+    hooks::detach(&pins)?;
     pins::remove_tree(pins.dir())?;
     Ok(Cleaned::Removed)
 }

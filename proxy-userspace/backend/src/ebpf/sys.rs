@@ -62,6 +62,14 @@ pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     unsafe { bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr) }.map(drop)
 }
 
+/// Takes a link's program out of effect (Linux 5.9). Giving up the last reference does so too, but some time later.
+pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = attr();
+    attr.link_detach.link_fd = fd(link);
+    // SAFETY: no pointers.
+    unsafe { bpf(bpf_cmd::BPF_LINK_DETACH, &mut attr) }.map(drop)
+}
+
 /// What a cgroup link holds together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CgroupLink {
