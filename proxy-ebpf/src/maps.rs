@@ -70,17 +70,16 @@ impl<Ip> Side<Ip> {
     pub(crate) fn active() -> Option<Self> {
         // SAFETY: the one slot of an array is never freed; volatile, so that it is one load and not repeated.
         let index = unsafe { ACTIVE.get_ptr(0)?.read_volatile() };
-        #[cfg(feature = "fault-points")]
-        linger();
         Some(Self { index, family: PhantomData })
     }
 }
 
-/// Spends tens of microseconds between two steps of a decision.
+/// Spends hundreds of microseconds between two steps of a decision: longer than user space takes from a flip to its next
+/// write, so that nothing but the grace period keeps the two apart.
 #[cfg(feature = "fault-points")]
 #[inline(always)]
 fn linger() {
-    for _ in 0..1000 {
+    for _ in 0..16_000 {
         // SAFETY: the helper takes nothing and touches nothing.
         core::hint::black_box(unsafe { aya_ebpf::helpers::generated::bpf_ktime_get_ns() });
     }

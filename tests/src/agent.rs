@@ -128,6 +128,12 @@ impl Agent {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// The file that what it says is kept in.
+    #[must_use]
+    pub fn log_path(&self) -> &Path {
+        &self.log
+    }
+
     /// Kills it without a chance to do anything, and waits until it is gone.
     ///
     /// # Errors
