@@ -57,7 +57,9 @@ pub(crate) fn attempt(command: &mut Command, limit: Duration) -> Result<()> {
         let _ = stderr.read_to_end(&mut text);
         let text = String::from_utf8_lossy(&text);
         let error = text.lines().find(|it| it.starts_with("error"));
-        error.or(text.trim().lines().last()).unwrap_or_default().to_owned()
+        let line = error.or(text.trim().lines().last()).unwrap_or_default();
+        // What failed; the whole chain of causes would be a page.
+        line.splitn(3, ": ").take(2).collect::<Vec<_>>().join(": ")
     });
     let started = Instant::now();
     let status = loop {
@@ -73,7 +75,7 @@ pub(crate) fn attempt(command: &mut Command, limit: Duration) -> Result<()> {
     };
     let said = reader.join().unwrap_or_default();
     if !status.success() {
-        bail!("`{}` failed: {status}: {said}", line(command));
+        bail!("`{}` failed: {said}", line(command));
     }
     Ok(())
 }
