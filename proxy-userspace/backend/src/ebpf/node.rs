@@ -99,15 +99,20 @@ impl Node {
     fn attach(&mut self) -> Result<(), Error> {
         let attached = hooks::attach(&mut self.ebpf, &self.cgroup, &self.pins)?;
         self.attached = true;
-        let removed = self.pins.remove_other_layouts()?;
         tracing::info!(
             new = attached.made,
             taken_over = attached.updated,
             "attached to {}",
             self.cgroup.path().display()
         );
-        for layout in removed {
-            tracing::info!("removed the maps of layout {layout}, which nothing uses any more");
+        // What is in force does not depend on it; the next start tries again.
+        match self.pins.remove_other_layouts() {
+            Ok(removed) => {
+                for layout in removed {
+                    tracing::info!("removed the maps of layout {layout}, which nothing uses any more");
+                }
+            }
+            Err(error) => tracing::warn!("maps of another layout are left over: {error}"),
         }
         Ok(())
     }
