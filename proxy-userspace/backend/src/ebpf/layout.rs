@@ -4,9 +4,11 @@
 //! A Service whose state is the same (pointer or value) is not looked at again, a set keeps its id, and a backend that
 //! goes leaves its slot to one that comes, or to the last one.
 
+mod rows;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::Arc,
 };
 
@@ -14,13 +16,12 @@ use model::{
     Family, ServiceName,
     state::{NodeState, ServiceState},
 };
-use proxy_common::{
-    net::Be16,
-    tables::{
-        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
-    },
-};
+use proxy_common::tables::{BackendKey, Frontend};
 
+use self::rows::{
+    backend_table, delete_frontend, delete_member, frontend_table, member_table, put_backend, put_frontend,
+    put_member,
+};
 use super::{
     changes::Changes,
     compile::{FrontendAddress, ServiceImage, SetImage, Transport, compile},
@@ -54,6 +55,13 @@ struct Set {
     family: Family,
     transport: Transport,
     slots: Vec<SocketAddr>,
+}
+
+impl Set {
+    fn key(&self, slot: usize) -> BackendKey {
+        // A set has far fewer than 2^32 backends: each is one of that many addresses in memory.
+        BackendKey { set: self.id, slot: u32::try_from(slot).unwrap_or(u32::MAX) }
+    }
 }
 
 /// Who wants a frontend, in ascending order; the first has it.
@@ -170,7 +178,7 @@ impl Layout {
                 }
             }
             Table::Members4 | Table::Members6 => {
-                for set in self.sets().filter(|set| member_table(set) == Some(table)) {
+                for set in self.sets().filter(|set| member_table(set.transport, set.family) == Some(table)) {
                     for backend in &set.slots {
                         put_member(&mut changes, set.id, *backend);
                     }
@@ -241,26 +249,6 @@ fn unclaim(
             claims.services.retain(|it| it != name);
         }
         touched.insert(*address);
-    }
-}
-
-fn frontend_table(address: FrontendAddress) -> Table {
-    if address.address.is_ipv4() { Table::Frontends4 } else { Table::Frontends6 }
-}
-
-fn backend_table(family: Family) -> Table {
-    match family {
-        Family::V4 => Table::Backends4,
-        Family::V6 => Table::Backends6,
-    }
-}
-
-/// Only UDP sockets return to a backend, so only their sets are listed by member.
-fn member_table(set: &Set) -> Option<Table> {
-    match (set.transport, set.family) {
-        (Transport::Tcp, _) => None,
-        (Transport::Udp, Family::V4) => Some(Table::Members4),
-        (Transport::Udp, Family::V6) => Some(Table::Members6),
     }
 }
 
@@ -358,17 +346,17 @@ impl Writer<'_> {
     }
 
     fn slot(&mut self, set: &Set, slot: usize, backend: SocketAddr) {
-        put_backend(&mut self.changes, backend_key(set, slot), backend);
+        put_backend(&mut self.changes, set.key(slot), backend);
     }
 
     fn delete_slot(&mut self, set: &Set, slot: usize) {
         let table = backend_table(set.family);
         self.rows[table.index()] -= 1;
-        self.changes.delete(table, &backend_key(set, slot));
+        self.changes.delete(table, &set.key(slot));
     }
 
     fn member(&mut self, set: &Set, backend: SocketAddr, present: bool) {
-        let Some(table) = member_table(set) else { return };
+        let Some(table) = member_table(set.transport, set.family) else { return };
         if present {
             self.rows[table.index()] += 1;
             put_member(&mut self.changes, set.id, backend);
@@ -394,74 +382,5 @@ impl Writer<'_> {
                 delete_frontend(&mut self.changes, address);
             }
         }
-    }
-}
-
-fn backend_key(set: &Set, slot: usize) -> BackendKey {
-    // A set has far fewer than 2^32 backends: each is one of that many addresses in memory.
-    BackendKey { set: set.id, slot: u32::try_from(slot).unwrap_or(u32::MAX) }
-}
-
-/// Calls `$then` with the key of a frontend, whatever its family.
-macro_rules! with_frontend_key {
-    ($address:expr, |$table:ident, $key:ident| $then:expr) => {{
-        let (port, protocol) = (Be16::new($address.address.port()), $address.transport.number());
-        match $address.address.ip() {
-            IpAddr::V4(ip) => {
-                let ($table, $key) =
-                    (Table::Frontends4, FrontendKey4 { address: ip.into(), port, protocol, zero: 0 });
-                $then
-            }
-            IpAddr::V6(ip) => {
-                let ($table, $key) =
-                    (Table::Frontends6, FrontendKey6 { address: ip.into(), port, protocol, zero: 0 });
-                $then
-            }
-        }
-    }};
-}
-
-fn put_frontend(changes: &mut Changes, address: FrontendAddress, row: &Frontend) {
-    with_frontend_key!(address, |table, key| changes.put(table, &key, row));
-}
-
-fn delete_frontend(changes: &mut Changes, address: FrontendAddress) {
-    with_frontend_key!(address, |table, key| changes.delete(table, &key));
-}
-
-fn put_backend(changes: &mut Changes, key: BackendKey, backend: SocketAddr) {
-    let port = Be16::new(backend.port());
-    match backend.ip() {
-        IpAddr::V4(ip) => {
-            changes.put(Table::Backends4, &key, &Backend4 { address: ip.into(), port, zero: 0 });
-        }
-        IpAddr::V6(ip) => {
-            changes.put(Table::Backends6, &key, &Backend6 { address: ip.into(), port, zero: 0 });
-        }
-    }
-}
-
-fn member_key4(set: u32, ip: std::net::Ipv4Addr, port: Be16) -> MemberKey4 {
-    MemberKey4 { set, backend: Backend4 { address: ip.into(), port, zero: 0 } }
-}
-
-fn member_key6(set: u32, ip: std::net::Ipv6Addr, port: Be16) -> MemberKey6 {
-    MemberKey6 { set, backend: Backend6 { address: ip.into(), port, zero: 0 } }
-}
-
-fn put_member(changes: &mut Changes, set: u32, backend: SocketAddr) {
-    const MEMBER: Member = 1;
-    let port = Be16::new(backend.port());
-    match backend.ip() {
-        IpAddr::V4(ip) => changes.put(Table::Members4, &member_key4(set, ip, port), &MEMBER),
-        IpAddr::V6(ip) => changes.put(Table::Members6, &member_key6(set, ip, port), &MEMBER),
-    }
-}
-
-fn delete_member(changes: &mut Changes, set: u32, backend: SocketAddr) {
-    let port = Be16::new(backend.port());
-    match backend.ip() {
-        IpAddr::V4(ip) => changes.delete(Table::Members4, &member_key4(set, ip, port)),
-        IpAddr::V6(ip) => changes.delete(Table::Members6, &member_key6(set, ip, port)),
     }
 }

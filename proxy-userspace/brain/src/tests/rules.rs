@@ -1,3 +1,5 @@
+//! One test for each rule of what a Service means.
+
 use model::{
     Family, Protocol,
     facts::{Node, Service, SlicePort},

@@ -1,0 +1,101 @@
+//! The rows of each table: which table something belongs to, and its keys and values as the kernel takes them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use model::Family;
+use proxy_common::{
+    net::Be16,
+    tables::{
+        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
+    },
+};
+
+use crate::ebpf::{
+    changes::Changes,
+    compile::{FrontendAddress, Transport},
+    store::Table,
+};
+
+pub(super) fn frontend_table(address: FrontendAddress) -> Table {
+    if address.address.is_ipv4() { Table::Frontends4 } else { Table::Frontends6 }
+}
+
+pub(super) fn backend_table(family: Family) -> Table {
+    match family {
+        Family::V4 => Table::Backends4,
+        Family::V6 => Table::Backends6,
+    }
+}
+
+/// Only UDP sockets return to a backend, so only their sets are listed by member.
+pub(super) fn member_table(transport: Transport, family: Family) -> Option<Table> {
+    match (transport, family) {
+        (Transport::Tcp, _) => None,
+        (Transport::Udp, Family::V4) => Some(Table::Members4),
+        (Transport::Udp, Family::V6) => Some(Table::Members6),
+    }
+}
+
+/// Calls `$then` with the key of a frontend, whatever its family.
+macro_rules! with_frontend_key {
+    ($address:expr, |$table:ident, $key:ident| $then:expr) => {{
+        let (port, protocol) = (Be16::new($address.address.port()), $address.transport.number());
+        match $address.address.ip() {
+            IpAddr::V4(ip) => {
+                let ($table, $key) =
+                    (Table::Frontends4, FrontendKey4 { address: ip.into(), port, protocol, zero: 0 });
+                $then
+            }
+            IpAddr::V6(ip) => {
+                let ($table, $key) =
+                    (Table::Frontends6, FrontendKey6 { address: ip.into(), port, protocol, zero: 0 });
+                $then
+            }
+        }
+    }};
+}
+
+pub(super) fn put_frontend(changes: &mut Changes, address: FrontendAddress, row: &Frontend) {
+    with_frontend_key!(address, |table, key| changes.put(table, &key, row));
+}
+
+pub(super) fn delete_frontend(changes: &mut Changes, address: FrontendAddress) {
+    with_frontend_key!(address, |table, key| changes.delete(table, &key));
+}
+
+pub(super) fn put_backend(changes: &mut Changes, key: BackendKey, backend: SocketAddr) {
+    let port = Be16::new(backend.port());
+    match backend.ip() {
+        IpAddr::V4(ip) => {
+            changes.put(Table::Backends4, &key, &Backend4 { address: ip.into(), port, zero: 0 });
+        }
+        IpAddr::V6(ip) => {
+            changes.put(Table::Backends6, &key, &Backend6 { address: ip.into(), port, zero: 0 });
+        }
+    }
+}
+
+fn member_key4(set: u32, ip: Ipv4Addr, port: Be16) -> MemberKey4 {
+    MemberKey4 { set, backend: Backend4 { address: ip.into(), port, zero: 0 } }
+}
+
+fn member_key6(set: u32, ip: Ipv6Addr, port: Be16) -> MemberKey6 {
+    MemberKey6 { set, backend: Backend6 { address: ip.into(), port, zero: 0 } }
+}
+
+pub(super) fn put_member(changes: &mut Changes, set: u32, backend: SocketAddr) {
+    const MEMBER: Member = 1;
+    let port = Be16::new(backend.port());
+    match backend.ip() {
+        IpAddr::V4(ip) => changes.put(Table::Members4, &member_key4(set, ip, port), &MEMBER),
+        IpAddr::V6(ip) => changes.put(Table::Members6, &member_key6(set, ip, port), &MEMBER),
+    }
+}
+
+pub(super) fn delete_member(changes: &mut Changes, set: u32, backend: SocketAddr) {
+    let port = Be16::new(backend.port());
+    match backend.ip() {
+        IpAddr::V4(ip) => changes.delete(Table::Members4, &member_key4(set, ip, port)),
+        IpAddr::V6(ip) => changes.delete(Table::Members6, &member_key6(set, ip, port)),
+    }
+}

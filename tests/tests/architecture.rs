@@ -1,0 +1,121 @@
+//! What ARCHITECTURE.md promises about the code itself.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// Every Rust file below a folder, by its path from the workspace, with its text.
+fn sources(folder: &str) -> Vec<(String, String)> {
+    fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).unwrap().flatten().map(|it| it.path()) {
+            if entry.is_dir() {
+                walk(&entry, files);
+            } else if entry.extension().is_some_and(|it| it == "rs") {
+                files.push(entry);
+            }
+        }
+    }
+    let mut files = Vec::new();
+    walk(&workspace().join(folder), &mut files);
+    files.sort();
+    let name = |it: &Path| it.strip_prefix(workspace()).unwrap().display().to_string();
+    files.iter().map(|it| (name(it), fs::read_to_string(it).unwrap())).collect()
+}
+
+const FOLDERS: [&str; 6] = ["proto", "proxy-common", "proxy-ebpf", "proxy-userspace", "tests", "xtask"];
+
+/// The dependencies that a crate's manifest names in its section `[dependencies]`.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let text = fs::read_to_string(workspace().join(manifest)).unwrap();
+    let section = text.split("\n[").find(|it| it.starts_with("dependencies]")).unwrap_or_default();
+    section
+        .lines()
+        .skip(1)
+        .filter_map(|it| it.split(['.', ' ', '=']).next().filter(|it| !it.is_empty() && !it.starts_with('#')))
+        .map(ToOwned::to_owned)
+        .collect()
+}
+
+#[test]
+fn a_lower_room_never_imports_a_higher_one() {
+    const ROOMS: [&str; 7] = ["model", "brain", "source", "proto", "publish", "backend", "kube-proxy-ebpf"];
+    let allowed: [(&str, &str, &[&str]); 6] = [
+        ("proxy-userspace/model", "model", &[]),
+        ("proxy-userspace/brain", "brain", &["model"]),
+        ("proxy-userspace/source", "source", &["model"]),
+        ("proto", "proto", &[]),
+        ("proxy-userspace/publish", "publish", &["model", "proto"]),
+        ("proxy-userspace/backend", "backend", &["model", "publish"]),
+    ];
+    for (folder, room, may) in allowed {
+        for it in dependencies(&format!("{folder}/Cargo.toml")) {
+            let is_room = ROOMS.contains(&it.as_str());
+            assert!(!is_room || may.contains(&it.as_str()), "{room} must not import {it}");
+        }
+    }
+}
+
+#[test]
+fn the_brain_and_compile_are_pure() {
+    const IMPURE: [&str; 8] =
+        ["std::fs", "std::io", "std::time", "std::env", "std::process", "tokio", "tracing", "rand"];
+    let backend = sources("proxy-userspace/backend/src/ebpf");
+    let compile =
+        backend.into_iter().filter(|(file, _)| file.ends_with("compile.rs") || file.contains("/layout"));
+    let brain = sources("proxy-userspace/brain/src").into_iter().filter(|(file, _)| !file.contains("tests"));
+    let mut files = 0;
+    for (file, text) in brain.chain(compile) {
+        files += 1;
+        for it in IMPURE {
+            assert!(!text.contains(it), "{file} uses {it}");
+        }
+    }
+    assert!(files > 4);
+    for it in dependencies("proxy-userspace/brain/Cargo.toml") {
+        assert!(!IMPURE.contains(&it.as_str()), "the brain depends on {it}");
+    }
+}
+
+#[test]
+fn unsafe_lives_in_one_module() {
+    let ours = file!();
+    let with_unsafe: Vec<_> = ["proto", "proxy-common", "proxy-userspace", "tests", "xtask"]
+        .into_iter()
+        .flat_map(sources)
+        .filter(|(file, _)| file != ours)
+        .filter(|(_, text)| ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|it| text.contains(it)))
+        .map(|(file, _)| file)
+        .collect();
+    assert_eq!(with_unsafe, ["proxy-userspace/backend/src/ebpf/sys.rs"]);
+}
+
+#[test]
+fn every_file_says_what_it_is_for() {
+    for (file, text) in FOLDERS.into_iter().flat_map(sources) {
+        assert!(text.starts_with("//! "), "{file} does not begin with `//!`");
+    }
+}
+
+#[test]
+fn every_test_that_the_architecture_names_is_there() {
+    let text = fs::read_to_string(workspace().join("ARCHITECTURE.md")).unwrap();
+    let table = text.split("\n## ").find(|it| it.starts_with("Invariants")).unwrap();
+    let sources: String = FOLDERS.into_iter().flat_map(sources).map(|(_, text)| text).collect();
+    let rows: Vec<_> = table.lines().filter(|it| it.starts_with("| ") && !it.starts_with("| |")).collect();
+    assert_eq!(rows.len(), 12, "a row for each invariant");
+    for row in rows {
+        let tests = row.rsplit('|').nth(1).unwrap();
+        let names: Vec<_> = tests.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "no test in {row}");
+        for name in names {
+            assert!(sources.contains(&format!("fn {name}(")), "there is no test {name}");
+        }
+    }
+}
