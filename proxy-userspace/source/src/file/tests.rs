@@ -129,8 +129,9 @@ async fn nothing_is_published_while_no_file_has_ever_made_sense() {
 #[test]
 fn a_path_that_is_missing_is_an_error_at_the_start() {
     let folder = TempDir::new().unwrap();
-    let error = read(&folder.path().join("none.yaml")).unwrap_err().to_string();
-    assert!(error.contains("none.yaml: No such file"), "{error}");
+    let error = read(&folder.path().join("none.yaml")).unwrap_err();
+    assert!(error.to_string().contains("none.yaml cannot be read"), "{error}");
+    assert_eq!(error.error.kind(), std::io::ErrorKind::NotFound);
 }
 
 #[tokio::test]
