@@ -5,7 +5,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::BTreeMap,
+    collections::BTreeSet,
     fmt::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::NonZeroU16,
@@ -35,23 +35,23 @@ pub(crate) fn candidates<'a>(
     port: &ServicePort,
     family: Family,
 ) -> Vec<Candidate<'a>> {
-    let mut found: BTreeMap<(IpAddr, NonZeroU16), &'a facts::Endpoint> = BTreeMap::new();
+    let mut found: Vec<Candidate<'a>> = Vec::new();
     for slice in slices.iter().filter(|it| it.family == family) {
         let matching = slice.ports.iter().filter(|it| it.name == port.name && it.protocol == port.protocol);
         for target in matching.map(|it| it.port) {
-            for endpoint in &slice.endpoints {
-                let slot = found.entry((endpoint.address, target)).or_insert(endpoint);
-                if preference(endpoint) < preference(slot) {
-                    *slot = endpoint;
-                }
-            }
+            found.extend(slice.endpoints.iter().map(|endpoint| Candidate { endpoint, target }));
         }
     }
-    found.into_iter().map(|((_, target), endpoint)| Candidate { endpoint, target }).collect()
+    let place = |it: &Candidate<'_>| (it.endpoint.address, it.target);
+    found.sort_unstable_by(|a, b| {
+        place(a).cmp(&place(b)).then_with(|| preference(a.endpoint).cmp(&preference(b.endpoint)))
+    });
+    found.dedup_by(|next, first| place(next) == place(first));
+    found
 }
 
 /// Which of two copies counts: the lesser. All fields take part, so that two copies of one rank are the same.
-fn preference(endpoint: &facts::Endpoint) -> impl Ord {
+fn preference(endpoint: &facts::Endpoint) -> impl Ord + '_ {
     let conditions = endpoint.conditions;
     let serves = conditions.ready || (conditions.serving && conditions.terminating);
     (Reverse(conditions.ready), Reverse(serves), Reverse(endpoint.pod.is_some()), endpoint)
@@ -59,20 +59,20 @@ fn preference(endpoint: &facts::Endpoint) -> impl Ord {
 
 /// A candidate that was chosen for a port.
 #[derive(Debug)]
-pub(crate) struct Served {
-    source: Source,
+pub(crate) struct Served<'a> {
+    source: Source<'a>,
     address: IpAddr,
     port: EndpointPort,
 }
 
-impl Served {
-    pub(crate) fn new(candidate: &Candidate<'_>, index: u16, scopes: Scopes, node: NodeView<'_>) -> Self {
+impl<'a> Served<'a> {
+    pub(crate) fn new(candidate: &Candidate<'a>, index: u16, scopes: Scopes, node: NodeView<'_>) -> Self {
         let endpoint = candidate.endpoint;
         Self {
             source: Source {
-                pod: endpoint.pod.as_deref().map(Into::into),
+                pod: endpoint.pod.as_deref(),
                 local: is_local(endpoint, node),
-                hostname: endpoint.hostname.clone(),
+                hostname: &endpoint.hostname,
             },
             address: endpoint.address,
             port: EndpointPort { index, port: candidate.target, scopes },
@@ -81,32 +81,30 @@ impl Served {
 }
 
 /// What the addresses of one endpoint have in common.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Source {
-    pod: Option<String>,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Source<'a> {
+    pod: Option<&'a str>,
     local: bool,
-    hostname: String,
+    hostname: &'a str,
 }
 
 /// The endpoints of a Service, sorted by key.
-pub(crate) fn assemble(served: Vec<Served>) -> Vec<Endpoint> {
-    let mut found: BTreeMap<Source, PerAddress> = BTreeMap::new();
-    for it in served {
-        found.entry(it.source).or_default().entry(it.address).or_default().push(it.port);
-    }
-    let mut pods_named = std::collections::BTreeSet::new();
+pub(crate) fn assemble(mut served: Vec<Served<'_>>) -> Vec<Endpoint> {
+    served.sort_unstable_by_key(|it| (it.source, it.address, it.port.index, it.port.port));
+    let mut pods_named = BTreeSet::new();
     let mut endpoints = Vec::new();
-    for (source, addresses) in found {
-        for shape in shapes(addresses, source.pod.is_some()) {
+    for group in served.chunk_by(|a, b| a.source == b.source) {
+        let Some(Served { source, .. }) = group.first() else { continue };
+        for shape in shapes(group) {
             // A path of the wire names one endpoint: whatever else a pod serves goes without its name.
-            let key = match &source.pod {
-                Some(pod) if pods_named.insert(pod.clone()) => EndpointKey::Pod(pod.clone()),
+            let key = match source.pod {
+                Some(pod) if pods_named.insert(pod) => EndpointKey::Pod(pod.to_owned()),
                 _ => shape.anonymous_key(),
             };
             let Shape { v4, v6, ports } = shape;
             endpoints.push(Endpoint {
                 key,
-                hostname: source.hostname.clone(),
+                hostname: source.hostname.to_owned(),
                 v4,
                 v6,
                 local: source.local,
@@ -117,8 +115,6 @@ pub(crate) fn assemble(served: Vec<Served>) -> Vec<Endpoint> {
     endpoints.sort_by(|a, b| a.key.cmp(&b.key));
     endpoints
 }
-
-type PerAddress = BTreeMap<IpAddr, Vec<EndpointPort>>;
 
 /// Addresses and the ports that are served there.
 #[derive(Debug)]
@@ -142,12 +138,14 @@ impl Shape {
     }
 }
 
-/// The shapes of one source; the two families of a pod become one where they serve alike.
-fn shapes(addresses: PerAddress, is_pod: bool) -> Vec<Shape> {
+/// The shapes of one source, from what it serves in order; the two families of a pod become one where they serve alike.
+fn shapes(group: &[Served<'_>]) -> Vec<Shape> {
     let mut found: Vec<Shape> = Vec::new();
-    for (address, ports) in addresses {
-        for ports in one_target_each(ports) {
-            match address {
+    for served in group.chunk_by(|a, b| a.address == b.address) {
+        let Some(Served { address, source, .. }) = served.first() else { continue };
+        let is_pod = source.pod.is_some();
+        for ports in one_target_each(served) {
+            match *address {
                 IpAddr::V4(v4) => found.push(Shape { v4: Some(v4), v6: None, ports }),
                 // IPv4 comes first in the order of addresses: the twin, if there is one, is there already.
                 IpAddr::V6(v6) => {
@@ -164,10 +162,12 @@ fn shapes(addresses: PerAddress, is_pod: bool) -> Vec<Shape> {
 }
 
 /// An endpoint has one target per service port: an address with two for one port is two endpoints.
-fn one_target_each(mut ports: Vec<EndpointPort>) -> Vec<Vec<EndpointPort>> {
-    ports.sort_by_key(|it| (it.index, it.port));
+fn one_target_each(served: &[Served<'_>]) -> Vec<Vec<EndpointPort>> {
+    if served.is_sorted_by(|a, b| a.port.index < b.port.index) {
+        return vec![served.iter().map(|it| it.port).collect()];
+    }
     let mut layers: Vec<Vec<EndpointPort>> = Vec::new();
-    for port in ports {
+    for port in served.iter().map(|it| it.port) {
         match layers.iter_mut().find(|it| it.last().is_some_and(|last| last.index < port.index)) {
             Some(layer) => layer.push(port),
             None => layers.push(vec![port]),

@@ -6,13 +6,16 @@
 #![forbid(unsafe_code)]
 
 mod endpoints;
+mod incremental;
 mod select;
 mod service;
+mod subject;
 
 use std::sync::Arc;
 
 use model::{facts::Facts, state::NodeState};
 
+pub use incremental::Brain;
 pub use service::service_state;
 
 /// What the command line says about which Services are served, and how.
@@ -46,7 +49,7 @@ impl<'a> NodeView<'a> {
     }
 }
 
-/// The full state of the node called `node`.
+/// The full state of the node called `node`, from scratch; [`Brain`] keeps the same up to date.
 pub fn node_state(facts: &Facts, node: &str, options: &Options) -> NodeState {
     let node = NodeView::new(facts, node);
     let states = facts.services().values().filter_map(|service| {

@@ -47,7 +47,7 @@ pub fn service_state<'a>(
             );
         }
     }
-    Some(ServiceState { service: state, endpoints: endpoints::assemble(served) })
+    Some(ServiceState::new(state, endpoints::assemble(served)))
 }
 
 /// The Service with its addresses, its ports not yet known to be usable.

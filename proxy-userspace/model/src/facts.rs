@@ -3,7 +3,13 @@
 //! The one rule: what is written down here has been understood.
 //! Addresses, ports and protocols are values of their types; what could not be read was [`Rejected`] at the rim.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    net::IpAddr,
+    num::NonZeroU16,
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 
@@ -21,7 +27,7 @@ pub struct Facts {
     services: BTreeMap<ServiceName, Arc<Service>>,
     slices: BTreeMap<ServiceName, BTreeMap<SliceName, Arc<EndpointSlice>>>,
     /// Which Service a slice is filed under: a slice may be given another label.
-    slice_owners: BTreeMap<SliceName, ServiceName>,
+    slice_owners: HashMap<SliceName, ServiceName>,
     nodes: BTreeMap<Arc<str>, Arc<Node>>,
 }
 
@@ -77,6 +83,11 @@ impl Facts {
     /// Both may belong to different Services: those of the old and of the new slice are affected.
     pub fn set_slice(&mut self, slice: impl Into<Arc<EndpointSlice>>) -> Option<Arc<EndpointSlice>> {
         let slice = slice.into();
+        if self.slice_owners.get(&slice.name) == Some(&slice.service)
+            && let Some(siblings) = self.slices.get_mut(&slice.service)
+        {
+            return siblings.insert(slice.name.clone(), slice);
+        }
         let old = self.delete_slice(&slice.name);
         self.slice_owners.insert(slice.name.clone(), slice.service.clone());
         self.slices.entry(slice.service.clone()).or_default().insert(slice.name.clone(), slice);

@@ -3,9 +3,14 @@
 //! The one rule: plain data only.
 //! No IO, no clock, no wire format, no Kubernetes client types, no kernel types.
 
+#![forbid(unsafe_code)]
+
 mod name;
+mod time;
 
 pub mod facts;
+pub mod services;
 pub mod state;
 
 pub use name::{Family, Protocol, ServiceName};
+pub use time::Timestamp;

@@ -5,7 +5,6 @@
 //! Nothing of Kubernetes is left: no slices, conditions, hints or fallbacks.
 
 use std::{
-    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     num::{NonZeroU16, NonZeroU32},
     sync::Arc,
@@ -13,28 +12,77 @@ use std::{
 
 use ipnet::IpNet;
 
-use crate::{Family, Protocol, ServiceName};
+use crate::{
+    Family, Protocol, ServiceName, Timestamp,
+    services::{Diff, Services},
+};
 
 /// The full state of one node.
 ///
-/// Services stand behind an [`Arc`], so that what did not change is shared between revisions and between nodes, and a
-/// difference is found by comparing pointers first.
+/// What did not change is shared between revisions and between nodes: a copy is cheap, and so is a difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
     /// The services to be served, by name.
-    pub services: BTreeMap<ServiceName, Arc<ServiceState>>,
+    pub services: Services,
+}
+
+impl NodeState {
+    /// What differs from `before`, in the order of the names: name, before, after.
+    ///
+    /// It costs what differs, where one state came from the other.
+    pub fn diff<'a>(&'a self, before: &'a Self) -> Diff<'a> {
+        self.services.diff(&before.services)
+    }
+
+    /// Takes from `before` what is of the same value here, so that both share it.
+    pub fn share(&mut self, before: &Self) {
+        self.services.share(&before.services);
+    }
 }
 
 /// One Service together with the endpoints this node may use for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// Two states are equal if they ask the same of the node: the time of the last change makes no difference.
+#[derive(Clone, Debug)]
 pub struct ServiceState {
     /// The Service itself.
-    pub service: Service,
-    /// Its endpoints, sorted by [`Endpoint::key`].
-    pub endpoints: Vec<Endpoint>,
+    pub service: Arc<Service>,
+    /// Its endpoints, sorted by [`Endpoint::key`]; most are shared with the states of other nodes.
+    pub endpoints: Vec<Arc<Endpoint>>,
+    /// When the change that led to this state happened in the cluster
+    /// (`endpoints.kubernetes.io/last-change-trigger-time`), if it is known.
+    pub trigger_time: Option<Timestamp>,
 }
 
+impl PartialEq for ServiceState {
+    fn eq(&self, other: &Self) -> bool {
+        self.service == other.service && self.endpoints == other.endpoints
+    }
+}
+
+impl Eq for ServiceState {}
+
 impl ServiceState {
+    /// A Service and its endpoints, which are sorted by [`Endpoint::key`].
+    pub fn new(service: impl Into<Arc<Service>>, endpoints: impl IntoIterator<Item = Endpoint>) -> Self {
+        let endpoints = endpoints.into_iter().map(Arc::new).collect();
+        Self { service: service.into(), endpoints, trigger_time: None }
+    }
+
+    /// Takes from `other` the Service and the endpoints that are of the same value here, so that both share them.
+    pub fn share(&mut self, other: &Self) {
+        if self.service == other.service {
+            self.service = Arc::clone(&other.service);
+        }
+        let mut others = other.endpoints.iter().peekable();
+        for own in &mut self.endpoints {
+            while others.next_if(|it| it.key < own.key).is_some() {}
+            if let Some(same) = others.next_if(|it| *it == own) {
+                *own = Arc::clone(same);
+            }
+        }
+    }
+
     /// Where traffic of `scope` to the port `service.ports[port]` may go, in one family, in the order of the endpoints.
     pub fn targets(&self, port: usize, family: Family, scope: Scope) -> impl Iterator<Item = SocketAddr> {
         self.endpoints.iter().filter_map(move |endpoint| {

@@ -52,7 +52,7 @@ impl Publisher {
         let mut rev = 0;
         self.sender.send_if_modified(|current| {
             if let Some(before) = current {
-                share(&mut state, &before.state);
+                state.share(&before.state);
                 rev = before.rev;
                 if before.state == state {
                     return false;
@@ -102,15 +102,6 @@ impl Subscription {
         let published = self.receiver.wait_for(is_new).await.ok()?.clone()?;
         self.seen = (published.instance_id, published.rev);
         Some(published)
-    }
-}
-
-/// Takes from `before` what is the same in `state`.
-fn share(state: &mut NodeState, before: &NodeState) {
-    for (name, service) in &mut state.services {
-        if let Some(old) = before.services.get(name).filter(|old| *old == service) {
-            *service = Arc::clone(old);
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What people and programs see.
 
-use std::{collections::BTreeMap, num::NonZeroU16, sync::Arc};
+use std::{num::NonZeroU16, sync::Arc};
 
 use model::{
     Protocol, ServiceName,
@@ -49,8 +49,8 @@ fn published() -> Published {
             scopes: Scopes { internal: true, external: local, cluster: true },
         }],
     };
-    let endpoints = (1..6).map(|last| endpoint(last, last == 1)).collect();
-    let services = BTreeMap::from([(name, Arc::new(ServiceState { service, endpoints }))]);
+    let endpoints = (1..6).map(|last| endpoint(last, last == 1));
+    let services = [(name, Arc::new(ServiceState::new(service, endpoints)))].into_iter().collect();
     Published { instance_id: u64::MAX, rev: 7, node: "n1".into(), state: NodeState { services } }
 }
 

@@ -1,6 +1,6 @@
 //! Revisions and their hand-over.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use model::{
     ServiceName,
@@ -26,9 +26,9 @@ fn state(names: &[&str]) -> NodeState {
             source_ranges: Vec::new(),
             health_check_node_port: None,
         };
-        (name, Arc::new(ServiceState { service, endpoints: Vec::new() }))
+        (name, Arc::new(ServiceState::new(service, [])))
     });
-    NodeState { services: services.collect::<BTreeMap<_, _>>() }
+    NodeState { services: services.collect() }
 }
 
 #[test]

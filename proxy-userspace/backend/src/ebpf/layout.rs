@@ -100,7 +100,7 @@ impl Layout {
     /// Takes the state of the node and returns how the tables change.
     pub(super) fn update(&mut self, state: &NodeState) -> Update {
         let gone: Vec<_> =
-            self.services.keys().filter(|name| !state.services.contains_key(*name)).cloned().collect();
+            self.services.keys().filter(|name| !state.services.contains_key(name)).cloned().collect();
         let changed: Vec<_> = state
             .services
             .iter()

@@ -31,7 +31,7 @@ fn some_endpoint(family: Family) -> impl Strategy<Value = Endpoint> {
     )
 }
 
-fn some_slice() -> impl Strategy<Value = EndpointSlice> {
+pub(super) fn some_slice() -> impl Strategy<Value = EndpointSlice> {
     let ports = vec((select(vec!["", "b"]), select(vec![8080, 9090])), 0..3);
     let family = select(vec![Family::V4, Family::V6]);
     (family, ports, 0..9).prop_flat_map(|(family, ports, name)| {
@@ -47,7 +47,7 @@ fn some_slice() -> impl Strategy<Value = EndpointSlice> {
     })
 }
 
-fn some_service() -> impl Strategy<Value = Service> {
+pub(super) fn some_service() -> impl Strategy<Value = Service> {
     any::<(bool, bool, bool)>().prop_map(|(outside, internal, external)| {
         let mut service = if outside { with_node_port() } else { service() };
         service.ports.push(service_port("b", Protocol::Tcp, 81));

@@ -1,5 +1,6 @@
 //! The rules of what a Service means, one test each.
 
+mod histories;
 mod laws;
 mod rules;
 

@@ -45,7 +45,7 @@ pub fn service_state<'a>(
             endpoints.filter_map(|(key, it)| decoder.endpoint(key, it, &service, &places)).collect();
         endpoints.sort_by(|a, b| a.key.cmp(&b.key));
         endpoints.dedup_by(|a, b| a.key == b.key);
-        ServiceState { service, endpoints }
+        ServiceState::new(service, endpoints)
     });
     Decoded { value, rejected: decoder.rejected }
 }

@@ -141,7 +141,7 @@ fn some_state() -> impl Strategy<Value = ServiceState> {
         endpoints.retain(|it| !it.ports.is_empty());
         endpoints.sort_by(|a, b| a.key.cmp(&b.key));
         endpoints.dedup_by(|a, b| a.key == b.key);
-        ServiceState { service, endpoints }
+        ServiceState::new(service, endpoints)
     })
 }
 

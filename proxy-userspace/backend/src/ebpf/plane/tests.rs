@@ -62,7 +62,7 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
         source_ranges: Vec::new(),
         health_check_node_port: None,
     };
-    (name, Arc::new(ServiceState { service, endpoints: endpoints.iter().map(endpoint).collect() }))
+    (name, Arc::new(ServiceState::new(service, endpoints.iter().map(endpoint))))
 }
 
 fn state(services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>) -> NodeState {

@@ -1,0 +1,307 @@
+//! The brain at work: facts change one by one, for any number of nodes.
+//!
+//! The one rule: the states are those of [`node_state`](crate::node_state), and a change costs what it touches.
+//! A Service is derived once for all nodes that no endpoint of it names, and once for each of the others; what comes
+//! out equal is shared, and a state that did not change is the very same one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use model::{
+    ServiceName,
+    facts::{EndpointSlice, Facts, Node, Service, SliceName},
+    services::{Edit, Services},
+    state::{NodeState, ServiceState},
+};
+
+use crate::{
+    NodeView, Options,
+    subject::{Place, Subject, named_nodes},
+};
+
+/// Facts, and the states of the nodes that are served.
+#[derive(Debug, Default)]
+pub struct Brain {
+    options: Options,
+    facts: Arc<Facts>,
+    /// Services to be derived again.
+    touched: BTreeSet<ServiceName>,
+    /// What a node sees that no endpoint names, by its zone; without a zone first.
+    zones: BTreeMap<Zone, Services>,
+    nodes: BTreeMap<Arc<str>, Served>,
+    /// Nodes that are new, or whose zone may have changed.
+    moved: BTreeSet<Arc<str>>,
+}
+
+type Zone = Option<Arc<str>>;
+
+/// A node that is served.
+#[derive(Debug)]
+struct Served {
+    zone: Zone,
+    state: NodeState,
+}
+
+impl Brain {
+    /// A brain that knows nothing yet.
+    pub fn new(options: Options) -> Self {
+        Self { options, ..Self::default() }
+    }
+
+    /// The facts, with every change so far.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Begins to serve a node; its state is there after the next [`settle`](Self::settle).
+    pub fn serve(&mut self, node: &str) {
+        if !self.nodes.contains_key(node) {
+            self.moved.insert(node.into());
+        }
+    }
+
+    /// Forgets a node.
+    pub fn dismiss(&mut self, node: &str) {
+        self.moved.remove(node);
+        self.nodes.remove(node);
+    }
+
+    /// The nodes that are served, in the order of their names.
+    pub fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.nodes.keys()
+    }
+
+    /// The state of a node that is served, as of the last [`settle`](Self::settle).
+    pub fn state(&self, node: &str) -> Option<&NodeState> {
+        self.nodes.get(node).map(|it| &it.state)
+    }
+
+    /// Adds a Service, or puts it in the place of the one of the same name.
+    pub fn set_service(&mut self, service: impl Into<Arc<Service>>) {
+        let service = service.into();
+        self.touch(&service.name);
+        self.facts_mut().set_service(service);
+    }
+
+    /// Takes a Service away.
+    pub fn delete_service(&mut self, name: &ServiceName) {
+        self.touch(name);
+        self.facts_mut().delete_service(name);
+    }
+
+    /// Adds an EndpointSlice, or puts it in the place of the one of the same name.
+    pub fn set_slice(&mut self, slice: impl Into<Arc<EndpointSlice>>) {
+        let slice = slice.into();
+        self.touch(&slice.service);
+        if let Some(old) = self.facts_mut().set_slice(slice) {
+            self.touch(&old.service);
+        }
+    }
+
+    /// Takes an EndpointSlice away.
+    pub fn delete_slice(&mut self, name: &SliceName) {
+        if let Some(old) = self.facts_mut().delete_slice(name) {
+            self.touch(&old.service);
+        }
+    }
+
+    /// Adds a Node, or puts it in the place of the one of the same name.
+    pub fn set_node(&mut self, node: impl Into<Arc<Node>>) {
+        let node = node.into();
+        self.touch_node(&node.name);
+        self.facts_mut().set_node(node);
+    }
+
+    /// Takes a Node away.
+    pub fn delete_node(&mut self, name: &str) {
+        self.touch_node(name);
+        self.facts_mut().delete_node(name);
+    }
+
+    /// Puts a snapshot in the place of all facts; what it shares with those before is not looked at.
+    pub fn update(&mut self, facts: Arc<Facts>) {
+        let before = std::mem::replace(&mut self.facts, facts);
+        let after = Arc::clone(&self.facts);
+        differing(before.services(), after.services(), |name| self.touch(name));
+        fn slices(facts: &Facts) -> impl Iterator<Item = ((&ServiceName, &SliceName), &Arc<EndpointSlice>)> {
+            facts.slices().map(|it| ((&it.service, &it.name), it))
+        }
+        differing(slices(&before), slices(&after), |(service, _)| self.touch(service));
+        differing(before.nodes(), after.nodes(), |name| self.touch_node(name));
+    }
+
+    /// Derives what the changes so far touched, and returns the nodes whose states are new or changed.
+    pub fn settle(&mut self) -> BTreeSet<Arc<str>> {
+        let mut changed = BTreeSet::new();
+        for name in std::mem::take(&mut self.touched) {
+            self.derive(&name, &mut changed);
+        }
+        for name in std::mem::take(&mut self.moved) {
+            let zone = NodeView::new(&self.facts, &name).zone.map(Arc::from);
+            if self.nodes.get(&name).is_some_and(|it| it.zone == zone) {
+                continue;
+            }
+            let mut services = self.services_at(&name, &zone);
+            if let Some(before) = self.nodes.get(&name) {
+                services.share(&before.state.services);
+            }
+            let state = NodeState { services };
+            let is_new = self.nodes.get(&name).is_none_or(|it| !it.state.services.ptr_eq(&state.services));
+            self.nodes.insert(Arc::clone(&name), Served { zone, state });
+            if is_new {
+                changed.insert(name);
+            }
+        }
+        let in_use: BTreeSet<_> = self.nodes.values().map(|it| &it.zone).collect();
+        self.zones.retain(|zone, _| in_use.contains(zone) || (zone.is_none() && !in_use.is_empty()));
+        changed
+    }
+
+    fn facts_mut(&mut self) -> &mut Facts {
+        Arc::make_mut(&mut self.facts)
+    }
+
+    fn touch(&mut self, name: &ServiceName) {
+        // Without a state there is nothing to be derived again.
+        if !self.zones.is_empty() {
+            self.touched.insert(name.clone());
+        }
+    }
+
+    fn touch_node(&mut self, name: &str) {
+        if let Some((name, _)) = self.nodes.get_key_value(name) {
+            self.moved.insert(Arc::clone(name));
+        }
+    }
+
+    /// Derives one Service again, for every node.
+    fn derive(&mut self, name: &ServiceName, changed: &mut BTreeSet<Arc<str>>) {
+        let subject = Subject::new(&self.facts, name, &self.options);
+        // One change for all nodes that see the same.
+        let mut edits: HashMap<Place<'_>, Edit> = HashMap::new();
+        for (zone, services) in &mut self.zones {
+            let place = subject.place_in(zone.as_deref());
+            if !edits.contains_key(&place) {
+                let model = edits.get(&Place::default()).and_then(Edit::state);
+                let edit = edit(&subject, name, place, [model, services.get(name)]);
+                edits.insert(place, edit);
+            }
+            if let Some(edit) = edits.get_mut(&place) {
+                edit.apply(services);
+            }
+        }
+        for (node, Served { zone, state }) in &mut self.nodes {
+            let place = subject.place(node, zone.as_deref());
+            let general = edits.get_mut(&Place { node: None, ..place });
+            let has_changed = match (place.node, general) {
+                (None, Some(general)) => general.apply(&mut state.services),
+                (_, general) => {
+                    let model = general.as_ref().and_then(|it| it.state());
+                    let edit = &mut edit(&subject, name, place, [model, state.services.get(name)]);
+                    edit.apply(&mut state.services)
+                }
+            };
+            if has_changed {
+                changed.insert(Arc::clone(node));
+            }
+        }
+    }
+
+    /// What a node sees, in all.
+    fn services_at(&mut self, node: &str, zone: &Zone) -> Services {
+        let mut services = self.services_in(zone);
+        let names = |it: &EndpointSlice| it.endpoints.iter().flat_map(named_nodes).any(|it| it == node);
+        self.specialise(&mut services, names, |it| it.place(node, zone.as_deref()));
+        services
+    }
+
+    /// What a node in `zone` sees that no endpoint names.
+    fn services_in(&mut self, zone: &Zone) -> Services {
+        if let Some(known) = self.zones.get(zone) {
+            return known.clone();
+        }
+        let services = match zone {
+            None => {
+                let states = self.facts.services().keys().filter_map(|name| {
+                    let state = Subject::new(&self.facts, name, &self.options).state(Place::default())?;
+                    Some(Arc::new(state))
+                });
+                states.collect()
+            }
+            Some(name) => {
+                let mut services = self.services_in(&None);
+                let names = |it: &EndpointSlice| {
+                    it.endpoints.iter().flat_map(|it| &it.zone_hints).any(|it| it == name)
+                };
+                self.specialise(&mut services, names, |it| it.place_in(Some(name)));
+                services
+            }
+        };
+        self.zones.insert(zone.clone(), services.clone());
+        services
+    }
+
+    /// Derives the Services that a slice gives a reason to.
+    fn specialise<'a>(
+        &'a self,
+        services: &mut Services,
+        reason: impl Fn(&EndpointSlice) -> bool,
+        place: impl Fn(&Subject<'a>) -> Place<'a>,
+    ) {
+        let slices = self.facts.slices().filter(|it| reason(it));
+        for name in slices.map(|it| &it.service).collect::<BTreeSet<_>>() {
+            let subject = Subject::new(&self.facts, name, &self.options);
+            let before = services.get(name);
+            edit(&subject, name, place(&subject), [before, None]).apply(services);
+        }
+    }
+}
+
+/// The change that brings a Service to its state at a place; whatever is the same in one of the models is shared.
+fn edit(
+    subject: &Subject<'_>,
+    name: &ServiceName,
+    place: Place<'_>,
+    models: [Option<&Arc<ServiceState>>; 2],
+) -> Edit {
+    let Some(mut state) = subject.state(place) else { return Edit::delete(name.clone()) };
+    let models = || models.into_iter().flatten();
+    if let Some(same) = models().find(|it| ***it == state) {
+        return Edit::set(Arc::clone(same));
+    }
+    for model in models().rev() {
+        state.share(model);
+    }
+    Edit::set(Arc::new(state))
+}
+
+/// Finds the keys at which two maps differ, in pointers; both are in ascending order.
+fn differing<'a, K: Ord, V: 'a>(
+    before: impl IntoIterator<Item = (K, &'a Arc<V>)>,
+    after: impl IntoIterator<Item = (K, &'a Arc<V>)>,
+    mut found: impl FnMut(K),
+) {
+    let (mut before, mut after) = (before.into_iter().peekable(), after.into_iter().peekable());
+    loop {
+        let order = match (before.peek(), after.peek()) {
+            (None, None) => return,
+            (Some(_), None) => std::cmp::Ordering::Less,
+            (None, Some(_)) => std::cmp::Ordering::Greater,
+            (Some((_, old)), Some((_, new))) if Arc::ptr_eq(old, new) => {
+                before.next();
+                after.next();
+                continue;
+            }
+            (Some((old, _)), Some((new, _))) => old.cmp(new),
+        };
+        if order.is_eq() {
+            before.next();
+        }
+        let next = if order.is_lt() { before.next() } else { after.next() };
+        if let Some((key, _)) = next {
+            found(key);
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The brain at work, against the pure function.
+
+use std::collections::BTreeMap;
+
+use model::{
+    facts::Node,
+    services::Services,
+    state::{EndpointKey, NodeState},
+};
+use proptest::{collection::vec, option, prelude::*, sample::select};
+
+use super::{
+    laws::{some_service, some_slice},
+    *,
+};
+use crate::{Brain, node_state};
+
+const NODES: [&str; 3] = ["n1", "n2", "n3"];
+
+#[derive(Clone, Debug)]
+enum Step {
+    Service(Box<Service>),
+    DeleteService(ServiceName),
+    Slice(Box<EndpointSlice>),
+    DeleteSlice(SliceName),
+    Node(Node),
+    DeleteNode(&'static str),
+    Serve(&'static str),
+    Dismiss(&'static str),
+}
+
+fn some_name() -> impl Strategy<Value = ServiceName> {
+    select(vec!["web", "api"]).prop_map(|it| ServiceName::new("ns", it))
+}
+
+fn some_step() -> impl Strategy<Value = Step> {
+    let service = (some_service(), some_name(), 0..9_u8).prop_map(|(it, name, kind)| {
+        let proxy_name = (kind == 0).then(|| "mesh".to_owned());
+        let kind = (kind != 1).then_some(ServiceKind::ClusterIp);
+        Step::Service(Box::new(Service { name, proxy_name, kind, ..it }))
+    });
+    let slice = (some_slice(), some_name(), 0..9_u8).prop_map(|(it, service, headless)| {
+        Step::Slice(Box::new(EndpointSlice { service, headless: headless == 0, ..it }))
+    });
+    let slice_name =
+        (0..9).prop_map(|it| SliceName { namespace: "ns".into(), name: format!("web-{it}").into() });
+    let node = || select(NODES.to_vec());
+    let zone = option::of(select(vec!["a", "b"]));
+    prop_oneof![
+        3 => service,
+        1 => some_name().prop_map(Step::DeleteService),
+        6 => slice,
+        2 => slice_name.prop_map(Step::DeleteSlice),
+        2 => (node(), zone).prop_map(|(name, zone)| Step::Node(Node { name: name.into(), zone: zone.map(Into::into) })),
+        1 => node().prop_map(Step::DeleteNode),
+        1 => node().prop_map(Step::Serve),
+        1 => node().prop_map(Step::Dismiss),
+    ]
+}
+
+fn take(brain: &mut Brain, step: &Step) {
+    match step.clone() {
+        Step::Service(it) => brain.set_service(*it),
+        Step::DeleteService(name) => brain.delete_service(&name),
+        Step::Slice(it) => brain.set_slice(*it),
+        Step::DeleteSlice(name) => brain.delete_slice(&name),
+        Step::Node(it) => brain.set_node(it),
+        Step::DeleteNode(name) => brain.delete_node(name),
+        Step::Serve(name) => brain.serve(name),
+        Step::Dismiss(name) => brain.dismiss(name),
+    }
+}
+
+fn states(brain: &Brain) -> BTreeMap<Arc<str>, NodeState> {
+    brain.nodes().filter_map(|it| Some((Arc::clone(it), brain.state(it)?.clone()))).collect()
+}
+
+/// Settles, and checks that the states are those of the pure function, and that only what changed is another one.
+fn settle(brain: &mut Brain) -> Result<(), TestCaseError> {
+    let before = states(brain);
+    let changed = brain.settle();
+    let after = states(brain);
+    for (name, state) in &after {
+        prop_assert_eq!(state, &node_state(brain.facts(), name, &Options::default()));
+        let old = before.get(name);
+        prop_assert_eq!(changed.contains(name), old != Some(state), "{}", name);
+        prop_assert!(old.is_none_or(|old| old != state || old.services.ptr_eq(&state.services)));
+    }
+    prop_assert!(changed.iter().all(|it| after.contains_key(it)));
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn the_incremental_state_equals_the_pure_one(steps in vec((some_step(), any::<bool>()), 1..40)) {
+        let mut brain = Brain::new(Options::default());
+        brain.serve("n1");
+        brain.serve("n2");
+        for (step, settles) in &steps {
+            take(&mut brain, step);
+            if *settles {
+                settle(&mut brain)?;
+            }
+        }
+        settle(&mut brain)?;
+    }
+
+    #[test]
+    fn snapshots_and_single_changes_lead_to_the_same_state(steps in vec((some_step(), any::<bool>()), 1..40)) {
+        let [mut single, mut whole] = [0, 1].map(|_| Brain::new(Options::default()));
+        for (step, settles) in &steps {
+            take(&mut single, step);
+            if let Step::Serve(_) | Step::Dismiss(_) = step {
+                take(&mut whole, step);
+            }
+            if *settles {
+                settle(&mut single)?;
+                whole.update(Arc::new(single.facts().clone()));
+                settle(&mut whole)?;
+                prop_assert_eq!(states(&single), states(&whole));
+            }
+        }
+    }
+}
+
+/// A brain that serves all nodes, and two Services: one with endpoints on n1 and n2, one with an endpoint on n2.
+fn brain() -> Brain {
+    let mut brain = Brain::new(Options::default());
+    brain.set_service(service());
+    brain.set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.2"), "q")]));
+    let api = ServiceName::new("ns", "api");
+    brain.set_service(Service { name: api.clone(), ..service() });
+    let slice = slice_named("api-1", Family::V4, vec![pod(at("10.1.0.3"), "r")]);
+    brain.set_slice(EndpointSlice { service: api, ..slice });
+    NODES.iter().for_each(|it| brain.serve(it));
+    brain.settle();
+    brain
+}
+
+fn services<'a>(brain: &'a Brain, node: &str) -> &'a Services {
+    &brain.state(node).unwrap().services
+}
+
+fn of<'a>(brain: &'a Brain, node: &str, service: &str) -> &'a Arc<ServiceState> {
+    services(brain, node).get(&ServiceName::new("ns", service)).unwrap()
+}
+
+#[test]
+fn nodes_share_what_they_see_alike() {
+    let brain = brain();
+    assert!(Arc::ptr_eq(of(&brain, "n1", "api"), of(&brain, "n3", "api")));
+    let [near, far] = ["n1", "n3"].map(|it| of(&brain, it, "web"));
+    assert_ne!(near, far);
+    assert!(Arc::ptr_eq(&near.service, &far.service));
+    let shared = |key: &str| {
+        let of = |it: &ServiceState| {
+            it.endpoints.iter().find(|it| it.key == EndpointKey::Pod(key.into())).cloned().unwrap()
+        };
+        Arc::ptr_eq(&of(near), &of(far))
+    };
+    assert_eq!((shared("p"), shared("q")), (false, true));
+}
+
+#[test]
+fn nodes_that_share_their_state_share_it_after_a_change() {
+    let mut brain = brain();
+    brain.serve("n4");
+    assert_eq!(brain.settle().len(), 1);
+    assert!(services(&brain, "n3").ptr_eq(services(&brain, "n4")));
+    brain.set_slice(slice([at("10.1.0.9")]));
+    brain.settle();
+    assert!(services(&brain, "n3").ptr_eq(services(&brain, "n4")));
+}
+
+#[test]
+fn a_change_that_matters_to_no_node_changes_no_state() {
+    let mut brain = brain();
+    brain.set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.2"), "q"), unready(at("10.1.0.4"))]));
+    brain.set_node(Node { name: "n1".into(), zone: Some("a".into()) });
+    brain.set_node(Node { name: "elsewhere".into(), zone: None });
+    assert!(brain.settle().is_empty());
+}
+
+#[test]
+fn only_the_nodes_that_see_a_change_have_a_new_state() {
+    let mut brain = brain();
+    // Named by a hint that does not count: nothing changes anywhere.
+    brain.set_slice(slice([pod(nodes(here("10.1.0.1"), &["n2"]), "p"), pod(at("10.1.0.2"), "q")]));
+    assert!(brain.settle().is_empty());
+    // Now each has one: n2 and n3 keep to their own, n1 has none.
+    brain.set_slice(slice([
+        pod(nodes(here("10.1.0.1"), &["n2"]), "p"),
+        pod(nodes(at("10.1.0.2"), &["n3"]), "q"),
+    ]));
+    let changed: Vec<_> = brain.settle().into_iter().collect();
+    assert_eq!(changed, ["n2".into(), "n3".into()]);
+}
+
+#[test]
+fn a_zone_counts_when_the_node_is_known_to_be_in_it() {
+    let mut brain = brain();
+    brain.set_slice(slice([zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])]));
+    assert_eq!(brain.settle().len(), 3);
+    brain.set_node(Node { name: "n3".into(), zone: Some("b".into()) });
+    assert_eq!(brain.settle().into_iter().collect::<Vec<_>>(), ["n3".into()]);
+    assert_eq!(targets(of(&brain, "n3", "web"), 0, Scope::Internal), "2");
+    brain.delete_node("n3");
+    brain.settle();
+    assert!(Arc::ptr_eq(of(&brain, "n3", "web"), of(&brain, "n1", "web")));
+}
