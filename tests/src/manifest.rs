@@ -19,6 +19,10 @@ pub struct Service {
     pub namespace: String,
     /// Its cluster IPs, the primary one first.
     pub cluster_ips: Vec<IpAddr>,
+    /// Its external IPs.
+    pub external_ips: Vec<IpAddr>,
+    /// The addresses of its load balancer.
+    pub load_balancer_ips: Vec<IpAddr>,
     /// Its ports.
     pub ports: Vec<Port>,
     /// What serves it.
@@ -63,6 +67,20 @@ impl Service {
         }
     }
 
+    /// With external IPs.
+    #[must_use]
+    pub fn external_ips(mut self, ips: &[IpAddr]) -> Self {
+        self.external_ips = ips.to_vec();
+        self
+    }
+
+    /// With a load balancer that has these addresses.
+    #[must_use]
+    pub fn load_balancer_ips(mut self, ips: &[IpAddr]) -> Self {
+        self.load_balancer_ips = ips.to_vec();
+        self
+    }
+
     /// With another port.
     #[must_use]
     pub fn port(mut self, name: &str, protocol: &'static str, port: u16, target: u16) -> Self {
@@ -84,10 +102,11 @@ impl Service {
         let ips: Vec<_> = self.cluster_ips.iter().map(|it| format!("'{it}'")).collect();
         let families: Vec<_> = self.cluster_ips.iter().map(|&it| family(it)).collect();
         let mut text = format!(
-            "apiVersion: v1\nkind: Service\nmetadata:\n  name: {}\n  namespace: {}\nspec:\n  type: ClusterIP\n  \
+            "apiVersion: v1\nkind: Service\nmetadata:\n  name: {}\n  namespace: {}\nspec:\n  type: {}\n  \
              clusterIP: {}\n  clusterIPs: [{}]\n  ipFamilies: [{}]\n  ports:\n",
             self.name,
             self.namespace,
+            if self.load_balancer_ips.is_empty() { "ClusterIP" } else { "LoadBalancer" },
             ips.first().map_or("None", String::as_str),
             ips.join(", "),
             families.join(", "),
@@ -97,6 +116,18 @@ impl Service {
             write(&mut text, format_args!("    protocol: {}\n", port.protocol));
             if !port.name.is_empty() {
                 write(&mut text, format_args!("    name: {}\n", port.name));
+            }
+        }
+        if !self.external_ips.is_empty() {
+            text.push_str("  externalIPs:\n");
+            for ip in &self.external_ips {
+                write(&mut text, format_args!("  - '{ip}'\n"));
+            }
+        }
+        if !self.load_balancer_ips.is_empty() {
+            text.push_str("status:\n  loadBalancer:\n    ingress:\n");
+            for ip in &self.load_balancer_ips {
+                write(&mut text, format_args!("    - ip: '{ip}'\n"));
             }
         }
         text

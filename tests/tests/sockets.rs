@@ -210,6 +210,31 @@ fn one_socket_talks_to_several_services() {
 }
 
 #[test]
+fn external_and_load_balancer_ips_lead_to_the_endpoints() {
+    let Some(mut node) = Node::or_skip("external_and_load_balancer_ips_lead_to_the_endpoints", 2) else {
+        return;
+    };
+    let outside: [IpAddr; 4] = [
+        [203, 0, 113, 10].into(),
+        [0xfd00, 0x10, 0xeee, 0, 0, 0, 0, 0x10].into(),
+        [203, 0, 113, 20].into(),
+        [0xfd00, 0x10, 0xeee, 0, 0, 0, 0, 0x20].into(),
+    ];
+    let services = [web(1..=2).load_balancer_ips(&outside[..2]).external_ips(&outside[2..]), empty()];
+    node.world.write(&services);
+    let Node { agent, world, .. } = &mut node;
+    agent
+        .wait_until(LIMIT, || world.dump(Build::Product).is_ok_and(|it| it == expected_dump(&services)))
+        .unwrap();
+    for address in outside.map(|it| SocketAddr::new(it, 80)) {
+        for transport in [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected] {
+            assert!(ask(transport, address).unwrap().starts_with("web-"));
+        }
+        assert_eq!(Probe::connect(address).unwrap().stream().peer_addr().unwrap(), address);
+    }
+}
+
+#[test]
 fn a_service_without_endpoints_refuses_at_once() {
     let Some(mut node) = Node::or_skip("a_service_without_endpoints_refuses_at_once", 1) else { return };
     let check = || {

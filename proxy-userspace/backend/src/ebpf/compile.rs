@@ -65,29 +65,63 @@ impl fmt::Display for Transport {
     }
 }
 
+/// Why a Service answers at an address. Of several Services at one address the lower kind wins: nobody can take a cluster
+/// IP away by naming it an external IP of his own (CVE-2020-8554).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Claim {
+    /// It is its cluster IP.
+    Cluster,
+    /// A load balancer sends its traffic here.
+    LoadBalancer,
+    /// Its manifest says so.
+    External,
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cluster => "cluster IP",
+            Self::LoadBalancer => "load balancer IP",
+            Self::External => "external IP",
+        })
+    }
+}
+
+/// One address of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Frontend {
+    /// The address.
+    pub(super) address: FrontendAddress,
+    /// Why the Service answers there.
+    pub(super) claim: Claim,
+    /// The position of its set in [`ServiceImage::sets`].
+    pub(super) set: usize,
+}
+
 /// One Service, compiled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ServiceImage {
-    /// Its addresses, each with the position of its set in `sets`.
-    pub frontends: Vec<(FrontendAddress, usize)>,
+    /// Its addresses, each once.
+    pub(super) frontends: Vec<Frontend>,
     /// Where its addresses lead.
-    pub sets: Vec<SetImage>,
+    pub(super) sets: Vec<SetImage>,
     /// What of it is not served.
-    pub rejected: Vec<Rejected>,
+    pub(super) rejected: Vec<Rejected>,
 }
 
 /// The backends behind some of a Service's addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SetImage {
     /// The family of all of them.
-    pub family: Family,
+    pub(super) family: Family,
     /// The transport of the frontends that use it.
-    pub transport: Transport,
+    pub(super) transport: Transport,
     /// The backends, sorted, each once.
-    pub backends: Vec<SocketAddr>,
+    pub(super) backends: Vec<SocketAddr>,
 }
 
-/// Compiles a Service's cluster IPs, each port of each family with the endpoints for inside traffic.
+/// Compiles a Service: its cluster IPs with the endpoints for inside traffic, its external and load balancer IPs with
+/// those of the short circuit, since whoever has a socket here is inside.
 ///
 /// A port whose set is empty refuses, also where an endpoint on another node could serve it (internal policy Local):
 /// a socket that asks here can only be answered here, and at once is better than never.
@@ -95,29 +129,57 @@ pub(super) fn compile(state: &ServiceState) -> ServiceImage {
     let mut image = ServiceImage::default();
     let service = &state.service;
     for &ip in &service.cluster_ips {
-        if let Some(reason) = unusable(ip) {
-            image.rejected.push(Rejected { item: format!("{} address {ip}", service.name), reason });
+        image.add(state, ip, Claim::Cluster, Scope::Internal);
+    }
+    for &ip in &service.load_balancer_ips {
+        // Who may come is judged by the source address, which a socket has only after routing: left to the packet path.
+        let family = Family::of(ip);
+        if service.source_ranges.iter().any(|it| Family::of(it.addr()) == family) {
             continue;
+        }
+        image.add(state, ip, Claim::LoadBalancer, Scope::Cluster);
+    }
+    for &ip in &service.external_ips {
+        image.add(state, ip, Claim::External, Scope::Cluster);
+    }
+    image
+}
+
+impl ServiceImage {
+    /// Adds every port of the Service at one of its addresses.
+    fn add(&mut self, state: &ServiceState, ip: IpAddr, claim: Claim, scope: Scope) {
+        let service = &state.service;
+        if let Some(reason) = unusable(ip) {
+            self.rejected.push(Rejected { item: format!("{} {claim} {ip}", service.name), reason });
+            return;
         }
         let family = Family::of(ip);
         for (index, port) in service.ports.iter().enumerate() {
             let Some(transport) = Transport::of(port.protocol) else { continue };
-            let frontend = FrontendAddress { address: SocketAddr::new(ip, port.port.get()), transport };
-            if image.frontends.iter().any(|(it, _)| *it == frontend) {
-                image.rejected.push(Rejected {
-                    item: format!("{} port {}/{transport}", service.name, port.port),
-                    reason: format!("{frontend} is named twice by this Service; the first one counts"),
+            let address = FrontendAddress { address: SocketAddr::new(ip, port.port.get()), transport };
+            if self.frontends.iter().any(|it| it.address == address) {
+                self.rejected.push(Rejected {
+                    item: format!("{} {claim} {address}", service.name),
+                    reason: "this Service names the same address and port before; the first one counts"
+                        .into(),
                 });
                 continue;
             }
-            let mut backends: Vec<_> = state.targets(index, family, Scope::Internal).collect();
+            let mut backends: Vec<_> = state.targets(index, family, scope).collect();
             backends.sort_unstable();
             backends.dedup();
-            image.frontends.push((frontend, image.sets.len()));
-            image.sets.push(SetImage { family, transport, backends });
+            let set = self.set(SetImage { family, transport, backends });
+            self.frontends.push(Frontend { address, claim, set });
         }
     }
-    image
+
+    /// The position of a set, which addresses that lead to the same backends share.
+    fn set(&mut self, set: SetImage) -> usize {
+        self.sets.iter().position(|it| *it == set).unwrap_or_else(|| {
+            self.sets.push(set);
+            self.sets.len() - 1
+        })
+    }
 }
 
 /// Why no socket may be translated for this address, if so.

@@ -1,22 +1,18 @@
 //! Lays a state out in tables: gives sets their ids and backends their slots, and finds what differs from before.
 //!
 //! The one rule: a change costs what it touches.
-//! A Service whose state is the same (pointer or value) is not looked at again, a set keeps its id, and a backend that
-//! goes leaves its slot to one that comes, or to the last one.
+//! A Service that is as it was is not looked at again, a set keeps its id, and a backend that goes leaves its slot to one
+//! that comes, or to the last one.
 
 mod rows;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::SocketAddr,
-    sync::Arc,
 };
 
-use model::{
-    Family, ServiceName,
-    state::{NodeState, ServiceState},
-};
-use proxy_common::tables::{BackendKey, Frontend};
+use model::{Family, ServiceName, state::NodeState};
+use proxy_common::tables::{BackendKey, Frontend as Row};
 
 use self::rows::{
     backend_table, delete_frontend, delete_member, frontend_table, member_table, put_backend, put_frontend,
@@ -24,7 +20,7 @@ use self::rows::{
 };
 use super::{
     changes::Changes,
-    compile::{FrontendAddress, ServiceImage, SetImage, Transport, compile},
+    compile::{Claim, Frontend, FrontendAddress, ServiceImage, SetImage, Transport, compile},
     store::Table,
 };
 use crate::Rejected;
@@ -32,20 +28,22 @@ use crate::Rejected;
 /// Everything that should be in the tables of a generation.
 #[derive(Debug, Default)]
 pub(super) struct Layout {
-    services: BTreeMap<ServiceName, Known>,
+    state: NodeState,
+    services: HashMap<ServiceName, Known>,
     frontends: HashMap<FrontendAddress, Claims>,
+    /// The frontends that more than one Service claims.
     contested: BTreeSet<FrontendAddress>,
+    /// What of single Services is not served.
+    rejected: BTreeMap<ServiceName, Vec<Rejected>>,
     ids: Ids,
     rows: [u32; Table::COUNT],
 }
 
 /// A Service that is laid out.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Known {
-    state: Arc<ServiceState>,
-    frontends: Vec<(FrontendAddress, usize)>,
+    frontends: Vec<Frontend>,
     sets: Vec<Set>,
-    rejected: Vec<Rejected>,
 }
 
 /// A set with its id; the position of a backend is its slot.
@@ -64,11 +62,11 @@ impl Set {
     }
 }
 
-/// Who wants a frontend, in ascending order; the first has it.
+/// Who wants a frontend, and why, in ascending order; the first has it.
 #[derive(Debug, Default)]
 struct Claims {
-    services: Vec<ServiceName>,
-    row: Option<Frontend>,
+    services: Vec<(Claim, ServiceName)>,
+    row: Option<Row>,
 }
 
 /// Ids of sets, used again when they are free.
@@ -99,46 +97,38 @@ pub(super) struct Update {
 impl Layout {
     /// Takes the state of the node and returns how the tables change.
     pub(super) fn update(&mut self, state: &NodeState) -> Update {
-        let gone: Vec<_> =
-            self.services.keys().filter(|name| !state.services.contains_key(name)).cloned().collect();
-        let changed: Vec<_> = state
-            .services
-            .iter()
-            .filter(|(name, new)| match self.services.get(*name) {
-                Some(known) => !Arc::ptr_eq(&known.state, new) && known.state != **new,
-                None => true,
-            })
-            .collect();
-
+        let before = std::mem::replace(&mut self.state, state.clone());
+        let (gone, there): (Vec<_>, Vec<_>) =
+            state.diff(&before).map(|(name, _, now)| (name, now)).partition(|(_, now)| now.is_none());
         let mut writer = Writer { changes: Changes::default(), rows: &mut self.rows };
         let mut touched = BTreeSet::new();
-        let services = gone.len() + changed.len();
-        for name in gone {
-            let Some(known) = self.services.remove(&name) else { continue };
-            unclaim(&mut self.frontends, &name, &known, &mut touched);
-            for set in known.sets {
-                writer.clear(&set);
-                self.ids.free.push(set.id);
-            }
-        }
-        for (name, state) in changed {
-            let mut image = compile(state);
+        let services = gone.len() + there.len();
+        // What goes comes first, so that its ids can be used again.
+        for (name, now) in gone.into_iter().chain(there) {
+            let mut image = now.map(|it| compile(it)).unwrap_or_default();
             let rejected = std::mem::take(&mut image.rejected);
-            let (frontends, sets) = match self.services.remove(name) {
-                Some(known) => {
-                    unclaim(&mut self.frontends, name, &known, &mut touched);
-                    writer.relay(&mut self.ids, known.frontends, known.sets, image)
-                }
-                None => writer.relay(&mut self.ids, Vec::new(), Vec::new(), image),
-            };
-            for (address, _) in &frontends {
-                let claims = &mut self.frontends.entry(*address).or_default().services;
-                if let Err(at) = claims.binary_search(name) {
-                    claims.insert(at, name.clone());
-                }
-                touched.insert(*address);
+            if rejected.is_empty() {
+                self.rejected.remove(name);
+            } else {
+                self.rejected.insert(name.clone(), rejected);
             }
-            self.services.insert(name.clone(), Known { state: Arc::clone(state), frontends, sets, rejected });
+            let known = self.services.remove(name).unwrap_or_default();
+            for it in &known.frontends {
+                if let Some(claims) = self.frontends.get_mut(&it.address) {
+                    claims.services.retain(|(_, claimant)| claimant != name);
+                }
+                touched.insert(it.address);
+            }
+            let known = writer.relay(&mut self.ids, known, image);
+            for it in &known.frontends {
+                let claims = &mut self.frontends.entry(it.address).or_default().services;
+                let claim = (it.claim, name.clone());
+                claims.insert(claims.partition_point(|it| *it < claim), claim);
+                touched.insert(it.address);
+            }
+            if now.is_some() {
+                self.services.insert(name.clone(), known);
+            }
         }
         for address in touched {
             let Some(claims) = self.frontends.get_mut(&address) else { continue };
@@ -147,7 +137,8 @@ impl Layout {
             } else {
                 self.contested.remove(&address);
             }
-            let row = claims.services.first().and_then(|owner| row(&self.services, owner, address));
+            let owner = claims.services.first().and_then(|(_, owner)| self.services.get(owner));
+            let row = owner.and_then(|owner| row(owner, address));
             writer.frontend(address, claims.row, row);
             claims.row = row;
             if claims.services.is_empty() {
@@ -200,17 +191,15 @@ impl Layout {
 
     /// What is not served, and why.
     pub(super) fn rejected(&self) -> Vec<Rejected> {
-        let own = self.services.values().flat_map(|it| it.rejected.iter().cloned());
-        let lost =
-            self.contested.iter().filter_map(|address| self.frontends.get_key_value(address)).filter_map(
-                |(address, claims)| {
-                    let (winner, losers) = claims.services.split_first()?;
-                    Some(losers.iter().map(move |loser| Rejected {
-                        item: format!("{loser} frontend {address}"),
-                        reason: format!("{winner} answers at this address already; give one of them another"),
-                    }))
-                },
-            );
+        let own = self.rejected.values().flatten().cloned();
+        let contested = self.contested.iter().filter_map(|address| self.frontends.get_key_value(address));
+        let lost = contested.filter_map(|(address, claims)| {
+            let ((claim, winner), losers) = claims.services.split_first()?;
+            Some(losers.iter().map(move |(lost, loser)| Rejected {
+                item: format!("{loser} {lost} {address}"),
+                reason: format!("it is a {claim} of {winner} already; give one of them another"),
+            }))
+        });
         own.chain(lost.flatten()).collect()
     }
 
@@ -220,36 +209,16 @@ impl Layout {
 }
 
 /// The row of a frontend that belongs to `owner`.
-fn row(
-    services: &BTreeMap<ServiceName, Known>,
-    owner: &ServiceName,
-    address: FrontendAddress,
-) -> Option<Frontend> {
-    let known = services.get(owner)?;
-    let (_, set) = known.frontends.iter().find(|(it, _)| *it == address)?;
-    let set = known.sets.get(*set)?;
+fn row(owner: &Known, address: FrontendAddress) -> Option<Row> {
+    let frontend = owner.frontends.iter().find(|it| it.address == address)?;
+    let set = owner.sets.get(frontend.set)?;
     let count = u32::try_from(set.slots.len()).ok()?;
-    Some(Frontend {
+    Some(Row {
         set: set.id,
         count,
         #[cfg(feature = "next-layout")]
         other_layout: u64::MAX,
     })
-}
-
-/// Takes a Service's claims back.
-fn unclaim(
-    frontends: &mut HashMap<FrontendAddress, Claims>,
-    name: &ServiceName,
-    known: &Known,
-    touched: &mut BTreeSet<FrontendAddress>,
-) {
-    for (address, _) in &known.frontends {
-        if let Some(claims) = frontends.get_mut(address) {
-            claims.services.retain(|it| it != name);
-        }
-        touched.insert(*address);
-    }
 }
 
 /// Gathers changes and keeps count of the rows.
@@ -261,20 +230,15 @@ struct Writer<'a> {
 impl Writer<'_> {
     /// Brings a Service from its old sets to its new ones. A set belongs to the first frontend that uses it, and keeps
     /// its id while that frontend is there.
-    fn relay(
-        &mut self,
-        ids: &mut Ids,
-        old_frontends: Vec<(FrontendAddress, usize)>,
-        old_sets: Vec<Set>,
-        image: ServiceImage,
-    ) -> (Vec<(FrontendAddress, usize)>, Vec<Set>) {
-        let mut old_sets: Vec<_> = old_sets.into_iter().map(Some).collect();
-        let old_at: HashMap<FrontendAddress, usize> = old_frontends.into_iter().collect();
+    fn relay(&mut self, ids: &mut Ids, old: Known, image: ServiceImage) -> Known {
+        let old_at: HashMap<FrontendAddress, usize> =
+            old.frontends.iter().map(|it| (it.address, it.set)).collect();
+        let mut old_sets: Vec<_> = old.sets.into_iter().map(Some).collect();
         let mut new_sets: Vec<(Option<Set>, SetImage)> =
             image.sets.into_iter().map(|it| (None, it)).collect();
-        for (address, at) in &image.frontends {
-            if let Some((kept @ None, _)) = new_sets.get_mut(*at) {
-                *kept = old_at.get(address).and_then(|at| old_sets.get_mut(*at)?.take());
+        for it in &image.frontends {
+            if let Some((kept @ None, _)) = new_sets.get_mut(it.set) {
+                *kept = old_at.get(&it.address).and_then(|at| old_sets.get_mut(*at)?.take());
             }
         }
         // What is left over goes first, so that a new set may take its id.
@@ -292,7 +256,7 @@ impl Writer<'_> {
             self.fill(&mut set, &image.backends);
             set
         });
-        (image.frontends, sets.collect())
+        Known { sets: sets.collect(), frontends: image.frontends }
     }
 
     /// Brings a set from its old backends to these: who stays keeps its slot, who comes takes the slot of one that goes,
@@ -366,7 +330,7 @@ impl Writer<'_> {
         }
     }
 
-    fn frontend(&mut self, address: FrontendAddress, old: Option<Frontend>, new: Option<Frontend>) {
+    fn frontend(&mut self, address: FrontendAddress, old: Option<Row>, new: Option<Row>) {
         let table = frontend_table(address);
         match (old, new) {
             (None, None) => {}

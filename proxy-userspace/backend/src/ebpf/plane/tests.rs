@@ -22,7 +22,9 @@ use crate::ebpf::{
     memory::Memory,
 };
 
-/// A Service `default/s<n>` at 10.96.0.n and fd00::n, port 80 TCP and 53 UDP, with these endpoints.
+/// A Service `default/s<n>` at 10.96.0.at and fd00::at, port 80 TCP and 53 UDP, with these endpoints.
+/// Every second one has load balancer IPs, every fourth of those with a source range for IPv4; every third one has external
+/// IPs, one of which may be another's cluster IP. Not every endpoint is for all traffic.
 fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) {
     let name = ServiceName::new("default", format!("s{n}"));
     let port = |name: &str, protocol, port| ServicePort {
@@ -33,7 +35,8 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
         target_port: TargetPort::Number(NonZeroU16::new(8080).unwrap()),
         usable: PerFamily::default(),
     };
-    let scopes = Scopes { internal: true, external: false, cluster: false };
+    let scopes =
+        |n: u8| Scopes { internal: !n.is_multiple_of(4), external: false, cluster: !n.is_multiple_of(5) };
     let endpoint = |n: &u8| Endpoint {
         key: EndpointKey::Pod(format!("p{n}")),
         hostname: String::new(),
@@ -42,8 +45,8 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
         v6: (!n.is_multiple_of(3)).then(|| [0xfd01, 0, 0, 0, 0, 0, 0, u16::from(*n)].into()),
         local: true,
         ports: vec![
-            EndpointPort { index: 0, port: NonZeroU16::new(8080).unwrap(), scopes },
-            EndpointPort { index: 1, port: NonZeroU16::new(5353).unwrap(), scopes },
+            EndpointPort { index: 0, port: NonZeroU16::new(8080).unwrap(), scopes: scopes(*n) },
+            EndpointPort { index: 1, port: NonZeroU16::new(5353).unwrap(), scopes: scopes(*n) },
         ],
     };
     let service = Service {
@@ -53,13 +56,21 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
             IpAddr::from([10, 96, 0, at]),
             IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(at)]),
         ],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
+        external_ips: if n.is_multiple_of(3) {
+            vec![IpAddr::from([10, 96, 0, at % 8 + 1]), IpAddr::from([10, 201, 0, at])]
+        } else {
+            Vec::new()
+        },
+        load_balancer_ips: if n.is_multiple_of(2) {
+            vec![IpAddr::from([10, 200, 0, at]), IpAddr::from([0xfd02, 0, 0, 0, 0, 0, 0, u16::from(at)])]
+        } else {
+            Vec::new()
+        },
         ports: vec![port("http", Protocol::Tcp, 80), port("dns", Protocol::Udp, 53)],
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
         affinity: None,
-        source_ranges: Vec::new(),
+        source_ranges: if n.is_multiple_of(8) { vec!["192.0.2.0/24".parse().unwrap()] } else { Vec::new() },
         health_check_node_port: None,
     };
     (name, Arc::new(ServiceState::new(service, endpoints.iter().map(endpoint))))
@@ -69,19 +80,30 @@ fn state(services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>) -
     NodeState { services: services.into_iter().collect() }
 }
 
-/// What a state means, said as plainly as possible: each address with its backends, the first Service by name wins.
+/// What a state means, said as plainly as possible: each address with its backends. Cluster IPs come before load balancer
+/// IPs, these before external IPs, and of one kind the first Service by name wins.
 fn meaning(state: &NodeState) -> BTreeMap<FrontendAddress, Vec<SocketAddr>> {
     let mut meaning = BTreeMap::new();
-    for service in state.services.values() {
-        for ip in &service.service.cluster_ips {
-            for (index, port) in service.service.ports.iter().enumerate() {
-                let transport = if port.protocol == Protocol::Tcp { Transport::Tcp } else { Transport::Udp };
-                let address = SocketAddr::new(*ip, port.port.get());
-                let mut backends: Vec<_> = service.targets(index, Family::of(*ip), Scope::Internal).collect();
-                backends.sort_unstable();
-                meaning.entry(FrontendAddress { address, transport }).or_insert(backends);
-            }
+    let mut add = |state: &ServiceState, ip: IpAddr, scope| {
+        for (index, port) in state.service.ports.iter().enumerate() {
+            let transport = if port.protocol == Protocol::Tcp { Transport::Tcp } else { Transport::Udp };
+            let address = SocketAddr::new(ip, port.port.get());
+            let mut backends: Vec<_> = state.targets(index, Family::of(ip), scope).collect();
+            backends.sort_unstable();
+            meaning.entry(FrontendAddress { address, transport }).or_insert(backends);
         }
+    };
+    for it in state.services.values() {
+        it.service.cluster_ips.iter().for_each(|ip| add(it, *ip, Scope::Internal));
+    }
+    for it in state.services.values() {
+        let open = |ip: &&IpAddr| {
+            !it.service.source_ranges.iter().any(|range| range.addr().is_ipv4() == ip.is_ipv4())
+        };
+        it.service.load_balancer_ips.iter().filter(open).for_each(|ip| add(it, *ip, Scope::Cluster));
+    }
+    for it in state.services.values() {
+        it.service.external_ips.iter().for_each(|ip| add(it, *ip, Scope::Cluster));
     }
     meaning
 }
@@ -136,8 +158,9 @@ fn a_change_costs_what_it_touches() {
     let mut one_less = many;
     one_less[7] = service(8, 8, &[1, 3]);
     let applied = plane.apply(&state(one_less)).unwrap();
-    // In each of two families and two ports: a frontend's count, the last slot, perhaps the gap, and the UDP member.
-    assert!(applied.entries <= 14, "{applied:?}");
+    // In each family and port, for inside traffic and for the load balancer's: a frontend's count, the last slot, perhaps
+    // the gap, and the UDP member.
+    assert!(applied.entries <= 28, "{applied:?}");
     assert_eq!(applied.services, 1);
 }
 
@@ -160,13 +183,30 @@ fn the_first_of_two_clashing_services_wins_and_the_other_is_named() {
     serves(&plane.store, &clash);
     let rejected = plane.rejected();
     assert_eq!(rejected.len(), 4);
-    assert_eq!(rejected[0].item, "default/s2 frontend 10.96.0.9:53/UDP");
-    assert_eq!(rejected[0].reason, "default/s1 answers at this address already; give one of them another");
+    assert_eq!(rejected[0].item, "default/s2 cluster IP 10.96.0.9:53/UDP");
+    assert_eq!(rejected[0].reason, "it is a cluster IP of default/s1 already; give one of them another");
     // The loser takes over when the winner goes.
     let alone = state([service(2, 9, &[2])]);
     plane.apply(&alone).unwrap();
     serves(&plane.store, &alone);
     assert_eq!(plane.rejected(), []);
+}
+
+#[test]
+fn an_external_ip_cannot_take_a_cluster_ip_away() {
+    // s3 comes before s9, and names its cluster IP an external IP of its own.
+    let state = state([service(3, 8, &[3]), service(9, 1, &[9])]);
+    let mut plane = Plane::new(Memory::new(1)).unwrap();
+    plane.apply(&state).unwrap();
+    serves(&plane.store, &state);
+    let reasons: Vec<_> = plane.rejected().iter().map(ToString::to_string).collect();
+    assert_eq!(
+        reasons,
+        [
+            "default/s3 external IP 10.96.0.1:53/UDP: it is a cluster IP of default/s9 already; give one of them another",
+            "default/s3 external IP 10.96.0.1:80/TCP: it is a cluster IP of default/s9 already; give one of them another",
+        ]
+    );
 }
 
 #[test]
