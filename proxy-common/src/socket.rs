@@ -63,16 +63,20 @@ pub struct Connected {
 pub const DATAGRAM_SLOTS: usize = 4;
 
 /// What an unconnected UDP socket remembers of the addresses it sent to.
+///
+/// The hooks that read and write it run under the socket's lock, so that two threads on one socket take turns.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
 pub struct Datagrams {
-    /// Its translations; a new one takes an unset slot, or else the place of the oldest.
+    /// Its translations; a new one takes the slot that was used least recently.
     pub slots: [Translation; DATAGRAM_SLOTS],
-    /// How many translations were ever written: the next goes to this number modulo [`DATAGRAM_SLOTS`].
-    pub written: u32,
+    /// When each slot was last used, by `clock`; 0 for never.
+    pub used: [u32; DATAGRAM_SLOTS],
+    /// Counts the datagrams to Services.
+    pub clock: u32,
     /// For what later versions keep.
-    pub reserved: [u32; 7],
+    pub reserved: [u32; 3],
 }
 
 impl Datagrams {
@@ -87,14 +91,14 @@ impl Datagrams {
         None
     }
 
-    /// Which address this socket meant when something from `backend` answers: of several, the one written last.
+    /// Which address this socket meant when something from `backend` answers: of several, the one it used last.
     #[inline(always)]
     pub fn service_of(&self, backend: &Address) -> Option<Address> {
+        let mut last = 0;
         let mut found = None;
-        for age in 0..DATAGRAM_SLOTS as u32 {
-            // From the oldest to the newest, so that the newest stays.
-            let slot = &self.slots[(self.written.wrapping_add(age)) as usize % DATAGRAM_SLOTS];
-            if !slot.backend.is_unset() && slot.backend == *backend {
+        for (slot, used) in self.slots.iter().zip(&self.used) {
+            if !slot.backend.is_unset() && slot.backend == *backend && *used >= last {
+                last = *used;
                 found = Some(slot.service);
             }
         }
@@ -104,14 +108,32 @@ impl Datagrams {
     /// Remembers `translation`, in the place of what this socket remembered of the same Service address.
     #[inline(always)]
     pub fn remember(&mut self, translation: Translation) {
-        for slot in &mut self.slots {
-            if slot.service == translation.service {
-                slot.backend = translation.backend;
-                return;
+        // The count starts anew after 2^32 datagrams; at worst one address of several is then forgotten too soon.
+        self.clock = self.clock.wrapping_add(1);
+        let mut at = 0;
+        let mut least = u32::MAX;
+        for index in 0..DATAGRAM_SLOTS {
+            if self.slots[index].service == translation.service {
+                at = index;
+                break;
+            }
+            if self.used[index] < least {
+                least = self.used[index];
+                at = index;
             }
         }
-        self.slots[self.written as usize % DATAGRAM_SLOTS] = translation;
-        self.written = self.written.wrapping_add(1);
+        self.slots[at % DATAGRAM_SLOTS] = translation;
+        self.used[at % DATAGRAM_SLOTS] = self.clock;
+    }
+
+    /// Forgets every translation to `backend`: the socket talks to it directly now.
+    #[inline(always)]
+    pub fn forget(&mut self, backend: &Address) {
+        for slot in &mut self.slots {
+            if slot.backend == *backend {
+                *slot = Translation::default();
+            }
+        }
     }
 }
 
@@ -145,22 +167,24 @@ mod tests {
     }
 
     #[test]
-    fn a_fifth_address_takes_the_place_of_the_oldest() {
+    fn a_fifth_address_takes_the_place_of_the_one_used_least_recently() {
         let mut datagrams = Datagrams::default();
-        for n in 1..=5 {
+        for n in [1, 2, 3, 4, 1, 5] {
             datagrams.remember(translation(n, 100 + n));
         }
-        assert_eq!(datagrams.backend_of(&address(1)), None);
-        assert_eq!(datagrams.backend_of(&address(5)), Some(address(105)));
-        assert_eq!(datagrams.backend_of(&address(2)), Some(address(102)));
+        assert_eq!(datagrams.backend_of(&address(2)), None);
+        for n in [1, 3, 4, 5] {
+            assert_eq!(datagrams.backend_of(&address(n)), Some(address(100 + n)));
+        }
     }
 
     #[test]
-    fn one_backend_behind_two_addresses_answers_for_the_newest() {
+    fn one_backend_behind_two_addresses_answers_for_the_one_used_last() {
         let mut datagrams = Datagrams::default();
-        datagrams.remember(translation(1, 100));
-        datagrams.remember(translation(2, 100));
-        assert_eq!(datagrams.service_of(&address(100)), Some(address(2)));
+        for service in [1, 2, 1, 1, 2] {
+            datagrams.remember(translation(service, 100));
+            assert_eq!(datagrams.service_of(&address(100)), Some(address(service)));
+        }
     }
 
     #[test]
@@ -170,7 +194,16 @@ mod tests {
         datagrams.remember(translation(1, 101));
         assert_eq!(datagrams.service_of(&address(100)), None);
         assert_eq!(datagrams.backend_of(&address(1)), Some(address(101)));
-        assert_eq!(datagrams.written, 1);
+    }
+
+    #[test]
+    fn a_backend_that_is_talked_to_directly_is_forgotten() {
+        let mut datagrams = Datagrams::default();
+        datagrams.remember(translation(1, 100));
+        datagrams.remember(translation(2, 101));
+        datagrams.forget(&address(100));
+        assert_eq!(datagrams.service_of(&address(100)), None);
+        assert_eq!(datagrams.service_of(&address(101)), Some(address(2)));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use proxy_common::{
     decide::{Verdict, decide},
     net::{Be16, V4, V6},
     socket::{Address, Translation},
+    tables::UDP,
 };
 
 use crate::{PASS, ctx, maps::Side};
@@ -28,11 +29,8 @@ fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port) = (ctx::ip4(ctx), ctx::port(ctx));
     let side = Side::<V4>::active()?;
     match decide(&side, ip, port, ctx::protocol(ctx), None, ctx::random) {
-        Verdict::Pass => forget(ctx),
-        Verdict::Refuse => {
-            forget(ctx);
-            return Some(ctx::refuse_connect4(ctx));
-        }
+        Verdict::Pass => forget(ctx, &Address::new(ip.mapped(), port)),
+        Verdict::Refuse => return Some(ctx::refuse_connect4(ctx)),
         Verdict::To(backend) => {
             remember(ctx, ip.mapped(), port, backend.address.mapped(), backend.port);
             ctx::rewrite4(ctx, backend.address, backend.port);
@@ -58,11 +56,8 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
         },
     };
     match verdict {
-        Verdict::Pass => forget(ctx),
-        Verdict::Refuse => {
-            forget(ctx);
-            return Some(ctx::refuse_connect6(ctx, mapped.is_some()));
-        }
+        Verdict::Pass => forget(ctx, &Address::new(ip, port)),
+        Verdict::Refuse => return Some(ctx::refuse_connect6(ctx, mapped.is_some())),
         Verdict::To(backend) => {
             remember(ctx, ip, port, backend.ip, backend.port);
             ctx::rewrite6(ctx, backend.ip, backend.port);
@@ -84,9 +79,15 @@ fn remember(ctx: &SockAddrContext, service: V6, service_port: Be16, backend: V6,
 }
 
 /// A socket that is connected elsewhere now must not show the Service it was connected to before.
+///
+/// (A connect that is refused leaves a UDP socket connected where it was, and so does what is remembered. One that fails
+/// later, for want of a route, does too, but that no hook sees: such a socket shows the backend from then on.)
 #[inline(always)]
-fn forget(ctx: &SockAddrContext) {
+fn forget(ctx: &SockAddrContext, destination: &Address) {
     if let Some(connected) = ctx::connected(ctx) {
         connected.translation = Translation::default();
+    }
+    if ctx::protocol(ctx) == UDP {
+        ctx::forget_datagrams_to(ctx, destination);
     }
 }

@@ -6,7 +6,7 @@ use aya_ebpf::{
 };
 use proxy_common::{
     net::{Be16, V4, V6},
-    socket::{Connected, Datagrams},
+    socket::{Address, Connected, Datagrams},
 };
 
 use crate::{
@@ -168,4 +168,13 @@ pub(crate) fn datagrams<'a>(ctx: &SockAddrContext) -> Option<&'a mut Datagrams> 
 pub(crate) fn datagrams_or_new<'a>(ctx: &SockAddrContext) -> Option<&'a mut Datagrams> {
     // SAFETY: as above.
     unsafe { DATAGRAMS.get_or_insert_ptr_mut(ctx, None).as_mut() }
+}
+
+/// Whatever this socket was led to at `destination`, it goes there on its own account now: answers from there are not a
+/// Service's any more.
+#[inline(always)]
+pub(crate) fn forget_datagrams_to(ctx: &SockAddrContext, destination: &Address) {
+    if let Some(datagrams) = datagrams(ctx) {
+        datagrams.forget(destination);
+    }
 }

@@ -16,9 +16,9 @@ use proxy_common::{
     },
 };
 
-/// The side word: 0 or 1, the side whose tables are in force.
+/// The side word, 0 or 1: the side whose tables are in force. Beside it user space counts the flips.
 #[btf_map]
-static ACTIVE: Array<u32, 1> = Array::new();
+static ACTIVE: Array<u32, 2> = Array::new();
 
 // The tables, each behind an outer map with a slot per side.
 // The size of the inner map here is only a template: user space puts in maps of the size it needs.
@@ -68,7 +68,7 @@ impl<Ip> Side<Ip> {
     /// Reads the side word.
     #[inline(always)]
     pub(crate) fn active() -> Option<Self> {
-        // SAFETY: the one slot of an array is never freed; volatile, so that it is one load and not repeated.
+        // SAFETY: a slot of an array is never freed; volatile, so that it is one load and not repeated.
         let index = unsafe { ACTIVE.get_ptr(0)?.read_volatile() };
         Some(Self { index, family: PhantomData })
     }

@@ -40,12 +40,13 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
     };
     let side = Side::<V4>::active()?;
     match decide(&side, ip, port, ctx::protocol(ctx), remembered, ctx::random) {
-        Verdict::Pass => Some(PASS),
+        Verdict::Pass => {
+            ctx::forget_datagrams_to(ctx, &service);
+            Some(PASS)
+        }
         Verdict::Refuse => Some(ctx::refuse()),
         Verdict::To(backend) => {
-            if remembered != Some(backend)
-                && !remember(ctx, service, Address::new(backend.address.mapped(), backend.port))
-            {
+            if !remember(ctx, service, Address::new(backend.address.mapped(), backend.port)) {
                 return Some(ctx::no_memory());
             }
             ctx::rewrite4(ctx, backend.address, backend.port);
@@ -69,12 +70,13 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
     });
     let side = Side::<V6>::active()?;
     match decide(&side, ip, port, ctx::protocol(ctx), remembered, ctx::random) {
-        Verdict::Pass => Some(PASS),
+        Verdict::Pass => {
+            ctx::forget_datagrams_to(ctx, &service);
+            Some(PASS)
+        }
         Verdict::Refuse => Some(ctx::refuse()),
         Verdict::To(backend) => {
-            if remembered != Some(backend)
-                && !remember(ctx, service, Address::new(backend.address, backend.port))
-            {
+            if !remember(ctx, service, Address::new(backend.address, backend.port)) {
                 return Some(ctx::no_memory());
             }
             ctx::rewrite6(ctx, backend.address, backend.port);

@@ -169,9 +169,9 @@ fn walk(folder: &Path, pins: &mut Vec<PathBuf>) {
 pub fn expected_dump(services: &[Service]) -> Vec<String> {
     let mut lines = Vec::new();
     for service in services {
-        for (ip, port) in
-            service.cluster_ips.iter().flat_map(|ip| service.ports.iter().map(move |it| (ip, it)))
-        {
+        let Service { cluster_ips, load_balancer_ips, external_ips, ports, .. } = service;
+        let ips = cluster_ips.iter().chain(load_balancer_ips).chain(external_ips);
+        for (ip, port) in ips.flat_map(|ip| ports.iter().map(move |it| (ip, it))) {
             let at = |ip: &IpAddr, port| std::net::SocketAddr::new(*ip, port);
             let frontend = format!("{}/{}", at(ip, port.port), port.protocol);
             let endpoints = service.endpoints.iter().filter(|it| it.ready).flat_map(|it| &it.addresses);

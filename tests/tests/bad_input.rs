@@ -241,6 +241,75 @@ metadata: {name: web, namespace: default}
 }
 
 #[test]
+fn cleanup_touches_nothing_that_is_not_ours() {
+    let Some(world) = World::or_skip("cleanup_touches_nothing_that_is_not_ours") else { return };
+    let files = world.sandbox().files().join("precious");
+    fs::create_dir_all(files.join("v1")).unwrap();
+    fs::write(files.join("v1/active"), "data").unwrap();
+    fails(&["cleanup", "--pin-dir", text(&files)], 1, &[text(&files), "bpf file system"]);
+    assert_eq!(fs::read_to_string(files.join("v1/active")).unwrap(), "data");
+
+    let foreign = world.sandbox().pins().join("foreign");
+    Array::<_, u32>::create(1, 0).unwrap().pin(&foreign).unwrap();
+    let output = program(&["cleanup", "--pin-dir", text(world.sandbox().pins())]);
+    assert_eq!(output.status.code(), Some(0));
+    let says = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(says.contains(text(&foreign)) && says.contains("left alone"), "{says}");
+    assert!(foreign.exists());
+}
+
+#[test]
+fn another_cgroup_is_refused_while_the_first_one_lives() {
+    let Some(world) = World::or_skip("another_cgroup_is_refused_while_the_first_one_lives") else { return };
+    let _server = server();
+    world.write(&[web()]);
+    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let service = SocketAddr::from((WEB, 80));
+    agent.wait_until(LIMIT, || ask(Transport::Tcp, service).is_ok()).unwrap();
+    agent.kill9().unwrap();
+    let parent = world.sandbox().cgroup().parent().unwrap();
+    let source = format!("file:{}", world.manifests().display());
+    let pins = text(world.sandbox().pins());
+    fails(
+        &["run", "--source", &source, "--node-name", "n1", "--cgroup", text(parent), "--pin-dir", pins],
+        1,
+        &["links/", "another cgroup", "--cgroup", "cleanup"],
+    );
+    assert_eq!(ask(Transport::Tcp, service).unwrap(), "web-1");
+}
+
+#[test]
+fn a_cgroup_that_comes_back_is_served_again() {
+    let Some(world) = World::or_skip("a_cgroup_that_comes_back_is_served_again") else { return };
+    let _server = server();
+    world.write(&[web()]);
+    let slice = world.sandbox().cgroup().join("slice");
+    fs::create_dir(&slice).unwrap();
+    let source = format!("file:{}", world.manifests().display());
+    let mut agent = Command::new(Build::Product.binary())
+        .args(["run", "--source", &source, "--node-name", "n1", "--cgroup", text(&slice), "--pin-dir"])
+        .arg(world.sandbox().pins())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let own = std::process::id().to_string();
+    let connects = || {
+        fs::write(slice.join("cgroup.procs"), &own).unwrap();
+        let answer = ask(Transport::Tcp, (WEB, 80).into());
+        world.sandbox().adopt(std::process::id()).unwrap();
+        answer.is_ok()
+    };
+    assert!(eventually(LIMIT, connects));
+    fs::remove_dir(&slice).unwrap();
+    fs::create_dir(&slice).unwrap();
+    let again = eventually(LIMIT, connects);
+    let _ = agent.kill();
+    agent.wait().unwrap();
+    let _ = fs::remove_dir(&slice);
+    assert!(again, "the new cgroup is not served");
+}
+
+#[test]
 fn cleanup_takes_every_trace_off_the_node() {
     let Some(world) = World::or_skip("cleanup_takes_every_trace_off_the_node") else { return };
     let _server = server();

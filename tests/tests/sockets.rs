@@ -228,10 +228,60 @@ fn external_and_load_balancer_ips_lead_to_the_endpoints() {
         .unwrap();
     for address in outside.map(|it| SocketAddr::new(it, 80)) {
         for transport in [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected] {
-            assert!(ask(transport, address).unwrap().starts_with("web-"));
+            let answer = ask(transport, address);
+            assert!(
+                answer.as_ref().is_ok_and(|it| it.starts_with("web-")),
+                "{transport:?} {address}: {answer:?}"
+            );
         }
         assert_eq!(Probe::connect(address).unwrap().stream().peer_addr().unwrap(), address);
     }
+}
+
+#[test]
+fn of_two_services_with_one_endpoint_the_one_asked_last_answers() {
+    let Some(node) = Node::or_skip("of_two_services_with_one_endpoint_the_one_asked_last_answers", 1) else {
+        return;
+    };
+    let twin = SocketAddr::from(([10, 96, 1, 1], 80));
+    let other = Service::new("twin", &[twin.ip()]).port("", "UDP", 80, 8080).endpoint("web-1", &endpoint(1));
+    node.world.write(&[web(1..=1), empty(), other]);
+    assert!(eventually(LIMIT, || ask(Transport::UdpUnconnected, twin).is_ok()));
+    let socket = udp(twin);
+    let web = SocketAddr::from((WEB4, 80));
+    for service in [web, twin, web, web, twin, twin, web] {
+        // The answer bears the address that was asked, or the exchange fails.
+        exchange(&socket, service);
+    }
+}
+
+#[test]
+fn an_endpoint_that_is_asked_directly_answers_as_itself() {
+    let Some(_node) = Node::or_skip("an_endpoint_that_is_asked_directly_answers_as_itself", 1) else {
+        return;
+    };
+    for (n, service) in [(0, SocketAddr::from((WEB4, 80))), (1, (WEB6, 80).into())] {
+        let direct = SocketAddr::new(endpoint(1)[n], 8080);
+        let socket = udp(service);
+        exchange(&socket, service);
+        exchange(&socket, direct);
+        exchange(&socket, service);
+        socket.connect(direct).unwrap();
+        socket.send(b"who?").unwrap();
+        assert_eq!(socket.recv_from(&mut [0; 64]).unwrap().1, direct);
+    }
+}
+
+#[test]
+fn a_refused_connect_leaves_a_socket_where_it_was() {
+    let Some(_node) = Node::or_skip("a_refused_connect_leaves_a_socket_where_it_was", 3) else { return };
+    let (service, empty) = (SocketAddr::from((WEB4, 80)), SocketAddr::from((EMPTY4, 80)));
+    let socket = udp(service);
+    socket.connect(service).unwrap();
+    assert_eq!(socket.connect(empty).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(socket.peer_addr().unwrap(), service);
+    socket.send(b"who?").unwrap();
+    assert_eq!(socket.recv_from(&mut [0; 64]).unwrap().1, service);
 }
 
 #[test]

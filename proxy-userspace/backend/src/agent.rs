@@ -15,95 +15,122 @@ use crate::{
     ebpf::{Error, Node, Report},
 };
 
-/// How long to wait before a failed apply is tried again: at first, and at most.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
+/// How long to wait before what failed is tried again: at first, and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
+/// How often to see whether the programs are still where they should be.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Keeps `node` at the newest state, until the publisher is gone. A failure leaves the last state in force, is reported,
 /// and is tried again with a growing pause, or at once with the next state.
 pub async fn follow(mut node: Node, mut states: Subscription) {
     let mut rejected = BTreeSet::new();
-    let mut pause = BACKOFF.0;
-    let Some(mut published) = states.next().await else { return };
+    // The newest state, until it is in the maps; and what is in the maps, until it is in force.
+    let mut newest = states.next().await;
+    let mut written: Option<Written> = None;
+    let mut pause = PAUSE.0;
     loop {
+        let mut failed = false;
         let begin = Instant::now();
-        let result;
-        (node, result) = apply(node, Arc::clone(&published)).await;
-        match result {
-            Ok(report) => {
-                pause = BACKOFF.0;
-                tell(&published, &report, begin.elapsed(), &mut rejected);
-                let settled;
-                (node, settled) = settle(node).await;
-                if let Err(error) = settled {
-                    tracing::warn!(error = error_chain(&error), "the spare maps will be written anew");
+        if let Some(published) = &newest {
+            let result;
+            (node, result) = apply(node, Arc::clone(published)).await;
+            match result {
+                Ok(report) => {
+                    written = newest.take().map(|published| Written { published, report, begin });
                 }
-                match states.next().await {
-                    Some(next) => published = next,
-                    None => return,
+                Err(error) => {
+                    failed = true;
+                    let (rev, error) = (published.rev, chain(&error));
+                    tracing::error!(
+                        rev,
+                        error,
+                        "not in force, the state before goes on serving; next try in {pause:?}"
+                    );
+                }
+            }
+        }
+        let attached;
+        (node, attached) = in_own_thread(node, Node::attach).await;
+        match attached {
+            Ok(()) => {
+                if let Some(written) = written.take() {
+                    written.tell(&mut rejected);
+                    let settled;
+                    (node, settled) = in_own_thread(node, Node::settle).await;
+                    if let Err(error) = settled {
+                        tracing::warn!(error = chain(&error), "the spare maps will be written anew");
+                    }
                 }
             }
             Err(error) => {
+                failed = true;
                 tracing::error!(
-                    rev = published.rev,
-                    error = error_chain(&error),
-                    "this state is not in force, the one before goes on serving; trying again in {pause:?}"
+                    error = chain(&error),
+                    "the programs cannot be attached; next try in {pause:?}"
                 );
-                match timeout(pause, states.next()).await {
-                    Ok(Some(next)) => published = next,
-                    Ok(None) => return,
-                    Err(_) => pause = (pause * 2).min(BACKOFF.1),
-                }
             }
+        }
+        let wait = if failed { pause } else { LOOK };
+        pause = if failed { (pause * 2).min(PAUSE.1) } else { PAUSE.0 };
+        match timeout(wait, states.next()).await {
+            Ok(Some(next)) => newest = Some(next),
+            Ok(None) => return,
+            Err(_) => {}
         }
     }
 }
 
-async fn apply(mut node: Node, published: Arc<Published>) -> (Node, Result<Report, Error>) {
-    in_own_thread(move || {
-        let result = node.apply(&published.state);
-        (node, result)
-    })
-    .await
+async fn apply(node: Node, published: Arc<Published>) -> (Node, Result<Report, Error>) {
+    in_own_thread(node, move |node| node.apply(&published.state)).await
 }
 
-async fn settle(mut node: Node) -> (Node, Result<(), Error>) {
-    in_own_thread(move || {
-        let result = node.settle();
+/// Lends the node to a thread in which it may wait inside the kernel.
+async fn in_own_thread<T: Send + 'static>(
+    mut node: Node,
+    work: impl FnOnce(&mut Node) -> T + Send + 'static,
+) -> (Node, T) {
+    let work = spawn_blocking(move || {
+        let result = work(&mut node);
         (node, result)
-    })
-    .await
-}
-
-/// Runs what waits inside the kernel.
-async fn in_own_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match spawn_blocking(work).await {
+    });
+    match work.await {
         Ok(done) => done,
         // Blocking work is never cancelled: it has panicked.
         Err(error) => panic::resume_unwind(error.into_panic()),
     }
 }
 
-/// Says what is in force now, and what of it is not; each rejection once.
-fn tell(published: &Published, report: &Report, took: Duration, rejected: &mut BTreeSet<Rejected>) {
-    if report.flipped {
-        tracing::info!(
-            rev = published.rev,
-            services = report.services,
-            changed = report.changed_services,
-            entries = report.entries,
-            ?took,
-            "in force"
-        );
+/// A state that is in the maps.
+struct Written {
+    published: Arc<Published>,
+    report: Report,
+    begin: Instant,
+}
+
+impl Written {
+    /// Says what is in force now, and what of it is not; each rejection once.
+    fn tell(self, rejected: &mut BTreeSet<Rejected>) {
+        let Self { published, report, begin } = self;
+        if report.flipped {
+            tracing::info!(
+                rev = published.rev,
+                services = report.services,
+                changed = report.changed_services,
+                entries = report.entries,
+                took = ?begin.elapsed(),
+                "in force"
+            );
+        }
+        let now: BTreeSet<_> = report.rejected.into_iter().collect();
+        for it in now.difference(rejected) {
+            tracing::warn!("not served: {it}");
+        }
+        *rejected = now;
     }
-    let now: BTreeSet<_> = report.rejected.iter().cloned().collect();
-    for it in now.difference(rejected) {
-        tracing::warn!("not served: {it}");
-    }
-    *rejected = now;
 }
 
 /// An error with its causes, on one line.
-fn error_chain(error: &dyn std::error::Error) -> String {
+fn chain(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

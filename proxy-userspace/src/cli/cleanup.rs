@@ -18,7 +18,12 @@ pub(super) struct Flags {
 pub(super) fn main(flags: &Flags) -> Result<()> {
     let dir = &flags.pins.pin_dir;
     match cleanup(dir)? {
-        Cleaned::Removed => tracing::info!("removed everything below {}", dir.display()),
+        Cleaned::Removed { left } => {
+            for it in left {
+                tracing::warn!("{} is not ours and was left alone", it.display());
+            }
+            tracing::info!("removed everything of ours below {}", dir.display());
+        }
         Cleaned::Nothing => tracing::info!("nothing to remove: there is no {}", dir.display()),
     }
     Ok(())

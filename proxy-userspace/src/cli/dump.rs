@@ -10,7 +10,7 @@ use super::flags;
 /// Show what is in the kernel: every entry in force, a line each, sorted
 ///
 /// Two equal states of the kernel print equal lines, whatever their history. A line that begins with "orphan" is an
-/// entry that nothing leads to, and should not be there.
+/// entry that no address leads to: it belongs to a Service whose address another one has.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]

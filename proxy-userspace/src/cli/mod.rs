@@ -22,7 +22,7 @@ const WRONG_USAGE: u8 = 64;
 /// and from then on the kernel talks to the endpoint directly. An update takes effect for all sockets at one moment, and
 /// what is in the kernel goes on serving while this program is away.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true, infer_subcommands = true)]
+#[command(version, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

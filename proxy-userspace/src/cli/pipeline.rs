@@ -49,5 +49,7 @@ impl Pipeline {
 
 /// What the flags say about which Services are served.
 pub(super) fn options(flags: &Facts) -> Options {
-    Options { service_proxy_name: flags.service_proxy_name.clone(), ..Options::default() }
+    // An environment variable that is there but empty says nothing.
+    let service_proxy_name = flags.service_proxy_name.clone().filter(|it| !it.is_empty());
+    Options { service_proxy_name, ..Options::default() }
 }

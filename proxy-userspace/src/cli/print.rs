@@ -18,7 +18,8 @@ use super::{
 /// Show what a node serves, without touching a kernel
 ///
 /// Prints the node's full state whenever it changes: each Service with the endpoints that this node may use for it, as
-/// a backend gets it. Two equal states print equal bytes.
+/// a backend gets it. Two equal states print equal bytes, but for the number of the process (instanceId) and its count of
+/// revisions (rev).
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use backend::ebpf::{self, Node};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
@@ -40,8 +40,8 @@ async fn run(flags: Flags) -> Result<()> {
     let options = ebpf::Options { cgroup: flags.cgroup, pin_dir: flags.pins.pin_dir };
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     tokio::select! {
-        () = backend::follow(node, pipeline.subscribe()) => {}
-        () = pipeline.publish() => {}
+        () = backend::follow(node, pipeline.subscribe()) => bail!("nothing is published any more"),
+        () = pipeline.publish() => bail!("the source has ended; the log says why"),
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }

@@ -1,7 +1,7 @@
 //! The kernel's maps in words: one line per entry, sorted, so that two equal generations read the same.
 //!
-//! Ids and slots are resolved, because they differ from history to history; an entry that no frontend leads to is shown
-//! as an orphan, with its ids.
+//! Ids and slots are resolved, because they differ from history to history. A backend that several addresses share has a
+//! line for each of them; an entry that no address leads to is shown as an orphan, with its ids.
 
 use std::{
     collections::HashMap,
@@ -32,14 +32,14 @@ use super::{
 /// If nothing was ever in force there; a map that is missing or of another layout is named.
 pub fn dump(pin_dir: &Path) -> Result<Vec<String>, Error> {
     let pins = Pins::new(pin_dir);
-    if !pins.active().exists() {
+    if !kernel::is_filled(&pins) {
         return Err(Error::Nothing(pin_dir.to_path_buf()));
     }
-    // A flip between the first map and the last would show a mixture: then it is read again.
+    // Flips between the first map and the last could show a mixture: then it is read again.
     loop {
-        let side = kernel::read_active(&pins)?;
-        let generation = Generation::read(&pins, side)?;
-        if kernel::read_active(&pins)? == side {
+        let before = kernel::read_active(&pins)?;
+        let generation = Generation::read(&pins, before.0)?;
+        if kernel::read_active(&pins)? == before {
             return Ok(generation.lines());
         }
     }
@@ -77,21 +77,31 @@ impl Generation {
     }
 
     fn lines(&self) -> Vec<String> {
-        let owner: HashMap<u32, (&str, u32)> =
-            self.frontends.iter().map(|(name, row)| (row.set, (name.as_str(), row.count))).collect();
+        let mut by_set: HashMap<u32, Vec<&(String, Frontend)>> = HashMap::new();
+        for it in &self.frontends {
+            by_set.entry(it.1.set).or_default().push(it);
+        }
+        let owners = |set: &u32| by_set.get(set).into_iter().flatten();
         let mut lines: Vec<String> = self
             .frontends
             .iter()
             .map(|(name, row)| format!("frontend {name} backends={}", row.count))
             .collect();
-        lines.extend(self.backends.iter().map(|(key, backend)| match owner.get(&key.set) {
-            Some((name, count)) if key.slot < *count => format!("backend {name} -> {backend}"),
-            _ => format!("orphan backend set={} slot={} -> {backend}", key.set, key.slot),
-        }));
-        lines.extend(self.members.iter().map(|(set, backend)| match owner.get(set) {
-            Some((name, _)) => format!("member {name} {backend}"),
-            None => format!("orphan member set={set} {backend}"),
-        }));
+        for (BackendKey { set, slot }, backend) in &self.backends {
+            let before = lines.len();
+            let owners = owners(set).filter(|(_, row)| *slot < row.count);
+            lines.extend(owners.map(|(name, _)| format!("backend {name} -> {backend}")));
+            if lines.len() == before {
+                lines.push(format!("orphan backend set={set} slot={slot} -> {backend}"));
+            }
+        }
+        for (set, backend) in &self.members {
+            let before = lines.len();
+            lines.extend(owners(set).map(|(name, _)| format!("member {name} {backend}")));
+            if lines.len() == before {
+                lines.push(format!("orphan member set={set} {backend}"));
+            }
+        }
         lines.sort_unstable();
         lines
     }

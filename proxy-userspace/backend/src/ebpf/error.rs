@@ -46,6 +46,20 @@ pub enum Error {
     /// The cgroup lies on another kind of file system.
     #[error("{} is not a cgroup2 folder: give one with --cgroup (`mount -t cgroup2` shows where they are)", .0.display())]
     NotCgroup2(PathBuf),
+    /// The programs are attached to another cgroup.
+    #[error(
+        "{} says that the programs are attached to another cgroup (id {id}), not to {}: \
+         name that one with --cgroup, or run `kube-proxy-ebpf cleanup` first",
+        pin.display(), path.display()
+    )]
+    OtherCgroup {
+        /// The cgroup that was named.
+        path: PathBuf,
+        /// The link.
+        pin: PathBuf,
+        /// The id of the cgroup it leads to.
+        id: u64,
+    },
     /// Somebody else works on the same pins.
     #[error("another instance is running on {}: stop it first, or choose another --pin-dir", .0.display())]
     Locked(PathBuf),
@@ -53,10 +67,10 @@ pub enum Error {
     #[error("this binary was built without its kernel object: build it with `cargo xtask build`")]
     NoKernelObject,
     /// The kernel object could not be loaded.
-    #[error("loading the kernel object failed{}", privileges(.0))]
+    #[error("loading the kernel object failed{}", remedy_within(.0))]
     Load(#[source] Box<EbpfError>),
     /// A program could not be loaded, pinned or attached.
-    #[error("{call} of program {program} failed")]
+    #[error("{call} of program {program} failed{}", remedy_within(&**source))]
     Program {
         /// What was tried.
         call: &'static str,
@@ -66,7 +80,7 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A map of the kernel object could not be used.
-    #[error("map {name} cannot be used")]
+    #[error("map {name} cannot be used{}", remedy_within(source))]
     Map {
         /// The map.
         name: String,
@@ -120,8 +134,8 @@ fn remedy(error: &io::Error) -> &'static str {
 }
 
 /// The same for an error that holds the errno somewhere inside.
-fn privileges(error: &EbpfError) -> &'static str {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+fn remedy_within(error: &(dyn std::error::Error + 'static)) -> &'static str {
+    let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<io::Error>() {
             return remedy(error);

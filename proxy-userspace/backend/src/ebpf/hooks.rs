@@ -4,7 +4,8 @@
 
 use std::{
     fs::{self, File},
-    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
+    io::ErrorKind,
+    os::{fd::AsFd, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
 };
 
@@ -56,6 +57,12 @@ impl Cgroup {
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
+
+    /// The cgroup that is at its place now, if that is another one.
+    pub(super) fn successor(&self) -> Result<Option<Self>, Error> {
+        let now = Self::open(Some(&self.path))?;
+        Ok((now.id != self.id).then_some(now))
+    }
 }
 
 /// The root of the first cgroup2 mount.
@@ -77,6 +84,27 @@ pub(super) struct Attached {
     pub(super) made: usize,
     /// Links that were there and got another program.
     pub(super) updated: usize,
+}
+
+/// Whether the links that are there lead to this cgroup, or to one that is gone.
+///
+/// # Errors
+///
+/// If one leads to another cgroup that lives. With links to both, one above the other, a socket would be translated by
+/// the first and taken for an untranslated one by the second.
+pub(super) fn check(cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
+    for hook in HOOKS {
+        let pin = pins.links().join(hook);
+        let link = match sys::obj_get(&pin) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            link => link.map_err(Error::syscall("BPF_OBJ_GET", pin.display()))?,
+        };
+        let there = cgroup_of(&link, &pin)?;
+        if there != 0 && there != cgroup.id {
+            return Err(Error::OtherCgroup { path: cgroup.path.clone(), pin, id: there });
+        }
+    }
+    Ok(())
 }
 
 /// Loads every program, which is when the kernel verifies it. Nothing is attached yet.
@@ -124,11 +152,13 @@ pub(super) fn detach(pins: &Pins) -> Result<(), Error> {
     // First those that lead away: what is translated can be translated back to the last.
     for hook in HOOKS.into_iter().rev() {
         let pin = pins.links().join(hook);
-        if let Ok(link) = sys::obj_get(&pin) {
-            // An older kernel detaches a little later, when the pin is gone.
-            let _ = sys::link_detach(link.as_fd());
+        for pin in [pins::beside(&pin), pin] {
+            if let Ok(link) = sys::obj_get(&pin) {
+                // An older kernel detaches a little later, when the pin is gone.
+                let _ = sys::link_detach(link.as_fd());
+            }
+            pins::remove_pin(&pin)?;
         }
-        pins::remove_pin(&pin)?;
     }
     Ok(())
 }
@@ -140,31 +170,40 @@ fn put_in_effect(
     cgroup: &Cgroup,
     pin: &Path,
 ) -> Result<bool, Error> {
-    let what = || pin.display().to_string();
+    let beside = pins::beside(pin);
+    if !pin.exists() && beside.exists() {
+        // Somebody died between making a link and giving it its name: it is in effect.
+        fs::rename(&beside, pin).map_err(Error::syscall("rename", pin.display()))?;
+    }
     match sys::obj_get(pin) {
-        Ok(link) => {
-            let there =
-                sys::cgroup_link(link.as_fd()).map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", what()))?;
-            if there.cgroup == cgroup.id {
-                let fd = program.fd().map_err(failed("open", hook))?;
-                sys::link_update(link.as_fd(), fd.as_fd())
-                    .map_err(Error::syscall("BPF_LINK_UPDATE", what()))?;
-                return Ok(false);
-            }
-            // The cgroup is another one now, or was removed: a link for this one takes the pin's place.
+        Ok(link) if cgroup_of(&link, pin)? == cgroup.id => {
+            let fd = program.fd().map_err(failed("open", hook))?;
+            return sys::link_update(link.as_fd(), fd.as_fd())
+                .map(|()| false)
+                .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()));
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => return Err(Error::syscall("BPF_OBJ_GET", what())(error)),
+        // Its cgroup was removed, and it went with it: a link for this cgroup takes the pin's place.
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(Error::syscall("BPF_OBJ_GET", pin.display())(error)),
     }
     // aya makes a link and hands the mode to the kernel as link flags, which refuses any but 0. `Single` is that 0, and
     // for a link it means "beside others", not alone (aya issue 1078).
     let id = program.attach(&cgroup.dir, CgroupAttachMode::Single).map_err(failed("attach", hook))?;
     let link = program.take_link(id).map_err(failed("take the link", hook))?;
-    let link = FdLink::try_from(link).map_err(|it| failed("take the link", hook)(it))?;
+    let link = FdLink::try_from(link).map_err(failed("take the link", hook))?;
     pins::replace(pin, |path| {
-        link.pin(path).map(drop).map_err(|it| Error::Pin { path: path.to_path_buf(), source: Box::new(it) })
+        let pinned = link.pin(path).map(drop);
+        fault::point("link-unnamed");
+        pinned.map_err(|it| Error::Pin { path: path.to_path_buf(), source: Box::new(it) })
     })?;
     Ok(true)
+}
+
+/// The id of the cgroup that a link is attached to, 0 if it is gone.
+fn cgroup_of(link: &impl AsFd, pin: &Path) -> Result<u64, Error> {
+    let there = sys::cgroup_link(link.as_fd());
+    there.map(|it| it.cgroup).map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", pin.display()))
 }
 
 fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<&'a mut CgroupSockAddr, Error> {

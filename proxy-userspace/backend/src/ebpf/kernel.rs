@@ -24,6 +24,11 @@ use super::{
     sys,
 };
 
+/// Where the side word is in `ACTIVE`.
+const SIDE: u32 = 0;
+/// Where flips are counted in `ACTIVE`, each before it happens; no program reads it.
+const FLIPS: u32 = 1;
+
 /// The maps of one data plane, in the kernel.
 pub(super) struct KernelMaps {
     pins: Pins,
@@ -79,16 +84,18 @@ impl KernelMaps {
 
 impl Store for KernelMaps {
     fn active(&self) -> Result<Side, Error> {
-        let word = self.active.get(&0, 0).map_err(Error::map("ACTIVE"))?;
+        let word = self.active.get(&SIDE, 0).map_err(Error::map("ACTIVE"))?;
         Side::from_word(word).ok_or(Error::SideWord(word))
     }
 
     fn activate(&mut self, side: Side) -> Result<(), Error> {
+        let flips = self.active.get(&FLIPS, 0).map_err(Error::map("ACTIVE"))?;
+        self.active.set(FLIPS, flips.wrapping_add(1), 0).map_err(Error::map("ACTIVE"))?;
         // The entries were stored by this thread inside earlier system calls. On a weakly ordered machine another CPU
         // could see the side word first; a program's own reads are ordered by their address dependency on it.
         // The two values of the word differ in one byte, so that no reader can see half of a store.
         fence(Ordering::SeqCst);
-        self.active.set(0, side.word(), 0).map_err(Error::map("ACTIVE"))
+        self.active.set(SIDE, side.word(), 0).map_err(Error::map("ACTIVE"))
     }
 
     fn grace(&mut self) -> Result<(), Error> {
@@ -177,7 +184,7 @@ fn pinned_maps(pins: &Pins) -> Vec<Pinned> {
     };
     let storage = |value: usize| shape(MapType::SkStorage, value as u32, 0, BPF_F_NO_PREALLOC);
     let mut maps = vec![
-        Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 1, 0) },
+        Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 2, 0) },
         Pinned {
             name: "CONNECTED",
             path: pins.sockets().join("connected"),
@@ -226,6 +233,13 @@ impl Pinned {
     }
 }
 
+/// Whether a generation of this layout was ever in force.
+pub(super) fn is_filled(pins: &Pins) -> bool {
+    let there = |(side, flips)| flips > 0 && Table::ALL.iter().all(|it| pins.inner(side, *it).exists());
+    // What cannot be read is there, and the error is told by who reads it.
+    pins.active().exists() && read_active(pins).map_or(true, there)
+}
+
 /// Reads a map by its pin, for `dump`: its keys and values, one after the other.
 pub(super) fn read(path: &Path, entry: sys::Entry) -> Result<(Vec<u8>, Vec<u8>), Error> {
     let fd = sys::obj_get(path).map_err(Error::syscall("BPF_OBJ_GET", path.display()))?;
@@ -243,12 +257,13 @@ pub(super) fn read(path: &Path, entry: sys::Entry) -> Result<(Vec<u8>, Vec<u8>),
         .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", path.display()))
 }
 
-/// Reads the side word by its pin, for `dump`.
-pub(super) fn read_active(pins: &Pins) -> Result<Side, Error> {
+/// Reads the side word and the count of flips by their pin, for `dump`.
+pub(super) fn read_active(pins: &Pins) -> Result<(Side, u32), Error> {
     let path = pins.active();
     let fd = sys::obj_get(&path).map_err(Error::syscall("BPF_OBJ_GET", path.display()))?;
     let map = MapData::from_fd(fd).and_then(Map::from_map_data).map_err(Error::map(path.display()))?;
     let array: Array<MapData, u32> = Array::try_from(map).map_err(Error::map(path.display()))?;
-    let word = array.get(&0, 0).map_err(Error::map(path.display()))?;
-    Side::from_word(word).ok_or(Error::SideWord(word))
+    let word = array.get(&SIDE, 0).map_err(Error::map(path.display()))?;
+    let flips = array.get(&FLIPS, 0).map_err(Error::map(path.display()))?;
+    Ok((Side::from_word(word).ok_or(Error::SideWord(word))?, flips))
 }

@@ -9,7 +9,7 @@ use super::{
     error::Error,
     hooks::{self, Cgroup},
     kernel::{self, KernelMaps},
-    pins::{self, PinLock, Pins},
+    pins::{PinLock, Pins},
     plane::{Applied, Plane},
 };
 use crate::Rejected;
@@ -29,7 +29,10 @@ pub struct Node {
     ebpf: Ebpf,
     cgroup: Cgroup,
     pins: Pins,
+    /// Whether the programs are in effect on the cgroup.
     attached: bool,
+    /// Whether the maps hold a whole generation of ours.
+    filled: bool,
     _lock: PinLock,
 }
 
@@ -59,23 +62,23 @@ impl Node {
         let cgroup = Cgroup::open(options.cgroup.as_deref())?;
         let pins = Pins::new(&options.pin_dir);
         let lock = pins.prepare()?;
+        hooks::check(&cgroup, &pins)?;
         let (mut ebpf, maps) = kernel::load(&pins)?;
         hooks::load(&mut ebpf)?;
         let plane = Plane::new(maps)?;
         tracing::info!(cgroup = %cgroup.path().display(), pins = %pins.dir().display(), "ready for the first state");
-        Ok(Self { plane, ebpf, cgroup, pins, attached: false, _lock: lock })
+        Ok(Self { plane, ebpf, cgroup, pins, attached: false, filled: false, _lock: lock })
     }
 
-    /// Brings a state into force, for all sockets at one moment.
+    /// Brings a state into force, at one moment for all sockets that the programs are in effect for; see
+    /// [`Node::attach`].
     ///
     /// # Errors
     ///
     /// What was in force stays in force; the next call tries everything again.
     pub fn apply(&mut self, state: &NodeState) -> Result<Report, Error> {
         let Applied { services, entries, flipped } = self.plane.apply(state)?;
-        if !self.attached {
-            self.attach()?;
-        }
+        self.filled = true;
         Ok(Report {
             changed_services: services,
             services: self.plane.services(),
@@ -95,8 +98,24 @@ impl Node {
         self.plane.settle()
     }
 
-    /// The maps of this version hold a whole generation: have sockets use it, and take older versions away.
-    fn attach(&mut self) -> Result<(), Error> {
+    /// Sees to it that the programs are in effect on the cgroup; also on one that has taken the place of the one before,
+    /// as when a systemd slice comes back. Does nothing before the first state is in the maps.
+    ///
+    /// # Errors
+    ///
+    /// Whatever was in effect stays so, the old programs or the new ones.
+    pub fn attach(&mut self) -> Result<(), Error> {
+        if !self.filled {
+            return Ok(());
+        }
+        if let Some(now) = self.cgroup.successor()? {
+            tracing::warn!("{} is another cgroup than before", now.path().display());
+            self.cgroup = now;
+            self.attached = false;
+        }
+        if self.attached {
+            return Ok(());
+        }
         let attached = hooks::attach(&mut self.ebpf, &self.cgroup, &self.pins)?;
         self.attached = true;
         tracing::info!(
@@ -119,10 +138,13 @@ impl Node {
 }
 
 /// What `cleanup` did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cleaned {
-    /// Everything is gone.
-    Removed,
+    /// Everything of ours is gone.
+    Removed {
+        /// What was found beside it, and is not ours.
+        left: Vec<PathBuf>,
+    },
     /// There was nothing.
     Nothing,
 }
@@ -139,6 +161,5 @@ pub fn cleanup(pin_dir: &Path) -> Result<Cleaned, Error> {
     }
     let _lock = pins.lock()?;
     hooks::detach(&pins)?;
-    pins::remove_tree(pins.dir())?;
-    Ok(Cleaned::Removed)
+    Ok(Cleaned::Removed { left: pins.remove_all()? })
 }

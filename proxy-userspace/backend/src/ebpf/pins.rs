@@ -80,6 +80,9 @@ impl Pins {
 
     /// Keeps others out of a folder that is there.
     pub(super) fn lock(&self) -> Result<PinLock, Error> {
+        if !is_bpffs(&self.dir)? {
+            return Err(Error::NotBpffs(self.dir.clone()));
+        }
         let dir = File::open(&self.dir).map_err(Error::syscall("open", self.dir.display()))?;
         match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(PinLock { _lock: lock }),
@@ -127,9 +130,28 @@ impl Pins {
         self.layout().join(format!("side{side}"))
     }
 
-    /// Whether tables of any version are there.
+    /// Whether there is anything at all.
     pub(super) fn is_present(&self) -> bool {
         self.dir.exists()
+    }
+
+    /// Removes what this program pins, of any version, and returns what was found beside it and left alone.
+    ///
+    /// # Errors
+    ///
+    /// If the folder is not on a bpf file system, nothing is removed: nothing of ours can be there.
+    pub(super) fn remove_all(&self) -> Result<Vec<PathBuf>, Error> {
+        for folder in read_dir(&self.dir)? {
+            let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let numbered =
+                |prefix| name.strip_prefix(prefix).is_some_and(|it: &str| it.parse::<u32>().is_ok());
+            if numbered("v") || numbered("sockets") {
+                remove_tree(&folder)?;
+            }
+        }
+        remove_empty(&self.links())?;
+        remove_empty(&self.dir)?;
+        read_dir(&self.dir)
     }
 
     /// Takes away the tables of other versions. To be called when no link leads to their programs any more.
@@ -147,14 +169,19 @@ impl Pins {
     }
 }
 
+/// Where something is pinned before it takes its place.
+pub(super) fn beside(path: &Path) -> PathBuf {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push("_new");
+    PathBuf::from(beside)
+}
+
 /// Pins something by `pin` beside `path`, and then has it take its place.
 pub(super) fn replace<E: Into<Error>>(
     path: &Path,
     pin: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), Error> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push("_new");
-    let beside = PathBuf::from(beside);
+    let beside = beside(path);
     // Somebody may have died between the two steps.
     remove_pin(&beside)?;
     pin(&beside).map_err(Into::into)?;
@@ -172,6 +199,16 @@ pub(super) fn remove_tree(path: &Path) -> Result<(), Error> {
     }
     match fs::remove_dir(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Error::syscall("rmdir", path.display())(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes a folder if nothing is in it.
+fn remove_empty(path: &Path) -> Result<(), Error> {
+    match fs::remove_dir(path) {
+        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
             Err(Error::syscall("rmdir", path.display())(error))
         }
         _ => Ok(()),
