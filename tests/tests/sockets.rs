@@ -58,7 +58,8 @@ impl Node {
             .collect();
         world.write(&[web(1..=endpoints), empty()]);
         let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
-        agent.wait_until(LIMIT, || TcpStream::connect((WEB4, 80)).is_ok()).unwrap();
+        // The program for v6 is the last to be attached.
+        agent.wait_until(LIMIT, || TcpStream::connect((WEB6, 80)).is_ok()).unwrap();
         Some(Self { servers, agent, world })
     }
 
