@@ -65,7 +65,9 @@ impl Eq for ServiceState {}
 impl ServiceState {
     /// A Service and its endpoints, which are sorted by [`Endpoint::key`].
     pub fn new(service: impl Into<Arc<Service>>, endpoints: impl IntoIterator<Item = Endpoint>) -> Self {
-        let endpoints = endpoints.into_iter().map(Arc::new).collect();
+        let mut endpoints: Vec<_> = endpoints.into_iter().map(Arc::new).collect();
+        // Collected from a vector, it would keep that one's memory, 13 times as much.
+        endpoints.shrink_to_fit();
         Self { service: service.into(), endpoints, trigger_time: None }
     }
 
