@@ -74,6 +74,7 @@ impl Cluster {
             family: Family::V4,
             ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: TARGET }],
             endpoints: endpoints.collect(),
+            trigger_time: None,
         }
     }
 }

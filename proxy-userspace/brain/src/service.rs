@@ -47,7 +47,8 @@ pub fn service_state<'a>(
             );
         }
     }
-    Some(ServiceState::new(state, endpoints::assemble(served)))
+    let trigger_time = slices.iter().filter_map(|it| it.trigger_time).max();
+    Some(ServiceState { trigger_time, ..ServiceState::new(state, endpoints::assemble(served)) })
 }
 
 /// The Service with its addresses, its ports not yet known to be usable.

@@ -14,7 +14,7 @@ use std::{
 use ipnet::IpNet;
 
 use crate::{
-    Family, Protocol, ServiceName,
+    Family, Protocol, ServiceName, Timestamp,
     state::{ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
 };
 
@@ -191,6 +191,8 @@ pub struct EndpointSlice {
     pub ports: Vec<SlicePort>,
     /// Its endpoints.
     pub endpoints: Vec<Endpoint>,
+    /// When the change that it was last written for happened (`endpoints.kubernetes.io/last-change-trigger-time`).
+    pub trigger_time: Option<Timestamp>,
 }
 
 /// One port of an [`EndpointSlice`].
@@ -270,6 +272,7 @@ mod tests {
             family: Family::V4,
             ports: Vec::new(),
             endpoints: Vec::new(),
+            trigger_time: None,
         }
     }
 

@@ -49,8 +49,10 @@ pub struct ServiceState {
     pub service: Arc<Service>,
     /// Its endpoints, sorted by [`Endpoint::key`]; most are shared with the states of other nodes.
     pub endpoints: Vec<Arc<Endpoint>>,
-    /// When the change that led to this state happened in the cluster
+    /// When the last change of the endpoints that led to this state happened in the cluster
     /// (`endpoints.kubernetes.io/last-change-trigger-time`), if it is known.
+    ///
+    /// A state whose time is that of the one before came from another change, of the Service itself or of a Node.
     pub trigger_time: Option<Timestamp>,
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use model::{
+    Timestamp,
     facts::Node,
     services::Services,
     state::{EndpointKey, NodeState},
@@ -181,6 +182,24 @@ fn a_change_that_matters_to_no_node_changes_no_state() {
     brain.set_node(Node { name: "n1".into(), zone: Some("a".into()) });
     brain.set_node(Node { name: "elsewhere".into(), zone: None });
     assert!(brain.settle().is_empty());
+}
+
+#[test]
+fn the_trigger_time_travels_along_and_makes_no_state_by_itself() {
+    let mut brain = brain();
+    let at_time = |micros, endpoints: &[Endpoint]| EndpointSlice {
+        trigger_time: Some(Timestamp::from_micros(micros)),
+        ..slice(endpoints)
+    };
+    let endpoints = [pod(here("10.1.0.1"), "p"), pod(at("10.1.0.2"), "q")];
+    brain.set_slice(at_time(1, &endpoints));
+    assert!(brain.settle().is_empty());
+    assert_eq!(of(&brain, "n1", "web").trigger_time, None);
+    brain.set_slice(at_time(2, &endpoints[..1]));
+    assert_eq!(brain.settle().len(), 3);
+    for node in NODES {
+        assert_eq!(of(&brain, node, "web").trigger_time, Some(Timestamp::from_micros(2)));
+    }
 }
 
 #[test]

@@ -59,6 +59,7 @@ fn slice_named(name: &str, family: Family, endpoints: Vec<Endpoint>) -> Endpoint
         family,
         ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: number(8080) }],
         endpoints,
+        trigger_time: None,
     }
 }
 

@@ -14,7 +14,10 @@ use model::{
     state::{ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
 };
 
-use super::{Converted, label, label_of, names_of, refuse::Refuse};
+use super::{
+    Converted, label, label_of, names_of,
+    refuse::{Refuse, shown},
+};
 
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
@@ -81,7 +84,8 @@ fn cluster_ips(spec: &v1::ServiceSpec, refuse: &mut Refuse) -> Vec<IpAddr> {
     for (index, text) in texts.iter().enumerate().filter(|(_, it)| !matches!(it.as_str(), "" | "None")) {
         let Some(address) = refuse.address(field(index), text) else { continue };
         if found.iter().any(|it| Family::of(*it) == Family::of(address)) {
-            refuse.push(field(index), format!("{text:?} is the second of its family; keep one of each"));
+            refuse
+                .push(field(index), format!("{} is the second of its family; keep one of each", shown(text)));
         } else {
             found.push(address);
         }
