@@ -104,6 +104,7 @@ fn service_name(index: u32) -> ServiceName {
 fn service(index: u32) -> Service {
     Service {
         name: service_name(index),
+        created: None,
         kind: Some(ServiceKind::ClusterIp),
         proxy_name: None,
         cluster_ips: vec![Ipv4Addr::from(0x0a60_0000 + index).into()],

@@ -122,6 +122,8 @@ impl Facts {
 pub struct Service {
     /// Its identity.
     pub name: ServiceName,
+    /// When it was created: of two Services that want one address, the older one has it.
+    pub created: Option<Timestamp>,
     /// Its type; none for `ExternalName`, which is an entry in DNS and nothing to be served.
     pub kind: Option<ServiceKind>,
     /// The label `service.kubernetes.io/service-proxy-name`: the proxy that is to serve it.

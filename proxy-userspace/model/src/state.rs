@@ -163,6 +163,8 @@ pub struct ServicePort {
     pub port: NonZeroU16,
     /// The port at the nodes' addresses.
     pub node_port: Option<NonZeroU16>,
+    /// Addresses of the Service at which an older Service answers on this port, and this one does not.
+    pub lost: Vec<IpAddr>,
     /// The target port as the manifest names it; for display, the endpoints say where to go.
     pub target_port: TargetPort,
     /// Whether some endpoint of the cluster could serve it, even if not from this node, per family:

@@ -101,6 +101,9 @@ pub(super) fn compile(state: &ServiceState) -> ServiceImage {
         }
         let family = Family::of(ip);
         for (index, port) in service.ports.iter().enumerate() {
+            if port.lost.contains(&ip) {
+                continue;
+            }
             let Some(transport) = Transport::of(port.protocol) else { continue };
             let frontend = FrontendAddress { address: SocketAddr::new(ip, port.port.get()), transport };
             if image.frontends.iter().any(|(it, _)| *it == frontend) {

@@ -14,7 +14,7 @@ use super::{
     laws::{some_service, some_slice},
     *,
 };
-use crate::{Brain, node_state};
+use crate::{Brain, claims::Claims, node_state};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
@@ -35,11 +35,15 @@ fn some_name() -> impl Strategy<Value = ServiceName> {
 }
 
 fn some_step() -> impl Strategy<Value = Step> {
-    let service = (some_service(), some_name(), 0..9_u8).prop_map(|(it, name, kind)| {
-        let proxy_name = (kind == 0).then(|| "mesh".to_owned());
-        let kind = (kind != 1).then_some(ServiceKind::ClusterIp);
-        Step::Service(Box::new(Service { name, proxy_name, kind, ..it }))
-    });
+    let service = (some_service(), some_name(), 0..9_u8, option::of(0..3_i64), 0..3_usize).prop_map(
+        |(it, name, kind, age, families)| {
+            let proxy_name = (kind == 0).then(|| "mesh".to_owned());
+            let kind = (kind != 1).then_some(ServiceKind::ClusterIp);
+            let created = age.map(Timestamp::from_micros);
+            let cluster_ips = it.cluster_ips[..families].to_vec();
+            Step::Service(Box::new(Service { name, proxy_name, kind, created, cluster_ips, ..it }))
+        },
+    );
     let slice = (some_slice(), some_name(), 0..9_u8).prop_map(|(it, service, headless)| {
         Step::Slice(Box::new(EndpointSlice { service, headless: headless == 0, ..it }))
     });
@@ -88,6 +92,8 @@ fn settle(brain: &mut Brain) -> Result<(), TestCaseError> {
         prop_assert!(old.is_none_or(|old| old != state || old.services.ptr_eq(&state.services)));
     }
     prop_assert!(changed.iter().all(|it| after.contains_key(it)));
+    let expect: Vec<_> = Claims::of(brain.facts(), &Options::default()).rejected().collect();
+    prop_assert_eq!(brain.rejected().collect::<Vec<_>>(), expect);
     Ok(())
 }
 

@@ -17,6 +17,7 @@ use model::{
 use super::{
     Converted, label, label_of, names_of,
     refuse::{Refuse, shown},
+    timestamp,
 };
 
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -51,6 +52,7 @@ fn read(service: &v1::Service, refuse: &mut Refuse) -> Option<facts::Service> {
     let ingress = ingress.and_then(|it| it.ingress.as_deref()).unwrap_or_default();
     Some(facts::Service {
         name: ServiceName { namespace, name },
+        created: meta.creation_timestamp.as_ref().map(|it| timestamp(it.0)),
         kind: refuse.word("spec.type", spec.type_.as_deref(), KINDS),
         proxy_name: label(meta, PROXY_NAME).map(Into::into),
         cluster_ips: cluster_ips(spec, refuse),

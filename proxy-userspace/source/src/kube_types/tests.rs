@@ -53,6 +53,18 @@ fn an_empty_service_is_nothing_special() {
 }
 
 #[test]
+fn the_age_of_a_service_is_read() {
+    let created = |metadata: Value| {
+        let (object, rejected) =
+            of(service(&serde_json::from_value::<v1::Service>(json!({"metadata": metadata})).unwrap()));
+        assert!(rejected.is_empty());
+        object.unwrap().created.map(model::Timestamp::as_micros)
+    };
+    assert_eq!(created(json!({"name": "web", "creationTimestamp": "1970-01-01T00:00:02Z"})), Some(2_000_000));
+    assert_eq!(created(json!({"name": "web", "creationTimestamp": null})), None);
+}
+
+#[test]
 fn headless_is_to_have_no_cluster_ip() {
     check(json!({"clusterIP": "None", "clusterIPs": ["None"]}), |it| it.cluster_ips.len(), 0, &[]);
     check(json!({"clusterIP": ""}), |it| it.cluster_ips.len(), 0, &[]);
