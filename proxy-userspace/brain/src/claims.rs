@@ -55,7 +55,8 @@ pub(crate) struct Claims {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Claim {
     created: Option<Timestamp>,
-    frontends: BTreeSet<Frontend>,
+    /// In ascending order, each once.
+    frontends: Vec<Frontend>,
 }
 
 impl Claims {
@@ -96,7 +97,7 @@ impl Claims {
         let claim = claim.unwrap_or_default();
         let before = self.services.remove(name).unwrap_or_default();
         let is_same = before == claim;
-        let all: BTreeSet<_> = before.frontends.union(&claim.frontends).copied().collect();
+        let all: BTreeSet<_> = before.frontends.iter().chain(&claim.frontends).copied().collect();
         let wanted = claim.frontends.clone();
         if !claim.frontends.is_empty() {
             self.services.insert(name.clone(), claim);
@@ -110,7 +111,7 @@ impl Claims {
             let mut claimants = self.claimants.remove(&frontend).unwrap_or_default();
             claimants.retain(|it| it != name);
             touched.extend(claimants.iter().cloned());
-            if wanted.contains(&frontend) {
+            if wanted.binary_search(&frontend).is_ok() {
                 claimants.push(name.clone());
             }
             claimants.sort_by(|a, b| self.age(a).cmp(&self.age(b)));
@@ -141,8 +142,8 @@ impl Claims {
 }
 
 /// Where a Service would answer.
-fn frontends(service: &facts::Service, options: &Options) -> BTreeSet<Frontend> {
-    let mut found = BTreeSet::new();
+fn frontends(service: &facts::Service, options: &Options) -> Vec<Frontend> {
+    let mut found = Vec::new();
     if !is_served(service, options) {
         return found;
     }
@@ -152,5 +153,8 @@ fn frontends(service: &facts::Service, options: &Options) -> BTreeSet<Frontend> 
         found.extend(addresses.iter().map(|address| frontend(*address, it.port)));
         found.extend(it.node_port.map(|port| frontend(None, port)));
     }
+    found.sort_unstable();
+    found.dedup();
+    found.shrink_to_fit();
     found
 }

@@ -1,6 +1,6 @@
 //! Source, brain and publisher, joined: facts in, revisions of one node's state out.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use anyhow::Result;
 use brain::{Brain, Options};
@@ -38,6 +38,7 @@ impl Pipeline {
     pub(super) async fn publish(&self) {
         let mut brain = Brain::new(self.options.clone());
         brain.serve(&self.node);
+        let mut said = BTreeSet::new();
         let mut snapshots: Snapshots = self.source.snapshots();
         snapshots.mark_changed();
         while snapshots.changed().await.is_ok() {
@@ -49,6 +50,11 @@ impl Pipeline {
             {
                 self.publisher.publish(state.clone());
             }
+            let rejected: BTreeSet<_> = brain.rejected().collect();
+            for it in rejected.difference(&said) {
+                tracing::warn!("{it}");
+            }
+            said = rejected;
         }
     }
 }
