@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything a person or CI does with this repository.
 //! The one rule: a fresh machine needs no command besides these.
 
+mod bench;
 mod build;
 mod command;
 mod demo;
@@ -54,6 +55,11 @@ enum Task {
         /// Only tests whose names contain this.
         filter: Option<String>,
     },
+    /// Measure what things cost, and print the figures beside the goals.
+    Bench {
+        /// What to measure.
+        subject: bench::Subject,
+    },
     /// Check the licences and sources of the dependencies, and advisories as far as that works offline.
     Licences,
     /// Be a pod of the demo.
@@ -97,6 +103,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Demo { clean: true, .. } => demo::clean(),
         Task::Demo { keep, .. } => demo::run(keep),
         Task::Test { filter } => test::test(filter.as_deref()),
+        Task::Bench { subject } => bench::bench(subject),
         Task::Licences => licences::licences(),
         Task::Pod { name, addresses } => demo::serve(&name, &addresses),
     }

@@ -2,7 +2,8 @@
 //!
 //! `bench SERVICES ENDPOINTS NODES WATCHED CHANGES` prints one JSON object: what it costs to make the first full state
 //! for the first node, to watch each further one, and to take the change of one endpoint to all of them.
-//! CPU is the process's own, with all that it does for a change: the fact, the states, and what differs in each.
+//! CPU is the process's own, with all that it does for a change: the fact, the states, and what differs in each; every
+//! change finds the caches cold, as changes of a real cluster do.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "what it is for")]
@@ -19,6 +20,8 @@ use nix::time::{ClockId, clock_gettime};
 
 const HTTP: NonZeroU16 = NonZeroU16::new(80).expect("it is not zero");
 const TARGET: NonZeroU16 = NonZeroU16::new(8080).expect("it is not zero");
+/// More than caches of a core hold.
+const CACHES: usize = 64 << 20;
 const USAGE: &str = "usage: bench SERVICES ENDPOINTS NODES WATCHED CHANGES";
 
 /// A made-up cluster.
@@ -43,6 +46,12 @@ impl Cluster {
         facts
     }
 
+    /// A slice in which one endpoint has changed, each time that of another Service.
+    fn change(self, change: u32) -> Result<EndpointSlice, std::num::TryFromIntError> {
+        let index = u64::from(change) * 7919 % u64::from(self.services);
+        Ok(self.slice(u32::try_from(index)?, change))
+    }
+
     /// The slice of a Service; `change` says which pod its first endpoint is by now.
     fn slice(self, index: u32, change: u32) -> EndpointSlice {
         let name = service_name(index);
@@ -65,8 +74,23 @@ impl Cluster {
             family: Family::V4,
             ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: TARGET }],
             endpoints: endpoints.collect(),
+            trigger_time: None,
         }
     }
+}
+
+/// Takes one change to every node, and counts what differs in their states.
+fn take(brain: &mut Brain, given: &mut [(String, NodeState)], slice: EndpointSlice) -> usize {
+    brain.set_slice(slice);
+    let changed = brain.settle();
+    let mut differences = 0;
+    for (name, state) in given.iter_mut().filter(|(name, _)| changed.contains(name.as_str())) {
+        if let Some(new) = brain.state(name) {
+            differences += new.diff(state).count();
+            *state = new.clone();
+        }
+    }
+    differences
 }
 
 fn node_name(index: u32) -> String {
@@ -80,6 +104,7 @@ fn service_name(index: u32) -> ServiceName {
 fn service(index: u32) -> Service {
     Service {
         name: service_name(index),
+        created: None,
         kind: Some(ServiceKind::ClusterIp),
         proxy_name: None,
         cluster_ips: vec![Ipv4Addr::from(0x0a60_0000 + index).into()],
@@ -159,26 +184,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .map(node_name)
         .filter_map(|name| brain.state(&name).cloned().map(|state| (name, state)))
         .collect();
-    let mut times = Vec::new();
-    let mut differences = 0;
+    // Changes come and go before memory is measured: what they leave behind counts.
     for change in 1..=changes {
-        // A stride that visits all of them, in no order that caches would like.
-        let index = u32::try_from(u64::from(change) * 7919 % u64::from(services))?;
-        let slice = cluster.slice(index, change);
-        let start = cpu()?;
-        brain.set_slice(slice);
-        let changed = brain.settle();
-        for (name, state) in &mut given {
-            if changed.contains(name.as_str())
-                && let Some(new) = brain.state(name)
-            {
-                differences += new.diff(state).count();
-                *state = new.clone();
-            }
-        }
-        times.push(cpu()? - start);
+        take(&mut brain, &mut given, cluster.change(change)?);
     }
     let after = resident()?;
+
+    let mut others_memory = vec![0_u8; CACHES];
+    let mut times = Vec::new();
+    let mut differences = 0;
+    for change in changes + 1..=2 * changes {
+        let slice = cluster.change(change)?;
+        // Between two changes of a real cluster, other programs run: nothing is left in the caches.
+        others_memory.chunks_mut(64).for_each(|it| it[0] = it[0].wrapping_add(1));
+        let start = cpu()?;
+        differences += take(&mut brain, &mut given, std::hint::black_box(slice));
+        times.push(cpu()? - start);
+    }
+    std::hint::black_box(&others_memory);
     times.sort();
     let mean = times.iter().sum::<Duration>() / changes;
     println!(

@@ -162,16 +162,15 @@ fn shapes(group: &[Served<'_>]) -> Vec<Shape> {
 }
 
 /// An endpoint has one target per service port: an address with two for one port is two endpoints.
-fn one_target_each(served: &[Served<'_>]) -> Vec<Vec<EndpointPort>> {
-    if served.is_sorted_by(|a, b| a.port.index < b.port.index) {
-        return vec![served.iter().map(|it| it.port).collect()];
-    }
+fn one_target_each(served: &[Served<'_>]) -> impl Iterator<Item = Vec<EndpointPort>> {
+    let ports = || served.iter().map(|it| it.port);
+    let is_one = served.is_sorted_by(|a, b| a.port.index < b.port.index);
     let mut layers: Vec<Vec<EndpointPort>> = Vec::new();
-    for port in served.iter().map(|it| it.port) {
+    for port in ports().filter(|_| !is_one) {
         match layers.iter_mut().find(|it| it.last().is_some_and(|last| last.index < port.index)) {
             Some(layer) => layer.push(port),
             None => layers.push(vec![port]),
         }
     }
-    layers
+    is_one.then(|| ports().collect()).into_iter().chain(layers)
 }

@@ -11,13 +11,14 @@ use std::{
 
 use model::{
     ServiceName,
-    facts::{EndpointSlice, Facts, Node, Service, SliceName},
+    facts::{EndpointSlice, Facts, Node, Rejected, Service, SliceName},
     services::{Edit, Services},
     state::{NodeState, ServiceState},
 };
 
 use crate::{
     NodeView, Options,
+    claims::Claims,
     subject::{Place, Subject, named_nodes},
 };
 
@@ -26,6 +27,9 @@ use crate::{
 pub struct Brain {
     options: Options,
     facts: Arc<Facts>,
+    claims: Claims,
+    /// Services that want something else than before, perhaps.
+    renewed: BTreeSet<ServiceName>,
     /// Services to be derived again.
     touched: BTreeSet<ServiceName>,
     /// What a node sees that no endpoint names, by its zone; without a zone first.
@@ -78,16 +82,22 @@ impl Brain {
         self.nodes.get(node).map(|it| &it.state)
     }
 
+    /// What is not served although it was read, and why: addresses that two Services want; as of the last
+    /// [`settle`](Self::settle).
+    pub fn rejected(&self) -> impl Iterator<Item = Rejected> {
+        self.claims.rejected()
+    }
+
     /// Adds a Service, or puts it in the place of the one of the same name.
     pub fn set_service(&mut self, service: impl Into<Arc<Service>>) {
         let service = service.into();
-        self.touch(&service.name);
+        self.renew(&service.name);
         self.facts_mut().set_service(service);
     }
 
     /// Takes a Service away.
     pub fn delete_service(&mut self, name: &ServiceName) {
-        self.touch(name);
+        self.renew(name);
         self.facts_mut().delete_service(name);
     }
 
@@ -124,7 +134,7 @@ impl Brain {
     pub fn update(&mut self, facts: Arc<Facts>) {
         let before = std::mem::replace(&mut self.facts, facts);
         let after = Arc::clone(&self.facts);
-        differing(before.services(), after.services(), |name| self.touch(name));
+        differing(before.services(), after.services(), |name| self.renew(name));
         fn slices(facts: &Facts) -> impl Iterator<Item = ((&ServiceName, &SliceName), &Arc<EndpointSlice>)> {
             facts.slices().map(|it| ((&it.service, &it.name), it))
         }
@@ -135,6 +145,13 @@ impl Brain {
     /// Derives what the changes so far touched, and returns the nodes whose states are new or changed.
     pub fn settle(&mut self) -> BTreeSet<Arc<str>> {
         let mut changed = BTreeSet::new();
+        for name in std::mem::take(&mut self.renewed) {
+            let service = self.facts.service(&name).map(Arc::as_ref);
+            for other in self.claims.set(&name, service, &self.options) {
+                self.touch(&other);
+            }
+            self.touch(&name);
+        }
         for name in std::mem::take(&mut self.touched) {
             self.derive(&name, &mut changed);
         }
@@ -163,6 +180,10 @@ impl Brain {
         Arc::make_mut(&mut self.facts)
     }
 
+    fn renew(&mut self, name: &ServiceName) {
+        self.renewed.insert(name.clone());
+    }
+
     fn touch(&mut self, name: &ServiceName) {
         // Without a state there is nothing to be derived again.
         if !self.zones.is_empty() {
@@ -178,7 +199,7 @@ impl Brain {
 
     /// Derives one Service again, for every node.
     fn derive(&mut self, name: &ServiceName, changed: &mut BTreeSet<Arc<str>>) {
-        let subject = Subject::new(&self.facts, name, &self.options);
+        let subject = Subject::new(&self.facts, &self.claims, name, &self.options);
         // One change for all nodes that see the same.
         let mut edits: HashMap<Place<'_>, Edit> = HashMap::new();
         for (zone, services) in &mut self.zones {
@@ -225,7 +246,8 @@ impl Brain {
         let services = match zone {
             None => {
                 let states = self.facts.services().keys().filter_map(|name| {
-                    let state = Subject::new(&self.facts, name, &self.options).state(Place::default())?;
+                    let state = Subject::new(&self.facts, &self.claims, name, &self.options)
+                        .state(Place::default())?;
                     Some(Arc::new(state))
                 });
                 states.collect()
@@ -252,7 +274,7 @@ impl Brain {
     ) {
         let slices = self.facts.slices().filter(|it| reason(it));
         for name in slices.map(|it| &it.service).collect::<BTreeSet<_>>() {
-            let subject = Subject::new(&self.facts, name, &self.options);
+            let subject = Subject::new(&self.facts, &self.claims, name, &self.options);
             let before = services.get(name);
             edit(&subject, name, place(&subject), [before, None]).apply(services);
         }

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod claims;
 mod endpoints;
 mod incremental;
 mod select;
@@ -15,7 +16,10 @@ use std::sync::Arc;
 
 use model::{facts::Facts, state::NodeState};
 
+use claims::Claims;
 pub use incremental::Brain;
+use service::contested_state;
+
 pub use service::service_state;
 
 /// What the command line says about which Services are served, and how.
@@ -52,9 +56,11 @@ impl<'a> NodeView<'a> {
 /// The full state of the node called `node`, from scratch; [`Brain`] keeps the same up to date.
 pub fn node_state(facts: &Facts, node: &str, options: &Options) -> NodeState {
     let node = NodeView::new(facts, node);
+    let claims = Claims::of(facts, options);
     let states = facts.services().values().filter_map(|service| {
         let slices = facts.slices_of(&service.name).map(Arc::as_ref);
-        Some((service.name.clone(), Arc::new(service_state(service, slices, node, options)?)))
+        let lost = claims.lost(&service.name);
+        Some(Arc::new(contested_state(service, slices, node, options, lost)?))
     });
     NodeState { services: states.collect() }
 }

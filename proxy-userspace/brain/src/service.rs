@@ -1,6 +1,6 @@
 //! One Service: whether it is served, at which addresses, and by whom.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use model::{
     Family,
@@ -8,7 +8,11 @@ use model::{
     state::{PerFamily, Service, ServiceKind, ServicePort, ServiceState, TrafficPolicy},
 };
 
-use crate::{NodeView, Options, endpoints, select};
+use crate::{
+    NodeView, Options,
+    claims::{Frontend, Lost},
+    endpoints, select,
+};
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
@@ -21,11 +25,22 @@ pub fn service_state<'a>(
     node: NodeView<'_>,
     options: &Options,
 ) -> Option<ServiceState> {
-    let kind = service.kind?;
-    if service.cluster_ips.is_empty() || service.proxy_name != options.service_proxy_name {
-        return None;
-    }
+    contested_state(service, slices, node, options, None)
+}
+
+/// The state of a Service that does not get all that it wants.
+pub(crate) fn contested_state<'a>(
+    service: &facts::Service,
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    node: NodeView<'_>,
+    options: &Options,
+    lost: Option<&Lost>,
+) -> Option<ServiceState> {
+    let kind = service.kind.filter(|_| is_served(service, options))?;
     let mut state = frontends(service, kind, options);
+    if let Some(lost) = lost {
+        take_away(&mut state, lost);
+    }
     let slices: Vec<_> = slices.into_iter().filter(|slice| !slice.headless).collect();
 
     let mut served = Vec::new();
@@ -36,7 +51,7 @@ pub fn service_state<'a>(
             let question = select::Question {
                 internal: service.internal_policy,
                 external: service.external_policy,
-                from_outside: reachable_from_outside(&state, port, family),
+                from_outside: reachable_from_outside(&state, &state.ports[usize::from(index)], family),
                 node,
             };
             let answer = select::select(&candidates, &question);
@@ -47,7 +62,8 @@ pub fn service_state<'a>(
             );
         }
     }
-    Some(ServiceState::new(state, endpoints::assemble(served)))
+    let trigger_time = slices.iter().filter_map(|it| it.trigger_time).max();
+    Some(ServiceState { trigger_time, ..ServiceState::new(state, endpoints::assemble(served)) })
 }
 
 /// The Service with its addresses, its ports not yet known to be usable.
@@ -68,6 +84,7 @@ fn frontends(service: &facts::Service, kind: ServiceKind, options: &Options) -> 
         protocol: port.protocol,
         port: port.port,
         node_port: port.node_port,
+        lost: Vec::new(),
         target_port: port.target_port.clone(),
         usable: PerFamily::default(),
     });
@@ -98,7 +115,37 @@ fn has_family(service: &facts::Service, family: Family) -> bool {
 }
 
 /// Whether a port has a node port, an external IP or a load balancer IP in this family.
-fn reachable_from_outside(state: &Service, port: &facts::ServicePort, family: Family) -> bool {
+fn reachable_from_outside(state: &Service, port: &ServicePort, family: Family) -> bool {
     let mut addresses = state.external_ips.iter().chain(&state.load_balancer_ips);
-    port.node_port.is_some() || addresses.any(|it| Family::of(*it) == family)
+    port.node_port.is_some() || addresses.any(|it| Family::of(*it) == family && !port.lost.contains(it))
+}
+
+/// Whether a Service is served at all, by us.
+pub(crate) fn is_served(service: &facts::Service, options: &Options) -> bool {
+    service.kind.is_some()
+        && !service.cluster_ips.is_empty()
+        && service.proxy_name == options.service_proxy_name
+}
+
+/// The addresses of a Service, each perhaps more than once.
+pub(crate) fn served_addresses(service: &facts::Service, options: &Options) -> impl Iterator<Item = IpAddr> {
+    let external_ips = if options.external_ips { service.external_ips.as_slice() } else { &[] };
+    let from_outside = external_ips.iter().chain(&service.load_balancer_ips).copied();
+    // Without a cluster IP in a family there is no frontend in that family.
+    let from_outside = from_outside.filter(|it| has_family(service, Family::of(*it)));
+    service.cluster_ips.iter().copied().chain(from_outside)
+}
+
+/// Takes away where another Service answers.
+fn take_away(service: &mut Service, lost: &Lost) {
+    for port in &mut service.ports {
+        let is_lost = |address, port, protocol| lost.contains_key(&Frontend { address, port, protocol });
+        let protocol = port.protocol;
+        port.node_port = port.node_port.filter(|it| !is_lost(None, *it, protocol));
+        let addresses =
+            service.cluster_ips.iter().chain(&service.external_ips).chain(&service.load_balancer_ips);
+        let addresses: BTreeSet<_> =
+            addresses.filter(|it| is_lost(Some(**it), port.port, protocol)).collect();
+        port.lost = addresses.into_iter().copied().collect();
+    }
 }

@@ -10,13 +10,18 @@ use model::{
     state::ServiceState,
 };
 
-use crate::{NodeView, Options, service_state};
+use crate::{
+    NodeView, Options,
+    claims::{Claims, Lost},
+    service::contested_state,
+};
 
 /// A Service to be derived, for one node or for many.
 #[derive(Debug)]
 pub(crate) struct Subject<'a> {
     service: Option<&'a facts::Service>,
     slices: Vec<&'a EndpointSlice>,
+    lost: Option<&'a Lost>,
     options: &'a Options,
     nodes: BTreeSet<&'a str>,
     zones: BTreeSet<&'a str>,
@@ -30,7 +35,12 @@ pub(crate) struct Place<'a> {
 }
 
 impl<'a> Subject<'a> {
-    pub(crate) fn new(facts: &'a Facts, name: &ServiceName, options: &'a Options) -> Self {
+    pub(crate) fn new(
+        facts: &'a Facts,
+        claims: &'a Claims,
+        name: &ServiceName,
+        options: &'a Options,
+    ) -> Self {
         let service = facts.service(name).map(Arc::as_ref);
         let slices: Vec<_> = match service {
             Some(_) => facts.slices_of(name).map(Arc::as_ref).collect(),
@@ -39,7 +49,7 @@ impl<'a> Subject<'a> {
         let endpoints = || slices.iter().flat_map(|it| &it.endpoints);
         let nodes = endpoints().flat_map(named_nodes).collect();
         let zones = endpoints().flat_map(|it| &it.zone_hints).map(AsRef::as_ref).collect();
-        Self { service, slices, options, nodes, zones }
+        Self { service, slices, lost: claims.lost(name), options, nodes, zones }
     }
 
     /// Of a node, what this Service depends on.
@@ -63,7 +73,7 @@ impl<'a> Subject<'a> {
             }
         };
         let node = NodeView { name, zone: place.zone };
-        service_state(self.service?, self.slices.iter().copied(), node, self.options)
+        contested_state(self.service?, self.slices.iter().copied(), node, self.options, self.lost)
     }
 
     /// A name that no endpoint names.

@@ -14,7 +14,7 @@ use std::{
 use ipnet::IpNet;
 
 use crate::{
-    Family, Protocol, ServiceName,
+    Family, Protocol, ServiceName, Timestamp,
     state::{ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
 };
 
@@ -122,6 +122,8 @@ impl Facts {
 pub struct Service {
     /// Its identity.
     pub name: ServiceName,
+    /// When it was created: of two Services that want one address, the older one has it.
+    pub created: Option<Timestamp>,
     /// Its type; none for `ExternalName`, which is an entry in DNS and nothing to be served.
     pub kind: Option<ServiceKind>,
     /// The label `service.kubernetes.io/service-proxy-name`: the proxy that is to serve it.
@@ -191,6 +193,8 @@ pub struct EndpointSlice {
     pub ports: Vec<SlicePort>,
     /// Its endpoints.
     pub endpoints: Vec<Endpoint>,
+    /// When the change that it was last written for happened (`endpoints.kubernetes.io/last-change-trigger-time`).
+    pub trigger_time: Option<Timestamp>,
 }
 
 /// One port of an [`EndpointSlice`].
@@ -270,6 +274,7 @@ mod tests {
             family: Family::V4,
             ports: Vec::new(),
             endpoints: Vec::new(),
+            trigger_time: None,
         }
     }
 

@@ -21,6 +21,7 @@ fn published() -> Published {
         port: number(port),
         node_port,
         target_port: TargetPort::Number(number(8080)),
+        lost: Vec::new(),
         usable: PerFamily { v4: name == "http", v6: false },
     };
     let name = ServiceName::new("shop", "y");

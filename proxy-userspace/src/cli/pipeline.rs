@@ -1,9 +1,9 @@
 //! Source, brain and publisher, joined: facts in, revisions of one node's state out.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use anyhow::Result;
-use brain::Options;
+use brain::{Brain, Options};
 use publish::{Publisher, Subscription};
 use source::{Snapshot, Snapshots, file::FileSource};
 
@@ -36,13 +36,25 @@ impl Pipeline {
 
     /// Publishes the node's state whenever the facts change; never before the source is complete.
     pub(super) async fn publish(&self) {
+        let mut brain = Brain::new(self.options.clone());
+        brain.serve(&self.node);
+        let mut said = BTreeSet::new();
         let mut snapshots: Snapshots = self.source.snapshots();
         snapshots.mark_changed();
         while snapshots.changed().await.is_ok() {
             let snapshot: Option<Arc<Snapshot>> = snapshots.borrow_and_update().clone();
-            if let Some(snapshot) = snapshot {
-                self.publisher.publish(brain::node_state(&snapshot.facts, &self.node, &self.options));
+            let Some(snapshot) = snapshot else { continue };
+            brain.update(Arc::clone(&snapshot.facts));
+            if brain.settle().contains(self.node.as_str())
+                && let Some(state) = brain.state(&self.node)
+            {
+                self.publisher.publish(state.clone());
             }
+            let rejected: BTreeSet<_> = brain.rejected().collect();
+            for it in rejected.difference(&said) {
+                tracing::warn!("{it}");
+            }
+            said = rejected;
         }
     }
 }

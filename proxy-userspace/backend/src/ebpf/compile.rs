@@ -155,6 +155,9 @@ impl ServiceImage {
         }
         let family = Family::of(ip);
         for (index, port) in service.ports.iter().enumerate() {
+            if port.lost.contains(&ip) {
+                continue;
+            }
             let Some(transport) = Transport::of(port.protocol) else { continue };
             let address = FrontendAddress { address: SocketAddr::new(ip, port.port.get()), transport };
             if self.frontends.iter().any(|it| it.address == address) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use model::{
+    Timestamp,
     facts::Node,
     services::Services,
     state::{EndpointKey, NodeState},
@@ -13,7 +14,7 @@ use super::{
     laws::{some_service, some_slice},
     *,
 };
-use crate::{Brain, node_state};
+use crate::{Brain, claims::Claims, node_state};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
@@ -34,11 +35,15 @@ fn some_name() -> impl Strategy<Value = ServiceName> {
 }
 
 fn some_step() -> impl Strategy<Value = Step> {
-    let service = (some_service(), some_name(), 0..9_u8).prop_map(|(it, name, kind)| {
-        let proxy_name = (kind == 0).then(|| "mesh".to_owned());
-        let kind = (kind != 1).then_some(ServiceKind::ClusterIp);
-        Step::Service(Box::new(Service { name, proxy_name, kind, ..it }))
-    });
+    let service = (some_service(), some_name(), 0..9_u8, option::of(0..3_i64), 0..3_usize).prop_map(
+        |(it, name, kind, age, families)| {
+            let proxy_name = (kind == 0).then(|| "mesh".to_owned());
+            let kind = (kind != 1).then_some(ServiceKind::ClusterIp);
+            let created = age.map(Timestamp::from_micros);
+            let cluster_ips = it.cluster_ips[..families].to_vec();
+            Step::Service(Box::new(Service { name, proxy_name, kind, created, cluster_ips, ..it }))
+        },
+    );
     let slice = (some_slice(), some_name(), 0..9_u8).prop_map(|(it, service, headless)| {
         Step::Slice(Box::new(EndpointSlice { service, headless: headless == 0, ..it }))
     });
@@ -87,6 +92,8 @@ fn settle(brain: &mut Brain) -> Result<(), TestCaseError> {
         prop_assert!(old.is_none_or(|old| old != state || old.services.ptr_eq(&state.services)));
     }
     prop_assert!(changed.iter().all(|it| after.contains_key(it)));
+    let expect: Vec<_> = Claims::of(brain.facts(), &Options::default()).rejected().collect();
+    prop_assert_eq!(brain.rejected().collect::<Vec<_>>(), expect);
     Ok(())
 }
 
@@ -181,6 +188,24 @@ fn a_change_that_matters_to_no_node_changes_no_state() {
     brain.set_node(Node { name: "n1".into(), zone: Some("a".into()) });
     brain.set_node(Node { name: "elsewhere".into(), zone: None });
     assert!(brain.settle().is_empty());
+}
+
+#[test]
+fn the_trigger_time_travels_along_and_makes_no_state_by_itself() {
+    let mut brain = brain();
+    let at_time = |micros, endpoints: &[Endpoint]| EndpointSlice {
+        trigger_time: Some(Timestamp::from_micros(micros)),
+        ..slice(endpoints)
+    };
+    let endpoints = [pod(here("10.1.0.1"), "p"), pod(at("10.1.0.2"), "q")];
+    brain.set_slice(at_time(1, &endpoints));
+    assert!(brain.settle().is_empty());
+    assert_eq!(of(&brain, "n1", "web").trigger_time, None);
+    brain.set_slice(at_time(2, &endpoints[..1]));
+    assert_eq!(brain.settle().len(), 3);
+    for node in NODES {
+        assert_eq!(of(&brain, node, "web").trigger_time, Some(Timestamp::from_micros(2)));
+    }
 }
 
 #[test]

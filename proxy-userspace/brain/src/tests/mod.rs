@@ -1,5 +1,6 @@
 //! The rules of what a Service means, one test each.
 
+mod clashes;
 mod histories;
 mod laws;
 mod rules;
@@ -25,6 +26,7 @@ fn number(port: u16) -> NonZeroU16 {
 fn service() -> Service {
     Service {
         name: ServiceName::new("ns", "web"),
+        created: None,
         kind: Some(ServiceKind::ClusterIp),
         proxy_name: None,
         cluster_ips: vec!["10.96.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
@@ -59,6 +61,7 @@ fn slice_named(name: &str, family: Family, endpoints: Vec<Endpoint>) -> Endpoint
         family,
         ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: number(8080) }],
         endpoints,
+        trigger_time: None,
     }
 }
 

@@ -32,6 +32,15 @@ impl<'a> Item<'a> {
             Self::Service(state) => &state.service.name,
         }
     }
+
+    /// Whether both are one in memory.
+    fn is(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Node(a), Self::Node(b)) => Arc::ptr_eq(a, b),
+            (Self::Service(a), Self::Service(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
 }
 
 impl<'a> Diff<'a> {
@@ -63,6 +72,14 @@ impl<'a> Iterator for Diff<'a> {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let (before, after) = (self.before.last().copied(), self.after.last().copied());
+            // Most of what is next to a change is shared: its names are not even looked at.
+            if let (Some(old), Some(new)) = (before, after)
+                && old.is(new)
+            {
+                self.before.pop();
+                self.after.pop();
+                continue;
+            }
             let order = match (before, after) {
                 (None, None) => return None,
                 (Some(_), None) => Ordering::Less,
@@ -82,11 +99,6 @@ impl<'a> Iterator for Diff<'a> {
                     return Some((&new.service.name, None, Some(new)));
                 }
                 (Some(Item::Node(old)), Some(Item::Node(new)), _) => {
-                    if Arc::ptr_eq(old, new) {
-                        self.before.pop();
-                        self.after.pop();
-                        continue;
-                    }
                     // The taller one may have the other inside it.
                     let (old, new) = (height(old), height(new));
                     if old >= new {
@@ -101,7 +113,7 @@ impl<'a> Iterator for Diff<'a> {
                 (Some(Item::Service(old)), Some(Item::Service(new)), _) => {
                     self.before.pop();
                     self.after.pop();
-                    if !Arc::ptr_eq(old, new) && (self.by_pointer || old != new) {
+                    if self.by_pointer || old != new {
                         return Some((&new.service.name, Some(old), Some(new)));
                     }
                 }

@@ -193,6 +193,7 @@ impl Decoder {
             port,
             node_port: node_port.and_then(|it| self.port_number("ports", it)),
             target_port,
+            lost: Vec::new(),
             usable: PerFamily { v4: usable.v4, v6: usable.v6 },
         })
     }

@@ -67,6 +67,7 @@ fn port() -> impl Strategy<Value = ServicePort> {
             port,
             node_port,
             target_port,
+            lost: Vec::new(),
             usable: PerFamily { v4, v6 },
         })
 }

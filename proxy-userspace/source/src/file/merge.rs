@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use model::facts::Facts;
+use model::facts::{Facts, Rejected};
 
 use super::parse::{Object, Parsed, Position};
 use crate::Snapshot;
@@ -33,7 +33,10 @@ pub(super) fn merge<'a>(files: impl IntoIterator<Item = (&'a Path, &'a Parsed)>,
                 path.display()
             )
         }));
-        rejected.extend(parsed.rejected.iter().cloned());
+        rejected.extend(parsed.rejected.iter().map(|it| Rejected {
+            item: format!("{}: {}", path.display(), it.item),
+            reason: it.reason.clone(),
+        }));
     }
     Snapshot { facts: Arc::new(facts), rejected, problems }
 }

@@ -51,6 +51,21 @@ fn replace(path: &Path, text: &str) {
     fs::rename(aside, path).unwrap();
 }
 
+#[test]
+fn a_refusal_names_the_file() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("web.yaml");
+    fs::write(
+        &file,
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {ports: [{port: 70000}]}\n",
+    )
+    .unwrap();
+    let rejected: Vec<_> = read(folder.path()).unwrap().rejected.iter().map(ToString::to_string).collect();
+    let expect =
+        "Service default/web: spec.ports[0].port: 70000 is not a port; write a number from 1 to 65535";
+    assert_eq!(rejected, [format!("{}: {expect}", file.display())]);
+}
+
 #[tokio::test]
 async fn an_edit_reaches_the_state_at_once() {
     let folder = TempDir::new().unwrap();

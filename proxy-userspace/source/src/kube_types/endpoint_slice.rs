@@ -2,15 +2,20 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::discovery::v1;
+use k8s_openapi::{api::discovery::v1, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff};
 use model::{
-    Family, ServiceName,
+    Family, ServiceName, Timestamp,
     facts::{self, Conditions, SliceName, SlicePort},
 };
 
-use super::{Converted, label, label_of, names_of, refuse::Refuse};
+use super::{
+    Converted, label, label_of, names_of,
+    refuse::{Refuse, shown},
+    timestamp,
+};
 
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const HEADLESS: &str = "service.kubernetes.io/headless";
 
 /// Reads an EndpointSlice.
@@ -29,7 +34,7 @@ fn read(slice: &v1::EndpointSlice, refuse: &mut Refuse) -> Option<facts::Endpoin
         "IPv6" => Family::V6,
         "FQDN" => return None,
         other => {
-            refuse.push("addressType", format!("{other:?} is not known; write IPv4 or IPv6"));
+            refuse.push("addressType", format!("{} is not known; write IPv4 or IPv6", shown(other)));
             return None;
         }
     };
@@ -45,7 +50,20 @@ fn read(slice: &v1::EndpointSlice, refuse: &mut Refuse) -> Option<facts::Endpoin
         family,
         ports: ports.filter_map(|(index, it)| port(index, it, refuse)).collect(),
         endpoints: endpoints.filter_map(|(index, it)| endpoint(index, it, family, refuse)).collect(),
+        trigger_time: trigger_time(meta, refuse),
     })
+}
+
+fn trigger_time(meta: &ObjectMeta, refuse: &mut Refuse) -> Option<Timestamp> {
+    let text = meta.annotations.as_ref()?.get(TRIGGER_TIME).filter(|it| !it.is_empty())?;
+    match text.parse::<jiff::Timestamp>() {
+        Ok(time) => Some(timestamp(time)),
+        Err(_) => {
+            let reason = format!("{} is not a time; write it as 2006-01-02T15:04:05.999Z", shown(text));
+            refuse.push(format_args!("metadata.annotations[{TRIGGER_TIME}]"), reason);
+            None
+        }
+    }
 }
 
 /// A port without a number stands for all ports: it is no target, and nothing is wrong with it.
@@ -71,7 +89,8 @@ fn endpoint(
     };
     let address = refuse.address(&field, text)?;
     if Family::of(address) != family {
-        refuse.push(field, format!("{text:?} is not of the slice's addressType; give each family a slice"));
+        let reason = format!("{} is not of the slice's addressType; give each family a slice", shown(text));
+        refuse.push(field, reason);
         return None;
     }
     let conditions = endpoint.conditions.as_ref();

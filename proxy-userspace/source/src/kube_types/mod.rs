@@ -11,8 +11,8 @@ mod service;
 
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use model::facts::Rejected;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff};
+use model::{Timestamp, facts::Rejected};
 
 pub use endpoint_slice::endpoint_slice;
 pub use node::node;
@@ -32,11 +32,11 @@ const DEFAULT_NAMESPACE: &str = "default";
 
 /// How an object is called in messages: `Service default/web`.
 fn label_of(kind: &str, meta: &ObjectMeta) -> String {
-    let name = meta.name.as_deref().unwrap_or("");
+    let name = refuse::short(meta.name.as_deref().unwrap_or(""));
     match meta.namespace.as_deref() {
         _ if kind == "Node" => format!("{kind} {name}"),
         None | Some("") => format!("{kind} {DEFAULT_NAMESPACE}/{name}"),
-        Some(namespace) => format!("{kind} {namespace}/{name}"),
+        Some(namespace) => format!("{kind} {}/{name}", refuse::short(namespace)),
     }
 }
 
@@ -48,6 +48,11 @@ fn names_of(meta: &ObjectMeta, refuse: &mut refuse::Refuse) -> Option<(Arc<str>,
         Some(namespace) => namespace,
     };
     Some((refuse.name("metadata.namespace", namespace)?, name))
+}
+
+/// A moment, to the microsecond.
+fn timestamp(time: jiff::Timestamp) -> Timestamp {
+    Timestamp::from_micros(time.as_microsecond())
 }
 
 /// A label's value.

@@ -16,6 +16,29 @@ use model::{Protocol, facts::Rejected};
 /// The longest name that Kubernetes gives an object.
 const LONGEST_NAME: usize = 253;
 
+/// The longest part of a value that a message quotes, in characters.
+const LONGEST_QUOTE: usize = 60;
+
+/// A value in quotes, or its beginning where it is long: a message stays readable, whatever an object holds.
+pub(super) fn shown(text: &str) -> String {
+    match cut(text) {
+        Some(beginning) => format!("{beginning:?}… ({} bytes)", text.len()),
+        None => format!("{text:?}"),
+    }
+}
+
+/// A name as it is, or its beginning where it is longer than a name can be.
+pub(super) fn short(name: &str) -> String {
+    match cut(name).filter(|_| name.len() > LONGEST_NAME) {
+        Some(beginning) => format!("{beginning}…"),
+        None => name.to_owned(),
+    }
+}
+
+fn cut(text: &str) -> Option<&str> {
+    text.char_indices().nth(LONGEST_QUOTE).map(|(end, _)| &text[..end])
+}
+
 /// The refusals of one object.
 #[derive(Debug)]
 pub(super) struct Refuse {
@@ -46,7 +69,8 @@ impl Refuse {
         }
         if name.len() > LONGEST_NAME || !name.bytes().all(fits) {
             let reason = format!(
-                "{name:?} is not a name; write at most {LONGEST_NAME} lower case letters, digits, `-` and `.`"
+                "{} is not a name; write at most {LONGEST_NAME} lower case letters, digits, `-` and `.`",
+                shown(name)
             );
             self.push(field, reason);
             return None;
@@ -58,11 +82,12 @@ impl Refuse {
     pub(super) fn address(&mut self, field: impl fmt::Display, text: &str) -> Option<IpAddr> {
         let Ok(address) = IpAddr::from_str(text) else {
             let hint = "write it as 192.0.2.1 (no leading zeros) or 2001:db8::1";
-            self.push(field, format!("{text:?} is not an IP address; {hint}"));
+            self.push(field, format!("{} is not an IP address; {hint}", shown(text)));
             return None;
         };
         if address.is_unspecified() || address.is_multicast() || address == Ipv4Addr::BROADCAST {
-            let reason = format!("{text:?} is the address of no single host; write the address of one");
+            let reason =
+                format!("{} is the address of no single host; write the address of one", shown(text));
             self.push(field, reason);
             return None;
         }
@@ -75,7 +100,8 @@ impl Refuse {
             Ok(range) => Some(range.trunc()),
             Err(_) => {
                 let reason = format!(
-                    "{text:?} is not a range of addresses; write it as 192.0.2.0/24 or 2001:db8::/32"
+                    "{} is not a range of addresses; write it as 192.0.2.0/24 or 2001:db8::/32",
+                    shown(text)
                 );
                 self.push(field, reason);
                 None
@@ -99,7 +125,7 @@ impl Refuse {
             Some("UDP") => Some(Protocol::Udp),
             Some("SCTP") => Some(Protocol::Sctp),
             Some(other) => {
-                self.push(field, format!("{other:?} is not a protocol; write TCP, UDP or SCTP"));
+                self.push(field, format!("{} is not a protocol; write TCP, UDP or SCTP", shown(other)));
                 None
             }
         }
@@ -118,7 +144,7 @@ impl Refuse {
         let known: Vec<_> = words.iter().map(|(word, _)| *word).collect();
         self.push(
             field,
-            format!("{text:?} is not known, {first} is used; write one of {}", known.join(", ")),
+            format!("{} is not known, {first} is used; write one of {}", shown(text), known.join(", ")),
         );
         default.clone()
     }

@@ -14,7 +14,11 @@ use model::{
     state::{ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
 };
 
-use super::{Converted, label, label_of, names_of, refuse::Refuse};
+use super::{
+    Converted, label, label_of, names_of,
+    refuse::{Refuse, shown},
+    timestamp,
+};
 
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
@@ -48,6 +52,7 @@ fn read(service: &v1::Service, refuse: &mut Refuse) -> Option<facts::Service> {
     let ingress = ingress.and_then(|it| it.ingress.as_deref()).unwrap_or_default();
     Some(facts::Service {
         name: ServiceName { namespace, name },
+        created: meta.creation_timestamp.as_ref().map(|it| timestamp(it.0)),
         kind: refuse.word("spec.type", spec.type_.as_deref(), KINDS),
         proxy_name: label(meta, PROXY_NAME).map(Into::into),
         cluster_ips: cluster_ips(spec, refuse),
@@ -81,7 +86,8 @@ fn cluster_ips(spec: &v1::ServiceSpec, refuse: &mut Refuse) -> Vec<IpAddr> {
     for (index, text) in texts.iter().enumerate().filter(|(_, it)| !matches!(it.as_str(), "" | "None")) {
         let Some(address) = refuse.address(field(index), text) else { continue };
         if found.iter().any(|it| Family::of(*it) == Family::of(address)) {
-            refuse.push(field(index), format!("{text:?} is the second of its family; keep one of each"));
+            refuse
+                .push(field(index), format!("{} is the second of its family; keep one of each", shown(text)));
         } else {
             found.push(address);
         }

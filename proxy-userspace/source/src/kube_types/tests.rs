@@ -53,6 +53,18 @@ fn an_empty_service_is_nothing_special() {
 }
 
 #[test]
+fn the_age_of_a_service_is_read() {
+    let created = |metadata: Value| {
+        let (object, rejected) =
+            of(service(&serde_json::from_value::<v1::Service>(json!({"metadata": metadata})).unwrap()));
+        assert!(rejected.is_empty());
+        object.unwrap().created.map(model::Timestamp::as_micros)
+    };
+    assert_eq!(created(json!({"name": "web", "creationTimestamp": "1970-01-01T00:00:02Z"})), Some(2_000_000));
+    assert_eq!(created(json!({"name": "web", "creationTimestamp": null})), None);
+}
+
+#[test]
 fn headless_is_to_have_no_cluster_ip() {
     check(json!({"clusterIP": "None", "clusterIPs": ["None"]}), |it| it.cluster_ips.len(), 0, &[]);
     check(json!({"clusterIP": ""}), |it| it.cluster_ips.len(), 0, &[]);
@@ -149,6 +161,40 @@ fn slice_ports_without_a_number_are_no_mistake_and_wrong_ones_are() {
         read_slice(json!({"ports": [{"name": "a"}, {"port": 0}, {"port": 80, "protocol": "TCP"}]}));
     assert_eq!(slice.unwrap().ports.len(), 1);
     assert_eq!(rejected, ["EndpointSlice default/web-1: ports[1].port"]);
+}
+
+#[test]
+fn the_trigger_time_is_read_and_a_wrong_one_refused() {
+    let slice = |time: &str| {
+        let labels = json!({"kubernetes.io/service-name": "web"});
+        let annotations = json!({"endpoints.kubernetes.io/last-change-trigger-time": time});
+        read_slice(json!({"metadata": {"name": "web-1", "labels": labels, "annotations": annotations}}))
+    };
+    let time = |text: &str| slice(text).0.unwrap().trigger_time.map(model::Timestamp::as_micros);
+    assert_eq!(time("1970-01-01T00:00:01.5Z"), Some(1_500_000));
+    assert_eq!(time("1970-01-01T01:00:00.000000001+01:00"), Some(0));
+    assert_eq!(time(""), None);
+    let (object, rejected) = slice("yesterday");
+    assert!(object.is_some());
+    assert_eq!(
+        rejected,
+        [
+            "EndpointSlice default/web-1: metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]"
+        ]
+    );
+}
+
+#[test]
+fn a_message_quotes_no_more_than_the_beginning_of_a_value() {
+    let long = "ä".repeat(5_000_000);
+    let value = json!({"metadata": {"name": "web"}, "spec": {"type": long, "externalIPs": [long]}});
+    let web = service(&serde_json::from_value::<v1::Service>(value).unwrap());
+    let value = json!({"metadata": {"name": long, "namespace": long}});
+    let nameless = service(&serde_json::from_value::<v1::Service>(value).unwrap());
+    assert_eq!((web.rejected.len(), nameless.rejected.len()), (2, 1));
+    for it in web.rejected.iter().chain(&nameless.rejected) {
+        assert!(it.to_string().len() < 600, "{}", it.to_string().len());
+    }
 }
 
 #[test]

@@ -33,6 +33,7 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
         port: NonZeroU16::new(port).unwrap(),
         node_port: None,
         target_port: TargetPort::Number(NonZeroU16::new(8080).unwrap()),
+        lost: Vec::new(),
         usable: PerFamily::default(),
     };
     let scopes =

@@ -1,0 +1,160 @@
+//! Which Service answers where, when two of them say so.
+//!
+//! The one rule: the older one wins, and nothing else of the other is lost.
+//! Age is the creation time; who has none is younger than who has one, and of two alike the first by name counts.
+//! When the winner goes, the other one answers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+};
+
+use model::{
+    Protocol, ServiceName, Timestamp,
+    facts::{self, Facts, Rejected},
+};
+
+use crate::{
+    Options,
+    service::{is_served, served_addresses},
+};
+
+/// Where a port of a Service answers: at one of its addresses, or at the nodes' addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Frontend {
+    /// None for a node port.
+    pub(crate) address: Option<IpAddr>,
+    pub(crate) port: NonZeroU16,
+    pub(crate) protocol: Protocol,
+}
+
+impl fmt::Display for Frontend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address {
+            Some(address) => write!(f, "{}/{}", SocketAddr::new(address, self.port.get()), self.protocol),
+            None => write!(f, "node port {}/{}", self.port, self.protocol),
+        }
+    }
+}
+
+/// The frontends that a Service does not get, with who has them.
+pub(crate) type Lost = BTreeMap<Frontend, ServiceName>;
+
+/// Who wants which frontend.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    services: BTreeMap<ServiceName, Claim>,
+    /// The oldest first.
+    claimants: HashMap<Frontend, Vec<ServiceName>>,
+    lost: BTreeMap<ServiceName, Lost>,
+}
+
+/// What one Service wants.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Claim {
+    created: Option<Timestamp>,
+    /// In ascending order, each once.
+    frontends: Vec<Frontend>,
+}
+
+impl Claims {
+    /// The claims of all Services.
+    pub(crate) fn of(facts: &Facts, options: &Options) -> Self {
+        let mut claims = Self::default();
+        for (name, service) in facts.services() {
+            claims.set(name, Some(service), options);
+        }
+        claims
+    }
+
+    /// What a Service does not get.
+    pub(crate) fn lost(&self, name: &ServiceName) -> Option<&Lost> {
+        self.lost.get(name)
+    }
+
+    /// What all Services do not get, and why.
+    pub(crate) fn rejected(&self) -> impl Iterator<Item = Rejected> {
+        self.lost.iter().flat_map(|(name, lost)| {
+            lost.iter().map(move |(frontend, winner)| Rejected {
+                item: format!("Service {name}: {frontend}"),
+                reason: format!(
+                    "Service {winner} has it, the older one or the first by name; give one of them another"
+                ),
+            })
+        })
+    }
+
+    /// Takes what a Service wants by now, none if it is gone, and returns the others that win or lose by it.
+    pub(crate) fn set(
+        &mut self,
+        name: &ServiceName,
+        service: Option<&facts::Service>,
+        options: &Options,
+    ) -> BTreeSet<ServiceName> {
+        let claim = service.map(|it| Claim { created: it.created, frontends: frontends(it, options) });
+        let claim = claim.unwrap_or_default();
+        let before = self.services.remove(name).unwrap_or_default();
+        let is_same = before == claim;
+        let all: BTreeSet<_> = before.frontends.iter().chain(&claim.frontends).copied().collect();
+        let wanted = claim.frontends.clone();
+        if !claim.frontends.is_empty() {
+            self.services.insert(name.clone(), claim);
+        }
+        let mut touched = BTreeSet::new();
+        if is_same {
+            return touched;
+        }
+        self.lost.remove(name);
+        for frontend in all {
+            let mut claimants = self.claimants.remove(&frontend).unwrap_or_default();
+            claimants.retain(|it| it != name);
+            touched.extend(claimants.iter().cloned());
+            if wanted.binary_search(&frontend).is_ok() {
+                claimants.push(name.clone());
+            }
+            claimants.sort_by(|a, b| self.age(a).cmp(&self.age(b)));
+            if let Some((winner, losers)) = claimants.split_first() {
+                self.forgive(winner, frontend);
+                for it in losers {
+                    self.lost.entry(it.clone()).or_default().insert(frontend, winner.clone());
+                }
+                self.claimants.insert(frontend, claimants);
+            }
+        }
+        touched
+    }
+
+    /// The lesser is the older.
+    fn age<'a>(&self, name: &'a ServiceName) -> (bool, Option<Timestamp>, &'a ServiceName) {
+        let created = self.services.get(name).and_then(|it| it.created);
+        (created.is_none(), created, name)
+    }
+
+    fn forgive(&mut self, name: &ServiceName, frontend: Frontend) {
+        let Some(lost) = self.lost.get_mut(name) else { return };
+        lost.remove(&frontend);
+        if lost.is_empty() {
+            self.lost.remove(name);
+        }
+    }
+}
+
+/// Where a Service would answer.
+fn frontends(service: &facts::Service, options: &Options) -> Vec<Frontend> {
+    let mut found = Vec::new();
+    if !is_served(service, options) {
+        return found;
+    }
+    let addresses: Vec<_> = served_addresses(service, options).map(Some).collect();
+    for it in &service.ports {
+        let frontend = |address, port| Frontend { address, port, protocol: it.protocol };
+        found.extend(addresses.iter().map(|address| frontend(*address, it.port)));
+        found.extend(it.node_port.map(|port| frontend(None, port)));
+    }
+    found.sort_unstable();
+    found.dedup();
+    found.shrink_to_fit();
+    found
+}

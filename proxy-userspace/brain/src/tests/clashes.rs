@@ -1,0 +1,110 @@
+//! Two Services that want one address.
+
+use std::net::IpAddr;
+
+use model::Timestamp;
+
+use super::*;
+use crate::Brain;
+
+/// A Service with one IPv4 address and port 80, created so many seconds after the beginning.
+fn named(name: &str, address: &str, created: Option<i64>) -> Service {
+    Service {
+        name: ServiceName::new("ns", name),
+        created: created.map(|it| Timestamp::from_micros(it * 1_000_000)),
+        cluster_ips: vec![address.parse().unwrap()],
+        ..service()
+    }
+}
+
+fn brain(services: impl IntoIterator<Item = Service>) -> Brain {
+    let mut brain = Brain::new(Options::default());
+    for it in services {
+        brain.set_service(it);
+    }
+    brain.serve("n1");
+    brain.settle();
+    brain
+}
+
+/// Where the ports of a Service do not answer.
+fn lost(brain: &Brain, name: &str) -> Vec<Vec<IpAddr>> {
+    let state = &brain.state("n1").unwrap().services[&ServiceName::new("ns", name)];
+    state.service.ports.iter().map(|it| it.lost.clone()).collect()
+}
+
+fn items(brain: &Brain) -> Vec<String> {
+    brain.rejected().map(|it| it.item).collect()
+}
+
+const ONE: &str = "10.96.0.1";
+
+#[track_caller]
+fn check_winner(a: Option<i64>, b: Option<i64>, winner: &str) {
+    let brain = brain([named("a", ONE, a), named("b", ONE, b)]);
+    let loser = if winner == "a" { "b" } else { "a" };
+    assert_eq!(lost(&brain, winner), [vec![]; 1] as [Vec<IpAddr>; 1]);
+    assert_eq!(lost(&brain, loser), [[ONE.parse::<IpAddr>().unwrap()]]);
+    assert_eq!(items(&brain), [format!("Service ns/{loser}: 10.96.0.1:80/TCP")]);
+}
+
+#[test]
+fn the_older_of_two_clashing_services_wins() {
+    check_winner(Some(1), Some(2), "a");
+    check_winner(Some(2), Some(1), "b");
+    check_winner(None, Some(2), "b");
+}
+
+#[test]
+fn of_two_clashing_services_of_one_age_the_first_by_name_wins() {
+    check_winner(Some(1), Some(1), "a");
+    check_winner(None, None, "a");
+}
+
+#[test]
+fn the_loser_answers_when_the_winner_goes() {
+    let mut brain = brain([named("a", ONE, Some(2)), named("b", ONE, Some(1))]);
+    brain.delete_service(&ServiceName::new("ns", "b"));
+    assert_eq!(brain.settle().len(), 1);
+    assert!(lost(&brain, "a").concat().is_empty() && items(&brain).is_empty());
+    brain.set_service(named("b", ONE, Some(1)));
+    brain.settle();
+    assert_eq!(items(&brain), ["Service ns/a: 10.96.0.1:80/TCP"]);
+    brain.set_service(named("b", "10.96.0.2", Some(1)));
+    brain.settle();
+    assert!(lost(&brain, "a").concat().is_empty() && items(&brain).is_empty());
+}
+
+#[test]
+fn only_what_clashes_is_lost() {
+    let mut other = named("b", "10.96.0.2", Some(1));
+    other.external_ips = vec![ONE.parse().unwrap()];
+    let mut loser = named("a", ONE, Some(2));
+    loser.ports.push(service_port("b", Protocol::Tcp, 81));
+    loser.ports.push(service_port("c", Protocol::Udp, 80));
+    let brain = brain([loser, other]);
+    assert_eq!(lost(&brain, "a"), [vec![ONE.parse::<IpAddr>().unwrap()], vec![], vec![]]);
+}
+
+#[test]
+fn a_node_port_is_lost_alone() {
+    let with_node_port = |name, address, created| {
+        let mut service = named(name, address, created);
+        service.ports[0].node_port = Some(number(30080));
+        service
+    };
+    let brain = brain([with_node_port("a", ONE, Some(2)), with_node_port("b", "10.96.0.2", Some(1))]);
+    let port = |name| {
+        let state = &brain.state("n1").unwrap().services[&ServiceName::new("ns", name)];
+        state.service.ports[0].node_port
+    };
+    assert_eq!((port("a"), port("b")), (None, Some(number(30080))));
+    assert_eq!(items(&brain), ["Service ns/a: node port 30080/TCP"]);
+}
+
+#[test]
+fn services_that_are_not_served_claim_nothing() {
+    let foreign = Service { proxy_name: Some("mesh".into()), ..named("a", ONE, Some(1)) };
+    let brain = brain([foreign, named("b", ONE, Some(2))]);
+    assert!(lost(&brain, "b").concat().is_empty() && items(&brain).is_empty());
+}

@@ -1,0 +1,125 @@
+//! `cargo xtask bench`: what things cost, as figures beside the goals.
+//! The one rule: measured, each case in a process of its own; nothing is estimated.
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+use comfy_table::{Table, presets};
+use serde::Deserialize;
+
+use crate::command::{cargo, output, run, say, workspace};
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Subject {
+    /// The brain: CPU and memory, from facts to the states of nodes.
+    Brain,
+}
+
+/// What one case was measured to cost.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Figures {
+    first_state_ms: f64,
+    change_mean_us: f64,
+    change_median_us: f64,
+    resident_mb: f64,
+    further_node_kb: f64,
+}
+
+/// A made-up cluster.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    services: u32,
+    nodes: u32,
+    watched: u32,
+    changes: u32,
+}
+
+impl Case {
+    const ENDPOINTS: u32 = 10;
+
+    /// Runs the case in a process of its own.
+    fn measure(self) -> Result<Figures> {
+        let Self { services, nodes, watched, changes } = self;
+        say("Measuring", &format!("{services} services of {} endpoints, {watched} nodes", Self::ENDPOINTS));
+        let mut command =
+            std::process::Command::new(workspace().join("target").join("release/examples/bench"));
+        command.args([services, Self::ENDPOINTS, nodes, watched, changes].map(|it| it.to_string()));
+        serde_json::from_str(&output(&mut command)?).context("the bench printed something else than figures")
+    }
+}
+
+/// Measures, and fails if a goal is missed.
+pub(crate) fn bench(subject: Subject) -> Result<()> {
+    match subject {
+        Subject::Brain => brain(),
+    }
+}
+
+fn brain() -> Result<()> {
+    let mut build = cargo();
+    build.args(["build", "--release", "--package", "brain", "--example", "bench", "--target-dir"]);
+    run(build.arg(workspace().join("target")))?;
+
+    let one = Case { services: 10_000, nodes: 20, watched: 1, changes: 500 };
+    let large = one.measure()?;
+    let small = Case { services: 1_000, ..one }.measure()?;
+    let many = Case { services: 5_000, watched: 20, ..one }.measure()?;
+    let crowd = Case { services: 2_000, nodes: 1_000, watched: 1_000, changes: 100 }.measure()?;
+    let ratio = large.change_median_us / small.change_median_us;
+
+    let mut report = Report::new();
+    report.row("10k services, 1 node: first full state", 300.0, large.first_state_ms, "ms", 1);
+    report.row("10k services, 1 node: one endpoint changes", 0.2, large.change_mean_us / 1e3, "ms", 3);
+    report.row("  the median, as a multiple of that at 1k services", 1.5, ratio, "x", 2);
+    report.row("10k services, 1 node: resident", 100.0, large.resident_mb, "MB", 0);
+    report.row("5k services, 20 nodes: one endpoint changes", 2.0, many.change_mean_us / 1e3, "ms", 3);
+    report.row("5k services, 20 nodes: resident", 150.0, many.resident_mb, "MB", 0);
+    report.row(
+        "2k services, 1,000 nodes: one endpoint changes",
+        1_000.0,
+        crowd.change_mean_us / 1e3,
+        "ms",
+        3,
+    );
+    report.row("2k services, 1,000 nodes: memory per further node", 50.0, crowd.further_node_kb, "kB", 1);
+    report.print()
+}
+
+/// Figures beside their goals.
+struct Report {
+    table: Table,
+    missed: usize,
+}
+
+impl Report {
+    fn new() -> Self {
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING);
+        table.set_header(["CASE, 10 ENDPOINTS EACH", "GOAL", "MEASURED", ""]);
+        Self { table, missed: 0 }
+    }
+
+    /// Adds a figure that should not be above `goal`.
+    fn row(&mut self, case: &str, goal: f64, measured: f64, unit: &str, digits: usize) {
+        let is_met = measured <= goal;
+        self.missed += usize::from(!is_met);
+        self.table.add_row([
+            case.to_owned(),
+            format!("<= {goal} {unit}"),
+            format!("{measured:.digits$} {unit}"),
+            if is_met { "ok" } else { "MISSED" }.to_owned(),
+        ]);
+    }
+
+    fn print(&self) -> Result<()> {
+        println!("\nThe brain alone, without gRPC; CPU is the process's own, its caches cold.\n");
+        for line in self.table.lines() {
+            println!("{}", line.trim_end());
+        }
+        match self.missed {
+            0 => Ok(()),
+            missed => bail!("{missed} goals were missed; is the machine busy?"),
+        }
+    }
+}
