@@ -7,19 +7,13 @@ use std::{
 
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 
-/// The file itself, or the manifests that lie directly in the folder; none where the file is gone.
+/// The file itself, or the manifests that lie directly in the folder.
 pub(super) fn list(path: &Path) -> io::Result<Vec<PathBuf>> {
     match fs::metadata(path) {
         Ok(it) if it.is_dir() => {}
         Ok(it) if it.is_file() => return Ok(vec![path.to_owned()]),
         Ok(_) => {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a folder; name one"));
-        }
-        // The folder it lies in must be there: a whole folder does not vanish because of an edit.
-        Err(error)
-            if error.kind() == io::ErrorKind::NotFound && parent(path).is_dir() && !was_folder(path) =>
-        {
-            return Ok(Vec::new());
         }
         Err(error) => return Err(error),
     }
@@ -40,11 +34,6 @@ pub(super) fn parent(path: &Path) -> &Path {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     }
-}
-
-/// A path that does not look like a manifest was a folder: its end is not the end of its objects.
-fn was_folder(path: &Path) -> bool {
-    !is_manifest(path)
 }
 
 /// Whether a name is that of a manifest, and not of something hidden or an editor's own.

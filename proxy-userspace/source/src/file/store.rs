@@ -20,7 +20,7 @@ use super::{
 };
 use crate::Snapshot;
 
-/// How long a file that has become empty or is gone is taken to be in the middle of being replaced.
+/// How long a file that is empty, or gone from its folder, is taken to be in the middle of being replaced.
 pub(super) const GRACE: Duration = Duration::from_millis(200);
 
 /// The files of a source.
@@ -37,8 +37,10 @@ struct File {
     seen: Option<Signature>,
     good: Option<Arc<Parsed>>,
     problem: Option<String>,
-    /// Since when it looks as if it was being replaced.
-    suspect: Option<Instant>,
+    /// Since when it is gone from its folder.
+    gone: Option<Instant>,
+    /// Since when it is empty, until it is complained about.
+    empty: Option<Instant>,
 }
 
 /// What changes whenever a file does.
@@ -71,19 +73,21 @@ impl Store {
         }
         for (path, file) in &mut self.files {
             if !listed.contains(path) {
-                file.suspect.get_or_insert(now);
+                file.gone.get_or_insert(now);
                 file.seen = None;
             }
         }
         self.files.retain(|path, it| {
-            listed.contains(path)
-                || (it.good.is_some() && it.suspect.is_some_and(|since| now < since + GRACE))
+            listed.contains(path) || (it.good.is_some() && it.gone.is_some_and(|since| now < since + GRACE))
         });
     }
 
     /// When to look again although nothing may have changed by then.
     pub(super) fn next_look(&self) -> Option<Instant> {
-        self.files.values().filter_map(|it| it.suspect).min().map(|since| since + GRACE)
+        // While the folder itself is gone, so is the reason to believe that its files are.
+        let gone = self.files.values().filter_map(|it| it.gone);
+        let empty = self.files.values().filter_map(|it| it.empty);
+        gone.chain(empty).min().filter(|_| self.unlisted.is_none()).map(|since| since + GRACE)
     }
 
     /// Everything the files say; none if there are files and none of them has ever made sense.
@@ -105,10 +109,12 @@ impl Store {
 
 impl File {
     fn refresh(&mut self, path: &Path, touched: bool, now: Instant) {
+        self.gone = None;
         let signature = signature(path).ok();
-        if signature.is_some() && signature == self.seen && !touched && self.suspect.is_none() {
+        if signature.is_some() && signature == self.seen && !touched && self.empty.is_none() {
             return;
         }
+        let empty = self.empty.take();
         let bytes = match fs::read(path) {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -118,14 +124,20 @@ impl File {
             }
         };
         self.seen = signature;
+        // Editors and `>` of a shell empty a file before they write it, who knows how long before.
         let meant_something = self.good.as_ref().is_some_and(|it| !it.objects.is_empty());
         if bytes.trim_ascii().is_empty() && meant_something {
-            let since = *self.suspect.get_or_insert(now);
+            let since = empty.unwrap_or(now);
             if now < since + GRACE {
-                return;
+                self.empty = Some(since);
+            } else {
+                let (path, consequence) = (path.display(), self.consequence());
+                self.problem = Some(format!(
+                    "{path}: empty; {consequence}: write a `kind: List` with `items: []` to mean nothing"
+                ));
             }
+            return;
         }
-        self.suspect = None;
         match parse(&path.display().to_string(), &bytes, Format::of(path)) {
             Ok(parsed) => {
                 self.good = Some(Arc::new(parsed));

@@ -188,8 +188,26 @@ async fn a_file_that_is_emptied_and_written_again_loses_nothing_in_between() {
         timeout(SOON, snapshots.changed()).await.unwrap().unwrap();
         assert_eq!(port(snapshots.borrow_and_update().as_ref().unwrap(), "a"), Some(number));
     }
+    // Left empty, it is complained about, and means what it meant.
     fs::write(&file, "").unwrap();
-    wait_for(&mut snapshots, |it| names(it).is_empty()).await;
+    wait_for(&mut snapshots, |it| it.problems.iter().any(|it| it.contains("a.yaml: empty"))).await;
+    tokio::time::sleep(GRACE * 2).await;
+    assert_eq!(names(snapshots.borrow().as_ref().unwrap()), "a");
+}
+
+#[tokio::test]
+async fn a_source_that_is_gone_keeps_what_it_said() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("a.yaml");
+    fs::write(&file, service("a", 80)).unwrap();
+    let source = FileSource::start(&file).unwrap();
+    let mut snapshots = source.snapshots();
+    fs::remove_file(&file).unwrap();
+    wait_for(&mut snapshots, |it| !it.problems.is_empty()).await;
+    tokio::time::sleep(GRACE * 2).await;
+    assert_eq!(names(snapshots.borrow().as_ref().unwrap()), "a");
+    fs::write(&file, service("b", 80)).unwrap();
+    wait_for(&mut snapshots, |it| names(it) == "b").await;
 }
 
 #[tokio::test]
