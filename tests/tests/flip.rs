@@ -3,8 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    io::{Read as _, Write as _},
+    io::{IoSlice, IoSliceMut, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::AsRawFd as _,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -13,6 +14,9 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg, setsockopt, sockopt,
+};
 use tests::{Build, World, eventually, manifest::Service};
 
 /// How many states follow each other.
@@ -75,6 +79,49 @@ fn connect_tcp(service: SocketAddr) -> std::io::Result<IpAddr> {
     Ok(Ipv6Addr::from(address).to_canonical())
 }
 
+/// The same over a socket that is not connected and lives through all states, so that it has to leave its backend with
+/// each: whoever is asked says at which address.
+fn exchange(socket: &UdpSocket, service: SocketAddr) -> std::io::Result<IpAddr> {
+    socket.send_to(b"where?", service)?;
+    let mut address = [0; 4];
+    let (_, from) = socket.recv_from(&mut address)?;
+    if from != service {
+        return Err(std::io::Error::other(format!("the answer came from {from}")));
+    }
+    Ok(Ipv4Addr::from(address).into())
+}
+
+/// Answers datagrams with the address they were sent to, and from there.
+fn serve_datagrams() {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 8080)).unwrap();
+    setsockopt(&socket, sockopt::Ipv4PacketInfo, &true).unwrap();
+    thread::spawn(move || {
+        let mut question = [0; 16];
+        let mut space = nix::cmsg_space!(nix::libc::in_pktinfo);
+        loop {
+            let mut buffers = [IoSliceMut::new(&mut question)];
+            let received =
+                recvmsg::<SockaddrIn>(socket.as_raw_fd(), &mut buffers, Some(&mut space), MsgFlags::empty())
+                    .unwrap();
+            let to = received.cmsgs().unwrap().find_map(|it| match it {
+                ControlMessageOwned::Ipv4PacketInfo(info) => Some(info.ipi_addr),
+                _ => None,
+            });
+            let (to, from) = (to.unwrap(), received.address.unwrap());
+            let answer = to.s_addr.to_ne_bytes();
+            let source = nix::libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: to, ipi_addr: to };
+            sendmsg(
+                socket.as_raw_fd(),
+                &[IoSlice::new(&answer)],
+                &[ControlMessage::Ipv4PacketInfo(&source)],
+                MsgFlags::empty(),
+                Some(&from),
+            )
+            .unwrap();
+        }
+    });
+}
+
 fn serve() {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 8080)).unwrap();
     thread::spawn(move || {
@@ -99,7 +146,7 @@ impl Reader {
         stop: &Arc<AtomicBool>,
         failures: &Arc<std::sync::Mutex<Vec<String>>>,
         services: Vec<SocketAddr>,
-        connect: fn(SocketAddr) -> std::io::Result<IpAddr>,
+        connect: impl Fn(SocketAddr) -> std::io::Result<IpAddr> + Send + 'static,
     ) -> Self {
         let (stop, failures) = (Arc::clone(stop), Arc::clone(failures));
         let thread = thread::spawn(move || {
@@ -133,6 +180,7 @@ impl Reader {
 fn flip_is_atomic_under_load() {
     let Some(world) = World::or_skip("flip_is_atomic_under_load") else { return };
     serve();
+    serve_datagrams();
     world.write(&services(1));
     let mut agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
     let a = SocketAddr::from((A4, 80));
@@ -142,7 +190,10 @@ fn flip_is_atomic_under_load() {
     let failures = Arc::default();
     let udp = vec![(A4, 80).into(), (A4, 81).into(), (B4, 80).into()];
     let tcp = vec![(A6, 80).into(), (B4, 80).into(), (A4, 81).into(), (A6, 81).into()];
+    let asker = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    asker.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
     let readers = [
+        Reader::start(&stop, &failures, udp.clone(), move |service| exchange(&asker, service)),
         Reader::start(&stop, &failures, udp.clone(), connect_udp),
         Reader::start(&stop, &failures, udp.into_iter().rev().collect(), connect_udp),
         Reader::start(&stop, &failures, tcp, connect_tcp),
