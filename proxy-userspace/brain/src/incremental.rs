@@ -282,13 +282,16 @@ impl Brain {
 }
 
 /// The change that brings a Service to its state at a place; whatever is the same in one of the models is shared.
+///
+/// The models are what a node in the same zone sees that no endpoint names, by now, and what was seen at the place before.
 fn edit(
     subject: &Subject<'_>,
     name: &ServiceName,
     place: Place<'_>,
     models: [Option<&Arc<ServiceState>>; 2],
 ) -> Edit {
-    let Some(mut state) = subject.state(place) else { return Edit::delete(name.clone()) };
+    let [general, _] = models;
+    let Some(mut state) = subject.state_near(place, general) else { return Edit::delete(name.clone()) };
     let models = || models.into_iter().flatten();
     if let Some(same) = models().find(|it| ***it == state) {
         return Edit::set(Arc::clone(same));

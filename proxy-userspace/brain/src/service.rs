@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use model::{
-    Family,
+    Family, Timestamp,
     facts::{self, EndpointSlice},
     state::{PerFamily, Service, ServiceKind, ServicePort, ServiceState, TrafficPolicy},
 };
@@ -62,8 +62,10 @@ pub(crate) fn contested_state<'a>(
             );
         }
     }
-    let trigger_time = slices.iter().filter_map(|it| it.trigger_time).max();
-    Some(ServiceState { trigger_time, ..ServiceState::new(state, endpoints::assemble(served)) })
+    Some(ServiceState {
+        trigger_time: trigger_time(&slices),
+        ..ServiceState::new(state, endpoints::assemble(served))
+    })
 }
 
 /// The Service with its addresses, its ports not yet known to be usable.
@@ -118,6 +120,11 @@ fn has_family(service: &facts::Service, family: Family) -> bool {
 fn reachable_from_outside(state: &Service, port: &ServicePort, family: Family) -> bool {
     let mut addresses = state.external_ips.iter().chain(&state.load_balancer_ips);
     port.node_port.is_some() || addresses.any(|it| Family::of(*it) == family && !port.lost.contains(it))
+}
+
+/// When the last change of the slices happened.
+pub(crate) fn trigger_time(slices: &[&EndpointSlice]) -> Option<Timestamp> {
+    slices.iter().filter(|it| !it.headless).filter_map(|it| it.trigger_time).max()
 }
 
 /// Whether a Service is served at all, by us.
