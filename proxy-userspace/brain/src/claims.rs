@@ -1,6 +1,8 @@
 //! Which Service answers where, when two of them say so.
 //!
 //! The one rule: the older one wins, and nothing else of the other is lost.
+//! But whose cluster IP it is comes before all others: naming it an external IP of one's own does not take it away
+//! (CVE-2020-8554).
 //! Age is the creation time; who has none is younger than who has one, and of two alike the first by name counts.
 //! When the winner goes, the other one answers.
 
@@ -46,7 +48,7 @@ pub(crate) type Lost = BTreeMap<Frontend, ServiceName>;
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     services: BTreeMap<ServiceName, Claim>,
-    /// The oldest first.
+    /// The winner first.
     claimants: HashMap<Frontend, Vec<ServiceName>>,
     lost: BTreeMap<ServiceName, Lost>,
 }
@@ -55,6 +57,7 @@ pub(crate) struct Claims {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Claim {
     created: Option<Timestamp>,
+    cluster_ips: Vec<IpAddr>,
     /// In ascending order, each once.
     frontends: Vec<Frontend>,
 }
@@ -80,7 +83,7 @@ impl Claims {
             lost.iter().map(move |(frontend, winner)| Rejected {
                 item: format!("Service {name}: {frontend}"),
                 reason: format!(
-                    "Service {winner} has it, the older one or the first by name; give one of them another"
+                    "Service {winner} has it (its cluster IP, or the older one, or the first by name); give one of them another"
                 ),
             })
         })
@@ -93,7 +96,11 @@ impl Claims {
         service: Option<&facts::Service>,
         options: &Options,
     ) -> BTreeSet<ServiceName> {
-        let claim = service.map(|it| Claim { created: it.created, frontends: frontends(it, options) });
+        let claim = service.map(|it| Claim {
+            created: it.created,
+            cluster_ips: it.cluster_ips.clone(),
+            frontends: frontends(it, options),
+        });
         let claim = claim.unwrap_or_default();
         let before = self.services.remove(name).unwrap_or_default();
         let is_same = before == claim;
@@ -114,7 +121,7 @@ impl Claims {
             if wanted.binary_search(&frontend).is_ok() {
                 claimants.push(name.clone());
             }
-            claimants.sort_by(|a, b| self.age(a).cmp(&self.age(b)));
+            claimants.sort_by(|a, b| self.rank(a, frontend).cmp(&self.rank(b, frontend)));
             if let Some((winner, losers)) = claimants.split_first() {
                 self.forgive(winner, frontend);
                 for it in losers {
@@ -126,10 +133,17 @@ impl Claims {
         touched
     }
 
-    /// The lesser is the older.
-    fn age<'a>(&self, name: &'a ServiceName) -> (bool, Option<Timestamp>, &'a ServiceName) {
-        let created = self.services.get(name).and_then(|it| it.created);
-        (created.is_none(), created, name)
+    /// The least one wins: whose cluster IP it is, then the older.
+    fn rank<'a>(
+        &self,
+        name: &'a ServiceName,
+        frontend: Frontend,
+    ) -> (bool, bool, Option<Timestamp>, &'a ServiceName) {
+        let claim = self.services.get(name);
+        let is_own =
+            claim.zip(frontend.address).is_some_and(|(it, address)| it.cluster_ips.contains(&address));
+        let created = claim.and_then(|it| it.created);
+        (!is_own, created.is_none(), created, name)
     }
 
     fn forgive(&mut self, name: &ServiceName, frontend: Frontend) {

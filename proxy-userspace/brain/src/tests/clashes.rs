@@ -76,9 +76,17 @@ fn the_loser_answers_when_the_winner_goes() {
 }
 
 #[test]
+fn an_external_ip_does_not_take_a_cluster_ip_away() {
+    let mut thief = named("a", "10.96.0.2", Some(1));
+    thief.external_ips = vec![ONE.parse().unwrap()];
+    let brain = brain([thief, named("b", ONE, Some(2))]);
+    assert_eq!(items(&brain), ["Service ns/a: 10.96.0.1:80/TCP"]);
+    assert!(lost(&brain, "b").concat().is_empty());
+}
+
+#[test]
 fn only_what_clashes_is_lost() {
-    let mut other = named("b", "10.96.0.2", Some(1));
-    other.external_ips = vec![ONE.parse().unwrap()];
+    let other = named("b", ONE, Some(1));
     let mut loser = named("a", ONE, Some(2));
     loser.ports.push(service_port("b", Protocol::Tcp, 81));
     loser.ports.push(service_port("c", Protocol::Udp, 80));
