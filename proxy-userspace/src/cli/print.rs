@@ -72,8 +72,15 @@ fn once(flags: &Flags) -> Result<()> {
     if *snapshot.facts == Facts::default() && !snapshot.problems.is_empty() {
         bail!("nothing in {} could be read; the warnings say why", path.display());
     }
+    let mut brain = brain::Brain::new(pipeline::options(&flags.facts));
+    brain.serve(&node);
+    brain.update(snapshot.facts);
+    brain.settle();
+    for it in brain.rejected() {
+        tracing::warn!("{it}");
+    }
     let publisher = Publisher::new(node.as_str());
-    publisher.publish(brain::node_state(&snapshot.facts, &node, &pipeline::options(&flags.facts)));
+    publisher.publish(brain.state(&node).cloned().unwrap_or_default());
     publisher.current().map_or(Ok(()), |it| show(&it, flags.output))
 }
 
