@@ -4,16 +4,14 @@
 
 use std::{collections::BTreeSet, panic, sync::Arc, time::Duration};
 
+use model::Rejected;
 use publish::{Published, Subscription};
 use tokio::{
     task::spawn_blocking,
     time::{Instant, timeout},
 };
 
-use crate::{
-    Rejected,
-    ebpf::{Error, Node, Report},
-};
+use crate::ebpf::{Error, Node, Report};
 
 /// How long to wait before what failed is tried again: at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));

@@ -3,9 +3,7 @@
 //! The one rule: nothing here knows Kubernetes; everything is decided in the state.
 
 mod agent;
-mod rejected;
 
 pub mod ebpf;
 
 pub use agent::follow;
-pub use rejected::Rejected;

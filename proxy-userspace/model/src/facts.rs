@@ -13,6 +13,7 @@ use std::{
 
 use ipnet::IpNet;
 
+pub use crate::Rejected;
 use crate::{
     Family, Protocol, ServiceName, Timestamp,
     state::{ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
@@ -245,21 +246,6 @@ pub struct Node {
     pub name: Arc<str>,
     /// Its label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
-}
-
-/// Something that was refused, alone: what it is part of goes on without it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Rejected {
-    /// What was refused: the object and the field.
-    pub item: String,
-    /// Why, with the value, and what would do.
-    pub reason: String,
-}
-
-impl fmt::Display for Rejected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.item, self.reason)
-    }
 }
 
 #[cfg(test)]

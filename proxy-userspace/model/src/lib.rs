@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod name;
+mod rejected;
 mod time;
 
 pub mod facts;
@@ -13,4 +14,5 @@ pub mod services;
 pub mod state;
 
 pub use name::{Family, Protocol, ServiceName};
+pub use rejected::Rejected;
 pub use time::Timestamp;

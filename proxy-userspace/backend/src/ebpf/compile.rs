@@ -12,7 +12,7 @@ use model::{
     state::{Scope, ServiceState},
 };
 
-use crate::Rejected;
+use model::Rejected;
 
 /// An address that a Service answers at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

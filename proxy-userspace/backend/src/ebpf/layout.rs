@@ -23,7 +23,7 @@ use super::{
     compile::{Claim, Frontend, FrontendAddress, ServiceImage, SetImage, Transport, compile},
     store::Table,
 };
-use crate::Rejected;
+use model::Rejected;
 
 /// Everything that should be in the tables of a generation.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ use super::{
     pins::{PinLock, Pins},
     plane::{Applied, Plane},
 };
-use crate::Rejected;
+use model::Rejected;
 
 /// Where the data plane lives.
 #[derive(Clone, Debug)]

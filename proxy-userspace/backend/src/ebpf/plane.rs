@@ -13,7 +13,7 @@ use super::{
     layout::{Layout, Update},
     store::{Side, Store, Table},
 };
-use crate::Rejected;
+use model::Rejected;
 
 /// How a side stands to the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
