@@ -1,0 +1,9 @@
+//! What is published, served and followed over real sockets.
+
+#![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
+mod common;
+mod conversation;
+mod hardship;
+mod next;
+mod sockets;
