@@ -7,7 +7,7 @@ use brain::Options;
 use publish::{Publisher, Subscription};
 use source::{Snapshot, Snapshots, file::FileSource};
 
-use super::flags::{Facts, Source};
+use super::flags::{Facts, Selection, Source};
 
 /// What runs while it is alive.
 pub(super) struct Pipeline {
@@ -22,11 +22,16 @@ pub(super) struct Pipeline {
 impl Pipeline {
     /// Starts the source. Must be called within a tokio runtime.
     pub(super) fn start(flags: &Facts) -> Result<Self> {
-        let node = flags.node()?;
+        let node = flags.node.name()?;
         let Source::File(path) = &flags.source;
         let source = FileSource::start(path)?;
         let publisher = Publisher::new(node.as_str());
-        Ok(Self { source, publisher, node, options: options(flags) })
+        Ok(Self { source, publisher, node, options: flags.selection.options() })
+    }
+
+    /// The node.
+    pub(super) fn node(&self) -> &str {
+        &self.node
     }
 
     /// Follows the node's state.
@@ -47,7 +52,9 @@ impl Pipeline {
     }
 }
 
-/// What the flags say about which Services are served.
-pub(super) fn options(flags: &Facts) -> Options {
-    Options { service_proxy_name: flags.service_proxy_name.clone(), ..Options::default() }
+impl Selection {
+    /// The same for the brain.
+    pub(super) fn options(&self) -> Options {
+        Options { service_proxy_name: self.service_proxy_name.clone(), ..Options::default() }
+    }
 }
