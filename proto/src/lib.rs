@@ -11,13 +11,16 @@
 
 #![forbid(unsafe_code)]
 
-#[expect(
-    clippy::allow_attributes,
-    clippy::allow_attributes_without_reason,
-    missing_docs,
-    unused_qualifications,
-    reason = "generated from the .proto files, which have the words"
+#[cfg_attr(
+    any(feature = "client", feature = "server", feature = "json"),
+    expect(
+        clippy::allow_attributes,
+        clippy::allow_attributes_without_reason,
+        unused_qualifications,
+        reason = "generated"
+    )
 )]
+#[expect(missing_docs, reason = "generated from the .proto files, which have the words")]
 #[cfg_attr(feature = "json", expect(clippy::cloned_instead_of_copied, reason = "generated"))]
 mod generated {
     /// The state of one node as a stream of changes; wire-compatible with KPNG.

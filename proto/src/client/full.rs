@@ -77,7 +77,7 @@ impl Building {
     fn take_in(&mut self, event: Event) {
         self.touched = true;
         match event {
-            Event::Reset => *self = Self { anew: true, ..Self::default() },
+            Event::Reset => *self = Self { anew: true, touched: true, ..Self::default() },
             Event::SetService(name, service) => {
                 let orphans = self.orphans.remove(&name);
                 let it = Arc::make_mut(self.services.entry(name).or_default());
