@@ -13,13 +13,9 @@
 
 #[cfg_attr(
     any(feature = "client", feature = "server", feature = "json"),
-    expect(
-        clippy::allow_attributes,
-        clippy::allow_attributes_without_reason,
-        unused_qualifications,
-        reason = "generated"
-    )
+    expect(clippy::allow_attributes_without_reason, unused_qualifications, reason = "generated")
 )]
+#[cfg_attr(any(feature = "server", feature = "json"), expect(clippy::allow_attributes, reason = "generated"))]
 #[expect(missing_docs, reason = "generated from the .proto files, which have the words")]
 #[cfg_attr(feature = "json", expect(clippy::cloned_instead_of_copied, reason = "generated"))]
 mod generated {
