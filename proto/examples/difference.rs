@@ -15,7 +15,7 @@ fn rules(state: &State) -> impl Iterator<Item = (String, String)> {
     state.services.values().flat_map(|it| {
         let ips = it.service.ips.iter().filter_map(|ips| ips.cluster_ips.as_ref());
         let ips = ips.flat_map(|ips| ips.v4.iter().chain(&ips.v6));
-        let endpoints = it.endpoints.keys().cloned().collect::<Vec<_>>().join(" ");
+        let endpoints = it.endpoints.keys().map(|it| &**it).collect::<Vec<_>>().join(" ");
         ips.map(move |ip| (ip.clone(), endpoints.clone())).collect::<Vec<_>>()
     })
 }

@@ -11,7 +11,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut states = Client::new(target.parse()?, arguments.next().unwrap_or_default()).watch();
     while let Some(state) = states.next().await {
         for (name, it) in &state.services {
-            println!("{name}: {}", it.endpoints.keys().cloned().collect::<Vec<_>>().join(" "));
+            println!("{name}: {:?}", it.endpoints.keys());
         }
         println!("-");
     }

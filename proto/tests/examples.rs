@@ -99,7 +99,7 @@ async fn check(example: &str, expect: &str) {
     );
     let test = std::env::current_exe().unwrap();
     let binary = test.parent().and_then(Path::parent).unwrap().join("examples").join(example);
-    assert!(binary.exists(), "{} is missing: `cargo build -p proto --examples` makes it", binary.display());
+    assert!(binary.exists(), "{} is missing: run the tests by `cargo xtask test`", binary.display());
     let mut child = Command::new(binary)
         .arg(format!("unix://{}", socket.display()))
         .arg("n1")
@@ -120,7 +120,7 @@ async fn check(example: &str, expect: &str) {
 
 #[tokio::test]
 async fn print() {
-    check("print", "ns/a: p\nns/b: p\n-\nns/a: p q\nns/c: \n-").await;
+    check("print", &r#"ns/a: ["p"]|ns/b: ["p"]|-|ns/a: ["p", "q"]|ns/c: []|-"#.replace('|', "\n")).await;
 }
 
 #[tokio::test]

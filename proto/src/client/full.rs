@@ -18,7 +18,7 @@ pub struct State {
     /// What tells it from other states, if the brain says so: KPNG's does not.
     pub revision: Option<Revision>,
     /// The Services, by `namespace/name`.
-    pub services: BTreeMap<String, Arc<ServiceEndpoints>>,
+    pub services: BTreeMap<Arc<str>, Arc<ServiceEndpoints>>,
 }
 
 /// A Service and the endpoints that the node may use for it.
@@ -27,7 +27,7 @@ pub struct ServiceEndpoints {
     /// The Service.
     pub service: Service,
     /// The endpoints by what they are called within the Service: the pod's name, or an opaque word.
-    pub endpoints: BTreeMap<String, Arc<Endpoint>>,
+    pub endpoints: BTreeMap<Arc<str>, Arc<Endpoint>>,
 }
 
 /// Follows the full state of a node: what [`Client::watch`] returns.
@@ -41,9 +41,9 @@ pub struct Watch {
 /// A state in the making.
 #[derive(Debug, Default)]
 struct Building {
-    services: BTreeMap<String, Arc<ServiceEndpoints>>,
+    services: BTreeMap<Arc<str>, Arc<ServiceEndpoints>>,
     /// Endpoints without a Service; there are none at a sync if the brain keeps the rules.
-    orphans: BTreeMap<String, BTreeMap<String, Arc<Endpoint>>>,
+    orphans: BTreeMap<String, BTreeMap<Arc<str>, Arc<Endpoint>>>,
     /// Whether it was begun anew: what is equal is not shared yet.
     anew: bool,
     /// Whether anything has been said since the last state.
@@ -80,27 +80,27 @@ impl Building {
             Event::Reset => *self = Self { anew: true, touched: true, ..Self::default() },
             Event::SetService(name, service) => {
                 let orphans = self.orphans.remove(&name);
-                let it = Arc::make_mut(self.services.entry(name).or_default());
+                let it = Arc::make_mut(self.services.entry(name.into()).or_default());
                 it.service = service;
                 it.endpoints.extend(orphans.into_iter().flatten());
             }
             Event::DeleteService(name) => {
-                if let Some(it) = self.services.remove(&name).filter(|it| !it.endpoints.is_empty()) {
+                if let Some(it) = self.services.remove(name.as_str()).filter(|it| !it.endpoints.is_empty()) {
                     self.orphans.insert(name, it.endpoints.clone());
                 }
             }
             Event::SetEndpoint(service, key, endpoint) => {
-                let endpoints = match self.services.get_mut(&service) {
+                let endpoints = match self.services.get_mut(service.as_str()) {
                     Some(it) => &mut Arc::make_mut(it).endpoints,
                     None => self.orphans.entry(service).or_default(),
                 };
-                endpoints.insert(key, Arc::new(endpoint));
+                endpoints.insert(key.into(), Arc::new(endpoint));
             }
             Event::DeleteEndpoint(service, key) => {
-                if let Some(it) = self.services.get_mut(&service) {
-                    Arc::make_mut(it).endpoints.remove(&key);
+                if let Some(it) = self.services.get_mut(service.as_str()) {
+                    Arc::make_mut(it).endpoints.remove(key.as_str());
                 } else if let Some(it) = self.orphans.get_mut(&service) {
-                    it.remove(&key);
+                    it.remove(key.as_str());
                 }
             }
             Event::Sync(_) => {}
@@ -108,7 +108,7 @@ impl Building {
     }
 
     /// The state, unless it is the last one again.
-    fn finish(&mut self, last: Option<&State>) -> Option<BTreeMap<String, Arc<ServiceEndpoints>>> {
+    fn finish(&mut self, last: Option<&State>) -> Option<BTreeMap<Arc<str>, Arc<ServiceEndpoints>>> {
         let touched = std::mem::take(&mut self.touched);
         let anew = std::mem::take(&mut self.anew);
         if let Some(last) = last {

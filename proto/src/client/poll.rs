@@ -75,7 +75,7 @@ async fn ask(client: Client, filter: NextFilter) -> Result<State, String> {
     let mut services = BTreeMap::new();
     while let Some(item) = message().await? {
         let Some((name, it)) = item.endpoints.and_then(service_endpoints) else { continue };
-        services.insert(name, Arc::new(it));
+        services.insert(name.into(), Arc::new(it));
     }
     let revision = Revision { instance_id: next.instance_id, rev: next.rev };
     Ok(State { revision: Some(revision), services })
@@ -89,7 +89,7 @@ fn service_endpoints(message: localnetv1::ServiceEndpoints) -> Option<(String, S
         let key = keys.next().filter(|key| !key.is_empty());
         // A server that does not say what an endpoint is called: any word that is its own will do.
         let key = key.or_else(|| Some(it.pod_name.clone()).filter(|pod| !pod.is_empty()));
-        (key.unwrap_or_else(|| format!("#{position}")), Arc::new(it))
+        (key.unwrap_or_else(|| format!("#{position}")).into(), Arc::new(it))
     });
     let endpoints = endpoints.collect();
     Some((format!("{}/{}", service.namespace, service.name), ServiceEndpoints { service, endpoints }))

@@ -75,7 +75,7 @@ impl Upstream {
 /// Messages to state; what is the same message again is decoded once.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<Arc<str>, Known>,
     said: BTreeSet<Rejected>,
 }
 
@@ -95,7 +95,7 @@ impl Decoder {
         let mut refused = BTreeSet::new();
         for (path, message) in &state.services {
             if !self.known.get(path).is_some_and(|it| Arc::ptr_eq(&it.message, message)) {
-                self.known.insert(path.clone(), Known::new(message));
+                self.known.insert(Arc::clone(path), Known::new(message));
             }
             let Some(known) = self.known.get(path) else { continue };
             refused.extend(known.rejected.iter().cloned());
@@ -113,7 +113,7 @@ impl Decoder {
 
 impl Known {
     fn new(message: &Arc<ServiceEndpoints>) -> Self {
-        let endpoints = message.endpoints.iter().map(|(key, it)| (key.as_str(), &**it));
+        let endpoints = message.endpoints.iter().map(|(key, it)| (&**key, &**it));
         let decoded = wire::service_state(&message.service, endpoints);
         let state = decoded.value.map(Arc::new);
         Self { message: Arc::clone(message), state, rejected: decoded.rejected }

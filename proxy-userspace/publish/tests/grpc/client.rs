@@ -158,3 +158,17 @@ async fn what_comes_out_of_a_chain_is_what_went_in() {
     }
     brain.stop().await;
 }
+
+#[tokio::test]
+async fn a_brain_that_comes_back_with_nothing_takes_everything_away() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    brain.publisher.publish(state([service("ns/a", &[("p", 1)])]));
+    let mut watch = Client::new(Target::Unix(folder.socket()), "n1").watch();
+    assert_eq!(timeout(LIMIT, watch.next()).await.unwrap().unwrap().services.len(), 1);
+    brain.stop().await;
+    let brain = Brain::start(&folder.socket()).await;
+    brain.publisher.publish(state([]));
+    assert!(timeout(LIMIT, watch.next()).await.unwrap().unwrap().services.is_empty());
+    brain.stop().await;
+}
