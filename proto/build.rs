@@ -1,4 +1,4 @@
-//! Compiles the .proto files: messages and their proto3 JSON form.
+//! Compiles the .proto files: messages, services and the proto3 JSON form.
 
 use std::{env, error::Error, fs, path::PathBuf};
 
@@ -10,8 +10,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let descriptors = protox::compile(FILES, ["proto"])?;
     let encoded = descriptors.encode_to_vec();
-    let mut config = prost_build::Config::new();
-    config.btree_map(["."]).compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .btree_map(".")
+        // Whose connection it is, is not for the messages to know.
+        .build_transport(false)
+        .client_mod_attribute(".", "#[cfg(feature = \"client\")]")
+        .server_mod_attribute(".", "#[cfg(feature = \"server\")]")
+        .compile_fds(descriptors)?;
     fs::write(PathBuf::from(env::var("OUT_DIR")?).join("descriptors.bin"), &encoded)?;
     pbjson_build::Builder::new().register_descriptors(&encoded)?.btree_map(["."]).build(&[
         ".localv1",

@@ -1,38 +1,55 @@
-//! The contract between a brain and its backends: the messages, and their proto3 JSON form.
+//! The contract between a brain and its backends: the messages, and a library for those who want to follow a brain.
+//!
+//! | feature | |
+//! |---|---|
+//! | `client` (on by default) | [`client`]: follows a brain, whatever happens to it |
+//! | `server` | the traits that a brain implements |
+//! | `json` | the messages in their proto3 JSON form, by way of serde |
 //!
 //! The one rule: what is on the wire stays on the wire.
 //! Numbers and types are never changed; what is new has a new number, and may be absent.
 
 #![forbid(unsafe_code)]
 
-#[expect(
-    clippy::allow_attributes,
-    clippy::allow_attributes_without_reason,
-    missing_docs,
-    unused_qualifications,
-    reason = "generated from the .proto files, which have the words"
+#[cfg_attr(
+    any(feature = "client", feature = "server", feature = "json"),
+    expect(clippy::allow_attributes_without_reason, unused_qualifications, reason = "generated")
 )]
+#[cfg_attr(any(feature = "server", feature = "json"), expect(clippy::allow_attributes, reason = "generated"))]
+#[expect(missing_docs, reason = "generated from the .proto files, which have the words")]
+#[cfg_attr(feature = "json", expect(clippy::cloned_instead_of_copied, reason = "generated"))]
 mod generated {
     /// The state of one node as a stream of changes; wire-compatible with KPNG.
     pub mod localv1 {
         include!(concat!(env!("OUT_DIR"), "/localv1.rs"));
+        #[cfg(feature = "json")]
         include!(concat!(env!("OUT_DIR"), "/localv1.serde.rs"));
     }
 
     /// The state of the whole cluster as a stream of changes; wire-compatible with KPNG.
     pub mod globalv1 {
         include!(concat!(env!("OUT_DIR"), "/globalv1.rs"));
+        #[cfg(feature = "json")]
         include!(concat!(env!("OUT_DIR"), "/globalv1.serde.rs"));
     }
 
     /// The long poll of KEP-2104.
     pub mod localnetv1 {
         include!(concat!(env!("OUT_DIR"), "/localnetv1.rs"));
+        #[cfg(feature = "json")]
         include!(concat!(env!("OUT_DIR"), "/localnetv1.serde.rs"));
     }
 }
 
+#[cfg(feature = "client")]
+pub mod client;
+mod diff_store;
+mod target;
+
+pub use diff_store::DiffStore;
 pub use generated::{globalv1, localnetv1, localv1};
+
+pub use target::{Target, TargetError};
 
 /// The encoded `google.protobuf.FileDescriptorSet` of all packages, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -44,6 +44,12 @@ impl Setting {
             "--pin-dir".as_ref(),
             sandbox.pins().as_ref(),
         ];
+        Self::of(binary, &arguments)
+    }
+
+    /// `BINARY` with arguments of any kind.
+    #[must_use]
+    pub fn of(binary: &Path, arguments: &[&OsStr]) -> Self {
         let arguments = arguments.iter().map(|&it| it.to_owned()).collect();
         Self { binary: binary.to_owned(), arguments, environment: Vec::new() }
     }

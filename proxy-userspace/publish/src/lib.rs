@@ -5,7 +5,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod grpc;
 pub mod print;
+pub mod upstream;
 pub mod wire;
 
 use std::{
@@ -67,9 +69,25 @@ impl Publisher {
         rev
     }
 
+    /// Publishes a state under a revision that another process has given to it.
+    pub fn relay(&self, instance_id: u64, rev: u64, mut state: NodeState) {
+        self.sender.send_modify(|current| {
+            if let Some(current) = current {
+                state.share(&current.state);
+            }
+            let node = Arc::clone(&self.node);
+            *current = Some(Arc::new(Published { instance_id, rev, node, state }));
+        });
+    }
+
     /// What is published now; none before the first state.
     pub fn current(&self) -> Option<Arc<Published>> {
         self.sender.borrow().clone()
+    }
+
+    /// How many follow what is published.
+    pub fn followers(&self) -> usize {
+        self.sender.receiver_count()
     }
 
     /// Follows what is published, beginning with what is there.
@@ -79,7 +97,7 @@ impl Publisher {
 
     /// Follows what is published, beginning with what is not revision `rev` of the process `instance_id`.
     pub fn resume(&self, instance_id: u64, rev: u64) -> Subscription {
-        Subscription { receiver: self.sender.subscribe(), seen: (instance_id, rev) }
+        Subscription::new(self.sender.subscribe(), (instance_id, rev))
     }
 }
 
@@ -92,6 +110,21 @@ pub struct Subscription {
 }
 
 impl Subscription {
+    fn new(receiver: watch::Receiver<Option<Arc<Published>>>, seen: (u64, u64)) -> Self {
+        Self { receiver, seen }
+    }
+
+    /// Another one of the same publisher, beginning with what is not revision `rev` of the process `instance_id`.
+    pub fn resume(&self, instance_id: u64, rev: u64) -> Self {
+        Self::new(self.receiver.clone(), (instance_id, rev))
+    }
+
+    /// Waits until the publisher is gone.
+    pub async fn closed(&mut self) {
+        // What is there is looked at by `next`, whether it was noticed here or not.
+        while self.receiver.changed().await.is_ok() {}
+    }
+
     /// Waits for a state that has not been handed out yet: the newest one. `None` if the publisher is gone.
     ///
     /// Nothing is lost if it is dropped while it waits.

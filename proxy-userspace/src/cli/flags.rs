@@ -2,7 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use backend::ebpf;
 use clap::Args;
+use proto::Target;
+
+/// Where a brain serves its own node if nothing else is said.
+const SOCKET: &str = "unix:///run/kube-proxy-ebpf/proxy.sock";
 
 /// Where the cluster's facts come from, and for which node.
 #[derive(Clone, Debug, Args)]
@@ -13,9 +18,23 @@ pub(super) struct Facts {
     /// which is watched. The output of `kubectl get services,endpointslices,nodes -A -o yaml` is one.
     #[arg(long, value_name = "file:PATH", env = "KUBE_PROXY_EBPF_SOURCE", value_parser = source)]
     pub(super) source: Source,
+    #[command(flatten)]
+    pub(super) node: Node,
+    #[command(flatten)]
+    pub(super) selection: Selection,
+}
+
+/// The node that is served.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Node {
     /// The node to serve, as its Node object is called [default: this host's name]
     #[arg(long, value_name = "NAME", env = "NODE_NAME", value_parser = node_name)]
-    pub(super) node_name: Option<String>,
+    node_name: Option<String>,
+}
+
+/// Which Services are served.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Selection {
     /// Serve only Services whose label service.kubernetes.io/service-proxy-name says this; without it, those that have
     /// no such label
     #[arg(long, value_name = "NAME", env = "KUBE_PROXY_EBPF_SERVICE_PROXY_NAME")]
@@ -27,6 +46,61 @@ pub(super) struct Facts {
 pub(super) enum Source {
     /// A manifest or a folder of manifests.
     File(PathBuf),
+}
+
+/// Where a brain is asked.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Upstream {
+    /// The brain to follow: unix:///path, tcp://host:port or host:port
+    #[arg(long, value_name = "ADDRESS", default_value = SOCKET, env = "KUBE_PROXY_EBPF_TARGET")]
+    pub(super) target: Target,
+}
+
+/// Where a brain serves, if it is told to.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Listen {
+    /// Serve the node's state to others at this address too: unix:///path, tcp://host:port or host:port
+    ///
+    /// Can be given several times. The socket is its owner's alone (mode 0600); a port must be one of a loopback
+    /// address. What is spoken there is gRPC: localv1.Sets/Watch as KPNG's backends know it, localnetv1.Endpoints/Next,
+    /// health and reflection.
+    #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_LISTEN", value_delimiter = ',')]
+    pub(super) listen: Vec<Target>,
+}
+
+/// Where a brain serves, in any case.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Serve {
+    /// Where to serve: unix:///path, tcp://host:port or host:port
+    ///
+    /// Can be given several times. The socket is its owner's alone (mode 0600); a port must be one of a loopback
+    /// address. What is spoken there is gRPC: localv1.Sets/Watch as KPNG's backends know it, localnetv1.Endpoints/Next,
+    /// health and reflection.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = SOCKET,
+        env = "KUBE_PROXY_EBPF_LISTEN",
+        value_delimiter = ','
+    )]
+    pub(super) listen: Vec<Target>,
+}
+
+/// The kernel's side: what is served, and where it is pinned.
+#[derive(Clone, Debug, Args)]
+pub(super) struct DataPlane {
+    #[command(flatten)]
+    pins: Pins,
+    /// The cgroup2 folder whose processes are served, with all below it [default: the root of the first cgroup2 mount]
+    #[arg(long, value_name = "PATH", env = "KUBE_PROXY_EBPF_CGROUP", value_parser = absolute)]
+    cgroup: Option<PathBuf>,
+}
+
+impl DataPlane {
+    /// The same for the backend.
+    pub(super) fn options(self) -> ebpf::Options {
+        ebpf::Options { cgroup: self.cgroup, pin_dir: self.pins.pin_dir }
+    }
 }
 
 /// Where the data plane is pinned.
@@ -43,9 +117,9 @@ pub(super) struct Pins {
     pub(super) pin_dir: PathBuf,
 }
 
-impl Facts {
-    /// The node's name, the host's by default.
-    pub(super) fn node(&self) -> anyhow::Result<String> {
+impl Node {
+    /// Its name, the host's by default.
+    pub(super) fn name(&self) -> anyhow::Result<String> {
         use anyhow::Context as _;
 
         if let Some(name) = &self.node_name {
@@ -58,7 +132,7 @@ impl Facts {
     }
 }
 
-fn source(text: &str) -> Result<Source, String> {
+pub(super) fn source(text: &str) -> Result<Source, String> {
     match text.split_once(':') {
         Some(("file", "")) => Err("file: needs a path, as in file:manifests/".into()),
         Some(("file", path)) => Ok(Source::File(path.into())),
@@ -78,7 +152,7 @@ fn node_name(text: &str) -> Result<String, String> {
     Ok(text.into())
 }
 
-pub(super) fn absolute(text: &str) -> Result<PathBuf, String> {
+fn absolute(text: &str) -> Result<PathBuf, String> {
     let path = Path::new(text);
     if path.is_absolute() { Ok(path.into()) } else { Err("not an absolute path".into()) }
 }

@@ -2,6 +2,8 @@
 //!
 //! Exit codes: 0 done, 1 failed, 64 wrong usage (`EX_USAGE` of sysexits(3)).
 
+mod agent;
+mod brain;
 mod cleanup;
 mod dump;
 mod flags;
@@ -9,6 +11,8 @@ mod logging;
 mod pipeline;
 mod print;
 mod run;
+mod serving;
+mod signals;
 
 use std::process::ExitCode;
 
@@ -33,6 +37,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Flags),
+    Brain(brain::Flags),
+    Agent(agent::Flags),
     Print(print::Flags),
     Dump(dump::Flags),
     Cleanup(cleanup::Flags),
@@ -51,6 +57,8 @@ pub(crate) fn main() -> ExitCode {
     cli.logging.start();
     let result = match cli.command {
         Command::Run(flags) => run::main(flags),
+        Command::Brain(flags) => brain::main(&flags),
+        Command::Agent(flags) => agent::main(flags),
         Command::Print(flags) => print::main(flags),
         Command::Dump(flags) => dump::main(&flags),
         Command::Cleanup(flags) => cleanup::main(&flags),

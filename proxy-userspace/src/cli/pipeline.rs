@@ -7,7 +7,7 @@ use brain::{Brain, Options};
 use publish::{Publisher, Subscription};
 use source::{Snapshot, Snapshots, file::FileSource};
 
-use super::flags::{Facts, Source};
+use super::flags::{Facts, Selection, Source};
 
 /// What runs while it is alive.
 pub(super) struct Pipeline {
@@ -22,11 +22,16 @@ pub(super) struct Pipeline {
 impl Pipeline {
     /// Starts the source. Must be called within a tokio runtime.
     pub(super) fn start(flags: &Facts) -> Result<Self> {
-        let node = flags.node()?;
+        let node = flags.node.name()?;
         let Source::File(path) = &flags.source;
         let source = FileSource::start(path)?;
         let publisher = Publisher::new(node.as_str());
-        Ok(Self { source, publisher, node, options: options(flags) })
+        Ok(Self { source, publisher, node, options: flags.selection.options() })
+    }
+
+    /// The node.
+    pub(super) fn node(&self) -> &str {
+        &self.node
     }
 
     /// Follows the node's state.
@@ -59,9 +64,11 @@ impl Pipeline {
     }
 }
 
-/// What the flags say about which Services are served.
-pub(super) fn options(flags: &Facts) -> Options {
-    // An environment variable that is there but empty says nothing.
-    let service_proxy_name = flags.service_proxy_name.clone().filter(|it| !it.is_empty());
-    Options { service_proxy_name, ..Options::default() }
+impl Selection {
+    /// The same for the brain.
+    pub(super) fn options(&self) -> Options {
+        // An environment variable that is there but empty says nothing.
+        let service_proxy_name = self.service_proxy_name.clone().filter(|it| !it.is_empty());
+        Options { service_proxy_name, ..Options::default() }
+    }
 }

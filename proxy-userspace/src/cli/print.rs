@@ -1,18 +1,20 @@
 //! `print`: a node's state, without touching a kernel.
 
-use std::io::Write as _;
+use std::{io::Write as _, sync::Arc};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use model::facts::Facts;
+use proto::{Target, client::Client};
 use publish::{
-    Published, Publisher,
+    Published, Publisher, Subscription,
     print::{Format, render},
+    upstream::Upstream,
 };
 
 use super::{
-    flags::{self, Source},
-    pipeline::{self, Pipeline},
+    flags::{self, Facts as FactsFlags, Source, source},
+    pipeline::Pipeline,
 };
 
 /// Show what a node serves, without touching a kernel
@@ -20,10 +22,33 @@ use super::{
 /// Prints the node's full state whenever it changes: each Service with the endpoints that this node may use for it, as
 /// a backend gets it. Two equal states print equal bytes, but for the number of the process (instanceId) and its count of
 /// revisions (rev).
+///
+/// The state is decided here, from --source, or comes from a brain in another process, with --target. A brain that is
+/// away is waited for.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
+    /// Where Services and their endpoints come from: file:PATH, a manifest or a folder of manifests
+    #[arg(
+        long,
+        value_name = "file:PATH",
+        env = "KUBE_PROXY_EBPF_SOURCE",
+        value_parser = source,
+        required_unless_present = "target"
+    )]
+    source: Option<Source>,
+    /// The brain to ask instead: unix:///path, tcp://host:port or host:port
+    #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_TARGET")]
+    target: Option<Target>,
     #[command(flatten)]
-    facts: flags::Facts,
+    node: flags::Node,
+    #[command(flatten)]
+    selection: flags::Selection,
+    /// Begin with what is not this revision of --instance-id: wait for what comes after it
+    #[arg(long, value_name = "NUMBER", requires_all = ["target", "instance_id"])]
+    rev: Option<u64>,
+    /// The process of the brain that --rev is counted by; `print --target --once` says which
+    #[arg(long, value_name = "NUMBER", requires_all = ["target", "rev"])]
+    instance_id: Option<u64>,
     /// Print one state and end
     #[arg(long)]
     once: bool,
@@ -53,15 +78,21 @@ impl From<Output> for Format {
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
-    if flags.once {
-        return once(&flags);
+    match (&flags.target, &flags.source) {
+        (Some(target), _) => block_on(follow_brain(target.clone(), &flags)),
+        (None, Some(source)) if flags.once => once(source, &flags),
+        (None, Some(source)) => block_on(follow_source(source.clone(), &flags)),
+        (None, None) => bail!("there is nothing to print: give --source or --target"),
     }
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(follow(flags))
 }
 
-fn once(flags: &Flags) -> Result<()> {
-    let node = flags.facts.node()?;
-    let Source::File(path) = &flags.facts.source;
+fn block_on(future: impl Future<Output = Result<()>>) -> Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
+}
+
+fn once(source: &Source, flags: &Flags) -> Result<()> {
+    let node = flags.node.name()?;
+    let Source::File(path) = source;
     let snapshot = source::file::read(path)?;
     for it in &snapshot.problems {
         tracing::warn!("{it}");
@@ -72,7 +103,7 @@ fn once(flags: &Flags) -> Result<()> {
     if *snapshot.facts == Facts::default() && !snapshot.problems.is_empty() {
         bail!("nothing in {} could be read; the warnings say why", path.display());
     }
-    let mut brain = brain::Brain::new(pipeline::options(&flags.facts));
+    let mut brain = brain::Brain::new(flags.selection.options());
     brain.serve(&node);
     brain.update(snapshot.facts);
     brain.settle();
@@ -84,20 +115,44 @@ fn once(flags: &Flags) -> Result<()> {
     publisher.current().map_or(Ok(()), |it| show(&it, flags.output))
 }
 
-async fn follow(flags: Flags) -> Result<()> {
-    let pipeline = Pipeline::start(&flags.facts)?;
-    let mut states = pipeline.subscribe();
-    let print = async {
-        while let Some(published) = states.next().await {
-            show(&published, flags.output)?;
-        }
-        Ok(())
-    };
+async fn follow_source(source: Source, flags: &Flags) -> Result<()> {
+    let (node, selection) = (flags.node.clone(), flags.selection.clone());
+    let pipeline = Pipeline::start(&FactsFlags { source, node, selection })?;
     tokio::select! {
-        result = print => result,
+        result = print(pipeline.subscribe(), flags) => result.map(drop),
         () = pipeline.publish() => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
     }
+}
+
+async fn follow_brain(target: Target, flags: &Flags) -> Result<()> {
+    let node = flags.node.name()?;
+    let mut upstream = Upstream::new(Client::new(target.clone(), node.as_str()), node.as_str());
+    if let (Some(instance_id), Some(rev)) = (flags.instance_id, flags.rev) {
+        upstream = upstream.resuming(instance_id, rev);
+    }
+    let printed = tokio::select! {
+        result = print(upstream.subscribe(), flags) => result?,
+        () = upstream.follow() => None,
+        _ = tokio::signal::ctrl_c() => None,
+    };
+    if let Some(Published { instance_id, rev, .. }) = printed.as_deref() {
+        tracing::info!(
+            "what comes after it: print --target {target} --node-name {node} --instance-id {instance_id} --rev {rev}"
+        );
+    }
+    Ok(())
+}
+
+/// Prints every state; or one, and returns it.
+async fn print(mut states: Subscription, flags: &Flags) -> Result<Option<Arc<Published>>> {
+    while let Some(published) = states.next().await {
+        show(&published, flags.output)?;
+        if flags.once {
+            return Ok(Some(published));
+        }
+    }
+    Ok(None)
 }
 
 fn show(published: &Published, output: Output) -> Result<()> {

@@ -1,16 +1,10 @@
 //! `run`: brain and backend in one process.
 
-use std::path::PathBuf;
-
-use anyhow::{Context as _, Result, bail};
-use backend::ebpf::{self, Node};
+use anyhow::{Result, anyhow};
+use backend::ebpf::Node;
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
 
-use super::{
-    flags::{self, absolute},
-    pipeline::Pipeline,
-};
+use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
 /// Serve this node: brain and backend in one process
 ///
@@ -21,10 +15,9 @@ pub(super) struct Flags {
     #[command(flatten)]
     facts: flags::Facts,
     #[command(flatten)]
-    pins: flags::Pins,
-    /// The cgroup2 folder whose processes are served, with all below it [default: the root of the first cgroup2 mount]
-    #[arg(long, value_name = "PATH", env = "KUBE_PROXY_EBPF_CGROUP", value_parser = absolute)]
-    cgroup: Option<PathBuf>,
+    data_plane: flags::DataPlane,
+    #[command(flatten)]
+    listen: flags::Listen,
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
@@ -33,18 +26,20 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 }
 
 async fn run(flags: Flags) -> Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be waited for")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be waited for")?;
-    // Whatever is wrong with the source is found before the kernel is touched.
+    let mut signals = Signals::new()?;
+    // Whatever is wrong with the source or the addresses is found before the kernel is touched.
     let pipeline = Pipeline::start(&flags.facts)?;
-    let options = ebpf::Options { cgroup: flags.cgroup, pin_dir: flags.pins.pin_dir };
+    let mut serving = Serving::start(&flags.listen.listen, pipeline.node(), &pipeline.subscribe()).await?;
+    let options = flags.data_plane.options();
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
-    tokio::select! {
-        () = backend::follow(node, pipeline.subscribe()) => bail!("nothing is published any more"),
-        () = pipeline.publish() => bail!("the source has ended; the log says why"),
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+    let result = tokio::select! {
+        () = backend::follow(node, pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
+        () = pipeline.publish() => Err(anyhow!("the source has ended; the log says why")),
+        result = serving.ended() => result,
+        () = signals.terminated() => Ok(()),
+    };
+    drop(pipeline);
+    serving.stop().await;
     tracing::info!("stopping; the kernel goes on serving the last state (`cleanup` would end that)");
-    Ok(())
+    result
 }

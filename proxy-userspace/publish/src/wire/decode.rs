@@ -193,7 +193,7 @@ impl Decoder {
             port,
             node_port: node_port.and_then(|it| self.port_number("ports", it)),
             target_port,
-            lost: Vec::new(),
+            lost: self.addresses("ports.lost", message.lost.as_ref()),
             usable: PerFamily { v4: usable.v4, v6: usable.v6 },
         })
     }

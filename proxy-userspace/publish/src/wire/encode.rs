@@ -83,6 +83,7 @@ fn port(port: &ServicePort) -> localv1::PortMapping {
         target_port,
         target_port_name,
         usable: Some(localv1::FamilyFlags { v4: port.usable.v4, v6: port.usable.v6 }),
+        lost: (!port.lost.is_empty()).then(|| ip_set(&port.lost)),
     }
 }
 

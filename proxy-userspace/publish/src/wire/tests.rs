@@ -60,14 +60,15 @@ fn port() -> impl Strategy<Value = ServicePort> {
         option::of(any::<NonZeroU16>()),
         target_port(),
         any::<(bool, bool)>(),
+        addresses(),
     )
-        .prop_map(|(name, protocol, port, node_port, target_port, (v4, v6))| ServicePort {
+        .prop_map(|(name, protocol, port, node_port, target_port, (v4, v6), lost)| ServicePort {
             name,
             protocol,
             port,
             node_port,
             target_port,
-            lost: Vec::new(),
+            lost,
             usable: PerFamily { v4, v6 },
         })
 }

@@ -1,0 +1,19 @@
+//! A backend that prints: `print unix:///run/kube-proxy-ebpf/proxy.sock NODE`.
+
+use std::error::Error;
+
+use proto::client::Client;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let target = arguments.next().ok_or("the first argument is an address, as in unix:///path")?;
+    let mut states = Client::new(target.parse()?, arguments.next().unwrap_or_default()).watch();
+    while let Some(state) = states.next().await {
+        for (name, it) in &state.services {
+            println!("{name}: {:?}", it.endpoints.keys());
+        }
+        println!("-");
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! A store that knows what changed: write a wave, read the difference to the wave before.
+//!
+//! The one rule: a difference is between two finished waves.
+//! What came and went within one wave is not in it, however often it changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Keys and values, written in waves.
+///
+/// A wave is what is set and deleted until [`done`](Self::done). Then [`created`](Self::created),
+/// [`updated`](Self::updated) and [`deleted`](Self::deleted) say what it changed.
+/// The next wave changes what is there, at the cost of what it touches; or it is written whole, after
+/// [`reset`](Self::reset): what is not set again is deleted when the wave is done.
+///
+/// ```
+/// use proto::DiffStore;
+///
+/// let mut rules = DiffStore::new();
+/// rules.set("10.96.0.1:443", "10.0.0.1:6443");
+/// rules.set("10.96.0.10:53", "10.1.0.7:53");
+/// rules.done();
+/// assert_eq!(rules.created().count(), 2);
+///
+/// rules.reset();
+/// rules.set("10.96.0.10:53", "10.1.0.8:53");
+/// rules.done();
+/// assert_eq!(rules.updated().collect::<Vec<_>>(), [(&"10.96.0.10:53", &"10.1.0.8:53")]);
+/// assert_eq!(rules.deleted().collect::<Vec<_>>(), [(&"10.96.0.1:443", &"10.0.0.1:6443")]);
+/// ```
+#[derive(Clone, Debug)]
+pub struct DiffStore<K, V> {
+    entries: BTreeMap<K, Entry<V>>,
+    /// What this wave has touched, as it was when the wave before was done.
+    before: BTreeMap<K, Option<V>>,
+    /// Counts the resets.
+    epoch: u64,
+    /// Whether this wave is written whole.
+    whole: bool,
+    created: BTreeSet<K>,
+    updated: BTreeSet<K>,
+    deleted: BTreeMap<K, V>,
+}
+
+#[derive(Clone, Debug)]
+struct Entry<V> {
+    value: V,
+    /// The epoch in which it was set last.
+    epoch: u64,
+}
+
+impl<K, V> Default for DiffStore<K, V> {
+    fn default() -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            before: BTreeMap::new(),
+            epoch: 0,
+            whole: false,
+            created: BTreeSet::new(),
+            updated: BTreeSet::new(),
+            deleted: BTreeMap::new(),
+        }
+    }
+}
+
+impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
+    /// An empty store, in its first wave.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets a value in this wave.
+    pub fn set(&mut self, key: K, value: V) {
+        let epoch = self.epoch;
+        match self.entries.get_mut(&key) {
+            Some(entry) if entry.value == value => entry.epoch = epoch,
+            Some(entry) => {
+                let old = std::mem::replace(entry, Entry { value, epoch });
+                self.before.entry(key).or_insert(Some(old.value));
+            }
+            None => {
+                self.before.entry(key.clone()).or_insert(None);
+                self.entries.insert(key, Entry { value, epoch });
+            }
+        }
+    }
+
+    /// Takes a value away in this wave, if it is there.
+    pub fn delete(&mut self, key: &K) {
+        if let Some((key, old)) = self.entries.remove_entry(key) {
+            self.before.entry(key).or_insert(Some(old.value));
+        }
+    }
+
+    /// The value as this wave has it so far.
+    pub fn get(&self, key: &K) -> Option<&V> {
+        self.entries.get(key).filter(|it| self.is_there(it)).map(|it| &it.value)
+    }
+
+    /// Everything as this wave has it so far, in ascending order of keys.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.entries.iter().filter(|(_, it)| self.is_there(it)).map(|(key, it)| (key, &it.value))
+    }
+
+    fn is_there(&self, entry: &Entry<V>) -> bool {
+        !self.whole || entry.epoch == self.epoch
+    }
+
+    /// Begins this wave anew, to be written whole: what is not set again is deleted when it is done.
+    pub fn reset(&mut self) {
+        self.epoch += 1;
+        self.whole = true;
+    }
+
+    /// Ends this wave: its difference to the one before can be read until the next one ends.
+    pub fn done(&mut self) {
+        if self.whole {
+            let epoch = self.epoch;
+            let before = &mut self.before;
+            for (key, old) in self.entries.extract_if(.., |_, it| it.epoch != epoch) {
+                before.entry(key).or_insert(Some(old.value));
+            }
+            self.whole = false;
+        }
+        self.created.clear();
+        self.updated.clear();
+        self.deleted.clear();
+        for (key, before) in std::mem::take(&mut self.before) {
+            match (before, self.entries.get(&key)) {
+                (None, Some(_)) => {
+                    self.created.insert(key);
+                }
+                (Some(before), Some(now)) if before != now.value => {
+                    self.updated.insert(key);
+                }
+                (Some(before), None) => {
+                    self.deleted.insert(key, before);
+                }
+                (Some(_), Some(_)) | (None, None) => {}
+            }
+        }
+    }
+
+    /// What the last finished wave added, in ascending order of keys, with the values as they are now.
+    pub fn created(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
+        self.values(&self.created)
+    }
+
+    /// What the last finished wave gave another value, in ascending order of keys, with the values as they are now.
+    pub fn updated(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
+        self.values(&self.updated)
+    }
+
+    /// What the last finished wave took away, in ascending order of keys, with the values as they were.
+    pub fn deleted(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
+        self.deleted.iter()
+    }
+
+    fn values<'a>(&'a self, keys: &'a BTreeSet<K>) -> impl DoubleEndedIterator<Item = (&'a K, &'a V)> {
+        keys.iter().filter_map(|key| Some((key, &self.entries.get(key)?.value)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Set(u8, u8),
+        Delete(u8),
+        Reset,
+        Done,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => (0_u8..8, 0_u8..3).prop_map(|(key, value)| Step::Set(key, value)),
+            2 => (0_u8..8).prop_map(Step::Delete),
+            1 => Just(Step::Reset),
+            2 => Just(Step::Done),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_difference_is_that_of_two_plain_maps(steps in proptest::collection::vec(step(), 0..60)) {
+            let mut store = DiffStore::new();
+            let (mut before, mut now) = (BTreeMap::new(), BTreeMap::new());
+            for step in steps {
+                match step {
+                    Step::Set(key, value) => {
+                        store.set(key, value);
+                        now.insert(key, value);
+                    }
+                    Step::Delete(key) => {
+                        store.delete(&key);
+                        now.remove(&key);
+                    }
+                    Step::Reset => {
+                        store.reset();
+                        now.clear();
+                    }
+                    Step::Done => {
+                        store.done();
+                        let pairs = |it: &BTreeMap<u8, u8>, keep: &dyn Fn(&u8, &u8) -> bool| {
+                            let kept = it.iter().filter(|(key, value)| keep(key, value));
+                            kept.map(|(key, value)| (*key, *value)).collect::<Vec<_>>()
+                        };
+                        let created: Vec<_> = store.created().map(|(key, value)| (*key, *value)).collect();
+                        prop_assert_eq!(created, pairs(&now, &|key, _| !before.contains_key(key)));
+                        let updated: Vec<_> = store.updated().map(|(key, value)| (*key, *value)).collect();
+                        let is_other = |key: &u8, value: &u8| before.get(key).is_some_and(|it| it != value);
+                        prop_assert_eq!(updated, pairs(&now, &is_other));
+                        let deleted: Vec<_> = store.deleted().map(|(key, value)| (*key, *value)).collect();
+                        prop_assert_eq!(deleted, pairs(&before, &|key, _| !now.contains_key(key)));
+                        before = now.clone();
+                    }
+                }
+                prop_assert!(store.iter().eq(now.iter()));
+                for key in 0..8 {
+                    prop_assert_eq!(store.get(&key), now.get(&key));
+                }
+            }
+        }
+    }
+}

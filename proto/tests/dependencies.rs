@@ -1,0 +1,40 @@
+//! What somebody who uses the client library compiles.
+
+use std::{collections::BTreeSet, process::Command};
+
+/// What a client of gRPC needs, and nothing else. Whoever adds to it says why.
+const ALLOWED: &str = "
+    anyhow async-trait atomic-waker base64 bytes either equivalent fnv futures-channel futures-core futures-sink
+    futures-task futures-util h2 hashbrown http http-body http-body-util httparse hyper hyper-timeout hyper-util indexmap
+    itertools itoa libc mio once_cell percent-encoding pin-project pin-project-internal pin-project-lite proc-macro2 prost
+    prost-derive proto quote slab smallvec socket2 syn sync_wrapper thiserror thiserror-impl tokio tokio-stream tokio-util
+    tonic tonic-prost tower tower-layer tower-service tracing tracing-attributes tracing-core try-lock unicode-ident want
+";
+
+#[test]
+fn the_client_library_has_few_dependencies() {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--offline",
+            "--locked",
+            "--package",
+            "proto",
+            "--edges",
+            "normal",
+            "--prefix",
+            "none",
+        ])
+        .args(["--target", "x86_64-unknown-linux-gnu", "--format", "{p}"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let found: BTreeSet<_> = text.lines().filter_map(|it| it.split(' ').next()).collect();
+    let found: BTreeSet<_> = found.into_iter().filter(|it| !it.is_empty()).collect();
+    let allowed: BTreeSet<_> = ALLOWED.split_whitespace().collect();
+    let more: Vec<_> = found.difference(&allowed).collect();
+    assert!(more.is_empty(), "not in the list: {more:?}");
+    assert!(found.contains("tonic"), "{text}");
+}

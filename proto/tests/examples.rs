@@ -1,0 +1,145 @@
+//! The examples do what they say, against a brain that has two states to tell.
+
+#![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
+use std::{path::Path, pin::Pin, process::Stdio, time::Duration};
+
+use prost::Message;
+use proto::localv1::{
+    EmptyOp, Endpoint, IpSet, OpItem, Ref, Service, ServiceIPs, Set, Value, WatchReq,
+    op_item::Op,
+    sets_server::{Sets, SetsServer},
+};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    net::UnixListener,
+    process::Command,
+    sync::mpsc,
+    time::timeout,
+};
+use tokio_stream::{
+    Stream,
+    wrappers::{ReceiverStream, UnixListenerStream},
+};
+use tonic::{Request, Response, Status, Streaming};
+
+fn set(set: Set, path: &str, message: &impl Message) -> Op {
+    let reference = Ref { set: set.into(), path: path.to_owned() };
+    Op::Set(Value { r#ref: Some(reference), bytes: message.encode_to_vec() })
+}
+
+fn service(path: &str, ip: &str) -> Op {
+    let (namespace, name) = path.split_once('/').unwrap();
+    let cluster_ips = Some(IpSet { v4: vec![ip.to_owned()], v6: Vec::new() });
+    let ips = Some(ServiceIPs { cluster_ips, ..ServiceIPs::default() });
+    let message =
+        Service { namespace: namespace.to_owned(), name: name.to_owned(), ips, ..Service::default() };
+    set(Set::ServicesSet, path, &message)
+}
+
+fn endpoint(path: &str, ip: &str) -> Op {
+    let ips = Some(IpSet { v4: vec![ip.to_owned()], v6: Vec::new() });
+    set(Set::EndpointsSet, path, &Endpoint { ips, ..Endpoint::default() })
+}
+
+fn delete(set: Set, path: &str) -> Op {
+    Op::Delete(Ref { set: set.into(), path: path.to_owned() })
+}
+
+struct Brain;
+
+#[tonic::async_trait]
+impl Sets for Brain {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<OpItem, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        request: Request<Streaming<WatchReq>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let mut requests = request.into_inner();
+        let sync = || Op::Sync(EmptyOp::default());
+        let first = vec![
+            Op::Reset(EmptyOp::default()),
+            service("ns/a", "10.96.0.1"),
+            service("ns/b", "10.96.0.2"),
+            endpoint("ns/a/p", "10.1.0.1"),
+            endpoint("ns/b/p", "10.1.0.2"),
+            sync(),
+        ];
+        let second = vec![
+            service("ns/c", "10.96.0.3"),
+            endpoint("ns/a/q", "10.1.0.3"),
+            delete(Set::EndpointsSet, "ns/b/p"),
+            delete(Set::ServicesSet, "ns/b"),
+            sync(),
+        ];
+        let (sender, items) = mpsc::channel(16);
+        tokio::spawn(async move {
+            for change_set in [first, second] {
+                // One request buys one change set.
+                if requests.message().await.unwrap().unwrap().node_name != "n1" {
+                    return;
+                }
+                for op in change_set {
+                    sender.send(Ok(OpItem { op: Some(op) })).await.unwrap();
+                }
+            }
+            sender.closed().await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(items))))
+    }
+}
+
+async fn check(example: &str, expect: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("proxy.sock");
+    let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
+    let serving = tokio::spawn(
+        tonic::transport::Server::builder().add_service(SetsServer::new(Brain)).serve_with_incoming(incoming),
+    );
+    let test = std::env::current_exe().unwrap();
+    let binary = test.parent().and_then(Path::parent).unwrap().join("examples").join(example);
+    assert!(binary.exists(), "{} is missing: run the tests by `cargo xtask test`", binary.display());
+    let mut child = Command::new(binary)
+        .arg(format!("unix://{}", socket.display()))
+        .arg("n1")
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for expect in expect.lines() {
+        let line = timeout(Duration::from_secs(10), lines.next_line()).await.unwrap().unwrap().unwrap();
+        assert_eq!(line, expect);
+    }
+    // It goes on.
+    assert!(timeout(Duration::from_millis(100), lines.next_line()).await.is_err());
+    child.kill().await.unwrap();
+    serving.abort();
+}
+
+#[tokio::test]
+async fn print() {
+    check("print", &r#"ns/a: ["p"]|ns/b: ["p"]|-|ns/a: ["p", "q"]|ns/c: []|-"#.replace('|', "\n")).await;
+}
+
+#[tokio::test]
+async fn incremental() {
+    let first = "+ ns/a\n+ ns/b\n+ ns/a/p 10.1.0.1\n+ ns/b/p 10.1.0.2\n= in force now\n";
+    let second = "+ ns/c\n+ ns/a/q 10.1.0.3\n- ns/b/p\n- ns/b\n= in force now";
+    check("incremental", &[first, second].concat()).await;
+}
+
+#[tokio::test]
+async fn difference() {
+    let first = "add 10.96.0.1 -> p\nadd 10.96.0.2 -> p\ndone\n";
+    let second = "add 10.96.0.3 -> \nchange 10.96.0.1 -> p q\nremove 10.96.0.2\ndone";
+    check("difference", &[first, second].concat()).await;
+}
+
+#[test]
+fn a_backend_that_prints_is_under_twenty_lines() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/print.rs")).unwrap();
+    let lines = text.lines().filter(|it| !it.trim().is_empty() && !it.starts_with("//")).count();
+    assert!(lines < 20, "{lines} lines");
+}

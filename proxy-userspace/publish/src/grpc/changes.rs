@@ -1,0 +1,201 @@
+//! What makes one state of another, operation by operation.
+//!
+//! The one rule: an endpoint never exists without its Service.
+//! First Services are set, then anonymous endpoints deleted, pods' set, pods' deleted, anonymous ones set, and at last
+//! Services deleted; what is set comes in ascending order of paths, what is deleted in descending order.
+
+use std::{cmp::Ordering, collections::VecDeque, sync::Arc};
+
+use model::{
+    ServiceName,
+    state::{Endpoint, EndpointKey, NodeState, ServiceState},
+};
+use prost::Message as _;
+use proto::localv1::{OpItem, Ref, Set, Value, op_item::Op};
+
+use crate::wire;
+
+/// The operations, made one by one: whoever is slow costs no more than the two states.
+pub(super) struct Changes {
+    /// The Services that differ, in ascending order of paths as those of Services are compared.
+    services: Vec<Change>,
+    /// The same in ascending order of paths as those of endpoints are compared: a slash follows the name.
+    by_endpoint: Vec<usize>,
+    phase: usize,
+    /// How many Services are through in this phase.
+    position: usize,
+    ready: VecDeque<OpItem>,
+}
+
+struct Change {
+    path: String,
+    old: Option<Arc<ServiceState>>,
+    new: Option<Arc<ServiceState>>,
+}
+
+const PHASES: [Phase; 6] = [
+    Phase::SetServices,
+    Phase::DeleteAnonymous,
+    Phase::SetPods,
+    Phase::DeletePods,
+    Phase::SetAnonymous,
+    Phase::DeleteServices,
+];
+
+#[derive(Clone, Copy)]
+enum Phase {
+    SetServices,
+    DeleteAnonymous,
+    SetPods,
+    DeletePods,
+    SetAnonymous,
+    DeleteServices,
+}
+
+impl Changes {
+    /// What makes `new` of `old`, at the cost of what differs.
+    pub(super) fn new(old: &NodeState, new: &NodeState) -> Self {
+        let change = |(name, old, new): (&ServiceName, Option<&Arc<_>>, Option<&Arc<_>>)| Change {
+            path: wire::service_path(name),
+            old: old.cloned(),
+            new: new.cloned(),
+        };
+        let mut services: Vec<_> = new.diff(old).map(change).collect();
+        services.sort_by(|a, b| a.path.cmp(&b.path));
+        let mut by_endpoint: Vec<_> = (0..services.len()).collect();
+        let key = |it: &usize| services[*it].path.bytes().chain(*b"/");
+        by_endpoint.sort_by(|a, b| key(a).cmp(key(b)));
+        Self { services, by_endpoint, phase: 0, position: 0, ready: VecDeque::new() }
+    }
+
+    /// Whether nothing differs.
+    pub(super) fn is_empty(&self) -> bool {
+        self.services.is_empty()
+    }
+}
+
+impl Iterator for Changes {
+    type Item = OpItem;
+
+    fn next(&mut self) -> Option<OpItem> {
+        loop {
+            if let Some(item) = self.ready.pop_front() {
+                return Some(item);
+            }
+            let phase = *PHASES.get(self.phase)?;
+            let count = self.services.len();
+            if self.position == count {
+                (self.phase, self.position) = (self.phase + 1, 0);
+                continue;
+            }
+            let (at, last) = (self.position, count - 1);
+            self.position += 1;
+            let change = match phase {
+                Phase::SetServices => &self.services[at],
+                Phase::DeleteServices => &self.services[last - at],
+                Phase::SetPods | Phase::SetAnonymous => &self.services[self.by_endpoint[at]],
+                Phase::DeletePods | Phase::DeleteAnonymous => &self.services[self.by_endpoint[last - at]],
+            };
+            change.operations(phase, &mut self.ready);
+        }
+    }
+}
+
+impl Change {
+    fn operations(&self, phase: Phase, ready: &mut VecDeque<OpItem>) {
+        match phase {
+            Phase::SetServices => {
+                let old = self.old.as_ref().map(|it| &it.service);
+                if let Some(new) = self.new.as_ref().map(|it| &it.service).filter(|new| Some(*new) != old) {
+                    let bytes = wire::service(new).encode_to_vec();
+                    ready.push_back(set(Set::ServicesSet, self.path.clone(), bytes));
+                }
+            }
+            Phase::DeleteServices if self.new.is_none() => {
+                ready.push_back(delete(Set::ServicesSet, self.path.clone()));
+            }
+            Phase::DeleteServices => {}
+            Phase::SetPods => self.set_endpoints(is_pod, ready),
+            Phase::SetAnonymous => self.set_endpoints(|it| !is_pod(it), ready),
+            Phase::DeletePods => self.delete_endpoints(is_pod, ready),
+            Phase::DeleteAnonymous => self.delete_endpoints(|it| !is_pod(it), ready),
+        }
+    }
+
+    fn set_endpoints(&self, wanted: impl Fn(&Endpoint) -> bool, ready: &mut VecDeque<OpItem>) {
+        let Some(new) = &self.new else { return };
+        // What an endpoint's ports are called, its Service says.
+        let same_ports = self.old.as_ref().is_some_and(|old| old.service.ports == new.service.ports);
+        for (old, endpoint) in self.pairs() {
+            let Some(endpoint) = endpoint.filter(|it| wanted(it)) else { continue };
+            if same_ports && old == Some(endpoint) {
+                continue;
+            }
+            let message = wire::endpoint(&new.service, endpoint);
+            let before = self.old.as_ref().zip(old).map(|(state, it)| wire::endpoint(&state.service, it));
+            if before.as_ref() != Some(&message) {
+                let path = format!("{}/{}", self.path, wire::key(endpoint));
+                ready.push_back(set(Set::EndpointsSet, path, message.encode_to_vec()));
+            }
+        }
+    }
+
+    fn delete_endpoints(&self, wanted: impl Fn(&Endpoint) -> bool, ready: &mut VecDeque<OpItem>) {
+        for (old, new) in self.pairs() {
+            let (Some(endpoint), None) = (old.filter(|it| wanted(it)), new) else { continue };
+            let path = format!("{}/{}", self.path, wire::key(endpoint));
+            ready.push_front(delete(Set::EndpointsSet, path));
+        }
+    }
+
+    /// The endpoints before and after, by their keys in ascending order.
+    fn pairs(&self) -> impl Iterator<Item = (Option<&Endpoint>, Option<&Endpoint>)> {
+        fn of(state: Option<&Arc<ServiceState>>) -> impl Iterator<Item = (&EndpointKey, &Endpoint)> {
+            state.into_iter().flat_map(|it| &it.endpoints).map(|it| (&it.key, &**it))
+        }
+        Merge { old: of(self.old.as_ref()).peekable(), new: of(self.new.as_ref()).peekable() }
+            .map(|(_, old, new)| (old, new))
+    }
+}
+
+fn is_pod(endpoint: &Endpoint) -> bool {
+    matches!(endpoint.key, EndpointKey::Pod(_))
+}
+
+fn set(set: Set, path: String, bytes: Vec<u8>) -> OpItem {
+    OpItem { op: Some(Op::Set(Value { r#ref: Some(Ref { set: set.into(), path }), bytes })) }
+}
+
+fn delete(set: Set, path: String) -> OpItem {
+    OpItem { op: Some(Op::Delete(Ref { set: set.into(), path })) }
+}
+
+/// Joins two sorted sequences by their keys.
+struct Merge<A: Iterator, B: Iterator> {
+    old: std::iter::Peekable<A>,
+    new: std::iter::Peekable<B>,
+}
+
+impl<'a, K: Ord + 'a, V, A, B> Iterator for Merge<A, B>
+where
+    A: Iterator<Item = (&'a K, V)>,
+    B: Iterator<Item = (&'a K, V)>,
+{
+    type Item = (&'a K, Option<V>, Option<V>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let order = match (self.old.peek(), self.new.peek()) {
+            (Some((old, _)), Some((new, _))) => old.cmp(new),
+            (Some(_), None) => Ordering::Less,
+            (None, _) => Ordering::Greater,
+        };
+        match order {
+            Ordering::Less => self.old.next().map(|(key, old)| (key, Some(old), None)),
+            Ordering::Greater => self.new.next().map(|(key, new)| (key, None, Some(new))),
+            Ordering::Equal => {
+                let (key, old) = self.old.next()?;
+                Some((key, Some(old), self.new.next().map(|(_, new)| new)))
+            }
+        }
+    }
+}

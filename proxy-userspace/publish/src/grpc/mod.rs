@@ -1,0 +1,134 @@
+//! What is published, served over gRPC: the two views of one node's state, health and reflection.
+//!
+//! The one rule: a client can only hurt itself.
+//! One that is slow, silent, gone or talks nonsense costs a bounded amount, and nobody else notices.
+
+mod changes;
+mod listen;
+mod next;
+mod watch;
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use proto::{
+    Target,
+    localnetv1::endpoints_server::{self, EndpointsServer},
+    localv1::sets_server::{self, SetsServer},
+};
+use tokio::time::timeout;
+use tonic::{Status, transport};
+use tonic_health::ServingStatus;
+
+use crate::Subscription;
+
+pub use listen::{ListenError, Listener};
+
+/// The longest request that is read.
+const LONGEST_REQUEST: usize = 64 << 10;
+/// How often a silent client is asked whether it is still there, and how long it has to answer.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
+/// How long clients have to go when the server ends.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The nodes whose states are served.
+pub trait Nodes: Send + Sync + 'static {
+    /// Follows the state of a node, beginning with what is not the revision `seen` (instance and revision); of the
+    /// brain's own node if the name is empty. None if its state is not to be had here.
+    fn follow(&self, node: &str, seen: (u64, u64)) -> Option<Subscription>;
+}
+
+/// One node alone.
+#[derive(Clone, Debug)]
+pub struct OneNode {
+    name: Arc<str>,
+    states: Subscription,
+}
+
+impl OneNode {
+    /// The node of that name, whose states come from `states`.
+    pub fn new(name: impl Into<Arc<str>>, states: Subscription) -> Self {
+        Self { name: name.into(), states }
+    }
+}
+
+impl Nodes for OneNode {
+    fn follow(&self, node: &str, seen: (u64, u64)) -> Option<Subscription> {
+        (node.is_empty() || *node == *self.name).then(|| self.states.resume(seen.0, seen.1))
+    }
+}
+
+fn unknown_node(node: &str) -> Status {
+    Status::not_found(format!("the state of node {node:?} is not served here; ask its own brain"))
+}
+
+/// Why serving ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// gRPC itself.
+    #[error("serving {target}: {error}")]
+    Transport {
+        /// Where.
+        target: Target,
+        /// What it said.
+        #[source]
+        error: transport::Error,
+    },
+    /// What we say about ourselves cannot be read.
+    #[error("the description of the services cannot be read: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// Serves `nodes` at `listener` until `shutdown`, and a moment longer for those who are just being answered.
+///
+/// Health says NOT_SERVING until `ready`.
+pub async fn serve(
+    listener: Listener,
+    nodes: Arc<dyn Nodes>,
+    ready: impl Future<Output = ()>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let target = listener.address().clone();
+    let (reporter, health) = tonic_health::server::health_reporter();
+    let say = async |status| {
+        for service in ["", sets_server::SERVICE_NAME, endpoints_server::SERVICE_NAME] {
+            reporter.set_service_status(service, status).await;
+        }
+    };
+    say(ServingStatus::NotServing).await;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let watch = SetsServer::new(watch::Watch { nodes: Arc::clone(&nodes) });
+    let next = EndpointsServer::new(next::Next { nodes });
+    let router = transport::Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE.0))
+        .http2_keepalive_timeout(Some(KEEPALIVE.1))
+        .add_service(health)
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?)
+        .add_service(watch.max_decoding_message_size(LONGEST_REQUEST))
+        .add_service(next.max_decoding_message_size(LONGEST_REQUEST));
+    tracing::info!("serving {target}");
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let clients = listen::Clients::new(listener);
+    let mut serving = std::pin::pin!(router.serve_with_incoming_shutdown(clients, async {
+        // Dropped or used: both mean the end.
+        let _ = stopped.await;
+    }));
+    let failed = |error| ServeError::Transport { target: target.clone(), error };
+    let became_ready = async {
+        ready.await;
+        say(ServingStatus::Serving).await;
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        result = &mut serving => return result.map_err(failed),
+        () = became_ready => {}
+        () = shutdown => {}
+    }
+    drop(stop);
+    // Those who do not go in time are cut off.
+    timeout(FAREWELL, serving).await.unwrap_or(Ok(())).map_err(failed)
+}

@@ -1,0 +1,65 @@
+//! `localnetv1.Endpoints/Next`: the long poll of KEP-2104.
+//!
+//! The one rule: an answer is one full state, whole, and whoever has it waits for another.
+
+use std::{pin::Pin, sync::Arc};
+
+use model::state::ServiceState;
+use proto::localnetv1::{NextFilter, NextItem, ServiceEndpoints, endpoints_server::Endpoints};
+use tokio::sync::mpsc::{self, Sender};
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status};
+
+use super::{Nodes, unknown_node};
+use crate::{Subscription, wire};
+
+/// How many items are made in advance for a client.
+const AHEAD: usize = 8;
+
+pub(super) struct Next {
+    pub(super) nodes: Arc<dyn Nodes>,
+}
+
+#[tonic::async_trait]
+impl Endpoints for Next {
+    type NextStream = Pin<Box<dyn Stream<Item = Result<NextItem, Status>> + Send>>;
+
+    async fn next(&self, request: Request<NextFilter>) -> Result<Response<Self::NextStream>, Status> {
+        let filter = request.into_inner();
+        let states = self.nodes.follow(&filter.node_name, (filter.instance_id, filter.rev));
+        let states = states.ok_or_else(|| unknown_node(&filter.node_name))?;
+        let (sender, items) = mpsc::channel(AHEAD);
+        tokio::spawn(answer(filter, states, sender));
+        Ok(Response::new(Box::pin(ReceiverStream::new(items))))
+    }
+}
+
+/// Sends the state when there is another; ends early if the client or the source is gone.
+async fn answer(filter: NextFilter, mut states: Subscription, sender: Sender<Result<NextItem, Status>>) {
+    let published = tokio::select! {
+        () = sender.closed() => return,
+        published = states.next() => match published {
+            Some(published) => published,
+            None => return,
+        }
+    };
+    let next = NextFilter { instance_id: published.instance_id, rev: published.rev, ..filter };
+    let first = NextItem { next: Some(next), endpoints: None };
+    if sender.send(Ok(first)).await.is_err() {
+        return;
+    }
+    for state in published.state.services.values() {
+        let item = NextItem { next: None, endpoints: Some(service_endpoints(state)) };
+        if sender.send(Ok(item)).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn service_endpoints(state: &ServiceState) -> ServiceEndpoints {
+    ServiceEndpoints {
+        service: Some(wire::service(&state.service)),
+        endpoints: state.endpoints.iter().map(|it| wire::endpoint(&state.service, it)).collect(),
+        keys: state.endpoints.iter().map(|it| wire::key(it).to_owned()).collect(),
+    }
+}

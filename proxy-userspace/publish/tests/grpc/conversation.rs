@@ -1,0 +1,231 @@
+//! `localv1.Sets/Watch`, as a client of KPNG's meets it.
+
+use std::time::Duration;
+
+use model::state::NodeState;
+use proto::localv1::{Addition, WatchReq, op_item::Op};
+use publish::{Publisher, Subscription, grpc::Nodes};
+use tokio::time::timeout;
+
+use crate::common::{Brain, Folder, LIMIT, Peer, service, state};
+
+#[tokio::test]
+async fn the_server_is_silent_until_it_is_asked_and_resets_at_once() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    let mut peer = Peer::silent(&folder.socket()).await;
+    peer.hears_nothing().await;
+    peer.ask("n1").await;
+    // There is no state yet.
+    assert_eq!(peer.item().await, Op::Reset(Default::default()));
+    peer.hears_nothing().await;
+    brain.publisher.publish(state([service("ns/a", &[])]));
+    assert_eq!(peer.change_set().await, ["+s ns/a"]);
+    brain.stop().await;
+}
+
+#[tokio::test]
+async fn an_empty_first_state_has_a_sync() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    brain.publisher.publish(NodeState::default());
+    let mut peer = Peer::start(&folder.socket(), "n1").await;
+    assert!(peer.change_set().await.is_empty());
+    brain.stop().await;
+}
+
+#[tokio::test]
+async fn one_request_buys_one_change_set_and_changes_in_between_collapse() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    brain.publisher.publish(state([service("ns/a", &[("p1", 1)])]));
+    let mut peer = Peer::start(&folder.socket(), "n1").await;
+    assert_eq!(peer.change_set().await, ["+s ns/a", "+e ns/a/p1"]);
+    for last in 2..9 {
+        brain.publisher.publish(state([service("ns/a", &[("p1", last)])]));
+    }
+    peer.hears_nothing().await;
+    peer.ask("n1").await;
+    assert_eq!(peer.change_set().await, ["+e ns/a/p1"]);
+    assert_eq!(peer.endpoints["ns/a/p1"].ips.as_ref().unwrap().v4, ["10.1.0.8"]);
+    // There and back again is no change, and buys nothing.
+    peer.ask("n1").await;
+    peer.hears_nothing().await;
+    brain.publisher.publish(state([service("ns/a", &[("p1", 8)]), service("ns/b", &[])]));
+    assert_eq!(peer.change_set().await, ["+s ns/b"]);
+    brain.stop().await;
+}
+
+#[tokio::test]
+async fn operations_come_in_the_order_that_keeps_endpoints_with_their_services() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    let gone = |name| service(name, &[("p", 1), ("@x", 2)]);
+    brain.publisher.publish(state([
+        gone("a/gone"),
+        gone("a-b/gone"),
+        service("ns/s", &[("p1", 1), ("p2", 2), ("p3", 3), ("@x", 4), ("@y", 5), ("q", 6), ("@r", 7)]),
+    ]));
+    let mut peer = Peer::start(&folder.socket(), "n1").await;
+    let first = peer.change_set().await;
+    assert_eq!(
+        first,
+        [
+            "+s a-b/gone",
+            "+s a/gone",
+            "+s ns/s",
+            "+e a-b/gone/p",
+            "+e a/gone/p",
+            "+e ns/s/p1",
+            "+e ns/s/p2",
+            "+e ns/s/p3",
+            "+e ns/s/q",
+            "+e a-b/gone/x",
+            "+e a/gone/x",
+            "+e ns/s/r",
+            "+e ns/s/x",
+            "+e ns/s/y",
+        ]
+    );
+    peer.ask("n1").await;
+    // An endpoint of a pod becomes anonymous, and the other way round, under the same path.
+    brain.publisher.publish(state([
+        service("a/new", &[("p", 1)]),
+        service("a-b/new", &[]),
+        service("ns/s", &[("p1", 8), ("p4", 9), ("@z", 1), ("@q", 6), ("r", 7)]),
+    ]));
+    assert_eq!(
+        peer.change_set().await,
+        [
+            "+s a-b/new",
+            "+s a/new",
+            "-e ns/s/y",
+            "-e ns/s/x",
+            "-e ns/s/r",
+            "-e a/gone/x",
+            "-e a-b/gone/x",
+            "+e a/new/p",
+            "+e ns/s/p1",
+            "+e ns/s/p4",
+            "+e ns/s/r",
+            "-e ns/s/q",
+            "-e ns/s/p3",
+            "-e ns/s/p2",
+            "-e a/gone/p",
+            "-e a-b/gone/p",
+            "+e ns/s/q",
+            "+e ns/s/z",
+            "-s a/gone",
+            "-s a-b/gone",
+        ]
+    );
+    brain.stop().await;
+}
+
+struct TwoNodes([Subscription; 2]);
+
+impl Nodes for TwoNodes {
+    fn follow(&self, node: &str, seen: (u64, u64)) -> Option<Subscription> {
+        let position = ["n1", "n2"].iter().position(|it| *it == node)?;
+        Some(self.0[position].resume(seen.0, seen.1))
+    }
+}
+
+#[tokio::test]
+async fn another_node_name_is_answered_at_once_with_the_difference() {
+    let folder = Folder::new();
+    let [one, two] = ["n1", "n2"].map(Publisher::new);
+    one.publish(state([service("ns/both", &[]), service("ns/one", &[("p", 1)])]));
+    two.publish(state([service("ns/both", &[]), service("ns/two", &[("p", 1)])]));
+    let nodes = TwoNodes([one.subscribe(), two.subscribe()]);
+    let brain = Brain::with(&folder.socket(), one, nodes).await;
+    let mut peer = Peer::start(&folder.socket(), "n1").await;
+    assert_eq!(peer.change_set().await, ["+s ns/both", "+s ns/one", "+e ns/one/p"]);
+    // While it waits for a change of the first node, too: that request was bought and stays open.
+    peer.ask("n1").await;
+    peer.hears_nothing().await;
+    peer.ask("n2").await;
+    assert_eq!(peer.change_set().await, ["+s ns/two", "+e ns/two/p", "-e ns/one/p", "-s ns/one"]);
+    two.publish(state([service("ns/both", &[])]));
+    assert_eq!(peer.change_set().await, ["-e ns/two/p", "-s ns/two"]);
+    // To the same state under another name: a sync and nothing else.
+    brain.publisher.publish(state([service("ns/both", &[])]));
+    peer.ask("n1").await;
+    assert!(peer.change_set().await.is_empty());
+    peer.ask("n3").await;
+    let refused = timeout(LIMIT, peer.items.message()).await.unwrap().unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::NotFound);
+    brain.stop().await;
+}
+
+#[tokio::test]
+async fn when_the_source_closes_the_stream_ends_with_ok() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    brain.publisher.publish(state([service("ns/a", &[])]));
+    let mut asking = Peer::start(&folder.socket(), "n1").await;
+    let mut content = Peer::start(&folder.socket(), "n1").await;
+    for peer in [&mut asking, &mut content] {
+        peer.change_set().await;
+    }
+    asking.ask("n1").await;
+    brain.stop().await;
+    asking.is_at_the_end().await;
+    content.is_at_the_end().await;
+}
+
+#[tokio::test]
+async fn whoever_asks_no_more_gets_what_it_has_asked_for() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    let mut peer = Peer::start(&folder.socket(), "n1").await;
+    peer.requests = tokio::sync::mpsc::channel(1).0;
+    peer.hears_nothing().await;
+    brain.publisher.publish(state([service("ns/a", &[])]));
+    assert_eq!(peer.change_set().await, ["+s ns/a"]);
+    peer.is_at_the_end().await;
+    brain.stop().await;
+}
+
+#[tokio::test]
+async fn a_watcher_that_goes_is_dropped_at_once() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    brain.publisher.publish(state([service("ns/a", &[])]));
+    let before = brain.publisher.followers();
+    let mut peers = Vec::new();
+    for _ in 0..5 {
+        let mut peer = Peer::start(&folder.socket(), "n1").await;
+        peer.change_set().await;
+        peers.push(peer);
+    }
+    assert_eq!(brain.publisher.followers(), before + 5);
+    drop(peers);
+    let gone = async {
+        while brain.publisher.followers() > before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(1), gone).await.unwrap();
+    brain.stop().await;
+}
+
+#[tokio::test]
+async fn revisions_are_said_to_those_who_want_them() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    brain.publisher.publish(NodeState::default());
+    let mut peer = Peer::silent(&folder.socket()).await;
+    let request = WatchReq { node_name: String::new(), wanted: vec![Addition::Revisions.into(), 77] };
+    peer.requests.send(request).await.unwrap();
+    assert_eq!(peer.item().await, Op::Reset(Default::default()));
+    let Op::Sync(sync) = peer.item().await else { panic!("no sync") };
+    let current = brain.publisher.current().unwrap();
+    let revision = sync.revision.unwrap();
+    assert_eq!((revision.instance_id, revision.rev), (current.instance_id, current.rev));
+    peer.ask("n1").await;
+    brain.publisher.publish(state([service("ns/a", &[])]));
+    assert!(matches!(peer.item().await, Op::Set(_)));
+    assert_eq!(peer.item().await, Op::Sync(Default::default()));
+    brain.stop().await;
+}

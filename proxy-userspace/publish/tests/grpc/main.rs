@@ -1,0 +1,12 @@
+//! What is published, served and followed over real sockets.
+
+#![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
+mod client;
+mod common;
+mod conversation;
+mod hardship;
+mod laws;
+mod next;
+mod recorded;
+mod sockets;

@@ -1,0 +1,165 @@
+//! Where a brain listens, and who gets in.
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt as _, net::UnixListener},
+};
+
+use model::state::NodeState;
+use proto::Target;
+use publish::{
+    Publisher,
+    grpc::{self, ListenError, Listener, OneNode},
+};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+use tonic_reflection::pb::{
+    v1::{self, server_reflection_client::ServerReflectionClient},
+    v1alpha::{self, server_reflection_client::ServerReflectionClient as ServerReflectionClientV1Alpha},
+};
+
+use crate::common::{Brain, Folder, Peer, channel};
+
+#[tokio::test]
+async fn a_socket_is_its_owners_alone_and_goes_with_it() {
+    let folder = Folder::new();
+    let socket = folder.socket().with_file_name("a/folder/proxy.sock");
+    let listener = Listener::bind(&Target::Unix(socket.clone())).await.unwrap();
+    assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    drop(listener);
+    assert!(!socket.exists());
+}
+
+#[tokio::test]
+async fn a_socket_that_was_left_behind_is_replaced() {
+    let folder = Folder::new();
+    drop(UnixListener::bind(folder.socket()).unwrap());
+    assert!(folder.socket().exists());
+    let brain = Brain::start(&folder.socket()).await;
+    brain.publisher.publish(NodeState::default());
+    assert!(Peer::start(&folder.socket(), "n1").await.change_set().await.is_empty());
+    brain.stop().await;
+    assert!(!folder.socket().exists());
+}
+
+#[tokio::test]
+async fn a_socket_that_somebody_serves_is_refused_and_left_alone() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    brain.publisher.publish(NodeState::default());
+    let refused = Listener::bind(&Target::Unix(folder.socket())).await.unwrap_err();
+    assert!(matches!(refused, ListenError::Taken(_)));
+    assert!(refused.to_string().contains("another process serves there"), "{refused}");
+    assert!(Peer::start(&folder.socket(), "n1").await.change_set().await.is_empty());
+    brain.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_no_socket_is_left_alone() {
+    let folder = Folder::new();
+    fs::write(folder.socket(), "precious").unwrap();
+    let refused = Listener::bind(&Target::Unix(folder.socket())).await.unwrap_err();
+    assert!(matches!(refused, ListenError::NoSocket(_)));
+    assert_eq!(fs::read_to_string(folder.socket()).unwrap(), "precious");
+}
+
+#[tokio::test]
+async fn a_socket_that_another_has_put_in_its_place_stays() {
+    let folder = Folder::new();
+    let first = Listener::bind(&Target::Unix(folder.socket())).await.unwrap();
+    fs::remove_file(folder.socket()).unwrap();
+    let second = Listener::bind(&Target::Unix(folder.socket())).await.unwrap();
+    drop(first);
+    assert!(folder.socket().exists());
+    drop(second);
+    assert!(!folder.socket().exists());
+}
+
+#[tokio::test]
+async fn ports_are_those_of_loopback_addresses() {
+    for text in ["127.0.0.1:0", "tcp://localhost:0", "[::1]:0"] {
+        let listener = Listener::bind(&text.parse().unwrap()).await.unwrap();
+        assert!(!listener.address().to_string().ends_with(":0"), "{}", listener.address());
+    }
+    for text in ["0.0.0.0:0", "[::]:0", "tcp://192.0.2.1:0"] {
+        let refused = Listener::bind(&text.parse().unwrap()).await.unwrap_err();
+        assert!(matches!(refused, ListenError::NotLoopback { .. }));
+        assert!(refused.to_string().contains("mutual TLS is required"), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_brain_is_served_at_a_port() {
+    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let target = listener.address().clone();
+    let publisher = Publisher::new("n1");
+    publisher.publish(NodeState::default());
+    let nodes = OneNode::new("n1", publisher.subscribe());
+    let never = std::future::pending();
+    let serving = tokio::spawn(grpc::serve(listener, std::sync::Arc::new(nodes), async {}, never));
+    let state = proto::client::Client::new(target, "n1").watch().next().await.unwrap();
+    assert!(state.services.is_empty());
+    serving.abort();
+}
+
+#[tokio::test]
+async fn health_says_when_there_is_a_state() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    let mut health = HealthClient::new(channel(&folder.socket()).await);
+    for service in ["", "localv1.Sets", "localnetv1.Endpoints"] {
+        let request = HealthCheckRequest { service: service.into() };
+        let mut updates = health.watch(request).await.unwrap().into_inner();
+        let mut status = async || updates.message().await.unwrap().unwrap().status();
+        assert_eq!(status().await, ServingStatus::NotServing, "{service}");
+        brain.publisher.publish(NodeState::default());
+        if service.is_empty() {
+            assert_eq!(status().await, ServingStatus::Serving);
+            break;
+        }
+    }
+    for service in ["localv1.Sets", "localnetv1.Endpoints"] {
+        let status = health.check(HealthCheckRequest { service: service.into() }).await.unwrap();
+        assert_eq!(status.into_inner().status(), ServingStatus::Serving, "{service}");
+    }
+    brain.stop().await;
+}
+
+#[tokio::test]
+async fn reflection_names_the_services_and_knows_their_messages() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    let channel = channel(&folder.socket()).await;
+
+    use v1::{server_reflection_request::MessageRequest, server_reflection_response::MessageResponse};
+    let request = |it| v1::ServerReflectionRequest { host: String::new(), message_request: Some(it) };
+    let requests = [
+        request(MessageRequest::ListServices(String::new())),
+        request(MessageRequest::FileContainingSymbol("localv1.Sets".into())),
+        request(MessageRequest::FileContainingSymbol("localnetv1.NextFilter".into())),
+        request(MessageRequest::FileContainingSymbol("grpc.health.v1.Health".into())),
+    ];
+    let mut reflection = ServerReflectionClient::new(channel.clone());
+    let answers = reflection.server_reflection_info(tokio_stream::iter(requests)).await.unwrap();
+    let mut answers = answers.into_inner();
+    let mut answer = async || answers.message().await.unwrap().unwrap().message_response.unwrap();
+    let MessageResponse::ListServicesResponse(list) = answer().await else { panic!("no list") };
+    let names: Vec<_> = list.service.iter().map(|it| it.name.as_str()).collect();
+    for name in ["localv1.Sets", "localnetv1.Endpoints", "grpc.health.v1.Health"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    for _ in 0..3 {
+        assert!(matches!(answer().await, MessageResponse::FileDescriptorResponse(_)));
+    }
+
+    use v1alpha::server_reflection_request::MessageRequest as OldRequest;
+    let request = v1alpha::ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(OldRequest::ListServices(String::new())),
+    };
+    let mut reflection = ServerReflectionClientV1Alpha::new(channel);
+    let answers = reflection.server_reflection_info(tokio_stream::iter([request])).await.unwrap();
+    assert!(answers.into_inner().message().await.unwrap().is_some());
+    brain.stop().await;
+}

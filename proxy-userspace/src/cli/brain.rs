@@ -1,0 +1,37 @@
+//! `brain`: decides, and lets others do.
+
+use anyhow::Result;
+use clap::Args;
+
+use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
+
+/// Decide what this node serves and tell others, without touching a kernel
+///
+/// Reads the cluster's facts and serves the node's state over gRPC to `agent`, to `print --target`, and to any backend
+/// written for KPNG, until SIGTERM or SIGINT. A client never gets a partial state: nothing is said before all is known.
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    #[command(flatten)]
+    facts: flags::Facts,
+    #[command(flatten)]
+    serve: flags::Serve,
+}
+
+pub(super) fn main(flags: &Flags) -> Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(brain(flags))
+}
+
+async fn brain(flags: &Flags) -> Result<()> {
+    let mut signals = Signals::new()?;
+    let pipeline = Pipeline::start(&flags.facts)?;
+    let mut serving = Serving::start(&flags.serve.listen, pipeline.node(), &pipeline.subscribe()).await?;
+    let result = tokio::select! {
+        () = pipeline.publish() => Ok(()),
+        result = serving.ended() => result,
+        () = signals.terminated() => Ok(()),
+    };
+    drop(pipeline);
+    serving.stop().await;
+    tracing::info!("stopping; those who follow keep their last state");
+    result
+}

@@ -1,0 +1,54 @@
+//! A node's state, served to others at one or more addresses.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use proto::Target;
+use publish::{
+    Subscription,
+    grpc::{self, Listener, OneNode, ServeError},
+};
+use tokio::{sync::watch, task::JoinSet};
+
+/// What serves while it is alive.
+pub(super) struct Serving {
+    servers: JoinSet<Result<(), ServeError>>,
+    stop: watch::Sender<bool>,
+}
+
+impl Serving {
+    /// Serves the states of `node` at all `targets`, or at none if one cannot be had.
+    pub(super) async fn start(targets: &[Target], node: &str, states: &Subscription) -> Result<Self> {
+        let mut listeners = Vec::new();
+        for target in targets {
+            listeners.push(Listener::bind(target).await?);
+        }
+        let nodes = Arc::new(OneNode::new(node, states.clone()));
+        let stop = watch::Sender::new(false);
+        let mut servers = JoinSet::new();
+        for listener in listeners {
+            let (mut states, mut stopped) = (states.clone(), stop.subscribe());
+            let nodes = Arc::clone(&nodes);
+            servers.spawn(async move {
+                let ready = async { drop(states.next().await) };
+                let stopped = async { drop(stopped.wait_for(|it| *it).await.map(|_| ())) };
+                grpc::serve(listener, nodes, ready, stopped).await
+            });
+        }
+        Ok(Self { servers, stop })
+    }
+
+    /// Waits for a server that ends by itself; for ever if there is none.
+    pub(super) async fn ended(&mut self) -> Result<()> {
+        match self.servers.join_next().await {
+            Some(result) => Ok(result??),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Ends it; the publisher should be gone by then, so that clients are told that it is the end.
+    pub(super) async fn stop(mut self) {
+        self.stop.send_replace(true);
+        while self.servers.join_next().await.is_some() {}
+    }
+}
