@@ -99,6 +99,10 @@ pub async fn serve(
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            // What the descriptions speak of besides is not served.
+            .with_service_name(sets_server::SERVICE_NAME)
+            .with_service_name(endpoints_server::SERVICE_NAME)
+            .with_service_name(tonic_health::pb::health_server::SERVICE_NAME)
     };
     let watch = SetsServer::new(watch::Watch { nodes: Arc::clone(&nodes) });
     let next = EndpointsServer::new(next::Next { nodes });
