@@ -1,6 +1,6 @@
 //! `agent`: does what a brain decides.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use backend::ebpf::Node;
 use clap::Args;
 use proto::client::Client;
@@ -35,8 +35,8 @@ async fn agent(flags: Flags) -> Result<()> {
     let options = flags.data_plane.options();
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     tokio::select! {
-        () = backend::follow(node, upstream.subscribe()) => {}
-        () = upstream.follow() => {}
+        () = backend::follow(node, upstream.subscribe()) => bail!("nothing comes from the brain any more"),
+        () = upstream.follow() => bail!("the brain is not followed any more; the log says why"),
         () = signals.terminated() => {}
     }
     tracing::info!("stopping; the kernel goes on serving the last state (`cleanup` would end that)");

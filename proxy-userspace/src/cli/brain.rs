@@ -1,6 +1,6 @@
 //! `brain`: decides, and lets others do.
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::Args;
 
 use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
@@ -26,7 +26,7 @@ async fn brain(flags: &Flags) -> Result<()> {
     let pipeline = Pipeline::start(&flags.facts)?;
     let mut serving = Serving::start(&flags.serve.listen, pipeline.node(), &pipeline.subscribe()).await?;
     let result = tokio::select! {
-        () = pipeline.publish() => Ok(()),
+        () = pipeline.publish() => Err(anyhow!("the source has ended; the log says why")),
         result = serving.ended() => result,
         () = signals.terminated() => Ok(()),
     };
