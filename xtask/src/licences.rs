@@ -61,10 +61,7 @@ pub(crate) fn licences() -> Result<()> {
 
 fn complaint(package: &Package, allowed: &BTreeSet<String>) -> Option<String> {
     let Package { name, version, license, source } = package;
-    if source
-        .as_ref()
-        .is_some_and(|it| !it.starts_with("registry+https://github.com/rust-lang/crates.io-index"))
-    {
+    if source.as_ref().is_some_and(|it| !it.starts_with("registry+")) {
         return Some(format!("  {name} {version}: it comes from {}", source.as_deref().unwrap_or_default()));
     }
     match license {
