@@ -36,11 +36,6 @@ static MEMBERS4: ArrayOfMaps<HashMap<MemberKey4, Member, 1>, 2> = ArrayOfMaps::n
 #[btf_map]
 static MEMBERS6: ArrayOfMaps<HashMap<MemberKey6, Member, 1>, 2> = ArrayOfMaps::new();
 
-/// Read by no program: user space updates it to wait until every program that runs now has ended, as the kernel does for
-/// every update of an outer map (Linux 1ae80cf31938).
-#[btf_map]
-static GRACE: ArrayOfMaps<HashMap<u32, u32, 1>, 1> = ArrayOfMaps::new();
-
 /// What a connected socket remembers.
 #[btf_map]
 pub(crate) static CONNECTED: SkStorage<Connected> = SkStorage::new();

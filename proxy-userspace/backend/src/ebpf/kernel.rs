@@ -35,6 +35,8 @@ pub(super) struct KernelMaps {
     active: Array<MapData, u32>,
     outer: Vec<ArrayOfMaps<MapData, MapData>>,
     inner: [[Option<MapData>; Table::COUNT]; 2],
+    /// Read by no program: the kernel waits with every update of an outer map until each program that runs has ended
+    /// (Linux 1ae80cf31938).
     grace: ArrayOfMaps<MapData, MapData>,
     grace_inner: MapData,
 }
@@ -47,6 +49,9 @@ pub(super) fn load(pins: &Pins) -> Result<(Ebpf, KernelMaps), Error> {
     let pinned = pinned_maps(pins);
     for map in &pinned {
         map.check()?;
+    }
+    for table in Table::ALL {
+        make_outer(pins, table)?;
     }
     let set_retval = u32::from(
         is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval).unwrap_or(false),
@@ -70,8 +75,9 @@ impl KernelMaps {
             .iter()
             .map(|table| ArrayOfMaps::try_from(map(table.map())?).map_err(Error::map(table.map())))
             .collect::<Result<_, _>>()?;
-        let grace = ArrayOfMaps::try_from(map("GRACE")?).map_err(Error::map("GRACE"))?;
         let grace_inner = create("grace", size_of::<u32>(), size_of::<u32>(), 1)?;
+        let grace = array_of_maps("grace", &grace_inner, 1)?;
+        let grace = ArrayOfMaps::try_from(grace).map_err(Error::map("grace"))?;
         Ok(Self { pins: pins.clone(), active, outer, inner: Default::default(), grace, grace_inner })
     }
 
@@ -99,7 +105,7 @@ impl Store for KernelMaps {
     }
 
     fn grace(&mut self) -> Result<(), Error> {
-        self.grace.set(0, &self.grace_inner, 0).map_err(Error::map("GRACE"))
+        self.grace.set(0, &self.grace_inner, 0).map_err(Error::map("grace"))
     }
 
     fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), Error> {
@@ -139,6 +145,28 @@ fn create(name: &str, key: usize, value: usize, capacity: u32) -> Result<MapData
     let hash = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
     let map = aya_obj::Map::new_from_params(hash, key as u32, value as u32, capacity, 0);
     MapData::create(map, name, None).map_err(Error::map(name))
+}
+
+/// Pins a table's outer map, if it is not there yet.
+///
+/// aya would make one with a template that has BTF, and Linux 5.15 to 6.2 accepts no inner map without BTF there (it
+/// compares where the timer is, which is "nowhere" in two ways). Ours has none, like the maps that are put in.
+fn make_outer(pins: &Pins, table: Table) -> Result<(), Error> {
+    let path = pins.outer(table);
+    if path.exists() {
+        return Ok(());
+    }
+    let template = create(table.name(), table.key_size(), table.value_size(), 1)?;
+    array_of_maps(table.map(), &template, 2)?
+        .pin(&path)
+        .map_err(|it| Error::Pin { path: path.clone(), source: Box::new(it) })
+}
+
+/// Makes an outer map for inner maps like `template`.
+fn array_of_maps(name: &str, template: &MapData, slots: u32) -> Result<Map, Error> {
+    let fd = sys::create_array_of_maps(name, template.fd().as_fd(), slots)
+        .map_err(Error::syscall("BPF_MAP_CREATE", name))?;
+    MapData::from_fd(fd).and_then(Map::from_map_data).map_err(Error::map(name))
 }
 
 fn pin(map: &MapData, path: &Path) -> Result<(), Error> {

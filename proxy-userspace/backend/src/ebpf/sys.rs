@@ -17,7 +17,7 @@ use std::{
     path::Path,
 };
 
-use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_link_info};
+use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_link_info, bpf_map_type};
 
 /// Calls bpf(2).
 ///
@@ -47,10 +47,35 @@ pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
     let mut attr = attr();
     attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
     // SAFETY: `path` is a C string that outlives the call.
-    let opened = unsafe { bpf(bpf_cmd::BPF_OBJ_GET, &mut attr) }?;
-    let opened = RawFd::try_from(opened).map_err(io::Error::other)?;
+    owned(unsafe { bpf(bpf_cmd::BPF_OBJ_GET, &mut attr) }?)
+}
+
+/// The file descriptor that a call has returned.
+fn owned(result: i64) -> io::Result<OwnedFd> {
+    let fd = RawFd::try_from(result).map_err(io::Error::other)?;
     // SAFETY: the kernel has just made this file descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(opened) })
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes an array of maps; `template` stands for what may be put in: its kind, its sizes and its flags.
+pub(super) fn create_array_of_maps(name: &str, template: BorrowedFd<'_>, slots: u32) -> io::Result<OwnedFd> {
+    let mut attr = attr();
+    let word = size_of::<u32>() as u32;
+    // SAFETY: this member of the union is the one that the command reads; writing integers needs no old value.
+    let create = unsafe { &mut attr.__bindgen_anon_1 };
+    create.map_type = bpf_map_type::BPF_MAP_TYPE_ARRAY_OF_MAPS as u32;
+    create.key_size = word;
+    create.value_size = word;
+    create.max_entries = slots;
+    create.inner_map_fd = fd(template);
+    // The last byte stays zero, which ends the name.
+    let room = create.map_name.len() - 1;
+    for (to, from) in create.map_name[..room].iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    // SAFETY: no pointers.
+    let created = unsafe { bpf(bpf_cmd::BPF_MAP_CREATE, &mut attr) }?;
+    owned(created)
 }
 
 /// Puts another program under a link; there is no moment without one (Linux 5.7).
