@@ -82,6 +82,13 @@ pub fn requirements() -> Result<Machine, Vec<Missing>> {
     }
 }
 
+/// Whether the kernel is at least this one, for what an older one does in another way.
+#[must_use]
+pub fn kernel_at_least(major: u32, minor: u32) -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    version(release.trim()) >= Some((major, minor))
+}
+
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|it: char| !it.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
