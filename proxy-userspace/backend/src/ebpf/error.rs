@@ -1,6 +1,9 @@
 //! What can go wrong between the backend and the kernel, and what to do about it.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use aya::{EbpfError, maps::MapError, pin::PinError};
 
@@ -111,6 +114,11 @@ impl Error {
     pub(crate) fn errno(call: &'static str, what: impl ToString) -> impl FnOnce(nix::Error) -> Self {
         let syscall = Self::syscall(call, what);
         move |errno| syscall(errno.into())
+    }
+
+    /// A failed pin, for `map_err`.
+    pub(crate) fn pin(path: &Path) -> impl FnOnce(PinError) -> Self {
+        move |source| Self::Pin { path: path.to_path_buf(), source: Box::new(source) }
     }
 
     /// An unusable map, for `map_err`.

@@ -139,9 +139,7 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<At
             }
         }
         let program = program(ebpf, hook)?;
-        pins::replace(&pins.programs().join(hook), |path| {
-            program.pin(path).map_err(|it| Error::Pin { path: path.to_path_buf(), source: Box::new(it) })
-        })?;
+        pins::replace(&pins.programs().join(hook), |path| program.pin(path).map_err(Error::pin(path)))?;
     }
     attached.made = made.len();
     Ok(attached)
@@ -195,15 +193,14 @@ fn put_in_effect(
     pins::replace(pin, |path| {
         let pinned = link.pin(path).map(drop);
         fault::point("link-unnamed");
-        pinned.map_err(|it| Error::Pin { path: path.to_path_buf(), source: Box::new(it) })
+        pinned.map_err(Error::pin(path))
     })?;
     Ok(true)
 }
 
 /// The id of the cgroup that a link is attached to, 0 if it is gone.
 fn cgroup_of(link: &impl AsFd, pin: &Path) -> Result<u64, Error> {
-    let there = sys::cgroup_link(link.as_fd());
-    there.map(|it| it.cgroup).map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", pin.display()))
+    sys::link_cgroup(link.as_fd()).map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", pin.display()))
 }
 
 fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<&'a mut CgroupSockAddr, Error> {

@@ -110,7 +110,7 @@ impl Store for KernelMaps {
 
     fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), Error> {
         let map = create(&format!("{table}_{side}"), table.key_size(), table.value_size(), capacity)?;
-        pins::replace(&self.pins.inner(side, table), |path| pin(&map, path))?;
+        pins::replace(&self.pins.inner(side, table), |path| map.pin(path).map_err(Error::pin(path)))?;
         self.outer[table.index()].set(side.word(), &map, 0).map_err(Error::map(table.map()))?;
         self.inner[side.index()][table.index()] = Some(map);
         Ok(())
@@ -157,9 +157,7 @@ fn make_outer(pins: &Pins, table: Table) -> Result<(), Error> {
         return Ok(());
     }
     let template = create(table.name(), table.key_size(), table.value_size(), 1)?;
-    array_of_maps(table.map(), &template, 2)?
-        .pin(&path)
-        .map_err(|it| Error::Pin { path: path.clone(), source: Box::new(it) })
+    array_of_maps(table.map(), &template, 2)?.pin(&path).map_err(Error::pin(&path))
 }
 
 /// Makes an outer map for inner maps like `template`.
@@ -167,10 +165,6 @@ fn array_of_maps(name: &str, template: &MapData, slots: u32) -> Result<Map, Erro
     let fd = sys::create_array_of_maps(name, template.fd().as_fd(), slots)
         .map_err(Error::syscall("BPF_MAP_CREATE", name))?;
     MapData::from_fd(fd).and_then(Map::from_map_data).map_err(Error::map(name))
-}
-
-fn pin(map: &MapData, path: &Path) -> Result<(), Error> {
-    map.pin(path).map_err(|it| Error::Pin { path: path.to_path_buf(), source: Box::new(it) })
 }
 
 /// A map of the kernel object that is pinned, and what must be there if its pin is.

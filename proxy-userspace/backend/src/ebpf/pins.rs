@@ -177,14 +177,11 @@ pub(super) fn beside(path: &Path) -> PathBuf {
 }
 
 /// Pins something by `pin` beside `path`, and then has it take its place.
-pub(super) fn replace<E: Into<Error>>(
-    path: &Path,
-    pin: impl FnOnce(&Path) -> Result<(), E>,
-) -> Result<(), Error> {
+pub(super) fn replace(path: &Path, pin: impl FnOnce(&Path) -> Result<(), Error>) -> Result<(), Error> {
     let beside = beside(path);
     // Somebody may have died between the two steps.
     remove_pin(&beside)?;
-    pin(&beside).map_err(Into::into)?;
+    pin(&beside)?;
     fs::rename(&beside, path).map_err(Error::syscall("rename", path.display()))
 }
 

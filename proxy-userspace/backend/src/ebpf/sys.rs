@@ -95,15 +95,8 @@ pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { bpf(bpf_cmd::BPF_LINK_DETACH, &mut attr) }.map(drop)
 }
 
-/// What a cgroup link holds together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CgroupLink {
-    /// The id of the cgroup, its inode number; 0 once the cgroup is gone.
-    pub(super) cgroup: u64,
-}
-
-/// Asks which cgroup a link is attached to.
-pub(super) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<CgroupLink> {
+/// Asks which cgroup a link is attached to: its id, which is its inode number, or 0 once the cgroup is gone.
+pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
     // SAFETY: a struct of integers: all zeroes is a value of it.
     let mut info: bpf_link_info = unsafe { std::mem::zeroed() };
     let mut attr = attr();
@@ -113,7 +106,7 @@ pub(super) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<CgroupLink> {
     // SAFETY: `info` is valid for the length given, and outlives the call.
     unsafe { bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
     // SAFETY: a link of another kind leaves zeroes or other integers here; both are values.
-    Ok(CgroupLink { cgroup: unsafe { info.__bindgen_anon_1.cgroup.cgroup_id } })
+    Ok(unsafe { info.__bindgen_anon_1.cgroup.cgroup_id })
 }
 
 /// The sizes of one entry of a map, in bytes.
