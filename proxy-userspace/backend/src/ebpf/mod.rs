@@ -8,6 +8,7 @@ mod fault;
 mod hooks;
 mod kernel;
 mod layout;
+mod look;
 mod node;
 mod object;
 mod pins;
@@ -20,4 +21,5 @@ mod memory;
 
 pub use dump::dump;
 pub use error::Error;
-pub use node::{Cleaned, Node, Options, Report, cleanup};
+pub use look::{Hook, Hooks, Other, look_at};
+pub use node::{Cleaned, Node, Options, Report, TableFill, cleanup};
