@@ -1,5 +1,6 @@
 //! `brain`: decides, and lets others do.
 
+use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use clap::Args;
 
@@ -15,6 +16,8 @@ pub(super) struct Flags {
     facts: flags::Facts,
     #[command(flatten)]
     serve: flags::Serve,
+    #[command(flatten)]
+    reports: flags::BrainReports,
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
@@ -25,8 +28,11 @@ async fn brain(flags: &Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let pipeline = Pipeline::start(&flags.facts)?;
     let mut serving = Serving::start(&flags.serve.listen, pipeline.node(), &pipeline.subscribe()).await?;
+    let admin = Admin::new(pipeline.node(), Role::Decides);
+    let _reports = flags.reports.serve(&admin);
     let result = tokio::select! {
-        () = pipeline.publish() => Err(anyhow!("the source has ended; the log says why")),
+        () = admin.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
+        () = pipeline.publish(Some(&admin)) => Err(anyhow!("the source has ended; the log says why")),
         result = serving.ended() => result,
         () = signals.terminated() => Ok(()),
     };

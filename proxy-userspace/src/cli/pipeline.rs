@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use admin::{Admin, Stage};
 use anyhow::Result;
 use brain::{Brain, Options};
 use publish::{Publisher, Subscription};
@@ -39,8 +40,13 @@ impl Pipeline {
         self.publisher.subscribe()
     }
 
-    /// Publishes the node's state whenever the facts change; never before the source is complete.
-    pub(super) async fn publish(&self) {
+    /// Publishes the node's state whenever the facts change; never before the source is complete. How the source stands
+    /// and what is refused is told to `admin`.
+    pub(super) async fn publish(&self, admin: Option<&Admin>) {
+        const FILE: &str = "file";
+        if let Some(admin) = admin {
+            admin.source(FILE, admin::Source::default());
+        }
         let mut brain = Brain::new(self.options.clone());
         brain.serve(&self.node);
         let mut said = BTreeSet::new();
@@ -58,6 +64,12 @@ impl Pipeline {
             let rejected: BTreeSet<_> = brain.rejected().collect();
             for it in rejected.difference(&said) {
                 tracing::warn!("{it}");
+            }
+            if let Some(admin) = admin {
+                let error = Some(snapshot.problems.join("; ")).filter(|it| !it.is_empty());
+                admin.source(FILE, admin::Source { synced: true, error, ..admin::Source::default() });
+                admin.rejected(Stage::Source, snapshot.rejected.iter().cloned());
+                admin.rejected(Stage::Brain, rejected.iter().cloned());
             }
             said = rejected;
         }

@@ -120,7 +120,7 @@ async fn follow_source(source: Source, flags: &Flags) -> Result<()> {
     let pipeline = Pipeline::start(&FactsFlags { source, node, selection })?;
     tokio::select! {
         result = print(pipeline.subscribe(), flags) => result.map(drop),
-        () = pipeline.publish() => Ok(()),
+        () = pipeline.publish(None) => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
     }
 }

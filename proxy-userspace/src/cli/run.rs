@@ -1,5 +1,6 @@
 //! `run`: brain and backend in one process.
 
+use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use backend::ebpf::Node;
 use clap::Args;
@@ -18,6 +19,8 @@ pub(super) struct Flags {
     data_plane: flags::DataPlane,
     #[command(flatten)]
     listen: flags::Listen,
+    #[command(flatten)]
+    reports: flags::Reports,
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
@@ -30,11 +33,14 @@ async fn run(flags: Flags) -> Result<()> {
     // Whatever is wrong with the source or the addresses is found before the kernel is touched.
     let pipeline = Pipeline::start(&flags.facts)?;
     let mut serving = Serving::start(&flags.listen.listen, pipeline.node(), &pipeline.subscribe()).await?;
+    let admin = Admin::new(pipeline.node(), Role::Serves);
+    let _reports = flags.reports.serve(&admin);
     let options = flags.data_plane.options();
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     let result = tokio::select! {
-        () = backend::follow(node, pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
-        () = pipeline.publish() => Err(anyhow!("the source has ended; the log says why")),
+        () = backend::follow(node, pipeline.subscribe(), &admin) => Err(anyhow!("nothing is published any more")),
+        () = admin.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
+        () = pipeline.publish(Some(&admin)) => Err(anyhow!("the source has ended; the log says why")),
         result = serving.ended() => result,
         () = signals.terminated() => Ok(()),
     };
