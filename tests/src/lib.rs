@@ -10,6 +10,7 @@
 pub mod agent;
 pub mod client;
 pub mod echo;
+pub mod http;
 pub mod load;
 pub mod manifest;
 pub mod netns;
