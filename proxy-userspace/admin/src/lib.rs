@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ask;
 mod flag;
 mod health;
 mod metrics;
@@ -30,6 +31,7 @@ use model::Rejected;
 use publish::{Published, Subscription};
 use tokio::time::Instant;
 
+pub use ask::{Asked, ask};
 pub use flag::Bind;
 pub use health::LATE;
 pub use pages::Site;

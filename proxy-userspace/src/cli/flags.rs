@@ -1,6 +1,9 @@
 //! Flags that more than one command has, parsed into what cannot be wrong.
 
-use std::path::{Path, PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use admin::{Admin, Bind, Endpoint, Servers, Site};
 use backend::ebpf;
@@ -131,6 +134,18 @@ pub(super) struct Reports {
         help_heading = "Reports"
     )]
     metrics_bind_address: Bind<10249>,
+}
+
+impl Reports {
+    /// Where to be asked for health.
+    pub(super) fn health(&self) -> Option<SocketAddr> {
+        self.healthz_bind_address.0
+    }
+
+    /// Where to be asked for metrics.
+    pub(super) fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics_bind_address.0
+    }
 }
 
 /// Where a brain tells how it is, if it is told to: beside an agent on the same node, kube-proxy's ports are the agent's.

@@ -4,6 +4,7 @@
 
 mod agent;
 mod brain;
+mod check;
 mod cleanup;
 mod dump;
 mod flags;
@@ -40,6 +41,7 @@ enum Command {
     Brain(brain::Flags),
     Agent(agent::Flags),
     Print(print::Flags),
+    Check(check::Flags),
     Dump(dump::Flags),
     Cleanup(cleanup::Flags),
 }
@@ -60,6 +62,12 @@ pub(crate) fn main() -> ExitCode {
         Command::Brain(flags) => brain::main(&flags),
         Command::Agent(flags) => agent::main(flags),
         Command::Print(flags) => print::main(flags),
+        Command::Check(flags) => match check::main(flags) {
+            Ok(true) => Ok(()),
+            // It has said what is broken.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
         Command::Dump(flags) => dump::main(&flags),
         Command::Cleanup(flags) => cleanup::main(&flags),
     };

@@ -1,6 +1,7 @@
 //! The eBPF backend: compiles a state into tables, writes them into the kernel's maps, and keeps the programs attached.
 
 mod changes;
+pub mod check;
 mod compile;
 mod dump;
 mod error;
