@@ -151,6 +151,11 @@ impl Pins {
         self.dir.exists()
     }
 
+    /// Whether nothing is in the folder, or it is not there.
+    pub(super) fn is_empty(&self) -> bool {
+        read_dir(&self.dir).is_ok_and(|it| it.is_empty())
+    }
+
     /// Removes what this program pins, of any version, and returns what was found beside it and left alone.
     ///
     /// # Errors

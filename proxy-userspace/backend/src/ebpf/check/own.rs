@@ -11,7 +11,7 @@ use crate::ebpf::{
 
 pub(super) fn check(options: &Options) -> Vec<Finding> {
     let pins = Pins::new(&options.pin_dir);
-    if !pins.is_present() {
+    if pins.is_empty() {
         let says = format!(
             "nothing is pinned at {}: it has not run here, or was cleaned up",
             options.pin_dir.display()
@@ -19,6 +19,10 @@ pub(super) fn check(options: &Options) -> Vec<Finding> {
         return vec![Finding::ok("state", says)];
     }
     let mut findings = vec![instance(&pins), layout(&pins)];
+    if !kernel::is_filled(&pins) && pins.other_layouts().is_ok_and(|it| it.is_empty()) {
+        // Nothing is attached before the first state.
+        return findings;
+    }
     // If it cannot be opened, that is said of the machine.
     if let Ok(cgroup) = Cgroup::open(options.cgroup.as_deref()) {
         findings.push(match hooks::check(&cgroup, &pins) {
