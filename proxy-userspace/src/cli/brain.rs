@@ -23,8 +23,10 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
 
 async fn brain(flags: &Flags) -> Result<()> {
     let mut signals = Signals::new()?;
+    let serve = &flags.serve;
     let pipeline = Pipeline::start(&flags.facts)?;
-    let mut serving = Serving::start(&flags.serve.listen, pipeline.node(), &pipeline.subscribe()).await?;
+    let mut serving =
+        Serving::start(&serve.listen, &serve.tls, pipeline.node(), &pipeline.subscribe()).await?;
     let result = tokio::select! {
         () = pipeline.publish() => Err(anyhow!("the source has ended; the log says why")),
         result = serving.ended() => result,

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use backend::ebpf;
 use clap::Args;
-use proto::Target;
+use proto::{Target, client::Client};
+
+use super::tls;
 
 /// Where a brain serves its own node if nothing else is said.
 const SOCKET: &str = "unix:///run/kube-proxy-ebpf/proxy.sock";
@@ -54,6 +56,15 @@ pub(super) struct Upstream {
     /// The brain to follow: unix:///path, tcp://host:port or host:port
     #[arg(long, value_name = "ADDRESS", default_value = SOCKET, env = "KUBE_PROXY_EBPF_TARGET")]
     pub(super) target: Target,
+    #[command(flatten)]
+    pub(super) tls: tls::ClientFlags,
+}
+
+impl Upstream {
+    /// A client of the brain, for the state of a node.
+    pub(super) fn client(self, node: &str) -> anyhow::Result<Client> {
+        self.tls.client(Client::new(self.target, node))
+    }
 }
 
 /// Where a brain serves, if it is told to.
@@ -62,10 +73,12 @@ pub(super) struct Listen {
     /// Serve the node's state to others at this address too: unix:///path, tcp://host:port or host:port
     ///
     /// Can be given several times. The socket is its owner's alone (mode 0600); a port must be one of a loopback
-    /// address. What is spoken there is gRPC: localv1.Sets/Watch as KPNG's backends know it, localnetv1.Endpoints/Next,
+    /// address, unless there is mutual TLS (--tls-cert). What is spoken there is gRPC: localv1.Sets/Watch as KPNG's backends know it, localnetv1.Endpoints/Next,
     /// health and reflection.
     #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_LISTEN", value_delimiter = ',')]
     pub(super) listen: Vec<Target>,
+    #[command(flatten)]
+    pub(super) tls: tls::ServerFlags,
 }
 
 /// Where a brain serves, in any case.
@@ -74,7 +87,7 @@ pub(super) struct Serve {
     /// Where to serve: unix:///path, tcp://host:port or host:port
     ///
     /// Can be given several times. The socket is its owner's alone (mode 0600); a port must be one of a loopback
-    /// address. What is spoken there is gRPC: localv1.Sets/Watch as KPNG's backends know it, localnetv1.Endpoints/Next,
+    /// address, unless there is mutual TLS (--tls-cert). What is spoken there is gRPC: localv1.Sets/Watch as KPNG's backends know it, localnetv1.Endpoints/Next,
     /// health and reflection.
     #[arg(
         long,
@@ -84,6 +97,8 @@ pub(super) struct Serve {
         value_delimiter = ','
     )]
     pub(super) listen: Vec<Target>,
+    #[command(flatten)]
+    pub(super) tls: tls::ServerFlags,
 }
 
 /// The kernel's side: what is served, and where it is pinned.

@@ -10,6 +10,8 @@ use publish::{
 };
 use tokio::{sync::watch, task::JoinSet};
 
+use super::tls;
+
 /// What serves while it is alive.
 pub(super) struct Serving {
     servers: JoinSet<Result<(), ServeError>>,
@@ -18,10 +20,16 @@ pub(super) struct Serving {
 
 impl Serving {
     /// Serves the states of `node` at all `targets`, or at none if one cannot be had.
-    pub(super) async fn start(targets: &[Target], node: &str, states: &Subscription) -> Result<Self> {
+    pub(super) async fn start(
+        targets: &[Target],
+        tls: &tls::ServerFlags,
+        node: &str,
+        states: &Subscription,
+    ) -> Result<Self> {
+        let tls = tls.server()?;
         let mut listeners = Vec::new();
         for target in targets {
-            listeners.push(Listener::bind(target).await?);
+            listeners.push(Listener::bind_tls(target, tls.clone()).await?);
         }
         let nodes = Arc::new(OneNode::new(node, states.clone()));
         let stop = watch::Sender::new(false);
