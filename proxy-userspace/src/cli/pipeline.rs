@@ -7,7 +7,7 @@ use brain::{Brain, Options};
 use publish::{Publisher, Subscription};
 use source::{Snapshot, Snapshots, file::FileSource};
 
-use super::flags::{Facts, Selection, Source};
+use super::flags::{Facts, Source};
 
 /// What runs while it is alive.
 pub(super) struct Pipeline {
@@ -61,14 +61,5 @@ impl Pipeline {
             }
             said = rejected;
         }
-    }
-}
-
-impl Selection {
-    /// The same for the brain.
-    pub(super) fn options(&self) -> Options {
-        // An environment variable that is there but empty says nothing.
-        let service_proxy_name = self.service_proxy_name.clone().filter(|it| !it.is_empty());
-        Options { service_proxy_name, ..Options::default() }
     }
 }
