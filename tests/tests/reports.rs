@@ -180,5 +180,17 @@ fn a_brain_tells_what_it_decided_where_it_is_asked_to() {
     brain.wait_until(LIMIT, is_ready).unwrap();
     assert_eq!(sample("kube_proxy_ebpf_services"), Some(1.0));
     assert_eq!(sample("kube_proxy_ebpf_generation"), None, "it has no kernel");
+    assert_eq!(sample("kube_proxy_ebpf_watchers"), Some(0.0));
+    let mut follower = std::process::Command::new(Build::Product.binary())
+        .args(["print", "--target", &listen, "--node-name", NODE])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let counted = eventually(LIMIT, || sample("kube_proxy_ebpf_watchers") == Some(1.0));
+    let _ = follower.kill();
+    follower.wait().unwrap();
+    assert!(counted, "who follows is counted");
+    assert!(eventually(LIMIT, || sample("kube_proxy_ebpf_watchers") == Some(0.0)), "and forgotten");
     assert!(metrics("/state").unwrap().body.contains("10.244.1.1"));
 }

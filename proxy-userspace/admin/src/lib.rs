@@ -40,7 +40,7 @@ pub use status::{RejectedStatus, Revision, SourceStatus, Status, TableStatus};
 
 use crate::{
     metrics::Metrics,
-    record::{Moment, Record},
+    record::{Count, Moment, Record},
 };
 
 /// What is known of this process, and who is told what happens.
@@ -113,6 +113,11 @@ impl Admin {
     /// Says what is refused now, and why.
     pub fn rejected(&self, stage: Stage, rejected: impl IntoIterator<Item = Rejected>) {
         self.record().rejected.insert(stage, rejected.into_iter().collect());
+    }
+
+    /// Says whom to ask how many follow the states of this process.
+    pub fn watchers(&self, count: impl Fn() -> usize + Send + Sync + 'static) {
+        self.record().watchers = Some(Count(Box::new(count)));
     }
 
     /// Follows what is published, until the publisher is gone.

@@ -4,6 +4,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -63,6 +64,17 @@ pub(crate) struct Record {
     pub(crate) tally: Tally,
     /// Whether this node was ever among the cluster's nodes.
     saw_own_node: bool,
+    /// `None` where nobody can follow.
+    pub(crate) watchers: Option<Count>,
+}
+
+/// Asks how many follow.
+pub(crate) struct Count(pub(crate) Box<dyn Fn() -> usize + Send + Sync>);
+
+impl fmt::Debug for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0())
+    }
 }
 
 /// A state that is in force.
@@ -99,6 +111,7 @@ impl Record {
             rejected: BTreeMap::new(),
             tally: Tally::default(),
             saw_own_node: false,
+            watchers: None,
         }
     }
 

@@ -45,6 +45,8 @@ pub struct Status {
     pub rejected: Vec<RejectedStatus>,
     /// How full the maps are.
     pub tables: Vec<TableStatus>,
+    /// How many follow the states of this process, where they can.
+    pub watchers: Option<usize>,
 }
 
 /// A state by its number.
@@ -150,6 +152,7 @@ fn status(record: &Record, now: Moment) -> Status {
         sources: sources.collect(),
         rejected: Stage::ALL.iter().flat_map(rejected).collect(),
         tables: tables.collect(),
+        watchers: record.watchers.as_ref().map(|it| (it.0)()),
     }
 }
 

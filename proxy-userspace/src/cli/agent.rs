@@ -6,7 +6,6 @@ use admin::{Admin, Role, Source};
 use anyhow::{Result, bail};
 use backend::ebpf::Node;
 use clap::Args;
-use proto::client::Client;
 use publish::{Subscription, upstream::Upstream};
 
 use super::{flags, signals::Signals};
@@ -37,7 +36,7 @@ async fn agent(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let name = flags.node.name()?;
     let admin = Admin::new(name.as_str(), Role::Serves);
-    let upstream = Upstream::new(Client::new(flags.upstream.target, name.as_str()), name);
+    let upstream = Upstream::new(flags.upstream.client(&name)?, name);
     let _reports = flags.reports.serve(&admin);
     let options = flags.data_plane.options();
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;

@@ -1,8 +1,11 @@
 //! `brain`: decides, and lets others do.
 
+use std::sync::Arc;
+
 use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use clap::Args;
+use publish::grpc::Counted;
 
 use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
@@ -17,6 +20,8 @@ pub(super) struct Flags {
     #[command(flatten)]
     serve: flags::Serve,
     #[command(flatten)]
+    any_node: flags::AnyNode,
+    #[command(flatten)]
     reports: flags::BrainReports,
 }
 
@@ -26,9 +31,13 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
 
 async fn brain(flags: &Flags) -> Result<()> {
     let mut signals = Signals::new()?;
+    let serve = &flags.serve;
     let pipeline = Pipeline::start(&flags.facts)?;
-    let mut serving = Serving::start(&flags.serve.listen, pipeline.node(), &pipeline.subscribe()).await?;
+    let served = Counted::new(pipeline.served(flags.any_node.serve_any_node));
     let admin = Admin::new(pipeline.node(), Role::Decides);
+    admin.watchers(served.watchers());
+    let mut serving =
+        Serving::start(&serve.listen, &serve.tls, Arc::new(served), &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
     let result = tokio::select! {
         () = admin.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),

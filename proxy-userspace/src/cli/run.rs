@@ -1,9 +1,12 @@
 //! `run`: brain and backend in one process.
 
+use std::sync::Arc;
+
 use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use backend::ebpf::Node;
 use clap::Args;
+use publish::grpc::Counted;
 
 use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
@@ -20,6 +23,8 @@ pub(super) struct Flags {
     #[command(flatten)]
     listen: flags::Listen,
     #[command(flatten)]
+    any_node: flags::AnyNode,
+    #[command(flatten)]
     reports: flags::Reports,
 }
 
@@ -32,8 +37,12 @@ async fn run(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     // Whatever is wrong with the source or the addresses is found before the kernel is touched.
     let pipeline = Pipeline::start(&flags.facts)?;
-    let mut serving = Serving::start(&flags.listen.listen, pipeline.node(), &pipeline.subscribe()).await?;
+    let served = Counted::new(pipeline.served(flags.any_node.serve_any_node));
     let admin = Admin::new(pipeline.node(), Role::Serves);
+    admin.watchers(served.watchers());
+    let listen = &flags.listen;
+    let mut serving =
+        Serving::start(&listen.listen, &listen.tls, Arc::new(served), &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
     let options = flags.data_plane.options();
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;

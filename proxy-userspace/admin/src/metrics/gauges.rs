@@ -84,7 +84,15 @@ fn general(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         "When the source was heard last, where that is known",
         "source",
         contacts,
-    )
+    )?;
+    match &record.watchers {
+        Some(watchers) => out.gauge(
+            "kube_proxy_ebpf_watchers",
+            "Clients that follow the states of this process",
+            (watchers.0)() as f64,
+        ),
+        None => Ok(()),
+    }
 }
 
 /// What kube-proxy has to say, under its names.

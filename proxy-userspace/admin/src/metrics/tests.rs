@@ -20,6 +20,7 @@ fn busy(role: Role) -> Admin {
     let admin = Admin::new("n1", role);
     let now = SystemTime::now();
     admin.source("file", Source { synced: true, last_contact: Some(now), error: None });
+    admin.watchers(|| 2);
     let publisher = Publisher::new("n1");
     let state = published(&publisher, [service("a", 1, Some(seconds(now) + 1.0))]);
     admin.taken(&state);
