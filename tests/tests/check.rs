@@ -183,3 +183,38 @@ fn missing_privileges_and_file_systems_are_named_with_their_remedy() {
     said.has("broken", "cgroup", &["not a cgroup2 folder", "--cgroup"]);
     said.has("broken", "bpf file system", &["not on a bpf file system", "--pin-dir"]);
 }
+
+/// What `status` prints.
+fn status(world: &World, more: &[&str]) -> String {
+    let mut command = Command::new(Build::Product.binary());
+    command.arg("status").arg("--cgroup").arg(world.sandbox().cgroup()).arg("--pin-dir");
+    let output = command.arg(world.sandbox().pins()).args(more).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
+    let Some(world) = World::or_skip("status_shows_what_is_in_the_kernel_with_and_without_a_process") else {
+        return;
+    };
+    let agent = serve(&world);
+    let row = |text: &str| {
+        let line = text.lines().find(|it| it.contains("10.96.0.10:80/TCP"));
+        let line = line.unwrap_or_else(|| panic!("no row in\n{text}"));
+        line.split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>()
+    };
+    let says = status(&world, &[]);
+    assert_eq!(row(&says), ["default/web", "10.96.0.10:80/TCP", "1", "10.244.1.1:8080"]);
+    for it in ["node n1: healthy", "revision 1 in force", "1 Services, 1 endpoints", "in effect at all"] {
+        assert!(says.contains(it), "{it} is not in\n{says}");
+    }
+    let json = status(&world, &["--output", "json"]);
+    for it in ["\"service\":\"default/web\"", "\"endpoints\":[\"10.244.1.1:8080\"]", "\"connect4\":true"] {
+        assert!(json.contains(it), "{it} is not in\n{json}");
+    }
+    agent.kill9().unwrap();
+    let says = status(&world, &[]);
+    assert_eq!(row(&says), ["?", "10.96.0.10:80/TCP", "1", "10.244.1.1:8080"]);
+    assert!(says.contains("none answers"), "{says}");
+}

@@ -35,7 +35,12 @@ pub fn ask(address: SocketAddr) -> Asked {
     }
 }
 
-fn get(address: SocketAddr, path: &str) -> io::Result<String> {
+/// Gets a page.
+///
+/// # Errors
+///
+/// If nobody answers, or it is not there.
+pub fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     // Who listens at all addresses is asked at the loopback one.
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

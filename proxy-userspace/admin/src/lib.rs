@@ -31,7 +31,7 @@ use model::Rejected;
 use publish::{Published, Subscription};
 use tokio::time::Instant;
 
-pub use ask::{Asked, ask};
+pub use ask::{Asked, ask, get};
 pub use flag::Bind;
 pub use health::LATE;
 pub use pages::Site;

@@ -14,6 +14,7 @@ mod print;
 mod run;
 mod serving;
 mod signals;
+mod status;
 mod tls;
 
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ enum Command {
     Agent(agent::Flags),
     Print(print::Flags),
     Check(check::Flags),
+    Status(status::Flags),
     Dump(dump::Flags),
     Cleanup(cleanup::Flags),
 }
@@ -69,6 +71,7 @@ pub(crate) fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
+        Command::Status(flags) => status::main(flags),
         Command::Dump(flags) => dump::main(&flags),
         Command::Cleanup(flags) => cleanup::main(&flags),
     };

@@ -20,7 +20,7 @@ mod sys;
 #[cfg(test)]
 mod memory;
 
-pub use dump::dump;
+pub use dump::{Led, dump, led};
 pub use error::Error;
 pub use look::{Hook, Hooks, Other, look_at};
 pub use node::{Cleaned, Node, Options, Report, TableFill, cleanup};

@@ -19,8 +19,8 @@ const SAYS_ERRNO: (u32, u32) = (5, 18);
 const CHARGES_CGROUP: (u32, u32) = (5, 11);
 
 pub(super) fn check(options: &Options) -> Vec<Finding> {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let release = release.trim();
+    let release = release();
+    let release = &*release;
     let capabilities = Capabilities::own();
     let mut findings = vec![kernel(release), btf(), cgroup(options), pin_dir(options)];
     findings.push(capabilities.check());
@@ -28,7 +28,13 @@ pub(super) fn check(options: &Options) -> Vec<Finding> {
     findings
 }
 
-fn kernel(release: &str) -> Finding {
+/// `uname -r`.
+pub(super) fn release() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    release.trim().to_owned()
+}
+
+pub(super) fn kernel(release: &str) -> Finding {
     const SUBJECT: &str = "kernel";
     let Some(version) = version(release) else {
         let says = format!("{release:?} cannot be read as a version");

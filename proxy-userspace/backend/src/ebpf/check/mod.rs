@@ -78,6 +78,11 @@ pub struct Checkup {
     pub rivals: Vec<Finding>,
 }
 
+/// What this kernel can do.
+pub fn kernel() -> Finding {
+    machine::kernel(&machine::release())
+}
+
 /// Looks at this node.
 pub fn check(options: &Options) -> Checkup {
     Checkup { machine: machine::check(options), own: own::check(options), rivals: rivals::check(options) }
