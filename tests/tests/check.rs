@@ -162,7 +162,7 @@ fn missing_privileges_and_file_systems_are_named_with_their_remedy() {
     };
     let binary = Build::Product.binary();
     let mut without = Command::new("setpriv");
-    without.args(["--bounding-set", "-bpf,-net_admin", "--inh-caps", "-all"]).arg(&binary);
+    without.args(["--bounding-set", "-bpf,-sys_admin,-net_admin", "--inh-caps", "-all"]).arg(&binary);
     let said = Said::of(without, &world);
     assert_eq!(said.code, Some(1), "{}", said.text);
     said.has("broken", "capabilities", &["missing: CAP_BPF, CAP_NET_ADMIN", "as root"]);

@@ -128,7 +128,7 @@ impl Error {
     }
 }
 
-const PRIVILEGES: &str = " (run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN)";
+const PRIVILEGES: &str = " (run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN)";
 
 /// What helps against an errno, where we know.
 fn remedy(error: &io::Error) -> &'static str {

@@ -128,6 +128,7 @@ struct Capabilities(u64);
 const NET_ADMIN: (&str, u32) = ("CAP_NET_ADMIN", 12);
 const SYS_ADMIN: (&str, u32) = ("CAP_SYS_ADMIN", 21);
 const SYS_RESOURCE: (&str, u32) = ("CAP_SYS_RESOURCE", 24);
+const PERFMON: (&str, u32) = ("CAP_PERFMON", 38);
 const BPF: (&str, u32) = ("CAP_BPF", 39);
 
 impl Capabilities {
@@ -143,15 +144,19 @@ impl Capabilities {
 
     fn check(self) -> Finding {
         const SUBJECT: &str = "capabilities";
-        let needed = [BPF, NET_ADMIN, SYS_ADMIN];
-        let missing: Vec<_> = needed.into_iter().filter(|it| !self.have(*it)).map(|(name, _)| name).collect();
+        // What these three allow, the fourth does as well, but for some of the network's matters.
+        let needed: &[_] =
+            if self.have(SYS_ADMIN) { &[NET_ADMIN, SYS_ADMIN] } else { &[BPF, PERFMON, NET_ADMIN] };
+        let names = |it: &mut dyn Iterator<Item = &(&'static str, u32)>| {
+            it.map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+        };
+        let missing = names(&mut needed.iter().filter(|it| !self.have(**it)));
         if missing.is_empty() {
-            let names = needed.map(|(name, _)| name).join(", ");
-            return Finding::ok(SUBJECT, format!("{names} are in effect"));
+            return Finding::ok(SUBJECT, format!("{} are in effect", names(&mut needed.iter())));
         }
         Finding::broken(
             SUBJECT,
-            format!("missing: {}", missing.join(", ")),
+            format!("missing: {missing}"),
             "run it as root; in a container, add them (securityContext.capabilities) or make it privileged",
         )
     }
@@ -197,10 +202,14 @@ mod tests {
 
     #[test]
     fn capabilities_that_are_missing_are_named() {
-        let all = Capabilities(u64::MAX);
-        assert_eq!(all.check().level, Level::Ok);
-        let finding = Capabilities(!(1 << NET_ADMIN.1 | 1 << BPF.1)).check();
-        assert_eq!((finding.level, &*finding.says), (Level::Broken, "missing: CAP_BPF, CAP_NET_ADMIN"));
+        let check = |names: &[(&str, u32)]| {
+            let Finding { level, says, .. } = Capabilities(names.iter().map(|it| 1 << it.1).sum()).check();
+            (level, says)
+        };
+        assert_eq!(check(&[SYS_ADMIN, NET_ADMIN]).0, Level::Ok);
+        assert_eq!(check(&[BPF, PERFMON, NET_ADMIN]).0, Level::Ok);
+        assert_eq!(check(&[SYS_ADMIN]), (Level::Broken, "missing: CAP_NET_ADMIN".into()));
+        assert_eq!(check(&[PERFMON]), (Level::Broken, "missing: CAP_BPF, CAP_NET_ADMIN".into()));
     }
 
     #[test]

@@ -29,10 +29,11 @@ fn programs(options: &Options) -> Finding {
     if others.is_empty() {
         return Finding::ok(SUBJECT, "nobody else has programs at our hooks");
     }
-    let list: Vec<_> = others
-        .iter()
-        .map(|(it, hooks)| format!("{} (id {}) at {}", it.name, it.id, hooks.join(", ")))
-        .collect();
+    let list = others.iter().map(|(it, hooks)| {
+        let name = if it.name.is_empty() { "one without a name" } else { &it.name };
+        format!("{name} (id {}) at {}", it.id, hooks.join(", "))
+    });
+    let list: Vec<_> = list.collect();
     let remedy = remedy(others.keys());
     Finding::degraded(SUBJECT, format!("whoever comes first leads a socket: {}", list.join("; ")), remedy)
 }
