@@ -12,11 +12,11 @@ use model::{
 };
 use prost::Message as _;
 use proto::localv1::{OpItem, Ref, Set, Value, op_item::Op};
-
-use crate::wire;
+use wire::Additions;
 
 /// The operations, made one by one: whoever is slow costs no more than the two states.
 pub(super) struct Changes {
+    additions: Additions,
     /// The Services that differ, in ascending order of paths as those of Services are compared.
     services: Vec<Change>,
     /// The same in ascending order of paths as those of endpoints are compared: a slash follows the name.
@@ -54,7 +54,7 @@ enum Phase {
 
 impl Changes {
     /// What makes `new` of `old`, at the cost of what differs.
-    pub(super) fn new(old: &NodeState, new: &NodeState) -> Self {
+    pub(super) fn new(old: &NodeState, new: &NodeState, additions: Additions) -> Self {
         let change = |(name, old, new): (&ServiceName, Option<&Arc<_>>, Option<&Arc<_>>)| Change {
             path: wire::service_path(name),
             old: old.cloned(),
@@ -65,12 +65,7 @@ impl Changes {
         let mut by_endpoint: Vec<_> = (0..services.len()).collect();
         let key = |it: &usize| services[*it].path.bytes().chain(*b"/");
         by_endpoint.sort_by(|a, b| key(a).cmp(key(b)));
-        Self { services, by_endpoint, phase: 0, position: 0, ready: VecDeque::new() }
-    }
-
-    /// Whether nothing differs.
-    pub(super) fn is_empty(&self) -> bool {
-        self.services.is_empty()
+        Self { additions, services, by_endpoint, phase: 0, position: 0, ready: VecDeque::new() }
     }
 }
 
@@ -96,18 +91,22 @@ impl Iterator for Changes {
                 Phase::SetPods | Phase::SetAnonymous => &self.services[self.by_endpoint[at]],
                 Phase::DeletePods | Phase::DeleteAnonymous => &self.services[self.by_endpoint[last - at]],
             };
-            change.operations(phase, &mut self.ready);
+            change.operations(phase, self.additions, &mut self.ready);
         }
     }
 }
 
 impl Change {
-    fn operations(&self, phase: Phase, ready: &mut VecDeque<OpItem>) {
+    fn operations(&self, phase: Phase, additions: Additions, ready: &mut VecDeque<OpItem>) {
         match phase {
             Phase::SetServices => {
-                let old = self.old.as_ref().map(|it| &it.service);
-                if let Some(new) = self.new.as_ref().map(|it| &it.service).filter(|new| Some(*new) != old) {
-                    let bytes = wire::service(new).encode_to_vec();
+                let Some(new) = &self.new else { return };
+                let is_same = self.old.as_ref().is_some_and(|old| {
+                    old.service == new.service
+                        && (!additions.trigger_times || old.trigger_time == new.trigger_time)
+                });
+                if !is_same {
+                    let bytes = wire::service_of(new, additions).encode_to_vec();
                     ready.push_back(set(Set::ServicesSet, self.path.clone(), bytes));
                 }
             }
@@ -162,11 +161,11 @@ fn is_pod(endpoint: &Endpoint) -> bool {
     matches!(endpoint.key, EndpointKey::Pod(_))
 }
 
-fn set(set: Set, path: String, bytes: Vec<u8>) -> OpItem {
+pub(super) fn set(set: Set, path: String, bytes: Vec<u8>) -> OpItem {
     OpItem { op: Some(Op::Set(Value { r#ref: Some(Ref { set: set.into(), path }), bytes })) }
 }
 
-fn delete(set: Set, path: String) -> OpItem {
+pub(super) fn delete(set: Set, path: String) -> OpItem {
     OpItem { op: Some(Op::Delete(Ref { set: set.into(), path })) }
 }
 

@@ -23,7 +23,8 @@ use proto::{
 };
 use publish::{
     Publisher, Subscription,
-    grpc::{self, Listener, Nodes, OneNode},
+    cluster::Cluster,
+    grpc::{self, Listener, Nodes, OneNode, Served},
 };
 use tokio::{
     sync::{mpsc, oneshot},
@@ -88,6 +89,7 @@ pub(crate) fn state(services: impl IntoIterator<Item = (ServiceName, Arc<Service
 /// A brain that serves at a socket.
 pub(crate) struct Brain {
     pub(crate) publisher: Publisher,
+    pub(crate) cluster: Cluster,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), grpc::ServeError>>,
 }
@@ -102,19 +104,21 @@ impl Brain {
 
     pub(crate) async fn with(path: &Path, publisher: Publisher, nodes: impl Nodes) -> Self {
         let listener = Listener::bind(&Target::Unix(path.into())).await.unwrap();
+        let cluster = Cluster::new(None);
+        let served = Served { nodes: Arc::new(nodes), cluster: cluster.subscribe() };
         let (stop, stopped) = oneshot::channel();
         let mut first: Subscription = publisher.subscribe();
         let task = tokio::spawn(async move {
             let ready = async { drop(first.next().await) };
             let stopped = async { drop(stopped.await) };
-            grpc::serve(listener, Arc::new(nodes), ready, stopped).await
+            grpc::serve(listener, served, ready, stopped).await
         });
-        Self { publisher, stop, task }
+        Self { publisher, cluster, stop, task }
     }
 
     /// Ends it as SIGTERM does: the source first.
     pub(crate) async fn stop(self) {
-        drop(self.publisher);
+        drop((self.publisher, self.cluster));
         drop(self.stop);
         self.task.await.unwrap().unwrap();
     }
