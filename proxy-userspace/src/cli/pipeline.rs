@@ -8,7 +8,7 @@ use publish::{AnyNode, Publisher, Subscription, any_node, grpc};
 use source::{Snapshot, Snapshots, file::FileSource};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::flags::{Facts, Selection, Source};
+use super::flags::{Facts, Source};
 
 /// What runs while it is alive.
 pub(super) struct Pipeline {
@@ -89,14 +89,5 @@ impl Pipeline {
             }
             said = rejected;
         }
-    }
-}
-
-impl Selection {
-    /// The same for the brain.
-    pub(super) fn options(&self) -> Options {
-        // An environment variable that is there but empty says nothing.
-        let service_proxy_name = self.service_proxy_name.clone().filter(|it| !it.is_empty());
-        Options { service_proxy_name, ..Options::default() }
     }
 }

@@ -4,8 +4,11 @@
 //! One that is slow, silent, gone or talks nonsense costs a bounded amount, and nobody else notices.
 
 mod changes;
+mod clients;
 mod listen;
 mod next;
+mod peer;
+mod tls;
 mod watch;
 
 use std::{future::Future, sync::Arc, time::Duration};
@@ -19,9 +22,11 @@ use tokio::time::timeout;
 use tonic::{Status, transport};
 use tonic_health::ServingStatus;
 
+use self::clients::Clients;
 use crate::Subscription;
 
 pub use listen::{ListenError, Listener};
+pub use tls::ServerTls;
 
 /// The longest request that is read.
 const LONGEST_REQUEST: usize = 64 << 10;
@@ -144,7 +149,8 @@ pub async fn serve(
         .add_service(next.max_decoding_message_size(LONGEST_REQUEST));
     tracing::info!("serving {target}");
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let clients = listen::Clients::new(listener);
+    let look = look(listener.tls().cloned());
+    let clients = Clients::new(listener);
     let mut serving = std::pin::pin!(router.serve_with_incoming_shutdown(clients, async {
         // Dropped or used: both mean the end.
         let _ = stopped.await;
@@ -158,9 +164,18 @@ pub async fn serve(
     tokio::select! {
         result = &mut serving => return result.map_err(failed),
         () = became_ready => {}
+        () = look => {}
         () = shutdown => {}
     }
     drop(stop);
     // Those who do not go in time are cut off.
     timeout(FAREWELL, serving).await.unwrap_or(Ok(())).map_err(failed)
+}
+
+/// Looks at the certificates now and then, if there are any.
+async fn look(tls: Option<Arc<ServerTls>>) {
+    match tls {
+        Some(tls) => match tls.look().await {},
+        None => std::future::pending().await,
+    }
 }

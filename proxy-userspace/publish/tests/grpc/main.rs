@@ -9,5 +9,7 @@ mod conversation;
 mod hardship;
 mod laws;
 mod next;
+mod pki;
 mod recorded;
 mod sockets;
+mod tls;
