@@ -53,7 +53,7 @@ pub struct ClusterWatch {
 impl ClusterWatch {
     pub(super) fn new(client: &Client) -> Self {
         let request = GlobalWatchReq { wanted: client.wanted() };
-        let session = Session::new(&client.target, Global { request });
+        let session = Session::new(client, Global { request });
         Self { session, building: Cluster::default(), touched: false, anew: false, last: None }
     }
 

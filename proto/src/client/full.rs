@@ -59,11 +59,7 @@ struct Building {
 
 impl Watch {
     pub(super) fn new(client: &Client) -> Self {
-        Self {
-            session: Session::new(&client.target, Local::new(client)),
-            building: Building::default(),
-            last: None,
-        }
+        Self { session: Session::new(client, Local::new(client)), building: Building::default(), last: None }
     }
 
     /// Waits for a state that differs from the one before: the newest one. Several changes while nobody waits are one.

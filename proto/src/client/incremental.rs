@@ -40,7 +40,7 @@ pub trait Incremental {
 }
 
 pub(super) async fn run(client: &Client, backend: &mut impl Incremental) -> Infallible {
-    let mut session = Session::new(&client.target, Local::new(client));
+    let mut session = Session::new(client, Local::new(client));
     loop {
         match session.next().await {
             Event::Reset(_) => backend.reset(),

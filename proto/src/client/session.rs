@@ -13,11 +13,8 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming, transport::Channel};
 
-use super::{PATIENCE, connect, failure, outage::Outage};
-use crate::{
-    Target,
-    localv1::{OpItem, Ref, Set, Value, op_item::Op},
-};
+use super::{Client, PATIENCE, connect, failure, outage::Outage};
+use crate::localv1::{OpItem, Ref, Set, Value, op_item::Op};
 
 /// What is followed: one of the services whose streams carry change sets.
 pub(super) trait View: Clone + Send + Sync + 'static {
@@ -42,7 +39,7 @@ pub(super) trait View: Clone + Send + Sync + 'static {
 pub struct Refused(pub String);
 
 pub(super) struct Session<V: View> {
-    target: Target,
+    client: Client,
     view: V,
     outage: Outage,
     stage: Stage<V>,
@@ -83,14 +80,14 @@ impl From<String> for Failure {
 
 impl<V: View> fmt::Debug for Session<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session").field("target", &self.target).finish_non_exhaustive()
+        f.debug_struct("Session").field("client", &self.client).finish_non_exhaustive()
     }
 }
 
 impl<V: View> Session<V> {
-    pub(super) fn new(target: &Target, view: V) -> Self {
-        let outage = Outage::new(target);
-        Self { target: target.clone(), view, outage, stage: Stage::Waiting(Instant::now()) }
+    pub(super) fn new(client: &Client, view: V) -> Self {
+        let outage = Outage::new(&client.target);
+        Self { client: client.clone(), view, outage, stage: Stage::Waiting(Instant::now()) }
     }
 
     /// The next event, however long it takes. Nothing is lost if it is dropped while it waits.
@@ -109,8 +106,8 @@ impl<V: View> Session<V> {
             let failed = match &mut self.stage {
                 Stage::Waiting(until) => {
                     sleep_until(*until).await;
-                    let (target, view) = (self.target.clone(), self.view.clone());
-                    self.stage = Stage::Opening(Box::pin(open(target, view)));
+                    let (client, view) = (self.client.clone(), self.view.clone());
+                    self.stage = Stage::Opening(Box::pin(open(client, view)));
                     continue;
                 }
                 Stage::Opening(opening) => match opening.await {
@@ -130,7 +127,7 @@ impl<V: View> Session<V> {
                                 }
                                 return Ok(event);
                             }
-                            Err(reason) => tracing::warn!("{}: passed over: {reason}", self.target),
+                            Err(reason) => tracing::warn!("{}: passed over: {reason}", self.client.target),
                         }
                         continue;
                     }
@@ -146,8 +143,8 @@ impl<V: View> Session<V> {
     }
 }
 
-async fn open<V: View>(target: Target, view: V) -> Result<Conversation<V>, Failure> {
-    let channel = connect(&target).await?;
+async fn open<V: View>(client: Client, view: V) -> Result<Conversation<V>, Failure> {
+    let channel = connect(&client).await?;
     let (requests, outgoing) = mpsc::channel(1);
     requests.try_send(view.request()).map_err(|it| it.to_string())?;
     let answer = timeout(PATIENCE, V::open(channel, ReceiverStream::new(outgoing))).await;

@@ -25,9 +25,10 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
 
 async fn brain(flags: &Flags) -> Result<()> {
     let mut signals = Signals::new()?;
+    let serve = &flags.serve;
     let pipeline = Pipeline::start(&flags.facts)?;
     let served = pipeline.served(flags.any_node.serve_any_node);
-    let mut serving = Serving::start(&flags.serve.listen, served, &pipeline.subscribe()).await?;
+    let mut serving = Serving::start(&serve.listen, &serve.tls, served, &pipeline.subscribe()).await?;
     let result = tokio::select! {
         () = pipeline.publish() => Err(anyhow!("the source has ended; the log says why")),
         result = serving.ended() => result,

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use anyhow::Result;
 use brain::{Brain, Options};
 use model::{facts::Facts as ClusterFacts, state::NodeState};
+use proto::client::Client;
 use publish::{
     AnyNode, Publisher, Subscription, any_node,
     cluster::{Cluster, Known},
@@ -20,7 +21,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use super::flags::{Facts, Selection, Source};
+use super::flags::{Facts, Source};
 
 /// What runs while it is alive.
 pub(super) struct Pipeline {
@@ -47,7 +48,10 @@ impl Pipeline {
         let node = flags.node.name()?;
         let source = match &flags.source {
             Source::File(path) => Running::File(FileSource::start(path)?),
-            Source::Api(target) => Running::Api(ApiSource::start(target.clone(), &node)),
+            Source::Api(target) => {
+                let client = flags.source_tls.client(Client::new(target.clone(), node.as_str()))?;
+                Running::Api(ApiSource::start(client))
+            }
         };
         let options = flags.selection.options();
         let publisher = Publisher::new(node.as_str());
@@ -179,14 +183,5 @@ impl NewsOf {
                 return news;
             }
         }
-    }
-}
-
-impl Selection {
-    /// The same for the brain.
-    pub(super) fn options(&self) -> Options {
-        // An environment variable that is there but empty says nothing.
-        let service_proxy_name = self.service_proxy_name.clone().filter(|it| !it.is_empty());
-        Options { service_proxy_name, ..Options::default() }
     }
 }

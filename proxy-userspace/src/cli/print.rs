@@ -15,6 +15,7 @@ use publish::{
 use super::{
     flags::{self, Facts as FactsFlags, Source, source},
     pipeline::Pipeline,
+    tls,
 };
 
 /// Show what a node serves, without touching a kernel
@@ -37,9 +38,13 @@ pub(super) struct Flags {
         required_unless_present = "target"
     )]
     source: Option<Source>,
+    #[command(flatten)]
+    source_tls: tls::SourceFlags,
     /// The brain to ask instead: unix:///path, tcp://host:port or host:port
     #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_TARGET")]
     target: Option<Target>,
+    #[command(flatten)]
+    tls: tls::ClientFlags,
     #[command(flatten)]
     node: flags::Node,
     #[command(flatten)]
@@ -116,8 +121,9 @@ fn once(path: &Path, flags: &Flags) -> Result<()> {
 }
 
 async fn follow_source(source: Source, flags: &Flags) -> Result<()> {
-    let (node, selection) = (flags.node.clone(), flags.selection.clone());
-    let pipeline = Pipeline::start(&FactsFlags { source, node, selection })?;
+    let (source_tls, node, selection) =
+        (flags.source_tls.clone(), flags.node.clone(), flags.selection.clone());
+    let pipeline = Pipeline::start(&FactsFlags { source, source_tls, node, selection })?;
     tokio::select! {
         result = print(pipeline.subscribe(), flags) => result.map(drop),
         () = pipeline.publish() => Ok(()),
@@ -127,7 +133,8 @@ async fn follow_source(source: Source, flags: &Flags) -> Result<()> {
 
 async fn follow_brain(target: Target, flags: &Flags) -> Result<()> {
     let node = flags.node.name()?;
-    let mut upstream = Upstream::new(Client::new(target.clone(), node.as_str()), node.as_str());
+    let mut upstream =
+        Upstream::new(flags.tls.client(Client::new(target.clone(), node.as_str()))?, node.as_str());
     if let (Some(instance_id), Some(rev)) = (flags.instance_id, flags.rev) {
         upstream = upstream.resuming(instance_id, rev);
     }

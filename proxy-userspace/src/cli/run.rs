@@ -32,7 +32,8 @@ async fn run(flags: Flags) -> Result<()> {
     // Whatever is wrong with the source or the addresses is found before the kernel is touched.
     let pipeline = Pipeline::start(&flags.facts)?;
     let served = pipeline.served(flags.any_node.serve_any_node);
-    let mut serving = Serving::start(&flags.listen.listen, served, &pipeline.subscribe()).await?;
+    let listen = &flags.listen;
+    let mut serving = Serving::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
     let options = flags.data_plane.options();
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     let result = tokio::select! {

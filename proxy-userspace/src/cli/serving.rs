@@ -8,6 +8,8 @@ use publish::{
 };
 use tokio::{sync::watch, task::JoinSet};
 
+use super::tls;
+
 /// What serves while it is alive.
 pub(super) struct Serving {
     servers: JoinSet<Result<(), ServeError>>,
@@ -16,10 +18,16 @@ pub(super) struct Serving {
 
 impl Serving {
     /// Serves what is `served` at all `targets`, or at none if one cannot be had; ready as soon as there is one of `states`.
-    pub(super) async fn start(targets: &[Target], served: Served, states: &Subscription) -> Result<Self> {
+    pub(super) async fn start(
+        targets: &[Target],
+        tls: &tls::ServerFlags,
+        served: Served,
+        states: &Subscription,
+    ) -> Result<Self> {
+        let tls = tls.server()?;
         let mut listeners = Vec::new();
         for target in targets {
-            listeners.push(Listener::bind(target).await?);
+            listeners.push(Listener::bind_tls(target, tls.clone()).await?);
         }
         let stop = watch::Sender::new(false);
         let mut servers = JoinSet::new();

@@ -13,16 +13,19 @@ pub struct Additions {
     pub trigger_times: bool,
     /// The nodes of the cluster.
     pub nodes: bool,
+    /// Where a port is served besides, though nothing new is sent there.
+    pub unselected: bool,
     /// Services that other proxies serve.
     pub other_proxies: bool,
 }
 
 impl Additions {
     /// What a stream of one node's state can say.
-    pub const LOCAL: Self = Self { revisions: true, trigger_times: true, nodes: true, other_proxies: false };
+    pub const LOCAL: Self =
+        Self { revisions: true, trigger_times: true, nodes: true, unselected: true, other_proxies: false };
     /// What a stream of the cluster's facts can say.
     pub const GLOBAL: Self =
-        Self { revisions: false, trigger_times: true, nodes: false, other_proxies: true };
+        Self { revisions: false, trigger_times: true, nodes: false, unselected: false, other_proxies: true };
 
     /// Those of `wanted` that are among these.
     #[must_use]
@@ -30,10 +33,11 @@ impl Additions {
         let mut granted = Self::default();
         for it in wanted {
             match it {
-                Addition::UnknownAddition | Addition::Unselected => {}
+                Addition::UnknownAddition => {}
                 Addition::Revisions => granted.revisions = self.revisions,
                 Addition::TriggerTimes => granted.trigger_times = self.trigger_times,
                 Addition::Nodes => granted.nodes = self.nodes,
+                Addition::Unselected => granted.unselected = self.unselected,
                 Addition::OtherProxies => granted.other_proxies = self.other_proxies,
             }
         }
@@ -46,6 +50,7 @@ impl Additions {
             (self.revisions, Addition::Revisions),
             (self.trigger_times, Addition::TriggerTimes),
             (self.nodes, Addition::Nodes),
+            (self.unselected, Addition::Unselected),
             (self.other_proxies, Addition::OtherProxies),
         ];
         all.into_iter().filter_map(|(is_in, it)| is_in.then_some(it))

@@ -13,7 +13,7 @@ use model::{
     facts::Rejected,
     state::{
         ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind,
-        ServicePort, ServiceState, TargetPort, TrafficPolicy,
+        ServicePort, ServiceState, TargetPort, TrafficPolicy, Unselected,
     },
 };
 use proto::localv1;
@@ -46,7 +46,8 @@ pub fn service_state<'a>(
         endpoints.sort_by(|a, b| a.key.cmp(&b.key));
         endpoints.dedup_by(|a, b| a.key == b.key);
         let trigger_time = message.trigger_time.map(Timestamp::from_micros);
-        ServiceState { trigger_time, ..ServiceState::new(service, endpoints) }
+        let unselected = decoder.unselected(&message.ports, &places).into();
+        ServiceState { unselected, trigger_time, ..ServiceState::new(service, endpoints) }
     });
     Decoded { value, rejected: decoder.into_rejected() }
 }
@@ -73,7 +74,7 @@ impl Reader {
         self.rejected.push(Rejected { item: format!("{}: {field}", self.object), reason });
     }
 
-    fn parse<T: FromStr>(&mut self, field: &str, text: &str) -> Option<T> {
+    pub(crate) fn parse<T: FromStr>(&mut self, field: &str, text: &str) -> Option<T> {
         let parsed = text.parse().ok();
         if parsed.is_none() {
             self.refuse(
@@ -176,6 +177,18 @@ impl Reader {
             ports.extend(port.filter(|_| place.is_some()));
         }
         (ports, places)
+    }
+
+    /// Where ports are served besides, in ascending order.
+    fn unselected(&mut self, ports: &[localv1::PortMapping], places: &Places) -> Vec<Unselected> {
+        let mut found = Vec::new();
+        for (message, place) in ports.iter().zip(places) {
+            let Some(index) = *place else { continue };
+            let targets = message.unselected.iter().filter_map(|it| self.parse("ports.unselected", it));
+            found.extend(targets.map(|target| Unselected { index, target }));
+        }
+        found.sort_unstable();
+        found
     }
 
     pub(crate) fn protocol(&mut self, field: &str, number: i32) -> Option<Protocol> {

@@ -10,16 +10,20 @@ use std::{
 use model::{
     ServiceName,
     facts::Rejected,
-    state::{NodeState, ServiceState},
+    state::{NodeState, Nodes, ServiceState},
 };
-use proto::client::{ServiceEndpoints, State};
+use proto::{
+    client::{ServiceEndpoints, State},
+    localv1,
+};
 
-use crate::service_state;
+use crate::{decode::Reader, node, service_state};
 
 /// Messages to state; what is the same message again is decoded once.
 #[derive(Debug, Default)]
 pub struct Decoder {
     known: BTreeMap<Arc<str>, Known>,
+    nodes: KnownNodes,
     said: BTreeSet<Rejected>,
 }
 
@@ -47,11 +51,38 @@ impl Decoder {
                 services.insert(it.service.name.clone(), Arc::clone(it));
             }
         }
+        refused.extend(self.nodes.take_in(&state.nodes));
         for it in refused.difference(&self.said) {
             tracing::warn!("not taken over from the brain: {it}");
         }
         self.said = refused;
-        NodeState { services: services.into() }
+        NodeState { services: services.into(), nodes: self.nodes.nodes.clone() }
+    }
+}
+
+/// The nodes of the cluster, as they were said last.
+#[derive(Debug, Default)]
+struct KnownNodes {
+    messages: BTreeMap<Arc<str>, Arc<localv1::Node>>,
+    nodes: Nodes,
+    rejected: Vec<Rejected>,
+}
+
+impl KnownNodes {
+    /// Takes over what is said now, and returns what of it was refused.
+    fn take_in(&mut self, messages: &BTreeMap<Arc<str>, Arc<localv1::Node>>) -> Vec<Rejected> {
+        if self.messages != *messages {
+            self.messages.clone_from(messages);
+            self.rejected.clear();
+            let read = messages.iter().map(|(name, it)| {
+                let mut reader = Reader::new(format!("node {name}"));
+                let node = node::read(&mut reader, &it.addresses, &it.pod_cidrs, it.is_leaving);
+                self.rejected.extend(reader.into_rejected());
+                (Arc::clone(name), node)
+            });
+            self.nodes = read.collect();
+        }
+        self.rejected.clone()
     }
 }
 

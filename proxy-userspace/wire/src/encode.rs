@@ -49,8 +49,18 @@ pub fn service(service: &Service) -> localv1::Service {
 
 /// A Service as a message, with the additions that are on its state.
 pub fn service_of(state: &ServiceState, additions: Additions) -> localv1::Service {
-    let trigger_time = state.trigger_time.filter(|_| additions.trigger_times);
-    localv1::Service { trigger_time: trigger_time.map(Timestamp::as_micros), ..service(&state.service) }
+    let mut message = service(&state.service);
+    if additions.trigger_times {
+        message.trigger_time = state.trigger_time.map(Timestamp::as_micros);
+    }
+    if additions.unselected {
+        for it in &*state.unselected {
+            if let Some(port) = message.ports.get_mut(usize::from(it.index)) {
+                port.unselected.push(it.target.to_string());
+            }
+        }
+    }
+    message
 }
 
 fn ip_set(addresses: &[IpAddr]) -> localv1::IpSet {

@@ -10,6 +10,7 @@ mod decode;
 mod decoder;
 mod encode;
 pub mod facts;
+mod node;
 
 use model::{
     ServiceName,
@@ -20,6 +21,7 @@ pub use additions::Additions;
 pub use decode::{Decoded, service_state};
 pub use decoder::Decoder;
 pub use encode::{endpoint, service, service_of};
+pub use node::node;
 
 /// The path of a Service in the services set.
 pub fn service_path(name: &ServiceName) -> String {

@@ -1,14 +1,14 @@
 //! What makes one state of another, operation by operation.
 //!
 //! The one rule: an endpoint never exists without its Service.
-//! First Services are set, then anonymous endpoints deleted, pods' set, pods' deleted, anonymous ones set, and at last
-//! Services deleted; what is set comes in ascending order of paths, what is deleted in descending order.
+//! First nodes and Services are set, then anonymous endpoints deleted, pods' set, pods' deleted, anonymous ones set, and at last
+//! Services and nodes deleted; what is set comes in ascending order of paths, what is deleted in descending order.
 
 use std::{cmp::Ordering, collections::VecDeque, sync::Arc};
 
 use model::{
     ServiceName,
-    state::{Endpoint, EndpointKey, NodeState, ServiceState},
+    state::{Endpoint, EndpointKey, Node, NodeState, Nodes, ServiceState},
 };
 use prost::Message as _;
 use proto::localv1::{OpItem, Ref, Set, Value, op_item::Op};
@@ -17,6 +17,8 @@ use wire::Additions;
 /// The operations, made one by one: whoever is slow costs no more than the two states.
 pub(super) struct Changes {
     additions: Additions,
+    /// The Nodes that differ, in ascending order of names; if they are told of at all.
+    nodes: Vec<(Arc<str>, Option<Node>)>,
     /// The Services that differ, in ascending order of paths as those of Services are compared.
     services: Vec<Change>,
     /// The same in ascending order of paths as those of endpoints are compared: a slash follows the name.
@@ -33,23 +35,27 @@ struct Change {
     new: Option<Arc<ServiceState>>,
 }
 
-const PHASES: [Phase; 6] = [
+const PHASES: [Phase; 8] = [
+    Phase::SetNodes,
     Phase::SetServices,
     Phase::DeleteAnonymous,
     Phase::SetPods,
     Phase::DeletePods,
     Phase::SetAnonymous,
     Phase::DeleteServices,
+    Phase::DeleteNodes,
 ];
 
 #[derive(Clone, Copy)]
 enum Phase {
+    SetNodes,
     SetServices,
     DeleteAnonymous,
     SetPods,
     DeletePods,
     SetAnonymous,
     DeleteServices,
+    DeleteNodes,
 }
 
 impl Changes {
@@ -65,7 +71,8 @@ impl Changes {
         let mut by_endpoint: Vec<_> = (0..services.len()).collect();
         let key = |it: &usize| services[*it].path.bytes().chain(*b"/");
         by_endpoint.sort_by(|a, b| key(a).cmp(key(b)));
-        Self { additions, services, by_endpoint, phase: 0, position: 0, ready: VecDeque::new() }
+        let nodes = if additions.nodes { differing_nodes(&old.nodes, &new.nodes) } else { Vec::new() };
+        Self { additions, nodes, services, by_endpoint, phase: 0, position: 0, ready: VecDeque::new() }
     }
 }
 
@@ -78,7 +85,10 @@ impl Iterator for Changes {
                 return Some(item);
             }
             let phase = *PHASES.get(self.phase)?;
-            let count = self.services.len();
+            let count = match phase {
+                Phase::SetNodes | Phase::DeleteNodes => self.nodes.len(),
+                _ => self.services.len(),
+            };
             if self.position == count {
                 (self.phase, self.position) = (self.phase + 1, 0);
                 continue;
@@ -86,6 +96,18 @@ impl Iterator for Changes {
             let (at, last) = (self.position, count - 1);
             self.position += 1;
             let change = match phase {
+                Phase::SetNodes => {
+                    let (name, node) = &self.nodes[at];
+                    let bytes = node.as_ref().map(|it| wire::node(name, it).encode_to_vec());
+                    self.ready.extend(bytes.map(|it| set(Set::NodesSet, name.to_string(), it)));
+                    continue;
+                }
+                Phase::DeleteNodes => {
+                    let (name, node) = &self.nodes[last - at];
+                    let is_gone = node.is_none();
+                    self.ready.extend(is_gone.then(|| delete(Set::NodesSet, name.to_string())));
+                    continue;
+                }
                 Phase::SetServices => &self.services[at],
                 Phase::DeleteServices => &self.services[last - at],
                 Phase::SetPods | Phase::SetAnonymous => &self.services[self.by_endpoint[at]],
@@ -104,6 +126,7 @@ impl Change {
                 let is_same = self.old.as_ref().is_some_and(|old| {
                     old.service == new.service
                         && (!additions.trigger_times || old.trigger_time == new.trigger_time)
+                        && (!additions.unselected || old.unselected == new.unselected)
                 });
                 if !is_same {
                     let bytes = wire::service_of(new, additions).encode_to_vec();
@@ -113,7 +136,7 @@ impl Change {
             Phase::DeleteServices if self.new.is_none() => {
                 ready.push_back(delete(Set::ServicesSet, self.path.clone()));
             }
-            Phase::DeleteServices => {}
+            Phase::DeleteServices | Phase::SetNodes | Phase::DeleteNodes => {}
             Phase::SetPods => self.set_endpoints(is_pod, ready),
             Phase::SetAnonymous => self.set_endpoints(|it| !is_pod(it), ready),
             Phase::DeletePods => self.delete_endpoints(is_pod, ready),
@@ -155,6 +178,16 @@ impl Change {
         Merge { old: of(self.old.as_ref()).peekable(), new: of(self.new.as_ref()).peekable() }
             .map(|(_, old, new)| (old, new))
     }
+}
+
+/// The nodes that differ, as they are now.
+fn differing_nodes(old: &Nodes, new: &Nodes) -> Vec<(Arc<str>, Option<Node>)> {
+    if old.ptr_eq(new) {
+        return Vec::new();
+    }
+    let pairs = Merge { old: old.iter().peekable(), new: new.iter().peekable() };
+    let differing = pairs.filter(|(_, old, new)| old != new);
+    differing.map(|(name, _, new)| (Arc::clone(name), new.cloned())).collect()
 }
 
 fn is_pod(endpoint: &Endpoint) -> bool {

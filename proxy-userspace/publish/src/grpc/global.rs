@@ -15,6 +15,7 @@ use wire::Additions;
 use super::{
     conversation::{End, Items, View, converse},
     facts_changes::{FactsChanges, Selection},
+    peer::Peer,
 };
 use crate::cluster::{ClusterSubscription, Known};
 
@@ -27,6 +28,7 @@ impl Sets for GlobalWatch {
     type WatchStream = Items;
 
     async fn watch(&self, request: Request<Streaming<GlobalWatchReq>>) -> Result<Response<Items>, Status> {
+        Peer::of(&request)?.may_all()?;
         let view = Global {
             cluster: self.cluster.clone(),
             additions: Additions::default(),

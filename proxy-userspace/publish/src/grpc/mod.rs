@@ -4,11 +4,14 @@
 //! One that is slow, silent, gone or talks nonsense costs a bounded amount, and nobody else notices.
 
 mod changes;
+mod clients;
 mod conversation;
 mod facts_changes;
 mod global;
 mod listen;
 mod next;
+mod peer;
+mod tls;
 mod watch;
 
 use std::{future::Future, sync::Arc, time::Duration};
@@ -23,9 +26,11 @@ use tokio::time::timeout;
 use tonic::{Status, transport};
 use tonic_health::ServingStatus;
 
+use self::clients::Clients;
 use crate::{Subscription, cluster::ClusterSubscription};
 
 pub use listen::{ListenError, Listener};
+pub use tls::ServerTls;
 
 /// What is served besides health and reflection.
 const SERVICES: [&str; 3] =
@@ -162,7 +167,8 @@ pub async fn serve(
         .add_service(next.max_decoding_message_size(LONGEST_REQUEST));
     tracing::info!("serving {target}");
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let clients = listen::Clients::new(listener);
+    let look = look(listener.tls().cloned());
+    let clients = Clients::new(listener);
     let mut serving = std::pin::pin!(router.serve_with_incoming_shutdown(clients, async {
         // Dropped or used: both mean the end.
         let _ = stopped.await;
@@ -176,9 +182,18 @@ pub async fn serve(
     tokio::select! {
         result = &mut serving => return result.map_err(failed),
         () = became_ready => {}
+        () = look => {}
         () = shutdown => {}
     }
     drop(stop);
     // Those who do not go in time are cut off.
     timeout(FAREWELL, serving).await.unwrap_or(Ok(())).map_err(failed)
+}
+
+/// Looks at the certificates now and then, if there are any.
+async fn look(tls: Option<Arc<ServerTls>>) {
+    match tls {
+        Some(tls) => match tls.look().await {},
+        None => std::future::pending().await,
+    }
 }

@@ -11,7 +11,7 @@ use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 use wire::Additions;
 
-use super::Nodes;
+use super::{Nodes, peer::Peer};
 use crate::Subscription;
 
 /// How many items are made in advance for a client.
@@ -26,7 +26,9 @@ impl Endpoints for Next {
     type NextStream = Pin<Box<dyn Stream<Item = Result<NextItem, Status>> + Send>>;
 
     async fn next(&self, request: Request<NextFilter>) -> Result<Response<Self::NextStream>, Status> {
+        let peer = Peer::of(&request)?;
         let filter = request.into_inner();
+        peer.may(&filter.node_name)?;
         let states = self.nodes.follow(&filter.node_name, (filter.instance_id, filter.rev));
         let states = states.map_err(|it| it.status(&filter.node_name))?;
         let (sender, items) = mpsc::channel(AHEAD);
@@ -49,6 +51,12 @@ async fn answer(filter: NextFilter, mut states: Subscription, sender: Sender<Res
     let first = NextItem { next: Some(next), granted: additions.numbers(), ..NextItem::default() };
     if sender.send(Ok(first)).await.is_err() {
         return;
+    }
+    for (name, node) in published.state.nodes.iter().filter(|_| additions.nodes) {
+        let item = NextItem { node: Some(wire::node(name, node)), ..NextItem::default() };
+        if sender.send(Ok(item)).await.is_err() {
+            return;
+        }
     }
     for state in published.state.services.values() {
         let item = NextItem { endpoints: Some(service_endpoints(state, additions)), ..NextItem::default() };

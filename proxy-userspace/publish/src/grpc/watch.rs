@@ -12,6 +12,7 @@ use super::{
     Nodes,
     changes::Changes,
     conversation::{End, Items, View, converse},
+    peer::Peer,
 };
 use crate::{Published, Subscription};
 
@@ -25,6 +26,7 @@ impl Sets for Watch {
 
     async fn watch(&self, request: Request<Streaming<WatchReq>>) -> Result<Response<Items>, Status> {
         let view = Local {
+            peer: Peer::of(&request)?,
             nodes: Arc::clone(&self.nodes),
             followed: None,
             additions: Additions::default(),
@@ -36,6 +38,7 @@ impl Sets for Watch {
 
 /// A node's state.
 struct Local {
+    peer: Peer,
     nodes: Arc<dyn Nodes>,
     /// The node, as the client calls it, and its states.
     followed: Option<(String, Subscription)>,
@@ -58,6 +61,7 @@ impl View for Local {
         if self.followed.as_ref().is_some_and(|(followed, _)| *followed == node) {
             return Ok(false);
         }
+        self.peer.may(&node)?;
         let states = self.nodes.follow(&node, (0, 0)).map_err(|it| it.status(&node))?;
         self.followed = Some((node, states));
         Ok(true)

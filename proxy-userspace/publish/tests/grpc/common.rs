@@ -83,7 +83,7 @@ pub(crate) fn service(path: &str, endpoints: &[(&str, u8)]) -> (ServiceName, Arc
 }
 
 pub(crate) fn state(services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>) -> NodeState {
-    NodeState { services: services.into_iter().collect() }
+    NodeState { services: services.into_iter().collect(), ..NodeState::default() }
 }
 
 /// A brain that serves at a socket.

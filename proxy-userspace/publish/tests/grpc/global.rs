@@ -77,7 +77,7 @@ pub(crate) fn slice(name: &str, service: &str, endpoints: &[&str]) -> EndpointSl
 fn facts(nodes: &[&str], services: &[&str], slices: &[EndpointSlice]) -> Arc<Facts> {
     let mut facts = Facts::default();
     for it in nodes {
-        facts.set_node(model::facts::Node { name: (*it).into(), zone: None });
+        facts.set_node(model::facts::Node { name: (*it).into(), zone: None, info: Default::default() });
     }
     for it in services {
         facts.set_service(service(it));

@@ -6,7 +6,7 @@ use brain::{Options, node_state};
 use model::{
     Family, Timestamp,
     facts::{Conditions, Endpoint, EndpointSlice, Facts, Node, Service, SliceName, SlicePort},
-    state::{NodeState, ServiceKind, TrafficPolicy},
+    state::{self, NodeState, ServiceKind, TrafficPolicy},
 };
 use proptest::{collection::vec, option, prelude::*, sample::select, test_runner::Config};
 use proto::{
@@ -179,7 +179,12 @@ fn take(facts: &mut Facts, step: Step) {
             drop(facts.delete_slice(&name));
         }
         Step::Node(name, zone) => {
-            drop(facts.set_node(Node { name: name.into(), zone: zone.map(Into::into) }));
+            let info = state::Node {
+                addresses: vec![if zone.is_some() { "192.0.2.1" } else { "fd00::9" }.parse().unwrap()],
+                pod_cidrs: vec!["10.1.0.0/16".parse().unwrap()],
+                is_leaving: zone == Some("b"),
+            };
+            drop(facts.set_node(Node { name: name.into(), zone: zone.map(Into::into), info }));
         }
         Step::DeleteNode(it) => drop(facts.delete_node(it)),
     }
@@ -192,7 +197,11 @@ async fn play(waves: Vec<Vec<Step>>) {
     let mut downstream = Downstream::new(&folder);
     let mut facts = Facts::default();
     // Said at the end of each wave, so that there is always something to wait for.
-    let mark = |wave: usize| Node { name: "mark".into(), zone: Some(format!("zone-{wave}").into()) };
+    let mark = |wave: usize| Node {
+        name: "mark".into(),
+        zone: Some(format!("zone-{wave}").into()),
+        info: state::Node::default(),
+    };
     let mut peer: Option<GlobalPeer> = None;
     for (wave, steps) in waves.into_iter().enumerate() {
         steps.into_iter().for_each(|it| take(&mut facts, it));
@@ -259,7 +268,8 @@ async fn the_worked_examples_come_over_the_wire_as_they_are() {
     let mut count = 0;
     for facts in files.iter().flat_map(|it| read(it)) {
         let mut facts = facts;
-        facts.set_node(Node { name: "mark".into(), zone: Some(format!("zone-{count}").into()) });
+        let zone = Some(format!("zone-{count}").into());
+        facts.set_node(Node { name: "mark".into(), zone, info: state::Node::default() });
         count += 1;
         brain.cluster.publish(Known::Facts(Arc::new(facts.clone())));
         assert_eq!(sayings(&*downstream.next().await), sayings(&facts), "example {count}");

@@ -13,5 +13,7 @@ mod global_peer;
 mod hardship;
 mod laws;
 mod next;
+mod pki;
 mod recorded;
 mod sockets;
+mod tls;

@@ -8,10 +8,7 @@
 use std::sync::Arc;
 
 use model::{facts::Facts, state::NodeState};
-use proto::{
-    Target,
-    client::{Client, ClusterWatch, Refused, State, Watch},
-};
+use proto::client::{Client, ClusterWatch, Refused, State, Watch};
 use tokio::{sync::watch as channel, task::JoinHandle};
 use wire::{Additions, Decoder, facts};
 
@@ -34,10 +31,10 @@ pub struct ApiSource {
 }
 
 impl ApiSource {
-    /// Follows the brain at `target`, on behalf of `node`. Must be called within a tokio runtime.
-    pub fn start(target: Target, node: &str) -> Self {
+    /// Follows the brain of `client`, on behalf of its node. Must be called within a tokio runtime.
+    pub fn start(client: Client) -> Self {
         let (sender, said) = channel::channel(None);
-        let task = tokio::spawn(Follower::new(target, node, sender).follow());
+        let task = tokio::spawn(Follower::new(client, sender).follow());
         Self { said, task }
     }
 
@@ -55,7 +52,6 @@ impl Drop for ApiSource {
 
 struct Follower {
     client: Client,
-    node: String,
     cluster: ClusterWatch,
     facts: facts::Decoder,
     /// The node's state, where there are no facts.
@@ -64,11 +60,9 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(target: Target, node: &str, sender: channel::Sender<Option<Said>>) -> Self {
-        let client = Client::new(target, node);
+    fn new(client: Client, sender: channel::Sender<Option<Said>>) -> Self {
         let cluster = client.clone().wanting(Additions::GLOBAL.iter()).cluster();
-        let node = node.to_owned();
-        Self { client, node, cluster, facts: facts::Decoder::default(), local: None, sender }
+        Self { client, cluster, facts: facts::Decoder::default(), local: None, sender }
     }
 
     async fn follow(mut self) {
@@ -83,7 +77,7 @@ impl Follower {
                         tracing::info!(
                             "{}: the facts of the cluster are not to be had ({reason}); following the state of node {}",
                             self.client.target(),
-                            self.node,
+                            self.client.node(),
                         );
                         let client = self.client.clone().wanting(Additions::LOCAL.iter());
                         self.local = Some((client.watch(), Decoder::default()));

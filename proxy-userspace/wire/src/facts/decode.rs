@@ -19,13 +19,13 @@ use proto::{
 };
 
 use super::{PROXY_NAME, ZONE};
-use crate::{Decoded, decode::Reader};
+use crate::{Decoded, decode::Reader, node};
 
 /// The facts of a cluster from one state after the other; what is the same message again is not decoded again.
 #[derive(Debug, Default)]
 pub struct Decoder {
     facts: Arc<Facts>,
-    nodes: BTreeMap<Arc<str>, Arc<NodeInfo>>,
+    nodes: BTreeMap<Arc<str>, (Arc<NodeInfo>, Vec<Rejected>)>,
     services: BTreeMap<Arc<str>, Known>,
     said: BTreeSet<Rejected>,
 }
@@ -65,7 +65,9 @@ impl Decoder {
             let before = self.services.insert(Arc::clone(path), known);
             self.take_over(service, slices, before);
         }
-        let refused: BTreeSet<_> = self.services.values().flat_map(|it| &it.rejected).cloned().collect();
+        let of_nodes = self.nodes.values().flat_map(|(_, rejected)| rejected);
+        let of_services = self.services.values().flat_map(|it| &it.rejected);
+        let refused: BTreeSet<_> = of_nodes.chain(of_services).cloned().collect();
         for it in refused.difference(&self.said) {
             tracing::warn!("not taken over from the brain: {it}");
         }
@@ -104,24 +106,30 @@ impl Decoder {
     }
 
     fn nodes(&mut self, cluster: &Cluster) {
-        let before = std::mem::replace(&mut self.nodes, cluster.nodes.clone());
-        for name in before.keys().filter(|it| !cluster.nodes.contains_key(*it)) {
-            Arc::make_mut(&mut self.facts).delete_node(name);
+        let gone: Vec<_> = self.nodes.keys().filter(|it| !cluster.nodes.contains_key(*it)).cloned().collect();
+        for name in gone {
+            self.nodes.remove(&name);
+            Arc::make_mut(&mut self.facts).delete_node(&name);
         }
         for (name, message) in &cluster.nodes {
-            if !before.get(name).is_some_and(|it| Arc::ptr_eq(it, message)) {
-                Arc::make_mut(&mut self.facts).set_node(node(name, message));
+            if !self.nodes.get(name).is_some_and(|(it, _)| Arc::ptr_eq(it, message)) {
+                let Decoded { value, rejected } = node_fact(name, message);
+                Arc::make_mut(&mut self.facts).set_node(value);
+                self.nodes.insert(Arc::clone(name), (Arc::clone(message), rejected));
             }
         }
     }
 }
 
-fn node(name: &Arc<str>, message: &NodeInfo) -> Node {
+fn node_fact(name: &Arc<str>, message: &NodeInfo) -> Decoded<Node> {
+    let mut reader = Reader::new(format!("node {name}"));
     let nothing = Default::default();
     let message = message.node.as_ref().unwrap_or(&nothing);
     let topology = message.topology.as_ref().map(|it| &it.zone).filter(|it| !it.is_empty());
     let zone = topology.or_else(|| message.labels.get(ZONE)).filter(|it| !it.is_empty());
-    Node { name: Arc::clone(name), zone: zone.map(|it| it.as_str().into()) }
+    let info = node::read(&mut reader, &message.addresses, &message.pod_cidrs, message.is_leaving);
+    let value = Node { name: Arc::clone(name), zone: zone.map(|it| it.as_str().into()), info };
+    Decoded { value, rejected: reader.into_rejected() }
 }
 
 /// A Service with its slices; none if it could not be served.

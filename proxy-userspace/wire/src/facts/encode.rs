@@ -127,6 +127,7 @@ pub fn node_info(node: &Node) -> Option<NodeInfo> {
     if !is_path(&node.name) {
         return None;
     }
+    let info = crate::node(&node.name, &node.info);
     let message = globalv1::Node {
         name: node.name.to_string(),
         labels: label(ZONE, node.zone.as_deref()),
@@ -134,6 +135,9 @@ pub fn node_info(node: &Node) -> Option<NodeInfo> {
             node: node.name.to_string(),
             zone: node.zone.as_deref().unwrap_or_default().to_owned(),
         }),
+        addresses: info.addresses,
+        pod_cidrs: info.pod_cidrs,
+        is_leaving: info.is_leaving,
         ..globalv1::Node::default()
     };
     let mut info = NodeInfo { hash: 0, node: Some(message) };
