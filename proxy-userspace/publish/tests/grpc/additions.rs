@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use model::{
     Timestamp,
-    state::{NodeState, ServiceState},
+    state::{NodeState, ServiceState, Unselected},
 };
 use prost::Message as _;
 use proto::{
@@ -87,7 +87,6 @@ async fn who_wants_nothing_that_is_known_is_answered_as_kpng_would() {
     // Among what is not known, what is known is granted.
     let (_, granted) = start(&folder, &[UNKNOWN, Addition::TriggerTimes.into()]).await;
     assert_eq!(granted, [i32::from(Addition::TriggerTimes)]);
-    // A later request changes nothing, and is no reason to be reset.
     brain.stop().await;
 }
 
@@ -160,6 +159,72 @@ async fn the_long_poll_says_what_is_wanted() {
         assert_eq!((first.granted, first.next.unwrap().wanted), (granted, wanted));
         let service = items.message().await.unwrap().unwrap().endpoints.unwrap().service.unwrap();
         assert_eq!(service.trigger_time, time);
+    }
+    brain.stop().await;
+}
+
+/// A state that tells of a node, and of a target that is served unselected.
+fn told(address: &str, last: u8) -> NodeState {
+    let (name, it) = service("ns/a", &[("p", 1)]);
+    let target = format!("10.1.0.{last}:53").parse().unwrap();
+    let unselected = [Unselected { index: 0, target }].into();
+    let it = Arc::new(ServiceState { unselected, ..(*it).clone() });
+    let node = model::state::Node {
+        addresses: vec![address.parse().unwrap(), "fd00::7".parse().unwrap()],
+        pod_cidrs: vec!["10.1.0.0/24".parse().unwrap()],
+        is_leaving: last > 8,
+    };
+    NodeState { nodes: [("n7".into(), node)].into_iter().collect(), ..state([(name, it)]) }
+}
+
+#[tokio::test]
+async fn nodes_and_unselected_targets_are_told_to_those_who_want_them() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    brain.publisher.publish(told("192.0.2.1", 8));
+    let both = [Addition::Nodes.into(), Addition::Unselected.into()];
+    let (mut wanting, granted) = start(&folder, &both).await;
+    assert_eq!(granted, both);
+    let (mut plain, _) = start(&folder, &[]).await;
+    assert_eq!(wanting.change_set().await, ["+n n7", "+s ns/a", "+e ns/a/p"]);
+    assert_eq!(plain.change_set().await, ["+s ns/a", "+e ns/a/p"]);
+    assert_eq!(wanting.services["ns/a"].ports[0].unselected, ["10.1.0.8:53"]);
+    assert_eq!(wanting.nodes["n7"].addresses, ["192.0.2.1", "fd00::7"]);
+    assert!(plain.services["ns/a"].ports[0].unselected.is_empty());
+    for peer in [&wanting, &plain] {
+        peer.ask("").await;
+    }
+    // To who does not want them, they are no change at all.
+    brain.publisher.publish(told("192.0.2.1", 9));
+    assert_eq!(wanting.change_set().await, ["+n n7", "+s ns/a"]);
+    assert!(wanting.nodes["n7"].is_leaving);
+    wanting.ask("").await;
+    let nodes = model::state::Nodes::default();
+    brain.publisher.publish(NodeState { nodes, ..told("192.0.2.1", 9) });
+    assert_eq!(wanting.change_set().await, ["-n n7"]);
+    plain.hears_nothing().await;
+    brain.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_has_the_very_state_of_its_brain() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    let client = || Client::new(Target::Unix(folder.socket()), "n1");
+    for upstream in [Upstream::new(client(), "n1"), Upstream::new(client(), "n1").resuming(0, 0)] {
+        let mut states = upstream.subscribe();
+        let heard = async {
+            let without_nodes = NodeState { nodes: model::state::Nodes::default(), ..told("192.0.2.1", 9) };
+            for expected in [told("192.0.2.1", 8), told("192.0.2.2", 8), without_nodes, NodeState::default()]
+            {
+                brain.publisher.publish(expected.clone());
+                while states.next().await.unwrap().state != expected {}
+            }
+        };
+        tokio::select! {
+            it = timeout(LIMIT, heard) => it.expect("each state arrives"),
+            () = upstream.follow() => panic!("it never ends"),
+        }
     }
     brain.stop().await;
 }

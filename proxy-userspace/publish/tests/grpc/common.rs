@@ -149,6 +149,8 @@ pub(crate) struct Peer {
     /// What it was told, by path.
     pub(crate) services: BTreeMap<String, localv1::Service>,
     pub(crate) endpoints: BTreeMap<String, localv1::Endpoint>,
+    /// Told of only if they are wanted.
+    pub(crate) nodes: BTreeMap<String, localv1::Node>,
 }
 
 impl Peer {
@@ -167,8 +169,8 @@ impl Peer {
     pub(crate) async fn over(channel: transport::Channel) -> Self {
         let (requests, outgoing) = mpsc::channel(8);
         let items = SetsClient::new(channel).watch(ReceiverStream::new(outgoing)).await.unwrap();
-        let (services, endpoints) = Default::default();
-        Self { requests, items: items.into_inner(), services, endpoints }
+        let (services, endpoints, nodes) = Default::default();
+        Self { requests, items: items.into_inner(), services, endpoints, nodes }
     }
 
     pub(crate) async fn ask(&self, node: &str) {
@@ -199,7 +201,11 @@ impl Peer {
                 Op::Reset(_) => panic!("a second reset"),
                 Op::Set(Value { r#ref: Some(Ref { set, path }), bytes }) => {
                     words.push(format!("+{} {path}", letter(set)));
-                    if set == i32::from(localv1::Set::ServicesSet) {
+                    if set == i32::from(localv1::Set::NodesSet) {
+                        let it = localv1::Node::decode(bytes.as_slice()).unwrap();
+                        assert_eq!(path, it.name);
+                        self.nodes.insert(path, it);
+                    } else if set == i32::from(localv1::Set::ServicesSet) {
                         let it = localv1::Service::decode(bytes.as_slice()).unwrap();
                         let ips = it.ips.as_ref().expect("Service.IPs is present");
                         assert!(ips.cluster_ips.is_some(), "ClusterIPs is present");
@@ -217,7 +223,9 @@ impl Peer {
                 }
                 Op::Delete(Ref { set, path }) => {
                     words.push(format!("-{} {path}", letter(set)));
-                    if set == i32::from(localv1::Set::ServicesSet) {
+                    if set == i32::from(localv1::Set::NodesSet) {
+                        self.nodes.remove(&path).expect("only what is there is deleted");
+                    } else if set == i32::from(localv1::Set::ServicesSet) {
                         self.services.remove(&path).expect("only what is there is deleted");
                         let below = format!("{path}/");
                         let orphan = self.endpoints.range(below.clone()..).next();
@@ -240,6 +248,7 @@ fn letter(set: i32) -> char {
     match localv1::Set::try_from(set) {
         Ok(localv1::Set::ServicesSet) => 's',
         Ok(localv1::Set::EndpointsSet) => 'e',
+        Ok(localv1::Set::NodesSet) => 'n',
         other => panic!("{other:?}"),
     }
 }

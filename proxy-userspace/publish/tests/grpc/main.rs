@@ -4,6 +4,7 @@
 
 mod additions;
 mod any_node;
+mod api_source;
 mod client;
 mod common;
 mod conversation;
