@@ -3,6 +3,7 @@
 //! | feature | |
 //! |---|---|
 //! | `client` (on by default) | [`client`]: follows a brain, whatever happens to it |
+//! | `tls` | [`tls`]: mutual TLS, with certificates that are read again when they change |
 //! | `server` | the traits that a brain implements |
 //! | `json` | the messages in their proto3 JSON form, by way of serde |
 //!
@@ -45,6 +46,8 @@ mod generated {
 pub mod client;
 mod diff_store;
 mod target;
+#[cfg(feature = "tls")]
+pub mod tls;
 
 pub use diff_store::DiffStore;
 pub use generated::{globalv1, localnetv1, localv1};

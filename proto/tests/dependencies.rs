@@ -1,5 +1,7 @@
 //! What somebody who uses the client library compiles.
 
+#![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
 use std::{collections::BTreeSet, process::Command};
 
 /// What a client of gRPC needs, and nothing else. Whoever adds to it says why.
@@ -10,9 +12,23 @@ const ALLOWED: &str = "
     prost-derive proto quote slab smallvec socket2 syn sync_wrapper thiserror thiserror-impl tokio tokio-stream tokio-util
     tonic tonic-prost tower tower-layer tower-service tracing tracing-attributes tracing-core try-lock unicode-ident want
 ";
+/// What mutual TLS needs besides.
+const ALLOWED_FOR_TLS: &str = "
+    cfg-if getrandom log ring rustls rustls-pki-types rustls-webpki subtle tokio-macros tokio-rustls untrusted zeroize
+";
 
 #[test]
 fn the_client_library_has_few_dependencies() {
+    check(&[], ALLOWED);
+}
+
+#[test]
+fn mutual_tls_adds_few_to_them() {
+    check(&["--features", "tls"], &[ALLOWED, ALLOWED_FOR_TLS].concat());
+}
+
+#[track_caller]
+fn check(features: &[&str], allowed: &str) {
     let output = Command::new(env!("CARGO"))
         .args([
             "tree",
@@ -26,6 +42,7 @@ fn the_client_library_has_few_dependencies() {
             "none",
         ])
         .args(["--target", "x86_64-unknown-linux-gnu", "--format", "{p}"])
+        .args(features)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .unwrap();
@@ -33,7 +50,7 @@ fn the_client_library_has_few_dependencies() {
     let text = String::from_utf8(output.stdout).unwrap();
     let found: BTreeSet<_> = text.lines().filter_map(|it| it.split(' ').next()).collect();
     let found: BTreeSet<_> = found.into_iter().filter(|it| !it.is_empty()).collect();
-    let allowed: BTreeSet<_> = ALLOWED.split_whitespace().collect();
+    let allowed: BTreeSet<_> = allowed.split_whitespace().collect();
     let more: Vec<_> = found.difference(&allowed).collect();
     assert!(more.is_empty(), "not in the list: {more:?}");
     assert!(found.contains("tonic"), "{text}");

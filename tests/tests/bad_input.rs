@@ -60,6 +60,14 @@ fn wrong_usage_exits_64() {
     fails(&["run", "--source", "file:x", "--node-name", "No Node"], 64, &["No Node", "lower-case"]);
     fails(&["run", "--source", "file:x", "--pin-dir", "pins"], 64, &["pins", "absolute"]);
     fails(&["print", "--source", "file:x", "--output", "xml"], 64, &["xml", "json"]);
+    fails(
+        &["print", "--source", "file:x", "--feature-gates", "Magic=true"],
+        64,
+        &["Magic", "AllowServiceExternalIPs"],
+    );
+    fails(&["print", "--source", "file:x", "--hostname-override", "No Node"], 64, &["No Node", "lower-case"]);
+    fails(&["brain", "--source", "file:x", "--tls-cert", "x.crt"], 64, &["--tls-key", "--tls-client-ca"]);
+    fails(&["agent", "--tls-cert", "x.crt", "--tls-key", "x.key"], 64, &["--tls-ca"]);
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub use self::{
 };
 
 /// How long a connection may take, and then the first answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest message that is accepted: that of a Service.
 const LONGEST_MESSAGE: usize = 64 << 20;
 
@@ -59,18 +59,40 @@ const LONGEST_MESSAGE: usize = 64 << 20;
 pub struct Client {
     target: Target,
     node: String,
+    #[cfg(feature = "tls")]
+    tls: Option<crate::tls::ClientTls>,
 }
 
 impl Client {
     /// A client of the brain at `target`, for the state of the node `node_name`; if that is empty, of the brain's own
     /// node. Nothing is connected yet.
     pub fn new(target: Target, node_name: impl Into<String>) -> Self {
-        Self { target, node: node_name.into() }
+        Self {
+            target,
+            node: node_name.into(),
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
+    }
+
+    /// The same over mutual TLS, if the brain is reached by TCP; a socket in the file system needs none.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(self, tls: crate::tls::ClientTls) -> Self {
+        Self { tls: Some(tls), ..self }
     }
 
     /// The brain.
     pub fn target(&self) -> &Target {
         &self.target
+    }
+
+    fn scheme(&self) -> &'static str {
+        #[cfg(feature = "tls")]
+        if self.tls.is_some() {
+            return "https";
+        }
+        "http"
     }
 
     /// Follows the full state, over one stream that carries changes only (`localv1.Sets/Watch`, as KPNG has it too).
@@ -112,13 +134,21 @@ fn failure(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-async fn connect(target: &Target) -> Result<Channel, String> {
+async fn connect(client: &Client) -> Result<Channel, String> {
+    let (scheme, target) = (client.scheme(), &client.target);
     let address = match target {
         Target::Unix(path) => format!("unix://{}", path.display()),
-        Target::Tcp { host, port } if host.contains(':') => format!("http://[{host}]:{port}"),
-        Target::Tcp { host, port } => format!("http://{host}:{port}"),
+        Target::Tcp { host, port } if host.contains(':') => format!("{scheme}://[{host}]:{port}"),
+        Target::Tcp { host, port } => format!("{scheme}://{host}:{port}"),
     };
     let endpoint = Endpoint::from_shared(address).map_err(|it| failure(&it))?;
+    #[cfg(feature = "tls")]
+    let endpoint = match (&client.tls, target) {
+        (Some(tls), Target::Tcp { host, .. }) => {
+            endpoint.tls_config(tls.config(host)).map_err(|it| failure(&it))?
+        }
+        _ => endpoint,
+    };
     endpoint
         .connect_timeout(PATIENCE)
         // A host that is gone is noticed within half a minute. HTTP/2 pings would do the same for a process that hangs,

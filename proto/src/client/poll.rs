@@ -65,7 +65,7 @@ impl Poll {
 }
 
 async fn ask(client: Client, filter: NextFilter) -> Result<State, String> {
-    let channel = connect(&client.target).await?;
+    let channel = connect(&client).await?;
     let mut endpoints = EndpointsClient::new(channel).max_decoding_message_size(LONGEST_MESSAGE);
     let mut items = endpoints.next(filter).await.map_err(|it| failure(&it))?.into_inner();
     let mut message = async || items.message().await.map_err(|it| failure(&it));

@@ -106,7 +106,7 @@ fn request(node: &str) -> WatchReq {
 }
 
 async fn open(client: Client) -> Result<Conversation, String> {
-    let channel = connect(&client.target).await?;
+    let channel = connect(&client).await?;
     let (requests, outgoing) = mpsc::channel(1);
     requests.try_send(request(&client.node)).map_err(|it| it.to_string())?;
     let mut sets = SetsClient::new(channel).max_decoding_message_size(LONGEST_MESSAGE);

@@ -3,7 +3,6 @@
 use anyhow::{Result, bail};
 use backend::ebpf::Node;
 use clap::Args;
-use proto::client::Client;
 use publish::upstream::Upstream;
 
 use super::{flags, signals::Signals};
@@ -31,7 +30,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 async fn agent(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let name = flags.node.name()?;
-    let upstream = Upstream::new(Client::new(flags.upstream.target, name.as_str()), name);
+    let upstream = Upstream::new(flags.upstream.client(&name)?, name);
     let options = flags.data_plane.options();
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     tokio::select! {

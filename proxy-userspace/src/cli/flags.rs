@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use backend::ebpf;
 use clap::Args;
-use proto::Target;
+use proto::{Target, client::Client};
+
+use super::tls;
 
 /// Where a brain serves its own node if nothing else is said.
 const SOCKET: &str = "unix:///run/kube-proxy-ebpf/proxy.sock";
@@ -28,7 +30,13 @@ pub(super) struct Facts {
 #[derive(Clone, Debug, Args)]
 pub(super) struct Node {
     /// The node to serve, as its Node object is called [default: this host's name]
-    #[arg(long, value_name = "NAME", env = "NODE_NAME", value_parser = node_name)]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "NODE_NAME",
+        value_parser = node_name,
+        visible_alias = "hostname-override"
+    )]
     node_name: Option<String>,
 }
 
@@ -38,7 +46,39 @@ pub(super) struct Selection {
     /// Serve only Services whose label service.kubernetes.io/service-proxy-name says this; without it, those that have
     /// no such label
     #[arg(long, value_name = "NAME", env = "KUBE_PROXY_EBPF_SERVICE_PROXY_NAME")]
-    pub(super) service_proxy_name: Option<String>,
+    service_proxy_name: Option<String>,
+    /// kube-proxy's feature gates that are known here: AllowServiceExternalIPs=false serves no external IPs (KEP-5707)
+    #[arg(
+        long,
+        value_name = "NAME=BOOL,…",
+        env = "KUBE_PROXY_EBPF_FEATURE_GATES",
+        value_parser = feature_gates
+    )]
+    feature_gates: Vec<FeatureGates>,
+}
+
+/// What was said of kube-proxy's feature gates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct FeatureGates {
+    allow_service_external_ips: Option<bool>,
+}
+
+impl Selection {
+    /// The same for the brain.
+    pub(super) fn options(&self) -> brain::Options {
+        let mut options = brain::Options {
+            // An environment variable that is there but empty says nothing.
+            service_proxy_name: self.service_proxy_name.clone().filter(|it| !it.is_empty()),
+            ..brain::Options::default()
+        };
+        // As with kube-proxy, the last word on a gate counts.
+        if let Some(is_on) =
+            self.feature_gates.iter().filter_map(|it| it.allow_service_external_ips).next_back()
+        {
+            options.external_ips = is_on;
+        }
+        options
+    }
 }
 
 /// A source of facts.
@@ -54,6 +94,15 @@ pub(super) struct Upstream {
     /// The brain to follow: unix:///path, tcp://host:port or host:port
     #[arg(long, value_name = "ADDRESS", default_value = SOCKET, env = "KUBE_PROXY_EBPF_TARGET")]
     pub(super) target: Target,
+    #[command(flatten)]
+    pub(super) tls: tls::ClientFlags,
+}
+
+impl Upstream {
+    /// A client of the brain, for the state of a node.
+    pub(super) fn client(self, node: &str) -> anyhow::Result<Client> {
+        self.tls.client(Client::new(self.target, node))
+    }
 }
 
 /// Where a brain serves, if it is told to.
@@ -62,10 +111,12 @@ pub(super) struct Listen {
     /// Serve the node's state to others at this address too: unix:///path, tcp://host:port or host:port
     ///
     /// Can be given several times. The socket is its owner's alone (mode 0600); a port must be one of a loopback
-    /// address. What is spoken there is gRPC: localv1.Sets/Watch as KPNG's backends know it, localnetv1.Endpoints/Next,
+    /// address, unless there is mutual TLS (--tls-cert). What is spoken there is gRPC: localv1.Sets/Watch as KPNG's backends know it, localnetv1.Endpoints/Next,
     /// health and reflection.
     #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_LISTEN", value_delimiter = ',')]
     pub(super) listen: Vec<Target>,
+    #[command(flatten)]
+    pub(super) tls: tls::ServerFlags,
 }
 
 /// Where a brain serves, in any case.
@@ -74,7 +125,7 @@ pub(super) struct Serve {
     /// Where to serve: unix:///path, tcp://host:port or host:port
     ///
     /// Can be given several times. The socket is its owner's alone (mode 0600); a port must be one of a loopback
-    /// address. What is spoken there is gRPC: localv1.Sets/Watch as KPNG's backends know it, localnetv1.Endpoints/Next,
+    /// address, unless there is mutual TLS (--tls-cert). What is spoken there is gRPC: localv1.Sets/Watch as KPNG's backends know it, localnetv1.Endpoints/Next,
     /// health and reflection.
     #[arg(
         long,
@@ -84,6 +135,19 @@ pub(super) struct Serve {
         value_delimiter = ','
     )]
     pub(super) listen: Vec<Target>,
+    #[command(flatten)]
+    pub(super) tls: tls::ServerFlags,
+}
+
+/// Whose states a brain serves.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct AnyNode {
+    /// Serve the state of any node on request, not only of this one
+    ///
+    /// A node's state is decided while somebody follows it, and for a short while after. A node that no Node object is
+    /// called like is in no zone; of those, 5,000 can be followed at a time.
+    #[arg(long, env = "KUBE_PROXY_EBPF_SERVE_ANY_NODE")]
+    pub(super) serve_any_node: bool,
 }
 
 /// The kernel's side: what is served, and where it is pinned.
@@ -142,6 +206,23 @@ pub(super) fn source(text: &str) -> Result<Source, String> {
     }
 }
 
+fn feature_gates(text: &str) -> Result<FeatureGates, String> {
+    let mut gates = FeatureGates::default();
+    for gate in text.split(',').filter(|it| !it.is_empty()) {
+        let (name, value) = gate.split_once('=').ok_or("write it as NAME=true or NAME=false")?;
+        let is_on = match value {
+            "1" | "t" | "T" | "true" | "True" | "TRUE" => true,
+            "0" | "f" | "F" | "false" | "False" | "FALSE" => false,
+            _ => return Err(format!("{value:?} is neither true nor false")),
+        };
+        match name {
+            "AllowServiceExternalIPs" => gates.allow_service_external_ips = Some(is_on),
+            _ => return Err(format!("{name:?} is not known here; AllowServiceExternalIPs is")),
+        }
+    }
+    Ok(gates)
+}
+
 fn node_name(text: &str) -> Result<String, String> {
     let is_name = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit() || it == '-' || it == '.';
     if text.is_empty() || text.len() > 253 || !text.chars().all(is_name) {
@@ -155,4 +236,33 @@ fn node_name(text: &str) -> Result<String, String> {
 fn absolute(text: &str) -> Result<PathBuf, String> {
     let path = Path::new(text);
     if path.is_absolute() { Ok(path.into()) } else { Err("not an absolute path".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(texts: &[&str], expect: Result<bool, &str>) {
+        let gates: Result<Vec<_>, _> = texts.iter().map(|it| feature_gates(it)).collect();
+        let options =
+            gates.map(|feature_gates| Selection { service_proxy_name: None, feature_gates }.options());
+        match (options, expect) {
+            (Ok(options), Ok(expect)) => assert_eq!(options.external_ips, expect, "{texts:?}"),
+            (Err(error), Err(expect)) => assert!(error.contains(expect), "{texts:?}: {error}"),
+            (got, _) => panic!("{texts:?}: {got:?}"),
+        }
+    }
+
+    #[test]
+    fn external_ips_are_served_unless_the_feature_gate_says_no() {
+        check(&[], Ok(true));
+        check(&[""], Ok(true));
+        check(&["AllowServiceExternalIPs=false"], Ok(false));
+        check(&["AllowServiceExternalIPs=false", "AllowServiceExternalIPs=1"], Ok(true));
+        check(&["AllowServiceExternalIPs=T,AllowServiceExternalIPs=False"], Ok(false));
+        check(&["AllowServiceExternalIPs"], Err("NAME=true"));
+        check(&["AllowServiceExternalIPs=no"], Err("\"no\""));
+        check(&["Magic=true"], Err("\"Magic\" is not known here"));
+    }
 }

@@ -13,6 +13,7 @@ mod print;
 mod run;
 mod serving;
 mod signals;
+mod tls;
 
 use std::process::ExitCode;
 
@@ -76,4 +77,16 @@ pub(crate) fn main() -> ExitCode {
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|it| it.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
 }

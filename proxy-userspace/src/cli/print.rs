@@ -15,6 +15,7 @@ use publish::{
 use super::{
     flags::{self, Facts as FactsFlags, Source, source},
     pipeline::Pipeline,
+    tls,
 };
 
 /// Show what a node serves, without touching a kernel
@@ -39,6 +40,8 @@ pub(super) struct Flags {
     /// The brain to ask instead: unix:///path, tcp://host:port or host:port
     #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_TARGET")]
     target: Option<Target>,
+    #[command(flatten)]
+    tls: tls::ClientFlags,
     #[command(flatten)]
     node: flags::Node,
     #[command(flatten)]
@@ -127,7 +130,8 @@ async fn follow_source(source: Source, flags: &Flags) -> Result<()> {
 
 async fn follow_brain(target: Target, flags: &Flags) -> Result<()> {
     let node = flags.node.name()?;
-    let mut upstream = Upstream::new(Client::new(target.clone(), node.as_str()), node.as_str());
+    let mut upstream =
+        Upstream::new(flags.tls.client(Client::new(target.clone(), node.as_str()))?, node.as_str());
     if let (Some(instance_id), Some(rev)) = (flags.instance_id, flags.rev) {
         upstream = upstream.resuming(instance_id, rev);
     }

@@ -1,4 +1,4 @@
-//! A node's state, served to others at one or more addresses.
+//! The states of nodes, served to others at one or more addresses.
 
 use std::sync::Arc;
 
@@ -6,9 +6,11 @@ use anyhow::Result;
 use proto::Target;
 use publish::{
     Subscription,
-    grpc::{self, Listener, OneNode, ServeError},
+    grpc::{self, Listener, Nodes, ServeError},
 };
 use tokio::{sync::watch, task::JoinSet};
+
+use super::tls;
 
 /// What serves while it is alive.
 pub(super) struct Serving {
@@ -17,13 +19,18 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// Serves the states of `node` at all `targets`, or at none if one cannot be had.
-    pub(super) async fn start(targets: &[Target], node: &str, states: &Subscription) -> Result<Self> {
+    /// Serves `nodes` at all `targets`, or at none if one cannot be had; ready as soon as there is one of `states`.
+    pub(super) async fn start(
+        targets: &[Target],
+        tls: &tls::ServerFlags,
+        nodes: Arc<dyn Nodes>,
+        states: &Subscription,
+    ) -> Result<Self> {
+        let tls = tls.server()?;
         let mut listeners = Vec::new();
         for target in targets {
-            listeners.push(Listener::bind(target).await?);
+            listeners.push(Listener::bind_tls(target, tls.clone()).await?);
         }
-        let nodes = Arc::new(OneNode::new(node, states.clone()));
         let stop = watch::Sender::new(false);
         let mut servers = JoinSet::new();
         for listener in listeners {

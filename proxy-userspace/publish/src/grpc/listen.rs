@@ -1,37 +1,29 @@
 //! Where a brain is reached: a socket in the file system, or a port.
 //!
 //! The one rule: whoever is not trusted does not get in.
-//! A socket is its owner's alone (mode 0600), from its first moment on; a port is one of a loopback address.
+//! A socket is its owner's alone (mode 0600), from its first moment on; a port is one of a loopback address, or speaks
+//! mutual TLS.
 
 use std::{
-    fs,
-    future::Future as _,
-    io,
+    fs, io,
     net::SocketAddr,
     os::{
         fd::AsFd as _,
         unix::fs::{FileTypeExt as _, MetadataExt as _},
     },
     path::{Path, PathBuf},
-    pin::Pin,
-    task::{Context, Poll, ready},
-    time::Duration,
+    sync::Arc,
+    task::{Context, Poll},
 };
 
 use nix::sys::stat::{Mode, fchmod};
 use proto::Target;
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream, UnixListener, UnixSocket, UnixStream, lookup_host},
-    time::{Sleep, sleep},
-};
-use tokio_stream::Stream;
-use tonic::transport::server::Connected;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixSocket, UnixStream, lookup_host};
+
+use super::tls::ServerTls;
 
 /// How many clients may wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// How long to wait when there are no file descriptors left.
-const BREATH: Duration = Duration::from_millis(100);
 
 /// Why a brain cannot be reached at an address.
 #[derive(Debug, thiserror::Error)]
@@ -44,8 +36,8 @@ pub enum ListenError {
     NoSocket(PathBuf),
     /// Others than this host's processes would reach it.
     #[error(
-        "{target}: {address} is not a loopback address, and beyond loopback mutual TLS is required, which is not in \
-         this version yet; listen on 127.0.0.1, [::1] or unix:///path"
+        "{target}: {address} is not a loopback address, and beyond loopback mutual TLS is required; give --tls-cert, \
+         --tls-key and --tls-client-ca, or listen on 127.0.0.1, [::1] or unix:///path"
     )]
     NotLoopback {
         /// What was asked for.
@@ -79,17 +71,28 @@ pub struct Listener {
 #[derive(Debug)]
 enum Kind {
     Unix { listener: UnixListener, _file: SocketFile },
-    Tcp(TcpListener),
+    Tcp { listener: TcpListener, tls: Option<Arc<ServerTls>> },
+}
+
+/// What has been accepted.
+pub(super) enum Accepted {
+    Unix(UnixStream),
+    Tcp(TcpStream, SocketAddr),
 }
 
 impl Listener {
-    /// Begins to listen. Must be called within a tokio runtime.
+    /// Begins to listen, without TLS. Must be called within a tokio runtime.
     ///
     /// A socket's folder is made if it is missing; a socket that its process has left behind is replaced.
     pub async fn bind(target: &Target) -> Result<Self, ListenError> {
+        Self::bind_tls(target, None).await
+    }
+
+    /// The same, with TLS if it is a port; a socket in the file system needs none.
+    pub async fn bind_tls(target: &Target, tls: Option<Arc<ServerTls>>) -> Result<Self, ListenError> {
         match target {
             Target::Unix(path) => unix(target, path).await,
-            Target::Tcp { host, port } => tcp(target, host, *port).await,
+            Target::Tcp { host, port } => tcp(target, host, *port, tls).await,
         }
     }
 
@@ -98,48 +101,19 @@ impl Listener {
         &self.address
     }
 
-    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Connection>> {
+    /// What every connection has to go through first.
+    pub(super) fn tls(&self) -> Option<&Arc<ServerTls>> {
         match &self.kind {
-            Kind::Unix { listener, .. } => listener.poll_accept(cx).map_ok(|(it, _)| Connection::Unix(it)),
-            Kind::Tcp(listener) => listener.poll_accept(cx).map_ok(|(it, _)| Connection::Tcp(it)),
+            Kind::Unix { .. } => None,
+            Kind::Tcp { tls, .. } => tls.as_ref(),
         }
     }
-}
 
-/// The clients of a listener as they come; it goes on after an error.
-pub(super) struct Clients {
-    listener: Listener,
-    breath: Option<Pin<Box<Sleep>>>,
-}
-
-impl Clients {
-    pub(super) fn new(listener: Listener) -> Self {
-        Self { listener, breath: None }
-    }
-}
-
-impl Stream for Clients {
-    type Item = io::Result<Connection>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        loop {
-            if let Some(breath) = &mut self.breath {
-                ready!(breath.as_mut().poll(cx));
-                self.breath = None;
-            }
-            match ready!(self.listener.poll_accept(cx)) {
-                Ok(connection) => {
-                    if let Connection::Tcp(it) = &connection
-                        && let Err(error) = it.set_nodelay(true)
-                    {
-                        tracing::debug!(%error, "setsockopt(TCP_NODELAY)");
-                    }
-                    return Poll::Ready(Some(Ok(connection)));
-                }
-                Err(error) => {
-                    tracing::warn!("{}: accept: {error}; trying again in {BREATH:?}", self.listener.address);
-                    self.breath = Some(Box::pin(sleep(BREATH)));
-                }
+    pub(super) fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Accepted>> {
+        match &self.kind {
+            Kind::Unix { listener, .. } => listener.poll_accept(cx).map_ok(|(it, _)| Accepted::Unix(it)),
+            Kind::Tcp { listener, .. } => {
+                listener.poll_accept(cx).map_ok(|(it, address)| Accepted::Tcp(it, address))
             }
         }
     }
@@ -181,20 +155,26 @@ async fn unix(target: &Target, path: &Path) -> Result<Listener, ListenError> {
     Ok(Listener { address: target.clone(), kind: Kind::Unix { listener, _file: file } })
 }
 
-async fn tcp(target: &Target, host: &str, port: u16) -> Result<Listener, ListenError> {
+async fn tcp(
+    target: &Target,
+    host: &str,
+    port: u16,
+    tls: Option<Arc<ServerTls>>,
+) -> Result<Listener, ListenError> {
     let system = |call| {
         let target = target.clone();
         move |error| ListenError::System { target, call, error }
     };
     let addresses: Vec<_> = lookup_host((host, port)).await.map_err(system("looking up the host"))?.collect();
-    if let Some(&address) = addresses.iter().find(|it| !it.ip().to_canonical().is_loopback()) {
+    let beyond = addresses.iter().find(|it| !it.ip().to_canonical().is_loopback());
+    if let (Some(&address), None) = (beyond, &tls) {
         return Err(ListenError::NotLoopback { target: target.clone(), address });
     }
     let Some(address) = addresses.first() else { return Err(ListenError::NoAddress(target.clone())) };
     let listener = TcpListener::bind(address).await.map_err(system("bind"))?;
     let local = listener.local_addr().map_err(system("getsockname"))?;
     let address = Target::Tcp { host: local.ip().to_string(), port: local.port() };
-    Ok(Listener { address, kind: Kind::Tcp(listener) })
+    Ok(Listener { address, kind: Kind::Tcp { listener, tls } })
 }
 
 /// The file of a socket, which is removed unless it is another's by now.
@@ -224,49 +204,4 @@ impl Drop for SocketFile {
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
     let it = fs::symlink_metadata(path)?;
     Ok((it.dev(), it.ino()))
-}
-
-/// A client's connection.
-#[derive(Debug)]
-pub(super) enum Connection {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
-
-impl Connected for Connection {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) {}
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Unix(it) => Pin::new(it).poll_read(cx, buf),
-            Self::Tcp(it) => Pin::new(it).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Unix(it) => Pin::new(it).poll_write(cx, buf),
-            Self::Tcp(it) => Pin::new(it).poll_write(cx, buf),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Unix(it) => Pin::new(it).poll_flush(cx),
-            Self::Tcp(it) => Pin::new(it).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Unix(it) => Pin::new(it).poll_shutdown(cx),
-            Self::Tcp(it) => Pin::new(it).poll_shutdown(cx),
-        }
-    }
 }

@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Nodes, changes::Changes, unknown_node};
+use super::{Nodes, changes::Changes, peer::Peer};
 use crate::{Published, Subscription};
 
 /// How many operations are made in advance for a watcher.
@@ -27,8 +27,10 @@ impl Sets for Watch {
         &self,
         request: Request<Streaming<WatchReq>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
+        let peer = Peer::of(&request)?;
         let (sender, items) = mpsc::channel(AHEAD);
         let watcher = Watcher {
+            peer,
             nodes: Arc::clone(&self.nodes),
             requests: request.into_inner(),
             more_requests: true,
@@ -42,6 +44,7 @@ impl Sets for Watch {
 }
 
 struct Watcher {
+    peer: Peer,
     nodes: Arc<dyn Nodes>,
     requests: Streaming<WatchReq>,
     /// Whether the client may still ask.
@@ -136,7 +139,8 @@ impl Watcher {
 
     fn follow(&self, request: &WatchReq) -> Result<Subscription, End> {
         let node = &request.node_name;
-        self.nodes.follow(node, (0, 0)).ok_or_else(|| End::Refused(unknown_node(node)))
+        self.peer.may(node).map_err(End::Refused)?;
+        self.nodes.follow(node, (0, 0)).map_err(|it| End::Refused(it.status(node)))
     }
 
     /// What is complete now, for a client that wants to know.
