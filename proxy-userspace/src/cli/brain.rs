@@ -5,7 +5,7 @@ use std::sync::Arc;
 use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use clap::Args;
-use publish::grpc::Counted;
+use publish::grpc::{Counted, Served};
 
 use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
@@ -33,11 +33,12 @@ async fn brain(flags: &Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let serve = &flags.serve;
     let pipeline = Pipeline::start(&flags.facts)?;
-    let served = Counted::new(pipeline.served(flags.any_node.serve_any_node));
+    let served = pipeline.served(flags.any_node.serve_any_node);
     let admin = Admin::new(pipeline.node(), Role::Decides);
-    admin.watchers(served.watchers());
-    let mut serving =
-        Serving::start(&serve.listen, &serve.tls, Arc::new(served), &pipeline.subscribe()).await?;
+    let counted = Counted::new(served.nodes);
+    admin.watchers(counted.watchers());
+    let served = Served { nodes: Arc::new(counted), ..served };
+    let mut serving = Serving::start(&serve.listen, &serve.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
     let result = tokio::select! {
         () = admin.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),

@@ -1,37 +1,65 @@
 //! Source, brain and publisher, joined: facts in, revisions of nodes' states out.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
 use admin::{Admin, Stage};
 use anyhow::Result;
 use brain::{Brain, Options};
-use publish::{AnyNode, Publisher, Subscription, any_node, grpc};
-use source::{Snapshot, Snapshots, file::FileSource};
-use tokio::time::{MissedTickBehavior, interval};
+use model::{facts::Facts as ClusterFacts, state::NodeState};
+use proto::client::Client;
+use publish::{
+    AnyNode, Publisher, Subscription, any_node,
+    cluster::{Cluster, Known},
+    grpc::{self, Served},
+};
+use source::{
+    Snapshots,
+    api::{ApiSource, Said},
+    file::FileSource,
+};
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval},
+};
 
 use super::flags::{Facts, Source};
 
 /// What runs while it is alive.
 pub(super) struct Pipeline {
     /// The facts, as they come.
-    source: FileSource,
+    source: Running,
     /// Who hears of the states.
     nodes: AnyNode,
+    /// Who hears of the facts.
+    cluster: Cluster,
     states: Subscription,
     node: String,
     options: Options,
+}
+
+/// A source at work.
+enum Running {
+    File(FileSource),
+    Api(ApiSource),
 }
 
 impl Pipeline {
     /// Starts the source. Must be called within a tokio runtime.
     pub(super) fn start(flags: &Facts) -> Result<Self> {
         let node = flags.node.name()?;
-        let Source::File(path) = &flags.source;
-        let source = FileSource::start(path)?;
+        let source = match &flags.source {
+            Source::File(path) => Running::File(FileSource::start(path)?),
+            Source::Api(target) => {
+                let client = flags.source_tls.client(Client::new(target.clone(), node.as_str()))?;
+                Running::Api(ApiSource::start(client))
+            }
+        };
+        let options = flags.selection.options();
         let publisher = Publisher::new(node.as_str());
         let states = publisher.subscribe();
         let nodes = AnyNode::new(publisher);
-        Ok(Self { source, nodes, states, node, options: flags.selection.options() })
+        let cluster = Cluster::new(options.service_proxy_name.as_deref());
+        Ok(Self { source, nodes, cluster, states, node, options })
     }
 
     /// The node.
@@ -44,56 +72,59 @@ impl Pipeline {
         self.states.clone()
     }
 
-    /// What is served to others: the node's state, or any node's.
-    pub(super) fn served(&self, any_node: bool) -> Arc<dyn grpc::Nodes> {
-        if any_node {
-            return Arc::new(self.nodes.asking());
-        }
-        Arc::new(grpc::OneNode::new(self.node.as_str(), self.subscribe()))
+    /// What is served to others: the node's state, or any node's, and the facts.
+    pub(super) fn served(&self, any_node: bool) -> Served {
+        let nodes: Arc<dyn grpc::Nodes> = match any_node {
+            true => Arc::new(self.nodes.asking()),
+            false => Arc::new(grpc::OneNode::new(self.node.as_str(), self.subscribe())),
+        };
+        Served { nodes, cluster: self.cluster.subscribe() }
     }
 
     /// Publishes the states of the node, and of those that are followed, whenever the facts change; never before the
     /// source is complete. How the source stands and what is refused is told to `admin`.
     pub(super) async fn publish(&self, admin: Option<&Admin>) {
-        const FILE: &str = "file";
-        if let Some(admin) = admin {
-            admin.source(FILE, admin::Source::default());
-        }
         let mut brain = Brain::new(self.options.clone());
         brain.serve(&self.node);
         let mut said = BTreeSet::new();
-        let mut snapshots: Snapshots = self.source.snapshots();
-        snapshots.mark_changed();
-        let mut is_complete = false;
+        let mut source = self.source.news(admin);
+        // Whether the facts are here, by now, and when they were looked at last.
+        let (mut is_complete, mut was_complete) = (false, false);
         let mut look = interval(any_node::LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                changed = snapshots.changed() => {
-                    if changed.is_err() {
-                        return;
+                news = source.next(admin) => match news {
+                    Some(News::Facts(facts)) => {
+                        self.nodes.learn(Arc::clone(&facts));
+                        self.cluster.publish(Known::Facts(Arc::clone(&facts)));
+                        brain.update(facts);
+                        is_complete = true;
                     }
-                    let snapshot: Option<Arc<Snapshot>> = snapshots.borrow_and_update().clone();
-                    let Some(snapshot) = snapshot else { continue };
-                    self.nodes.learn(Arc::clone(&snapshot.facts));
-                    brain.update(Arc::clone(&snapshot.facts));
-                    is_complete = true;
-                    if let Some(admin) = admin {
-                        let error = Some(snapshot.problems.join("; ")).filter(|it| !it.is_empty());
-                        admin.source(FILE, admin::Source { synced: true, error, ..admin::Source::default() });
-                        admin.rejected(Stage::Source, snapshot.rejected.iter().cloned());
+                    Some(News::State(state)) => {
+                        self.cluster.publish(Known::NoFacts);
+                        self.nodes.publish(&self.node, state);
+                        is_complete = false;
                     }
-                }
+                    None => return,
+                },
                 asked = self.nodes.asked() => asked.iter().for_each(|it| brain.serve(it)),
                 _ = look.tick() => {
                     self.nodes.look().iter().for_each(|it| brain.dismiss(it));
                     continue;
                 }
             }
+            let has_begun = is_complete && !was_complete;
+            was_complete = is_complete;
             if !is_complete {
                 continue;
             }
-            for node in brain.settle() {
+            let mut changed = brain.settle();
+            if has_begun {
+                // What was published until now may be what another brain had decided.
+                changed.extend(brain.nodes().cloned());
+            }
+            for node in changed {
                 if let Some(state) = brain.state(&node) {
                     self.nodes.publish(&node, state.clone());
                 }
@@ -106,6 +137,83 @@ impl Pipeline {
                 admin.rejected(Stage::Brain, rejected.iter().cloned());
             }
             said = rejected;
+        }
+    }
+}
+
+/// What a source says that is new.
+enum News {
+    Facts(Arc<ClusterFacts>),
+    /// The node's state is decided elsewhere.
+    State(NodeState),
+}
+
+/// What a source says, as it comes: always the newest.
+enum NewsOf {
+    File(Snapshots),
+    Api(watch::Receiver<Option<Said>>),
+}
+
+impl Running {
+    fn news(&self, admin: Option<&Admin>) -> NewsOf {
+        let news = match self {
+            Self::File(it) => NewsOf::File(first(it.snapshots())),
+            Self::Api(it) => NewsOf::Api(first(it.said())),
+        };
+        if let Some(admin) = admin {
+            admin.source(news.name(), admin::Source::default());
+        }
+        news
+    }
+}
+
+/// What is there already is new as well.
+fn first<T>(mut receiver: watch::Receiver<T>) -> watch::Receiver<T> {
+    receiver.mark_changed();
+    receiver
+}
+
+impl NewsOf {
+    /// What the source is called in reports.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::File(_) => "file",
+            Self::Api(_) => "api",
+        }
+    }
+
+    /// None if the source has ended. Nothing is lost if it is dropped while it waits. How the source stands is told to
+    /// `admin`.
+    async fn next(&mut self, admin: Option<&Admin>) -> Option<News> {
+        let name = self.name();
+        loop {
+            let news = match self {
+                Self::File(snapshots) => {
+                    snapshots.changed().await.ok()?;
+                    let snapshot = snapshots.borrow_and_update();
+                    if let (Some(admin), Some(snapshot)) = (admin, &*snapshot) {
+                        let error = Some(snapshot.problems.join("; ")).filter(|it| !it.is_empty());
+                        admin.source(name, admin::Source { synced: true, error, last_contact: None });
+                        admin.rejected(Stage::Source, snapshot.rejected.iter().cloned());
+                    }
+                    snapshot.as_ref().map(|it| News::Facts(Arc::clone(&it.facts)))
+                }
+                Self::Api(said) => {
+                    said.changed().await.ok()?;
+                    let said = said.borrow_and_update();
+                    if let (Some(admin), Some(_)) = (admin, &*said) {
+                        let last_contact = Some(SystemTime::now());
+                        admin.source(name, admin::Source { synced: true, error: None, last_contact });
+                    }
+                    said.clone().map(|it| match it {
+                        Said::Facts(facts) => News::Facts(facts),
+                        Said::State(state) => News::State(state),
+                    })
+                }
+            };
+            if news.is_some() {
+                return news;
+            }
         }
     }
 }

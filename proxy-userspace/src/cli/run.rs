@@ -6,7 +6,7 @@ use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use backend::ebpf::Node;
 use clap::Args;
-use publish::grpc::Counted;
+use publish::grpc::{Counted, Served};
 
 use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
@@ -37,12 +37,13 @@ async fn run(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     // Whatever is wrong with the source or the addresses is found before the kernel is touched.
     let pipeline = Pipeline::start(&flags.facts)?;
-    let served = Counted::new(pipeline.served(flags.any_node.serve_any_node));
+    let served = pipeline.served(flags.any_node.serve_any_node);
     let admin = Admin::new(pipeline.node(), Role::Serves);
-    admin.watchers(served.watchers());
+    let counted = Counted::new(served.nodes);
+    admin.watchers(counted.watchers());
+    let served = Served { nodes: Arc::new(counted), ..served };
     let listen = &flags.listen;
-    let mut serving =
-        Serving::start(&listen.listen, &listen.tls, Arc::new(served), &pipeline.subscribe()).await?;
+    let mut serving = Serving::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
     let options = flags.data_plane.options();
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;

@@ -18,7 +18,6 @@ use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
 use jiff::Timestamp;
 use proto::localv1;
-use publish::wire;
 use serde::Deserialize;
 use serde_json::json;
 
