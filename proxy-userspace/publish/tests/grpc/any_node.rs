@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use model::{
     facts::{Facts, Node},
-    state::{Node as NodeInfo, NodeState},
+    state::NodeState,
 };
 use publish::{AnyNode, Publisher, Refusal, grpc::Nodes};
 use tokio::time::timeout;
