@@ -1,10 +1,14 @@
 //! Flags that more than one command has, parsed into what cannot be wrong.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use backend::ebpf;
 use clap::Args;
 use proto::Target;
+use source::kube::Access;
 
 /// Where a brain serves its own node if nothing else is said.
 const SOCKET: &str = "unix:///run/kube-proxy-ebpf/proxy.sock";
@@ -15,13 +19,30 @@ pub(super) struct Facts {
     /// Where Services and their endpoints come from
     ///
     /// file:PATH is a manifest or a folder of manifests (Service, EndpointSlice, Node; `v1 List` too), in YAML or JSON,
-    /// which is watched. The output of `kubectl get services,endpointslices,nodes -A -o yaml` is one.
-    #[arg(long, value_name = "file:PATH", env = "KUBE_PROXY_EBPF_SOURCE", value_parser = source)]
+    /// which is watched. The output of `kubectl get services,endpointslices,nodes -A -o yaml` is one. kube is an API
+    /// server, which is watched too: that of --kubeconfig, or of the cluster that this is a pod of.
+    #[arg(long, value_name = "kube|file:PATH", env = "KUBE_PROXY_EBPF_SOURCE", value_parser = source)]
     pub(super) source: Source,
+    #[command(flatten)]
+    pub(super) api_server: ApiServer,
     #[command(flatten)]
     pub(super) node: Node,
     #[command(flatten)]
     pub(super) selection: Selection,
+}
+
+/// Where the API server is, and who asks.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct ApiServer {
+    /// The kubeconfig to reach the API server with [default: what the pod is given]
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    kubeconfig: Option<OsString>,
+    /// The API server's own address, whatever the kubeconfig or the pod's environment says
+    ///
+    /// A pod is given the address of the Service default/kubernetes, which this proxy serves from what the API server
+    /// says: it should go by another one, such as the control plane's endpoint.
+    #[arg(long, alias = "master", value_name = "URL", env = "KUBE_PROXY_EBPF_KUBE_API_SERVER")]
+    kube_api_server: Option<String>,
 }
 
 /// The node that is served.
@@ -46,6 +67,8 @@ pub(super) struct Selection {
 pub(super) enum Source {
     /// A manifest or a folder of manifests.
     File(PathBuf),
+    /// An API server.
+    Kube,
 }
 
 /// Where a brain is asked.
@@ -117,6 +140,17 @@ pub(super) struct Pins {
     pub(super) pin_dir: PathBuf,
 }
 
+impl ApiServer {
+    /// The same for the source.
+    pub(super) fn access(&self) -> Access {
+        // An environment variable that is there but empty says nothing.
+        Access {
+            kubeconfig: self.kubeconfig.clone().filter(|it| !it.is_empty()),
+            server: self.kube_api_server.clone().filter(|it| !it.is_empty()),
+        }
+    }
+}
+
 impl Node {
     /// Its name, the host's by default.
     pub(super) fn name(&self) -> anyhow::Result<String> {
@@ -136,9 +170,9 @@ pub(super) fn source(text: &str) -> Result<Source, String> {
     match text.split_once(':') {
         Some(("file", "")) => Err("file: needs a path, as in file:manifests/".into()),
         Some(("file", path)) => Ok(Source::File(path.into())),
-        Some(("api", _)) => Err("api:TARGET is not in this version yet; use file:PATH".into()),
-        None if text == "kube" => Err("kube is not in this version yet; use file:PATH".into()),
-        _ => Err("not a source; use file:PATH".into()),
+        Some(("api", _)) => Err("api:TARGET is not in this version yet; use kube or file:PATH".into()),
+        None if text == "kube" => Ok(Source::Kube),
+        _ => Err("not a source; use kube or file:PATH".into()),
     }
 }
 

@@ -4,27 +4,45 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use anyhow::Result;
 use brain::{Brain, Options};
+use model::facts::Rejected;
 use publish::{Publisher, Subscription};
-use source::{Snapshot, Snapshots, file::FileSource};
+use source::{
+    Changes, Snapshots,
+    file::FileSource,
+    kube::{self, KubeSource, Timing},
+};
 
 use super::flags::{Facts, Selection, Source};
 
 /// What runs while it is alive.
 pub(super) struct Pipeline {
     /// The facts, as they come.
-    source: FileSource,
+    source: Running,
     /// Who hears of the states.
     publisher: Publisher,
     node: String,
     options: Options,
 }
 
+/// A source at work.
+enum Running {
+    File(FileSource),
+    Kube(KubeSource),
+}
+
 impl Pipeline {
     /// Starts the source. Must be called within a tokio runtime.
     pub(super) fn start(flags: &Facts) -> Result<Self> {
         let node = flags.node.name()?;
-        let Source::File(path) = &flags.source;
-        let source = FileSource::start(path)?;
+        let source = match &flags.source {
+            Source::File(path) => Running::File(FileSource::start(path)?),
+            Source::Kube => Running::Kube(KubeSource::start(&kube::Options {
+                access: flags.api_server.access(),
+                service_proxy_name: flags.selection.options().service_proxy_name,
+                node: Some(node.clone()),
+                timing: Timing::default(),
+            })?),
+        };
         let publisher = Publisher::new(node.as_str());
         Ok(Self { source, publisher, node, options: flags.selection.options() })
     }
@@ -44,22 +62,59 @@ impl Pipeline {
         let mut brain = Brain::new(self.options.clone());
         brain.serve(&self.node);
         let mut said = BTreeSet::new();
-        let mut snapshots: Snapshots = self.source.snapshots();
-        snapshots.mark_changed();
-        while snapshots.changed().await.is_ok() {
-            let snapshot: Option<Arc<Snapshot>> = snapshots.borrow_and_update().clone();
-            let Some(snapshot) = snapshot else { continue };
-            brain.update(Arc::clone(&snapshot.facts));
-            if brain.settle().contains(self.node.as_str())
-                && let Some(state) = brain.state(&self.node)
-            {
-                self.publisher.publish(state.clone());
+        match &self.source {
+            Running::File(source) => {
+                let mut snapshots: Snapshots = source.snapshots();
+                snapshots.mark_changed();
+                while snapshots.changed().await.is_ok() {
+                    let snapshot = snapshots.borrow_and_update().clone();
+                    let Some(snapshot) = snapshot else { continue };
+                    brain.update(Arc::clone(&snapshot.facts));
+                    self.settle(&mut brain, &mut said);
+                }
             }
-            let rejected: BTreeSet<_> = brain.rejected().collect();
-            for it in rejected.difference(&said) {
-                tracing::warn!("{it}");
+            Running::Kube(source) => {
+                while let Some(changes) = source.next().await {
+                    change(&mut brain, changes);
+                    self.settle(&mut brain, &mut said);
+                }
             }
-            said = rejected;
+        }
+    }
+
+    /// Publishes what the changes so far have made of the node's state.
+    fn settle(&self, brain: &mut Brain, said: &mut BTreeSet<Rejected>) {
+        if brain.settle().contains(self.node.as_str())
+            && let Some(state) = brain.state(&self.node)
+        {
+            self.publisher.publish(state.clone());
+        }
+        let rejected: BTreeSet<_> = brain.rejected().collect();
+        for it in rejected.difference(said) {
+            tracing::warn!("{it}");
+        }
+        *said = rejected;
+    }
+}
+
+/// Tells the brain what has changed.
+fn change(brain: &mut Brain, changes: Changes) {
+    for (name, service) in changes.services {
+        match service {
+            Some(service) => brain.set_service(service),
+            None => brain.delete_service(&name),
+        }
+    }
+    for (name, slice) in changes.slices {
+        match slice {
+            Some(slice) => brain.set_slice(slice),
+            None => brain.delete_slice(&name),
+        }
+    }
+    for (name, node) in changes.nodes {
+        match node {
+            Some(node) => brain.set_node(node),
+            None => brain.delete_node(&name),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `print`: a node's state, without touching a kernel.
 
-use std::{io::Write as _, sync::Arc};
+use std::{io::Write as _, path::Path, sync::Arc};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -27,15 +27,17 @@ use super::{
 /// away is waited for.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// Where Services and their endpoints come from: file:PATH, a manifest or a folder of manifests
+    /// Where Services and their endpoints come from: file:PATH, a manifest or a folder of manifests; kube, an API server
     #[arg(
         long,
-        value_name = "file:PATH",
+        value_name = "kube|file:PATH",
         env = "KUBE_PROXY_EBPF_SOURCE",
         value_parser = source,
         required_unless_present = "target"
     )]
     source: Option<Source>,
+    #[command(flatten)]
+    api_server: flags::ApiServer,
     /// The brain to ask instead: unix:///path, tcp://host:port or host:port
     #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_TARGET")]
     target: Option<Target>,
@@ -80,7 +82,7 @@ impl From<Output> for Format {
 pub(super) fn main(flags: Flags) -> Result<()> {
     match (&flags.target, &flags.source) {
         (Some(target), _) => block_on(follow_brain(target.clone(), &flags)),
-        (None, Some(source)) if flags.once => once(source, &flags),
+        (None, Some(Source::File(path))) if flags.once => once(path, &flags),
         (None, Some(source)) => block_on(follow_source(source.clone(), &flags)),
         (None, None) => bail!("there is nothing to print: give --source or --target"),
     }
@@ -90,9 +92,8 @@ fn block_on(future: impl Future<Output = Result<()>>) -> Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
 }
 
-fn once(source: &Source, flags: &Flags) -> Result<()> {
+fn once(path: &Path, flags: &Flags) -> Result<()> {
     let node = flags.node.name()?;
-    let Source::File(path) = source;
     let snapshot = source::file::read(path)?;
     for it in &snapshot.problems {
         tracing::warn!("{it}");
@@ -116,8 +117,9 @@ fn once(source: &Source, flags: &Flags) -> Result<()> {
 }
 
 async fn follow_source(source: Source, flags: &Flags) -> Result<()> {
-    let (node, selection) = (flags.node.clone(), flags.selection.clone());
-    let pipeline = Pipeline::start(&FactsFlags { source, node, selection })?;
+    let (node, selection, api_server) =
+        (flags.node.clone(), flags.selection.clone(), flags.api_server.clone());
+    let pipeline = Pipeline::start(&FactsFlags { source, api_server, node, selection })?;
     tokio::select! {
         result = print(pipeline.subscribe(), flags) => result.map(drop),
         () = pipeline.publish() => Ok(()),
