@@ -1,10 +1,14 @@
 //! Flags that more than one command has, parsed into what cannot be wrong.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use backend::ebpf;
 use clap::Args;
 use proto::{Target, TargetError, client::Client};
+use source::kube::Access;
 
 use super::tls;
 
@@ -19,17 +23,35 @@ pub(super) struct Facts {
     /// file:PATH is a manifest or a folder of manifests (Service, EndpointSlice, Node; `v1 List` too), in YAML or JSON,
     /// which is watched. The output of `kubectl get services,endpointslices,nodes -A -o yaml` is one.
     ///
+    /// kube is an API server, which is watched too: that of --kubeconfig, or of the cluster that this is a pod of.
+    ///
     /// api:TARGET is another brain, ours or KPNG's, at unix:///path, tcp://host:port or host:port: as in
     /// api:unix:///run/brain.sock. Its facts are followed (globalv1.Sets/Watch), and all is decided here; if it has none
     /// to give, its state of this node is taken over as it is (localv1.Sets/Watch), and no other node can be served.
-    #[arg(long, value_name = "file:PATH|api:TARGET", env = "KUBE_PROXY_EBPF_SOURCE", value_parser = source)]
+    #[arg(long, value_name = "kube|file:PATH|api:TARGET", env = "KUBE_PROXY_EBPF_SOURCE", value_parser = source)]
     pub(super) source: Source,
+    #[command(flatten)]
+    pub(super) api_server: ApiServer,
     #[command(flatten)]
     pub(super) source_tls: tls::SourceFlags,
     #[command(flatten)]
     pub(super) node: Node,
     #[command(flatten)]
     pub(super) selection: Selection,
+}
+
+/// Where the API server is, and who asks.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct ApiServer {
+    /// The kubeconfig to reach the API server with [default: what the pod is given]
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    kubeconfig: Option<OsString>,
+    /// The API server's own address, whatever the kubeconfig or the pod's environment says
+    ///
+    /// A pod is given the address of the Service default/kubernetes, which this proxy serves from what the API server
+    /// says: it should go by another one, such as the control plane's endpoint.
+    #[arg(long, alias = "master", value_name = "URL", env = "KUBE_PROXY_EBPF_KUBE_API_SERVER")]
+    kube_api_server: Option<String>,
 }
 
 /// The node that is served.
@@ -94,6 +116,8 @@ pub(super) enum Source {
     File(PathBuf),
     /// Another brain.
     Api(Target),
+    /// An API server.
+    Kube,
 }
 
 /// Where a brain is asked.
@@ -189,6 +213,17 @@ pub(super) struct Pins {
     pub(super) pin_dir: PathBuf,
 }
 
+impl ApiServer {
+    /// The same for the source.
+    pub(super) fn access(&self) -> Access {
+        // An environment variable that is there but empty says nothing.
+        Access {
+            kubeconfig: self.kubeconfig.clone().filter(|it| !it.is_empty()),
+            server: self.kube_api_server.clone().filter(|it| !it.is_empty()),
+        }
+    }
+}
+
 impl Node {
     /// Its name, the host's by default.
     pub(super) fn name(&self) -> anyhow::Result<String> {
@@ -209,8 +244,8 @@ pub(super) fn source(text: &str) -> Result<Source, String> {
         Some(("file", "")) => Err("file: needs a path, as in file:manifests/".into()),
         Some(("file", path)) => Ok(Source::File(path.into())),
         Some(("api", target)) => target.parse().map(Source::Api).map_err(|it: TargetError| it.to_string()),
-        None if text == "kube" => Err("kube is not in this version yet; use file:PATH or api:TARGET".into()),
-        _ => Err("not a source; use file:PATH or api:TARGET".into()),
+        None if text == "kube" => Ok(Source::Kube),
+        _ => Err("not a source; use kube, file:PATH or api:TARGET".into()),
     }
 }
 

@@ -8,6 +8,7 @@ mod cleanup;
 mod dump;
 mod flags;
 mod logging;
+mod news;
 mod pipeline;
 mod print;
 mod run;
