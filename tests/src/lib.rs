@@ -11,6 +11,7 @@ pub mod agent;
 pub mod client;
 pub mod deploy;
 pub mod echo;
+pub mod http;
 pub mod load;
 pub mod manifest;
 pub mod netns;

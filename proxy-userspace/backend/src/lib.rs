@@ -3,7 +3,9 @@
 //! The one rule: nothing here knows Kubernetes; everything is decided in the state.
 
 mod agent;
+mod observe;
 
 pub mod ebpf;
 
 pub use agent::follow;
+pub use observe::{Doing, Observer};

@@ -4,6 +4,7 @@
 
 mod agent;
 mod brain;
+mod check;
 mod cleanup;
 mod dump;
 mod flags;
@@ -14,6 +15,7 @@ mod print;
 mod run;
 mod serving;
 mod signals;
+mod status;
 mod tls;
 
 use std::process::ExitCode;
@@ -42,6 +44,8 @@ enum Command {
     Brain(brain::Flags),
     Agent(agent::Flags),
     Print(print::Flags),
+    Check(check::Flags),
+    Status(status::Flags),
     Dump(dump::Flags),
     Cleanup(cleanup::Flags),
 }
@@ -62,6 +66,13 @@ pub(crate) fn main() -> ExitCode {
         Command::Brain(flags) => brain::main(&flags),
         Command::Agent(flags) => agent::main(flags),
         Command::Print(flags) => print::main(flags),
+        Command::Check(flags) => match check::main(flags) {
+            Ok(true) => Ok(()),
+            // It has said what is broken.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
+        Command::Status(flags) => status::main(flags),
         Command::Dump(flags) => dump::main(&flags),
         Command::Cleanup(flags) => cleanup::main(&flags),
     };

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use admin::{Admin, Stage};
 use anyhow::Result;
 use brain::{Brain, Options};
 use proto::client::Client;
@@ -62,6 +63,11 @@ impl Pipeline {
         Ok(Self { source, nodes, cluster, states, node, options })
     }
 
+    /// The node.
+    pub(super) fn node(&self) -> &str {
+        &self.node
+    }
+
     /// Follows the node's state.
     pub(super) fn subscribe(&self) -> Subscription {
         self.states.clone()
@@ -77,19 +83,19 @@ impl Pipeline {
     }
 
     /// Publishes the states of the node, and of those that are followed, whenever the facts change; never before the
-    /// source is complete.
-    pub(super) async fn publish(&self) {
+    /// source is complete. How the source stands and what is refused is told to `admin`.
+    pub(super) async fn publish(&self, admin: Option<&Admin>) {
         let mut brain = Brain::new(self.options.clone());
         brain.serve(&self.node);
         let mut said = BTreeSet::new();
-        let mut source = self.source.news();
+        let mut source = self.source.news(admin);
         // Whether the facts are here, by now, and when they were looked at last.
         let (mut is_complete, mut was_complete) = (false, false);
         let mut look = interval(any_node::LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                news = source.next() => match news {
+                news = source.next(admin) => match news {
                     Some(News::Facts(facts)) => {
                         brain.update(facts);
                         is_complete = true;
@@ -137,6 +143,9 @@ impl Pipeline {
             let rejected: BTreeSet<_> = brain.rejected().collect();
             for it in rejected.difference(&said) {
                 tracing::warn!("{it}");
+            }
+            if let Some(admin) = admin {
+                admin.rejected(Stage::Brain, rejected.iter().cloned());
             }
             said = rejected;
         }

@@ -133,7 +133,7 @@ async fn follow_source(source: Source, flags: &Flags) -> Result<()> {
     let pipeline = Pipeline::start(&facts)?;
     tokio::select! {
         result = print(pipeline.subscribe(), flags) => result.map(drop),
-        () = pipeline.publish() => Ok(()),
+        () = pipeline.publish(None) => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
     }
 }

@@ -1,8 +1,12 @@
 //! `run`: brain and backend in one process.
 
+use std::sync::Arc;
+
+use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use backend::ebpf::Node;
 use clap::Args;
+use publish::grpc::{Counted, Served};
 
 use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
@@ -20,6 +24,8 @@ pub(super) struct Flags {
     listen: flags::Listen,
     #[command(flatten)]
     any_node: flags::AnyNode,
+    #[command(flatten)]
+    reports: flags::Reports,
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
@@ -32,13 +38,19 @@ async fn run(flags: Flags) -> Result<()> {
     // Whatever is wrong with the source or the addresses is found before the kernel is touched.
     let pipeline = Pipeline::start(&flags.facts)?;
     let served = pipeline.served(flags.any_node.serve_any_node);
+    let admin = Admin::new(pipeline.node(), Role::Serves);
+    let counted = Counted::new(served.nodes);
+    admin.watchers(counted.watchers());
+    let served = Served { nodes: Arc::new(counted), ..served };
     let listen = &flags.listen;
     let mut serving = Serving::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
+    let _reports = flags.reports.serve(&admin);
     let options = flags.data_plane.options();
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     let result = tokio::select! {
-        () = backend::follow(node, pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
-        () = pipeline.publish() => Err(anyhow!("the source has ended; the log says why")),
+        () = backend::follow(node, pipeline.subscribe(), &admin) => Err(anyhow!("nothing is published any more")),
+        () = admin.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
+        () = pipeline.publish(Some(&admin)) => Err(anyhow!("the source has ended; the log says why")),
         result = serving.ended() => result,
         () = signals.terminated() => Ok(()),
     };

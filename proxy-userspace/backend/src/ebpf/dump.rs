@@ -31,6 +31,28 @@ use super::{
 ///
 /// If nothing was ever in force there; a map that is missing or of another layout is named.
 pub fn dump(pin_dir: &Path) -> Result<Vec<String>, Error> {
+    in_force(pin_dir).map(|it| it.lines())
+}
+
+/// An address that the programs lead somewhere.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Led {
+    /// As in `10.96.0.10:80/TCP`.
+    pub frontend: String,
+    /// Where it leads, in ascending order; nowhere: it refuses.
+    pub backends: Vec<SocketAddr>,
+}
+
+/// Reads the generation in force: every address that is led somewhere, in ascending order.
+///
+/// # Errors
+///
+/// As for [`dump`].
+pub fn led(pin_dir: &Path) -> Result<Vec<Led>, Error> {
+    in_force(pin_dir).map(|it| it.led())
+}
+
+fn in_force(pin_dir: &Path) -> Result<Generation, Error> {
     let pins = Pins::new(pin_dir);
     if !kernel::is_filled(&pins) {
         return Err(Error::Nothing(pin_dir.to_path_buf()));
@@ -40,7 +62,7 @@ pub fn dump(pin_dir: &Path) -> Result<Vec<String>, Error> {
         let before = kernel::read_active(&pins)?;
         let generation = Generation::read(&pins, before.0)?;
         if kernel::read_active(&pins)? == before {
-            return Ok(generation.lines());
+            return Ok(generation);
         }
     }
 }
@@ -74,6 +96,22 @@ impl Generation {
             it.members.push((key.set, backend6(&key.backend)));
         }
         Ok(it)
+    }
+
+    fn led(&self) -> Vec<Led> {
+        let mut sets: HashMap<u32, Vec<(u32, SocketAddr)>> = HashMap::new();
+        for (BackendKey { set, slot }, backend) in &self.backends {
+            sets.entry(*set).or_default().push((*slot, *backend));
+        }
+        let led = self.frontends.iter().map(|(name, row)| {
+            let slots = sets.get(&row.set).into_iter().flatten().filter(|(slot, _)| *slot < row.count);
+            let mut backends: Vec<_> = slots.map(|(_, it)| *it).collect();
+            backends.sort_unstable();
+            Led { frontend: name.clone(), backends }
+        });
+        let mut led: Vec<_> = led.collect();
+        led.sort_unstable();
+        led
     }
 
     fn lines(&self) -> Vec<String> {

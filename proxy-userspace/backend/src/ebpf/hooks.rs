@@ -5,7 +5,10 @@
 use std::{
     fs::{self, File},
     io::ErrorKind,
-    os::{fd::AsFd, unix::fs::MetadataExt as _},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
     path::{Path, PathBuf},
 };
 
@@ -56,6 +59,11 @@ impl Cgroup {
     /// Where it is.
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The open folder.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
     }
 
     /// The cgroup that is at its place now, if that is another one.

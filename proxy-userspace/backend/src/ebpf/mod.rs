@@ -1,6 +1,7 @@
 //! The eBPF backend: compiles a state into tables, writes them into the kernel's maps, and keeps the programs attached.
 
 mod changes;
+pub mod check;
 mod compile;
 mod dump;
 mod error;
@@ -8,6 +9,7 @@ mod fault;
 mod hooks;
 mod kernel;
 mod layout;
+mod look;
 mod node;
 mod object;
 mod pins;
@@ -18,6 +20,7 @@ mod sys;
 #[cfg(test)]
 mod memory;
 
-pub use dump::dump;
+pub use dump::{Led, dump, led};
 pub use error::Error;
-pub use node::{Cleaned, Node, Options, Report, cleanup};
+pub use look::{Hook, Hooks, Other, look_at};
+pub use node::{Cleaned, Node, Options, Report, TableFill, cleanup};

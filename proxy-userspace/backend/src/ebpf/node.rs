@@ -9,6 +9,7 @@ use super::{
     error::Error,
     hooks::{self, Cgroup},
     kernel::{self, KernelMaps},
+    look::{self, Hooks},
     pins::{PinLock, Pins},
     plane::{Applied, Plane},
 };
@@ -47,8 +48,23 @@ pub struct Report {
     pub entries: usize,
     /// Whether another generation is in force than before.
     pub flipped: bool,
+    /// Whether every entry was written, rather than the difference.
+    pub whole: bool,
+    /// How full the tables are.
+    pub tables: Vec<TableFill>,
     /// What is not served, and why.
     pub rejected: Vec<Rejected>,
+}
+
+/// How full a table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableFill {
+    /// Its name, as in pin paths.
+    pub name: &'static str,
+    /// How many entries it has.
+    pub entries: u32,
+    /// How many it has room for before it is replaced by a larger one.
+    pub capacity: u32,
 }
 
 impl Node {
@@ -77,13 +93,19 @@ impl Node {
     ///
     /// What was in force stays in force; the next call tries everything again.
     pub fn apply(&mut self, state: &NodeState) -> Result<Report, Error> {
-        let Applied { services, entries, flipped } = self.plane.apply(state)?;
+        let Applied { services, entries, flipped, whole } = self.plane.apply(state)?;
         self.filled = true;
         Ok(Report {
             changed_services: services,
             services: self.plane.services(),
             entries,
             flipped,
+            whole,
+            tables: self
+                .plane
+                .fill()
+                .map(|(table, entries, capacity)| TableFill { name: table.name(), entries, capacity })
+                .collect(),
             rejected: self.plane.rejected(),
         })
     }
@@ -134,6 +156,21 @@ impl Node {
             Err(error) => tracing::warn!("maps of another layout are left over: {error}"),
         }
         Ok(())
+    }
+
+    /// Asks the kernel which programs are in effect; `None` before ours are attached.
+    /// Where one of ours is not, the next [`Node::attach`] puts it back.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to tell. Nothing is changed.
+    pub fn look(&mut self) -> Result<Option<Hooks>, Error> {
+        if !self.attached {
+            return Ok(None);
+        }
+        let hooks = look::look(&self.cgroup, &self.pins)?;
+        self.attached = hooks.are_in_effect();
+        Ok(Some(hooks))
     }
 }
 

@@ -14,6 +14,8 @@ use std::{
     fs::{self, File},
     io::{self, ErrorKind},
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use nix::{
@@ -56,13 +58,7 @@ impl Pins {
 
     /// Makes the folders, mounting a bpf file system at its usual place if there is none, and keeps others out.
     pub(super) fn prepare(&self) -> Result<PinLock, Error> {
-        if self.dir.components().any(|it| it.as_os_str().as_encoded_bytes().contains(&b'.')) {
-            return Err(Error::DottedPinDir(self.dir.clone()));
-        }
-        if !is_bpffs(&self.dir)? {
-            if !self.dir.starts_with(BPFFS) {
-                return Err(Error::NotBpffs(self.dir.clone()));
-            }
+        if !self.place()? {
             match mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>) {
                 // It would take CAP_SYS_ADMIN, which nothing else needs.
                 Err(nix::Error::EPERM | nix::Error::EACCES) => return Err(Error::NotBpffs(self.dir.clone())),
@@ -87,7 +83,12 @@ impl Pins {
             return Err(Error::NotBpffs(self.dir.clone()));
         }
         let dir = File::open(&self.dir).map_err(Error::syscall("open", self.dir.display()))?;
-        match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
+        let lock = Flock::lock(dir, FlockArg::LockExclusiveNonblock).or_else(|(dir, _)| {
+            // `check` may be looking whether somebody holds it.
+            thread::sleep(Duration::from_millis(20));
+            Flock::lock(dir, FlockArg::LockExclusiveNonblock)
+        });
+        match lock {
             Ok(lock) => Ok(PinLock { _lock: lock }),
             Err((_, nix::Error::EWOULDBLOCK)) => Err(Error::Locked(self.dir.clone())),
             Err((_, errno)) => Err(Error::errno("flock", self.dir.display())(errno)),
@@ -133,9 +134,29 @@ impl Pins {
         self.layout().join(format!("side{side}"))
     }
 
+    /// Whether the folder lies, or would lie, on a bpf file system; if not, one can be mounted where it would.
+    ///
+    /// # Errors
+    ///
+    /// If nothing can be pinned there, now or then.
+    pub(super) fn place(&self) -> Result<bool, Error> {
+        if self.dir.components().any(|it| it.as_os_str().as_encoded_bytes().contains(&b'.')) {
+            return Err(Error::DottedPinDir(self.dir.clone()));
+        }
+        if is_bpffs(&self.dir)? {
+            return Ok(true);
+        }
+        if self.dir.starts_with(BPFFS) { Ok(false) } else { Err(Error::NotBpffs(self.dir.clone())) }
+    }
+
     /// Whether there is anything at all.
     pub(super) fn is_present(&self) -> bool {
         self.dir.exists()
+    }
+
+    /// Whether nothing is in the folder, or it is not there.
+    pub(super) fn is_empty(&self) -> bool {
+        read_dir(&self.dir).is_ok_and(|it| it.is_empty())
     }
 
     /// Removes what this program pins, of any version, and returns what was found beside it and left alone.
@@ -159,16 +180,18 @@ impl Pins {
 
     /// Takes away the tables of other versions. To be called when no link leads to their programs any more.
     pub(super) fn remove_other_layouts(&self) -> Result<Vec<String>, Error> {
-        let mut removed = Vec::new();
-        for entry in read_dir(&self.dir)? {
-            let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let is_layout = name.strip_prefix('v').is_some_and(|it| it.parse::<u32>().is_ok());
-            if is_layout && entry != self.layout() {
-                remove_tree(&entry)?;
-                removed.push(name);
-            }
+        let others = self.other_layouts()?;
+        for name in &others {
+            remove_tree(&self.dir.join(name))?;
         }
-        Ok(removed)
+        Ok(others)
+    }
+
+    /// The tables of other versions, by the names of their folders.
+    pub(super) fn other_layouts(&self) -> Result<Vec<String>, Error> {
+        let names = read_dir(&self.dir)?.into_iter().filter(|it| *it != self.layout());
+        let names = names.map(|it| it.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        Ok(names.filter(|it| it.strip_prefix('v').is_some_and(|it| it.parse::<u32>().is_ok())).collect())
     }
 }
 

@@ -56,6 +56,8 @@ pub(super) struct Applied {
     pub entries: usize,
     /// Whether the active side is another one than before.
     pub flipped: bool,
+    /// Whether the side was written anew, rather than brought up by the difference.
+    pub whole: bool,
 }
 
 impl<S: Store> Plane<S> {
@@ -95,15 +97,16 @@ impl<S: Store> Plane<S> {
             self.last = changes;
         }
         if self.sides[self.active.index()].standing == Standing::Equal {
-            return Ok(Applied { services, entries: 0, flipped: false });
+            return Ok(Applied { services, ..Applied::default() });
         }
+        let whole = self.sides[spare.index()].standing == Standing::Unknown;
         let entries = self.bring_up(spare)?;
         fault::point("filled-not-flipped");
         self.store.activate(spare)?;
         self.active = spare;
         self.quiet = false;
         fault::point("flipped-before-grace");
-        Ok(Applied { services, entries, flipped: true })
+        Ok(Applied { services, entries, flipped: true, whole })
     }
 
     /// Waits until nobody reads the retired side any more, and brings it to where the active one is.
@@ -131,6 +134,12 @@ impl<S: Store> Plane<S> {
     /// How many Services are laid out.
     pub(super) fn services(&self) -> usize {
         self.layout.services()
+    }
+
+    /// How full each table of the active side is: entries, and room for them.
+    pub(super) fn fill(&self) -> impl Iterator<Item = (Table, u32, u32)> {
+        let known = &self.sides[self.active.index()];
+        Table::ALL.into_iter().map(|it| (it, self.layout.rows(it), known.capacity[it.index()]))
     }
 
     /// Makes a side equal to the layout; returns how many entries were written. Nobody reads that side.
