@@ -12,7 +12,7 @@ pub trait Tables {
     /// The family's IP address.
     type Ip: Copy;
     /// The family's backend.
-    type Backend: Copy;
+    type Backend: Copy + Default + PartialEq;
 
     /// What stands behind a destination, if it is ours.
     fn frontend(&self, ip: Self::Ip, port: Be16, protocol: u8) -> Option<Frontend>;
@@ -35,7 +35,8 @@ pub enum Verdict<Backend> {
 
 /// Decides where a new connection or a datagram to `(ip, port, protocol)` goes.
 ///
-/// `remembered` is the backend that this socket used for this destination before: it is kept while it is in the set.
+/// `remembered` is the backend that this socket used for this destination before: it is kept while it is in the set. The
+/// default stands for none; as an `Option` it would be an undefined word in the kernel, which the verifier refuses.
 /// `random` gives 32 random bits.
 #[inline(always)]
 pub fn decide<T: Tables>(
@@ -43,7 +44,7 @@ pub fn decide<T: Tables>(
     ip: T::Ip,
     port: Be16,
     protocol: u8,
-    remembered: Option<T::Backend>,
+    remembered: T::Backend,
     random: impl FnOnce() -> u32,
 ) -> Verdict<T::Backend> {
     if protocol != TCP && protocol != UDP {
@@ -55,10 +56,8 @@ pub fn decide<T: Tables>(
     if frontend.count == 0 {
         return Verdict::Refuse;
     }
-    if let Some(backend) = remembered
-        && tables.is_member(frontend.set, backend)
-    {
-        return Verdict::To(backend);
+    if remembered != T::Backend::default() && tables.is_member(frontend.set, remembered) {
+        return Verdict::To(remembered);
     }
     let slot = scale(random(), frontend.count);
     // Every slot below the count is there: a whole generation says so. Should it ever not be, failing at once is the
@@ -111,41 +110,35 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(
-        protocol: u8,
-        backends: &'static [u32],
-        remembered: Option<u32>,
-        random: u32,
-        expect: Verdict<u32>,
-    ) {
+    fn check(protocol: u8, backends: &'static [u32], remembered: u32, random: u32, expect: Verdict<u32>) {
         let tables = One { protocol, backends };
         assert_eq!(decide(&tables, 7, Be16::new(80), protocol, remembered, || random), expect);
     }
 
     #[test]
     fn a_service_without_backends_refuses() {
-        check(TCP, &[], None, 0, Verdict::Refuse);
-        check(UDP, &[], Some(10), 0, Verdict::Refuse);
+        check(TCP, &[], 0, 0, Verdict::Refuse);
+        check(UDP, &[], 10, 0, Verdict::Refuse);
     }
 
     #[test]
     fn the_random_bits_choose_the_slot() {
-        check(TCP, &[10, 11, 12], None, 0, Verdict::To(10));
-        check(TCP, &[10, 11, 12], None, u32::MAX / 2, Verdict::To(11));
-        check(TCP, &[10, 11, 12], None, u32::MAX, Verdict::To(12));
+        check(TCP, &[10, 11, 12], 0, 0, Verdict::To(10));
+        check(TCP, &[10, 11, 12], 0, u32::MAX / 2, Verdict::To(11));
+        check(TCP, &[10, 11, 12], 0, u32::MAX, Verdict::To(12));
     }
 
     #[test]
     fn a_remembered_backend_is_kept_while_it_is_a_member() {
-        check(UDP, &[10, 11, 12], Some(11), 0, Verdict::To(11));
-        check(UDP, &[10, 12], Some(11), 0, Verdict::To(10));
+        check(UDP, &[10, 11, 12], 11, 0, Verdict::To(11));
+        check(UDP, &[10, 12], 11, 0, Verdict::To(10));
     }
 
     #[test]
     fn what_is_not_ours_passes() {
         let tables = One { protocol: TCP, backends: &[10] };
         for (ip, port, protocol) in [(8, 80, TCP), (7, 81, TCP), (7, 80, UDP), (7, 80, 132)] {
-            assert_eq!(decide(&tables, ip, Be16::new(port), protocol, None, || 0), Verdict::Pass);
+            assert_eq!(decide(&tables, ip, Be16::new(port), protocol, 0, || 0), Verdict::Pass);
         }
     }
 

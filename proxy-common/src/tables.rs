@@ -71,7 +71,7 @@ pub struct BackendKey {
 
 /// Where a backend is, over IPv4.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
 pub struct Backend4 {
     /// Its address.
@@ -84,7 +84,7 @@ pub struct Backend4 {
 
 /// Where a backend is, over IPv6.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
 pub struct Backend6 {
     /// Its address.

@@ -1,17 +1,18 @@
 //! The raw accesses to a `bpf_sock_addr`: read and rewrite its address, refuse, and reach the socket's storage.
 
 use aya_ebpf::{
+    bindings::bpf_sock,
     helpers::generated::{bpf_get_prandom_u32, bpf_set_retval},
-    programs::SockAddrContext,
+    programs::{SockAddrContext, SockContext},
 };
 use proxy_common::{
     net::{Be16, V4, V6},
-    socket::{Address, Connected, Datagrams},
+    socket::{Address, Datagrams},
 };
 
 use crate::{
     DENY, PASS,
-    maps::{CONNECTED, DATAGRAMS, can_set_retval},
+    maps::{DATAGRAMS, can_set_retval},
 };
 
 const ECONNREFUSED: i32 = 111;
@@ -41,6 +42,14 @@ macro_rules! write {
 #[inline(always)]
 pub(crate) fn protocol(ctx: &SockAddrContext) -> u8 {
     u8::try_from(read!(ctx, protocol)).unwrap_or(0)
+}
+
+/// The same of a socket that is closed.
+#[inline(always)]
+pub(crate) fn protocol_of(ctx: &SockContext) -> u8 {
+    // SAFETY: as for `read!`.
+    let protocol = unsafe { core::ptr::addr_of!((*ctx.sock).protocol).read_volatile() };
+    u8::try_from(protocol).unwrap_or(0)
 }
 
 /// The port the program named, or the sender's.
@@ -84,10 +93,16 @@ pub(crate) fn rewrite6(ctx: &SockAddrContext, ip: V6, port: Be16) {
     write!(ctx, u32::from(port.raw()), user_port);
 }
 
+/// The socket.
+#[inline(always)]
+pub(crate) fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
+    read!(ctx, __bindgen_anon_1.sk)
+}
+
 /// Whether the socket is connected.
 #[inline(always)]
 pub(crate) fn is_connected(ctx: &SockAddrContext) -> bool {
-    let sk = read!(ctx, __bindgen_anon_1.sk);
+    let sk = socket(ctx);
     // SAFETY: checked for null as the verifier asks; `bpf_sock::state` is readable since Linux 5.1.
     !sk.is_null() && unsafe { core::ptr::addr_of!((*sk).state).read_volatile() } == ESTABLISHED
 }
@@ -142,24 +157,10 @@ pub(crate) fn random() -> u32 {
     unsafe { bpf_get_prandom_u32() }
 }
 
-/// What this socket remembers of its connect, if it ever had one translated.
-#[inline(always)]
-pub(crate) fn connected<'a>(ctx: &SockAddrContext) -> Option<&'a mut Connected> {
-    // SAFETY: storage lives as long as its socket, which outlives the program.
-    unsafe { CONNECTED.get_ptr_mut(ctx).as_mut() }
-}
-
-/// The same, made where it is missing; `None` where the socket has no memory left.
-#[inline(always)]
-pub(crate) fn connected_or_new<'a>(ctx: &SockAddrContext) -> Option<&'a mut Connected> {
-    // SAFETY: as above.
-    unsafe { CONNECTED.get_or_insert_ptr_mut(ctx, None).as_mut() }
-}
-
 /// What this socket remembers of the addresses it sent to, if any was translated.
 #[inline(always)]
 pub(crate) fn datagrams<'a>(ctx: &SockAddrContext) -> Option<&'a mut Datagrams> {
-    // SAFETY: as above.
+    // SAFETY: storage lives as long as its socket, which outlives the program.
     unsafe { DATAGRAMS.get_ptr_mut(ctx).as_mut() }
 }
 

@@ -10,7 +10,7 @@ use aya_ebpf::{
 use proxy_common::{
     decide::Tables,
     net::{Be16, V4, V6},
-    socket::{Connected, Datagrams},
+    socket::{Connected, Datagrams, Slot},
     tables::{
         Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
     },
@@ -36,7 +36,13 @@ static MEMBERS4: ArrayOfMaps<HashMap<MemberKey4, Member, 1>, 2> = ArrayOfMaps::n
 #[btf_map]
 static MEMBERS6: ArrayOfMaps<HashMap<MemberKey6, Member, 1>, 2> = ArrayOfMaps::new();
 
-/// What a connected socket remembers.
+/// What connected sockets remember, by cookie; user space says how many there are, a power of two.
+#[btf_map]
+pub(crate) static SLOTS: Array<Slot, 1> = Array::new();
+/// How many sockets found their slot taken and made storage; zero says that no socket has any.
+#[btf_map]
+pub(crate) static OVERFLOWED: Array<u64, 1> = Array::new();
+/// What a connected socket remembers that has no slot.
 #[btf_map]
 pub(crate) static CONNECTED: SkStorage<Connected> = SkStorage::new();
 /// What an unconnected UDP socket remembers.
@@ -51,6 +57,26 @@ static SET_RETVAL: Global<u32> = Global::new(0);
 #[inline(always)]
 pub(crate) fn can_set_retval() -> bool {
     SET_RETVAL.load() != 0
+}
+
+/// One less than there are [`SLOTS`].
+#[unsafe(no_mangle)]
+static SLOT_MASK: Global<u32> = Global::new(0);
+
+/// Which bits of a cookie say which slot.
+#[inline(always)]
+pub(crate) fn slot_mask() -> u32 {
+    SLOT_MASK.load()
+}
+
+/// Set at load where the kernel has `bpf_skc_to_mptcp_sock` (5.19).
+#[unsafe(no_mangle)]
+static MPTCP: Global<u32> = Global::new(0);
+
+/// Whether a program may ask for the MPTCP socket behind a subflow.
+#[inline(always)]
+pub(crate) fn can_tell_mptcp() -> bool {
+    MPTCP.load() != 0
 }
 
 /// The side in force when the decision began. It is read exactly once per decision: everything after goes by it.

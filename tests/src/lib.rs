@@ -9,6 +9,7 @@
 
 pub mod agent;
 pub mod client;
+pub mod cost;
 pub mod echo;
 pub mod load;
 pub mod manifest;

@@ -78,7 +78,12 @@ impl World {
         Some(Self::enter(sandbox).expect("the machine has everything a test needs"))
     }
 
-    fn enter(sandbox: Sandbox) -> Result<Self> {
+    /// Enters a new one around a sandbox.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, or `ip` is missing.
+    pub fn enter(sandbox: Sandbox) -> Result<Self> {
         let netns = NetNs::new()?;
         // Whoever is asked for at these addresses is us.
         netns.ip(&["route", "add", "local", "10.244.0.0/16", "dev", "lo"])?;
@@ -141,6 +146,21 @@ impl World {
         Ok(String::from_utf8(stdout)?.lines().map(ToOwned::to_owned).collect())
     }
 
+    /// Where the program of a hook is pinned, of the newest layout of the maps.
+    ///
+    /// # Panics
+    ///
+    /// If the folder of pins cannot be read.
+    #[must_use]
+    pub fn program(&self, hook: &str) -> PathBuf {
+        let newest = fs::read_dir(self.sandbox.pins())
+            .expect("pins can be listed")
+            .flatten()
+            .filter_map(|it| it.file_name().to_str()?.strip_prefix('v')?.parse::<u32>().ok())
+            .max();
+        self.sandbox.pins().join(format!("v{}/programs/{hook}", newest.unwrap_or_default()))
+    }
+
     /// Every pin, below the folder of pins.
     ///
     /// # Panics
@@ -199,9 +219,19 @@ pub fn expected_dump(services: &[Service]) -> Vec<String> {
 pub fn kernel_objects() -> BTreeMap<&'static str, usize> {
     let ours = |name: &str| {
         let name = name.to_lowercase();
-        ["frontends", "backends", "members", "active", "grace", "connected", "datagrams"]
-            .iter()
-            .any(|it| name.starts_with(it))
+        [
+            "frontends",
+            "backends",
+            "members",
+            "active",
+            "grace",
+            "connected",
+            "datagrams",
+            "slots",
+            "overflowed",
+        ]
+        .iter()
+        .any(|it| name.starts_with(it))
     };
     let hook = |name: &str| {
         ["connect", "sendmsg", "recvmsg", "getpeername"]

@@ -94,12 +94,29 @@ pub(super) struct DataPlane {
     /// The cgroup2 folder whose processes are served, with all below it [default: the root of the first cgroup2 mount]
     #[arg(long, value_name = "PATH", env = "KUBE_PROXY_EBPF_CGROUP", value_parser = absolute)]
     cgroup: Option<PathBuf>,
+    /// How many connected sockets have a ready place for the address they were translated from; rounded up to a power of
+    /// two
+    ///
+    /// Each takes 64 bytes of kernel memory. A socket beyond that makes room of its own, which takes its connect some
+    /// 700 ns longer. Counts when the places are first made, until `cleanup`.
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value_t = 65_536,
+        env = "KUBE_PROXY_EBPF_SOCKET_SLOTS",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 24)
+    )]
+    socket_slots: u32,
 }
 
 impl DataPlane {
     /// The same for the backend.
     pub(super) fn options(self) -> ebpf::Options {
-        ebpf::Options { cgroup: self.cgroup, pin_dir: self.pins.pin_dir }
+        ebpf::Options {
+            cgroup: self.cgroup,
+            pin_dir: self.pins.pin_dir,
+            socket_slots: self.socket_slots.next_power_of_two(),
+        }
     }
 }
 

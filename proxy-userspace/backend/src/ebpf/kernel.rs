@@ -14,7 +14,7 @@ use aya::{
 };
 use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
-use proxy_common::socket::{Connected, Datagrams};
+use proxy_common::socket::{Connected, Datagrams, Slot};
 
 use super::{
     error::Error,
@@ -43,26 +43,43 @@ pub(super) struct KernelMaps {
 
 /// Loads the kernel object on top of the maps that are pinned, and returns it with the maps.
 /// Nothing is attached yet, and nothing that serves is touched.
-pub(super) fn load(pins: &Pins) -> Result<(Ebpf, KernelMaps), Error> {
+pub(super) fn load(pins: &Pins, socket_slots: u32) -> Result<(Ebpf, KernelMaps), Error> {
     // Map memory counts against this limit before Linux 5.11; where it cannot be raised, the load says so.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-    let pinned = pinned_maps(pins);
+    let slots = slots(pins, socket_slots)?;
+    let pinned = pinned_maps(pins, slots);
     for map in &pinned {
         map.check()?;
     }
+    let sockets_of_before = pins.socket_map("connected").exists() && !pins.socket_map("slots").exists();
     for table in Table::ALL {
         make_outer(pins, table)?;
     }
     let set_retval = u32::from(
         is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval).unwrap_or(false),
     );
+    let mptcp = u32::from(
+        is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_skc_to_mptcp_sock)
+            .unwrap_or(false),
+    );
+    let slot_mask = slots - 1;
     let mut loader = EbpfLoader::new();
     loader.override_global("SET_RETVAL", &set_retval, true);
+    loader.override_global("MPTCP", &mptcp, true);
+    loader.override_global("SLOT_MASK", &slot_mask, true);
+    loader.map_max_entries("SLOTS", slots);
     for map in &pinned {
         loader.map_pin_path(map.name, map.path.clone());
     }
     let mut ebpf = loader.load(object::bytes()?).map_err(|it| Error::Load(Box::new(it)))?;
     let maps = KernelMaps::take(&mut ebpf, pins)?;
+    if sockets_of_before {
+        let overflowed =
+            ebpf.map_mut("OVERFLOWED").ok_or_else(|| Error::Incomplete("map OVERFLOWED".into()))?;
+        let mut overflowed: Array<_, u64> = Array::try_from(overflowed).map_err(Error::map("OVERFLOWED"))?;
+        // There may be sockets that remember in storage what an earlier version led them to.
+        overflowed.set(0, 1, 0).map_err(Error::map("OVERFLOWED"))?;
+    }
     Ok((ebpf, maps))
 }
 
@@ -195,7 +212,23 @@ impl std::fmt::Display for Shape {
     }
 }
 
-fn pinned_maps(pins: &Pins) -> Vec<Pinned> {
+/// How many slots connected sockets have: as many as were made at first, for they cannot be moved.
+fn slots(pins: &Pins, wanted: u32) -> Result<u32, Error> {
+    let path = pins.socket_map("slots");
+    let fd = match sys::obj_get(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(wanted),
+        fd => fd.map_err(Error::syscall("BPF_OBJ_GET", path.display()))?,
+    };
+    let info = MapData::from_fd(fd).and_then(|it| it.info()).map_err(Error::map(path.display()))?;
+    let there = info.max_entries();
+    if there != wanted {
+        tracing::info!("{there} sockets have slots, not {wanted}, until `cleanup` takes them away");
+    }
+    // A foreign map is found out when its shape is checked.
+    Ok(if there.is_power_of_two() { there } else { wanted })
+}
+
+fn pinned_maps(pins: &Pins, slots: u32) -> Vec<Pinned> {
     let word = size_of::<u32>() as u32;
     let shape = |map_type, value_size, max_entries, flags| Shape {
         map_type,
@@ -208,13 +241,23 @@ fn pinned_maps(pins: &Pins) -> Vec<Pinned> {
     let mut maps = vec![
         Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 2, 0) },
         Pinned {
+            name: "SLOTS",
+            path: pins.socket_map("slots"),
+            shape: shape(MapType::Array, size_of::<Slot>() as u32, slots, 0),
+        },
+        Pinned {
+            name: "OVERFLOWED",
+            path: pins.socket_map("overflowed"),
+            shape: shape(MapType::Array, size_of::<u64>() as u32, 1, 0),
+        },
+        Pinned {
             name: "CONNECTED",
-            path: pins.sockets().join("connected"),
+            path: pins.socket_map("connected"),
             shape: storage(size_of::<Connected>()),
         },
         Pinned {
             name: "DATAGRAMS",
-            path: pins.sockets().join("datagrams"),
+            path: pins.socket_map("datagrams"),
             shape: storage(size_of::<Datagrams>()),
         },
     ];

@@ -21,6 +21,9 @@ pub struct Options {
     pub cgroup: Option<PathBuf>,
     /// The folder for pins, on a bpf file system.
     pub pin_dir: PathBuf,
+    /// How many connected sockets have a slot to remember their translation in, a power of two; further ones make storage
+    /// of their own, which takes longer.
+    pub socket_slots: u32,
 }
 
 /// The data plane of this node. It goes on serving when this value is dropped.
@@ -63,7 +66,7 @@ impl Node {
         let pins = Pins::new(&options.pin_dir);
         let lock = pins.prepare()?;
         hooks::check(&cgroup, &pins)?;
-        let (mut ebpf, maps) = kernel::load(&pins)?;
+        let (mut ebpf, maps) = kernel::load(&pins, options.socket_slots)?;
         hooks::load(&mut ebpf)?;
         let plane = Plane::new(maps)?;
         tracing::info!(cgroup = %cgroup.path().display(), pins = %pins.dir().display(), "ready for the first state");

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! PIN_DIR/links/connect4 …          links, whatever the version: they are updated, never made anew
-//! PIN_DIR/sockets1/{connected,datagrams}   what sockets remember; the version of proxy_common::socket
+//! PIN_DIR/sockets1/{slots,connected,…}     what sockets remember; the version of proxy_common::socket
 //! PIN_DIR/v1/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
 //! PIN_DIR/v1/side0/frontends4 …     the inner maps
 //! PIN_DIR/v1/programs/connect4 …    the programs
@@ -104,6 +104,11 @@ impl Pins {
     /// The folder of what sockets remember.
     pub(super) fn sockets(&self) -> PathBuf {
         self.dir.join(format!("sockets{SOCKETS_VERSION}"))
+    }
+
+    /// A map of what sockets remember.
+    pub(super) fn socket_map(&self, name: &str) -> PathBuf {
+        self.sockets().join(name)
     }
 
     /// The folder of this version's programs.
