@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! PIN_DIR/links/connect4 …          links, whatever the version: they are updated, never made anew
-//! PIN_DIR/sockets1/{connected,datagrams}   what sockets remember; the version of proxy_common::socket
-//! PIN_DIR/v1/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
-//! PIN_DIR/v1/side0/frontends4 …     the inner maps
-//! PIN_DIR/v1/programs/connect4 …    the programs
+//! PIN_DIR/sockets1/{slots,connected,…}     what sockets remember; the version of proxy_common::socket
+//! PIN_DIR/v2/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
+//! PIN_DIR/v2/side0/frontends4 …     the inner maps
+//! PIN_DIR/v2/programs/connect4 …    the programs
 //! ```
 //!
 //! The one rule: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.
@@ -108,6 +108,11 @@ impl Pins {
     /// The folder of what sockets remember.
     pub(super) fn sockets(&self) -> PathBuf {
         self.dir.join(format!("sockets{SOCKETS_VERSION}"))
+    }
+
+    /// A map of what sockets remember.
+    pub(super) fn socket_map(&self, name: &str) -> PathBuf {
+        self.sockets().join(name)
     }
 
     /// The folder of this version's programs.
