@@ -10,7 +10,12 @@ use proxy_common::{
     tables::{Backend4, Backend6, UDP},
 };
 
-use crate::{PASS, ctx, maps::Side, memory};
+use crate::{
+    PASS,
+    ctx::{self, Process},
+    maps::Side,
+    memory,
+};
 
 /// IPv4, also of v6 sockets that were given a v4 address.
 #[cgroup_sock_addr(connect4)]
@@ -28,7 +33,7 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port) = (ctx::ip4(ctx), ctx::port(ctx));
     let side = Side::<V4>::active()?;
-    match decide(&side, ip, port, ctx::protocol(ctx), Backend4::default(), ctx::random) {
+    match decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend4::default()) {
         Verdict::Pass => forget(ctx, &Address::new(ip.mapped(), port)),
         Verdict::Refuse => return Some(ctx::refuse_connect4(ctx)),
         Verdict::To(backend) => {
@@ -46,11 +51,11 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
     let verdict = match mapped {
         Some(ip) => match decide(
             &Side::<V4>::active()?,
+            &Process(ctx),
             ip,
             port,
             ctx::protocol(ctx),
             Backend4::default(),
-            ctx::random,
         ) {
             Verdict::Pass => Verdict::Pass,
             Verdict::Refuse => Verdict::Refuse,
@@ -58,11 +63,11 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
         },
         None => match decide(
             &Side::<V6>::active()?,
+            &Process(ctx),
             ip,
             port,
             ctx::protocol(ctx),
             Backend6::default(),
-            ctx::random,
         ) {
             Verdict::Pass => Verdict::Pass,
             Verdict::Refuse => Verdict::Refuse,

@@ -1,22 +1,25 @@
 //! The raw accesses to a `bpf_sock_addr`: read and rewrite its address, refuse, and reach the socket's storage.
 
 use aya_ebpf::{
+    EbpfContext as _,
     bindings::bpf_sock,
-    helpers::generated::{bpf_get_prandom_u32, bpf_set_retval},
+    helpers::generated::{bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_set_retval},
     programs::{SockAddrContext, SockContext},
 };
 use proxy_common::{
+    decide::Caller,
     net::{Be16, V4, V6},
     socket::{Address, Datagrams},
 };
 
 use crate::{
     DENY, PASS,
-    maps::{DATAGRAMS, can_set_retval},
+    maps::{DATAGRAMS, can_set_retval, host_netns},
 };
 
 const ECONNREFUSED: i32 = 111;
 const ENOBUFS: i32 = 105;
+const EADDRINUSE: i32 = 98;
 const LOOPBACK4: V4 = V4::from_raw(u32::from_ne_bytes([127, 0, 0, 1]));
 const LOOPBACK6: V6 = V6::from_raw([0, 0, 0, 1_u32.to_be()]);
 /// `TCP_ESTABLISHED`, which is also the state of a connected UDP socket.
@@ -141,20 +144,49 @@ pub(crate) fn no_memory() -> i32 {
     deny(ENOBUFS)
 }
 
+/// Ends a bind with EADDRINUSE (or EPERM).
+#[inline(always)]
+pub(crate) fn refuse_bind() -> i32 {
+    deny(EADDRINUSE)
+}
+
 #[inline(always)]
 fn deny(errno: i32) -> i32 {
     if can_set_retval() {
-        // SAFETY: connect and sendmsg hooks may call it (Linux b44123b4a3dc).
+        // SAFETY: bind, connect and sendmsg hooks may call it (Linux b44123b4a3dc).
         unsafe { bpf_set_retval(-errno) };
     }
     DENY
 }
 
-/// 32 random bits.
+/// Who makes the system call.
+pub(crate) struct Process<'a>(pub(crate) &'a SockAddrContext);
+
+impl Caller for Process<'_> {
+    #[inline(always)]
+    fn random(&self) -> u32 {
+        // SAFETY: the helper takes nothing and touches nothing.
+        unsafe { bpf_get_prandom_u32() }
+    }
+
+    #[inline(always)]
+    fn is_host(&self) -> bool {
+        is_host(self.0)
+    }
+}
+
+/// Whether the socket is in the node's own network namespace.
 #[inline(always)]
-pub(crate) fn random() -> u32 {
-    // SAFETY: the helper takes nothing and touches nothing.
-    unsafe { bpf_get_prandom_u32() }
+pub(crate) fn is_host(ctx: &SockAddrContext) -> bool {
+    // SAFETY: the kernel hands over a valid context.
+    let own = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+    let host = match host_netns() {
+        // Not known: then it is the first one of all.
+        // SAFETY: without a context the helper answers for that.
+        0 => unsafe { bpf_get_netns_cookie(core::ptr::null_mut()) },
+        known => known,
+    };
+    own == host
 }
 
 /// What this socket remembers of the addresses it sent to, if any was translated.

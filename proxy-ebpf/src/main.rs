@@ -13,6 +13,7 @@
 )]
 
 mod atomic;
+mod bind;
 mod connect;
 mod ctx;
 mod getpeername;

@@ -13,12 +13,15 @@ use proxy_common::{
     socket::{Connected, Datagrams, Slot},
     tables::{
         Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
+        NodePortKey, Place, Span,
     },
 };
 
-/// The side word, 0 or 1: the side whose tables are in force. Beside it user space counts the flips.
+/// The side word, 0 or 1: the side whose tables are in force; how often it flipped, which only user space reads; and the
+/// span of each side's node ports.
 #[btf_map]
-static ACTIVE: Array<u32, 2> = Array::new();
+static ACTIVE: Array<u32, 4> = Array::new();
+const SPANS: u32 = 2;
 
 // The tables, each behind an outer map with a slot per side.
 // The size of the inner map here is only a template: user space puts in maps of the size it needs.
@@ -31,6 +34,10 @@ static FRONTENDS6: ArrayOfMaps<HashMap<FrontendKey6, Frontend, 1>, 2> = ArrayOfM
 static BACKENDS4: ArrayOfMaps<HashMap<BackendKey, Backend4, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
 static BACKENDS6: ArrayOfMaps<HashMap<BackendKey, Backend6, 1>, 2> = ArrayOfMaps::new();
+#[btf_map]
+static NODE_PORTS: ArrayOfMaps<HashMap<NodePortKey, Frontend, 1>, 2> = ArrayOfMaps::new();
+#[btf_map]
+static PLACES: ArrayOfMaps<HashMap<V6, Place, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
 static MEMBERS4: ArrayOfMaps<HashMap<MemberKey4, Member, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
@@ -69,6 +76,26 @@ pub(crate) fn slot_mask() -> u32 {
     SLOT_MASK.load()
 }
 
+/// The cookie of the node's own network namespace; 0 where the kernel tells it to nobody (before 5.14).
+#[unsafe(no_mangle)]
+static HOST_NETNS: Global<u64> = Global::new(0);
+
+/// The cookie of the node's own network namespace, if known.
+#[inline(always)]
+pub(crate) fn host_netns() -> u64 {
+    HOST_NETNS.load()
+}
+
+/// Whether a program on the node may not bind a node port.
+#[unsafe(no_mangle)]
+static PROTECT_NODE_PORTS: Global<u32> = Global::new(0);
+
+/// Whether node ports are kept from being bound.
+#[inline(always)]
+pub(crate) fn protects_node_ports() -> bool {
+    PROTECT_NODE_PORTS.load() != 0
+}
+
 /// Set at load where the kernel has `bpf_skc_to_mptcp_sock` (5.19).
 #[unsafe(no_mangle)]
 static MPTCP: Global<u32> = Global::new(0);
@@ -92,6 +119,36 @@ impl<Ip> Side<Ip> {
         // SAFETY: a slot of an array is never freed; volatile, so that it is one load and not repeated.
         let index = unsafe { ACTIVE.get_ptr(0)?.read_volatile() };
         Some(Self { index, family: PhantomData })
+    }
+
+    /// Whether a port lies in the span of this side's node ports.
+    #[inline(always)]
+    fn spans(&self, port: Be16) -> bool {
+        let span = ACTIVE.get_ptr(SPANS + self.index);
+        // SAFETY: as above.
+        span.is_some_and(|it| Span::from_word(unsafe { it.read_volatile() }).contains(port))
+    }
+
+    /// What stands behind a node port of one IP version.
+    #[inline(always)]
+    fn node_port_of(&self, port: Be16, protocol: u8, family: u8) -> Option<Frontend> {
+        let key = NodePortKey { port, protocol, family };
+        // SAFETY: nothing is written to the tables of a side that a program may still be reading.
+        unsafe { NODE_PORTS.get(self.index)?.get(key) }.copied()
+    }
+
+    /// Whose an address is.
+    #[inline(always)]
+    fn place_of(&self, address: V6) -> Option<Place> {
+        // SAFETY: as above.
+        unsafe { PLACES.get(self.index)?.get(address) }.copied()
+    }
+
+    /// Whether a port is a node port of either IP version.
+    #[inline(always)]
+    pub(crate) fn is_node_port(&self, port: Be16, protocol: u8) -> bool {
+        self.spans(port)
+            && [4, 6].into_iter().any(|family| self.node_port_of(port, protocol, family).is_some())
     }
 }
 
@@ -121,6 +178,21 @@ impl Tables for Side<V4> {
     }
 
     #[inline(always)]
+    fn may_be_node_port(&self, port: Be16) -> bool {
+        self.spans(port)
+    }
+
+    #[inline(always)]
+    fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
+        self.node_port_of(port, protocol, 4)
+    }
+
+    #[inline(always)]
+    fn place(&self, address: V4) -> Option<Place> {
+        self.place_of(address.reached().mapped())
+    }
+
+    #[inline(always)]
     fn backend(&self, key: BackendKey) -> Option<Backend4> {
         #[cfg(feature = "fault-points")]
         linger();
@@ -143,6 +215,21 @@ impl Tables for Side<V6> {
         let key = FrontendKey6 { address, port, protocol, zero: 0 };
         // SAFETY: see above.
         unsafe { FRONTENDS6.get(self.index)?.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn may_be_node_port(&self, port: Be16) -> bool {
+        self.spans(port)
+    }
+
+    #[inline(always)]
+    fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
+        self.node_port_of(port, protocol, 6)
+    }
+
+    #[inline(always)]
+    fn place(&self, address: V6) -> Option<Place> {
+        self.place_of(address.reached())
     }
 
     #[inline(always)]

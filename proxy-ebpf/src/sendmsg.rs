@@ -12,7 +12,12 @@ use proxy_common::{
     tables::{Backend4, Backend6},
 };
 
-use crate::{PASS, ctx, maps::Side, memory};
+use crate::{
+    PASS,
+    ctx::{self, Process},
+    maps::Side,
+    memory,
+};
 
 /// IPv4, and v4-mapped destinations of v6 sockets.
 #[cgroup_sock_addr(sendmsg4)]
@@ -38,7 +43,7 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
     let remembered =
         Backend4 { address: backend.ip.to_v4().unwrap_or_default(), port: backend.port, zero: 0 };
     let side = Side::<V4>::active()?;
-    match decide(&side, ip, port, ctx::protocol(ctx), remembered, ctx::random) {
+    match decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered) {
         Verdict::Pass => {
             ctx::forget_datagrams_to(ctx, &service);
             Some(PASS)
@@ -65,7 +70,7 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
     let backend = remembered(ctx, &service);
     let remembered = Backend6 { address: backend.ip, port: backend.port, zero: 0 };
     let side = Side::<V6>::active()?;
-    match decide(&side, ip, port, ctx::protocol(ctx), remembered, ctx::random) {
+    match decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered) {
         Verdict::Pass => {
             ctx::forget_datagrams_to(ctx, &service);
             Some(PASS)

@@ -129,7 +129,7 @@ impl World {
             .expect("manifests are written");
     }
 
-    /// What `dump` prints.
+    /// What `dump` prints of Services; whose the addresses of nodes are is left out.
     ///
     /// # Errors
     ///
@@ -143,7 +143,8 @@ impl World {
         if !status.success() {
             bail!("dump failed: {}", String::from_utf8_lossy(&stderr));
         }
-        Ok(String::from_utf8(stdout)?.lines().map(ToOwned::to_owned).collect())
+        let lines = String::from_utf8(stdout)?;
+        Ok(lines.lines().filter(|it| !it.starts_with("node-address ")).map(ToOwned::to_owned).collect())
     }
 
     /// Where the program of a hook is pinned, of the newest layout of the maps.
@@ -221,6 +222,8 @@ pub fn kernel_objects() -> BTreeMap<&'static str, usize> {
         let name = name.to_lowercase();
         [
             "frontends",
+            "node_ports",
+            "places",
             "backends",
             "members",
             "active",
@@ -234,7 +237,7 @@ pub fn kernel_objects() -> BTreeMap<&'static str, usize> {
         .any(|it| name.starts_with(it))
     };
     let hook = |name: &str| {
-        ["connect", "sendmsg", "recvmsg", "getpeername"]
+        ["connect", "sendmsg", "recvmsg", "getpeername", "bind"]
             .iter()
             .any(|it| name.strip_prefix(it).is_some_and(|it| it == "4" || it == "6"))
     };

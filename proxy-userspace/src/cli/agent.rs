@@ -31,8 +31,8 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 async fn agent(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let name = flags.node.name()?;
+    let options = flags.data_plane.options(&name);
     let upstream = Upstream::new(Client::new(flags.upstream.target, name.as_str()), name);
-    let options = flags.data_plane.options();
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     tokio::select! {
         () = backend::follow(node, upstream.subscribe()) => bail!("nothing comes from the brain any more"),

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use backend::ebpf;
+use backend::ebpf::{self, NodePortAddresses};
 use clap::Args;
+use ipnet::IpNet;
 use proto::Target;
 
 /// Where a brain serves its own node if nothing else is said.
@@ -107,15 +108,59 @@ pub(super) struct DataPlane {
         value_parser = clap::value_parser!(u32).range(1..=1 << 24)
     )]
     socket_slots: u32,
+    /// Which addresses of a node its node ports are served at: ranges as in 192.0.2.0/24, or `primary`, the first of each
+    /// family that its Node object names [default: all, the loopback addresses among them]
+    ///
+    /// The loopback addresses are served if a range has them in it, and only to programs in the node's own network
+    /// namespace.
+    #[arg(
+        long = "nodeport-addresses",
+        value_name = "CIDR|primary",
+        env = "KUBE_PROXY_EBPF_NODEPORT_ADDRESSES",
+        value_delimiter = ',',
+        value_parser = node_port_address
+    )]
+    node_port_addresses: Vec<NodePortAddress>,
+    /// Keep programs in the node's own network namespace from binding a node port: they would wait there for nobody
+    #[arg(
+        long,
+        value_name = "true|false",
+        default_value_t = true,
+        env = "KUBE_PROXY_EBPF_PROTECT_NODE_PORTS",
+        action = clap::ArgAction::Set
+    )]
+    protect_node_ports: bool,
+}
+
+/// One value of `--nodeport-addresses`.
+#[derive(Clone, Copy, Debug)]
+enum NodePortAddress {
+    Primary,
+    In(IpNet),
 }
 
 impl DataPlane {
-    /// The same for the backend.
-    pub(super) fn options(self) -> ebpf::Options {
+    /// The same for the backend, on the node of this name.
+    pub(super) fn options(self, node: &str) -> ebpf::Options {
+        let ranges: Vec<_> = self
+            .node_port_addresses
+            .iter()
+            .filter_map(|it| if let NodePortAddress::In(range) = it { Some(*range) } else { None })
+            .collect();
+        let node_port_addresses = if self.node_port_addresses.is_empty() {
+            NodePortAddresses::All
+        } else if ranges.len() < self.node_port_addresses.len() {
+            NodePortAddresses::Primary
+        } else {
+            NodePortAddresses::In(ranges)
+        };
         ebpf::Options {
             cgroup: self.cgroup,
             pin_dir: self.pins.pin_dir,
             socket_slots: self.socket_slots.next_power_of_two(),
+            node_name: node.to_owned(),
+            node_port_addresses,
+            protect_node_ports: self.protect_node_ports,
         }
     }
 }
@@ -167,6 +212,16 @@ fn node_name(text: &str) -> Result<String, String> {
         ));
     }
     Ok(text.into())
+}
+
+fn node_port_address(text: &str) -> Result<NodePortAddress, String> {
+    match text {
+        "primary" => Ok(NodePortAddress::Primary),
+        range => range
+            .parse()
+            .map(NodePortAddress::In)
+            .map_err(|_| "neither `primary` nor a range as in 192.0.2.0/24".into()),
+    }
 }
 
 fn absolute(text: &str) -> Result<PathBuf, String> {

@@ -30,7 +30,7 @@ async fn run(flags: Flags) -> Result<()> {
     // Whatever is wrong with the source or the addresses is found before the kernel is touched.
     let pipeline = Pipeline::start(&flags.facts)?;
     let mut serving = Serving::start(&flags.listen.listen, pipeline.node(), &pipeline.subscribe()).await?;
-    let options = flags.data_plane.options();
+    let options = flags.data_plane.options(pipeline.node());
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     let result = tokio::select! {
         () = backend::follow(node, pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),

@@ -24,7 +24,7 @@ use super::{
 
 /// The hooks, each with a program of its name; those that lead back and clean up come before those that lead away, so that
 /// no socket is ever translated that could not be translated back, or would leave something behind.
-pub(super) const HOOKS: [&str; 9] = [
+pub(super) const HOOKS: [&str; 11] = [
     "sock_release",
     "recvmsg4",
     "recvmsg6",
@@ -34,6 +34,8 @@ pub(super) const HOOKS: [&str; 9] = [
     "sendmsg6",
     "connect4",
     "connect6",
+    "bind4",
+    "bind6",
 ];
 
 /// A cgroup to attach to.

@@ -14,11 +14,16 @@ use aya::{
 };
 use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
-use proxy_common::socket::{Connected, Datagrams, Slot};
+use proxy_common::{
+    socket::{Connected, Datagrams, Slot},
+    tables::Span,
+};
 
 use super::{
     error::Error,
-    fault, object,
+    fault,
+    node::Options,
+    object,
     pins::{self, Pins},
     store::{Side, Store, Table},
     sys,
@@ -28,6 +33,8 @@ use super::{
 const SIDE: u32 = 0;
 /// Where flips are counted in `ACTIVE`, each before it happens; no program reads it.
 const FLIPS: u32 = 1;
+/// Where the spans of both sides are in `ACTIVE`.
+const SPANS: u32 = 2;
 
 /// The maps of one data plane, in the kernel.
 pub(super) struct KernelMaps {
@@ -43,10 +50,10 @@ pub(super) struct KernelMaps {
 
 /// Loads the kernel object on top of the maps that are pinned, and returns it with the maps.
 /// Nothing is attached yet, and nothing that serves is touched.
-pub(super) fn load(pins: &Pins, socket_slots: u32) -> Result<(Ebpf, KernelMaps), Error> {
+pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps), Error> {
     // Map memory counts against this limit before Linux 5.11; where it cannot be raised, the load says so.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-    let slots = slots(pins, socket_slots)?;
+    let slots = slots(pins, options.socket_slots)?;
     let pinned = pinned_maps(pins, slots);
     for map in &pinned {
         map.check()?;
@@ -63,10 +70,15 @@ pub(super) fn load(pins: &Pins, socket_slots: u32) -> Result<(Ebpf, KernelMaps),
             .unwrap_or(false),
     );
     let slot_mask = slots - 1;
+    let protect_node_ports = u32::from(options.protect_node_ports);
+    // A kernel that does not tell (before 5.14) is taken at its word that we are in the first namespace of all.
+    let host_netns = sys::netns_cookie().unwrap_or(0);
     let mut loader = EbpfLoader::new();
     loader.override_global("SET_RETVAL", &set_retval, true);
     loader.override_global("MPTCP", &mptcp, true);
     loader.override_global("SLOT_MASK", &slot_mask, true);
+    loader.override_global("PROTECT_NODE_PORTS", &protect_node_ports, true);
+    loader.override_global("HOST_NETNS", &host_netns, true);
     loader.map_max_entries("SLOTS", slots);
     for map in &pinned {
         loader.map_pin_path(map.name, map.path.clone());
@@ -131,6 +143,10 @@ impl Store for KernelMaps {
         self.outer[table.index()].set(side.word(), &map, 0).map_err(Error::map(table.map()))?;
         self.inner[side.index()][table.index()] = Some(map);
         Ok(())
+    }
+
+    fn set_span(&mut self, side: Side, span: Span) -> Result<(), Error> {
+        self.active.set(SPANS + side.word(), span.word(), 0).map_err(Error::map("ACTIVE"))
     }
 
     fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error> {
@@ -239,7 +255,7 @@ fn pinned_maps(pins: &Pins, slots: u32) -> Vec<Pinned> {
     };
     let storage = |value: usize| shape(MapType::SkStorage, value as u32, 0, BPF_F_NO_PREALLOC);
     let mut maps = vec![
-        Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 2, 0) },
+        Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 4, 0) },
         Pinned {
             name: "SLOTS",
             path: pins.socket_map("slots"),

@@ -3,9 +3,9 @@
 //! ```text
 //! PIN_DIR/links/connect4 …          links, whatever the version: they are updated, never made anew
 //! PIN_DIR/sockets1/{slots,connected,…}     what sockets remember; the version of proxy_common::socket
-//! PIN_DIR/v1/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
-//! PIN_DIR/v1/side0/frontends4 …     the inner maps
-//! PIN_DIR/v1/programs/connect4 …    the programs
+//! PIN_DIR/v2/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
+//! PIN_DIR/v2/side0/frontends4 …     the inner maps
+//! PIN_DIR/v2/programs/connect4 …    the programs
 //! ```
 //!
 //! The one rule: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.

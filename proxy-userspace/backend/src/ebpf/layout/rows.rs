@@ -4,9 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use model::Family;
 use proxy_common::{
-    net::Be16,
+    net::{Be16, V4, V6},
     tables::{
         Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
+        NodePortKey, Place,
     },
 };
 
@@ -17,6 +18,9 @@ use crate::ebpf::{
 };
 
 pub(super) fn frontend_table(address: FrontendAddress) -> Table {
+    if address.address.ip().is_unspecified() {
+        return Table::NodePorts;
+    }
     if address.address.is_ipv4() { Table::Frontends4 } else { Table::Frontends6 }
 }
 
@@ -41,6 +45,11 @@ macro_rules! with_frontend_key {
     ($address:expr, |$table:ident, $key:ident| $then:expr) => {{
         let (port, protocol) = (Be16::new($address.address.port()), $address.transport.number());
         match $address.address.ip() {
+            ip if ip.is_unspecified() => {
+                let family = if ip.is_ipv4() { 4 } else { 6 };
+                let ($table, $key) = (Table::NodePorts, NodePortKey { port, protocol, family });
+                $then
+            }
             IpAddr::V4(ip) => {
                 let ($table, $key) =
                     (Table::Frontends4, FrontendKey4 { address: ip.into(), port, protocol, zero: 0 });
@@ -61,6 +70,21 @@ pub(super) fn put_frontend(changes: &mut Changes, address: FrontendAddress, row:
 
 pub(super) fn delete_frontend(changes: &mut Changes, address: FrontendAddress) {
     with_frontend_key!(address, |table, key| changes.delete(table, &key));
+}
+
+fn place_key(address: IpAddr) -> V6 {
+    match address {
+        IpAddr::V4(ip) => V4::from(ip).mapped(),
+        IpAddr::V6(ip) => ip.into(),
+    }
+}
+
+pub(super) fn put_place(changes: &mut Changes, address: IpAddr, place: Place) {
+    changes.put(Table::Places, &place_key(address), &place);
+}
+
+pub(super) fn delete_place(changes: &mut Changes, address: IpAddr) {
+    changes.delete(Table::Places, &place_key(address));
 }
 
 pub(super) fn put_backend(changes: &mut Changes, key: BackendKey, backend: SocketAddr) {
