@@ -3,7 +3,9 @@
 //! The one rule: a decision sees one [`Tables`], which stands for one side; nothing here can reach the other.
 
 use crate::{
+    affinity::{Affinity, AffinityKey, Client},
     net::Be16,
+    socket::Address,
     tables::{BackendKey, Frontend, LOOPBACK, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, TCP, UDP},
 };
 
@@ -24,8 +26,15 @@ pub trait Tables {
     fn place(&self, ip: Self::Ip) -> Option<Place>;
     /// The backend in a slot of a set.
     fn backend(&self, key: BackendKey) -> Option<Self::Backend>;
-    /// Whether a set contains a backend; asked of UDP frontends only.
+    /// Whether a set contains a backend; asked of UDP frontends and of those with affinity only.
     fn is_member(&self, set: u32, backend: Self::Backend) -> bool;
+
+    /// The IP version, 4 or 6.
+    const FAMILY: u32;
+    /// The backend at an address; the default for an address of the other family.
+    fn backend_at(&self, address: Address) -> Self::Backend;
+    /// Where a backend is.
+    fn address_of(&self, backend: Self::Backend) -> Address;
 }
 
 /// Who connects or sends, as far as the decision asks.
@@ -34,6 +43,14 @@ pub trait Caller {
     fn random(&self) -> u32;
     /// Whether it is in the node's own network namespace, where the loopback address is the node's.
     fn is_host(&self) -> bool;
+    /// Who it is for session affinity.
+    fn client(&self) -> Client;
+    /// The monotonic clock in nanoseconds.
+    fn now(&self) -> u64;
+    /// The backend that a client was given last; the default if it is not known.
+    fn affinity(&self, key: &AffinityKey) -> Affinity;
+    /// Keeps the backend that a client was given.
+    fn keep_affinity(&self, key: &AffinityKey, affinity: &Affinity);
 }
 
 /// What is to become of a connect or a send.
@@ -78,10 +95,38 @@ pub fn decide<T: Tables>(
     if remembered != T::Backend::default() && tables.is_member(frontend.set, remembered) {
         return Verdict::To(remembered);
     }
+    if frontend.affinity != 0 {
+        return affine(tables, caller, &frontend);
+    }
+    choose(tables, caller, &frontend).map_or(Verdict::Refuse, Verdict::To)
+}
+
+/// The backend that this client was given before, while it is in the set and the time-out has not passed; else another.
+/// Either way it counts from now.
+#[inline(always)]
+fn affine<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> Verdict<T::Backend> {
+    let key = AffinityKey::new(caller.client(), frontend.service, T::FAMILY);
+    let now = caller.now();
+    let last = caller.affinity(&key);
+    let mut backend = tables.backend_at(last.backend);
+    if !last.is_alive(now, frontend.affinity) || !tables.is_member(frontend.set, backend) {
+        match choose(tables, caller, frontend) {
+            Some(chosen) => backend = chosen,
+            None => return Verdict::Refuse,
+        }
+    }
+    caller.keep_affinity(&key, &Affinity { backend: tables.address_of(backend), zero: 0, used: now });
+    Verdict::To(backend)
+}
+
+/// A backend by chance.
+///
+/// Every slot below the count is there: a whole generation says so. Should it ever not be, failing at once is the answer a
+/// client can act on.
+#[inline(always)]
+fn choose<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> Option<T::Backend> {
     let slot = scale(caller.random(), frontend.count);
-    // Every slot below the count is there: a whole generation says so. Should it ever not be, failing at once is the
-    // answer a client can act on.
-    tables.backend(BackendKey { set: frontend.set, slot }).map_or(Verdict::Refuse, Verdict::To)
+    tables.backend(BackendKey { set: frontend.set, slot })
 }
 
 /// What stands behind a node port at this address, for this caller.
@@ -112,14 +157,18 @@ const fn scale(random: u32, count: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::net::V6;
 
     /// A table of one frontend, `7:80`, with these backends.
     struct One {
         protocol: u8,
         backends: &'static [u32],
+        affinity: u32,
     }
 
     impl Tables for One {
@@ -132,7 +181,8 @@ mod tests {
                 set: 1,
                 count,
                 flags: 0,
-                zero: 0,
+                affinity: self.affinity,
+                service: 77,
                 #[cfg(feature = "next-layout")]
                 other_layout: 0,
             })
@@ -159,17 +209,29 @@ mod tests {
         }
 
         fn is_member(&self, _: u32, backend: u32) -> bool {
-            assert_eq!(self.protocol, UDP, "only UDP sockets return to a backend");
+            assert!(self.protocol == UDP || self.affinity != 0, "only such clients return to a backend");
             self.backends.contains(&backend)
+        }
+
+        const FAMILY: u32 = 4;
+
+        fn backend_at(&self, address: Address) -> u32 {
+            address.ip.raw()[3]
+        }
+
+        fn address_of(&self, backend: u32) -> Address {
+            Address::new(V6::from_raw([0, 0, 0, backend]), Be16::new(80))
         }
     }
 
+    #[derive(Default)]
     struct Someone {
         random: u32,
         is_host: bool,
+        client: u64,
+        now: u64,
+        kept: Cell<Option<(AffinityKey, Affinity)>>,
     }
-
-    const SOMEONE: Someone = Someone { random: 0, is_host: false };
 
     impl Caller for Someone {
         fn random(&self) -> u32 {
@@ -179,12 +241,28 @@ mod tests {
         fn is_host(&self) -> bool {
             self.is_host
         }
+
+        fn client(&self) -> Client {
+            Client::Namespace(self.client)
+        }
+
+        fn now(&self) -> u64 {
+            self.now
+        }
+
+        fn affinity(&self, key: &AffinityKey) -> Affinity {
+            self.kept.get().filter(|(kept, _)| kept == key).map_or_else(Affinity::default, |(_, it)| it)
+        }
+
+        fn keep_affinity(&self, key: &AffinityKey, affinity: &Affinity) {
+            self.kept.set(Some((*key, *affinity)));
+        }
     }
 
     #[track_caller]
     fn check(protocol: u8, backends: &'static [u32], remembered: u32, random: u32, expect: Verdict<u32>) {
-        let tables = One { protocol, backends };
-        let caller = Someone { random, is_host: false };
+        let tables = One { protocol, backends, affinity: 0 };
+        let caller = Someone { random, ..Someone::default() };
         assert_eq!(decide(&tables, &caller, 7, Be16::new(80), protocol, remembered), expect);
     }
 
@@ -208,16 +286,42 @@ mod tests {
     }
 
     #[test]
+    fn a_client_keeps_its_backend_until_its_time_is_out_or_the_backend_is_gone() {
+        const SECOND: u64 = 1_000_000_000;
+        let (first, last) = (0, u32::MAX);
+        let mut someone = Someone { now: SECOND, ..Someone::default() };
+        let mut check = |random, later, backends, expect| {
+            someone.random = random;
+            someone.now += later;
+            let tables = One { protocol: TCP, backends, affinity: 10 };
+            let verdict = decide(&tables, &someone, 7, Be16::new(80), TCP, 0);
+            assert_eq!(verdict, Verdict::To(expect));
+        };
+        check(first, 0, &[10, 11, 12], 10);
+        check(last, 9 * SECOND, &[10, 11, 12], 10);
+        // Each connection counts anew.
+        check(last, 9 * SECOND, &[10, 11, 12], 10);
+        check(last, 10 * SECOND, &[10, 11, 12], 12);
+        check(first, 0, &[12, 10], 12);
+        check(first, 0, &[10, 11], 10);
+        someone.client = 1;
+        someone.random = last;
+        let tables = One { protocol: TCP, backends: &[10, 11], affinity: 10 };
+        assert_eq!(decide(&tables, &someone, 7, Be16::new(80), TCP, 0), Verdict::To(11));
+    }
+
+    #[test]
     fn what_is_not_ours_passes() {
-        let tables = One { protocol: TCP, backends: &[10] };
+        let tables = One { protocol: TCP, backends: &[10], affinity: 0 };
         for (ip, port, protocol) in [(8, 80, TCP), (7, 81, TCP), (7, 80, UDP), (7, 80, 132)] {
-            assert_eq!(decide(&tables, &SOMEONE, ip, Be16::new(port), protocol, 0), Verdict::Pass);
+            assert_eq!(decide(&tables, &Someone::default(), ip, Be16::new(port), protocol, 0), Verdict::Pass);
         }
     }
 
     #[track_caller]
     fn check_node_port(is_host: bool, ip: u32, port: u16, expect: Verdict<u32>) {
-        let (tables, caller) = (One { protocol: TCP, backends: &[10] }, Someone { random: 0, is_host });
+        let (tables, caller) =
+            (One { protocol: TCP, backends: &[10], affinity: 0 }, Someone { is_host, ..Someone::default() });
         assert_eq!(decide(&tables, &caller, ip, Be16::new(port), TCP, 0), expect);
     }
 

@@ -7,6 +7,7 @@
 #![cfg_attr(not(any(test, feature = "user")), no_std)]
 #![forbid(unsafe_code)]
 
+pub mod affinity;
 pub mod decide;
 pub mod net;
 pub mod socket;
@@ -19,3 +20,6 @@ pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1002 } else {
 /// The version of everything in [`socket`], apart from [`LAYOUT_VERSION`], because live sockets outlast an upgrade.
 /// It should never change: socket storage grows into its reserved words, which older programs leave zero.
 pub const SOCKETS_VERSION: u32 = 1;
+
+/// The version of everything in [`affinity`], apart from [`LAYOUT_VERSION`], so that clients keep their backends.
+pub const AFFINITY_VERSION: u32 = 1;

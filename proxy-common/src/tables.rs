@@ -55,8 +55,10 @@ pub struct Frontend {
     pub count: u32,
     /// Of a node port: [`OWN_ADDRESSES_ONLY`], or 0.
     pub flags: u32,
-    /// Always zero.
-    pub zero: u32,
+    /// Seconds after its last connection for which a client keeps its backend; 0 for no affinity.
+    pub affinity: u32,
+    /// Which service port it is: the same in every generation, and after every restart.
+    pub service: u64,
     /// Makes this layout another one, so that the tests of an upgrade cross a real difference.
     #[cfg(feature = "next-layout")]
     pub other_layout: u64,
@@ -182,7 +184,7 @@ pub type Member = u32;
 
 const _: () = assert!(size_of::<FrontendKey4>() == 8);
 const _: () = assert!(size_of::<FrontendKey6>() == 20);
-const _: () = assert!(size_of::<Frontend>() == if cfg!(feature = "next-layout") { 24 } else { 16 });
+const _: () = assert!(size_of::<Frontend>() == if cfg!(feature = "next-layout") { 32 } else { 24 });
 const _: () = assert!(size_of::<NodePortKey>() == 4);
 const _: () = assert!(size_of::<BackendKey>() == 8);
 const _: () = assert!(size_of::<Backend4>() == 8);

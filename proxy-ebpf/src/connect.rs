@@ -10,12 +10,7 @@ use proxy_common::{
     tables::{Backend4, Backend6, UDP},
 };
 
-use crate::{
-    PASS,
-    ctx::{self, Process},
-    maps::Side,
-    memory,
-};
+use crate::{PASS, ctx, maps::Side, memory, process::Process};
 
 /// IPv4, also of v6 sockets that were given a v4 address.
 #[cgroup_sock_addr(connect4)]

@@ -3,11 +3,10 @@
 use aya_ebpf::{
     EbpfContext as _,
     bindings::bpf_sock,
-    helpers::generated::{bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_set_retval},
+    helpers::generated::{bpf_get_netns_cookie, bpf_set_retval},
     programs::{SockAddrContext, SockContext},
 };
 use proxy_common::{
-    decide::Caller,
     net::{Be16, V4, V6},
     socket::{Address, Datagrams},
 };
@@ -24,6 +23,7 @@ const LOOPBACK4: V4 = V4::from_raw(u32::from_ne_bytes([127, 0, 0, 1]));
 const LOOPBACK6: V6 = V6::from_raw([0, 0, 0, 1_u32.to_be()]);
 /// `TCP_ESTABLISHED`, which is also the state of a connected UDP socket.
 const ESTABLISHED: u32 = 1;
+const AF_INET: u32 = 2;
 
 /// Reads a field of the context; volatile, so that the compiler keeps the width the verifier expects.
 macro_rules! read {
@@ -159,34 +159,45 @@ fn deny(errno: i32) -> i32 {
     DENY
 }
 
-/// Who makes the system call.
-pub(crate) struct Process<'a>(pub(crate) &'a SockAddrContext);
-
-impl Caller for Process<'_> {
-    #[inline(always)]
-    fn random(&self) -> u32 {
-        // SAFETY: the helper takes nothing and touches nothing.
-        unsafe { bpf_get_prandom_u32() }
+/// The address that the socket is bound to, v4 ones v4-mapped; the unspecified address if it is bound to none.
+#[inline(always)]
+pub(crate) fn source(ctx: &SockAddrContext) -> V6 {
+    let sk = socket(ctx);
+    if sk.is_null() {
+        return V6::default();
     }
-
-    #[inline(always)]
-    fn is_host(&self) -> bool {
-        is_host(self.0)
+    // SAFETY: checked for null as the verifier asks; these fields of `bpf_sock` are readable since Linux 5.1.
+    unsafe {
+        if core::ptr::addr_of!((*sk).family).read_volatile() == AF_INET {
+            let source = V4::from_raw(core::ptr::addr_of!((*sk).src_ip4).read_volatile());
+            return if source == V4::default() { V6::default() } else { source.mapped() };
+        }
+        V6::from_raw([
+            core::ptr::addr_of!((*sk).src_ip6[0]).read_volatile(),
+            core::ptr::addr_of!((*sk).src_ip6[1]).read_volatile(),
+            core::ptr::addr_of!((*sk).src_ip6[2]).read_volatile(),
+            core::ptr::addr_of!((*sk).src_ip6[3]).read_volatile(),
+        ])
     }
+}
+
+/// The cookie of the socket's network namespace.
+#[inline(always)]
+pub(crate) fn netns(ctx: &SockAddrContext) -> u64 {
+    // SAFETY: the kernel hands over a valid context.
+    unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }
 
 /// Whether the socket is in the node's own network namespace.
 #[inline(always)]
 pub(crate) fn is_host(ctx: &SockAddrContext) -> bool {
-    // SAFETY: the kernel hands over a valid context.
-    let own = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
     let host = match host_netns() {
         // Not known: then it is the first one of all.
         // SAFETY: without a context the helper answers for that.
         0 => unsafe { bpf_get_netns_cookie(core::ptr::null_mut()) },
         known => known,
     };
-    own == host
+    netns(ctx) == host
 }
 
 /// What this socket remembers of the addresses it sent to, if any was translated.

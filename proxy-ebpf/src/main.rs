@@ -19,6 +19,7 @@ mod ctx;
 mod getpeername;
 mod maps;
 mod memory;
+mod process;
 mod recvmsg;
 mod release;
 mod sendmsg;

@@ -4,13 +4,14 @@ use core::marker::PhantomData;
 
 use aya_ebpf::{
     Global,
-    btf_maps::{Array, ArrayOfMaps, HashMap, SkStorage},
+    btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, SkStorage},
     macros::btf_map,
 };
 use proxy_common::{
+    affinity::{Affinity, AffinityKey},
     decide::Tables,
     net::{Be16, V4, V6},
-    socket::{Connected, Datagrams, Slot},
+    socket::{Address, Connected, Datagrams, Slot},
     tables::{
         Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
         NodePortKey, Place, Span,
@@ -42,6 +43,13 @@ static PLACES: ArrayOfMaps<HashMap<V6, Place, 1>, 2> = ArrayOfMaps::new();
 static MEMBERS4: ArrayOfMaps<HashMap<MemberKey4, Member, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
 static MEMBERS6: ArrayOfMaps<HashMap<MemberKey6, Member, 1>, 2> = ArrayOfMaps::new();
+
+/// Which backend a client was given; user space says for how many. Who was not heard of longest is forgotten first.
+#[btf_map]
+pub(crate) static CLIENTS: LruHashMap<AffinityKey, Affinity, 1> = LruHashMap::new();
+/// How many clients ever came into [`CLIENTS`]: those that are not there any more were forgotten for want of room.
+#[btf_map]
+pub(crate) static CAME: Array<u64, 1> = Array::new();
 
 /// What connected sockets remember, by cookie; user space says how many there are, a power of two.
 #[btf_map]
@@ -204,6 +212,18 @@ impl Tables for Side<V4> {
     fn is_member(&self, set: u32, backend: Backend4) -> bool {
         MEMBERS4.get(self.index).is_some_and(|it| it.get_ptr(MemberKey4 { set, backend }).is_some())
     }
+
+    const FAMILY: u32 = 4;
+
+    #[inline(always)]
+    fn backend_at(&self, address: Address) -> Backend4 {
+        Backend4 { address: address.ip.to_v4().unwrap_or_default(), port: address.port, zero: 0 }
+    }
+
+    #[inline(always)]
+    fn address_of(&self, backend: Backend4) -> Address {
+        Address::new(backend.address.mapped(), backend.port)
+    }
 }
 
 impl Tables for Side<V6> {
@@ -243,5 +263,17 @@ impl Tables for Side<V6> {
     #[inline(always)]
     fn is_member(&self, set: u32, backend: Backend6) -> bool {
         MEMBERS6.get(self.index).is_some_and(|it| it.get_ptr(MemberKey6 { set, backend }).is_some())
+    }
+
+    const FAMILY: u32 = 6;
+
+    #[inline(always)]
+    fn backend_at(&self, address: Address) -> Backend6 {
+        Backend6 { address: address.ip, port: address.port, zero: 0 }
+    }
+
+    #[inline(always)]
+    fn address_of(&self, backend: Backend6) -> Address {
+        Address::new(backend.address, backend.port)
     }
 }

@@ -12,12 +12,7 @@ use proxy_common::{
     tables::{Backend4, Backend6},
 };
 
-use crate::{
-    PASS,
-    ctx::{self, Process},
-    maps::Side,
-    memory,
-};
+use crate::{PASS, ctx, maps::Side, memory, process::Process};
 
 /// IPv4, and v4-mapped destinations of v6 sockets.
 #[cgroup_sock_addr(sendmsg4)]

@@ -29,6 +29,8 @@ pub struct Service {
     pub endpoints: Vec<Endpoint>,
     /// Whether its external traffic policy is Local.
     pub external_local: bool,
+    /// The time-out of its session affinity in seconds, if it has one.
+    pub affinity: Option<u32>,
 }
 
 /// A port of a Service.
@@ -103,6 +105,13 @@ impl Service {
         self
     }
 
+    /// With session affinity by client.
+    #[must_use]
+    pub fn affinity(mut self, seconds: u32) -> Self {
+        self.affinity = Some(seconds);
+        self
+    }
+
     /// With the external traffic policy Local.
     #[must_use]
     pub fn external_local(mut self) -> Self {
@@ -146,6 +155,10 @@ impl Service {
             if !port.name.is_empty() {
                 write(&mut text, format_args!("    name: {}\n", port.name));
             }
+        }
+        if let Some(seconds) = self.affinity {
+            write(&mut text, format_args!("  sessionAffinity: ClientIP\n  sessionAffinityConfig:\n"));
+            write(&mut text, format_args!("    clientIP: {{timeoutSeconds: {seconds}}}\n"));
         }
         if self.external_local {
             text.push_str("  externalTrafficPolicy: Local\n");

@@ -231,6 +231,8 @@ pub fn kernel_objects() -> BTreeMap<&'static str, usize> {
             "connected",
             "datagrams",
             "slots",
+            "clients",
+            "came",
             "overflowed",
         ]
         .iter()

@@ -168,7 +168,7 @@ fn upgrade_keeps_sockets() {
     let setting = world.setting(Build::NextLayout).environment("KUBE_PROXY_EBPF_FAULT", "half-attached");
     let mut half = setting.start(world.sandbox()).unwrap();
     half.wait(LIMIT).unwrap();
-    assert_eq!(layouts(&world), ["v2", "v1002"]);
+    assert_eq!(layouts(&world), ["v1002", "v2"]);
     askers.iter_mut().for_each(|it| it.ask("between two layouts"));
     let _agent = start(&world, Build::FaultPoints, &services);
     assert_eq!(layouts(&world), ["v2"]);

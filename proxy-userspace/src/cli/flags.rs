@@ -206,6 +206,19 @@ pub(super) struct DataPlane {
         value_parser = clap::value_parser!(u32).range(1..=1 << 24)
     )]
     socket_slots: u32,
+    /// How many clients of Services with session affinity are remembered, each for a service port and an IP version;
+    /// rounded up to a power of two
+    ///
+    /// Beyond that, who connected longest ago is forgotten first. Each takes about 150 bytes of kernel memory. Counts when
+    /// the room is first made, until `cleanup`.
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value_t = 65_536,
+        env = "KUBE_PROXY_EBPF_AFFINITY_CLIENTS",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 24)
+    )]
+    affinity_clients: u32,
     /// Which addresses of a node its node ports are served at: ranges as in 192.0.2.0/24, or `primary`, the first of each
     /// family that its Node object names [default: all, the loopback addresses among them]
     ///
@@ -256,6 +269,7 @@ impl DataPlane {
             cgroup: self.cgroup,
             pin_dir: self.pins.pin_dir,
             socket_slots: self.socket_slots.next_power_of_two(),
+            affinity_clients: self.affinity_clients.next_power_of_two(),
             node_name: node.to_owned(),
             node_port_addresses,
             protect_node_ports: self.protect_node_ports,

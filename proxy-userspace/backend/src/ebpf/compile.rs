@@ -14,6 +14,7 @@ use model::{
 };
 
 use model::Rejected;
+use twox_hash::XxHash64;
 
 /// An address that a Service answers at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,6 +101,10 @@ pub(super) struct Frontend {
     pub(super) claim: Claim,
     /// The position of its set in [`ServiceImage::sets`].
     pub(super) set: usize,
+    /// Seconds after its last connection for which a client keeps its backend; 0 for no affinity.
+    pub(super) affinity: u32,
+    /// Which service port it is: the same for the same names, whenever and wherever.
+    pub(super) service: u64,
     /// Whether it is left untouched at the addresses of other nodes, which decide for themselves.
     pub(super) own_addresses_only: bool,
 }
@@ -120,8 +125,8 @@ pub(super) struct ServiceImage {
 pub(super) struct SetImage {
     /// The family of all of them.
     pub(super) family: Family,
-    /// The transport of the frontends that use it.
-    pub(super) transport: Transport,
+    /// Whether its backends are listed as members, because clients return to them: those of UDP, and with affinity.
+    pub(super) is_listed: bool,
     /// The backends, sorted, each once.
     pub(super) backends: Vec<SocketAddr>,
 }
@@ -206,9 +211,19 @@ impl ServiceImage {
         let mut backends: Vec<_> = state.targets(index, family, scope).collect();
         backends.sort_unstable();
         backends.dedup();
-        let set = self.set(SetImage { family, transport, backends });
+        let affinity = service.affinity.map_or(0, |it| it.timeout_seconds.get());
+        let is_listed = transport == Transport::Udp || affinity != 0;
+        let set = self.set(SetImage { family, is_listed, backends });
+        let identity = format!("{}:{}/{transport}", service.name, port.name);
         let own_addresses_only = claim == Claim::NodePort && service.external_policy == TrafficPolicy::Local;
-        self.frontends.push(Frontend { address, claim, set, own_addresses_only });
+        self.frontends.push(Frontend {
+            address,
+            claim,
+            set,
+            affinity,
+            service: XxHash64::oneshot(0, identity.as_bytes()),
+            own_addresses_only,
+        });
     }
 
     /// The position of a set, which addresses that lead to the same backends share.

@@ -136,8 +136,12 @@ impl Generation {
             .iter()
             .map(|(name, row)| {
                 let own_only = row.flags & OWN_ADDRESSES_ONLY != 0;
-                let suffix = if own_only { " own-addresses-only" } else { "" };
-                format!("frontend {name} backends={}{suffix}", row.count)
+                let own_only = if own_only { " own-addresses-only" } else { "" };
+                let affinity = match row.affinity {
+                    0 => String::new(),
+                    seconds => format!(" affinity={seconds}s"),
+                };
+                format!("frontend {name} backends={}{affinity}{own_only}", row.count)
             })
             .collect();
         lines.extend(self.places.iter().map(|(address, place)| match *place {

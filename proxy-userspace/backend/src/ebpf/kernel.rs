@@ -15,6 +15,7 @@ use aya::{
 use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
+    affinity::{Affinity, AffinityKey},
     socket::{Connected, Datagrams, Slot},
     tables::Span,
 };
@@ -53,8 +54,10 @@ pub(super) struct KernelMaps {
 pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps), Error> {
     // Map memory counts against this limit before Linux 5.11; where it cannot be raised, the load says so.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-    let slots = slots(pins, options.socket_slots)?;
-    let pinned = pinned_maps(pins, slots);
+    let slots = size(&pins.socket_map("slots"), options.socket_slots, "sockets have slots")?;
+    let clients =
+        size(&pins.affinity().join("clients"), options.affinity_clients, "clients keep their endpoint")?;
+    let pinned = pinned_maps(pins, slots, clients);
     for map in &pinned {
         map.check()?;
     }
@@ -80,6 +83,7 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     loader.override_global("PROTECT_NODE_PORTS", &protect_node_ports, true);
     loader.override_global("HOST_NETNS", &host_netns, true);
     loader.map_max_entries("SLOTS", slots);
+    loader.map_max_entries("CLIENTS", clients);
     for map in &pinned {
         loader.map_pin_path(map.name, map.path.clone());
     }
@@ -228,23 +232,22 @@ impl std::fmt::Display for Shape {
     }
 }
 
-/// How many slots connected sockets have: as many as were made at first, for they cannot be moved.
-fn slots(pins: &Pins, wanted: u32) -> Result<u32, Error> {
-    let path = pins.socket_map("slots");
-    let fd = match sys::obj_get(&path) {
+/// How many entries a map has that cannot be moved: as many as when it was made.
+fn size(path: &Path, wanted: u32, what: &str) -> Result<u32, Error> {
+    let fd = match sys::obj_get(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(wanted),
         fd => fd.map_err(Error::syscall("BPF_OBJ_GET", path.display()))?,
     };
     let info = MapData::from_fd(fd).and_then(|it| it.info()).map_err(Error::map(path.display()))?;
     let there = info.max_entries();
     if there != wanted {
-        tracing::info!("{there} sockets have slots, not {wanted}, until `cleanup` takes them away");
+        tracing::info!("{there} {what}, not {wanted}, until `cleanup` takes them away");
     }
     // A foreign map is found out when its shape is checked.
     Ok(if there.is_power_of_two() { there } else { wanted })
 }
 
-fn pinned_maps(pins: &Pins, slots: u32) -> Vec<Pinned> {
+fn pinned_maps(pins: &Pins, slots: u32, clients: u32) -> Vec<Pinned> {
     let word = size_of::<u32>() as u32;
     let shape = |map_type, value_size, max_entries, flags| Shape {
         map_type,
@@ -260,6 +263,22 @@ fn pinned_maps(pins: &Pins, slots: u32) -> Vec<Pinned> {
             name: "SLOTS",
             path: pins.socket_map("slots"),
             shape: shape(MapType::Array, size_of::<Slot>() as u32, slots, 0),
+        },
+        Pinned {
+            name: "CLIENTS",
+            path: pins.affinity().join("clients"),
+            shape: Shape {
+                map_type: MapType::LruHash,
+                key_size: size_of::<AffinityKey>() as u32,
+                value_size: size_of::<Affinity>() as u32,
+                max_entries: clients,
+                flags: 0,
+            },
+        },
+        Pinned {
+            name: "CAME",
+            path: pins.affinity().join("came"),
+            shape: shape(MapType::Array, size_of::<u64>() as u32, 1, 0),
         },
         Pinned {
             name: "OVERFLOWED",

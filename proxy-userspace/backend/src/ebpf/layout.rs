@@ -20,7 +20,7 @@ use self::rows::{
 };
 use super::{
     changes::Changes,
-    compile::{Claim, Frontend, FrontendAddress, ServiceImage, SetImage, Transport, compile},
+    compile::{Claim, Frontend, FrontendAddress, ServiceImage, SetImage, compile},
     store::Table,
 };
 use model::Rejected;
@@ -58,7 +58,8 @@ struct Known {
 struct Set {
     id: u32,
     family: Family,
-    transport: Transport,
+    /// Whether its backends are listed as members.
+    is_listed: bool,
     slots: Vec<SocketAddr>,
 }
 
@@ -188,7 +189,7 @@ impl Layout {
                 }
             }
             Table::Members4 | Table::Members6 => {
-                for set in self.sets().filter(|set| member_table(set.transport, set.family) == Some(table)) {
+                for set in self.sets().filter(|set| set.is_listed && member_table(set.family) == table) {
                     for backend in &set.slots {
                         put_member(&mut changes, set.id, *backend);
                     }
@@ -244,7 +245,8 @@ fn row(owner: &Known, address: FrontendAddress) -> Option<Row> {
         set: set.id,
         count,
         flags: if frontend.own_addresses_only { OWN_ADDRESSES_ONLY } else { 0 },
-        zero: 0,
+        affinity: frontend.affinity,
+        service: frontend.service,
         #[cfg(feature = "next-layout")]
         other_layout: u64::MAX,
     })
@@ -291,7 +293,7 @@ impl Writer<'_> {
             let mut set = kept.unwrap_or_else(|| Set {
                 id: ids.take(),
                 family: image.family,
-                transport: image.transport,
+                is_listed: image.is_listed,
                 slots: Vec::new(),
             });
             self.fill(&mut set, &image.backends);
@@ -361,7 +363,10 @@ impl Writer<'_> {
     }
 
     fn member(&mut self, set: &Set, backend: SocketAddr, present: bool) {
-        let Some(table) = member_table(set.transport, set.family) else { return };
+        if !set.is_listed {
+            return;
+        }
+        let table = member_table(set.family);
         if present {
             self.rows[table.index()] += 1;
             put_member(&mut self.changes, set.id, backend);

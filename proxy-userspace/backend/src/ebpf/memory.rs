@@ -9,6 +9,7 @@ use std::{
 use proxy_common::{
     decide::Tables,
     net::{Be16, V4, V6},
+    socket::Address,
     tables::{
         Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, MemberKey4, MemberKey6,
         NodePortKey, Place, Span,
@@ -175,6 +176,16 @@ impl Tables for V4Side<'_> {
     fn is_member(&self, set: u32, backend: Backend4) -> bool {
         self.0.get::<u32>(Table::Members4, &MemberKey4 { set, backend }).is_some()
     }
+
+    const FAMILY: u32 = 4;
+
+    fn backend_at(&self, address: Address) -> Backend4 {
+        Backend4 { address: address.ip.to_v4().unwrap_or_default(), port: address.port, zero: 0 }
+    }
+
+    fn address_of(&self, backend: Backend4) -> Address {
+        Address::new(backend.address.mapped(), backend.port)
+    }
 }
 
 impl Tables for V6Side<'_> {
@@ -203,6 +214,16 @@ impl Tables for V6Side<'_> {
 
     fn is_member(&self, set: u32, backend: Backend6) -> bool {
         self.0.get::<u32>(Table::Members6, &MemberKey6 { set, backend }).is_some()
+    }
+
+    const FAMILY: u32 = 6;
+
+    fn backend_at(&self, address: Address) -> Backend6 {
+        Backend6 { address: address.ip, port: address.port, zero: 0 }
+    }
+
+    fn address_of(&self, backend: Backend6) -> Address {
+        Address::new(backend.address, backend.port)
     }
 }
 

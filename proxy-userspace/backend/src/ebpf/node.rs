@@ -30,6 +30,9 @@ pub struct Options {
     /// How many connected sockets have a slot to remember their translation in, a power of two; further ones make storage
     /// of their own, which takes longer.
     pub socket_slots: u32,
+    /// How many clients of Services with session affinity are remembered, a power of two; who was not heard of longest is
+    /// forgotten first.
+    pub affinity_clients: u32,
     /// The name of this node's Node object.
     pub node_name: String,
     /// Which addresses of a node its node ports are served at.

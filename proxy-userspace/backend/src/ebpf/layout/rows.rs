@@ -11,11 +11,7 @@ use proxy_common::{
     },
 };
 
-use crate::ebpf::{
-    changes::Changes,
-    compile::{FrontendAddress, Transport},
-    store::Table,
-};
+use crate::ebpf::{changes::Changes, compile::FrontendAddress, store::Table};
 
 pub(super) fn frontend_table(address: FrontendAddress) -> Table {
     if address.address.ip().is_unspecified() {
@@ -31,12 +27,10 @@ pub(super) fn backend_table(family: Family) -> Table {
     }
 }
 
-/// Only UDP sockets return to a backend, so only their sets are listed by member.
-pub(super) fn member_table(transport: Transport, family: Family) -> Option<Table> {
-    match (transport, family) {
-        (Transport::Tcp, _) => None,
-        (Transport::Udp, Family::V4) => Some(Table::Members4),
-        (Transport::Udp, Family::V6) => Some(Table::Members6),
+pub(super) fn member_table(family: Family) -> Table {
+    match family {
+        Family::V4 => Table::Members4,
+        Family::V6 => Table::Members6,
     }
 }
 

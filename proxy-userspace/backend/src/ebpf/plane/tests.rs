@@ -3,15 +3,15 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
-    num::NonZeroU16,
+    num::{NonZeroU16, NonZeroU32},
     sync::Arc,
 };
 
 use model::{
     Family, Protocol, ServiceName,
     state::{
-        Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scope, Scopes, Service, ServiceKind,
-        ServicePort, ServiceState, TargetPort, TrafficPolicy,
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scope, Scopes, Service,
+        ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
 use proptest::prelude::*;
@@ -71,7 +71,7 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
         ports: vec![port("http", Protocol::Tcp, 80), port("dns", Protocol::Udp, 53)],
         internal_policy: TrafficPolicy::Cluster,
         external_policy: if n.is_multiple_of(2) { TrafficPolicy::Local } else { TrafficPolicy::Cluster },
-        affinity: None,
+        affinity: n.is_multiple_of(7).then_some(ClientIpAffinity { timeout_seconds: NonZeroU32::MIN }),
         source_ranges: if n.is_multiple_of(8) { vec!["192.0.2.0/24".parse().unwrap()] } else { Vec::new() },
         health_check_node_port: None,
     };
@@ -97,9 +97,9 @@ impl Plane<Memory> {
     }
 }
 
-/// What a state means, said as plainly as possible: each address with its backends. Cluster IPs come before load balancer
-/// IPs, these before external IPs, and of one kind the first Service by name wins.
-fn meaning(state: &NodeState) -> BTreeMap<FrontendAddress, Vec<SocketAddr>> {
+/// What a state means, said as plainly as possible: each address with its backends, and whether clients return to
+/// them. Cluster IPs come before load balancer IPs, these before external IPs, and of one kind the first Service by name wins.
+fn meaning(state: &NodeState) -> BTreeMap<FrontendAddress, (Vec<SocketAddr>, bool)> {
     let mut meaning = BTreeMap::new();
     let mut add = |state: &ServiceState, ip: IpAddr, scope| {
         for (index, port) in state.service.ports.iter().enumerate() {
@@ -109,7 +109,8 @@ fn meaning(state: &NodeState) -> BTreeMap<FrontendAddress, Vec<SocketAddr>> {
             let address = SocketAddr::new(ip, number.get());
             let mut backends: Vec<_> = state.targets(index, Family::of(ip), scope).collect();
             backends.sort_unstable();
-            meaning.entry(FrontendAddress { address, transport }).or_insert(backends);
+            let return_to = transport == Transport::Udp || state.service.affinity.is_some();
+            meaning.entry(FrontendAddress { address, transport }).or_insert((backends, return_to));
         }
     };
     for it in state.services.values() {
@@ -135,10 +136,10 @@ fn meaning(state: &NodeState) -> BTreeMap<FrontendAddress, Vec<SocketAddr>> {
 #[track_caller]
 fn serves(memory: &Memory, state: &NodeState) {
     let meaning = meaning(state);
-    for (frontend, backends) in &meaning {
+    for (frontend, (backends, return_to)) in &meaning {
         assert_eq!(memory.backends(*frontend).as_ref(), Some(backends), "behind {frontend}");
         for backend in backends {
-            assert_eq!(memory.is_member(*frontend, *backend), frontend.transport == Transport::Udp);
+            assert_eq!(memory.is_member(*frontend, *backend), *return_to);
         }
     }
     let count = |wanted: fn(&IpAddr) -> bool| meaning.keys().filter(|it| wanted(&it.address.ip())).count();
