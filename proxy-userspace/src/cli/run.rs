@@ -4,7 +4,7 @@ use anyhow::{Result, anyhow};
 use backend::ebpf::Node;
 use clap::Args;
 
-use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
+use super::{config, flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
 /// Serve this node: brain and backend in one process
 ///
@@ -14,6 +14,8 @@ use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 pub(super) struct Flags {
     #[command(flatten)]
     facts: flags::Facts,
+    #[command(flatten)]
+    _config: config::ConfigFile,
     #[command(flatten)]
     data_plane: flags::DataPlane,
     #[command(flatten)]
