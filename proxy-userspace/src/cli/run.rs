@@ -8,7 +8,7 @@ use backend::ebpf::Node;
 use clap::Args;
 use publish::grpc::{Counted, Served};
 
-use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
+use super::{config, flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
 /// Serve this node: brain and backend in one process
 ///
@@ -18,6 +18,8 @@ use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 pub(super) struct Flags {
     #[command(flatten)]
     facts: flags::Facts,
+    #[command(flatten)]
+    _config: config::ConfigFile,
     #[command(flatten)]
     data_plane: flags::DataPlane,
     #[command(flatten)]
