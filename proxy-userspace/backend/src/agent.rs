@@ -2,16 +2,17 @@
 //!
 //! The one rule: nothing queues. While one state is being applied, those that come and go are never seen.
 
-use std::{collections::BTreeSet, panic, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, panic, sync::Arc, time::Duration};
 
 use model::Rejected;
 use publish::{Published, Subscription};
 use tokio::{
     task::spawn_blocking,
-    time::{Instant, timeout},
+    time::{Instant, sleep},
 };
 
 use crate::{
+    addresses::{self, Addresses},
     ebpf::{Error, Hooks, Node, Report},
     observe::{Doing, Observer},
 };
@@ -30,6 +31,12 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
     let mut written: Option<Written> = None;
     let mut pause = PAUSE.0;
     let mut next_look = Instant::now();
+    // What was published last, for when the host's addresses change under it.
+    let mut latest = newest.clone();
+    let mut addresses = Addresses::listen()
+        .inspect_err(|error| tracing::error!("the host's addresses are not followed: {error}"))
+        .ok();
+    node = update_interfaces(node);
     loop {
         let mut failed = false;
         let begin = Instant::now();
@@ -90,10 +97,23 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             (false, false) => Duration::ZERO,
         };
         pause = if failed { (pause * 2).min(PAUSE.1) } else { PAUSE.0 };
-        match timeout(wait, states.next()).await {
-            Ok(Some(next)) => newest = Some(next),
-            Ok(None) => return,
-            Err(_) => {}
+        tokio::select! {
+            next = states.next() => match next {
+                Some(next) => {
+                    latest = Some(Arc::clone(&next));
+                    newest = Some(next);
+                }
+                None => return,
+            },
+            changed = change_of(&mut addresses) => {
+                if let Err(error) = changed {
+                    tracing::error!("the host's addresses are not followed any more: {error}");
+                    addresses = None;
+                }
+                node = update_interfaces(node);
+                newest = latest.clone();
+            }
+            () = sleep(wait) => {}
         }
     }
 }
@@ -122,6 +142,23 @@ fn tell_of(looked: Result<Option<Hooks>, Error>, observer: &dyn Observer) -> boo
             true
         }
     }
+}
+
+/// Waits for a change of the host's addresses; for ever if they are not followed.
+async fn change_of(addresses: &mut Option<Addresses>) -> io::Result<()> {
+    match addresses {
+        Some(addresses) => addresses.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Tells the node the addresses that the host has now; those of before, if they cannot be read.
+fn update_interfaces(mut node: Node) -> Node {
+    match addresses::read() {
+        Ok(addresses) => node.set_interfaces(addresses),
+        Err(error) => tracing::error!("the host's addresses cannot be read: {error}"),
+    }
+    node
 }
 
 async fn apply(node: Node, published: Arc<Published>) -> (Node, Result<Report, Error>) {

@@ -2,6 +2,7 @@
 //!
 //! The one rule: nothing here knows Kubernetes; everything is decided in the state.
 
+mod addresses;
 mod agent;
 mod observe;
 

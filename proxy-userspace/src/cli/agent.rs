@@ -35,10 +35,10 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 async fn agent(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let name = flags.node.name()?;
+    let options = flags.data_plane.options(&name);
     let admin = Admin::new(name.as_str(), Role::Serves);
     let upstream = Upstream::new(flags.upstream.client(&name)?, name);
     let _reports = flags.reports.serve(&admin);
-    let options = flags.data_plane.options();
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     tokio::select! {
         () = backend::follow(node, upstream.subscribe(), &admin) => bail!("nothing comes from the brain any more"),

@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 use publish::grpc::{Counted, Served};
 
-use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
+use super::{config, flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
 /// Decide what this node serves and tell others, without touching a kernel
 ///
@@ -17,6 +17,8 @@ use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 pub(super) struct Flags {
     #[command(flatten)]
     facts: flags::Facts,
+    #[command(flatten)]
+    _config: config::ConfigFile,
     #[command(flatten)]
     serve: flags::Serve,
     #[command(flatten)]

@@ -40,7 +40,8 @@ enum Output {
 
 /// Looks, tells, and says whether nothing is broken.
 pub(super) fn main(flags: Flags) -> Result<bool> {
-    let Checkup { machine, own, rivals } = check(&flags.data_plane.options());
+    // What is looked at does not depend on the name of the node.
+    let Checkup { machine, own, rivals } = check(&flags.data_plane.options(""));
     let groups = [
         ("This machine", machine),
         ("What is in the kernel", own),

@@ -6,9 +6,11 @@ mod agent;
 mod brain;
 mod check;
 mod cleanup;
+mod config;
 mod dump;
 mod flags;
 mod logging;
+mod news;
 mod pipeline;
 mod print;
 mod run;
@@ -20,6 +22,8 @@ mod tls;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use config::{CommandLine, Wrong};
 
 const WRONG_USAGE: u8 = 64;
 
@@ -51,15 +55,27 @@ enum Command {
 
 /// Parses the command line, does what it says, and reports how it went.
 pub(crate) fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => {
+    let line = match CommandLine::parse(std::env::args_os()) {
+        Ok(line) => line,
+        Err(Wrong::Usage(error)) => {
             // The error is help or the version where that was asked for.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(WRONG_USAGE) } else { ExitCode::SUCCESS };
         }
+        Err(Wrong::File(error)) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(WRONG_USAGE);
+        }
     };
-    cli.logging.start();
+    line.cli.logging.start();
+    for it in line.remarks() {
+        tracing::info!("{it}");
+    }
+    if let Some(text) = line.printed() {
+        print!("{text}");
+        return ExitCode::SUCCESS;
+    }
+    let cli = line.cli;
     let result = match cli.command {
         Command::Run(flags) => run::main(flags),
         Command::Brain(flags) => brain::main(&flags),

@@ -1,11 +1,10 @@
 //! Source, brain and publisher, joined: facts in, revisions of nodes' states out.
 
-use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
+use std::{collections::BTreeSet, sync::Arc};
 
 use admin::{Admin, Stage};
 use anyhow::Result;
 use brain::{Brain, Options};
-use model::{facts::Facts as ClusterFacts, state::NodeState};
 use proto::client::Client;
 use publish::{
     AnyNode, Publisher, Subscription, any_node,
@@ -13,16 +12,17 @@ use publish::{
     grpc::{self, Served},
 };
 use source::{
-    Snapshots,
-    api::{ApiSource, Said},
+    Changes,
+    api::ApiSource,
     file::FileSource,
+    kube::{self, KubeSource, Timing},
 };
-use tokio::{
-    sync::watch,
-    time::{MissedTickBehavior, interval},
-};
+use tokio::time::{MissedTickBehavior, interval};
 
-use super::flags::{Facts, Source};
+use super::{
+    flags::{Facts, Source},
+    news::{News, Running},
+};
 
 /// What runs while it is alive.
 pub(super) struct Pipeline {
@@ -37,12 +37,6 @@ pub(super) struct Pipeline {
     options: Options,
 }
 
-/// A source at work.
-enum Running {
-    File(FileSource),
-    Api(ApiSource),
-}
-
 impl Pipeline {
     /// Starts the source. Must be called within a tokio runtime.
     pub(super) fn start(flags: &Facts) -> Result<Self> {
@@ -53,6 +47,13 @@ impl Pipeline {
                 let client = flags.source_tls.client(Client::new(target.clone(), node.as_str()))?;
                 Running::Api(ApiSource::start(client))
             }
+            Source::Kube => Running::Kube(KubeSource::start(&kube::Options {
+                access: flags.api_server.access(),
+                service_proxy_name: flags.selection.options().service_proxy_name,
+                // Node ports are reached at every node's addresses.
+                node: None,
+                timing: Timing::default(),
+            })?),
         };
         let options = flags.selection.options();
         let publisher = Publisher::new(node.as_str());
@@ -96,9 +97,11 @@ impl Pipeline {
             tokio::select! {
                 news = source.next(admin) => match news {
                     Some(News::Facts(facts)) => {
-                        self.nodes.learn(Arc::clone(&facts));
-                        self.cluster.publish(Known::Facts(Arc::clone(&facts)));
                         brain.update(facts);
+                        is_complete = true;
+                    }
+                    Some(News::Changes(changes)) => {
+                        change(&mut brain, changes);
                         is_complete = true;
                     }
                     Some(News::State(state)) => {
@@ -109,6 +112,7 @@ impl Pipeline {
                     None => return,
                 },
                 asked = self.nodes.asked() => asked.iter().for_each(|it| brain.serve(it)),
+                () = self.cluster.followed() => {}
                 _ = look.tick() => {
                     self.nodes.look().iter().for_each(|it| brain.dismiss(it));
                     continue;
@@ -129,6 +133,13 @@ impl Pipeline {
                     self.nodes.publish(&node, state.clone());
                 }
             }
+            self.nodes.learn(brain.cluster().clone());
+            self.cluster.publish(if self.cluster.is_followed() {
+                Known::Facts(Arc::clone(brain.facts()))
+            } else {
+                // Facts that somebody holds have to be copied before they can change.
+                Known::Nothing
+            });
             let rejected: BTreeSet<_> = brain.rejected().collect();
             for it in rejected.difference(&said) {
                 tracing::warn!("{it}");
@@ -141,79 +152,24 @@ impl Pipeline {
     }
 }
 
-/// What a source says that is new.
-enum News {
-    Facts(Arc<ClusterFacts>),
-    /// The node's state is decided elsewhere.
-    State(NodeState),
-}
-
-/// What a source says, as it comes: always the newest.
-enum NewsOf {
-    File(Snapshots),
-    Api(watch::Receiver<Option<Said>>),
-}
-
-impl Running {
-    fn news(&self, admin: Option<&Admin>) -> NewsOf {
-        let news = match self {
-            Self::File(it) => NewsOf::File(first(it.snapshots())),
-            Self::Api(it) => NewsOf::Api(first(it.said())),
-        };
-        if let Some(admin) = admin {
-            admin.source(news.name(), admin::Source::default());
-        }
-        news
-    }
-}
-
-/// What is there already is new as well.
-fn first<T>(mut receiver: watch::Receiver<T>) -> watch::Receiver<T> {
-    receiver.mark_changed();
-    receiver
-}
-
-impl NewsOf {
-    /// What the source is called in reports.
-    fn name(&self) -> &'static str {
-        match self {
-            Self::File(_) => "file",
-            Self::Api(_) => "api",
+/// Tells the brain what has changed.
+fn change(brain: &mut Brain, changes: Changes) {
+    for (name, service) in changes.services {
+        match service {
+            Some(service) => brain.set_service(service),
+            None => brain.delete_service(&name),
         }
     }
-
-    /// None if the source has ended. Nothing is lost if it is dropped while it waits. How the source stands is told to
-    /// `admin`.
-    async fn next(&mut self, admin: Option<&Admin>) -> Option<News> {
-        let name = self.name();
-        loop {
-            let news = match self {
-                Self::File(snapshots) => {
-                    snapshots.changed().await.ok()?;
-                    let snapshot = snapshots.borrow_and_update();
-                    if let (Some(admin), Some(snapshot)) = (admin, &*snapshot) {
-                        let error = Some(snapshot.problems.join("; ")).filter(|it| !it.is_empty());
-                        admin.source(name, admin::Source { synced: true, error, last_contact: None });
-                        admin.rejected(Stage::Source, snapshot.rejected.iter().cloned());
-                    }
-                    snapshot.as_ref().map(|it| News::Facts(Arc::clone(&it.facts)))
-                }
-                Self::Api(said) => {
-                    said.changed().await.ok()?;
-                    let said = said.borrow_and_update();
-                    if let (Some(admin), Some(_)) = (admin, &*said) {
-                        let last_contact = Some(SystemTime::now());
-                        admin.source(name, admin::Source { synced: true, error: None, last_contact });
-                    }
-                    said.clone().map(|it| match it {
-                        Said::Facts(facts) => News::Facts(facts),
-                        Said::State(state) => News::State(state),
-                    })
-                }
-            };
-            if news.is_some() {
-                return news;
-            }
+    for (name, slice) in changes.slices {
+        match slice {
+            Some(slice) => brain.set_slice(slice),
+            None => brain.delete_slice(&name),
+        }
+    }
+    for (name, node) in changes.nodes {
+        match node {
+            Some(node) => brain.set_node(node),
+            None => brain.delete_node(&name),
         }
     }
 }

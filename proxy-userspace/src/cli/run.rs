@@ -8,7 +8,7 @@ use backend::ebpf::Node;
 use clap::Args;
 use publish::grpc::{Counted, Served};
 
-use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
+use super::{config, flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
 /// Serve this node: brain and backend in one process
 ///
@@ -18,6 +18,8 @@ use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 pub(super) struct Flags {
     #[command(flatten)]
     facts: flags::Facts,
+    #[command(flatten)]
+    _config: config::ConfigFile,
     #[command(flatten)]
     data_plane: flags::DataPlane,
     #[command(flatten)]
@@ -45,7 +47,7 @@ async fn run(flags: Flags) -> Result<()> {
     let listen = &flags.listen;
     let mut serving = Serving::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
-    let options = flags.data_plane.options();
+    let options = flags.data_plane.options(pipeline.node());
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     let result = tokio::select! {
         () = backend::follow(node, pipeline.subscribe(), &admin) => Err(anyhow!("nothing is published any more")),

@@ -5,16 +5,16 @@
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
 };
 
 use bytemuck::AnyBitPattern;
 use proxy_common::{
-    net::Be16,
+    net::{Be16, V6},
     tables::{
-        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
-        TCP, UDP,
+        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, LOOPBACK, Member, MemberKey4,
+        MemberKey6, NodePortKey, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, TCP, UDP,
     },
 };
 
@@ -72,6 +72,7 @@ struct Generation {
     frontends: Vec<(String, Frontend)>,
     backends: Vec<(BackendKey, SocketAddr)>,
     members: Vec<(u32, SocketAddr)>,
+    places: Vec<(IpAddr, Place)>,
 }
 
 impl Generation {
@@ -82,6 +83,16 @@ impl Generation {
         }
         for (key, row) in rows::<FrontendKey6, Frontend>(pins, side, Table::Frontends6)? {
             it.frontends.push((frontend(IpAddr::V6(key.address.into()), key.port, key.protocol), row));
+        }
+        for (key, row) in rows::<NodePortKey, Frontend>(pins, side, Table::NodePorts)? {
+            let any = match key.family {
+                4 => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+                _ => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            it.frontends.push((frontend(any, key.port, key.protocol), row));
+        }
+        for (key, place) in rows::<V6, Place>(pins, side, Table::Places)? {
+            it.places.push((key.into(), place));
         }
         for (key, row) in rows::<BackendKey, Backend4>(pins, side, Table::Backends4)? {
             it.backends.push((key, backend4(&row)));
@@ -123,8 +134,22 @@ impl Generation {
         let mut lines: Vec<String> = self
             .frontends
             .iter()
-            .map(|(name, row)| format!("frontend {name} backends={}", row.count))
+            .map(|(name, row)| {
+                let own_only = row.flags & OWN_ADDRESSES_ONLY != 0;
+                let own_only = if own_only { " own-addresses-only" } else { "" };
+                let affinity = match row.affinity {
+                    0 => String::new(),
+                    seconds => format!(" affinity={seconds}s"),
+                };
+                format!("frontend {name} backends={}{affinity}{own_only}", row.count)
+            })
             .collect();
+        lines.extend(self.places.iter().map(|(address, place)| match *place {
+            OWN => format!("node-address {address} own"),
+            OTHER => format!("node-address {address} other"),
+            LOOPBACK => format!("node-address {address} loopback"),
+            unknown => format!("node-address {address} {unknown}"),
+        }));
         for (BackendKey { set, slot }, backend) in &self.backends {
             let before = lines.len();
             let owners = owners(set).filter(|(_, row)| *slot < row.count);

@@ -1,6 +1,10 @@
 //! The data plane of this node: everything between a state in hand and sockets that obey it.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use aya::Ebpf;
 use model::state::NodeState;
@@ -11,6 +15,7 @@ use super::{
     kernel::{self, KernelMaps},
     look::{self, Hooks},
     pins::{PinLock, Pins},
+    places::{NodePortAddresses, places},
     plane::{Applied, Plane},
 };
 use model::Rejected;
@@ -22,6 +27,18 @@ pub struct Options {
     pub cgroup: Option<PathBuf>,
     /// The folder for pins, on a bpf file system.
     pub pin_dir: PathBuf,
+    /// How many connected sockets have a slot to remember their translation in, a power of two; further ones make storage
+    /// of their own, which takes longer.
+    pub socket_slots: u32,
+    /// How many clients of Services with session affinity are remembered, a power of two; who was not heard of longest is
+    /// forgotten first.
+    pub affinity_clients: u32,
+    /// The name of this node's Node object.
+    pub node_name: String,
+    /// Which addresses of a node its node ports are served at.
+    pub node_port_addresses: NodePortAddresses,
+    /// Whether programs on the node are kept from binding a node port.
+    pub protect_node_ports: bool,
 }
 
 /// The data plane of this node. It goes on serving when this value is dropped.
@@ -30,6 +47,10 @@ pub struct Node {
     ebpf: Ebpf,
     cgroup: Cgroup,
     pins: Pins,
+    node_name: String,
+    node_port_addresses: NodePortAddresses,
+    /// The addresses of this host's interfaces.
+    interfaces: BTreeSet<IpAddr>,
     /// Whether the programs are in effect on the cgroup.
     attached: bool,
     /// Whether the maps hold a whole generation of ours.
@@ -79,11 +100,27 @@ impl Node {
         let pins = Pins::new(&options.pin_dir);
         let lock = pins.prepare()?;
         hooks::check(&cgroup, &pins)?;
-        let (mut ebpf, maps) = kernel::load(&pins)?;
+        let (mut ebpf, maps) = kernel::load(&pins, options)?;
         hooks::load(&mut ebpf)?;
         let plane = Plane::new(maps)?;
         tracing::info!(cgroup = %cgroup.path().display(), pins = %pins.dir().display(), "ready for the first state");
-        Ok(Self { plane, ebpf, cgroup, pins, attached: false, filled: false, _lock: lock })
+        Ok(Self {
+            plane,
+            ebpf,
+            cgroup,
+            pins,
+            node_name: options.node_name.clone(),
+            node_port_addresses: options.node_port_addresses.clone(),
+            interfaces: BTreeSet::new(),
+            attached: false,
+            filled: false,
+            _lock: lock,
+        })
+    }
+
+    /// Tells which addresses the host's interfaces have; counts from the next [`Node::apply`] on.
+    pub fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.interfaces = addresses;
     }
 
     /// Brings a state into force, at one moment for all sockets that the programs are in effect for; see
@@ -93,7 +130,8 @@ impl Node {
     ///
     /// What was in force stays in force; the next call tries everything again.
     pub fn apply(&mut self, state: &NodeState) -> Result<Report, Error> {
-        let Applied { services, entries, flipped, whole } = self.plane.apply(state)?;
+        let places = places(&state.nodes, &self.node_name, &self.interfaces, &self.node_port_addresses);
+        let Applied { services, entries, flipped, whole } = self.plane.apply(state, &places)?;
         self.filled = true;
         Ok(Report {
             changed_services: services,

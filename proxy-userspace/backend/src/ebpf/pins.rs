@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! PIN_DIR/links/connect4 …          links, whatever the version: they are updated, never made anew
-//! PIN_DIR/sockets1/{connected,datagrams}   what sockets remember; the version of proxy_common::socket
-//! PIN_DIR/v1/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
-//! PIN_DIR/v1/side0/frontends4 …     the inner maps
-//! PIN_DIR/v1/programs/connect4 …    the programs
+//! PIN_DIR/sockets1/{slots,connected,…}     what sockets remember; the version of proxy_common::socket
+//! PIN_DIR/affinity1/{clients,came}       which client was given which backend; the version of proxy_common::affinity
+//! PIN_DIR/v2/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
+//! PIN_DIR/v2/side0/frontends4 …     the inner maps
+//! PIN_DIR/v2/programs/connect4 …    the programs
 //! ```
 //!
 //! The one rule: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.
@@ -23,7 +24,7 @@ use nix::{
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
-use proxy_common::{LAYOUT_VERSION, SOCKETS_VERSION};
+use proxy_common::{AFFINITY_VERSION, LAYOUT_VERSION, SOCKETS_VERSION};
 
 use super::{
     error::Error,
@@ -70,6 +71,7 @@ impl Pins {
         let lock = self.lock()?;
         create_dir(&self.links())?;
         create_dir(&self.sockets())?;
+        create_dir(&self.affinity())?;
         create_dir(&self.programs())?;
         for side in Side::BOTH {
             create_dir(&self.side(side))?;
@@ -108,6 +110,16 @@ impl Pins {
     /// The folder of what sockets remember.
     pub(super) fn sockets(&self) -> PathBuf {
         self.dir.join(format!("sockets{SOCKETS_VERSION}"))
+    }
+
+    /// The folder of which client was given which backend.
+    pub(super) fn affinity(&self) -> PathBuf {
+        self.dir.join(format!("affinity{AFFINITY_VERSION}"))
+    }
+
+    /// A map of what sockets remember.
+    pub(super) fn socket_map(&self, name: &str) -> PathBuf {
+        self.sockets().join(name)
     }
 
     /// The folder of this version's programs.
@@ -169,7 +181,7 @@ impl Pins {
             let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let numbered =
                 |prefix| name.strip_prefix(prefix).is_some_and(|it: &str| it.parse::<u32>().is_ok());
-            if numbered("v") || numbered("sockets") {
+            if numbered("v") || numbered("sockets") || numbered("affinity") {
                 remove_tree(&folder)?;
             }
         }

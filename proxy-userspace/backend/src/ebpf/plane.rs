@@ -10,7 +10,7 @@ use super::{
     changes::Changes,
     error::Error,
     fault,
-    layout::{Layout, Update},
+    layout::{Layout, Places, Update},
     store::{Side, Store, Table},
 };
 use model::Rejected;
@@ -76,15 +76,15 @@ impl<S: Store> Plane<S> {
         })
     }
 
-    /// Makes `state` what every program sees from now on.
+    /// Makes `state` what every program sees from now on, with node ports at the addresses in `places`.
     ///
     /// # Errors
     ///
     /// The generation that was active goes on serving; the next apply writes the spare side anew.
-    pub(super) fn apply(&mut self, state: &NodeState) -> Result<Applied, Error> {
+    pub(super) fn apply(&mut self, state: &NodeState, places: &Places) -> Result<Applied, Error> {
         // Ready the spare side for the difference: it may still lack the one before.
         self.settle()?;
-        let Update { changes, services } = self.layout.update(state);
+        let Update { changes, services } = self.layout.update(state, places);
         let spare = self.active.other();
         if !changes.is_empty() {
             for side in Side::BOTH {
@@ -152,6 +152,7 @@ impl<S: Store> Plane<S> {
         // Until it is done, it is not known what is there.
         known.standing = Standing::Unknown;
         let mut entries = 0;
+        self.store.set_span(side, self.layout.span())?;
         for table in Table::ALL {
             let need = self.layout.rows(table);
             let grow = need > known.capacity[table.index()];

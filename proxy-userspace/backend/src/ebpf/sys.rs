@@ -1,4 +1,4 @@
-//! Raw bpf(2): the few commands that aya 0.14 has no call for. The only `unsafe` of user space.
+//! Raw bpf(2): the few commands that aya 0.14 has no call for, and one socket option that nobody has. The only `unsafe` of user space.
 //!
 //! The one rule: every buffer handed to the kernel is as long as the kernel will read or write, checked here.
 
@@ -10,6 +10,7 @@
 use std::{
     ffi::CString,
     io,
+    net::{Ipv4Addr, UdpSocket},
     os::{
         fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::ffi::OsStrExt as _,
@@ -150,6 +151,18 @@ pub(super) fn programs_in_effect(cgroup: BorrowedFd<'_>, hook: bpf_attach_type) 
             Err(error) => return Err(error),
         }
     }
+}
+
+/// The cookie of the network namespace that the calling thread is in (Linux 5.14).
+pub(super) fn netns_cookie() -> io::Result<u64> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_NETNS_COOKIE);
+    let to = std::ptr::from_mut(&mut cookie).cast();
+    // SAFETY: the kernel writes at most `length` bytes to `cookie`, which has that many.
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, to, &mut length) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
 /// The sizes of one entry of a map, in bytes.
