@@ -65,7 +65,8 @@ fn ip_filters(service: &Service, load_balancer_ips: &localv1::IpSet) -> Vec<loca
     [Family::V4, Family::V6].into_iter().filter_map(filter).collect()
 }
 
-fn port(port: &ServicePort) -> localv1::PortMapping {
+/// A port of a Service as a message.
+pub fn port(port: &ServicePort) -> localv1::PortMapping {
     let protocol = match port.protocol {
         Protocol::Tcp => localv1::Protocol::Tcp,
         Protocol::Udp => localv1::Protocol::Udp,

@@ -12,7 +12,7 @@ use model::{
 };
 
 pub use decode::{Decoded, service_state};
-pub use encode::{endpoint, service};
+pub use encode::{endpoint, port, service};
 
 /// The path of a Service in the services set.
 pub fn service_path(name: &ServiceName) -> String {
