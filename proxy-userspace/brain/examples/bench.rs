@@ -41,7 +41,11 @@ impl Cluster {
         }
         for index in 0..self.nodes {
             let zone = format!("zone-{}", index % 3);
-            facts.set_node(Node { name: node_name(index).into(), zone: Some(zone.into()) });
+            facts.set_node(Node {
+                name: node_name(index).into(),
+                zone: Some(zone.into()),
+                info: model::state::Node::default(),
+            });
         }
         facts
     }

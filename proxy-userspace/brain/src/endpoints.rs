@@ -7,7 +7,7 @@ use std::{
     cmp::Reverse,
     collections::BTreeSet,
     fmt::Write as _,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     num::NonZeroU16,
 };
 
@@ -27,6 +27,13 @@ pub(crate) struct Candidate<'a> {
     pub(crate) endpoint: &'a facts::Endpoint,
     /// The port it listens on, from its own slice.
     pub(crate) target: NonZeroU16,
+}
+
+impl Candidate<'_> {
+    /// Where it listens.
+    pub(crate) fn place(&self) -> SocketAddr {
+        SocketAddr::new(self.endpoint.address, self.target.get())
+    }
 }
 
 /// The candidates for a service port: each (address, target port) once, the ready copy before an unready one.

@@ -13,7 +13,7 @@ use model::{
     ServiceName,
     facts::{EndpointSlice, Facts, Node, Rejected, Service, SliceName},
     services::{Edit, Services},
-    state::{NodeState, ServiceState},
+    state::{NodeState, Nodes, ServiceState},
 };
 
 use crate::{
@@ -37,6 +37,10 @@ pub struct Brain {
     nodes: BTreeMap<Arc<str>, Served>,
     /// Nodes that are new, or whose zone may have changed.
     moved: BTreeSet<Arc<str>>,
+    /// What every state says of all nodes.
+    cluster: Nodes,
+    /// Nodes of which something else may have to be said.
+    restated: BTreeSet<Arc<str>>,
 }
 
 type Zone = Option<Arc<str>>;
@@ -155,6 +159,7 @@ impl Brain {
         for name in std::mem::take(&mut self.touched) {
             self.derive(&name, &mut changed);
         }
+        self.restate(&mut changed);
         for name in std::mem::take(&mut self.moved) {
             let zone = NodeView::new(&self.facts, &name).zone.map(Arc::from);
             if self.nodes.get(&name).is_some_and(|it| it.zone == zone) {
@@ -164,7 +169,7 @@ impl Brain {
             if let Some(before) = self.nodes.get(&name) {
                 services.share(&before.state.services);
             }
-            let state = NodeState { services };
+            let state = NodeState { services, nodes: self.cluster.clone() };
             let is_new = self.nodes.get(&name).is_none_or(|it| !it.state.services.ptr_eq(&state.services));
             self.nodes.insert(Arc::clone(&name), Served { zone, state });
             if is_new {
@@ -174,6 +179,28 @@ impl Brain {
         let in_use: BTreeSet<_> = self.nodes.values().map(|it| &it.zone).collect();
         self.zones.retain(|zone, _| in_use.contains(zone) || (zone.is_none() && !in_use.is_empty()));
         changed
+    }
+
+    /// Brings what is said of the nodes up to date.
+    fn restate(&mut self, changed: &mut BTreeSet<Arc<str>>) {
+        let mut has_changed = false;
+        for name in std::mem::take(&mut self.restated) {
+            let info = self.facts.node(&name).map(|it| &it.info);
+            if self.cluster.get(&name) == info {
+                continue;
+            }
+            has_changed = true;
+            match info {
+                Some(info) => self.cluster.insert(name, info.clone()),
+                None => self.cluster.remove(&name),
+            };
+        }
+        if has_changed {
+            for (name, served) in &mut self.nodes {
+                served.state.nodes = self.cluster.clone();
+                changed.insert(Arc::clone(name));
+            }
+        }
     }
 
     fn facts_mut(&mut self) -> &mut Facts {
@@ -192,9 +219,11 @@ impl Brain {
     }
 
     fn touch_node(&mut self, name: &str) {
-        if let Some((name, _)) = self.nodes.get_key_value(name) {
-            self.moved.insert(Arc::clone(name));
+        let name: Arc<str> = name.into();
+        if self.nodes.contains_key(&name) {
+            self.moved.insert(Arc::clone(&name));
         }
+        self.restated.insert(name);
     }
 
     /// Derives one Service again, for every node.

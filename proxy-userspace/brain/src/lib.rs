@@ -14,7 +14,10 @@ mod subject;
 
 use std::sync::Arc;
 
-use model::{facts::Facts, state::NodeState};
+use model::{
+    facts::Facts,
+    state::{NodeState, Nodes},
+};
 
 use claims::Claims;
 pub use incremental::Brain;
@@ -62,7 +65,12 @@ pub fn node_state(facts: &Facts, node: &str, options: &Options) -> NodeState {
         let lost = claims.lost(&service.name);
         Some(Arc::new(contested_state(service, slices, node, options, lost)?))
     });
-    NodeState { services: states.collect() }
+    NodeState { services: states.collect(), nodes: nodes(facts) }
+}
+
+/// What every node's state says of all nodes.
+fn nodes(facts: &Facts) -> Nodes {
+    facts.nodes().iter().map(|(name, node)| (Arc::clone(name), node.info.clone())).collect()
 }
 
 #[cfg(test)]

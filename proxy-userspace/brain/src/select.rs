@@ -73,6 +73,11 @@ fn is_leaving(endpoint: &Endpoint) -> bool {
     !conditions.ready && conditions.serving && conditions.terminating
 }
 
+/// Whether it answers, chosen or not.
+pub(crate) fn serves(endpoint: &Endpoint) -> bool {
+    endpoint.conditions.ready || endpoint.conditions.serving
+}
+
 /// An endpoint whose node is not known is never local.
 pub(crate) fn is_local(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
     endpoint.node.as_deref() == Some(node.name)

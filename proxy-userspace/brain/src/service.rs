@@ -3,9 +3,9 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use model::{
-    Family, Timestamp,
+    Family, Protocol, Timestamp,
     facts::{self, EndpointSlice},
-    state::{PerFamily, Service, ServiceKind, ServicePort, ServiceState, TrafficPolicy},
+    state::{PerFamily, Service, ServiceKind, ServicePort, ServiceState, TrafficPolicy, Unselected},
 };
 
 use crate::{
@@ -43,7 +43,7 @@ pub(crate) fn contested_state<'a>(
     }
     let slices: Vec<_> = slices.into_iter().filter(|slice| !slice.headless).collect();
 
-    let mut served = Vec::new();
+    let (mut served, mut unselected) = (Vec::new(), Vec::new());
     for (index, port) in service.ports.iter().enumerate() {
         let Ok(index) = u16::try_from(index) else { break };
         for family in FAMILIES.into_iter().filter(|it| has_family(service, *it)) {
@@ -56,13 +56,18 @@ pub(crate) fn contested_state<'a>(
             };
             let answer = select::select(&candidates, &question);
             *state.ports[usize::from(index)].usable.of_mut(family) = answer.usable;
-            let chosen = candidates.iter().zip(answer.scopes).filter(|(_, scopes)| !scopes.is_empty());
-            served.extend(
-                chosen.map(|(candidate, scopes)| endpoints::Served::new(candidate, index, scopes, node)),
-            );
+            for (candidate, scopes) in candidates.iter().zip(answer.scopes) {
+                if !scopes.is_empty() {
+                    served.push(endpoints::Served::new(candidate, index, scopes, node));
+                } else if port.protocol != Protocol::Tcp && select::serves(candidate.endpoint) {
+                    unselected.push(Unselected { index, target: candidate.place() });
+                }
+            }
         }
     }
+    unselected.sort_unstable();
     Some(ServiceState {
+        unselected: unselected.into(),
         trigger_time: trigger_time(&slices),
         ..ServiceState::new(state, endpoints::assemble(served))
     })

@@ -105,6 +105,7 @@ impl<'a> Subject<'a> {
         Some(ServiceState {
             service: Arc::clone(&general.service),
             endpoints: endpoints.collect(),
+            unselected: Arc::clone(&general.unselected),
             // The general state may be an older one of the same value.
             trigger_time: trigger_time(&self.slices),
         })

@@ -16,7 +16,7 @@ use ipnet::IpNet;
 pub use crate::Rejected;
 use crate::{
     Family, Protocol, ServiceName, Timestamp,
-    state::{ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
+    state::{self, ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
 };
 
 /// Everything a cluster says, as one snapshot.
@@ -246,6 +246,8 @@ pub struct Node {
     pub name: Arc<str>,
     /// Its label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
+    /// What backends need to know of it.
+    pub info: state::Node,
 }
 
 #[cfg(test)]
@@ -278,7 +280,7 @@ mod tests {
         let mut facts = Facts::default();
         facts.set_slice(slice("s", "a"));
         facts.delete_slice(&slice("s", "a").name);
-        facts.set_node(Node { name: "n".into(), zone: None });
+        facts.set_node(Node { name: "n".into(), zone: None, info: state::Node::default() });
         facts.delete_node("n");
         assert_eq!(facts, Facts::default());
     }

@@ -5,8 +5,10 @@
 //! Nothing of Kubernetes is left: no slices, conditions, hints or fallbacks.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     num::{NonZeroU16, NonZeroU32},
+    ops::{Deref, DerefMut},
     sync::Arc,
 };
 
@@ -24,10 +26,12 @@ use crate::{
 pub struct NodeState {
     /// The services to be served, by name.
     pub services: Services,
+    /// The cluster's nodes, this one among them.
+    pub nodes: Nodes,
 }
 
 impl NodeState {
-    /// What differs from `before`, in the order of the names: name, before, after.
+    /// How the services differ from those of `before`, in the order of the names: name, before, after.
     ///
     /// It costs what differs, where one state came from the other.
     pub fn diff<'a>(&'a self, before: &'a Self) -> Diff<'a> {
@@ -37,7 +41,61 @@ impl NodeState {
     /// Takes from `before` what is of the same value here, so that both share it.
     pub fn share(&mut self, before: &Self) {
         self.services.share(&before.services);
+        if self.nodes == before.nodes {
+            self.nodes = before.nodes.clone();
+        }
     }
+}
+
+/// The nodes of a cluster by name, shared between the states of all of them.
+#[derive(Clone, Debug, Default)]
+pub struct Nodes(Arc<BTreeMap<Arc<str>, Node>>);
+
+impl Nodes {
+    /// Whether both are the very same.
+    pub fn ptr_eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Deref for Nodes {
+    type Target = BTreeMap<Arc<str>, Node>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Nodes {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl FromIterator<(Arc<str>, Node)> for Nodes {
+    fn from_iter<T: IntoIterator<Item = (Arc<str>, Node)>>(nodes: T) -> Self {
+        Self(Arc::new(nodes.into_iter().collect()))
+    }
+}
+
+impl PartialEq for Nodes {
+    fn eq(&self, other: &Self) -> bool {
+        self.ptr_eq(other) || self.0 == other.0
+    }
+}
+
+impl Eq for Nodes {}
+
+/// What a backend needs to know of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Its addresses (`status.addresses` of the types InternalIP and ExternalIP), in the order of the manifest.
+    pub addresses: Vec<IpAddr>,
+    /// Where its pods get their addresses from (`spec.podCIDRs`).
+    pub pod_cidrs: Vec<IpNet>,
+    /// Whether it is about to go, so that load balancers should look elsewhere (KEP-3836): it has a deletion timestamp,
+    /// or the taint `ToBeDeletedByClusterAutoscaler`.
+    pub is_leaving: bool,
 }
 
 /// One Service together with the endpoints this node may use for it.
@@ -49,6 +107,10 @@ pub struct ServiceState {
     pub service: Arc<Service>,
     /// Its endpoints, sorted by [`Endpoint::key`]; most are shared with the states of other nodes.
     pub endpoints: Vec<Arc<Endpoint>>,
+    /// Where it is served too, but this node sends nothing new, in ascending order; never for TCP.
+    ///
+    /// What goes there already is left alone: flows without connections end with the endpoint, not with its selection.
+    pub unselected: Arc<[Unselected]>,
     /// When the last change of the endpoints that led to this state happened in the cluster
     /// (`endpoints.kubernetes.io/last-change-trigger-time`), if it is known.
     ///
@@ -58,7 +120,9 @@ pub struct ServiceState {
 
 impl PartialEq for ServiceState {
     fn eq(&self, other: &Self) -> bool {
-        self.service == other.service && self.endpoints == other.endpoints
+        self.service == other.service
+            && self.endpoints == other.endpoints
+            && self.unselected == other.unselected
     }
 }
 
@@ -70,13 +134,16 @@ impl ServiceState {
         let mut endpoints: Vec<_> = endpoints.into_iter().map(Arc::new).collect();
         // Collected from a vector, it would keep that one's memory, 13 times as much.
         endpoints.shrink_to_fit();
-        Self { service: service.into(), endpoints, trigger_time: None }
+        Self { service: service.into(), endpoints, unselected: Arc::default(), trigger_time: None }
     }
 
     /// Takes from `other` the Service and the endpoints that are of the same value here, so that both share them.
     pub fn share(&mut self, other: &Self) {
         if self.service == other.service {
             self.service = Arc::clone(&other.service);
+        }
+        if self.unselected == other.unselected {
+            self.unselected = Arc::clone(&other.unselected);
         }
         let mut others = other.endpoints.iter().peekable();
         for own in &mut self.endpoints {
@@ -253,6 +320,15 @@ pub struct EndpointPort {
     pub port: NonZeroU16,
     /// The traffic it may be given.
     pub scopes: Scopes,
+}
+
+/// A target that serves one port of a Service, and is not among those that this node chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Unselected {
+    /// The position in [`Service::ports`].
+    pub index: u16,
+    /// Where it listens.
+    pub target: SocketAddr,
 }
 
 /// Traffic that an endpoint may be given.

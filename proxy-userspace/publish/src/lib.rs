@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod any_node;
 pub mod grpc;
 pub mod print;
 pub mod upstream;
@@ -12,18 +13,24 @@ pub mod wire;
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use model::state::NodeState;
 use tokio::sync::watch;
+
+pub use any_node::AnyNode;
+pub use grpc::Refusal;
 
 /// A state together with what tells it from others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
     /// Random per process: a revision counts within it only.
     pub instance_id: u64,
-    /// Counts the different states, from 1; 0 means "nothing yet" and is never published.
+    /// Counts the different states, from 1, of all nodes together; 0 means "nothing yet" and is never published.
     pub rev: u64,
     /// The node whose state it is.
     pub node: Arc<str>,
@@ -35,6 +42,8 @@ pub struct Published {
 #[derive(Debug)]
 pub struct Publisher {
     instance_id: u64,
+    /// The last revision of all nodes: no two states of a process have the same.
+    revisions: Arc<AtomicU64>,
     node: Arc<str>,
     sender: watch::Sender<Option<Arc<Published>>>,
 }
@@ -44,7 +53,18 @@ impl Publisher {
     pub fn new(node: impl Into<Arc<str>>) -> Self {
         // Every RandomState has keys of its own, which come from the system's randomness.
         let instance_id = RandomState::new().build_hasher().finish();
-        Self { instance_id, node: node.into(), sender: watch::Sender::new(None) }
+        Self { instance_id, revisions: Arc::default(), node: node.into(), sender: watch::Sender::new(None) }
+    }
+
+    /// A publisher of the states of another node, under the same instance.
+    pub fn sibling(&self, node: impl Into<Arc<str>>) -> Self {
+        let revisions = Arc::clone(&self.revisions);
+        Self { instance_id: self.instance_id, revisions, node: node.into(), sender: watch::Sender::new(None) }
+    }
+
+    /// The node.
+    pub fn node(&self) -> &Arc<str> {
+        &self.node
     }
 
     /// Publishes a state if it differs from the one before, and returns the revision that now holds.
@@ -60,7 +80,7 @@ impl Publisher {
                     return false;
                 }
             }
-            rev += 1;
+            rev = self.revisions.fetch_add(1, Ordering::Relaxed) + 1;
             let node = Arc::clone(&self.node);
             let state = std::mem::take(&mut state);
             *current = Some(Arc::new(Published { instance_id: self.instance_id, rev, node, state }));

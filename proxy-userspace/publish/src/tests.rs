@@ -28,7 +28,7 @@ fn state(names: &[&str]) -> NodeState {
         };
         (name, Arc::new(ServiceState::new(service, [])))
     });
-    NodeState { services: services.collect() }
+    NodeState { services: services.collect(), ..NodeState::default() }
 }
 
 #[test]

@@ -107,7 +107,7 @@ impl Decoder {
             tracing::warn!("not taken over from the brain: {it}");
         }
         self.said = refused;
-        NodeState { services: services.into() }
+        NodeState { services: services.into(), ..NodeState::default() }
     }
 }
 

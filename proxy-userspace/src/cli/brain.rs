@@ -15,6 +15,8 @@ pub(super) struct Flags {
     facts: flags::Facts,
     #[command(flatten)]
     serve: flags::Serve,
+    #[command(flatten)]
+    any_node: flags::AnyNode,
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
@@ -25,8 +27,8 @@ async fn brain(flags: &Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let serve = &flags.serve;
     let pipeline = Pipeline::start(&flags.facts)?;
-    let mut serving =
-        Serving::start(&serve.listen, &serve.tls, pipeline.node(), &pipeline.subscribe()).await?;
+    let served = pipeline.served(flags.any_node.serve_any_node);
+    let mut serving = Serving::start(&serve.listen, &serve.tls, served, &pipeline.subscribe()).await?;
     let result = tokio::select! {
         () = pipeline.publish() => Err(anyhow!("the source has ended; the log says why")),
         result = serving.ended() => result,

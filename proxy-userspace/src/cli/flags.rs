@@ -139,6 +139,17 @@ pub(super) struct Serve {
     pub(super) tls: tls::ServerFlags,
 }
 
+/// Whose states a brain serves.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct AnyNode {
+    /// Serve the state of any node on request, not only of this one
+    ///
+    /// A node's state is decided while somebody follows it, and for a short while after. A node that no Node object is
+    /// called like is in no zone; of those, 5,000 can be followed at a time.
+    #[arg(long, env = "KUBE_PROXY_EBPF_SERVE_ANY_NODE")]
+    pub(super) serve_any_node: bool,
+}
+
 /// The kernel's side: what is served, and where it is pinned.
 #[derive(Clone, Debug, Args)]
 pub(super) struct DataPlane {

@@ -18,6 +18,8 @@ pub(super) struct Flags {
     data_plane: flags::DataPlane,
     #[command(flatten)]
     listen: flags::Listen,
+    #[command(flatten)]
+    any_node: flags::AnyNode,
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
@@ -29,9 +31,9 @@ async fn run(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     // Whatever is wrong with the source or the addresses is found before the kernel is touched.
     let pipeline = Pipeline::start(&flags.facts)?;
+    let served = pipeline.served(flags.any_node.serve_any_node);
     let listen = &flags.listen;
-    let mut serving =
-        Serving::start(&listen.listen, &listen.tls, pipeline.node(), &pipeline.subscribe()).await?;
+    let mut serving = Serving::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
     let options = flags.data_plane.options();
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     let result = tokio::select! {

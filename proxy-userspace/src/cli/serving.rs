@@ -1,4 +1,4 @@
-//! A node's state, served to others at one or more addresses.
+//! The states of nodes, served to others at one or more addresses.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 use proto::Target;
 use publish::{
     Subscription,
-    grpc::{self, Listener, OneNode, ServeError},
+    grpc::{self, Listener, Nodes, ServeError},
 };
 use tokio::{sync::watch, task::JoinSet};
 
@@ -19,11 +19,11 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// Serves the states of `node` at all `targets`, or at none if one cannot be had.
+    /// Serves `nodes` at all `targets`, or at none if one cannot be had; ready as soon as there is one of `states`.
     pub(super) async fn start(
         targets: &[Target],
         tls: &tls::ServerFlags,
-        node: &str,
+        nodes: Arc<dyn Nodes>,
         states: &Subscription,
     ) -> Result<Self> {
         let tls = tls.server()?;
@@ -31,7 +31,6 @@ impl Serving {
         for target in targets {
             listeners.push(Listener::bind_tls(target, tls.clone()).await?);
         }
-        let nodes = Arc::new(OneNode::new(node, states.clone()));
         let stop = watch::Sender::new(false);
         let mut servers = JoinSet::new();
         for listener in listeners {

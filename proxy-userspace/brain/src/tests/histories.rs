@@ -49,17 +49,21 @@ fn some_step() -> impl Strategy<Value = Step> {
     });
     let slice_name =
         (0..9).prop_map(|it| SliceName { namespace: "ns".into(), name: format!("web-{it}").into() });
-    let node = || select(NODES.to_vec());
+    let name = || select(NODES.to_vec());
     let zone = option::of(select(vec!["a", "b"]));
     prop_oneof![
         3 => service,
         1 => some_name().prop_map(Step::DeleteService),
         6 => slice,
         2 => slice_name.prop_map(Step::DeleteSlice),
-        2 => (node(), zone).prop_map(|(name, zone)| Step::Node(Node { name: name.into(), zone: zone.map(Into::into) })),
-        1 => node().prop_map(Step::DeleteNode),
-        1 => node().prop_map(Step::Serve),
-        1 => node().prop_map(Step::Dismiss),
+        2 => (name(), zone, any::<bool>()).prop_map(|(name, zone, is_leaving)| {
+            let mut node = node(name, zone);
+            node.info.is_leaving = is_leaving;
+            Step::Node(node)
+        }),
+        1 => name().prop_map(Step::DeleteNode),
+        1 => name().prop_map(Step::Serve),
+        1 => name().prop_map(Step::Dismiss),
     ]
 }
 
@@ -185,9 +189,25 @@ fn nodes_that_share_their_state_share_it_after_a_change() {
 fn a_change_that_matters_to_no_node_changes_no_state() {
     let mut brain = brain();
     brain.set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.2"), "q"), unready(at("10.1.0.4"))]));
-    brain.set_node(Node { name: "n1".into(), zone: Some("a".into()) });
-    brain.set_node(Node { name: "elsewhere".into(), zone: None });
+    brain.set_node(node("n1", Some("a")));
+    brain.set_node(Node { zone: Some("b".into()), ..node("n9", None) });
+    brain.settle();
+    brain.set_node(node("n9", None));
     assert!(brain.settle().is_empty());
+}
+
+#[test]
+fn every_state_tells_of_every_node() {
+    let mut brain = brain();
+    let elsewhere = state::Node { addresses: vec!["192.0.2.9".parse().unwrap()], ..state::Node::default() };
+    brain.set_node(Node { info: elsewhere.clone(), ..node("elsewhere", None) });
+    assert_eq!(brain.settle().len(), 3);
+    let nodes = |brain: &Brain, name| brain.state(name).unwrap().nodes.clone();
+    assert_eq!(nodes(&brain, "n1").get("elsewhere"), Some(&elsewhere));
+    assert!(nodes(&brain, "n1").ptr_eq(&nodes(&brain, "n3")));
+    brain.delete_node("elsewhere");
+    assert_eq!(brain.settle().len(), 3);
+    assert_eq!(nodes(&brain, "n2").get("elsewhere"), None);
 }
 
 #[test]
@@ -227,8 +247,9 @@ fn only_the_nodes_that_see_a_change_have_a_new_state() {
 fn a_zone_counts_when_the_node_is_known_to_be_in_it() {
     let mut brain = brain();
     brain.set_slice(slice([zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])]));
+    brain.set_node(node("n3", None));
     assert_eq!(brain.settle().len(), 3);
-    brain.set_node(Node { name: "n3".into(), zone: Some("b".into()) });
+    brain.set_node(node("n3", Some("b")));
     assert_eq!(brain.settle().into_iter().collect::<Vec<_>>(), ["n3".into()]);
     assert_eq!(targets(of(&brain, "n3", "web"), 0, Scope::Internal), "2");
     brain.delete_node("n3");

@@ -38,7 +38,7 @@ pub(super) fn some_slice() -> impl Strategy<Value = EndpointSlice> {
         vec(some_endpoint(family), 0..5).prop_map(move |endpoints| {
             let ports = ports.iter().map(|(name, port)| SlicePort {
                 name: (*name).into(),
-                protocol: Protocol::Tcp,
+                protocol: if *name == "b" { Protocol::Udp } else { Protocol::Tcp },
                 port: number(*port),
             });
             let slice = slice_named(&format!("web-{name}"), family, endpoints);
@@ -50,7 +50,7 @@ pub(super) fn some_slice() -> impl Strategy<Value = EndpointSlice> {
 pub(super) fn some_service() -> impl Strategy<Value = Service> {
     any::<(bool, bool, bool)>().prop_map(|(outside, internal, external)| {
         let mut service = if outside { with_node_port() } else { service() };
-        service.ports.push(service_port("b", Protocol::Tcp, 81));
+        service.ports.push(service_port("b", Protocol::Udp, 81));
         let policy = |local| if local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
         Service { internal_policy: policy(internal), external_policy: policy(external), ..service }
     })

@@ -9,8 +9,8 @@ use std::{num::NonZeroU16, sync::Arc};
 
 use model::{
     Family, Protocol, ServiceName,
-    facts::{Conditions, Endpoint, EndpointSlice, Facts, Service, ServicePort, SliceName, SlicePort},
-    state::{Scope, ServiceKind, ServiceState, TargetPort, TrafficPolicy},
+    facts::{Conditions, Endpoint, EndpointSlice, Facts, Node, Service, ServicePort, SliceName, SlicePort},
+    state::{self, Scope, ServiceKind, ServiceState, TargetPort, TrafficPolicy},
 };
 
 use crate::{NodeView, Options, service_state};
@@ -107,6 +107,11 @@ fn nodes(endpoint: Endpoint, nodes: &[&str]) -> Endpoint {
 
 fn pod(endpoint: Endpoint, pod: &str) -> Endpoint {
     Endpoint { pod: Some(pod.into()), ..endpoint }
+}
+
+/// A Node of which nothing else is known.
+fn node(name: &str, zone: Option<&str>) -> Node {
+    Node { name: name.into(), zone: zone.map(Into::into), info: state::Node::default() }
 }
 
 fn facts(service: &Service, slices: &[EndpointSlice]) -> Facts {

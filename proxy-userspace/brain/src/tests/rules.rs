@@ -2,7 +2,7 @@
 
 use model::{
     Family, Protocol,
-    facts::{Node, Service, SlicePort},
+    facts::{Service, SlicePort},
     state::{EndpointKey, Scope, ServiceKind, TrafficPolicy},
 };
 
@@ -129,10 +129,34 @@ fn a_node_that_is_not_known_is_served_too() {
 fn the_zone_comes_from_the_node() {
     let endpoints = [zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])];
     let mut facts = facts(&service(), &[slice(endpoints)]);
-    facts.set_node(Node { name: "n1".into(), zone: Some("b".into()) });
+    facts.set_node(node("n1", Some("b")));
     let state = node_state(&facts, "n1", &Options::default());
     let state = state.services.values().next().unwrap();
     assert_eq!(targets(state, 0, Scope::Internal), "2");
+}
+
+// What serves, and is not chosen.
+
+/// The same Service and slice for UDP.
+fn over_udp(mut service: Service, endpoints: impl Into<Vec<Endpoint>>) -> ServiceState {
+    let mut slice = slice(endpoints);
+    service.ports[0].protocol = Protocol::Udp;
+    slice.ports[0].protocol = Protocol::Udp;
+    state(&service, &[slice])
+}
+
+fn unselected(state: &ServiceState) -> Vec<String> {
+    state.unselected.iter().map(|it| format!("{} {}", it.index, it.target)).collect()
+}
+
+#[test]
+fn udp_endpoints_that_serve_unselected_are_named() {
+    let endpoints = [here("10.1.0.1"), leaving(at("10.1.0.2")), unready(at("10.1.0.3"))];
+    assert_eq!(unselected(&over_udp(service(), endpoints.clone())), ["0 10.1.0.2:8080"]);
+    let hinted = [zones(at("10.1.0.5"), &["b"]), zones(here("10.1.0.1"), &["a"])];
+    assert_eq!(unselected(&over_udp(service(), hinted)), ["0 10.1.0.5:8080"]);
+    // A connection of TCP is left alone in any case.
+    assert_eq!(unselected(&state(&service(), &[slice(endpoints)])), [""; 0]);
 }
 
 // Frontends.

@@ -38,8 +38,39 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// The nodes whose states are served.
 pub trait Nodes: Send + Sync + 'static {
     /// Follows the state of a node, beginning with what is not the revision `seen` (instance and revision); of the
-    /// brain's own node if the name is empty. None if its state is not to be had here.
-    fn follow(&self, node: &str, seen: (u64, u64)) -> Option<Subscription>;
+    /// brain's own node if the name is empty.
+    fn follow(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, Refusal>;
+}
+
+/// Why a node's state is not to be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Only the brain's own node is served.
+    #[error(
+        "the state of this node is not served here; ask its own brain, or start this one with --serve-any-node"
+    )]
+    NotServed,
+    /// No node can be called so.
+    #[error("no node can be called so: lower-case letters, digits, dashes and dots only, 253 at most")]
+    NoName,
+    /// So many others are followed already.
+    #[error("no Node object is called so, and {0} such nodes are followed already")]
+    TooManyStrangers(usize),
+    /// The brain is about to end.
+    #[error("the brain is stopping")]
+    Ending,
+}
+
+impl Refusal {
+    fn status(&self, node: &str) -> Status {
+        let message = format!("node {:?}: {self}", node.chars().take(80).collect::<String>());
+        match self {
+            Self::NotServed => Status::not_found(message),
+            Self::NoName => Status::invalid_argument(message),
+            Self::TooManyStrangers(_) => Status::resource_exhausted(message),
+            Self::Ending => Status::unavailable(message),
+        }
+    }
 }
 
 /// One node alone.
@@ -57,13 +88,10 @@ impl OneNode {
 }
 
 impl Nodes for OneNode {
-    fn follow(&self, node: &str, seen: (u64, u64)) -> Option<Subscription> {
-        (node.is_empty() || *node == *self.name).then(|| self.states.resume(seen.0, seen.1))
+    fn follow(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, Refusal> {
+        let is_own = node.is_empty() || *node == *self.name;
+        if is_own { Ok(self.states.resume(seen.0, seen.1)) } else { Err(Refusal::NotServed) }
     }
-}
-
-fn unknown_node(node: &str) -> Status {
-    Status::not_found(format!("the state of node {node:?} is not served here; ask its own brain"))
 }
 
 /// Why serving ended.

@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
-use super::{Nodes, peer::Peer, unknown_node};
+use super::{Nodes, peer::Peer};
 use crate::{Subscription, wire};
 
 /// How many items are made in advance for a client.
@@ -29,7 +29,7 @@ impl Endpoints for Next {
         let filter = request.into_inner();
         peer.may(&filter.node_name)?;
         let states = self.nodes.follow(&filter.node_name, (filter.instance_id, filter.rev));
-        let states = states.ok_or_else(|| unknown_node(&filter.node_name))?;
+        let states = states.map_err(|it| it.status(&filter.node_name))?;
         let (sender, items) = mpsc::channel(AHEAD);
         tokio::spawn(answer(filter, states, sender));
         Ok(Response::new(Box::pin(ReceiverStream::new(items))))

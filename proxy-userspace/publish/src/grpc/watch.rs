@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Nodes, changes::Changes, peer::Peer, unknown_node};
+use super::{Nodes, changes::Changes, peer::Peer};
 use crate::{Published, Subscription};
 
 /// How many operations are made in advance for a watcher.
@@ -140,7 +140,7 @@ impl Watcher {
     fn follow(&self, request: &WatchReq) -> Result<Subscription, End> {
         let node = &request.node_name;
         self.peer.may(node).map_err(End::Refused)?;
-        self.nodes.follow(node, (0, 0)).ok_or_else(|| End::Refused(unknown_node(node)))
+        self.nodes.follow(node, (0, 0)).map_err(|it| End::Refused(it.status(node)))
     }
 
     /// What is complete now, for a client that wants to know.

@@ -56,7 +56,12 @@ fn published() -> Published {
     };
     let endpoints = (1..6).map(|last| endpoint(last, last == 1));
     let services = [(name, Arc::new(ServiceState::new(service, endpoints)))].into_iter().collect();
-    Published { instance_id: u64::MAX, rev: 7, node: "n1".into(), state: NodeState { services } }
+    Published {
+        instance_id: u64::MAX,
+        rev: 7,
+        node: "n1".into(),
+        state: NodeState { services, ..NodeState::default() },
+    }
 }
 
 #[test]

@@ -82,7 +82,7 @@ pub(crate) fn service(path: &str, endpoints: &[(&str, u8)]) -> (ServiceName, Arc
 }
 
 pub(crate) fn state(services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>) -> NodeState {
-    NodeState { services: services.into_iter().collect() }
+    NodeState { services: services.into_iter().collect(), ..NodeState::default() }
 }
 
 /// A brain that serves at a socket.
@@ -157,8 +157,12 @@ impl Peer {
     }
 
     pub(crate) async fn silent(path: &Path) -> Self {
+        Self::over(channel(path).await).await
+    }
+
+    pub(crate) async fn over(channel: transport::Channel) -> Self {
         let (requests, outgoing) = mpsc::channel(8);
-        let items = SetsClient::new(channel(path).await).watch(ReceiverStream::new(outgoing)).await.unwrap();
+        let items = SetsClient::new(channel).watch(ReceiverStream::new(outgoing)).await.unwrap();
         let (services, endpoints) = Default::default();
         Self { requests, items: items.into_inner(), services, endpoints }
     }

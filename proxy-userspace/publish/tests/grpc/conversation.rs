@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use model::state::NodeState;
 use proto::localv1::{Addition, WatchReq, op_item::Op};
-use publish::{Publisher, Subscription, grpc::Nodes};
+use publish::{Publisher, Refusal, Subscription, grpc::Nodes};
 use tokio::time::timeout;
 
 use crate::common::{Brain, Folder, LIMIT, Peer, service, state};
@@ -125,9 +125,9 @@ async fn operations_come_in_the_order_that_keeps_endpoints_with_their_services()
 struct TwoNodes([Subscription; 2]);
 
 impl Nodes for TwoNodes {
-    fn follow(&self, node: &str, seen: (u64, u64)) -> Option<Subscription> {
-        let position = ["n1", "n2"].iter().position(|it| *it == node)?;
-        Some(self.0[position].resume(seen.0, seen.1))
+    fn follow(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, Refusal> {
+        let position = ["n1", "n2"].iter().position(|it| *it == node).ok_or(Refusal::NotServed)?;
+        Ok(self.0[position].resume(seen.0, seen.1))
     }
 }
 

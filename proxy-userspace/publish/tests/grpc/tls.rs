@@ -35,8 +35,8 @@ use crate::{
 struct Every(Subscription);
 
 impl Nodes for Every {
-    fn follow(&self, _: &str, seen: (u64, u64)) -> Option<Subscription> {
-        Some(self.0.resume(seen.0, seen.1))
+    fn follow(&self, _: &str, seen: (u64, u64)) -> Result<Subscription, publish::Refusal> {
+        Ok(self.0.resume(seen.0, seen.1))
     }
 }
 

@@ -1,19 +1,59 @@
 //! `v1 Node` to a fact.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1;
-use model::facts;
+use model::{facts, state};
 
 use super::{Converted, label, label_of, refuse::Refuse};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
+/// The taint of a node that the cluster autoscaler takes away.
+const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// Reads a Node.
 pub fn node(node: &v1::Node) -> Converted<facts::Node> {
     let meta = &node.metadata;
     let mut refuse = Refuse::new(label_of("Node", meta));
-    let object = refuse.name("metadata.name", meta.name.as_deref().unwrap_or("")).map(|name| facts::Node {
+    let name = refuse.name("metadata.name", meta.name.as_deref().unwrap_or(""));
+    let object = name.map(|name| facts::Node {
         name,
         zone: label(meta, ZONE).filter(|zone| !zone.is_empty()).map(Into::into),
+        info: state::Node {
+            addresses: addresses(node, &mut refuse),
+            pod_cidrs: pod_cidrs(node, &mut refuse),
+            is_leaving: is_leaving(node),
+        },
     });
     Converted { object, rejected: refuse.into_rejected() }
+}
+
+/// Names are for people and for DNS; traffic comes to addresses.
+fn addresses(node: &v1::Node, refuse: &mut Refuse) -> Vec<IpAddr> {
+    let listed = node.status.iter().flat_map(|it| it.addresses.iter().flatten()).enumerate();
+    let mut found = Vec::new();
+    for (index, it) in listed.filter(|(_, it)| matches!(it.type_.as_str(), "InternalIP" | "ExternalIP")) {
+        let address = refuse.address(format_args!("status.addresses[{index}].address"), &it.address);
+        found.extend(address.filter(|it| !found.contains(it)));
+    }
+    found
+}
+
+/// `podCIDRs`, or `podCIDR` where a manifest made by hand has nothing else.
+fn pod_cidrs(node: &v1::Node, refuse: &mut Refuse) -> Vec<IpNet> {
+    let Some(spec) = &node.spec else { return Vec::new() };
+    let many = spec.pod_cidrs.as_deref().unwrap_or_default();
+    if many.is_empty() {
+        let one = spec.pod_cidr.as_deref().filter(|it| !it.is_empty());
+        return one.and_then(|it| refuse.range("spec.podCIDR", it)).into_iter().collect();
+    }
+    let many = many.iter().enumerate();
+    many.filter_map(|(index, it)| refuse.range(format_args!("spec.podCIDRs[{index}]"), it)).collect()
+}
+
+/// What kube-proxy calls not eligible (KEP-3836).
+fn is_leaving(node: &v1::Node) -> bool {
+    let taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
+    node.metadata.deletion_timestamp.is_some() || { taints }.any(|it| it.key == LEAVING)
 }

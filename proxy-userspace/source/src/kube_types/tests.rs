@@ -133,6 +133,42 @@ fn a_name_that_cannot_be_part_of_a_path_refuses_the_object() {
 }
 
 #[test]
+fn a_nodes_addresses_and_ranges_are_read_one_by_one() {
+    let node = |value: Value| of(node(&serde_json::from_value::<v1::Node>(value).unwrap()));
+    let (read, rejected) = node(json!({
+        "metadata": {"name": "n1"},
+        "spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24", "fd00:1::/64", "10.1.0.0"]},
+        "status": {"addresses": [
+            {"type": "Hostname", "address": "n1.example"},
+            {"type": "InternalIP", "address": "192.0.2.1"},
+            {"type": "ExternalIP", "address": "n1"},
+            {"type": "ExternalIP", "address": "2001:db8::1"},
+        ]},
+    }));
+    let info = read.unwrap().info;
+    assert_eq!(
+        info.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["192.0.2.1", "2001:db8::1"]
+    );
+    assert_eq!(
+        info.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["10.1.0.0/24", "fd00:1::/64"]
+    );
+    assert_eq!(rejected, ["Node n1: status.addresses[2].address", "Node n1: spec.podCIDRs[2]"]);
+}
+
+#[test]
+fn a_node_is_leaving_when_the_autoscaler_or_its_deletion_says_so() {
+    let is_leaving = |value: Value| {
+        node(&serde_json::from_value::<v1::Node>(value).unwrap()).object.unwrap().info.is_leaving
+    };
+    let taint = |key: &str| json!({"metadata": {"name": "n1"}, "spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
+    assert!(!is_leaving(taint("node.kubernetes.io/unschedulable")));
+    assert!(is_leaving(taint("ToBeDeletedByClusterAutoscaler")));
+    assert!(is_leaving(json!({"metadata": {"name": "n1", "deletionTimestamp": "2030-01-01T00:00:00Z"}})));
+}
+
+#[test]
 fn slices_of_names_and_slices_of_nobody_are_no_facts() {
     assert_eq!(read_slice(json!({"addressType": "FQDN"})), (None, vec![]));
     assert_eq!(read_slice(json!({"metadata": {"name": "web-1"}})), (None, vec![]));

@@ -78,7 +78,7 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
 }
 
 fn state(services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>) -> NodeState {
-    NodeState { services: services.into_iter().collect() }
+    NodeState { services: services.into_iter().collect(), ..NodeState::default() }
 }
 
 /// What a state means, said as plainly as possible: each address with its backends. Cluster IPs come before load balancer
