@@ -5,6 +5,7 @@ mod bench;
 mod build;
 mod command;
 mod demo;
+mod fuzz;
 mod licences;
 mod setup;
 mod test;
@@ -60,6 +61,17 @@ enum Task {
         /// What to measure.
         subject: bench::Subject,
     },
+    /// Look for bytes that break a law (a file, a message, the history of a cluster), guided by coverage.
+    ///
+    /// The test suite does the same with the corpus and a fixed number of mutations. Installs cargo-fuzz if it is missing;
+    /// new inputs go to tests/fuzz/corpus, those that break a law to tests/fuzz/artifacts.
+    Fuzz {
+        /// `parser`, `wire` or `brain`.
+        target: String,
+        /// For how long.
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+    },
     /// Check the licences and sources of the dependencies, and advisories as far as that works offline.
     Licences,
     /// Be a pod of the demo.
@@ -104,6 +116,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Demo { keep, .. } => demo::run(keep),
         Task::Test { filter } => test::test(filter.as_deref()),
         Task::Bench { subject } => bench::bench(subject),
+        Task::Fuzz { target, seconds } => fuzz::fuzz(&target, seconds),
         Task::Licences => licences::licences(),
         Task::Pod { name, addresses } => demo::serve(&name, &addresses),
     }

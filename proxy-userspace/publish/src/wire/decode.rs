@@ -21,6 +21,11 @@ use proto::localv1;
 /// Seconds that a client keeps its endpoint if nothing else is said: three hours.
 const DEFAULT_AFFINITY_SECONDS: NonZeroU32 = NonZeroU32::new(10_800).expect("it is not zero");
 
+/// The longest name of an object in Kubernetes.
+const LONGEST_NAME: usize = 253;
+/// How much of a peer's text a message shows.
+const LONGEST_SHOWN: usize = 80;
+
 /// What came out of messages, and what of them was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoded<T> {
@@ -37,7 +42,7 @@ pub fn service_state<'a>(
     service: &localv1::Service,
     endpoints: impl IntoIterator<Item = (&'a str, &'a localv1::Endpoint)>,
 ) -> Decoded<Option<ServiceState>> {
-    let object = format!("service {}/{}", service.namespace, service.name);
+    let object = format!("service {}/{}", shown(&service.namespace), shown(&service.name));
     let mut decoder = Decoder { object, rejected: Vec::new() };
     let value = decoder.service(service).map(|(service, places)| {
         let endpoints = endpoints.into_iter();
@@ -48,6 +53,15 @@ pub fn service_state<'a>(
         ServiceState::new(service, endpoints)
     });
     Decoded { value, rejected: decoder.rejected }
+}
+
+/// The beginning of a text that may be anything, in a message of one line.
+fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(LONGEST_SHOWN).flat_map(char::escape_debug).collect();
+    if text.chars().nth(LONGEST_SHOWN).is_some() {
+        shown.push('…');
+    }
+    shown
 }
 
 struct Decoder {
@@ -68,7 +82,7 @@ impl Decoder {
         if parsed.is_none() {
             self.refuse(
                 field,
-                format!("{text:?} cannot be read; the peer should send an address or a range"),
+                format!("\"{}\" cannot be read; the peer should send an address or a range", shown(text)),
             );
         }
         parsed
@@ -84,7 +98,10 @@ impl Decoder {
 
     fn service(&mut self, message: &localv1::Service) -> Option<(Service, Places)> {
         let (namespace, name) = (message.namespace.as_str(), message.name.as_str());
-        if [namespace, name].iter().any(|it| it.is_empty() || it.contains('/')) {
+        let is_name = |it: &str| {
+            !it.is_empty() && it.len() <= LONGEST_NAME && !it.chars().any(|it| it == '/' || it.is_control())
+        };
+        if !is_name(namespace) || !is_name(name) {
             self.refuse(
                 "name",
                 "it cannot be part of a path; the peer should send a namespace and a name".to_owned(),
@@ -108,7 +125,7 @@ impl Decoder {
             "LoadBalancer" => ServiceKind::LoadBalancer,
             "ClusterIP" | "" => ServiceKind::ClusterIp,
             other => {
-                self.refuse("type", format!("{other:?} is not known, ClusterIP is used"));
+                self.refuse("type", format!("\"{}\" is not known, ClusterIP is used", shown(other)));
                 ServiceKind::ClusterIp
             }
         };
@@ -210,7 +227,7 @@ impl Decoder {
         let v4 = self.v4("endpoint", &ips).first().copied();
         let v6 = self.v6("endpoint", &ips).first().copied();
         if v4.is_none() && v6.is_none() {
-            self.refuse("endpoint", format!("{key} has no address; the peer should send one"));
+            self.refuse("endpoint", format!("{} has no address; the peer should send one", shown(key)));
             return None;
         }
         let is_ours = message.port_overrides.iter().any(|it| it.index.is_some());
