@@ -7,6 +7,10 @@
 //! | `server` | the traits that a brain implements |
 //! | `json` | the messages in their proto3 JSON form, by way of serde |
 //!
+//! How two versions get along, and how both get along with KPNG's: see the head of `localv1.proto`.
+//! A client names the additions that it wants ([`localv1::Addition`]), and passes over those that it does not know.
+//! The reset of a server names those of them that it says; a server that names none says none.
+//!
 //! The one rule: what is on the wire stays on the wire.
 //! Numbers and types are never changed; what is new has a new number, and may be absent.
 

@@ -1,9 +1,10 @@
-//! The proxy itself, as a process.
+//! The proxy itself, as a process, with the capabilities that its DaemonSet gives it and no others.
 //! The one rule: what it says is kept, and shown when a test fails.
 
 use std::{
     ffi::{OsStr, OsString},
     fs::{self, File},
+    io,
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -17,7 +18,9 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{Sandbox, eventually};
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set, set_no_new_privs};
+
+use crate::{Sandbox, deploy, eventually};
 
 /// How to start a proxy.
 #[derive(Clone, Debug)]
@@ -25,6 +28,7 @@ pub struct Setting {
     binary: PathBuf,
     arguments: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
+    capabilities: Option<CapabilitySet>,
 }
 
 impl Setting {
@@ -51,7 +55,7 @@ impl Setting {
     #[must_use]
     pub fn of(binary: &Path, arguments: &[&OsStr]) -> Self {
         let arguments = arguments.iter().map(|&it| it.to_owned()).collect();
-        Self { binary: binary.to_owned(), arguments, environment: Vec::new() }
+        Self { binary: binary.to_owned(), arguments, environment: Vec::new(), capabilities: None }
     }
 
     /// Another argument.
@@ -75,6 +79,13 @@ impl Setting {
         self
     }
 
+    /// Other capabilities than those of the DaemonSet.
+    #[must_use]
+    pub fn capabilities(mut self, capabilities: CapabilitySet) -> Self {
+        self.capabilities = Some(capabilities);
+        self
+    }
+
     /// The command line, as one would type it.
     #[must_use]
     pub fn line(&self) -> String {
@@ -91,20 +102,38 @@ impl Setting {
     pub fn start(&self, sandbox: &Sandbox) -> Result<Agent> {
         let log = sandbox.files().join(format!("agent-{}.log", count(sandbox.files())));
         let stderr = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
-        let child = Command::new(&self.binary)
+        let capabilities = self.capabilities.map_or_else(deploy::capabilities, Ok)?;
+        let mut command = Command::new(&self.binary);
+        command
             .args(&self.arguments)
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
             // Ctrl-C is for whoever watches it.
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(stderr.try_clone()?)
-            .stderr(stderr)
-            .spawn()
+            .stderr(stderr);
+        let child = spawn_with(capabilities, &mut command)
             .with_context(|| format!("cannot start `{}`", self.line()))?;
         let agent = Agent { child, log, left: false };
         sandbox.adopt(agent.process())?;
         Ok(agent)
     }
+}
+
+/// Starts a program that can never have other capabilities than these, whoever it runs as.
+fn spawn_with(capabilities: CapabilitySet, command: &mut Command) -> io::Result<Child> {
+    let bounded = || {
+        // Those that have a name; the others are none.
+        for (_, capability) in CapabilitySet::all().difference(capabilities).iter_names() {
+            remove_capability_from_bounding_set(capability)?;
+        }
+        set_no_new_privs(true)?;
+        command.spawn()
+    };
+    // What is given up is given up by a thread, for itself and for what it starts.
+    thread::scope(|scope| {
+        scope.spawn(bounded).join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+    })
 }
 
 fn count(folder: &Path) -> usize {

@@ -9,6 +9,7 @@
 
 pub mod agent;
 pub mod client;
+pub mod deploy;
 pub mod echo;
 pub mod load;
 pub mod manifest;

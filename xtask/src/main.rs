@@ -4,7 +4,10 @@
 mod bench;
 mod build;
 mod command;
+mod conformance;
+mod container;
 mod demo;
+mod dist;
 mod fuzz;
 mod licences;
 mod setup;
@@ -66,12 +69,31 @@ enum Task {
     /// The test suite does the same with the corpus and a fixed number of mutations. Installs cargo-fuzz if it is missing;
     /// new inputs go to tests/fuzz/corpus, those that break a law to tests/fuzz/artifacts.
     Fuzz {
-        /// `parser`, `wire` or `brain`.
+        /// `parser`, `wire`, `facts` or `brain`.
         target: String,
         /// For how long.
         #[arg(long, default_value_t = 60)]
         seconds: u32,
     },
+    /// Make what is handed to others, in target/dist: an archive with its checksum, and the image.
+    ///
+    /// The archive holds the binary, the licence and the manifests, and depends on their contents alone. The image is
+    /// built where a container tool works: docker, podman, nerdctl or buildah, the first of them. What cannot be made
+    /// here is named at the end, with the reason; a build that fails is an error.
+    Dist {
+        /// The tool that builds the image; an error if it cannot
+        #[arg(long, value_enum)]
+        container_tool: Option<container::Tool>,
+        /// Build no image
+        #[arg(long, conflicts_with = "container_tool")]
+        no_image: bool,
+    },
+    /// Run upstream's end-to-end tests in a cluster of kind without kube-proxy (hours; needs docker and the Internet).
+    ///
+    /// Makes a cluster of three nodes, builds the image and brings it there, deploys the overlay `kind`, runs the
+    /// conformance tests and those of the network, and removes the cluster. What is left out, and why, is in
+    /// deploy/conformance/skip.yaml. If something fails, logs and each node's `dump` are in target/conformance.
+    Conformance(conformance::Options),
     /// Check the licences and sources of the dependencies, and advisories as far as that works offline.
     Licences,
     /// Be a pod of the demo.
@@ -117,6 +139,8 @@ fn perform(task: Task) -> Result<()> {
         Task::Test { filter } => test::test(filter.as_deref()),
         Task::Bench { subject } => bench::bench(subject),
         Task::Fuzz { target, seconds } => fuzz::fuzz(&target, seconds),
+        Task::Dist { container_tool, no_image } => dist::dist(container_tool, no_image),
+        Task::Conformance(options) => conformance::conformance(&options),
         Task::Licences => licences::licences(),
         Task::Pod { name, addresses } => demo::serve(&name, &addresses),
     }

@@ -6,9 +6,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     Client,
-    session::{Event, Session},
+    local::{Event, Local},
+    session::Session,
 };
-use crate::localv1::{Endpoint, Revision, Service};
+use crate::localv1::{Addition, Endpoint, Node, Revision, Service};
 
 /// All that one node serves.
 ///
@@ -17,6 +18,10 @@ use crate::localv1::{Endpoint, Revision, Service};
 pub struct State {
     /// What tells it from other states, if the brain says so: KPNG's does not.
     pub revision: Option<Revision>,
+    /// What the brain says beyond KPNG's API, of what the client wanted: what is not among them is not said.
+    pub granted: Vec<Addition>,
+    /// The nodes of the cluster, by name; none if the brain does not say.
+    pub nodes: BTreeMap<Arc<str>, Arc<Node>>,
     /// The Services, by `namespace/name`.
     pub services: BTreeMap<Arc<str>, Arc<ServiceEndpoints>>,
 }
@@ -33,7 +38,7 @@ pub struct ServiceEndpoints {
 /// Follows the full state of a node: what [`Client::watch`] returns.
 #[derive(Debug)]
 pub struct Watch {
-    session: Session,
+    session: Session<Local>,
     building: Building,
     last: Option<Arc<State>>,
 }
@@ -41,6 +46,8 @@ pub struct Watch {
 /// A state in the making.
 #[derive(Debug, Default)]
 struct Building {
+    granted: Vec<Addition>,
+    nodes: BTreeMap<Arc<str>, Arc<Node>>,
     services: BTreeMap<Arc<str>, Arc<ServiceEndpoints>>,
     /// Endpoints without a Service; there are none at a sync if the brain keeps the rules.
     orphans: BTreeMap<String, BTreeMap<Arc<str>, Arc<Endpoint>>>,
@@ -52,7 +59,7 @@ struct Building {
 
 impl Watch {
     pub(super) fn new(client: &Client) -> Self {
-        Self { session: Session::new(client), building: Building::default(), last: None }
+        Self { session: Session::new(client, Local::new(client)), building: Building::default(), last: None }
     }
 
     /// Waits for a state that differs from the one before: the newest one. Several changes while nobody waits are one.
@@ -65,8 +72,8 @@ impl Watch {
                 self.building.take_in(event);
                 continue;
             };
-            let Some(services) = self.building.finish(self.last.as_deref()) else { continue };
-            let state = Arc::new(State { revision, services });
+            let Some(state) = self.building.finish(revision, self.last.as_deref()) else { continue };
+            let state = Arc::new(state);
             self.last = Some(Arc::clone(&state));
             return Some(state);
         }
@@ -77,7 +84,9 @@ impl Building {
     fn take_in(&mut self, event: Event) {
         self.touched = true;
         match event {
-            Event::Reset => *self = Self { anew: true, touched: true, ..Self::default() },
+            Event::Reset(granted) => *self = Self { granted, anew: true, touched: true, ..Self::default() },
+            Event::SetNode(name, node) => drop(self.nodes.insert(name.into(), Arc::new(node))),
+            Event::DeleteNode(name) => drop(self.nodes.remove(name.as_str())),
             Event::SetService(name, service) => {
                 let orphans = self.orphans.remove(&name);
                 let it = Arc::make_mut(self.services.entry(name.into()).or_default());
@@ -108,7 +117,7 @@ impl Building {
     }
 
     /// The state, unless it is the last one again.
-    fn finish(&mut self, last: Option<&State>) -> Option<BTreeMap<Arc<str>, Arc<ServiceEndpoints>>> {
+    fn finish(&mut self, revision: Option<Revision>, last: Option<&State>) -> Option<State> {
         let touched = std::mem::take(&mut self.touched);
         let anew = std::mem::take(&mut self.anew);
         if let Some(last) = last {
@@ -116,18 +125,29 @@ impl Building {
                 return None;
             }
             if anew {
-                let mut equal = 0;
-                for (name, it) in &mut self.services {
-                    if let Some(old) = last.services.get(name).filter(|old| *old == it) {
-                        *it = Arc::clone(old);
-                        equal += 1;
-                    }
-                }
-                if equal == last.services.len() && equal == self.services.len() {
+                let services = share(&mut self.services, &last.services);
+                let nodes = share(&mut self.nodes, &last.nodes);
+                if services && nodes && self.granted == last.granted {
                     return None;
                 }
             }
         }
-        Some(self.services.clone())
+        let (granted, nodes) = (self.granted.clone(), self.nodes.clone());
+        Some(State { revision, granted, nodes, services: self.services.clone() })
     }
+}
+
+/// Takes over what is equal; whether all is.
+pub(super) fn share<T: PartialEq>(
+    now: &mut BTreeMap<Arc<str>, Arc<T>>,
+    before: &BTreeMap<Arc<str>, Arc<T>>,
+) -> bool {
+    let mut equal = 0;
+    for (name, it) in &mut *now {
+        if let Some(old) = before.get(name).filter(|old| *old == it) {
+            *it = Arc::clone(old);
+            equal += 1;
+        }
+    }
+    equal == before.len() && equal == now.len()
 }

@@ -7,11 +7,12 @@ use std::convert::Infallible;
 
 use super::{
     Client,
-    session::{Event, Session},
+    local::{Event, Local},
+    session::Session,
 };
 use crate::{
     DiffStore,
-    localv1::{Endpoint, Service},
+    localv1::{Endpoint, Node, Service},
 };
 
 /// A backend that is told of every change.
@@ -27,6 +28,10 @@ pub trait Incremental {
     fn set_endpoint(&mut self, namespace: &str, service: &str, key: &str, endpoint: &Endpoint);
     /// An endpoint is gone.
     fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str);
+    /// A node of the cluster is new, or another than before; for a client that wants `Nodes`, of a brain that says them.
+    fn set_node(&mut self, _node: &Node) {}
+    /// A node of the cluster is gone.
+    fn delete_node(&mut self, _name: &str) {}
     /// The change set is complete.
     fn sync(&mut self);
     /// What was said so far is void, and all of it is said again: a new connection. What was in force may stay so until
@@ -35,10 +40,12 @@ pub trait Incremental {
 }
 
 pub(super) async fn run(client: &Client, backend: &mut impl Incremental) -> Infallible {
-    let mut session = Session::new(client);
+    let mut session = Session::new(client, Local::new(client));
     loop {
         match session.next().await {
-            Event::Reset => backend.reset(),
+            Event::Reset(_) => backend.reset(),
+            Event::SetNode(_, node) => backend.set_node(&node),
+            Event::DeleteNode(name) => backend.delete_node(&name),
             Event::SetService(_, service) => backend.set_service(&service),
             Event::DeleteService(name) => {
                 let (namespace, name) = split(&name);
@@ -77,6 +84,7 @@ fn split(service: &str) -> (&str, &str) {
 #[derive(Clone, Debug)]
 pub struct Remembering<B> {
     backend: B,
+    nodes: DiffStore<String, Node>,
     services: DiffStore<(String, String), Service>,
     endpoints: DiffStore<(String, String, String), Endpoint>,
     has_synced: bool,
@@ -85,7 +93,8 @@ pub struct Remembering<B> {
 impl<B: Incremental> Remembering<B> {
     /// Passes on to `backend` what changes.
     pub fn new(backend: B) -> Self {
-        Self { backend, services: DiffStore::new(), endpoints: DiffStore::new(), has_synced: false }
+        let (nodes, services, endpoints) = Default::default();
+        Self { backend, nodes, services, endpoints, has_synced: false }
     }
 
     /// The backend.
@@ -112,11 +121,24 @@ impl<B: Incremental> Incremental for Remembering<B> {
         self.endpoints.delete(&(namespace.to_owned(), service.to_owned(), key.to_owned()));
     }
 
+    fn set_node(&mut self, node: &Node) {
+        self.nodes.set(node.name.clone(), node.clone());
+    }
+
+    fn delete_node(&mut self, name: &str) {
+        self.nodes.delete(&name.to_owned());
+    }
+
     fn sync(&mut self) {
+        self.nodes.done();
         self.services.done();
         self.endpoints.done();
         let backend = &mut self.backend;
         let mut changed = !self.has_synced;
+        for (_, node) in self.nodes.created().chain(self.nodes.updated()) {
+            backend.set_node(node);
+            changed = true;
+        }
         for (_, service) in self.services.created().chain(self.services.updated()) {
             backend.set_service(service);
             changed = true;
@@ -133,6 +155,10 @@ impl<B: Incremental> Incremental for Remembering<B> {
             backend.delete_service(namespace, name);
             changed = true;
         }
+        for (name, _) in self.nodes.deleted().rev() {
+            backend.delete_node(name);
+            changed = true;
+        }
         self.has_synced = true;
         if changed {
             backend.sync();
@@ -140,6 +166,7 @@ impl<B: Incremental> Incremental for Remembering<B> {
     }
 
     fn reset(&mut self) {
+        self.nodes.reset();
         self.services.reset();
         self.endpoints.reset();
     }

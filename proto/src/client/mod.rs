@@ -6,6 +6,7 @@
 //! | incremental calls | keeps a structure of its own and changes it | [`Client::run`] |
 //! | the difference of two states | wants to know what to add, to change and to take away | [`DiffStore`](crate::DiffStore) |
 //! | one state at a time | asks now and then, and remembers what it has | [`Client::poll`] |
+//! | the facts of the cluster | is a brain itself | [`Client::cluster`] |
 //!
 //! A backend that prints, whole:
 //!
@@ -31,8 +32,10 @@
 //! Everything runs where it is awaited, on a tokio runtime with time and IO enabled. Nothing is spawned but the
 //! connection itself, and every `next` can be dropped while it waits without losing anything.
 
+mod cluster;
 mod full;
 mod incremental;
+mod local;
 mod outage;
 mod poll;
 mod session;
@@ -41,12 +44,14 @@ use std::{convert::Infallible, error::Error, time::Duration};
 
 use tonic::transport::{Channel, Endpoint};
 
-use crate::{Target, localnetv1::NextFilter};
+use crate::{Target, localnetv1::NextFilter, localv1::Addition};
 
 pub use self::{
+    cluster::{Cluster, ClusterWatch, ServiceFacts},
     full::{ServiceEndpoints, State, Watch},
     incremental::{Incremental, Remembering},
     poll::Poll,
+    session::Refused,
 };
 
 /// How long a connection may take, and then the first answer.
@@ -59,6 +64,7 @@ const LONGEST_MESSAGE: usize = 64 << 20;
 pub struct Client {
     target: Target,
     node: String,
+    wanted: Vec<Addition>,
     #[cfg(feature = "tls")]
     tls: Option<crate::tls::ClientTls>,
 }
@@ -70,9 +76,25 @@ impl Client {
         Self {
             target,
             node: node_name.into(),
+            wanted: vec![Addition::Revisions],
             #[cfg(feature = "tls")]
             tls: None,
         }
+    }
+
+    /// Would like to be told these, too, beyond KPNG's API; [`State::granted`] is what the brain then does tell.
+    #[must_use]
+    pub fn wanting(mut self, additions: impl IntoIterator<Item = Addition>) -> Self {
+        for it in additions {
+            if !self.wanted.contains(&it) {
+                self.wanted.push(it);
+            }
+        }
+        self
+    }
+
+    fn wanted(&self) -> Vec<i32> {
+        self.wanted.iter().map(|it| (*it).into()).collect()
     }
 
     /// The same over mutual TLS, if the brain is reached by TCP; a socket in the file system needs none.
@@ -95,6 +117,11 @@ impl Client {
         "http"
     }
 
+    /// The node; empty for the brain's own.
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
     /// Follows the full state, over one stream that carries changes only (`localv1.Sets/Watch`, as KPNG has it too).
     pub fn watch(&self) -> Watch {
         Watch::new(self)
@@ -106,6 +133,12 @@ impl Client {
     /// [`Remembering`] makes a minimal difference of it.
     pub async fn run(&self, backend: &mut impl Incremental) -> Infallible {
         incremental::run(self, backend).await
+    }
+
+    /// Follows the facts of the whole cluster (`globalv1.Sets/Watch`, as KPNG has it too): what a brain needs that follows
+    /// another one.
+    pub fn cluster(&self) -> ClusterWatch {
+        ClusterWatch::new(self)
     }
 
     /// Asks for one full state after the other (`localnetv1.Endpoints/Next`, the long poll of KEP-2104), beginning with

@@ -14,6 +14,9 @@ use crate::Target;
 /// The longest pause after the first failure, and after many.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
+/// How long to wait before asking for what was refused.
+const REFUSED: Duration = Duration::from_secs(60);
+
 /// What is known of the connection to a brain.
 #[derive(Debug)]
 pub(super) struct Outage {
@@ -47,6 +50,11 @@ impl Outage {
             tracing::warn!("{target}: {reason}; there is no state yet; trying again in {pause:.1?}");
         }
         now + pause
+    }
+
+    /// It was refused: when to ask again.
+    pub(super) fn refused(&self) -> Instant {
+        Instant::now() + jittered(REFUSED)
     }
 
     /// A state is complete.

@@ -32,7 +32,7 @@ impl fmt::Debug for Poll {
 
 impl Poll {
     pub(super) fn new(client: &Client, from: NextFilter) -> Self {
-        let filter = NextFilter { node_name: client.node.clone(), ..from };
+        let filter = NextFilter { node_name: client.node.clone(), wanted: client.wanted(), ..from };
         let outage = Outage::new(&client.target);
         Self { client: client.clone(), filter, outage, retry_at: Instant::now(), asking: None }
     }
@@ -69,16 +69,21 @@ async fn ask(client: Client, filter: NextFilter) -> Result<State, String> {
     let mut endpoints = EndpointsClient::new(channel).max_decoding_message_size(LONGEST_MESSAGE);
     let mut items = endpoints.next(filter).await.map_err(|it| failure(&it))?.into_inner();
     let mut message = async || items.message().await.map_err(|it| failure(&it));
-    let Some(NextItem { next: Some(next), .. }) = message().await? else {
+    let first = message().await?;
+    let granted = first.iter().flat_map(NextItem::granted).collect();
+    let Some(NextItem { next: Some(next), .. }) = first else {
         return Err("the brain has ended the stream without a state".to_owned());
     };
-    let mut services = BTreeMap::new();
+    let (mut services, mut nodes) = (BTreeMap::new(), BTreeMap::new());
     while let Some(item) = message().await? {
+        if let Some(node) = item.node {
+            nodes.insert(node.name.as_str().into(), Arc::new(node));
+        }
         let Some((name, it)) = item.endpoints.and_then(service_endpoints) else { continue };
         services.insert(name.into(), Arc::new(it));
     }
     let revision = Revision { instance_id: next.instance_id, rev: next.rev };
-    Ok(State { revision: Some(revision), services })
+    Ok(State { revision: Some(revision), granted, nodes, services })
 }
 
 fn service_endpoints(message: localnetv1::ServiceEndpoints) -> Option<(String, ServiceEndpoints)> {

@@ -11,66 +11,103 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
+use tonic::{Code, Status, Streaming, transport::Channel};
 
-use super::{Client, LONGEST_MESSAGE, PATIENCE, connect, failure, outage::Outage};
-use crate::localv1::{
-    Addition, Endpoint, OpItem, Ref, Revision, Service, Set, Value, WatchReq, op_item::Op,
-    sets_client::SetsClient,
-};
+use super::{Client, PATIENCE, connect, failure, outage::Outage};
+use crate::localv1::{OpItem, Ref, Set, Value, op_item::Op};
 
-/// What a brain says. Services are called `namespace/name`, endpoints by the last part of their path.
-#[derive(Debug)]
-pub(super) enum Event {
-    /// What was said before is void.
-    Reset,
-    SetService(String, Service),
-    DeleteService(String),
-    SetEndpoint(String, String, Endpoint),
-    DeleteEndpoint(String, String),
-    /// What was said is complete.
-    Sync(Option<Revision>),
+/// What is followed: one of the services whose streams carry change sets.
+pub(super) trait View: Clone + Send + Sync + 'static {
+    type Request: Send + 'static;
+    type Event: Send;
+
+    fn request(&self) -> Self::Request;
+
+    /// Begins a conversation.
+    fn open(
+        channel: Channel,
+        requests: ReceiverStream<Self::Request>,
+    ) -> impl Future<Output = Result<Streaming<OpItem>, Status>> + Send;
+
+    /// What an item means; what cannot be read is refused alone.
+    fn understand(op: Op) -> Result<Self::Event, String>;
 }
 
-pub(super) struct Session {
+/// The peer does not offer a view, or not to us; what it said.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
+pub(super) struct Session<V: View> {
     client: Client,
+    view: V,
     outage: Outage,
-    stage: Stage,
+    stage: Stage<V>,
 }
 
-enum Stage {
+enum Stage<V: View> {
     /// Until it is time to try again.
     Waiting(Instant),
-    Opening(Pin<Box<dyn Future<Output = Result<Conversation, String>> + Send>>),
-    Open(Box<Conversation>),
+    Opening(Pin<Box<dyn Future<Output = Result<Conversation<V>, Failure>> + Send>>),
+    Open(Box<Conversation<V>>),
 }
 
-struct Conversation {
-    requests: mpsc::Sender<WatchReq>,
+struct Conversation<V: View> {
+    requests: mpsc::Sender<V::Request>,
     items: Streaming<OpItem>,
     /// Whether the last request has been answered.
     answered: bool,
 }
 
-impl fmt::Debug for Session {
+/// Why a conversation is over.
+struct Failure {
+    reason: String,
+    is_refusal: bool,
+}
+
+impl Failure {
+    fn new(status: &Status) -> Self {
+        let is_refusal = matches!(status.code(), Code::Unimplemented | Code::PermissionDenied);
+        Self { reason: failure(status), is_refusal }
+    }
+}
+
+impl From<String> for Failure {
+    fn from(reason: String) -> Self {
+        Self { reason, is_refusal: false }
+    }
+}
+
+impl<V: View> fmt::Debug for Session<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").field("client", &self.client).finish_non_exhaustive()
     }
 }
 
-impl Session {
-    pub(super) fn new(client: &Client) -> Self {
+impl<V: View> Session<V> {
+    pub(super) fn new(client: &Client, view: V) -> Self {
         let outage = Outage::new(&client.target);
-        Self { client: client.clone(), outage, stage: Stage::Waiting(Instant::now()) }
+        Self { client: client.clone(), view, outage, stage: Stage::Waiting(Instant::now()) }
     }
 
     /// The next event, however long it takes. Nothing is lost if it is dropped while it waits.
-    pub(super) async fn next(&mut self) -> Event {
+    pub(super) async fn next(&mut self) -> V::Event {
+        loop {
+            match self.try_next().await {
+                Ok(event) => return event,
+                Err(Refused(reason)) => self.stage = Stage::Waiting(self.outage.failed(&reason)),
+            }
+        }
+    }
+
+    /// The same; but whoever is refused is told so at once, and is not asked again for a long while.
+    pub(super) async fn try_next(&mut self) -> Result<V::Event, Refused> {
         loop {
             let failed = match &mut self.stage {
                 Stage::Waiting(until) => {
                     sleep_until(*until).await;
-                    self.stage = Stage::Opening(Box::pin(open(self.client.clone())));
+                    let (client, view) = (self.client.clone(), self.view.clone());
+                    self.stage = Stage::Opening(Box::pin(open(client, view)));
                     continue;
                 }
                 Stage::Opening(opening) => match opening.await {
@@ -78,95 +115,78 @@ impl Session {
                         self.stage = Stage::Open(Box::new(conversation));
                         continue;
                     }
-                    Err(reason) => reason,
+                    Err(failed) => failed,
                 },
-                Stage::Open(conversation) => match conversation.next(&self.client.node).await {
-                    Ok(item) => match understand(item) {
-                        Ok(event) => {
-                            if let Event::Sync(_) = event {
-                                self.outage.synced();
+                Stage::Open(conversation) => match conversation.next(&self.view).await {
+                    Ok(op) => {
+                        let is_sync = matches!(op, Op::Sync(_));
+                        match V::understand(op) {
+                            Ok(event) => {
+                                if is_sync {
+                                    self.outage.synced();
+                                }
+                                return Ok(event);
                             }
-                            return event;
+                            Err(reason) => tracing::warn!("{}: passed over: {reason}", self.client.target),
                         }
-                        Err(reason) => {
-                            tracing::warn!("{}: passed over: {reason}", self.client.target);
-                            continue;
-                        }
-                    },
-                    Err(reason) => reason,
+                        continue;
+                    }
+                    Err(failed) => failed,
                 },
             };
-            self.stage = Stage::Waiting(self.outage.failed(&failed));
+            if failed.is_refusal {
+                self.stage = Stage::Waiting(self.outage.refused());
+                return Err(Refused(failed.reason));
+            }
+            self.stage = Stage::Waiting(self.outage.failed(&failed.reason));
         }
     }
 }
 
-fn request(node: &str) -> WatchReq {
-    WatchReq { node_name: node.to_owned(), wanted: vec![Addition::Revisions.into()] }
-}
-
-async fn open(client: Client) -> Result<Conversation, String> {
+async fn open<V: View>(client: Client, view: V) -> Result<Conversation<V>, Failure> {
     let channel = connect(&client).await?;
     let (requests, outgoing) = mpsc::channel(1);
-    requests.try_send(request(&client.node)).map_err(|it| it.to_string())?;
-    let mut sets = SetsClient::new(channel).max_decoding_message_size(LONGEST_MESSAGE);
-    let answer = timeout(PATIENCE, sets.watch(ReceiverStream::new(outgoing))).await;
+    requests.try_send(view.request()).map_err(|it| it.to_string())?;
+    let answer = timeout(PATIENCE, V::open(channel, ReceiverStream::new(outgoing))).await;
     let answer = answer.map_err(|_| format!("no answer within {PATIENCE:?}"))?;
-    let items = answer.map_err(|it| failure(&it))?.into_inner();
+    let items = answer.map_err(|it| Failure::new(&it))?;
     Ok(Conversation { requests, items, answered: false })
 }
 
-impl Conversation {
-    async fn next(&mut self, node: &str) -> Result<OpItem, String> {
-        if self.answered {
-            self.answered = false;
-            // There is room for it: the one before has been answered. If it cannot be sent any more, the items end.
-            let _ = self.requests.try_send(request(node));
-        }
-        let item = self.items.message().await.map_err(|it| failure(&it))?;
-        let item = item.ok_or("the brain has ended the stream")?;
-        self.answered = matches!(item.op, Some(Op::Sync(_)));
-        Ok(item)
-    }
-}
-
-/// Reads an item; what cannot be read is refused alone.
-fn understand(item: OpItem) -> Result<Event, String> {
-    match item.op.ok_or("an operation that is not known")? {
-        Op::Reset(_) => Ok(Event::Reset),
-        Op::Sync(it) => Ok(Event::Sync(it.revision)),
-        Op::Set(Value { r#ref, bytes }) => match place(r#ref)? {
-            Place::Service(name) => decode(&name, &bytes).map(|it| Event::SetService(name, it)),
-            Place::Endpoint(service, key) => {
-                let endpoint = decode(&format!("{service}/{key}"), &bytes)?;
-                Ok(Event::SetEndpoint(service, key, endpoint))
+impl<V: View> Conversation<V> {
+    async fn next(&mut self, view: &V) -> Result<Op, Failure> {
+        loop {
+            if self.answered {
+                self.answered = false;
+                // There is room for it: the one before has been answered. If it cannot be sent any more, the items end.
+                let _ = self.requests.try_send(view.request());
             }
-        },
-        Op::Delete(it) => match place(Some(it))? {
-            Place::Service(name) => Ok(Event::DeleteService(name)),
-            Place::Endpoint(service, key) => Ok(Event::DeleteEndpoint(service, key)),
-        },
-    }
-}
-
-enum Place {
-    Service(String),
-    Endpoint(String, String),
-}
-
-fn place(reference: Option<Ref>) -> Result<Place, String> {
-    let Ref { set, path } = reference.ok_or("an item without a place")?;
-    let parts: Vec<_> = path.split('/').collect();
-    match (Set::try_from(set), parts.as_slice()) {
-        (_, parts) if parts.contains(&"") => Err(format!("the path {path:?}, of which a part is empty")),
-        (Ok(Set::ServicesSet), [_, _]) => Ok(Place::Service(path)),
-        (Ok(Set::EndpointsSet), [namespace, service, key]) => {
-            Ok(Place::Endpoint(format!("{namespace}/{service}"), (*key).to_owned()))
+            let item = self.items.message().await.map_err(|it| Failure::new(&it))?;
+            let item = item.ok_or_else(|| "the brain has ended the stream".to_owned())?;
+            let Some(op) = item.op else {
+                tracing::warn!("passed over: an operation that is not known");
+                continue;
+            };
+            self.answered = matches!(op, Op::Sync(_));
+            return Ok(op);
         }
-        _ => Err(format!("the path {path:?} in set {set}")),
     }
 }
 
-fn decode<T: Message + Default>(path: &str, bytes: &[u8]) -> Result<T, String> {
+/// A value that was set, with its place: the set, the path, and the bytes.
+pub(super) fn value(it: Value) -> Result<(Set, String, Vec<u8>), String> {
+    let (set, path) = place(it.r#ref)?;
+    Ok((set, path, it.bytes))
+}
+
+/// Where something is: the set and the path.
+pub(super) fn place(it: Option<Ref>) -> Result<(Set, String), String> {
+    let Ref { set, path } = it.ok_or("an item without a place")?;
+    let set = Set::try_from(set).map_err(|_| format!("the path {path:?} in set {set}"))?;
+    Ok((set, path))
+}
+
+/// The message in a value.
+pub(super) fn decode<T: Message + Default>(path: &str, bytes: &[u8]) -> Result<T, String> {
     T::decode(bytes).map_err(|it| format!("the value of {path}: {it}"))
 }

@@ -26,7 +26,7 @@ use proto::{
 };
 use publish::{
     AnyNode, Publisher,
-    grpc::{self, Listener},
+    grpc::{self, Listener, Served},
 };
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, Lines},
@@ -67,7 +67,9 @@ async fn measure(cluster: Cluster, watched: u32, changes: u32) -> Result<()> {
     let socket = folder.path().join("proxy.sock");
     let listener = Listener::bind(&Target::Unix(socket.clone())).await?;
     let nodes = AnyNode::new(Publisher::new(node_name(cluster.nodes)));
-    let serving = grpc::serve(listener, Arc::new(nodes.asking()), async {}, std::future::pending());
+    let facts = publish::cluster::Cluster::new(None);
+    let served = Served { nodes: Arc::new(nodes.asking()), cluster: facts.subscribe() };
+    let serving = grpc::serve(listener, served, async {}, std::future::pending());
     let serving = tokio::spawn(serving);
 
     let mut brain = Brain::new(Options::default());

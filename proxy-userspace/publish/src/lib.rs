@@ -6,10 +6,10 @@
 #![forbid(unsafe_code)]
 
 pub mod any_node;
+pub mod cluster;
 pub mod grpc;
 pub mod print;
 pub mod upstream;
-pub mod wire;
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -24,6 +24,7 @@ use tokio::sync::watch;
 
 pub use any_node::AnyNode;
 pub use grpc::Refusal;
+pub use wire;
 
 /// A state together with what tells it from others.
 #[derive(Clone, Debug, PartialEq, Eq)]

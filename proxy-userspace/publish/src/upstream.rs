@@ -3,22 +3,15 @@
 //! The one rule: what has been said stays until something else is said.
 //! An outage changes nothing; what cannot be read is refused alone, and once.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::sync::Arc;
 
-use model::{
-    ServiceName,
-    facts::Rejected,
-    state::{NodeState, ServiceState},
-};
 use proto::{
-    client::{Client, ServiceEndpoints, State},
+    client::{Client, State},
     localnetv1::NextFilter,
 };
+use wire::{Additions, Decoder};
 
-use crate::{Publisher, Subscription, wire};
+use crate::{Publisher, Subscription};
 
 /// Follows a brain, and publishes what it says under the revisions that it gives.
 #[derive(Debug)]
@@ -31,6 +24,7 @@ pub struct Upstream {
 impl Upstream {
     /// Follows the state of `node`, as the brain of `client` says it. Nothing is asked for yet.
     pub fn new(client: Client, node: impl Into<Arc<str>>) -> Self {
+        let client = client.wanting(Additions::LOCAL.iter());
         Self { client, publisher: Publisher::new(node), from: None }
     }
 
@@ -69,53 +63,5 @@ impl Upstream {
                 self.publisher.publish(node_state);
             }
         }
-    }
-}
-
-/// Messages to state; what is the same message again is decoded once.
-#[derive(Debug, Default)]
-pub struct Decoder {
-    known: BTreeMap<Arc<str>, Known>,
-    said: BTreeSet<Rejected>,
-}
-
-#[derive(Debug)]
-struct Known {
-    message: Arc<ServiceEndpoints>,
-    /// None if it is not to be served.
-    state: Option<Arc<ServiceState>>,
-    rejected: Vec<Rejected>,
-}
-
-impl Decoder {
-    /// The state of a node; says in the log what of it was refused, if it has not said so before.
-    pub fn decode(&mut self, state: &State) -> NodeState {
-        self.known.retain(|name, _| state.services.contains_key(name));
-        let mut services = BTreeMap::<ServiceName, _>::new();
-        let mut refused = BTreeSet::new();
-        for (path, message) in &state.services {
-            if !self.known.get(path).is_some_and(|it| Arc::ptr_eq(&it.message, message)) {
-                self.known.insert(Arc::clone(path), Known::new(message));
-            }
-            let Some(known) = self.known.get(path) else { continue };
-            refused.extend(known.rejected.iter().cloned());
-            if let Some(it) = &known.state {
-                services.insert(it.service.name.clone(), Arc::clone(it));
-            }
-        }
-        for it in refused.difference(&self.said) {
-            tracing::warn!("not taken over from the brain: {it}");
-        }
-        self.said = refused;
-        NodeState { services: services.into(), ..NodeState::default() }
-    }
-}
-
-impl Known {
-    fn new(message: &Arc<ServiceEndpoints>) -> Self {
-        let endpoints = message.endpoints.iter().map(|(key, it)| (&**key, &**it));
-        let decoded = wire::service_state(&message.service, endpoints);
-        let state = decoded.value.map(Arc::new);
-        Self { message: Arc::clone(message), state, rejected: decoded.rejected }
     }
 }

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod api;
 pub mod file;
 pub mod kube_types;
 

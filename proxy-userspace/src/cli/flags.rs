@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use backend::ebpf;
 use clap::Args;
-use proto::{Target, client::Client};
+use proto::{Target, TargetError, client::Client};
 
 use super::tls;
 
@@ -18,8 +18,14 @@ pub(super) struct Facts {
     ///
     /// file:PATH is a manifest or a folder of manifests (Service, EndpointSlice, Node; `v1 List` too), in YAML or JSON,
     /// which is watched. The output of `kubectl get services,endpointslices,nodes -A -o yaml` is one.
-    #[arg(long, value_name = "file:PATH", env = "KUBE_PROXY_EBPF_SOURCE", value_parser = source)]
+    ///
+    /// api:TARGET is another brain, ours or KPNG's, at unix:///path, tcp://host:port or host:port: as in
+    /// api:unix:///run/brain.sock. Its facts are followed (globalv1.Sets/Watch), and all is decided here; if it has none
+    /// to give, its state of this node is taken over as it is (localv1.Sets/Watch), and no other node can be served.
+    #[arg(long, value_name = "file:PATH|api:TARGET", env = "KUBE_PROXY_EBPF_SOURCE", value_parser = source)]
     pub(super) source: Source,
+    #[command(flatten)]
+    pub(super) source_tls: tls::SourceFlags,
     #[command(flatten)]
     pub(super) node: Node,
     #[command(flatten)]
@@ -86,6 +92,8 @@ impl Selection {
 pub(super) enum Source {
     /// A manifest or a folder of manifests.
     File(PathBuf),
+    /// Another brain.
+    Api(Target),
 }
 
 /// Where a brain is asked.
@@ -111,8 +119,8 @@ pub(super) struct Listen {
     /// Serve the node's state to others at this address too: unix:///path, tcp://host:port or host:port
     ///
     /// Can be given several times. The socket is its owner's alone (mode 0600); a port must be one of a loopback
-    /// address, unless there is mutual TLS (--tls-cert). What is spoken there is gRPC: localv1.Sets/Watch as KPNG's backends know it, localnetv1.Endpoints/Next,
-    /// health and reflection.
+    /// address, unless there is mutual TLS (--tls-cert). What is spoken there is gRPC: localv1.Sets/Watch as KPNG's
+    /// backends know it, localnetv1.Endpoints/Next, globalv1.Sets/Watch for other brains, health and reflection.
     #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_LISTEN", value_delimiter = ',')]
     pub(super) listen: Vec<Target>,
     #[command(flatten)]
@@ -125,8 +133,8 @@ pub(super) struct Serve {
     /// Where to serve: unix:///path, tcp://host:port or host:port
     ///
     /// Can be given several times. The socket is its owner's alone (mode 0600); a port must be one of a loopback
-    /// address, unless there is mutual TLS (--tls-cert). What is spoken there is gRPC: localv1.Sets/Watch as KPNG's backends know it, localnetv1.Endpoints/Next,
-    /// health and reflection.
+    /// address, unless there is mutual TLS (--tls-cert). What is spoken there is gRPC: localv1.Sets/Watch as KPNG's
+    /// backends know it, localnetv1.Endpoints/Next, globalv1.Sets/Watch for other brains, health and reflection.
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -200,9 +208,9 @@ pub(super) fn source(text: &str) -> Result<Source, String> {
     match text.split_once(':') {
         Some(("file", "")) => Err("file: needs a path, as in file:manifests/".into()),
         Some(("file", path)) => Ok(Source::File(path.into())),
-        Some(("api", _)) => Err("api:TARGET is not in this version yet; use file:PATH".into()),
-        None if text == "kube" => Err("kube is not in this version yet; use file:PATH".into()),
-        _ => Err("not a source; use file:PATH".into()),
+        Some(("api", target)) => target.parse().map(Source::Api).map_err(|it: TargetError| it.to_string()),
+        None if text == "kube" => Err("kube is not in this version yet; use file:PATH or api:TARGET".into()),
+        _ => Err("not a source; use file:PATH or api:TARGET".into()),
     }
 }
 

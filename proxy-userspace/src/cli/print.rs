@@ -1,6 +1,6 @@
 //! `print`: a node's state, without touching a kernel.
 
-use std::{io::Write as _, sync::Arc};
+use std::{io::Write as _, path::Path, sync::Arc};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -28,15 +28,18 @@ use super::{
 /// away is waited for.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// Where Services and their endpoints come from: file:PATH, a manifest or a folder of manifests
+    /// Where Services and their endpoints come from: file:PATH, a manifest or a folder of manifests; or api:TARGET,
+    /// another brain, whose facts are followed while all is decided here
     #[arg(
         long,
-        value_name = "file:PATH",
+        value_name = "file:PATH|api:TARGET",
         env = "KUBE_PROXY_EBPF_SOURCE",
         value_parser = source,
         required_unless_present = "target"
     )]
     source: Option<Source>,
+    #[command(flatten)]
+    source_tls: tls::SourceFlags,
     /// The brain to ask instead: unix:///path, tcp://host:port or host:port
     #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_TARGET")]
     target: Option<Target>,
@@ -89,7 +92,7 @@ impl From<Output> for Format {
 pub(super) fn main(flags: Flags) -> Result<()> {
     match (&flags.target, &flags.source) {
         (Some(target), _) => block_on(follow_brain(target.clone(), &flags)),
-        (None, Some(source)) if flags.once => once(source, &flags),
+        (None, Some(Source::File(path))) if flags.once => once(path, &flags),
         (None, Some(source)) => block_on(follow_source(source.clone(), &flags)),
         (None, None) => bail!("there is nothing to print: give --source or --target"),
     }
@@ -99,9 +102,8 @@ fn block_on(future: impl Future<Output = Result<()>>) -> Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
 }
 
-fn once(source: &Source, flags: &Flags) -> Result<()> {
+fn once(path: &Path, flags: &Flags) -> Result<()> {
     let node = flags.node.name()?;
-    let Source::File(path) = source;
     let snapshot = source::file::read(path)?;
     for it in &snapshot.problems {
         tracing::warn!("{it}");
@@ -125,8 +127,9 @@ fn once(source: &Source, flags: &Flags) -> Result<()> {
 }
 
 async fn follow_source(source: Source, flags: &Flags) -> Result<()> {
-    let (node, selection) = (flags.node.clone(), flags.selection.clone());
-    let pipeline = Pipeline::start(&FactsFlags { source, node, selection })?;
+    let (source_tls, node, selection) =
+        (flags.source_tls.clone(), flags.node.clone(), flags.selection.clone());
+    let pipeline = Pipeline::start(&FactsFlags { source, source_tls, node, selection })?;
     tokio::select! {
         result = print(pipeline.subscribe(), flags) => result.map(drop),
         () = pipeline.publish() => Ok(()),

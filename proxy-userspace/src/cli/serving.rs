@@ -1,12 +1,10 @@
 //! The states of nodes, served to others at one or more addresses.
 
-use std::sync::Arc;
-
 use anyhow::Result;
 use proto::Target;
 use publish::{
     Subscription,
-    grpc::{self, Listener, Nodes, ServeError},
+    grpc::{self, Listener, ServeError, Served},
 };
 use tokio::{sync::watch, task::JoinSet};
 
@@ -19,11 +17,11 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// Serves `nodes` at all `targets`, or at none if one cannot be had; ready as soon as there is one of `states`.
+    /// Serves what is `served` at all `targets`, or at none if one cannot be had; ready as soon as there is one of `states`.
     pub(super) async fn start(
         targets: &[Target],
         tls: &tls::ServerFlags,
-        nodes: Arc<dyn Nodes>,
+        served: Served,
         states: &Subscription,
     ) -> Result<Self> {
         let tls = tls.server()?;
@@ -35,11 +33,11 @@ impl Serving {
         let mut servers = JoinSet::new();
         for listener in listeners {
             let (mut states, mut stopped) = (states.clone(), stop.subscribe());
-            let nodes = Arc::clone(&nodes);
+            let served = served.clone();
             servers.spawn(async move {
                 let ready = async { drop(states.next().await) };
                 let stopped = async { drop(stopped.wait_for(|it| *it).await.map(|_| ())) };
-                grpc::serve(listener, nodes, ready, stopped).await
+                grpc::serve(listener, served, ready, stopped).await
             });
         }
         Ok(Self { servers, stop })

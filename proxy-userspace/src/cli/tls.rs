@@ -84,9 +84,7 @@ impl ClientFlags {
         };
         Ok(client.tls(tls))
     }
-}
 
-impl ClientFlags {
     /// The flags as they would be typed again.
     pub(super) fn words(&self) -> String {
         let files =
@@ -95,6 +93,58 @@ impl ClientFlags {
             files.into_iter().filter_map(|(flag, it)| Some((flag, it.as_ref()?.display().to_string())));
         let name = self.tls_server_name.clone().map(|it| ("--tls-server-name", it));
         files.chain(name).map(|(flag, value)| format!(" {flag} {value}")).collect()
+    }
+}
+
+/// How another brain is known that is a source.
+#[derive(Clone, Debug, Args)]
+pub(super) struct SourceFlags {
+    /// The authorities that the certificate of the brain in --source api:TARGET must come from (PEM); with it, that brain
+    /// is spoken to over mutual TLS
+    ///
+    /// The files are read again at each connect. A socket in the file system needs no TLS.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "KUBE_PROXY_EBPF_SOURCE_TLS_CA",
+        requires_all = ["source_tls_cert", "source_tls_key"]
+    )]
+    source_tls_ca: Option<PathBuf>,
+    /// The certificate to show to the brain in --source, with those that lead to its authority (PEM)
+    #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_SOURCE_TLS_CERT", requires = "source_tls_ca")]
+    source_tls_cert: Option<PathBuf>,
+    /// The key of --source-tls-cert (PEM)
+    #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_SOURCE_TLS_KEY", requires = "source_tls_ca")]
+    source_tls_key: Option<PathBuf>,
+    /// The name that the certificate of the brain in --source must have [default: the host of its address]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "KUBE_PROXY_EBPF_SOURCE_TLS_SERVER_NAME",
+        requires = "source_tls_ca"
+    )]
+    source_tls_server_name: Option<String>,
+}
+
+impl SourceFlags {
+    /// A client that does as was said.
+    pub(super) fn client(&self, client: Client) -> Result<Client> {
+        let files =
+            files(self.source_tls_cert.as_ref(), self.source_tls_key.as_ref(), self.source_tls_ca.as_ref());
+        let Some(files) = files else { return Ok(client) };
+        let tls = ClientTls::new(files).map_err(|error| {
+            let flag = match error.part {
+                Part::Certificate => "--source-tls-cert",
+                Part::Key => "--source-tls-key",
+                Part::Authorities => "--source-tls-ca",
+            };
+            anyhow!("{flag} {error}")
+        })?;
+        let tls = match &self.source_tls_server_name {
+            Some(name) => tls.server_name(name).map_err(|it| anyhow!("--source-tls-server-name: {it}"))?,
+            None => tls,
+        };
+        Ok(client.tls(tls))
     }
 }
 

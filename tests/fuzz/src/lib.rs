@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod brain;
+pub mod facts;
 pub mod laws;
 pub mod mutate;
 pub mod parser;
@@ -15,5 +16,5 @@ pub mod wire;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 3] =
-    [("parser", parser::target), ("wire", wire::target), ("brain", brain::target)];
+pub const TARGETS: [Target; 4] =
+    [("parser", parser::target), ("wire", wire::target), ("facts", facts::target), ("brain", brain::target)];

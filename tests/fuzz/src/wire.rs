@@ -3,7 +3,7 @@
 use model::state::ServiceState;
 use prost::Message as _;
 use proto::localnetv1::ServiceEndpoints;
-use publish::wire;
+use wire::Additions;
 
 use crate::laws;
 
@@ -22,12 +22,11 @@ pub fn target(bytes: &[u8]) {
 /// Checks a state, and that it survives the wire.
 pub fn there_and_back(state: &ServiceState) {
     laws::service_state(state);
-    let service = wire::service(&state.service);
+    let service = wire::service_of(state, Additions::LOCAL);
     let endpoints: Vec<_> =
         state.endpoints.iter().map(|it| (wire::key(it), wire::endpoint(&state.service, it))).collect();
     let back = wire::service_state(&service, endpoints.iter().map(|(key, it)| (*key, it)));
     assert_eq!(back.rejected, [], "nothing of what we say is refused");
     let back = back.value.expect("what was a state is one");
-    assert_eq!(back.service, state.service);
-    assert_eq!(back.endpoints, state.endpoints);
+    assert_eq!((&back, back.trigger_time), (state, state.trigger_time));
 }

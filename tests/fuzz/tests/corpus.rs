@@ -57,6 +57,11 @@ fn no_bytes_of_a_message_break_a_law() {
 }
 
 #[test]
+fn no_bytes_of_another_brain_break_a_law() {
+    check("facts", 20_000);
+}
+
+#[test]
 fn no_history_of_a_cluster_breaks_a_law() {
     check("brain", 5_000);
 }

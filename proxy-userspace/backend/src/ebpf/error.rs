@@ -1,7 +1,7 @@
 //! What can go wrong between the backend and the kernel, and what to do about it.
 
 use std::{
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -70,7 +70,7 @@ pub enum Error {
     #[error("this binary was built without its kernel object: build it with `cargo xtask build`")]
     NoKernelObject,
     /// The kernel object could not be loaded.
-    #[error("loading the kernel object failed{}", remedy_within(.0))]
+    #[error("loading the kernel object failed{}", remedy_of_load(.0))]
     Load(#[source] Box<EbpfError>),
     /// A program could not be loaded, pinned or attached.
     #[error("{call} of program {program} failed{}", remedy_within(&**source))]
@@ -128,7 +128,7 @@ impl Error {
     }
 }
 
-const PRIVILEGES: &str = " (run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN)";
+const PRIVILEGES: &str = " (run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON)";
 
 /// What helps against an errno, where we know.
 fn remedy(error: &io::Error) -> &'static str {
@@ -139,6 +139,26 @@ fn remedy(error: &io::Error) -> &'static str {
         }
         _ => "",
     }
+}
+
+/// The same for a failed load. aya asks the kernel first what it can do, takes a refusal for a no, and fails later.
+fn remedy_of_load(error: &EbpfError) -> &'static str {
+    if is_powerless() { PRIVILEGES } else { remedy_within(error) }
+}
+
+/// Whether this process lacks a capability that the data plane takes.
+fn is_powerless() -> bool {
+    const NET_ADMIN: u64 = 1 << 12;
+    const SYS_ADMIN: u64 = 1 << 21;
+    const PERFMON: u64 = 1 << 38;
+    const BPF: u64 = 1 << 39;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|it| it.strip_prefix("CapEff:"));
+    let Some(effective) = effective.and_then(|it| u64::from_str_radix(it.trim(), 16).ok()) else {
+        return false;
+    };
+    let needed = NET_ADMIN | PERFMON | BPF;
+    effective & needed != needed && effective & SYS_ADMIN == 0
 }
 
 /// The same for an error that holds the errno somewhere inside.

@@ -63,8 +63,11 @@ impl Pins {
             if !self.dir.starts_with(BPFFS) {
                 return Err(Error::NotBpffs(self.dir.clone()));
             }
-            mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)
-                .map_err(Error::errno("mount(bpf)", BPFFS))?;
+            match mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>) {
+                // It would take CAP_SYS_ADMIN, which nothing else needs.
+                Err(nix::Error::EPERM | nix::Error::EACCES) => return Err(Error::NotBpffs(self.dir.clone())),
+                mounted => mounted.map_err(Error::errno("mount(bpf)", BPFFS))?,
+            }
             tracing::info!("mounted a bpf file system at {BPFFS}");
         }
         create_dir(&self.dir)?;

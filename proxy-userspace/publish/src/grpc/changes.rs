@@ -1,22 +1,24 @@
 //! What makes one state of another, operation by operation.
 //!
 //! The one rule: an endpoint never exists without its Service.
-//! First Services are set, then anonymous endpoints deleted, pods' set, pods' deleted, anonymous ones set, and at last
-//! Services deleted; what is set comes in ascending order of paths, what is deleted in descending order.
+//! First nodes and Services are set, then anonymous endpoints deleted, pods' set, pods' deleted, anonymous ones set, and at last
+//! Services and nodes deleted; what is set comes in ascending order of paths, what is deleted in descending order.
 
 use std::{cmp::Ordering, collections::VecDeque, sync::Arc};
 
 use model::{
     ServiceName,
-    state::{Endpoint, EndpointKey, NodeState, ServiceState},
+    state::{Endpoint, EndpointKey, Node, NodeState, Nodes, ServiceState},
 };
 use prost::Message as _;
 use proto::localv1::{OpItem, Ref, Set, Value, op_item::Op};
-
-use crate::wire;
+use wire::Additions;
 
 /// The operations, made one by one: whoever is slow costs no more than the two states.
 pub(super) struct Changes {
+    additions: Additions,
+    /// The Nodes that differ, in ascending order of names; if they are told of at all.
+    nodes: Vec<(Arc<str>, Option<Node>)>,
     /// The Services that differ, in ascending order of paths as those of Services are compared.
     services: Vec<Change>,
     /// The same in ascending order of paths as those of endpoints are compared: a slash follows the name.
@@ -33,28 +35,32 @@ struct Change {
     new: Option<Arc<ServiceState>>,
 }
 
-const PHASES: [Phase; 6] = [
+const PHASES: [Phase; 8] = [
+    Phase::SetNodes,
     Phase::SetServices,
     Phase::DeleteAnonymous,
     Phase::SetPods,
     Phase::DeletePods,
     Phase::SetAnonymous,
     Phase::DeleteServices,
+    Phase::DeleteNodes,
 ];
 
 #[derive(Clone, Copy)]
 enum Phase {
+    SetNodes,
     SetServices,
     DeleteAnonymous,
     SetPods,
     DeletePods,
     SetAnonymous,
     DeleteServices,
+    DeleteNodes,
 }
 
 impl Changes {
     /// What makes `new` of `old`, at the cost of what differs.
-    pub(super) fn new(old: &NodeState, new: &NodeState) -> Self {
+    pub(super) fn new(old: &NodeState, new: &NodeState, additions: Additions) -> Self {
         let change = |(name, old, new): (&ServiceName, Option<&Arc<_>>, Option<&Arc<_>>)| Change {
             path: wire::service_path(name),
             old: old.cloned(),
@@ -65,12 +71,8 @@ impl Changes {
         let mut by_endpoint: Vec<_> = (0..services.len()).collect();
         let key = |it: &usize| services[*it].path.bytes().chain(*b"/");
         by_endpoint.sort_by(|a, b| key(a).cmp(key(b)));
-        Self { services, by_endpoint, phase: 0, position: 0, ready: VecDeque::new() }
-    }
-
-    /// Whether nothing differs.
-    pub(super) fn is_empty(&self) -> bool {
-        self.services.is_empty()
+        let nodes = if additions.nodes { differing_nodes(&old.nodes, &new.nodes) } else { Vec::new() };
+        Self { additions, nodes, services, by_endpoint, phase: 0, position: 0, ready: VecDeque::new() }
     }
 }
 
@@ -83,7 +85,10 @@ impl Iterator for Changes {
                 return Some(item);
             }
             let phase = *PHASES.get(self.phase)?;
-            let count = self.services.len();
+            let count = match phase {
+                Phase::SetNodes | Phase::DeleteNodes => self.nodes.len(),
+                _ => self.services.len(),
+            };
             if self.position == count {
                 (self.phase, self.position) = (self.phase + 1, 0);
                 continue;
@@ -91,30 +96,47 @@ impl Iterator for Changes {
             let (at, last) = (self.position, count - 1);
             self.position += 1;
             let change = match phase {
+                Phase::SetNodes => {
+                    let (name, node) = &self.nodes[at];
+                    let bytes = node.as_ref().map(|it| wire::node(name, it).encode_to_vec());
+                    self.ready.extend(bytes.map(|it| set(Set::NodesSet, name.to_string(), it)));
+                    continue;
+                }
+                Phase::DeleteNodes => {
+                    let (name, node) = &self.nodes[last - at];
+                    let is_gone = node.is_none();
+                    self.ready.extend(is_gone.then(|| delete(Set::NodesSet, name.to_string())));
+                    continue;
+                }
                 Phase::SetServices => &self.services[at],
                 Phase::DeleteServices => &self.services[last - at],
                 Phase::SetPods | Phase::SetAnonymous => &self.services[self.by_endpoint[at]],
                 Phase::DeletePods | Phase::DeleteAnonymous => &self.services[self.by_endpoint[last - at]],
             };
-            change.operations(phase, &mut self.ready);
+            change.operations(phase, self.additions, &mut self.ready);
         }
     }
 }
 
 impl Change {
-    fn operations(&self, phase: Phase, ready: &mut VecDeque<OpItem>) {
+    fn operations(&self, phase: Phase, additions: Additions, ready: &mut VecDeque<OpItem>) {
         match phase {
             Phase::SetServices => {
-                let old = self.old.as_ref().map(|it| &it.service);
-                if let Some(new) = self.new.as_ref().map(|it| &it.service).filter(|new| Some(*new) != old) {
-                    let bytes = wire::service(new).encode_to_vec();
+                let Some(new) = &self.new else { return };
+                let is_same = self.old.as_ref().is_some_and(|old| {
+                    old.service == new.service
+                        && (!additions.trigger_times || old.trigger_time == new.trigger_time)
+                        && (!additions.unselected || old.unselected == new.unselected)
+                });
+                if !is_same {
+                    let bytes = wire::service_of(new, additions).encode_to_vec();
                     ready.push_back(set(Set::ServicesSet, self.path.clone(), bytes));
                 }
             }
             Phase::DeleteServices if self.new.is_none() => {
                 ready.push_back(delete(Set::ServicesSet, self.path.clone()));
             }
-            Phase::DeleteServices => {}
+            Phase::DeleteServices | Phase::SetNodes | Phase::DeleteNodes => {}
             Phase::SetPods => self.set_endpoints(is_pod, ready),
             Phase::SetAnonymous => self.set_endpoints(|it| !is_pod(it), ready),
             Phase::DeletePods => self.delete_endpoints(is_pod, ready),
@@ -158,15 +180,25 @@ impl Change {
     }
 }
 
+/// The nodes that differ, as they are now.
+fn differing_nodes(old: &Nodes, new: &Nodes) -> Vec<(Arc<str>, Option<Node>)> {
+    if old.ptr_eq(new) {
+        return Vec::new();
+    }
+    let pairs = Merge { old: old.iter().peekable(), new: new.iter().peekable() };
+    let differing = pairs.filter(|(_, old, new)| old != new);
+    differing.map(|(name, _, new)| (Arc::clone(name), new.cloned())).collect()
+}
+
 fn is_pod(endpoint: &Endpoint) -> bool {
     matches!(endpoint.key, EndpointKey::Pod(_))
 }
 
-fn set(set: Set, path: String, bytes: Vec<u8>) -> OpItem {
+pub(super) fn set(set: Set, path: String, bytes: Vec<u8>) -> OpItem {
     OpItem { op: Some(Op::Set(Value { r#ref: Some(Ref { set: set.into(), path }), bytes })) }
 }
 
-fn delete(set: Set, path: String) -> OpItem {
+pub(super) fn delete(set: Set, path: String) -> OpItem {
     OpItem { op: Some(Op::Delete(Ref { set: set.into(), path })) }
 }
 

@@ -1,10 +1,13 @@
-//! What is published, served over gRPC: the two views of one node's state, health and reflection.
+//! What is published, served over gRPC: the two views of a node's state, the cluster's facts, health and reflection.
 //!
 //! The one rule: a client can only hurt itself.
 //! One that is slow, silent, gone or talks nonsense costs a bounded amount, and nobody else notices.
 
 mod changes;
 mod clients;
+mod conversation;
+mod facts_changes;
+mod global;
 mod listen;
 mod next;
 mod peer;
@@ -15,6 +18,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use proto::{
     Target,
+    globalv1::sets_server as global_sets,
     localnetv1::endpoints_server::{self, EndpointsServer},
     localv1::sets_server::{self, SetsServer},
 };
@@ -23,11 +27,14 @@ use tonic::{Status, transport};
 use tonic_health::ServingStatus;
 
 use self::clients::Clients;
-use crate::Subscription;
+use crate::{Subscription, cluster::ClusterSubscription};
 
 pub use listen::{ListenError, Listener};
 pub use tls::ServerTls;
 
+/// What is served besides health and reflection.
+const SERVICES: [&str; 3] =
+    [sets_server::SERVICE_NAME, global_sets::SERVICE_NAME, endpoints_server::SERVICE_NAME];
 /// The longest request that is read.
 const LONGEST_REQUEST: usize = 64 << 10;
 /// How often a silent client is asked whether it is still there, and how long it has to answer.
@@ -111,34 +118,44 @@ pub enum ServeError {
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
-/// Serves `nodes` at `listener` until `shutdown`, and a moment longer for those who are just being answered.
+/// What is served.
+#[derive(Clone)]
+pub struct Served {
+    /// The states of nodes.
+    pub nodes: Arc<dyn Nodes>,
+    /// The facts of the cluster.
+    pub cluster: ClusterSubscription,
+}
+
+/// Serves what is `served` at `listener` until `shutdown`, and a moment longer for those who are just being answered.
 ///
 /// Health says NOT_SERVING until `ready`.
 pub async fn serve(
     listener: Listener,
-    nodes: Arc<dyn Nodes>,
+    served: Served,
     ready: impl Future<Output = ()>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let target = listener.address().clone();
     let (reporter, health) = tonic_health::server::health_reporter();
     let say = async |status| {
-        for service in ["", sets_server::SERVICE_NAME, endpoints_server::SERVICE_NAME] {
+        for service in SERVICES.into_iter().chain([""]) {
             reporter.set_service_status(service, status).await;
         }
     };
     say(ServingStatus::NotServing).await;
     let reflection = || {
-        tonic_reflection::server::Builder::configure()
+        let builder = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            // What the descriptions speak of besides is not served.
-            .with_service_name(sets_server::SERVICE_NAME)
-            .with_service_name(endpoints_server::SERVICE_NAME)
-            .with_service_name(tonic_health::pb::health_server::SERVICE_NAME)
+            .with_service_name(tonic_health::pb::health_server::SERVICE_NAME);
+        // What the descriptions speak of besides is not served.
+        SERVICES.into_iter().fold(builder, tonic_reflection::server::Builder::with_service_name)
     };
+    let Served { nodes, cluster } = served;
     let watch = SetsServer::new(watch::Watch { nodes: Arc::clone(&nodes) });
     let next = EndpointsServer::new(next::Next { nodes });
+    let global = global_sets::SetsServer::new(global::GlobalWatch { cluster });
     let router = transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE.0))
         .http2_keepalive_timeout(Some(KEEPALIVE.1))
@@ -146,6 +163,7 @@ pub async fn serve(
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)
         .add_service(watch.max_decoding_message_size(LONGEST_REQUEST))
+        .add_service(global.max_decoding_message_size(LONGEST_REQUEST))
         .add_service(next.max_decoding_message_size(LONGEST_REQUEST));
     tracing::info!("serving {target}");
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

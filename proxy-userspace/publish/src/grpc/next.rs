@@ -9,9 +9,10 @@ use proto::localnetv1::{NextFilter, NextItem, ServiceEndpoints, endpoints_server
 use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
+use wire::Additions;
 
 use super::{Nodes, peer::Peer};
-use crate::{Subscription, wire};
+use crate::Subscription;
 
 /// How many items are made in advance for a client.
 const AHEAD: usize = 8;
@@ -45,22 +46,29 @@ async fn answer(filter: NextFilter, mut states: Subscription, sender: Sender<Res
             None => return,
         }
     };
+    let additions = Additions::LOCAL.granted(filter.wanted());
     let next = NextFilter { instance_id: published.instance_id, rev: published.rev, ..filter };
-    let first = NextItem { next: Some(next), endpoints: None };
+    let first = NextItem { next: Some(next), granted: additions.numbers(), ..NextItem::default() };
     if sender.send(Ok(first)).await.is_err() {
         return;
     }
+    for (name, node) in published.state.nodes.iter().filter(|_| additions.nodes) {
+        let item = NextItem { node: Some(wire::node(name, node)), ..NextItem::default() };
+        if sender.send(Ok(item)).await.is_err() {
+            return;
+        }
+    }
     for state in published.state.services.values() {
-        let item = NextItem { next: None, endpoints: Some(service_endpoints(state)) };
+        let item = NextItem { endpoints: Some(service_endpoints(state, additions)), ..NextItem::default() };
         if sender.send(Ok(item)).await.is_err() {
             return;
         }
     }
 }
 
-fn service_endpoints(state: &ServiceState) -> ServiceEndpoints {
+fn service_endpoints(state: &ServiceState, additions: Additions) -> ServiceEndpoints {
     ServiceEndpoints {
-        service: Some(wire::service(&state.service)),
+        service: Some(wire::service_of(state, additions)),
         endpoints: state.endpoints.iter().map(|it| wire::endpoint(&state.service, it)).collect(),
         keys: state.endpoints.iter().map(|it| wire::key(it).to_owned()).collect(),
     }

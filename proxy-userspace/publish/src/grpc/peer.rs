@@ -57,7 +57,6 @@ impl Peer {
     }
 
     /// Whether it may ask for the whole cluster.
-    #[cfg_attr(not(test), expect(dead_code, reason = "globalv1.Sets asks it as soon as it is served"))]
     pub(super) fn may_all(&self) -> Result<(), Status> {
         match &self.0 {
             Some(it) if !it.is_allowed => Err(it.refusal("the whole cluster")),

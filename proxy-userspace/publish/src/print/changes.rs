@@ -10,18 +10,18 @@ use std::{
 use model::{
     ServiceName,
     state::{
-        Endpoint, NodeState, Scope, Scopes, Service, ServicePort, ServiceState, TargetPort, TrafficPolicy,
+        Endpoint, Node, NodeState, Nodes, Scope, Scopes, Service, ServiceState, TargetPort, TrafficPolicy,
     },
 };
 use proto::localv1;
 use serde::Serialize;
 
 use super::{
-    Format, PrintError,
+    ADDITIONS, Format, PrintError,
     table::{self, counted, kind, port_name, revision, targets, written},
     yaml,
 };
-use crate::{Published, wire};
+use crate::Published;
 
 /// Writes down what `after` changes, each change with a line end; everything, if nothing was before.
 ///
@@ -54,25 +54,28 @@ pub fn render_changes(
 
 /// One change; what was not there before was added, what is not there after was removed.
 struct Change<'a> {
-    service: &'a ServiceName,
+    /// None for a node.
+    service: Option<&'a ServiceName>,
     before: Option<Thing<'a>>,
     after: Option<Thing<'a>>,
 }
 
 #[derive(Clone, Copy)]
 enum Thing<'a> {
+    Node(&'a str, &'a Node),
     /// A Service without its ports and endpoints.
     Service(&'a Service),
-    Port(&'a ServicePort),
+    /// The port at this position.
+    Port(&'a ServiceState, usize),
     Endpoint(&'a Service, &'a Endpoint),
 }
 
 /// In an order in which a port or an endpoint is never there without its Service.
 fn changes<'a>(before: &'a NodeState, after: &'a NodeState) -> Vec<Change<'a>> {
-    let mut changes = Vec::new();
+    let mut changes = nodes(&before.nodes, &after.nodes);
     for (service, old, new) in after.diff(before) {
         let (old, new) = (old.map(|it| &**it), new.map(|it| &**it));
-        let change = |(before, after)| Change { service, before, after };
+        let change = |(before, after)| Change { service: Some(service), before, after };
         let itself = change(itself(old, new));
         if itself.after.is_some() {
             changes.push(itself);
@@ -86,6 +89,15 @@ fn changes<'a>(before: &'a NodeState, after: &'a NodeState) -> Vec<Change<'a>> {
     changes
 }
 
+fn nodes<'a>(old: &'a Nodes, new: &'a Nodes) -> Vec<Change<'a>> {
+    if old.ptr_eq(new) {
+        return Vec::new();
+    }
+    let of = |nodes: &'a Nodes| nodes.iter().map(|(name, it)| (&**name, Thing::Node(name, it))).collect();
+    let changes = differing_things(of(old), of(new)).into_iter();
+    changes.map(|(before, after)| Change { service: None, before, after }).collect()
+}
+
 type Sides<'a> = (Option<Thing<'a>>, Option<Thing<'a>>);
 
 fn itself<'a>(old: Option<&'a ServiceState>, new: Option<&'a ServiceState>) -> Sides<'a> {
@@ -95,9 +107,8 @@ fn itself<'a>(old: Option<&'a ServiceState>, new: Option<&'a ServiceState>) -> S
 
 fn ports<'a>(old: Option<&'a ServiceState>, new: Option<&'a ServiceState>) -> Vec<Sides<'a>> {
     pairs(old, new, |state| {
-        let keyed =
-            state.service.ports.iter().map(|it| ((it.port, it.protocol.to_string()), Thing::Port(it)));
-        keyed.collect()
+        let ports = state.service.ports.iter().enumerate();
+        ports.map(|(index, it)| ((it.port, it.protocol.to_string()), Thing::Port(state, index))).collect()
     })
 }
 
@@ -107,13 +118,18 @@ fn endpoints<'a>(old: Option<&'a ServiceState>, new: Option<&'a ServiceState>) -
     })
 }
 
-/// What differs among the things of two states, in the order of their keys.
+/// What differs among the things of two states.
 fn pairs<'a, K: Ord>(
     old: Option<&'a ServiceState>,
     new: Option<&'a ServiceState>,
     things: impl Fn(&'a ServiceState) -> BTreeMap<K, Thing<'a>>,
 ) -> Vec<Sides<'a>> {
     let [old, new] = [old, new].map(|it| it.map(&things).unwrap_or_default());
+    differing_things(old, new)
+}
+
+/// What differs among things, in the order of their keys.
+fn differing_things<'a, K: Ord>(old: BTreeMap<K, Thing<'a>>, new: BTreeMap<K, Thing<'a>>) -> Vec<Sides<'a>> {
     let gone = old.iter().filter(|(key, _)| !new.contains_key(key)).map(|(key, it)| (key, (Some(*it), None)));
     let there = new.iter().filter_map(|(key, it)| {
         let sides = differing(old.get(key).copied(), Some(*it))?;
@@ -131,6 +147,7 @@ fn differing<'a>(old: Option<Thing<'a>>, new: Option<Thing<'a>>) -> Option<Sides
 #[derive(PartialEq, Serialize)]
 #[serde(untagged)]
 enum Message {
+    Node(localv1::Node),
     Service(Box<localv1::Service>),
     Port(localv1::PortMapping),
     Endpoint(Box<localv1::Endpoint>),
@@ -143,7 +160,11 @@ impl Thing<'_> {
                 let message = wire::service(it);
                 Message::Service(localv1::Service { ports: Vec::new(), ..message }.into())
             }
-            Self::Port(it) => Message::Port(wire::port(it)),
+            Self::Node(name, it) => Message::Node(wire::node(name, it)),
+            Self::Port(state, index) => {
+                let mut ports = wire::service_of(state, ADDITIONS).ports;
+                Message::Port(if index < ports.len() { ports.swap_remove(index) } else { Default::default() })
+            }
             Self::Endpoint(service, it) => Message::Endpoint(wire::endpoint(service, it).into()),
         }
     }
@@ -151,16 +172,20 @@ impl Thing<'_> {
     fn kind(self) -> &'static str {
         match self {
             Self::Service(_) => "service",
-            Self::Port(_) => "port",
+            Self::Node(..) => "node",
+            Self::Port(..) => "port",
             Self::Endpoint(..) => "endpoint",
         }
     }
 
-    /// What it is called within its Service.
+    /// What it is called, a port or an endpoint within its Service.
     fn name(self) -> Option<String> {
         match self {
             Self::Service(_) => None,
-            Self::Port(it) => Some(format!("{}/{}", it.port, it.protocol)),
+            Self::Node(name, _) => Some(name.to_owned()),
+            Self::Port(state, index) => {
+                state.service.ports.get(index).map(|it| format!("{}/{}", it.port, it.protocol))
+            }
             Self::Endpoint(_, it) => Some(wire::key(it).to_owned()),
         }
     }
@@ -169,7 +194,8 @@ impl Thing<'_> {
     fn details(self) -> Vec<(String, String)> {
         match self {
             Self::Service(it) => service_details(it),
-            Self::Port(it) => port_details(it),
+            Self::Node(_, it) => node_details(it),
+            Self::Port(state, index) => port_details(state, index),
             Self::Endpoint(service, it) => endpoint_details(service, it),
         }
     }
@@ -184,8 +210,9 @@ struct Line<'a> {
     node: &'a str,
     change: &'static str,
     kind: &'static str,
-    service: String,
-    /// PORT/PROTOCOL of a port, the key of an endpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service: Option<String>,
+    /// A node's, PORT/PROTOCOL of a port, the key of an endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -206,7 +233,7 @@ impl<'a> Line<'a> {
                 _ => "changed",
             },
             kind: change.thing().map_or("", Thing::kind),
-            service: change.service.to_string(),
+            service: change.service.map(ToString::to_string),
             name: change.thing().and_then(Thing::name),
             before: change.before.map(Thing::message),
             after: change.after.map(Thing::message),
@@ -224,10 +251,11 @@ impl<'a> Change<'a> {
 fn table(published: &Published, changes: &[Change<'_>]) -> String {
     let mut table = table::empty();
     // Its endpoints come and go with it.
-    let whole: BTreeSet<_> = changes.iter().filter(|it| it.is_whole_service()).map(|it| it.service).collect();
+    let whole = changes.iter().filter(|it| it.is_whole_service()).map(|it| it.service);
+    let whole: BTreeSet<_> = whole.collect();
     let mut shown = 0;
     for it in changes {
-        if whole.contains(it.service) && !it.is_whole_service() {
+        if whole.contains(&it.service) && !it.is_whole_service() {
             continue;
         }
         let Some(row) = row(published, it) else { continue };
@@ -258,7 +286,8 @@ fn row(published: &Published, change: &Change<'_>) -> Option<[String; 4]> {
         (Some(before), Some(after)) => ("~", differences(&before.details(), &after.details())?),
         (None, Some(after @ Thing::Service(_))) => {
             let mut said = said(&after.details());
-            said.extend(published.state.services.get(change.service).map(|it| led(it)).unwrap_or_default());
+            let state = change.service.and_then(|it| published.state.services.get(it));
+            said.extend(state.map(|it| led(it)).unwrap_or_default());
             ("+", said.join("\n"))
         }
         (None, Some(after)) => ("+", said(&after.details()).join("; ")),
@@ -268,7 +297,8 @@ fn row(published: &Published, change: &Change<'_>) -> Option<[String; 4]> {
             ("-", said(&details).into_iter().next().unwrap_or_default())
         }
     };
-    Some([mark.to_owned(), change.service.to_string(), what, details])
+    let service = change.service.map_or_else(|| "-".to_owned(), ToString::to_string);
+    Some([mark.to_owned(), service, what, details])
 }
 
 /// What differs, heading by heading; none if nothing does.
@@ -326,7 +356,20 @@ fn service_details(service: &Service) -> Vec<(String, String)> {
     .into()
 }
 
-fn port_details(port: &ServicePort) -> Vec<(String, String)> {
+fn node_details(node: &Node) -> Vec<(String, String)> {
+    [
+        ("addresses", list(&node.addresses)),
+        ("pod CIDRs", list(&node.pod_cidrs)),
+        ("about to go", if node.is_leaving { "yes" } else { "" }.to_owned()),
+    ]
+    .map(|(heading, value)| (heading.to_owned(), value))
+    .into()
+}
+
+fn port_details(state: &ServiceState, index: usize) -> Vec<(String, String)> {
+    let Some(port) = state.service.ports.get(index) else { return Vec::new() };
+    let unselected = state.unselected.iter().filter(|it| usize::from(it.index) == index);
+    let unselected: Vec<_> = unselected.map(|it| it.target).collect();
     let target = match &port.target_port {
         TargetPort::Number(number) => number.to_string(),
         TargetPort::Name(name) => name.clone(),
@@ -338,6 +381,7 @@ fn port_details(port: &ServicePort) -> Vec<(String, String)> {
         ("node port", port.node_port.map_or_else(String::new, |it| it.to_string())),
         ("target", target),
         ("lost to an older service", list(&port.lost)),
+        ("only for flows that are there", list(&unselected)),
         ("without endpoints", if v4 == v6 { v4.to_owned() } else { format!("{v4} (IPv4), {v6} (IPv6)") }),
     ]
     .map(|(heading, value)| (heading.to_owned(), value))

@@ -8,7 +8,9 @@ mod table;
 use proto::localv1;
 use serde::Serialize;
 
-use crate::{Published, wire};
+use wire::Additions;
+
+use crate::Published;
 
 pub use changes::render_changes;
 
@@ -61,7 +63,12 @@ struct Document<'a> {
     rev: String,
     node: &'a str,
     items: Vec<Item>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nodes: Vec<localv1::Node>,
 }
+
+/// What the messages say besides; the time of the last change is no part of the state.
+const ADDITIONS: Additions = Additions { trigger_times: false, ..Additions::LOCAL };
 
 #[derive(Serialize)]
 struct Item {
@@ -72,7 +79,7 @@ struct Item {
 impl<'a> Document<'a> {
     fn new(published: &'a Published) -> Self {
         let items = published.state.services.values().map(|it| Item {
-            service: wire::service(&it.service),
+            service: wire::service_of(it, ADDITIONS),
             endpoints: it.endpoints.iter().map(|endpoint| wire::endpoint(&it.service, endpoint)).collect(),
         });
         Self {
@@ -80,6 +87,7 @@ impl<'a> Document<'a> {
             rev: published.rev.to_string(),
             node: &published.node,
             items: items.collect(),
+            nodes: published.state.nodes.iter().map(|(name, it)| wire::node(name, it)).collect(),
         }
     }
 }

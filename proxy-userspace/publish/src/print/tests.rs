@@ -9,7 +9,7 @@ use std::{
 use model::{
     Protocol, ServiceName,
     state::{
-        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scopes, Service,
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, Node, NodeState, PerFamily, Scopes, Service,
         ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
@@ -114,6 +114,8 @@ fn changed() -> Published {
     service.affinity = Some(ClientIpAffinity { timeout_seconds: NonZeroU32::new(600).unwrap() });
     service.ports[1].usable.v6 = true;
     state.service = Arc::new(service);
+    let node = Node { addresses: vec!["192.0.2.2".parse().unwrap()], ..Node::default() };
+    after.state.nodes.insert("n2".into(), node);
     let other = ServiceName::new("shop", "z");
     let new = Service { name: other, ..Service::clone(&state.service) };
     let new = ServiceState { service: Arc::new(new), ..state.clone() };
@@ -134,7 +136,8 @@ fn changed() -> Published {
 fn people_see_what_changed() {
     let text = render_changes(Some(&published()), &changed(), Format::Table).unwrap();
     let expect = "\
-node n1, revision 8 of instance ffffffffffffffff, 6 changes
+node n1, revision 8 of instance ffffffffffffffff, 7 changes
+\x20+  -       node n2      addresses: 192.0.2.2
 \x20~  shop/y  service      affinity: - → 600 s
 \x20~  shop/y  port 81/TCP  without endpoints: refuse → refuse (IPv4), drop (IPv6)
 \x20~  shop/y  endpoint p1  80/TCP (http): 8080 (internal, external, short-circuit) → 8080 (internal, short-circuit)

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use model::{
     facts::{Facts, Node},
-    state::{Node as NodeInfo, NodeState},
+    state::NodeState,
 };
 use publish::{AnyNode, Publisher, Refusal, grpc::Nodes};
 use tokio::time::timeout;
@@ -105,7 +105,7 @@ async fn strangers_are_bounded_and_nodes_of_the_cluster_are_not() {
     let nodes = AnyNode::new(Publisher::new("n1"));
     let asking = nodes.asking();
     let mut facts = Facts::default();
-    facts.set_node(Node { name: "known".into(), zone: None, info: NodeInfo::default() });
+    facts.set_node(Node { name: "known".into(), zone: None, info: Default::default() });
     nodes.learn(facts.into());
     let follow = |it: &str| asking.follow(it, (0, 0)).map(drop);
     for it in 0..5_000 {

@@ -23,7 +23,8 @@ use proto::{
 };
 use publish::{
     Publisher, Subscription,
-    grpc::{self, Listener, Nodes, OneNode},
+    cluster::Cluster,
+    grpc::{self, Listener, Nodes, OneNode, Served},
 };
 use tokio::{
     sync::{mpsc, oneshot},
@@ -88,6 +89,7 @@ pub(crate) fn state(services: impl IntoIterator<Item = (ServiceName, Arc<Service
 /// A brain that serves at a socket.
 pub(crate) struct Brain {
     pub(crate) publisher: Publisher,
+    pub(crate) cluster: Cluster,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), grpc::ServeError>>,
 }
@@ -102,19 +104,21 @@ impl Brain {
 
     pub(crate) async fn with(path: &Path, publisher: Publisher, nodes: impl Nodes) -> Self {
         let listener = Listener::bind(&Target::Unix(path.into())).await.unwrap();
+        let cluster = Cluster::new(None);
+        let served = Served { nodes: Arc::new(nodes), cluster: cluster.subscribe() };
         let (stop, stopped) = oneshot::channel();
         let mut first: Subscription = publisher.subscribe();
         let task = tokio::spawn(async move {
             let ready = async { drop(first.next().await) };
             let stopped = async { drop(stopped.await) };
-            grpc::serve(listener, Arc::new(nodes), ready, stopped).await
+            grpc::serve(listener, served, ready, stopped).await
         });
-        Self { publisher, stop, task }
+        Self { publisher, cluster, stop, task }
     }
 
     /// Ends it as SIGTERM does: the source first.
     pub(crate) async fn stop(self) {
-        drop(self.publisher);
+        drop((self.publisher, self.cluster));
         drop(self.stop);
         self.task.await.unwrap().unwrap();
     }
@@ -145,6 +149,8 @@ pub(crate) struct Peer {
     /// What it was told, by path.
     pub(crate) services: BTreeMap<String, localv1::Service>,
     pub(crate) endpoints: BTreeMap<String, localv1::Endpoint>,
+    /// Told of only if they are wanted.
+    pub(crate) nodes: BTreeMap<String, localv1::Node>,
 }
 
 impl Peer {
@@ -163,8 +169,8 @@ impl Peer {
     pub(crate) async fn over(channel: transport::Channel) -> Self {
         let (requests, outgoing) = mpsc::channel(8);
         let items = SetsClient::new(channel).watch(ReceiverStream::new(outgoing)).await.unwrap();
-        let (services, endpoints) = Default::default();
-        Self { requests, items: items.into_inner(), services, endpoints }
+        let (services, endpoints, nodes) = Default::default();
+        Self { requests, items: items.into_inner(), services, endpoints, nodes }
     }
 
     pub(crate) async fn ask(&self, node: &str) {
@@ -195,7 +201,11 @@ impl Peer {
                 Op::Reset(_) => panic!("a second reset"),
                 Op::Set(Value { r#ref: Some(Ref { set, path }), bytes }) => {
                     words.push(format!("+{} {path}", letter(set)));
-                    if set == i32::from(localv1::Set::ServicesSet) {
+                    if set == i32::from(localv1::Set::NodesSet) {
+                        let it = localv1::Node::decode(bytes.as_slice()).unwrap();
+                        assert_eq!(path, it.name);
+                        self.nodes.insert(path, it);
+                    } else if set == i32::from(localv1::Set::ServicesSet) {
                         let it = localv1::Service::decode(bytes.as_slice()).unwrap();
                         let ips = it.ips.as_ref().expect("Service.IPs is present");
                         assert!(ips.cluster_ips.is_some(), "ClusterIPs is present");
@@ -213,7 +223,9 @@ impl Peer {
                 }
                 Op::Delete(Ref { set, path }) => {
                     words.push(format!("-{} {path}", letter(set)));
-                    if set == i32::from(localv1::Set::ServicesSet) {
+                    if set == i32::from(localv1::Set::NodesSet) {
+                        self.nodes.remove(&path).expect("only what is there is deleted");
+                    } else if set == i32::from(localv1::Set::ServicesSet) {
                         self.services.remove(&path).expect("only what is there is deleted");
                         let below = format!("{path}/");
                         let orphan = self.endpoints.range(below.clone()..).next();
@@ -236,6 +248,7 @@ fn letter(set: i32) -> char {
     match localv1::Set::try_from(set) {
         Ok(localv1::Set::ServicesSet) => 's',
         Ok(localv1::Set::EndpointsSet) => 'e',
+        Ok(localv1::Set::NodesSet) => 'n',
         other => panic!("{other:?}"),
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use model::state::NodeState;
-use proto::localv1::{Addition, WatchReq, op_item::Op};
+use proto::localv1::op_item::Op;
 use publish::{Publisher, Refusal, Subscription, grpc::Nodes};
 use tokio::time::timeout;
 
@@ -207,25 +207,5 @@ async fn a_watcher_that_goes_is_dropped_at_once() {
         }
     };
     timeout(Duration::from_secs(1), gone).await.unwrap();
-    brain.stop().await;
-}
-
-#[tokio::test]
-async fn revisions_are_said_to_those_who_want_them() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
-    brain.publisher.publish(NodeState::default());
-    let mut peer = Peer::silent(&folder.socket()).await;
-    let request = WatchReq { node_name: String::new(), wanted: vec![Addition::Revisions.into(), 77] };
-    peer.requests.send(request).await.unwrap();
-    assert_eq!(peer.item().await, Op::Reset(Default::default()));
-    let Op::Sync(sync) = peer.item().await else { panic!("no sync") };
-    let current = brain.publisher.current().unwrap();
-    let revision = sync.revision.unwrap();
-    assert_eq!((revision.instance_id, revision.rev), (current.instance_id, current.rev));
-    peer.ask("n1").await;
-    brain.publisher.publish(state([service("ns/a", &[])]));
-    assert!(matches!(peer.item().await, Op::Set(_)));
-    assert_eq!(peer.item().await, Op::Sync(Default::default()));
     brain.stop().await;
 }

@@ -9,6 +9,7 @@ use model::state::NodeState;
 use proto::Target;
 use publish::{
     Publisher,
+    cluster::Cluster,
     grpc::{self, ListenError, Listener, OneNode},
 };
 use tonic_health::pb::{
@@ -95,9 +96,10 @@ async fn a_brain_is_served_at_a_port() {
     let target = listener.address().clone();
     let publisher = Publisher::new("n1");
     publisher.publish(NodeState::default());
-    let nodes = OneNode::new("n1", publisher.subscribe());
+    let nodes = std::sync::Arc::new(OneNode::new("n1", publisher.subscribe()));
+    let cluster = Cluster::new(None).subscribe();
     let never = std::future::pending();
-    let serving = tokio::spawn(grpc::serve(listener, std::sync::Arc::new(nodes), async {}, never));
+    let serving = tokio::spawn(grpc::serve(listener, grpc::Served { nodes, cluster }, async {}, never));
     let state = proto::client::Client::new(target, "n1").watch().next().await.unwrap();
     assert!(state.services.is_empty());
     serving.abort();
@@ -108,7 +110,7 @@ async fn health_says_when_there_is_a_state() {
     let folder = Folder::new();
     let brain = Brain::start(&folder.socket()).await;
     let mut health = HealthClient::new(channel(&folder.socket()).await);
-    for service in ["", "localv1.Sets", "localnetv1.Endpoints"] {
+    for service in ["", "localv1.Sets", "globalv1.Sets", "localnetv1.Endpoints"] {
         let request = HealthCheckRequest { service: service.into() };
         let mut updates = health.watch(request).await.unwrap().into_inner();
         let mut status = async || updates.message().await.unwrap().unwrap().status();
@@ -119,7 +121,7 @@ async fn health_says_when_there_is_a_state() {
             break;
         }
     }
-    for service in ["localv1.Sets", "localnetv1.Endpoints"] {
+    for service in ["localv1.Sets", "globalv1.Sets", "localnetv1.Endpoints"] {
         let status = health.check(HealthCheckRequest { service: service.into() }).await.unwrap();
         assert_eq!(status.into_inner().status(), ServingStatus::Serving, "{service}");
     }
@@ -137,6 +139,7 @@ async fn reflection_names_the_services_and_knows_their_messages() {
     let requests = [
         request(MessageRequest::ListServices(String::new())),
         request(MessageRequest::FileContainingSymbol("localv1.Sets".into())),
+        request(MessageRequest::FileContainingSymbol("globalv1.NodeInfo".into())),
         request(MessageRequest::FileContainingSymbol("localnetv1.NextFilter".into())),
         request(MessageRequest::FileContainingSymbol("grpc.health.v1.Health".into())),
     ];
@@ -146,11 +149,10 @@ async fn reflection_names_the_services_and_knows_their_messages() {
     let mut answer = async || answers.message().await.unwrap().unwrap().message_response.unwrap();
     let MessageResponse::ListServicesResponse(list) = answer().await else { panic!("no list") };
     let names: Vec<_> = list.service.iter().map(|it| it.name.as_str()).collect();
-    for name in ["localv1.Sets", "localnetv1.Endpoints", "grpc.health.v1.Health"] {
+    for name in ["localv1.Sets", "globalv1.Sets", "localnetv1.Endpoints", "grpc.health.v1.Health"] {
         assert!(names.contains(&name), "{names:?}");
     }
-    assert!(!names.contains(&"globalv1.Sets"), "what is not served is not named");
-    for _ in 0..3 {
+    for _ in 0..4 {
         assert!(matches!(answer().await, MessageResponse::FileDescriptorResponse(_)));
     }
 

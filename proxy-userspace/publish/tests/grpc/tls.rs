@@ -11,7 +11,8 @@ use proto::{
 };
 use publish::{
     Publisher, Subscription,
-    grpc::{self, Listener, Nodes, ServerTls},
+    cluster::{Cluster, Known},
+    grpc::{self, Listener, Nodes, Served, ServerTls},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -40,6 +41,14 @@ impl Nodes for Every {
     }
 }
 
+/// Every node, and the facts of an empty cluster.
+fn served(publisher: &Publisher) -> Served {
+    let cluster = Cluster::new(None);
+    let followed = cluster.subscribe();
+    cluster.publish(Known::Facts(Arc::default()));
+    Served { nodes: Arc::new(Every(publisher.subscribe())), cluster: followed }
+}
+
 /// A brain that serves every node at a port, over TLS.
 struct Brain {
     publisher: Publisher,
@@ -58,8 +67,8 @@ impl Brain {
         let target = Target::Tcp { host: "localhost".into(), port };
         let publisher = Publisher::new("n1");
         publisher.publish(NodeState::default());
-        let nodes = Arc::new(Every(publisher.subscribe()));
-        let serving = tokio::spawn(grpc::serve(listener, nodes, async {}, std::future::pending()));
+        let served = served(&publisher);
+        let serving = tokio::spawn(grpc::serve(listener, served, async {}, std::future::pending()));
         Self { publisher, files, target, serving }
     }
 
@@ -226,6 +235,21 @@ async fn whom_the_allow_list_names_may_ask_for_every_node() {
 }
 
 #[tokio::test]
+async fn the_whole_cluster_is_for_those_whom_the_allow_list_names() {
+    let ours = Authority::new("ours");
+    let brain = Brain::start(&ours.brain(), &ours.pem, &["chained-brain"]).await;
+    let facts = async |pair: &Pair| {
+        let files = Folder::new(pair, &ours.pem);
+        let mut cluster = Client::new(brain.target.clone(), "n1").tls(files.client()).cluster();
+        timeout(LIMIT, cluster.next()).await.unwrap()
+    };
+    let Err(refused) = facts(&ours.node("n1")).await else { panic!("it got the facts") };
+    assert!(refused.to_string().contains("the whole cluster was asked for"), "{refused}");
+    let chained = ours.sign(Says { common_name: "chained-brain", ..Says::default() });
+    assert!(facts(&chained).await.is_ok());
+}
+
+#[tokio::test]
 async fn every_request_of_a_stream_is_looked_at() {
     let ours = Authority::new("ours");
     let brain = Brain::start(&ours.brain(), &ours.pem, &[]).await;
@@ -357,8 +381,8 @@ async fn a_socket_of_this_host_needs_no_certificate() {
     let listener = Listener::bind_tls(&Target::Unix(folder.socket()), Some(tls)).await.unwrap();
     let publisher = Publisher::new("n1");
     publisher.publish(NodeState::default());
-    let nodes = Arc::new(Every(publisher.subscribe()));
-    let serving = tokio::spawn(grpc::serve(listener, nodes, async {}, std::future::pending()));
+    let served = served(&publisher);
+    let serving = tokio::spawn(grpc::serve(listener, served, async {}, std::future::pending()));
     // Nor does a client that has one show it there.
     let mine = Folder::new(&ours.node("n1"), &ours.pem);
     let client = Client::new(Target::Unix(folder.socket()), "n7").tls(mine.client());

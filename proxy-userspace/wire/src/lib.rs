@@ -1,18 +1,27 @@
-//! A node's state as the messages of the contract, and back.
+//! What the messages of the contract mean: a node's state here, the cluster's facts in [`facts`]; both ways.
 //!
 //! The one rule: there and back again is the same state.
 //! What another brain leaves unsaid has the meaning the contract gives to it; what cannot be read is refused alone.
 
+#![forbid(unsafe_code)]
+
+mod additions;
 mod decode;
+mod decoder;
 mod encode;
+pub mod facts;
+mod node;
 
 use model::{
     ServiceName,
     state::{Endpoint, EndpointKey},
 };
 
+pub use additions::Additions;
 pub use decode::{Decoded, service_state};
-pub use encode::{endpoint, port, service};
+pub use decoder::Decoder;
+pub use encode::{endpoint, service, service_of};
+pub use node::node;
 
 /// The path of a Service in the services set.
 pub fn service_path(name: &ServiceName) -> String {

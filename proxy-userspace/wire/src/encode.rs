@@ -3,12 +3,15 @@
 use std::net::IpAddr;
 
 use model::{
-    Family, Protocol,
-    state::{Endpoint, EndpointKey, Scopes, Service, ServiceKind, ServicePort, TargetPort, TrafficPolicy},
+    Family, Protocol, Timestamp,
+    state::{
+        Endpoint, EndpointKey, Scopes, Service, ServiceKind, ServicePort, ServiceState, TargetPort,
+        TrafficPolicy,
+    },
 };
 use proto::localv1;
 
-use super::key;
+use super::{Additions, key};
 
 /// A Service as a message; everything that KPNG's backends expect to be present is.
 pub fn service(service: &Service) -> localv1::Service {
@@ -44,6 +47,22 @@ pub fn service(service: &Service) -> localv1::Service {
     }
 }
 
+/// A Service as a message, with the additions that are on its state.
+pub fn service_of(state: &ServiceState, additions: Additions) -> localv1::Service {
+    let mut message = service(&state.service);
+    if additions.trigger_times {
+        message.trigger_time = state.trigger_time.map(Timestamp::as_micros);
+    }
+    if additions.unselected {
+        for it in &*state.unselected {
+            if let Some(port) = message.ports.get_mut(usize::from(it.index)) {
+                port.unselected.push(it.target.to_string());
+            }
+        }
+    }
+    message
+}
+
 fn ip_set(addresses: &[IpAddr]) -> localv1::IpSet {
     let of =
         |family| addresses.iter().filter(|it| Family::of(**it) == family).map(ToString::to_string).collect();
@@ -65,26 +84,29 @@ fn ip_filters(service: &Service, load_balancer_ips: &localv1::IpSet) -> Vec<loca
     [Family::V4, Family::V6].into_iter().filter_map(filter).collect()
 }
 
-/// A port of a Service as a message.
-pub fn port(port: &ServicePort) -> localv1::PortMapping {
-    let protocol = match port.protocol {
-        Protocol::Tcp => localv1::Protocol::Tcp,
-        Protocol::Udp => localv1::Protocol::Udp,
-        Protocol::Sctp => localv1::Protocol::Sctp,
-    };
+fn port(port: &ServicePort) -> localv1::PortMapping {
     let (target_port, target_port_name) = match &port.target_port {
         TargetPort::Number(number) => (number.get().into(), String::new()),
         TargetPort::Name(name) => (0, name.clone()),
     };
     localv1::PortMapping {
         name: port.name.clone(),
-        protocol: protocol.into(),
+        protocol: protocol(port.protocol).into(),
         port: port.port.get().into(),
         node_port: port.node_port.map_or(0, |it| it.get().into()),
         target_port,
         target_port_name,
         usable: Some(localv1::FamilyFlags { v4: port.usable.v4, v6: port.usable.v6 }),
         lost: (!port.lost.is_empty()).then(|| ip_set(&port.lost)),
+        unselected: Vec::new(),
+    }
+}
+
+pub(crate) fn protocol(protocol: Protocol) -> localv1::Protocol {
+    match protocol {
+        Protocol::Tcp => localv1::Protocol::Tcp,
+        Protocol::Udp => localv1::Protocol::Udp,
+        Protocol::Sctp => localv1::Protocol::Sctp,
     }
 }
 
@@ -101,6 +123,7 @@ pub fn endpoint(service: &Service, endpoint: &Endpoint) -> localv1::Endpoint {
         port: it.port.get().into(),
         scopes: differ.then(|| scopes(it.scopes)),
         index: Some(it.index.into()),
+        ..localv1::PortName::default()
     });
     localv1::Endpoint {
         hostname: endpoint.hostname.clone(),

@@ -9,11 +9,11 @@ use std::{
 
 use ipnet::IpNet;
 use model::{
-    Protocol, ServiceName,
+    Protocol, ServiceName, Timestamp,
     facts::Rejected,
     state::{
         ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind,
-        ServicePort, ServiceState, TargetPort, TrafficPolicy,
+        ServicePort, ServiceState, TargetPort, TrafficPolicy, Unselected,
     },
 };
 use proto::localv1;
@@ -25,6 +25,8 @@ const DEFAULT_AFFINITY_SECONDS: NonZeroU32 = NonZeroU32::new(10_800).expect("it 
 const LONGEST_NAME: usize = 253;
 /// How much of a peer's text a message shows.
 const LONGEST_SHOWN: usize = 80;
+/// How much of what an object is called: its kind, namespace and name.
+const LONGEST_OBJECT: usize = 160;
 
 /// What came out of messages, and what of them was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,45 +41,61 @@ pub struct Decoded<T> {
 ///
 /// There is none if the Service has no usable name, or no cluster IP that could be served.
 pub fn service_state<'a>(
-    service: &localv1::Service,
+    message: &localv1::Service,
     endpoints: impl IntoIterator<Item = (&'a str, &'a localv1::Endpoint)>,
 ) -> Decoded<Option<ServiceState>> {
-    let object = format!("service {}/{}", shown(&service.namespace), shown(&service.name));
-    let mut decoder = Decoder { object, rejected: Vec::new() };
-    let value = decoder.service(service).map(|(service, places)| {
+    let object = format!("service {}/{}", message.namespace, message.name);
+    let mut decoder = Reader::new(object);
+    let value = decoder.service(message).map(|(service, places)| {
         let endpoints = endpoints.into_iter();
         let mut endpoints: Vec<_> =
             endpoints.filter_map(|(key, it)| decoder.endpoint(key, it, &service, &places)).collect();
         endpoints.sort_by(|a, b| a.key.cmp(&b.key));
         endpoints.dedup_by(|a, b| a.key == b.key);
-        ServiceState::new(service, endpoints)
+        let trigger_time = message.trigger_time.map(Timestamp::from_micros);
+        let unselected = decoder.unselected(&message.ports, &places).into();
+        ServiceState { unselected, trigger_time, ..ServiceState::new(service, endpoints) }
     });
-    Decoded { value, rejected: decoder.rejected }
+    Decoded { value, rejected: decoder.into_rejected() }
 }
 
-/// The beginning of a text that may be anything, in a message of one line.
-fn shown(text: &str) -> String {
-    let mut shown: String = text.chars().take(LONGEST_SHOWN).flat_map(char::escape_debug).collect();
-    if text.chars().nth(LONGEST_SHOWN).is_some() {
+/// The beginning of a text that may be anything, for a message of one line.
+pub(crate) fn shown(text: &str) -> String {
+    begun(text, LONGEST_SHOWN)
+}
+
+fn begun(text: &str, longest: usize) -> String {
+    let mut shown: String = text.chars().take(longest).flat_map(char::escape_debug).collect();
+    if text.chars().nth(longest).is_some() {
         shown.push('…');
     }
     shown
 }
 
-struct Decoder {
+/// Reads single values, and collects what is refused on the way.
+pub(crate) struct Reader {
     object: String,
     rejected: Vec<Rejected>,
 }
 
 /// Where each port of a message is in the state, if it is.
-type Places = Vec<Option<u16>>;
+pub(crate) type Places = Vec<Option<u16>>;
 
-impl Decoder {
-    fn refuse(&mut self, field: &str, reason: String) {
+impl Reader {
+    /// Of an object, however the peer calls it.
+    pub(crate) fn new(object: String) -> Self {
+        Self { object: begun(&object, LONGEST_OBJECT), rejected: Vec::new() }
+    }
+
+    pub(crate) fn into_rejected(self) -> Vec<Rejected> {
+        self.rejected
+    }
+
+    pub(crate) fn refuse(&mut self, field: &str, reason: String) {
         self.rejected.push(Rejected { item: format!("{}: {field}", self.object), reason });
     }
 
-    fn parse<T: FromStr>(&mut self, field: &str, text: &str) -> Option<T> {
+    pub(crate) fn parse<T: FromStr>(&mut self, field: &str, text: &str) -> Option<T> {
         let parsed = text.parse().ok();
         if parsed.is_none() {
             self.refuse(
@@ -88,7 +106,7 @@ impl Decoder {
         parsed
     }
 
-    fn port_number(&mut self, field: &str, number: i32) -> Option<NonZeroU16> {
+    pub(crate) fn port_number(&mut self, field: &str, number: i32) -> Option<NonZeroU16> {
         let port = u16::try_from(number).ok().and_then(NonZeroU16::new);
         if port.is_none() {
             self.refuse(field, format!("{number} is not a port; the peer should send 1 to 65535"));
@@ -96,10 +114,11 @@ impl Decoder {
         port
     }
 
-    fn service(&mut self, message: &localv1::Service) -> Option<(Service, Places)> {
+    pub(crate) fn service(&mut self, message: &localv1::Service) -> Option<(Service, Places)> {
         let (namespace, name) = (message.namespace.as_str(), message.name.as_str());
         let is_name = |it: &str| {
-            !it.is_empty() && it.len() <= LONGEST_NAME && !it.chars().any(|it| it == '/' || it.is_control())
+            let is_part = |it: char| !matches!(it, '/' | '|') && !it.is_control();
+            !it.is_empty() && it.len() <= LONGEST_NAME && it.chars().all(is_part)
         };
         if !is_name(namespace) || !is_name(name) {
             self.refuse(
@@ -148,11 +167,11 @@ impl Decoder {
         Some((service, places))
     }
 
-    fn v4(&mut self, field: &str, set: &localv1::IpSet) -> Vec<Ipv4Addr> {
+    pub(crate) fn v4(&mut self, field: &str, set: &localv1::IpSet) -> Vec<Ipv4Addr> {
         set.v4.iter().filter_map(|it| self.parse(field, it)).collect()
     }
 
-    fn v6(&mut self, field: &str, set: &localv1::IpSet) -> Vec<Ipv6Addr> {
+    pub(crate) fn v6(&mut self, field: &str, set: &localv1::IpSet) -> Vec<Ipv6Addr> {
         set.v6.iter().filter_map(|it| self.parse(field, it)).collect()
     }
 
@@ -185,16 +204,32 @@ impl Decoder {
         (ports, places)
     }
 
-    fn port(&mut self, message: &localv1::PortMapping) -> Option<ServicePort> {
-        let protocol = match localv1::Protocol::try_from(message.protocol) {
-            Ok(localv1::Protocol::Tcp) => Protocol::Tcp,
-            Ok(localv1::Protocol::Udp) => Protocol::Udp,
-            Ok(localv1::Protocol::Sctp) => Protocol::Sctp,
+    /// Where ports are served besides, in ascending order.
+    fn unselected(&mut self, ports: &[localv1::PortMapping], places: &Places) -> Vec<Unselected> {
+        let mut found = Vec::new();
+        for (message, place) in ports.iter().zip(places) {
+            let Some(index) = *place else { continue };
+            let targets = message.unselected.iter().filter_map(|it| self.parse("ports.unselected", it));
+            found.extend(targets.map(|target| Unselected { index, target }));
+        }
+        found.sort_unstable();
+        found
+    }
+
+    pub(crate) fn protocol(&mut self, field: &str, number: i32) -> Option<Protocol> {
+        match localv1::Protocol::try_from(number) {
+            Ok(localv1::Protocol::Tcp) => Some(Protocol::Tcp),
+            Ok(localv1::Protocol::Udp) => Some(Protocol::Udp),
+            Ok(localv1::Protocol::Sctp) => Some(Protocol::Sctp),
             Ok(localv1::Protocol::UnknownProtocol) | Err(_) => {
-                self.refuse("ports", format!("protocol {} is not known", message.protocol));
-                return None;
+                self.refuse(field, format!("protocol {number} is not known; the peer should send one"));
+                None
             }
-        };
+        }
+    }
+
+    fn port(&mut self, message: &localv1::PortMapping) -> Option<ServicePort> {
+        let protocol = self.protocol("ports", message.protocol)?;
         let port = self.port_number("ports", message.port)?;
         let node_port = Some(message.node_port).filter(|it| *it != 0);
         let target_port = match (message.target_port_name.as_str(), message.target_port) {

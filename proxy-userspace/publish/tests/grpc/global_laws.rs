@@ -1,0 +1,279 @@
+//! Facts that came over the wire give every node the state that they gave before.
+
+use std::{collections::BTreeSet, path::Path, sync::Arc};
+
+use brain::{Options, node_state};
+use model::{
+    Family, Timestamp,
+    facts::{Conditions, Endpoint, EndpointSlice, Facts, Node, Service, SliceName, SlicePort},
+    state::{self, NodeState, ServiceKind, TrafficPolicy},
+};
+use proptest::{collection::vec, option, prelude::*, sample::select, test_runner::Config};
+use proto::{
+    Target,
+    client::{Client, ClusterWatch},
+};
+use publish::cluster::Known;
+use source::file::{Format, Object, parse};
+use tokio::time::timeout;
+use wire::{Additions, facts::Decoder};
+
+use crate::{
+    common::{Brain, Folder, LIMIT},
+    global::{endpoint, service, slice},
+    global_peer::GlobalPeer,
+};
+
+/// A brain that follows.
+struct Downstream {
+    cluster: ClusterWatch,
+    decoder: Decoder,
+}
+
+impl Downstream {
+    fn new(folder: &Folder) -> Self {
+        let client = Client::new(Target::Unix(folder.socket()), "");
+        Self { cluster: client.wanting(Additions::GLOBAL.iter()).cluster(), decoder: Decoder::default() }
+    }
+
+    async fn next(&mut self) -> Arc<Facts> {
+        let cluster = timeout(LIMIT, self.cluster.next()).await.unwrap().unwrap();
+        self.decoder.decode(&cluster)
+    }
+}
+
+/// All that a brain can say about the facts: the states of all nodes, as any proxy sees them, with their trigger times.
+fn sayings(facts: &Facts) -> Vec<(NodeState, Vec<Option<Timestamp>>)> {
+    let mut sayings = Vec::new();
+    let nodes: BTreeSet<&str> =
+        facts.nodes().keys().map(|it| &**it).chain(["n1", "n2", "stranger"]).collect();
+    for service_proxy_name in [None, Some("mesh".to_owned())] {
+        let options = Options { service_proxy_name, ..Options::default() };
+        for node in &nodes {
+            let state = node_state(facts, node, &options);
+            let times = state.services.values().map(|it| it.trigger_time).collect();
+            sayings.push((state, times));
+        }
+    }
+    sayings
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Service(Box<Service>),
+    DeleteService(&'static str),
+    Slice(Box<EndpointSlice>),
+    DeleteSlice(u8),
+    Node(&'static str, Option<&'static str>),
+    DeleteNode(&'static str),
+}
+
+const SERVICES: [&str; 3] = ["a", "a-b", "b"];
+const NODES: [&str; 3] = ["n", "n1", "n2"];
+
+fn some_service() -> impl Strategy<Value = Service> {
+    let flags = any::<[bool; 6]>();
+    let clash = (option::of(0..3_i64), 0..4_usize, 0..9_u8);
+    (select(SERVICES.to_vec()), flags, clash).prop_map(
+        |(name, [local, external_local, v6_first, is_lb, second_port, ranges], (age, families, kind))| {
+            let mut it = service(name);
+            let policy = |local| if local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
+            it.created = age.map(Timestamp::from_micros);
+            it.cluster_ips =
+                ["10.96.0.1", "fd00::1"].map(|it| it.parse().unwrap())[..families.min(2)].to_vec();
+            if v6_first {
+                it.cluster_ips.reverse();
+            }
+            it.kind = if kind == 0 { None } else { Some(ServiceKind::NodePort) };
+            it.proxy_name = (kind == 1).then(|| "mesh".to_owned());
+            it.internal_policy = policy(local);
+            it.external_policy = policy(external_local);
+            it.external_ips =
+                ["fd00::7", "192.0.2.7", "192.0.2.8"].map(|it| it.parse().unwrap())[families % 3..].to_vec();
+            if is_lb {
+                it.kind = Some(ServiceKind::LoadBalancer);
+                it.load_balancer_ips = vec!["192.0.2.1".parse().unwrap()];
+                it.health_check_node_port = std::num::NonZeroU16::new(30_999);
+            }
+            if ranges {
+                it.source_ranges =
+                    ["fd00::/8", "10.0.0.0/8", "192.0.2.0/24"].map(|it| it.parse().unwrap()).to_vec();
+            }
+            if second_port {
+                let mut port = it.ports[0].clone();
+                port.name = String::new();
+                port.protocol = model::Protocol::Udp;
+                port.node_port = std::num::NonZeroU16::new(30_080);
+                it.ports.insert(0, port);
+            }
+            it
+        },
+    )
+}
+
+fn some_endpoint(family: Family) -> impl Strategy<Value = Endpoint> {
+    let hints = (vec(select(vec!["n1", "n2"]), 0..2), vec(select(vec!["a", "b"]), 0..2));
+    let pod = option::of(select(vec!["p", "q"]));
+    let node = option::of(select(vec!["n1", "n2"]));
+    (1..4, any::<[bool; 3]>(), pod, node, select(vec!["", "h"]), hints).prop_map(
+        move |(last, [ready, serving, terminating], pod, node, hostname, (nodes, zones))| {
+            let address = match family {
+                Family::V4 => format!("10.1.0.{last}"),
+                Family::V6 => format!("fd00:1::{last}"),
+            };
+            Endpoint {
+                conditions: Conditions { ready, serving, terminating },
+                node: node.map(Into::into),
+                pod: pod.map(Into::into),
+                hostname: hostname.into(),
+                node_hints: nodes.into_iter().map(Into::into).collect(),
+                zone_hints: zones.into_iter().map(Into::into).collect(),
+                ..endpoint(&address)
+            }
+        },
+    )
+}
+
+fn some_slice() -> impl Strategy<Value = EndpointSlice> {
+    let port = (select(vec!["", "http"]), any::<bool>(), 8080..8082_u16).prop_map(|(name, is_udp, port)| {
+        SlicePort {
+            name: name.into(),
+            protocol: if is_udp { model::Protocol::Udp } else { model::Protocol::Tcp },
+            port: std::num::NonZeroU16::new(port).unwrap(),
+        }
+    });
+    (select(vec![Family::V4, Family::V6]), vec(port, 0..3)).prop_flat_map(|(family, ports)| {
+        let rest = (0..5_u8, select(vec!["a", "a-b", "b", "nobody"]), option::of(0..9_i64), 0..9_u8);
+        (vec(some_endpoint(family), 0..4), rest).prop_map(
+            move |(endpoints, (name, service, time, headless))| EndpointSlice {
+                family,
+                headless: headless == 0,
+                ports: ports.clone(),
+                endpoints,
+                trigger_time: time.map(Timestamp::from_micros),
+                ..slice(&format!("slice-{name}"), service, &[])
+            },
+        )
+    })
+}
+
+fn some_step() -> impl Strategy<Value = Step> {
+    let zone = option::of(select(vec!["a", "b"]));
+    prop_oneof![
+        4 => some_service().prop_map(|it| Step::Service(Box::new(it))),
+        1 => select(SERVICES.to_vec()).prop_map(Step::DeleteService),
+        6 => some_slice().prop_map(|it| Step::Slice(Box::new(it))),
+        2 => (0..5_u8).prop_map(Step::DeleteSlice),
+        2 => (select(NODES.to_vec()), zone).prop_map(|(name, zone)| Step::Node(name, zone)),
+        1 => select(NODES.to_vec()).prop_map(Step::DeleteNode),
+    ]
+}
+
+fn take(facts: &mut Facts, step: Step) {
+    match step {
+        Step::Service(it) => drop(facts.set_service(*it)),
+        Step::DeleteService(it) => drop(facts.delete_service(&model::ServiceName::new("ns", it))),
+        Step::Slice(it) => drop(facts.set_slice(*it)),
+        Step::DeleteSlice(it) => {
+            let name = SliceName { namespace: "ns".into(), name: format!("slice-{it}").into() };
+            drop(facts.delete_slice(&name));
+        }
+        Step::Node(name, zone) => {
+            let info = state::Node {
+                addresses: vec![if zone.is_some() { "192.0.2.1" } else { "fd00::9" }.parse().unwrap()],
+                pod_cidrs: vec!["10.1.0.0/16".parse().unwrap()],
+                is_leaving: zone == Some("b"),
+            };
+            drop(facts.set_node(Node { name: name.into(), zone: zone.map(Into::into), info }));
+        }
+        Step::DeleteNode(it) => drop(facts.delete_node(it)),
+    }
+}
+
+/// What comes over the wire, one state after the other; a peer of KPNG's follows, too, and does not crash.
+async fn play(waves: Vec<Vec<Step>>) {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    let mut downstream = Downstream::new(&folder);
+    let mut facts = Facts::default();
+    // Said at the end of each wave, so that there is always something to wait for.
+    let mark = |wave: usize| Node {
+        name: "mark".into(),
+        zone: Some(format!("zone-{wave}").into()),
+        info: state::Node::default(),
+    };
+    let mut peer: Option<GlobalPeer> = None;
+    for (wave, steps) in waves.into_iter().enumerate() {
+        steps.into_iter().for_each(|it| take(&mut facts, it));
+        facts.set_node(mark(wave));
+        brain.cluster.publish(Known::Facts(Arc::new(facts.clone())));
+        let heard = downstream.next().await;
+        assert_eq!(heard.node("mark"), facts.node("mark"));
+        assert_eq!(sayings(&heard), sayings(&facts));
+        match &peer {
+            Some(peer) => peer.ask().await,
+            None => peer = Some(GlobalPeer::start(&folder.socket()).await),
+        }
+        peer.as_mut().unwrap().change_set().await;
+    }
+    // Whoever comes now hears the same as who has listened all the time.
+    let mut late = GlobalPeer::start(&folder.socket()).await;
+    late.change_set().await;
+    if let Some(peer) = peer {
+        assert_eq!((peer.nodes, peer.services), (late.nodes, late.services));
+        assert_eq!(peer.endpoints, late.endpoints);
+    }
+    brain.stop().await;
+}
+
+#[test]
+fn a_brain_that_follows_computes_the_same_states() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let config = Config { cases: 96, max_shrink_iters: 64, failure_persistence: None, ..Config::default() };
+    let waves = vec(vec(some_step(), 1..8), 1..6);
+    proptest!(config, |(waves in waves)| runtime.block_on(play(waves)));
+}
+
+fn read(file: &Path) -> Vec<Facts> {
+    let text = std::fs::read_to_string(file).unwrap();
+    // Each example is a document, whose manifests stand in it as a list.
+    let documents = text.split("\n---").filter(|it| it.contains("manifests:"));
+    let facts = documents.map(|document| {
+        let after = document.split("\nmanifests:").nth(1).unwrap();
+        let end = after.find("\nexpect:").unwrap();
+        let list = format!("apiVersion: v1\nkind: List\nitems:{}\n", &after[..end]);
+        let parsed = parse("case", list.as_bytes(), Format::Yaml).unwrap();
+        let mut facts = Facts::default();
+        for (_, object) in parsed.objects {
+            match object {
+                Object::Service(it) => drop(facts.set_service(it)),
+                Object::EndpointSlice(it) => drop(facts.set_slice(it)),
+                Object::Node(it) => drop(facts.set_node(it)),
+            }
+        }
+        facts
+    });
+    facts.collect()
+}
+
+#[tokio::test]
+async fn the_worked_examples_come_over_the_wire_as_they_are() {
+    let folder = Folder::new();
+    let brain = Brain::start(&folder.socket()).await;
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cases");
+    let mut files: Vec<_> = std::fs::read_dir(cases).unwrap().map(|it| it.unwrap().path()).collect();
+    files.retain(|it| it.extension().is_some_and(|it| it == "yaml"));
+    files.sort();
+    let mut downstream = Downstream::new(&folder);
+    let mut count = 0;
+    for facts in files.iter().flat_map(|it| read(it)) {
+        let mut facts = facts;
+        let zone = Some(format!("zone-{count}").into());
+        facts.set_node(Node { name: "mark".into(), zone, info: state::Node::default() });
+        count += 1;
+        brain.cluster.publish(Known::Facts(Arc::new(facts.clone())));
+        assert_eq!(sayings(&*downstream.next().await), sayings(&facts), "example {count}");
+    }
+    assert_eq!(count, 57, "examples");
+    brain.stop().await;
+}

@@ -1,0 +1,63 @@
+//! What is said beyond KPNG's API, to those who want it.
+//!
+//! The one rule: who does not ask for it is not told, and who asks for what is not known is not told either.
+
+use proto::localv1::Addition;
+
+/// A set of [`Addition`]s.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Additions {
+    /// The revision of the state that is complete, with each sync.
+    pub revisions: bool,
+    /// When the last change happened in the cluster that led to the state of a Service.
+    pub trigger_times: bool,
+    /// The nodes of the cluster.
+    pub nodes: bool,
+    /// Where a port is served besides, though nothing new is sent there.
+    pub unselected: bool,
+    /// Services that other proxies serve.
+    pub other_proxies: bool,
+}
+
+impl Additions {
+    /// What a stream of one node's state can say.
+    pub const LOCAL: Self =
+        Self { revisions: true, trigger_times: true, nodes: true, unselected: true, other_proxies: false };
+    /// What a stream of the cluster's facts can say.
+    pub const GLOBAL: Self =
+        Self { revisions: false, trigger_times: true, nodes: false, unselected: false, other_proxies: true };
+
+    /// Those of `wanted` that are among these.
+    #[must_use]
+    pub fn granted(self, wanted: impl IntoIterator<Item = Addition>) -> Self {
+        let mut granted = Self::default();
+        for it in wanted {
+            match it {
+                Addition::UnknownAddition => {}
+                Addition::Revisions => granted.revisions = self.revisions,
+                Addition::TriggerTimes => granted.trigger_times = self.trigger_times,
+                Addition::Nodes => granted.nodes = self.nodes,
+                Addition::Unselected => granted.unselected = self.unselected,
+                Addition::OtherProxies => granted.other_proxies = self.other_proxies,
+            }
+        }
+        granted
+    }
+
+    /// The same as a list.
+    pub fn iter(self) -> impl Iterator<Item = Addition> {
+        let all = [
+            (self.revisions, Addition::Revisions),
+            (self.trigger_times, Addition::TriggerTimes),
+            (self.nodes, Addition::Nodes),
+            (self.unselected, Addition::Unselected),
+            (self.other_proxies, Addition::OtherProxies),
+        ];
+        all.into_iter().filter_map(|(is_in, it)| is_in.then_some(it))
+    }
+
+    /// The same as it stands in a message.
+    pub fn numbers(self) -> Vec<i32> {
+        self.iter().map(Into::into).collect()
+    }
+}

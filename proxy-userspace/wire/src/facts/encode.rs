@@ -1,0 +1,190 @@
+//! Facts to messages.
+
+use std::collections::BTreeMap;
+
+use model::{
+    Family, Timestamp,
+    facts::{Endpoint, EndpointSlice, Node, Service},
+    state::{self, PerFamily},
+};
+use prost::Message;
+use proto::{
+    globalv1::{self, EndpointConditions, EndpointInfo, NodeInfo, ServiceInfo, TopologyHints, TopologyInfo},
+    localv1::{self, PortName},
+};
+use twox_hash::XxHash64;
+
+use super::{PROXY_NAME, ZONE};
+use crate::{encode, encode::protocol};
+
+/// Whether a Service is to be sent: if it could be served, by this proxy or by any.
+pub fn is_sent(service: &Service, proxy_name: Option<&str>, other_proxies: bool) -> bool {
+    service.kind.is_some()
+        && !service.cluster_ips.is_empty()
+        && (other_proxies || service.proxy_name.as_deref() == proxy_name)
+        && is_path(&service.name.namespace)
+        && is_path(&service.name.name)
+}
+
+/// Whether the endpoints of a slice could serve anything.
+pub fn is_readable(slice: &EndpointSlice) -> bool {
+    !slice.headless && !slice.ports.is_empty() && is_path(&slice.name.name)
+}
+
+/// Whether a name can be part of a path: a pipe too many makes some clients crash.
+fn is_path(name: &str) -> bool {
+    !name.contains(['|', '/'])
+}
+
+/// A Service as a message; none if it is not to be served by anybody.
+///
+/// `trigger_time` is that of its slices, if it is said.
+pub fn service_info(service: &Service, trigger_time: Option<Timestamp>) -> Option<ServiceInfo> {
+    let ports = service.ports.iter().map(|it| state::ServicePort {
+        name: it.name.clone(),
+        protocol: it.protocol,
+        port: it.port,
+        node_port: it.node_port,
+        lost: Vec::new(),
+        target_port: it.target_port.clone(),
+        usable: PerFamily::default(),
+    });
+    let guarded = |family| service.load_balancer_ips.iter().any(|it| Family::of(*it) == family);
+    let source_ranges = service.source_ranges.iter().filter(|it| guarded(Family::of(it.addr())));
+    let mut message = encode::service(&state::Service {
+        name: service.name.clone(),
+        kind: service.kind?,
+        cluster_ips: service.cluster_ips.clone(),
+        external_ips: service.external_ips.clone(),
+        load_balancer_ips: service.load_balancer_ips.clone(),
+        ports: ports.collect(),
+        internal_policy: service.internal_policy,
+        external_policy: service.external_policy,
+        affinity: service.affinity,
+        source_ranges: source_ranges.copied().collect(),
+        health_check_node_port: service.health_check_node_port,
+    });
+    for port in &mut message.ports {
+        // That is for each brain to find out.
+        port.usable = None;
+    }
+    message.labels = label(PROXY_NAME, service.proxy_name.as_deref());
+    let mut info = ServiceInfo {
+        hash: 0,
+        service: Some(message),
+        created: service.created.map(Timestamp::as_micros),
+        trigger_time: trigger_time.map(Timestamp::as_micros),
+    };
+    info.hash = hash(&info);
+    Some(info)
+}
+
+/// An endpoint of a slice as a message.
+pub fn endpoint_info(slice: &EndpointSlice, endpoint: &Endpoint) -> EndpointInfo {
+    let address = vec![endpoint.address.to_string()];
+    let ips = match slice.family {
+        Family::V4 => localv1::IpSet { v4: address, v6: Vec::new() },
+        Family::V6 => localv1::IpSet { v4: Vec::new(), v6: address },
+    };
+    let ports = slice.ports.iter().map(|it| PortName {
+        name: it.name.clone(),
+        port: it.port.get().into(),
+        protocol: protocol(it.protocol).into(),
+        ..PortName::default()
+    });
+    let names = |it: &[std::sync::Arc<str>]| it.iter().map(ToString::to_string).collect();
+    let mut info = EndpointInfo {
+        hash: 0,
+        namespace: slice.service.namespace.to_string(),
+        source_name: slice.name.name.to_string(),
+        service_name: slice.service.name.to_string(),
+        endpoint: Some(localv1::Endpoint {
+            hostname: endpoint.hostname.clone(),
+            ips: Some(ips),
+            port_overrides: ports.collect(),
+            // What it may be used for is for each brain to find out; but it must be there.
+            scopes: Some(localv1::EndpointScopes::default()),
+            ..localv1::Endpoint::default()
+        }),
+        conditions: Some(EndpointConditions {
+            ready: endpoint.conditions.ready,
+            serving: Some(endpoint.conditions.serving),
+            terminating: Some(endpoint.conditions.terminating),
+        }),
+        pod_name: endpoint.pod.as_deref().unwrap_or_default().to_owned(),
+        topology: Some(TopologyInfo {
+            node: endpoint.node.as_deref().unwrap_or_default().to_owned(),
+            zone: String::new(),
+        }),
+        hints: Some(TopologyHints { zones: names(&endpoint.zone_hints), nodes: names(&endpoint.node_hints) }),
+    };
+    info.hash = hash(&info);
+    info
+}
+
+/// A Node as a message.
+pub fn node_info(node: &Node) -> Option<NodeInfo> {
+    if !is_path(&node.name) {
+        return None;
+    }
+    let info = crate::node(&node.name, &node.info);
+    let message = globalv1::Node {
+        name: node.name.to_string(),
+        labels: label(ZONE, node.zone.as_deref()),
+        topology: Some(TopologyInfo {
+            node: node.name.to_string(),
+            zone: node.zone.as_deref().unwrap_or_default().to_owned(),
+        }),
+        addresses: info.addresses,
+        pod_cidrs: info.pod_cidrs,
+        is_leaving: info.is_leaving,
+        ..globalv1::Node::default()
+    };
+    let mut info = NodeInfo { hash: 0, node: Some(message) };
+    info.hash = hash(&info);
+    Some(info)
+}
+
+fn label(name: &str, value: Option<&str>) -> BTreeMap<String, String> {
+    value.map(|it| (name.to_owned(), it.to_owned())).into_iter().collect()
+}
+
+/// The hash of a message whose own hash is 0.
+fn hash(message: &impl Message) -> u64 {
+    XxHash64::oneshot(0, &message.encode_to_vec())
+}
+
+/// The endpoints of a slice by what they are called within it: their addresses. The order in the slice plays no part.
+#[derive(Debug, Default)]
+pub struct EndpointKeys<'a>(BTreeMap<String, &'a Endpoint>);
+
+impl<'a> EndpointKeys<'a> {
+    /// Those of a slice.
+    pub fn of(slice: &'a EndpointSlice) -> Self {
+        let mut sorted: Vec<_> = slice.endpoints.iter().collect();
+        sorted.sort_unstable();
+        sorted.dedup();
+        let mut keys = BTreeMap::new();
+        for same in sorted.chunk_by(|a, b| a.address == b.address) {
+            for (position, it) in same.iter().enumerate() {
+                let key = match position {
+                    0 => it.address.to_string(),
+                    // A slice should not, but may list an address twice.
+                    _ => format!("{}+{position}", it.address),
+                };
+                keys.insert(key, *it);
+            }
+        }
+        Self(keys)
+    }
+
+    /// One endpoint.
+    pub fn get(&self, key: &str) -> Option<&'a Endpoint> {
+        self.0.get(key).copied()
+    }
+
+    /// All endpoints, in ascending order of their keys.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&str, &'a Endpoint)> {
+        self.0.iter().map(|(key, it)| (key.as_str(), *it))
+    }
+}

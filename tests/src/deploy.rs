@@ -1,0 +1,118 @@
+//! What `deploy/` says, as far as tests and the sandbox go by it.
+//! The one rule: it is read from the manifests themselves, so that what is tested is what a cluster applies.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use rustix::thread::CapabilitySet;
+use serde_json::Value;
+
+/// The name of the image in the manifests, before a kustomization says where it is.
+pub const IMAGE: &str = "kube-proxy-ebpf";
+
+/// The capabilities that the DaemonSet gives its container.
+///
+/// # Errors
+///
+/// If the manifest cannot be read or names what is no capability.
+pub fn capabilities() -> Result<CapabilitySet> {
+    let file = folder().join("base/daemonset.yaml");
+    let documents =
+        documents(&fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?)?;
+    let daemon_set = documents.first().context("the base has a DaemonSet")?;
+    let container = &daemon_set["spec"]["template"]["spec"]["containers"][0];
+    capabilities_of(container)
+}
+
+/// The capabilities that a container is given.
+///
+/// # Errors
+///
+/// If one has no name that the kernel knows.
+pub fn capabilities_of(container: &Value) -> Result<CapabilitySet> {
+    let added = container["securityContext"]["capabilities"]["add"].as_array();
+    let names = added.into_iter().flatten().map(|it| it.as_str().unwrap_or_default());
+    names.map(|it| CapabilitySet::from_name(it).with_context(|| format!("{it:?} is no capability"))).collect()
+}
+
+/// The folder `deploy`.
+#[must_use]
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in a workspace").join("deploy")
+}
+
+/// The documents of a YAML stream.
+///
+/// # Errors
+///
+/// If it is not YAML.
+pub fn documents(text: &str) -> Result<Vec<Value>> {
+    serde_saphyr::from_multiple(text).map_err(|error| anyhow!("not YAML: {error}"))
+}
+
+/// A program that renders kustomizations.
+#[derive(Clone, Debug)]
+pub struct Renderer(&'static [&'static str]);
+
+impl Renderer {
+    /// Finds one that is new enough.
+    ///
+    /// # Errors
+    ///
+    /// What is missing, and what to do about it.
+    pub fn find() -> Result<Self> {
+        const KNOWN: [(&[&str], &[&str]); 2] = [
+            (&["kubectl", "version", "--client"], &["kubectl", "kustomize"]),
+            (&["kustomize", "version"], &["kustomize", "build"]),
+        ];
+        let mut found = Vec::new();
+        for (version, render) in KNOWN {
+            let Ok(output) = Command::new(version[0]).args(&version[1..]).output() else { continue };
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            match major(&text) {
+                Some(major) if major >= 5 => return Ok(Self(render)),
+                _ => found.push(version[0]),
+            }
+        }
+        let old = if found.is_empty() { String::new() } else { format!(" ({} is older)", found.join(", ")) };
+        bail!("nothing here renders kustomizations: install kubectl 1.27 or kustomize 5, or later{old}")
+    }
+
+    /// The objects of a kustomization, in a folder below `deploy`.
+    ///
+    /// # Errors
+    ///
+    /// What the program said.
+    pub fn render(&self, folder: &str) -> Result<Vec<Value>> {
+        let folder = self::folder().join(folder);
+        let Self(program) = self;
+        let output = Command::new(program[0]).args(&program[1..]).arg(&folder).output()?;
+        if !output.status.success() {
+            let error = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            bail!("{} does not render: {error}", folder.display());
+        }
+        documents(&String::from_utf8(output.stdout)?)
+    }
+}
+
+/// The major version of the kustomize that a version text tells of: `Kustomize Version: v5.5.0`, or `v5.5.0` alone.
+fn major(text: &str) -> Option<u32> {
+    let version = text.split_once("Kustomize Version:").map_or(text, |(_, rest)| rest).trim();
+    version.trim_start_matches('v').split('.').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_kustomize_is_found_in_what_either_program_says() {
+        assert_eq!(major("Client Version: v1.32.4\nKustomize Version: v5.5.0\n"), Some(5));
+        assert_eq!(major("v5.7.1\n"), Some(5));
+        assert_eq!(major("Client Version: version.Info{Major:\"1\", Minor:\"20\"}"), None);
+    }
+}
