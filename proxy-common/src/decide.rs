@@ -3,8 +3,10 @@
 //! The one rule: a decision sees one [`Tables`], which stands for one side; nothing here can reach the other.
 
 use crate::{
+    affinity::{Affinity, AffinityKey, Client},
     net::Be16,
-    tables::{BackendKey, Frontend, TCP, UDP},
+    socket::Address,
+    tables::{BackendKey, Frontend, LOOPBACK, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, TCP, UDP},
 };
 
 /// The tables of one side, in one address family.
@@ -12,14 +14,43 @@ pub trait Tables {
     /// The family's IP address.
     type Ip: Copy;
     /// The family's backend.
-    type Backend: Copy;
+    type Backend: Copy + Default + PartialEq;
 
     /// What stands behind a destination, if it is ours.
     fn frontend(&self, ip: Self::Ip, port: Be16, protocol: u8) -> Option<Frontend>;
+    /// Whether a port lies between the least and the greatest node port.
+    fn may_be_node_port(&self, port: Be16) -> bool;
+    /// What stands behind a node port, if it is one.
+    fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend>;
+    /// Whose an address is, if it is a node's.
+    fn place(&self, ip: Self::Ip) -> Option<Place>;
     /// The backend in a slot of a set.
     fn backend(&self, key: BackendKey) -> Option<Self::Backend>;
-    /// Whether a set contains a backend; asked of UDP frontends only.
+    /// Whether a set contains a backend; asked of UDP frontends and of those with affinity only.
     fn is_member(&self, set: u32, backend: Self::Backend) -> bool;
+
+    /// The IP version, 4 or 6.
+    const FAMILY: u32;
+    /// The backend at an address; the default for an address of the other family.
+    fn backend_at(&self, address: Address) -> Self::Backend;
+    /// Where a backend is.
+    fn address_of(&self, backend: Self::Backend) -> Address;
+}
+
+/// Who connects or sends, as far as the decision asks.
+pub trait Caller {
+    /// 32 random bits.
+    fn random(&self) -> u32;
+    /// Whether it is in the node's own network namespace, where the loopback address is the node's.
+    fn is_host(&self) -> bool;
+    /// Who it is for session affinity.
+    fn client(&self) -> Client;
+    /// The monotonic clock in nanoseconds.
+    fn now(&self) -> u64;
+    /// The backend that a client was given last; the default if it is not known.
+    fn affinity(&self, key: &AffinityKey) -> Affinity;
+    /// Keeps the backend that a client was given.
+    fn keep_affinity(&self, key: &AffinityKey, affinity: &Affinity);
 }
 
 /// What is to become of a connect or a send.
@@ -35,35 +66,86 @@ pub enum Verdict<Backend> {
 
 /// Decides where a new connection or a datagram to `(ip, port, protocol)` goes.
 ///
-/// `remembered` is the backend that this socket used for this destination before: it is kept while it is in the set.
-/// `random` gives 32 random bits.
+/// `remembered` is the backend that this socket used for this destination before: it is kept while it is in the set. The
+/// default stands for none; as an `Option` it would be an undefined word in the kernel, which the verifier refuses.
 #[inline(always)]
 pub fn decide<T: Tables>(
     tables: &T,
+    caller: &impl Caller,
     ip: T::Ip,
     port: Be16,
     protocol: u8,
-    remembered: Option<T::Backend>,
-    random: impl FnOnce() -> u32,
+    remembered: T::Backend,
 ) -> Verdict<T::Backend> {
     if protocol != TCP && protocol != UDP {
         return Verdict::Pass;
     }
-    let Some(frontend) = tables.frontend(ip, port, protocol) else {
+    let found = match tables.frontend(ip, port, protocol) {
+        Some(frontend) => Some(frontend),
+        // Told by the port alone, so that what is no node port costs no second look-up.
+        None if tables.may_be_node_port(port) => node_port(tables, caller, ip, port, protocol),
+        None => None,
+    };
+    let Some(frontend) = found else {
         return Verdict::Pass;
     };
     if frontend.count == 0 {
         return Verdict::Refuse;
     }
-    if let Some(backend) = remembered
-        && tables.is_member(frontend.set, backend)
-    {
-        return Verdict::To(backend);
+    if remembered != T::Backend::default() && tables.is_member(frontend.set, remembered) {
+        return Verdict::To(remembered);
     }
-    let slot = scale(random(), frontend.count);
-    // Every slot below the count is there: a whole generation says so. Should it ever not be, failing at once is the
-    // answer a client can act on.
-    tables.backend(BackendKey { set: frontend.set, slot }).map_or(Verdict::Refuse, Verdict::To)
+    if frontend.affinity != 0 {
+        return affine(tables, caller, &frontend);
+    }
+    choose(tables, caller, &frontend).map_or(Verdict::Refuse, Verdict::To)
+}
+
+/// The backend that this client was given before, while it is in the set and the time-out has not passed; else another.
+/// Either way it counts from now.
+#[inline(always)]
+fn affine<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> Verdict<T::Backend> {
+    let key = AffinityKey::new(caller.client(), frontend.service, T::FAMILY);
+    let now = caller.now();
+    let last = caller.affinity(&key);
+    let mut backend = tables.backend_at(last.backend);
+    if !last.is_alive(now, frontend.affinity) || !tables.is_member(frontend.set, backend) {
+        match choose(tables, caller, frontend) {
+            Some(chosen) => backend = chosen,
+            None => return Verdict::Refuse,
+        }
+    }
+    caller.keep_affinity(&key, &Affinity { backend: tables.address_of(backend), zero: 0, used: now });
+    Verdict::To(backend)
+}
+
+/// A backend by chance.
+///
+/// Every slot below the count is there: a whole generation says so. Should it ever not be, failing at once is the answer a
+/// client can act on.
+#[inline(always)]
+fn choose<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> Option<T::Backend> {
+    let slot = scale(caller.random(), frontend.count);
+    tables.backend(BackendKey { set: frontend.set, slot })
+}
+
+/// What stands behind a node port at this address, for this caller.
+#[inline(always)]
+fn node_port<T: Tables>(
+    tables: &T,
+    caller: &impl Caller,
+    ip: T::Ip,
+    port: Be16,
+    protocol: u8,
+) -> Option<Frontend> {
+    let frontend = tables.node_port(port, protocol)?;
+    let is_served = match tables.place(ip)? {
+        OWN => true,
+        OTHER => frontend.flags & OWN_ADDRESSES_ONLY == 0,
+        LOOPBACK => caller.is_host(),
+        _ => false,
+    };
+    is_served.then_some(frontend)
 }
 
 /// Brings 32 random bits down to `0..count`, by multiplication (no division in the kernel's hot path).
@@ -75,14 +157,18 @@ const fn scale(random: u32, count: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::net::V6;
 
     /// A table of one frontend, `7:80`, with these backends.
     struct One {
         protocol: u8,
         backends: &'static [u32],
+        affinity: u32,
     }
 
     impl Tables for One {
@@ -94,9 +180,27 @@ mod tests {
             (ip == 7 && port == Be16::new(80) && protocol == self.protocol).then_some(Frontend {
                 set: 1,
                 count,
+                flags: 0,
+                affinity: self.affinity,
+                service: 77,
                 #[cfg(feature = "next-layout")]
                 other_layout: 0,
             })
+        }
+
+        fn may_be_node_port(&self, port: Be16) -> bool {
+            (30_000..=30_100).contains(&port.get())
+        }
+
+        fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
+            let mut frontend = self.frontend(7, Be16::new(80), protocol)?;
+            assert!(self.may_be_node_port(port), "asked of node ports only");
+            frontend.flags = if port.get() == 30_081 { OWN_ADDRESSES_ONLY } else { 0 };
+            [30_080, 30_081].contains(&port.get()).then_some(frontend)
+        }
+
+        fn place(&self, ip: u32) -> Option<Place> {
+            [OWN, OTHER, LOOPBACK].into_iter().find(|it| *it == ip)
         }
 
         fn backend(&self, key: BackendKey) -> Option<u32> {
@@ -105,48 +209,141 @@ mod tests {
         }
 
         fn is_member(&self, _: u32, backend: u32) -> bool {
-            assert_eq!(self.protocol, UDP, "only UDP sockets return to a backend");
+            assert!(self.protocol == UDP || self.affinity != 0, "only such clients return to a backend");
             self.backends.contains(&backend)
+        }
+
+        const FAMILY: u32 = 4;
+
+        fn backend_at(&self, address: Address) -> u32 {
+            address.ip.raw()[3]
+        }
+
+        fn address_of(&self, backend: u32) -> Address {
+            Address::new(V6::from_raw([0, 0, 0, backend]), Be16::new(80))
+        }
+    }
+
+    #[derive(Default)]
+    struct Someone {
+        random: u32,
+        is_host: bool,
+        client: u64,
+        now: u64,
+        kept: Cell<Option<(AffinityKey, Affinity)>>,
+    }
+
+    impl Caller for Someone {
+        fn random(&self) -> u32 {
+            self.random
+        }
+
+        fn is_host(&self) -> bool {
+            self.is_host
+        }
+
+        fn client(&self) -> Client {
+            Client::Namespace(self.client)
+        }
+
+        fn now(&self) -> u64 {
+            self.now
+        }
+
+        fn affinity(&self, key: &AffinityKey) -> Affinity {
+            self.kept.get().filter(|(kept, _)| kept == key).map_or_else(Affinity::default, |(_, it)| it)
+        }
+
+        fn keep_affinity(&self, key: &AffinityKey, affinity: &Affinity) {
+            self.kept.set(Some((*key, *affinity)));
         }
     }
 
     #[track_caller]
-    fn check(
-        protocol: u8,
-        backends: &'static [u32],
-        remembered: Option<u32>,
-        random: u32,
-        expect: Verdict<u32>,
-    ) {
-        let tables = One { protocol, backends };
-        assert_eq!(decide(&tables, 7, Be16::new(80), protocol, remembered, || random), expect);
+    fn check(protocol: u8, backends: &'static [u32], remembered: u32, random: u32, expect: Verdict<u32>) {
+        let tables = One { protocol, backends, affinity: 0 };
+        let caller = Someone { random, ..Someone::default() };
+        assert_eq!(decide(&tables, &caller, 7, Be16::new(80), protocol, remembered), expect);
     }
 
     #[test]
     fn a_service_without_backends_refuses() {
-        check(TCP, &[], None, 0, Verdict::Refuse);
-        check(UDP, &[], Some(10), 0, Verdict::Refuse);
+        check(TCP, &[], 0, 0, Verdict::Refuse);
+        check(UDP, &[], 10, 0, Verdict::Refuse);
     }
 
     #[test]
     fn the_random_bits_choose_the_slot() {
-        check(TCP, &[10, 11, 12], None, 0, Verdict::To(10));
-        check(TCP, &[10, 11, 12], None, u32::MAX / 2, Verdict::To(11));
-        check(TCP, &[10, 11, 12], None, u32::MAX, Verdict::To(12));
+        check(TCP, &[10, 11, 12], 0, 0, Verdict::To(10));
+        check(TCP, &[10, 11, 12], 0, u32::MAX / 2, Verdict::To(11));
+        check(TCP, &[10, 11, 12], 0, u32::MAX, Verdict::To(12));
     }
 
     #[test]
     fn a_remembered_backend_is_kept_while_it_is_a_member() {
-        check(UDP, &[10, 11, 12], Some(11), 0, Verdict::To(11));
-        check(UDP, &[10, 12], Some(11), 0, Verdict::To(10));
+        check(UDP, &[10, 11, 12], 11, 0, Verdict::To(11));
+        check(UDP, &[10, 12], 11, 0, Verdict::To(10));
+    }
+
+    #[test]
+    fn a_client_keeps_its_backend_until_its_time_is_out_or_the_backend_is_gone() {
+        const SECOND: u64 = 1_000_000_000;
+        let (first, last) = (0, u32::MAX);
+        let mut someone = Someone { now: SECOND, ..Someone::default() };
+        let mut check = |random, later, backends, expect| {
+            someone.random = random;
+            someone.now += later;
+            let tables = One { protocol: TCP, backends, affinity: 10 };
+            let verdict = decide(&tables, &someone, 7, Be16::new(80), TCP, 0);
+            assert_eq!(verdict, Verdict::To(expect));
+        };
+        check(first, 0, &[10, 11, 12], 10);
+        check(last, 9 * SECOND, &[10, 11, 12], 10);
+        // Each connection counts anew.
+        check(last, 9 * SECOND, &[10, 11, 12], 10);
+        check(last, 10 * SECOND, &[10, 11, 12], 12);
+        check(first, 0, &[12, 10], 12);
+        check(first, 0, &[10, 11], 10);
+        someone.client = 1;
+        someone.random = last;
+        let tables = One { protocol: TCP, backends: &[10, 11], affinity: 10 };
+        assert_eq!(decide(&tables, &someone, 7, Be16::new(80), TCP, 0), Verdict::To(11));
     }
 
     #[test]
     fn what_is_not_ours_passes() {
-        let tables = One { protocol: TCP, backends: &[10] };
+        let tables = One { protocol: TCP, backends: &[10], affinity: 0 };
         for (ip, port, protocol) in [(8, 80, TCP), (7, 81, TCP), (7, 80, UDP), (7, 80, 132)] {
-            assert_eq!(decide(&tables, ip, Be16::new(port), protocol, None, || 0), Verdict::Pass);
+            assert_eq!(decide(&tables, &Someone::default(), ip, Be16::new(port), protocol, 0), Verdict::Pass);
         }
+    }
+
+    #[track_caller]
+    fn check_node_port(is_host: bool, ip: u32, port: u16, expect: Verdict<u32>) {
+        let (tables, caller) =
+            (One { protocol: TCP, backends: &[10], affinity: 0 }, Someone { is_host, ..Someone::default() });
+        assert_eq!(decide(&tables, &caller, ip, Be16::new(port), TCP, 0), expect);
+    }
+
+    #[test]
+    fn a_node_port_is_served_at_the_nodes_addresses() {
+        for ip in [OWN, OTHER] {
+            check_node_port(false, ip, 30_080, Verdict::To(10));
+            check_node_port(false, ip, 30_082, Verdict::Pass);
+        }
+        check_node_port(false, 9, 30_080, Verdict::Pass);
+    }
+
+    #[test]
+    fn a_node_port_of_local_policy_is_left_to_other_nodes() {
+        check_node_port(false, OWN, 30_081, Verdict::To(10));
+        check_node_port(false, OTHER, 30_081, Verdict::Pass);
+    }
+
+    #[test]
+    fn the_loopback_address_is_the_nodes_only_on_the_node() {
+        check_node_port(true, LOOPBACK, 30_080, Verdict::To(10));
+        check_node_port(false, LOOPBACK, 30_080, Verdict::Pass);
     }
 
     proptest! {

@@ -7,6 +7,7 @@
 #![cfg_attr(not(any(test, feature = "user")), no_std)]
 #![forbid(unsafe_code)]
 
+pub mod affinity;
 pub mod decide;
 pub mod net;
 pub mod socket;
@@ -14,8 +15,11 @@ pub mod tables;
 
 /// The version of everything in [`tables`]: part of the path the generation maps are pinned under.
 /// Raise it with every change of a size, a field or a meaning there; a new binary then builds its maps beside the old.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1001 } else { 1 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1002 } else { 2 };
 
 /// The version of everything in [`socket`], apart from [`LAYOUT_VERSION`], because live sockets outlast an upgrade.
 /// It should never change: socket storage grows into its reserved words, which older programs leave zero.
 pub const SOCKETS_VERSION: u32 = 1;
+
+/// The version of everything in [`affinity`], apart from [`LAYOUT_VERSION`], so that clients keep their backends.
+pub const AFFINITY_VERSION: u32 = 1;

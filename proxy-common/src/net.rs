@@ -54,6 +54,15 @@ impl V4 {
         self.0
     }
 
+    /// Where a connect to this address ends: every loopback address is 127.0.0.1 here, and so is "any address".
+    #[inline(always)]
+    pub const fn reached(self) -> Self {
+        if self.0 == 0 || self.0.to_ne_bytes()[0] == 127 {
+            return Self(u32::from_ne_bytes([127, 0, 0, 1]));
+        }
+        self
+    }
+
     /// The same address v4-mapped, `::ffff:a.b.c.d` (RFC 4291, 2.5.5.2).
     #[inline(always)]
     pub const fn mapped(self) -> V6 {
@@ -78,6 +87,13 @@ impl V6 {
     #[inline(always)]
     pub const fn raw(self) -> [u32; 4] {
         self.0
+    }
+
+    /// Where a connect to this address ends: "any address" is the loopback address.
+    #[inline(always)]
+    pub const fn reached(self) -> Self {
+        let [a, b, c, d] = self.0;
+        if a == 0 && b == 0 && c == 0 && d == 0 { Self([0, 0, 0, 1_u32.to_be()]) } else { self }
     }
 
     /// The IPv4 address inside, if this is a v4-mapped one.

@@ -59,6 +59,23 @@ pub struct Connected {
     pub reserved: [u32; 6],
 }
 
+/// Where what a connected socket remembers is kept first: found by the socket's cookie, modulo the number of slots.
+///
+/// A socket whose slot another one has makes storage of its own ([`Connected`]), so that nothing is ever evicted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Slot {
+    /// 1 while a socket has the slot; more for a moment, while others find that out; 0 when it is free.
+    pub claims: u64,
+    /// The cookie of the socket that has it, or had it last.
+    pub cookie: u64,
+    /// What that socket remembers; unset after a connect that was not translated.
+    pub translation: Translation,
+    /// For what later versions keep.
+    pub reserved: u64,
+}
+
 /// How many Service addresses an unconnected UDP socket can remember at a time.
 pub const DATAGRAM_SLOTS: usize = 4;
 
@@ -140,6 +157,7 @@ impl Datagrams {
 const _: () = assert!(size_of::<Address>() == 20);
 const _: () = assert!(size_of::<Translation>() == 40);
 const _: () = assert!(size_of::<Connected>() == 64);
+const _: () = assert!(size_of::<Slot>() == 64);
 const _: () = assert!(size_of::<Datagrams>() == 192);
 
 #[cfg(test)]

@@ -7,10 +7,10 @@ use proxy_common::{
     decide::{Verdict, decide},
     net::{Be16, V4, V6},
     socket::{Address, Translation},
-    tables::UDP,
+    tables::{Backend4, Backend6, UDP},
 };
 
-use crate::{PASS, ctx, maps::Side};
+use crate::{PASS, ctx, maps::Side, memory, process::Process};
 
 /// IPv4, also of v6 sockets that were given a v4 address.
 #[cgroup_sock_addr(connect4)]
@@ -28,7 +28,7 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port) = (ctx::ip4(ctx), ctx::port(ctx));
     let side = Side::<V4>::active()?;
-    match decide(&side, ip, port, ctx::protocol(ctx), None, ctx::random) {
+    match decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend4::default()) {
         Verdict::Pass => forget(ctx, &Address::new(ip.mapped(), port)),
         Verdict::Refuse => return Some(ctx::refuse_connect4(ctx)),
         Verdict::To(backend) => {
@@ -44,12 +44,26 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port) = (ctx::ip6(ctx), ctx::port(ctx));
     let mapped = ip.to_v4();
     let verdict = match mapped {
-        Some(ip) => match decide(&Side::<V4>::active()?, ip, port, ctx::protocol(ctx), None, ctx::random) {
+        Some(ip) => match decide(
+            &Side::<V4>::active()?,
+            &Process(ctx),
+            ip,
+            port,
+            ctx::protocol(ctx),
+            Backend4::default(),
+        ) {
             Verdict::Pass => Verdict::Pass,
             Verdict::Refuse => Verdict::Refuse,
             Verdict::To(backend) => Verdict::To(Address::new(backend.address.mapped(), backend.port)),
         },
-        None => match decide(&Side::<V6>::active()?, ip, port, ctx::protocol(ctx), None, ctx::random) {
+        None => match decide(
+            &Side::<V6>::active()?,
+            &Process(ctx),
+            ip,
+            port,
+            ctx::protocol(ctx),
+            Backend6::default(),
+        ) {
             Verdict::Pass => Verdict::Pass,
             Verdict::Refuse => Verdict::Refuse,
             Verdict::To(backend) => Verdict::To(Address::new(backend.address, backend.port)),
@@ -67,15 +81,15 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
 }
 
 /// Keeps the Service's address for getpeername and for the source of replies.
-/// A socket without memory left is still connected; it sees the backend's address then.
 #[inline(always)]
 fn remember(ctx: &SockAddrContext, service: V6, service_port: Be16, backend: V6, backend_port: Be16) {
-    if let Some(connected) = ctx::connected_or_new(ctx) {
-        connected.translation = Translation {
+    memory::remember(
+        ctx,
+        &Translation {
             service: Address::new(service, service_port),
             backend: Address::new(backend, backend_port),
-        };
-    }
+        },
+    );
 }
 
 /// A socket that is connected elsewhere now must not show the Service it was connected to before.
@@ -84,9 +98,7 @@ fn remember(ctx: &SockAddrContext, service: V6, service_port: Be16, backend: V6,
 /// later, for want of a route, does too, but that no hook sees: such a socket shows the backend from then on.)
 #[inline(always)]
 fn forget(ctx: &SockAddrContext, destination: &Address) {
-    if let Some(connected) = ctx::connected(ctx) {
-        connected.translation = Translation::default();
-    }
+    memory::forget(ctx);
     if ctx::protocol(ctx) == UDP {
         ctx::forget_datagrams_to(ctx, destination);
     }

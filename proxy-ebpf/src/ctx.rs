@@ -1,25 +1,29 @@
 //! The raw accesses to a `bpf_sock_addr`: read and rewrite its address, refuse, and reach the socket's storage.
 
 use aya_ebpf::{
-    helpers::generated::{bpf_get_prandom_u32, bpf_set_retval},
-    programs::SockAddrContext,
+    EbpfContext as _,
+    bindings::bpf_sock,
+    helpers::generated::{bpf_get_netns_cookie, bpf_set_retval},
+    programs::{SockAddrContext, SockContext},
 };
 use proxy_common::{
     net::{Be16, V4, V6},
-    socket::{Address, Connected, Datagrams},
+    socket::{Address, Datagrams},
 };
 
 use crate::{
     DENY, PASS,
-    maps::{CONNECTED, DATAGRAMS, can_set_retval},
+    maps::{DATAGRAMS, can_set_retval, host_netns},
 };
 
 const ECONNREFUSED: i32 = 111;
 const ENOBUFS: i32 = 105;
+const EADDRINUSE: i32 = 98;
 const LOOPBACK4: V4 = V4::from_raw(u32::from_ne_bytes([127, 0, 0, 1]));
 const LOOPBACK6: V6 = V6::from_raw([0, 0, 0, 1_u32.to_be()]);
 /// `TCP_ESTABLISHED`, which is also the state of a connected UDP socket.
 const ESTABLISHED: u32 = 1;
+const AF_INET: u32 = 2;
 
 /// Reads a field of the context; volatile, so that the compiler keeps the width the verifier expects.
 macro_rules! read {
@@ -41,6 +45,14 @@ macro_rules! write {
 #[inline(always)]
 pub(crate) fn protocol(ctx: &SockAddrContext) -> u8 {
     u8::try_from(read!(ctx, protocol)).unwrap_or(0)
+}
+
+/// The same of a socket that is closed.
+#[inline(always)]
+pub(crate) fn protocol_of(ctx: &SockContext) -> u8 {
+    // SAFETY: as for `read!`.
+    let protocol = unsafe { core::ptr::addr_of!((*ctx.sock).protocol).read_volatile() };
+    u8::try_from(protocol).unwrap_or(0)
 }
 
 /// The port the program named, or the sender's.
@@ -84,10 +96,16 @@ pub(crate) fn rewrite6(ctx: &SockAddrContext, ip: V6, port: Be16) {
     write!(ctx, u32::from(port.raw()), user_port);
 }
 
+/// The socket.
+#[inline(always)]
+pub(crate) fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
+    read!(ctx, __bindgen_anon_1.sk)
+}
+
 /// Whether the socket is connected.
 #[inline(always)]
 pub(crate) fn is_connected(ctx: &SockAddrContext) -> bool {
-    let sk = read!(ctx, __bindgen_anon_1.sk);
+    let sk = socket(ctx);
     // SAFETY: checked for null as the verifier asks; `bpf_sock::state` is readable since Linux 5.1.
     !sk.is_null() && unsafe { core::ptr::addr_of!((*sk).state).read_volatile() } == ESTABLISHED
 }
@@ -126,40 +144,66 @@ pub(crate) fn no_memory() -> i32 {
     deny(ENOBUFS)
 }
 
+/// Ends a bind with EADDRINUSE (or EPERM).
+#[inline(always)]
+pub(crate) fn refuse_bind() -> i32 {
+    deny(EADDRINUSE)
+}
+
 #[inline(always)]
 fn deny(errno: i32) -> i32 {
     if can_set_retval() {
-        // SAFETY: connect and sendmsg hooks may call it (Linux b44123b4a3dc).
+        // SAFETY: bind, connect and sendmsg hooks may call it (Linux b44123b4a3dc).
         unsafe { bpf_set_retval(-errno) };
     }
     DENY
 }
 
-/// 32 random bits.
+/// The address that the socket is bound to, v4 ones v4-mapped; the unspecified address if it is bound to none.
 #[inline(always)]
-pub(crate) fn random() -> u32 {
-    // SAFETY: the helper takes nothing and touches nothing.
-    unsafe { bpf_get_prandom_u32() }
+pub(crate) fn source(ctx: &SockAddrContext) -> V6 {
+    let sk = socket(ctx);
+    if sk.is_null() {
+        return V6::default();
+    }
+    // SAFETY: checked for null as the verifier asks; these fields of `bpf_sock` are readable since Linux 5.1.
+    unsafe {
+        if core::ptr::addr_of!((*sk).family).read_volatile() == AF_INET {
+            let source = V4::from_raw(core::ptr::addr_of!((*sk).src_ip4).read_volatile());
+            return if source == V4::default() { V6::default() } else { source.mapped() };
+        }
+        V6::from_raw([
+            core::ptr::addr_of!((*sk).src_ip6[0]).read_volatile(),
+            core::ptr::addr_of!((*sk).src_ip6[1]).read_volatile(),
+            core::ptr::addr_of!((*sk).src_ip6[2]).read_volatile(),
+            core::ptr::addr_of!((*sk).src_ip6[3]).read_volatile(),
+        ])
+    }
 }
 
-/// What this socket remembers of its connect, if it ever had one translated.
+/// The cookie of the socket's network namespace.
 #[inline(always)]
-pub(crate) fn connected<'a>(ctx: &SockAddrContext) -> Option<&'a mut Connected> {
-    // SAFETY: storage lives as long as its socket, which outlives the program.
-    unsafe { CONNECTED.get_ptr_mut(ctx).as_mut() }
+pub(crate) fn netns(ctx: &SockAddrContext) -> u64 {
+    // SAFETY: the kernel hands over a valid context.
+    unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }
 
-/// The same, made where it is missing; `None` where the socket has no memory left.
+/// Whether the socket is in the node's own network namespace.
 #[inline(always)]
-pub(crate) fn connected_or_new<'a>(ctx: &SockAddrContext) -> Option<&'a mut Connected> {
-    // SAFETY: as above.
-    unsafe { CONNECTED.get_or_insert_ptr_mut(ctx, None).as_mut() }
+pub(crate) fn is_host(ctx: &SockAddrContext) -> bool {
+    let host = match host_netns() {
+        // Not known: then it is the first one of all.
+        // SAFETY: without a context the helper answers for that.
+        0 => unsafe { bpf_get_netns_cookie(core::ptr::null_mut()) },
+        known => known,
+    };
+    netns(ctx) == host
 }
 
 /// What this socket remembers of the addresses it sent to, if any was translated.
 #[inline(always)]
 pub(crate) fn datagrams<'a>(ctx: &SockAddrContext) -> Option<&'a mut Datagrams> {
-    // SAFETY: as above.
+    // SAFETY: storage lives as long as its socket, which outlives the program.
     unsafe { DATAGRAMS.get_ptr_mut(ctx).as_mut() }
 }
 

@@ -5,7 +5,7 @@
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::socket::Address;
 
-use crate::{PASS, ctx};
+use crate::{PASS, ctx, memory};
 
 /// Peers of v4 sockets.
 #[cgroup_sock_addr(getpeername4)]
@@ -32,6 +32,6 @@ pub(crate) fn getpeername6(ctx: SockAddrContext) -> i32 {
 /// The Service address that led this socket to `peer`.
 #[inline(always)]
 fn service_behind(ctx: &SockAddrContext, peer: &Address) -> Option<Address> {
-    let translation = ctx::connected(ctx)?.translation;
+    let translation = memory::recall(ctx)?;
     (!translation.backend.is_unset() && translation.backend == *peer).then_some(translation.service)
 }

@@ -5,16 +5,23 @@
 
 #![no_std]
 #![no_main]
+// `atomic` needs one instruction that the compiler has no other word for.
+#![feature(asm_experimental_arch)]
 #![expect(
     unsafe_code,
     reason = "helpers and socket contexts are raw pointers here; the verifier checks each access"
 )]
 
+mod atomic;
+mod bind;
 mod connect;
 mod ctx;
 mod getpeername;
 mod maps;
+mod memory;
+mod process;
 mod recvmsg;
+mod release;
 mod sendmsg;
 
 /// The system call goes on.

@@ -4,21 +4,25 @@ use core::marker::PhantomData;
 
 use aya_ebpf::{
     Global,
-    btf_maps::{Array, ArrayOfMaps, HashMap, SkStorage},
+    btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, SkStorage},
     macros::btf_map,
 };
 use proxy_common::{
+    affinity::{Affinity, AffinityKey},
     decide::Tables,
     net::{Be16, V4, V6},
-    socket::{Connected, Datagrams},
+    socket::{Address, Connected, Datagrams, Slot},
     tables::{
         Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
+        NodePortKey, Place, Span,
     },
 };
 
-/// The side word, 0 or 1: the side whose tables are in force. Beside it user space counts the flips.
+/// The side word, 0 or 1: the side whose tables are in force; how often it flipped, which only user space reads; and the
+/// span of each side's node ports.
 #[btf_map]
-static ACTIVE: Array<u32, 2> = Array::new();
+static ACTIVE: Array<u32, 4> = Array::new();
+const SPANS: u32 = 2;
 
 // The tables, each behind an outer map with a slot per side.
 // The size of the inner map here is only a template: user space puts in maps of the size it needs.
@@ -32,11 +36,28 @@ static BACKENDS4: ArrayOfMaps<HashMap<BackendKey, Backend4, 1>, 2> = ArrayOfMaps
 #[btf_map]
 static BACKENDS6: ArrayOfMaps<HashMap<BackendKey, Backend6, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
+static NODE_PORTS: ArrayOfMaps<HashMap<NodePortKey, Frontend, 1>, 2> = ArrayOfMaps::new();
+#[btf_map]
+static PLACES: ArrayOfMaps<HashMap<V6, Place, 1>, 2> = ArrayOfMaps::new();
+#[btf_map]
 static MEMBERS4: ArrayOfMaps<HashMap<MemberKey4, Member, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
 static MEMBERS6: ArrayOfMaps<HashMap<MemberKey6, Member, 1>, 2> = ArrayOfMaps::new();
 
-/// What a connected socket remembers.
+/// Which backend a client was given; user space says for how many. Who was not heard of longest is forgotten first.
+#[btf_map]
+pub(crate) static CLIENTS: LruHashMap<AffinityKey, Affinity, 1> = LruHashMap::new();
+/// How many clients ever came into [`CLIENTS`]: those that are not there any more were forgotten for want of room.
+#[btf_map]
+pub(crate) static CAME: Array<u64, 1> = Array::new();
+
+/// What connected sockets remember, by cookie; user space says how many there are, a power of two.
+#[btf_map]
+pub(crate) static SLOTS: Array<Slot, 1> = Array::new();
+/// How many sockets found their slot taken and made storage; zero says that no socket has any.
+#[btf_map]
+pub(crate) static OVERFLOWED: Array<u64, 1> = Array::new();
+/// What a connected socket remembers that has no slot.
 #[btf_map]
 pub(crate) static CONNECTED: SkStorage<Connected> = SkStorage::new();
 /// What an unconnected UDP socket remembers.
@@ -53,6 +74,46 @@ pub(crate) fn can_set_retval() -> bool {
     SET_RETVAL.load() != 0
 }
 
+/// One less than there are [`SLOTS`].
+#[unsafe(no_mangle)]
+static SLOT_MASK: Global<u32> = Global::new(0);
+
+/// Which bits of a cookie say which slot.
+#[inline(always)]
+pub(crate) fn slot_mask() -> u32 {
+    SLOT_MASK.load()
+}
+
+/// The cookie of the node's own network namespace; 0 where the kernel tells it to nobody (before 5.14).
+#[unsafe(no_mangle)]
+static HOST_NETNS: Global<u64> = Global::new(0);
+
+/// The cookie of the node's own network namespace, if known.
+#[inline(always)]
+pub(crate) fn host_netns() -> u64 {
+    HOST_NETNS.load()
+}
+
+/// Whether a program on the node may not bind a node port.
+#[unsafe(no_mangle)]
+static PROTECT_NODE_PORTS: Global<u32> = Global::new(0);
+
+/// Whether node ports are kept from being bound.
+#[inline(always)]
+pub(crate) fn protects_node_ports() -> bool {
+    PROTECT_NODE_PORTS.load() != 0
+}
+
+/// Set at load where the kernel has `bpf_skc_to_mptcp_sock` (5.19).
+#[unsafe(no_mangle)]
+static MPTCP: Global<u32> = Global::new(0);
+
+/// Whether a program may ask for the MPTCP socket behind a subflow.
+#[inline(always)]
+pub(crate) fn can_tell_mptcp() -> bool {
+    MPTCP.load() != 0
+}
+
 /// The side in force when the decision began. It is read exactly once per decision: everything after goes by it.
 pub(crate) struct Side<Ip> {
     index: u32,
@@ -66,6 +127,36 @@ impl<Ip> Side<Ip> {
         // SAFETY: a slot of an array is never freed; volatile, so that it is one load and not repeated.
         let index = unsafe { ACTIVE.get_ptr(0)?.read_volatile() };
         Some(Self { index, family: PhantomData })
+    }
+
+    /// Whether a port lies in the span of this side's node ports.
+    #[inline(always)]
+    fn spans(&self, port: Be16) -> bool {
+        let span = ACTIVE.get_ptr(SPANS + self.index);
+        // SAFETY: as above.
+        span.is_some_and(|it| Span::from_word(unsafe { it.read_volatile() }).contains(port))
+    }
+
+    /// What stands behind a node port of one IP version.
+    #[inline(always)]
+    fn node_port_of(&self, port: Be16, protocol: u8, family: u8) -> Option<Frontend> {
+        let key = NodePortKey { port, protocol, family };
+        // SAFETY: nothing is written to the tables of a side that a program may still be reading.
+        unsafe { NODE_PORTS.get(self.index)?.get(key) }.copied()
+    }
+
+    /// Whose an address is.
+    #[inline(always)]
+    fn place_of(&self, address: V6) -> Option<Place> {
+        // SAFETY: as above.
+        unsafe { PLACES.get(self.index)?.get(address) }.copied()
+    }
+
+    /// Whether a port is a node port of either IP version.
+    #[inline(always)]
+    pub(crate) fn is_node_port(&self, port: Be16, protocol: u8) -> bool {
+        self.spans(port)
+            && [4, 6].into_iter().any(|family| self.node_port_of(port, protocol, family).is_some())
     }
 }
 
@@ -95,6 +186,21 @@ impl Tables for Side<V4> {
     }
 
     #[inline(always)]
+    fn may_be_node_port(&self, port: Be16) -> bool {
+        self.spans(port)
+    }
+
+    #[inline(always)]
+    fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
+        self.node_port_of(port, protocol, 4)
+    }
+
+    #[inline(always)]
+    fn place(&self, address: V4) -> Option<Place> {
+        self.place_of(address.reached().mapped())
+    }
+
+    #[inline(always)]
     fn backend(&self, key: BackendKey) -> Option<Backend4> {
         #[cfg(feature = "fault-points")]
         linger();
@@ -105,6 +211,18 @@ impl Tables for Side<V4> {
     #[inline(always)]
     fn is_member(&self, set: u32, backend: Backend4) -> bool {
         MEMBERS4.get(self.index).is_some_and(|it| it.get_ptr(MemberKey4 { set, backend }).is_some())
+    }
+
+    const FAMILY: u32 = 4;
+
+    #[inline(always)]
+    fn backend_at(&self, address: Address) -> Backend4 {
+        Backend4 { address: address.ip.to_v4().unwrap_or_default(), port: address.port, zero: 0 }
+    }
+
+    #[inline(always)]
+    fn address_of(&self, backend: Backend4) -> Address {
+        Address::new(backend.address.mapped(), backend.port)
     }
 }
 
@@ -120,6 +238,21 @@ impl Tables for Side<V6> {
     }
 
     #[inline(always)]
+    fn may_be_node_port(&self, port: Be16) -> bool {
+        self.spans(port)
+    }
+
+    #[inline(always)]
+    fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
+        self.node_port_of(port, protocol, 6)
+    }
+
+    #[inline(always)]
+    fn place(&self, address: V6) -> Option<Place> {
+        self.place_of(address.reached())
+    }
+
+    #[inline(always)]
     fn backend(&self, key: BackendKey) -> Option<Backend6> {
         #[cfg(feature = "fault-points")]
         linger();
@@ -130,5 +263,17 @@ impl Tables for Side<V6> {
     #[inline(always)]
     fn is_member(&self, set: u32, backend: Backend6) -> bool {
         MEMBERS6.get(self.index).is_some_and(|it| it.get_ptr(MemberKey6 { set, backend }).is_some())
+    }
+
+    const FAMILY: u32 = 6;
+
+    #[inline(always)]
+    fn backend_at(&self, address: Address) -> Backend6 {
+        Backend6 { address: address.ip, port: address.port, zero: 0 }
+    }
+
+    #[inline(always)]
+    fn address_of(&self, backend: Backend6) -> Address {
+        Address::new(backend.address, backend.port)
     }
 }

@@ -6,7 +6,7 @@
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::socket::Address;
 
-use crate::{PASS, ctx};
+use crate::{PASS, ctx, memory};
 
 /// Replies to v4 sockets.
 #[cgroup_sock_addr(recvmsg4)]
@@ -33,11 +33,11 @@ pub(crate) fn recvmsg6(ctx: SockAddrContext) -> i32 {
 /// The Service that this socket was asking when `backend` answers.
 #[inline(always)]
 fn service_of(ctx: &SockAddrContext, backend: &Address) -> Option<Address> {
-    if let Some(connected) = ctx::connected(ctx)
-        && connected.translation.backend == *backend
-        && ctx::is_connected(ctx)
+    if ctx::is_connected(ctx)
+        && let Some(translation) = memory::recall(ctx)
+        && translation.backend == *backend
     {
-        return Some(connected.translation.service);
+        return Some(translation.service);
     }
     ctx::datagrams(ctx)?.service_of(backend)
 }

@@ -12,7 +12,7 @@ use proxy_common::{
     tables::{Backend4, Backend6},
 };
 
-use crate::{PASS, ctx, maps::Side};
+use crate::{PASS, ctx, maps::Side, memory, process::Process};
 
 /// IPv4, and v4-mapped destinations of v6 sockets.
 #[cgroup_sock_addr(sendmsg4)]
@@ -34,12 +34,11 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
         ctx::rewrite4(ctx, backend.ip.to_v4()?, backend.port);
         return Some(PASS);
     }
-    let remembered = match ctx::datagrams(ctx).and_then(|it| it.backend_of(&service)) {
-        Some(it) => it.ip.to_v4().map(|address| Backend4 { address, port: it.port, zero: 0 }),
-        None => None,
-    };
+    let backend = remembered(ctx, &service);
+    let remembered =
+        Backend4 { address: backend.ip.to_v4().unwrap_or_default(), port: backend.port, zero: 0 };
     let side = Side::<V4>::active()?;
-    match decide(&side, ip, port, ctx::protocol(ctx), remembered, ctx::random) {
+    match decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered) {
         Verdict::Pass => {
             ctx::forget_datagrams_to(ctx, &service);
             Some(PASS)
@@ -63,13 +62,10 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
         ctx::rewrite6(ctx, backend.ip, backend.port);
         return Some(PASS);
     }
-    let remembered = ctx::datagrams(ctx).and_then(|it| it.backend_of(&service)).map(|it| Backend6 {
-        address: it.ip,
-        port: it.port,
-        zero: 0,
-    });
+    let backend = remembered(ctx, &service);
+    let remembered = Backend6 { address: backend.ip, port: backend.port, zero: 0 };
     let side = Side::<V6>::active()?;
-    match decide(&side, ip, port, ctx::protocol(ctx), remembered, ctx::random) {
+    match decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered) {
         Verdict::Pass => {
             ctx::forget_datagrams_to(ctx, &service);
             Some(PASS)
@@ -88,9 +84,17 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
 /// Where a connected socket's datagrams to the Service it is connected to go.
 #[inline(always)]
 fn connected_backend(ctx: &SockAddrContext, service: &Address) -> Option<Address> {
-    let translation = ctx::connected(ctx)?.translation;
-    (translation.service == *service && !translation.backend.is_unset() && ctx::is_connected(ctx))
-        .then_some(translation.backend)
+    if !ctx::is_connected(ctx) {
+        return None;
+    }
+    let translation = memory::recall(ctx)?;
+    (translation.service == *service && !translation.backend.is_unset()).then_some(translation.backend)
+}
+
+/// Where this socket was led when it last sent to `service`; unset if it never did.
+#[inline(always)]
+fn remembered(ctx: &SockAddrContext, service: &Address) -> Address {
+    ctx::datagrams(ctx).and_then(|it| it.backend_of(service)).unwrap_or_default()
 }
 
 /// Keeps the Service's address for the source of replies; false where the socket has no memory left.

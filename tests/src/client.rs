@@ -84,8 +84,8 @@ impl Probe {
     /// The system call's.
     pub fn connect(address: SocketAddr) -> io::Result<Self> {
         let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
-        // Closing resets: no TIME_WAIT, so that no load runs out of ports.
-        setsockopt(&stream, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 })?;
+        // No TIME_WAIT, so that no load runs out of ports.
+        reset_on_close(&stream)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(LIMIT))?;
         let line = read_line(&mut stream)?;
@@ -117,6 +117,15 @@ impl Probe {
         }
         Ok(())
     }
+}
+
+/// Has the connection end with a reset when it is closed.
+///
+/// # Errors
+///
+/// The system call's.
+pub fn reset_on_close(stream: &TcpStream) -> io::Result<()> {
+    Ok(setsockopt(stream, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 })?)
 }
 
 fn udp(address: SocketAddr) -> io::Result<UdpSocket> {

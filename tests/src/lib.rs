@@ -9,8 +9,10 @@
 
 pub mod agent;
 pub mod client;
+pub mod cost;
 pub mod deploy;
 pub mod echo;
+pub mod http;
 pub mod load;
 pub mod manifest;
 pub mod netns;

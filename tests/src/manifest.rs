@@ -27,6 +27,10 @@ pub struct Service {
     pub ports: Vec<Port>,
     /// What serves it.
     pub endpoints: Vec<Endpoint>,
+    /// Whether its external traffic policy is Local.
+    pub external_local: bool,
+    /// The time-out of its session affinity in seconds, if it has one.
+    pub affinity: Option<u32>,
 }
 
 /// A port of a Service.
@@ -40,6 +44,8 @@ pub struct Port {
     pub port: u16,
     /// The endpoints' port.
     pub target: u16,
+    /// The port at the nodes' addresses.
+    pub node_port: Option<u16>,
 }
 
 /// An endpoint: one pod.
@@ -84,7 +90,32 @@ impl Service {
     /// With another port.
     #[must_use]
     pub fn port(mut self, name: &str, protocol: &'static str, port: u16, target: u16) -> Self {
-        self.ports.push(Port { name: name.to_owned(), protocol, port, target });
+        self.ports.push(Port { name: name.to_owned(), protocol, port, target, node_port: None });
+        self
+    }
+
+    /// With a node port for the port that was added last.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    #[must_use]
+    pub fn node_port(mut self, number: u16) -> Self {
+        self.ports.last_mut().expect("a port comes before its node port").node_port = Some(number);
+        self
+    }
+
+    /// With session affinity by client.
+    #[must_use]
+    pub fn affinity(mut self, seconds: u32) -> Self {
+        self.affinity = Some(seconds);
+        self
+    }
+
+    /// With the external traffic policy Local.
+    #[must_use]
+    pub fn external_local(mut self) -> Self {
+        self.external_local = true;
         self
     }
 
@@ -106,7 +137,11 @@ impl Service {
              clusterIP: {}\n  clusterIPs: [{}]\n  ipFamilies: [{}]\n  ports:\n",
             self.name,
             self.namespace,
-            if self.load_balancer_ips.is_empty() { "ClusterIP" } else { "LoadBalancer" },
+            match () {
+                () if !self.load_balancer_ips.is_empty() => "LoadBalancer",
+                () if self.ports.iter().any(|it| it.node_port.is_some()) => "NodePort",
+                () => "ClusterIP",
+            },
             ips.first().map_or("None", String::as_str),
             ips.join(", "),
             families.join(", "),
@@ -114,9 +149,19 @@ impl Service {
         for port in &self.ports {
             write(&mut text, format_args!("  - port: {}\n    targetPort: {}\n", port.port, port.target));
             write(&mut text, format_args!("    protocol: {}\n", port.protocol));
+            if let Some(number) = port.node_port {
+                write(&mut text, format_args!("    nodePort: {number}\n"));
+            }
             if !port.name.is_empty() {
                 write(&mut text, format_args!("    name: {}\n", port.name));
             }
+        }
+        if let Some(seconds) = self.affinity {
+            write(&mut text, format_args!("  sessionAffinity: ClientIP\n  sessionAffinityConfig:\n"));
+            write(&mut text, format_args!("    clientIP: {{timeoutSeconds: {seconds}}}\n"));
+        }
+        if self.external_local {
+            text.push_str("  externalTrafficPolicy: Local\n");
         }
         if !self.external_ips.is_empty() {
             text.push_str("  externalIPs:\n");
@@ -178,6 +223,14 @@ impl fmt::Display for Service {
 #[must_use]
 pub fn node(name: &str) -> String {
     format!("apiVersion: v1\nkind: Node\nmetadata:\n  name: {name}\n")
+}
+
+/// A Node with addresses of the type InternalIP.
+#[must_use]
+pub fn node_at(name: &str, addresses: &[IpAddr]) -> String {
+    let addresses: Vec<_> =
+        addresses.iter().map(|it| format!("{{type: InternalIP, address: '{it}'}}")).collect();
+    format!("{}status:\n  addresses: [{}]\n", node(name), addresses.join(", "))
 }
 
 /// Writes a file so that a reader sees all of the old or all of the new, and gives back when it became the new.

@@ -78,7 +78,12 @@ impl World {
         Some(Self::enter(sandbox).expect("the machine has everything a test needs"))
     }
 
-    fn enter(sandbox: Sandbox) -> Result<Self> {
+    /// Enters a new one around a sandbox.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, or `ip` is missing.
+    pub fn enter(sandbox: Sandbox) -> Result<Self> {
         let netns = NetNs::new()?;
         // Whoever is asked for at these addresses is us.
         netns.ip(&["route", "add", "local", "10.244.0.0/16", "dev", "lo"])?;
@@ -124,7 +129,7 @@ impl World {
             .expect("manifests are written");
     }
 
-    /// What `dump` prints.
+    /// What `dump` prints of Services; whose the addresses of nodes are is left out.
     ///
     /// # Errors
     ///
@@ -138,7 +143,23 @@ impl World {
         if !status.success() {
             bail!("dump failed: {}", String::from_utf8_lossy(&stderr));
         }
-        Ok(String::from_utf8(stdout)?.lines().map(ToOwned::to_owned).collect())
+        let lines = String::from_utf8(stdout)?;
+        Ok(lines.lines().filter(|it| !it.starts_with("node-address ")).map(ToOwned::to_owned).collect())
+    }
+
+    /// Where the program of a hook is pinned, of the newest layout of the maps.
+    ///
+    /// # Panics
+    ///
+    /// If the folder of pins cannot be read.
+    #[must_use]
+    pub fn program(&self, hook: &str) -> PathBuf {
+        let newest = fs::read_dir(self.sandbox.pins())
+            .expect("pins can be listed")
+            .flatten()
+            .filter_map(|it| it.file_name().to_str()?.strip_prefix('v')?.parse::<u32>().ok())
+            .max();
+        self.sandbox.pins().join(format!("v{}/programs/{hook}", newest.unwrap_or_default()))
     }
 
     /// Every pin, below the folder of pins.
@@ -199,12 +220,26 @@ pub fn expected_dump(services: &[Service]) -> Vec<String> {
 pub fn kernel_objects() -> BTreeMap<&'static str, usize> {
     let ours = |name: &str| {
         let name = name.to_lowercase();
-        ["frontends", "backends", "members", "active", "grace", "connected", "datagrams"]
-            .iter()
-            .any(|it| name.starts_with(it))
+        [
+            "frontends",
+            "node_ports",
+            "places",
+            "backends",
+            "members",
+            "active",
+            "grace",
+            "connected",
+            "datagrams",
+            "slots",
+            "clients",
+            "came",
+            "overflowed",
+        ]
+        .iter()
+        .any(|it| name.starts_with(it))
     };
     let hook = |name: &str| {
-        ["connect", "sendmsg", "recvmsg", "getpeername"]
+        ["connect", "sendmsg", "recvmsg", "getpeername", "bind"]
             .iter()
             .any(|it| name.strip_prefix(it).is_some_and(|it| it == "4" || it == "6"))
     };

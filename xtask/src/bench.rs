@@ -1,6 +1,8 @@
 //! `cargo xtask bench`: what things cost, as figures beside the goals.
 //! The one rule: measured, each case in a process of its own; nothing is estimated.
 
+mod connect;
+
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use comfy_table::{Table, presets};
@@ -13,6 +15,8 @@ use crate::command::{cargo, output, run, say, workspace};
 pub(crate) enum Subject {
     /// The brain: CPU and memory, from facts to the states of nodes.
     Brain,
+    /// Connecting: through a Service's address and straight to an endpoint, as pairs; and the programs' own time (as root).
+    Connect,
 }
 
 /// What one case was measured to cost.
@@ -74,6 +78,7 @@ impl Case {
 pub(crate) fn bench(subject: Subject) -> Result<()> {
     match subject {
         Subject::Brain => brain(),
+        Subject::Connect => connect::connect(),
     }
 }
 
@@ -124,7 +129,10 @@ fn brain() -> Result<()> {
         "kB",
         1,
     );
-    report.print()
+    report.print(
+        "The brain alone with cold caches, and served over gRPC. CPU and memory are the process's own; only the time until \
+         the last one has a change depends on what else runs here.",
+    )
 }
 
 /// Figures beside their goals.
@@ -153,11 +161,8 @@ impl Report {
         ]);
     }
 
-    fn print(&self) -> Result<()> {
-        println!(
-            "\nThe brain alone with cold caches, and served over gRPC; CPU and memory are the process's own, and only \
-             the time until the last one has a change depends on what else runs here.\n"
-        );
+    fn print(&self, what: &str) -> Result<()> {
+        println!("\n{what}\n");
         for line in self.table.lines() {
             println!("{}", line.trim_end());
         }

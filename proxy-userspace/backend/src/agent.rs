@@ -2,16 +2,20 @@
 //!
 //! The one rule: nothing queues. While one state is being applied, those that come and go are never seen.
 
-use std::{collections::BTreeSet, panic, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, panic, sync::Arc, time::Duration};
 
 use model::Rejected;
 use publish::{Published, Subscription};
 use tokio::{
     task::spawn_blocking,
-    time::{Instant, timeout},
+    time::{Instant, sleep},
 };
 
-use crate::ebpf::{Error, Node, Report};
+use crate::{
+    addresses::{self, Addresses},
+    ebpf::{Error, Hooks, Node, Report},
+    observe::{Doing, Observer},
+};
 
 /// How long to wait before what failed is tried again: at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
@@ -19,17 +23,25 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Keeps `node` at the newest state, until the publisher is gone. A failure leaves the last state in force, is reported,
-/// and is tried again with a growing pause, or at once with the next state.
-pub async fn follow(mut node: Node, mut states: Subscription) {
+/// and is tried again with a growing pause, or at once with the next state. What is done is told to `observer`.
+pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Observer) {
     let mut rejected = BTreeSet::new();
     // The newest state, until it is in the maps; and what is in the maps, until it is in force.
     let mut newest = states.next().await;
     let mut written: Option<Written> = None;
     let mut pause = PAUSE.0;
+    let mut next_look = Instant::now();
+    // What was published last, for when the host's addresses change under it.
+    let mut latest = newest.clone();
+    let mut addresses = Addresses::listen()
+        .inspect_err(|error| tracing::error!("the host's addresses are not followed: {error}"))
+        .ok();
+    node = update_interfaces(node);
     loop {
         let mut failed = false;
         let begin = Instant::now();
         if let Some(published) = &newest {
+            observer.taken(published);
             let result;
             (node, result) = apply(node, Arc::clone(published)).await;
             match result {
@@ -39,6 +51,7 @@ pub async fn follow(mut node: Node, mut states: Subscription) {
                 Err(error) => {
                     failed = true;
                     let (rev, error) = (published.rev, chain(&error));
+                    observer.failed(Doing::Apply, &error);
                     tracing::error!(
                         rev,
                         error,
@@ -52,30 +65,100 @@ pub async fn follow(mut node: Node, mut states: Subscription) {
         match attached {
             Ok(()) => {
                 if let Some(written) = written.take() {
-                    written.tell(&mut rejected);
+                    written.tell(&mut rejected, observer);
                     let settled;
                     (node, settled) = in_own_thread(node, Node::settle).await;
                     if let Err(error) = settled {
-                        tracing::warn!(error = chain(&error), "the spare maps will be written anew");
+                        let error = chain(&error);
+                        observer.failed(Doing::Settle, &error);
+                        tracing::warn!(error, "the spare maps will be written anew");
                     }
                 }
             }
             Err(error) => {
                 failed = true;
-                tracing::error!(
-                    error = chain(&error),
-                    "the programs cannot be attached; next try in {pause:?}"
-                );
+                let error = chain(&error);
+                observer.failed(Doing::Attach, &error);
+                tracing::error!(error, "the programs cannot be attached; next try in {pause:?}");
             }
         }
-        let wait = if failed { pause } else { LOOK };
+        // States may come without a pause; it is looked all the same.
+        let mut is_whole = true;
+        if next_look <= Instant::now() {
+            next_look = Instant::now() + LOOK;
+            let looked;
+            (node, looked) = in_own_thread(node, Node::look).await;
+            is_whole = tell_of(looked, observer);
+        }
+        let wait = match (failed, is_whole) {
+            (true, _) => pause,
+            (false, true) => LOOK,
+            // What is missing is put back at once.
+            (false, false) => Duration::ZERO,
+        };
         pause = if failed { (pause * 2).min(PAUSE.1) } else { PAUSE.0 };
-        match timeout(wait, states.next()).await {
-            Ok(Some(next)) => newest = Some(next),
-            Ok(None) => return,
-            Err(_) => {}
+        tokio::select! {
+            next = states.next() => match next {
+                Some(next) => {
+                    latest = Some(Arc::clone(&next));
+                    newest = Some(next);
+                }
+                None => return,
+            },
+            changed = change_of(&mut addresses) => {
+                if let Err(error) = changed {
+                    tracing::error!("the host's addresses are not followed any more: {error}");
+                    addresses = None;
+                }
+                node = update_interfaces(node);
+                newest = latest.clone();
+            }
+            () = sleep(wait) => {}
         }
     }
+}
+
+/// Says what the kernel has said, and whether every program is in effect, as far as is known.
+fn tell_of(looked: Result<Option<Hooks>, Error>, observer: &dyn Observer) -> bool {
+    match looked {
+        Ok(None) => true,
+        Ok(Some(hooks)) => {
+            observer.looked(Ok(&hooks));
+            let missing: Vec<_> = hooks.missing().map(|it| it.name).collect();
+            if !missing.is_empty() {
+                let cgroup = hooks.cgroup.display();
+                tracing::error!(
+                    "somebody has taken {} of our programs off {cgroup}, which are put back: {}",
+                    missing.len(),
+                    missing.join(", ")
+                );
+            }
+            missing.is_empty()
+        }
+        Err(error) => {
+            let error = chain(&error);
+            observer.looked(Err(&error));
+            tracing::warn!(error, "the kernel does not tell which programs are in effect");
+            true
+        }
+    }
+}
+
+/// Waits for a change of the host's addresses; for ever if they are not followed.
+async fn change_of(addresses: &mut Option<Addresses>) -> io::Result<()> {
+    match addresses {
+        Some(addresses) => addresses.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Tells the node the addresses that the host has now; those of before, if they cannot be read.
+fn update_interfaces(mut node: Node) -> Node {
+    match addresses::read() {
+        Ok(addresses) => node.set_interfaces(addresses),
+        Err(error) => tracing::error!("the host's addresses cannot be read: {error}"),
+    }
+    node
 }
 
 async fn apply(node: Node, published: Arc<Published>) -> (Node, Result<Report, Error>) {
@@ -107,15 +190,17 @@ struct Written {
 
 impl Written {
     /// Says what is in force now, and what of it is not; each rejection once.
-    fn tell(self, rejected: &mut BTreeSet<Rejected>) {
+    fn tell(self, rejected: &mut BTreeSet<Rejected>, observer: &dyn Observer) {
         let Self { published, report, begin } = self;
+        let took = begin.elapsed();
+        observer.in_force(&published, &report, took);
         if report.flipped {
             tracing::info!(
                 rev = published.rev,
                 services = report.services,
                 changed = report.changed_services,
                 entries = report.entries,
-                took = ?begin.elapsed(),
+                ?took,
                 "in force"
             );
         }
@@ -128,7 +213,7 @@ impl Written {
 }
 
 /// An error with its causes, on one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -2,8 +2,11 @@
 //!
 //! The one rule: nothing here knows Kubernetes; everything is decided in the state.
 
+mod addresses;
 mod agent;
+mod observe;
 
 pub mod ebpf;
 
 pub use agent::follow;
+pub use observe::{Doing, Observer};

@@ -59,7 +59,7 @@ impl Brain {
     }
 
     /// The facts, with every change so far.
-    pub fn facts(&self) -> &Facts {
+    pub fn facts(&self) -> &Arc<Facts> {
         &self.facts
     }
 
@@ -79,6 +79,11 @@ impl Brain {
     /// The nodes that are served, in the order of their names.
     pub fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
         self.nodes.keys()
+    }
+
+    /// What every state says of all nodes, as of the last [`settle`](Self::settle).
+    pub fn cluster(&self) -> &Nodes {
+        &self.cluster
     }
 
     /// The state of a node that is served, as of the last [`settle`](Self::settle).

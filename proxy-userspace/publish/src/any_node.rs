@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use model::{facts::Facts, state::NodeState};
+use model::state::{self, NodeState};
 use tokio::sync::Notify;
 
 use crate::{Publisher, Refusal, Subscription, grpc::Nodes};
@@ -53,7 +53,8 @@ struct Table {
     strangers: usize,
     /// Asked for, and not yet told to the brain.
     asked: Vec<Arc<str>>,
-    facts: Arc<Facts>,
+    /// The Nodes that there are.
+    known: state::Nodes,
 }
 
 #[derive(Debug)]
@@ -67,8 +68,13 @@ struct Followed {
 impl AnyNode {
     /// All nodes, beside the one of `own`.
     pub fn new(own: Publisher) -> Self {
-        let table =
-            Table { own, nodes: HashMap::new(), strangers: 0, asked: Vec::new(), facts: Arc::default() };
+        let table = Table {
+            own,
+            nodes: HashMap::new(),
+            strangers: 0,
+            asked: Vec::new(),
+            known: state::Nodes::default(),
+        };
         Self { shared: Arc::new(Shared { table: Mutex::new(table), asked: Notify::new() }) }
     }
 
@@ -93,8 +99,8 @@ impl AnyNode {
     }
 
     /// Takes note of the Nodes that there are.
-    pub fn learn(&self, facts: Arc<Facts>) {
-        self.shared.table().facts = facts;
+    pub fn learn(&self, nodes: state::Nodes) {
+        self.shared.table().known = nodes;
     }
 
     /// Publishes the state of a node, the own one or one that is followed.
@@ -142,7 +148,7 @@ impl Table {
 
     /// Adds a node that has not been followed.
     fn add(&mut self, node: &str) -> Result<(), Refusal> {
-        let is_stranger = self.facts.node(node).is_none();
+        let is_stranger = !self.known.contains_key(node);
         if is_stranger && self.strangers >= MOST_STRANGERS {
             return Err(Refusal::TooManyStrangers(MOST_STRANGERS));
         }

@@ -2,23 +2,41 @@
 //!
 //! The one rule: the newest wins, as with states.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use model::facts::Facts;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// Hands over the facts.
 #[derive(Debug)]
 pub struct Cluster {
     proxy_name: Option<Arc<str>>,
     sender: watch::Sender<Known>,
+    followers: Arc<Followers>,
 }
 
-/// Follows the facts of a [`Cluster`].
+/// Leads to the facts of a [`Cluster`].
 #[derive(Clone, Debug)]
 pub struct ClusterSubscription {
     proxy_name: Option<Arc<str>>,
     receiver: watch::Receiver<Known>,
+    followers: Arc<Followers>,
+}
+
+/// Follows the facts of a [`Cluster`]: as long as there is one, they are wanted.
+#[derive(Debug)]
+pub struct ClusterFollower {
+    subscription: ClusterSubscription,
+}
+
+/// How many follow.
+#[derive(Debug, Default)]
+struct Followers {
+    count: AtomicUsize,
+    came: Notify,
 }
 
 /// What is known of the cluster.
@@ -37,7 +55,11 @@ impl Cluster {
     /// Nothing is known yet; `proxy_name` is the value of the label `service.kubernetes.io/service-proxy-name` of the
     /// Services that are served here.
     pub fn new(proxy_name: Option<&str>) -> Self {
-        Self { proxy_name: proxy_name.map(Into::into), sender: watch::Sender::default() }
+        Self {
+            proxy_name: proxy_name.map(Into::into),
+            sender: watch::Sender::default(),
+            followers: Arc::default(),
+        }
     }
 
     /// Hands over what is known now.
@@ -45,16 +67,45 @@ impl Cluster {
         self.sender.send_replace(known);
     }
 
-    /// Follows what is known.
+    /// Leads those who serve to what is known.
     pub fn subscribe(&self) -> ClusterSubscription {
-        ClusterSubscription { proxy_name: self.proxy_name.clone(), receiver: self.sender.subscribe() }
+        ClusterSubscription {
+            proxy_name: self.proxy_name.clone(),
+            receiver: self.sender.subscribe(),
+            followers: Arc::clone(&self.followers),
+        }
+    }
+
+    /// Whether somebody follows. Facts that nobody follows need not be handed over.
+    pub fn is_followed(&self) -> bool {
+        self.followers.count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Waits until somebody begins to follow. Nothing is lost if it is dropped while it waits.
+    pub async fn followed(&self) {
+        self.followers.came.notified().await;
     }
 }
 
 impl ClusterSubscription {
+    /// Begins to follow.
+    pub fn follow(&self) -> ClusterFollower {
+        self.followers.count.fetch_add(1, Ordering::Relaxed);
+        self.followers.came.notify_one();
+        ClusterFollower { subscription: self.clone() }
+    }
+}
+
+impl Drop for ClusterFollower {
+    fn drop(&mut self) {
+        self.subscription.followers.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl ClusterFollower {
     /// The label's value of Services that are served here.
     pub fn proxy_name(&self) -> Option<&Arc<str>> {
-        self.proxy_name.as_ref()
+        self.subscription.proxy_name.as_ref()
     }
 
     /// Waits until something else is known than `seen`, and returns it; `None` if there will be nothing any more.
@@ -66,11 +117,11 @@ impl ClusterSubscription {
             Known::Facts(facts) => seen.is_none_or(|seen| !Arc::ptr_eq(seen, facts)),
             Known::NoFacts => true,
         };
-        Some(self.receiver.wait_for(is_new).await.ok()?.clone())
+        Some(self.subscription.receiver.wait_for(is_new).await.ok()?.clone())
     }
 
     /// Waits until there will be nothing any more.
     pub async fn closed(&mut self) {
-        while self.receiver.changed().await.is_ok() {}
+        while self.subscription.receiver.changed().await.is_ok() {}
     }
 }

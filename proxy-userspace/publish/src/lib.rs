@@ -128,11 +128,18 @@ pub struct Subscription {
     receiver: watch::Receiver<Option<Arc<Published>>>,
     /// Instance and revision of what was handed out last.
     seen: (u64, u64),
+    /// Held as long as it is followed, where that is counted.
+    _watcher: Option<grpc::Watchers>,
 }
 
 impl Subscription {
     fn new(receiver: watch::Receiver<Option<Arc<Published>>>, seen: (u64, u64)) -> Self {
-        Self { receiver, seen }
+        Self { receiver, seen, _watcher: None }
+    }
+
+    /// The same, counted among the watchers.
+    pub(crate) fn counted(self, watcher: grpc::Watchers) -> Self {
+        Self { _watcher: Some(watcher), ..self }
     }
 
     /// Another one of the same publisher, beginning with what is not revision `rev` of the process `instance_id`.

@@ -1,17 +1,21 @@
 //! Where facts come from: manifests, an API server, another brain.
 //!
-//! The one rule: a source hands over whole snapshots, and nothing before its first one is complete.
-//! The newest wins; nothing queues.
+//! The one rule: nothing is handed over before all is known, and what is new replaces what was not fetched yet.
+//! A source hands over whole snapshots, or everything once and then what changes; nothing queues.
 
 #![forbid(unsafe_code)]
 
 pub mod api;
+mod changes;
 pub mod file;
+pub mod kube;
 pub mod kube_types;
 
 use std::sync::Arc;
 
 use model::facts::{Facts, Rejected};
+
+pub use changes::Changes;
 
 /// What a source has to say at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,9 +1,12 @@
 //! `agent`: does what a brain decides.
 
+use std::time::SystemTime;
+
+use admin::{Admin, Role, Source};
 use anyhow::{Result, bail};
 use backend::ebpf::Node;
 use clap::Args;
-use publish::upstream::Upstream;
+use publish::{Subscription, upstream::Upstream};
 
 use super::{flags, signals::Signals};
 
@@ -20,6 +23,8 @@ pub(super) struct Flags {
     node: flags::Node,
     #[command(flatten)]
     data_plane: flags::DataPlane,
+    #[command(flatten)]
+    reports: flags::Reports,
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
@@ -30,14 +35,27 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 async fn agent(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let name = flags.node.name()?;
+    let options = flags.data_plane.options(&name);
+    let admin = Admin::new(name.as_str(), Role::Serves);
     let upstream = Upstream::new(flags.upstream.client(&name)?, name);
-    let options = flags.data_plane.options();
+    let _reports = flags.reports.serve(&admin);
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     tokio::select! {
-        () = backend::follow(node, upstream.subscribe()) => bail!("nothing comes from the brain any more"),
+        () = backend::follow(node, upstream.subscribe(), &admin) => bail!("nothing comes from the brain any more"),
+        () = admin.follow(upstream.subscribe()) => bail!("nothing comes from the brain any more"),
+        () = tell_of_brain(&admin, upstream.subscribe()) => bail!("nothing comes from the brain any more"),
         () = upstream.follow() => bail!("the brain is not followed any more; the log says why"),
         () = signals.terminated() => {}
     }
     tracing::info!("stopping; the kernel goes on serving the last state (`cleanup` would end that)");
     Ok(())
+}
+
+/// Tells whether the brain has said anything, and when it last did.
+async fn tell_of_brain(admin: &Admin, mut states: Subscription) {
+    const BRAIN: &str = "brain";
+    admin.source(BRAIN, Source::default());
+    while states.next().await.is_some() {
+        admin.source(BRAIN, Source { synced: true, last_contact: Some(SystemTime::now()), error: None });
+    }
 }

@@ -1,9 +1,13 @@
 //! `brain`: decides, and lets others do.
 
+use std::sync::Arc;
+
+use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use clap::Args;
+use publish::grpc::{Counted, Served};
 
-use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
+use super::{config, flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
 /// Decide what this node serves and tell others, without touching a kernel
 ///
@@ -14,9 +18,13 @@ pub(super) struct Flags {
     #[command(flatten)]
     facts: flags::Facts,
     #[command(flatten)]
+    _config: config::ConfigFile,
+    #[command(flatten)]
     serve: flags::Serve,
     #[command(flatten)]
     any_node: flags::AnyNode,
+    #[command(flatten)]
+    reports: flags::BrainReports,
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
@@ -28,9 +36,15 @@ async fn brain(flags: &Flags) -> Result<()> {
     let serve = &flags.serve;
     let pipeline = Pipeline::start(&flags.facts)?;
     let served = pipeline.served(flags.any_node.serve_any_node);
+    let admin = Admin::new(pipeline.node(), Role::Decides);
+    let counted = Counted::new(served.nodes);
+    admin.watchers(counted.watchers());
+    let served = Served { nodes: Arc::new(counted), ..served };
     let mut serving = Serving::start(&serve.listen, &serve.tls, served, &pipeline.subscribe()).await?;
+    let _reports = flags.reports.serve(&admin);
     let result = tokio::select! {
-        () = pipeline.publish() => Err(anyhow!("the source has ended; the log says why")),
+        () = admin.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
+        () = pipeline.publish(Some(&admin)) => Err(anyhow!("the source has ended; the log says why")),
         result = serving.ended() => result,
         () = signals.terminated() => Ok(()),
     };

@@ -1,10 +1,17 @@
 //! Flags that more than one command has, parsed into what cannot be wrong.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsString,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
-use backend::ebpf;
+use admin::{Admin, Bind, Endpoint, Servers, Site};
+use backend::ebpf::{self, NodePortAddresses};
 use clap::Args;
+use ipnet::IpNet;
 use proto::{Target, TargetError, client::Client};
+use source::kube::Access;
 
 use super::tls;
 
@@ -19,17 +26,35 @@ pub(super) struct Facts {
     /// file:PATH is a manifest or a folder of manifests (Service, EndpointSlice, Node; `v1 List` too), in YAML or JSON,
     /// which is watched. The output of `kubectl get services,endpointslices,nodes -A -o yaml` is one.
     ///
+    /// kube is an API server, which is watched too: that of --kubeconfig, or of the cluster that this is a pod of.
+    ///
     /// api:TARGET is another brain, ours or KPNG's, at unix:///path, tcp://host:port or host:port: as in
     /// api:unix:///run/brain.sock. Its facts are followed (globalv1.Sets/Watch), and all is decided here; if it has none
     /// to give, its state of this node is taken over as it is (localv1.Sets/Watch), and no other node can be served.
-    #[arg(long, value_name = "file:PATH|api:TARGET", env = "KUBE_PROXY_EBPF_SOURCE", value_parser = source)]
+    #[arg(long, value_name = "kube|file:PATH|api:TARGET", env = "KUBE_PROXY_EBPF_SOURCE", value_parser = source)]
     pub(super) source: Source,
+    #[command(flatten)]
+    pub(super) api_server: ApiServer,
     #[command(flatten)]
     pub(super) source_tls: tls::SourceFlags,
     #[command(flatten)]
     pub(super) node: Node,
     #[command(flatten)]
     pub(super) selection: Selection,
+}
+
+/// Where the API server is, and who asks.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct ApiServer {
+    /// The kubeconfig to reach the API server with [default: what the pod is given]
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    kubeconfig: Option<OsString>,
+    /// The API server's own address, whatever the kubeconfig or the pod's environment says
+    ///
+    /// A pod is given the address of the Service default/kubernetes, which this proxy serves from what the API server
+    /// says: it should go by another one, such as the control plane's endpoint.
+    #[arg(long, alias = "master", value_name = "URL", env = "KUBE_PROXY_EBPF_KUBE_API_SERVER")]
+    kube_api_server: Option<String>,
 }
 
 /// The node that is served.
@@ -94,6 +119,8 @@ pub(super) enum Source {
     File(PathBuf),
     /// Another brain.
     Api(Target),
+    /// An API server.
+    Kube,
 }
 
 /// Where a brain is asked.
@@ -166,13 +193,178 @@ pub(super) struct DataPlane {
     /// The cgroup2 folder whose processes are served, with all below it [default: the root of the first cgroup2 mount]
     #[arg(long, value_name = "PATH", env = "KUBE_PROXY_EBPF_CGROUP", value_parser = absolute)]
     cgroup: Option<PathBuf>,
+    /// How many connected sockets have a ready place for the address they were translated from; rounded up to a power of
+    /// two
+    ///
+    /// Each takes 64 bytes of kernel memory. A socket beyond that makes room of its own, which takes its connect some
+    /// 700 ns longer. Counts when the places are first made, until `cleanup`.
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value_t = 65_536,
+        env = "KUBE_PROXY_EBPF_SOCKET_SLOTS",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 24)
+    )]
+    socket_slots: u32,
+    /// How many clients of Services with session affinity are remembered, each for a service port and an IP version;
+    /// rounded up to a power of two
+    ///
+    /// Beyond that, who connected longest ago is forgotten first. Each takes about 150 bytes of kernel memory. Counts when
+    /// the room is first made, until `cleanup`.
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value_t = 65_536,
+        env = "KUBE_PROXY_EBPF_AFFINITY_CLIENTS",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 24)
+    )]
+    affinity_clients: u32,
+    /// Which addresses of a node its node ports are served at: ranges as in 192.0.2.0/24, or `primary`, the first of each
+    /// family that its Node object names [default: all, the loopback addresses among them]
+    ///
+    /// The loopback addresses are served if a range has them in it, and only to programs in the node's own network
+    /// namespace.
+    #[arg(
+        long = "nodeport-addresses",
+        value_name = "CIDR|primary",
+        env = "KUBE_PROXY_EBPF_NODEPORT_ADDRESSES",
+        value_delimiter = ',',
+        value_parser = node_port_address
+    )]
+    node_port_addresses: Vec<NodePortAddress>,
+    /// Keep programs in the node's own network namespace from binding a node port: they would wait there for nobody
+    #[arg(
+        long,
+        value_name = "true|false",
+        default_value_t = true,
+        env = "KUBE_PROXY_EBPF_PROTECT_NODE_PORTS",
+        action = clap::ArgAction::Set
+    )]
+    protect_node_ports: bool,
+}
+
+/// One value of `--nodeport-addresses`.
+#[derive(Clone, Copy, Debug)]
+enum NodePortAddress {
+    Primary,
+    In(IpNet),
 }
 
 impl DataPlane {
-    /// The same for the backend.
-    pub(super) fn options(self) -> ebpf::Options {
-        ebpf::Options { cgroup: self.cgroup, pin_dir: self.pins.pin_dir }
+    /// The same for the backend, on the node of this name.
+    pub(super) fn options(self, node: &str) -> ebpf::Options {
+        let ranges: Vec<_> = self
+            .node_port_addresses
+            .iter()
+            .filter_map(|it| if let NodePortAddress::In(range) = it { Some(*range) } else { None })
+            .collect();
+        let node_port_addresses = if self.node_port_addresses.is_empty() {
+            NodePortAddresses::All
+        } else if ranges.len() < self.node_port_addresses.len() {
+            NodePortAddresses::Primary
+        } else {
+            NodePortAddresses::In(ranges)
+        };
+        ebpf::Options {
+            cgroup: self.cgroup,
+            pin_dir: self.pins.pin_dir,
+            socket_slots: self.socket_slots.next_power_of_two(),
+            affinity_clients: self.affinity_clients.next_power_of_two(),
+            node_name: node.to_owned(),
+            node_port_addresses,
+            protect_node_ports: self.protect_node_ports,
+        }
     }
+}
+
+/// Where a node tells how it is.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Reports {
+    /// Where to be asked for health: IP:PORT; 0 or nothing for nowhere
+    ///
+    /// /healthz is for load balancers, /livez and /readyz are for probes, with the bodies and rules of kube-proxy: 503 if
+    /// a change has waited for a minute to be applied, if the programs are not in effect, or (/healthz) if the node is
+    /// about to go. The unspecified address of either family stands for all addresses of both.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "0.0.0.0:10256",
+        env = "KUBE_PROXY_EBPF_HEALTHZ_BIND_ADDRESS",
+        help_heading = "Reports"
+    )]
+    healthz_bind_address: Bind<10256>,
+    /// Where to be asked for metrics: IP:PORT; 0 or nothing for nowhere
+    ///
+    /// /metrics is for Prometheus; /status says how the process stands, /state what it serves (both JSON).
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:10249",
+        env = "KUBE_PROXY_EBPF_METRICS_BIND_ADDRESS",
+        help_heading = "Reports"
+    )]
+    metrics_bind_address: Bind<10249>,
+}
+
+impl Reports {
+    /// Where to be asked for health.
+    pub(super) fn health(&self) -> Option<SocketAddr> {
+        self.healthz_bind_address.0
+    }
+
+    /// Where to be asked for metrics.
+    pub(super) fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics_bind_address.0
+    }
+}
+
+/// Where a brain tells how it is, if it is told to: beside an agent on the same node, kube-proxy's ports are the agent's.
+#[derive(Clone, Debug, Args)]
+pub(super) struct BrainReports {
+    /// Where to be asked for health, if anywhere: IP:PORT
+    ///
+    /// /healthz, /livez and /readyz, as in `run`, but for the data plane.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "0",
+        env = "KUBE_PROXY_EBPF_BRAIN_HEALTHZ_BIND_ADDRESS",
+        help_heading = "Reports"
+    )]
+    healthz_bind_address: Bind<10256>,
+    /// Where to be asked for metrics, if anywhere: IP:PORT
+    ///
+    /// /metrics is for Prometheus; /status says how the process stands, /state what it decided (both JSON).
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "0",
+        env = "KUBE_PROXY_EBPF_BRAIN_METRICS_BIND_ADDRESS",
+        help_heading = "Reports"
+    )]
+    metrics_bind_address: Bind<10249>,
+}
+
+impl Reports {
+    /// Begins to tell. Must be called within a tokio runtime.
+    pub(super) fn serve(&self, admin: &Admin) -> Servers {
+        serve_reports(admin, self.healthz_bind_address, self.metrics_bind_address)
+    }
+}
+
+impl BrainReports {
+    /// Begins to tell. Must be called within a tokio runtime.
+    pub(super) fn serve(&self, admin: &Admin) -> Servers {
+        serve_reports(admin, self.healthz_bind_address, self.metrics_bind_address)
+    }
+}
+
+fn serve_reports(admin: &Admin, healthz: Bind<10256>, metrics: Bind<10249>) -> Servers {
+    let health =
+        healthz.0.map(|address| Endpoint { site: Site::Health, address, flag: "healthz-bind-address" });
+    let metrics =
+        metrics.0.map(|address| Endpoint { site: Site::Metrics, address, flag: "metrics-bind-address" });
+    Servers::start(admin, health.into_iter().chain(metrics))
 }
 
 /// Where the data plane is pinned.
@@ -187,6 +379,17 @@ pub(super) struct Pins {
         value_parser = absolute
     )]
     pub(super) pin_dir: PathBuf,
+}
+
+impl ApiServer {
+    /// The same for the source.
+    pub(super) fn access(&self) -> Access {
+        // An environment variable that is there but empty says nothing.
+        Access {
+            kubeconfig: self.kubeconfig.clone().filter(|it| !it.is_empty()),
+            server: self.kube_api_server.clone().filter(|it| !it.is_empty()),
+        }
+    }
 }
 
 impl Node {
@@ -209,8 +412,8 @@ pub(super) fn source(text: &str) -> Result<Source, String> {
         Some(("file", "")) => Err("file: needs a path, as in file:manifests/".into()),
         Some(("file", path)) => Ok(Source::File(path.into())),
         Some(("api", target)) => target.parse().map(Source::Api).map_err(|it: TargetError| it.to_string()),
-        None if text == "kube" => Err("kube is not in this version yet; use file:PATH or api:TARGET".into()),
-        _ => Err("not a source; use file:PATH or api:TARGET".into()),
+        None if text == "kube" => Ok(Source::Kube),
+        _ => Err("not a source; use kube, file:PATH or api:TARGET".into()),
     }
 }
 
@@ -239,6 +442,16 @@ fn node_name(text: &str) -> Result<String, String> {
         ));
     }
     Ok(text.into())
+}
+
+fn node_port_address(text: &str) -> Result<NodePortAddress, String> {
+    match text {
+        "primary" => Ok(NodePortAddress::Primary),
+        range => range
+            .parse()
+            .map(NodePortAddress::In)
+            .map_err(|_| "neither `primary` nor a range as in 192.0.2.0/24".into()),
+    }
 }
 
 fn absolute(text: &str) -> Result<PathBuf, String> {

@@ -4,20 +4,26 @@
 
 mod agent;
 mod brain;
+mod check;
 mod cleanup;
+mod config;
 mod dump;
 mod flags;
 mod logging;
+mod news;
 mod pipeline;
 mod print;
 mod run;
 mod serving;
 mod signals;
+mod status;
 mod tls;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use config::{CommandLine, Wrong};
 
 const WRONG_USAGE: u8 = 64;
 
@@ -41,26 +47,47 @@ enum Command {
     Brain(brain::Flags),
     Agent(agent::Flags),
     Print(print::Flags),
+    Check(check::Flags),
+    Status(status::Flags),
     Dump(dump::Flags),
     Cleanup(cleanup::Flags),
 }
 
 /// Parses the command line, does what it says, and reports how it went.
 pub(crate) fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => {
+    let line = match CommandLine::parse(std::env::args_os()) {
+        Ok(line) => line,
+        Err(Wrong::Usage(error)) => {
             // The error is help or the version where that was asked for.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(WRONG_USAGE) } else { ExitCode::SUCCESS };
         }
+        Err(Wrong::File(error)) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(WRONG_USAGE);
+        }
     };
-    cli.logging.start();
+    line.cli.logging.start();
+    for it in line.remarks() {
+        tracing::info!("{it}");
+    }
+    if let Some(text) = line.printed() {
+        print!("{text}");
+        return ExitCode::SUCCESS;
+    }
+    let cli = line.cli;
     let result = match cli.command {
         Command::Run(flags) => run::main(flags),
         Command::Brain(flags) => brain::main(&flags),
         Command::Agent(flags) => agent::main(flags),
         Command::Print(flags) => print::main(flags),
+        Command::Check(flags) => match check::main(flags) {
+            Ok(true) => Ok(()),
+            // It has said what is broken.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
+        Command::Status(flags) => status::main(flags),
         Command::Dump(flags) => dump::main(&flags),
         Command::Cleanup(flags) => cleanup::main(&flags),
     };

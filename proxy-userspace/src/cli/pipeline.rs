@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use admin::{Admin, Stage};
 use anyhow::Result;
 use brain::{Brain, Options};
-use model::{facts::Facts as ClusterFacts, state::NodeState};
 use proto::client::Client;
 use publish::{
     AnyNode, Publisher, Subscription, any_node,
@@ -12,16 +12,17 @@ use publish::{
     grpc::{self, Served},
 };
 use source::{
-    Snapshots,
-    api::{ApiSource, Said},
+    Changes,
+    api::ApiSource,
     file::FileSource,
+    kube::{self, KubeSource, Timing},
 };
-use tokio::{
-    sync::watch,
-    time::{MissedTickBehavior, interval},
-};
+use tokio::time::{MissedTickBehavior, interval};
 
-use super::flags::{Facts, Source};
+use super::{
+    flags::{Facts, Source},
+    news::{News, Running},
+};
 
 /// What runs while it is alive.
 pub(super) struct Pipeline {
@@ -36,12 +37,6 @@ pub(super) struct Pipeline {
     options: Options,
 }
 
-/// A source at work.
-enum Running {
-    File(FileSource),
-    Api(ApiSource),
-}
-
 impl Pipeline {
     /// Starts the source. Must be called within a tokio runtime.
     pub(super) fn start(flags: &Facts) -> Result<Self> {
@@ -52,6 +47,13 @@ impl Pipeline {
                 let client = flags.source_tls.client(Client::new(target.clone(), node.as_str()))?;
                 Running::Api(ApiSource::start(client))
             }
+            Source::Kube => Running::Kube(KubeSource::start(&kube::Options {
+                access: flags.api_server.access(),
+                service_proxy_name: flags.selection.options().service_proxy_name,
+                // Node ports are reached at every node's addresses.
+                node: None,
+                timing: Timing::default(),
+            })?),
         };
         let options = flags.selection.options();
         let publisher = Publisher::new(node.as_str());
@@ -59,6 +61,11 @@ impl Pipeline {
         let nodes = AnyNode::new(publisher);
         let cluster = Cluster::new(options.service_proxy_name.as_deref());
         Ok(Self { source, nodes, cluster, states, node, options })
+    }
+
+    /// The node.
+    pub(super) fn node(&self) -> &str {
+        &self.node
     }
 
     /// Follows the node's state.
@@ -76,23 +83,25 @@ impl Pipeline {
     }
 
     /// Publishes the states of the node, and of those that are followed, whenever the facts change; never before the
-    /// source is complete.
-    pub(super) async fn publish(&self) {
+    /// source is complete. How the source stands and what is refused is told to `admin`.
+    pub(super) async fn publish(&self, admin: Option<&Admin>) {
         let mut brain = Brain::new(self.options.clone());
         brain.serve(&self.node);
         let mut said = BTreeSet::new();
-        let mut source = self.source.news();
+        let mut source = self.source.news(admin);
         // Whether the facts are here, by now, and when they were looked at last.
         let (mut is_complete, mut was_complete) = (false, false);
         let mut look = interval(any_node::LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                news = source.next() => match news {
+                news = source.next(admin) => match news {
                     Some(News::Facts(facts)) => {
-                        self.nodes.learn(Arc::clone(&facts));
-                        self.cluster.publish(Known::Facts(Arc::clone(&facts)));
                         brain.update(facts);
+                        is_complete = true;
+                    }
+                    Some(News::Changes(changes)) => {
+                        change(&mut brain, changes);
                         is_complete = true;
                     }
                     Some(News::State(state)) => {
@@ -103,6 +112,7 @@ impl Pipeline {
                     None => return,
                 },
                 asked = self.nodes.asked() => asked.iter().for_each(|it| brain.serve(it)),
+                () = self.cluster.followed() => {}
                 _ = look.tick() => {
                     self.nodes.look().iter().for_each(|it| brain.dismiss(it));
                     continue;
@@ -123,65 +133,43 @@ impl Pipeline {
                     self.nodes.publish(&node, state.clone());
                 }
             }
+            self.nodes.learn(brain.cluster().clone());
+            self.cluster.publish(if self.cluster.is_followed() {
+                Known::Facts(Arc::clone(brain.facts()))
+            } else {
+                // Facts that somebody holds have to be copied before they can change.
+                Known::Nothing
+            });
             let rejected: BTreeSet<_> = brain.rejected().collect();
             for it in rejected.difference(&said) {
                 tracing::warn!("{it}");
+            }
+            if let Some(admin) = admin {
+                admin.rejected(Stage::Brain, rejected.iter().cloned());
             }
             said = rejected;
         }
     }
 }
 
-/// What a source says that is new.
-enum News {
-    Facts(Arc<ClusterFacts>),
-    /// The node's state is decided elsewhere.
-    State(NodeState),
-}
-
-/// What a source says, as it comes: always the newest.
-enum NewsOf {
-    File(Snapshots),
-    Api(watch::Receiver<Option<Said>>),
-}
-
-impl Running {
-    fn news(&self) -> NewsOf {
-        match self {
-            Self::File(it) => NewsOf::File(first(it.snapshots())),
-            Self::Api(it) => NewsOf::Api(first(it.said())),
+/// Tells the brain what has changed.
+fn change(brain: &mut Brain, changes: Changes) {
+    for (name, service) in changes.services {
+        match service {
+            Some(service) => brain.set_service(service),
+            None => brain.delete_service(&name),
         }
     }
-}
-
-/// What is there already is new as well.
-fn first<T>(mut receiver: watch::Receiver<T>) -> watch::Receiver<T> {
-    receiver.mark_changed();
-    receiver
-}
-
-impl NewsOf {
-    /// None if the source has ended. Nothing is lost if it is dropped while it waits.
-    async fn next(&mut self) -> Option<News> {
-        loop {
-            let news = match self {
-                Self::File(snapshots) => {
-                    snapshots.changed().await.ok()?;
-                    let snapshot = snapshots.borrow_and_update();
-                    snapshot.as_ref().map(|it| News::Facts(Arc::clone(&it.facts)))
-                }
-                Self::Api(said) => {
-                    said.changed().await.ok()?;
-                    let said = said.borrow_and_update();
-                    said.clone().map(|it| match it {
-                        Said::Facts(facts) => News::Facts(facts),
-                        Said::State(state) => News::State(state),
-                    })
-                }
-            };
-            if news.is_some() {
-                return news;
-            }
+    for (name, slice) in changes.slices {
+        match slice {
+            Some(slice) => brain.set_slice(slice),
+            None => brain.delete_slice(&name),
+        }
+    }
+    for (name, node) in changes.nodes {
+        match node {
+            Some(node) => brain.set_node(node),
+            None => brain.delete_node(&name),
         }
     }
 }

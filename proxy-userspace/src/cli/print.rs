@@ -28,16 +28,18 @@ use super::{
 /// away is waited for.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// Where Services and their endpoints come from: file:PATH, a manifest or a folder of manifests; or api:TARGET,
-    /// another brain, whose facts are followed while all is decided here
+    /// Where Services and their endpoints come from: file:PATH, a manifest or a folder of manifests; kube, an API server;
+    /// or api:TARGET, another brain, whose facts are followed while all is decided here
     #[arg(
         long,
-        value_name = "file:PATH|api:TARGET",
+        value_name = "kube|file:PATH|api:TARGET",
         env = "KUBE_PROXY_EBPF_SOURCE",
         value_parser = source,
         required_unless_present = "target"
     )]
     source: Option<Source>,
+    #[command(flatten)]
+    api_server: flags::ApiServer,
     #[command(flatten)]
     source_tls: tls::SourceFlags,
     /// The brain to ask instead: unix:///path, tcp://host:port or host:port
@@ -127,12 +129,17 @@ fn once(path: &Path, flags: &Flags) -> Result<()> {
 }
 
 async fn follow_source(source: Source, flags: &Flags) -> Result<()> {
-    let (source_tls, node, selection) =
-        (flags.source_tls.clone(), flags.node.clone(), flags.selection.clone());
-    let pipeline = Pipeline::start(&FactsFlags { source, source_tls, node, selection })?;
+    let facts = FactsFlags {
+        source,
+        api_server: flags.api_server.clone(),
+        source_tls: flags.source_tls.clone(),
+        node: flags.node.clone(),
+        selection: flags.selection.clone(),
+    };
+    let pipeline = Pipeline::start(&facts)?;
     tokio::select! {
         result = print(pipeline.subscribe(), flags) => result.map(drop),
-        () = pipeline.publish() => Ok(()),
+        () = pipeline.publish(None) => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
     }
 }

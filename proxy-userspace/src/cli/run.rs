@@ -1,10 +1,14 @@
 //! `run`: brain and backend in one process.
 
+use std::sync::Arc;
+
+use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use backend::ebpf::Node;
 use clap::Args;
+use publish::grpc::{Counted, Served};
 
-use super::{flags, pipeline::Pipeline, serving::Serving, signals::Signals};
+use super::{config, flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
 /// Serve this node: brain and backend in one process
 ///
@@ -15,11 +19,15 @@ pub(super) struct Flags {
     #[command(flatten)]
     facts: flags::Facts,
     #[command(flatten)]
+    _config: config::ConfigFile,
+    #[command(flatten)]
     data_plane: flags::DataPlane,
     #[command(flatten)]
     listen: flags::Listen,
     #[command(flatten)]
     any_node: flags::AnyNode,
+    #[command(flatten)]
+    reports: flags::Reports,
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
@@ -32,13 +40,19 @@ async fn run(flags: Flags) -> Result<()> {
     // Whatever is wrong with the source or the addresses is found before the kernel is touched.
     let pipeline = Pipeline::start(&flags.facts)?;
     let served = pipeline.served(flags.any_node.serve_any_node);
+    let admin = Admin::new(pipeline.node(), Role::Serves);
+    let counted = Counted::new(served.nodes);
+    admin.watchers(counted.watchers());
+    let served = Served { nodes: Arc::new(counted), ..served };
     let listen = &flags.listen;
     let mut serving = Serving::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
-    let options = flags.data_plane.options();
+    let _reports = flags.reports.serve(&admin);
+    let options = flags.data_plane.options(pipeline.node());
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     let result = tokio::select! {
-        () = backend::follow(node, pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
-        () = pipeline.publish() => Err(anyhow!("the source has ended; the log says why")),
+        () = backend::follow(node, pipeline.subscribe(), &admin) => Err(anyhow!("nothing is published any more")),
+        () = admin.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
+        () = pipeline.publish(Some(&admin)) => Err(anyhow!("the source has ended; the log says why")),
         result = serving.ended() => result,
         () = signals.terminated() => Ok(()),
     };

@@ -11,7 +11,7 @@ use arbitrary::{Result, Unstructured};
 use brain::{Brain, Options, node_state};
 use model::{
     Family, Protocol, ServiceName, Timestamp,
-    facts::{Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort},
+    facts::{Conditions, Endpoint, EndpointSlice, Facts, Node, Service, ServicePort, SliceName, SlicePort},
     state::{self, ClientIpAffinity, NodeState, ServiceKind, TargetPort, TrafficPolicy},
 };
 
@@ -55,9 +55,13 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
                 brain.dismiss(node);
             }
             14 => {
-                // The same facts as a snapshot, as sources hand them over.
-                let facts = Arc::new(brain.facts().clone());
-                brain.update(facts);
+                // Some changes as one snapshot, as sources hand them over.
+                let mut facts = Facts::clone(brain.facts());
+                facts.set_slice(slice(u)?);
+                facts.set_service(service(u)?);
+                facts.delete_service(&service_name(u)?);
+                facts.set_node(node(u)?);
+                brain.update(Arc::new(facts));
             }
             _ => settle(&mut brain, &served, &options),
         }

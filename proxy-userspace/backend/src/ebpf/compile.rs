@@ -4,20 +4,22 @@
 
 use std::{
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    num::NonZeroU16,
 };
 
 use model::{
     Family, Protocol,
-    state::{Scope, ServiceState},
+    state::{Scope, ServicePort, ServiceState, TrafficPolicy},
 };
 
 use model::Rejected;
+use twox_hash::XxHash64;
 
 /// An address that a Service answers at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct FrontendAddress {
-    /// Its IP address and port.
+    /// Its IP address and port; of a node port the unspecified address, which stands for every node's.
     pub address: SocketAddr,
     /// Its transport.
     pub transport: Transport,
@@ -75,6 +77,8 @@ pub(super) enum Claim {
     LoadBalancer,
     /// Its manifest says so.
     External,
+    /// It is a port of every node.
+    NodePort,
 }
 
 impl fmt::Display for Claim {
@@ -83,6 +87,7 @@ impl fmt::Display for Claim {
             Self::Cluster => "cluster IP",
             Self::LoadBalancer => "load balancer IP",
             Self::External => "external IP",
+            Self::NodePort => "node port",
         })
     }
 }
@@ -96,6 +101,12 @@ pub(super) struct Frontend {
     pub(super) claim: Claim,
     /// The position of its set in [`ServiceImage::sets`].
     pub(super) set: usize,
+    /// Seconds after its last connection for which a client keeps its backend; 0 for no affinity.
+    pub(super) affinity: u32,
+    /// Which service port it is: the same for the same names, whenever and wherever.
+    pub(super) service: u64,
+    /// Whether it is left untouched at the addresses of other nodes, which decide for themselves.
+    pub(super) own_addresses_only: bool,
 }
 
 /// One Service, compiled.
@@ -114,14 +125,14 @@ pub(super) struct ServiceImage {
 pub(super) struct SetImage {
     /// The family of all of them.
     pub(super) family: Family,
-    /// The transport of the frontends that use it.
-    pub(super) transport: Transport,
+    /// Whether its backends are listed as members, because clients return to them: those of UDP, and with affinity.
+    pub(super) is_listed: bool,
     /// The backends, sorted, each once.
     pub(super) backends: Vec<SocketAddr>,
 }
 
-/// Compiles a Service: its cluster IPs with the endpoints for inside traffic, its external and load balancer IPs with
-/// those of the short circuit, since whoever has a socket here is inside.
+/// Compiles a Service: its cluster IPs with the endpoints for inside traffic, its node ports, external and load balancer
+/// IPs with those of the short circuit, since whoever has a socket here is inside.
 ///
 /// A port whose set is empty refuses, also where an endpoint on another node could serve it (internal policy Local):
 /// a socket that asks here can only be answered here, and at once is better than never.
@@ -142,6 +153,9 @@ pub(super) fn compile(state: &ServiceState) -> ServiceImage {
     for &ip in &service.external_ips {
         image.add(state, ip, Claim::External, Scope::Cluster);
     }
+    for &ip in &service.cluster_ips {
+        image.add_node_ports(state, Family::of(ip));
+    }
     image
 }
 
@@ -153,27 +167,63 @@ impl ServiceImage {
             self.rejected.push(Rejected { item: format!("{} {claim} {ip}", service.name), reason });
             return;
         }
-        let family = Family::of(ip);
         for (index, port) in service.ports.iter().enumerate() {
-            if port.lost.contains(&ip) {
-                continue;
+            if !port.lost.contains(&ip) {
+                self.add_port(state, (index, port), SocketAddr::new(ip, port.port.get()), claim, scope);
             }
-            let Some(transport) = Transport::of(port.protocol) else { continue };
-            let address = FrontendAddress { address: SocketAddr::new(ip, port.port.get()), transport };
-            if self.frontends.iter().any(|it| it.address == address) {
-                self.rejected.push(Rejected {
-                    item: format!("{} {claim} {address}", service.name),
-                    reason: "this Service names the same address and port before; the first one counts"
-                        .into(),
-                });
-                continue;
-            }
-            let mut backends: Vec<_> = state.targets(index, family, scope).collect();
-            backends.sort_unstable();
-            backends.dedup();
-            let set = self.set(SetImage { family, transport, backends });
-            self.frontends.push(Frontend { address, claim, set });
         }
+    }
+
+    /// Adds the node ports of one family, whichever address they are asked at.
+    fn add_node_ports(&mut self, state: &ServiceState, family: Family) {
+        let any = match family {
+            Family::V4 => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        for (index, port) in state.service.ports.iter().enumerate() {
+            if let Some(number) = port.node_port.map(NonZeroU16::get) {
+                let address = SocketAddr::new(any, number);
+                self.add_port(state, (index, port), address, Claim::NodePort, Scope::Cluster);
+            }
+        }
+    }
+
+    /// Adds one port at one address.
+    fn add_port(
+        &mut self,
+        state: &ServiceState,
+        (index, port): (usize, &ServicePort),
+        address: SocketAddr,
+        claim: Claim,
+        scope: Scope,
+    ) {
+        let service = &state.service;
+        let Some(transport) = Transport::of(port.protocol) else { return };
+        let address = FrontendAddress { address, transport };
+        if self.frontends.iter().any(|it| it.address == address) {
+            self.rejected.push(Rejected {
+                item: format!("{} {claim} {address}", service.name),
+                reason: "this Service names the same address and port before; the first one counts".into(),
+            });
+            return;
+        }
+        let family = Family::of(address.address.ip());
+        let mut backends: Vec<_> = state.targets(index, family, scope).collect();
+        backends.sort_unstable();
+        backends.dedup();
+        let affinity = service.affinity.map_or(0, |it| it.timeout_seconds.get());
+        let is_listed = transport == Transport::Udp || affinity != 0;
+        let set = self.set(SetImage { family, is_listed, backends });
+        let identity = format!("{}:{}/{transport}", service.name, port.name);
+        let own_addresses_only = claim == Claim::NodePort && service.external_policy == TrafficPolicy::Local;
+        self.frontends.push(Frontend {
+            address,
+            claim,
+            set,
+            affinity,
+            service: XxHash64::oneshot(0, identity.as_bytes()),
+            own_addresses_only,
+        });
     }
 
     /// The position of a set, which addresses that lead to the same backends share.

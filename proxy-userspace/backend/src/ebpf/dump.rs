@@ -5,16 +5,16 @@
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
 };
 
 use bytemuck::AnyBitPattern;
 use proxy_common::{
-    net::Be16,
+    net::{Be16, V6},
     tables::{
-        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
-        TCP, UDP,
+        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, LOOPBACK, Member, MemberKey4,
+        MemberKey6, NodePortKey, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, TCP, UDP,
     },
 };
 
@@ -31,6 +31,28 @@ use super::{
 ///
 /// If nothing was ever in force there; a map that is missing or of another layout is named.
 pub fn dump(pin_dir: &Path) -> Result<Vec<String>, Error> {
+    in_force(pin_dir).map(|it| it.lines())
+}
+
+/// An address that the programs lead somewhere.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Led {
+    /// As in `10.96.0.10:80/TCP`.
+    pub frontend: String,
+    /// Where it leads, in ascending order; nowhere: it refuses.
+    pub backends: Vec<SocketAddr>,
+}
+
+/// Reads the generation in force: every address that is led somewhere, in ascending order.
+///
+/// # Errors
+///
+/// As for [`dump`].
+pub fn led(pin_dir: &Path) -> Result<Vec<Led>, Error> {
+    in_force(pin_dir).map(|it| it.led())
+}
+
+fn in_force(pin_dir: &Path) -> Result<Generation, Error> {
     let pins = Pins::new(pin_dir);
     if !kernel::is_filled(&pins) {
         return Err(Error::Nothing(pin_dir.to_path_buf()));
@@ -40,7 +62,7 @@ pub fn dump(pin_dir: &Path) -> Result<Vec<String>, Error> {
         let before = kernel::read_active(&pins)?;
         let generation = Generation::read(&pins, before.0)?;
         if kernel::read_active(&pins)? == before {
-            return Ok(generation.lines());
+            return Ok(generation);
         }
     }
 }
@@ -50,6 +72,7 @@ struct Generation {
     frontends: Vec<(String, Frontend)>,
     backends: Vec<(BackendKey, SocketAddr)>,
     members: Vec<(u32, SocketAddr)>,
+    places: Vec<(IpAddr, Place)>,
 }
 
 impl Generation {
@@ -60,6 +83,16 @@ impl Generation {
         }
         for (key, row) in rows::<FrontendKey6, Frontend>(pins, side, Table::Frontends6)? {
             it.frontends.push((frontend(IpAddr::V6(key.address.into()), key.port, key.protocol), row));
+        }
+        for (key, row) in rows::<NodePortKey, Frontend>(pins, side, Table::NodePorts)? {
+            let any = match key.family {
+                4 => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+                _ => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            it.frontends.push((frontend(any, key.port, key.protocol), row));
+        }
+        for (key, place) in rows::<V6, Place>(pins, side, Table::Places)? {
+            it.places.push((key.into(), place));
         }
         for (key, row) in rows::<BackendKey, Backend4>(pins, side, Table::Backends4)? {
             it.backends.push((key, backend4(&row)));
@@ -76,6 +109,22 @@ impl Generation {
         Ok(it)
     }
 
+    fn led(&self) -> Vec<Led> {
+        let mut sets: HashMap<u32, Vec<(u32, SocketAddr)>> = HashMap::new();
+        for (BackendKey { set, slot }, backend) in &self.backends {
+            sets.entry(*set).or_default().push((*slot, *backend));
+        }
+        let led = self.frontends.iter().map(|(name, row)| {
+            let slots = sets.get(&row.set).into_iter().flatten().filter(|(slot, _)| *slot < row.count);
+            let mut backends: Vec<_> = slots.map(|(_, it)| *it).collect();
+            backends.sort_unstable();
+            Led { frontend: name.clone(), backends }
+        });
+        let mut led: Vec<_> = led.collect();
+        led.sort_unstable();
+        led
+    }
+
     fn lines(&self) -> Vec<String> {
         let mut by_set: HashMap<u32, Vec<&(String, Frontend)>> = HashMap::new();
         for it in &self.frontends {
@@ -85,8 +134,22 @@ impl Generation {
         let mut lines: Vec<String> = self
             .frontends
             .iter()
-            .map(|(name, row)| format!("frontend {name} backends={}", row.count))
+            .map(|(name, row)| {
+                let own_only = row.flags & OWN_ADDRESSES_ONLY != 0;
+                let own_only = if own_only { " own-addresses-only" } else { "" };
+                let affinity = match row.affinity {
+                    0 => String::new(),
+                    seconds => format!(" affinity={seconds}s"),
+                };
+                format!("frontend {name} backends={}{affinity}{own_only}", row.count)
+            })
             .collect();
+        lines.extend(self.places.iter().map(|(address, place)| match *place {
+            OWN => format!("node-address {address} own"),
+            OTHER => format!("node-address {address} other"),
+            LOOPBACK => format!("node-address {address} loopback"),
+            unknown => format!("node-address {address} {unknown}"),
+        }));
         for (BackendKey { set, slot }, backend) in &self.backends {
             let before = lines.len();
             let owners = owners(set).filter(|(_, row)| *slot < row.count);

@@ -5,13 +5,16 @@
 use std::{
     fs::{self, File},
     io::ErrorKind,
-    os::{fd::AsFd, unix::fs::MetadataExt as _},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
     path::{Path, PathBuf},
 };
 
 use aya::{
     Ebpf,
-    programs::{CgroupAttachMode, CgroupSockAddr, links::FdLink},
+    programs::{CgroupAttachMode, CgroupSock, CgroupSockAddr, Program, ProgramFd, links::FdLink},
 };
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
@@ -22,10 +25,21 @@ use super::{
     sys,
 };
 
-/// The hooks, each with a program of its name; those that lead back come before those that lead away, so that no socket
-/// is ever translated that could not be translated back.
-pub(super) const HOOKS: [&str; 8] =
-    ["recvmsg4", "recvmsg6", "getpeername4", "getpeername6", "sendmsg4", "sendmsg6", "connect4", "connect6"];
+/// The hooks, each with a program of its name; those that lead back and clean up come before those that lead away, so that
+/// no socket is ever translated that could not be translated back, or would leave something behind.
+pub(super) const HOOKS: [&str; 11] = [
+    "sock_release",
+    "recvmsg4",
+    "recvmsg6",
+    "getpeername4",
+    "getpeername6",
+    "sendmsg4",
+    "sendmsg6",
+    "connect4",
+    "connect6",
+    "bind4",
+    "bind6",
+];
 
 /// A cgroup to attach to.
 #[derive(Debug)]
@@ -56,6 +70,11 @@ impl Cgroup {
     /// Where it is.
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The open folder.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
     }
 
     /// The cgroup that is at its place now, if that is another one.
@@ -110,7 +129,11 @@ pub(super) fn check(cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
 /// Loads every program, which is when the kernel verifies it. Nothing is attached yet.
 pub(super) fn load(ebpf: &mut Ebpf) -> Result<(), Error> {
     for hook in HOOKS {
-        program(ebpf, hook)?.load().map_err(failed("load", hook))?;
+        match program(ebpf, hook)? {
+            Kind::Address(program) => program.load(),
+            Kind::Socket(program) => program.load(),
+        }
+        .map_err(failed("load", hook))?;
     }
     Ok(())
 }
@@ -138,8 +161,8 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<At
                 return Err(error);
             }
         }
-        let program = program(ebpf, hook)?;
-        pins::replace(&pins.programs().join(hook), |path| program.pin(path).map_err(Error::pin(path)))?;
+        let mut program = program(ebpf, hook)?;
+        pins::replace(&pins.programs().join(hook), |path| program.pin(path))?;
     }
     attached.made = made.len();
     Ok(attached)
@@ -163,7 +186,7 @@ pub(super) fn detach(pins: &Pins) -> Result<(), Error> {
 
 /// Updates the pinned link, or makes one and pins it; true if it was made.
 fn put_in_effect(
-    program: &mut CgroupSockAddr,
+    mut program: Kind<'_>,
     hook: &'static str,
     cgroup: &Cgroup,
     pin: &Path,
@@ -175,7 +198,7 @@ fn put_in_effect(
     }
     match sys::obj_get(pin) {
         Ok(link) if cgroup_of(&link, pin)? == cgroup.id => {
-            let fd = program.fd().map_err(failed("open", hook))?;
+            let fd = program.fd(hook)?;
             return sys::link_update(link.as_fd(), fd.as_fd())
                 .map(|()| false)
                 .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()));
@@ -185,11 +208,7 @@ fn put_in_effect(
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(Error::syscall("BPF_OBJ_GET", pin.display())(error)),
     }
-    // aya makes a link and hands the mode to the kernel as link flags, which refuses any but 0. `Single` is that 0, and
-    // for a link it means "beside others", not alone (aya issue 1078).
-    let id = program.attach(&cgroup.dir, CgroupAttachMode::Single).map_err(failed("attach", hook))?;
-    let link = program.take_link(id).map_err(failed("take the link", hook))?;
-    let link = FdLink::try_from(link).map_err(failed("take the link", hook))?;
+    let link = program.attach(cgroup, hook)?;
     pins::replace(pin, |path| {
         let pinned = link.pin(path).map(drop);
         fault::point("link-unnamed");
@@ -203,9 +222,58 @@ fn cgroup_of(link: &impl AsFd, pin: &Path) -> Result<u64, Error> {
     sys::link_cgroup(link.as_fd()).map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", pin.display()))
 }
 
-fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<&'a mut CgroupSockAddr, Error> {
-    let program = ebpf.program_mut(hook).ok_or_else(|| Error::Incomplete(format!("program {hook}")))?;
-    program.try_into().map_err(failed("use", hook))
+/// A program of either kind that we have; aya has a type for each.
+enum Kind<'a> {
+    /// Sees the address that a system call names.
+    Address(&'a mut CgroupSockAddr),
+    /// Sees a socket.
+    Socket(&'a mut CgroupSock),
+}
+
+impl Kind<'_> {
+    fn fd(&self, hook: &'static str) -> Result<&ProgramFd, Error> {
+        match self {
+            Self::Address(program) => program.fd(),
+            Self::Socket(program) => program.fd(),
+        }
+        .map_err(failed("open", hook))
+    }
+
+    fn pin(&mut self, path: &Path) -> Result<(), Error> {
+        match self {
+            Self::Address(program) => program.pin(path),
+            Self::Socket(program) => program.pin(path),
+        }
+        .map_err(Error::pin(path))
+    }
+
+    /// Makes a link.
+    ///
+    /// aya hands the mode to the kernel as link flags, which refuses any but 0. `Single` is that 0, and for a link it
+    /// means "beside others", not alone (aya issue 1078).
+    fn attach(&mut self, cgroup: &Cgroup, hook: &'static str) -> Result<FdLink, Error> {
+        const MODE: CgroupAttachMode = CgroupAttachMode::Single;
+        match self {
+            Self::Address(program) => {
+                let id = program.attach(&cgroup.dir, MODE).map_err(failed("attach", hook))?;
+                let link = program.take_link(id).map_err(failed("take the link", hook))?;
+                FdLink::try_from(link).map_err(failed("take the link", hook))
+            }
+            Self::Socket(program) => {
+                let id = program.attach(&cgroup.dir, MODE).map_err(failed("attach", hook))?;
+                let link = program.take_link(id).map_err(failed("take the link", hook))?;
+                FdLink::try_from(link).map_err(failed("take the link", hook))
+            }
+        }
+    }
+}
+
+fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<Kind<'a>, Error> {
+    match ebpf.program_mut(hook) {
+        Some(Program::CgroupSockAddr(program)) => Ok(Kind::Address(program)),
+        Some(Program::CgroupSock(program)) => Ok(Kind::Socket(program)),
+        _ => Err(Error::Incomplete(format!("program {hook}"))),
+    }
 }
 
 fn failed<E: std::error::Error + Send + Sync + 'static>(

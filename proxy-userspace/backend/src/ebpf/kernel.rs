@@ -14,11 +14,17 @@ use aya::{
 };
 use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
-use proxy_common::socket::{Connected, Datagrams};
+use proxy_common::{
+    affinity::{Affinity, AffinityKey},
+    socket::{Connected, Datagrams, Slot},
+    tables::Span,
+};
 
 use super::{
     error::Error,
-    fault, object,
+    fault,
+    node::Options,
+    object,
     pins::{self, Pins},
     store::{Side, Store, Table},
     sys,
@@ -28,6 +34,8 @@ use super::{
 const SIDE: u32 = 0;
 /// Where flips are counted in `ACTIVE`, each before it happens; no program reads it.
 const FLIPS: u32 = 1;
+/// Where the spans of both sides are in `ACTIVE`.
+const SPANS: u32 = 2;
 
 /// The maps of one data plane, in the kernel.
 pub(super) struct KernelMaps {
@@ -43,26 +51,51 @@ pub(super) struct KernelMaps {
 
 /// Loads the kernel object on top of the maps that are pinned, and returns it with the maps.
 /// Nothing is attached yet, and nothing that serves is touched.
-pub(super) fn load(pins: &Pins) -> Result<(Ebpf, KernelMaps), Error> {
+pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps), Error> {
     // Map memory counts against this limit before Linux 5.11; where it cannot be raised, the load says so.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-    let pinned = pinned_maps(pins);
+    let slots = size(&pins.socket_map("slots"), options.socket_slots, "sockets have slots")?;
+    let clients =
+        size(&pins.affinity().join("clients"), options.affinity_clients, "clients keep their endpoint")?;
+    let pinned = pinned_maps(pins, slots, clients);
     for map in &pinned {
         map.check()?;
     }
+    let sockets_of_before = pins.socket_map("connected").exists() && !pins.socket_map("slots").exists();
     for table in Table::ALL {
         make_outer(pins, table)?;
     }
     let set_retval = u32::from(
         is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval).unwrap_or(false),
     );
+    let mptcp = u32::from(
+        is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_skc_to_mptcp_sock)
+            .unwrap_or(false),
+    );
+    let slot_mask = slots - 1;
+    let protect_node_ports = u32::from(options.protect_node_ports);
+    // A kernel that does not tell (before 5.14) is taken at its word that we are in the first namespace of all.
+    let host_netns = sys::netns_cookie().unwrap_or(0);
     let mut loader = EbpfLoader::new();
     loader.override_global("SET_RETVAL", &set_retval, true);
+    loader.override_global("MPTCP", &mptcp, true);
+    loader.override_global("SLOT_MASK", &slot_mask, true);
+    loader.override_global("PROTECT_NODE_PORTS", &protect_node_ports, true);
+    loader.override_global("HOST_NETNS", &host_netns, true);
+    loader.map_max_entries("SLOTS", slots);
+    loader.map_max_entries("CLIENTS", clients);
     for map in &pinned {
         loader.map_pin_path(map.name, map.path.clone());
     }
     let mut ebpf = loader.load(object::bytes()?).map_err(|it| Error::Load(Box::new(it)))?;
     let maps = KernelMaps::take(&mut ebpf, pins)?;
+    if sockets_of_before {
+        let overflowed =
+            ebpf.map_mut("OVERFLOWED").ok_or_else(|| Error::Incomplete("map OVERFLOWED".into()))?;
+        let mut overflowed: Array<_, u64> = Array::try_from(overflowed).map_err(Error::map("OVERFLOWED"))?;
+        // There may be sockets that remember in storage what an earlier version led them to.
+        overflowed.set(0, 1, 0).map_err(Error::map("OVERFLOWED"))?;
+    }
     Ok((ebpf, maps))
 }
 
@@ -114,6 +147,10 @@ impl Store for KernelMaps {
         self.outer[table.index()].set(side.word(), &map, 0).map_err(Error::map(table.map()))?;
         self.inner[side.index()][table.index()] = Some(map);
         Ok(())
+    }
+
+    fn set_span(&mut self, side: Side, span: Span) -> Result<(), Error> {
+        self.active.set(SPANS + side.word(), span.word(), 0).map_err(Error::map("ACTIVE"))
     }
 
     fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error> {
@@ -195,7 +232,22 @@ impl std::fmt::Display for Shape {
     }
 }
 
-fn pinned_maps(pins: &Pins) -> Vec<Pinned> {
+/// How many entries a map has that cannot be moved: as many as when it was made.
+fn size(path: &Path, wanted: u32, what: &str) -> Result<u32, Error> {
+    let fd = match sys::obj_get(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(wanted),
+        fd => fd.map_err(Error::syscall("BPF_OBJ_GET", path.display()))?,
+    };
+    let info = MapData::from_fd(fd).and_then(|it| it.info()).map_err(Error::map(path.display()))?;
+    let there = info.max_entries();
+    if there != wanted {
+        tracing::info!("{there} {what}, not {wanted}, until `cleanup` takes them away");
+    }
+    // A foreign map is found out when its shape is checked.
+    Ok(if there.is_power_of_two() { there } else { wanted })
+}
+
+fn pinned_maps(pins: &Pins, slots: u32, clients: u32) -> Vec<Pinned> {
     let word = size_of::<u32>() as u32;
     let shape = |map_type, value_size, max_entries, flags| Shape {
         map_type,
@@ -206,15 +258,41 @@ fn pinned_maps(pins: &Pins) -> Vec<Pinned> {
     };
     let storage = |value: usize| shape(MapType::SkStorage, value as u32, 0, BPF_F_NO_PREALLOC);
     let mut maps = vec![
-        Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 2, 0) },
+        Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 4, 0) },
+        Pinned {
+            name: "SLOTS",
+            path: pins.socket_map("slots"),
+            shape: shape(MapType::Array, size_of::<Slot>() as u32, slots, 0),
+        },
+        Pinned {
+            name: "CLIENTS",
+            path: pins.affinity().join("clients"),
+            shape: Shape {
+                map_type: MapType::LruHash,
+                key_size: size_of::<AffinityKey>() as u32,
+                value_size: size_of::<Affinity>() as u32,
+                max_entries: clients,
+                flags: 0,
+            },
+        },
+        Pinned {
+            name: "CAME",
+            path: pins.affinity().join("came"),
+            shape: shape(MapType::Array, size_of::<u64>() as u32, 1, 0),
+        },
+        Pinned {
+            name: "OVERFLOWED",
+            path: pins.socket_map("overflowed"),
+            shape: shape(MapType::Array, size_of::<u64>() as u32, 1, 0),
+        },
         Pinned {
             name: "CONNECTED",
-            path: pins.sockets().join("connected"),
+            path: pins.socket_map("connected"),
             shape: storage(size_of::<Connected>()),
         },
         Pinned {
             name: "DATAGRAMS",
-            path: pins.sockets().join("datagrams"),
+            path: pins.socket_map("datagrams"),
             shape: storage(size_of::<Datagrams>()),
         },
     ];

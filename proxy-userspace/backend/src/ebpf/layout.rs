@@ -8,19 +8,19 @@ mod rows;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use model::{Family, ServiceName, state::NodeState};
-use proxy_common::tables::{BackendKey, Frontend as Row};
+use proxy_common::tables::{BackendKey, Frontend as Row, OWN_ADDRESSES_ONLY, Place, Span};
 
 use self::rows::{
-    backend_table, delete_frontend, delete_member, frontend_table, member_table, put_backend, put_frontend,
-    put_member,
+    backend_table, delete_frontend, delete_member, delete_place, frontend_table, member_table, put_backend,
+    put_frontend, put_member, put_place,
 };
 use super::{
     changes::Changes,
-    compile::{Claim, Frontend, FrontendAddress, ServiceImage, SetImage, Transport, compile},
+    compile::{Claim, Frontend, FrontendAddress, ServiceImage, SetImage, compile},
     store::Table,
 };
 use model::Rejected;
@@ -33,11 +33,18 @@ pub(super) struct Layout {
     frontends: HashMap<FrontendAddress, Claims>,
     /// The frontends that more than one Service claims.
     contested: BTreeSet<FrontendAddress>,
+    /// The node ports that are laid out, each as often as there are transports and families.
+    node_ports: BTreeMap<u16, usize>,
+    /// Whose the addresses of nodes are.
+    places: Places,
     /// What of single Services is not served.
     rejected: BTreeMap<ServiceName, Vec<Rejected>>,
     ids: Ids,
     rows: [u32; Table::COUNT],
 }
+
+/// Whose the addresses of nodes are.
+pub(super) type Places = BTreeMap<IpAddr, Place>;
 
 /// A Service that is laid out.
 #[derive(Debug, Default)]
@@ -51,7 +58,8 @@ struct Known {
 struct Set {
     id: u32,
     family: Family,
-    transport: Transport,
+    /// Whether its backends are listed as members.
+    is_listed: bool,
     slots: Vec<SocketAddr>,
 }
 
@@ -95,8 +103,8 @@ pub(super) struct Update {
 }
 
 impl Layout {
-    /// Takes the state of the node and returns how the tables change.
-    pub(super) fn update(&mut self, state: &NodeState) -> Update {
+    /// Takes the state of the node, and whose the addresses of nodes are, and returns how the tables change.
+    pub(super) fn update(&mut self, state: &NodeState, places: &Places) -> Update {
         let before = std::mem::replace(&mut self.state, state.clone());
         let (gone, there): (Vec<_>, Vec<_>) =
             state.diff(&before).map(|(name, _, now)| (name, now)).partition(|(_, now)| now.is_none());
@@ -140,10 +148,17 @@ impl Layout {
             let owner = claims.services.first().and_then(|(_, owner)| self.services.get(owner));
             let row = owner.and_then(|owner| row(owner, address));
             writer.frontend(address, claims.row, row);
+            if frontend_table(address) == Table::NodePorts {
+                count(&mut self.node_ports, address.address.port(), claims.row.is_some(), row.is_some());
+            }
             claims.row = row;
             if claims.services.is_empty() {
                 self.frontends.remove(&address);
             }
+        }
+        if *places != self.places {
+            writer.places(&self.places, places);
+            self.places.clone_from(places);
         }
         Update { changes: writer.changes, services }
     }
@@ -152,7 +167,12 @@ impl Layout {
     pub(super) fn whole(&self, table: Table) -> Changes {
         let mut changes = Changes::default();
         match table {
-            Table::Frontends4 | Table::Frontends6 => {
+            Table::Places => {
+                for (address, place) in &self.places {
+                    put_place(&mut changes, *address, *place);
+                }
+            }
+            Table::Frontends4 | Table::Frontends6 | Table::NodePorts => {
                 for (address, claims) in &self.frontends {
                     if let Some(row) = &claims.row
                         && frontend_table(*address) == table
@@ -169,7 +189,7 @@ impl Layout {
                 }
             }
             Table::Members4 | Table::Members6 => {
-                for set in self.sets().filter(|set| member_table(set.transport, set.family) == Some(table)) {
+                for set in self.sets().filter(|set| set.is_listed && member_table(set.family) == table) {
                     for backend in &set.slots {
                         put_member(&mut changes, set.id, *backend);
                     }
@@ -182,6 +202,14 @@ impl Layout {
     /// How many entries a table has.
     pub(super) fn rows(&self, table: Table) -> u32 {
         self.rows[table.index()]
+    }
+
+    /// Between which ports the node ports lie.
+    pub(super) fn span(&self) -> Span {
+        match (self.node_ports.first_key_value(), self.node_ports.last_key_value()) {
+            (Some((&least, _)), Some((&greatest, _))) => Span { least, greatest },
+            _ => Span::NOTHING,
+        }
     }
 
     /// How many Services there are.
@@ -216,9 +244,24 @@ fn row(owner: &Known, address: FrontendAddress) -> Option<Row> {
     Some(Row {
         set: set.id,
         count,
+        flags: if frontend.own_addresses_only { OWN_ADDRESSES_ONLY } else { 0 },
+        affinity: frontend.affinity,
+        service: frontend.service,
         #[cfg(feature = "next-layout")]
         other_layout: u64::MAX,
     })
+}
+
+/// Keeps count of something that is there as often as others say so.
+fn count(counts: &mut BTreeMap<u16, usize>, key: u16, was: bool, is: bool) {
+    match (was, is) {
+        (false, true) => *counts.entry(key).or_default() += 1,
+        (true, false) => match counts.get_mut(&key) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(counts.remove(&key)),
+        },
+        _ => {}
+    }
 }
 
 /// Gathers changes and keeps count of the rows.
@@ -250,7 +293,7 @@ impl Writer<'_> {
             let mut set = kept.unwrap_or_else(|| Set {
                 id: ids.take(),
                 family: image.family,
-                transport: image.transport,
+                is_listed: image.is_listed,
                 slots: Vec::new(),
             });
             self.fill(&mut set, &image.backends);
@@ -320,13 +363,31 @@ impl Writer<'_> {
     }
 
     fn member(&mut self, set: &Set, backend: SocketAddr, present: bool) {
-        let Some(table) = member_table(set.transport, set.family) else { return };
+        if !set.is_listed {
+            return;
+        }
+        let table = member_table(set.family);
         if present {
             self.rows[table.index()] += 1;
             put_member(&mut self.changes, set.id, backend);
         } else {
             self.rows[table.index()] -= 1;
             delete_member(&mut self.changes, set.id, backend);
+        }
+    }
+
+    fn places(&mut self, old: &Places, new: &Places) {
+        for address in old.keys().filter(|it| !new.contains_key(it)) {
+            self.rows[Table::Places.index()] -= 1;
+            delete_place(&mut self.changes, *address);
+        }
+        for (address, place) in new {
+            match old.get(address) {
+                Some(before) if before == place => continue,
+                Some(_) => {}
+                None => self.rows[Table::Places.index()] += 1,
+            }
+            put_place(&mut self.changes, *address, *place);
         }
     }
 

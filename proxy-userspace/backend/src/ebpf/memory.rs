@@ -9,7 +9,11 @@ use std::{
 use proxy_common::{
     decide::Tables,
     net::{Be16, V4, V6},
-    tables::{Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, MemberKey4, MemberKey6},
+    socket::Address,
+    tables::{
+        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, MemberKey4, MemberKey6,
+        NodePortKey, Place, Span,
+    },
 };
 
 use super::{
@@ -26,6 +30,7 @@ pub(super) struct Memory {
     active: Side,
     /// Whether a program that is still running may have begun on a side.
     read: [bool; 2],
+    spans: [Span; 2],
     tables: [[(u32, Rows); Table::COUNT]; 2],
     /// Fails one operation in so many, half done; never if 0.
     pub(super) fails_one_in: u32,
@@ -38,6 +43,7 @@ impl Memory {
         Self {
             active: Side::BOTH[0],
             read: [true; 2],
+            spans: [Span::NOTHING; 2],
             tables: Default::default(),
             fails_one_in: 0,
             random: seed | 1,
@@ -68,12 +74,12 @@ impl Memory {
         let (port, protocol) = (Be16::new(frontend.address.port()), frontend.transport.number());
         let mut backends: Vec<SocketAddr> = match frontend.address.ip() {
             IpAddr::V4(ip) => {
-                let row = Tables::frontend(&V4Side(self), ip.into(), port, protocol)?;
+                let row = find(&V4Side(self), ip.into(), ip.is_unspecified(), port, protocol)?;
                 let slot = |slot| V4Side(self).backend(BackendKey { set: row.set, slot });
                 (0..row.count).map(|it| slot(it).expect("every slot is there")).map(|it| at4(&it)).collect()
             }
             IpAddr::V6(ip) => {
-                let row = Tables::frontend(&V6Side(self), ip.into(), port, protocol)?;
+                let row = find(&V6Side(self), ip.into(), ip.is_unspecified(), port, protocol)?;
                 let slot = |slot| V6Side(self).backend(BackendKey { set: row.set, slot });
                 (0..row.count).map(|it| slot(it).expect("every slot is there")).map(|it| at6(&it)).collect()
             }
@@ -88,18 +94,26 @@ impl Memory {
         let backend_port = Be16::new(backend.port());
         match (frontend.address.ip(), backend.ip()) {
             (IpAddr::V4(ip), IpAddr::V4(to)) => {
-                V4Side(self).frontend(ip.into(), port, protocol).is_some_and(|row| {
+                find(&V4Side(self), ip.into(), ip.is_unspecified(), port, protocol).is_some_and(|row| {
                     V4Side(self)
                         .is_member(row.set, Backend4 { address: to.into(), port: backend_port, zero: 0 })
                 })
             }
             (IpAddr::V6(ip), IpAddr::V6(to)) => {
-                V6Side(self).frontend(ip.into(), port, protocol).is_some_and(|row| {
+                find(&V6Side(self), ip.into(), ip.is_unspecified(), port, protocol).is_some_and(|row| {
                     V6Side(self)
                         .is_member(row.set, Backend6 { address: to.into(), port: backend_port, zero: 0 })
                 })
             }
             _ => false,
+        }
+    }
+
+    /// Whose an address of the active side is.
+    pub(super) fn place(&self, address: IpAddr) -> Option<Place> {
+        match address {
+            IpAddr::V4(ip) => V4Side(self).place(ip.into()),
+            IpAddr::V6(ip) => V6Side(self).place(ip.into()),
         }
     }
 
@@ -111,6 +125,15 @@ impl Memory {
     fn get<V: bytemuck::AnyBitPattern>(&self, table: Table, key: &impl bytemuck::NoUninit) -> Option<V> {
         let (_, rows) = &self.tables[self.active.index()][table.index()];
         rows.get(bytemuck::bytes_of(key)).map(|it| bytemuck::pod_read_unaligned(it))
+    }
+}
+
+/// What a program finds there; the unspecified address stands for a node port.
+fn find<T: Tables>(tables: &T, ip: T::Ip, any: bool, port: Be16, protocol: u8) -> Option<Frontend> {
+    match any {
+        true if tables.may_be_node_port(port) => tables.node_port(port, protocol),
+        true => None,
+        false => tables.frontend(ip, port, protocol),
     }
 }
 
@@ -134,12 +157,34 @@ impl Tables for V4Side<'_> {
         self.0.get(Table::Frontends4, &FrontendKey4 { address, port, protocol, zero: 0 })
     }
 
+    fn may_be_node_port(&self, port: Be16) -> bool {
+        self.0.spans[self.0.active.index()].contains(port)
+    }
+
+    fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
+        self.0.get(Table::NodePorts, &NodePortKey { port, protocol, family: 4 })
+    }
+
+    fn place(&self, address: V4) -> Option<Place> {
+        self.0.get(Table::Places, &address.reached().mapped())
+    }
+
     fn backend(&self, key: BackendKey) -> Option<Backend4> {
         self.0.get(Table::Backends4, &key)
     }
 
     fn is_member(&self, set: u32, backend: Backend4) -> bool {
         self.0.get::<u32>(Table::Members4, &MemberKey4 { set, backend }).is_some()
+    }
+
+    const FAMILY: u32 = 4;
+
+    fn backend_at(&self, address: Address) -> Backend4 {
+        Backend4 { address: address.ip.to_v4().unwrap_or_default(), port: address.port, zero: 0 }
+    }
+
+    fn address_of(&self, backend: Backend4) -> Address {
+        Address::new(backend.address.mapped(), backend.port)
     }
 }
 
@@ -151,12 +196,34 @@ impl Tables for V6Side<'_> {
         self.0.get(Table::Frontends6, &FrontendKey6 { address, port, protocol, zero: 0 })
     }
 
+    fn may_be_node_port(&self, port: Be16) -> bool {
+        self.0.spans[self.0.active.index()].contains(port)
+    }
+
+    fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
+        self.0.get(Table::NodePorts, &NodePortKey { port, protocol, family: 6 })
+    }
+
+    fn place(&self, address: V6) -> Option<Place> {
+        self.0.get(Table::Places, &address.reached())
+    }
+
     fn backend(&self, key: BackendKey) -> Option<Backend6> {
         self.0.get(Table::Backends6, &key)
     }
 
     fn is_member(&self, set: u32, backend: Backend6) -> bool {
         self.0.get::<u32>(Table::Members6, &MemberKey6 { set, backend }).is_some()
+    }
+
+    const FAMILY: u32 = 6;
+
+    fn backend_at(&self, address: Address) -> Backend6 {
+        Backend6 { address: address.ip, port: address.port, zero: 0 }
+    }
+
+    fn address_of(&self, backend: Backend6) -> Address {
+        Address::new(backend.address, backend.port)
     }
 }
 
@@ -191,6 +258,15 @@ impl Store for Memory {
             return Err(refused("replace", table, libc::ENOMEM));
         }
         *self.writable(side, table) = (capacity, Rows::new());
+        Ok(())
+    }
+
+    fn set_span(&mut self, side: Side, span: Span) -> Result<(), Error> {
+        if self.fails_after(0).is_some() {
+            return Err(refused("set_span", Table::NodePorts, libc::ENOMEM));
+        }
+        self.writable(side, Table::NodePorts);
+        self.spans[side.index()] = span;
         Ok(())
     }
 

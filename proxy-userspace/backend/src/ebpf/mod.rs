@@ -1,6 +1,7 @@
 //! The eBPF backend: compiles a state into tables, writes them into the kernel's maps, and keeps the programs attached.
 
 mod changes;
+pub mod check;
 mod compile;
 mod dump;
 mod error;
@@ -8,9 +9,11 @@ mod fault;
 mod hooks;
 mod kernel;
 mod layout;
+mod look;
 mod node;
 mod object;
 mod pins;
+mod places;
 mod plane;
 mod store;
 mod sys;
@@ -18,6 +21,8 @@ mod sys;
 #[cfg(test)]
 mod memory;
 
-pub use dump::dump;
+pub use dump::{Led, dump, led};
 pub use error::Error;
-pub use node::{Cleaned, Node, Options, Report, cleanup};
+pub use look::{Hook, Hooks, Other, look_at};
+pub use node::{Cleaned, Node, Options, Report, TableFill, cleanup};
+pub use places::NodePortAddresses;

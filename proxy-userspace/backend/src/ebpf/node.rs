@@ -1,6 +1,10 @@
 //! The data plane of this node: everything between a state in hand and sockets that obey it.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use aya::Ebpf;
 use model::state::NodeState;
@@ -9,7 +13,9 @@ use super::{
     error::Error,
     hooks::{self, Cgroup},
     kernel::{self, KernelMaps},
+    look::{self, Hooks},
     pins::{PinLock, Pins},
+    places::{NodePortAddresses, places},
     plane::{Applied, Plane},
 };
 use model::Rejected;
@@ -21,6 +27,18 @@ pub struct Options {
     pub cgroup: Option<PathBuf>,
     /// The folder for pins, on a bpf file system.
     pub pin_dir: PathBuf,
+    /// How many connected sockets have a slot to remember their translation in, a power of two; further ones make storage
+    /// of their own, which takes longer.
+    pub socket_slots: u32,
+    /// How many clients of Services with session affinity are remembered, a power of two; who was not heard of longest is
+    /// forgotten first.
+    pub affinity_clients: u32,
+    /// The name of this node's Node object.
+    pub node_name: String,
+    /// Which addresses of a node its node ports are served at.
+    pub node_port_addresses: NodePortAddresses,
+    /// Whether programs on the node are kept from binding a node port.
+    pub protect_node_ports: bool,
 }
 
 /// The data plane of this node. It goes on serving when this value is dropped.
@@ -29,6 +47,10 @@ pub struct Node {
     ebpf: Ebpf,
     cgroup: Cgroup,
     pins: Pins,
+    node_name: String,
+    node_port_addresses: NodePortAddresses,
+    /// The addresses of this host's interfaces.
+    interfaces: BTreeSet<IpAddr>,
     /// Whether the programs are in effect on the cgroup.
     attached: bool,
     /// Whether the maps hold a whole generation of ours.
@@ -47,8 +69,23 @@ pub struct Report {
     pub entries: usize,
     /// Whether another generation is in force than before.
     pub flipped: bool,
+    /// Whether every entry was written, rather than the difference.
+    pub whole: bool,
+    /// How full the tables are.
+    pub tables: Vec<TableFill>,
     /// What is not served, and why.
     pub rejected: Vec<Rejected>,
+}
+
+/// How full a table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableFill {
+    /// Its name, as in pin paths.
+    pub name: &'static str,
+    /// How many entries it has.
+    pub entries: u32,
+    /// How many it has room for before it is replaced by a larger one.
+    pub capacity: u32,
 }
 
 impl Node {
@@ -63,11 +100,27 @@ impl Node {
         let pins = Pins::new(&options.pin_dir);
         let lock = pins.prepare()?;
         hooks::check(&cgroup, &pins)?;
-        let (mut ebpf, maps) = kernel::load(&pins)?;
+        let (mut ebpf, maps) = kernel::load(&pins, options)?;
         hooks::load(&mut ebpf)?;
         let plane = Plane::new(maps)?;
         tracing::info!(cgroup = %cgroup.path().display(), pins = %pins.dir().display(), "ready for the first state");
-        Ok(Self { plane, ebpf, cgroup, pins, attached: false, filled: false, _lock: lock })
+        Ok(Self {
+            plane,
+            ebpf,
+            cgroup,
+            pins,
+            node_name: options.node_name.clone(),
+            node_port_addresses: options.node_port_addresses.clone(),
+            interfaces: BTreeSet::new(),
+            attached: false,
+            filled: false,
+            _lock: lock,
+        })
+    }
+
+    /// Tells which addresses the host's interfaces have; counts from the next [`Node::apply`] on.
+    pub fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.interfaces = addresses;
     }
 
     /// Brings a state into force, at one moment for all sockets that the programs are in effect for; see
@@ -77,13 +130,20 @@ impl Node {
     ///
     /// What was in force stays in force; the next call tries everything again.
     pub fn apply(&mut self, state: &NodeState) -> Result<Report, Error> {
-        let Applied { services, entries, flipped } = self.plane.apply(state)?;
+        let places = places(&state.nodes, &self.node_name, &self.interfaces, &self.node_port_addresses);
+        let Applied { services, entries, flipped, whole } = self.plane.apply(state, &places)?;
         self.filled = true;
         Ok(Report {
             changed_services: services,
             services: self.plane.services(),
             entries,
             flipped,
+            whole,
+            tables: self
+                .plane
+                .fill()
+                .map(|(table, entries, capacity)| TableFill { name: table.name(), entries, capacity })
+                .collect(),
             rejected: self.plane.rejected(),
         })
     }
@@ -134,6 +194,21 @@ impl Node {
             Err(error) => tracing::warn!("maps of another layout are left over: {error}"),
         }
         Ok(())
+    }
+
+    /// Asks the kernel which programs are in effect; `None` before ours are attached.
+    /// Where one of ours is not, the next [`Node::attach`] puts it back.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to tell. Nothing is changed.
+    pub fn look(&mut self) -> Result<Option<Hooks>, Error> {
+        if !self.attached {
+            return Ok(None);
+        }
+        let hooks = look::look(&self.cgroup, &self.pins)?;
+        self.attached = hooks.are_in_effect();
+        Ok(Some(hooks))
     }
 }
 

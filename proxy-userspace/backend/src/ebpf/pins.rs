@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! PIN_DIR/links/connect4 …          links, whatever the version: they are updated, never made anew
-//! PIN_DIR/sockets1/{connected,datagrams}   what sockets remember; the version of proxy_common::socket
-//! PIN_DIR/v1/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
-//! PIN_DIR/v1/side0/frontends4 …     the inner maps
-//! PIN_DIR/v1/programs/connect4 …    the programs
+//! PIN_DIR/sockets1/{slots,connected,…}     what sockets remember; the version of proxy_common::socket
+//! PIN_DIR/affinity1/{clients,came}       which client was given which backend; the version of proxy_common::affinity
+//! PIN_DIR/v2/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
+//! PIN_DIR/v2/side0/frontends4 …     the inner maps
+//! PIN_DIR/v2/programs/connect4 …    the programs
 //! ```
 //!
 //! The one rule: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.
@@ -14,6 +15,8 @@ use std::{
     fs::{self, File},
     io::{self, ErrorKind},
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use nix::{
@@ -21,7 +24,7 @@ use nix::{
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
-use proxy_common::{LAYOUT_VERSION, SOCKETS_VERSION};
+use proxy_common::{AFFINITY_VERSION, LAYOUT_VERSION, SOCKETS_VERSION};
 
 use super::{
     error::Error,
@@ -56,13 +59,7 @@ impl Pins {
 
     /// Makes the folders, mounting a bpf file system at its usual place if there is none, and keeps others out.
     pub(super) fn prepare(&self) -> Result<PinLock, Error> {
-        if self.dir.components().any(|it| it.as_os_str().as_encoded_bytes().contains(&b'.')) {
-            return Err(Error::DottedPinDir(self.dir.clone()));
-        }
-        if !is_bpffs(&self.dir)? {
-            if !self.dir.starts_with(BPFFS) {
-                return Err(Error::NotBpffs(self.dir.clone()));
-            }
+        if !self.place()? {
             match mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>) {
                 // It would take CAP_SYS_ADMIN, which nothing else needs.
                 Err(nix::Error::EPERM | nix::Error::EACCES) => return Err(Error::NotBpffs(self.dir.clone())),
@@ -74,6 +71,7 @@ impl Pins {
         let lock = self.lock()?;
         create_dir(&self.links())?;
         create_dir(&self.sockets())?;
+        create_dir(&self.affinity())?;
         create_dir(&self.programs())?;
         for side in Side::BOTH {
             create_dir(&self.side(side))?;
@@ -87,7 +85,12 @@ impl Pins {
             return Err(Error::NotBpffs(self.dir.clone()));
         }
         let dir = File::open(&self.dir).map_err(Error::syscall("open", self.dir.display()))?;
-        match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
+        let lock = Flock::lock(dir, FlockArg::LockExclusiveNonblock).or_else(|(dir, _)| {
+            // `check` may be looking whether somebody holds it.
+            thread::sleep(Duration::from_millis(20));
+            Flock::lock(dir, FlockArg::LockExclusiveNonblock)
+        });
+        match lock {
             Ok(lock) => Ok(PinLock { _lock: lock }),
             Err((_, nix::Error::EWOULDBLOCK)) => Err(Error::Locked(self.dir.clone())),
             Err((_, errno)) => Err(Error::errno("flock", self.dir.display())(errno)),
@@ -107,6 +110,16 @@ impl Pins {
     /// The folder of what sockets remember.
     pub(super) fn sockets(&self) -> PathBuf {
         self.dir.join(format!("sockets{SOCKETS_VERSION}"))
+    }
+
+    /// The folder of which client was given which backend.
+    pub(super) fn affinity(&self) -> PathBuf {
+        self.dir.join(format!("affinity{AFFINITY_VERSION}"))
+    }
+
+    /// A map of what sockets remember.
+    pub(super) fn socket_map(&self, name: &str) -> PathBuf {
+        self.sockets().join(name)
     }
 
     /// The folder of this version's programs.
@@ -133,9 +146,29 @@ impl Pins {
         self.layout().join(format!("side{side}"))
     }
 
+    /// Whether the folder lies, or would lie, on a bpf file system; if not, one can be mounted where it would.
+    ///
+    /// # Errors
+    ///
+    /// If nothing can be pinned there, now or then.
+    pub(super) fn place(&self) -> Result<bool, Error> {
+        if self.dir.components().any(|it| it.as_os_str().as_encoded_bytes().contains(&b'.')) {
+            return Err(Error::DottedPinDir(self.dir.clone()));
+        }
+        if is_bpffs(&self.dir)? {
+            return Ok(true);
+        }
+        if self.dir.starts_with(BPFFS) { Ok(false) } else { Err(Error::NotBpffs(self.dir.clone())) }
+    }
+
     /// Whether there is anything at all.
     pub(super) fn is_present(&self) -> bool {
         self.dir.exists()
+    }
+
+    /// Whether nothing is in the folder, or it is not there.
+    pub(super) fn is_empty(&self) -> bool {
+        read_dir(&self.dir).is_ok_and(|it| it.is_empty())
     }
 
     /// Removes what this program pins, of any version, and returns what was found beside it and left alone.
@@ -148,7 +181,7 @@ impl Pins {
             let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let numbered =
                 |prefix| name.strip_prefix(prefix).is_some_and(|it: &str| it.parse::<u32>().is_ok());
-            if numbered("v") || numbered("sockets") {
+            if numbered("v") || numbered("sockets") || numbered("affinity") {
                 remove_tree(&folder)?;
             }
         }
@@ -159,16 +192,18 @@ impl Pins {
 
     /// Takes away the tables of other versions. To be called when no link leads to their programs any more.
     pub(super) fn remove_other_layouts(&self) -> Result<Vec<String>, Error> {
-        let mut removed = Vec::new();
-        for entry in read_dir(&self.dir)? {
-            let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let is_layout = name.strip_prefix('v').is_some_and(|it| it.parse::<u32>().is_ok());
-            if is_layout && entry != self.layout() {
-                remove_tree(&entry)?;
-                removed.push(name);
-            }
+        let others = self.other_layouts()?;
+        for name in &others {
+            remove_tree(&self.dir.join(name))?;
         }
-        Ok(removed)
+        Ok(others)
+    }
+
+    /// The tables of other versions, by the names of their folders.
+    pub(super) fn other_layouts(&self) -> Result<Vec<String>, Error> {
+        let names = read_dir(&self.dir)?.into_iter().filter(|it| *it != self.layout());
+        let names = names.map(|it| it.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        Ok(names.filter(|it| it.strip_prefix('v').is_some_and(|it| it.parse::<u32>().is_ok())).collect())
     }
 }
 

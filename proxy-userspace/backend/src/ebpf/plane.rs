@@ -10,7 +10,7 @@ use super::{
     changes::Changes,
     error::Error,
     fault,
-    layout::{Layout, Update},
+    layout::{Layout, Places, Update},
     store::{Side, Store, Table},
 };
 use model::Rejected;
@@ -56,6 +56,8 @@ pub(super) struct Applied {
     pub entries: usize,
     /// Whether the active side is another one than before.
     pub flipped: bool,
+    /// Whether the side was written anew, rather than brought up by the difference.
+    pub whole: bool,
 }
 
 impl<S: Store> Plane<S> {
@@ -74,15 +76,15 @@ impl<S: Store> Plane<S> {
         })
     }
 
-    /// Makes `state` what every program sees from now on.
+    /// Makes `state` what every program sees from now on, with node ports at the addresses in `places`.
     ///
     /// # Errors
     ///
     /// The generation that was active goes on serving; the next apply writes the spare side anew.
-    pub(super) fn apply(&mut self, state: &NodeState) -> Result<Applied, Error> {
+    pub(super) fn apply(&mut self, state: &NodeState, places: &Places) -> Result<Applied, Error> {
         // Ready the spare side for the difference: it may still lack the one before.
         self.settle()?;
-        let Update { changes, services } = self.layout.update(state);
+        let Update { changes, services } = self.layout.update(state, places);
         let spare = self.active.other();
         if !changes.is_empty() {
             for side in Side::BOTH {
@@ -95,15 +97,16 @@ impl<S: Store> Plane<S> {
             self.last = changes;
         }
         if self.sides[self.active.index()].standing == Standing::Equal {
-            return Ok(Applied { services, entries: 0, flipped: false });
+            return Ok(Applied { services, ..Applied::default() });
         }
+        let whole = self.sides[spare.index()].standing == Standing::Unknown;
         let entries = self.bring_up(spare)?;
         fault::point("filled-not-flipped");
         self.store.activate(spare)?;
         self.active = spare;
         self.quiet = false;
         fault::point("flipped-before-grace");
-        Ok(Applied { services, entries, flipped: true })
+        Ok(Applied { services, entries, flipped: true, whole })
     }
 
     /// Waits until nobody reads the retired side any more, and brings it to where the active one is.
@@ -133,6 +136,12 @@ impl<S: Store> Plane<S> {
         self.layout.services()
     }
 
+    /// How full each table of the active side is: entries, and room for them.
+    pub(super) fn fill(&self) -> impl Iterator<Item = (Table, u32, u32)> {
+        let known = &self.sides[self.active.index()];
+        Table::ALL.into_iter().map(|it| (it, self.layout.rows(it), known.capacity[it.index()]))
+    }
+
     /// Makes a side equal to the layout; returns how many entries were written. Nobody reads that side.
     fn bring_up(&mut self, side: Side) -> Result<usize, Error> {
         let known = &mut self.sides[side.index()];
@@ -143,6 +152,7 @@ impl<S: Store> Plane<S> {
         // Until it is done, it is not known what is there.
         known.standing = Standing::Unknown;
         let mut entries = 0;
+        self.store.set_span(side, self.layout.span())?;
         for table in Table::ALL {
             let need = self.layout.rows(table);
             let grow = need > known.capacity[table.index()];

@@ -2,8 +2,12 @@
 
 use std::fmt;
 
-use proxy_common::tables::{
-    Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
+use proxy_common::{
+    net::V6,
+    tables::{
+        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
+        NodePortKey, Place, Span,
+    },
 };
 
 use super::error::Error;
@@ -51,6 +55,10 @@ pub(super) enum Table {
     Frontends4,
     /// [`FrontendKey6`] to [`Frontend`].
     Frontends6,
+    /// [`NodePortKey`] to [`Frontend`].
+    NodePorts,
+    /// An address, v4 ones v4-mapped, to its [`Place`].
+    Places,
     /// [`BackendKey`] to [`Backend4`].
     Backends4,
     /// [`BackendKey`] to [`Backend6`].
@@ -63,11 +71,13 @@ pub(super) enum Table {
 
 impl Table {
     /// How many tables a side has.
-    pub(super) const COUNT: usize = 6;
+    pub(super) const COUNT: usize = 8;
     /// All of them; a table's position is its [`Table::index`].
     pub(super) const ALL: [Self; Self::COUNT] = [
         Self::Frontends4,
         Self::Frontends6,
+        Self::NodePorts,
+        Self::Places,
         Self::Backends4,
         Self::Backends6,
         Self::Members4,
@@ -84,6 +94,8 @@ impl Table {
         match self {
             Self::Frontends4 => "frontends4",
             Self::Frontends6 => "frontends6",
+            Self::NodePorts => "node_ports",
+            Self::Places => "places",
             Self::Backends4 => "backends4",
             Self::Backends6 => "backends6",
             Self::Members4 => "members4",
@@ -96,6 +108,8 @@ impl Table {
         match self {
             Self::Frontends4 => "FRONTENDS4",
             Self::Frontends6 => "FRONTENDS6",
+            Self::NodePorts => "NODE_PORTS",
+            Self::Places => "PLACES",
             Self::Backends4 => "BACKENDS4",
             Self::Backends6 => "BACKENDS6",
             Self::Members4 => "MEMBERS4",
@@ -108,6 +122,8 @@ impl Table {
         match self {
             Self::Frontends4 => size_of::<FrontendKey4>(),
             Self::Frontends6 => size_of::<FrontendKey6>(),
+            Self::NodePorts => size_of::<NodePortKey>(),
+            Self::Places => size_of::<V6>(),
             Self::Backends4 | Self::Backends6 => size_of::<BackendKey>(),
             Self::Members4 => size_of::<MemberKey4>(),
             Self::Members6 => size_of::<MemberKey6>(),
@@ -117,7 +133,8 @@ impl Table {
     /// The size of a value in bytes.
     pub(super) fn value_size(self) -> usize {
         match self {
-            Self::Frontends4 | Self::Frontends6 => size_of::<Frontend>(),
+            Self::Frontends4 | Self::Frontends6 | Self::NodePorts => size_of::<Frontend>(),
+            Self::Places => size_of::<Place>(),
             Self::Backends4 => size_of::<Backend4>(),
             Self::Backends6 => size_of::<Backend6>(),
             Self::Members4 | Self::Members6 => size_of::<Member>(),
@@ -144,6 +161,9 @@ pub(super) trait Store {
 
     /// Puts an empty map for at least `capacity` entries in the place of a side's map.
     fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), Error>;
+
+    /// Says between which ports the node ports of a side lie.
+    fn set_span(&mut self, side: Side, span: Span) -> Result<(), Error>;
 
     /// Writes entries, new ones and changed ones; keys and values lie one after the other.
     fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error>;

@@ -1,4 +1,4 @@
-//! Raw bpf(2): the few commands that aya 0.14 has no call for. The only `unsafe` of user space.
+//! Raw bpf(2): the few commands that aya 0.14 has no call for, and one socket option that nobody has. The only `unsafe` of user space.
 //!
 //! The one rule: every buffer handed to the kernel is as long as the kernel will read or write, checked here.
 
@@ -10,6 +10,7 @@
 use std::{
     ffi::CString,
     io,
+    net::{Ipv4Addr, UdpSocket},
     os::{
         fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::ffi::OsStrExt as _,
@@ -17,7 +18,9 @@ use std::{
     path::Path,
 };
 
-use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_link_info, bpf_map_type};
+use aya_obj::generated::{
+    BPF_F_QUERY_EFFECTIVE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_type,
+};
 
 /// Calls bpf(2).
 ///
@@ -97,6 +100,17 @@ pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Asks which cgroup a link is attached to: its id, which is its inode number, or 0 once the cgroup is gone.
 pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
+    let info = link_info(link)?;
+    // SAFETY: a link of another kind leaves zeroes or other integers here; both are values.
+    Ok(unsafe { info.__bindgen_anon_1.cgroup.cgroup_id })
+}
+
+/// Asks which program is under a link: its id.
+pub(super) fn link_program(link: BorrowedFd<'_>) -> io::Result<u32> {
+    Ok(link_info(link)?.prog_id)
+}
+
+fn link_info(link: BorrowedFd<'_>) -> io::Result<bpf_link_info> {
     // SAFETY: a struct of integers: all zeroes is a value of it.
     let mut info: bpf_link_info = unsafe { std::mem::zeroed() };
     let mut attr = attr();
@@ -105,8 +119,50 @@ pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
     attr.info.info = std::ptr::from_mut(&mut info) as u64;
     // SAFETY: `info` is valid for the length given, and outlives the call.
     unsafe { bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
-    // SAFETY: a link of another kind leaves zeroes or other integers here; both are values.
-    Ok(unsafe { info.__bindgen_anon_1.cgroup.cgroup_id })
+    Ok(info)
+}
+
+/// Asks which programs run at a hook of a cgroup, its own and those of the cgroups above it: their ids, in order.
+pub(super) fn programs_in_effect(cgroup: BorrowedFd<'_>, hook: bpf_attach_type) -> io::Result<Vec<u32>> {
+    // The kernel has room for 64 (BPF_CGROUP_MAX_PROGS) of one cgroup; those above it can have as many each.
+    let mut ids = vec![0_u32; 64];
+    loop {
+        let mut attr = attr();
+        // SAFETY: this member of the union is the one that the command reads; writing integers needs no old value.
+        let query = unsafe { &mut attr.query };
+        query.__bindgen_anon_1.target_fd = fd(cgroup);
+        query.attach_type = hook as u32;
+        query.query_flags = BPF_F_QUERY_EFFECTIVE;
+        query.prog_ids = ids.as_mut_ptr() as u64;
+        query.__bindgen_anon_2.prog_cnt = u32::try_from(ids.len()).map_err(io::Error::other)?;
+        // SAFETY: the kernel writes at most `prog_cnt` ids, for which there is room.
+        let result = unsafe { bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr) };
+        // SAFETY: the field the kernel wrote; an integer.
+        let count = unsafe { attr.query.__bindgen_anon_2.prog_cnt } as usize;
+        match result {
+            Ok(_) => {
+                ids.truncate(count);
+                return Ok(ids);
+            }
+            // There are more of them, and the kernel has said how many.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && count > ids.len() => {
+                ids.resize(count, 0);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The cookie of the network namespace that the calling thread is in (Linux 5.14).
+pub(super) fn netns_cookie() -> io::Result<u64> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_NETNS_COOKIE);
+    let to = std::ptr::from_mut(&mut cookie).cast();
+    // SAFETY: the kernel writes at most `length` bytes to `cookie`, which has that many.
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, to, &mut length) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
 /// The sizes of one entry of a map, in bytes.

@@ -17,7 +17,7 @@ use super::{
     facts_changes::{FactsChanges, Selection},
     peer::Peer,
 };
-use crate::cluster::{ClusterSubscription, Known};
+use crate::cluster::{ClusterFollower, ClusterSubscription, Known};
 
 pub(super) struct GlobalWatch {
     pub(super) cluster: ClusterSubscription,
@@ -30,7 +30,7 @@ impl Sets for GlobalWatch {
     async fn watch(&self, request: Request<Streaming<GlobalWatchReq>>) -> Result<Response<Items>, Status> {
         Peer::of(&request)?.may_all()?;
         let view = Global {
-            cluster: self.cluster.clone(),
+            cluster: self.cluster.follow(),
             additions: Additions::default(),
             has_asked: false,
             sent: None,
@@ -41,7 +41,7 @@ impl Sets for GlobalWatch {
 
 /// The facts.
 struct Global {
-    cluster: ClusterSubscription,
+    cluster: ClusterFollower,
     additions: Additions,
     has_asked: bool,
     /// What the client has.

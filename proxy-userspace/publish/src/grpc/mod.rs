@@ -68,6 +68,35 @@ pub enum Refusal {
     Ending,
 }
 
+/// Counts who follows nodes.
+pub struct Counted {
+    nodes: Arc<dyn Nodes>,
+    watchers: Watchers,
+}
+
+/// Who follows, without a name: each holds a copy.
+pub(crate) type Watchers = Arc<()>;
+
+impl Counted {
+    /// Counts who follows these.
+    pub fn new(nodes: Arc<dyn Nodes>) -> Self {
+        Self { nodes, watchers: Watchers::default() }
+    }
+
+    /// How many follow at the time it is asked.
+    pub fn watchers(&self) -> impl Fn() -> usize + Send + Sync + 'static {
+        let watchers = Arc::downgrade(&self.watchers);
+        // One of them is ours.
+        move || watchers.strong_count().saturating_sub(1)
+    }
+}
+
+impl Nodes for Counted {
+    fn follow(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, Refusal> {
+        Ok(self.nodes.follow(node, seen)?.counted(Arc::clone(&self.watchers)))
+    }
+}
+
 impl Refusal {
     fn status(&self, node: &str) -> Status {
         let message = format!("node {:?}: {self}", node.chars().take(80).collect::<String>());

@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use model::{
-    facts::{Facts, Node},
-    state::NodeState,
-};
+use model::state::{Node, NodeState};
 use publish::{AnyNode, Publisher, Refusal, grpc::Nodes};
 use tokio::time::timeout;
 
@@ -104,9 +101,7 @@ async fn a_node_that_nobody_follows_is_let_go_of_at_the_second_look() {
 async fn strangers_are_bounded_and_nodes_of_the_cluster_are_not() {
     let nodes = AnyNode::new(Publisher::new("n1"));
     let asking = nodes.asking();
-    let mut facts = Facts::default();
-    facts.set_node(Node { name: "known".into(), zone: None, info: Default::default() });
-    nodes.learn(facts.into());
+    nodes.learn([("known".into(), Node::default())].into_iter().collect());
     let follow = |it: &str| asking.follow(it, (0, 0)).map(drop);
     for it in 0..5_000 {
         follow(&format!("stranger-{it}")).unwrap();

@@ -2,34 +2,34 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::{api::discovery::v1, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff};
+use k8s_openapi::jiff;
 use model::{
     Family, ServiceName, Timestamp,
     facts::{self, Conditions, SliceName, SlicePort},
 };
 
 use super::{
-    Converted, label, label_of, names_of,
+    Converted, label_of, names_of,
+    objects::{self, Hint, Metadata},
     refuse::{Refuse, shown},
     timestamp,
 };
 
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-const HEADLESS: &str = "service.kubernetes.io/headless";
 
 /// Reads an EndpointSlice.
 ///
 /// There is no object if the slice lists names (`FQDN`) or no label says to which Service it belongs.
-pub fn endpoint_slice(slice: &v1::EndpointSlice) -> Converted<facts::EndpointSlice> {
+pub fn endpoint_slice(slice: &objects::EndpointSlice) -> Converted<facts::EndpointSlice> {
     let mut refuse = Refuse::new(label_of("EndpointSlice", &slice.metadata));
     let object = read(slice, &mut refuse);
     Converted { object, rejected: refuse.into_rejected() }
 }
 
-fn read(slice: &v1::EndpointSlice, refuse: &mut Refuse) -> Option<facts::EndpointSlice> {
+fn read(slice: &objects::EndpointSlice, refuse: &mut Refuse) -> Option<facts::EndpointSlice> {
     let meta = &slice.metadata;
-    let family = match slice.address_type.as_str() {
+    let family = match slice.address_type.as_deref().unwrap_or("") {
         "IPv4" => Family::V4,
         "IPv6" => Family::V6,
         "FQDN" => return None,
@@ -38,7 +38,8 @@ fn read(slice: &v1::EndpointSlice, refuse: &mut Refuse) -> Option<facts::Endpoin
             return None;
         }
     };
-    let service = label(meta, SERVICE_NAME).filter(|it| !it.is_empty())?;
+    let labels = meta.labels.as_ref()?;
+    let service = labels.service_name.as_deref().filter(|it| !it.is_empty())?;
     let (namespace, name) = names_of(meta, refuse)?;
     let service = refuse.name(format_args!("metadata.labels[{SERVICE_NAME}]"), service)?;
     let ports = slice.ports.iter().flatten().enumerate();
@@ -46,7 +47,7 @@ fn read(slice: &v1::EndpointSlice, refuse: &mut Refuse) -> Option<facts::Endpoin
     Some(facts::EndpointSlice {
         service: ServiceName { namespace: namespace.clone(), name: service },
         name: SliceName { namespace, name },
-        headless: label(meta, HEADLESS).is_some(),
+        headless: labels.headless.is_some(),
         family,
         ports: ports.filter_map(|(index, it)| port(index, it, refuse)).collect(),
         endpoints: endpoints.filter_map(|(index, it)| endpoint(index, it, family, refuse)).collect(),
@@ -54,8 +55,8 @@ fn read(slice: &v1::EndpointSlice, refuse: &mut Refuse) -> Option<facts::Endpoin
     })
 }
 
-fn trigger_time(meta: &ObjectMeta, refuse: &mut Refuse) -> Option<Timestamp> {
-    let text = meta.annotations.as_ref()?.get(TRIGGER_TIME).filter(|it| !it.is_empty())?;
+fn trigger_time(meta: &Metadata, refuse: &mut Refuse) -> Option<Timestamp> {
+    let text = meta.annotations.as_ref()?.last_change_trigger_time.as_deref().filter(|it| !it.is_empty())?;
     match text.parse::<jiff::Timestamp>() {
         Ok(time) => Some(timestamp(time)),
         Err(_) => {
@@ -67,7 +68,7 @@ fn trigger_time(meta: &ObjectMeta, refuse: &mut Refuse) -> Option<Timestamp> {
 }
 
 /// A port without a number stands for all ports: it is no target, and nothing is wrong with it.
-fn port(index: usize, port: &v1::EndpointPort, refuse: &mut Refuse) -> Option<SlicePort> {
+fn port(index: usize, port: &objects::EndpointPort, refuse: &mut Refuse) -> Option<SlicePort> {
     let number = port.port?;
     Some(SlicePort {
         name: port.name.clone().unwrap_or_default(),
@@ -78,12 +79,12 @@ fn port(index: usize, port: &v1::EndpointPort, refuse: &mut Refuse) -> Option<Sl
 
 fn endpoint(
     index: usize,
-    endpoint: &v1::Endpoint,
+    endpoint: &objects::Endpoint,
     family: Family,
     refuse: &mut Refuse,
 ) -> Option<facts::Endpoint> {
     let field = format!("endpoints[{index}].addresses[0]");
-    let Some(text) = endpoint.addresses.first() else {
+    let Some(text) = endpoint.addresses.as_deref().and_then(<[_]>::first) else {
         refuse.push(field, "there is no address; write one");
         return None;
     };
@@ -107,15 +108,15 @@ fn endpoint(
         node: endpoint.node_name.as_deref().filter(|it| !it.is_empty()).map(Arc::from),
         pod: pod.and_then(|it| refuse.name(format_args!("endpoints[{index}].targetRef.name"), it)),
         hostname: endpoint.hostname.clone().unwrap_or_default(),
-        node_hints: names(hints.and_then(|it| it.for_nodes.as_deref()), |it| &it.name),
-        zone_hints: names(hints.and_then(|it| it.for_zones.as_deref()), |it| &it.name),
+        node_hints: names(hints.and_then(|it| it.for_nodes.as_deref())),
+        zone_hints: names(hints.and_then(|it| it.for_zones.as_deref())),
     })
 }
 
 /// The names in a list of hints, sorted.
-fn names<T>(hints: Option<&[T]>, name: impl Fn(&T) -> &String) -> Vec<Arc<str>> {
+fn names(hints: Option<&[Hint]>) -> Vec<Arc<str>> {
     let mut names: Vec<Arc<str>> =
-        hints.iter().copied().flatten().map(|it| name(it).as_str().into()).collect();
+        hints.unwrap_or_default().iter().map(|it| it.name.as_str().into()).collect();
     names.sort();
     names
 }

@@ -6,17 +6,20 @@
 
 mod endpoint_slice;
 mod node;
+pub mod objects;
 mod refuse;
 mod service;
 
 use std::sync::Arc;
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff};
+use k8s_openapi::jiff;
 use model::{Timestamp, facts::Rejected};
 
 pub use endpoint_slice::endpoint_slice;
 pub use node::node;
 pub use service::service;
+
+use objects::Metadata;
 
 /// An object that has been read, and what of it was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +34,7 @@ pub struct Converted<T> {
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// How an object is called in messages: `Service default/web`.
-fn label_of(kind: &str, meta: &ObjectMeta) -> String {
+fn label_of(kind: &str, meta: &Metadata) -> String {
     let name = refuse::short(meta.name.as_deref().unwrap_or(""));
     match meta.namespace.as_deref() {
         _ if kind == "Node" => format!("{kind} {name}"),
@@ -41,7 +44,7 @@ fn label_of(kind: &str, meta: &ObjectMeta) -> String {
 }
 
 /// Namespace and name of an object, if both can be part of a path.
-fn names_of(meta: &ObjectMeta, refuse: &mut refuse::Refuse) -> Option<(Arc<str>, Arc<str>)> {
+fn names_of(meta: &Metadata, refuse: &mut refuse::Refuse) -> Option<(Arc<str>, Arc<str>)> {
     let name = refuse.name("metadata.name", meta.name.as_deref().unwrap_or(""))?;
     let namespace = match meta.namespace.as_deref() {
         None | Some("") => DEFAULT_NAMESPACE,
@@ -53,11 +56,6 @@ fn names_of(meta: &ObjectMeta, refuse: &mut refuse::Refuse) -> Option<(Arc<str>,
 /// A moment, to the microsecond.
 fn timestamp(time: jiff::Timestamp) -> Timestamp {
     Timestamp::from_micros(time.as_microsecond())
-}
-
-/// A label's value.
-fn label<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
-    meta.labels.as_ref()?.get(key).map(String::as_str)
 }
 
 #[cfg(test)]

@@ -3,23 +3,22 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1;
 use model::{facts, state};
 
-use super::{Converted, label, label_of, refuse::Refuse};
+use super::{Converted, label_of, objects, refuse::Refuse};
 
-const ZONE: &str = "topology.kubernetes.io/zone";
 /// The taint of a node that the cluster autoscaler takes away.
 const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// Reads a Node.
-pub fn node(node: &v1::Node) -> Converted<facts::Node> {
+pub fn node(node: &objects::Node) -> Converted<facts::Node> {
     let meta = &node.metadata;
+    let zone = meta.labels.as_ref().and_then(|it| it.zone.as_deref());
     let mut refuse = Refuse::new(label_of("Node", meta));
     let name = refuse.name("metadata.name", meta.name.as_deref().unwrap_or(""));
     let object = name.map(|name| facts::Node {
         name,
-        zone: label(meta, ZONE).filter(|zone| !zone.is_empty()).map(Into::into),
+        zone: zone.filter(|zone| !zone.is_empty()).map(Into::into),
         info: state::Node {
             addresses: addresses(node, &mut refuse),
             pod_cidrs: pod_cidrs(node, &mut refuse),
@@ -30,18 +29,21 @@ pub fn node(node: &v1::Node) -> Converted<facts::Node> {
 }
 
 /// Names are for people and for DNS; traffic comes to addresses.
-fn addresses(node: &v1::Node, refuse: &mut Refuse) -> Vec<IpAddr> {
+fn addresses(node: &objects::Node, refuse: &mut Refuse) -> Vec<IpAddr> {
     let listed = node.status.iter().flat_map(|it| it.addresses.iter().flatten()).enumerate();
     let mut found = Vec::new();
-    for (index, it) in listed.filter(|(_, it)| matches!(it.type_.as_str(), "InternalIP" | "ExternalIP")) {
-        let address = refuse.address(format_args!("status.addresses[{index}].address"), &it.address);
+    for (index, it) in
+        listed.filter(|(_, it)| matches!(it.type_.as_deref(), Some("InternalIP" | "ExternalIP")))
+    {
+        let text = it.address.as_deref().unwrap_or_default();
+        let address = refuse.address(format_args!("status.addresses[{index}].address"), text);
         found.extend(address.filter(|it| !found.contains(it)));
     }
     found
 }
 
 /// `podCIDRs`, or `podCIDR` where a manifest made by hand has nothing else.
-fn pod_cidrs(node: &v1::Node, refuse: &mut Refuse) -> Vec<IpNet> {
+fn pod_cidrs(node: &objects::Node, refuse: &mut Refuse) -> Vec<IpNet> {
     let Some(spec) = &node.spec else { return Vec::new() };
     let many = spec.pod_cidrs.as_deref().unwrap_or_default();
     if many.is_empty() {
@@ -53,7 +55,7 @@ fn pod_cidrs(node: &v1::Node, refuse: &mut Refuse) -> Vec<IpNet> {
 }
 
 /// What kube-proxy calls not eligible (KEP-3836).
-fn is_leaving(node: &v1::Node) -> bool {
+fn is_leaving(node: &objects::Node) -> bool {
     let taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
-    node.metadata.deletion_timestamp.is_some() || { taints }.any(|it| it.key == LEAVING)
+    node.metadata.deletion_timestamp.is_some() || { taints }.any(|it| it.key.as_deref() == Some(LEAVING))
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use k8s_openapi::{api::core::v1, apimachinery::pkg::util::intstr::IntOrString};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use model::{
     Family, ServiceName,
     facts::{self, ServicePort},
@@ -15,12 +15,11 @@ use model::{
 };
 
 use super::{
-    Converted, label, label_of, names_of,
+    Converted, label_of, names_of,
+    objects::{self, LoadBalancerIngress, ServiceSpec},
     refuse::{Refuse, shown},
     timestamp,
 };
-
-const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
 /// Seconds that a client keeps its endpoint if the Service says nothing else: three hours.
 const DEFAULT_AFFINITY_SECONDS: NonZeroU32 = NonZeroU32::new(10_800).expect("it is not zero");
@@ -37,16 +36,16 @@ const KINDS: &[(&str, Option<ServiceKind>)] = &[
 ];
 
 /// Reads a Service.
-pub fn service(service: &v1::Service) -> Converted<facts::Service> {
+pub fn service(service: &objects::Service) -> Converted<facts::Service> {
     let mut refuse = Refuse::new(label_of("Service", &service.metadata));
     let object = read(service, &mut refuse);
     Converted { object, rejected: refuse.into_rejected() }
 }
 
-fn read(service: &v1::Service, refuse: &mut Refuse) -> Option<facts::Service> {
+fn read(service: &objects::Service, refuse: &mut Refuse) -> Option<facts::Service> {
     let meta = &service.metadata;
     let (namespace, name) = names_of(meta, refuse)?;
-    let nothing = v1::ServiceSpec::default();
+    let nothing = ServiceSpec::default();
     let spec = service.spec.as_ref().unwrap_or(&nothing);
     let ingress = service.status.as_ref().and_then(|it| it.load_balancer.as_ref());
     let ingress = ingress.and_then(|it| it.ingress.as_deref()).unwrap_or_default();
@@ -54,7 +53,7 @@ fn read(service: &v1::Service, refuse: &mut Refuse) -> Option<facts::Service> {
         name: ServiceName { namespace, name },
         created: meta.creation_timestamp.as_ref().map(|it| timestamp(it.0)),
         kind: refuse.word("spec.type", spec.type_.as_deref(), KINDS),
-        proxy_name: label(meta, PROXY_NAME).map(Into::into),
+        proxy_name: meta.labels.as_ref().and_then(|it| it.service_proxy_name.clone()),
         cluster_ips: cluster_ips(spec, refuse),
         external_ips: external_ips(spec, refuse),
         load_balancer_ips: load_balancer_ips(ingress, refuse),
@@ -76,7 +75,7 @@ fn read(service: &v1::Service, refuse: &mut Refuse) -> Option<facts::Service> {
 }
 
 /// `clusterIPs`, or `clusterIP` where a manifest made by hand has nothing else; `None` and nothing mean headless.
-fn cluster_ips(spec: &v1::ServiceSpec, refuse: &mut Refuse) -> Vec<IpAddr> {
+fn cluster_ips(spec: &ServiceSpec, refuse: &mut Refuse) -> Vec<IpAddr> {
     let many = spec.cluster_ips.as_deref().unwrap_or_default();
     let texts = if many.is_empty() { spec.cluster_ip.as_slice() } else { many };
     let field = |index| {
@@ -95,13 +94,13 @@ fn cluster_ips(spec: &v1::ServiceSpec, refuse: &mut Refuse) -> Vec<IpAddr> {
     found
 }
 
-fn external_ips(spec: &v1::ServiceSpec, refuse: &mut Refuse) -> Vec<IpAddr> {
+fn external_ips(spec: &ServiceSpec, refuse: &mut Refuse) -> Vec<IpAddr> {
     let texts = spec.external_ips.iter().flatten().enumerate();
     unique(texts.filter_map(|(index, it)| refuse.address(format_args!("spec.externalIPs[{index}]"), it)))
 }
 
 /// Only what the nodes answer for: a load balancer of mode `Proxy` sends to node ports itself (KEP-1860).
-fn load_balancer_ips(ingress: &[v1::LoadBalancerIngress], refuse: &mut Refuse) -> Vec<IpAddr> {
+fn load_balancer_ips(ingress: &[LoadBalancerIngress], refuse: &mut Refuse) -> Vec<IpAddr> {
     let mut found = Vec::new();
     for (index, it) in ingress.iter().enumerate() {
         let field = format!("status.loadBalancer.ingress[{index}]");
@@ -113,7 +112,7 @@ fn load_balancer_ips(ingress: &[v1::LoadBalancerIngress], refuse: &mut Refuse) -
     unique(found)
 }
 
-fn source_ranges(spec: &v1::ServiceSpec, refuse: &mut Refuse) -> Vec<IpNet> {
+fn source_ranges(spec: &ServiceSpec, refuse: &mut Refuse) -> Vec<IpNet> {
     let texts = spec.load_balancer_source_ranges.iter().flatten().enumerate();
     unique(
         texts.filter_map(|(index, it)| {
@@ -122,12 +121,12 @@ fn source_ranges(spec: &v1::ServiceSpec, refuse: &mut Refuse) -> Vec<IpNet> {
     )
 }
 
-fn ports(spec: &v1::ServiceSpec, refuse: &mut Refuse) -> Vec<ServicePort> {
+fn ports(spec: &ServiceSpec, refuse: &mut Refuse) -> Vec<ServicePort> {
     let mut taken = BTreeSet::new();
     let mut found = Vec::new();
     for (index, it) in spec.ports.iter().flatten().enumerate() {
         let field = format!("spec.ports[{index}]");
-        let Some(port) = refuse.port(format_args!("{field}.port"), it.port) else { continue };
+        let Some(port) = refuse.port(format_args!("{field}.port"), it.port.unwrap_or(0)) else { continue };
         let Some(protocol) = refuse.protocol(format_args!("{field}.protocol"), it.protocol.as_deref()) else {
             continue;
         };
@@ -168,7 +167,7 @@ fn node_port(field: &str, number: Option<i32>, refuse: &mut Refuse) -> Option<No
     number.filter(|it| *it != 0).and_then(|it| refuse.port(field, it))
 }
 
-fn affinity(spec: &v1::ServiceSpec, refuse: &mut Refuse) -> Option<ClientIpAffinity> {
+fn affinity(spec: &ServiceSpec, refuse: &mut Refuse) -> Option<ClientIpAffinity> {
     let modes = &[("None", false), ("ClientIP", true)];
     if !refuse.word("spec.sessionAffinity", spec.session_affinity.as_deref(), modes) {
         return None;

@@ -4,14 +4,13 @@
 
 use std::fmt::Debug;
 
-use k8s_openapi::api::{core::v1, discovery::v1 as discovery};
 use model::{
     facts,
     state::{ServiceKind, TargetPort, TrafficPolicy},
 };
 use serde_json::{Value, json};
 
-use super::{Converted, endpoint_slice, node, service};
+use super::{Converted, endpoint_slice, node, objects, service};
 
 fn of<T>(converted: Converted<T>) -> (Option<T>, Vec<String>) {
     (converted.object, converted.rejected.iter().map(|it| it.item.clone()).collect())
@@ -19,7 +18,7 @@ fn of<T>(converted: Converted<T>) -> (Option<T>, Vec<String>) {
 
 fn read_service(spec: Value) -> (facts::Service, Vec<String>) {
     let value = json!({"metadata": {"name": "web"}, "spec": spec});
-    let (object, rejected) = of(service(&serde_json::from_value::<v1::Service>(value).unwrap()));
+    let (object, rejected) = of(service(&serde_json::from_value::<objects::Service>(value).unwrap()));
     (object.unwrap(), rejected)
 }
 
@@ -28,7 +27,7 @@ fn read_slice(slice: Value) -> (Option<facts::EndpointSlice>, Vec<String>) {
         "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4",
     });
     value.as_object_mut().unwrap().extend(slice.as_object().unwrap().clone());
-    of(endpoint_slice(&serde_json::from_value::<discovery::EndpointSlice>(value).unwrap()))
+    of(endpoint_slice(&serde_json::from_value::<objects::EndpointSlice>(value).unwrap()))
 }
 
 #[track_caller]
@@ -56,7 +55,7 @@ fn an_empty_service_is_nothing_special() {
 fn the_age_of_a_service_is_read() {
     let created = |metadata: Value| {
         let (object, rejected) =
-            of(service(&serde_json::from_value::<v1::Service>(json!({"metadata": metadata})).unwrap()));
+            of(service(&serde_json::from_value::<objects::Service>(json!({"metadata": metadata})).unwrap()));
         assert!(rejected.is_empty());
         object.unwrap().created.map(model::Timestamp::as_micros)
     };
@@ -125,9 +124,10 @@ fn a_bad_affinity_time_out_becomes_three_hours() {
 fn a_name_that_cannot_be_part_of_a_path_refuses_the_object() {
     for name in ["", "a/b", "a|b", "A", "ä"] {
         let value = json!({"metadata": {"name": name}});
-        let (object, rejected) = of(service(&serde_json::from_value::<v1::Service>(value.clone()).unwrap()));
+        let (object, rejected) =
+            of(service(&serde_json::from_value::<objects::Service>(value.clone()).unwrap()));
         assert_eq!((object, rejected.len()), (None, 1));
-        let (object, rejected) = of(node(&serde_json::from_value::<v1::Node>(value).unwrap()));
+        let (object, rejected) = of(node(&serde_json::from_value::<objects::Node>(value).unwrap()));
         assert_eq!((object, rejected.len()), (None, 1));
     }
 }
@@ -224,9 +224,9 @@ fn the_trigger_time_is_read_and_a_wrong_one_refused() {
 fn a_message_quotes_no_more_than_the_beginning_of_a_value() {
     let long = "ä".repeat(5_000_000);
     let value = json!({"metadata": {"name": "web"}, "spec": {"type": long, "externalIPs": [long]}});
-    let web = service(&serde_json::from_value::<v1::Service>(value).unwrap());
+    let web = service(&serde_json::from_value::<objects::Service>(value).unwrap());
     let value = json!({"metadata": {"name": long, "namespace": long}});
-    let nameless = service(&serde_json::from_value::<v1::Service>(value).unwrap());
+    let nameless = service(&serde_json::from_value::<objects::Service>(value).unwrap());
     assert_eq!((web.rejected.len(), nameless.rejected.len()), (2, 1));
     for it in web.rejected.iter().chain(&nameless.rejected) {
         assert!(it.to_string().len() < 600, "{}", it.to_string().len());

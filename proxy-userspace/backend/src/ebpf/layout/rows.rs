@@ -4,19 +4,19 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use model::Family;
 use proxy_common::{
-    net::Be16,
+    net::{Be16, V4, V6},
     tables::{
         Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
+        NodePortKey, Place,
     },
 };
 
-use crate::ebpf::{
-    changes::Changes,
-    compile::{FrontendAddress, Transport},
-    store::Table,
-};
+use crate::ebpf::{changes::Changes, compile::FrontendAddress, store::Table};
 
 pub(super) fn frontend_table(address: FrontendAddress) -> Table {
+    if address.address.ip().is_unspecified() {
+        return Table::NodePorts;
+    }
     if address.address.is_ipv4() { Table::Frontends4 } else { Table::Frontends6 }
 }
 
@@ -27,12 +27,10 @@ pub(super) fn backend_table(family: Family) -> Table {
     }
 }
 
-/// Only UDP sockets return to a backend, so only their sets are listed by member.
-pub(super) fn member_table(transport: Transport, family: Family) -> Option<Table> {
-    match (transport, family) {
-        (Transport::Tcp, _) => None,
-        (Transport::Udp, Family::V4) => Some(Table::Members4),
-        (Transport::Udp, Family::V6) => Some(Table::Members6),
+pub(super) fn member_table(family: Family) -> Table {
+    match family {
+        Family::V4 => Table::Members4,
+        Family::V6 => Table::Members6,
     }
 }
 
@@ -41,6 +39,11 @@ macro_rules! with_frontend_key {
     ($address:expr, |$table:ident, $key:ident| $then:expr) => {{
         let (port, protocol) = (Be16::new($address.address.port()), $address.transport.number());
         match $address.address.ip() {
+            ip if ip.is_unspecified() => {
+                let family = if ip.is_ipv4() { 4 } else { 6 };
+                let ($table, $key) = (Table::NodePorts, NodePortKey { port, protocol, family });
+                $then
+            }
             IpAddr::V4(ip) => {
                 let ($table, $key) =
                     (Table::Frontends4, FrontendKey4 { address: ip.into(), port, protocol, zero: 0 });
@@ -61,6 +64,21 @@ pub(super) fn put_frontend(changes: &mut Changes, address: FrontendAddress, row:
 
 pub(super) fn delete_frontend(changes: &mut Changes, address: FrontendAddress) {
     with_frontend_key!(address, |table, key| changes.delete(table, &key));
+}
+
+fn place_key(address: IpAddr) -> V6 {
+    match address {
+        IpAddr::V4(ip) => V4::from(ip).mapped(),
+        IpAddr::V6(ip) => ip.into(),
+    }
+}
+
+pub(super) fn put_place(changes: &mut Changes, address: IpAddr, place: Place) {
+    changes.put(Table::Places, &place_key(address), &place);
+}
+
+pub(super) fn delete_place(changes: &mut Changes, address: IpAddr) {
+    changes.delete(Table::Places, &place_key(address));
 }
 
 pub(super) fn put_backend(changes: &mut Changes, key: BackendKey, backend: SocketAddr) {

@@ -3,18 +3,19 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
-    num::NonZeroU16,
+    num::{NonZeroU16, NonZeroU32},
     sync::Arc,
 };
 
 use model::{
     Family, Protocol, ServiceName,
     state::{
-        Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scope, Scopes, Service, ServiceKind,
-        ServicePort, ServiceState, TargetPort, TrafficPolicy,
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scope, Scopes, Service,
+        ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
 use proptest::prelude::*;
+use proxy_common::tables::{OTHER, OWN};
 
 use super::*;
 use crate::ebpf::{
@@ -24,14 +25,14 @@ use crate::ebpf::{
 
 /// A Service `default/s<n>` at 10.96.0.at and fd00::at, port 80 TCP and 53 UDP, with these endpoints.
 /// Every second one has load balancer IPs, every fourth of those with a source range for IPv4; every third one has external
-/// IPs, one of which may be another's cluster IP. Not every endpoint is for all traffic.
+/// IPs, one of which may be another's cluster IP; every fifth one has node ports. Not every endpoint is for all traffic.
 fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) {
     let name = ServiceName::new("default", format!("s{n}"));
     let port = |name: &str, protocol, port| ServicePort {
         name: name.into(),
         protocol,
         port: NonZeroU16::new(port).unwrap(),
-        node_port: None,
+        node_port: n.is_multiple_of(5).then(|| NonZeroU16::new(30_000 + u16::from(n)).unwrap()),
         target_port: TargetPort::Number(NonZeroU16::new(8080).unwrap()),
         lost: Vec::new(),
         usable: PerFamily::default(),
@@ -69,8 +70,8 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
         },
         ports: vec![port("http", Protocol::Tcp, 80), port("dns", Protocol::Udp, 53)],
         internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
+        external_policy: if n.is_multiple_of(2) { TrafficPolicy::Local } else { TrafficPolicy::Cluster },
+        affinity: n.is_multiple_of(7).then_some(ClientIpAffinity { timeout_seconds: NonZeroU32::MIN }),
         source_ranges: if n.is_multiple_of(8) { vec!["192.0.2.0/24".parse().unwrap()] } else { Vec::new() },
         health_check_node_port: None,
     };
@@ -81,17 +82,35 @@ fn state(services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>) -
     NodeState { services: services.into_iter().collect(), ..NodeState::default() }
 }
 
-/// What a state means, said as plainly as possible: each address with its backends. Cluster IPs come before load balancer
-/// IPs, these before external IPs, and of one kind the first Service by name wins.
-fn meaning(state: &NodeState) -> BTreeMap<FrontendAddress, Vec<SocketAddr>> {
+/// An address of this node for every Service, and one of another node.
+fn places(state: &NodeState) -> Places {
+    let own = state.services.values().map(|it| match it.service.cluster_ips[0] {
+        IpAddr::V4(ip) => (IpAddr::from([192, 0, 2, ip.octets()[3]]), OWN),
+        IpAddr::V6(_) => unreachable!("the first cluster IP is a v4 one"),
+    });
+    own.chain([(IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]), OTHER)]).collect()
+}
+
+impl Plane<Memory> {
+    fn take(&mut self, state: &NodeState) -> Result<Applied, Error> {
+        self.apply(state, &places(state))
+    }
+}
+
+/// What a state means, said as plainly as possible: each address with its backends, and whether clients return to
+/// them. Cluster IPs come before load balancer IPs, these before external IPs, and of one kind the first Service by name wins.
+fn meaning(state: &NodeState) -> BTreeMap<FrontendAddress, (Vec<SocketAddr>, bool)> {
     let mut meaning = BTreeMap::new();
     let mut add = |state: &ServiceState, ip: IpAddr, scope| {
         for (index, port) in state.service.ports.iter().enumerate() {
             let transport = if port.protocol == Protocol::Tcp { Transport::Tcp } else { Transport::Udp };
-            let address = SocketAddr::new(ip, port.port.get());
+            let number = if ip.is_unspecified() { port.node_port } else { Some(port.port) };
+            let Some(number) = number else { continue };
+            let address = SocketAddr::new(ip, number.get());
             let mut backends: Vec<_> = state.targets(index, Family::of(ip), scope).collect();
             backends.sort_unstable();
-            meaning.entry(FrontendAddress { address, transport }).or_insert(backends);
+            let return_to = transport == Transport::Udp || state.service.affinity.is_some();
+            meaning.entry(FrontendAddress { address, transport }).or_insert((backends, return_to));
         }
     };
     for it in state.services.values() {
@@ -106,22 +125,36 @@ fn meaning(state: &NodeState) -> BTreeMap<FrontendAddress, Vec<SocketAddr>> {
     for it in state.services.values() {
         it.service.external_ips.iter().for_each(|ip| add(it, *ip, Scope::Cluster));
     }
+    for it in state.services.values() {
+        for any in [IpAddr::from([0; 4]), IpAddr::from([0_u16; 8])] {
+            add(it, any, Scope::Cluster);
+        }
+    }
     meaning
 }
 
 #[track_caller]
 fn serves(memory: &Memory, state: &NodeState) {
     let meaning = meaning(state);
-    for (frontend, backends) in &meaning {
+    for (frontend, (backends, return_to)) in &meaning {
         assert_eq!(memory.backends(*frontend).as_ref(), Some(backends), "behind {frontend}");
         for backend in backends {
-            assert_eq!(memory.is_member(*frontend, *backend), frontend.transport == Transport::Udp);
+            assert_eq!(memory.is_member(*frontend, *backend), *return_to);
         }
     }
-    let v4 = meaning.keys().filter(|it| it.address.is_ipv4()).count() as u32;
+    let count = |wanted: fn(&IpAddr) -> bool| meaning.keys().filter(|it| wanted(&it.address.ip())).count();
     let active = memory.active().unwrap();
-    assert_eq!(memory.rows(active, Table::Frontends4), v4, "no other frontend is there");
-    assert_eq!(memory.rows(active, Table::Frontends6), meaning.len() as u32 - v4);
+    for (table, count) in [
+        (Table::Frontends4, count(|it| it.is_ipv4() && !it.is_unspecified())),
+        (Table::Frontends6, count(|it| it.is_ipv6() && !it.is_unspecified())),
+        (Table::NodePorts, count(IpAddr::is_unspecified)),
+        (Table::Places, places(state).len()),
+    ] {
+        assert_eq!(memory.rows(active, table), count as u32, "no other entry is in {table}");
+    }
+    for (address, place) in places(state) {
+        assert_eq!(memory.place(address), Some(place), "{address}");
+    }
 }
 
 /// Nothing is left over: each table has exactly the rows the layout counts, on both sides.
@@ -137,16 +170,16 @@ fn is_clean(plane: &Plane<Memory>) {
 #[test]
 fn an_empty_state_is_a_generation_too() {
     let mut plane = Plane::new(Memory::new(1)).unwrap();
-    assert!(plane.apply(&NodeState::default()).unwrap().flipped);
+    assert!(plane.take(&NodeState::default()).unwrap().flipped);
     serves(&plane.store, &NodeState::default());
 }
 
 #[test]
 fn an_equal_state_changes_nothing() {
     let mut plane = Plane::new(Memory::new(1)).unwrap();
-    plane.apply(&state([service(1, 1, &[1, 2])])).unwrap();
+    plane.take(&state([service(1, 1, &[1, 2])])).unwrap();
     // Equal, but not the same pointers.
-    let again = plane.apply(&state([service(1, 1, &[1, 2])])).unwrap();
+    let again = plane.take(&state([service(1, 1, &[1, 2])])).unwrap();
     assert_eq!(again, Applied::default());
 }
 
@@ -154,11 +187,11 @@ fn an_equal_state_changes_nothing() {
 fn a_change_costs_what_it_touches() {
     let many: Vec<_> = (1..=200).map(|n| service(n, n, &[1, 2, 3])).collect();
     let mut plane = Plane::new(Memory::new(1)).unwrap();
-    plane.apply(&state(many.clone())).unwrap();
+    plane.take(&state(many.clone())).unwrap();
     plane.settle().unwrap();
     let mut one_less = many;
     one_less[7] = service(8, 8, &[1, 3]);
-    let applied = plane.apply(&state(one_less)).unwrap();
+    let applied = plane.take(&state(one_less)).unwrap();
     // In each family and port, for inside traffic and for the load balancer's: a frontend's count, the last slot, perhaps
     // the gap, and the UDP member.
     assert!(applied.entries <= 28, "{applied:?}");
@@ -169,7 +202,7 @@ fn a_change_costs_what_it_touches() {
 fn maps_grow_with_the_state() {
     let mut plane = Plane::new(Memory::new(1)).unwrap();
     for n in 1..=250 {
-        plane.apply(&state((1..=n).map(|n| service(n, n, &[n, 251, 252])))).unwrap();
+        plane.take(&state((1..=n).map(|n| service(n, n, &[n, 251, 252])))).unwrap();
     }
     serves(&plane.store, &state((1..=250).map(|n| service(n, n, &[n, 251, 252]))));
     plane.settle().unwrap();
@@ -180,7 +213,7 @@ fn maps_grow_with_the_state() {
 fn the_first_of_two_clashing_services_wins_and_the_other_is_named() {
     let mut plane = Plane::new(Memory::new(1)).unwrap();
     let clash = state([service(1, 9, &[1]), service(2, 9, &[2])]);
-    plane.apply(&clash).unwrap();
+    plane.take(&clash).unwrap();
     serves(&plane.store, &clash);
     let rejected = plane.rejected();
     assert_eq!(rejected.len(), 4);
@@ -188,7 +221,7 @@ fn the_first_of_two_clashing_services_wins_and_the_other_is_named() {
     assert_eq!(rejected[0].reason, "it is a cluster IP of default/s1 already; give one of them another");
     // The loser takes over when the winner goes.
     let alone = state([service(2, 9, &[2])]);
-    plane.apply(&alone).unwrap();
+    plane.take(&alone).unwrap();
     serves(&plane.store, &alone);
     assert_eq!(plane.rejected(), []);
 }
@@ -198,7 +231,7 @@ fn an_external_ip_cannot_take_a_cluster_ip_away() {
     // s3 comes before s9, and names its cluster IP an external IP of its own.
     let state = state([service(3, 8, &[3]), service(9, 1, &[9])]);
     let mut plane = Plane::new(Memory::new(1)).unwrap();
-    plane.apply(&state).unwrap();
+    plane.take(&state).unwrap();
     serves(&plane.store, &state);
     let reasons: Vec<_> = plane.rejected().iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -215,12 +248,12 @@ fn a_failed_apply_leaves_the_old_generation_serving() {
     let (old, new) = (state([service(1, 1, &[1, 2, 3])]), state([service(1, 1, &[4]), service(2, 2, &[5])]));
     for seed in 1..200 {
         let mut plane = Plane::new(Memory::new(seed)).unwrap();
-        plane.apply(&old).unwrap();
+        plane.take(&old).unwrap();
         plane.store.fails_one_in = 4;
-        let result = plane.apply(&new);
+        let result = plane.take(&new);
         serves(&plane.store, if result.is_ok() { &new } else { &old });
         plane.store.fails_one_in = 0;
-        plane.apply(&new).unwrap();
+        plane.take(&new).unwrap();
         serves(&plane.store, &new);
         plane.settle().unwrap();
         is_clean(&plane);
@@ -253,7 +286,7 @@ proptest! {
                 // Only the maps outlive the process.
                 plane = Plane::new(plane.store.clone()).unwrap();
             }
-            match plane.apply(&state) {
+            match plane.take(&state) {
                 Ok(_) => serving = Some(state),
                 Err(_) => prop_assert!(fails_one_in != 0),
             }
@@ -266,7 +299,7 @@ proptest! {
         }
         plane.store.fails_one_in = 0;
         if let Some(state) = serving {
-            plane.apply(&state).unwrap();
+            plane.take(&state).unwrap();
             plane.settle().unwrap();
             serves(&plane.store, &state);
             is_clean(&plane);

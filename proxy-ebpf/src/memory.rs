@@ -1,0 +1,156 @@
+//! What a connected socket remembers: kept in a slot found by its cookie, or else in its own storage.
+//!
+//! The one rule: a slot belongs to one socket from its claim to the socket's release; nothing takes it away.
+//! To make storage for a socket costs several times what the whole decision does; a slot costs next to nothing. Cookies
+//! are given out in order, so that those of the moment lie side by side.
+
+use aya_ebpf::{
+    EbpfContext,
+    helpers::generated::{bpf_get_current_cgroup_id, bpf_get_socket_cookie, bpf_skc_to_mptcp_sock},
+    programs::{SockAddrContext, SockContext},
+};
+use proxy_common::socket::{Connected, Slot, Translation};
+
+use crate::{
+    atomic, ctx,
+    maps::{CONNECTED, OVERFLOWED, SLOTS, can_tell_mptcp, slot_mask},
+};
+
+/// The id of the root of the cgroup2 hierarchy.
+const ROOT_CGROUP: u64 = 1;
+
+/// Keeps a translation for as long as the socket lives, or until the next connect.
+/// A socket without memory left is still connected; it shows the backend's address then.
+#[inline(always)]
+pub(crate) fn remember(ctx: &SockAddrContext, translation: &Translation) {
+    if is_mptcp(ctx) {
+        return;
+    }
+    let cookie = cookie(ctx);
+    if let Some(slot) = slot(cookie) {
+        // SAFETY: the slot is this socket's, and connects of one socket take turns.
+        let slot = unsafe { &mut *slot };
+        if slot.cookie == cookie || (is_released(ctx) && claim(slot, cookie)) {
+            slot.translation = *translation;
+            return;
+        }
+    }
+    // SAFETY: storage lives as long as its socket, which outlives the program.
+    if let Some(connected) = unsafe { CONNECTED.get_or_insert_ptr_mut(ctx, None).as_mut() } {
+        if connected.translation.backend.is_unset() {
+            count_overflow();
+        }
+        connected.translation = *translation;
+    }
+}
+
+/// Forgets what the socket remembers: it is connected elsewhere now.
+#[inline(always)]
+pub(crate) fn forget(ctx: &SockAddrContext) {
+    let cookie = cookie(ctx);
+    if let Some(slot) = slot(cookie) {
+        // SAFETY: as in `remember`.
+        let slot = unsafe { &mut *slot };
+        if slot.cookie == cookie {
+            slot.translation = Translation::default();
+            return;
+        }
+    }
+    if has_overflowed()
+        && let Some(connected) = in_storage(ctx)
+    {
+        connected.translation = Translation::default();
+    }
+}
+
+/// What the socket remembers.
+#[inline(always)]
+pub(crate) fn recall(ctx: &SockAddrContext) -> Option<Translation> {
+    let cookie = cookie(ctx);
+    if let Some(slot) = slot(cookie) {
+        // SAFETY: as in `remember`.
+        let slot = unsafe { &*slot };
+        if slot.cookie == cookie {
+            return Some(slot.translation);
+        }
+    }
+    Some(in_storage(ctx)?.translation)
+}
+
+/// Gives the slot back: its socket is being closed.
+#[inline(always)]
+pub(crate) fn release(ctx: &SockContext) {
+    // SAFETY: the kernel hands over a valid context.
+    let cookie = unsafe { bpf_get_socket_cookie(ctx.as_ptr()) };
+    if let Some(slot) = slot(cookie) {
+        // SAFETY: as in `remember`.
+        let slot = unsafe { &mut *slot };
+        if slot.cookie == cookie {
+            // The cookie stays: it means nobody from now on, for the kernel gives out none twice. To clear it could
+            // undo the next owner's claim.
+            atomic::add(&raw mut slot.claims, u64::MAX);
+        }
+    }
+}
+
+/// Takes a slot that nobody has.
+///
+/// Who counts himself in and is alone has it: of two that come at once at most one reads 1. (Both may give up, and use
+/// their storage.)
+#[inline(always)]
+fn claim(slot: &mut Slot, cookie: u64) -> bool {
+    let claims = &raw mut slot.claims;
+    atomic::add(claims, 1);
+    // SAFETY: the word is ours to read; volatile, so that it is read after the addition.
+    if unsafe { claims.read_volatile() } == 1 {
+        slot.cookie = cookie;
+        return true;
+    }
+    atomic::add(claims, u64::MAX);
+    false
+}
+
+#[inline(always)]
+fn slot(cookie: u64) -> Option<*mut Slot> {
+    SLOTS.get_ptr_mut(cookie as u32 & slot_mask())
+}
+
+#[inline(always)]
+fn cookie(ctx: &SockAddrContext) -> u64 {
+    // SAFETY: the kernel hands over a valid context.
+    unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
+}
+
+#[inline(always)]
+fn in_storage<'a>(ctx: &SockAddrContext) -> Option<&'a mut Connected> {
+    // SAFETY: storage lives as long as its socket, which outlives the program.
+    unsafe { CONNECTED.get_ptr_mut(ctx).as_mut() }
+}
+
+/// Whether the socket's release will be told. A socket of the kernel itself is released in silence; it is connected from
+/// a kernel thread, and these live in the root cgroup.
+#[inline(always)]
+fn is_released(_: &SockAddrContext) -> bool {
+    // SAFETY: the helper takes nothing and touches nothing.
+    unsafe { bpf_get_current_cgroup_id() != ROOT_CGROUP }
+}
+
+/// Whether it is a subflow of MPTCP: a socket of the kernel's own, which no program will ever ask.
+#[inline(always)]
+fn is_mptcp(ctx: &SockAddrContext) -> bool {
+    // SAFETY: the socket of the context is valid; its subflow is compared to null only.
+    can_tell_mptcp() && unsafe { !bpf_skc_to_mptcp_sock(ctx::socket(ctx).cast()).is_null() }
+}
+
+#[inline(always)]
+fn count_overflow() {
+    if let Some(count) = OVERFLOWED.get_ptr_mut(0) {
+        atomic::add(count, 1);
+    }
+}
+
+#[inline(always)]
+fn has_overflowed() -> bool {
+    // SAFETY: a slot of an array is never freed.
+    OVERFLOWED.get_ptr(0).is_some_and(|it| unsafe { it.read_volatile() } != 0)
+}

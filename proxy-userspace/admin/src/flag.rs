@@ -1,0 +1,77 @@
+//! Where to be asked, as the command line says it, in kube-proxy's words.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+};
+
+/// An address to be asked at, or none: `IP:PORT`, or an IP alone, with the default port; empty or `0` is off.
+///
+/// The unspecified address of either family stands for all addresses of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bind<const PORT: u16>(pub Option<SocketAddr>);
+
+impl<const PORT: u16> FromStr for Bind<PORT> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.is_empty() || text == "0" {
+            return Ok(Self(None));
+        }
+        if let Ok(address) = text.parse::<SocketAddr>() {
+            return Ok(Self(Some(address)));
+        }
+        let ip = text.strip_prefix('[').and_then(|it| it.strip_suffix(']')).unwrap_or(text);
+        match ip.parse::<IpAddr>() {
+            Ok(ip) => Ok(Self(Some(SocketAddr::new(ip, PORT)))),
+            Err(_) => Err(format!(
+                "not an address: give IP:PORT as in 127.0.0.1:{PORT} or [::1]:{PORT}, an IP alone, or 0 for off"
+            )),
+        }
+    }
+}
+
+impl<const PORT: u16> fmt::Display for Bind<PORT> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(address) => write!(f, "{address}"),
+            None => f.write_str("0"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expect: Option<&str>) {
+        let bind: Bind<10256> = text.parse().unwrap();
+        assert_eq!(bind.0, expect.map(|it| it.parse().unwrap()), "{text}");
+        assert_eq!(bind.to_string().parse(), Ok(bind), "it is read as it is written");
+    }
+
+    #[test]
+    fn addresses_are_written_as_for_kube_proxy() {
+        check("127.0.0.1:1", Some("127.0.0.1:1"));
+        check("[::]:1", Some("[::]:1"));
+        check("0.0.0.0", Some("0.0.0.0:10256"));
+        check("::1", Some("[::1]:10256"));
+        check("[::1]", Some("[::1]:10256"));
+    }
+
+    #[test]
+    fn nothing_and_0_are_off() {
+        check("", None);
+        check("0", None);
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        for text in ["localhost:1", "1.2.3.4:99999", ":10256", "10256"] {
+            let error = text.parse::<Bind<10256>>().unwrap_err();
+            assert!(error.contains("IP:PORT"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The rules of health, over time.
+
+use std::sync::Arc;
+
+use backend::{Doing, Observer as _};
+use model::state::{Node, NodeState};
+use publish::Publisher;
+use tokio::time::advance;
+
+use super::*;
+use crate::{
+    Admin, Source,
+    sample::{hooks, published, report, service},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn live(admin: &Admin) -> Health {
+    Health::live(&admin.record(), Moment::now())
+}
+
+fn eligible(admin: &Admin) -> Health {
+    Health::eligible(&admin.record(), Moment::now())
+}
+
+fn body(health: &Health) -> serde_json::Value {
+    serde_json::to_value(health).unwrap()
+}
+
+/// One with a state in force.
+fn served() -> (Admin, Publisher) {
+    let (admin, publisher) = (Admin::new("n1", Role::Serves), Publisher::new("n1"));
+    let state = published(&publisher, [service("a", 1, None)]);
+    admin.taken(&state);
+    admin.in_force(&state, &report(), SECOND);
+    admin.looked(Ok(&hooks(true)));
+    (admin, publisher)
+}
+
+#[tokio::test(start_paused = true)]
+async fn bodies_have_the_fields_of_kube_proxy_in_its_order() {
+    let (admin, _publisher) = served();
+    let text = serde_json::to_string(&eligible(&admin)).unwrap();
+    let positions: Vec<_> = [
+        "\"lastUpdated\":",
+        "\"currentTime\":",
+        "\"nodeEligible\":true",
+        "\"healthy\":true",
+        "\"status\":{\"IPv4\":{\"lastUpdated\":",
+        "\"IPv6\":{",
+    ]
+    .iter()
+    .map(|it| text.find(it).unwrap_or_else(|| panic!("{it} is not in {text}")))
+    .collect();
+    assert!(positions.is_sorted(), "{text}");
+    let live = body(&live(&admin));
+    assert_eq!(live.get("nodeEligible"), None);
+    assert_eq!(live["lastUpdated"], live["currentTime"]);
+    let time = live["currentTime"].as_str().unwrap();
+    assert!(time.contains('T') && time.ends_with('Z'), "RFC 3339, UTC: {time}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_is_well_while_it_is_being_set_up() {
+    let admin = Admin::new("n1", Role::Serves);
+    advance(LATE * 10).await;
+    let health = eligible(&admin);
+    assert!(health.is_ok(), "{health:?}");
+    assert_eq!(body(&health).get("status"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_waits_too_long_makes_a_node_unwell_until_it_is_in_force() {
+    let (admin, publisher) = served();
+    let next = published(&publisher, [service("a", 2, None)]);
+    admin.taken(&next);
+    admin.failed(Doing::Apply, "no room");
+    advance(LATE - SECOND).await;
+    admin.looked(Ok(&hooks(true)));
+    assert!(live(&admin).is_ok());
+    advance(SECOND).await;
+    let health = live(&admin);
+    assert!(!health.is_ok());
+    let json = body(&health);
+    assert!(json["problems"][0].as_str().unwrap().contains("no room"), "{json}");
+    assert_ne!(json["lastUpdated"], json["currentTime"]);
+    assert_eq!(json["status"]["IPv6"]["healthy"], false);
+    assert!(!eligible(&admin).is_ok());
+    admin.taken(&next);
+    admin.in_force(&next, &report(), SECOND);
+    assert!(live(&admin).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_state_must_not_wait_too_long_either() {
+    let (admin, publisher) = (Admin::new("n1", Role::Serves), Publisher::new("n1"));
+    admin.taken(&published(&publisher, []));
+    advance(LATE).await;
+    let health = live(&admin);
+    assert!(!health.is_ok());
+    assert_eq!(body(&health)["lastUpdated"], "0001-01-01T00:00:00Z", "what Go writes for never");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_came_during_another_waits_since_it_came() {
+    let (admin, publisher) = served();
+    let follow = |admin: &Admin| {
+        let admin = admin.clone();
+        let states = publisher.subscribe();
+        tokio::spawn(async move { admin.follow(states).await })
+    };
+    let following = follow(&admin);
+    let second = published(&publisher, [service("a", 2, None)]);
+    tokio::task::yield_now().await;
+    admin.taken(&second);
+    advance(SECOND * 30).await;
+    published(&publisher, [service("a", 3, None)]);
+    tokio::task::yield_now().await;
+    advance(SECOND * 5).await;
+    let waiting = || admin.record().waiting_for(tokio::time::Instant::now());
+    assert_eq!(waiting(), Some(SECOND * 35));
+    admin.in_force(&second, &report(), SECOND * 35);
+    assert_eq!(waiting(), Some(SECOND * 5));
+    following.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn programs_that_were_taken_off_make_a_node_unwell_at_once() {
+    let (admin, _publisher) = served();
+    admin.looked(Ok(&hooks(false)));
+    let health = live(&admin);
+    assert!(!health.is_ok());
+    assert!(body(&health)["problems"][0].as_str().unwrap().contains("connect4"));
+    admin.looked(Ok(&hooks(true)));
+    assert!(live(&admin).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_proof_grows_old() {
+    for looks in [false, true] {
+        let (admin, _publisher) = served();
+        advance(LATE - SECOND).await;
+        if looks {
+            admin.looked(Err("operation not permitted"));
+        }
+        assert!(live(&admin).is_ok());
+        advance(SECOND).await;
+        let health = live(&admin);
+        assert!(!health.is_ok());
+        let why = if looks { "not permitted" } else { "hangs" };
+        assert!(body(&health)["problems"][0].as_str().unwrap().contains(why), "{health:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_leaves_or_is_gone_is_not_eligible_and_still_alive() {
+    let (admin, publisher) = served();
+    let publish = |nodes: &[(&str, bool)]| {
+        let node = |leaving: &bool| Node { is_leaving: *leaving, ..Node::default() };
+        let nodes = nodes.iter().map(|(name, leaving)| (Arc::from(*name), node(leaving))).collect();
+        publisher.publish(NodeState { nodes, ..NodeState::default() });
+        admin.taken(&publisher.current().unwrap());
+        assert!(live(&admin).is_ok());
+        eligible(&admin).is_ok()
+    };
+    // It is served though nobody knows it.
+    assert!(publish(&[("n2", true)]));
+    assert!(publish(&[("n1", false), ("n2", true)]));
+    assert!(!publish(&[("n1", true)]));
+    assert!(publish(&[("n1", false)]));
+    assert!(!publish(&[("n2", false)]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn readiness_names_what_is_missing() {
+    let (admin, publisher) = (Admin::new("n1", Role::Serves), Publisher::new("n1"));
+    let text = || readyz(&admin.record(), Moment::now());
+    admin.source("file", Source { error: Some("a.yaml: no such thing".into()), ..Source::default() });
+    let (ready, says) = text();
+    assert!(!ready);
+    for it in [
+        "[-]source-file failed: not read to the end yet: a.yaml",
+        "[-]state failed",
+        "[-]programs failed",
+        "[+]changes ok",
+    ] {
+        assert!(says.contains(it), "{it} is not in {says}");
+    }
+    admin.source("file", Source { synced: true, ..Source::default() });
+    let state = published(&publisher, []);
+    admin.taken(&state);
+    admin.failed(Doing::Apply, "no room");
+    assert!(text().1.contains("not in force yet: apply failed: no room"));
+    admin.in_force(&state, &report(), SECOND);
+    assert!(!text().0, "the programs are not attached");
+    admin.looked(Ok(&hooks(true)));
+    assert_eq!(
+        text(),
+        (true, "[+]source-file ok\n[+]state ok\n[+]programs ok\n[+]changes ok\nreadyz check passed\n".into())
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_only_decides_needs_no_kernel_to_be_ready() {
+    let (admin, publisher) = (Admin::new("n1", Role::Decides), Publisher::new("n1"));
+    assert!(!readyz(&admin.record(), Moment::now()).0);
+    publisher.publish(NodeState::default());
+    let following = tokio::spawn({
+        let (admin, states) = (admin.clone(), publisher.subscribe());
+        async move { admin.follow(states).await }
+    });
+    tokio::task::yield_now().await;
+    advance(LATE * 2).await;
+    assert!(readyz(&admin.record(), Moment::now()).0);
+    assert!(live(&admin).is_ok(), "what is decided is not waited for");
+    following.abort();
+}

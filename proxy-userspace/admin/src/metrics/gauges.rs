@@ -1,0 +1,200 @@
+//! What is, as numbers: read from the record at the moment somebody asks.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, gauge::ConstGauge},
+};
+use tokio::time::Instant;
+
+use crate::{
+    Role, Stage, lock,
+    record::{Record, seconds},
+    tally::Tally,
+};
+
+#[derive(Debug)]
+pub(super) struct Gauges(pub(super) Arc<Mutex<Record>>);
+
+impl Collector for Gauges {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let record = lock(&self.0);
+        let mut out = Out(&mut encoder);
+        general(&record, &mut out)?;
+        match record.role {
+            Role::Serves => {
+                kube_proxy(&record, &mut out)?;
+                backend(&record, &mut out)
+            }
+            Role::Decides => Ok(()),
+        }
+    }
+}
+
+/// What every process has to say.
+fn general(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
+    let now = Instant::now();
+    out.family(
+        "kube_proxy_ebpf_build_info",
+        "1, with the version of the binary",
+        "version",
+        [(env!("CARGO_PKG_VERSION"), 1.0)],
+    )?;
+    let (rev, age) = record
+        .published
+        .as_ref()
+        .map_or((0, 0.0), |(it, at)| (it.rev, now.duration_since(at.instant).as_secs_f64()));
+    out.gauge("kube_proxy_ebpf_published_revision", "The newest revision of the node's state", rev as f64)?;
+    out.gauge("kube_proxy_ebpf_state_age_seconds", "Time since the node's state changed", age)?;
+    let Tally { services, endpoints, .. } = record.tally;
+    out.gauge("kube_proxy_ebpf_services", "Services that are served", services as f64)?;
+    out.gauge("kube_proxy_ebpf_endpoints", "Endpoints of all Services together", endpoints as f64)?;
+    let rejected = |it: &Stage| (it.name(), record.rejected.get(it).map_or(0, Vec::len) as f64);
+    out.family(
+        "kube_proxy_ebpf_rejected_items",
+        "Parts of objects that are refused, by who refuses them",
+        "by",
+        Stage::ALL.iter().map(rejected),
+    )?;
+    out.gauge(
+        "kube_proxy_ebpf_node_eligible",
+        "1 if load balancers may send to this node",
+        f64::from(u8::from(record.node_eligible())),
+    )?;
+    out.family(
+        "kube_proxy_ebpf_source_synced",
+        "1 if everything was read from the source at least once",
+        "source",
+        record.sources.iter().map(|(name, it)| (&**name, f64::from(u8::from(it.synced)))),
+    )?;
+    out.family(
+        "kube_proxy_ebpf_source_failing",
+        "1 if something is wrong with the source now",
+        "source",
+        record.sources.iter().map(|(name, it)| (&**name, f64::from(u8::from(it.error.is_some())))),
+    )?;
+    let contacts = record.sources.iter().filter_map(|(name, it)| Some((&**name, seconds(it.last_contact?))));
+    out.family(
+        "kube_proxy_ebpf_source_last_contact_timestamp_seconds",
+        "When the source was heard last, where that is known",
+        "source",
+        contacts,
+    )?;
+    match &record.watchers {
+        Some(watchers) => out.gauge(
+            "kube_proxy_ebpf_watchers",
+            "Clients that follow the states of this process",
+            (watchers.0)() as f64,
+        ),
+        None => Ok(()),
+    }
+}
+
+/// What kube-proxy has to say, under its names.
+fn kube_proxy(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
+    let in_force = record.in_force.as_ref().map_or(0.0, |it| seconds(it.since.wall));
+    out.gauge(
+        "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+        "The last time proxy rules were successfully synced",
+        in_force,
+    )?;
+    let queued = record.published.as_ref().map_or(0.0, |(_, at)| seconds(at.wall));
+    out.gauge(
+        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+        "The last time a sync of proxy rules was queued",
+        queued,
+    )?;
+    let pending = record.pending();
+    out.gauge(
+        "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+        "Pending proxy rules Endpoint changes",
+        pending.endpoints as f64,
+    )?;
+    out.gauge(
+        "kubeproxy_sync_proxy_rules_service_changes_pending",
+        "Pending proxy rules Service changes",
+        pending.services as f64,
+    )?;
+    out.family(
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+        "Number of services with a Local traffic policy and no endpoints",
+        "traffic_policy",
+        [
+            ("internal", record.tally.no_local_internal as f64),
+            ("external", record.tally.no_local_external as f64),
+        ],
+    )
+}
+
+/// What is in the kernel.
+fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
+    let in_force = record.in_force.as_ref();
+    out.gauge(
+        "kube_proxy_ebpf_generation",
+        "The revision of the node's state that is in force",
+        in_force.map_or(0, |it| it.published.rev) as f64,
+    )?;
+    let waiting = record.waiting_for(Instant::now()).unwrap_or_default();
+    out.gauge(
+        "kube_proxy_ebpf_waiting_seconds",
+        "For how long the oldest change waits that is not in force",
+        waiting.as_secs_f64(),
+    )?;
+    let tables = || in_force.iter().flat_map(|it| &it.tables);
+    out.family(
+        "kube_proxy_ebpf_map_entries",
+        "Entries of each table in the kernel",
+        "table",
+        tables().map(|it| (it.name, f64::from(it.entries))),
+    )?;
+    out.family(
+        "kube_proxy_ebpf_map_capacity",
+        "Entries that each table has room for before it is replaced by a larger one",
+        "table",
+        tables().map(|it| (it.name, f64::from(it.capacity))),
+    )?;
+    let hooks = || record.hooks.iter().flat_map(|it| &it.hooks);
+    out.family(
+        "kube_proxy_ebpf_program_in_effect",
+        "1 if the kernel runs our program at the hook",
+        "hook",
+        hooks().map(|it| (it.name, f64::from(u8::from(it.in_effect)))),
+    )?;
+    out.family(
+        "kube_proxy_ebpf_foreign_programs",
+        "Programs of others that the kernel runs at the hook",
+        "hook",
+        hooks().map(|it| (it.name, it.others.len() as f64)),
+    )
+}
+
+/// Writes gauges.
+pub(super) struct Out<'a, 'b>(pub(super) &'a mut DescriptorEncoder<'b>);
+
+impl Out<'_, '_> {
+    pub(super) fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        let help = format!("{help}.");
+        ConstGauge::new(value).encode(self.0.encode_descriptor(name, &help, None, MetricType::Gauge)?)
+    }
+
+    /// One gauge for each value of a label.
+    fn family<'c>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &'static str,
+        values: impl IntoIterator<Item = (&'c str, f64)>,
+    ) -> fmt::Result {
+        let help = format!("{help}.");
+        let mut family = self.0.encode_descriptor(name, &help, None, MetricType::Gauge)?;
+        for (value, number) in values {
+            ConstGauge::new(number).encode(family.encode_family(&[(label, value)])?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! What every Prometheus client says of its process, under the names that all of them use; from proc(5).
+
+use std::{fmt, fs};
+
+use nix::{
+    sys::resource::{Resource, getrlimit},
+    unistd::{SysconfVar, sysconf},
+};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, counter::ConstCounter},
+};
+
+use super::gauges::Out;
+
+#[derive(Debug)]
+pub(super) struct Process;
+
+/// What is read of `/proc/self/stat`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stat {
+    /// In clock ticks, user and system together.
+    cpu: f64,
+    threads: f64,
+    /// In clock ticks after the machine's start.
+    started: f64,
+    /// In bytes.
+    virtual_memory: f64,
+    /// In pages.
+    resident: f64,
+}
+
+impl Stat {
+    fn parse(text: &str) -> Option<Self> {
+        // The second field is a name that may hold anything; the third follows the last parenthesis.
+        let rest = text.rsplit_once(')')?.1;
+        let fields: Vec<f64> = rest.split_whitespace().skip(1).map_while(|it| it.parse().ok()).collect();
+        // The fourth field of proc_pid_stat(5) is the first here.
+        let field = |number: usize| fields.get(number - 4).copied();
+        Some(Self {
+            cpu: field(14)? + field(15)?,
+            threads: field(20)?,
+            started: field(22)?,
+            virtual_memory: field(23)?,
+            resident: field(24)?,
+        })
+    }
+}
+
+impl Collector for Process {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let stat = fs::read_to_string("/proc/self/stat").ok().and_then(|it| Stat::parse(&it));
+        if let (Some(stat), Some(tick), Some(page)) =
+            (stat, conf(SysconfVar::CLK_TCK), conf(SysconfVar::PAGE_SIZE))
+        {
+            let cpu = ConstCounter::new(stat.cpu / tick);
+            let help = "Total user and system CPU time spent in seconds.";
+            cpu.encode(encoder.encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?)?;
+            let mut out = Out(&mut encoder);
+            out.gauge(
+                "process_resident_memory_bytes",
+                "Resident memory size in bytes",
+                stat.resident * page,
+            )?;
+            out.gauge("process_virtual_memory_bytes", "Virtual memory size in bytes", stat.virtual_memory)?;
+            out.gauge("process_threads", "Number of OS threads in the process", stat.threads)?;
+            if let Some(boot) = booted() {
+                let started = boot + stat.started / tick;
+                let help = "Start time of the process since unix epoch in seconds";
+                out.gauge("process_start_time_seconds", help, started)?;
+            }
+        }
+        let mut out = Out(&mut encoder);
+        if let Ok(open) = fs::read_dir("/proc/self/fd") {
+            // One of them is the folder itself.
+            let open = open.count().saturating_sub(1);
+            out.gauge("process_open_fds", "Number of open file descriptors", open as f64)?;
+        }
+        if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
+            out.gauge("process_max_fds", "Maximum number of open file descriptors", soft as f64)?;
+        }
+        Ok(())
+    }
+}
+
+fn conf(name: SysconfVar) -> Option<f64> {
+    sysconf(name).ok().flatten().map(|it| it as f64)
+}
+
+/// When the machine started, in seconds since 1970.
+fn booted() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    stat.lines().find_map(|it| it.strip_prefix("btime "))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_spaces_and_parentheses_does_not_move_the_fields() {
+        let text =
+            "7 (a) b (c) S 1 7 7 0 -1 4194560 1 2 3 4 50 25 6 7 20 0 3 0 900 4096 11 18446744073709551615";
+        let expect = Stat { cpu: 75.0, threads: 3.0, started: 900.0, virtual_memory: 4096.0, resident: 11.0 };
+        assert_eq!(Stat::parse(text), Some(expect));
+    }
+}

@@ -1,0 +1,170 @@
+//! The page and its documentation say the same; and the page counts what it says it counts.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, SystemTime},
+};
+
+use backend::{Doing, Observer as _};
+use model::Rejected;
+use publish::Publisher;
+
+use crate::{
+    Admin, Role, Source, Stage,
+    record::seconds,
+    sample::{hooks, published, report, service},
+};
+
+/// One that has something to say under every name.
+fn busy(role: Role) -> Admin {
+    let admin = Admin::new("n1", role);
+    let now = SystemTime::now();
+    admin.source("file", Source { synced: true, last_contact: Some(now), error: None });
+    admin.watchers(|| 2);
+    let publisher = Publisher::new("n1");
+    let state = published(&publisher, [service("a", 1, Some(seconds(now) + 1.0))]);
+    admin.taken(&state);
+    admin.in_force(&state, &report(), Duration::from_millis(3));
+    admin.looked(Ok(&hooks(true)));
+    admin
+}
+
+/// Name to type and labels, as the page has it.
+fn served(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
+    let mut served = BTreeMap::new();
+    for line in text.lines() {
+        if let Some(header) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = header.split_once(' ').unwrap();
+            let before = served.insert(name.to_owned(), (kind.to_owned(), BTreeSet::new()));
+            assert_eq!(before, None, "{name} is there twice");
+        } else if !line.starts_with('#') {
+            let name = line.split(['{', ' ']).next().unwrap();
+            let is_of = |family: &str| {
+                let rest = name.strip_prefix(family);
+                rest.is_some_and(|it| ["", "_bucket", "_sum", "_count"].contains(&it))
+            };
+            let family = served.iter_mut().find(|(family, _)| is_of(family));
+            let (_, (_, labels)) = family.unwrap_or_else(|| panic!("{line} belongs to no header"));
+            let inner = line.split_once('{').map_or("", |(_, it)| it.split_once('}').unwrap().0);
+            let names = inner.split(',').filter_map(|it| it.split_once('=')).map(|(it, _)| it.to_owned());
+            labels.extend(names.filter(|it| it != "le"));
+        }
+    }
+    served
+}
+
+/// The same as the documentation has it, for one role.
+fn documented(role: Role) -> BTreeMap<String, (String, BTreeSet<String>)> {
+    let table = include_str!("../../METRICS.md").lines().filter(|it| it.starts_with("| `"));
+    let rows = table.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
+    let rows = rows.filter(|row| match row[4] {
+        "all" => true,
+        "backend" => role == Role::Serves,
+        other => panic!("{other}: neither all nor backend"),
+    });
+    let word = |it: &str| it.trim_matches('`').to_owned();
+    let labels = |it: &str| Some(word(it)).filter(|it| !it.is_empty()).into_iter().collect();
+    rows.map(|row| (word(row[1]), (row[2].to_owned(), labels(row[3])))).collect()
+}
+
+#[test]
+fn the_table_of_metrics_is_what_is_served() {
+    for role in [Role::Serves, Role::Decides] {
+        assert_eq!(served(&busy(role).metrics.text().unwrap()), documented(role), "{role:?}");
+    }
+}
+
+/// The value of a sample.
+#[track_caller]
+fn value(admin: &Admin, sample: &str) -> f64 {
+    let text = admin.metrics.text().unwrap();
+    let line = text.lines().find_map(|it| it.strip_prefix(sample)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("there is no {sample} in\n{text}")).parse().unwrap()
+}
+
+#[test]
+fn changes_are_counted_when_they_are_published_and_pending_until_they_are_in_force() {
+    let admin = Admin::new("n1", Role::Serves);
+    let publisher = Publisher::new("n1");
+    let count = |name: &str| value(&admin, &format!("kubeproxy_sync_proxy_rules_{name}"));
+    let first = published(&publisher, [service("a", 2, None), service("b", 0, None)]);
+    admin.taken(&first);
+    assert_eq!((count("service_changes_total"), count("endpoint_changes_total")), (2.0, 1.0));
+    assert_eq!((count("service_changes_pending"), count("endpoint_changes_pending")), (2.0, 1.0));
+    admin.in_force(&first, &report(), Duration::from_millis(1));
+    assert_eq!((count("service_changes_pending"), count("endpoint_changes_pending")), (0.0, 0.0));
+    // One that is gone and one that has another endpoint.
+    let second = published(&publisher, [service("a", 3, None)]);
+    admin.taken(&second);
+    assert_eq!((count("service_changes_total"), count("endpoint_changes_total")), (3.0, 2.0));
+    assert_eq!((count("service_changes_pending"), count("endpoint_changes_pending")), (1.0, 1.0));
+}
+
+#[test]
+fn a_state_that_is_taken_up_twice_is_a_retry_and_no_change() {
+    let admin = Admin::new("n1", Role::Serves);
+    let publisher = Publisher::new("n1");
+    let state = published(&publisher, [service("a", 1, None)]);
+    admin.taken(&state);
+    admin.failed(Doing::Apply, "no room");
+    admin.taken(&state);
+    assert_eq!(value(&admin, "kube_proxy_ebpf_apply_retries_total"), 1.0);
+    assert_eq!(value(&admin, "kube_proxy_ebpf_failures_total{step=\"apply\"}"), 1.0);
+    assert_eq!(value(&admin, "kubeproxy_sync_proxy_rules_service_changes_total"), 1.0);
+}
+
+#[test]
+fn services_and_endpoints_are_those_in_force() {
+    let admin = Admin::new("n1", Role::Serves);
+    let publisher = Publisher::new("n1");
+    let mut numbers = Vec::new();
+    for services in [vec![("a", 2), ("b", 0)], vec![("a", 1), ("b", 3), ("c", 1)], vec![("c", 0)]] {
+        let state = published(&publisher, services.into_iter().map(|(name, n)| service(name, n, None)));
+        admin.taken(&state);
+        admin.in_force(&state, &report(), Duration::from_millis(1));
+        let own = |name: &str| value(&admin, &format!("kube_proxy_ebpf_{name}"));
+        let local = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"}";
+        numbers.push((own("generation"), own("services"), own("endpoints"), value(&admin, local)));
+    }
+    assert_eq!(numbers, [(1.0, 2.0, 2.0, 1.0), (2.0, 3.0, 5.0, 0.0), (3.0, 1.0, 0.0, 1.0)]);
+}
+
+#[test]
+fn the_delay_of_a_change_is_counted_once_and_never_from_before_the_start() {
+    let before = seconds(SystemTime::now()) - 1000.0;
+    let admin = Admin::new("n1", Role::Serves);
+    let publisher = Publisher::new("n1");
+    let after = seconds(SystemTime::now());
+    let count = || value(&admin, "kubeproxy_network_programming_duration_seconds_count");
+    let mut counts = Vec::new();
+    // From before the start; a new one; the same again, because only the Service changed; another one.
+    for (endpoints, time) in [(1, before), (2, after), (3, after), (4, after + 0.001)] {
+        let state = published(&publisher, [service("a", endpoints, Some(time))]);
+        admin.taken(&state);
+        admin.in_force(&state, &report(), Duration::from_millis(1));
+        counts.push(count());
+    }
+    assert_eq!(counts, [0.0, 1.0, 1.0, 2.0]);
+}
+
+#[test]
+fn programs_that_are_not_in_effect_are_counted_and_shown() {
+    let admin = busy(Role::Serves);
+    let shown = || value(&admin, "kube_proxy_ebpf_program_in_effect{hook=\"connect4\"}");
+    assert_eq!(shown(), 1.0);
+    admin.looked(Ok(&hooks(false)));
+    assert_eq!(shown(), 0.0);
+    assert_eq!(value(&admin, "kube_proxy_ebpf_program_losses_total"), 1.0);
+    assert_eq!(value(&admin, "kube_proxy_ebpf_foreign_programs{hook=\"connect4\"}"), 1.0);
+}
+
+#[test]
+fn what_is_refused_is_counted_by_who_refuses_it() {
+    let admin = busy(Role::Serves);
+    let rejected = |n: usize| (0..n).map(|n| Rejected { item: n.to_string(), reason: "for a test".into() });
+    admin.rejected(Stage::Brain, rejected(3));
+    admin.rejected(Stage::Brain, rejected(2));
+    assert_eq!(value(&admin, "kube_proxy_ebpf_rejected_items{by=\"brain\"}"), 2.0);
+    assert_eq!(value(&admin, "kube_proxy_ebpf_rejected_items{by=\"backend\"}"), 1.0);
+    assert_eq!(value(&admin, "kube_proxy_ebpf_rejected_items{by=\"source\"}"), 0.0);
+}

@@ -1,0 +1,228 @@
+//! What is known: the newest of everything, and since when.
+//!
+//! The one rule: plain facts, without a judgement. What they mean is said in `health`.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use backend::{
+    Doing,
+    ebpf::{Hooks, Report, TableFill},
+};
+use model::{Rejected, Timestamp, state::NodeState};
+use publish::Published;
+use tokio::time::Instant;
+
+use crate::{
+    Role, Source, Stage,
+    tally::{Changes, Tally},
+};
+
+/// One moment by both clocks: one that only goes forward, and one that others have too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) instant: Instant,
+    pub(crate) wall: SystemTime,
+}
+
+impl Moment {
+    pub(crate) fn now() -> Self {
+        Self { instant: Instant::now(), wall: SystemTime::now() }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub(crate) node: Arc<str>,
+    pub(crate) role: Role,
+    pub(crate) started: Moment,
+    /// By name.
+    pub(crate) sources: BTreeMap<String, Source>,
+    /// The newest state that was published.
+    pub(crate) published: Option<(Arc<Published>, Moment)>,
+    /// The state that is in force.
+    pub(crate) in_force: Option<InForce>,
+    /// Since when the oldest change waits that is not in force.
+    pub(crate) waiting: Option<Instant>,
+    /// The same for changes that came after the state that is being brought into force.
+    waiting_next: Option<Instant>,
+    /// Instance and revision of what was taken up last.
+    taken: Option<(u64, u64)>,
+    /// What failed since a state came into force.
+    pub(crate) failure: Option<Failure>,
+    /// What the kernel said last of the programs.
+    pub(crate) hooks: Option<Hooks>,
+    /// When it last said that all of them are in effect; when they were first looked for, before that.
+    pub(crate) proven: Option<Instant>,
+    /// Why it would not say, the last time.
+    pub(crate) look_error: Option<String>,
+    pub(crate) rejected: BTreeMap<Stage, Vec<Rejected>>,
+    pub(crate) tally: Tally,
+    /// Whether this node was ever among the cluster's nodes.
+    saw_own_node: bool,
+    /// `None` where nobody can follow.
+    pub(crate) watchers: Option<Count>,
+}
+
+/// Asks how many follow.
+pub(crate) struct Count(pub(crate) Box<dyn Fn() -> usize + Send + Sync>);
+
+impl fmt::Debug for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0())
+    }
+}
+
+/// A state that is in force.
+#[derive(Debug)]
+pub(crate) struct InForce {
+    pub(crate) published: Arc<Published>,
+    pub(crate) since: Moment,
+    pub(crate) tables: Vec<TableFill>,
+}
+
+/// Something that failed and is tried again.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) doing: Doing,
+    pub(crate) error: String,
+}
+
+impl Record {
+    pub(crate) fn new(node: Arc<str>, role: Role, started: Moment) -> Self {
+        Self {
+            node,
+            role,
+            started,
+            sources: BTreeMap::new(),
+            published: None,
+            in_force: None,
+            waiting: None,
+            waiting_next: None,
+            taken: None,
+            failure: None,
+            hooks: None,
+            proven: None,
+            look_error: None,
+            rejected: BTreeMap::new(),
+            tally: Tally::default(),
+            saw_own_node: false,
+            watchers: None,
+        }
+    }
+
+    /// A state was published; what of it differs from the one before. Nothing, if it was heard of before.
+    pub(crate) fn published(&mut self, published: &Arc<Published>, now: Moment) -> Changes {
+        if self.published.as_ref().is_some_and(|(it, _)| key(it) == key(published)) {
+            return Changes::default();
+        }
+        let nothing = NodeState::default();
+        let before = self.published.as_ref().map_or(&nothing, |(it, _)| &it.state);
+        let changes = Changes::between(before, &published.state);
+        if self.role == Role::Decides {
+            self.tally.update(before, &published.state);
+        }
+        self.saw_own_node |= published.state.nodes.contains_key(&self.node);
+        self.published = Some((Arc::clone(published), now));
+        self.waiting.get_or_insert(now.instant);
+        self.waiting_next.get_or_insert(now.instant);
+        changes
+    }
+
+    /// A state was taken up; whether it had been before.
+    pub(crate) fn taken(&mut self, published: &Published) -> bool {
+        self.waiting_next = None;
+        self.taken.replace(key(published)) == Some(key(published))
+    }
+
+    /// A state is in force; when the changes happened that it brought, as far as that is known.
+    pub(crate) fn in_force(
+        &mut self,
+        published: &Arc<Published>,
+        report: &Report,
+        now: Moment,
+    ) -> Vec<Duration> {
+        let nothing = NodeState::default();
+        let before = self.in_force.as_ref().map_or(&nothing, |it| &it.published.state);
+        self.tally.update(before, &published.state);
+        let triggers = published.state.diff(before).filter_map(|(_, before, now_)| {
+            let trigger = now_?.trigger_time?;
+            // The same time once more: another change of the Service brought it.
+            (before.and_then(|it| it.trigger_time) != Some(trigger)).then_some(trigger)
+        });
+        // As kube-proxy has it: what happened before there was a proxy is not its delay.
+        let durations = triggers.filter_map(|it| {
+            let trigger = wall(it)?;
+            (trigger >= self.started.wall).then(|| now.wall.duration_since(trigger).unwrap_or_default())
+        });
+        let durations = durations.collect();
+        self.in_force =
+            Some(InForce { published: Arc::clone(published), since: now, tables: report.tables.clone() });
+        self.rejected.insert(Stage::Backend, report.rejected.clone());
+        self.waiting = self.waiting_next;
+        self.failure = None;
+        durations
+    }
+
+    pub(crate) fn failed(&mut self, doing: Doing, error: &str) {
+        self.failure = Some(Failure { doing, error: error.to_owned() });
+    }
+
+    pub(crate) fn looked(&mut self, hooks: Result<&Hooks, &str>, now: Instant) {
+        let first = *self.proven.get_or_insert(now);
+        match hooks {
+            Ok(hooks) => {
+                self.proven = Some(if hooks.are_in_effect() { now } else { first });
+                self.look_error = None;
+                self.hooks = Some(hooks.clone());
+            }
+            Err(error) => self.look_error = Some(error.to_owned()),
+        }
+    }
+
+    /// Whether load balancers may send to this node (KEP-3836): it was never heard of, or it is there and stays.
+    pub(crate) fn node_eligible(&self) -> bool {
+        let nodes = self.published.as_ref().map(|(it, _)| &it.state.nodes);
+        match nodes.and_then(|it| it.get(&self.node)) {
+            Some(node) => !node.is_leaving,
+            None => !self.saw_own_node,
+        }
+    }
+
+    /// What is published and not in force yet.
+    pub(crate) fn pending(&self) -> Changes {
+        match (self.role, &self.published, &self.in_force) {
+            (Role::Decides, _, _) | (_, None, _) => Changes::default(),
+            (Role::Serves, Some((published, _)), None) => {
+                Changes::between(&NodeState::default(), &published.state)
+            }
+            (Role::Serves, Some((published, _)), Some(in_force)) => {
+                Changes::between(&in_force.published.state, &published.state)
+            }
+        }
+    }
+
+    /// For how long the oldest change waits that is not in force.
+    pub(crate) fn waiting_for(&self, now: Instant) -> Option<Duration> {
+        let since = if self.role == Role::Serves { self.waiting } else { None };
+        since.map(|it| now.duration_since(it))
+    }
+}
+
+fn key(published: &Published) -> (u64, u64) {
+    (published.instance_id, published.rev)
+}
+
+fn wall(timestamp: Timestamp) -> Option<SystemTime> {
+    let micros = u64::try_from(timestamp.as_micros()).ok()?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(micros))
+}
+
+/// Seconds since 1970.
+pub(crate) fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}

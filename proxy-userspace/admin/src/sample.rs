@@ -1,0 +1,75 @@
+//! States and reports for tests.
+
+use std::{collections::BTreeMap, num::NonZeroU16, sync::Arc};
+
+use backend::ebpf::{Hook, Hooks, Other, Report, TableFill};
+use model::{
+    Protocol, Rejected, ServiceName, Timestamp,
+    state::{
+        Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scopes, Service, ServiceKind, ServicePort,
+        ServiceState, TargetPort, TrafficPolicy,
+    },
+};
+use publish::{Published, Publisher};
+
+/// A Service `default/NAME` with so many endpoints, under an internal policy Local.
+pub(crate) fn service(name: &str, endpoints: u8, changed: Option<f64>) -> (ServiceName, Arc<ServiceState>) {
+    let http = NonZeroU16::new(80).unwrap();
+    let service = Service {
+        name: ServiceName::new("default", name),
+        kind: ServiceKind::ClusterIp,
+        cluster_ips: vec![[10, 96, 0, 1].into()],
+        external_ips: vec![],
+        load_balancer_ips: vec![],
+        ports: vec![ServicePort {
+            name: String::new(),
+            protocol: Protocol::Tcp,
+            port: http,
+            node_port: None,
+            lost: vec![],
+            target_port: TargetPort::Number(http),
+            usable: PerFamily::default(),
+        }],
+        internal_policy: TrafficPolicy::Local,
+        external_policy: TrafficPolicy::Cluster,
+        affinity: None,
+        source_ranges: vec![],
+        health_check_node_port: None,
+    };
+    let endpoints = (0..endpoints).map(|n| Endpoint {
+        key: EndpointKey::Pod(format!("p{n}")),
+        hostname: String::new(),
+        v4: Some([10, 1, 0, n].into()),
+        v6: None,
+        local: true,
+        ports: vec![EndpointPort {
+            index: 0,
+            port: http,
+            scopes: Scopes { internal: true, ..Scopes::default() },
+        }],
+    });
+    let mut state = ServiceState::new(service, endpoints);
+    state.trigger_time = changed.map(|it| Timestamp::from_micros((it * 1e6) as i64));
+    (ServiceName::new("default", name), Arc::new(state))
+}
+
+pub(crate) fn published(
+    publisher: &Publisher,
+    services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>,
+) -> Arc<Published> {
+    let services: BTreeMap<_, _> = services.into_iter().collect();
+    publisher.publish(NodeState { services: services.into(), ..NodeState::default() });
+    publisher.current().unwrap()
+}
+
+pub(crate) fn hooks(in_effect: bool) -> Hooks {
+    let others = vec![Other { id: 7, name: "cil_sock4_connect".into() }];
+    let hook = Hook { name: "connect4", program: Some(1), in_effect, others };
+    Hooks { cgroup: "/sys/fs/cgroup".into(), hooks: vec![hook] }
+}
+
+pub(crate) fn report() -> Report {
+    let rejected = vec![Rejected { item: "default/a".into(), reason: "for a test".into() }];
+    let tables = vec![TableFill { name: "frontends4", entries: 3, capacity: 64 }];
+    Report { rejected, tables, flipped: true, whole: true, ..Report::default() }
+}

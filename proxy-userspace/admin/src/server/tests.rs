@@ -1,0 +1,120 @@
+//! Over real sockets.
+
+use std::net::Ipv4Addr;
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use super::*;
+use crate::Role;
+
+/// Serves at an address of its own choice, and says which.
+async fn start(admin: &Admin, site: Site, address: SocketAddr) -> (Servers, SocketAddr) {
+    // A port that was free a moment ago.
+    let port = bind(address).unwrap().local_addr().unwrap().port();
+    let address = SocketAddr::new(address.ip(), port);
+    let servers = Servers::start(admin, [Endpoint { site, address, flag: "healthz-bind-address" }]);
+    (servers, address)
+}
+
+/// What comes back, head and body, for what is sent.
+async fn raw(address: SocketAddr, request: &str) -> String {
+    let mut stream = loop {
+        match TcpStream::connect(address).await {
+            Ok(stream) => break stream,
+            Err(_) => tokio::task::yield_now().await,
+        }
+    };
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+async fn get(address: SocketAddr, path: &str) -> String {
+    raw(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).await
+}
+
+fn local() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
+
+#[tokio::test]
+async fn pages_have_the_status_and_headers_of_kube_proxy() {
+    let admin = Admin::new("n1", Role::Serves);
+    let (_servers, health) = start(&admin, Site::Health, local()).await;
+    let answer = get(health, "/healthz").await.to_lowercase();
+    for it in ["http/1.1 200 ok", "content-type: application/json\r\n", "x-content-type-options: nosniff\r\n"]
+    {
+        assert!(answer.contains(it), "{it} is not in {answer}");
+    }
+    assert!(get(health, "/readyz").await.starts_with("HTTP/1.1 503 "));
+    assert!(get(health, "/livez?verbose").await.starts_with("HTTP/1.1 200 "));
+    assert!(get(health, "/metrics").await.starts_with("HTTP/1.1 404 "));
+    let post = raw(health, "POST /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    assert!(post.starts_with("HTTP/1.1 405 "), "{post}");
+
+    let (_servers, metrics) = start(&admin, Site::Metrics, local()).await;
+    let answer = get(metrics, "/metrics").await;
+    assert!(answer.contains("text/plain; version=0.0.4"), "{answer}");
+    assert!(answer.contains("kubeproxy_proxy_healthz_total{code=\"200\"} 1\n"), "{answer}");
+    assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nebpf"));
+    assert!(get(metrics, "/healthz").await.ends_with("\r\n\r\nok"));
+    assert!(get(metrics, "/state").await.starts_with("HTTP/1.1 503 "));
+    assert!(get(metrics, "/status").await.contains("\"node\":\"n1\""));
+}
+
+#[tokio::test]
+async fn the_unspecified_address_of_ipv4_stands_for_both_families() {
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        eprintln!("skipped: there is no IPv6 here");
+        return;
+    }
+    let admin = Admin::new("n1", Role::Serves);
+    let (_servers, address) = start(&admin, Site::Health, "0.0.0.0:0".parse().unwrap()).await;
+    for ip in ["127.0.0.1", "::1"] {
+        let answer = get(SocketAddr::new(ip.parse().unwrap(), address.port()), "/livez").await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{ip}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_had_as_soon_as_it_is_free() {
+    let admin = Admin::new("n1", Role::Serves);
+    let occupant = std::net::TcpListener::bind(local()).unwrap();
+    let address = occupant.local_addr().unwrap();
+    let _servers =
+        Servers::start(&admin, [Endpoint { site: Site::Health, address, flag: "healthz-bind-address" }]);
+    tokio::task::yield_now().await;
+    drop(occupant);
+    assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
+}
+
+#[tokio::test]
+async fn who_says_nothing_is_cut_off_and_keeps_nobody_out() {
+    let admin = Admin::new("n1", Role::Serves);
+    let (_servers, address) = start(&admin, Site::Health, local()).await;
+    let _ = get(address, "/livez").await;
+    let mut silent = Vec::new();
+    for _ in 0..CLIENTS {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /livez HTTP/1.1\r\n").await.unwrap();
+        silent.push(stream);
+    }
+    // They have taken all places, and this one is behind them.
+    assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
+}
+
+#[tokio::test]
+async fn nonsense_is_refused() {
+    let admin = Admin::new("n1", Role::Serves);
+    let (_servers, address) = start(&admin, Site::Health, local()).await;
+    let long = format!("GET /livez HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(2 * LONGEST_HEAD));
+    for nonsense in ["\0\0\0\0\r\n\r\n", "GET\r\n\r\n", &long] {
+        let answer = raw(address, nonsense).await;
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
+    }
+    assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
+}

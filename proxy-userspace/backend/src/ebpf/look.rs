@@ -1,0 +1,130 @@
+//! Which programs are in effect on a cgroup: not what was attached, but what the kernel says.
+//!
+//! The one rule: it only looks. Whoever else has programs there is named, and nothing is changed.
+
+use std::{
+    io::{self, ErrorKind},
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+};
+
+use aya::programs::loaded_programs;
+use aya_obj::generated::bpf_attach_type::{self, *};
+
+use super::{
+    error::Error,
+    hooks::{Cgroup, HOOKS},
+    pins::Pins,
+    sys,
+};
+
+/// What is in effect on a cgroup, hook by hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hooks {
+    /// The cgroup.
+    pub cgroup: PathBuf,
+    /// Every hook that this program uses.
+    pub hooks: Vec<Hook>,
+}
+
+/// One hook of a cgroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hook {
+    /// Its name, as in `connect4`.
+    pub name: &'static str,
+    /// The kernel's id of our program, if a link of ours is pinned.
+    pub program: Option<u32>,
+    /// Whether our program is among those that the kernel runs there.
+    pub in_effect: bool,
+    /// Programs of others that the kernel runs there too.
+    pub others: Vec<Other>,
+}
+
+/// A program that is not ours.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Other {
+    /// The kernel's id of it.
+    pub id: u32,
+    /// Its name, as far as the kernel keeps it (15 bytes); empty if it has none or could not be asked for.
+    pub name: String,
+}
+
+impl Hooks {
+    /// The hooks at which our program is not in effect.
+    pub fn missing(&self) -> impl Iterator<Item = &Hook> {
+        self.hooks.iter().filter(|it| !it.in_effect)
+    }
+
+    /// Whether our programs are in effect at every hook.
+    pub fn are_in_effect(&self) -> bool {
+        self.missing().next().is_none()
+    }
+}
+
+/// Looks at a cgroup by its path, the root of the first cgroup2 mount if none is named, and at the links below
+/// `pin_dir`.
+///
+/// # Errors
+///
+/// If the cgroup cannot be opened, or the kernel refuses to tell.
+pub fn look_at(cgroup: Option<&Path>, pin_dir: &Path) -> Result<Hooks, Error> {
+    look(&Cgroup::open(cgroup)?, &Pins::new(pin_dir))
+}
+
+pub(super) fn look(cgroup: &Cgroup, pins: &Pins) -> Result<Hooks, Error> {
+    let hooks = HOOKS.into_iter().map(|name| {
+        let program = linked(&pins.links().join(name))?;
+        let running = sys::programs_in_effect(cgroup.as_fd(), attach_type(name))
+            .map_err(Error::syscall("BPF_PROG_QUERY", format!("{name} on {}", cgroup.path().display())))?;
+        let in_effect = program.is_some_and(|it| running.contains(&it));
+        let others = running.into_iter().filter(|it| Some(*it) != program);
+        let others = others.map(|id| Other { id, name: name_of(id) }).collect();
+        Ok(Hook { name, program, in_effect, others })
+    });
+    Ok(Hooks { cgroup: cgroup.path().to_path_buf(), hooks: hooks.collect::<Result<_, _>>()? })
+}
+
+/// The program under the link that is pinned there, if one is.
+fn linked(pin: &Path) -> Result<Option<u32>, Error> {
+    match sys::obj_get(pin) {
+        Ok(link) => sys::link_program(link.as_fd()).map(Some),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+    .map_err(|error: io::Error| Error::syscall("BPF_OBJ_GET", pin.display())(error))
+}
+
+/// What a program is called.
+fn name_of(id: u32) -> String {
+    // It may be gone by now, and then it has no name.
+    let found = loaded_programs().flatten().find(|it| it.id() == id);
+    found.and_then(|it| it.name_as_str().map(ToOwned::to_owned)).unwrap_or_default()
+}
+
+/// Where a program of this name is attached.
+fn attach_type(hook: &str) -> bpf_attach_type {
+    match hook {
+        "connect4" => BPF_CGROUP_INET4_CONNECT,
+        "connect6" => BPF_CGROUP_INET6_CONNECT,
+        "sendmsg4" => BPF_CGROUP_UDP4_SENDMSG,
+        "sendmsg6" => BPF_CGROUP_UDP6_SENDMSG,
+        "recvmsg4" => BPF_CGROUP_UDP4_RECVMSG,
+        "recvmsg6" => BPF_CGROUP_UDP6_RECVMSG,
+        "getpeername4" => BPF_CGROUP_INET4_GETPEERNAME,
+        "getpeername6" => BPF_CGROUP_INET6_GETPEERNAME,
+        _ => unreachable!("every hook has its row here; a test looks at all of them"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_hook_has_an_attach_type_of_its_own() {
+        let mut types: Vec<_> = HOOKS.into_iter().map(|it| attach_type(it) as u32).collect();
+        types.sort_unstable();
+        types.dedup();
+        assert_eq!(types.len(), HOOKS.len());
+    }
+}

@@ -1,0 +1,124 @@
+//! Whose the addresses are that node ports are served at. Pure.
+//!
+//! The one rule: what one node says of its own addresses holds for every node alike.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use ipnet::IpNet;
+use model::state::{Node, Nodes};
+use proxy_common::tables::{LOOPBACK, OTHER, OWN};
+
+use super::layout::Places;
+
+/// Which addresses of a node its node ports are served at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// All of them, the loopback address among them.
+    #[default]
+    All,
+    /// The first of each family that its Node object names.
+    Primary,
+    /// Those in one of these ranges; the loopback address too, if it is in one.
+    In(Vec<IpNet>),
+}
+
+impl NodePortAddresses {
+    /// What of a Node object's addresses counts.
+    fn of<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = IpAddr> + 'a {
+        let first = |v4| node.addresses.iter().find(move |it| it.is_ipv4() == v4);
+        let primary = [first(true), first(false)];
+        node.addresses.iter().copied().filter(move |it| match self {
+            Self::Primary => primary.contains(&Some(it)),
+            other => other.contains(*it),
+        })
+    }
+
+    /// Whether an address of an interface counts.
+    fn contains(&self, address: IpAddr) -> bool {
+        match self {
+            Self::All => true,
+            Self::Primary => false,
+            Self::In(ranges) => ranges.iter().any(|it| it.contains(&address)),
+        }
+    }
+}
+
+/// Whose each address is: of the node called `own` with these interfaces, or of another one.
+pub(super) fn places(
+    nodes: &Nodes,
+    own: &str,
+    interfaces: &BTreeSet<IpAddr>,
+    which: &NodePortAddresses,
+) -> Places {
+    let mut places = Places::new();
+    for node in nodes.iter().filter(|(name, _)| &***name != own).map(|(_, node)| node) {
+        places.extend(which.of(node).map(|address| (address, OTHER)));
+    }
+    // What is ours stays ours, whoever else claims it.
+    if let Some(node) = nodes.get(own) {
+        places.extend(which.of(node).map(|address| (address, OWN)));
+    }
+    places.extend(interfaces.iter().filter(|it| which.contains(**it)).map(|address| (*address, OWN)));
+    let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()];
+    places.extend(loopback.into_iter().filter(|it| which.contains(*it)).map(|it| (it, LOOPBACK)));
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[track_caller]
+    fn check(which: NodePortAddresses, expect: &[(&str, u32)]) {
+        let node = |addresses: &[&str]| Node {
+            addresses: addresses.iter().map(|it| ip(it)).collect(),
+            ..Node::default()
+        };
+        let nodes = [
+            ("us".into(), node(&["192.0.2.1", "2001:db8::1", "203.0.113.1"])),
+            ("other".into(), node(&["192.0.2.2", "203.0.113.2", "198.51.100.1"])),
+        ];
+        let interfaces = BTreeSet::from([ip("192.0.2.1"), ip("198.51.100.1")]);
+        let expect: Places = expect.iter().map(|(address, place)| (ip(address), *place)).collect();
+        assert_eq!(places(&nodes.into_iter().collect(), "us", &interfaces, &which), expect);
+    }
+
+    #[test]
+    fn every_address_of_every_node_counts() {
+        check(
+            NodePortAddresses::All,
+            &[
+                ("127.0.0.1", LOOPBACK),
+                ("::1", LOOPBACK),
+                ("192.0.2.1", OWN),
+                ("2001:db8::1", OWN),
+                ("203.0.113.1", OWN),
+                // Another node says it is its own; but it is on an interface of ours.
+                ("198.51.100.1", OWN),
+                ("192.0.2.2", OTHER),
+                ("203.0.113.2", OTHER),
+            ],
+        );
+    }
+
+    #[test]
+    fn only_the_primary_addresses_count_if_so_asked() {
+        check(NodePortAddresses::Primary, &[("192.0.2.1", OWN), ("2001:db8::1", OWN), ("192.0.2.2", OTHER)]);
+    }
+
+    #[test]
+    fn only_addresses_in_the_ranges_count_if_some_are_given() {
+        let ranges = ["203.0.113.0/24", "127.0.0.0/8"].map(|it| it.parse().unwrap());
+        check(
+            NodePortAddresses::In(ranges.into()),
+            &[("203.0.113.1", OWN), ("203.0.113.2", OTHER), ("127.0.0.1", LOOPBACK)],
+        );
+    }
+}

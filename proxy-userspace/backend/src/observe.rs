@@ -1,0 +1,51 @@
+//! What a backend does, for whoever reports it.
+//!
+//! The one rule: an observer is told, never asked. Nothing that it does or fails to do changes what is served.
+
+use std::{sync::Arc, time::Duration};
+
+use publish::Published;
+
+use crate::ebpf::{Hooks, Report};
+
+/// Hears of what a backend does, as it happens, in the order in which it happens.
+///
+/// Every method returns at once.
+pub trait Observer {
+    /// A state was taken up, to be brought into force; again if it failed before.
+    fn taken(&self, published: &Arc<Published>);
+
+    /// A state is in force, so long after it was taken up.
+    fn in_force(&self, published: &Arc<Published>, report: &Report, took: Duration);
+
+    /// Something failed and will be tried again; what was in force stays so.
+    fn failed(&self, doing: Doing, error: &str);
+
+    /// The kernel was asked which programs are in effect.
+    fn looked(&self, hooks: Result<&Hooks, &str>);
+}
+
+/// What a backend was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Doing {
+    /// Writing a state into the maps.
+    Apply,
+    /// Putting the programs in effect.
+    Attach,
+    /// Readying the spare maps for the next change.
+    Settle,
+}
+
+impl Doing {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Apply, Self::Attach, Self::Settle];
+
+    /// Its name, as in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Apply => "apply",
+            Self::Attach => "attach",
+            Self::Settle => "settle",
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Kubernetes' objects as they are written, reduced to the fields that are read.
+//!
+//! The one rule: what is not read is never kept.
+//! Managed fields, other labels, the rest of a status: they are passed over while decoding, and cost no memory.
+
+use k8s_openapi::apimachinery::pkg::{apis::meta::v1::Time, util::intstr::IntOrString};
+use serde::{Deserialize, Deserializer};
+
+/// `metadata` of any object.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metadata {
+    pub(crate) name: Option<String>,
+    pub(crate) namespace: Option<String>,
+    pub(crate) creation_timestamp: Option<Time>,
+    pub(crate) deletion_timestamp: Option<Time>,
+    pub(crate) labels: Option<Labels>,
+    pub(crate) annotations: Option<Annotations>,
+    /// The version that a watch goes on from.
+    pub(crate) resource_version: Option<String>,
+}
+
+/// The labels that mean something.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Labels {
+    #[serde(rename = "kubernetes.io/service-name")]
+    pub(crate) service_name: Option<String>,
+    #[serde(rename = "service.kubernetes.io/service-proxy-name")]
+    pub(crate) service_proxy_name: Option<String>,
+    #[serde(rename = "service.kubernetes.io/headless")]
+    pub(crate) headless: Option<String>,
+    #[serde(rename = "topology.kubernetes.io/zone")]
+    pub(crate) zone: Option<String>,
+}
+
+/// The annotations that mean something.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Annotations {
+    #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
+    pub(crate) last_change_trigger_time: Option<String>,
+    /// Ends the list at the beginning of a watch.
+    #[serde(rename = "k8s.io/initial-events-end")]
+    pub(crate) initial_events_end: Option<String>,
+}
+
+/// `v1 Service`.
+#[derive(Debug, Default, Deserialize)]
+pub struct Service {
+    #[serde(default, deserialize_with = "or_default")]
+    pub(crate) metadata: Metadata,
+    pub(crate) spec: Option<ServiceSpec>,
+    pub(crate) status: Option<ServiceStatus>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ServiceSpec {
+    #[serde(rename = "type")]
+    pub(crate) type_: Option<String>,
+    #[serde(rename = "clusterIP")]
+    pub(crate) cluster_ip: Option<String>,
+    #[serde(rename = "clusterIPs")]
+    pub(crate) cluster_ips: Option<Vec<String>>,
+    #[serde(rename = "externalIPs")]
+    pub(crate) external_ips: Option<Vec<String>>,
+    pub(crate) ports: Option<Vec<ServicePort>>,
+    pub(crate) internal_traffic_policy: Option<String>,
+    pub(crate) external_traffic_policy: Option<String>,
+    pub(crate) session_affinity: Option<String>,
+    pub(crate) session_affinity_config: Option<SessionAffinityConfig>,
+    pub(crate) load_balancer_source_ranges: Option<Vec<String>>,
+    pub(crate) health_check_node_port: Option<i32>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ServicePort {
+    pub(crate) name: Option<String>,
+    pub(crate) protocol: Option<String>,
+    pub(crate) port: Option<i32>,
+    pub(crate) node_port: Option<i32>,
+    pub(crate) target_port: Option<IntOrString>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct SessionAffinityConfig {
+    #[serde(rename = "clientIP")]
+    pub(crate) client_ip: Option<ClientIpConfig>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ClientIpConfig {
+    pub(crate) timeout_seconds: Option<i32>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ServiceStatus {
+    pub(crate) load_balancer: Option<LoadBalancerStatus>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct LoadBalancerStatus {
+    pub(crate) ingress: Option<Vec<LoadBalancerIngress>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LoadBalancerIngress {
+    pub(crate) ip: Option<String>,
+    pub(crate) ip_mode: Option<String>,
+}
+
+/// `discovery.k8s.io/v1 EndpointSlice`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointSlice {
+    #[serde(default, deserialize_with = "or_default")]
+    pub(crate) metadata: Metadata,
+    pub(crate) address_type: Option<String>,
+    pub(crate) ports: Option<Vec<EndpointPort>>,
+    pub(crate) endpoints: Option<Vec<Endpoint>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct EndpointPort {
+    pub(crate) name: Option<String>,
+    pub(crate) protocol: Option<String>,
+    pub(crate) port: Option<i32>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Endpoint {
+    pub(crate) addresses: Option<Vec<String>>,
+    pub(crate) conditions: Option<EndpointConditions>,
+    pub(crate) hostname: Option<String>,
+    pub(crate) target_ref: Option<ObjectReference>,
+    pub(crate) node_name: Option<String>,
+    pub(crate) hints: Option<EndpointHints>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct EndpointConditions {
+    pub(crate) ready: Option<bool>,
+    pub(crate) serving: Option<bool>,
+    pub(crate) terminating: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct ObjectReference {
+    pub(crate) kind: Option<String>,
+    pub(crate) name: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct EndpointHints {
+    pub(crate) for_nodes: Option<Vec<Hint>>,
+    pub(crate) for_zones: Option<Vec<Hint>>,
+}
+
+/// A node or a zone.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Hint {
+    #[serde(default, deserialize_with = "or_default")]
+    pub(crate) name: String,
+}
+
+/// `v1 Node`.
+#[derive(Debug, Default, Deserialize)]
+pub struct Node {
+    #[serde(default, deserialize_with = "or_default")]
+    pub(crate) metadata: Metadata,
+    pub(crate) spec: Option<NodeSpec>,
+    pub(crate) status: Option<NodeStatus>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct NodeSpec {
+    #[serde(rename = "podCIDR")]
+    pub(crate) pod_cidr: Option<String>,
+    #[serde(rename = "podCIDRs")]
+    pub(crate) pod_cidrs: Option<Vec<String>>,
+    pub(crate) taints: Option<Vec<Taint>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Taint {
+    pub(crate) key: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct NodeStatus {
+    pub(crate) addresses: Option<Vec<NodeAddress>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct NodeAddress {
+    #[serde(rename = "type")]
+    pub(crate) type_: Option<String>,
+    pub(crate) address: Option<String>,
+}
+
+/// `null` means the same as nothing.
+fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}

@@ -1,0 +1,181 @@
+//! Reads the file.
+//!
+//! The one rule: what is not understood is named; only what is no `KubeProxyConfiguration` at all is refused.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use super::fields::{Field, field};
+
+const VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
+const KIND: &str = "KubeProxyConfiguration";
+
+/// Why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::cli) enum ConfigError {
+    #[error("{}: {error}; name a file that can be read with --config", path.display())]
+    Unreadable { path: PathBuf, error: io::Error },
+    #[error("{}: {reason}; correct it", path.display())]
+    NotYaml { path: PathBuf, reason: String },
+    #[error("{}: {what} is not what --config reads; {remedy}", path.display())]
+    OtherKind { path: PathBuf, what: String, remedy: String },
+    #[error("{}: {field}: {value} is not a single value; write one", path.display())]
+    NotSingle { path: PathBuf, field: String, value: String },
+}
+
+/// What a file says.
+#[derive(Debug, Default)]
+pub(in crate::cli) struct File {
+    /// The values of flags, by their ids, and the fields that they come from.
+    values: BTreeMap<&'static str, (Vec<String>, String)>,
+    remarks: Vec<String>,
+}
+
+impl File {
+    /// Reads a file; `is_flag` says which flags there are.
+    pub(super) fn read(path: &Path, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
+        let text = fs::read_to_string(path)
+            .map_err(|error| ConfigError::Unreadable { path: path.to_owned(), error })?;
+        Self::parse(path, &text, is_flag)
+    }
+
+    pub(super) fn parse(
+        path: &Path,
+        text: &str,
+        is_flag: impl Fn(&str) -> bool,
+    ) -> Result<Self, ConfigError> {
+        let value: Value = serde_saphyr::from_str(text).map_err(|error| {
+            let text = error.without_snippet().to_string();
+            let reason = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            ConfigError::NotYaml { path: path.to_owned(), reason }
+        })?;
+        check_kind(path, &value)?;
+        let mut file = Self::default();
+        // With a cluster's configuration the source is the cluster.
+        if is_flag("source") {
+            file.values.insert("source", (vec!["kube".into()], "kind".into()));
+        }
+        let mut leaves = Vec::new();
+        collect("", &value, &mut leaves);
+        for (at, value) in leaves {
+            file.add(path, &at, value, &is_flag)?;
+        }
+        Ok(file)
+    }
+
+    /// The flags that the file gives values to.
+    pub(super) fn defaults(&self) -> impl Iterator<Item = (&'static str, &[String])> {
+        self.values.iter().map(|(id, (values, _))| (*id, values.as_slice()))
+    }
+
+    /// The field that gives a flag its value.
+    pub(super) fn field_of(&self, id: &str) -> Option<&str> {
+        self.values.get(id).map(|(_, field)| field.as_str())
+    }
+
+    pub(super) fn remarks(&self) -> impl Iterator<Item = &str> {
+        self.remarks.iter().map(String::as_str)
+    }
+
+    fn add(
+        &mut self,
+        path: &Path,
+        at: &str,
+        value: &Value,
+        is_flag: impl Fn(&str) -> bool,
+    ) -> Result<(), ConfigError> {
+        let shown = path.display();
+        let Some(Field { defaults, flag, because, .. }) = field(at) else {
+            self.remarks.push(format!("{shown}: {at} is unknown and passed over; is it misspelt?"));
+            return Ok(());
+        };
+        if is_empty(value) {
+            return Ok(());
+        }
+        if let Some(id) = flag.filter(|it| is_flag(it)) {
+            if let Some(values) = values(at, value) {
+                self.values.insert(id, (values, at.to_owned()));
+                return Ok(());
+            }
+            let (field, value) = (at.to_owned(), value.to_string());
+            return Err(ConfigError::NotSingle { path: path.to_owned(), field, value });
+        }
+        let text = plain(value);
+        if !defaults.contains(&text.as_str()) {
+            self.remarks.push(format!("{shown}: {at}: {text} is not needed here, because {because}"));
+        }
+        Ok(())
+    }
+}
+
+fn check_kind(path: &Path, value: &Value) -> Result<(), ConfigError> {
+    let word = |key| value.get(key).and_then(Value::as_str).unwrap_or_default();
+    let (version, kind) = (word("apiVersion"), word("kind"));
+    if (version, kind) == (VERSION, KIND) {
+        return Ok(());
+    }
+    let what = match (version, kind) {
+        ("", "") => "something without apiVersion and kind".to_owned(),
+        _ => format!("{version} {kind}"),
+    };
+    let remedy = match kind {
+        "ConfigMap" => "give the content of its config.conf as a file".to_owned(),
+        KIND => format!("write it as {VERSION}"),
+        _ => format!("give a {KIND} of {VERSION}"),
+    };
+    Err(ConfigError::OtherKind { path: path.to_owned(), what, remedy })
+}
+
+/// The values in a document, with their paths.
+fn collect<'a>(at: &str, value: &'a Value, found: &mut Vec<(String, &'a Value)>) {
+    for (key, value) in value.as_object().into_iter().flatten() {
+        let at = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+        match value {
+            _ if matches!(at.as_str(), "apiVersion" | "kind") => {}
+            Value::Object(inner) if !inner.is_empty() && at != "featureGates" => collect(&at, value, found),
+            _ => found.push((at, value)),
+        }
+    }
+}
+
+/// Whether it says no more than if it were left out: Go writes out what is not set.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Bool(true) => false,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => matches!(text.as_str(), "" | "0s"),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(items) => items.is_empty(),
+    }
+}
+
+/// The values for a flag.
+fn values(at: &str, value: &Value) -> Option<Vec<String>> {
+    match (at, value) {
+        // klog's levels: 4 is for those who look for a mistake, 6 and more for those who look closely.
+        ("logging.verbosity", _) => value.as_u64().map(|it| {
+            let ours = if it >= 6 { 2 } else { u8::from(it >= 4) };
+            vec![ours.to_string()]
+        }),
+        ("nodePortAddresses", Value::Array(items)) => Some(items.iter().map(plain).collect()),
+        ("featureGates", Value::Object(gates)) => {
+            let gates: Vec<_> = gates.iter().map(|(name, it)| format!("{name}={}", plain(it))).collect();
+            Some(vec![gates.join(",")])
+        }
+        (_, Value::Array(_) | Value::Object(_)) => None,
+        _ => Some(vec![plain(value)]),
+    }
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}

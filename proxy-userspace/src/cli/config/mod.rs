@@ -1,0 +1,156 @@
+//! `--config`: a `KubeProxyConfiguration`, as a kubeadm cluster has it for kube-proxy.
+//!
+//! The one rule: every field is used, or said not to be, and why; flags and environment win over it.
+//! What the file says becomes the default of the flag of the same meaning, so that it is read by the flag's own rules.
+
+mod fields;
+mod file;
+
+use std::{ffi::OsString, fmt::Write as _, path::PathBuf};
+
+use clap::{ArgMatches, Args, Command, CommandFactory as _, FromArgMatches as _, parser::ValueSource};
+
+use super::Cli;
+
+pub(super) use file::{ConfigError, File};
+
+/// A file with flags.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ConfigFile {
+    /// A KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1), as kube-proxy reads it; flags win over it
+    ///
+    /// Fields that are not needed here are named in the log, with the reason. With a file, --source is kube if nothing
+    /// else is said.
+    #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_CONFIG")]
+    config: Option<PathBuf>,
+    /// Print what is in force and where it comes from (flag, environment, file or default), and end
+    #[arg(long)]
+    print_config: bool,
+}
+
+/// A command line, with what a file adds to it.
+#[derive(Debug)]
+pub(super) struct CommandLine {
+    pub(super) cli: Cli,
+    matches: ArgMatches,
+    file: Option<File>,
+}
+
+/// Why there is no command line to act on.
+#[derive(Debug)]
+pub(super) enum Wrong {
+    /// Flags that make no sense; or help, where that was asked for.
+    Usage(clap::Error),
+    /// The file.
+    File(ConfigError),
+}
+
+impl From<clap::Error> for Wrong {
+    fn from(error: clap::Error) -> Self {
+        Self::Usage(error)
+    }
+}
+
+impl CommandLine {
+    /// Parses the words of a command line, and reads the file that they name.
+    pub(super) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Self, Wrong> {
+        let words: Vec<_> = words.into_iter().collect();
+        let mut command = Cli::command();
+        let mut read = None;
+        if let Some((name, path)) = named_file(&words) {
+            let file = File::read(&path, known(&command, &name)).map_err(Wrong::File)?;
+            command = with_defaults(command, &name, &file);
+            read = Some(file);
+        }
+        let matches = command.try_get_matches_from(&words)?;
+        let cli = Cli::from_arg_matches(&matches)?;
+        Ok(Self { cli, matches, file: read })
+    }
+
+    /// What should be said of the file, line by line.
+    pub(super) fn remarks(&self) -> impl Iterator<Item = &str> {
+        self.file.iter().flat_map(File::remarks)
+    }
+
+    /// What is in force and where it comes from, if that is what was asked for.
+    pub(super) fn printed(&self) -> Option<String> {
+        let (name, matches) = self.matches.subcommand()?;
+        matches.try_get_one::<bool>("print_config").ok().flatten().filter(|it| **it)?;
+        let mut command = Cli::command();
+        command.build();
+        let command = command.find_subcommand(name)?;
+        let mut rows = Vec::new();
+        for argument in command.get_arguments() {
+            let id = argument.get_id().as_str();
+            let Some(long) = argument.get_long() else { continue };
+            if matches!(id, "help" | "version" | "config" | "print_config") {
+                continue;
+            }
+            let values = matches.get_raw(id).into_iter().flatten();
+            let values: Vec<_> = values.map(|it| it.to_string_lossy().into_owned()).collect();
+            let field = self.file.as_ref().and_then(|it| it.field_of(id));
+            let origin = match (matches.value_source(id), field) {
+                (Some(ValueSource::CommandLine), _) => "flag".to_owned(),
+                (Some(ValueSource::EnvVariable), _) => {
+                    let variable = argument.get_env().unwrap_or_default().to_string_lossy();
+                    format!("environment: {variable}")
+                }
+                (Some(_), Some(field)) => format!("file: {field}"),
+                _ => "default".to_owned(),
+            };
+            rows.push((format!("--{long}"), values.join(","), origin));
+        }
+        Some(aligned(&rows))
+    }
+}
+
+fn aligned(rows: &[(String, String, String)]) -> String {
+    let width = |column: fn(&(String, String, String)) -> &String| {
+        rows.iter().map(|it| column(it).chars().count()).max().unwrap_or(0)
+    };
+    let (names, values) = (width(|it| &it.0), width(|it| &it.1));
+    rows.iter().fold(String::new(), |mut text, (name, value, origin)| {
+        writeln!(text, "{name:names$}  {value:values$}  {origin}").expect("a String takes it");
+        text
+    })
+}
+
+/// The subcommand and the file that the words name, if they make sense at all.
+fn named_file(words: &[OsString]) -> Option<(String, PathBuf)> {
+    let mut command = Cli::command();
+    let names: Vec<_> =
+        command.get_subcommands().filter(|it| has(it, "config")).map(|it| it.get_name().to_owned()).collect();
+    for name in &names {
+        // What the file may say need not be said twice.
+        command = command.mut_subcommand(name, |it| it.mut_arg("source", |it| it.required(false)));
+    }
+    let matches = command.try_get_matches_from(words).ok()?;
+    let (name, matches) = matches.subcommand()?;
+    let path = matches.try_get_one::<PathBuf>("config").ok().flatten()?;
+    // An environment variable that is there but empty says nothing.
+    (!path.as_os_str().is_empty()).then(|| (name.to_owned(), path.clone()))
+}
+
+fn has(command: &Command, id: &str) -> bool {
+    command.get_arguments().any(|it| it.get_id() == id)
+}
+
+/// Whether a flag of that id can be given to a subcommand.
+fn known<'a>(command: &'a Command, name: &'a str) -> impl Fn(&str) -> bool + 'a {
+    move |id| has(command, id) || command.find_subcommand(name).is_some_and(|it| has(it, id))
+}
+
+fn with_defaults(command: Command, name: &str, file: &File) -> Command {
+    let (own, shared): (Vec<_>, Vec<_>) =
+        file.defaults().partition(|(id, _)| command.find_subcommand(name).is_some_and(|it| has(it, id)));
+    let set = |command: Command, defaults: Vec<(&'static str, &[String])>| {
+        defaults.into_iter().fold(command, |command, (id, values)| {
+            let values = values.to_vec();
+            command.mut_arg(id, move |it| it.required(false).default_values(values))
+        })
+    };
+    set(command, shared).mut_subcommand(name, |it| set(it, own))
+}
+
+#[cfg(test)]
+mod tests;

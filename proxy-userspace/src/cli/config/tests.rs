@@ -1,0 +1,167 @@
+//! What a file means, beside flags.
+
+use std::{fs, path::Path};
+
+use api_server::{ApiServer, Settings};
+
+use super::{CommandLine, ConfigError, Wrong, file::File};
+
+const KUBEADM: &str = include_str!("kubeadm-config.yaml");
+
+/// Parses `run --config FILE` with more words, the file having this text.
+fn line(text: &str, words: &[&str]) -> Result<CommandLine, Wrong> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.conf");
+    fs::write(&path, text).unwrap();
+    let config = format!("--config={}", path.display());
+    let words = ["kube-proxy-ebpf", "run", &config].into_iter().chain(words.iter().copied()).map(Into::into);
+    CommandLine::parse(words.collect::<Vec<_>>())
+}
+
+fn remarks(text: &str) -> Vec<String> {
+    let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{text}");
+    let line = line(&text, &[]).unwrap();
+    line.remarks().map(|it| it.split_once(": ").unwrap().1.to_owned()).collect()
+}
+
+#[track_caller]
+fn check_refused(text: &str, words: &[&str]) {
+    let Err(Wrong::File(error)) = line(text, &[]) else { panic!("{text} is not refused") };
+    let error = error.to_string();
+    assert!(!error.contains('\n'), "{error}");
+    for word in words {
+        assert!(error.contains(word), "{word} is not in {error}");
+    }
+}
+
+/// The row of a flag in what is printed, blanks collapsed.
+#[track_caller]
+fn row(line: &CommandLine, flag: &str) -> String {
+    let printed = line.printed().unwrap();
+    let row = printed.lines().find(|it| it.split(' ').next() == Some(flag));
+    let row = row.unwrap_or_else(|| panic!("{flag} is not in\n{printed}"));
+    row.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_kubeadm_clusters_configuration_is_accepted_unchanged() {
+    let line = line(KUBEADM, &["--node-name=worker-1", "--print-config"]).unwrap();
+    let remarks: Vec<_> = line.remarks().collect();
+    assert_eq!(remarks.len(), 1, "{remarks:?}");
+    assert!(remarks[0].contains("clusterCIDR: 10.244.0.0/16 is not needed here, because"), "{remarks:?}");
+    assert_eq!(row(&line, "--source"), "--source kube file: kind");
+    assert_eq!(row(&line, "--node-name"), "--node-name worker-1 flag");
+    let kubeconfig = "--kubeconfig /var/lib/kube-proxy/kubeconfig.conf file: clientConnection.kubeconfig";
+    assert_eq!(row(&line, "--kubeconfig"), kubeconfig);
+    assert_eq!(row(&line, "--pin-dir"), "--pin-dir /sys/fs/bpf/kube-proxy-ebpf default");
+}
+
+#[test]
+fn a_flag_wins_over_the_file() {
+    let text = KUBEADM.replace("hostnameOverride: \"\"", "hostnameOverride: from-file");
+    let from_file = line(&text, &["--print-config"]).unwrap();
+    assert_eq!(row(&from_file, "--node-name"), "--node-name from-file file: hostnameOverride");
+    let from_flags =
+        line(&text, &["--print-config", "--node-name=n1", "--source=file:x", "--kubeconfig=k"]).unwrap();
+    assert_eq!(row(&from_flags, "--node-name"), "--node-name n1 flag");
+    assert_eq!(row(&from_flags, "--source"), "--source file:x flag");
+    assert_eq!(row(&from_flags, "--kubeconfig"), "--kubeconfig k flag");
+}
+
+#[test]
+fn the_log_is_as_the_file_says() {
+    let text = KUBEADM.replace("  verbosity: 0", "  verbosity: 4\n  format: json");
+    let line = line(&text, &["--print-config"]).unwrap();
+    assert_eq!(row(&line, "--verbose"), "--verbose 1 file: logging.verbosity");
+    assert_eq!(row(&line, "--log-format"), "--log-format json file: logging.format");
+}
+
+#[test]
+fn a_value_that_the_flag_would_refuse_is_refused() {
+    let text = KUBEADM.replace("hostnameOverride: \"\"", "hostnameOverride: a/b");
+    let Err(Wrong::Usage(error)) = line(&text, &[]) else { panic!("it is accepted") };
+    assert!(error.to_string().contains("a/b"), "{error}");
+}
+
+#[test]
+fn what_is_set_and_not_needed_is_said_with_the_reason() {
+    assert_eq!(
+        remarks("ipvs: {scheduler: rr}\nmode: ipvs\nwinkernel: {enableDSR: true}\n"),
+        [
+            "ipvs.scheduler: rr is not needed here, because IPVS is not used",
+            "mode: ipvs is not needed here, because there is one data plane, and it is eBPF",
+            "winkernel.enableDSR: true is not needed here, because this is no Windows node",
+        ]
+    );
+}
+
+#[test]
+fn kube_proxys_own_defaults_are_no_news() {
+    let defaults = "bindAddress: 0.0.0.0\nconfigSyncPeriod: 15m0s\nconntrack: {maxPerCore: 32768, min: 131072}\n\
+                    iptables: {masqueradeBit: 14, syncPeriod: 30s, minSyncPeriod: 1s}\noomScoreAdj: -999\n";
+    assert_eq!(remarks(defaults), Vec::<String>::new());
+}
+
+#[test]
+fn an_unknown_field_is_named() {
+    let remarks = remarks("clientConection: {kubeconfig: x}\nconntrack: {maximum: 0}\n");
+    assert_eq!(remarks.len(), 2);
+    assert!(remarks[0].starts_with("clientConection.kubeconfig is unknown"), "{remarks:?}");
+    assert!(remarks[1].starts_with("conntrack.maximum is unknown"), "{remarks:?}");
+}
+
+#[test]
+fn what_is_no_configuration_of_kube_proxy_is_refused_with_what_would_do() {
+    check_refused("a: [", &["config.conf", "correct it"]);
+    check_refused("a: b", &["without apiVersion and kind", "KubeProxyConfiguration"]);
+    check_refused(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\n",
+        &["v1alpha2", "write it as kubeproxy.config.k8s.io/v1alpha1"],
+    );
+    check_refused("apiVersion: v1\nkind: ConfigMap\n", &["v1 ConfigMap", "config.conf"]);
+    check_refused(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n",
+        &["KubeletConf"],
+    );
+    check_refused(
+        &KUBEADM.replace("hostnameOverride: \"\"", "hostnameOverride: [a, b]"),
+        &["hostnameOverride", "single value"],
+    );
+    let missing = File::read(Path::new("/no/such/file"), |_| true).unwrap_err();
+    assert!(matches!(missing, ConfigError::Unreadable { .. }));
+    assert!(missing.to_string().contains("--config"), "{missing}");
+}
+
+#[test]
+fn without_a_file_the_source_must_be_named() {
+    let Err(Wrong::Usage(error)) = CommandLine::parse(["kube-proxy-ebpf", "run"].map(Into::into)) else {
+        panic!("it is accepted")
+    };
+    assert!(error.to_string().contains("--source"), "{error}");
+}
+
+/// The kubeconfig beside it must be one that can be followed.
+#[tokio::test]
+async fn a_kubeadm_clusters_kubeconfig_is_understood() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    };
+    // Its files are at home in a pod.
+    let mounted = "/var/run/secrets/kubernetes.io/serviceaccount";
+    let text = include_str!("kubeadm-kubeconfig.yaml").replace(mounted, &folder.path().display().to_string());
+    let path = write("kubeconfig.conf", &text);
+    write("token", "secret\n");
+    let start = || {
+        let access = source::kube::Access { kubeconfig: Some(path.clone().into()), server: None };
+        source::kube::KubeSource::start(&source::kube::Options { access, ..Default::default() }).map(drop)
+    };
+    let error = start().unwrap_err().to_string();
+    assert!(error.contains("ca.crt"), "{error}");
+    // Any CA will do: nobody is asked.
+    let other = ApiServer::start(Settings { is_tls: true, ..Settings::default() }).unwrap();
+    other.kubeconfig(folder.path()).unwrap();
+    start().unwrap();
+}

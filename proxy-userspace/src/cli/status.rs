@@ -1,0 +1,293 @@
+//! `status`: what is programmed right now, Service by Service.
+//!
+//! The one rule: what is shown as programmed was read from the kernel. The process that runs only adds the names.
+
+use std::{
+    collections::HashMap,
+    fmt::Write as _,
+    io::{self, IsTerminal as _, Write as _},
+    net::{IpAddr, SocketAddr},
+    thread,
+    time::Duration,
+};
+
+use admin::{Asked, Status};
+use anyhow::Result;
+use backend::ebpf::{self, Hooks, Led, check};
+use clap::{Args, ValueEnum};
+use comfy_table::{Table, presets};
+use jiff::Timestamp;
+use proto::localv1;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::flags;
+
+/// How often `--watch` looks again.
+const AGAIN: Duration = Duration::from_secs(2);
+/// How many endpoints a row names.
+const MOST_NAMED: usize = 3;
+
+/// Show what is programmed right now, Service by Service
+///
+/// What is programmed is read from the kernel; the process that runs is asked for the names, the age of the state, and
+/// what it refuses. Where none runs, the kernel's part is shown alone.
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    #[command(flatten)]
+    data_plane: flags::DataPlane,
+    #[command(flatten)]
+    reports: flags::Reports,
+    /// Show it again every two seconds
+    #[arg(long)]
+    watch: bool,
+    /// How to print it
+    #[arg(long, short, value_enum, default_value = "table", env = "KUBE_PROXY_EBPF_OUTPUT")]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Output {
+    /// A table for people
+    Table,
+    /// One JSON object
+    Json,
+}
+
+pub(super) fn main(flags: Flags) -> Result<()> {
+    // What is looked at does not depend on the name of the node.
+    let options = flags.data_plane.options("");
+    loop {
+        // What the process says comes first: what is in the kernel is then as new, or newer.
+        let process = Process::ask(flags.reports.metrics());
+        let seen = Seen {
+            led: ebpf::led(&options.pin_dir)?,
+            hooks: ebpf::look_at(options.cgroup.as_deref(), &options.pin_dir).map_err(|it| it.to_string()),
+            process,
+        };
+        let text = match flags.output {
+            Output::Table => seen.table(),
+            Output::Json => format!("{}\n", seen.json()),
+        };
+        let mut stdout = io::stdout().lock();
+        if flags.watch && io::stdout().is_terminal() {
+            // To the top, and away with what was there.
+            stdout.write_all(b"\x1b[H\x1b[2J")?;
+        }
+        stdout.write_all(text.as_bytes())?;
+        stdout.flush()?;
+        if !flags.watch {
+            return Ok(());
+        }
+        thread::sleep(AGAIN);
+    }
+}
+
+/// What was seen at one time.
+struct Seen {
+    led: Vec<Led>,
+    hooks: Result<Hooks, String>,
+    process: Process,
+}
+
+/// What the process says that runs.
+#[derive(Default)]
+struct Process {
+    status: Option<Box<Status>>,
+    /// Service and port by frontend.
+    names: HashMap<String, Name>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Name {
+    service: String,
+    port: String,
+}
+
+/// The page `/state`, as far as it is read.
+#[derive(Deserialize)]
+struct State {
+    items: Vec<Item>,
+}
+
+#[derive(Deserialize)]
+struct Item {
+    service: localv1::Service,
+}
+
+impl Process {
+    fn ask(address: Option<SocketAddr>) -> Self {
+        let Some(address) = address else { return Self::default() };
+        let Asked::Ours(status) = admin::ask(address) else { return Self::default() };
+        let state = admin::get(address, "/state").ok();
+        let state = state.and_then(|it| serde_json::from_str::<State>(&it).ok());
+        let names = state.into_iter().flat_map(|it| it.items).flat_map(|it| names(&it.service)).collect();
+        Self { status: Some(status), names }
+    }
+}
+
+/// The frontends of a Service.
+fn names(service: &localv1::Service) -> Vec<(String, Name)> {
+    let Some(state) = wire::service_state(service, []).value else { return Vec::new() };
+    let service = &state.service;
+    let ips: Vec<IpAddr> = service
+        .cluster_ips
+        .iter()
+        .chain(&service.external_ips)
+        .chain(&service.load_balancer_ips)
+        .copied()
+        .collect();
+    let frontends = service.ports.iter().flat_map(|port| {
+        let name = Name { service: service.name.to_string(), port: port.name.clone() };
+        // Where another Service answers, the name is that one's.
+        let ips = ips.iter().filter(|it| !port.lost.contains(it));
+        ips.map(move |ip| {
+            (format!("{}/{}", SocketAddr::new(*ip, port.port.get()), port.protocol), name.clone())
+        })
+    });
+    frontends.collect()
+}
+
+impl Seen {
+    /// With their names, in the order of these.
+    fn rows(&self) -> Vec<(Name, &Led)> {
+        let name = |it: &Led| self.process.names.get(&it.frontend).cloned().unwrap_or_default();
+        let mut rows: Vec<_> = self.led.iter().map(|it| (name(it), it)).collect();
+        rows.sort_by(|(a, _), (b, _)| a.service.cmp(&b.service));
+        rows
+    }
+
+    fn table(&self) -> String {
+        // Writing to a string cannot fail.
+        let mut out = String::new();
+        match &self.process.status {
+            Some(status) => describe(&mut out, status),
+            None => out.push_str(
+                "process    none answers: names and age are not known; the kernel serves what it has\n",
+            ),
+        }
+        let programs = match &self.hooks {
+            Ok(hooks) => {
+                let missing: Vec<_> = hooks.missing().map(|it| it.name).collect();
+                let cgroup = hooks.cgroup.display();
+                match missing.is_empty() {
+                    true => format!("in effect at all {} hooks of {cgroup}", hooks.hooks.len()),
+                    false => format!("NOT in effect on {cgroup}: {}", missing.join(", ")),
+                }
+            }
+            Err(error) => format!("cannot be looked at: {error}"),
+        };
+        let _ = writeln!(out, "programs   {programs}");
+        let _ = writeln!(out, "kernel     {}\n", check::kernel().says);
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING).set_header(["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", ""]);
+        for (Name { service, port }, Led { frontend, backends }) in self.rows() {
+            let named = backends.iter().take(MOST_NAMED).map(ToString::to_string);
+            let mut named: Vec<_> = named.collect();
+            if backends.len() > MOST_NAMED {
+                named.push("…".into());
+            }
+            if backends.is_empty() {
+                named.push("refused".into());
+            }
+            let service = if service.is_empty() { "?".into() } else { service };
+            table.add_row([service, port, frontend.clone(), backends.len().to_string(), named.join(" ")]);
+        }
+        for line in table.lines() {
+            let _ = writeln!(out, "{}", line.trim());
+        }
+        if let Some(status) = &self.process.status
+            && !status.rejected.is_empty()
+        {
+            out.push_str("\nREFUSED\n");
+            for it in &status.rejected {
+                let _ = writeln!(out, "{} ({}): {}", it.item, it.by, it.reason);
+            }
+        }
+        out
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let frontends = self.rows().into_iter().map(|(name, it)| {
+            let service = Some(name.service).filter(|it| !it.is_empty());
+            json!({ "service": service, "port": name.port, "frontend": it.frontend, "endpoints": it.backends })
+        });
+        let programs = match &self.hooks {
+            Ok(hooks) => {
+                let hook = |it: &ebpf::Hook| (it.name.to_owned(), json!(it.in_effect));
+                json!({
+                    "cgroup": hooks.cgroup,
+                    "inEffect": hooks.hooks.iter().map(hook).collect::<serde_json::Map<_, _>>(),
+                })
+            }
+            Err(error) => json!({ "error": error }),
+        };
+        json!({
+            "process": self.process.status,
+            "kernel": check::kernel().says,
+            "programs": programs,
+            "frontends": frontends.collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// What the process says of itself.
+fn describe(out: &mut String, status: &Status) {
+    let now = Timestamp::now();
+    let Status { node, version, services, endpoints, .. } = status;
+    let health = if status.problems.is_empty() { "healthy".to_owned() } else { status.problems.join("; ") };
+    let runs = age(now, status.started);
+    let _ = writeln!(out, "process    node {node}: {health}; version {version}, running for {runs}");
+    let _ = match &status.in_force {
+        Some(it) => writeln!(
+            out,
+            "state      revision {} in force for {}: {services} Services, {endpoints} endpoints",
+            it.rev,
+            age(now, it.since)
+        ),
+        None => writeln!(out, "state      none of this process is in force yet"),
+    };
+    if let Some(waiting) = status.waiting_seconds {
+        let _ =
+            writeln!(out, "waiting    a change, for {waiting:.1} s{}", because(status.failure.as_deref()));
+    }
+    for it in &status.sources {
+        let stands = match (it.synced, &it.error) {
+            (true, None) => "read to the end".to_owned(),
+            (true, Some(error)) => error.clone(),
+            (false, error) => format!("not read to the end yet{}", because(error.as_deref())),
+        };
+        let _ = writeln!(out, "source     {}: {stands}", it.name);
+    }
+}
+
+fn because(reason: Option<&str>) -> String {
+    reason.map_or_else(String::new, |it| format!(": {it}"))
+}
+
+/// The time between two moments, in the two largest units that matter.
+fn age(now: Timestamp, since: Timestamp) -> String {
+    let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86400, seconds / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_told_in_two_units() {
+        let now = Timestamp::constant(1_000_000, 0);
+        let since = |seconds: i64| age(now, Timestamp::constant(1_000_000 - seconds, 0));
+        assert_eq!(since(0), "0 s");
+        assert_eq!(since(61), "1 min 1 s");
+        assert_eq!(since(7_260), "2 h 1 min");
+        assert_eq!(since(100_000), "1 d 3 h");
+        assert_eq!(since(-5), "0 s", "a clock that was set back");
+    }
+}

@@ -1,0 +1,368 @@
+//! HTTP: lists and watches.
+//!
+//! The one rule: what a client sees is what Kubernetes' API concepts promise, unless a trouble befalls it.
+
+use std::{collections::HashMap, convert::Infallible, fmt::Write as _, sync::Arc, time::Duration};
+
+use anyhow::Result;
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::BoxBody};
+use hyper::{
+    body::{Frame, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+    sync::mpsc,
+    time::{Instant, sleep, sleep_until},
+};
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::{
+    Shared, State,
+    objects::{Object, Resource},
+    select::Selector,
+    tls::Identity,
+    trouble::{Trouble, Verb, befalls},
+};
+
+type Body = BoxBody<Bytes, std::io::Error>;
+type Sender = mpsc::Sender<Result<Frame<Bytes>, std::io::Error>>;
+
+/// Serves until it is dropped.
+pub(crate) async fn serve(
+    listener: std::net::TcpListener,
+    identity: Option<Arc<Identity>>,
+    shared: Arc<Shared>,
+) -> Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    loop {
+        let (stream, _) = listener.accept().await?;
+        let (shared, identity) = (Arc::clone(&shared), identity.clone());
+        tokio::spawn(async move {
+            // A client that gives up is no news.
+            match identity {
+                None => connection(stream, shared).await,
+                Some(identity) => {
+                    if let Ok(stream) = identity.acceptor.accept(stream).await {
+                        connection(stream, shared).await;
+                    }
+                }
+            }
+        });
+    }
+}
+
+async fn connection(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, shared: Arc<Shared>) {
+    let mut cuts = shared.cuts.subscribe();
+    cuts.mark_unchanged();
+    let service = service_fn(move |request| {
+        let shared = Arc::clone(&shared);
+        async move { Ok::<_, Infallible>(answer(&request, shared).await) }
+    });
+    tokio::select! {
+        _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service) => {}
+        _ = cuts.changed() => {}
+    }
+}
+
+async fn answer(request: &Request<Incoming>, shared: Arc<Shared>) -> Response<Body> {
+    let uri = request.uri();
+    let query = parse(uri.query().unwrap_or(""));
+    let Some(resource) = Resource::of_path(uri.path()) else {
+        return status(StatusCode::NOT_FOUND, "the server could not find the requested resource", None);
+    };
+    let verb = if query.contains_key("watch") { Verb::Watch } else { Verb::List };
+    let (trouble, settings) = {
+        let mut state = shared.state();
+        state.requests.push(uri.to_string());
+        (befalls(&mut state.rules, resource, verb), state.settings.clone())
+    };
+    let shown = request.headers().get(header::AUTHORIZATION).and_then(|it| it.to_str().ok());
+    if let Some(token) = &settings.token
+        && shown != Some(&format!("Bearer {token}"))
+    {
+        return status(StatusCode::UNAUTHORIZED, "Unauthorized", None);
+    }
+    match trouble {
+        Some(Trouble::Status { code, message, retry_after }) => {
+            let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            return status(code, &message, retry_after);
+        }
+        Some(Trouble::ErrorEvent { code, message }) => {
+            let object = failure(code, &message);
+            let line = json!({"type": "ERROR", "object": object}).to_string() + "\n";
+            return Response::new(full(line));
+        }
+        Some(Trouble::Silence) => std::future::pending().await,
+        _ => {}
+    }
+    let text = |key: &str| query.get(key).map(String::as_str).unwrap_or_default();
+    let selector =
+        match Selector::parse(text("labelSelector"), text("fieldSelector"), settings.selects_fields) {
+            Ok(selector) => selector,
+            Err(message) => return status(StatusCode::BAD_REQUEST, &message, None),
+        };
+    let pipe = Pipe::new(&trouble);
+    if verb == Verb::List {
+        return list(&shared.state(), resource, &selector, &query).map_or_else(
+            |message| status(StatusCode::GONE, &message, None),
+            |text| pipe.response(async move |out: Out| out.send(text).await.map(drop).unwrap_or_default()),
+        );
+    }
+    let lists = text("sendInitialEvents") == "true";
+    if lists && !settings.streams_lists {
+        let message = "ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is \
+                       forbidden for watch unless the WatchList feature gate is enabled";
+        return status(StatusCode::UNPROCESSABLE_ENTITY, message, None);
+    }
+    let from = text("resourceVersion").parse().ok().filter(|_| !lists);
+    if let Some(from) = from
+        && shared.state().objects.since(from).is_none()
+    {
+        return status(StatusCode::GONE, &format!("too old resource version: {from}"), None);
+    }
+    let lasts = Duration::from_secs(text("timeoutSeconds").parse().unwrap_or(300));
+    let watch = Watch { shared, resource, selector, from, deadline: Instant::now() + lasts };
+    pipe.response(async move |out: Out| watch.run(out, settings.bookmarks).await.unwrap_or_default())
+}
+
+/// A page of a list; too old a place to go on is refused.
+fn list(
+    state: &State,
+    resource: Resource,
+    selector: &Selector,
+    query: &HashMap<String, String>,
+) -> Result<String, String> {
+    let limit = query.get("limit").and_then(|it| it.parse().ok()).unwrap_or(usize::MAX);
+    // `version|key`
+    let (version, key) = match query.get("continue").and_then(|it| it.split_once('|')) {
+        Some((version, key)) => (version.parse().unwrap_or(0), key),
+        None => (state.objects.version(), ""),
+    };
+    if state.objects.since(version).is_none() {
+        return Err("The provided continue parameter is too old to display a consistent list result.".into());
+    }
+    let mut objects = state.objects.after(resource, key).filter(|(_, it)| selector.takes(it));
+    let page: Vec<_> = objects.by_ref().take(limit).collect();
+    let more = objects.next().is_some();
+    let next = page.last().filter(|_| more).map(|(key, _)| format!("{version}|{key}")).unwrap_or_default();
+    let (kind, group) = (resource.kind(), resource.version());
+    let metadata = json!({"resourceVersion": version.to_string(), "continue": next});
+    let items: Vec<_> = page.iter().map(|(_, it)| it.json.as_str()).collect();
+    let items = items.join(",");
+    Ok(format!(
+        "{{\"kind\":\"{kind}List\",\"apiVersion\":\"{group}\",\"metadata\":{metadata},\"items\":[{items}]}}"
+    ))
+}
+
+struct Watch {
+    shared: Arc<Shared>,
+    resource: Resource,
+    selector: Selector,
+    /// None if all there is comes first.
+    from: Option<u64>,
+    deadline: Instant,
+}
+
+impl Watch {
+    async fn run(self, out: Out, every: Duration) -> Result<(), ()> {
+        let mut changed = self.shared.version.subscribe();
+        let mut seen = match self.from {
+            Some(from) => from,
+            None => self.begin(&out).await?,
+        };
+        let mut bookmark = Instant::now() + every;
+        loop {
+            changed.mark_unchanged();
+            let (text, now) = self.news(seen);
+            seen = now.unwrap_or(seen);
+            out.send(text).await?;
+            if now.is_none() {
+                return Ok(());
+            }
+            tokio::select! {
+                _ = changed.changed() => {}
+                () = sleep_until(self.deadline) => return Ok(()),
+                () = sleep_until(bookmark) => {
+                    bookmark = Instant::now() + every;
+                    out.send(self.bookmark(seen, &json!({}))).await?;
+                }
+            }
+        }
+    }
+
+    /// All there is, and the mark at its end.
+    async fn begin(&self, out: &Out) -> Result<u64, ()> {
+        let mut text = String::new();
+        let version = {
+            let state = self.shared.state();
+            for (_, object) in
+                state.objects.after(self.resource, "").filter(|(_, it)| self.selector.takes(it))
+            {
+                line(&mut text, "ADDED", object);
+            }
+            state.objects.version()
+        };
+        text += &self.bookmark(version, &json!({"k8s.io/initial-events-end": "true"}));
+        out.send(text).await?;
+        Ok(version)
+    }
+
+    /// What has happened since, and up to when; without that, it has been forgotten.
+    fn news(&self, seen: u64) -> (String, Option<u64>) {
+        let state = self.shared.state();
+        let mut text = String::new();
+        let Some(changes) = state.objects.since(seen) else {
+            let object = failure(410, &format!("too old resource version: {seen}"));
+            return (json!({"type": "ERROR", "object": object}).to_string() + "\n", None);
+        };
+        for change in changes.filter(|it| it.resource == self.resource) {
+            let before = change.before.as_ref().filter(|it| self.selector.takes(it));
+            let after = change.after.as_ref().filter(|it| self.selector.takes(it));
+            match (before, after) {
+                (None, Some(object)) => line(&mut text, "ADDED", object),
+                (Some(_), Some(object)) => line(&mut text, "MODIFIED", object),
+                (Some(_), None) => {
+                    if let Some(object) = change.farewell.as_ref().or(change.after.as_ref()) {
+                        line(&mut text, "DELETED", object);
+                    }
+                }
+                (None, None) => {}
+            }
+        }
+        (text, Some(state.objects.version()))
+    }
+
+    fn bookmark(&self, version: u64, annotations: &serde_json::Value) -> String {
+        let metadata = json!({"resourceVersion": version.to_string(), "annotations": annotations});
+        let (kind, group) = (self.resource.kind(), self.resource.version());
+        let object = json!({"kind": kind, "apiVersion": group, "metadata": metadata});
+        json!({"type": "BOOKMARK", "object": object}).to_string() + "\n"
+    }
+}
+
+fn line(text: &mut String, what: &str, object: &Object) {
+    writeln!(text, "{{\"type\":\"{what}\",\"object\":{}}}", object.json).expect("a String takes it");
+}
+
+/// How a body gets to the client.
+#[derive(Clone, Copy)]
+struct Pipe {
+    /// In pieces of so many bytes.
+    pieces: usize,
+    /// Cut after so many bytes.
+    cut: Option<usize>,
+}
+
+impl Pipe {
+    fn new(trouble: &Option<Trouble>) -> Self {
+        match trouble {
+            Some(Trouble::CutAfter(bytes)) => Self { pieces: usize::MAX, cut: Some(*bytes) },
+            Some(Trouble::Pieces(bytes)) => Self { pieces: *bytes, cut: None },
+            _ => Self { pieces: usize::MAX, cut: None },
+        }
+    }
+
+    fn response<F: Future<Output = ()> + Send + 'static>(
+        self,
+        write: impl FnOnce(Out) -> F + Send + 'static,
+    ) -> Response<Body> {
+        let (sender, receiver) = mpsc::channel(4);
+        let sent = tokio::sync::Mutex::new(0);
+        tokio::spawn(async move { write(Out { pipe: self, sender, sent }).await });
+        let mut response = Response::new(StreamBody::new(ReceiverStream::new(receiver)).boxed());
+        response
+            .headers_mut()
+            .insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+        response
+    }
+}
+
+/// A body that is being written.
+struct Out {
+    pipe: Pipe,
+    sender: Sender,
+    /// How many bytes have been sent.
+    sent: tokio::sync::Mutex<usize>,
+}
+
+impl Out {
+    /// Fails if the client is gone, or is to be cut off.
+    async fn send(&self, text: String) -> Result<(), ()> {
+        let mut sent = self.sent.lock().await;
+        let mut rest = Bytes::from(text);
+        while !rest.is_empty() {
+            let left = self.pipe.cut.map_or(usize::MAX, |it| it - *sent);
+            let piece = rest.split_to(rest.len().min(self.pipe.pieces).min(left));
+            *sent += piece.len();
+            if !piece.is_empty() {
+                self.sender.send(Ok(Frame::data(piece))).await.map_err(drop)?;
+            }
+            if self.pipe.cut == Some(*sent) {
+                // What was sent should arrive before the connection goes.
+                sleep(Duration::from_millis(20)).await;
+                let _ = self.sender.send(Err(std::io::Error::other("cut"))).await;
+                return Err(());
+            }
+            if self.pipe.pieces < usize::MAX {
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn full(text: String) -> Body {
+    Full::new(Bytes::from(text)).map_err(|it| match it {}).boxed()
+}
+
+fn failure(code: u16, message: &str) -> serde_json::Value {
+    let reason = if code == 410 { "Expired" } else { "InternalError" };
+    json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message,
+        "reason": reason, "code": code,
+    })
+}
+
+fn status(code: StatusCode, message: &str, retry_after: Option<u64>) -> Response<Body> {
+    let mut response = Response::new(full(failure(code.as_u16(), message).to_string()));
+    *response.status_mut() = code;
+    if let Some(seconds) = retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    response
+}
+
+/// The parts of a query, decoded.
+fn parse(query: &str) -> HashMap<String, String> {
+    query.split('&').filter_map(|it| it.split_once('=')).map(|(key, it)| (decode(key), decode(it))).collect()
+}
+
+fn decode(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let code = tail.get(..2).and_then(|it| u8::from_str_radix(std::str::from_utf8(it).ok()?, 16).ok());
+        match (first, code) {
+            (b'%', Some(code)) => {
+                bytes.push(code);
+                rest = &tail[2..];
+            }
+            (b'+', _) => {
+                bytes.push(b' ');
+                rest = tail;
+            }
+            _ => {
+                bytes.push(first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}

@@ -1,0 +1,35 @@
+//! The least that asks a page over HTTP.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+/// An answer: its status and its body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// As in 200.
+    pub status: u16,
+    /// What comes after the head.
+    pub body: String,
+}
+
+/// Asks for a page.
+///
+/// # Errors
+///
+/// If nobody answers there, or with something else than HTTP.
+pub fn get(address: SocketAddr, path: &str) -> io::Result<Answer> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let answer = || {
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        let status = head.split(' ').nth(1)?.parse().ok()?;
+        Some(Answer { status, body: body.to_owned() })
+    };
+    answer().ok_or_else(|| io::Error::other(format!("not an answer: {text:?}")))
+}

@@ -1,0 +1,220 @@
+//! `check` says what is the case: on a node that is served, and on nodes where something is wrong.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    fs,
+    net::Ipv4Addr,
+    process::{Command, Output},
+    time::Duration,
+};
+
+use tests::{
+    Agent, Build, EchoServer, Transport, World, ask, eventually, http::get, manifest::Service, sandbox::skip,
+};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const WEB: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+
+/// What `check` said, and its exit code.
+struct Said {
+    code: Option<i32>,
+    text: String,
+}
+
+impl Said {
+    fn of(mut command: Command, world: &World) -> Self {
+        command.arg("check").arg("--cgroup").arg(world.sandbox().cgroup());
+        let Output { status, stdout, stderr } =
+            command.arg("--pin-dir").arg(world.sandbox().pins()).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&stderr), "");
+        Self { code: status.code(), text: String::from_utf8(stdout).unwrap() }
+    }
+
+    /// The finding about this subject, on one line with its remedy.
+    fn about(&self, level: &str, subject: &str) -> Option<String> {
+        let begin = self.text.find(&format!("  {level:<8}  {subject} "))?;
+        let rest = &self.text[begin..];
+        // It ends where the next one begins, or the group does.
+        let is_next = |it: &str| it.is_empty() || (it.starts_with("  ") && !it.starts_with("   "));
+        let lines = rest.lines().take(1).chain(rest.lines().skip(1).take_while(|it| !is_next(it)));
+        let words: Vec<_> = lines.flat_map(str::split_whitespace).collect();
+        Some(words.join(" "))
+    }
+
+    #[track_caller]
+    fn has(&self, level: &str, subject: &str, says: &[&str]) {
+        let about = self.about(level, subject);
+        let about = about.unwrap_or_else(|| panic!("{subject} is not {level} in\n{}", self.text));
+        for it in says {
+            assert!(about.contains(it), "{it} is not in {about}");
+        }
+    }
+}
+
+fn check(world: &World) -> Said {
+    Said::of(Command::new(Build::Product.binary()), world)
+}
+
+fn serve(world: &World) -> Agent {
+    let web = Service::new("web", &[WEB.into()]).port("", "TCP", 80, 8080);
+    world.write(&[web.endpoint("web-1", &[[10, 244, 1, 1].into()])]);
+    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let is_ready = || get((Ipv4Addr::LOCALHOST, 10256).into(), "/readyz").is_ok_and(|it| it.status == 200);
+    agent.wait_until(LIMIT, is_ready).unwrap();
+    agent
+}
+
+#[test]
+fn a_node_that_is_served_has_nothing_broken() {
+    let Some(world) = World::or_skip("a_node_that_is_served_has_nothing_broken") else { return };
+    let before = check(&world);
+    assert_eq!(before.code, Some(0), "{}", before.text);
+    before.has("ok", "metrics port", &["is free"]);
+    let agent = serve(&world);
+    let said = check(&world);
+    assert_eq!(said.code, Some(0), "{}", said.text);
+    assert!(said.text.contains("0 broken, 0 degraded"), "{}", said.text);
+    said.has("ok", "instance", &["one runs"]);
+    said.has("ok", "state", &["in force"]);
+    said.has("ok", "programs", &["in effect at all"]);
+    said.has("ok", "other programs", &["nobody else"]);
+    said.has("ok", "health", &["1 Services with 1 endpoints"]);
+    said.has("ok", "source", &["file"]);
+    // To look is to change nothing.
+    assert!(agent.terminate().unwrap().success());
+    let mut command = Command::new(Build::Product.binary());
+    command.args(["--log-format", "json"]);
+    command.env("KUBE_PROXY_EBPF_OUTPUT", "json");
+    let json = Said::of(command, &world);
+    assert!(json.text.starts_with("{\"broken\":0,"), "{}", json.text);
+    assert!(json.text.contains("\"level\":\"degraded\""), "nobody runs any more: {}", json.text);
+}
+
+#[test]
+fn programs_that_are_off_are_broken_and_an_agent_that_is_away_degraded() {
+    let Some(world) = World::or_skip("programs_that_are_off_are_broken_and_an_agent_that_is_away_degraded")
+    else {
+        return;
+    };
+    let _server = EchoServer::start("web-1", ([10, 244, 1, 1], 8080).into()).unwrap();
+    let agent = serve(&world);
+    agent.kill9().unwrap();
+    let away = check(&world);
+    assert_eq!(away.code, Some(0), "{}", away.text);
+    away.has("degraded", "instance", &["none is running", "start `run`"]);
+    away.has("ok", "programs", &["in effect at all"]);
+    fs::remove_file(world.sandbox().pins().join("links/connect4")).unwrap();
+    assert!(eventually(LIMIT, || ask(Transport::Tcp, (WEB, 80).into()).is_err()));
+    let off = check(&world);
+    assert_eq!(off.code, Some(1), "{}", off.text);
+    off.has("broken", "programs", &["connect4", "puts them back"]);
+}
+
+#[test]
+fn programs_of_others_are_named() {
+    let Some(world) = World::or_skip("programs_of_others_are_named") else { return };
+    let _agent = serve(&world);
+    // The same programs, from another folder: to this one they are somebody else's.
+    let pins = format!("{}_other", world.sandbox().pins().display());
+    let source = format!("file:{}", world.manifests().display());
+    let mut other = Command::new(Build::Product.binary());
+    other.args(["run", "--source", &source, "--node-name", "n1", "--pin-dir", &pins, "--cgroup"]);
+    other.arg(world.sandbox().cgroup()).args(["--healthz-bind-address=0", "--metrics-bind-address=0"]);
+    let mut other = other.stderr(std::process::Stdio::null()).spawn().unwrap();
+    let names_them = || check(&world).about("degraded", "other programs").is_some();
+    let named = eventually(LIMIT, names_them);
+    let said = check(&world);
+    let _ = other.kill();
+    other.wait().unwrap();
+    let cleanup =
+        Command::new(Build::Product.binary()).args(["cleanup", "--pin-dir", &pins]).output().unwrap();
+    assert!(cleanup.status.success());
+    assert!(named, "{}", said.text);
+    said.has("degraded", "other programs", &["connect4 (id ", "another instance", "cleanup --pin-dir"]);
+    said.has("ok", "programs", &["in effect at all"]);
+}
+
+#[test]
+fn rules_of_kube_proxy_are_named() {
+    const NAME: &str = "rules_of_kube_proxy_are_named";
+    let Some(world) = World::or_skip(NAME) else { return };
+    if Command::new("nft").arg("--version").output().is_err() {
+        skip(NAME, "there is no nft: install nftables");
+        return;
+    }
+    check(&world).has("ok", "kube-proxy's rules", &["there are none"]);
+    let nft = |line: &str| {
+        let output = Command::new("nft").arg(line).output().unwrap();
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    nft("add table ip6 kube-proxy; add chain ip6 kube-proxy services");
+    check(&world).has("degraded", "kube-proxy's rules", &["table kube-proxy", "kube-proxy --cleanup"]);
+    nft("delete table ip6 kube-proxy; add table ip nat; add chain ip nat KUBE-SERVICES");
+    check(&world).has("degraded", "kube-proxy's rules", &["chain KUBE-SERVICES"]);
+}
+
+#[test]
+fn missing_privileges_and_file_systems_are_named_with_their_remedy() {
+    let Some(world) = World::or_skip("missing_privileges_and_file_systems_are_named_with_their_remedy")
+    else {
+        return;
+    };
+    let binary = Build::Product.binary();
+    let mut without = Command::new("setpriv");
+    without.args(["--bounding-set", "-bpf,-sys_admin,-net_admin", "--inh-caps", "-all"]).arg(&binary);
+    let said = Said::of(without, &world);
+    assert_eq!(said.code, Some(1), "{}", said.text);
+    said.has("broken", "capabilities", &["missing: CAP_BPF, CAP_NET_ADMIN", "as root"]);
+
+    // In a mount namespace of its own.
+    let mut without = Command::new("unshare");
+    without.args(["--mount", "sh", "-c", "umount -a -t bpf; exec \"$@\"", "sh"]).arg(&binary);
+    let said = Said::of(without, &world);
+    let level = if world.sandbox().pins().starts_with("/sys/fs/bpf") { "degraded" } else { "broken" };
+    said.has(level, "bpf file system", &["mount"]);
+
+    let files = world.sandbox().files();
+    let mut elsewhere = Command::new(&binary);
+    elsewhere.arg("check").arg("--cgroup").arg(files).arg("--pin-dir").arg(files);
+    let output = elsewhere.output().unwrap();
+    let said = Said { code: output.status.code(), text: String::from_utf8(output.stdout).unwrap() };
+    assert_eq!(said.code, Some(1), "{}", said.text);
+    said.has("broken", "cgroup", &["not a cgroup2 folder", "--cgroup"]);
+    said.has("broken", "bpf file system", &["not on a bpf file system", "--pin-dir"]);
+}
+
+/// What `status` prints.
+fn status(world: &World, more: &[&str]) -> String {
+    let mut command = Command::new(Build::Product.binary());
+    command.arg("status").arg("--cgroup").arg(world.sandbox().cgroup()).arg("--pin-dir");
+    let output = command.arg(world.sandbox().pins()).args(more).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
+    let Some(world) = World::or_skip("status_shows_what_is_in_the_kernel_with_and_without_a_process") else {
+        return;
+    };
+    let agent = serve(&world);
+    let row = |text: &str| {
+        let line = text.lines().find(|it| it.contains("10.96.0.10:80/TCP"));
+        let line = line.unwrap_or_else(|| panic!("no row in\n{text}"));
+        line.split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>()
+    };
+    let says = status(&world, &[]);
+    assert_eq!(row(&says), ["default/web", "10.96.0.10:80/TCP", "1", "10.244.1.1:8080"]);
+    for it in ["node n1: healthy", "revision 1 in force", "1 Services, 1 endpoints", "in effect at all"] {
+        assert!(says.contains(it), "{it} is not in\n{says}");
+    }
+    let json = status(&world, &["--output", "json"]);
+    for it in ["\"service\":\"default/web\"", "\"endpoints\":[\"10.244.1.1:8080\"]", "\"connect4\":true"] {
+        assert!(json.contains(it), "{it} is not in\n{json}");
+    }
+    agent.kill9().unwrap();
+    let says = status(&world, &[]);
+    assert_eq!(row(&says), ["?", "10.96.0.10:80/TCP", "1", "10.244.1.1:8080"]);
+    assert!(says.contains("none answers"), "{says}");
+}

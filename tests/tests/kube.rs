@@ -1,0 +1,176 @@
+//! The kernel follows an API server, and goes on without it.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    ffi::OsStr,
+    fs,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use api_server::{ApiServer, Resource, Settings, Trouble, Verb};
+use tests::{
+    Agent, Build, EchoServer, Load, Probe, Transport, World,
+    agent::Setting,
+    load::Report,
+    manifest::{self, Service},
+    world::{NODE, expected_dump},
+};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn web() -> SocketAddr {
+    SocketAddr::new(ip("10.96.0.10"), 80)
+}
+
+fn endpoint(n: u8) -> IpAddr {
+    ip(&format!("10.244.1.{n}"))
+}
+
+/// A Service of one port with these endpoints.
+fn service(name: &str, address: IpAddr, endpoints: &[u8]) -> Service {
+    let service = Service::new(name, &[address]).port("tcp", "TCP", 80, 8080);
+    endpoints.iter().fold(service, |it, n| it.endpoint(&format!("e{n}"), &[endpoint(*n)]))
+}
+
+/// Tells the server of Services and their slices.
+fn tell(server: &ApiServer, services: &[Service]) {
+    for it in services {
+        for document in [it.service(), it.slices()] {
+            server.set(serde_saphyr::from_str(&document).unwrap());
+        }
+    }
+}
+
+fn start(world: &World, kubeconfig: &Path) -> Agent {
+    let sandbox = world.sandbox();
+    let arguments: [&OsStr; 11] = [
+        "run".as_ref(),
+        "--source".as_ref(),
+        "kube".as_ref(),
+        "--kubeconfig".as_ref(),
+        kubeconfig.as_ref(),
+        "--node-name".as_ref(),
+        NODE.as_ref(),
+        "--cgroup".as_ref(),
+        sandbox.cgroup().as_ref(),
+        "--pin-dir".as_ref(),
+        sandbox.pins().as_ref(),
+    ];
+    Setting::of(&Build::Product.binary(), &arguments).start(sandbox).unwrap()
+}
+
+#[track_caller]
+fn comes_to(world: &World, agent: &mut Agent, services: &[Service]) {
+    let expect = expected_dump(services);
+    let log = agent.log_path().to_owned();
+    // The programs are attached after the first state has been written.
+    let is_attached = || fs::read_to_string(&log).is_ok_and(|it| it.contains("in force"));
+    let is_so = || is_attached() && world.dump(Build::Product).is_ok_and(|it| it == expect);
+    agent.wait_until(LIMIT, is_so).unwrap();
+}
+
+#[track_caller]
+fn says(agent: &mut Agent, what: &str) {
+    let log = agent.log_path().to_owned();
+    agent.wait_until(LIMIT, || fs::read_to_string(&log).is_ok_and(|it| it.contains(what))).unwrap();
+}
+
+#[test]
+fn the_kernel_follows_an_api_server_and_goes_on_without_it() {
+    let Some(world) = World::or_skip("the_kernel_follows_an_api_server_and_goes_on_without_it") else {
+        return;
+    };
+    let _servers: Vec<_> = (1..=3)
+        .map(|n| EchoServer::start(&n.to_string(), SocketAddr::new(endpoint(n), 8080)).unwrap())
+        .collect();
+    let settings = Settings { is_tls: true, token: Some("secret".into()), ..Settings::default() };
+    let mut server = ApiServer::start(settings).unwrap();
+    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    let other = || service("other", ip("10.96.0.11"), &[3]);
+    tell(&server, &[other(), service("web", web().ip(), &[1])]);
+    let kubeconfig = server.kubeconfig(world.sandbox().files()).unwrap();
+    let mut agent = start(&world, &kubeconfig);
+    comes_to(&world, &mut agent, &[other(), service("web", web().ip(), &[1])]);
+    let mut connection = Probe::connect(web()).unwrap();
+    let load = Load::start(Transport::Tcp, web(), 1, Duration::from_millis(1));
+
+    tell(&server, &[service("web", web().ip(), &[1, 2])]);
+    comes_to(&world, &mut agent, &[other(), service("web", web().ip(), &[1, 2])]);
+
+    // It goes away; much happens, and is forgotten; it comes back.
+    server.stop();
+    says(&mut agent, "what was known stays in force");
+    assert_eq!(
+        world.dump(Build::Product).unwrap(),
+        expected_dump(&[other(), service("web", web().ip(), &[1, 2])])
+    );
+    connection.ping().unwrap();
+    tell(&server, &[service("web", web().ip(), &[3]), service("new", ip("10.96.0.12"), &[2])]);
+    server.delete(Resource::Services, "default/other");
+    server.compact();
+    server.resume().unwrap();
+    let after = [service("new", ip("10.96.0.12"), &[2]), service("web", web().ip(), &[3])];
+    comes_to(&world, &mut agent, &after);
+    connection.ping().unwrap();
+
+    // A start while it is away leaves the kernel as it is.
+    agent.kill9().unwrap();
+    server.stop();
+    let mut agent = start(&world, &kubeconfig);
+    says(&mut agent, "there are no facts yet");
+    assert_eq!(world.dump(Build::Product).unwrap(), expected_dump(&after));
+    connection.ping().unwrap();
+    server.resume().unwrap();
+    says(&mut agent, "in force");
+    comes_to(&world, &mut agent, &after);
+
+    let report = Report::of(&load.stop());
+    assert_eq!(report.failed, 0, "{:?}", report.errors);
+    assert!(report.connects > 100);
+    assert!(agent.terminate().unwrap().success());
+}
+
+/// `print --once` at a server, and what it printed and said.
+fn print(arguments: &[&OsStr]) -> (bool, String, String) {
+    let mut command = Command::new(Build::Product.binary());
+    command.args(["print", "--once", "--source", "kube", "--node-name", NODE]).args(arguments);
+    command.env_remove("KUBECONFIG").env_remove("KUBERNETES_SERVICE_HOST");
+    let output = command.output().unwrap();
+    let [out, err] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+    (output.status.success(), out, err)
+}
+
+#[test]
+fn print_shows_what_an_api_server_says() {
+    let server = ApiServer::start(Settings::default()).unwrap();
+    tell(&server, &[service("web", web().ip(), &[1])]);
+    server.trouble(
+        Resource::Nodes,
+        Verb::Watch,
+        1,
+        Trouble::Status { code: 403, message: "not yet".into(), retry_after: None },
+    );
+    let (is_well, out, err) = print(&["--master".as_ref(), server.url().as_ref()]);
+    assert!(is_well, "{err}");
+    assert!(out.contains("10.96.0.10") && out.contains("10.244.1.1"), "{out}");
+    assert!(err.contains("nodes: 403 Forbidden: not yet"), "{err}");
+}
+
+#[test]
+fn a_kubeconfig_that_cannot_be_used_ends_the_command_with_one_line() {
+    let (is_well, _, err) = print(&["--kubeconfig".as_ref(), "/no/such/file".as_ref()]);
+    assert!(!is_well);
+    assert!(err.contains("kubeconfig /no/such/file: No such file"), "{err}");
+    assert_eq!(err.lines().count(), 1, "{err}");
+    let (is_well, _, err) = print(&[]);
+    assert!(!is_well);
+    assert!(err.contains("--kubeconfig or --kube-api-server"), "{err}");
+}

@@ -1,0 +1,196 @@
+//! What the proxy tells of itself is what is the case, and telling it costs the data plane nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    time::Duration,
+};
+
+use tests::{
+    Agent, Build, EchoServer, Transport, World, ask, eventually,
+    http::{Answer, get},
+    manifest::{self, Service},
+    world::NODE,
+};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const WEB: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+
+fn web() -> Service {
+    Service::new("web", &[WEB.into()]).port("", "TCP", 80, 8080).endpoint("web-1", &[[10, 244, 1, 1].into()])
+}
+
+fn server() -> EchoServer {
+    EchoServer::start("web-1", ([10, 244, 1, 1], 8080).into()).unwrap()
+}
+
+fn start(world: &World) -> Agent {
+    world.setting(Build::Product).start(world.sandbox()).unwrap()
+}
+
+fn health(path: &str) -> std::io::Result<Answer> {
+    get((Ipv4Addr::LOCALHOST, 10256).into(), path)
+}
+
+fn metrics(path: &str) -> std::io::Result<Answer> {
+    get((Ipv4Addr::LOCALHOST, 10249).into(), path)
+}
+
+/// The value of a sample, if it is there.
+fn sample(name: &str) -> Option<f64> {
+    let text = metrics("/metrics").ok()?.body;
+    text.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+}
+
+fn is_ready() -> bool {
+    health("/readyz").is_ok_and(|it| it.status == 200)
+}
+
+fn write_node(world: &World, more: &str) {
+    let node = format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {NODE}}}\nspec: {{{more}}}\n");
+    manifest::replace(&world.manifests().join("node.yaml"), &node).unwrap();
+}
+
+#[test]
+fn a_node_tells_how_it_is() {
+    let Some(world) = World::or_skip("a_node_tells_how_it_is") else { return };
+    let _server = server();
+    world.write(&[web()]);
+    write_node(&world, "");
+    let mut agent = start(&world);
+    agent.wait_until(LIMIT, is_ready).unwrap();
+    assert_eq!(ask(Transport::Tcp, (WEB, 80).into()).unwrap(), "web-1", "ready means that it is served");
+
+    let healthz = health("/healthz").unwrap();
+    assert_eq!(healthz.status, 200, "{healthz:?}");
+    assert!(healthz.body.contains("\"nodeEligible\":true"), "{healthz:?}");
+    assert_eq!(health("/livez").unwrap().status, 200);
+    assert_eq!(metrics("/proxyMode").unwrap().body, "ebpf");
+    let state = metrics("/state").unwrap();
+    assert!(state.body.contains("10.96.0.10") && state.body.contains("10.244.1.1"), "{state:?}");
+
+    for (name, expect) in [
+        ("kube_proxy_ebpf_generation", 1.0),
+        ("kube_proxy_ebpf_services", 1.0),
+        ("kube_proxy_ebpf_endpoints", 1.0),
+        ("kube_proxy_ebpf_map_entries{table=\"frontends4\"}", 1.0),
+        ("kube_proxy_ebpf_map_entries{table=\"backends4\"}", 1.0),
+        ("kube_proxy_ebpf_program_in_effect{hook=\"connect4\"}", 1.0),
+        ("kube_proxy_ebpf_source_synced{source=\"file\"}", 1.0),
+        ("kubeproxy_sync_full_proxy_rules_duration_seconds_count", 1.0),
+        ("kubeproxy_sync_proxy_rules_service_changes_total", 1.0),
+        ("kubeproxy_proxy_healthz_total{code=\"200\"}", 1.0),
+    ] {
+        assert_eq!(sample(name), Some(expect), "{name}");
+    }
+
+    // A change, and an item that is refused.
+    world.write(&[web().endpoint("web-2", &[[10, 244, 1, 2].into()])]);
+    let bad = "apiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: default}\n\
+               spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n";
+    manifest::replace(&world.manifests().join("bad.yaml"), bad).unwrap();
+    let told = || {
+        sample("kube_proxy_ebpf_map_entries{table=\"backends4\"}") == Some(2.0)
+            && sample("kube_proxy_ebpf_rejected_items{by=\"source\"}").is_some_and(|it| it >= 1.0)
+    };
+    agent.wait_until(LIMIT, told).unwrap();
+    assert!(sample("kubeproxy_sync_partial_proxy_rules_duration_seconds_count") >= Some(1.0));
+    assert!(metrics("/status").unwrap().body.contains("10.96.0.300"));
+
+    // The node is about to go: load balancers should know, and nobody should restart the proxy for it.
+    write_node(&world, "taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]");
+    agent.wait_until(LIMIT, || health("/healthz").is_ok_and(|it| it.status == 503)).unwrap();
+    assert!(health("/healthz").unwrap().body.contains("\"nodeEligible\":false"));
+    assert_eq!(health("/livez").unwrap().status, 200);
+    assert!(is_ready());
+}
+
+#[test]
+fn a_port_in_use_is_named_and_the_data_plane_goes_on() {
+    let Some(world) = World::or_skip("a_port_in_use_is_named_and_the_data_plane_goes_on") else { return };
+    let _server = server();
+    world.write(&[web()]);
+    let occupants: Vec<_> = [10249, 10256]
+        .map(|port| TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap())
+        .into();
+    let mut agent = start(&world);
+    agent.wait_until(LIMIT, || ask(Transport::Tcp, (WEB, 80).into()).is_ok()).unwrap();
+    let log = agent.log_path().to_owned();
+    let says =
+        ["0.0.0.0:10256", "127.0.0.1:10249", "--healthz-bind-address", "--metrics-bind-address", "ss -ltnp"];
+    let says_all = || {
+        let log = fs::read_to_string(&log).unwrap_or_default();
+        says.iter().all(|it| log.contains(it))
+    };
+    agent.wait_until(LIMIT, says_all).unwrap();
+    drop(occupants);
+    agent.wait_until(LIMIT, || is_ready() && metrics("/metrics").is_ok()).unwrap();
+}
+
+#[test]
+fn nothing_is_told_where_nothing_should_be() {
+    let Some(world) = World::or_skip("nothing_is_told_where_nothing_should_be") else { return };
+    let _server = server();
+    world.write(&[web()]);
+    let setting = world.setting(Build::Product);
+    let setting = setting.argument("--healthz-bind-address=").argument("--metrics-bind-address=0");
+    let mut agent = setting.start(world.sandbox()).unwrap();
+    agent.wait_until(LIMIT, || ask(Transport::Tcp, (WEB, 80).into()).is_ok()).unwrap();
+    // Both would be there since before the first state.
+    assert!(health("/livez").is_err() && metrics("/metrics").is_err());
+    assert!(!agent.log().contains("cannot be served"), "{}", agent.log());
+}
+
+#[test]
+fn programs_that_are_taken_off_are_put_back_and_told_of() {
+    let Some(world) = World::or_skip("programs_that_are_taken_off_are_put_back_and_told_of") else { return };
+    let _server = server();
+    world.write(&[web()]);
+    let mut agent = start(&world);
+    agent.wait_until(LIMIT, is_ready).unwrap();
+    let links = world.sandbox().pins().join("links");
+    for hook in ["connect4", "recvmsg6"] {
+        // Its last reference: the kernel takes the program off.
+        fs::remove_file(links.join(hook)).unwrap();
+    }
+    let service = (WEB, 80).into();
+    assert!(eventually(LIMIT, || ask(Transport::Tcp, service).is_err()), "it is off now");
+    let is_back = || sample("kube_proxy_ebpf_program_losses_total") == Some(1.0) && is_ready();
+    agent.wait_until(LIMIT, is_back).unwrap();
+    assert_eq!(ask(Transport::Tcp, service).unwrap(), "web-1");
+    assert!(links.join("connect4").exists() && links.join("recvmsg6").exists());
+    let log = agent.log();
+    assert!(log.contains("connect4") && log.contains("recvmsg6"), "{log}");
+}
+
+#[test]
+fn a_brain_tells_what_it_decided_where_it_is_asked_to() {
+    let Some(world) = World::or_skip("a_brain_tells_what_it_decided_where_it_is_asked_to") else { return };
+    world.write(&[web()]);
+    let source = format!("file:{}", world.manifests().display());
+    let listen = format!("unix://{}", world.sandbox().files().join("proxy.sock").display());
+    let arguments = ["brain", "--source", &source, "--node-name", NODE, "--listen", &listen];
+    let arguments = arguments.map(std::ffi::OsStr::new);
+    let setting = tests::agent::Setting::of(&Build::Product.binary(), &arguments)
+        .argument("--healthz-bind-address=127.0.0.1")
+        .argument("--metrics-bind-address=127.0.0.1");
+    let mut brain = setting.start(world.sandbox()).unwrap();
+    brain.wait_until(LIMIT, is_ready).unwrap();
+    assert_eq!(sample("kube_proxy_ebpf_services"), Some(1.0));
+    assert_eq!(sample("kube_proxy_ebpf_generation"), None, "it has no kernel");
+    assert_eq!(sample("kube_proxy_ebpf_watchers"), Some(0.0));
+    let mut follower = std::process::Command::new(Build::Product.binary())
+        .args(["print", "--target", &listen, "--node-name", NODE])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let counted = eventually(LIMIT, || sample("kube_proxy_ebpf_watchers") == Some(1.0));
+    let _ = follower.kill();
+    follower.wait().unwrap();
+    assert!(counted, "who follows is counted");
+    assert!(eventually(LIMIT, || sample("kube_proxy_ebpf_watchers") == Some(0.0)), "and forgotten");
+    assert!(metrics("/state").unwrap().body.contains("10.244.1.1"));
+}

@@ -1,0 +1,109 @@
+//! Where a connected socket remembers the Service: a slot that nobody takes from it, and that it gives back.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    io::Read as _,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use aya::maps::{Array, Map, MapData};
+use socket2::{Domain, Protocol, Socket, Type};
+use tests::{
+    Agent, Build, EchoServer, Probe, Transport, World, ask, eventually, manifest::Service,
+    requirements::kernel_at_least, sandbox::skip,
+};
+
+const LIMIT: Duration = Duration::from_secs(10);
+const WEB: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 96, 0, 10), 80);
+const ENDPOINT: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
+
+struct Node {
+    _server: EchoServer,
+    _agent: Agent,
+    world: World,
+}
+
+impl Node {
+    fn or_skip(test: &str, slots: &str) -> Option<Self> {
+        let world = World::or_skip(test)?;
+        let server = EchoServer::start("web", SocketAddr::from((ENDPOINT, 8080))).unwrap();
+        let web = Service::new("web", &[WEB.0.into()])
+            .port("tcp", "TCP", 80, 8080)
+            .port("udp", "UDP", 80, 8080)
+            .endpoint("web", &[IpAddr::from(ENDPOINT)]);
+        world.write(&[web]);
+        let setting = world.setting(Build::Product).argument("--socket-slots").argument(slots);
+        let mut agent = setting.start(world.sandbox()).unwrap();
+        agent.wait_until(LIMIT, || ask(Transport::Tcp, WEB.into()).is_ok()).unwrap();
+        Some(Self { _server: server, _agent: agent, world })
+    }
+
+    /// How many slots somebody has.
+    fn taken(&self) -> usize {
+        let slots = self.world.sandbox().pins().join("sockets1/slots");
+        let map = Map::from_map_data(MapData::from_pin(slots).unwrap()).unwrap();
+        // The claims are the first of eight words.
+        let slots: Array<MapData, [u64; 8]> = Array::try_from(map).unwrap();
+        slots.iter().filter(|it| it.as_ref().unwrap()[0] != 0).count()
+    }
+}
+
+#[test]
+fn sockets_beyond_the_slots_remember_too() {
+    let Some(node) = Node::or_skip("sockets_beyond_the_slots_remember_too", "2") else { return };
+    let mut probes: Vec<_> = (0..20).map(|_| Probe::connect(WEB.into()).unwrap()).collect();
+    let sockets: Vec<_> = (0..20).map(|_| UdpSocket::bind("0.0.0.0:0").unwrap()).collect();
+    for socket in &sockets {
+        socket.connect(WEB).unwrap();
+    }
+    assert_eq!(node.taken(), 2);
+    for probe in &mut probes {
+        probe.ping().unwrap();
+        assert_eq!(probe.stream().peer_addr().unwrap(), WEB.into());
+    }
+    // One that goes to the endpoint itself is not shown the Service any more, wherever it remembered it.
+    for socket in &sockets {
+        assert_eq!(socket.peer_addr().unwrap(), WEB.into());
+        socket.connect((ENDPOINT, 8080)).unwrap();
+        assert_eq!(socket.peer_addr().unwrap(), (ENDPOINT, 8080).into());
+    }
+}
+
+#[test]
+fn a_closed_socket_leaves_its_slot() {
+    let Some(node) = Node::or_skip("a_closed_socket_leaves_its_slot", "65536") else { return };
+    assert!(eventually(LIMIT, || node.taken() == 0));
+    let probes: Vec<_> = (0..100).map(|_| Probe::connect(WEB.into()).unwrap()).collect();
+    let copies: Vec<_> = probes.iter().map(|it| it.stream().try_clone().unwrap()).collect();
+    assert_eq!(node.taken(), 100);
+    drop(probes);
+    assert_eq!(node.taken(), 100, "a copy of the descriptor is the same socket");
+    assert!(copies.iter().all(|it| it.peer_addr().unwrap() == WEB.into()));
+    drop(copies);
+    assert_eq!(node.taken(), 0);
+}
+
+#[test]
+fn an_mptcp_client_reaches_a_service_and_leaves_nothing() {
+    let Some(node) = Node::or_skip("an_mptcp_client_reaches_a_service_and_leaves_nothing", "65536") else {
+        return;
+    };
+    let mptcp = match Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)) {
+        Ok(socket) => socket,
+        Err(error) => {
+            let reason = format!("this kernel has no MPTCP: {error}");
+            skip("an_mptcp_client_reaches_a_service_and_leaves_nothing", &reason);
+            return;
+        }
+    };
+    assert!(eventually(LIMIT, || node.taken() == 0));
+    mptcp.connect(&SocketAddr::from(WEB).into()).unwrap();
+    let mut greeting = [0; 4];
+    TcpStream::from(mptcp).read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting, b"web\n");
+    if kernel_at_least(5, 19) {
+        assert_eq!(node.taken(), 0, "no program can ask for the peer of a subflow");
+    }
+}
