@@ -16,6 +16,7 @@ use aya::{
     Ebpf,
     programs::{CgroupAttachMode, CgroupSock, CgroupSockAddr, Program, ProgramFd, links::FdLink},
 };
+use aya_obj::generated::bpf_attach_type::{self, *};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use super::{
@@ -25,20 +26,21 @@ use super::{
     sys,
 };
 
-/// The hooks, each with a program of its name; those that lead back and clean up come before those that lead away, so that
-/// no socket is ever translated that could not be translated back, or would leave something behind.
-pub(super) const HOOKS: [&str; 11] = [
-    "sock_release",
-    "recvmsg4",
-    "recvmsg6",
-    "getpeername4",
-    "getpeername6",
-    "sendmsg4",
-    "sendmsg6",
-    "connect4",
-    "connect6",
-    "bind4",
-    "bind6",
+/// The hooks, each with a program of its name, and where the kernel attaches it. Those that lead back and clean up come
+/// before those that lead away, so that no socket is ever translated that could not be translated back, or would leave
+/// something behind.
+pub(super) const HOOKS: [(&str, bpf_attach_type); 11] = [
+    ("sock_release", BPF_CGROUP_INET_SOCK_RELEASE),
+    ("recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
+    ("recvmsg6", BPF_CGROUP_UDP6_RECVMSG),
+    ("getpeername4", BPF_CGROUP_INET4_GETPEERNAME),
+    ("getpeername6", BPF_CGROUP_INET6_GETPEERNAME),
+    ("sendmsg4", BPF_CGROUP_UDP4_SENDMSG),
+    ("sendmsg6", BPF_CGROUP_UDP6_SENDMSG),
+    ("connect4", BPF_CGROUP_INET4_CONNECT),
+    ("connect6", BPF_CGROUP_INET6_CONNECT),
+    ("bind4", BPF_CGROUP_INET4_BIND),
+    ("bind6", BPF_CGROUP_INET6_BIND),
 ];
 
 /// A cgroup to attach to.
@@ -112,7 +114,7 @@ pub(super) struct Attached {
 /// If one leads to another cgroup that lives. With links to both, one above the other, a socket would be translated by
 /// the first and taken for an untranslated one by the second.
 pub(super) fn check(cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
-    for hook in HOOKS {
+    for (hook, _) in HOOKS {
         let pin = pins.links().join(hook);
         let link = match sys::obj_get(&pin) {
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
@@ -128,7 +130,7 @@ pub(super) fn check(cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
 
 /// Loads every program, which is when the kernel verifies it. Nothing is attached yet.
 pub(super) fn load(ebpf: &mut Ebpf) -> Result<(), Error> {
-    for hook in HOOKS {
+    for (hook, _) in HOOKS {
         match program(ebpf, hook)? {
             Kind::Address(program) => program.load(),
             Kind::Socket(program) => program.load(),
@@ -146,7 +148,7 @@ pub(super) fn load(ebpf: &mut Ebpf) -> Result<(), Error> {
 pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<Attached, Error> {
     let mut attached = Attached::default();
     let mut made = Vec::new();
-    for (index, hook) in HOOKS.into_iter().enumerate() {
+    for (index, (hook, _)) in HOOKS.into_iter().enumerate() {
         if index == HOOKS.len() / 2 {
             fault::point("half-attached");
         }
@@ -171,7 +173,7 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<At
 /// Takes every program out of effect, before the call returns, and removes the pins of their links.
 pub(super) fn detach(pins: &Pins) -> Result<(), Error> {
     // First those that lead away: what is translated can be translated back to the last.
-    for hook in HOOKS.into_iter().rev() {
+    for (hook, _) in HOOKS.into_iter().rev() {
         let pin = pins.links().join(hook);
         for pin in [pins::beside(&pin), pin] {
             if let Ok(link) = sys::obj_get(&pin) {

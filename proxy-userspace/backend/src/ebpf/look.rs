@@ -9,7 +9,6 @@ use std::{
 };
 
 use aya::programs::loaded_programs;
-use aya_obj::generated::bpf_attach_type::{self, *};
 
 use super::{
     error::Error,
@@ -72,9 +71,9 @@ pub fn look_at(cgroup: Option<&Path>, pin_dir: &Path) -> Result<Hooks, Error> {
 }
 
 pub(super) fn look(cgroup: &Cgroup, pins: &Pins) -> Result<Hooks, Error> {
-    let hooks = HOOKS.into_iter().map(|name| {
+    let hooks = HOOKS.into_iter().map(|(name, attach_type)| {
         let program = linked(&pins.links().join(name))?;
-        let running = sys::programs_in_effect(cgroup.as_fd(), attach_type(name))
+        let running = sys::programs_in_effect(cgroup.as_fd(), attach_type)
             .map_err(Error::syscall("BPF_PROG_QUERY", format!("{name} on {}", cgroup.path().display())))?;
         let in_effect = program.is_some_and(|it| running.contains(&it));
         let others = running.into_iter().filter(|it| Some(*it) != program);
@@ -99,32 +98,4 @@ fn name_of(id: u32) -> String {
     // It may be gone by now, and then it has no name.
     let found = loaded_programs().flatten().find(|it| it.id() == id);
     found.and_then(|it| it.name_as_str().map(ToOwned::to_owned)).unwrap_or_default()
-}
-
-/// Where a program of this name is attached.
-fn attach_type(hook: &str) -> bpf_attach_type {
-    match hook {
-        "connect4" => BPF_CGROUP_INET4_CONNECT,
-        "connect6" => BPF_CGROUP_INET6_CONNECT,
-        "sendmsg4" => BPF_CGROUP_UDP4_SENDMSG,
-        "sendmsg6" => BPF_CGROUP_UDP6_SENDMSG,
-        "recvmsg4" => BPF_CGROUP_UDP4_RECVMSG,
-        "recvmsg6" => BPF_CGROUP_UDP6_RECVMSG,
-        "getpeername4" => BPF_CGROUP_INET4_GETPEERNAME,
-        "getpeername6" => BPF_CGROUP_INET6_GETPEERNAME,
-        _ => unreachable!("every hook has its row here; a test looks at all of them"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_hook_has_an_attach_type_of_its_own() {
-        let mut types: Vec<_> = HOOKS.into_iter().map(|it| attach_type(it) as u32).collect();
-        types.sort_unstable();
-        types.dedup();
-        assert_eq!(types.len(), HOOKS.len());
-    }
 }

@@ -68,7 +68,7 @@ fn layout(pins: &Pins) -> Finding {
     match kernel::read_active(pins) {
         Err(error) => Finding::failed(SUBJECT, &error),
         Ok((_, flips)) if others.is_empty() => {
-            Finding::ok(SUBJECT, format!("the {}. generation is in force", flips))
+            Finding::ok(SUBJECT, format!("generation {flips} is in force"))
         }
         Ok(_) => Finding::degraded(
             SUBJECT,

@@ -47,7 +47,7 @@ fn remedy<'a>(others: impl Iterator<Item = &'a Other>) -> String {
     } else if any("cali_") {
         "they are Calico's: switch its connect-time load balancer off (bpfConnectTimeLoadBalancing: Disabled)"
             .into()
-    } else if names.iter().any(|it| HOOKS.contains(it)) {
+    } else if names.iter().any(|name| HOOKS.iter().any(|(hook, _)| hook == name)) {
         "they may be another instance of this program: `cleanup --pin-dir` with its folder takes them away"
             .into()
     } else {
