@@ -1,6 +1,8 @@
 //! `cargo xtask bench`: what things cost, as figures beside the goals.
 //! The one rule: measured, each case in a process of its own; nothing is estimated.
 
+mod kube;
+
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use comfy_table::{Table, presets};
@@ -13,6 +15,8 @@ use crate::command::{cargo, output, run, say, workspace};
 pub(crate) enum Subject {
     /// The brain: CPU and memory, from facts to the states of nodes.
     Brain,
+    /// An API server as the source: memory and CPU of `run`, at 10k Services and 500 changes a second (as root).
+    Kube,
 }
 
 /// What one case was measured to cost.
@@ -53,6 +57,7 @@ impl Case {
 pub(crate) fn bench(subject: Subject) -> Result<()> {
     match subject {
         Subject::Brain => brain(),
+        Subject::Kube => kube::kube(),
     }
 }
 
@@ -83,7 +88,7 @@ fn brain() -> Result<()> {
         3,
     );
     report.row("2k services, 1,000 nodes: memory per further node", 50.0, crowd.further_node_kb, "kB", 1);
-    report.print()
+    report.print("The brain alone, without gRPC; CPU is the process's own, its caches cold.")
 }
 
 /// Figures beside their goals.
@@ -112,8 +117,8 @@ impl Report {
         ]);
     }
 
-    fn print(&self) -> Result<()> {
-        println!("\nThe brain alone, without gRPC; CPU is the process's own, its caches cold.\n");
+    fn print(&self, what: &str) -> Result<()> {
+        println!("\n{what}\n");
         for line in self.table.lines() {
             println!("{}", line.trim_end());
         }
