@@ -2,6 +2,7 @@
 //! The one rule: measured, each case in a process of its own; nothing is estimated.
 
 mod connect;
+mod kube;
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
@@ -17,6 +18,8 @@ pub(crate) enum Subject {
     Brain,
     /// Connecting: through a Service's address and straight to an endpoint, as pairs; and the programs' own time (as root).
     Connect,
+    /// An API server as the source: memory and CPU of `run`, at 10k Services and 500 changes a second (as root).
+    Kube,
 }
 
 /// What one case was measured to cost.
@@ -79,6 +82,7 @@ pub(crate) fn bench(subject: Subject) -> Result<()> {
     match subject {
         Subject::Brain => brain(),
         Subject::Connect => connect::connect(),
+        Subject::Kube => kube::kube(),
     }
 }
 
