@@ -12,6 +12,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let encoded = descriptors.encode_to_vec();
     tonic_prost_build::configure()
         .btree_map(".")
+        .codec_path("crate::codec::SmallBuffers")
         // Whose connection it is, is not for the messages to know.
         .build_transport(false)
         .client_mod_attribute(".", "#[cfg(feature = \"client\")]")

@@ -48,6 +48,8 @@ mod generated {
 
 #[cfg(feature = "client")]
 pub mod client;
+#[cfg(any(feature = "client", feature = "server"))]
+mod codec;
 mod diff_store;
 mod target;
 #[cfg(feature = "tls")]
