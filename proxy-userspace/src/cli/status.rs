@@ -6,7 +6,7 @@ use std::{
     collections::HashMap,
     fmt::Write as _,
     io::{self, IsTerminal as _, Write as _},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     thread,
     time::Duration,
 };
@@ -137,13 +137,16 @@ fn names(service: &localv1::Service) -> Vec<(String, Name)> {
         .chain(&service.load_balancer_ips)
         .copied()
         .collect();
+    // A node port stands under the unspecified address of each family.
+    let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let frontends = service.ports.iter().flat_map(|port| {
         let name = Name { service: service.name.to_string(), port: port.name.clone() };
         // Where another Service answers, the name is that one's.
-        let ips = ips.iter().filter(|it| !port.lost.contains(it));
-        ips.map(move |ip| {
-            (format!("{}/{}", SocketAddr::new(*ip, port.port.get()), port.protocol), name.clone())
-        })
+        let own =
+            ips.iter().filter(|it| !port.lost.contains(it)).map(|ip| SocketAddr::new(*ip, port.port.get()));
+        let node_port = port.node_port.into_iter();
+        let node_ports = node_port.flat_map(move |it| any.map(|ip| SocketAddr::new(ip, it.get())));
+        own.chain(node_ports).map(move |it| (format!("{it}/{}", port.protocol), name.clone()))
     });
     frontends.collect()
 }
@@ -279,6 +282,23 @@ fn age(now: Timestamp, since: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_service_is_named_at_every_address_that_is_its_own() {
+        let service: localv1::Service = serde_json::from_str(
+            r#"{"namespace":"default","name":"web","type":"NodePort",
+                "ips":{"clusterIps":{"v4":["10.96.0.10"],"v6":["fd00::10"]},"externalIps":{"v4":["192.0.2.1"]}},
+                "ports":[{"name":"http","protocol":"TCP","port":80,"nodePort":30080,"targetPort":8080,
+                          "lost":{"v4":["192.0.2.1"]}}]}"#,
+        )
+        .unwrap();
+        let mut frontends: Vec<_> = names(&service).into_iter().map(|(it, _)| it).collect();
+        frontends.sort_unstable();
+        assert_eq!(
+            frontends,
+            ["0.0.0.0:30080/TCP", "10.96.0.10:80/TCP", "[::]:30080/TCP", "[fd00::10]:80/TCP"]
+        );
+    }
 
     #[test]
     fn ages_are_told_in_two_units() {
