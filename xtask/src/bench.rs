@@ -2,11 +2,12 @@
 //! The one rule: measured, each case in a process of its own; nothing is estimated.
 
 mod connect;
+mod kube;
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use comfy_table::{Table, presets};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::command::{cargo, output, run, say, workspace};
 
@@ -17,6 +18,8 @@ pub(crate) enum Subject {
     Brain,
     /// Connecting: through a Service's address and straight to an endpoint, as pairs; and the programs' own time (as root).
     Connect,
+    /// An API server as the source: memory and CPU of `run`, at 10k Services and 500 changes a second (as root).
+    Kube,
 }
 
 /// What one case was measured to cost.
@@ -28,6 +31,16 @@ struct Figures {
     change_median_us: f64,
     resident_mb: f64,
     further_node_kb: f64,
+}
+
+/// What it was measured to cost to serve.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ServedFigures {
+    change_cpu_ms: f64,
+    worst_wall_ms: f64,
+    resident_mb: f64,
+    further_watcher_kb: f64,
 }
 
 /// A made-up cluster.
@@ -42,13 +55,24 @@ struct Case {
 impl Case {
     const ENDPOINTS: u32 = 10;
 
-    /// Runs the case in a process of its own.
+    /// The brain alone.
     fn measure(self) -> Result<Figures> {
+        self.run("bench", "watched")
+    }
+
+    /// The brain and all that it takes to serve its watchers, each over a connection of its own.
+    fn serve(self) -> Result<ServedFigures> {
+        self.run("serving", "served")
+    }
+
+    /// Runs the case in a process of its own.
+    fn run<T: DeserializeOwned>(self, example: &str, how: &str) -> Result<T> {
         let Self { services, nodes, watched, changes } = self;
-        say("Measuring", &format!("{services} services of {} endpoints, {watched} nodes", Self::ENDPOINTS));
+        let endpoints = Self::ENDPOINTS;
+        say("Measuring", &format!("{services} services of {endpoints} endpoints, {watched} nodes {how}"));
         let mut command =
-            std::process::Command::new(workspace().join("target").join("release/examples/bench"));
-        command.args([services, Self::ENDPOINTS, nodes, watched, changes].map(|it| it.to_string()));
+            std::process::Command::new(workspace().join("target/release/examples").join(example));
+        command.args([services, endpoints, nodes, watched, changes].map(|it| it.to_string()));
         serde_json::from_str(&output(&mut command)?).context("the bench printed something else than figures")
     }
 }
@@ -58,19 +82,24 @@ pub(crate) fn bench(subject: Subject) -> Result<()> {
     match subject {
         Subject::Brain => brain(),
         Subject::Connect => connect::connect(),
+        Subject::Kube => kube::kube(),
     }
 }
 
 fn brain() -> Result<()> {
     let mut build = cargo();
-    build.args(["build", "--release", "--package", "brain", "--example", "bench", "--target-dir"]);
+    build.args(["build", "--release", "--package", "brain", "--package", "publish"]);
+    build.args(["--example", "bench", "--example", "serving", "--target-dir"]);
     run(build.arg(workspace().join("target")))?;
 
     let one = Case { services: 10_000, nodes: 20, watched: 1, changes: 500 };
     let large = one.measure()?;
     let small = Case { services: 1_000, ..one }.measure()?;
     let many = Case { services: 5_000, watched: 20, ..one }.measure()?;
-    let crowd = Case { services: 2_000, nodes: 1_000, watched: 1_000, changes: 100 }.measure()?;
+    let many_served = Case { services: 5_000, watched: 20, ..one }.serve()?;
+    let crowd = Case { services: 2_000, nodes: 1_000, watched: 1_000, changes: 100 };
+    let crowd_served = Case { changes: 20, ..crowd }.serve()?;
+    let crowd = crowd.measure()?;
     let ratio = large.change_median_us / small.change_median_us;
 
     let mut report = Report::new();
@@ -88,7 +117,26 @@ fn brain() -> Result<()> {
         3,
     );
     report.row("2k services, 1,000 nodes: memory per further node", 50.0, crowd.further_node_kb, "kB", 1);
-    report.print("The brain alone, without gRPC; CPU is the process's own, its caches cold.")
+    report.row("5k services, 20 nodes served: one endpoint changes", 2.0, many_served.change_cpu_ms, "ms", 3);
+    report.row("5k services, 20 nodes served: resident", 150.0, many_served.resident_mb, "MB", 0);
+    report.row(
+        "2k services, 1,000 nodes served: the last one has a change after (at worst)",
+        1_000.0,
+        crowd_served.worst_wall_ms,
+        "ms",
+        0,
+    );
+    report.row(
+        "2k services, 1,000 nodes served: memory per further watcher",
+        50.0,
+        crowd_served.further_watcher_kb,
+        "kB",
+        1,
+    );
+    report.print(
+        "The brain alone with cold caches, and served over gRPC. CPU and memory are the process's own; only the time until \
+         the last one has a change depends on what else runs here.",
+    )
 }
 
 /// Figures beside their goals.

@@ -8,6 +8,7 @@ mod conformance;
 mod container;
 mod demo;
 mod dist;
+mod fuzz;
 mod licences;
 mod setup;
 mod test;
@@ -62,6 +63,17 @@ enum Task {
     Bench {
         /// What to measure.
         subject: bench::Subject,
+    },
+    /// Look for bytes that break a law (a file, a message, the history of a cluster), guided by coverage.
+    ///
+    /// The test suite does the same with the corpus and a fixed number of mutations. Installs cargo-fuzz if it is missing;
+    /// new inputs go to tests/fuzz/corpus, those that break a law to tests/fuzz/artifacts.
+    Fuzz {
+        /// `parser`, `wire`, `facts` or `brain`.
+        target: String,
+        /// For how long.
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
     },
     /// Make what is handed to others, in target/dist: an archive with its checksum, and the image.
     ///
@@ -126,6 +138,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Demo { keep, .. } => demo::run(keep),
         Task::Test { filter } => test::test(filter.as_deref()),
         Task::Bench { subject } => bench::bench(subject),
+        Task::Fuzz { target, seconds } => fuzz::fuzz(&target, seconds),
         Task::Dist { container_tool, no_image } => dist::dist(container_tool, no_image),
         Task::Conformance(options) => conformance::conformance(&options),
         Task::Licences => licences::licences(),

@@ -8,7 +8,7 @@ use model::facts::Facts;
 use proto::{Target, client::Client};
 use publish::{
     Published, Publisher, Subscription,
-    print::{Format, render},
+    print::{Format, render, render_changes},
     upstream::Upstream,
 };
 
@@ -60,6 +60,12 @@ pub(super) struct Flags {
     /// Print one state and end
     #[arg(long)]
     once: bool,
+    /// After the first state, print only what changes: the services, ports and endpoints that come, go or differ
+    ///
+    /// As json and yaml it is a line or a document for each of them, from the first state on: `change` says added,
+    /// changed or removed, `kind` says service, port or endpoint, `before` and `after` are the messages.
+    #[arg(long, conflicts_with = "once")]
+    watch: bool,
     /// How to print it
     #[arg(long, short, value_enum, default_value = "table", env = "KUBE_PROXY_EBPF_OUTPUT")]
     output: Output,
@@ -152,15 +158,22 @@ async fn follow_brain(target: Target, flags: &Flags) -> Result<()> {
     };
     if let Some(Published { instance_id, rev, .. }) = printed.as_deref() {
         tracing::info!(
-            "what comes after it: print --target {target} --node-name {node} --instance-id {instance_id} --rev {rev}"
+            "what comes after it: print --target {target} --node-name {node} --instance-id {instance_id} --rev {rev}{}",
+            flags.tls.words()
         );
     }
     Ok(())
 }
 
-/// Prints every state; or one, and returns it.
+/// Prints every state, or what each changes; or one, and returns it.
 async fn print(mut states: Subscription, flags: &Flags) -> Result<Option<Arc<Published>>> {
+    let mut before: Option<Arc<Published>> = None;
     while let Some(published) = states.next().await {
+        if flags.watch {
+            write(&render_changes(before.as_deref(), &published, flags.output.into())?)?;
+            before = Some(published);
+            continue;
+        }
         show(&published, flags.output)?;
         if flags.once {
             return Ok(Some(published));
@@ -170,7 +183,11 @@ async fn print(mut states: Subscription, flags: &Flags) -> Result<Option<Arc<Pub
 }
 
 fn show(published: &Published, output: Output) -> Result<()> {
+    write(&render(published, output.into())?)
+}
+
+fn write(text: &str) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(render(published, output.into())?.as_bytes())?;
+    stdout.write_all(text.as_bytes())?;
     Ok(stdout.flush()?)
 }

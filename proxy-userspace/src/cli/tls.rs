@@ -84,6 +84,16 @@ impl ClientFlags {
         };
         Ok(client.tls(tls))
     }
+
+    /// The flags as they would be typed again.
+    pub(super) fn words(&self) -> String {
+        let files =
+            [("--tls-ca", &self.tls_ca), ("--tls-cert", &self.tls_cert), ("--tls-key", &self.tls_key)];
+        let files =
+            files.into_iter().filter_map(|(flag, it)| Some((flag, it.as_ref()?.display().to_string())));
+        let name = self.tls_server_name.clone().map(|it| ("--tls-server-name", it));
+        files.chain(name).map(|(flag, value)| format!(" {flag} {value}")).collect()
+    }
 }
 
 /// How another brain is known that is a source.

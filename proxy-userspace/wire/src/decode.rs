@@ -21,6 +21,13 @@ use proto::localv1;
 /// Seconds that a client keeps its endpoint if nothing else is said: three hours.
 const DEFAULT_AFFINITY_SECONDS: NonZeroU32 = NonZeroU32::new(10_800).expect("it is not zero");
 
+/// The longest name of an object in Kubernetes.
+const LONGEST_NAME: usize = 253;
+/// How much of a peer's text a message shows.
+const LONGEST_SHOWN: usize = 80;
+/// How much of what an object is called: its kind, namespace and name.
+const LONGEST_OBJECT: usize = 160;
+
 /// What came out of messages, and what of them was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoded<T> {
@@ -52,6 +59,19 @@ pub fn service_state<'a>(
     Decoded { value, rejected: decoder.into_rejected() }
 }
 
+/// The beginning of a text that may be anything, for a message of one line.
+pub(crate) fn shown(text: &str) -> String {
+    begun(text, LONGEST_SHOWN)
+}
+
+fn begun(text: &str, longest: usize) -> String {
+    let mut shown: String = text.chars().take(longest).flat_map(char::escape_debug).collect();
+    if text.chars().nth(longest).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
 /// Reads single values, and collects what is refused on the way.
 pub(crate) struct Reader {
     object: String,
@@ -62,8 +82,9 @@ pub(crate) struct Reader {
 pub(crate) type Places = Vec<Option<u16>>;
 
 impl Reader {
+    /// Of an object, however the peer calls it.
     pub(crate) fn new(object: String) -> Self {
-        Self { object, rejected: Vec::new() }
+        Self { object: begun(&object, LONGEST_OBJECT), rejected: Vec::new() }
     }
 
     pub(crate) fn into_rejected(self) -> Vec<Rejected> {
@@ -79,7 +100,7 @@ impl Reader {
         if parsed.is_none() {
             self.refuse(
                 field,
-                format!("{text:?} cannot be read; the peer should send an address or a range"),
+                format!("\"{}\" cannot be read; the peer should send an address or a range", shown(text)),
             );
         }
         parsed
@@ -95,7 +116,11 @@ impl Reader {
 
     pub(crate) fn service(&mut self, message: &localv1::Service) -> Option<(Service, Places)> {
         let (namespace, name) = (message.namespace.as_str(), message.name.as_str());
-        if [namespace, name].iter().any(|it| it.is_empty() || it.contains(['/', '|'])) {
+        let is_name = |it: &str| {
+            let is_part = |it: char| !matches!(it, '/' | '|') && !it.is_control();
+            !it.is_empty() && it.len() <= LONGEST_NAME && it.chars().all(is_part)
+        };
+        if !is_name(namespace) || !is_name(name) {
             self.refuse(
                 "name",
                 "it cannot be part of a path; the peer should send a namespace and a name".to_owned(),
@@ -119,7 +144,7 @@ impl Reader {
             "LoadBalancer" => ServiceKind::LoadBalancer,
             "ClusterIP" | "" => ServiceKind::ClusterIp,
             other => {
-                self.refuse("type", format!("{other:?} is not known, ClusterIP is used"));
+                self.refuse("type", format!("\"{}\" is not known, ClusterIP is used", shown(other)));
                 ServiceKind::ClusterIp
             }
         };
@@ -237,7 +262,7 @@ impl Reader {
         let v4 = self.v4("endpoint", &ips).first().copied();
         let v6 = self.v6("endpoint", &ips).first().copied();
         if v4.is_none() && v6.is_none() {
-            self.refuse("endpoint", format!("{key} has no address; the peer should send one"));
+            self.refuse("endpoint", format!("{} has no address; the peer should send one", shown(key)));
             return None;
         }
         let is_ours = message.port_overrides.iter().any(|it| it.index.is_some());

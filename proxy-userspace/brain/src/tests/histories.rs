@@ -128,7 +128,7 @@ proptest! {
             }
             if *settles {
                 settle(&mut single)?;
-                whole.update(Arc::new(single.facts().clone()));
+                whole.update(Arc::clone(single.facts()));
                 settle(&mut whole)?;
                 prop_assert_eq!(states(&single), states(&whole));
             }

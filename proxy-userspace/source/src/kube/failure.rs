@@ -104,6 +104,9 @@ impl fmt::Display for Failure {
     }
 }
 
+/// The longest that a server is left alone because it said so.
+const LONGEST: Duration = Duration::from_secs(600);
+
 /// When to try again: later each time, and everybody at another time.
 #[derive(Debug)]
 pub(super) struct Backoff {
@@ -127,7 +130,7 @@ impl Backoff {
         let pause = self.next.mul_f64(0.5 + fastrand::f64() / 2.0);
         self.next = (self.next * 2).min(self.limits.1);
         // All that were told the same time would come back at the same time.
-        Instant::now() + retry_after.map_or(pause, |it| it + pause)
+        Instant::now() + retry_after.map_or(pause, |it| it.min(LONGEST) + pause)
     }
 }
 

@@ -279,6 +279,7 @@ impl<K: Kind> Follower<K> {
         self.store.list_ends();
         // Without a version there is nothing to go on from, and the next session lists again.
         self.version = version.filter(|it| !it.is_empty());
+        self.backoff.reset();
         self.tell();
     }
 
@@ -286,14 +287,12 @@ impl<K: Kind> Follower<K> {
     fn advance(&mut self, version: Option<String>) {
         if self.version.is_some() && version.as_deref().is_some_and(|it| !it.is_empty()) {
             self.version = version;
+            self.backoff.reset();
         }
     }
 
     /// Hands over what is new.
     fn tell(&mut self) {
-        if self.is_alive || self.version.is_some() {
-            self.backoff.reset();
-        }
         self.shared.tell(&mut self.store);
     }
 

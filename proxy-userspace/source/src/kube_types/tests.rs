@@ -134,7 +134,7 @@ fn a_name_that_cannot_be_part_of_a_path_refuses_the_object() {
 
 #[test]
 fn a_nodes_addresses_and_ranges_are_read_one_by_one() {
-    let node = |value: Value| of(node(&serde_json::from_value::<v1::Node>(value).unwrap()));
+    let node = |value: Value| of(node(&serde_json::from_value::<objects::Node>(value).unwrap()));
     let (read, rejected) = node(json!({
         "metadata": {"name": "n1"},
         "spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24", "fd00:1::/64", "10.1.0.0"]},
@@ -160,7 +160,7 @@ fn a_nodes_addresses_and_ranges_are_read_one_by_one() {
 #[test]
 fn a_node_is_leaving_when_the_autoscaler_or_its_deletion_says_so() {
     let is_leaving = |value: Value| {
-        node(&serde_json::from_value::<v1::Node>(value).unwrap()).object.unwrap().info.is_leaving
+        node(&serde_json::from_value::<objects::Node>(value).unwrap()).object.unwrap().info.is_leaving
     };
     let taint = |key: &str| json!({"metadata": {"name": "n1"}, "spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
     assert!(!is_leaving(taint("node.kubernetes.io/unschedulable")));

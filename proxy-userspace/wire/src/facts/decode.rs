@@ -19,7 +19,11 @@ use proto::{
 };
 
 use super::{PROXY_NAME, ZONE};
-use crate::{Decoded, decode::Reader, node};
+use crate::{
+    Decoded,
+    decode::{Reader, shown},
+    node,
+};
 
 /// The facts of a cluster from one state after the other; what is the same message again is not decoded again.
 #[derive(Debug, Default)]
@@ -231,7 +235,7 @@ fn addresses(key: &str, message: &EndpointInfo, reader: &mut Reader) -> Vec<IpAd
     let v4 = reader.v4("endpoint", &ips).first().copied().map(IpAddr::V4);
     let v6 = reader.v6("endpoint", &ips).first().copied().map(IpAddr::V6);
     if v4.is_none() && v6.is_none() {
-        reader.refuse("endpoint", format!("{key} has no address; the peer should send one"));
+        reader.refuse("endpoint", format!("{} has no address; the peer should send one", shown(key)));
     }
     v4.into_iter().chain(v6).collect()
 }

@@ -1,0 +1,132 @@
+//! A made-up cluster, and what a process costs; the bench of what is served uses it, too.
+//!
+//! The one rule: every change is seen by every node.
+
+use std::{net::Ipv4Addr, num::NonZeroU16, sync::Arc, time::Duration};
+
+use model::{
+    Family, Protocol, ServiceName,
+    facts::{Conditions, Endpoint, EndpointSlice, Facts, Node, Service, ServicePort, SliceName, SlicePort},
+    state::{ServiceKind, TargetPort, TrafficPolicy},
+};
+use nix::time::{ClockId, clock_gettime};
+
+const HTTP: NonZeroU16 = NonZeroU16::new(80).expect("it is not zero");
+const TARGET: NonZeroU16 = NonZeroU16::new(8080).expect("it is not zero");
+
+/// A made-up cluster.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cluster {
+    pub(crate) services: u32,
+    pub(crate) endpoints: u32,
+    pub(crate) nodes: u32,
+}
+
+impl Cluster {
+    /// What it says at first.
+    pub(crate) fn facts(self) -> Facts {
+        let mut facts = Facts::default();
+        for index in 0..self.services {
+            facts.set_service(service(index));
+            facts.set_slice(self.slice(index, 0));
+        }
+        for index in 0..self.nodes {
+            let zone = format!("zone-{}", index % 3);
+            facts.set_node(Node {
+                name: node_name(index).into(),
+                zone: Some(zone.into()),
+                info: model::state::Node::default(),
+            });
+        }
+        facts
+    }
+
+    /// A slice in which one endpoint has changed, each time that of another Service.
+    pub(crate) fn change(self, change: u32) -> Result<EndpointSlice, std::num::TryFromIntError> {
+        let index = u64::from(change) * 7919 % u64::from(self.services);
+        Ok(self.slice(u32::try_from(index)?, change))
+    }
+
+    /// The slice of a Service; `change` says which pod its first endpoint is by now.
+    fn slice(self, index: u32, change: u32) -> EndpointSlice {
+        let name = service_name(index);
+        let endpoints = (0..self.endpoints).map(|it| {
+            let (pod, address) = match (it, change) {
+                (0, 1..) => (format!("{}-new-{change}", name.name), 0x0b00_0000 + change),
+                _ => (format!("{}-{it}", name.name), 0x0a00_0000 + index * self.endpoints + it),
+            };
+            // Neighbours run on different nodes, and so do the pods of one Service.
+            let node = (index.wrapping_mul(7) + it * (self.nodes / self.endpoints).max(1)) % self.nodes;
+            endpoint(Ipv4Addr::from(address), &pod, &node_name(node))
+        });
+        EndpointSlice {
+            name: SliceName {
+                namespace: Arc::clone(&name.namespace),
+                name: format!("{}-slice", name.name).into(),
+            },
+            service: name.clone(),
+            headless: false,
+            family: Family::V4,
+            ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: TARGET }],
+            endpoints: endpoints.collect(),
+            trigger_time: None,
+        }
+    }
+}
+
+pub(crate) fn node_name(index: u32) -> String {
+    format!("node-{index:04}")
+}
+
+fn service_name(index: u32) -> ServiceName {
+    ServiceName::new(format!("namespace-{}", index % 50), format!("service-{index:05}"))
+}
+
+fn service(index: u32) -> Service {
+    Service {
+        name: service_name(index),
+        created: None,
+        kind: Some(ServiceKind::ClusterIp),
+        proxy_name: None,
+        cluster_ips: vec![Ipv4Addr::from(0x0a60_0000 + index).into()],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: vec![ServicePort {
+            name: "http".into(),
+            protocol: Protocol::Tcp,
+            port: HTTP,
+            node_port: None,
+            target_port: TargetPort::Number(TARGET),
+        }],
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity: None,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    }
+}
+
+fn endpoint(address: Ipv4Addr, pod: &str, node: &str) -> Endpoint {
+    Endpoint {
+        address: address.into(),
+        conditions: Conditions { ready: true, serving: true, terminating: false },
+        node: Some(node.into()),
+        pod: Some(pod.into()),
+        hostname: String::new(),
+        node_hints: Vec::new(),
+        zone_hints: Vec::new(),
+    }
+}
+
+/// CPU time of this process.
+pub(crate) fn cpu() -> Result<Duration, nix::Error> {
+    clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map(Duration::from)
+}
+
+/// Resident memory of this process, in kB.
+pub(crate) fn resident() -> Result<u64, Box<dyn std::error::Error>> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line =
+        status.lines().find_map(|it| it.strip_prefix("VmRSS:")).ok_or("no VmRSS in /proc/self/status")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}

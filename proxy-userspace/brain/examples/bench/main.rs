@@ -1,0 +1,103 @@
+//! Measures the brain on made-up clusters; `cargo xtask bench brain` runs it, each case in a process of its own.
+//!
+//! `bench SERVICES ENDPOINTS NODES WATCHED CHANGES` prints one JSON object: what it costs to make the first full state
+//! for the first node, to watch each further one, and to take the change of one endpoint to all of them.
+//! CPU is the process's own, with all that it does for a change: the fact, the states, and what differs in each; every
+//! change finds the caches cold, as changes of a real cluster do.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, reason = "what it is for")]
+
+mod cluster;
+
+use std::{sync::Arc, time::Duration};
+
+use brain::{Brain, Options};
+use model::{facts::EndpointSlice, state::NodeState};
+
+use cluster::{Cluster, cpu, node_name, resident};
+
+/// More than caches of a core hold.
+const CACHES: usize = 64 << 20;
+const USAGE: &str = "usage: bench SERVICES ENDPOINTS NODES WATCHED CHANGES";
+
+/// Takes one change to every node, and counts what differs in their states.
+fn take(brain: &mut Brain, given: &mut [(String, NodeState)], slice: EndpointSlice) -> usize {
+    brain.set_slice(slice);
+    let changed = brain.settle();
+    let mut differences = 0;
+    for (name, state) in given.iter_mut().filter(|(name, _)| changed.contains(name.as_str())) {
+        if let Some(new) = brain.state(name) {
+            differences += new.diff(state).count();
+            *state = new.clone();
+        }
+    }
+    differences
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<u32> =
+        std::env::args().skip(1).map(|it| it.parse()).collect::<Result<_, _>>().map_err(|_| USAGE)?;
+    let [services, endpoints, nodes, watched, changes] = arguments[..] else { return Err(USAGE.into()) };
+    if services == 0 || endpoints == 0 || changes == 0 || watched == 0 || watched > nodes {
+        return Err(format!("{USAGE}; none may be 0, nor more nodes be watched than there are").into());
+    }
+    let cluster = Cluster { services, endpoints, nodes };
+    let mut brain = Brain::new(Options::default());
+    brain.update(Arc::new(cluster.facts()));
+
+    let start = cpu()?;
+    brain.serve(&node_name(0));
+    brain.settle();
+    let first_state = cpu()? - start;
+
+    let before = resident()?;
+    let start = cpu()?;
+    for index in 1..watched {
+        brain.serve(&node_name(index));
+        brain.settle();
+    }
+    let others = watched - 1;
+    let further_state = (cpu()? - start).checked_div(others).unwrap_or_default();
+
+    // What a publisher holds: the state that each node was given last.
+    let mut given: Vec<(String, NodeState)> = (0..watched)
+        .map(node_name)
+        .filter_map(|name| brain.state(&name).cloned().map(|state| (name, state)))
+        .collect();
+    // Changes come and go before memory is measured: what they leave behind counts.
+    for change in 1..=changes {
+        take(&mut brain, &mut given, cluster.change(change)?);
+    }
+    let after = resident()?;
+
+    let mut others_memory = vec![0_u8; CACHES];
+    let mut times = Vec::new();
+    let mut differences = 0;
+    for change in changes + 1..=2 * changes {
+        let slice = cluster.change(change)?;
+        // Between two changes of a real cluster, other programs run: nothing is left in the caches.
+        others_memory.chunks_mut(64).for_each(|it| it[0] = it[0].wrapping_add(1));
+        let start = cpu()?;
+        differences += take(&mut brain, &mut given, std::hint::black_box(slice));
+        times.push(cpu()? - start);
+    }
+    std::hint::black_box(&others_memory);
+    times.sort();
+    let mean = times.iter().sum::<Duration>() / changes;
+    println!(
+        "{{\"firstStateMs\":{:.1},\"furtherStateMs\":{:.2},\"changeMeanUs\":{:.1},\"changeMedianUs\":{:.1},\
+         \"residentMb\":{:.1},\"furtherNodeKb\":{:.1},\"differences\":{differences}}}",
+        micros(first_state) / 1e3,
+        micros(further_state) / 1e3,
+        micros(mean),
+        micros(times[times.len() / 2]),
+        after as f64 / 1024.0,
+        after.saturating_sub(before) as f64 / f64::from(others.max(1)),
+    );
+    Ok(())
+}

@@ -1,0 +1,200 @@
+//! What people and programs see.
+
+use std::{
+    collections::BTreeMap,
+    num::{NonZeroU16, NonZeroU32},
+    sync::Arc,
+};
+
+use model::{
+    Protocol, ServiceName,
+    state::{
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, Node, NodeState, PerFamily, Scopes, Service,
+        ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
+    },
+};
+
+use super::{Format, render, render_changes};
+use crate::Published;
+
+fn published() -> Published {
+    let number = |port| NonZeroU16::new(port).unwrap();
+    let port = |name: &str, port, node_port| ServicePort {
+        name: name.into(),
+        protocol: Protocol::Tcp,
+        port: number(port),
+        node_port,
+        target_port: TargetPort::Number(number(8080)),
+        lost: Vec::new(),
+        usable: PerFamily { v4: name == "http", v6: false },
+    };
+    let name = ServiceName::new("shop", "y");
+    let service = Service {
+        name: name.clone(),
+        kind: ServiceKind::NodePort,
+        cluster_ips: vec!["10.96.0.10".parse().unwrap()],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: vec![port("http", 80, Some(number(30080))), port("no", 81, None)],
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Local,
+        affinity: None,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    };
+    let endpoint = |last: u8, local| Endpoint {
+        key: EndpointKey::Pod(format!("p{last}")),
+        hostname: String::new(),
+        v4: Some([10, 1, 0, last].into()),
+        v6: None,
+        local,
+        ports: vec![EndpointPort {
+            index: 0,
+            port: number(8080),
+            scopes: Scopes { internal: true, external: local, cluster: true },
+        }],
+    };
+    let endpoints = (1..6).map(|last| endpoint(last, last == 1));
+    let services = [(name, Arc::new(ServiceState::new(service, endpoints)))].into_iter().collect();
+    Published {
+        instance_id: u64::MAX,
+        rev: 7,
+        node: "n1".into(),
+        state: NodeState { services, ..NodeState::default() },
+    }
+}
+
+#[test]
+fn json_is_one_object_on_one_line() {
+    let text = render(&published(), Format::Json).unwrap();
+    assert_eq!(text.lines().count(), 1);
+    let begin = r#"{"instanceId":"18446744073709551615","rev":"7","node":"n1","items":[{"service":{"namespace":"shop","name":"y","type":"NodePort","ips":{"clusterIps":{"v4":["10.96.0.10"]},"externalIps":{},"loadBalancerIps":{}},"ports":[{"name":"http","protocol":"TCP","port":80,"nodePort":30080,"targetPort":8080,"usable":{"v4":true}},"#;
+    assert!(text.starts_with(begin), "{text}");
+    let endpoint = r#""endpoints":[{"ips":{"v4":["10.1.0.1"]},"local":true,"portOverrides":[{"name":"http","port":8080,"index":0}],"scopes":{"internal":true,"external":true,"cluster":true},"podName":"p1"},"#;
+    assert!(text.contains(endpoint), "{text}");
+}
+
+#[test]
+fn the_empty_state_is_an_empty_list() {
+    let published = Published { state: NodeState::default(), instance_id: 1, ..published() };
+    let text = render(&published, Format::Json).unwrap();
+    assert_eq!(text, "{\"instanceId\":\"1\",\"rev\":\"7\",\"node\":\"n1\",\"items\":[]}\n");
+}
+
+#[test]
+fn yaml_says_what_json_says() {
+    let published = published();
+    let yaml = render(&published, Format::Yaml).unwrap();
+    let yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&render(&published, Format::Json).unwrap()).unwrap();
+    assert_eq!(yaml, json);
+}
+
+#[test]
+fn the_table_is_for_people() {
+    let text = render(&published(), Format::Table).unwrap();
+    let expect = "\
+node n1, revision 7 of instance ffffffffffffffff, 1 service
+\x20SERVICE  TYPE      CLUSTER-IPS  PORT           OUTSIDE          INTERNAL       EXTERNAL       SHORT-CIRCUIT
+\x20shop/y   NodePort  10.96.0.10   80/TCP (http)  node port 30080  10.1.0.1:8080  10.1.0.1:8080  10.1.0.1:8080
+                                                                 10.1.0.2:8080                 10.1.0.2:8080
+                                                                 10.1.0.3:8080                 10.1.0.3:8080
+                                                                 +2                            +2
+\x20shop/y   NodePort  10.96.0.10   81/TCP (no)    -                refuse         -              -
+";
+    assert_eq!(text, expect);
+}
+
+/// The state after some changes: a port, an endpoint, one more, one less, and a Service.
+fn changed() -> Published {
+    let mut after = published();
+    let name = ServiceName::new("shop", "y");
+    let mut state = ServiceState::clone(after.state.services.get(&name).unwrap());
+    let mut service = Service::clone(&state.service);
+    service.affinity = Some(ClientIpAffinity { timeout_seconds: NonZeroU32::new(600).unwrap() });
+    service.ports[1].usable.v6 = true;
+    state.service = Arc::new(service);
+    let node = Node { addresses: vec!["192.0.2.2".parse().unwrap()], ..Node::default() };
+    after.state.nodes.insert("n2".into(), node);
+    let other = ServiceName::new("shop", "z");
+    let new = Service { name: other, ..Service::clone(&state.service) };
+    let new = ServiceState { service: Arc::new(new), ..state.clone() };
+    state.endpoints.remove(1);
+    let mut endpoint = Endpoint::clone(&state.endpoints[0]);
+    endpoint.ports[0].scopes.external = false;
+    endpoint.key = EndpointKey::Pod("p9".into());
+    state.endpoints.push(Arc::new(endpoint.clone()));
+    endpoint.key = EndpointKey::Pod("p1".into());
+    state.endpoints[0] = Arc::new(endpoint);
+    after.rev += 1;
+    after.state.services.insert(Arc::new(state));
+    after.state.services.insert(Arc::new(new));
+    after
+}
+
+#[test]
+fn people_see_what_changed() {
+    let text = render_changes(Some(&published()), &changed(), Format::Table).unwrap();
+    let expect = "\
+node n1, revision 8 of instance ffffffffffffffff, 7 changes
+\x20+  -       node n2      addresses: 192.0.2.2
+\x20~  shop/y  service      affinity: - → 600 s
+\x20~  shop/y  port 81/TCP  without endpoints: refuse → refuse (IPv4), drop (IPv6)
+\x20~  shop/y  endpoint p1  80/TCP (http): 8080 (internal, external, short-circuit) → 8080 (internal, short-circuit)
+\x20-  shop/y  endpoint p2  address: 10.1.0.2
+\x20+  shop/y  endpoint p9  address: 10.1.0.1; on this node: yes; 80/TCP (http): 8080 (internal, short-circuit)
+\x20+  shop/z  service      type: NodePort
+                         cluster IPs: 10.96.0.10
+                         external policy: Local
+                         affinity: 600 s
+                         80/TCP (http): 10.1.0.1:8080, 10.1.0.2:8080, 10.1.0.3:8080, +2
+                         81/TCP (no): drop
+";
+    assert_eq!(text, expect);
+    let text = render_changes(Some(&changed()), &published(), Format::Table).unwrap();
+    assert!(text.contains("\n -  shop/z  service      type: NodePort\n"), "{text}");
+    let text = render_changes(None, &published(), Format::Table).unwrap();
+    assert_eq!(text, render(&published(), Format::Table).unwrap());
+}
+
+/// Applies lines of changes as a stranger would.
+fn apply(state: &mut BTreeMap<String, serde_json::Value>, lines: &str) {
+    for line in lines.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let place = format!("{} {} {}", line["kind"], line["service"], line["name"]);
+        let before = line.get("before").cloned();
+        let (was, change) = match line.get("after") {
+            Some(after) => {
+                (state.insert(place, after.clone()), if before.is_some() { "changed" } else { "added" })
+            }
+            None => (state.remove(&place), "removed"),
+        };
+        assert_eq!((was, line["change"].as_str().unwrap()), (before, change), "{line}");
+        // What has a Service has it when it comes, and until it has gone.
+        assert!(
+            line["kind"] == "service" || state.contains_key(&format!("\"service\" {} null", line["service"]))
+        );
+    }
+}
+
+#[test]
+fn the_lines_of_changes_make_one_state_of_the_other() {
+    let empty = Published { state: NodeState::default(), ..published() };
+    fn render(before: Option<&Published>, after: &Published) -> String {
+        render_changes(before, after, Format::Json).unwrap()
+    }
+    let mut state = BTreeMap::new();
+    let history = [published(), changed(), changed(), empty, changed(), published()];
+    let mut before = None;
+    for after in &history {
+        let lines = render(before, after);
+        apply(&mut state, &lines);
+        let mut afresh = BTreeMap::new();
+        apply(&mut afresh, &render(None, after));
+        assert_eq!(state, afresh);
+        before = Some(after);
+    }
+    assert_eq!(render(Some(&changed()), &changed()), "");
+    let yaml = render_changes(Some(&published()), &changed(), Format::Yaml).unwrap();
+    assert_eq!(yaml.matches("---\n").count(), render(Some(&published()), &changed()).lines().count());
+}

@@ -1,0 +1,5 @@
+//! libFuzzer chooses what another brain says of a cluster.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::facts::target(data));

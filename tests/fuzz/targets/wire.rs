@@ -1,0 +1,5 @@
+//! libFuzzer chooses messages.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::wire::target(data));

@@ -1,0 +1,67 @@
+//! Every target, with its corpus and a fixed number of mutations of it.
+
+#![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
+use std::{
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    path::{Path, PathBuf},
+};
+
+use fuzz::{
+    TARGETS,
+    mutate::{self, Random},
+};
+
+/// The inputs that are kept, in the order of their names.
+fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path()).collect();
+    files.sort();
+    files.into_iter().map(|it| (it.clone(), fs::read(it).unwrap())).collect()
+}
+
+/// Calls a target; keeps the input if it panics.
+fn run(name: &str, target: fn(&[u8]), bytes: &[u8], what: &str) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(bytes))) {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-crash"));
+        fs::write(&file, bytes).unwrap();
+        eprintln!("{what} breaks a law; it is kept in {}", file.display());
+        resume_unwind(panic);
+    }
+}
+
+fn check(name: &str, mutations: usize) {
+    let (name, target) = TARGETS.into_iter().find(|it| it.0 == name).unwrap();
+    let corpus = corpus(name);
+    assert!(corpus.len() >= 5, "there is something to begin with");
+    for (file, bytes) in &corpus {
+        run(name, target, bytes, &file.display().to_string());
+    }
+    let corpus: Vec<_> = corpus.into_iter().map(|(_, bytes)| bytes).collect();
+    let mut random = Random::new(1);
+    for round in 0..mutations {
+        let bytes = mutate::next(&mut random, &corpus);
+        run(name, target, &bytes, &format!("mutation {round} of the corpus"));
+    }
+}
+
+#[test]
+fn no_bytes_of_a_manifest_break_a_law() {
+    check("parser", 5_000);
+}
+
+#[test]
+fn no_bytes_of_a_message_break_a_law() {
+    check("wire", 20_000);
+}
+
+#[test]
+fn no_bytes_of_another_brain_break_a_law() {
+    check("facts", 20_000);
+}
+
+#[test]
+fn no_history_of_a_cluster_breaks_a_law() {
+    check("brain", 5_000);
+}
