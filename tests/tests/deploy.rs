@@ -3,13 +3,14 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     net::{IpAddr, SocketAddr},
-    process::Command,
+    process::{Command, Stdio},
     time::Duration,
 };
 
+use api_server::{ApiServer, Settings};
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     core::v1::{ConfigMap, ServiceAccount},
@@ -18,11 +19,9 @@ use k8s_openapi::api::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tests::{
-    Build, EchoServer, Transport, World, ask,
+    Build,
     deploy::{self, Renderer},
-    manifest::Service,
     sandbox::skip,
-    world::expected_dump,
 };
 
 /// Every kustomization that serves; the first is what `kubectl apply -k deploy` applies.
@@ -252,22 +251,79 @@ fn the_binary_knows_every_flag_and_variable_it_is_given() {
     }
 }
 
+/// The settings that come out of a container's arguments and variables.
+fn settings(container: &Value) -> BTreeMap<String, String> {
+    let arguments = strings(&container["args"]);
+    if arguments[0] != "agent" {
+        return printed_settings(container);
+    }
+    // It reads no configuration: what it is told is all there is.
+    let flags = arguments.iter().filter_map(|it| it.split_once('='));
+    let mut settings: BTreeMap<_, _> =
+        flags.map(|(flag, value)| (flag.to_owned(), value.replace("$(NODE_NAME)", "n1"))).collect();
+    for (variable, flag) in [("KUBE_PROXY_EBPF_CGROUP", "--cgroup"), ("KUBE_PROXY_EBPF_PIN_DIR", "--pin-dir")]
+    {
+        let value = container["env"].as_array().unwrap().iter().find(|it| it["name"] == variable).unwrap();
+        settings.insert(flag.to_owned(), value["value"].as_str().unwrap().to_owned());
+    }
+    settings
+}
+
+/// The same as `--print-config` prints them.
+fn printed_settings(container: &Value) -> BTreeMap<String, String> {
+    // Where the pod has the files of its ConfigMap; kubeadm's is in the program's own tests.
+    let files = [
+        ("/etc/kube-proxy-ebpf/", deploy::folder().join("base")),
+        (
+            "/var/lib/kube-proxy/config.conf",
+            deploy::folder().join("../proxy-userspace/src/cli/config/kubeadm-config.yaml"),
+        ),
+    ];
+    let [base, kubeadm] = files.map(|(from, to)| (from, to.display().to_string()));
+    let arguments = strings(&container["args"]).into_iter().map(|it| {
+        it.replace(base.0, &format!("{}/", base.1))
+            .replace(kubeadm.0, &kubeadm.1)
+            .replace("$(NODE_NAME)", "n1")
+            .replace("$(KUBE_API_SERVER)", "https://10.0.0.10:6443")
+    });
+    let variables = container["env"].as_array().into_iter().flatten();
+    let output = Command::new(Build::Product.binary())
+        .args(arguments)
+        .arg("--print-config")
+        .envs(variables.filter_map(|it| Some((it["name"].as_str()?, it["value"].as_str()?))))
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{container}: {said}");
+    assert!(!said.contains("unknown"), "{container}: {said}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let setting = |line: &str| {
+        let mut words = line.split_whitespace();
+        Some((words.next()?.to_owned(), words.next()?.to_owned()))
+    };
+    lines.lines().filter_map(setting).collect()
+}
+
 #[test]
 fn the_probes_ask_where_the_proxy_answers() {
     let Some(rendered) = rendered("the_probes_ask_where_the_proxy_answers") else { return };
     for (folder, objects) in rendered.iter().filter(|(folder, _)| *folder != CLEANUP) {
         for container in containers(pod(objects)) {
-            let flag = strings(&container["args"])
-                .into_iter()
-                .find_map(|it| it.strip_prefix("--healthz-bind-address="))
-                .map(|it| it.rsplit(':').next().unwrap().parse::<u64>().unwrap());
-            // kube-proxy's, which is ours too where nothing else is said.
-            let serves = flag.unwrap_or(10256);
+            let settings = settings(container);
+            assert_eq!(settings["--node-name"], "n1", "{folder}");
+            if settings.contains_key("--pin-dir") {
+                assert_eq!(settings["--pin-dir"], "/host/sys/fs/bpf/kube-proxy-ebpf", "{folder}");
+                assert_eq!(settings["--cgroup"], "/host/sys/fs/cgroup", "{folder}");
+            }
+            let serves: SocketAddr = settings["--healthz-bind-address"].parse().unwrap();
             for (probe, path) in
                 [("startupProbe", "/livez"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")]
             {
                 let get = &container[probe]["httpGet"];
                 assert_eq!(get["path"], path, "{folder}: {probe}");
+                // The kubelet asks the node's own address if no other is named.
+                let host = get["host"].as_str().map(|it| it.parse::<IpAddr>().unwrap());
+                assert!(serves.ip().is_unspecified() || Some(serves.ip()) == host, "{folder}: {probe}");
                 let port = match &get["port"] {
                     Value::String(name) => {
                         let ports = container["ports"].as_array().unwrap();
@@ -277,7 +333,7 @@ fn the_probes_ask_where_the_proxy_answers() {
                     }
                     number => number.as_u64(),
                 };
-                assert_eq!(port, Some(serves), "{folder}: {probe}");
+                assert_eq!(port, Some(serves.port().into()), "{folder}: {probe}");
             }
         }
     }
@@ -316,59 +372,62 @@ fn nothing_but_the_kubeadm_overlay_starts_without_an_api_servers_address() {
     }
 }
 
-fn ip(text: &str) -> IpAddr {
-    text.parse().unwrap()
+/// What is asked of an API server, as RBAC says it: a verb, a group and a resource.
+fn asked(request: &str) -> (&'static str, String, String) {
+    let (path, query) = request.split_once('?').unwrap_or((request, ""));
+    let verb =
+        if query.split('&').any(|it| it == "watch=true" || it == "watch=1") { "watch" } else { "list" };
+    let parts: Vec<_> = path.trim_start_matches('/').split('/').collect();
+    match parts[..] {
+        ["api", "v1", resource] => (verb, String::new(), resource.into()),
+        ["apis", group, _, resource] => (verb, group.into(), resource.into()),
+        _ => panic!("{request} is neither a list nor a watch of all there is"),
+    }
 }
 
-fn web() -> Vec<Service> {
-    let addresses = [ip("10.96.0.10"), ip("fd00:10:96::10")];
-    let web = Service::new("web", &addresses).port("tcp", "TCP", 80, 8080).port("udp", "UDP", 80, 8080);
-    vec![web.endpoint("e1", &[ip("10.244.1.1"), ip("fd00:10:244::1:1")])]
-}
-
-/// The bounding set of a process, as /proc shows it.
-fn bounding_set(process: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let set = status.lines().find_map(|it| it.strip_prefix("CapBnd:")).unwrap();
-    u64::from_str_radix(set.trim(), 16).unwrap()
-}
-
-/// Every other end-to-end test starts the proxy in the same way.
 #[test]
-fn the_capabilities_of_the_manifest_suffice() {
-    let Some(world) = World::or_skip("the_capabilities_of_the_manifest_suffice") else { return };
-    let services = web();
-    world.write(&services);
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
-    assert_eq!(bounding_set(agent.process()), deploy::capabilities().unwrap().bits());
-
-    let expected = expected_dump(&services);
-    agent.wait_until(LIMIT, || world.dump(Build::Product).is_ok_and(|it| it == expected)).unwrap();
-    for endpoint in ["10.244.1.1:8080", "[fd00:10:244::1:1]:8080"] {
-        let endpoint: SocketAddr = endpoint.parse().unwrap();
-        world.netns().add_address(endpoint.ip()).unwrap();
-        let server = EchoServer::start("e1", endpoint).unwrap();
-        let service = if server.address().is_ipv4() { "10.96.0.10:80" } else { "[fd00:10:96::10]:80" };
-        let service: SocketAddr = service.parse().unwrap();
-        for transport in [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected] {
-            let answer = tests::eventually(LIMIT, || ask(transport, service).is_ok_and(|it| it == "e1"));
-            assert!(answer, "{transport:?} to {service}: {:?}\n{}", ask(transport, service), agent.log());
+fn the_role_allows_what_is_asked_of_an_api_server_and_no_more() {
+    let file = deploy::folder().join("base/rbac.yaml");
+    let documents = deploy::documents(&fs::read_to_string(file).unwrap()).unwrap();
+    let mut allowed = BTreeSet::new();
+    for rule in one(&documents, "ClusterRole")["rules"].as_array().unwrap() {
+        for group in strings(&rule["apiGroups"]) {
+            for resource in strings(&rule["resources"]) {
+                let verbs = strings(&rule["verbs"]).into_iter();
+                allowed.extend(verbs.map(|it| (it.to_owned(), group.to_owned(), resource.to_owned())));
+            }
         }
     }
-}
 
-#[test]
-fn without_any_one_of_its_capabilities_the_proxy_says_what_it_needs() {
-    let name = "without_any_one_of_its_capabilities_the_proxy_says_what_it_needs";
-    let Some(world) = World::or_skip(name) else { return };
-    world.write(&web());
-    let all = deploy::capabilities().unwrap();
-    for (name, missing) in all.iter_names() {
-        let setting = world.setting(Build::Product).capabilities(all.difference(missing));
-        let mut agent = setting.start(world.sandbox()).unwrap();
-        let status = agent.wait(LIMIT).unwrap_or_else(|error| panic!("{name} is not needed: {error:#}"));
-        assert_eq!(status.code(), Some(1), "{name}");
-        let log = agent.log();
-        assert!(log.contains("CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"), "without {name} it said:\n{log}");
+    // One that streams what there is, and one that has to be asked for lists first.
+    let mut seen = BTreeSet::new();
+    for streams_lists in [true, false] {
+        let server = ApiServer::start(Settings { streams_lists, ..Settings::default() }).unwrap();
+        let folder = std::env::temp_dir().join(format!("kube-proxy-ebpf-role-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let kubeconfig = server.kubeconfig(&folder).unwrap();
+        let mut brain = Command::new(Build::Product.binary())
+            .args(["brain", "--source=kube", "--node-name=n1"])
+            .arg(format!("--listen=unix://{}/socket", folder.display()))
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut now = BTreeSet::new();
+        let all = tests::eventually(LIMIT, || {
+            let requests = server.requests();
+            now.extend(
+                requests.iter().map(|it| asked(it)).map(|(verb, group, of)| (verb.to_owned(), group, of)),
+            );
+            let verb = if streams_lists { "watch" } else { "list" };
+            allowed.iter().filter(|it| it.0 == verb).all(|it| now.contains(it))
+        });
+        brain.kill().unwrap();
+        brain.wait().unwrap();
+        fs::remove_dir_all(folder).unwrap();
+        assert!(all, "only {now:?} was asked");
+        seen.extend(now);
     }
+    assert_eq!(seen, allowed);
 }

@@ -1,11 +1,13 @@
 //! What can go wrong between the backend and the kernel, and what to do about it.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
 use aya::{EbpfError, maps::MapError, pin::PinError};
+
+use super::check;
 
 /// Why the data plane could not be read, written or put in place.
 #[derive(Debug, thiserror::Error)]
@@ -143,22 +145,7 @@ fn remedy(error: &io::Error) -> &'static str {
 
 /// The same for a failed load. aya asks the kernel first what it can do, takes a refusal for a no, and fails later.
 fn remedy_of_load(error: &EbpfError) -> &'static str {
-    if is_powerless() { PRIVILEGES } else { remedy_within(error) }
-}
-
-/// Whether this process lacks a capability that the data plane takes.
-fn is_powerless() -> bool {
-    const NET_ADMIN: u64 = 1 << 12;
-    const SYS_ADMIN: u64 = 1 << 21;
-    const PERFMON: u64 = 1 << 38;
-    const BPF: u64 = 1 << 39;
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|it| it.strip_prefix("CapEff:"));
-    let Some(effective) = effective.and_then(|it| u64::from_str_radix(it.trim(), 16).ok()) else {
-        return false;
-    };
-    let needed = NET_ADMIN | PERFMON | BPF;
-    effective & needed != needed && effective & SYS_ADMIN == 0
+    if check::is_powerless() { PRIVILEGES } else { remedy_within(error) }
 }
 
 /// The same for an error that holds the errno somewhere inside.

@@ -121,6 +121,12 @@ fn pin_dir(options: &Options) -> Finding {
     }
 }
 
+/// Whether this process lacks a capability that the data plane takes.
+pub(in crate::ebpf) fn is_powerless() -> bool {
+    let own = Capabilities::own();
+    own.needed().iter().any(|it| !own.have(*it))
+}
+
 /// Capabilities that are in effect, as a mask (capabilities(7)).
 #[derive(Clone, Copy, Debug)]
 struct Capabilities(u64);
@@ -142,11 +148,15 @@ impl Capabilities {
         self.0 >> bit & 1 == 1
     }
 
+    /// What it takes.
+    fn needed(self) -> &'static [(&'static str, u32)] {
+        // What these three allow, the fourth does as well, but for some of the network's matters.
+        if self.have(SYS_ADMIN) { &[NET_ADMIN, SYS_ADMIN] } else { &[BPF, PERFMON, NET_ADMIN] }
+    }
+
     fn check(self) -> Finding {
         const SUBJECT: &str = "capabilities";
-        // What these three allow, the fourth does as well, but for some of the network's matters.
-        let needed: &[_] =
-            if self.have(SYS_ADMIN) { &[NET_ADMIN, SYS_ADMIN] } else { &[BPF, PERFMON, NET_ADMIN] };
+        let needed = self.needed();
         let names = |it: &mut dyn Iterator<Item = &(&'static str, u32)>| {
             it.map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
         };

@@ -7,6 +7,8 @@ mod netfilter;
 mod own;
 mod rivals;
 
+pub(super) use machine::is_powerless;
+
 use super::{Options, error::Error};
 use crate::agent::chain;
 
