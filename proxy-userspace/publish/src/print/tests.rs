@@ -171,9 +171,8 @@ fn apply(state: &mut BTreeMap<String, serde_json::Value>, lines: &str) {
         };
         assert_eq!((was, line["change"].as_str().unwrap()), (before, change), "{line}");
         // What has a Service has it when it comes, and until it has gone.
-        assert!(
-            line["kind"] == "service" || state.contains_key(&format!("\"service\" {} null", line["service"]))
-        );
+        let of_no_service = line["kind"] == "service" || line["kind"] == "node";
+        assert!(of_no_service || state.contains_key(&format!("\"service\" {} null", line["service"])));
     }
 }
 
