@@ -14,7 +14,8 @@ use prost::Message as _;
 use proto::localv1::{OpItem, Ref, Set, Value, op_item::Op};
 use wire::Additions;
 
-/// The operations, made one by one: whoever is slow costs no more than the two states.
+/// The operations, made one by one: whoever is slow costs no more than the two states, and twenty bytes for each Service
+/// that differs.
 pub(super) struct Changes {
     additions: Additions,
     /// The Nodes that differ, in ascending order of names; if they are told of at all.
@@ -22,15 +23,15 @@ pub(super) struct Changes {
     /// The Services that differ, in ascending order of paths as those of Services are compared.
     services: Vec<Change>,
     /// The same in ascending order of paths as those of endpoints are compared: a slash follows the name.
-    by_endpoint: Vec<usize>,
+    by_endpoint: Vec<u32>,
     phase: usize,
     /// How many Services are through in this phase.
     position: usize,
     ready: VecDeque<OpItem>,
 }
 
+/// One of them at least is there.
 struct Change {
-    path: String,
     old: Option<Arc<ServiceState>>,
     new: Option<Arc<ServiceState>>,
 }
@@ -61,15 +62,16 @@ enum Phase {
 impl Changes {
     /// What makes `new` of `old`, at the cost of what differs.
     pub(super) fn new(old: &NodeState, new: &NodeState, additions: Additions) -> Self {
-        let change = |(name, old, new): (&ServiceName, Option<&Arc<_>>, Option<&Arc<_>>)| Change {
-            path: wire::service_path(name),
+        let change = |(_, old, new): (&ServiceName, Option<&Arc<_>>, Option<&Arc<_>>)| Change {
             old: old.cloned(),
             new: new.cloned(),
         };
-        let mut services: Vec<_> = new.diff(old).map(change).collect();
-        services.sort_by(|a, b| a.path.cmp(&b.path));
-        let mut by_endpoint: Vec<_> = (0..services.len()).collect();
-        let key = |it: &usize| services[*it].path.bytes().chain(*b"/");
+        // A thousand watchers that begin have one each: counted first, so that it is no larger than it must be.
+        let mut services = Vec::with_capacity(new.diff(old).count());
+        services.extend(new.diff(old).map(change));
+        services.sort_by(|a, b| a.path_bytes().cmp(b.path_bytes()));
+        let mut by_endpoint: Vec<_> = (0_u32..).take(services.len()).collect();
+        let key = |it: &u32| services[*it as usize].path_bytes().chain(*b"/");
         by_endpoint.sort_by(|a, b| key(a).cmp(key(b)));
         let nodes = if additions.nodes { differing_nodes(&old.nodes, &new.nodes) } else { Vec::new() };
         Self { additions, nodes, services, by_endpoint, phase: 0, position: 0, ready: VecDeque::new() }
@@ -110,8 +112,10 @@ impl Iterator for Changes {
                 }
                 Phase::SetServices => &self.services[at],
                 Phase::DeleteServices => &self.services[last - at],
-                Phase::SetPods | Phase::SetAnonymous => &self.services[self.by_endpoint[at]],
-                Phase::DeletePods | Phase::DeleteAnonymous => &self.services[self.by_endpoint[last - at]],
+                Phase::SetPods | Phase::SetAnonymous => &self.services[self.by_endpoint[at] as usize],
+                Phase::DeletePods | Phase::DeleteAnonymous => {
+                    &self.services[self.by_endpoint[last - at] as usize]
+                }
             };
             change.operations(phase, self.additions, &mut self.ready);
         }
@@ -119,6 +123,24 @@ impl Iterator for Changes {
 }
 
 impl Change {
+    fn name(&self) -> Option<&ServiceName> {
+        self.new.as_ref().or(self.old.as_ref()).map(|it| &it.service.name)
+    }
+
+    fn path(&self) -> String {
+        self.name().map(wire::service_path).unwrap_or_default()
+    }
+
+    fn endpoint_path(&self, endpoint: &Endpoint) -> String {
+        self.name().map(|it| wire::endpoint_path(it, endpoint)).unwrap_or_default()
+    }
+
+    /// The path, byte by byte.
+    fn path_bytes(&self) -> impl Iterator<Item = u8> {
+        let parts = self.name().map(|it| it.namespace.bytes().chain(*b"/").chain(it.name.bytes()));
+        parts.into_iter().flatten()
+    }
+
     fn operations(&self, phase: Phase, additions: Additions, ready: &mut VecDeque<OpItem>) {
         match phase {
             Phase::SetServices => {
@@ -130,11 +152,11 @@ impl Change {
                 });
                 if !is_same {
                     let bytes = wire::service_of(new, additions).encode_to_vec();
-                    ready.push_back(set(Set::ServicesSet, self.path.clone(), bytes));
+                    ready.push_back(set(Set::ServicesSet, self.path(), bytes));
                 }
             }
             Phase::DeleteServices if self.new.is_none() => {
-                ready.push_back(delete(Set::ServicesSet, self.path.clone()));
+                ready.push_back(delete(Set::ServicesSet, self.path()));
             }
             Phase::DeleteServices | Phase::SetNodes | Phase::DeleteNodes => {}
             Phase::SetPods => self.set_endpoints(is_pod, ready),
@@ -156,7 +178,7 @@ impl Change {
             let message = wire::endpoint(&new.service, endpoint);
             let before = self.old.as_ref().zip(old).map(|(state, it)| wire::endpoint(&state.service, it));
             if before.as_ref() != Some(&message) {
-                let path = format!("{}/{}", self.path, wire::key(endpoint));
+                let path = self.endpoint_path(endpoint);
                 ready.push_back(set(Set::EndpointsSet, path, message.encode_to_vec()));
             }
         }
@@ -165,7 +187,7 @@ impl Change {
     fn delete_endpoints(&self, wanted: impl Fn(&Endpoint) -> bool, ready: &mut VecDeque<OpItem>) {
         for (old, new) in self.pairs() {
             let (Some(endpoint), None) = (old.filter(|it| wanted(it)), new) else { continue };
-            let path = format!("{}/{}", self.path, wire::key(endpoint));
+            let path = self.endpoint_path(endpoint);
             ready.push_front(delete(Set::EndpointsSet, path));
         }
     }
