@@ -57,22 +57,23 @@ impl Case {
 
     /// The brain alone.
     fn measure(self) -> Result<Figures> {
-        self.run("bench", "watched")
+        self.run("bench", "watched", &[])
     }
 
-    /// The brain and all that it takes to serve its watchers, each over a connection of its own.
-    fn serve(self) -> Result<ServedFigures> {
-        self.run("serving", "served")
+    /// The brain and all that it takes to serve its watchers, so many of them to a connection.
+    fn serve(self, streams: u32) -> Result<ServedFigures> {
+        self.run("serving", "served", &[streams])
     }
 
     /// Runs the case in a process of its own.
-    fn run<T: DeserializeOwned>(self, example: &str, how: &str) -> Result<T> {
+    fn run<T: DeserializeOwned>(self, example: &str, how: &str, more: &[u32]) -> Result<T> {
         let Self { services, nodes, watched, changes } = self;
         let endpoints = Self::ENDPOINTS;
         say("Measuring", &format!("{services} services of {endpoints} endpoints, {watched} nodes {how}"));
         let mut command =
             std::process::Command::new(workspace().join("target/release/examples").join(example));
-        command.args([services, endpoints, nodes, watched, changes].map(|it| it.to_string()));
+        let numbers = [services, endpoints, nodes, watched, changes];
+        command.args(numbers.iter().chain(more).map(u32::to_string));
         serde_json::from_str(&output(&mut command)?).context("the bench printed something else than figures")
     }
 }
@@ -96,9 +97,10 @@ fn brain() -> Result<()> {
     let large = one.measure()?;
     let small = Case { services: 1_000, ..one }.measure()?;
     let many = Case { services: 5_000, watched: 20, ..one }.measure()?;
-    let many_served = Case { services: 5_000, watched: 20, ..one }.serve()?;
+    let many_served = Case { services: 5_000, watched: 20, ..one }.serve(1)?;
     let crowd = Case { services: 2_000, nodes: 1_000, watched: 1_000, changes: 100 };
-    let crowd_served = Case { changes: 20, ..crowd }.serve()?;
+    let crowd_served = Case { changes: 20, ..crowd }.serve(10)?;
+    let crowd_apart = Case { changes: 20, ..crowd }.serve(1)?;
     let crowd = crowd.measure()?;
     let ratio = large.change_median_us / small.change_median_us;
 
@@ -127,12 +129,13 @@ fn brain() -> Result<()> {
         0,
     );
     report.row(
-        "2k services, 1,000 nodes served: memory per further watcher",
+        "2k services, 1,000 nodes served: memory per further watcher, 10 to a connection",
         50.0,
         crowd_served.further_watcher_kb,
         "kB",
         1,
     );
+    report.figure("  each with a connection of its own", crowd_apart.further_watcher_kb, "kB", 1);
     report.print(
         "The brain alone with cold caches, and served over gRPC. CPU and memory are the process's own; only the time until \
          the last one has a change depends on what else runs here.",
@@ -163,6 +166,11 @@ impl Report {
             format!("{measured:.digits$} {unit}"),
             if is_met { "ok" } else { "MISSED" }.to_owned(),
         ]);
+    }
+
+    /// Adds a figure that has no goal of its own.
+    fn figure(&mut self, case: &str, measured: f64, unit: &str, digits: usize) {
+        self.table.add_row([case, "", &format!("{measured:.digits$} {unit}"), ""]);
     }
 
     fn print(&self, what: &str) -> Result<()> {

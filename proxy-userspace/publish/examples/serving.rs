@@ -1,9 +1,9 @@
 //! Measures a brain that serves many nodes over a socket; `cargo xtask bench brain` runs it, each case in a process of
 //! its own.
 //!
-//! `serving SERVICES ENDPOINTS NODES WATCHED CHANGES` prints one JSON object: what the change of one endpoint costs until
-//! every watcher has it, and what a further watcher costs. The watchers are in other processes, each with a connection
-//! of its own; CPU and memory are those of the brain, with all that it does to serve.
+//! `serving SERVICES ENDPOINTS NODES WATCHED CHANGES STREAMS` prints one JSON object: what the change of one endpoint costs
+//! until every watcher has it, and what a further watcher costs. The watchers are in other processes, STREAMS of them to a
+//! connection; CPU and memory are those of the brain, with all that it does to serve.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "what it is for")]
@@ -34,13 +34,13 @@ use tokio::{
     sync::mpsc,
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 use cluster::{Cluster, cpu, node_name, resident};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-const USAGE: &str = "usage: serving SERVICES ENDPOINTS NODES WATCHED CHANGES";
+const USAGE: &str = "usage: serving SERVICES ENDPOINTS NODES WATCHED CHANGES STREAMS";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
@@ -48,21 +48,23 @@ async fn main() -> Result<()> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    if let [word, socket, first, end] = &arguments[..]
+    if let [word, socket, first, end, streams] = &arguments[..]
         && word == "watch"
     {
-        return watch(Path::new(socket), first.parse()?..end.parse()?).await;
+        return watch(Path::new(socket), first.parse()?..end.parse()?, streams.parse()?).await;
     }
     let numbers: Vec<u32> =
         arguments.iter().map(|it| it.parse()).collect::<std::result::Result<_, _>>().map_err(|_| USAGE)?;
-    let [services, endpoints, nodes, watched, changes] = numbers[..] else { return Err(USAGE.into()) };
-    if [services, endpoints, changes].contains(&0) || watched < 2 || watched > nodes {
+    let [services, endpoints, nodes, watched, changes, streams] = numbers[..] else {
+        return Err(USAGE.into());
+    };
+    if [services, endpoints, changes, streams].contains(&0) || watched < 2 || watched > nodes {
         return Err(format!("{USAGE}; none may be 0, and of the nodes 2 or more be watched").into());
     }
-    measure(Cluster { services, endpoints, nodes }, watched, changes).await
+    measure(Cluster { services, endpoints, nodes }, watched, changes, streams).await
 }
 
-async fn measure(cluster: Cluster, watched: u32, changes: u32) -> Result<()> {
+async fn measure(cluster: Cluster, watched: u32, changes: u32, streams: u32) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("proxy.sock");
     let listener = Listener::bind(&Target::Unix(socket.clone())).await?;
@@ -77,12 +79,12 @@ async fn measure(cluster: Cluster, watched: u32, changes: u32) -> Result<()> {
     let mut bench = Bench { cluster, brain, nodes, next_change: 1 };
 
     // One watcher, and then all the others.
-    let mut first = Watchers::start(&socket, 0..1)?;
+    let mut first = Watchers::start(&socket, 0..1, streams)?;
     first.told(&mut bench, 1).await?;
     bench.change(&mut [&mut first]).await?;
     let with_one = resident()?;
     let start = cpu()?;
-    let mut others = Watchers::start(&socket, 1..watched)?;
+    let mut others = Watchers::start(&socket, 1..watched, streams)?;
     others.told(&mut bench, 1).await?;
     let first_states = (cpu()? - start) / (watched - 1);
     // What changes leave behind counts.
@@ -155,11 +157,11 @@ struct Watchers {
 }
 
 impl Watchers {
-    fn start(socket: &Path, nodes: Range<u32>) -> Result<Self> {
+    fn start(socket: &Path, nodes: Range<u32>, streams: u32) -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg("watch")
             .arg(socket)
-            .args([nodes.start.to_string(), nodes.end.to_string()])
+            .args([nodes.start, nodes.end, streams].map(|it| it.to_string()))
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
@@ -190,17 +192,20 @@ impl Watchers {
     }
 }
 
-/// Watches nodes; says whenever the last of them has been told one more state, and at what time.
-async fn watch(socket: &Path, nodes: Range<u32>) -> Result<()> {
+/// Watches nodes, so many to a connection; says whenever the last of them has been told one more state, and at what time.
+async fn watch(socket: &Path, nodes: Range<u32>, streams: usize) -> Result<()> {
     let (told, mut news) = mpsc::unbounded_channel();
     let watched = nodes.end - nodes.start;
-    for node in nodes {
-        let (address, told) = (format!("unix://{}", socket.display()), told.clone());
-        tokio::spawn(async move {
-            if let Err(error) = watch_one(address, node_name(node), &told).await {
-                eprintln!("{}: {error}", node_name(node));
-            }
-        });
+    for some in nodes.collect::<Vec<_>>().chunks(streams) {
+        let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))?.connect_lazy();
+        for node in some.iter().map(|it| node_name(*it)) {
+            let (channel, told) = (channel.clone(), told.clone());
+            tokio::spawn(async move {
+                if let Err(error) = watch_one(channel, &node, &told).await {
+                    eprintln!("{node}: {error}");
+                }
+            });
+        }
     }
     drop(told);
     // How many have not been told yet, state by state, beginning with `first`.
@@ -219,10 +224,9 @@ async fn watch(socket: &Path, nodes: Range<u32>) -> Result<()> {
 }
 
 /// Says the number of each state that it is told.
-async fn watch_one(address: String, node: String, told: &mpsc::UnboundedSender<u64>) -> Result<()> {
-    let channel = Endpoint::from_shared(address)?.connect().await?;
+async fn watch_one(channel: Channel, node: &str, told: &mpsc::UnboundedSender<u64>) -> Result<()> {
     let (requests, outgoing) = mpsc::channel(1);
-    let request = WatchReq { node_name: node, ..WatchReq::default() };
+    let request = WatchReq { node_name: node.to_owned(), ..WatchReq::default() };
     requests.send(request.clone()).await?;
     let mut items = SetsClient::new(channel).watch(ReceiverStream::new(outgoing)).await?.into_inner();
     let mut count = 0;

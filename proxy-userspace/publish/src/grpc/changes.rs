@@ -8,32 +8,34 @@ use std::{cmp::Ordering, collections::VecDeque, sync::Arc};
 
 use model::{
     ServiceName,
+    services::Services,
     state::{Endpoint, EndpointKey, Node, NodeState, Nodes, ServiceState},
 };
 use prost::Message as _;
 use proto::localv1::{OpItem, Ref, Set, Value, op_item::Op};
 use wire::Additions;
 
-/// The operations, made one by one: whoever is slow costs no more than the two states, and twenty bytes for each Service
-/// that differs.
+/// The operations, made one by one: whoever is slow costs no more than the two states, and a word for each Service that
+/// differs.
 pub(super) struct Changes {
     additions: Additions,
     /// The Nodes that differ, in ascending order of names; if they are told of at all.
     nodes: Vec<(Arc<str>, Option<Node>)>,
-    /// The Services that differ, in ascending order of paths as those of Services are compared.
-    services: Vec<Change>,
-    /// The same in ascending order of paths as those of endpoints are compared: a slash follows the name.
-    by_endpoint: Vec<u32>,
+    old: Services,
+    new: Services,
+    /// The Services that differ, as they are now or else as they were, in the order of the phase.
+    differing: Vec<Arc<ServiceState>>,
     phase: usize,
     /// How many Services are through in this phase.
     position: usize,
     ready: VecDeque<OpItem>,
 }
 
-/// One of them at least is there.
-struct Change {
-    old: Option<Arc<ServiceState>>,
-    new: Option<Arc<ServiceState>>,
+/// What becomes of one Service.
+struct Change<'a> {
+    name: &'a ServiceName,
+    old: Option<&'a Arc<ServiceState>>,
+    new: Option<&'a Arc<ServiceState>>,
 }
 
 const PHASES: [Phase; 8] = [
@@ -62,19 +64,39 @@ enum Phase {
 impl Changes {
     /// What makes `new` of `old`, at the cost of what differs.
     pub(super) fn new(old: &NodeState, new: &NodeState, additions: Additions) -> Self {
-        let change = |(_, old, new): (&ServiceName, Option<&Arc<_>>, Option<&Arc<_>>)| Change {
-            old: old.cloned(),
-            new: new.cloned(),
-        };
         // A thousand watchers that begin have one each: counted first, so that it is no larger than it must be.
-        let mut services = Vec::with_capacity(new.diff(old).count());
-        services.extend(new.diff(old).map(change));
-        services.sort_by(|a, b| a.path_bytes().cmp(b.path_bytes()));
-        let mut by_endpoint: Vec<_> = (0_u32..).take(services.len()).collect();
-        let key = |it: &u32| services[*it as usize].path_bytes().chain(*b"/");
-        by_endpoint.sort_by(|a, b| key(a).cmp(key(b)));
+        let mut differing = Vec::with_capacity(new.diff(old).count());
+        differing.extend(new.diff(old).filter_map(|(_, old, new)| new.or(old).cloned()));
         let nodes = if additions.nodes { differing_nodes(&old.nodes, &new.nodes) } else { Vec::new() };
-        Self { additions, nodes, services, by_endpoint, phase: 0, position: 0, ready: VecDeque::new() }
+        Self {
+            additions,
+            nodes,
+            old: old.services.clone(),
+            new: new.services.clone(),
+            differing,
+            phase: 0,
+            position: 0,
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// Brings the Services into ascending order of paths, as those of Services are compared or as those of endpoints are: a
+    /// slash follows the name.
+    fn sort_for(&mut self, phase: Phase) {
+        match phase {
+            Phase::SetServices | Phase::DeleteServices => {
+                self.differing.sort_by(|a, b| path(a).cmp(path(b)));
+            }
+            Phase::DeleteAnonymous => {
+                self.differing.sort_by(|a, b| path(a).chain(*b"/").cmp(path(b).chain(*b"/")));
+            }
+            // The order of the phase before is right, or there is no Service in it.
+            Phase::SetPods
+            | Phase::DeletePods
+            | Phase::SetAnonymous
+            | Phase::SetNodes
+            | Phase::DeleteNodes => {}
+        }
     }
 }
 
@@ -89,15 +111,18 @@ impl Iterator for Changes {
             let phase = *PHASES.get(self.phase)?;
             let count = match phase {
                 Phase::SetNodes | Phase::DeleteNodes => self.nodes.len(),
-                _ => self.services.len(),
+                _ => self.differing.len(),
             };
             if self.position == count {
                 (self.phase, self.position) = (self.phase + 1, 0);
                 continue;
             }
+            if self.position == 0 {
+                self.sort_for(phase);
+            }
             let (at, last) = (self.position, count - 1);
             self.position += 1;
-            let change = match phase {
+            let service = match phase {
                 Phase::SetNodes => {
                     let (name, node) = &self.nodes[at];
                     let bytes = node.as_ref().map(|it| wire::node(name, it).encode_to_vec());
@@ -110,53 +135,41 @@ impl Iterator for Changes {
                     self.ready.extend(is_gone.then(|| delete(Set::NodesSet, name.to_string())));
                     continue;
                 }
-                Phase::SetServices => &self.services[at],
-                Phase::DeleteServices => &self.services[last - at],
-                Phase::SetPods | Phase::SetAnonymous => &self.services[self.by_endpoint[at] as usize],
-                Phase::DeletePods | Phase::DeleteAnonymous => {
-                    &self.services[self.by_endpoint[last - at] as usize]
+                Phase::SetServices | Phase::SetPods | Phase::SetAnonymous => &self.differing[at],
+                Phase::DeleteServices | Phase::DeletePods | Phase::DeleteAnonymous => {
+                    &self.differing[last - at]
                 }
             };
+            let name = &service.service.name;
+            let change = Change { name, old: self.old.get(name), new: self.new.get(name) };
             change.operations(phase, self.additions, &mut self.ready);
         }
     }
 }
 
-impl Change {
-    fn name(&self) -> Option<&ServiceName> {
-        self.new.as_ref().or(self.old.as_ref()).map(|it| &it.service.name)
-    }
+/// The path, byte by byte.
+fn path(service: &ServiceState) -> impl Iterator<Item = u8> {
+    let ServiceName { namespace, name } = &service.service.name;
+    namespace.bytes().chain(*b"/").chain(name.bytes())
+}
 
-    fn path(&self) -> String {
-        self.name().map(wire::service_path).unwrap_or_default()
-    }
-
-    fn endpoint_path(&self, endpoint: &Endpoint) -> String {
-        self.name().map(|it| wire::endpoint_path(it, endpoint)).unwrap_or_default()
-    }
-
-    /// The path, byte by byte.
-    fn path_bytes(&self) -> impl Iterator<Item = u8> {
-        let parts = self.name().map(|it| it.namespace.bytes().chain(*b"/").chain(it.name.bytes()));
-        parts.into_iter().flatten()
-    }
-
+impl Change<'_> {
     fn operations(&self, phase: Phase, additions: Additions, ready: &mut VecDeque<OpItem>) {
         match phase {
             Phase::SetServices => {
-                let Some(new) = &self.new else { return };
-                let is_same = self.old.as_ref().is_some_and(|old| {
+                let Some(new) = self.new else { return };
+                let is_same = self.old.is_some_and(|old| {
                     old.service == new.service
                         && (!additions.trigger_times || old.trigger_time == new.trigger_time)
                         && (!additions.unselected || old.unselected == new.unselected)
                 });
                 if !is_same {
                     let bytes = wire::service_of(new, additions).encode_to_vec();
-                    ready.push_back(set(Set::ServicesSet, self.path(), bytes));
+                    ready.push_back(set(Set::ServicesSet, wire::service_path(self.name), bytes));
                 }
             }
             Phase::DeleteServices if self.new.is_none() => {
-                ready.push_back(delete(Set::ServicesSet, self.path()));
+                ready.push_back(delete(Set::ServicesSet, wire::service_path(self.name)));
             }
             Phase::DeleteServices | Phase::SetNodes | Phase::DeleteNodes => {}
             Phase::SetPods => self.set_endpoints(is_pod, ready),
@@ -167,18 +180,18 @@ impl Change {
     }
 
     fn set_endpoints(&self, wanted: impl Fn(&Endpoint) -> bool, ready: &mut VecDeque<OpItem>) {
-        let Some(new) = &self.new else { return };
+        let Some(new) = self.new else { return };
         // What an endpoint's ports are called, its Service says.
-        let same_ports = self.old.as_ref().is_some_and(|old| old.service.ports == new.service.ports);
+        let same_ports = self.old.is_some_and(|old| old.service.ports == new.service.ports);
         for (old, endpoint) in self.pairs() {
             let Some(endpoint) = endpoint.filter(|it| wanted(it)) else { continue };
             if same_ports && old == Some(endpoint) {
                 continue;
             }
             let message = wire::endpoint(&new.service, endpoint);
-            let before = self.old.as_ref().zip(old).map(|(state, it)| wire::endpoint(&state.service, it));
+            let before = self.old.zip(old).map(|(state, it)| wire::endpoint(&state.service, it));
             if before.as_ref() != Some(&message) {
-                let path = self.endpoint_path(endpoint);
+                let path = wire::endpoint_path(self.name, endpoint);
                 ready.push_back(set(Set::EndpointsSet, path, message.encode_to_vec()));
             }
         }
@@ -187,7 +200,7 @@ impl Change {
     fn delete_endpoints(&self, wanted: impl Fn(&Endpoint) -> bool, ready: &mut VecDeque<OpItem>) {
         for (old, new) in self.pairs() {
             let (Some(endpoint), None) = (old.filter(|it| wanted(it)), new) else { continue };
-            let path = self.endpoint_path(endpoint);
+            let path = wire::endpoint_path(self.name, endpoint);
             ready.push_front(delete(Set::EndpointsSet, path));
         }
     }
@@ -197,8 +210,7 @@ impl Change {
         fn of(state: Option<&Arc<ServiceState>>) -> impl Iterator<Item = (&EndpointKey, &Endpoint)> {
             state.into_iter().flat_map(|it| &it.endpoints).map(|it| (&it.key, &**it))
         }
-        Merge { old: of(self.old.as_ref()).peekable(), new: of(self.new.as_ref()).peekable() }
-            .map(|(_, old, new)| (old, new))
+        Merge { old: of(self.old).peekable(), new: of(self.new).peekable() }.map(|(_, old, new)| (old, new))
     }
 }
 
