@@ -143,6 +143,11 @@ fn print(arguments: &[&OsStr]) -> (bool, String, String) {
     let mut command = Command::new(Build::Product.binary());
     command.args(["print", "--once", "--source", "kube", "--node-name", NODE]).args(arguments);
     command.env_remove("KUBECONFIG").env_remove("KUBERNETES_SERVICE_HOST");
+    said(command)
+}
+
+/// Whether it went well, what it printed, and what it said.
+fn said(mut command: Command) -> (bool, String, String) {
     let output = command.output().unwrap();
     let [out, err] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
     (output.status.success(), out, err)
@@ -173,4 +178,49 @@ fn a_kubeconfig_that_cannot_be_used_ends_the_command_with_one_line() {
     let (is_well, _, err) = print(&[]);
     assert!(!is_well);
     assert!(err.contains("--kubeconfig or --kube-api-server"), "{err}");
+}
+
+/// Runs a command where a pod's files are where a pod finds them.
+const AS_A_POD: &str = "mount -t tmpfs tmpfs /run && mkdir -p /run/secrets/kubernetes.io/serviceaccount \
+    && cp \"$1\"/* /run/secrets/kubernetes.io/serviceaccount && shift && exec \"$@\"";
+
+/// `print --once` in a pod with these files, whose environment names this API server.
+fn print_in_a_pod(files: &Path, server: &ApiServer, arguments: &[&str]) -> (bool, String, String) {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", AS_A_POD, "pod"]).arg(files).arg(Build::Product.binary());
+    command.args(["print", "--once", "--source", "kube", "--node-name", NODE]).args(arguments);
+    let url = server.url();
+    let (host, port) = url.trim_start_matches("https://").split_once(':').unwrap();
+    command
+        .env_remove("KUBECONFIG")
+        .env("KUBERNETES_SERVICE_HOST", host)
+        .env("KUBERNETES_SERVICE_PORT", port);
+    said(command)
+}
+
+#[test]
+fn a_pod_asks_the_api_server_of_its_cluster() {
+    let Some(world) = World::or_skip("a_pod_asks_the_api_server_of_its_cluster") else { return };
+    let settings = Settings { is_tls: true, token: Some("secret".into()), ..Settings::default() };
+    let server = ApiServer::start(settings).unwrap();
+    tell(&server, &[service("web", web().ip(), &[1])]);
+    let folder = world.sandbox().files().join("service-account");
+    fs::create_dir(&folder).unwrap();
+    server.kubeconfig(&folder).unwrap();
+    fs::remove_file(folder.join("kubeconfig")).unwrap();
+    fs::write(folder.join("namespace"), "kube-system").unwrap();
+    let (is_well, out, err) = print_in_a_pod(&folder, &server, &[]);
+    assert!(is_well, "{err}");
+    assert!(out.contains("10.96.0.10") && out.contains("10.244.1.1"), "{out}");
+
+    // Its environment names the Service's address, which may not be served yet; the server's own is another.
+    let nobody = ApiServer::start(Settings { is_tls: true, ..Settings::default() }).unwrap();
+    let (is_well, out, err) = print_in_a_pod(&folder, &nobody, &["--kube-api-server", &server.url()]);
+    assert!(is_well && out.contains("10.244.1.1"), "{out}{err}");
+
+    fs::remove_file(folder.join("token")).unwrap();
+    let (is_well, _, err) = print_in_a_pod(&folder, &server, &[]);
+    assert!(!is_well);
+    assert!(err.contains("serviceaccount/token: No such file"), "{err}");
+    assert_eq!(err.lines().count(), 1, "{err}");
 }

@@ -53,8 +53,8 @@ struct Table {
     strangers: usize,
     /// Asked for, and not yet told to the brain.
     asked: Vec<Arc<str>>,
-    /// The Nodes that there are.
-    known: state::Nodes,
+    /// The Nodes that there are; none if there are no facts to decide the state of any node but the own one by.
+    known: Option<state::Nodes>,
 }
 
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl AnyNode {
             nodes: HashMap::new(),
             strangers: 0,
             asked: Vec::new(),
-            known: state::Nodes::default(),
+            known: Some(state::Nodes::default()),
         };
         Self { shared: Arc::new(Shared { table: Mutex::new(table), asked: Notify::new() }) }
     }
@@ -100,7 +100,17 @@ impl AnyNode {
 
     /// Takes note of the Nodes that there are.
     pub fn learn(&self, nodes: state::Nodes) {
-        self.shared.table().known = nodes;
+        self.shared.table().known = Some(nodes);
+    }
+
+    /// Takes note that there are no facts: lets go of all nodes but the own one, and returns them. Who follows one is told
+    /// that it is the end, and refused from now on, until something is learned again.
+    pub fn forget(&self) -> Vec<Arc<str>> {
+        let mut table = self.shared.table();
+        table.known = None;
+        table.strangers = 0;
+        table.asked.clear();
+        table.nodes.drain().map(|(name, _)| name).collect()
     }
 
     /// Publishes the state of a node, the own one or one that is followed.
@@ -148,7 +158,8 @@ impl Table {
 
     /// Adds a node that has not been followed.
     fn add(&mut self, node: &str) -> Result<(), Refusal> {
-        let is_stranger = !self.known.contains_key(node);
+        let known = self.known.as_ref().ok_or(Refusal::NoFacts)?;
+        let is_stranger = !known.contains_key(node);
         if is_stranger && self.strangers >= MOST_STRANGERS {
             return Err(Refusal::TooManyStrangers(MOST_STRANGERS));
         }

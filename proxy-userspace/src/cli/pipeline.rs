@@ -106,6 +106,7 @@ impl Pipeline {
                     }
                     Some(News::State(state)) => {
                         self.cluster.publish(Known::NoFacts);
+                        self.nodes.forget().iter().for_each(|it| brain.dismiss(it));
                         self.nodes.publish(&self.node, state);
                         is_complete = false;
                     }

@@ -57,6 +57,12 @@ pub enum Refusal {
         "the state of this node is not served here; ask its own brain, or start this one with --serve-any-node"
     )]
     NotServed,
+    /// The brain follows another one, which gives it the state of its own node and no facts.
+    #[error(
+        "the state of this node cannot be decided here: the brain that this one follows gives no facts \
+         (globalv1.Sets), only the state of one node; ask that brain for this node"
+    )]
+    NoFacts,
     /// No node can be called so.
     #[error("no node can be called so: lower-case letters, digits, dashes and dots only, 253 at most")]
     NoName,
@@ -102,6 +108,7 @@ impl Refusal {
         let message = format!("node {:?}: {self}", node.chars().take(80).collect::<String>());
         match self {
             Self::NotServed => Status::not_found(message),
+            Self::NoFacts => Status::failed_precondition(message),
             Self::NoName => Status::invalid_argument(message),
             Self::TooManyStrangers(_) => Status::resource_exhausted(message),
             Self::Ending => Status::unavailable(message),

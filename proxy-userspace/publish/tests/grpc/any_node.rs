@@ -117,6 +117,22 @@ async fn strangers_are_bounded_and_nodes_of_the_cluster_are_not() {
 }
 
 #[tokio::test]
+async fn without_facts_only_the_own_node_is_served() {
+    let nodes = AnyNode::new(Publisher::new("n1"));
+    let asking = nodes.asking();
+    let follow = |it: &str| asking.follow(it, (0, 0)).map(drop);
+    let other = asking.follow("n2", (0, 0)).unwrap();
+    assert_eq!(nodes.forget(), ["n2".into()]);
+    assert!(timeout(LIMIT, other.clone().next()).await.unwrap().is_none(), "its follower is told of the end");
+    assert!(timeout(Duration::from_millis(20), nodes.asked()).await.is_err());
+    assert_eq!(follow("n2"), Err(Refusal::NoFacts));
+    assert_eq!(follow("n1"), Ok(()));
+    nodes.learn([("n2".into(), Node::default())].into_iter().collect());
+    assert_eq!(follow("n2"), Ok(()));
+    assert_eq!(nodes.asked().await, ["n2".into()]);
+}
+
+#[tokio::test]
 async fn no_two_states_of_a_process_have_one_revision() {
     let nodes = AnyNode::new(Publisher::new("n1"));
     let asking = nodes.asking();

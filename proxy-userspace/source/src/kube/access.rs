@@ -68,7 +68,9 @@ pub enum AccessError {
     )]
     Pod(String),
     /// A token cannot be read.
-    #[error("token file {path}: {reason}; name one that can be read, in the kubeconfig as tokenFile")]
+    #[error(
+        "token file {path}: {reason}; mount the service account's token, or name another in the kubeconfig as tokenFile"
+    )]
     Token {
         /// The file.
         path: String,
