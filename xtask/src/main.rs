@@ -11,9 +11,11 @@ mod dist;
 mod fuzz;
 mod licences;
 mod setup;
+mod status;
 mod test;
+mod vmtest;
 
-use std::{net::SocketAddr, process::ExitCode};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -59,6 +61,20 @@ enum Task {
         /// Only tests whose names contain this.
         filter: Option<String>,
     },
+    /// Run the end-to-end tests on other kernels, in virtual machines, and on the machine's own (as root).
+    ///
+    /// Fetches kernels from Debian's packages, and QEMU and busybox, where they are missing; builds what is missing.
+    /// Prints kernel × test. tests/KERNELS.md says what a kernel may lack.
+    Vmtest {
+        /// Only these kernels: a series that Debian has a package of, such as 6.1, or `own`.
+        #[arg(long, value_delimiter = ',', value_name = "SERIES")]
+        kernel: Vec<String>,
+        /// Boot each kernel so many times.
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        repeat: usize,
+        /// Only tests whose names contain this.
+        filter: Option<String>,
+    },
     /// Measure what things cost, and print the figures beside the goals.
     Bench {
         /// What to measure.
@@ -96,6 +112,9 @@ enum Task {
     Conformance(conformance::Options),
     /// Check the licences and sources of the dependencies, and advisories as far as that works offline.
     Licences,
+    /// Run a plan of tests inside a virtual machine.
+    #[command(hide = true)]
+    Guest { plan: PathBuf },
     /// Be a pod of the demo.
     #[command(hide = true)]
     Pod {
@@ -137,6 +156,8 @@ fn perform(task: Task) -> Result<()> {
         Task::Demo { clean: true, .. } => demo::clean(),
         Task::Demo { keep, .. } => demo::run(keep),
         Task::Test { filter } => test::test(filter.as_deref()),
+        Task::Vmtest { kernel, repeat, filter } => vmtest::vmtest(&kernel, filter.as_deref(), repeat),
+        Task::Guest { plan } => vmtest::guest(&plan),
         Task::Bench { subject } => bench::bench(subject),
         Task::Fuzz { target, seconds } => fuzz::fuzz(&target, seconds),
         Task::Dist { container_tool, no_image } => dist::dist(container_tool, no_image),

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every test there is.
 //! The one rule: what was skipped is said at the end; nothing is silently green.
 
-use std::fs;
+use std::{fs, path::PathBuf};
 
 use anyhow::Result;
 
@@ -11,12 +11,19 @@ use crate::{
     setup,
 };
 
+/// The programs that end-to-end tests call, and the packages that bring them.
+const TOOLS: [(&str, &str); 1] = [("ip", "iproute2")];
+
+/// Finds or fetches the programs that end-to-end tests call.
+pub(crate) fn tools() -> Vec<PathBuf> {
+    let found = TOOLS.iter().map(|(program, package)| setup::tool(program, package));
+    // Tests say themselves that they are skipped if one could not be had.
+    found.filter_map(|it| it.inspect_err(|error| say("Warning", &format!("{error:#}"))).ok()).collect()
+}
+
 /// Builds everything and runs the tests whose names contain `filter`.
 pub(crate) fn test(filter: Option<&str>) -> Result<()> {
-    // End-to-end tests say themselves that they are skipped if this could not be had.
-    if let Err(error) = setup::tool("ip", "iproute2") {
-        say("Warning", &format!("{error:#}"));
-    }
+    tools();
     build_for_tests()?;
 
     let target = workspace().join("target");
