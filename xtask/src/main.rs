@@ -11,13 +11,14 @@ mod dist;
 mod fuzz;
 mod licences;
 mod setup;
+mod soak;
 mod status;
 mod test;
 mod vmtest;
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 
 /// Builds, demonstrates and tests kube-proxy-ebpf.
@@ -74,6 +75,18 @@ enum Task {
         repeat: usize,
         /// Only tests whose names contain this.
         filter: Option<String>,
+    },
+    /// Change, kill, upgrade and grow a node at random, under load that never pauses (as root).
+    ///
+    /// Builds what is missing first. Fails if one connect fails, one answer comes from an endpoint that did not serve, one
+    /// lasting socket breaks, or anything is left over.
+    Soak {
+        /// How long.
+        #[arg(long, value_name = "N", default_value_t = 3.0)]
+        minutes: f64,
+        /// What happens, and in which order; a run says its own.
+        #[arg(long, value_name = "S")]
+        seed: Option<u64>,
     },
     /// Measure what things cost, and print the figures beside the goals.
     Bench {
@@ -157,6 +170,12 @@ fn perform(task: Task) -> Result<()> {
         Task::Demo { keep, .. } => demo::run(keep),
         Task::Test { filter } => test::test(filter.as_deref()),
         Task::Vmtest { kernel, repeat, filter } => vmtest::vmtest(&kernel, filter.as_deref(), repeat),
+        Task::Soak { minutes, seed } => {
+            let duration = Duration::try_from_secs_f64(minutes * 60.0).context("--minutes")?;
+            test::tools();
+            build::build_for_tests()?;
+            soak::soak(duration, seed)
+        }
         Task::Guest { plan } => vmtest::guest(&plan),
         Task::Bench { subject } => bench::bench(subject),
         Task::Fuzz { target, seconds } => fuzz::fuzz(&target, seconds),
