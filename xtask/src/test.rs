@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The programs that end-to-end tests call, and the packages that bring them.
-const TOOLS: [(&str, &str); 1] = [("ip", "iproute2")];
+const TOOLS: [(&str, &str); 3] = [("ip", "iproute2"), ("nft", "nftables"), ("setpriv", "util-linux")];
 
 /// How long the soak among the tests lasts.
 const SOAK: Duration = Duration::from_secs(20);

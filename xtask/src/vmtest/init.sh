@@ -6,6 +6,8 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t cgroup2 none /sys/fs/cgroup
 ip link set lo up
+# As container runtimes do: an old kernel counts maps as locked memory.
+ulimit -l unlimited
 while read -r module; do
     insmod "/modules/$module.ko" || echo "cannot load $module"
 done </modules/order

@@ -51,6 +51,19 @@ impl Initramfs {
         self.insert(path.as_ref(), Entry::Program(bytes.into().into()));
     }
 
+    /// A folder of this machine, at the same place.
+    ///
+    /// # Errors
+    ///
+    /// If something in it cannot be read.
+    pub(super) fn folder(&mut self, folder: &Path) -> Result<()> {
+        for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+            let path = entry?.path();
+            if path.is_dir() { self.folder(&path)? } else { self.file(&path, read(&path)?) }
+        }
+        Ok(())
+    }
+
     /// A symbolic link.
     pub(super) fn link(&mut self, path: impl AsRef<Path>, target: impl Into<PathBuf>) {
         self.insert(path.as_ref(), Entry::Link(target.into()));

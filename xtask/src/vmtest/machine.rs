@@ -17,13 +17,8 @@ use super::{console, guest::Event, packages::Kernel};
 
 /// From the start to the first test, at the most.
 const BOOT: Duration = Duration::from_secs(240);
-/// Software emulation: it needs nothing of the machine it runs on, which may be virtual itself.
 const QEMU: &str = "qemu-system-x86_64";
-const SETTINGS: [&str; 18] = [
-    "-accel",
-    "tcg,thread=multi",
-    "-cpu",
-    "max",
+const SETTINGS: [&str; 14] = [
     "-m",
     "1024",
     "-smp",
@@ -71,12 +66,17 @@ pub(super) fn boot(
     let complaints = folder.join("qemu.log");
     let child = Command::new(QEMU)
         .args(SETTINGS)
+        .args(if is_fast() {
+            ["-accel", "kvm", "-cpu", "host"]
+        } else {
+            ["-accel", "tcg,thread=multi", "-cpu", "max"]
+        })
         .arg("-kernel")
         .arg(&kernel.image)
         .arg("-initrd")
         .arg(initramfs)
         .arg("-append")
-        .arg(format!("{COMMAND_LINE} {}", clock()))
+        .arg(if is_fast() { COMMAND_LINE.to_owned() } else { format!("{COMMAND_LINE} {}", clock()) })
         .arg("-serial")
         .arg(format!("file:{}", console.display()))
         .args(["-serial", "stdio"])
@@ -135,6 +135,20 @@ pub(super) fn boot(
     Ok(Ending { faults, console })
 }
 
+/// Whether the processor runs other kernels, and else they are emulated, some twenty times slower.
+///
+/// A device is not enough: a KVM that works by software (PVM) runs only kernels that were made for it.
+pub(super) fn is_fast() -> bool {
+    let about = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let opens = File::options().read(true).write(true).open("/dev/kvm").is_ok();
+    opens && helps(&about)
+}
+
+fn helps(about: &str) -> bool {
+    let flags = about.lines().find(|it| it.starts_with("flags")).unwrap_or_default();
+    flags.split_whitespace().any(|it| it == "svm" || it == "vmx")
+}
+
 /// How a kernel is told to read the time from the processor's counter, which is this machine's own.
 ///
 /// On a busy machine it cannot measure how fast the counter runs, and takes an emulated timer instead. Each look at the
@@ -167,6 +181,12 @@ impl Drop for Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_processor_that_runs_other_kernels_says_so() {
+        assert!(helps("model name\t: x\nflags\t\t: fpu vme svm lm\n") && helps("flags : vmx"));
+        assert!(!helps("flags\t\t: fpu vme vmmcall lm\n") && !helps(""));
+    }
 
     #[test]
     fn the_rate_of_the_counter_is_read_from_cpuinfo() {

@@ -42,33 +42,34 @@ pub(crate) use self::guest::guest;
 const KERNELS: [&str; 6] = ["own", "5.10", "5.15", "6.1", "6.12", "7"];
 /// The machine's own kernel, without a virtual machine.
 const OWN: &str = "own";
-/// How many kernels are tested at a time. Two emulated processors each.
-const LANES: usize = 2;
-/// Test binaries that look at the sources, and at no kernel.
-const OF_SOURCES: [&str; 1] = ["architecture"];
-/// How much longer everything may take in a virtual machine.
+/// Test binaries that look at files or at brains, and at no kernel.
+const OF_NO_KERNEL: [&str; 3] = ["architecture", "chains", "deploy"];
+/// Whom this machine trusts.
+const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// How much longer everything may take in an emulated machine.
 const PATIENCE: u32 = 20;
 /// How long one test may take, in seconds.
-const LIMIT: u64 = 900;
+const LIMIT: u64 = 2400;
 /// And how much less often it is repeated.
 const HURRY: u32 = 50;
 
-/// Runs the tests whose names contain `filter` on the given kernels, or on all of the matrix, `repeat` times.
-pub(crate) fn vmtest(kernels: &[String], filter: Option<&str>, repeat: usize) -> Result<()> {
+/// Runs tests on kernels, all of the matrix where `only` names none, `repeat` times.
+pub(crate) fn vmtest(only: &[String], repeat: usize) -> Result<()> {
     let begin = Instant::now();
     let all = KERNELS.map(ToOwned::to_owned);
-    let wanted = if kernels.is_empty() { &all[..] } else { kernels };
+    let (kernels, filters): (Vec<_>, Vec<_>) = only.iter().cloned().partition(|it| is_kernel(it));
+    let wanted = if kernels.is_empty() { &all[..] } else { &kernels };
     let table_text = fs::read_to_string(workspace().join(table::FILE))
         .with_context(|| format!("cannot read {}", table::FILE))?;
     let table = Table::parse(&table_text)?;
-    let bench = Bench::prepare(&table, wanted, filter)?;
+    let bench = Bench::prepare(&table, wanted, &filters)?;
 
     let queue: Mutex<VecDeque<_>> = Mutex::new((0..repeat).flat_map(|_| wanted.iter()).enumerate().collect());
     let status = Mutex::new(Board::default());
     let columns = Mutex::new(BTreeMap::new());
     thread::scope(|scope| {
         let mut lanes = Vec::new();
-        for _ in 0..LANES {
+        for _ in 0..lanes_of_this_machine() {
             lanes.push(scope.spawn(|| {
                 loop {
                     let next = lock(&queue).pop_front();
@@ -95,6 +96,16 @@ pub(crate) fn vmtest(kernels: &[String], filter: Option<&str>, repeat: usize) ->
     }
 }
 
+/// Whether a word of the command line is a kernel, or else part of a test's name.
+fn is_kernel(word: &str) -> bool {
+    word == OWN || word.starts_with(|it: char| it.is_ascii_digit())
+}
+
+/// How many kernels are tested at a time: each has two processors.
+fn lanes_of_this_machine() -> usize {
+    thread::available_parallelism().map_or(1, |it| it.get() / 2).max(1)
+}
+
 fn lock<T>(it: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     it.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -114,7 +125,7 @@ struct Supplies {
 }
 
 impl<'a> Bench<'a> {
-    fn prepare(table: &'a Table, kernels: &[String], filter: Option<&str>) -> Result<Self> {
+    fn prepare(table: &'a Table, kernels: &[String], filters: &[String]) -> Result<Self> {
         let tools = crate::test::tools();
         let mut packages = None;
         if kernels.iter().any(|it| it != OWN) {
@@ -128,12 +139,13 @@ impl<'a> Bench<'a> {
             bail!("{unknown}");
         }
         let binaries: BTreeSet<_> = tests.iter().map(|it| it.binary.clone()).collect();
-        let tests: Vec<_> =
-            tests.into_iter().filter(|it| filter.is_none_or(|filter| it.title().contains(filter))).collect();
+        let is_wanted =
+            |it: &Test| filters.is_empty() || filters.iter().any(|part| it.title().contains(part));
+        let tests: Vec<_> = tests.into_iter().filter(is_wanted).collect();
         if tests.is_empty() {
-            bail!("no test's name contains {:?}", filter.unwrap_or_default());
+            bail!("no test's name contains {}", filters.join(" or "));
         }
-        let features = table.features.iter().map(|it| it.seen_as.clone()).collect();
+        let features = table.features.iter().filter_map(|it| it.seen_as.clone()).collect();
         let plan = Plan { tests, features, environment: BTreeMap::new(), limit: LIMIT };
         let supplies = match packages {
             Some(packages) => Some(Supplies { packages, root: root(binaries.into_iter().chain(tools))? }),
@@ -234,8 +246,10 @@ impl<'a> Bench<'a> {
         }
         root.file("/modules/order", order);
         let mut plan = self.plan.clone();
-        plan.environment.insert(tests::PATIENCE.to_owned(), PATIENCE.to_string());
-        plan.environment.insert(tests::HURRY.to_owned(), HURRY.to_string());
+        if !machine::is_fast() {
+            plan.environment.insert(tests::PATIENCE.to_owned(), PATIENCE.to_string());
+            plan.environment.insert(tests::HURRY.to_owned(), HURRY.to_string());
+        }
         root.file("/plan", serde_json::to_vec(&plan)?);
         Ok(root)
     }
@@ -256,6 +270,12 @@ fn root(programs: impl Iterator<Item = PathBuf>) -> Result<Initramfs> {
     for variant in fs::read_dir(workspace().join("target/test-binaries"))?.flatten() {
         root.program(&variant.path().join("kube-proxy-ebpf"), None)?;
     }
+    // A client of an API server wants to know whom to trust.
+    if let Ok(certificates) = fs::read(CERTIFICATES) {
+        root.file(CERTIFICATES, certificates);
+    }
+    // The tests take the capabilities of the proxy from there.
+    root.folder(&::tests::deploy::folder())?;
     root.program(&std::env::current_exe()?, Some(Path::new("/guest")))?;
     root.file("/init", include_str!("init.sh"));
     Ok(root)
@@ -273,7 +293,7 @@ fn find_tests() -> Result<Vec<Test>> {
     let artifacts = output(build.arg("--target-dir").arg(workspace().join("target")))?;
     let mut tests = Vec::new();
     for (suite, binary) in artifacts.lines().filter_map(test_binary) {
-        if OF_SOURCES.contains(&suite.as_str()) {
+        if OF_NO_KERNEL.contains(&suite.as_str()) {
             continue;
         }
         for line in output(Command::new(&binary).args(["--list", "--format", "terse"]))?.lines() {

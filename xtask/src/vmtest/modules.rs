@@ -32,6 +32,7 @@ const WANTED: &[&str] = &[
     "nft_reject_inet",
     "sctp",
     "sctp_diag",
+    "cifs",
     "veth",
     "bridge",
     "dummy",

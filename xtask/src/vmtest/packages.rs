@@ -181,7 +181,7 @@ fn flavour() -> Result<&'static str> {
     match env::consts::ARCH {
         "x86_64" => Ok("-cloud-amd64"),
         other => {
-            bail!("virtual machines are made for x86_64 only, and this is {other}; `--kernel own` works")
+            bail!("virtual machines are made for x86_64 only, and this is {other}; `vmtest own` works")
         }
     }
 }

@@ -24,8 +24,8 @@ pub(super) struct Feature {
     pub(super) name: String,
     /// The first version that has it.
     pub(super) since: Version,
-    /// The name in the kernel's BTF that is there if the feature is.
-    pub(super) seen_as: String,
+    /// The name in the kernel's BTF that is there if the feature is; none if nothing there tells.
+    pub(super) seen_as: Option<String>,
     /// The tests that hold what is done with it and without it.
     pub(super) shown_by: Vec<String>,
 }
@@ -72,7 +72,11 @@ impl Table {
                 ("Features", [name, since, seen_as, _, shown_by]) => table.features.push(Feature {
                     name: name.replace('`', ""),
                     since: version(since).with_context(row)?,
-                    seen_as: quoted(seen_as).pop().with_context(row)?,
+                    seen_as: if seen_as.is_empty() {
+                        None
+                    } else {
+                        Some(quoted(seen_as).pop().with_context(row)?)
+                    },
                     shown_by: quoted(shown_by),
                 }),
                 ("Tests that some kernels cannot run", [test, before, reason]) => {
@@ -105,6 +109,7 @@ impl Table {
             return vec![format!("{:?} is no release of a kernel", seen.release)];
         };
         for Feature { name, since, seen_as, .. } in &self.features {
+            let Some(seen_as) = seen_as else { continue };
             let (has, should) = (seen.features.contains(seen_as), kernel >= *since);
             if has != should {
                 let has = if has { "has" } else { "has not" };
@@ -149,7 +154,8 @@ mod tests {
 
     const TEXT: &str = "# Kernels\n\n## Features\n\n\
         | feature | since | seen as | without it | shown by |\n|---|---|---|---|---|\n\
-        | helper `bpf_set_retval` | 5.18 | `BPF_FUNC_set_retval` | refuses later | `refuses`, `stays` |\n\n\
+        | helper `bpf_set_retval` | 5.18 | `BPF_FUNC_set_retval` | refuses later | `refuses`, `stays` |\n\
+        | a number | 5.14 | | guesses | `refuses` |\n\n\
         ## Tests that some kernels cannot run\n\n| test | kernels | reason |\n|---|---|---|\n\
         | `needs_much` | before 6.6 | no TCX |\n";
 
@@ -175,6 +181,7 @@ mod tests {
         assert_eq!(table.features[0].name, "helper bpf_set_retval");
         assert_eq!(table.features[0].since, (5, 18));
         assert_eq!(table.features[0].shown_by, ["refuses", "stays"]);
+        assert_eq!(table.features[1].seen_as, None);
         assert_eq!(table.exceptions[0].before, (6, 6));
         assert_eq!(table.unknown_tests(&BTreeSet::from(["refuses", "needs_much"])).len(), 1);
         let error = Table::parse(&TEXT.replace("5.18", "always")).unwrap_err();
