@@ -4,7 +4,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fastrand::Rng;
-use tests::manifest::Service;
+use tests::{
+    manifest::{Service, node_at},
+    world::NODE,
+};
 
 /// How many endpoints there are servers for.
 pub(super) const ENDPOINTS: u8 = 10;
@@ -12,12 +15,24 @@ pub(super) const ENDPOINTS: u8 = 10;
 const SERVICES: u8 = 6;
 /// How many others there are at most: the maps grow several times on the way.
 const OTHERS: usize = 300;
+/// For how many seconds a client keeps its endpoint: longer than any soak.
+const AFFINITY: u32 = 86_400;
 /// States that the beacon can tell apart.
 const BEACONS: u64 = 1 << 15;
 
 /// What serves: the same number in both families.
 pub(super) fn endpoint(n: u8) -> [IpAddr; 2] {
     [Ipv4Addr::new(10, 244, 1, n).into(), Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 1, n.into()).into()]
+}
+
+/// The node's addresses, which no route leads to: what is not translated there is told from what is.
+pub(super) fn node() -> [IpAddr; 2] {
+    [Ipv4Addr::new(198, 51, 100, 1).into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()]
+}
+
+/// The manifest of the node.
+pub(super) fn node_manifest() -> String {
+    node_at(NODE, &node())
 }
 
 /// The Service whose only endpoint says which state is in force.
@@ -41,9 +56,21 @@ pub(super) fn addresses() -> Vec<SocketAddr> {
         IpAddr::V6(it) => it.into(),
     };
     (1..=SERVICES)
-        .flat_map(|n| of(n).into_iter().chain([mapped(n)]))
-        .map(|ip| SocketAddr::new(ip, 80))
+        .flat_map(|n| {
+            let ips = of(n).into_iter().chain([mapped(n)]);
+            let at_ips = ips.map(|ip| SocketAddr::new(ip, 80));
+            at_ips.chain(node().map(|ip| SocketAddr::new(ip, node_port(n))))
+        })
         .collect()
+}
+
+/// Where Services may have affinity, and where a client that comes again can tell.
+pub(super) fn cluster_addresses() -> Vec<SocketAddr> {
+    (1..=SERVICES).map(|n| SocketAddr::new(cluster_ip(n), 80)).collect()
+}
+
+fn node_port(n: u8) -> u16 {
+    30_000 + u16::from(n)
 }
 
 fn cluster_ip(n: u8) -> IpAddr {
@@ -71,6 +98,8 @@ struct Changing {
     has_v6: bool,
     has_udp: bool,
     is_external: bool,
+    is_node_port: bool,
+    has_affinity: bool,
     endpoints: Vec<u8>,
 }
 
@@ -82,6 +111,8 @@ impl Cluster {
             has_v6: true,
             has_udp: true,
             is_external: n % 2 == 0,
+            is_node_port: true,
+            has_affinity: n % 3 == 0,
             endpoints: (1..=ENDPOINTS).filter(|it| it % 3 == n % 3).collect(),
         };
         Self { services: (1..=SERVICES).map(service).collect(), others: 0 }
@@ -116,12 +147,21 @@ impl Cluster {
                 format!("{name} has no endpoints")
             }
             5 => self.resize(rng.usize(..=OTHERS)),
-            _ => {
-                let mut endpoints: Vec<_> = (1..=ENDPOINTS).collect();
-                rng.shuffle(&mut endpoints);
-                endpoints.truncate(rng.usize(1..=ENDPOINTS.into()));
-                service.endpoints = endpoints;
+            6 => {
+                service.is_node_port = is_usual;
+                format!("{name} has node ports: {}", service.is_node_port)
+            }
+            7 => {
+                service.has_affinity = rng.bool();
+                format!("{name} has affinity: {}", service.has_affinity)
+            }
+            8..13 => {
+                service.endpoints = some_endpoints(rng);
                 format!("{name} has the endpoints {:?}", service.endpoints)
+            }
+            _ => {
+                self.services.iter_mut().for_each(|it| it.endpoints = some_endpoints(rng));
+                "every Service has other endpoints".to_owned()
             }
         }
     }
@@ -154,6 +194,19 @@ impl Cluster {
     }
 }
 
+/// Often one, or all: what a set loses and gains at a time is what is hard to get right.
+fn some_endpoints(rng: &mut Rng) -> Vec<u8> {
+    let count = match rng.u8(..4) {
+        0 => 1,
+        1 => ENDPOINTS.into(),
+        _ => rng.usize(1..=ENDPOINTS.into()),
+    };
+    let mut endpoints: Vec<_> = (1..=ENDPOINTS).collect();
+    rng.shuffle(&mut endpoints);
+    endpoints.truncate(count);
+    endpoints
+}
+
 impl Changing {
     fn service(&self, n: u8) -> Service {
         let mut ips = vec![cluster_ip(n)];
@@ -161,6 +214,12 @@ impl Changing {
         let mut service = Service::new(&format!("s{n}"), &ips).port("tcp", "TCP", 80, 8080);
         if self.has_udp {
             service = service.port("udp", "UDP", 80, 8080);
+        }
+        if self.is_node_port {
+            service.ports.iter_mut().for_each(|it| it.node_port = Some(node_port(n)));
+        }
+        if self.has_affinity {
+            service = service.affinity(AFFINITY);
         }
         if self.is_external {
             service = service.external_ips(&[external_ip(n)]);

@@ -11,14 +11,23 @@ use std::{
 
 use tests::{Transport, manifest::Service};
 
+use super::cluster;
+
 /// How long a state is remembered that is gone: longer than any question takes.
 const REMEMBERED: Duration = Duration::from_secs(20);
 
 /// A Service's address and a protocol, `TCP` or `UDP`.
 pub(super) type Frontend = (SocketAddr, &'static str);
 
-/// The endpoints of every frontend.
-type Sets = HashMap<Frontend, Arc<BTreeSet<IpAddr>>>;
+/// What every frontend leads to.
+type Sets = HashMap<Frontend, Arc<Set>>;
+
+/// The endpoints of a frontend, and whether a client keeps the one it was given.
+#[derive(Debug)]
+struct Set {
+    endpoints: BTreeSet<IpAddr>,
+    is_affine: bool,
+}
 
 /// What a question came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,8 +107,8 @@ impl History {
     /// Whether a state that may have been in force between the two moments gives this answer.
     pub(super) fn explains(&self, of: Frontend, answer: &Answer, began: Instant, ended: Instant) -> bool {
         self.between(began, ended).any(|state| match (answer, state.sets.get(&of)) {
-            (Answer::By(endpoint), Some(set)) => set.contains(endpoint),
-            (Answer::Refused, Some(set)) => set.is_empty(),
+            (Answer::By(endpoint), Some(set)) => set.endpoints.contains(endpoint),
+            (Answer::Refused, Some(set)) => set.endpoints.is_empty(),
             (Answer::Unreachable, None) => true,
             _ => false,
         })
@@ -107,7 +116,16 @@ impl History {
 
     /// Whether the endpoint served in every state that may have been in force between the two moments.
     pub(super) fn served_throughout(&self, of: Frontend, by: IpAddr, began: Instant, ended: Instant) -> bool {
-        self.between(began, ended).all(|state| state.sets.get(&of).is_some_and(|set| set.contains(&by)))
+        self.throughout(of, began, ended, |it| it.endpoints.contains(&by))
+    }
+
+    /// Whether, besides, a client keeps its endpoint in all of them.
+    pub(super) fn kept_throughout(&self, of: Frontend, by: IpAddr, began: Instant, ended: Instant) -> bool {
+        self.throughout(of, began, ended, |it| it.is_affine && it.endpoints.contains(&by))
+    }
+
+    fn throughout(&self, of: Frontend, began: Instant, ended: Instant, holds: impl Fn(&Set) -> bool) -> bool {
+        self.between(began, ended).all(|state| state.sets.get(&of).is_some_and(|set| holds(set)))
     }
 
     fn between(&self, began: Instant, ended: Instant) -> impl Iterator<Item = &State> {
@@ -119,12 +137,18 @@ fn sets(services: &[Service]) -> Sets {
     let mut sets = Sets::new();
     for service in services {
         let Service { cluster_ips, external_ips, load_balancer_ips, ports, endpoints, .. } = service;
-        for ip in cluster_ips.iter().chain(external_ips).chain(load_balancer_ips) {
+        let of_node = cluster::node();
+        let of_node = of_node.iter().filter(|it| cluster_ips.iter().any(|ip| ip.is_ipv4() == it.is_ipv4()));
+        let at_ports = cluster_ips.iter().chain(external_ips).chain(load_balancer_ips).map(|it| (it, false));
+        for (ip, is_of_node) in at_ports.chain(of_node.map(|it| (it, true))) {
             let addresses = endpoints.iter().filter(|it| it.ready).flat_map(|it| &it.addresses);
             let set: BTreeSet<_> = addresses.filter(|it| it.is_ipv4() == ip.is_ipv4()).copied().collect();
-            let set = Arc::new(set);
+            let set = Arc::new(Set { endpoints: set, is_affine: service.affinity.is_some() });
             for port in ports {
-                sets.insert((SocketAddr::new(*ip, port.port), port.protocol), Arc::clone(&set));
+                let number = if is_of_node { port.node_port } else { Some(port.port) };
+                if let Some(number) = number {
+                    sets.insert((SocketAddr::new(*ip, number), port.protocol), Arc::clone(&set));
+                }
             }
         }
     }

@@ -2,6 +2,7 @@
 //! The one rule: whatever comes back is held against the history at once.
 
 use std::{
+    collections::HashMap,
     fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::{
@@ -24,6 +25,8 @@ use super::{
 const PAUSE: Duration = Duration::from_millis(1);
 /// How many sockets of each kind last.
 const LASTING: usize = 6;
+/// How many clients come again and again.
+const CLIENTS: u8 = 8;
 /// How many mistakes are told in full.
 const TOLD: usize = 20;
 
@@ -52,7 +55,10 @@ pub(super) struct Counts {
     pub(super) failed: AtomicU64,
     /// Answers from an endpoint that no state explains.
     pub(super) misrouted: AtomicU64,
-    /// Lasting sockets that broke, lost the Service's address, or left an endpoint that served.
+    /// Questions of clients that come again and again.
+    pub(super) returning: AtomicU64,
+    /// Lasting sockets that broke, lost the Service's address, or left an endpoint that served; clients that lost the one
+    /// they should have kept.
     pub(super) broken: AtomicU64,
 }
 
@@ -127,6 +133,9 @@ impl Load {
             load.spawn(move |shared| fresh(shared, transport, &mut rng));
         }
         load.spawn(move |shared| lasting.ask(shared));
+        let mut returning = Returning::default();
+        let mut rng = Rng::with_seed(seed);
+        load.spawn(move |shared| returning.ask(shared, &mut rng));
         Ok(load)
     }
 
@@ -167,6 +176,39 @@ fn fresh(shared: &Shared, transport: Transport, rng: &mut Rng) {
     shared.judge(frontend(transport, address), kind, &answer, began);
 }
 
+/// Clients by the address that they are bound to, each with a fresh socket for every question.
+#[derive(Default)]
+struct Returning {
+    last: HashMap<(Ipv4Addr, SocketAddr), (IpAddr, Instant)>,
+}
+
+impl Returning {
+    fn ask(&mut self, shared: &Shared, rng: &mut Rng) {
+        let Some(service) = rng.choice(cluster::cluster_addresses()) else { return };
+        let source = Ipv4Addr::new(10, 244, 3, rng.u8(1..=CLIENTS));
+        let of = frontend(Transport::Udp, service);
+        let began = Instant::now();
+        let asked = Asker::from(source, service).and_then(|it| {
+            it.socket.connect(service)?;
+            it.socket.send(b"who?")?;
+            it.receive()
+        });
+        add(&shared.counts.returning);
+        let answer = Answer::of(asked);
+        shared.judge(of, "connected UDP of a client", &answer, began);
+        let Answer::By(now) = answer else { return };
+        let before = self.last.insert((source, service), (now, began));
+        if let Some((before, at)) = before
+            && before != now
+            && shared.history().kept_throughout(of, before, at, Instant::now())
+        {
+            let text =
+                format_args!("the client {source} of {service} lost {before}, which serves, for {now}");
+            shared.mistake(&shared.counts.broken, text);
+        }
+    }
+}
+
 /// Sockets that live as long as the soak.
 struct Lasting {
     probes: Vec<(Probe, SocketAddr)>,
@@ -185,7 +227,12 @@ impl Asker {
     fn new(service: SocketAddr) -> io::Result<Self> {
         let any: IpAddr =
             if service.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket = UdpSocket::bind((any, 0))?;
+        Self::from(any, service)
+    }
+
+    /// Bound to an address.
+    fn from(source: impl Into<IpAddr>, service: SocketAddr) -> io::Result<Self> {
+        let socket = UdpSocket::bind((source.into(), 0))?;
         socket.set_read_timeout(Some(client::LIMIT))?;
         Ok(Self { socket, service, last: None })
     }

@@ -20,7 +20,7 @@ use anyhow::{Context as _, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use fastrand::Rng;
 use tests::{
-    Build, EchoServer, Sandbox, World, eventually,
+    Build, EchoServer, Sandbox, World, eventually, manifest,
     world::{expected_dump, kernel_objects, settled_kernel_objects},
 };
 
@@ -95,6 +95,7 @@ impl Soak {
             }
             servers.push(EchoServer::start(&address.to_string(), SocketAddr::new(address, 8080))?);
         }
+        manifest::replace(&world.manifests().join("node.yaml"), &cluster::node_manifest())?;
         let folder = workspace().join("target/soak").join(seed.to_string());
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -131,6 +132,7 @@ impl Soak {
         self.load = Some(Load::start(&self.shared, self.seed)?);
         self.begin = Instant::now();
 
+        self.replace("replaced by a lingering build", Kind { build: Build::FaultPoints, ..calm }, true)?;
         let storm = duration.mul_f64(STORM);
         while self.begin.elapsed() < storm {
             if self.rng.u8(..10) < 7 { self.change()? } else { self.upheaval()? }
@@ -258,7 +260,14 @@ impl Soak {
             }
             5 => self.replace("in two processes", Kind { is_two: true, ..now }, false),
             _ => {
-                let builds = [Build::Product, Build::FaultPoints, Build::NextLayout];
+                // What lingers shows more.
+                let builds = [
+                    Build::Product,
+                    Build::FaultPoints,
+                    Build::FaultPoints,
+                    Build::NextLayout,
+                    Build::NextLayout,
+                ];
                 let build = builds[self.rng.usize(..builds.len())];
                 let what = match build {
                     Build::NextLayout => "upgraded to another layout",
@@ -350,7 +359,7 @@ impl Soak {
     fn print(&self) {
         let mut table = Table::new();
         table.load_preset(presets::NOTHING);
-        let Counts { tcp, udp, unconnected, lasting, refused, ended, failed, misrouted, broken } =
+        let Counts { tcp, udp, unconnected, returning, lasting, refused, ended, failed, misrouted, broken } =
             &self.shared.counts;
         let mut row =
             |name: &str, count: u64| table.add_row([name.to_owned(), count.to_string()]).to_string();
@@ -362,6 +371,7 @@ impl Soak {
             ("TCP connects", tcp),
             ("questions over fresh connected UDP sockets", udp),
             ("questions over fresh unconnected UDP sockets", unconnected),
+            ("questions of clients that come again", returning),
             ("questions over sockets that last", lasting),
             ("of all these, refused as they should be", refused),
             ("connected UDP sockets ended as they should be", ended),
