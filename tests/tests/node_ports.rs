@@ -68,7 +68,8 @@ impl Node {
         world.write(&services);
         let setting = arguments.iter().fold(world.setting(Build::Product), Setting::argument);
         let mut agent = setting.start(world.sandbox()).unwrap();
-        agent.wait_until(LIMIT, || TcpStream::connect(("fd00:10:96::2", 80)).is_ok()).unwrap();
+        // The last program is that of bind6.
+        agent.wait_until(LIMIT, || world.program("bind6").exists()).unwrap();
         Some(Self { _servers: servers, _agent: agent, world })
     }
 }
