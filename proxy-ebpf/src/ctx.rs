@@ -110,6 +110,32 @@ pub(crate) fn is_connected(ctx: &SockAddrContext) -> bool {
     !sk.is_null() && unsafe { core::ptr::addr_of!((*sk).state).read_volatile() } == ESTABLISHED
 }
 
+/// Whether a connected socket's packets really go there.
+#[inline(always)]
+pub(crate) fn is_peer(ctx: &SockAddrContext, address: &Address) -> bool {
+    let sk = socket(ctx);
+    if sk.is_null() {
+        return false;
+    }
+    // SAFETY: checked for null as the verifier asks; these fields of `bpf_sock` are readable since Linux 5.1.
+    unsafe {
+        if Be16::from_raw(core::ptr::addr_of!((*sk).dst_port).read_volatile()) != address.port {
+            return false;
+        }
+        // All are read in any case: of two places to read from the compiler would make one with a varying offset, which
+        // the verifier does not allow.
+        let ip4 = V4::from_raw(core::ptr::addr_of!((*sk).dst_ip4).read_volatile());
+        let ip6 = V6::from_raw([
+            core::ptr::addr_of!((*sk).dst_ip6[0]).read_volatile(),
+            core::ptr::addr_of!((*sk).dst_ip6[1]).read_volatile(),
+            core::ptr::addr_of!((*sk).dst_ip6[2]).read_volatile(),
+            core::ptr::addr_of!((*sk).dst_ip6[3]).read_volatile(),
+        ]);
+        let family = core::ptr::addr_of!((*sk).family).read_volatile();
+        address.ip == if family == AF_INET { ip4.mapped() } else { ip6 }
+    }
+}
+
 /// Ends a connect in a v4 hook with ECONNREFUSED.
 /// Before `bpf_set_retval` (5.18), loopback port 0 gives the same to a TCP client and to a UDP one at its second send.
 #[inline(always)]

@@ -2,7 +2,7 @@
 //! one as before while that is still in the Service's set.
 //!
 //! The hooks also run for `sendto(address)` on a connected socket: that goes to the connected backend, or the kernel
-//! would filter the reply out.
+//! would filter the reply out. Where the socket was connected before these hooks were there, that is nobody's.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
@@ -30,9 +30,14 @@ pub(crate) fn sendmsg6(ctx: SockAddrContext) -> i32 {
 fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port) = (ctx::ip4(ctx), ctx::port(ctx));
     let service = Address::new(ip.mapped(), port);
-    if let Some(backend) = connected_backend(ctx, &service) {
-        ctx::rewrite4(ctx, backend.ip.to_v4()?, backend.port);
-        return Some(PASS);
+    if ctx::is_connected(ctx) {
+        if let Some(backend) = connected_backend(ctx, &service) {
+            ctx::rewrite4(ctx, backend.ip.to_v4()?, backend.port);
+            return Some(PASS);
+        }
+        if ctx::is_peer(ctx, &service) {
+            return Some(PASS);
+        }
     }
     let backend = remembered(ctx, &service);
     let remembered =
@@ -58,9 +63,14 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
 fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port) = (ctx::ip6(ctx), ctx::port(ctx));
     let service = Address::new(ip, port);
-    if let Some(backend) = connected_backend(ctx, &service) {
-        ctx::rewrite6(ctx, backend.ip, backend.port);
-        return Some(PASS);
+    if ctx::is_connected(ctx) {
+        if let Some(backend) = connected_backend(ctx, &service) {
+            ctx::rewrite6(ctx, backend.ip, backend.port);
+            return Some(PASS);
+        }
+        if ctx::is_peer(ctx, &service) {
+            return Some(PASS);
+        }
     }
     let backend = remembered(ctx, &service);
     let remembered = Backend6 { address: backend.ip, port: backend.port, zero: 0 };
@@ -84,9 +94,6 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
 /// Where a connected socket's datagrams to the Service it is connected to go.
 #[inline(always)]
 fn connected_backend(ctx: &SockAddrContext, service: &Address) -> Option<Address> {
-    if !ctx::is_connected(ctx) {
-        return None;
-    }
     let translation = memory::recall(ctx)?;
     (translation.service == *service && !translation.backend.is_unset()).then_some(translation.backend)
 }

@@ -12,7 +12,9 @@ use nix::{
     sys::socket::{setsockopt, sockopt},
 };
 
-/// How long anything may take.
+use crate::patiently;
+
+/// How long anything may take, on an ordinary machine.
 pub const LIMIT: Duration = Duration::from_secs(2);
 
 /// How a question travels.
@@ -83,11 +85,11 @@ impl Probe {
     ///
     /// The system call's.
     pub fn connect(address: SocketAddr) -> io::Result<Self> {
-        let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
+        let mut stream = TcpStream::connect_timeout(&address, patiently(LIMIT))?;
         // No TIME_WAIT, so that no load runs out of ports.
         reset_on_close(&stream)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_read_timeout(Some(patiently(LIMIT)))?;
         let line = read_line(&mut stream)?;
         Ok(Self { name: name(&line)?, stream })
     }
@@ -134,7 +136,7 @@ fn udp(address: SocketAddr) -> io::Result<UdpSocket> {
         SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
     };
     let socket = UdpSocket::bind(any)?;
-    socket.set_read_timeout(Some(LIMIT))?;
+    socket.set_read_timeout(Some(patiently(LIMIT)))?;
     Ok(socket)
 }
 

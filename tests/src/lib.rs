@@ -30,12 +30,36 @@ pub use sandbox::Sandbox;
 pub use world::{Build, World};
 
 use std::{
+    env,
+    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
 
+/// Names the number by which every limit is multiplied where everything is slow: in an emulated machine.
+pub const PATIENCE: &str = "KUBE_PROXY_EBPF_TEST_PATIENCE";
+
+/// How long something may really take that may take this long on an ordinary machine.
+#[must_use]
+pub fn patiently(limit: Duration) -> Duration {
+    static FACTOR: OnceLock<u32> = OnceLock::new();
+    let factor = || env::var(PATIENCE).ok().and_then(|it| it.parse().ok()).unwrap_or(1);
+    limit * *FACTOR.get_or_init(factor)
+}
+
+/// Names the number by which repetitions are divided where everything is slow.
+pub const HURRY: &str = "KUBE_PROXY_EBPF_TEST_HURRY";
+
+/// How often something is really done that is done this often on an ordinary machine: three times at the least.
+#[must_use]
+pub fn repetitions(times: usize) -> usize {
+    let divisor = env::var(HURRY).ok().and_then(|it| it.parse().ok()).unwrap_or(1);
+    times.checked_div(divisor).unwrap_or(times).max(3)
+}
+
 /// Waits until `condition` holds and says whether it did within `limit`.
 pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let limit = patiently(limit);
     let started = Instant::now();
     while !condition() {
         if started.elapsed() > limit {

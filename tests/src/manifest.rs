@@ -23,6 +23,8 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// The addresses of its load balancer.
     pub load_balancer_ips: Vec<IpAddr>,
+    /// The networks that its load balancer may be asked from; any if there are none.
+    pub source_ranges: Vec<&'static str>,
     /// Its ports.
     pub ports: Vec<Port>,
     /// What serves it.
@@ -84,6 +86,13 @@ impl Service {
     #[must_use]
     pub fn load_balancer_ips(mut self, ips: &[IpAddr]) -> Self {
         self.load_balancer_ips = ips.to_vec();
+        self
+    }
+
+    /// With networks that alone may ask the load balancer.
+    #[must_use]
+    pub fn source_ranges(mut self, ranges: &[&'static str]) -> Self {
+        self.source_ranges = ranges.to_vec();
         self
     }
 
@@ -168,6 +177,12 @@ impl Service {
             for ip in &self.external_ips {
                 write(&mut text, format_args!("  - '{ip}'\n"));
             }
+        }
+        if !self.source_ranges.is_empty() {
+            write(
+                &mut text,
+                format_args!("  loadBalancerSourceRanges: ['{}']\n", self.source_ranges.join("', '")),
+            );
         }
         if !self.load_balancer_ips.is_empty() {
             text.push_str("status:\n  loadBalancer:\n    ingress:\n");

@@ -4,14 +4,22 @@
 use std::{
     fs::File,
     marker::PhantomData,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
     path::Path,
     process::{Command, Output},
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use nix::sched::{CloneFlags, setns, unshare};
+
+use crate::eventually;
+
+/// How long a route may take.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The port of the service `discard`: nothing is sent there.
+const DISCARD: u16 = 9;
 
 /// A network namespace; it lives as long as somebody holds it or is in it.
 #[derive(Debug)]
@@ -57,21 +65,31 @@ impl NetNs {
         Ok(Entered { home, _thread: PhantomData })
     }
 
-    /// Gives the namespace an address, on its loopback interface.
+    /// Gives the namespace an address, on its loopback interface, and waits until it can be reached.
     ///
     /// # Errors
     ///
-    /// If `ip` refuses.
-    pub fn add_address(&self, address: IpAddr) -> Result<()> {
-        let prefix = if address.is_ipv4() { "32" } else { "128" };
+    /// If `ip` refuses, or the kernel never makes the route.
+    pub fn add_address(&self, ip: IpAddr) -> Result<()> {
+        let (prefix, any) = match ip {
+            IpAddr::V4(_) => ("32", IpAddr::from(Ipv4Addr::UNSPECIFIED)),
+            IpAddr::V6(_) => ("128", Ipv6Addr::UNSPECIFIED.into()),
+        };
         let mut words = vec!["address", "add"];
-        let address = format!("{address}/{prefix}");
+        let address = format!("{ip}/{prefix}");
         words.extend([&*address, "dev", "lo"]);
         if prefix == "128" {
             // Usable at once, without looking for another owner of it.
             words.push("nodad");
         }
-        self.ip(&words)
+        self.ip(&words)?;
+        // The kernel makes the route to an IPv6 address a moment later, on its own.
+        let _inside = self.enter()?;
+        let socket = UdpSocket::bind((any, 0))?;
+        if !eventually(LIMIT, || socket.connect((ip, DISCARD)).is_ok()) {
+            bail!("no route leads to {ip}, which this namespace has");
+        }
+        Ok(())
     }
 
     /// Takes an address from the namespace's loopback interface.

@@ -5,7 +5,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
     process::{Command, Output},
     thread,
@@ -191,17 +191,25 @@ pub fn expected_dump(services: &[Service]) -> Vec<String> {
     let mut lines = Vec::new();
     for service in services {
         let Service { cluster_ips, load_balancer_ips, external_ips, ports, .. } = service;
+        let at = |ip: &IpAddr, port| std::net::SocketAddr::new(*ip, port);
         let ips = cluster_ips.iter().chain(load_balancer_ips).chain(external_ips);
-        for (ip, port) in ips.flat_map(|ip| ports.iter().map(move |it| (ip, it))) {
-            let at = |ip: &IpAddr, port| std::net::SocketAddr::new(*ip, port);
-            let frontend = format!("{}/{}", at(ip, port.port), port.protocol);
+        let at_ips = ips.flat_map(|ip| ports.iter().map(move |it| (*ip, it.port, it)));
+        // A node port is one row for each family.
+        let at_nodes = cluster_ips.iter().flat_map(|ip| {
+            let any: IpAddr =
+                if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+            ports.iter().filter_map(move |it| Some((any, it.node_port?, it)))
+        });
+        for (ip, number, port) in at_ips.chain(at_nodes) {
+            let frontend = format!("{}/{}", at(&ip, number), port.protocol);
+            let affinity = service.affinity.map(|it| format!(" affinity={it}s")).unwrap_or_default();
             let endpoints = service.endpoints.iter().filter(|it| it.ready).flat_map(|it| &it.addresses);
             let backends: Vec<_> =
                 endpoints.filter(|it| it.is_ipv4() == ip.is_ipv4()).map(|it| at(it, port.target)).collect();
-            lines.push(format!("frontend {frontend} backends={}", backends.len()));
+            lines.push(format!("frontend {frontend} backends={}{affinity}", backends.len()));
             for backend in backends {
                 lines.push(format!("backend {frontend} -> {backend}"));
-                if port.protocol == "UDP" {
+                if port.protocol == "UDP" || service.affinity.is_some() {
                     lines.push(format!("member {frontend} {backend}"));
                 }
             }

@@ -121,9 +121,24 @@ fn every_file_says_what_it_is_for() {
 fn every_test_that_the_architecture_names_is_there() {
     let text = fs::read_to_string(workspace().join("ARCHITECTURE.md")).unwrap();
     let table = text.split("\n## ").find(|it| it.starts_with("Invariants")).unwrap();
-    let sources: String = FOLDERS.into_iter().flat_map(sources).map(|(_, text)| text).collect();
     let rows: Vec<_> = table.lines().filter(|it| it.starts_with("| ") && !it.starts_with("| |")).collect();
     assert_eq!(rows.len(), 13, "a row for each invariant");
+    each_row_names_its_tests(&rows);
+}
+
+#[test]
+fn every_claim_names_its_tests() {
+    let text = fs::read_to_string(workspace().join("tests/BEHAVIOUR.md")).unwrap();
+    let rows: Vec<_> =
+        text.lines().filter(|it| it.starts_with("| ") && !it.starts_with("| claim |")).collect();
+    assert!(!rows.is_empty());
+    each_row_names_its_tests(&rows);
+}
+
+/// The last cell of a row names tests in backquotes.
+#[track_caller]
+fn each_row_names_its_tests(rows: &[&str]) {
+    let sources: String = FOLDERS.into_iter().flat_map(sources).map(|(_, text)| text).collect();
     for row in rows {
         let tests = row.rsplit('|').nth(1).unwrap();
         let names: Vec<_> = tests.split('`').skip(1).step_by(2).collect();

@@ -5,11 +5,13 @@
 use std::{
     fs,
     net::{IpAddr, SocketAddr},
+    path::Path,
     time::Duration,
 };
 
 use tests::{
-    Build, EchoServer, Transport, World, ask, deploy, http::get, manifest::Service, world::expected_dump,
+    Build, EchoServer, Transport, World, agent::Setting, ask, deploy, http::get, manifest::Service,
+    requirements::kernel_at_least, world::expected_dump,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -75,4 +77,22 @@ fn without_any_one_of_its_capabilities_the_proxy_says_what_it_needs() {
         let log = agent.log();
         assert!(log.contains("CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"), "without {name} it said:\n{log}");
     }
+}
+
+#[test]
+fn a_kernel_that_counts_maps_as_locked_memory_is_asked_for_more() {
+    let name = "a_kernel_that_counts_maps_as_locked_memory_is_asked_for_more";
+    let Some(world) = World::or_skip(name) else { return };
+    world.write(&web());
+    let line = format!("ulimit -l 64 && exec {}", world.setting(Build::Product).line());
+    let shell = Setting::of(Path::new("/bin/sh"), &["-c".as_ref(), line.as_ref()]);
+    let mut agent = shell.start(world.sandbox()).unwrap();
+    if kernel_at_least(5, 11) {
+        agent.wait_until(LIMIT, || world.pins().iter().any(|it| it == "/links/connect6")).unwrap();
+        return;
+    }
+    let status = agent.wait(LIMIT).unwrap();
+    let log = agent.log();
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("add CAP_SYS_RESOURCE, or raise the limit"), "{log}");
 }

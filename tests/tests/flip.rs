@@ -17,10 +17,10 @@ use std::{
 use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg, setsockopt, sockopt,
 };
-use tests::{Build, World, eventually, manifest::Service};
+use tests::{Build, World, eventually, manifest::Service, repetitions};
 
 /// How many states follow each other.
-const STATES: u16 = 2000;
+const STATES: usize = 2000;
 /// How many backends a state has at most; none of them is in another state.
 const BACKENDS: u16 = 4;
 
@@ -199,7 +199,8 @@ fn flip_is_atomic_under_load() {
         Reader::start(&stop, &failures, tcp, connect_tcp),
     ];
     let in_force = AtomicUsize::new(0);
-    for state in 2..STATES {
+    let states = repetitions(STATES);
+    for state in 2..=states as u16 {
         world.write(&services(state));
         let seen = eventually(Duration::from_secs(10), || {
             connect_udp(a).is_ok_and(|it| state_of(it) == state) || !failures.lock().unwrap().is_empty()
@@ -220,10 +221,10 @@ fn flip_is_atomic_under_load() {
         failures.len(),
         failures[..failures.len().min(10)].join("\n")
     );
-    for (connects, states) in counts {
+    for (connects, seen) in counts {
         assert!(
-            connects > 1000 && states > usize::from(STATES / 10),
-            "a reader hardly ran: {connects} connects, {states} states"
+            connects > states / 2 && seen > states / 10,
+            "a reader hardly ran: {connects} connects, {seen} states"
         );
     }
 }

@@ -13,6 +13,7 @@ use tests::{
     Agent, Build, EchoServer, Load, Probe, Transport, World, eventually,
     load::Report,
     manifest::Service,
+    repetitions,
     world::{expected_dump, kernel_objects, settled_kernel_objects},
 };
 
@@ -211,7 +212,7 @@ fn restart_keeps_connections() {
 
     // Anywhere.
     let mut random = 0x2545_f491_u32;
-    for _ in 0..25 {
+    for _ in 0..repetitions(25) {
         let agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
         random = random.wrapping_mul(0x9e37_79b1).wrapping_add(1);
         let lives = Duration::from_micros(u64::from(random >> 13));

@@ -10,7 +10,7 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, EchoServer, Probe, Transport, World, ask, eventually, manifest::Service,
+    Agent, Build, EchoServer, NetNs, Probe, Transport, World, ask, eventually, manifest::Service,
     requirements::kernel_at_least, world::expected_dump,
 };
 
@@ -271,6 +271,29 @@ fn an_endpoint_that_is_asked_directly_answers_as_itself() {
         socket.send(b"who?").unwrap();
         assert_eq!(socket.recv_from(&mut [0; 64]).unwrap().1, direct);
     }
+}
+
+#[test]
+fn a_pod_can_be_its_own_endpoint() {
+    let Some(_node) = Node::or_skip("a_pod_can_be_its_own_endpoint", 1) else { return };
+    let pod = NetNs::new().unwrap();
+    for address in endpoint(1) {
+        pod.add_address(address).unwrap();
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _inside = pod.enter().unwrap();
+            let _servers = endpoint(1).map(|it| EchoServer::start("self", (it, 8080).into()).unwrap());
+            for address in addresses() {
+                for transport in [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected] {
+                    assert_eq!(ask(transport, address).unwrap(), "self");
+                }
+                let probe = Probe::connect(address).unwrap();
+                // It comes from itself: no address stands between.
+                assert!(endpoint(1).contains(&probe.stream().local_addr().unwrap().ip().to_canonical()));
+            }
+        });
+    });
 }
 
 #[test]

@@ -11,11 +11,14 @@ mod dist;
 mod fuzz;
 mod licences;
 mod setup;
+mod soak;
+mod status;
 mod test;
+mod vmtest;
 
-use std::{net::SocketAddr, process::ExitCode};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 
 /// Builds, demonstrates and tests kube-proxy-ebpf.
@@ -59,6 +62,32 @@ enum Task {
         /// Only tests whose names contain this.
         filter: Option<String>,
     },
+    /// Run the end-to-end tests on other kernels, in virtual machines, and on the machine's own (as root).
+    ///
+    /// Fetches kernels from Debian's packages, and QEMU and busybox, where they are missing; builds what is missing.
+    /// Prints kernel × test. tests/KERNELS.md says what a kernel may lack. Without hardware help (KVM) a kernel takes
+    /// the better part of an hour.
+    Vmtest {
+        /// Only these kernels and tests: `own`, or a series that Debian has a package of, such as 6.1; anything else is a
+        /// part of tests' names, as in `vmtest 5.10 6.1 sockets`.
+        #[arg(value_name = "KERNEL|TEST")]
+        only: Vec<String>,
+        /// Boot each kernel so many times.
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        repeat: usize,
+    },
+    /// Change, kill, upgrade and grow a node at random, under load that never pauses (as root).
+    ///
+    /// Builds what is missing first. Fails if one connect fails, one answer comes from an endpoint that did not serve, one
+    /// lasting socket breaks, or anything is left over.
+    Soak {
+        /// How long.
+        #[arg(long, value_name = "N", default_value_t = 3.0)]
+        minutes: f64,
+        /// What happens, and in which order; a run says its own.
+        #[arg(long, value_name = "S")]
+        seed: Option<u64>,
+    },
     /// Measure what things cost, and print the figures beside the goals.
     Bench {
         /// What to measure.
@@ -96,6 +125,9 @@ enum Task {
     Conformance(conformance::Options),
     /// Check the licences and sources of the dependencies, and advisories as far as that works offline.
     Licences,
+    /// Run a plan of tests inside a virtual machine.
+    #[command(hide = true)]
+    Guest { plan: PathBuf },
     /// Be a pod of the demo.
     #[command(hide = true)]
     Pod {
@@ -137,6 +169,14 @@ fn perform(task: Task) -> Result<()> {
         Task::Demo { clean: true, .. } => demo::clean(),
         Task::Demo { keep, .. } => demo::run(keep),
         Task::Test { filter } => test::test(filter.as_deref()),
+        Task::Vmtest { only, repeat } => vmtest::vmtest(&only, repeat),
+        Task::Soak { minutes, seed } => {
+            let duration = Duration::try_from_secs_f64(minutes * 60.0).context("--minutes")?;
+            test::tools();
+            build::build_for_tests()?;
+            soak::soak(duration, seed)
+        }
+        Task::Guest { plan } => vmtest::guest(&plan),
         Task::Bench { subject } => bench::bench(subject),
         Task::Fuzz { target, seconds } => fuzz::fuzz(&target, seconds),
         Task::Dist { container_tool, no_image } => dist::dist(container_tool, no_image),

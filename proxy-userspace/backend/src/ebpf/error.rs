@@ -132,9 +132,13 @@ impl Error {
 
 const PRIVILEGES: &str = " (run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON)";
 
+/// Before Linux 5.11 a map that is too large is refused like one that is not allowed.
+const LOCKED_MEMORY: &str = " (maps count as locked memory before Linux 5.11: add CAP_SYS_RESOURCE, or raise the limit, `ulimit -l unlimited`)";
+
 /// What helps against an errno, where we know.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
+        Some(libc::EPERM) if !check::is_powerless() && check::locks_little() => LOCKED_MEMORY,
         Some(libc::EPERM | libc::EACCES) => PRIVILEGES,
         Some(libc::ENOMEM) => {
             " (the memory limit of this process's cgroup, or RLIMIT_MEMLOCK before Linux 5.11, is too low)"

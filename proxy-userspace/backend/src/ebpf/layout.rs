@@ -296,7 +296,13 @@ impl Writer<'_> {
                 is_listed: image.is_listed,
                 slots: Vec::new(),
             });
+            if set.is_listed && !image.is_listed {
+                self.unlist(&mut set);
+            }
             self.fill(&mut set, &image.backends);
+            if image.is_listed && !set.is_listed {
+                self.list(&mut set);
+            }
             set
         });
         Known { sets: sets.collect(), frontends: image.frontends }
@@ -342,6 +348,21 @@ impl Writer<'_> {
             self.delete_slot(set, slot);
         }
         set.slots = slots;
+    }
+
+    /// Lists who is in it: clients return to them from now on.
+    fn list(&mut self, set: &mut Set) {
+        set.is_listed = true;
+        for backend in &set.slots {
+            self.member(set, *backend, true);
+        }
+    }
+
+    fn unlist(&mut self, set: &mut Set) {
+        for backend in &set.slots {
+            self.member(set, *backend, false);
+        }
+        set.is_listed = false;
     }
 
     /// Takes a whole set out.

@@ -8,7 +8,7 @@ use aya::{
 };
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
-use super::Finding;
+use super::{Finding, Level};
 use crate::ebpf::{Options, hooks::Cgroup, pins::Pins};
 
 /// The oldest kernel that has all that the programs cannot do without.
@@ -127,6 +127,11 @@ pub(in crate::ebpf) fn is_powerless() -> bool {
     own.needed().iter().any(|it| !own.have(*it))
 }
 
+/// Whether this kernel counts maps as locked memory, and this process may lock little of it.
+pub(in crate::ebpf) fn locks_little() -> bool {
+    memlock(&release(), &Capabilities::own()).is_some_and(|it| it.level > Level::Ok)
+}
+
 /// Capabilities that are in effect, as a mask (capabilities(7)).
 #[derive(Clone, Copy, Debug)]
 struct Capabilities(u64);
@@ -201,7 +206,6 @@ fn version(release: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ebpf::check::Level;
 
     #[test]
     fn a_kernel_that_is_too_old_is_broken() {

@@ -7,7 +7,7 @@ mod netfilter;
 mod own;
 mod rivals;
 
-pub(super) use machine::is_powerless;
+pub(super) use machine::{is_powerless, locks_little};
 
 use super::{Options, error::Error};
 use crate::agent::chain;

@@ -78,6 +78,15 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
     (name, Arc::new(ServiceState::new(service, endpoints.iter().map(endpoint))))
 }
 
+fn with_affinity(
+    (name, mut state): (ServiceName, Arc<ServiceState>),
+    has_affinity: bool,
+) -> (ServiceName, Arc<ServiceState>) {
+    let affinity = ClientIpAffinity { timeout_seconds: NonZeroU32::MIN };
+    Arc::make_mut(&mut Arc::make_mut(&mut state).service).affinity = has_affinity.then_some(affinity);
+    (name, state)
+}
+
 fn state(services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>) -> NodeState {
     NodeState { services: services.into_iter().collect(), ..NodeState::default() }
 }
@@ -199,6 +208,24 @@ fn a_change_costs_what_it_touches() {
 }
 
 #[test]
+fn affinity_comes_and_goes_while_the_endpoints_stay() {
+    let mut plane = Plane::new(Memory::new(1)).unwrap();
+    for (has_affinity, endpoints) in [
+        (false, &[1, 2, 3][..]),
+        (true, &[1, 2, 3]),
+        (false, &[1, 2, 3]),
+        (true, &[2, 3, 6]),
+        (false, &[3, 6, 9]),
+    ] {
+        let state = state([with_affinity(service(1, 1, endpoints), has_affinity)]);
+        plane.take(&state).unwrap();
+        serves(&plane.store, &state);
+        plane.settle().unwrap();
+        is_clean(&plane);
+    }
+}
+
+#[test]
 fn maps_grow_with_the_state() {
     let mut plane = Plane::new(Memory::new(1)).unwrap();
     for n in 1..=250 {
@@ -263,8 +290,9 @@ fn a_failed_apply_leaves_the_old_generation_serving() {
 /// Some Services out of a few, each at its own address or one that it shares, with some endpoints out of many.
 fn any_state() -> impl Strategy<Value = NodeState> {
     let endpoints = proptest::collection::btree_set(1u8..60, 0..40);
-    let one = (1u8..8, 1u8..8, endpoints)
-        .prop_map(|(n, at, endpoints)| service(n, at, &endpoints.into_iter().collect::<Vec<_>>()));
+    let one = (1u8..8, 1u8..8, endpoints, any::<bool>()).prop_map(|(n, at, endpoints, has_affinity)| {
+        with_affinity(service(n, at, &endpoints.into_iter().collect::<Vec<_>>()), has_affinity)
+    });
     proptest::collection::vec(one, 0..8).prop_map(state)
 }
 

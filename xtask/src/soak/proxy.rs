@@ -1,0 +1,153 @@
+//! The proxy of a soak: one process or two, of any build.
+//! The one rule: it is known to be in force before anything is concluded from it.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    fs,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use tests::{Agent, Build, World, agent::Setting, eventually, world::NODE};
+
+/// How long a start or a change may take.
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
+
+/// What runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    pub(super) build: Build,
+    /// Brain and agent apart.
+    pub(super) is_two: bool,
+}
+
+/// The running processes.
+pub(super) struct Proxy {
+    pub(super) kind: Kind,
+    agent: Agent,
+    brain: Option<Agent>,
+}
+
+impl Proxy {
+    /// Starts it; it is not in force yet.
+    pub(super) fn start(world: &World, kind: Kind) -> Result<Self> {
+        if !kind.is_two {
+            let agent = plain(world.setting(kind.build)).start(world.sandbox())?;
+            return Ok(Self { kind, agent, brain: None });
+        }
+        let brain = brain(world, kind.build)?;
+        let sandbox = world.sandbox();
+        let target = target(world);
+        let arguments = [
+            "agent".as_ref(),
+            "--cgroup".as_ref(),
+            sandbox.cgroup().as_os_str(),
+            "--pin-dir".as_ref(),
+            sandbox.pins().as_os_str(),
+            "--target".as_ref(),
+            &target,
+            "--node-name".as_ref(),
+            NODE.as_ref(),
+        ];
+        let agent = plain(Setting::of(&kind.build.binary(), &arguments)).start(sandbox)?;
+        Ok(Self { kind, agent, brain: Some(brain) })
+    }
+
+    /// Waits until all its programs are in force.
+    pub(super) fn wait(&mut self) -> Result<()> {
+        let log = self.agent.log_path().to_owned();
+        // The log says so only after the links were switched.
+        self.agent.wait_until(LIMIT, || fs::read_to_string(&log).is_ok_and(|it| it.contains("in force")))
+    }
+
+    /// Waits until `seen` holds, for as long as the proxy lives.
+    pub(super) fn wait_until(&mut self, seen: impl FnMut() -> bool) -> Result<()> {
+        self.agent.wait_until(LIMIT, seen)
+    }
+
+    /// Kills all of it.
+    pub(super) fn kill(self) -> Result<()> {
+        self.agent.kill9()?;
+        self.brain.map_or(Ok(()), Agent::kill9)
+    }
+
+    /// Kills the brain and starts another; nothing if there is none.
+    pub(super) fn replace_brain(&mut self, world: &World) -> Result<()> {
+        if let Some(old) = self.brain.take() {
+            old.kill9()?;
+            self.brain = Some(brain(world, self.kind.build)?);
+        }
+        Ok(())
+    }
+
+    /// Asks it to end in order.
+    pub(super) fn terminate(self) -> Result<()> {
+        for process in [Some(self.agent), self.brain].into_iter().flatten() {
+            let status = process.terminate()?;
+            if !status.success() {
+                bail!("a proxy that was asked to end did so with {status}");
+            }
+        }
+        Ok(())
+    }
+
+    /// The process that holds the kernel.
+    pub(super) fn process(&self) -> u32 {
+        self.agent.process()
+    }
+}
+
+/// With one heap: with one per thread, memory grows by whole heaps while work moves from thread to thread, and that
+/// would hide a leak.
+fn plain(setting: Setting) -> Setting {
+    setting.environment("MALLOC_ARENA_MAX", "1")
+}
+
+fn target(world: &World) -> OsString {
+    let mut target = OsString::from("unix://");
+    target.push(world.sandbox().files().join("proxy.sock"));
+    target
+}
+
+fn brain(world: &World, build: Build) -> Result<Agent> {
+    let mut source = OsString::from("file:");
+    source.push(world.manifests());
+    let target = target(world);
+    let arguments: [&OsStr; 7] = [
+        "brain".as_ref(),
+        "--source".as_ref(),
+        &source,
+        "--listen".as_ref(),
+        &target,
+        "--node-name".as_ref(),
+        NODE.as_ref(),
+    ];
+    Setting::of(&build.binary(), &arguments).start(world.sandbox())
+}
+
+/// Open files, by kind.
+pub(super) type Files = BTreeMap<String, usize>;
+
+/// What a process holds: its open files by kind, and its own memory in kB.
+pub(super) fn holdings(process: u32) -> Result<(Files, u64)> {
+    let folder = format!("/proc/{process}");
+    let mut kinds = Files::new();
+    for entry in fs::read_dir(format!("{folder}/fd")).with_context(|| format!("process {process} is gone"))? {
+        let Ok(target) = fs::read_link(entry?.path()) else { continue };
+        let target = target.to_string_lossy();
+        // `socket:[123]`, `anon_inode:bpf-map`, or a path.
+        let kind = target.split(":[").next().unwrap_or(&target);
+        *kinds.entry(kind.to_owned()).or_default() += 1;
+    }
+    let status = fs::read_to_string(format!("{folder}/status"))?;
+    let memory =
+        status.lines().find_map(|it| it.strip_prefix("RssAnon:")?.split_whitespace().next()?.parse().ok());
+    Ok((kinds, memory.context("the kernel tells no RssAnon")?))
+}
+
+/// Its open files as soon as they are these again, or in the end: a process may be in the middle of something.
+pub(super) fn settles(process: u32, files: &Files) -> Result<Files> {
+    eventually(Duration::from_secs(10), || holdings(process).is_ok_and(|it| it.0 == *files));
+    Ok(holdings(process)?.0)
+}
