@@ -10,7 +10,7 @@ use proxy_common::{
     tables::{Backend4, Backend6, UDP},
 };
 
-use crate::{PASS, ctx, maps::Side, memory, process::Process};
+use crate::{PASS, ctx, datagrams, maps::Side, memory, process::Process};
 
 /// IPv4, also of v6 sockets that were given a v4 address.
 #[cgroup_sock_addr(connect4)]
@@ -100,6 +100,6 @@ fn remember(ctx: &SockAddrContext, service: V6, service_port: Be16, backend: V6,
 fn forget(ctx: &SockAddrContext, destination: &Address) {
     memory::forget(ctx);
     if ctx::protocol(ctx) == UDP {
-        ctx::forget_datagrams_to(ctx, destination);
+        datagrams::forget(ctx, destination);
     }
 }

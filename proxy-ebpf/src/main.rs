@@ -16,6 +16,7 @@ mod atomic;
 mod bind;
 mod connect;
 mod ctx;
+mod datagrams;
 mod getpeername;
 mod maps;
 mod memory;

@@ -115,8 +115,9 @@ fn slot(cookie: u64) -> Option<*mut Slot> {
     SLOTS.get_ptr_mut(cookie as u32 & slot_mask())
 }
 
+/// The socket's cookie, which no other socket ever has.
 #[inline(always)]
-fn cookie(ctx: &SockAddrContext) -> u64 {
+pub(crate) fn cookie(ctx: &SockAddrContext) -> u64 {
     // SAFETY: the kernel hands over a valid context.
     unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
 }
@@ -130,7 +131,7 @@ fn in_storage<'a>(ctx: &SockAddrContext) -> Option<&'a mut Connected> {
 /// Whether the socket's release will be told. A socket of the kernel itself is released in silence; it is connected from
 /// a kernel thread, and these live in the root cgroup.
 #[inline(always)]
-fn is_released(_: &SockAddrContext) -> bool {
+pub(crate) fn is_released(_: &SockAddrContext) -> bool {
     // SAFETY: the helper takes nothing and touches nothing.
     unsafe { bpf_get_current_cgroup_id() != ROOT_CGROUP }
 }

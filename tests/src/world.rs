@@ -234,6 +234,7 @@ pub fn kernel_objects() -> BTreeMap<&'static str, usize> {
             "clients",
             "came",
             "overflowed",
+            "peer",
         ]
         .iter()
         .any(|it| name.starts_with(it))

@@ -25,7 +25,7 @@ use std::{
 
 use backend::{
     Doing, Observer,
-    ebpf::{Hooks, Report},
+    ebpf::{Hooks, Report, UdpMemory},
 };
 use model::Rejected;
 use publish::{Published, Subscription};
@@ -162,5 +162,9 @@ impl Observer for Admin {
     fn looked(&self, hooks: Result<&Hooks, &str>) {
         self.metrics.looked(hooks);
         self.record().looked(hooks, Instant::now());
+    }
+
+    fn udp_memory(&self, memory: UdpMemory) {
+        self.record().udp_memory = memory;
     }
 }

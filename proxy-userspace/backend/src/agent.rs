@@ -13,7 +13,7 @@ use tokio::{
 
 use crate::{
     addresses::{self, Addresses},
-    ebpf::{Error, Hooks, Node, Report},
+    ebpf::{Error, Hooks, Node, Report, UdpMemory},
     observe::{Doing, Observer},
 };
 
@@ -37,6 +37,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         .inspect_err(|error| tracing::error!("the host's addresses are not followed: {error}"))
         .ok();
     node = update_interfaces(node);
+    let mut refused = None;
     loop {
         let mut failed = false;
         let begin = Instant::now();
@@ -89,6 +90,9 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             let looked;
             (node, looked) = in_own_thread(node, Node::look).await;
             is_whole = tell_of(looked, observer);
+            let memory;
+            (node, memory) = in_own_thread(node, Node::udp_memory).await;
+            tell_of_memory(memory, &mut refused, observer);
         }
         let wait = match (failed, is_whole) {
             (true, _) => pause,
@@ -141,6 +145,25 @@ fn tell_of(looked: Result<Option<Hooks>, Error>, observer: &dyn Observer) -> boo
             tracing::warn!(error, "the kernel does not tell which programs are in effect");
             true
         }
+    }
+}
+
+/// Says how much UDP sockets remember, and whether more was asked for than there is room for.
+fn tell_of_memory(memory: Result<UdpMemory, Error>, refused: &mut Option<u64>, observer: &dyn Observer) {
+    match memory {
+        Ok(memory) => {
+            observer.udp_memory(memory);
+            // What was refused before this process is old news.
+            let before = refused.replace(memory.refused).unwrap_or(memory.refused);
+            if memory.refused > before {
+                tracing::warn!(
+                    "{} datagrams to Services were not sent, for want of room to remember where from the answer comes: \
+                     raise --udp-addresses and run `cleanup` once",
+                    memory.refused - before
+                );
+            }
+        }
+        Err(error) => tracing::warn!("what UDP sockets remember cannot be looked at: {}", chain(&error)),
     }
 }
 

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use publish::Published;
 
-use crate::ebpf::{Hooks, Report};
+use crate::ebpf::{Hooks, Report, UdpMemory};
 
 /// Hears of what a backend does, as it happens, in the order in which it happens.
 ///
@@ -23,6 +23,9 @@ pub trait Observer {
 
     /// The kernel was asked which programs are in effect.
     fn looked(&self, hooks: Result<&Hooks, &str>);
+
+    /// The kernel was asked how much unconnected UDP sockets remember.
+    fn udp_memory(&self, memory: UdpMemory);
 }
 
 /// What a backend was doing.

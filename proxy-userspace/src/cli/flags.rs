@@ -206,6 +206,19 @@ pub(super) struct DataPlane {
         value_parser = clap::value_parser!(u32).range(1..=1 << 24)
     )]
     socket_slots: u32,
+    /// How many Service addresses unconnected UDP sockets can remember beyond the first four of each, all sockets
+    /// together; rounded up to a power of two
+    ///
+    /// Each takes about 250 bytes of kernel memory while it is remembered, until its socket is closed. What cannot be
+    /// remembered cannot be sent: it fails with ENOBUFS. Counts when the room is first made, until `cleanup`.
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value_t = 65_536,
+        env = "KUBE_PROXY_EBPF_UDP_ADDRESSES",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 24)
+    )]
+    udp_addresses: u32,
     /// How many clients of Services with session affinity are remembered, each for a service port and an IP version;
     /// rounded up to a power of two
     ///
@@ -269,6 +282,7 @@ impl DataPlane {
             cgroup: self.cgroup,
             pin_dir: self.pins.pin_dir,
             socket_slots: self.socket_slots.next_power_of_two(),
+            udp_addresses: self.udp_addresses.next_power_of_two(),
             affinity_clients: self.affinity_clients.next_power_of_two(),
             node_name: node.to_owned(),
             node_port_addresses,

@@ -16,6 +16,7 @@ use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     affinity::{Affinity, AffinityKey},
+    peers::{COUNTS, Peer, PeerKey},
     socket::{Connected, Datagrams, Slot},
     tables::Span,
 };
@@ -57,7 +58,12 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     let slots = size(&pins.socket_map("slots"), options.socket_slots, "sockets have slots")?;
     let clients =
         size(&pins.affinity().join("clients"), options.affinity_clients, "clients keep their endpoint")?;
-    let pinned = pinned_maps(pins, slots, clients);
+    let peers = size(
+        &pins.socket_map("peers"),
+        options.udp_addresses.saturating_mul(2),
+        "places are there for further addresses of UDP sockets",
+    )?;
+    let pinned = pinned_maps(pins, slots, clients, peers);
     for map in &pinned {
         map.check()?;
     }
@@ -84,6 +90,7 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     loader.override_global("HOST_NETNS", &host_netns, true);
     loader.map_max_entries("SLOTS", slots);
     loader.map_max_entries("CLIENTS", clients);
+    loader.map_max_entries("PEERS", peers);
     for map in &pinned {
         loader.map_pin_path(map.name, map.path.clone());
     }
@@ -247,7 +254,7 @@ fn size(path: &Path, wanted: u32, what: &str) -> Result<u32, Error> {
     Ok(if there.is_power_of_two() { there } else { wanted })
 }
 
-fn pinned_maps(pins: &Pins, slots: u32, clients: u32) -> Vec<Pinned> {
+fn pinned_maps(pins: &Pins, slots: u32, clients: u32, peers: u32) -> Vec<Pinned> {
     let word = size_of::<u32>() as u32;
     let shape = |map_type, value_size, max_entries, flags| Shape {
         map_type,
@@ -294,6 +301,22 @@ fn pinned_maps(pins: &Pins, slots: u32, clients: u32) -> Vec<Pinned> {
             name: "DATAGRAMS",
             path: pins.socket_map("datagrams"),
             shape: storage(size_of::<Datagrams>()),
+        },
+        Pinned {
+            name: "PEERS",
+            path: pins.socket_map("peers"),
+            shape: Shape {
+                map_type: MapType::Hash,
+                key_size: size_of::<PeerKey>() as u32,
+                value_size: size_of::<Peer>() as u32,
+                max_entries: peers,
+                flags: BPF_F_NO_PREALLOC,
+            },
+        },
+        Pinned {
+            name: "PEER_COUNTS",
+            path: pins.socket_map("peer_counts"),
+            shape: shape(MapType::Array, size_of::<u64>() as u32, COUNTS, 0),
         },
     ];
     maps.extend(Table::ALL.map(|table| Pinned {

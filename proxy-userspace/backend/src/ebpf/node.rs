@@ -14,6 +14,7 @@ use super::{
     hooks::{self, Cgroup},
     kernel::{self, KernelMaps},
     look::{self, Hooks},
+    peers::{Peers, UdpMemory},
     pins::{PinLock, Pins},
     places::{NodePortAddresses, places},
     plane::{Applied, Plane},
@@ -30,6 +31,9 @@ pub struct Options {
     /// How many connected sockets have a slot to remember their translation in, a power of two; further ones make storage
     /// of their own, which takes longer.
     pub socket_slots: u32,
+    /// How many Service addresses unconnected UDP sockets can remember beyond the first few of each, all together; a power
+    /// of two.
+    pub udp_addresses: u32,
     /// How many clients of Services with session affinity are remembered, a power of two; who was not heard of longest is
     /// forgotten first.
     pub affinity_clients: u32,
@@ -45,6 +49,7 @@ pub struct Options {
 pub struct Node {
     plane: Plane<KernelMaps>,
     ebpf: Ebpf,
+    peers: Peers,
     cgroup: Cgroup,
     pins: Pins,
     node_name: String,
@@ -101,12 +106,14 @@ impl Node {
         let lock = pins.prepare()?;
         hooks::check(&cgroup, &pins)?;
         let (mut ebpf, maps) = kernel::load(&pins, options)?;
+        let peers = Peers::take(&mut ebpf)?;
         hooks::load(&mut ebpf)?;
         let plane = Plane::new(maps)?;
         tracing::info!(cgroup = %cgroup.path().display(), pins = %pins.dir().display(), "ready for the first state");
         Ok(Self {
             plane,
             ebpf,
+            peers,
             cgroup,
             pins,
             node_name: options.node_name.clone(),
@@ -209,6 +216,15 @@ impl Node {
         let hooks = look::look(&self.cgroup, &self.pins)?;
         self.attached = hooks.are_in_effect();
         Ok(Some(hooks))
+    }
+
+    /// Says how much unconnected UDP sockets remember, and takes away what closed ones have left over.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to tell.
+    pub fn udp_memory(&mut self) -> Result<UdpMemory, Error> {
+        self.peers.look()
     }
 }
 
