@@ -25,7 +25,7 @@ pub struct PeerKey {
     pub cookie: u64,
     /// The Service's address, the backend's, or none.
     pub address: Address,
-    /// [`SERVICE`], [`BACKEND`] or [`HEAD`].
+    /// [`SERVICE`], [`BACKEND`], [`HEAD`] or [`CONNECTED`].
     pub kind: u32,
 }
 
@@ -35,6 +35,8 @@ pub const SERVICE: u32 = 1;
 pub const BACKEND: u32 = 2;
 /// The head of a socket's chain.
 pub const HEAD: u32 = 3;
+/// The entry of a connected socket without a slot.
+pub const CONNECTED: u32 = 4;
 
 /// An entry.
 #[repr(C)]
@@ -42,12 +44,12 @@ pub const HEAD: u32 = 3;
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
 pub struct Peer {
     /// Of a Service address, the backend; of a backend, the Service address that was used last; of the head, the first
-    /// Service address of the chain.
+    /// Service address of the chain; of a connected socket, the backend.
     pub other: Address,
     /// Of a backend: when it was used, by [`Datagrams::clock`]. Of the head: 1 if the socket is closed and the rest of its
     /// entries are left over, else 0.
     pub used: u32,
-    /// Of a Service address: the next one of the chain; unset at its end.
+    /// Of a Service address: the next one of the chain; unset at its end. Of a connected socket: the Service address.
     pub next: Address,
     /// Always zero.
     pub zero: u32,
@@ -64,6 +66,11 @@ impl PeerKey {
 
     const fn head(cookie: u64) -> Self {
         Self { cookie, address: Address::UNSET, kind: HEAD }
+    }
+
+    /// That of a connected socket.
+    pub const fn connected(cookie: u64) -> Self {
+        Self { cookie, address: Address::UNSET, kind: CONNECTED }
     }
 }
 
@@ -197,10 +204,34 @@ pub fn forget(datagrams: &mut Datagrams, peers: &impl Peers, backend: &Address) 
     }
 }
 
+/// Shows user space where a connected UDP socket without a slot was led: the kernel does not tell what such a socket has
+/// in its storage. Without room it is not found when its backend goes, and nothing else is lost.
+#[inline(always)]
+pub fn connect(peers: &impl Peers, Translation { service, backend }: &Translation) {
+    if !peers.is_released() {
+        return;
+    }
+    let key = PeerKey::connected(peers.cookie());
+    let is_there = peers.update(&key, |it| {
+        it.other = *backend;
+        it.next = *service;
+    });
+    if !is_there {
+        peers.add(&key, &Peer { other: *backend, next: *service, ..Peer::default() });
+    }
+}
+
+/// The socket is connected elsewhere now.
+#[inline(always)]
+pub fn disconnect(peers: &impl Peers) {
+    peers.remove(&PeerKey::connected(peers.cookie()));
+}
+
 /// Removes the entries of a socket that is closed; false if some are left over, and its head says so.
 #[inline(always)]
 pub fn release(peers: &impl Peers) -> bool {
     let cookie = peers.cookie();
+    peers.remove(&PeerKey::connected(cookie));
     let head = PeerKey::head(cookie);
     let Some(first) = peers.get(&head) else { return true };
     let mut service = first.other;
@@ -384,6 +415,22 @@ mod tests {
         assert_eq!(left.len(), 5, "the head, and two entries for each of two addresses");
         left.into_iter().for_each(|it| sockets[0].view.remove(it));
         assert!((0..all).all(|n| sockets[1].service_of(100_000 + n) == address(n)));
+    }
+
+    #[test]
+    fn a_connected_socket_shows_where_it_was_led_until_it_goes_elsewhere() {
+        let table = Table::new(usize::MAX);
+        let socket = Socket::new(&table, 1);
+        let shown = || socket.view.get(&PeerKey::connected(1)).map(|it| (it.next, it.other));
+        for n in 1..3 {
+            connect(&socket.view, &translation(n, 100));
+            assert_eq!(shown(), Some((address(n), address(100))));
+        }
+        disconnect(&socket.view);
+        assert_eq!(shown(), None);
+        connect(&socket.view, &translation(1, 100));
+        assert!(socket.release());
+        assert_eq!(table.len(), 0);
     }
 
     #[test]

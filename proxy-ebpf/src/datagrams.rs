@@ -140,6 +140,18 @@ pub(crate) fn forget(ctx: &SockAddrContext, destination: &Address) {
     }
 }
 
+/// Shows user space where a connected socket was led that has no slot.
+#[inline(always)]
+pub(crate) fn connect(ctx: &SockAddrContext, translation: &Translation) {
+    peers::connect(&Shared(ctx), translation);
+}
+
+/// Such a socket is connected elsewhere now.
+#[inline(always)]
+pub(crate) fn disconnect(ctx: &SockAddrContext) {
+    peers::disconnect(&Shared(ctx));
+}
+
 /// Takes away what a socket that is closed kept in the table.
 #[inline(always)]
 pub(crate) fn release(ctx: &SockContext) {

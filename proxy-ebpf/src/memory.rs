@@ -9,10 +9,13 @@ use aya_ebpf::{
     helpers::generated::{bpf_get_current_cgroup_id, bpf_get_socket_cookie, bpf_skc_to_mptcp_sock},
     programs::{SockAddrContext, SockContext},
 };
-use proxy_common::socket::{Connected, Slot, Translation};
+use proxy_common::{
+    socket::{Connected, Slot, Translation},
+    tables::UDP,
+};
 
 use crate::{
-    atomic, ctx,
+    atomic, ctx, datagrams,
     maps::{CONNECTED, OVERFLOWED, SLOTS, can_tell_mptcp, slot_mask},
 };
 
@@ -41,6 +44,9 @@ pub(crate) fn remember(ctx: &SockAddrContext, translation: &Translation) {
             count_overflow();
         }
         connected.translation = *translation;
+        if ctx::protocol(ctx) == UDP {
+            datagrams::connect(ctx, translation);
+        }
     }
 }
 
@@ -60,6 +66,9 @@ pub(crate) fn forget(ctx: &SockAddrContext) {
         && let Some(connected) = in_storage(ctx)
     {
         connected.translation = Translation::default();
+        if ctx::protocol(ctx) == UDP {
+            datagrams::disconnect(ctx);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The one rule: nothing queues. While one state is being applied, those that come and go are never seen.
 
-use std::{collections::BTreeSet, io, panic, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, mem, panic, sync::Arc, time::Duration};
 
 use model::Rejected;
 use publish::{Published, Subscription};
@@ -13,7 +13,8 @@ use tokio::{
 
 use crate::{
     addresses::{self, Addresses},
-    ebpf::{Error, Hooks, Node, Report, UdpMemory},
+    ebpf::{Ended, Error, Hooks, Node, Report, UdpMemory},
+    ending::Ending,
     observe::{Doing, Observer},
 };
 
@@ -38,11 +39,20 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         .ok();
     node = update_interfaces(node);
     let mut refused = None;
+    let mut ending = node
+        .ender()
+        .map(Ending::start)
+        .inspect_err(|error| tracing::error!("no flow is ended with its endpoint: {}", chain(error)))
+        .ok();
+    let mut said = Said::default();
     loop {
         let mut failed = false;
         let begin = Instant::now();
         if let Some(published) = &newest {
             observer.taken(published);
+            if let Some(ending) = &ending {
+                ending.begin(&published.state);
+            }
             let result;
             (node, result) = apply(node, Arc::clone(published)).await;
             match result {
@@ -66,6 +76,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         match attached {
             Ok(()) => {
                 if let Some(written) = written.take() {
+                    let published = Arc::clone(&written.published);
                     written.tell(&mut rejected, observer);
                     let settled;
                     (node, settled) = in_own_thread(node, Node::settle).await;
@@ -73,6 +84,9 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                         let error = chain(&error);
                         observer.failed(Doing::Settle, &error);
                         tracing::warn!(error, "the spare maps will be written anew");
+                    }
+                    if let Some(ending) = &mut ending {
+                        ending.in_force(&published);
                     }
                 }
             }
@@ -116,6 +130,10 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 }
                 node = update_interfaces(node);
                 newest = latest.clone();
+            }
+            ended = ended(&mut ending) => {
+                observer.ended(&ended);
+                said.tell_of(&ended);
             }
             () = sleep(wait) => {}
         }
@@ -164,6 +182,49 @@ fn tell_of_memory(memory: Result<UdpMemory, Error>, refused: &mut Option<u64>, o
             }
         }
         Err(error) => tracing::warn!("what UDP sockets remember cannot be looked at: {}", chain(&error)),
+    }
+}
+
+/// Waits until flows were looked at.
+async fn ended(ending: &mut Option<Ending>) -> io::Result<Ended> {
+    match ending {
+        Some(ending) => ending.done().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What was said once.
+#[derive(Debug, Default)]
+struct Said {
+    not_here: bool,
+    not_everywhere: bool,
+}
+
+impl Said {
+    fn tell_of(&mut self, ended: &io::Result<Ended>) {
+        match ended {
+            Ok(ended) => {
+                if ended.sockets != 0 {
+                    tracing::info!(
+                        "ended {} UDP sockets whose endpoint does not serve any more",
+                        ended.sockets
+                    );
+                }
+                if !ended.everywhere && !mem::replace(&mut self.not_everywhere, true) {
+                    tracing::info!(
+                        "connected UDP sockets of pods stay with an endpoint that does not serve any more, as network \
+                         namespaces may not be entered: CAP_SYS_ADMIN and the host's /proc would do"
+                    );
+                }
+            }
+            Err(error) => {
+                if !mem::replace(&mut self.not_here, true) {
+                    tracing::warn!(
+                        "connected UDP sockets stay with an endpoint that does not serve any more: {error}"
+                    );
+                }
+            }
+        }
     }
 }
 

@@ -4,7 +4,10 @@
 
 mod addresses;
 mod agent;
+mod ending;
+mod namespaces;
 mod observe;
+mod sock_diag;
 
 pub mod ebpf;
 

@@ -10,6 +10,7 @@ use aya::Ebpf;
 use model::state::NodeState;
 
 use super::{
+    ending::Ender,
     error::Error,
     hooks::{self, Cgroup},
     kernel::{self, KernelMaps},
@@ -216,6 +217,15 @@ impl Node {
         let hooks = look::look(&self.cgroup, &self.pins)?;
         self.attached = hooks.are_in_effect();
         Ok(Some(hooks))
+    }
+
+    /// What ends flows that have no place to go any more.
+    ///
+    /// # Errors
+    ///
+    /// If what sockets remember cannot be opened.
+    pub fn ender(&self) -> Result<Ender, Error> {
+        Ender::open(&self.pins)
     }
 
     /// Says how much unconnected UDP sockets remember, and takes away what closed ones have left over.
