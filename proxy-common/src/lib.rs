@@ -11,6 +11,7 @@ pub mod affinity;
 pub mod decide;
 pub mod net;
 pub mod peers;
+pub mod scope;
 pub mod socket;
 pub mod tables;
 

@@ -23,6 +23,7 @@ mod memory;
 mod process;
 mod recvmsg;
 mod release;
+mod scope;
 mod sendmsg;
 
 /// The system call goes on.

@@ -13,6 +13,7 @@ use proxy_common::{
     decide::Tables,
     net::{Be16, V4, V6},
     peers::{COUNTS, Peer, PeerKey},
+    scope,
     socket::{Address, Connected, Datagrams, Slot},
     tables::{
         Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
@@ -72,6 +73,30 @@ pub(crate) static PEERS: HashMap<PeerKey, Peer, 1, { BPF_F_NO_PREALLOC as usize 
 /// What is counted of [`PEERS`].
 #[btf_map]
 pub(crate) static PEER_COUNTS: Array<u64, { COUNTS as usize }> = Array::new();
+
+/// The cgroups whose processes are left alone, by their ids.
+#[btf_map]
+pub(crate) static EXCLUDED: HashMap<u64, u32, { scope::MOST as usize }> = HashMap::new();
+
+/// On which levels of the hierarchy these are, a bit for each.
+#[unsafe(no_mangle)]
+static EXCLUDED_LEVELS: Global<u32> = Global::new(0);
+
+/// On which levels of the hierarchy there may be cgroups that are left alone.
+#[inline(always)]
+pub(crate) fn excluded_levels() -> u32 {
+    EXCLUDED_LEVELS.load()
+}
+
+/// Whether only sockets of the node's own network namespace are served.
+#[unsafe(no_mangle)]
+static HOST_ONLY: Global<u32> = Global::new(0);
+
+/// Whether sockets of other network namespaces are left alone.
+#[inline(always)]
+pub(crate) fn serves_host_only() -> bool {
+    HOST_ONLY.load() != 0
+}
 
 /// Set at load where the kernel has `bpf_set_retval` (5.18); else the verifier drops the branch that calls it.
 #[unsafe(no_mangle)]

@@ -12,7 +12,7 @@ use proxy_common::{
     tables::{Backend4, Backend6},
 };
 
-use crate::{PASS, ctx, datagrams, maps::Side, memory, process::Process};
+use crate::{PASS, ctx, datagrams, maps::Side, memory, process::Process, scope};
 
 /// IPv4, and v4-mapped destinations of v6 sockets.
 #[cgroup_sock_addr(sendmsg4)]
@@ -38,7 +38,11 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
     let remembered =
         Backend4 { address: backend.ip.to_v4().unwrap_or_default(), port: backend.port, zero: 0 };
     let side = Side::<V4>::active()?;
-    match decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered) {
+    let verdict = match scope::is_left_alone(ctx) {
+        true => Verdict::Pass,
+        false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered),
+    };
+    match verdict {
         Verdict::Pass => {
             datagrams::forget(ctx, &service);
             Some(PASS)
@@ -67,7 +71,11 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
     let backend = datagrams::backend_of(ctx, &service);
     let remembered = Backend6 { address: backend.ip, port: backend.port, zero: 0 };
     let side = Side::<V6>::active()?;
-    match decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered) {
+    let verdict = match scope::is_left_alone(ctx) {
+        true => Verdict::Pass,
+        false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered),
+    };
+    match verdict {
         Verdict::Pass => {
             datagrams::forget(ctx, &service);
             Some(PASS)

@@ -235,6 +235,7 @@ pub fn kernel_objects() -> BTreeMap<&'static str, usize> {
             "came",
             "overflowed",
             "peer",
+            "excluded",
         ]
         .iter()
         .any(|it| name.starts_with(it))

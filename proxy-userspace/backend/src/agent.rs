@@ -104,6 +104,11 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             let looked;
             (node, looked) = in_own_thread(node, Node::look).await;
             is_whole = tell_of(looked, observer);
+            let excluded;
+            (node, excluded) = in_own_thread(node, Node::exclude).await;
+            if let Err(error) = excluded {
+                tracing::warn!("cgroups that are to be left alone cannot be looked for: {}", chain(&error));
+            }
             let memory;
             (node, memory) = in_own_thread(node, Node::udp_memory).await;
             tell_of_memory(memory, &mut refused, observer);

@@ -86,6 +86,16 @@ impl Cgroup {
     }
 }
 
+/// The topmost folder of the mount that a cgroup is on, or the cgroup itself.
+pub(super) fn mount_of(path: &Path) -> &Path {
+    path.ancestors().take_while(|it| is_cgroup2(it)).last().unwrap_or(path)
+}
+
+/// Whether a folder is a cgroup.
+pub(super) fn is_cgroup2(path: &Path) -> bool {
+    statfs(path).is_ok_and(|it| it.filesystem_type() == CGROUP2_SUPER_MAGIC)
+}
+
 /// The root of the first cgroup2 mount.
 fn find_cgroup2() -> Result<PathBuf, Error> {
     const MOUNTS: &str = "/proc/self/mountinfo";

@@ -23,7 +23,7 @@ use proxy_common::{
 
 use super::{
     error::Error,
-    fault,
+    exclusions, fault,
     node::Options,
     object,
     pins::{self, Pins},
@@ -78,6 +78,8 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
         is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_skc_to_mptcp_sock)
             .unwrap_or(false),
     );
+    let excluded_levels = exclusions::levels(&options.excluded_cgroups)?;
+    let host_only = u32::from(options.host_only);
     let slot_mask = slots - 1;
     let protect_node_ports = u32::from(options.protect_node_ports);
     // A kernel that does not tell (before 5.14) is taken at its word that we are in the first namespace of all.
@@ -85,6 +87,8 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     let mut loader = EbpfLoader::new();
     loader.override_global("SET_RETVAL", &set_retval, true);
     loader.override_global("MPTCP", &mptcp, true);
+    loader.override_global("EXCLUDED_LEVELS", &excluded_levels, true);
+    loader.override_global("HOST_ONLY", &host_only, true);
     loader.override_global("SLOT_MASK", &slot_mask, true);
     loader.override_global("PROTECT_NODE_PORTS", &protect_node_ports, true);
     loader.override_global("HOST_NETNS", &host_netns, true);

@@ -6,6 +6,7 @@ mod compile;
 mod dump;
 mod ending;
 mod error;
+mod exclusions;
 mod fault;
 mod flows;
 mod hooks;

@@ -12,6 +12,7 @@ use model::state::NodeState;
 use super::{
     ending::Ender,
     error::Error,
+    exclusions::Exclusions,
     hooks::{self, Cgroup},
     kernel::{self, KernelMaps},
     look::{self, Hooks},
@@ -38,6 +39,10 @@ pub struct Options {
     /// How many clients of Services with session affinity are remembered, a power of two; who was not heard of longest is
     /// forgotten first.
     pub affinity_clients: u32,
+    /// Whether only sockets of the node's own network namespace are translated.
+    pub host_only: bool,
+    /// Cgroups whose processes are left alone, with all below; they need not exist yet.
+    pub excluded_cgroups: Vec<PathBuf>,
     /// The name of this node's Node object.
     pub node_name: String,
     /// Which addresses of a node its node ports are served at.
@@ -51,6 +56,7 @@ pub struct Node {
     plane: Plane<KernelMaps>,
     ebpf: Ebpf,
     peers: Peers,
+    exclusions: Exclusions,
     cgroup: Cgroup,
     pins: Pins,
     node_name: String,
@@ -108,6 +114,7 @@ impl Node {
         hooks::check(&cgroup, &pins)?;
         let (mut ebpf, maps) = kernel::load(&pins, options)?;
         let peers = Peers::take(&mut ebpf)?;
+        let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups)?;
         hooks::load(&mut ebpf)?;
         let plane = Plane::new(maps)?;
         tracing::info!(cgroup = %cgroup.path().display(), pins = %pins.dir().display(), "ready for the first state");
@@ -115,6 +122,7 @@ impl Node {
             plane,
             ebpf,
             peers,
+            exclusions,
             cgroup,
             pins,
             node_name: options.node_name.clone(),
@@ -226,6 +234,15 @@ impl Node {
     /// If what sockets remember cannot be opened.
     pub fn ender(&self) -> Result<Ender, Error> {
         Ender::open(&self.pins)
+    }
+
+    /// Looks for the cgroups whose processes are left alone: they may have come, gone, or come back as others.
+    ///
+    /// # Errors
+    ///
+    /// If one cannot be looked for; those that were known stay.
+    pub fn exclude(&mut self) -> Result<(), Error> {
+        self.exclusions.look()
     }
 
     /// Says how much unconnected UDP sockets remember, and takes away what closed ones have left over.

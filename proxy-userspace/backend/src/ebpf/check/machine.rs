@@ -9,7 +9,7 @@ use aya::{
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use super::Finding;
-use crate::ebpf::{Options, ending, hooks::Cgroup, pins::Pins};
+use crate::ebpf::{Options, ending, exclusions, hooks::Cgroup, pins::Pins};
 
 /// The oldest kernel that has all that the programs cannot do without.
 const OLDEST: (u32, u32) = (5, 10);
@@ -23,6 +23,13 @@ pub(super) fn check(options: &Options) -> Vec<Finding> {
     let release = &*release;
     let capabilities = Capabilities::own();
     let mut findings = vec![kernel(release), btf(), cgroup(options), pin_dir(options)];
+    findings.extend(exclusions::missing(&options.excluded_cgroups).map(|it| {
+        Finding::degraded(
+            "exclusion",
+            format!("{} does not exist: nobody there is left alone", it.display()),
+            "see that --socket-lb-exclude-cgroup names it as it is below /sys/fs/cgroup; it may come later",
+        )
+    }));
     findings.push(capabilities.check());
     findings.push(endings(&capabilities));
     findings.extend(memlock(release, &capabilities));
