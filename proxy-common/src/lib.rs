@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod affinity;
+pub mod canary;
 pub mod decide;
 pub mod net;
 pub mod peers;

@@ -10,7 +10,7 @@ use proxy_common::{
     tables::{Backend4, Backend6, UDP},
 };
 
-use crate::{PASS, ctx, datagrams, maps::Side, memory, process::Process, scope};
+use crate::{PASS, canary, ctx, datagrams, maps::Side, memory, process::Process, scope};
 
 /// IPv4, also of v6 sockets that were given a v4 address.
 #[cgroup_sock_addr(connect4)]
@@ -32,7 +32,7 @@ fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
         true => Verdict::Pass,
         false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend4::default()),
     };
-    match verdict {
+    match canary::lead4(verdict, ip, port) {
         Verdict::Pass => forget(ctx, &Address::new(ip.mapped(), port)),
         Verdict::Refuse => return Some(ctx::refuse_connect4(ctx)),
         Verdict::To(backend) => {
@@ -55,7 +55,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
                 true => Verdict::Pass,
                 false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend4::default()),
             };
-            match verdict {
+            match canary::lead4(verdict, ip, port) {
                 Verdict::Pass => Verdict::Pass,
                 Verdict::Refuse => Verdict::Refuse,
                 Verdict::To(backend) => Verdict::To(Address::new(backend.address.mapped(), backend.port)),
@@ -67,7 +67,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
                 true => Verdict::Pass,
                 false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend6::default()),
             };
-            match verdict {
+            match canary::lead6(verdict, ip, port) {
                 Verdict::Pass => Verdict::Pass,
                 Verdict::Refuse => Verdict::Refuse,
                 Verdict::To(backend) => Verdict::To(Address::new(backend.address, backend.port)),

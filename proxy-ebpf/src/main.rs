@@ -14,6 +14,7 @@
 
 mod atomic;
 mod bind;
+mod canary;
 mod connect;
 mod ctx;
 mod datagrams;

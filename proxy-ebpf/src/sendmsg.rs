@@ -12,7 +12,7 @@ use proxy_common::{
     tables::{Backend4, Backend6},
 };
 
-use crate::{PASS, ctx, datagrams, maps::Side, memory, process::Process, scope};
+use crate::{PASS, canary, ctx, datagrams, maps::Side, memory, process::Process, scope};
 
 /// IPv4, and v4-mapped destinations of v6 sockets.
 #[cgroup_sock_addr(sendmsg4)]
@@ -42,7 +42,7 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
         true => Verdict::Pass,
         false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered),
     };
-    match verdict {
+    match canary::lead4(verdict, ip, port) {
         Verdict::Pass => {
             datagrams::forget(ctx, &service);
             Some(PASS)
@@ -75,7 +75,7 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
         true => Verdict::Pass,
         false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered),
     };
-    match verdict {
+    match canary::lead6(verdict, ip, port) {
         Verdict::Pass => {
             datagrams::forget(ctx, &service);
             Some(PASS)

@@ -25,7 +25,7 @@ use std::{
 };
 
 use backend::{
-    Doing, Observer,
+    Doing, Heard, Observer,
     ebpf::{Ended, Hooks, Report, UdpMemory},
 };
 use model::Rejected;
@@ -163,6 +163,10 @@ impl Observer for Admin {
     fn looked(&self, hooks: Result<&Hooks, &str>) {
         self.metrics.looked(hooks);
         self.record().looked(hooks, Instant::now());
+    }
+
+    fn tried(&self, heard: &[Heard]) {
+        self.record().canary = heard.to_vec();
     }
 
     fn ended(&self, ended: &io::Result<Ended>) {

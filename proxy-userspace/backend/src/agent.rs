@@ -13,6 +13,7 @@ use tokio::{
 
 use crate::{
     addresses::{self, Addresses},
+    canary::{Answer, Heard, Trial},
     ebpf::{Ended, Error, Hooks, Node, Report, UdpMemory},
     ending::Ending,
     observe::{Doing, Observer},
@@ -45,6 +46,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         .inspect_err(|error| tracing::error!("no flow is ended with its endpoint: {}", chain(error)))
         .ok();
     let mut said = Said::default();
+    let mut canary = None;
     loop {
         let mut failed = false;
         let begin = Instant::now();
@@ -103,6 +105,11 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             next_look = Instant::now() + LOOK;
             let looked;
             (node, looked) = in_own_thread(node, Node::look).await;
+            if let Ok(Some(hooks)) = &looked
+                && hooks.are_in_effect()
+            {
+                canary.get_or_insert_with(|| Trial::start(hooks.cgroup.clone()));
+            }
             is_whole = tell_of(looked, observer);
             let excluded;
             (node, excluded) = in_own_thread(node, Node::exclude).await;
@@ -135,6 +142,10 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 }
                 node = update_interfaces(node);
                 newest = latest.clone();
+            }
+            heard = heard(&mut canary) => {
+                said.tell_of_canary(&heard);
+                observer.tried(&heard);
             }
             ended = ended(&mut ending) => {
                 observer.ended(&ended);
@@ -198,14 +209,43 @@ async fn ended(ending: &mut Option<Ending>) -> io::Result<Ended> {
     }
 }
 
+/// Waits until the hooks were tried.
+async fn heard(canary: &mut Option<Trial>) -> Vec<Heard> {
+    match canary {
+        Some(canary) => canary.heard().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// What was said once.
 #[derive(Debug, Default)]
 struct Said {
+    /// What the canary did not find in order the last time.
+    canary: Vec<Heard>,
     not_here: bool,
     not_everywhere: bool,
 }
 
 impl Said {
+    fn tell_of_canary(&mut self, heard: &[Heard]) {
+        let wrong: Vec<_> = heard.iter().filter(|it| it.answer != Answer::Acts).cloned().collect();
+        // What it says of ports and time is new every time.
+        let is_known = |it: &Heard| {
+            let same = |known: &Heard| mem::discriminant(&known.answer) == mem::discriminant(&it.answer);
+            self.canary.iter().any(|known| known.hook == it.hook && same(known))
+        };
+        for it in wrong.iter().filter(|it| !is_known(it)) {
+            match it.answer {
+                Answer::Fails(_) => tracing::error!("the canary says: {it}"),
+                _ => tracing::info!("the canary says: {it}"),
+            }
+        }
+        if wrong.is_empty() && !self.canary.is_empty() {
+            tracing::info!("the canary says: all hooks act");
+        }
+        self.canary = wrong;
+    }
+
     fn tell_of(&mut self, ended: &io::Result<Ended>) {
         match ended {
             Ok(ended) => {

@@ -6,7 +6,10 @@ use std::{io, sync::Arc, time::Duration};
 
 use publish::Published;
 
-use crate::ebpf::{Ended, Hooks, Report, UdpMemory};
+use crate::{
+    Heard,
+    ebpf::{Ended, Hooks, Report, UdpMemory},
+};
 
 /// Hears of what a backend does, as it happens, in the order in which it happens.
 ///
@@ -23,6 +26,9 @@ pub trait Observer {
 
     /// The kernel was asked which programs are in effect.
     fn looked(&self, hooks: Result<&Hooks, &str>);
+
+    /// The hooks were tried from inside.
+    fn tried(&self, heard: &[Heard]);
 
     /// UDP sockets were looked for whose endpoint does not serve any more; those that there were are ended.
     fn ended(&self, ended: &io::Result<Ended>);

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use backend::ebpf::UdpMemory;
+use backend::{Answer, ebpf::UdpMemory};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -171,6 +171,17 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         "Programs of others that the kernel runs at the hook",
         "hook",
         hooks().map(|it| (it.name, it.others.len() as f64)),
+    )?;
+    let tried = record.canary.iter().filter_map(|it| match it.answer {
+        Answer::Acts => Some((it.hook, 1.0)),
+        Answer::Fails(_) => Some((it.hook, 0.0)),
+        Answer::Untold(_) => None,
+    });
+    out.family(
+        "kube_proxy_ebpf_canary",
+        "1 if the hook acted when it was tried from inside, 0 if it did not",
+        "hook",
+        tried,
     )?;
     let UdpMemory { entries, capacity, refused } = record.udp_memory;
     out.gauge(

@@ -12,6 +12,8 @@ use model::{
     state::{NodeState, ServiceState},
 };
 
+use proxy_common::{canary, net::V6};
+
 use super::compile::{Claim, Frontend, Transport, compile};
 
 /// Where flows to each UDP address may go.
@@ -32,12 +34,23 @@ impl Flows {
 
     /// Whether `backend` still serves a Service's address, or the node port that it is.
     pub(super) fn serves(&self, service: SocketAddr, backend: SocketAddr) -> bool {
+        // The canary's are nobody's, and end by themselves.
+        if canary::is(mapped(service.ip())) {
+            return true;
+        }
         let any = match service {
             SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
         let backends = self.0.get(&service).or_else(|| self.0.get(&SocketAddr::new(any, service.port())));
         backends.is_some_and(|it| it.contains(&backend))
+    }
+}
+
+fn mapped(ip: IpAddr) -> V6 {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().into(),
+        IpAddr::V6(ip) => ip.into(),
     }
 }
 

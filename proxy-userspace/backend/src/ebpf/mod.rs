@@ -29,6 +29,7 @@ pub use dump::{Led, dump, led};
 pub use ending::{Ended, Ender};
 pub use error::Error;
 pub(crate) use flows::{differ as flows_differ, lost as flows_lost};
+pub(crate) use hooks::Cgroup;
 pub use look::{Hook, Hooks, Other, look_at};
 pub use node::{Cleaned, Node, Options, Report, TableFill, cleanup};
 pub use peers::UdpMemory;
