@@ -8,8 +8,11 @@
 #![forbid(unsafe_code)]
 
 pub mod affinity;
+pub mod canary;
 pub mod decide;
 pub mod net;
+pub mod peers;
+pub mod scope;
 pub mod socket;
 pub mod tables;
 
@@ -17,7 +20,7 @@ pub mod tables;
 /// Raise it with every change of a size, a field or a meaning there; a new binary then builds its maps beside the old.
 pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1002 } else { 2 };
 
-/// The version of everything in [`socket`], apart from [`LAYOUT_VERSION`], because live sockets outlast an upgrade.
+/// The version of everything in [`socket`] and [`peers`], apart from [`LAYOUT_VERSION`], because live sockets outlast an upgrade.
 /// It should never change: socket storage grows into its reserved words, which older programs leave zero.
 pub const SOCKETS_VERSION: u32 = 1;
 

@@ -24,6 +24,9 @@ pub struct Address {
 }
 
 impl Address {
+    /// No address.
+    pub const UNSET: Self = Self { ip: V6::from_raw([0; 4]), port: Be16::new(0), zero: 0 };
+
     /// The address `ip` with `port`.
     #[inline(always)]
     pub const fn new(ip: V6, port: Be16) -> Self {
@@ -76,7 +79,7 @@ pub struct Slot {
     pub reserved: u64,
 }
 
-/// How many Service addresses an unconnected UDP socket can remember at a time.
+/// How many Service addresses an unconnected UDP socket remembers in its own storage; for more see [`crate::peers`].
 pub const DATAGRAM_SLOTS: usize = 4;
 
 /// What an unconnected UDP socket remembers of the addresses it sent to.
@@ -86,14 +89,16 @@ pub const DATAGRAM_SLOTS: usize = 4;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
 pub struct Datagrams {
-    /// Its translations; a new one takes the slot that was used least recently.
+    /// Its translations; a new one takes a slot that is free.
     pub slots: [Translation; DATAGRAM_SLOTS],
     /// When each slot was last used, by `clock`; 0 for never.
     pub used: [u32; DATAGRAM_SLOTS],
     /// Counts the datagrams to Services.
     pub clock: u32,
+    /// How many Service addresses it remembers beyond the slots.
+    pub more: u32,
     /// For what later versions keep.
-    pub reserved: [u32; 3],
+    pub reserved: [u32; 2],
 }
 
 impl Datagrams {
@@ -108,34 +113,55 @@ impl Datagrams {
         None
     }
 
-    /// Which address this socket meant when something from `backend` answers: of several, the one it used last.
+    /// Which address this socket meant when something from `backend` answers, and when it used that: of several, the one
+    /// it used last; unset if none.
     #[inline(always)]
-    pub fn service_of(&self, backend: &Address) -> Option<Address> {
+    pub fn service_of(&self, backend: &Address) -> (Address, u32) {
         let mut last = 0;
-        let mut found = None;
+        let mut found = Address::UNSET;
         for (slot, used) in self.slots.iter().zip(&self.used) {
             if !slot.backend.is_unset() && slot.backend == *backend && *used >= last {
                 last = *used;
-                found = Some(slot.service);
+                found = slot.service;
             }
         }
-        found
+        (found, last)
     }
 
-    /// Remembers `translation`, in the place of what this socket remembered of the same Service address.
+    /// One datagram more. The count starts anew after 2^32 of them; at worst one address of several is then mistaken for
+    /// the one that was used last.
     #[inline(always)]
-    pub fn remember(&mut self, translation: Translation) {
-        // The count starts anew after 2^32 datagrams; at worst one address of several is then forgotten too soon.
+    pub fn tick(&mut self) {
         self.clock = self.clock.wrapping_add(1);
-        let mut at = 0;
-        let mut least = u32::MAX;
+    }
+
+    /// Remembers `translation` in the slot of the same Service address, or in a free one; false if there is none.
+    #[inline(always)]
+    pub fn remember(&mut self, translation: Translation) -> bool {
+        self.tick();
+        let mut at = DATAGRAM_SLOTS;
         for index in 0..DATAGRAM_SLOTS {
-            if self.slots[index].service == translation.service {
+            if self.slots[index].backend.is_unset() {
+                at = index;
+            } else if self.slots[index].service == translation.service {
                 at = index;
                 break;
             }
-            if self.used[index] < least {
-                least = self.used[index];
+        }
+        if at >= DATAGRAM_SLOTS {
+            return false;
+        }
+        self.slots[at] = translation;
+        self.used[at] = self.clock;
+        true
+    }
+
+    /// Remembers `translation` in the place of the one that was used least recently.
+    #[inline(always)]
+    pub fn replace(&mut self, translation: Translation) {
+        let mut at = 0;
+        for index in 1..DATAGRAM_SLOTS {
+            if self.used[index] < self.used[at % DATAGRAM_SLOTS] {
                 at = index;
             }
         }
@@ -176,20 +202,22 @@ mod tests {
     fn a_socket_remembers_each_of_its_addresses() {
         let mut datagrams = Datagrams::default();
         for n in 1..=4 {
-            datagrams.remember(translation(n, 100 + n));
+            assert!(datagrams.remember(translation(n, 100 + n)));
         }
+        assert!(!datagrams.remember(translation(5, 105)), "there is no slot for a fifth");
         for n in 1..=4 {
             assert_eq!(datagrams.backend_of(&address(n)), Some(address(100 + n)));
-            assert_eq!(datagrams.service_of(&address(100 + n)), Some(address(n)));
+            assert_eq!(datagrams.service_of(&address(100 + n)).0, address(n));
         }
     }
 
     #[test]
-    fn a_fifth_address_takes_the_place_of_the_one_used_least_recently() {
+    fn what_takes_a_place_takes_the_one_used_least_recently() {
         let mut datagrams = Datagrams::default();
-        for n in [1, 2, 3, 4, 1, 5] {
-            datagrams.remember(translation(n, 100 + n));
+        for n in [1, 2, 3, 4, 1] {
+            assert!(datagrams.remember(translation(n, 100 + n)));
         }
+        datagrams.replace(translation(5, 105));
         assert_eq!(datagrams.backend_of(&address(2)), None);
         for n in [1, 3, 4, 5] {
             assert_eq!(datagrams.backend_of(&address(n)), Some(address(100 + n)));
@@ -200,33 +228,33 @@ mod tests {
     fn one_backend_behind_two_addresses_answers_for_the_one_used_last() {
         let mut datagrams = Datagrams::default();
         for service in [1, 2, 1, 1, 2] {
-            datagrams.remember(translation(service, 100));
-            assert_eq!(datagrams.service_of(&address(100)), Some(address(service)));
+            assert!(datagrams.remember(translation(service, 100)));
+            assert_eq!(datagrams.service_of(&address(100)).0, address(service));
         }
     }
 
     #[test]
     fn a_new_backend_replaces_the_old_one_of_the_same_address() {
         let mut datagrams = Datagrams::default();
-        datagrams.remember(translation(1, 100));
-        datagrams.remember(translation(1, 101));
-        assert_eq!(datagrams.service_of(&address(100)), None);
+        assert!(datagrams.remember(translation(1, 100)));
+        assert!(datagrams.remember(translation(1, 101)));
+        assert!(datagrams.service_of(&address(100)).0.is_unset());
         assert_eq!(datagrams.backend_of(&address(1)), Some(address(101)));
     }
 
     #[test]
     fn a_backend_that_is_talked_to_directly_is_forgotten() {
         let mut datagrams = Datagrams::default();
-        datagrams.remember(translation(1, 100));
-        datagrams.remember(translation(2, 101));
+        assert!(datagrams.remember(translation(1, 100)));
+        assert!(datagrams.remember(translation(2, 101)));
         datagrams.forget(&address(100));
-        assert_eq!(datagrams.service_of(&address(100)), None);
-        assert_eq!(datagrams.service_of(&address(101)), Some(address(2)));
+        assert!(datagrams.service_of(&address(100)).0.is_unset());
+        assert_eq!(datagrams.service_of(&address(101)).0, address(2));
     }
 
     #[test]
     fn an_empty_memory_knows_nothing() {
-        assert_eq!(Datagrams::default().service_of(&Address::default()), None);
+        assert!(Datagrams::default().service_of(&Address::default()).0.is_unset());
         assert_eq!(Datagrams::default().backend_of(&Address::default()), None);
     }
 }

@@ -10,7 +10,7 @@ use proxy_common::{
     tables::{Backend4, Backend6, UDP},
 };
 
-use crate::{PASS, ctx, maps::Side, memory, process::Process};
+use crate::{PASS, canary, ctx, datagrams, maps::Side, memory, process::Process, scope};
 
 /// IPv4, also of v6 sockets that were given a v4 address.
 #[cgroup_sock_addr(connect4)]
@@ -28,7 +28,11 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port) = (ctx::ip4(ctx), ctx::port(ctx));
     let side = Side::<V4>::active()?;
-    match decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend4::default()) {
+    let verdict = match scope::is_left_alone(ctx) {
+        true => Verdict::Pass,
+        false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend4::default()),
+    };
+    match canary::lead4(verdict, ip, port) {
         Verdict::Pass => forget(ctx, &Address::new(ip.mapped(), port)),
         Verdict::Refuse => return Some(ctx::refuse_connect4(ctx)),
         Verdict::To(backend) => {
@@ -43,31 +47,32 @@ fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
 fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port) = (ctx::ip6(ctx), ctx::port(ctx));
     let mapped = ip.to_v4();
+    let is_left_alone = scope::is_left_alone(ctx);
     let verdict = match mapped {
-        Some(ip) => match decide(
-            &Side::<V4>::active()?,
-            &Process(ctx),
-            ip,
-            port,
-            ctx::protocol(ctx),
-            Backend4::default(),
-        ) {
-            Verdict::Pass => Verdict::Pass,
-            Verdict::Refuse => Verdict::Refuse,
-            Verdict::To(backend) => Verdict::To(Address::new(backend.address.mapped(), backend.port)),
-        },
-        None => match decide(
-            &Side::<V6>::active()?,
-            &Process(ctx),
-            ip,
-            port,
-            ctx::protocol(ctx),
-            Backend6::default(),
-        ) {
-            Verdict::Pass => Verdict::Pass,
-            Verdict::Refuse => Verdict::Refuse,
-            Verdict::To(backend) => Verdict::To(Address::new(backend.address, backend.port)),
-        },
+        Some(ip) => {
+            let side = Side::<V4>::active()?;
+            let verdict = match is_left_alone {
+                true => Verdict::Pass,
+                false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend4::default()),
+            };
+            match canary::lead4(verdict, ip, port) {
+                Verdict::Pass => Verdict::Pass,
+                Verdict::Refuse => Verdict::Refuse,
+                Verdict::To(backend) => Verdict::To(Address::new(backend.address.mapped(), backend.port)),
+            }
+        }
+        None => {
+            let side = Side::<V6>::active()?;
+            let verdict = match is_left_alone {
+                true => Verdict::Pass,
+                false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend6::default()),
+            };
+            match canary::lead6(verdict, ip, port) {
+                Verdict::Pass => Verdict::Pass,
+                Verdict::Refuse => Verdict::Refuse,
+                Verdict::To(backend) => Verdict::To(Address::new(backend.address, backend.port)),
+            }
+        }
     };
     match verdict {
         Verdict::Pass => forget(ctx, &Address::new(ip, port)),
@@ -100,6 +105,6 @@ fn remember(ctx: &SockAddrContext, service: V6, service_port: Be16, backend: V6,
 fn forget(ctx: &SockAddrContext, destination: &Address) {
     memory::forget(ctx);
     if ctx::protocol(ctx) == UDP {
-        ctx::forget_datagrams_to(ctx, destination);
+        datagrams::forget(ctx, destination);
     }
 }

@@ -1,4 +1,4 @@
-//! The raw accesses to a `bpf_sock_addr`: read and rewrite its address, refuse, and reach the socket's storage.
+//! The raw accesses to a `bpf_sock_addr`: read and rewrite its address, and refuse.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -6,14 +6,11 @@ use aya_ebpf::{
     helpers::generated::{bpf_get_netns_cookie, bpf_set_retval},
     programs::{SockAddrContext, SockContext},
 };
-use proxy_common::{
-    net::{Be16, V4, V6},
-    socket::{Address, Datagrams},
-};
+use proxy_common::net::{Be16, V4, V6};
 
 use crate::{
     DENY, PASS,
-    maps::{DATAGRAMS, can_set_retval, host_netns},
+    maps::{can_set_retval, host_netns},
 };
 
 const ECONNREFUSED: i32 = 111;
@@ -224,27 +221,4 @@ pub(crate) fn is_host(ctx: &SockAddrContext) -> bool {
         known => known,
     };
     netns(ctx) == host
-}
-
-/// What this socket remembers of the addresses it sent to, if any was translated.
-#[inline(always)]
-pub(crate) fn datagrams<'a>(ctx: &SockAddrContext) -> Option<&'a mut Datagrams> {
-    // SAFETY: storage lives as long as its socket, which outlives the program.
-    unsafe { DATAGRAMS.get_ptr_mut(ctx).as_mut() }
-}
-
-/// The same, made where it is missing; `None` where the socket has no memory left.
-#[inline(always)]
-pub(crate) fn datagrams_or_new<'a>(ctx: &SockAddrContext) -> Option<&'a mut Datagrams> {
-    // SAFETY: as above.
-    unsafe { DATAGRAMS.get_or_insert_ptr_mut(ctx, None).as_mut() }
-}
-
-/// Whatever this socket was led to at `destination`, it goes there on its own account now: answers from there are not a
-/// Service's any more.
-#[inline(always)]
-pub(crate) fn forget_datagrams_to(ctx: &SockAddrContext, destination: &Address) {
-    if let Some(datagrams) = datagrams(ctx) {
-        datagrams.forget(destination);
-    }
 }

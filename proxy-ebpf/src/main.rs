@@ -14,14 +14,17 @@
 
 mod atomic;
 mod bind;
+mod canary;
 mod connect;
 mod ctx;
+mod datagrams;
 mod getpeername;
 mod maps;
 mod memory;
 mod process;
 mod recvmsg;
 mod release;
+mod scope;
 mod sendmsg;
 
 /// The system call goes on.

@@ -4,6 +4,7 @@ use core::marker::PhantomData;
 
 use aya_ebpf::{
     Global,
+    bindings::BPF_F_NO_PREALLOC,
     btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, SkStorage},
     macros::btf_map,
 };
@@ -11,6 +12,8 @@ use proxy_common::{
     affinity::{Affinity, AffinityKey},
     decide::Tables,
     net::{Be16, V4, V6},
+    peers::{COUNTS, Peer, PeerKey},
+    scope,
     socket::{Address, Connected, Datagrams, Slot},
     tables::{
         Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
@@ -63,6 +66,37 @@ pub(crate) static CONNECTED: SkStorage<Connected> = SkStorage::new();
 /// What an unconnected UDP socket remembers.
 #[btf_map]
 pub(crate) static DATAGRAMS: SkStorage<Datagrams> = SkStorage::new();
+/// What such sockets remember beyond that; user space says how many entries there may be. None takes memory before it is
+/// there.
+#[btf_map]
+pub(crate) static PEERS: HashMap<PeerKey, Peer, 1, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+/// What is counted of [`PEERS`].
+#[btf_map]
+pub(crate) static PEER_COUNTS: Array<u64, { COUNTS as usize }> = Array::new();
+
+/// The cgroups whose processes are left alone, by their ids.
+#[btf_map]
+pub(crate) static EXCLUDED: HashMap<u64, u32, { scope::MOST as usize }> = HashMap::new();
+
+/// On which levels of the hierarchy these are, a bit for each.
+#[unsafe(no_mangle)]
+static EXCLUDED_LEVELS: Global<u32> = Global::new(0);
+
+/// On which levels of the hierarchy there may be cgroups that are left alone.
+#[inline(always)]
+pub(crate) fn excluded_levels() -> u32 {
+    EXCLUDED_LEVELS.load()
+}
+
+/// Whether only sockets of the node's own network namespace are served.
+#[unsafe(no_mangle)]
+static HOST_ONLY: Global<u32> = Global::new(0);
+
+/// Whether sockets of other network namespaces are left alone.
+#[inline(always)]
+pub(crate) fn serves_host_only() -> bool {
+    HOST_ONLY.load() != 0
+}
 
 /// Set at load where the kernel has `bpf_set_retval` (5.18); else the verifier drops the branch that calls it.
 #[unsafe(no_mangle)]

@@ -9,10 +9,13 @@ use aya_ebpf::{
     helpers::generated::{bpf_get_current_cgroup_id, bpf_get_socket_cookie, bpf_skc_to_mptcp_sock},
     programs::{SockAddrContext, SockContext},
 };
-use proxy_common::socket::{Connected, Slot, Translation};
+use proxy_common::{
+    socket::{Connected, Slot, Translation},
+    tables::UDP,
+};
 
 use crate::{
-    atomic, ctx,
+    atomic, ctx, datagrams,
     maps::{CONNECTED, OVERFLOWED, SLOTS, can_tell_mptcp, slot_mask},
 };
 
@@ -41,6 +44,9 @@ pub(crate) fn remember(ctx: &SockAddrContext, translation: &Translation) {
             count_overflow();
         }
         connected.translation = *translation;
+        if ctx::protocol(ctx) == UDP {
+            datagrams::connect(ctx, translation);
+        }
     }
 }
 
@@ -60,6 +66,9 @@ pub(crate) fn forget(ctx: &SockAddrContext) {
         && let Some(connected) = in_storage(ctx)
     {
         connected.translation = Translation::default();
+        if ctx::protocol(ctx) == UDP {
+            datagrams::disconnect(ctx);
+        }
     }
 }
 
@@ -115,8 +124,9 @@ fn slot(cookie: u64) -> Option<*mut Slot> {
     SLOTS.get_ptr_mut(cookie as u32 & slot_mask())
 }
 
+/// The socket's cookie, which no other socket ever has.
 #[inline(always)]
-fn cookie(ctx: &SockAddrContext) -> u64 {
+pub(crate) fn cookie(ctx: &SockAddrContext) -> u64 {
     // SAFETY: the kernel hands over a valid context.
     unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
 }
@@ -130,7 +140,7 @@ fn in_storage<'a>(ctx: &SockAddrContext) -> Option<&'a mut Connected> {
 /// Whether the socket's release will be told. A socket of the kernel itself is released in silence; it is connected from
 /// a kernel thread, and these live in the root cgroup.
 #[inline(always)]
-fn is_released(_: &SockAddrContext) -> bool {
+pub(crate) fn is_released(_: &SockAddrContext) -> bool {
     // SAFETY: the helper takes nothing and touches nothing.
     unsafe { bpf_get_current_cgroup_id() != ROOT_CGROUP }
 }

@@ -6,13 +6,14 @@
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::socket::Address;
 
-use crate::{PASS, ctx, memory};
+use crate::{PASS, ctx, datagrams, memory};
 
 /// Replies to v4 sockets.
 #[cgroup_sock_addr(recvmsg4)]
 pub(crate) fn recvmsg4(ctx: SockAddrContext) -> i32 {
     let from = Address::new(ctx::ip4(&ctx).mapped(), ctx::port(&ctx));
-    if let Some(service) = service_of(&ctx, &from)
+    let service = service_of(&ctx, &from);
+    if !service.is_unset()
         && let Some(ip) = service.ip.to_v4()
     {
         ctx::rewrite4(&ctx, ip, service.port);
@@ -24,20 +25,21 @@ pub(crate) fn recvmsg4(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock_addr(recvmsg6)]
 pub(crate) fn recvmsg6(ctx: SockAddrContext) -> i32 {
     let from = Address::new(ctx::ip6(&ctx), ctx::port(&ctx));
-    if let Some(service) = service_of(&ctx, &from) {
+    let service = service_of(&ctx, &from);
+    if !service.is_unset() {
         ctx::rewrite6(&ctx, service.ip, service.port);
     }
     PASS
 }
 
-/// The Service that this socket was asking when `backend` answers.
+/// The Service that this socket was asking when `backend` answers; unset if none.
 #[inline(always)]
-fn service_of(ctx: &SockAddrContext, backend: &Address) -> Option<Address> {
+fn service_of(ctx: &SockAddrContext, backend: &Address) -> Address {
     if ctx::is_connected(ctx)
         && let Some(translation) = memory::recall(ctx)
         && translation.backend == *backend
     {
-        return Some(translation.service);
+        return translation.service;
     }
-    ctx::datagrams(ctx)?.service_of(backend)
+    datagrams::service_of(ctx, backend)
 }

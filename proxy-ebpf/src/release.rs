@@ -4,13 +4,17 @@ use aya_ebpf::{macros::cgroup_sock, programs::SockContext};
 
 use proxy_common::tables::{TCP, UDP};
 
-use crate::{PASS, ctx, memory};
+use crate::{PASS, ctx, datagrams, memory};
 
 /// Sockets of both families, when their last descriptor is closed.
 #[cgroup_sock(sock_release)]
 pub(crate) fn sock_release(ctx: SockContext) -> i32 {
-    if matches!(ctx::protocol_of(&ctx), TCP | UDP) {
+    let protocol = ctx::protocol_of(&ctx);
+    if matches!(protocol, TCP | UDP) {
         memory::release(&ctx);
+    }
+    if protocol == UDP {
+        datagrams::release(&ctx);
     }
     PASS
 }

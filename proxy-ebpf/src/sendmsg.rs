@@ -12,7 +12,7 @@ use proxy_common::{
     tables::{Backend4, Backend6},
 };
 
-use crate::{PASS, ctx, maps::Side, memory, process::Process};
+use crate::{PASS, canary, ctx, datagrams, maps::Side, memory, process::Process, scope};
 
 /// IPv4, and v4-mapped destinations of v6 sockets.
 #[cgroup_sock_addr(sendmsg4)]
@@ -39,18 +39,24 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
             return Some(PASS);
         }
     }
-    let backend = remembered(ctx, &service);
+    let backend = datagrams::backend_of(ctx, &service);
     let remembered =
         Backend4 { address: backend.ip.to_v4().unwrap_or_default(), port: backend.port, zero: 0 };
     let side = Side::<V4>::active()?;
-    match decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered) {
+    let verdict = match scope::is_left_alone(ctx) {
+        true => Verdict::Pass,
+        false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered),
+    };
+    match canary::lead4(verdict, ip, port) {
         Verdict::Pass => {
-            ctx::forget_datagrams_to(ctx, &service);
+            datagrams::forget(ctx, &service);
             Some(PASS)
         }
         Verdict::Refuse => Some(ctx::refuse()),
         Verdict::To(backend) => {
-            if !remember(ctx, service, Address::new(backend.address.mapped(), backend.port)) {
+            let translation =
+                Translation { service, backend: Address::new(backend.address.mapped(), backend.port) };
+            if !datagrams::remember(ctx, translation) {
                 return Some(ctx::no_memory());
             }
             ctx::rewrite4(ctx, backend.address, backend.port);
@@ -72,17 +78,22 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
             return Some(PASS);
         }
     }
-    let backend = remembered(ctx, &service);
+    let backend = datagrams::backend_of(ctx, &service);
     let remembered = Backend6 { address: backend.ip, port: backend.port, zero: 0 };
     let side = Side::<V6>::active()?;
-    match decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered) {
+    let verdict = match scope::is_left_alone(ctx) {
+        true => Verdict::Pass,
+        false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered),
+    };
+    match canary::lead6(verdict, ip, port) {
         Verdict::Pass => {
-            ctx::forget_datagrams_to(ctx, &service);
+            datagrams::forget(ctx, &service);
             Some(PASS)
         }
         Verdict::Refuse => Some(ctx::refuse()),
         Verdict::To(backend) => {
-            if !remember(ctx, service, Address::new(backend.address, backend.port)) {
+            let translation = Translation { service, backend: Address::new(backend.address, backend.port) };
+            if !datagrams::remember(ctx, translation) {
                 return Some(ctx::no_memory());
             }
             ctx::rewrite6(ctx, backend.address, backend.port);
@@ -96,20 +107,4 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
 fn connected_backend(ctx: &SockAddrContext, service: &Address) -> Option<Address> {
     let translation = memory::recall(ctx)?;
     (translation.service == *service && !translation.backend.is_unset()).then_some(translation.backend)
-}
-
-/// Where this socket was led when it last sent to `service`; unset if it never did.
-#[inline(always)]
-fn remembered(ctx: &SockAddrContext, service: &Address) -> Address {
-    ctx::datagrams(ctx).and_then(|it| it.backend_of(service)).unwrap_or_default()
-}
-
-/// Keeps the Service's address for the source of replies; false where the socket has no memory left.
-#[inline(always)]
-fn remember(ctx: &SockAddrContext, service: Address, backend: Address) -> bool {
-    let Some(datagrams) = ctx::datagrams_or_new(ctx) else {
-        return false;
-    };
-    datagrams.remember(Translation { service, backend });
-    true
 }

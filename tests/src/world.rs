@@ -242,6 +242,8 @@ pub fn kernel_objects() -> BTreeMap<&'static str, usize> {
             "clients",
             "came",
             "overflowed",
+            "peer",
+            "excluded",
         ]
         .iter()
         .any(|it| name.starts_with(it))

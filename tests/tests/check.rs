@@ -82,6 +82,8 @@ fn a_node_that_is_served_has_nothing_broken() {
     said.has("ok", "instance", &["one runs"]);
     said.has("ok", "state", &["in force"]);
     said.has("ok", "programs", &["in effect at all"]);
+    said.has("ok", "canary", &["hooks act"]);
+    said.has("ok", "UDP flows", &["are ended"]);
     said.has("ok", "other programs", &["nobody else"]);
     said.has("ok", "health", &["1 Services with 1 endpoints"]);
     said.has("ok", "source", &["file"]);

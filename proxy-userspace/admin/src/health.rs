@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
+use backend::Answer;
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -106,6 +107,11 @@ fn unproven(record: &Record, now: Moment) -> Option<String> {
             "not in effect on {cgroup}: {}; it is tried to put them back",
             missing.join(", ")
         ));
+    }
+    let fails = record.canary.iter().filter(|it| matches!(it.answer, Answer::Fails(_)));
+    let fails: Vec<_> = fails.map(ToString::to_string).collect();
+    if !fails.is_empty() {
+        return Some(format!("the canary says: {}", fails.join("; ")));
     }
     let age = now.instant.duration_since(proven);
     let why = record.look_error.as_deref().unwrap_or("the backend hangs");

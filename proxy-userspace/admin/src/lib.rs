@@ -19,13 +19,14 @@ mod tally;
 mod sample;
 
 use std::{
+    io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use backend::{
-    Doing, Observer,
-    ebpf::{Hooks, Report},
+    Doing, Heard, Observer,
+    ebpf::{Ended, Hooks, Report, UdpMemory},
 };
 use model::Rejected;
 use publish::{Published, Subscription};
@@ -162,5 +163,17 @@ impl Observer for Admin {
     fn looked(&self, hooks: Result<&Hooks, &str>) {
         self.metrics.looked(hooks);
         self.record().looked(hooks, Instant::now());
+    }
+
+    fn tried(&self, heard: &[Heard]) {
+        self.record().canary = heard.to_vec();
+    }
+
+    fn ended(&self, ended: &io::Result<Ended>) {
+        self.metrics.ended(ended.as_ref().map_or(0, |it| it.sockets));
+    }
+
+    fn udp_memory(&self, memory: UdpMemory) {
+        self.record().udp_memory = memory;
     }
 }

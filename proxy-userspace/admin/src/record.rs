@@ -10,8 +10,8 @@ use std::{
 };
 
 use backend::{
-    Doing,
-    ebpf::{Hooks, Report, TableFill},
+    Doing, Heard,
+    ebpf::{Hooks, Report, TableFill, UdpMemory},
 };
 use model::{Rejected, Timestamp, state::NodeState};
 use publish::Published;
@@ -60,6 +60,10 @@ pub(crate) struct Record {
     pub(crate) proven: Option<Instant>,
     /// Why it would not say, the last time.
     pub(crate) look_error: Option<String>,
+    /// What was heard last when the hooks were tried.
+    pub(crate) canary: Vec<Heard>,
+    /// What the kernel said last of the memory of unconnected UDP sockets.
+    pub(crate) udp_memory: UdpMemory,
     pub(crate) rejected: BTreeMap<Stage, Vec<Rejected>>,
     pub(crate) tally: Tally,
     /// Whether this node was ever among the cluster's nodes.
@@ -108,6 +112,8 @@ impl Record {
             hooks: None,
             proven: None,
             look_error: None,
+            canary: Vec::new(),
+            udp_memory: UdpMemory::default(),
             rejected: BTreeMap::new(),
             tally: Tally::default(),
             saw_own_node: false,

@@ -2,7 +2,7 @@
 //!
 //! The one rule: nothing queues. While one state is being applied, those that come and go are never seen.
 
-use std::{collections::BTreeSet, io, panic, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, mem, panic, sync::Arc, time::Duration};
 
 use model::Rejected;
 use publish::{Published, Subscription};
@@ -13,7 +13,9 @@ use tokio::{
 
 use crate::{
     addresses::{self, Addresses},
-    ebpf::{Error, Hooks, Node, Report},
+    canary::{Answer, Heard, Trial},
+    ebpf::{Ended, Error, Hooks, Node, Report, UdpMemory},
+    ending::Ending,
     observe::{Doing, Observer},
 };
 
@@ -37,11 +39,22 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         .inspect_err(|error| tracing::error!("the host's addresses are not followed: {error}"))
         .ok();
     node = update_interfaces(node);
+    let mut refused = None;
+    let mut ending = node
+        .ender()
+        .map(Ending::start)
+        .inspect_err(|error| tracing::error!("no flow is ended with its endpoint: {}", chain(error)))
+        .ok();
+    let mut said = Said::default();
+    let mut canary = None;
     loop {
         let mut failed = false;
         let begin = Instant::now();
         if let Some(published) = &newest {
             observer.taken(published);
+            if let Some(ending) = &ending {
+                ending.begin(&published.state);
+            }
             let result;
             (node, result) = apply(node, Arc::clone(published)).await;
             match result {
@@ -65,6 +78,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         match attached {
             Ok(()) => {
                 if let Some(written) = written.take() {
+                    let published = Arc::clone(&written.published);
                     written.tell(&mut rejected, observer);
                     let settled;
                     (node, settled) = in_own_thread(node, Node::settle).await;
@@ -72,6 +86,9 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                         let error = chain(&error);
                         observer.failed(Doing::Settle, &error);
                         tracing::warn!(error, "the spare maps will be written anew");
+                    }
+                    if let Some(ending) = &mut ending {
+                        ending.in_force(&published);
                     }
                 }
             }
@@ -88,7 +105,20 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             next_look = Instant::now() + LOOK;
             let looked;
             (node, looked) = in_own_thread(node, Node::look).await;
+            if let Ok(Some(hooks)) = &looked
+                && hooks.are_in_effect()
+            {
+                canary.get_or_insert_with(|| Trial::start(hooks.cgroup.clone()));
+            }
             is_whole = tell_of(looked, observer);
+            let excluded;
+            (node, excluded) = in_own_thread(node, Node::exclude).await;
+            if let Err(error) = excluded {
+                tracing::warn!("cgroups that are to be left alone cannot be looked for: {}", chain(&error));
+            }
+            let memory;
+            (node, memory) = in_own_thread(node, Node::udp_memory).await;
+            tell_of_memory(memory, &mut refused, observer);
         }
         let wait = match (failed, is_whole) {
             (true, _) => pause,
@@ -112,6 +142,14 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 }
                 node = update_interfaces(node);
                 newest = latest.clone();
+            }
+            heard = heard(&mut canary) => {
+                said.tell_of_canary(&heard);
+                observer.tried(&heard);
+            }
+            ended = ended(&mut ending) => {
+                observer.ended(&ended);
+                said.tell_of(&ended);
             }
             () = sleep(wait) => {}
         }
@@ -140,6 +178,97 @@ fn tell_of(looked: Result<Option<Hooks>, Error>, observer: &dyn Observer) -> boo
             observer.looked(Err(&error));
             tracing::warn!(error, "the kernel does not tell which programs are in effect");
             true
+        }
+    }
+}
+
+/// Says how much UDP sockets remember, and whether more was asked for than there is room for.
+fn tell_of_memory(memory: Result<UdpMemory, Error>, refused: &mut Option<u64>, observer: &dyn Observer) {
+    match memory {
+        Ok(memory) => {
+            observer.udp_memory(memory);
+            // What was refused before this process is old news.
+            let before = refused.replace(memory.refused).unwrap_or(memory.refused);
+            if memory.refused > before {
+                tracing::warn!(
+                    "{} datagrams to Services were not sent, for want of room to remember where from the answer comes: \
+                     raise --udp-addresses and run `cleanup` once",
+                    memory.refused - before
+                );
+            }
+        }
+        Err(error) => tracing::warn!("what UDP sockets remember cannot be looked at: {}", chain(&error)),
+    }
+}
+
+/// Waits until flows were looked at.
+async fn ended(ending: &mut Option<Ending>) -> io::Result<Ended> {
+    match ending {
+        Some(ending) => ending.done().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the hooks were tried.
+async fn heard(canary: &mut Option<Trial>) -> Vec<Heard> {
+    match canary {
+        Some(canary) => canary.heard().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What was said once.
+#[derive(Debug, Default)]
+struct Said {
+    /// What the canary did not find in order the last time.
+    canary: Vec<Heard>,
+    not_here: bool,
+    not_everywhere: bool,
+}
+
+impl Said {
+    fn tell_of_canary(&mut self, heard: &[Heard]) {
+        let wrong: Vec<_> = heard.iter().filter(|it| it.answer != Answer::Acts).cloned().collect();
+        // What it says of ports and time is new every time.
+        let is_known = |it: &Heard| {
+            let same = |known: &Heard| mem::discriminant(&known.answer) == mem::discriminant(&it.answer);
+            self.canary.iter().any(|known| known.hook == it.hook && same(known))
+        };
+        for it in wrong.iter().filter(|it| !is_known(it)) {
+            match it.answer {
+                Answer::Fails(_) => tracing::error!("the canary says: {it}"),
+                _ => tracing::info!("the canary says: {it}"),
+            }
+        }
+        if wrong.is_empty() && !self.canary.is_empty() {
+            tracing::info!("the canary says: all hooks act");
+        }
+        self.canary = wrong;
+    }
+
+    fn tell_of(&mut self, ended: &io::Result<Ended>) {
+        match ended {
+            Ok(ended) => {
+                if ended.sockets != 0 {
+                    tracing::info!(
+                        "ended {} UDP sockets whose endpoint does not serve any more",
+                        ended.sockets
+                    );
+                }
+                if !ended.everywhere && !mem::replace(&mut self.not_everywhere, true) {
+                    tracing::info!(
+                        "connected UDP sockets of pods stay with an endpoint that does not serve any more, as network \
+                         namespaces may not be entered: CAP_SYS_ADMIN and the host's /proc would do"
+                    );
+                }
+            }
+            Err(error) => {
+                if !mem::replace(&mut self.not_here, true) {
+                    tracing::warn!(
+                        "connected UDP sockets stay with an endpoint that does not serve any more: {error}"
+                    );
+                }
+            }
         }
     }
 }

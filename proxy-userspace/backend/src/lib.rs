@@ -4,9 +4,14 @@
 
 mod addresses;
 mod agent;
+mod canary;
+mod ending;
+mod namespaces;
 mod observe;
+mod sock_diag;
 
 pub mod ebpf;
 
 pub use agent::follow;
+pub use canary::{Answer, COMMAND as CANARY, Heard, obey as obey_as_canary};
 pub use observe::{Doing, Observer};

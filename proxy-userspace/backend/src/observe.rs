@@ -2,11 +2,14 @@
 //!
 //! The one rule: an observer is told, never asked. Nothing that it does or fails to do changes what is served.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use publish::Published;
 
-use crate::ebpf::{Hooks, Report};
+use crate::{
+    Heard,
+    ebpf::{Ended, Hooks, Report, UdpMemory},
+};
 
 /// Hears of what a backend does, as it happens, in the order in which it happens.
 ///
@@ -23,6 +26,15 @@ pub trait Observer {
 
     /// The kernel was asked which programs are in effect.
     fn looked(&self, hooks: Result<&Hooks, &str>);
+
+    /// The hooks were tried from inside.
+    fn tried(&self, heard: &[Heard]);
+
+    /// UDP sockets were looked for whose endpoint does not serve any more; those that there were are ended.
+    fn ended(&self, ended: &io::Result<Ended>);
+
+    /// The kernel was asked how much unconnected UDP sockets remember.
+    fn udp_memory(&self, memory: UdpMemory);
 }
 
 /// What a backend was doing.

@@ -8,7 +8,7 @@ use std::{
 
 use admin::{Admin, Bind, Endpoint, Servers, Site};
 use backend::ebpf::{self, NodePortAddresses};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use proto::{Target, TargetError, client::Client};
 use source::kube::Access;
@@ -193,6 +193,30 @@ pub(super) struct DataPlane {
     /// The cgroup2 folder whose processes are served, with all below it [default: the root of the first cgroup2 mount]
     #[arg(long, value_name = "PATH", env = "KUBE_PROXY_EBPF_CGROUP", value_parser = absolute)]
     cgroup: Option<PathBuf>,
+    /// Whose sockets are translated: all, or only those in the node's own network namespace
+    ///
+    /// With host, what pods send to a Service is left to the packet path: for service meshes and others that must see the
+    /// Service's address on the wire.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "all|host",
+        default_value = "all",
+        env = "KUBE_PROXY_EBPF_SOCKET_LB"
+    )]
+    socket_lb: SocketLb,
+    /// A cgroup2 folder whose processes, with all below, are not translated; can be given several times
+    ///
+    /// For programs in the hands of a service mesh or of a virtual machine. It may come later: until then it is told that
+    /// it is missing, and looked for every five seconds.
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "KUBE_PROXY_EBPF_SOCKET_LB_EXCLUDE_CGROUP",
+        value_delimiter = ',',
+        value_parser = absolute
+    )]
+    socket_lb_exclude_cgroup: Vec<PathBuf>,
     /// How many connected sockets have a ready place for the address they were translated from; rounded up to a power of
     /// two
     ///
@@ -206,6 +230,19 @@ pub(super) struct DataPlane {
         value_parser = clap::value_parser!(u32).range(1..=1 << 24)
     )]
     socket_slots: u32,
+    /// How many Service addresses unconnected UDP sockets can remember beyond the first four of each, all sockets
+    /// together; rounded up to a power of two
+    ///
+    /// Each takes about 250 bytes of kernel memory while it is remembered, until its socket is closed. What cannot be
+    /// remembered cannot be sent: it fails with ENOBUFS. Counts when the room is first made, until `cleanup`.
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value_t = 65_536,
+        env = "KUBE_PROXY_EBPF_UDP_ADDRESSES",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 24)
+    )]
+    udp_addresses: u32,
     /// How many clients of Services with session affinity are remembered, each for a service port and an IP version;
     /// rounded up to a power of two
     ///
@@ -243,6 +280,15 @@ pub(super) struct DataPlane {
     protect_node_ports: bool,
 }
 
+/// The value of `--socket-lb`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum SocketLb {
+    /// Sockets of every network namespace
+    All,
+    /// Sockets of the node's own network namespace
+    Host,
+}
+
 /// One value of `--nodeport-addresses`.
 #[derive(Clone, Copy, Debug)]
 enum NodePortAddress {
@@ -269,7 +315,10 @@ impl DataPlane {
             cgroup: self.cgroup,
             pin_dir: self.pins.pin_dir,
             socket_slots: self.socket_slots.next_power_of_two(),
+            udp_addresses: self.udp_addresses.next_power_of_two(),
             affinity_clients: self.affinity_clients.next_power_of_two(),
+            host_only: self.socket_lb == SocketLb::Host,
+            excluded_cgroups: self.socket_lb_exclude_cgroup,
             node_name: node.to_owned(),
             node_port_addresses,
             protect_node_ports: self.protect_node_ports,

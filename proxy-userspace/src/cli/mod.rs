@@ -19,7 +19,7 @@ mod signals;
 mod status;
 mod tls;
 
-use std::process::ExitCode;
+use std::{io, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -51,6 +51,9 @@ enum Command {
     Status(status::Flags),
     Dump(dump::Flags),
     Cleanup(cleanup::Flags),
+    /// Try the hooks and say whether they act; what `run` and `agent` start inside the cgroup
+    #[command(name = backend::CANARY, hide = true)]
+    Canary,
 }
 
 /// Parses the command line, does what it says, and reports how it went.
@@ -90,6 +93,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Status(flags) => status::main(flags),
         Command::Dump(flags) => dump::main(&flags),
         Command::Cleanup(flags) => cleanup::main(&flags),
+        Command::Canary => backend::obey_as_canary(io::stdin(), io::stdout()).map_err(Into::into),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -103,7 +107,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<std::io::Error>().is_some_and(|it| it.kind() == std::io::ErrorKind::BrokenPipe)
+    error.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]

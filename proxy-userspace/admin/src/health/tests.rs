@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backend::{Doing, Observer as _};
+use backend::{Answer, Doing, Heard, Observer as _};
 use model::state::{Node, NodeState};
 use publish::Publisher;
 use tokio::time::advance;
@@ -35,6 +35,21 @@ fn served() -> (Admin, Publisher) {
     admin.in_force(&state, &report(), SECOND);
     admin.looked(Ok(&hooks(true)));
     (admin, publisher)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hook_that_does_not_act_is_not_well() {
+    let (admin, _publisher) = served();
+    let heard = |answer| [Heard { hook: "connect4", answer }];
+    for (answer, is_well) in [
+        (Answer::Acts, true),
+        (Answer::Fails("it went past".into()), false),
+        (Answer::Untold("no IPv4".into()), true),
+    ] {
+        admin.tried(&heard(answer));
+        assert_eq!(live(&admin).is_ok(), is_well);
+        assert_eq!(readyz(&admin.record(), Moment::now()).1.contains("[-]programs failed"), !is_well);
+    }
 }
 
 #[tokio::test(start_paused = true)]

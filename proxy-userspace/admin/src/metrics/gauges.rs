@@ -5,10 +5,11 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use backend::{Answer, ebpf::UdpMemory};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
-    metrics::{MetricType, gauge::ConstGauge},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
 use tokio::time::Instant;
 
@@ -170,6 +171,33 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         "Programs of others that the kernel runs at the hook",
         "hook",
         hooks().map(|it| (it.name, it.others.len() as f64)),
+    )?;
+    let tried = record.canary.iter().filter_map(|it| match it.answer {
+        Answer::Acts => Some((it.hook, 1.0)),
+        Answer::Fails(_) => Some((it.hook, 0.0)),
+        Answer::Untold(_) => None,
+    });
+    out.family(
+        "kube_proxy_ebpf_canary",
+        "1 if the hook acted when it was tried from inside, 0 if it did not",
+        "hook",
+        tried,
+    )?;
+    let UdpMemory { entries, capacity, refused } = record.udp_memory;
+    out.gauge(
+        "kube_proxy_ebpf_udp_memory_entries",
+        "Entries that unconnected UDP sockets have beyond their own storage",
+        entries as f64,
+    )?;
+    out.gauge(
+        "kube_proxy_ebpf_udp_memory_capacity",
+        "How many such entries there may be",
+        f64::from(capacity),
+    )?;
+    out.counter(
+        "kube_proxy_ebpf_udp_memory_refusals",
+        "Datagrams that were not sent for want of such an entry",
+        refused as f64,
     )
 }
 
@@ -180,6 +208,12 @@ impl Out<'_, '_> {
     pub(super) fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
         let help = format!("{help}.");
         ConstGauge::new(value).encode(self.0.encode_descriptor(name, &help, None, MetricType::Gauge)?)
+    }
+
+    /// `name` without `_total`, which the format adds.
+    fn counter(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        let help = format!("{help}.");
+        ConstCounter::new(value).encode(self.0.encode_descriptor(name, &help, None, MetricType::Counter)?)
     }
 
     /// One gauge for each value of a label.

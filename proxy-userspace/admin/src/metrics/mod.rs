@@ -52,6 +52,7 @@ pub(crate) struct Metrics {
     failures: Family<Label, Counter>,
     retries: Counter,
     losses: Counter,
+    ended: Counter,
 }
 
 impl Metrics {
@@ -73,6 +74,7 @@ impl Metrics {
             failures: Family::default(),
             retries: Counter::default(),
             losses: Counter::default(),
+            ended: Counter::default(),
         };
         for code in ["200", "503"] {
             drop(it.healthz.get_or_create(&[("code", code)]));
@@ -142,6 +144,11 @@ impl Metrics {
             "Times that somebody had taken our programs off the cgroup",
             self.losses.clone(),
         );
+        own.register(
+            "udp_sockets_ended",
+            "Connected UDP sockets that were ended because their endpoint did not serve any more",
+            self.ended.clone(),
+        );
     }
 
     /// Everything, in Prometheus' text format.
@@ -177,6 +184,10 @@ impl Metrics {
 
     pub(crate) fn looked(&self, hooks: Result<&Hooks, &str>) {
         self.losses.inc_by(u64::from(hooks.is_ok_and(|it| !it.are_in_effect())));
+    }
+
+    pub(crate) fn ended(&self, sockets: usize) {
+        self.ended.inc_by(sockets as u64);
     }
 
     pub(crate) fn asked_healthz(&self, ok: bool) {

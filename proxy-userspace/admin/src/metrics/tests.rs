@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use backend::{Doing, Observer as _};
+use backend::{Answer, Doing, Heard, Observer as _};
 use model::Rejected;
 use publish::Publisher;
 
@@ -26,6 +26,7 @@ fn busy(role: Role) -> Admin {
     admin.taken(&state);
     admin.in_force(&state, &report(), Duration::from_millis(3));
     admin.looked(Ok(&hooks(true)));
+    admin.tried(&[Heard { hook: "connect4", answer: Answer::Acts }]);
     admin
 }
 

@@ -49,8 +49,20 @@ pub enum Error {
     #[error("{} has a dot in its name, which the bpf file system refuses: choose another --pin-dir", .0.display())]
     DottedPinDir(PathBuf),
     /// The cgroup lies on another kind of file system.
-    #[error("{} is not a cgroup2 folder: give one with --cgroup (`mount -t cgroup2` shows where they are)", .0.display())]
+    #[error("{} is not a cgroup2 folder: give one with --cgroup or --socket-lb-exclude-cgroup (`mount -t cgroup2` shows where they are)", .0.display())]
     NotCgroup2(PathBuf),
+    /// A cgroup cannot be left alone.
+    #[error(
+        "{} cannot be left alone: it is the root, or more than 23 levels below it; \
+         name the cgroup of the pods or machines that are meant with --socket-lb-exclude-cgroup",
+        .0.display()
+    )]
+    BadExclusion(PathBuf),
+    /// More cgroups are to be left alone than there is room for.
+    #[error(
+        "{0} cgroups cannot be left alone, only 64: name one that is above several with --socket-lb-exclude-cgroup"
+    )]
+    TooManyExclusions(usize),
     /// The programs are attached to another cgroup.
     #[error(
         "{} says that the programs are attached to another cgroup (id {id}), not to {}: \

@@ -45,7 +45,7 @@ pub(super) const HOOKS: [(&str, bpf_attach_type); 11] = [
 
 /// A cgroup to attach to.
 #[derive(Debug)]
-pub(super) struct Cgroup {
+pub(crate) struct Cgroup {
     path: PathBuf,
     dir: File,
     /// Its id in the kernel, which is its inode number.
@@ -54,7 +54,7 @@ pub(super) struct Cgroup {
 
 impl Cgroup {
     /// Opens a cgroup, the root of the first cgroup2 mount if none is named.
-    pub(super) fn open(path: Option<&Path>) -> Result<Self, Error> {
+    pub(crate) fn open(path: Option<&Path>) -> Result<Self, Error> {
         let path = match path {
             Some(path) => path.to_path_buf(),
             None => find_cgroup2()?,
@@ -70,8 +70,22 @@ impl Cgroup {
     }
 
     /// Where it is.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether this process is in it or below, as far as that can be told.
+    pub(crate) fn has_own_process(&self) -> bool {
+        // Only the root of the machine has no type (cgroups(7)), and everybody is below it.
+        if !self.path.join("cgroup.type").exists() {
+            return true;
+        }
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let own = own.lines().find_map(|it| it.strip_prefix("0::/"));
+        // The path is one from the root that this process sees; that may be another than what is mounted here.
+        let here = own.and_then(|own| fs::canonicalize(mount_of(&self.path).join(own)).ok());
+        let is_own = |it: &Path| fs::metadata(it).is_ok_and(|it| it.ino() == self.id);
+        here.is_some_and(|it| it.ancestors().take_while(|it| is_cgroup2(it)).any(is_own))
     }
 
     /// The open folder.
@@ -84,6 +98,16 @@ impl Cgroup {
         let now = Self::open(Some(&self.path))?;
         Ok((now.id != self.id).then_some(now))
     }
+}
+
+/// The topmost folder of the mount that a cgroup is on, or the cgroup itself.
+pub(super) fn mount_of(path: &Path) -> &Path {
+    path.ancestors().take_while(|it| is_cgroup2(it)).last().unwrap_or(path)
+}
+
+/// Whether a folder is a cgroup.
+pub(super) fn is_cgroup2(path: &Path) -> bool {
+    statfs(path).is_ok_and(|it| it.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
 /// The root of the first cgroup2 mount.

@@ -16,13 +16,14 @@ use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     affinity::{Affinity, AffinityKey},
+    peers::{COUNTS, Peer, PeerKey},
     socket::{Connected, Datagrams, Slot},
     tables::Span,
 };
 
 use super::{
     error::Error,
-    fault,
+    exclusions, fault,
     node::Options,
     object,
     pins::{self, Pins},
@@ -57,7 +58,12 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     let slots = size(&pins.socket_map("slots"), options.socket_slots, "sockets have slots")?;
     let clients =
         size(&pins.affinity().join("clients"), options.affinity_clients, "clients keep their endpoint")?;
-    let pinned = pinned_maps(pins, slots, clients);
+    let peers = size(
+        &pins.socket_map("peers"),
+        options.udp_addresses.saturating_mul(2),
+        "places are there for further addresses of UDP sockets",
+    )?;
+    let pinned = pinned_maps(pins, slots, clients, peers);
     for map in &pinned {
         map.check()?;
     }
@@ -72,6 +78,8 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
         is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_skc_to_mptcp_sock)
             .unwrap_or(false),
     );
+    let excluded_levels = exclusions::levels(&options.excluded_cgroups)?;
+    let host_only = u32::from(options.host_only);
     let slot_mask = slots - 1;
     let protect_node_ports = u32::from(options.protect_node_ports);
     // A kernel that does not tell (before 5.14) is taken at its word that we are in the first namespace of all.
@@ -79,11 +87,14 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     let mut loader = EbpfLoader::new();
     loader.override_global("SET_RETVAL", &set_retval, true);
     loader.override_global("MPTCP", &mptcp, true);
+    loader.override_global("EXCLUDED_LEVELS", &excluded_levels, true);
+    loader.override_global("HOST_ONLY", &host_only, true);
     loader.override_global("SLOT_MASK", &slot_mask, true);
     loader.override_global("PROTECT_NODE_PORTS", &protect_node_ports, true);
     loader.override_global("HOST_NETNS", &host_netns, true);
     loader.map_max_entries("SLOTS", slots);
     loader.map_max_entries("CLIENTS", clients);
+    loader.map_max_entries("PEERS", peers);
     for map in &pinned {
         loader.map_pin_path(map.name, map.path.clone());
     }
@@ -247,7 +258,7 @@ fn size(path: &Path, wanted: u32, what: &str) -> Result<u32, Error> {
     Ok(if there.is_power_of_two() { there } else { wanted })
 }
 
-fn pinned_maps(pins: &Pins, slots: u32, clients: u32) -> Vec<Pinned> {
+fn pinned_maps(pins: &Pins, slots: u32, clients: u32, peers: u32) -> Vec<Pinned> {
     let word = size_of::<u32>() as u32;
     let shape = |map_type, value_size, max_entries, flags| Shape {
         map_type,
@@ -294,6 +305,22 @@ fn pinned_maps(pins: &Pins, slots: u32, clients: u32) -> Vec<Pinned> {
             name: "DATAGRAMS",
             path: pins.socket_map("datagrams"),
             shape: storage(size_of::<Datagrams>()),
+        },
+        Pinned {
+            name: "PEERS",
+            path: pins.socket_map("peers"),
+            shape: Shape {
+                map_type: MapType::Hash,
+                key_size: size_of::<PeerKey>() as u32,
+                value_size: size_of::<Peer>() as u32,
+                max_entries: peers,
+                flags: BPF_F_NO_PREALLOC,
+            },
+        },
+        Pinned {
+            name: "PEER_COUNTS",
+            path: pins.socket_map("peer_counts"),
+            shape: shape(MapType::Array, size_of::<u64>() as u32, COUNTS, 0),
         },
     ];
     maps.extend(Table::ALL.map(|table| Pinned {

@@ -10,10 +10,13 @@ use aya::Ebpf;
 use model::state::NodeState;
 
 use super::{
+    ending::Ender,
     error::Error,
+    exclusions::Exclusions,
     hooks::{self, Cgroup},
     kernel::{self, KernelMaps},
     look::{self, Hooks},
+    peers::{Peers, UdpMemory},
     pins::{PinLock, Pins},
     places::{NodePortAddresses, places},
     plane::{Applied, Plane},
@@ -30,9 +33,16 @@ pub struct Options {
     /// How many connected sockets have a slot to remember their translation in, a power of two; further ones make storage
     /// of their own, which takes longer.
     pub socket_slots: u32,
+    /// How many Service addresses unconnected UDP sockets can remember beyond the first few of each, all together; a power
+    /// of two.
+    pub udp_addresses: u32,
     /// How many clients of Services with session affinity are remembered, a power of two; who was not heard of longest is
     /// forgotten first.
     pub affinity_clients: u32,
+    /// Whether only sockets of the node's own network namespace are translated.
+    pub host_only: bool,
+    /// Cgroups whose processes are left alone, with all below; they need not exist yet.
+    pub excluded_cgroups: Vec<PathBuf>,
     /// The name of this node's Node object.
     pub node_name: String,
     /// Which addresses of a node its node ports are served at.
@@ -45,6 +55,8 @@ pub struct Options {
 pub struct Node {
     plane: Plane<KernelMaps>,
     ebpf: Ebpf,
+    peers: Peers,
+    exclusions: Exclusions,
     cgroup: Cgroup,
     pins: Pins,
     node_name: String,
@@ -101,12 +113,16 @@ impl Node {
         let lock = pins.prepare()?;
         hooks::check(&cgroup, &pins)?;
         let (mut ebpf, maps) = kernel::load(&pins, options)?;
+        let peers = Peers::take(&mut ebpf)?;
+        let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups)?;
         hooks::load(&mut ebpf)?;
         let plane = Plane::new(maps)?;
         tracing::info!(cgroup = %cgroup.path().display(), pins = %pins.dir().display(), "ready for the first state");
         Ok(Self {
             plane,
             ebpf,
+            peers,
+            exclusions,
             cgroup,
             pins,
             node_name: options.node_name.clone(),
@@ -209,6 +225,33 @@ impl Node {
         let hooks = look::look(&self.cgroup, &self.pins)?;
         self.attached = hooks.are_in_effect();
         Ok(Some(hooks))
+    }
+
+    /// What ends flows that have no place to go any more.
+    ///
+    /// # Errors
+    ///
+    /// If what sockets remember cannot be opened.
+    pub fn ender(&self) -> Result<Ender, Error> {
+        Ender::open(&self.pins)
+    }
+
+    /// Looks for the cgroups whose processes are left alone: they may have come, gone, or come back as others.
+    ///
+    /// # Errors
+    ///
+    /// If one cannot be looked for; those that were known stay.
+    pub fn exclude(&mut self) -> Result<(), Error> {
+        self.exclusions.look()
+    }
+
+    /// Says how much unconnected UDP sockets remember, and takes away what closed ones have left over.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to tell.
+    pub fn udp_memory(&mut self) -> Result<UdpMemory, Error> {
+        self.peers.look()
     }
 }
 

@@ -9,7 +9,7 @@ use aya::{
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use super::{Finding, Level};
-use crate::ebpf::{Options, hooks::Cgroup, pins::Pins};
+use crate::ebpf::{Options, ending, exclusions, hooks::Cgroup, pins::Pins};
 
 /// The oldest kernel that has all that the programs cannot do without.
 const OLDEST: (u32, u32) = (5, 10);
@@ -23,7 +23,15 @@ pub(super) fn check(options: &Options) -> Vec<Finding> {
     let release = &*release;
     let capabilities = Capabilities::own();
     let mut findings = vec![kernel(release), btf(), cgroup(options), pin_dir(options)];
+    findings.extend(exclusions::missing(&options.excluded_cgroups).map(|it| {
+        Finding::degraded(
+            "exclusion",
+            format!("{} does not exist: nobody there is left alone", it.display()),
+            "see that --socket-lb-exclude-cgroup names it as it is below /sys/fs/cgroup; it may come later",
+        )
+    }));
     findings.push(capabilities.check());
+    findings.push(endings(&capabilities));
     findings.extend(memlock(release, &capabilities));
     findings
 }
@@ -118,6 +126,26 @@ fn pin_dir(options: &Options) -> Finding {
             "mount it on the host: `mount -t bpf bpf /sys/fs/bpf`; in a container, mount the host's",
         ),
         Err(error) => Finding::failed(SUBJECT, &error),
+    }
+}
+
+/// Whether connected UDP sockets can be ended when their endpoint goes.
+fn endings(capabilities: &Capabilities) -> Finding {
+    const SUBJECT: &str = "UDP flows";
+    match ending::is_possible() {
+        Ok(()) if capabilities.have(SYS_ADMIN) => {
+            Finding::ok(SUBJECT, "connected sockets are ended when their endpoint goes")
+        }
+        Ok(()) => Finding::ok(
+            SUBJECT,
+            "connected sockets of this network namespace are ended when their endpoint goes; those of pods stay, for want of \
+             CAP_SYS_ADMIN",
+        ),
+        Err(error) => Finding::degraded(
+            SUBJECT,
+            format!("connected sockets stay with an endpoint that is gone: {error}"),
+            "use a kernel with CONFIG_INET_DIAG_DESTROY=y, if programs here keep UDP sockets connected to Services",
+        ),
     }
 }
 

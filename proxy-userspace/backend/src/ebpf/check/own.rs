@@ -1,12 +1,15 @@
 //! What is pinned, and whether it is in effect: by what the kernel says, not by what should be.
 
 use super::{Finding, Level};
-use crate::ebpf::{
-    Options,
-    error::Error,
-    hooks::{self, Cgroup},
-    kernel, look,
-    pins::Pins,
+use crate::{
+    canary::{self, Answer},
+    ebpf::{
+        Options,
+        error::Error,
+        hooks::{self, Cgroup},
+        kernel, look,
+        pins::Pins,
+    },
 };
 
 pub(super) fn check(options: &Options) -> Vec<Finding> {
@@ -29,6 +32,7 @@ pub(super) fn check(options: &Options) -> Vec<Finding> {
             Ok(()) => programs(&cgroup, &pins),
             Err(error) => Finding::failed("programs", &error),
         });
+        findings.push(tried(&cgroup));
     }
     findings
 }
@@ -96,6 +100,34 @@ fn programs(cgroup: &Cgroup, pins: &Pins) -> Finding {
         format!("not in effect on {path}: {}", missing.join(", "))
     };
     Finding::broken(SUBJECT, says, "start `run` or `agent`: it puts them back; see its log if it does not")
+}
+
+/// Whether the hooks act, tried from inside the cgroup.
+fn tried(cgroup: &Cgroup) -> Finding {
+    const SUBJECT: &str = "canary";
+    let heard = canary::ask(cgroup);
+    let of = |kind: fn(&Answer) -> bool| -> Vec<String> {
+        heard.iter().filter(|it| kind(&it.answer)).map(ToString::to_string).collect()
+    };
+    let fails = of(|it| matches!(it, Answer::Fails(_)));
+    if !fails.is_empty() {
+        return Finding::broken(
+            SUBJECT,
+            fails.join("; "),
+            "see whether the programs are in effect, and who else has programs there",
+        );
+    }
+    let untold = of(|it| matches!(it, Answer::Untold(_)));
+    let acting = heard.len() - untold.len();
+    if acting == 0 {
+        return Finding::degraded(
+            SUBJECT,
+            untold.join("; "),
+            "see that processes can be put into the cgroup, and that the loopback interface is up and open",
+        );
+    }
+    let untold = if untold.is_empty() { String::new() } else { format!("; {}", untold.join("; ")) };
+    Finding::ok(SUBJECT, format!("{acting} hooks act when they are used{untold}"))
 }
 
 /// A question that the kernel did not answer.

@@ -1,0 +1,137 @@
+//! Ends connected UDP sockets whose endpoint does not serve their Service any more: the program gets ECONNABORTED, and
+//! asks again. What goes without a connection finds another endpoint by itself, and TCP notices.
+//!
+//! The one rule: a socket is ended only if its own memory says that we have led it there. Who connected to a pod directly
+//! is spared.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    thread,
+};
+
+use aya::maps::{Array, HashMap, Map, MapData};
+use model::state::NodeState;
+use proxy_common::{
+    peers::{Peer, PeerKey},
+    socket::{Address, Slot, Translation},
+};
+
+use super::{error::Error, flows::Flows, pins::Pins, sys};
+use crate::{
+    namespaces,
+    sock_diag::{Connected, SockDiag},
+};
+
+/// What a look at the connected UDP sockets did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// How many sockets were ended.
+    pub sockets: usize,
+    /// Whether sockets of other network namespaces were looked at too.
+    pub everywhere: bool,
+}
+
+/// Ends sockets.
+pub struct Ender {
+    slots: Array<MapData, [u64; WORDS]>,
+    slot_mask: u64,
+    /// What those without a slot remember; the kernel does not tell what a UDP socket has in its storage.
+    peers: HashMap<MapData, [u64; KEY], [u64; VALUE]>,
+}
+
+/// A slot in words.
+const WORDS: usize = size_of::<Slot>() / size_of::<u64>();
+/// An entry in words.
+const KEY: usize = size_of::<PeerKey>() / size_of::<u64>();
+const VALUE: usize = size_of::<Peer>() / size_of::<u64>();
+
+impl Ender {
+    /// Opens what sockets remember.
+    pub(super) fn open(pins: &Pins) -> Result<Self, Error> {
+        let slots = open(&pins.socket_map("slots"))?;
+        let info = slots.info().map_err(Error::map("slots"))?;
+        let slot_mask = u64::from(info.max_entries().saturating_sub(1));
+        let slots = Map::from_map_data(slots).and_then(Array::try_from).map_err(Error::map("slots"))?;
+        let peers = open(&pins.socket_map("peers"))?;
+        let peers = Map::from_map_data(peers).and_then(HashMap::try_from).map_err(Error::map("peers"))?;
+        Ok(Self { slots, slot_mask, peers })
+    }
+
+    /// Ends every connected UDP socket that was led to where no flow of `state` goes: in this network namespace, and in
+    /// every other that may be entered. `None` if that state is not in force any more, as `is_current` says; then it is to
+    /// be done again.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not tell of this namespace's sockets, or cannot end any.
+    pub fn end(
+        &self,
+        state: &NodeState,
+        is_current: &(dyn Fn() -> bool + Sync),
+    ) -> io::Result<Option<Ended>> {
+        let flows = Flows::of(state);
+        // A thread that has been elsewhere is good for nothing else.
+        let pass = || {
+            let mut sockets = self.end_here(&flows, is_current)?;
+            let everywhere = namespaces::in_each_other(|| match self.end_here(&flows, is_current) {
+                Ok(more) => sockets += more,
+                Err(error) => tracing::debug!("sockets of a network namespace cannot be looked at: {error}"),
+            })?;
+            Ok(is_current().then_some(Ended { sockets, everywhere }))
+        };
+        thread::scope(|it| it.spawn(pass).join())
+            .unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+    }
+
+    fn end_here(&self, flows: &Flows, is_current: &dyn Fn() -> bool) -> io::Result<usize> {
+        let kernel = SockDiag::open()?;
+        let mut ended = 0;
+        let sockets = kernel.connected_udp()?;
+        // Sockets that connected since may have been led to where only a newer state leads.
+        if !is_current() {
+            return Ok(0);
+        }
+        for socket in sockets {
+            if let Some(service) = self.service_of(&socket)
+                && !flows.serves(service, socket.peer())
+            {
+                ended += usize::from(kernel.end(&socket)?);
+            }
+        }
+        Ok(ended)
+    }
+
+    /// The Service address that the socket was led away from, if it was.
+    fn service_of(&self, socket: &Connected) -> Option<SocketAddr> {
+        let translation = self.translation(socket)?;
+        (address(translation.backend) == socket.peer()).then(|| address(translation.service))
+    }
+
+    fn translation(&self, socket: &Connected) -> Option<Translation> {
+        let cookie = socket.cookie();
+        let index = u32::try_from(cookie & self.slot_mask).ok()?;
+        let slot: Slot = bytemuck::cast(self.slots.get(&index, 0).ok()?);
+        if slot.cookie == cookie && slot.claims != 0 {
+            return Some(slot.translation);
+        }
+        let key: [u64; KEY] = bytemuck::cast(PeerKey::connected(cookie));
+        let Peer { other, next, .. } = bytemuck::cast(self.peers.get(&key, 0).ok()?);
+        Some(Translation { service: next, backend: other })
+    }
+}
+
+/// Whether sockets can be ended: the kernel may have been built without it.
+pub(super) fn is_possible() -> io::Result<()> {
+    SockDiag::open()?.can_end()
+}
+
+fn address(address: Address) -> SocketAddr {
+    SocketAddr::new(IpAddr::V6(address.ip.into()).to_canonical(), address.port.get())
+}
+
+fn open(path: &Path) -> Result<MapData, Error> {
+    let fd = sys::obj_get(path).map_err(Error::syscall("BPF_OBJ_GET", path.display()))?;
+    MapData::from_fd(fd).map_err(Error::map(path.display()))
+}

@@ -1,0 +1,82 @@
+//! What unconnected UDP sockets remember beyond their own storage: how full the table is, and what nobody needs any more.
+//!
+//! The one rule: only entries of sockets that are closed are taken away.
+
+use std::os::fd::AsFd as _;
+
+use aya::{
+    Ebpf,
+    maps::{Array, Map, MapData},
+};
+use proxy_common::peers::{CAME, LEFT, Peer, PeerKey, REFUSED, SWEPT, WENT, left_over};
+
+use super::{error::Error, sys};
+
+const TABLE: &str = "PEERS";
+const COUNTS: &str = "PEER_COUNTS";
+
+/// How full the table is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpMemory {
+    /// How many entries there are.
+    pub entries: u64,
+    /// How many there may be.
+    pub capacity: u32,
+    /// How many datagrams were ever not sent because what they need could not be remembered.
+    pub refused: u64,
+}
+
+/// The table, and what is counted of it.
+pub(super) struct Peers {
+    table: MapData,
+    counts: Array<MapData, u64>,
+    capacity: u32,
+    /// How many closed sockets had left something over when it was last taken away.
+    left: u64,
+}
+
+impl Peers {
+    /// Takes both maps out of the loaded object.
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
+        let mut map = |name| ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")));
+        let Map::HashMap(table) = map(TABLE)? else {
+            return Err(Error::Incomplete(format!("table {TABLE}")));
+        };
+        let counts = Array::try_from(map(COUNTS)?).map_err(Error::map(COUNTS))?;
+        let capacity = table.info().map_err(Error::map(TABLE))?.max_entries();
+        Ok(Self { table, counts, capacity, left: 0 })
+    }
+
+    /// Says how full the table is, after it has taken away what closed sockets have left over.
+    pub(super) fn look(&mut self) -> Result<UdpMemory, Error> {
+        let left = self.count(LEFT)?;
+        if left != self.left {
+            self.sweep()?;
+            self.left = left;
+        }
+        let entries = self.count(CAME)?.saturating_sub(self.count(WENT)? + self.count(SWEPT)?);
+        Ok(UdpMemory { entries, capacity: self.capacity, refused: self.count(REFUSED)? })
+    }
+
+    fn sweep(&mut self) -> Result<(), Error> {
+        let entry = sys::Entry { key: size_of::<PeerKey>(), value: size_of::<Peer>() };
+        let (keys, values) = sys::lookup_all(self.table.fd().as_fd(), entry, self.capacity)
+            .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", TABLE))?;
+        let keys = keys.chunks_exact(entry.key).map(bytemuck::pod_read_unaligned);
+        let values = values.chunks_exact(entry.value).map(bytemuck::pod_read_unaligned);
+        let entries: Vec<(PeerKey, Peer)> = keys.zip(values).collect();
+        let left: Vec<PeerKey> = left_over(&entries).copied().collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        sys::delete_batch(self.table.fd().as_fd(), entry, bytemuck::cast_slice(&left))
+            .map_err(Error::syscall("BPF_MAP_DELETE_BATCH", TABLE))?;
+        // Programs count what they take away themselves; this one is ours alone.
+        let swept = self.count(SWEPT)? + left.len() as u64;
+        self.counts.set(SWEPT, swept, 0).map_err(Error::map(COUNTS))
+    }
+
+    fn count(&self, what: u32) -> Result<u64, Error> {
+        self.counts.get(&what, 0).map_err(Error::map(COUNTS))
+    }
+}

@@ -1,0 +1,181 @@
+//! Who is served and who is left alone: by network namespace, and by cgroup.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpStream, UdpSocket},
+    path::{Path, PathBuf},
+    process,
+    time::Duration,
+};
+
+use tests::{Agent, Build, EchoServer, NetNs, Transport, World, ask, eventually, manifest::Service};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn web() -> SocketAddr {
+    SocketAddr::from(([10, 96, 0, 10], 80))
+}
+
+fn endpoint() -> SocketAddr {
+    SocketAddr::from(([10, 244, 1, 1], 8080))
+}
+
+fn prepare(world: &World) -> EchoServer {
+    let web = Service::new("web", &[web().ip()])
+        .port("tcp", "TCP", 80, 8080)
+        .port("udp", "UDP", 80, 8080)
+        .endpoint("web-1", &[endpoint().ip()]);
+    world.write(&[web]);
+    EchoServer::start("web-1", endpoint()).unwrap()
+}
+
+fn start(world: &World, arguments: &[&Path]) -> Agent {
+    let setting = world.setting(Build::Product);
+    let setting = arguments.iter().fold(setting, tests::agent::Setting::argument);
+    let mut agent = setting.start(world.sandbox()).unwrap();
+    let log = agent.log_path().to_owned();
+    agent.wait_until(LIMIT, || fs::read_to_string(&log).is_ok_and(|it| it.contains("in force"))).unwrap();
+    agent
+}
+
+const TRANSPORTS: [Transport; 3] = [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected];
+
+#[track_caller]
+fn assert_served() {
+    for transport in TRANSPORTS {
+        assert_eq!(ask(transport, web()).unwrap(), "web-1", "{transport:?}");
+    }
+}
+
+/// No route leads to a Service's address.
+#[track_caller]
+fn assert_left_alone() {
+    for transport in TRANSPORTS {
+        let error = ask(transport, web()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(nix::libc::ENETUNREACH), "{transport:?}: {error}");
+    }
+}
+
+#[test]
+fn host_leaves_other_namespaces_alone() {
+    let Some(world) = World::or_skip("host_leaves_other_namespaces_alone") else { return };
+    let _server = prepare(&world);
+    let pod = NetNs::new().unwrap();
+    pod.ip(&["route", "add", "local", "10.244.0.0/16", "dev", "lo"]).unwrap();
+    let _other_server = {
+        let _inside = pod.enter().unwrap();
+        EchoServer::start("web-1", endpoint()).unwrap()
+    };
+    for (scope, is_served) in [("host", false), ("all", true), ("host", false)] {
+        let agent = start(&world, &["--socket-lb".as_ref(), scope.as_ref()]);
+        assert_served();
+        let inside = pod.enter().unwrap();
+        if is_served {
+            assert_served();
+        } else {
+            assert_left_alone();
+        }
+        drop(inside);
+        agent.kill9().unwrap();
+    }
+}
+
+/// A cgroup below the sandbox's, which is gone in the end.
+struct Below(PathBuf);
+
+impl Below {
+    fn new(world: &World, name: &str) -> Self {
+        let path = world.sandbox().cgroup().join(name);
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn enter(&self) {
+        enter(&self.0);
+    }
+}
+
+impl Drop for Below {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+fn enter(cgroup: &Path) {
+    fs::write(cgroup.join("cgroup.procs"), process::id().to_string()).unwrap();
+}
+
+#[test]
+fn an_excluded_cgroup_is_left_alone_with_all_below() {
+    let Some(world) = World::or_skip("an_excluded_cgroup_is_left_alone_with_all_below") else { return };
+    let _server = prepare(&world);
+    let top = world.sandbox().cgroup().to_owned();
+    let mesh = Below::new(&world, "mesh");
+    let inner = Below::new(&world, "mesh/inner");
+    let other = Below::new(&world, "other");
+    let vm = Below::new(&world, "other/vm");
+    let exclude: &Path = "--socket-lb-exclude-cgroup".as_ref();
+    let agent = start(&world, &[exclude, &mesh.0, exclude, &vm.0]);
+
+    assert_served();
+    let stream = TcpStream::connect(web()).unwrap();
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect(web()).unwrap();
+    for below in [&mesh, &inner, &vm] {
+        below.enter();
+        assert_left_alone();
+        // A socket that was led before goes on as it was.
+        assert_eq!(stream.peer_addr().unwrap(), web());
+        socket.send_to(b"who?", web()).unwrap();
+        assert_eq!(socket.recv_from(&mut [0; 64]).unwrap().1, web());
+        other.enter();
+        assert_served();
+        enter(&top);
+        assert_served();
+    }
+    // Another start with other flags, and nobody is excluded any more.
+    agent.kill9().unwrap();
+    inner.enter();
+    assert_left_alone();
+    let _agent = start(&world, &[]);
+    assert_served();
+    enter(&top);
+}
+
+#[test]
+fn an_excluded_cgroup_may_come_later_and_come_back() {
+    let Some(world) = World::or_skip("an_excluded_cgroup_may_come_later_and_come_back") else { return };
+    let _server = prepare(&world);
+    let top = world.sandbox().cgroup().to_owned();
+    let path = top.join("later");
+    let agent = start(&world, &["--socket-lb-exclude-cgroup".as_ref(), &path]);
+    let missing = format!("{} does not exist", path.display());
+    assert!(agent.log().contains(&missing), "{}", agent.log());
+    for _ in 0..2 {
+        let later = Below::new(&world, "later");
+        later.enter();
+        assert!(eventually(LIMIT, || ask(Transport::Tcp, web()).is_err()), "{}", agent.log());
+        assert_left_alone();
+        enter(&top);
+        assert_served();
+    }
+}
+
+#[test]
+fn what_is_no_cgroup_cannot_be_excluded() {
+    let Some(world) = World::or_skip("what_is_no_cgroup_cannot_be_excluded") else { return };
+    let _server = prepare(&world);
+    let root = world.sandbox().cgroup().parent().unwrap().to_owned();
+    let files = world.sandbox().files().join("nothing");
+    for (path, says) in [(&files, "is not a cgroup2 folder"), (&root, "cannot be left alone")] {
+        let setting = world.setting(Build::Product).argument("--socket-lb-exclude-cgroup").argument(path);
+        let mut agent = setting.start(world.sandbox()).unwrap();
+        assert!(!agent.wait(LIMIT).unwrap().success());
+        assert!(agent.log().contains(says), "{}", agent.log());
+        assert!(agent.log().contains(&*path.to_string_lossy()), "{}", agent.log());
+    }
+    assert!(TcpStream::connect(web()).is_err(), "nothing was attached");
+}
