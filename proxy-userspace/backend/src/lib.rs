@@ -8,5 +8,6 @@ mod observe;
 
 pub mod ebpf;
 
+pub use addresses::read as interfaces;
 pub use agent::follow;
 pub use observe::{Doing, Observer};

@@ -41,7 +41,7 @@ enum Output {
 /// Looks, tells, and says whether nothing is broken.
 pub(super) fn main(flags: Flags) -> Result<bool> {
     // What is looked at does not depend on the name of the node.
-    let Checkup { machine, own, rivals } = check(&flags.data_plane.options(""));
+    let Checkup { machine, own, rivals } = check(&flags.data_plane.options("")?);
     let groups = [
         ("This machine", machine),
         ("What is in the kernel", own),

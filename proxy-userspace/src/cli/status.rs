@@ -56,7 +56,7 @@ enum Output {
 
 pub(super) fn main(flags: Flags) -> Result<()> {
     // What is looked at does not depend on the name of the node.
-    let options = flags.data_plane.options("");
+    let options = flags.data_plane.options("")?;
     loop {
         // What the process says comes first: what is in the kernel is then as new, or newer.
         let process = Process::ask(flags.reports.metrics());
