@@ -4,9 +4,12 @@
 
 mod addresses;
 mod agent;
+mod netlink;
 mod observe;
 
 pub mod ebpf;
+pub mod flows;
+pub mod nft;
 
 pub use addresses::read as interfaces;
 pub use agent::follow;

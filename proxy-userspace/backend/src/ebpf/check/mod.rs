@@ -9,7 +9,7 @@ mod rivals;
 
 pub(super) use machine::is_powerless;
 
-use super::{Options, error::Error};
+use super::Options;
 use crate::agent::chain;
 
 /// How good something is.
@@ -64,7 +64,7 @@ impl Finding {
     }
 
     /// It could not be had; the error says what to do, where we know.
-    fn failed(subject: &'static str, error: &Error) -> Self {
+    pub(crate) fn failed(subject: &'static str, error: &dyn std::error::Error) -> Self {
         Self { subject, level: Level::Broken, says: chain(error), remedy: None }
     }
 }
