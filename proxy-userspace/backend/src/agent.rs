@@ -13,7 +13,8 @@ use tokio::{
 
 use crate::{
     addresses::{self, Addresses},
-    ebpf::{Error, Hooks, Node, Report},
+    ebpf::{Hooks, Report},
+    node::{Error, Node},
     observe::{Doing, Observer},
 };
 
@@ -71,7 +72,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                     if let Err(error) = settled {
                         let error = chain(&error);
                         observer.failed(Doing::Settle, &error);
-                        tracing::warn!(error, "the spare maps will be written anew");
+                        tracing::warn!(error, "not settled; it is tried again with the next change");
                     }
                 }
             }
@@ -79,7 +80,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 failed = true;
                 let error = chain(&error);
                 observer.failed(Doing::Attach, &error);
-                tracing::error!(error, "the programs cannot be attached; next try in {pause:?}");
+                tracing::error!(error, "what should be in effect is not; next try in {pause:?}");
             }
         }
         // States may come without a pause; it is looked all the same.
@@ -113,6 +114,8 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 node = update_interfaces(node);
                 newest = latest.clone();
             }
+            // Whoever changes something is given time to end; and two who undo each other's work do not keep a CPU busy.
+            () = node.disturbed() => sleep(PAUSE.0).await,
             () = sleep(wait) => {}
         }
     }

@@ -4,7 +4,9 @@
 
 mod addresses;
 mod agent;
+mod check;
 mod netlink;
+mod node;
 mod observe;
 
 pub mod ebpf;
@@ -13,4 +15,6 @@ pub mod nft;
 
 pub use addresses::read as interfaces;
 pub use agent::follow;
+pub use check::check;
+pub use node::{Error, Node, Options};
 pub use observe::{Doing, Observer};

@@ -11,6 +11,7 @@ mod dump;
 mod flags;
 mod logging;
 mod news;
+mod packets;
 mod pipeline;
 mod print;
 mod run;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
-use backend::ebpf::Node;
+use backend::Node;
 use clap::Args;
 use publish::grpc::{Counted, Served};
 
-use super::{config, flags, pipeline::Pipeline, serving::Serving, signals::Signals};
+use super::{config, flags, packets, pipeline::Pipeline, serving::Serving, signals::Signals};
 
 /// Serve this node: brain and backend in one process
 ///
@@ -22,6 +22,8 @@ pub(super) struct Flags {
     _config: config::ConfigFile,
     #[command(flatten)]
     data_plane: flags::DataPlane,
+    #[command(flatten)]
+    packets: packets::PacketFlags,
     #[command(flatten)]
     listen: flags::Listen,
     #[command(flatten)]
@@ -42,7 +44,7 @@ async fn run(flags: Flags) -> Result<()> {
     let served = pipeline.served(flags.any_node.serve_any_node);
     let admin = Admin::new(pipeline.node(), Role::Serves);
     let health_checks = flags.data_plane.health_checks(&admin, pipeline.node())?;
-    let options = flags.data_plane.options(pipeline.node())?;
+    let options = flags.packets.options(flags.data_plane.options(pipeline.node())?)?;
     let counted = Counted::new(served.nodes);
     admin.watchers(counted.watchers());
     let served = Served { nodes: Arc::new(counted), ..served };

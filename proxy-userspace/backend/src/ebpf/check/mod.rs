@@ -70,7 +70,7 @@ impl Finding {
 }
 
 /// What a look at a node found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkup {
     /// Whether it can run here.
     pub machine: Vec<Finding>,
@@ -83,6 +83,11 @@ pub struct Checkup {
 /// What this kernel can do.
 pub fn kernel() -> Finding {
     machine::kernel(&machine::release())
+}
+
+/// Whether kube-proxy's rules are here.
+pub(crate) fn rules() -> Finding {
+    rivals::rules()
 }
 
 /// Looks at this node.
