@@ -2,6 +2,8 @@
 //! The one rule: what it says is kept, and shown when a test fails.
 
 use std::{
+    collections::BTreeMap,
+    env,
     ffi::{OsStr, OsString},
     fs::{self, File},
     io,
@@ -19,6 +21,9 @@ use nix::{
 };
 
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set, set_no_new_privs};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
 
 use crate::{Sandbox, deploy, eventually};
 
@@ -29,6 +34,7 @@ pub struct Setting {
     arguments: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
     capabilities: Option<CapabilitySet>,
+    without_netfilter: bool,
 }
 
 impl Setting {
@@ -51,11 +57,19 @@ impl Setting {
         Self::of(binary, &arguments)
     }
 
-    /// `BINARY` with arguments of any kind.
+    /// `BINARY` with arguments of any kind. Packets are left alone unless one of them says otherwise: most places that a
+    /// proxy is started in are not its own, and what is in no sandbox should not be translated.
     #[must_use]
     pub fn of(binary: &Path, arguments: &[&OsStr]) -> Self {
         let arguments = arguments.iter().map(|&it| it.to_owned()).collect();
-        Self { binary: binary.to_owned(), arguments, environment: Vec::new(), capabilities: None }
+        let environment = vec![("KUBE_PROXY_EBPF_PACKETS".into(), "off".into())];
+        Self {
+            binary: binary.to_owned(),
+            arguments,
+            environment,
+            capabilities: None,
+            without_netfilter: false,
+        }
     }
 
     /// Another argument.
@@ -86,6 +100,13 @@ impl Setting {
         self
     }
 
+    /// Without a way to netfilter, as where the kernel has none.
+    #[must_use]
+    pub fn without_netfilter(mut self) -> Self {
+        self.without_netfilter = true;
+        self
+    }
+
     /// The command line, as one would type it.
     #[must_use]
     pub fn line(&self) -> String {
@@ -112,7 +133,7 @@ impl Setting {
             .stdin(Stdio::null())
             .stdout(stderr.try_clone()?)
             .stderr(stderr);
-        let child = spawn_with(capabilities, &mut command)
+        let child = spawn_with(capabilities, self.without_netfilter, &mut command)
             .with_context(|| format!("cannot start `{}`", self.line()))?;
         let agent = Agent { child, log, left: false };
         sandbox.adopt(agent.process())?;
@@ -121,19 +142,45 @@ impl Setting {
 }
 
 /// Starts a program that can never have other capabilities than these, whoever it runs as.
-fn spawn_with(capabilities: CapabilitySet, command: &mut Command) -> io::Result<Child> {
+fn spawn_with(
+    capabilities: CapabilitySet,
+    without_netfilter: bool,
+    command: &mut Command,
+) -> io::Result<Child> {
     let bounded = || {
         // Those that have a name; the others are none.
         for (_, capability) in CapabilitySet::all().difference(capabilities).iter_names() {
             remove_capability_from_bounding_set(capability)?;
         }
         set_no_new_privs(true)?;
+        if without_netfilter {
+            refuse_netfilter().map_err(io::Error::other)?;
+        }
         command.spawn()
     };
     // What is given up is given up by a thread, for itself and for what it starts.
     thread::scope(|scope| {
         scope.spawn(bounded).join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
     })
+}
+
+/// From now on, no netlink socket to netfilter is made for this thread and what it starts.
+fn refuse_netfilter() -> Result<(), seccompiler::Error> {
+    let argument = |index, value: i32| {
+        let value = u64::from(value.cast_unsigned());
+        SeccompCondition::new(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
+    };
+    let rule = SeccompRule::new(vec![
+        argument(0, nix::libc::AF_NETLINK)?,
+        argument(2, nix::libc::NETLINK_NETFILTER)?,
+    ])?;
+    let filter = SeccompFilter::new(
+        BTreeMap::from([(nix::libc::SYS_socket, vec![rule])]),
+        SeccompAction::Allow,
+        SeccompAction::Errno(nix::libc::EPROTONOSUPPORT.cast_unsigned()),
+        env::consts::ARCH.try_into()?,
+    )?;
+    seccompiler::apply_filter(&BpfProgram::try_from(filter)?)
 }
 
 fn count(folder: &Path) -> usize {

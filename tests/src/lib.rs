@@ -9,6 +9,7 @@
 
 pub mod agent;
 pub mod client;
+pub mod cluster;
 pub mod cost;
 pub mod deploy;
 pub mod echo;
@@ -22,6 +23,7 @@ pub mod world;
 
 pub use agent::Agent;
 pub use client::{Probe, Transport, ask, refusal};
+pub use cluster::Cluster;
 pub use echo::EchoServer;
 pub use load::Load;
 pub use netns::NetNs;

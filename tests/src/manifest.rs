@@ -23,14 +23,18 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// The addresses of its load balancer.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// The networks that its load balancer may be asked from; any if there are none.
-    pub source_ranges: Vec<&'static str>,
     /// Its ports.
     pub ports: Vec<Port>,
     /// What serves it.
     pub endpoints: Vec<Endpoint>,
     /// Whether its external traffic policy is Local.
     pub external_local: bool,
+    /// Whether its internal traffic policy is Local.
+    pub internal_local: bool,
+    /// The sources that may use the load balancer; all, if none is named.
+    pub source_ranges: Vec<String>,
+    /// Where the health of its endpoints on a node is told.
+    pub health_check_node_port: Option<u16>,
     /// The time-out of its session affinity in seconds, if it has one.
     pub affinity: Option<u32>,
 }
@@ -89,13 +93,6 @@ impl Service {
         self
     }
 
-    /// With networks that alone may ask the load balancer.
-    #[must_use]
-    pub fn source_ranges(mut self, ranges: &[&'static str]) -> Self {
-        self.source_ranges = ranges.to_vec();
-        self
-    }
-
     /// With another port.
     #[must_use]
     pub fn port(mut self, name: &str, protocol: &'static str, port: u16, target: u16) -> Self {
@@ -128,10 +125,37 @@ impl Service {
         self
     }
 
+    /// With the internal traffic policy Local.
+    #[must_use]
+    pub fn internal_local(mut self) -> Self {
+        self.internal_local = true;
+        self
+    }
+
+    /// With ranges of sources that may use the load balancer.
+    #[must_use]
+    pub fn source_ranges(mut self, ranges: &[&str]) -> Self {
+        self.source_ranges = ranges.iter().map(|&it| it.to_owned()).collect();
+        self
+    }
+
+    /// With a port at which the health of its endpoints on a node is told.
+    #[must_use]
+    pub fn health_check_node_port(mut self, number: u16) -> Self {
+        self.health_check_node_port = Some(number);
+        self
+    }
+
     /// With another endpoint, ready, on node `n1`.
     #[must_use]
-    pub fn endpoint(mut self, name: &str, addresses: &[IpAddr]) -> Self {
-        let (name, node) = (name.to_owned(), "n1".to_owned());
+    pub fn endpoint(self, name: &str, addresses: &[IpAddr]) -> Self {
+        self.endpoint_on("n1", name, addresses)
+    }
+
+    /// With another endpoint, ready, on a node.
+    #[must_use]
+    pub fn endpoint_on(mut self, node: &str, name: &str, addresses: &[IpAddr]) -> Self {
+        let (name, node) = (name.to_owned(), node.to_owned());
         self.endpoints.push(Endpoint { name, node, addresses: addresses.to_vec(), ready: true });
         self
     }
@@ -172,17 +196,21 @@ impl Service {
         if self.external_local {
             text.push_str("  externalTrafficPolicy: Local\n");
         }
+        if self.internal_local {
+            text.push_str("  internalTrafficPolicy: Local\n");
+        }
+        if let Some(number) = self.health_check_node_port {
+            write(&mut text, format_args!("  healthCheckNodePort: {number}\n"));
+        }
+        if !self.source_ranges.is_empty() {
+            let ranges: Vec<_> = self.source_ranges.iter().map(|it| format!("'{it}'")).collect();
+            write(&mut text, format_args!("  loadBalancerSourceRanges: [{}]\n", ranges.join(", ")));
+        }
         if !self.external_ips.is_empty() {
             text.push_str("  externalIPs:\n");
             for ip in &self.external_ips {
                 write(&mut text, format_args!("  - '{ip}'\n"));
             }
-        }
-        if !self.source_ranges.is_empty() {
-            write(
-                &mut text,
-                format_args!("  loadBalancerSourceRanges: ['{}']\n", self.source_ranges.join("', '")),
-            );
         }
         if !self.load_balancer_ips.is_empty() {
             text.push_str("status:\n  loadBalancer:\n    ingress:\n");

@@ -2,11 +2,12 @@
 //! The one rule: a thread that enters one leaves it again; threads and processes it starts inside stay inside.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     marker::PhantomData,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    os::fd::AsRawFd as _,
     path::Path,
-    process::{Command, Output},
+    process::{self, Command, Output},
     thread,
     time::Duration,
 };
@@ -52,6 +53,12 @@ impl NetNs {
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         Ok(Self { file })
+    }
+
+    /// A path that other programs can open it by, while this value lives.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", process::id(), self.file.as_raw_fd())
     }
 
     /// Moves the calling thread into the namespace until the guard is dropped.
@@ -105,6 +112,29 @@ impl NetNs {
             "dev",
             "lo",
         ])
+    }
+
+    /// Writes a setting of the kernel inside, given by its path below `/proc/sys/net`.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such setting.
+    pub fn set(&self, setting: &str, value: &str) -> Result<()> {
+        let _inside = self.enter()?;
+        let path = Path::new("/proc/sys/net").join(setting);
+        fs::write(&path, value).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Joins it to another one by a cable, of which each end bears a name.
+    ///
+    /// # Errors
+    ///
+    /// If `ip` refuses.
+    pub fn join(&self, end: &str, other: &Self, other_end: &str) -> Result<()> {
+        let words = ["link", "add", end, "type", "veth", "peer", "name", other_end, "netns", &other.path()];
+        self.ip(&words)?;
+        self.ip(&["link", "set", end, "up"])?;
+        other.ip(&["link", "set", other_end, "up"])
     }
 
     /// Runs `ip` inside.

@@ -26,6 +26,8 @@ struct Said {
 impl Said {
     fn of(mut command: Command, world: &World) -> Self {
         command.arg("check").arg("--cgroup").arg(world.sandbox().cgroup());
+        // As those proxies are started that are looked at.
+        command.env("KUBE_PROXY_EBPF_PACKETS", "off");
         let Output { status, stdout, stderr } =
             command.arg("--pin-dir").arg(world.sandbox().pins()).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&stderr), "");

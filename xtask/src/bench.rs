@@ -3,6 +3,7 @@
 
 mod connect;
 mod kube;
+mod nft;
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
@@ -20,6 +21,8 @@ pub(crate) enum Subject {
     Connect,
     /// An API server as the source: memory and CPU of `run`, at 10k Services and 500 changes a second (as root).
     Kube,
+    /// Packets by nftables: loads, changes and restarts at 1k and 10k Services (as root).
+    Nft,
 }
 
 /// What one case was measured to cost.
@@ -84,6 +87,7 @@ pub(crate) fn bench(subject: Subject) -> Result<()> {
         Subject::Brain => brain(),
         Subject::Connect => connect::connect(),
         Subject::Kube => kube::kube(),
+        Subject::Nft => nft::nft(),
     }
 }
 
@@ -104,7 +108,7 @@ fn brain() -> Result<()> {
     let crowd = crowd.measure()?;
     let ratio = large.change_median_us / small.change_median_us;
 
-    let mut report = Report::new();
+    let mut report = Report::new(TEN_EACH);
     report.row("10k services, 1 node: first full state", 300.0, large.first_state_ms, "ms", 1);
     report.row("10k services, 1 node: one endpoint changes", 0.2, large.change_mean_us / 1e3, "ms", 3);
     report.row("  the median, as a multiple of that at 1k services", 1.5, ratio, "x", 2);
@@ -142,6 +146,9 @@ fn brain() -> Result<()> {
     )
 }
 
+/// What a table of figures is about, mostly.
+const TEN_EACH: &str = "CASE, 10 ENDPOINTS EACH";
+
 /// Figures beside their goals.
 struct Report {
     table: Table,
@@ -149,10 +156,10 @@ struct Report {
 }
 
 impl Report {
-    fn new() -> Self {
+    fn new(what: &str) -> Self {
         let mut table = Table::new();
         table.load_preset(presets::NOTHING);
-        table.set_header(["CASE, 10 ENDPOINTS EACH", "GOAL", "MEASURED", ""]);
+        table.set_header([what, "GOAL", "MEASURED", ""]);
         Self { table, missed: 0 }
     }
 

@@ -8,6 +8,7 @@
 mod ask;
 mod flag;
 mod health;
+mod health_checks;
 mod metrics;
 mod pages;
 mod record;
@@ -35,6 +36,7 @@ use tokio::time::Instant;
 pub use ask::{Asked, ask, get};
 pub use flag::Bind;
 pub use health::LATE;
+pub use health_checks::HealthChecks;
 pub use pages::Site;
 pub use server::{Endpoint, Servers};
 pub use status::{RejectedStatus, Revision, SourceStatus, Status, TableStatus};
@@ -71,11 +73,13 @@ pub enum Stage {
     Brain,
     /// Who programs the kernel.
     Backend,
+    /// Who tells load balancers of the endpoints here.
+    HealthChecks,
 }
 
 impl Stage {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Source, Self::Brain, Self::Backend];
+    pub const ALL: [Self; 4] = [Self::Source, Self::Brain, Self::Backend, Self::HealthChecks];
 
     /// Its name, as in metrics.
     pub fn name(self) -> &'static str {
@@ -83,6 +87,7 @@ impl Stage {
             Self::Source => "source",
             Self::Brain => "brain",
             Self::Backend => "backend",
+            Self::HealthChecks => "health-checks",
         }
     }
 }
@@ -135,7 +140,7 @@ impl Admin {
 }
 
 /// What was recorded before somebody panicked is still true.
-fn lock(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
+fn lock<T>(record: &Mutex<T>) -> MutexGuard<'_, T> {
     record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

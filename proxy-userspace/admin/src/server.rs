@@ -5,14 +5,20 @@
 
 use std::{
     convert::Infallible,
-    io,
+    fmt, io,
     net::{Ipv6Addr, SocketAddr},
     os::fd::AsFd as _,
     sync::Arc,
     time::Duration,
 };
 
-use hyper::{server::conn::http1, service::service_fn};
+use http_body_util::Full;
+use hyper::{
+    Request, Response,
+    body::{Bytes, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nix::sys::socket::{setsockopt, sockopt::Ipv6V6Only};
 use tokio::{
@@ -25,7 +31,7 @@ use tokio::{
 use crate::{Admin, Site};
 
 /// How long to wait before an address that could not be had is asked for again: at first, and at most.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+pub(crate) const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How many may be connected at a time, to each address.
 const CLIENTS: usize = 128;
 /// How many may wait to be accepted.
@@ -71,6 +77,23 @@ async fn serve(admin: Admin, endpoint: Endpoint) {
     if let Ok(address) = listener.local_addr() {
         tracing::info!("{site} at http://{address}: {}", site.paths().join(", "));
     }
+    let admin = &admin;
+    accept(&listener, site, move || {
+        let admin = admin.clone();
+        move |request| {
+            let admin = admin.clone();
+            async move { admin.answer(site, &request).await }
+        }
+    })
+    .await;
+}
+
+/// Answers whoever comes, for ever; each client has an answerer of its own.
+pub(crate) async fn accept<A, F>(listener: &TcpListener, what: impl fmt::Display, answerer: impl Fn() -> A)
+where
+    A: Fn(Request<Incoming>) -> F + Send + 'static,
+    F: Future<Output = Response<Full<Bytes>>> + Send,
+{
     let places = Arc::new(Semaphore::new(CLIENTS));
     let mut clients = JoinSet::new();
     loop {
@@ -81,14 +104,17 @@ async fn serve(admin: Admin, endpoint: Endpoint) {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Most of these are the client's; without a pause, those that are ours would keep a CPU busy.
-                tracing::debug!("{site}: accept: {error}");
+                tracing::debug!("{what}: accept: {error}");
                 sleep(BREATH).await;
                 continue;
             }
         };
-        let admin = admin.clone();
+        let answer = answerer();
         clients.spawn(async move {
-            let answer = service_fn(async |request| Ok::<_, Infallible>(admin.answer(site, &request).await));
+            let answer = service_fn(move |request| {
+                let answer = answer(request);
+                async move { Ok::<_, Infallible>(answer.await) }
+            });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(PATIENCE.0)
@@ -120,7 +146,7 @@ async fn bind_at_last(address: SocketAddr, site: Site, flag: &str) -> TcpListene
     }
 }
 
-fn remedy(error: &io::Error) -> &'static str {
+pub(crate) fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => "end whoever listens there (`ss -ltnp` shows who; kube-proxy perhaps)",
         io::ErrorKind::AddrNotAvailable => "give this host that address",
@@ -130,7 +156,7 @@ fn remedy(error: &io::Error) -> &'static str {
 }
 
 /// Listens at an address; at all addresses of both families if it is the unspecified one of either, as Go does.
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     if address.ip().is_unspecified() {
         let all = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
         match listen(all, false) {

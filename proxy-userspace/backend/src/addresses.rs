@@ -48,7 +48,11 @@ impl Addresses {
 }
 
 /// What can be reached from elsewhere: neither loopback addresses nor those that mean something on one link only.
-pub(crate) fn read() -> io::Result<BTreeSet<IpAddr>> {
+///
+/// # Errors
+///
+/// If the kernel does not list them.
+pub fn read() -> io::Result<BTreeSet<IpAddr>> {
     let addresses = getifaddrs()?.filter_map(|interface| {
         let address = interface.address?;
         let v4 = address.as_sockaddr_in().map(|it| IpAddr::V4(it.ip()));

@@ -14,8 +14,9 @@ use tokio::{
 use crate::{
     addresses::{self, Addresses},
     canary::{Answer, Heard, Trial},
-    ebpf::{Ended, Error, Hooks, Node, Report, UdpMemory},
+    ebpf::{Ended, Hooks, Report, UdpMemory},
     ending::Ending,
+    node::{Error, Node},
     observe::{Doing, Observer},
 };
 
@@ -42,9 +43,9 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
     let mut refused = None;
     let mut ending = node
         .ender()
-        .map(Ending::start)
         .inspect_err(|error| tracing::error!("no flow is ended with its endpoint: {}", chain(error)))
-        .ok();
+        .unwrap_or_default()
+        .map(Ending::start);
     let mut said = Said::default();
     let mut canary = None;
     loop {
@@ -85,7 +86,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                     if let Err(error) = settled {
                         let error = chain(&error);
                         observer.failed(Doing::Settle, &error);
-                        tracing::warn!(error, "the spare maps will be written anew");
+                        tracing::warn!(error, "not settled; it is tried again with the next change");
                     }
                     if let Some(ending) = &mut ending {
                         ending.in_force(&published);
@@ -96,7 +97,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 failed = true;
                 let error = chain(&error);
                 observer.failed(Doing::Attach, &error);
-                tracing::error!(error, "the programs cannot be attached; next try in {pause:?}");
+                tracing::error!(error, "what should be in effect is not; next try in {pause:?}");
             }
         }
         // States may come without a pause; it is looked all the same.
@@ -105,10 +106,10 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             next_look = Instant::now() + LOOK;
             let looked;
             (node, looked) = in_own_thread(node, Node::look).await;
-            if let Ok(Some(hooks)) = &looked
+            if let (Ok(Some(hooks)), Some(cgroup)) = (&looked, node.cgroup())
                 && hooks.are_in_effect()
             {
-                canary.get_or_insert_with(|| Trial::start(hooks.cgroup.clone()));
+                canary.get_or_insert_with(|| Trial::start(cgroup.to_owned()));
             }
             is_whole = tell_of(looked, observer);
             let excluded;
@@ -151,6 +152,8 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 observer.ended(&ended);
                 said.tell_of(&ended);
             }
+            // Whoever changes something is given time to end; and two who undo each other's work do not keep a CPU busy.
+            () = node.disturbed() => sleep(PAUSE.0).await,
             () = sleep(wait) => {}
         }
     }
@@ -183,9 +186,14 @@ fn tell_of(looked: Result<Option<Hooks>, Error>, observer: &dyn Observer) -> boo
 }
 
 /// Says how much UDP sockets remember, and whether more was asked for than there is room for.
-fn tell_of_memory(memory: Result<UdpMemory, Error>, refused: &mut Option<u64>, observer: &dyn Observer) {
+fn tell_of_memory(
+    memory: Result<Option<UdpMemory>, Error>,
+    refused: &mut Option<u64>,
+    observer: &dyn Observer,
+) {
     match memory {
-        Ok(memory) => {
+        Ok(None) => {}
+        Ok(Some(memory)) => {
             observer.udp_memory(memory);
             // What was refused before this process is old news.
             let before = refused.replace(memory.refused).unwrap_or(memory.refused);

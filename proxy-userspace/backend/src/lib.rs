@@ -5,13 +5,21 @@
 mod addresses;
 mod agent;
 mod canary;
+mod check;
 mod ending;
 mod namespaces;
+mod netlink;
+mod node;
 mod observe;
 mod sock_diag;
 
 pub mod ebpf;
+pub mod flows;
+pub mod nft;
 
+pub use addresses::read as interfaces;
 pub use agent::follow;
 pub use canary::{Answer, COMMAND as CANARY, Heard, obey as obey_as_canary};
+pub use check::check;
+pub use node::{Error, Node, Options};
 pub use observe::{Doing, Observer};

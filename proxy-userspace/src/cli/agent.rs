@@ -4,11 +4,11 @@ use std::time::SystemTime;
 
 use admin::{Admin, Role, Source};
 use anyhow::{Result, bail};
-use backend::ebpf::Node;
+use backend::Node;
 use clap::Args;
 use publish::{Subscription, upstream::Upstream};
 
-use super::{flags, signals::Signals};
+use super::{flags, packets, signals::Signals};
 
 /// Serve this node as a brain in another process decides
 ///
@@ -24,6 +24,8 @@ pub(super) struct Flags {
     #[command(flatten)]
     data_plane: flags::DataPlane,
     #[command(flatten)]
+    packets: packets::PacketFlags,
+    #[command(flatten)]
     reports: flags::Reports,
 }
 
@@ -35,13 +37,15 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 async fn agent(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let name = flags.node.name()?;
-    let options = flags.data_plane.options(&name);
     let admin = Admin::new(name.as_str(), Role::Serves);
+    let health_checks = flags.data_plane.health_checks(&admin, &name)?;
+    let options = flags.packets.options(flags.data_plane.options(&name)?)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name);
     let _reports = flags.reports.serve(&admin);
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     tokio::select! {
         () = backend::follow(node, upstream.subscribe(), &admin) => bail!("nothing comes from the brain any more"),
+        () = health_checks.follow(upstream.subscribe()) => bail!("nothing comes from the brain any more"),
         () = admin.follow(upstream.subscribe()) => bail!("nothing comes from the brain any more"),
         () = tell_of_brain(&admin, upstream.subscribe()) => bail!("nothing comes from the brain any more"),
         () = upstream.follow() => bail!("the brain is not followed any more; the log says why"),

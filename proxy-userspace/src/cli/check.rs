@@ -8,21 +8,23 @@ use std::{
 
 use admin::{Asked, Status};
 use anyhow::Result;
-use backend::ebpf::check::{Checkup, Finding, Level, check};
+use backend::ebpf::check::{Checkup, Finding, Level};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use super::flags;
+use super::{flags, packets};
 
 /// Say whether this node can run the proxy, and whether it runs right
 ///
-/// Looks at the kernel, at what is pinned and in effect, at who else leads Services here, and at the ports; asks the
+/// Looks at the kernel, at what is pinned, in nftables and in effect, at who else leads Services here, and at the ports; asks the
 /// process that runs, if one does. Each line says ok, degraded or broken, what that means, and what to do about it.
 /// Nothing is changed. The exit code is 1 if something is broken.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
     data_plane: flags::DataPlane,
+    #[command(flatten)]
+    packets: packets::PacketFlags,
     #[command(flatten)]
     reports: flags::Reports,
     /// How to print it
@@ -41,7 +43,8 @@ enum Output {
 /// Looks, tells, and says whether nothing is broken.
 pub(super) fn main(flags: Flags) -> Result<bool> {
     // What is looked at does not depend on the name of the node.
-    let Checkup { machine, own, rivals } = check(&flags.data_plane.options(""));
+    let options = flags.packets.options(flags.data_plane.options("")?)?;
+    let Checkup { machine, own, rivals } = backend::check(&options);
     let groups = [
         ("This machine", machine),
         ("What is in the kernel", own),

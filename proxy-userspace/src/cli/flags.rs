@@ -6,14 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use admin::{Admin, Bind, Endpoint, Servers, Site};
+use admin::{Admin, Bind, Endpoint, HealthChecks, Servers, Site};
 use backend::ebpf::{self, NodePortAddresses};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use proto::{Target, TargetError, client::Client};
 use source::kube::Access;
 
-use super::tls;
+use super::{tls, wrong_usage};
 
 /// Where a brain serves its own node if nothing else is said.
 const SOCKET: &str = "unix:///run/kube-proxy-ebpf/proxy.sock";
@@ -297,21 +297,33 @@ enum NodePortAddress {
 }
 
 impl DataPlane {
+    /// Who tells load balancers of the endpoints on the node of this name.
+    pub(super) fn health_checks(&self, admin: &Admin, node: &str) -> anyhow::Result<HealthChecks> {
+        Ok(HealthChecks::new(admin, node, self.node_port_addresses()?))
+    }
+
+    fn node_port_addresses(&self) -> anyhow::Result<NodePortAddresses> {
+        let mut ranges = Vec::new();
+        for it in &self.node_port_addresses {
+            match it {
+                NodePortAddress::In(range) => ranges.push(*range),
+                NodePortAddress::Primary if self.node_port_addresses.len() == 1 => {
+                    return Ok(NodePortAddresses::Primary);
+                }
+                NodePortAddress::Primary => {
+                    return Err(wrong_usage(
+                        "--nodeport-addresses: `primary` stands alone; give either it or ranges",
+                    ));
+                }
+            }
+        }
+        Ok(if ranges.is_empty() { NodePortAddresses::All } else { NodePortAddresses::In(ranges) })
+    }
+
     /// The same for the backend, on the node of this name.
-    pub(super) fn options(self, node: &str) -> ebpf::Options {
-        let ranges: Vec<_> = self
-            .node_port_addresses
-            .iter()
-            .filter_map(|it| if let NodePortAddress::In(range) = it { Some(*range) } else { None })
-            .collect();
-        let node_port_addresses = if self.node_port_addresses.is_empty() {
-            NodePortAddresses::All
-        } else if ranges.len() < self.node_port_addresses.len() {
-            NodePortAddresses::Primary
-        } else {
-            NodePortAddresses::In(ranges)
-        };
-        ebpf::Options {
+    pub(super) fn options(self, node: &str) -> anyhow::Result<ebpf::Options> {
+        let node_port_addresses = self.node_port_addresses()?;
+        Ok(ebpf::Options {
             cgroup: self.cgroup,
             pin_dir: self.pins.pin_dir,
             socket_slots: self.socket_slots.next_power_of_two(),
@@ -322,7 +334,7 @@ impl DataPlane {
             node_name: node.to_owned(),
             node_port_addresses,
             protect_node_ports: self.protect_node_ports,
-        }
+        })
     }
 }
 

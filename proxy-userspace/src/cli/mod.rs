@@ -11,6 +11,7 @@ mod dump;
 mod flags;
 mod logging;
 mod news;
+mod packets;
 mod pipeline;
 mod print;
 mod run;
@@ -19,9 +20,9 @@ mod signals;
 mod status;
 mod tls;
 
-use std::{io, process::ExitCode};
+use std::{fmt, io, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, error::ErrorKind};
 
 use config::{CommandLine, Wrong};
 
@@ -99,11 +100,20 @@ pub(crate) fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // `print | head` is not a failure.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<clap::Error>() => {
+            eprint!("{error}");
+            ExitCode::from(WRONG_USAGE)
+        }
         Err(error) => {
             tracing::error!("{error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Flags that make sense one by one, and none together.
+fn wrong_usage(message: impl fmt::Display) -> anyhow::Error {
+    clap::Error::raw(ErrorKind::ArgumentConflict, format!("{message}\n")).into()
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
-use backend::ebpf::Node;
+use backend::Node;
 use clap::Args;
 use publish::grpc::{Counted, Served};
 
-use super::{config, flags, pipeline::Pipeline, serving::Serving, signals::Signals};
+use super::{config, flags, packets, pipeline::Pipeline, serving::Serving, signals::Signals};
 
 /// Serve this node: brain and backend in one process
 ///
@@ -22,6 +22,8 @@ pub(super) struct Flags {
     _config: config::ConfigFile,
     #[command(flatten)]
     data_plane: flags::DataPlane,
+    #[command(flatten)]
+    packets: packets::PacketFlags,
     #[command(flatten)]
     listen: flags::Listen,
     #[command(flatten)]
@@ -41,16 +43,18 @@ async fn run(flags: Flags) -> Result<()> {
     let pipeline = Pipeline::start(&flags.facts)?;
     let served = pipeline.served(flags.any_node.serve_any_node);
     let admin = Admin::new(pipeline.node(), Role::Serves);
+    let health_checks = flags.data_plane.health_checks(&admin, pipeline.node())?;
+    let options = flags.packets.options(flags.data_plane.options(pipeline.node())?)?;
     let counted = Counted::new(served.nodes);
     admin.watchers(counted.watchers());
     let served = Served { nodes: Arc::new(counted), ..served };
     let listen = &flags.listen;
     let mut serving = Serving::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
-    let options = flags.data_plane.options(pipeline.node());
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     let result = tokio::select! {
         () = backend::follow(node, pipeline.subscribe(), &admin) => Err(anyhow!("nothing is published any more")),
+        () = health_checks.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
         () = admin.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
         () = pipeline.publish(Some(&admin)) => Err(anyhow!("the source has ended; the log says why")),
         result = serving.ended() => result,

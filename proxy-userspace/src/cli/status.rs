@@ -7,13 +7,17 @@ use std::{
     fmt::Write as _,
     io::{self, IsTerminal as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
     thread,
     time::Duration,
 };
 
 use admin::{Asked, Status};
 use anyhow::Result;
-use backend::ebpf::{self, Hooks, Led, check};
+use backend::{
+    ebpf::{self, Hooks, Led, check},
+    nft,
+};
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
 use jiff::Timestamp;
@@ -56,13 +60,14 @@ enum Output {
 
 pub(super) fn main(flags: Flags) -> Result<()> {
     // What is looked at does not depend on the name of the node.
-    let options = flags.data_plane.options("");
+    let options = flags.data_plane.options("")?;
     loop {
         // What the process says comes first: what is in the kernel is then as new, or newer.
         let process = Process::ask(flags.reports.metrics());
         let seen = Seen {
-            led: ebpf::led(&options.pin_dir)?,
+            led: led(&options.pin_dir)?,
             hooks: ebpf::look_at(options.cgroup.as_deref(), &options.pin_dir).map_err(|it| it.to_string()),
+            packets: nft::check().says,
             process,
         };
         let text = match flags.output {
@@ -83,10 +88,19 @@ pub(super) fn main(flags: Flags) -> Result<()> {
     }
 }
 
+/// What is led somewhere: sockets by eBPF; or packets alone, where nobody leads sockets.
+fn led(pin_dir: &Path) -> Result<Vec<Led>> {
+    ebpf::led(pin_dir).or_else(|error| match nft::led() {
+        Ok(led) if !led.is_empty() => Ok(led),
+        _ => Err(error.into()),
+    })
+}
+
 /// What was seen at one time.
 struct Seen {
     led: Vec<Led>,
     hooks: Result<Hooks, String>,
+    packets: String,
     process: Process,
 }
 
@@ -181,6 +195,7 @@ impl Seen {
             Err(error) => format!("cannot be looked at: {error}"),
         };
         let _ = writeln!(out, "programs   {programs}");
+        let _ = writeln!(out, "packets    {}", self.packets);
         let _ = writeln!(out, "kernel     {}\n", check::kernel().says);
         let mut table = Table::new();
         table.load_preset(presets::NOTHING).set_header(["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", ""]);
@@ -229,6 +244,7 @@ impl Seen {
             "process": self.process.status,
             "kernel": check::kernel().says,
             "programs": programs,
+            "packets": self.packets,
             "frontends": frontends.collect::<Vec<_>>(),
         })
     }

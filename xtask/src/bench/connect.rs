@@ -12,7 +12,7 @@ use tests::{
     Sandbox, World, agent::Setting, client::reset_on_close, cost::ProgramCost, manifest::Service, world::NODE,
 };
 
-use super::Report;
+use super::{Report, TEN_EACH};
 use crate::{build, command::say};
 
 const PAIRS: usize = 20_000;
@@ -45,7 +45,7 @@ pub(super) fn connect() -> Result<()> {
     let small = measure(&binary, 100)?;
     let large = measure(&binary, 10_000)?;
 
-    let mut report = Report::new();
+    let mut report = Report::new(TEN_EACH);
     let mut row = |case: &str, goal, measured, unit, digits| {
         report.row(&format!("10k services: {case}"), goal, measured, unit, digits);
     };

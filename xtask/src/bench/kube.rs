@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use tests::{Agent, Sandbox, agent::Setting, world::NODE};
 
-use super::Report;
+use super::{Report, TEN_EACH};
 use crate::{
     build,
     command::{cargo, run, say, workspace},
@@ -30,7 +30,7 @@ pub(super) fn kube() -> Result<()> {
     let binary = build::build(true)?;
     let target = workspace().join("target");
     run(cargo().args(["build", "--release", "--package", "api-server", "--target-dir"]).arg(&target))?;
-    let mut report = Report::new();
+    let mut report = Report::new(TEN_EACH);
     for (name, flag) in [("streamed", "--streaming"), ("by pages", "--paging")] {
         say("Measuring", &format!("{SERVICES} services, lists {name}"));
         let mut server = Server::start(flag)?;

@@ -121,7 +121,8 @@ impl Stage {
         let manifests =
             Manifests::copy(&workspace().join("deploy/demo"), &sandbox.files().join("manifests"))?;
         let pods = Pods::start(&topology, &sandbox, &manifests.pods()?)?;
-        let setting = Setting::new(binary, &sandbox, manifests.folder(), "n1");
+        // The machine's own packets are none of the demo's.
+        let setting = Setting::new(binary, &sandbox, manifests.folder(), "n1").argument("--packets=off");
 
         heading("0", "A node in a sandbox");
         line(&format!("Linux {}; the proxy is attached to one cgroup only.", machine.kernel));

@@ -227,6 +227,11 @@ impl Node {
         Ok(Some(hooks))
     }
 
+    /// The cgroup whose sockets are translated.
+    pub fn cgroup(&self) -> &Path {
+        self.cgroup.path()
+    }
+
     /// What ends flows that have no place to go any more.
     ///
     /// # Errors

@@ -27,7 +27,7 @@ pub enum NodePortAddresses {
 
 impl NodePortAddresses {
     /// What of a Node object's addresses counts.
-    fn of<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = IpAddr> + 'a {
+    pub(crate) fn of<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = IpAddr> + 'a {
         let first = |v4| node.addresses.iter().find(move |it| it.is_ipv4() == v4);
         let primary = [first(true), first(false)];
         node.addresses.iter().copied().filter(move |it| match self {
@@ -36,8 +36,14 @@ impl NodePortAddresses {
         })
     }
 
+    /// The addresses of this node that count, the loopback address aside; none if all of them do.
+    pub fn own(&self, node: &Node, interfaces: &BTreeSet<IpAddr>) -> Option<BTreeSet<IpAddr>> {
+        let interfaces = interfaces.iter().copied().filter(|it| self.contains(*it));
+        (*self != Self::All).then(|| interfaces.chain(self.of(node)).collect())
+    }
+
     /// Whether an address of an interface counts.
-    fn contains(&self, address: IpAddr) -> bool {
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
         match self {
             Self::All => true,
             Self::Primary => false,

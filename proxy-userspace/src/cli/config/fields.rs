@@ -36,15 +36,15 @@ const fn flag(
     Field { path, defaults, flag: Some(flag), because }
 }
 
-const SOCKETS: &str = "connections are led at socket level, where nothing is masqueraded";
-const NO_CONNTRACK: &str = "connections are led at socket level, where none is tracked";
+const NO_PACKETS: &str = "no packet is translated by this command";
+const NO_CONNTRACK: &str = "how connections are tracked is the host's to say (sysctl net.netfilter)";
 const NO_IPTABLES: &str = "iptables is not used";
 const NO_IPVS: &str = "IPVS is not used";
 const NO_SYNC: &str = "every change is put into force at once, and costs what it touches";
 const NO_WINDOWS: &str = "this is no Windows node";
 const NO_LIMIT: &str = "nothing but lists and watches is asked of the API server, three at a time";
 const NO_FORMAT: &str = "the API server is asked for JSON, of which only what is needed is decoded";
-const NO_ADDRESS: &str = "nothing at socket level depends on the node's primary address";
+const NO_ADDRESS: &str = "nothing depends on the node's primary address";
 const ITS_LOG: &str = "the log is written line by line, without a buffer";
 
 const FIELDS: &[Field] = &[
@@ -66,9 +66,15 @@ const FIELDS: &[Field] = &[
         "metrics are not served by this command",
     ),
     flag("nodePortAddresses", "node_port_addresses", &[], "no node port is served by this command"),
-    flag("clusterCIDR", "cluster_cidr", &[], SOCKETS),
-    flag("iptables.masqueradeAll", "masquerade_all", &[], SOCKETS),
-    flag("nftables.masqueradeAll", "masquerade_all", &[], SOCKETS),
+    flag("clusterCIDR", "cluster_cidr", &[], NO_PACKETS),
+    flag("detectLocalMode", "detect_local_mode", &["ClusterCIDR"], NO_PACKETS),
+    flag("detectLocal.bridgeInterface", "pod_bridge_interface", &[], NO_PACKETS),
+    flag("detectLocal.interfaceNamePrefix", "pod_interface_name_prefix", &[], NO_PACKETS),
+    // kube-proxy reads the section of its mode, and so do we: what it says of packets is meant.
+    flag("iptables.masqueradeAll", "masquerade_all", &[], NO_PACKETS),
+    flag("iptables.masqueradeBit", "nft_masquerade_bit", &["14"], NO_PACKETS),
+    flag("nftables.masqueradeAll", "masquerade_all", &[], NO_PACKETS),
+    flag("nftables.masqueradeBit", "nft_masquerade_bit", &["14"], NO_PACKETS),
     unused("clientConnection.acceptContentTypes", &[], NO_FORMAT),
     unused(
         "clientConnection.contentType",
@@ -84,19 +90,15 @@ const FIELDS: &[Field] = &[
     unused("bindAddressHardFail", &[], "a port that is in use is tried again, while the data plane goes on"),
     unused("enableProfiling", &[], "there is no profile of Go to be served"),
     unused("showHiddenMetricsForVersion", &[], "no metric is hidden"),
-    unused("mode", &[], "there is one data plane, and it is eBPF"),
-    unused("iptables.masqueradeBit", &["14"], SOCKETS),
+    unused("mode", &[], "--backend says how connections are led, by eBPF or by nftables"),
     unused("iptables.localhostNodePorts", &["true"], NO_IPTABLES),
     unused("iptables.syncPeriod", &["30s"], NO_SYNC),
     unused("iptables.minSyncPeriod", &["1s"], NO_SYNC),
     unused("ipvs.*", &["30s"], NO_IPVS),
-    unused("nftables.masqueradeBit", &["14"], SOCKETS),
     unused("nftables.syncPeriod", &["30s"], NO_SYNC),
     unused("nftables.minSyncPeriod", &["1s"], NO_SYNC),
     unused("winkernel.*", &[], NO_WINDOWS),
     unused("windowsRunAsService", &[], NO_WINDOWS),
-    unused("detectLocalMode", &["ClusterCIDR"], SOCKETS),
-    unused("detectLocal.*", &[], SOCKETS),
     unused("oomScoreAdj", &["-999"], "it is set from outside, by the pod's resources or its service unit"),
     unused("conntrack.maxPerCore", &["32768"], NO_CONNTRACK),
     unused("conntrack.min", &["131072"], NO_CONNTRACK),

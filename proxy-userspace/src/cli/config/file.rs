@@ -60,10 +60,12 @@ impl File {
         if is_flag("source") {
             file.values.insert("source", (vec!["kube".into()], "kind".into()));
         }
+        let mode = value.get("mode").and_then(Value::as_str).unwrap_or_default();
         let mut leaves = Vec::new();
         collect("", &value, &mut leaves);
         for (at, value) in leaves {
-            file.add(path, &at, value, &is_flag)?;
+            let is_meant = is_meant(&at, mode);
+            file.add(path, &at, value, |it| is_meant && is_flag(it), is_meant)?;
         }
         Ok(file)
     }
@@ -88,6 +90,7 @@ impl File {
         at: &str,
         value: &Value,
         is_flag: impl Fn(&str) -> bool,
+        is_meant: bool,
     ) -> Result<(), ConfigError> {
         let shown = path.display();
         let Some(Field { defaults, flag, because, .. }) = field(at) else {
@@ -105,11 +108,21 @@ impl File {
             let (field, value) = (at.to_owned(), value.to_string());
             return Err(ConfigError::NotSingle { path: path.to_owned(), field, value });
         }
+        let because =
+            if is_meant { because } else { "kube-proxy reads the section of its mode, which is another" };
         let text = plain(value);
         if !defaults.contains(&text.as_str()) {
             self.remarks.push(format!("{shown}: {at}: {text} is not needed here, because {because}"));
         }
         Ok(())
+    }
+}
+
+/// Whether kube-proxy would read a field in this mode, of which iptables is the usual one.
+fn is_meant(at: &str, mode: &str) -> bool {
+    match mode {
+        "nftables" => !at.starts_with("iptables."),
+        _ => !at.starts_with("nftables."),
     }
 }
 

@@ -47,8 +47,8 @@ fn row(line: &CommandLine, flag: &str) -> String {
 fn a_kubeadm_clusters_configuration_is_accepted_unchanged() {
     let line = line(KUBEADM, &["--node-name=worker-1", "--print-config"]).unwrap();
     let remarks: Vec<_> = line.remarks().collect();
-    assert_eq!(remarks.len(), 1, "{remarks:?}");
-    assert!(remarks[0].contains("clusterCIDR: 10.244.0.0/16 is not needed here, because"), "{remarks:?}");
+    assert!(remarks.is_empty(), "{remarks:?}");
+    assert_eq!(row(&line, "--cluster-cidr"), "--cluster-cidr 10.244.0.0/16 file: clusterCIDR");
     assert_eq!(row(&line, "--source"), "--source kube file: kind");
     assert_eq!(row(&line, "--node-name"), "--node-name worker-1 flag");
     let kubeconfig = "--kubeconfig /var/lib/kube-proxy/kubeconfig.conf file: clientConnection.kubeconfig";
@@ -89,9 +89,43 @@ fn what_is_set_and_not_needed_is_said_with_the_reason() {
         remarks("ipvs: {scheduler: rr}\nmode: ipvs\nwinkernel: {enableDSR: true}\n"),
         [
             "ipvs.scheduler: rr is not needed here, because IPVS is not used",
-            "mode: ipvs is not needed here, because there is one data plane, and it is eBPF",
+            "mode: ipvs is not needed here, because --backend says how connections are led, by eBPF or by nftables",
             "winkernel.enableDSR: true is not needed here, because this is no Windows node",
         ]
+    );
+}
+
+#[test]
+fn packets_are_treated_as_the_file_says() {
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                clusterCIDR: 10.244.0.0/16,fd00:10:244::/56\ndetectLocalMode: InterfaceNamePrefix\n\
+                detectLocal: {interfaceNamePrefix: veth}\n\
+                iptables: {masqueradeAll: true, masqueradeBit: 15}\nnftables: {masqueradeBit: 16}\n";
+    let iptables = line(text, &["--print-config"]).unwrap();
+    assert_eq!(
+        row(&iptables, "--cluster-cidr"),
+        "--cluster-cidr 10.244.0.0/16,fd00:10:244::/56 file: clusterCIDR"
+    );
+    assert_eq!(
+        row(&iptables, "--detect-local-mode"),
+        "--detect-local-mode InterfaceNamePrefix file: detectLocalMode"
+    );
+    let prefix = "--pod-interface-name-prefix veth file: detectLocal.interfaceNamePrefix";
+    assert_eq!(row(&iptables, "--pod-interface-name-prefix"), prefix);
+    assert_eq!(row(&iptables, "--masquerade-all"), "--masquerade-all true file: iptables.masqueradeAll");
+    assert_eq!(
+        row(&iptables, "--nft-masquerade-bit"),
+        "--nft-masquerade-bit 15 file: iptables.masqueradeBit"
+    );
+    let remarks: Vec<_> = iptables.remarks().collect();
+    assert_eq!(remarks.len(), 1, "{remarks:?}");
+    assert!(remarks[0].contains("nftables.masqueradeBit: 16 is not needed here"), "{remarks:?}");
+    // Of two sections the one of the mode counts.
+    let nftables = line(&format!("{text}mode: nftables\n"), &["--print-config"]).unwrap();
+    assert_eq!(row(&nftables, "--masquerade-all"), "--masquerade-all false default");
+    assert_eq!(
+        row(&nftables, "--nft-masquerade-bit"),
+        "--nft-masquerade-bit 16 file: nftables.masqueradeBit"
     );
 }
 

@@ -9,7 +9,7 @@ mod rivals;
 
 pub(super) use machine::{is_powerless, locks_little};
 
-use super::{Options, error::Error};
+use super::Options;
 use crate::agent::chain;
 
 /// How good something is.
@@ -64,13 +64,13 @@ impl Finding {
     }
 
     /// It could not be had; the error says what to do, where we know.
-    fn failed(subject: &'static str, error: &Error) -> Self {
+    pub(crate) fn failed(subject: &'static str, error: &dyn std::error::Error) -> Self {
         Self { subject, level: Level::Broken, says: chain(error), remedy: None }
     }
 }
 
 /// What a look at a node found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkup {
     /// Whether it can run here.
     pub machine: Vec<Finding>,
@@ -83,6 +83,11 @@ pub struct Checkup {
 /// What this kernel can do.
 pub fn kernel() -> Finding {
     machine::kernel(&machine::release())
+}
+
+/// Whether kube-proxy's rules are here.
+pub(crate) fn rules() -> Finding {
+    rivals::rules()
 }
 
 /// Looks at this node.

@@ -56,7 +56,7 @@ fn remedy<'a>(others: impl Iterator<Item = &'a Other>) -> String {
 }
 
 /// Rules of kube-proxy, running or left behind.
-fn rules() -> Finding {
+pub(super) fn rules() -> Finding {
     const SUBJECT: &str = "kube-proxy's rules";
     let mut found = Vec::new();
     let mut unknown = Vec::new();
@@ -85,10 +85,7 @@ fn rules() -> Finding {
     if !found.is_empty() {
         return Finding::degraded(
             SUBJECT,
-            format!(
-                "{}; sockets do not get that far, but what is not translated at socket level does",
-                found.join("; ")
-            ),
+            format!("{}; sockets that are led do not get that far, but packets do", found.join("; ")),
             "if kube-proxy runs, stop it; if it is gone, `kube-proxy --cleanup` (its own binary) removes them",
         );
     }

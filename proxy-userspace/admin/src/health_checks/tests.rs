@@ -1,0 +1,171 @@
+//! Over real sockets.
+
+use std::{
+    net::{Ipv4Addr, TcpListener},
+    num::NonZeroU16,
+    sync::Arc,
+};
+
+use model::{
+    Protocol,
+    state::{
+        Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind, ServicePort, TargetPort,
+    },
+};
+use publish::Publisher;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use super::*;
+use crate::Role;
+
+const HTTP: NonZeroU16 = NonZeroU16::new(80).expect("it is not zero");
+
+/// A Service that is asked for at a port; with endpoints here, and with one elsewhere.
+fn service(name: &str, port: u16, here: usize) -> ServiceState {
+    let service = Service {
+        name: ServiceName::new("shop", name),
+        kind: ServiceKind::LoadBalancer,
+        cluster_ips: vec![Ipv4Addr::new(10, 96, 0, 1).into()],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: vec![ServicePort {
+            name: String::new(),
+            protocol: Protocol::Tcp,
+            port: HTTP,
+            node_port: None,
+            lost: Vec::new(),
+            target_port: TargetPort::Number(HTTP),
+            usable: PerFamily { v4: true, v6: false },
+        }],
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Local,
+        affinity: None,
+        source_ranges: Vec::new(),
+        health_check_node_port: NonZeroU16::new(port),
+    };
+    let endpoint = |n: usize| Endpoint {
+        key: EndpointKey::Pod(format!("{name}-{n}")),
+        hostname: String::new(),
+        v4: Some(Ipv4Addr::new(10, 244, 0, u8::try_from(n).unwrap())),
+        v6: None,
+        local: n < here,
+        ports: vec![EndpointPort {
+            index: 0,
+            port: HTTP,
+            scopes: Scopes { internal: true, external: n < here, cluster: true },
+        }],
+    };
+    ServiceState::new(service, (0..=here).map(endpoint))
+}
+
+fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
+    let mut state = NodeState::default();
+    for it in services {
+        state.services.insert(it);
+    }
+    state
+}
+
+/// Ports that were free a moment ago.
+fn free<const N: usize>() -> [u16; N] {
+    let listeners = [(); N].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    listeners.map(|it| it.local_addr().unwrap().port())
+}
+
+fn start() -> (Admin, Publisher, tokio::task::JoinHandle<()>) {
+    let admin = Admin::new("n1", Role::Serves);
+    let publisher = Publisher::new("n1");
+    let checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All);
+    let states = publisher.subscribe();
+    let task = tokio::spawn(checks.follow(states));
+    (admin, publisher, task)
+}
+
+async fn connect(port: u16) -> TcpStream {
+    loop {
+        match TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
+            Ok(stream) => return stream,
+            Err(_) => sleep(Duration::from_millis(1)).await,
+        }
+    }
+}
+
+/// Asks over a connection that stays open.
+async fn ask(stream: &mut TcpStream) -> String {
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let mut answer = vec![0; 4096];
+    let length = stream.read(&mut answer).await.unwrap();
+    String::from_utf8_lossy(&answer[..length]).into_owned()
+}
+
+/// Asks until somebody says what is expected: what is published takes effect a moment later.
+async fn check(port: u16, expect: &[&str]) {
+    for _ in 0..10_000 {
+        let answer = ask(&mut connect(port).await).await.to_lowercase();
+        if expect.iter().all(|it| answer.contains(&it.to_lowercase())) {
+            return;
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    panic!("never {expect:?}");
+}
+
+#[tokio::test]
+async fn a_load_balancer_is_told_in_kube_proxys_words() {
+    let (_admin, publisher, _task) = start();
+    let [port] = free();
+    publisher.publish(state([service("web", port, 2)]));
+    let body =
+        r#"{"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}"#;
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-content-type-options: nosniff\r\n\
+                x-load-balancing-endpoint-weight: 2\r\n";
+    check(port, &[head, body]).await;
+    publisher.publish(state([service("web", port, 0)]));
+    check(port, &["HTTP/1.1 503 ", "weight: 0", "\"localEndpoints\":0,\"serviceProxyHealthy\":true"]).await;
+}
+
+#[tokio::test]
+async fn a_listener_that_stays_is_not_touched_by_a_change() {
+    let (_admin, publisher, _task) = start();
+    let [stays, goes, comes] = free();
+    publisher.publish(state([service("stays", stays, 1), service("goes", goes, 1)]));
+    let mut lasting = connect(stays).await;
+    assert!(ask(&mut lasting).await.contains("\"localEndpoints\":1"));
+    drop(connect(goes).await);
+    publisher.publish(state([service("stays", stays, 3), service("comes", comes, 1)]));
+    check(comes, &["200 OK"]).await;
+    assert!(ask(&mut lasting).await.contains("\"localEndpoints\":3"));
+    while TcpStream::connect((Ipv4Addr::LOCALHOST, goes)).await.is_ok() {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_reported_and_had_as_soon_as_it_is_free() {
+    let (admin, publisher, _task) = start();
+    let occupied = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
+    let port = occupied.local_addr().unwrap().port();
+    publisher.publish(state([service("web", port, 1)]));
+    let rejected = || admin.record().rejected.get(&Stage::HealthChecks).cloned().unwrap_or_default();
+    while rejected().is_empty() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert!(
+        rejected()[0].to_string().contains(&format!("health checks at [::]:{port}: ")),
+        "{:?}",
+        rejected()
+    );
+    drop(occupied);
+    check(port, &["200 OK"]).await;
+    assert_eq!(rejected(), []);
+}
+
+#[test]
+fn only_services_that_keep_to_their_node_are_asked_for() {
+    let mut cluster = service("web", 1, 1);
+    Arc::make_mut(&mut cluster.service).external_policy = TrafficPolicy::Cluster;
+    assert_eq!(checks(&state([cluster])), Checks::new());
+}

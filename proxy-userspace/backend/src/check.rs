@@ -1,0 +1,24 @@
+//! Whether this node can be served, and whether it is served right: both halves together.
+//!
+//! The one rule: it only looks.
+
+use crate::{
+    ebpf::check::{self, Checkup, Level},
+    nft,
+    node::Options,
+};
+
+/// Looks at this node.
+pub fn check(options: &Options) -> Checkup {
+    let mut checkup = match &options.sockets {
+        Some(sockets) => check::check(sockets),
+        None => Checkup { rivals: vec![check::rules()], ..Checkup::default() },
+    };
+    if let Some(packets) = &options.packets {
+        // Sockets are served without it.
+        let if_not = if options.sockets.is_some() { Level::Degraded } else { Level::Broken };
+        checkup.machine.push(nft::machine(&packets.config, if_not));
+        checkup.own.push(nft::check());
+    }
+    checkup
+}

@@ -1,0 +1,127 @@
+//! Whether packets can be translated on this node, and whether they are: findings for `check`.
+//!
+//! The one rule: nothing changes. The kernel is told all that it would be told at a start, about a table of another name
+//! that is dormant, in a transaction that ends with what it must refuse; so that all of it is tried, and nothing is done.
+
+use std::collections::BTreeSet;
+
+use model::Family;
+use nix::errno::Errno;
+
+use super::{
+    config::{Config, Host},
+    error::Error,
+    node::{FAMILIES, named},
+    pick::{By, Pick},
+    rules::Setting,
+    snapshot::Snapshot,
+    tables::{Command, SUBSYSTEM, TABLE_FLAGS, TABLE_IS_DORMANT, TABLE_NAME, delete_chain},
+    transaction::{Wanted, describe, framed},
+};
+use crate::{
+    ebpf::check::{Finding, Level},
+    netlink::{Attribute, Message, Netfilter},
+};
+
+/// The name of the table that is tried.
+const TRIED: &str = "kube-proxy-ebpf-check";
+const RULES: &str = "nftables";
+const TABLES: &str = "packets";
+
+/// Whether the kernel takes our tables. What it is worth if it does not, depends on who else serves.
+pub(crate) fn machine(config: &Config, if_not: Level) -> Finding {
+    let mut netfilter = match Netfilter::open().map_err(Error::Open) {
+        Ok(netfilter) => netfilter,
+        Err(error) => return Finding { level: if_not, ..Finding::failed(RULES, &error) },
+    };
+    let errors: Vec<_> =
+        FAMILIES.into_iter().map(|it| (it, attempt(&mut netfilter, config, it).err())).collect();
+    let lacking: Vec<_> =
+        errors.iter().filter_map(|(family, it)| it.as_ref().map(|it| (family, it))).collect();
+    match &*lacking {
+        [] => Finding::ok(RULES, "the kernel takes every rule, for IPv4 and IPv6"),
+        [(family, error)] => {
+            let says = Finding::failed(RULES, *error).says;
+            Finding::degraded(
+                RULES,
+                format!("packets of {} cannot be translated: {says}", named(**family)),
+                "nothing, where that family is not used",
+            )
+        }
+        [(_, error), ..] => Finding { level: if_not, ..Finding::failed(RULES, *error) },
+    }
+}
+
+/// Whether our tables are in place.
+pub fn tables() -> Finding {
+    let read = || {
+        let mut netfilter = Netfilter::open().map_err(Error::Open)?;
+        let snapshots = FAMILIES.map(|it| Snapshot::read(&mut netfilter, it));
+        snapshots.into_iter().collect::<Result<Vec<_>, Error>>()
+    };
+    match read() {
+        Err(error) => Finding { level: Level::Degraded, ..Finding::failed(TABLES, &error) },
+        Ok(found) => {
+            let entries: usize = found.iter().flatten().map(|it| it.elements.len()).sum();
+            match found.iter().flatten().count() {
+                0 => Finding::degraded(
+                    TABLES,
+                    "there is no nftables table of ours: packets are not translated",
+                    "start `run` or `agent`; see its log if it does not write them",
+                ),
+                1 => Finding::degraded(
+                    TABLES,
+                    format!("one nftables table of ours of two is in place, with {entries} entries"),
+                    "see the log of `run` or `agent`",
+                ),
+                _ => Finding::ok(TABLES, format!("our nftables tables are in place, with {entries} entries")),
+            }
+        }
+    }
+}
+
+/// Tells the kernel what it takes to translate packets of a family.
+fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result<(), Error> {
+    let host = Host::default();
+    let setting = Setting {
+        family,
+        mark: config.mark(),
+        masquerade_all: config.masquerade_all,
+        pods: host.pods(&config.detect_local, family),
+        inside: host.inside(&config.detect_local, family),
+    };
+    let picks =
+        By::ALL.into_iter().flat_map(|by| [0, 1].map(|affinity| Pick { by, set: 0, count: 1, affinity }));
+    let picks: BTreeSet<_> = picks.collect();
+    let mut elements = setting.elements();
+    elements.extend(picks.iter().flat_map(|it| it.elements(family)));
+    let wanted = Wanted { setting, picks, elements };
+    let mut messages = wanted.replace();
+    messages.push(delete_chain(family, "there-is-none"));
+    let all = framed(messages.into_iter().map(tried).collect());
+    let last = all.len() - 2;
+    let failed = |what, errno| Error::Refused { what, errno };
+    let refused = netfilter.transact(&all, SUBSYSTEM).map_err(|it| failed("the transaction".into(), it))?;
+    match refused.first() {
+        Some(it) if it.message == Some(last) && it.errno == Errno::ENOENT => Ok(()),
+        Some(it) => {
+            let what = it.message.and_then(|it| all.get(it)).map_or_else(|| "the change".into(), describe);
+            Err(failed(what, it.errno))
+        }
+        // It has done what cannot be done.
+        None => Err(failed("to refuse what makes no sense".into(), Errno::UnknownErrno)),
+    }
+}
+
+/// The same about the table that is tried.
+fn tried(mut message: Message) -> Message {
+    for it in &mut message.attributes {
+        if let Attribute::Value(TABLE_NAME, _) = it {
+            *it = Attribute::text(TABLE_NAME, TRIED);
+        }
+    }
+    if message.kind == Command::NewTable.kind() {
+        message.attributes.push(Attribute::u32(TABLE_FLAGS, TABLE_IS_DORMANT));
+    }
+    message
+}

@@ -1,0 +1,181 @@
+//! What is in our tables, in words: one line per entry, sorted, so that two equal states read the same.
+//!
+//! Slots are not shown, because they differ from history to history.
+
+use std::net::SocketAddr;
+
+use model::Family;
+
+use super::{
+    compile::unspecified,
+    elements::{Element, Elements, Value},
+    error::Error,
+    pick::{By, DROP, Pick, REFUSE, SET_SHIFT},
+    rules::Behaviour,
+    schema::{Bytes, Map, Parts},
+    snapshot::{self, Snapshot, endpoint, protocol_of},
+};
+use crate::{ebpf::Led, netlink::Netfilter};
+
+/// Reads the tables, and describes every entry; nothing if they are not there.
+///
+/// # Errors
+///
+/// If the kernel does not let us.
+pub fn dump() -> Result<Vec<String>, Error> {
+    let mut netfilter = Netfilter::open().map_err(Error::Open)?;
+    let mut lines = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        if let Some(snapshot) = Snapshot::read(&mut netfilter, family)? {
+            lines.extend(self::lines(&snapshot.elements));
+        }
+    }
+    lines.sort_unstable();
+    Ok(lines)
+}
+
+/// Reads the tables: every address that leads somewhere, and where traffic from inside goes, in ascending order; a node
+/// port has the unspecified address of its family.
+///
+/// # Errors
+///
+/// If the kernel does not let us.
+pub fn led() -> Result<Vec<Led>, Error> {
+    let mut netfilter = Netfilter::open().map_err(Error::Open)?;
+    let mut all = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        if let Some(snapshot) = Snapshot::read(&mut netfilter, family)? {
+            let elements = &snapshot.elements;
+            all.extend(elements.iter().filter_map(|(element, value)| {
+                let by = By::ALL.into_iter().find(|it| it.inside() == element.map)?;
+                led_from(elements, by, element, value)
+            }));
+        }
+    }
+    all.sort_unstable();
+    Ok(all)
+}
+
+fn led_from(elements: &Elements, by: By, from: &Element, value: &Value) -> Option<Led> {
+    let family = from.family;
+    let mut key = Parts::of(&from.key, family);
+    let address = match by {
+        By::Address => key.address()?,
+        By::NodePort => unspecified(family),
+    };
+    let (protocol, port) = (protocol_of(key.protocol()?)?, key.port()?);
+    let Value::Data(word) = value else { return None };
+    let pick = Pick::of(by, Parts::of(word, family).number()?);
+    let mut backends: Vec<_> = pick
+        .into_iter()
+        .flat_map(|pick| (0..pick.count).map(move |slot| pick.set << SET_SHIFT | slot))
+        .filter_map(|slot| {
+            let key = Bytes(from.key.0.clone()).number(slot);
+            match elements.get(&Element::new(family, by.endpoints(), key))? {
+                Value::Data(it) => endpoint(it, family),
+                _ => None,
+            }
+        })
+        .collect();
+    backends.sort_unstable();
+    Some(Led { frontend: format!("{}/{protocol}", SocketAddr::new(address, port)), backends })
+}
+
+/// A line for each element that depends on the state.
+pub(super) fn lines(elements: &Elements) -> Vec<String> {
+    let line = |(element, value): (&Element, &Value)| {
+        line(element, value).unwrap_or_else(|| Some(format!("packets unknown {element:?} {value:?}")))
+    };
+    elements.iter().filter_map(line).collect()
+}
+
+/// The outer `None` is for what makes no sense, the inner one for what is always there.
+fn line(element: &Element, value: &Value) -> Option<Option<String>> {
+    let family = element.family;
+    let mut key = Parts::of(&element.key, family);
+    let number = || match value {
+        Value::Data(it) => Parts::of(it, family).number(),
+        _ => None,
+    };
+    let endpoint = || match value {
+        Value::Data(it) => endpoint(it, family),
+        _ => None,
+    };
+    let line = match element.map {
+        Map::Frontends => format!("packets frontend {} {}", frontend(&mut key)?, behaviour(number()?)?),
+        Map::NodeFrontends => {
+            format!("packets frontend {} {}", port(&mut key, family)?, behaviour(number()?)?)
+        }
+        Map::Inside => format!("packets inside {} {}", frontend(&mut key)?, pick(number()?)?),
+        Map::NodeInside => format!("packets inside {} {}", port(&mut key, family)?, pick(number()?)?),
+        Map::Outside => format!("packets outside {} {}", frontend(&mut key)?, pick(number()?)?),
+        Map::NodeOutside => format!("packets outside {} {}", port(&mut key, family)?, pick(number()?)?),
+        Map::Endpoints => {
+            let frontend = frontend(&mut key)?;
+            format!("packets endpoint {frontend} {} -> {}", set(key.number()?), endpoint()?)
+        }
+        Map::NodeEndpoints => {
+            let port = port(&mut key, family)?;
+            format!("packets endpoint {port} {} -> {}", set(key.number()?), endpoint()?)
+        }
+        Map::Sources => {
+            let frontend = frontend(&mut key)?;
+            let mut end = Parts::of(element.end.as_ref()?, family);
+            snapshot::frontend(&mut end)?;
+            format!("packets source {frontend} from {} to {}", key.address()?, end.address()?)
+        }
+        Map::NodeAddresses => format!("packets node-address {}", key.address()?),
+        Map::ClusterIps => format!("packets cluster-ip {}", key.address()?),
+        Map::Hairpin => format!("packets hairpin {}", key.address()?),
+        Map::Behaviours
+        | Map::Picks
+        | Map::NodePicks
+        | Map::Remembers
+        | Map::Affinity
+        | Map::AffinityExternal
+        | Map::AffinityInternal => return Some(None),
+    };
+    Some(Some(line))
+}
+
+fn frontend(key: &mut Parts<'_>) -> Option<String> {
+    snapshot::frontend(key).map(|it| it.to_string())
+}
+
+fn port(key: &mut Parts<'_>, family: Family) -> Option<String> {
+    let protocol = protocol_of(key.protocol()?)?;
+    let any = match family {
+        Family::V4 => "node",
+        Family::V6 => "[node]",
+    };
+    Some(format!("{any}:{}/{protocol}", key.port()?))
+}
+
+fn behaviour(word: u32) -> Option<&'static str> {
+    Behaviour::of(word).map(Behaviour::chain)
+}
+
+/// The set of a slot.
+fn set(slot: u32) -> &'static str {
+    named(slot >> SET_SHIFT)
+}
+
+fn named(set: u32) -> &'static str {
+    match set {
+        0 => "any",
+        1 => "external",
+        _ => "internal",
+    }
+}
+
+fn pick(word: u32) -> Option<String> {
+    Some(match word {
+        REFUSE => "refused".into(),
+        DROP => "dropped".into(),
+        word => {
+            let Pick { set, count, affinity, .. } = Pick::of(By::Address, word)?;
+            let affinity = if affinity > 0 { format!(" for {affinity} s") } else { String::new() };
+            format!("endpoints={count} {}{affinity}", named(set))
+        }
+    })
+}

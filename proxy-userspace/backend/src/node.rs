@@ -1,0 +1,196 @@
+//! Both halves of a node's data plane: sockets by eBPF, packets by nftables.
+//!
+//! The one rule: each half is whole by itself. What one of them cannot do does not keep the other from serving.
+
+use std::{collections::BTreeSet, net::IpAddr, path::Path};
+
+use model::{Rejected, state::NodeState};
+
+use crate::{
+    agent::chain,
+    ebpf::{self, Ender, Hook, Hooks, Report, UdpMemory},
+    nft,
+};
+
+/// Which halves there are.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// How sockets are translated; none if they are not.
+    pub sockets: Option<ebpf::Options>,
+    /// How packets are translated; none if they are not.
+    pub packets: Option<nft::Options>,
+}
+
+/// The data plane of this node. It goes on serving when this value is dropped.
+pub struct Node {
+    sockets: Option<ebpf::Node>,
+    packets: Option<nft::Node>,
+    /// Why packets are not translated though they should be.
+    lacking: Option<Rejected>,
+}
+
+/// Why a half could not be read, written or put in place.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// At sockets.
+    #[error(transparent)]
+    Sockets(#[from] ebpf::Error),
+    /// At packets.
+    #[error(transparent)]
+    Packets(#[from] nft::Error),
+}
+
+impl Node {
+    /// Takes over what is there, or prepares what is missing. Nothing is changed before the first state is applied, and
+    /// what an earlier instance left goes on serving its last state.
+    ///
+    /// Where sockets can be served and packets cannot, sockets are, and what is missing is in every report.
+    ///
+    /// # Errors
+    ///
+    /// Whatever served before goes on serving.
+    pub fn start(options: &Options) -> Result<Self, Error> {
+        let sockets = options.sockets.as_ref().map(ebpf::Node::start).transpose()?;
+        let mut lacking = None;
+        let packets = match options.packets.as_ref().map(nft::Node::start) {
+            None => None,
+            Some(Ok(packets)) => Some(packets),
+            Some(Err(error)) if sockets.is_some() => {
+                lacking = Some(self::lacking(&error));
+                None
+            }
+            Some(Err(error)) => return Err(error.into()),
+        };
+        Ok(Self { sockets, packets, lacking })
+    }
+
+    /// Tells which addresses the host's interfaces have; counts from the next [`Node::apply`] on.
+    pub fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
+        if let Some(packets) = &mut self.packets {
+            packets.set_interfaces(addresses.clone());
+        }
+        if let Some(sockets) = &mut self.sockets {
+            sockets.set_interfaces(addresses);
+        }
+    }
+
+    /// Brings a state into force, at one moment for all sockets, and at one moment for all packets.
+    ///
+    /// # Errors
+    ///
+    /// What was in force in a half that fails stays in force; the next call tries again.
+    pub fn apply(&mut self, state: &NodeState) -> Result<Report, Error> {
+        let sockets = self.sockets.as_mut().map(|it| it.apply(state)).transpose();
+        let mut packets = self.packets.as_mut().map(|it| it.apply(state)).transpose();
+        if let Err(error @ nft::Error::Incapable(_)) = &packets
+            && self.sockets.is_some()
+        {
+            self.lacking = Some(lacking(error));
+            self.packets = None;
+            packets = Ok(None);
+        }
+        let mut report = match (sockets?, packets?) {
+            (Some(sockets), Some(packets)) => join(sockets, packets),
+            (one, other) => one.or(other).unwrap_or_default(),
+        };
+        report.rejected.extend(self.lacking.clone());
+        Ok(report)
+    }
+
+    /// Sees to it that what was applied is in effect.
+    ///
+    /// # Errors
+    ///
+    /// Whatever was in effect stays so; the next call tries again.
+    pub fn attach(&mut self) -> Result<(), Error> {
+        let sockets = self.sockets.as_mut().map_or(Ok(()), ebpf::Node::attach);
+        let packets = self.packets.as_mut().map_or(Ok(()), nft::Node::uphold);
+        sockets?;
+        Ok(packets?)
+    }
+
+    /// Does what can wait until a state is in force.
+    ///
+    /// # Errors
+    ///
+    /// What is in force stays so.
+    pub fn settle(&mut self) -> Result<(), Error> {
+        let packets = self.packets.as_mut().map_or(Ok(()), nft::Node::settle);
+        self.sockets.as_mut().map_or(Ok(()), ebpf::Node::settle)?;
+        Ok(packets?)
+    }
+
+    /// Asks what is in effect; `None` before the first state is.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to tell. Nothing is changed.
+    pub fn look(&mut self) -> Result<Option<Hooks>, Error> {
+        let tables = self.packets.as_ref().map(nft::Node::tables).unwrap_or_default();
+        let mut hooks = match &mut self.sockets {
+            Some(sockets) => sockets.look()?,
+            None if tables.is_empty() => None,
+            None => Some(Hooks { cgroup: "no cgroup".into(), hooks: Vec::new() }),
+        };
+        if let Some(hooks) = &mut hooks {
+            hooks.hooks.extend(tables.into_iter().map(|(name, in_effect)| Hook {
+                name,
+                program: None,
+                in_effect,
+                others: Vec::new(),
+            }));
+        }
+        Ok(hooks)
+    }
+
+    /// The cgroup whose sockets are translated, if they are.
+    pub(crate) fn cgroup(&self) -> Option<&Path> {
+        self.sockets.as_ref().map(ebpf::Node::cgroup)
+    }
+
+    /// What ends the flows of sockets that have no place to go any more, if sockets are translated.
+    pub(crate) fn ender(&self) -> Result<Option<Ender>, Error> {
+        Ok(self.sockets.as_ref().map(ebpf::Node::ender).transpose()?)
+    }
+
+    /// Looks for the cgroups whose processes are left alone.
+    pub(crate) fn exclude(&mut self) -> Result<(), Error> {
+        Ok(self.sockets.as_mut().map_or(Ok(()), ebpf::Node::exclude)?)
+    }
+
+    /// Says how much unconnected UDP sockets remember, if sockets are translated.
+    pub(crate) fn udp_memory(&mut self) -> Result<Option<UdpMemory>, Error> {
+        Ok(self.sockets.as_mut().map(ebpf::Node::udp_memory).transpose()?)
+    }
+
+    /// Waits until there is something to be put back by [`Node::attach`].
+    pub(crate) async fn disturbed(&self) {
+        match &self.packets {
+            Some(packets) => packets.disturbed().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// What is said of packets where nobody can translate them.
+fn lacking(error: &nft::Error) -> Rejected {
+    Rejected {
+        item: "traffic that has no socket here".into(),
+        reason: format!("{}; mend it and start again, sockets are served all the same", chain(error)),
+    }
+}
+
+/// Reports of the same state.
+fn join(sockets: Report, packets: Report) -> Report {
+    let mut rejected: BTreeSet<_> = sockets.rejected.into_iter().collect();
+    rejected.extend(packets.rejected);
+    Report {
+        changed_services: sockets.changed_services.max(packets.changed_services),
+        services: sockets.services,
+        entries: sockets.entries + packets.entries,
+        flipped: sockets.flipped || packets.flipped,
+        whole: sockets.whole,
+        tables: sockets.tables.into_iter().chain(packets.tables).collect(),
+        rejected: rejected.into_iter().collect(),
+    }
+}

@@ -1,0 +1,174 @@
+//! A node as a whole: sockets and packets together, what it takes, what is missing, and what is said of it.
+
+use std::{
+    io::{self, ErrorKind},
+    net::{Ipv4Addr, SocketAddr},
+    process::Command,
+};
+
+use rustix::thread::CapabilitySet;
+use tests::{
+    Build, Cluster, Transport,
+    agent::Setting,
+    cluster::{Answer, N1, P1, P2, P3},
+    eventually,
+};
+
+use crate::{
+    BACKENDS, LIMIT, NODE_PORT, Served, agent_is_ready, at, doors, dump, ips, on_both_nodes, outer,
+    outer_external, outside,
+};
+
+#[test]
+fn translating_packets_takes_one_capability() {
+    let web = on_both_nodes(outside("web", 1));
+    let only = |it: Setting| it.capabilities(CapabilitySet::NET_ADMIN);
+    let Some(it) = Served::with("one_capability", "nft", &[web], only) else { return };
+    for door in doors(1) {
+        Cluster::ask(&it.cluster.client, Transport::Tcp, door).unwrap();
+    }
+    assert!(eventually(LIMIT, || agent_is_ready(&it.cluster)));
+}
+
+/// Asks from n1 as a program whose sockets are led.
+fn ask_led(cluster: &Cluster, transport: Transport, address: SocketAddr) -> io::Result<Answer> {
+    let _led = cluster.sandbox().enter().unwrap();
+    Cluster::ask(&cluster.n1, transport, address)
+}
+
+#[test]
+fn a_socket_is_led_and_left_to_packets_where_its_source_must_be_judged() {
+    let open = outside("open", 1).endpoint("p1", &P1);
+    let guarded = |n, range| outside(&format!("guarded-{n}"), n).endpoint("p2", &P2).source_ranges(&[range]);
+    let services = [open, guarded(2, "192.168.50.1/32"), guarded(3, "192.168.50.2/32")];
+    let Some(it) = Served::or_skip("led_sockets", "ebpf", &services, &[]) else { return };
+    let cluster = &it.cluster;
+    for address in doors(1).into_iter().chain(ips(1).map(|ip| at(ip, 80))) {
+        for transport in [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected] {
+            assert_eq!(ask_led(cluster, transport, address).unwrap().name, "p1", "{address}");
+        }
+    }
+    assert_eq!(ask_led(cluster, Transport::Tcp, at(outer(2)[0], 80)).unwrap().name, "p2");
+    let error = ask_led(cluster, Transport::Tcp, at(outer(3)[0], 80)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    let other_ways = [at(ips(3)[0], 80), at(outer_external(3)[0], 80), at(N1[0], NODE_PORT + 3)];
+    for open in other_ways {
+        assert_eq!(ask_led(cluster, Transport::Tcp, open).unwrap().name, "p2", "{open}");
+    }
+}
+
+#[test]
+fn sockets_are_served_where_packets_cannot_be_and_what_is_missing_is_said() {
+    let Some(cluster) = Cluster::or_skip("no_netfilter") else { return };
+    cluster.write(&[outside("web", 1).endpoint("p1", &P1)]);
+    let setting = cluster.setting("ebpf").without_netfilter();
+    let mut agent = cluster.start(&setting);
+    agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
+    assert_eq!(ask_led(&cluster, Transport::Tcp, at(ips(1)[0], 80)).unwrap().name, "p1");
+    let says = "not served: traffic that has no socket here: cannot talk to nftables";
+    assert!(agent.log().contains(says), "{}", agent.log());
+    let metrics = {
+        let _there = cluster.n1.enter().unwrap();
+        tests::http::get(at(Ipv4Addr::LOCALHOST.into(), 10249), "/metrics").unwrap().body
+    };
+    assert!(metrics.contains("kube_proxy_ebpf_rejected_items{by=\"backend\"} 1.0\n"), "{metrics}");
+    agent.terminate().unwrap();
+    // Where there is nothing else, it is all that matters.
+    let mut agent = cluster.start(&cluster.setting("nft").without_netfilter());
+    assert_eq!(agent.wait(LIMIT).unwrap().code(), Some(1));
+    assert!(agent.log().contains("load the module nf_tables"), "{}", agent.log());
+}
+
+#[test]
+fn check_says_whether_packets_can_be_and_are_translated() {
+    let Some(cluster) = Cluster::or_skip("check_packets") else { return };
+    cluster.write(&[outside("web", 1).endpoint("p1", &P1)]);
+    let check = |more: &[&str]| {
+        let _there = cluster.n1.enter().unwrap();
+        let output = Command::new(Build::Product.binary())
+            .args(["check", "--output=json", "--pin-dir"])
+            .arg(cluster.sandbox().pins())
+            .args(more)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let all: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let findings = all["findings"].as_array().unwrap();
+        let level = |subject: &str| {
+            let found = findings.iter().find(|it| it["subject"] == subject);
+            found.map(|it| it["level"].as_str().unwrap().to_owned())
+        };
+        [level("nftables"), level("packets"), level("programs")]
+    };
+    let some = |it: &str| Some(it.to_owned());
+    let only = ["--backend=nft"];
+    assert_eq!(check(&only), [some("ok"), some("degraded"), None]);
+    assert_eq!(check(&["--packets=off"])[..2], [None, None]);
+    // To look is to change nothing.
+    assert!(dump(&cluster).is_empty());
+    let mut agent = cluster.start(&cluster.setting("nft"));
+    agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
+    assert_eq!(check(&only), [some("ok"), some("ok"), None]);
+    assert!(!agent.log().contains("somebody has changed"), "{}", agent.log());
+    // Where nobody leads sockets, `status` shows what packets are led by.
+    let _there = cluster.n1.enter().unwrap();
+    let status = Command::new(Build::Product.binary())
+        .args(["status", "--pin-dir"])
+        .arg(cluster.sandbox().pins())
+        .output()
+        .unwrap();
+    let status = String::from_utf8(status.stdout).unwrap();
+    let row =
+        status.lines().find(|it| it.contains(" 10.96.0.1:80/TCP ")).unwrap_or_else(|| panic!("{status}"));
+    assert!(row.starts_with("default/web") && row.contains("10.244.1.10:8080"), "{row}");
+}
+
+#[test]
+fn a_load_balancer_is_told_whether_this_node_has_endpoints() {
+    const PORT: u16 = 30_999;
+    for backend in BACKENDS {
+        let web = outside("web", 1).external_local().health_check_node_port(PORT);
+        let here = [web.clone().endpoint("p1", &P1).endpoint("p2", &P2)];
+        let Some(mut it) = Served::or_skip("health_check", backend, &here, &[]) else { return };
+        let told = |it: &Served, ip| {
+            let _there = it.cluster.client.enter().unwrap();
+            tests::http::get(at(ip, PORT), "/").map(|it| (it.status, it.body))
+        };
+        for ip in N1 {
+            let is_told = || {
+                told(&it, ip)
+                    .is_ok_and(|(status, body)| status == 200 && body.contains("\"localEndpoints\":2"))
+            };
+            assert!(eventually(LIMIT, is_told), "{:?}", told(&it, ip));
+        }
+        it.write(&[web.endpoint_on("n2", "p3", &P3)]);
+        let is_told = || {
+            told(&it, N1[0])
+                .is_ok_and(|(status, body)| status == 503 && body.contains("\"localEndpoints\":0"))
+        };
+        assert!(eventually(LIMIT, is_told), "{:?}", told(&it, N1[0]));
+    }
+}
+
+#[test]
+fn flags_that_cannot_go_together_are_refused() {
+    let refused: [(&[&str], &str); 5] = [
+        (&["--nodeport-addresses=primary,10.0.0.0/8"], "`primary` stands alone"),
+        (&["--backend=nft", "--packets=off"], "would serve nothing"),
+        (&["--detect-local-mode=BridgeInterface"], "needs --pod-bridge-interface"),
+        (&["--detect-local-mode=InterfaceNamePrefix"], "needs --pod-interface-name-prefix"),
+        (&["--pod-bridge-interface=a-name-that-is-too-long"], "no interface has a name"),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    for (flags, says) in refused {
+        let output = Command::new(Build::Product.binary())
+            .args(["run", "--node-name=n1", "--healthz-bind-address=0", "--metrics-bind-address=0"])
+            .arg(format!("--source=file:{}", folder.path().display()))
+            .args(flags)
+            .output()
+            .unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(64), "{flags:?}: {error}");
+        assert!(error.contains(says), "{flags:?}: {error}");
+    }
+}
