@@ -4,13 +4,13 @@
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
-    decide::{Verdict, decide},
+    decide::{Led, Verdict, decide},
     net::{Be16, V4, V6},
     socket::{Address, Translation},
     tables::{Backend4, Backend6, UDP},
 };
 
-use crate::{PASS, ctx, maps::Side, memory, process::Process};
+use crate::{PASS, counters, ctx, maps::Side, memory, process::Process};
 
 /// IPv4, also of v6 sockets that were given a v4 address.
 #[cgroup_sock_addr(connect4)]
@@ -30,8 +30,13 @@ fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
     let side = Side::<V4>::active()?;
     match decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend4::default()) {
         Verdict::Pass => forget(ctx, &Address::new(ip.mapped(), port)),
-        Verdict::Refuse => return Some(ctx::refuse_connect4(ctx)),
-        Verdict::To(backend) => {
+        Verdict::Refuse { port } => {
+            counters::refusal(port);
+            return Some(ctx::refuse_connect4(ctx));
+        }
+        Verdict::To(led) => {
+            counters::connection(&led);
+            let backend = led.backend;
             remember(ctx, ip.mapped(), port, backend.address.mapped(), backend.port);
             ctx::rewrite4(ctx, backend.address, backend.port);
         }
@@ -53,8 +58,10 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
             Backend4::default(),
         ) {
             Verdict::Pass => Verdict::Pass,
-            Verdict::Refuse => Verdict::Refuse,
-            Verdict::To(backend) => Verdict::To(Address::new(backend.address.mapped(), backend.port)),
+            Verdict::Refuse { port } => Verdict::Refuse { port },
+            Verdict::To(Led { backend, port, cell }) => {
+                Verdict::To(Led { backend: Address::new(backend.address.mapped(), backend.port), port, cell })
+            }
         },
         None => match decide(
             &Side::<V6>::active()?,
@@ -65,14 +72,21 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
             Backend6::default(),
         ) {
             Verdict::Pass => Verdict::Pass,
-            Verdict::Refuse => Verdict::Refuse,
-            Verdict::To(backend) => Verdict::To(Address::new(backend.address, backend.port)),
+            Verdict::Refuse { port } => Verdict::Refuse { port },
+            Verdict::To(Led { backend, port, cell }) => {
+                Verdict::To(Led { backend: Address::new(backend.address, backend.port), port, cell })
+            }
         },
     };
     match verdict {
         Verdict::Pass => forget(ctx, &Address::new(ip, port)),
-        Verdict::Refuse => return Some(ctx::refuse_connect6(ctx, mapped.is_some())),
-        Verdict::To(backend) => {
+        Verdict::Refuse { port } => {
+            counters::refusal(port);
+            return Some(ctx::refuse_connect6(ctx, mapped.is_some()));
+        }
+        Verdict::To(led) => {
+            counters::connection(&led);
+            let backend = led.backend;
             remember(ctx, ip, port, backend.ip, backend.port);
             ctx::rewrite6(ctx, backend.ip, backend.port);
         }

@@ -15,6 +15,7 @@
 mod atomic;
 mod bind;
 mod connect;
+mod counters;
 mod ctx;
 mod getpeername;
 mod maps;

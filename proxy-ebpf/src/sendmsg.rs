@@ -12,7 +12,7 @@ use proxy_common::{
     tables::{Backend4, Backend6},
 };
 
-use crate::{PASS, ctx, maps::Side, memory, process::Process};
+use crate::{PASS, counters, ctx, maps::Side, memory, process::Process};
 
 /// IPv4, and v4-mapped destinations of v6 sockets.
 #[cgroup_sock_addr(sendmsg4)]
@@ -43,11 +43,17 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
             ctx::forget_datagrams_to(ctx, &service);
             Some(PASS)
         }
-        Verdict::Refuse => Some(ctx::refuse()),
-        Verdict::To(backend) => {
+        Verdict::Refuse { port } => {
+            counters::refusal(port);
+            Some(ctx::refuse())
+        }
+        Verdict::To(led) => {
+            let backend = led.backend;
             if !remember(ctx, service, Address::new(backend.address.mapped(), backend.port)) {
+                counters::rejection(led.port);
                 return Some(ctx::no_memory());
             }
+            counters::connection(&led);
             ctx::rewrite4(ctx, backend.address, backend.port);
             Some(PASS)
         }
@@ -70,11 +76,17 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
             ctx::forget_datagrams_to(ctx, &service);
             Some(PASS)
         }
-        Verdict::Refuse => Some(ctx::refuse()),
-        Verdict::To(backend) => {
+        Verdict::Refuse { port } => {
+            counters::refusal(port);
+            Some(ctx::refuse())
+        }
+        Verdict::To(led) => {
+            let backend = led.backend;
             if !remember(ctx, service, Address::new(backend.address, backend.port)) {
+                counters::rejection(led.port);
                 return Some(ctx::no_memory());
             }
+            counters::connection(&led);
             ctx::rewrite6(ctx, backend.address, backend.port);
             Some(PASS)
         }

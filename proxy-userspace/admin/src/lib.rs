@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod ask;
+mod counted;
 mod flag;
 mod health;
 mod metrics;
@@ -19,13 +20,14 @@ mod tally;
 mod sample;
 
 use std::{
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use backend::{
     Doing, Observer,
-    ebpf::{Hooks, Report},
+    ebpf::{self, Hooks, Report},
 };
 use model::Rejected;
 use publish::{Published, Subscription};
@@ -36,11 +38,11 @@ pub use flag::Bind;
 pub use health::LATE;
 pub use pages::Site;
 pub use server::{Endpoint, Servers};
-pub use status::{RejectedStatus, Revision, SourceStatus, Status, TableStatus};
+pub use status::{CountedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus};
 
 use crate::{
     metrics::Metrics,
-    record::{Count, Moment, Record},
+    record::{Count, Counters, Counts, Moment, Record},
 };
 
 /// What is known of this process, and who is told what happens.
@@ -118,6 +120,16 @@ impl Admin {
     /// Says whom to ask how many follow the states of this process.
     pub fn watchers(&self, count: impl Fn() -> usize + Send + Sync + 'static) {
         self.record().watchers = Some(Count(Box::new(count)));
+    }
+
+    /// Says below which folder the kernel's maps are pinned, the counters among them. What cannot be read is left out.
+    pub fn counters(&self, pin_dir: PathBuf) {
+        let read = move || {
+            let counts = ebpf::counts(&pin_dir).ok()?;
+            let of: Counts = Box::new(move |service, port, protocol| counts.port(service, port, protocol));
+            Some(of)
+        };
+        self.record().counters = Some(Counters(Arc::new(read)));
     }
 
     /// Follows what is published, until the publisher is gone.

@@ -39,6 +39,7 @@ async fn agent(flags: Flags) -> Result<()> {
     let admin = Admin::new(name.as_str(), Role::Serves);
     let upstream = Upstream::new(flags.upstream.client(&name)?, name);
     let _reports = flags.reports.serve(&admin);
+    admin.counters(options.pin_dir.clone());
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     tokio::select! {
         () = backend::follow(node, upstream.subscribe(), &admin) => bail!("nothing comes from the brain any more"),

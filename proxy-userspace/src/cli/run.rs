@@ -48,6 +48,7 @@ async fn run(flags: Flags) -> Result<()> {
     let mut serving = Serving::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
     let options = flags.data_plane.options(pipeline.node());
+    admin.counters(options.pin_dir.clone());
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     let result = tokio::select! {
         () = backend::follow(node, pipeline.subscribe(), &admin) => Err(anyhow!("nothing is published any more")),

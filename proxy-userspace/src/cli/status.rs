@@ -3,7 +3,7 @@
 //! The one rule: what is shown as programmed was read from the kernel. The process that runs only adds the names.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap, HashSet},
     fmt::Write as _,
     io::{self, IsTerminal as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -13,7 +13,7 @@ use std::{
 
 use admin::{Asked, Status};
 use anyhow::Result;
-use backend::ebpf::{self, Hooks, Led, check};
+use backend::ebpf::{self, Counts, Hooks, Led, PortCounts, check};
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
 use jiff::Timestamp;
@@ -25,6 +25,7 @@ use super::flags;
 
 /// How often `--watch` looks again.
 const AGAIN: Duration = Duration::from_secs(2);
+const HEADER: [&str; 7] = ["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "CONNECTIONS", "REFUSED", ""];
 /// How many endpoints a row names.
 const MOST_NAMED: usize = 3;
 
@@ -62,6 +63,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
         let process = Process::ask(flags.reports.metrics());
         let seen = Seen {
             led: ebpf::led(&options.pin_dir)?,
+            counts: ebpf::counts(&options.pin_dir)?,
             hooks: ebpf::look_at(options.cgroup.as_deref(), &options.pin_dir).map_err(|it| it.to_string()),
             process,
         };
@@ -86,6 +88,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 /// What was seen at one time.
 struct Seen {
     led: Vec<Led>,
+    counts: Counts,
     hooks: Result<Hooks, String>,
     process: Process,
 }
@@ -156,7 +159,7 @@ impl Seen {
     fn rows(&self) -> Vec<(Name, &Led)> {
         let name = |it: &Led| self.process.names.get(&it.frontend).cloned().unwrap_or_default();
         let mut rows: Vec<_> = self.led.iter().map(|it| (name(it), it)).collect();
-        rows.sort_by(|(a, _), (b, _)| a.service.cmp(&b.service));
+        rows.sort_by(|(a, _), (b, _)| (&a.service, &a.port).cmp(&(&b.service, &b.port)));
         rows
     }
 
@@ -183,8 +186,18 @@ impl Seen {
         let _ = writeln!(out, "programs   {programs}");
         let _ = writeln!(out, "kernel     {}\n", check::kernel().says);
         let mut table = Table::new();
-        table.load_preset(presets::NOTHING).set_header(["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", ""]);
-        for (Name { service, port }, Led { frontend, backends }) in self.rows() {
+        table.load_preset(presets::NOTHING).set_header(HEADER);
+        let mut told = HashSet::new();
+        for (Name { service, port }, led) in self.rows() {
+            let Led { frontend, backends, port: id, .. } = led;
+            // They are the service port's: with the first of its addresses they are told.
+            let (connections, refusals) = match told.insert(*id) {
+                true => {
+                    let PortCounts { connections, refusals, .. } = self.counts.of(*id);
+                    (connections.to_string(), refusals.to_string())
+                }
+                false => Default::default(),
+            };
             let named = backends.iter().take(MOST_NAMED).map(ToString::to_string);
             let mut named: Vec<_> = named.collect();
             if backends.len() > MOST_NAMED {
@@ -194,7 +207,16 @@ impl Seen {
                 named.push("refused".into());
             }
             let service = if service.is_empty() { "?".into() } else { service };
-            table.add_row([service, port, frontend.clone(), backends.len().to_string(), named.join(" ")]);
+            let endpoints = backends.len().to_string();
+            table.add_row([
+                service,
+                port,
+                frontend.clone(),
+                endpoints,
+                connections,
+                refusals,
+                named.join(" "),
+            ]);
         }
         for line in table.lines() {
             let _ = writeln!(out, "{}", line.trim());
@@ -202,7 +224,7 @@ impl Seen {
         if let Some(status) = &self.process.status
             && !status.rejected.is_empty()
         {
-            out.push_str("\nREFUSED\n");
+            out.push_str("\nREJECTED\n");
             for it in &status.rejected {
                 let _ = writeln!(out, "{} ({}): {}", it.item, it.by, it.reason);
             }
@@ -210,10 +232,38 @@ impl Seen {
         out
     }
 
+    /// What each service port has counted, and each of its endpoints.
+    fn counted(&self) -> Vec<serde_json::Value> {
+        let mut ports: Vec<(Name, Vec<&Led>)> = Vec::new();
+        let mut places = HashMap::new();
+        for (name, led) in self.rows() {
+            let place = *places.entry(led.port).or_insert(ports.len());
+            if place == ports.len() {
+                ports.push((name, Vec::new()));
+            }
+            ports[place].1.push(led);
+        }
+        let counted = ports.into_iter().map(|(name, leds)| {
+            let port = leds[0].port;
+            let PortCounts { connections, refusals, rejections } = self.counts.of(port);
+            let backends: BTreeSet<_> = leds.iter().flat_map(|it| &it.backends).collect();
+            let endpoint =
+                |it: &SocketAddr| json!({ "endpoint": it, "connections": self.counts.to(port, *it) });
+            json!({
+                "service": known(name.service),
+                "port": name.port,
+                "connections": connections,
+                "refusals": refusals,
+                "rejections": rejections,
+                "endpoints": backends.into_iter().map(endpoint).collect::<Vec<_>>(),
+            })
+        });
+        counted.collect()
+    }
+
     fn json(&self) -> serde_json::Value {
         let frontends = self.rows().into_iter().map(|(name, it)| {
-            let service = Some(name.service).filter(|it| !it.is_empty());
-            json!({ "service": service, "port": name.port, "frontend": it.frontend, "endpoints": it.backends })
+            json!({ "service": known(name.service), "port": name.port, "frontend": it.frontend, "endpoints": it.backends })
         });
         let programs = match &self.hooks {
             Ok(hooks) => {
@@ -230,8 +280,14 @@ impl Seen {
             "kernel": check::kernel().says,
             "programs": programs,
             "frontends": frontends.collect::<Vec<_>>(),
+            "counted": self.counted(),
         })
     }
+}
+
+/// The name of a Service, if it is known.
+fn known(service: String) -> Option<String> {
+    Some(service).filter(|it| !it.is_empty())
 }
 
 /// What the process says of itself.

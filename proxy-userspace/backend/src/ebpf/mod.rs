@@ -2,7 +2,10 @@
 
 mod changes;
 pub mod check;
+mod chunks;
 mod compile;
+mod counters;
+mod counts;
 mod dump;
 mod error;
 mod fault;
@@ -21,6 +24,7 @@ mod sys;
 #[cfg(test)]
 mod memory;
 
+pub use counts::{Counts, PortCounts, PortId, counts};
 pub use dump::{Led, dump, led};
 pub use error::Error;
 pub use look::{Hook, Hooks, Other, look_at};
