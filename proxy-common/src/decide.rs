@@ -4,6 +4,7 @@
 
 use crate::{
     affinity::{Affinity, AffinityKey, Client},
+    counters::{Cell, UNCOUNTED},
     net::Be16,
     socket::Address,
     tables::{BackendKey, Frontend, LOOPBACK, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, TCP, UDP},
@@ -24,10 +25,11 @@ pub trait Tables {
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend>;
     /// Whose an address is, if it is a node's.
     fn place(&self, ip: Self::Ip) -> Option<Place>;
-    /// The backend in a slot of a set.
-    fn backend(&self, key: BackendKey) -> Option<Self::Backend>;
-    /// Whether a set contains a backend; asked of UDP frontends and of those with affinity only.
-    fn is_member(&self, set: u32, backend: Self::Backend) -> bool;
+    /// The backend in a slot of a set, and where its connections are counted.
+    fn backend(&self, key: BackendKey) -> Option<(Self::Backend, Cell)>;
+    /// Where the connections of a backend are counted, if a set contains it; asked of UDP frontends and of those with
+    /// affinity only.
+    fn member(&self, set: u32, backend: Self::Backend) -> Option<Cell>;
 
     /// The IP version, 4 or 6.
     const FAMILY: u32;
@@ -59,9 +61,23 @@ pub enum Verdict<Backend> {
     /// Not ours: leave it untouched.
     Pass,
     /// Lead it to this backend.
-    To(Backend),
+    To(Led<Backend>),
     /// Ours, and nobody is there: fail at once.
-    Refuse,
+    Refuse {
+        /// The first cell of the service port.
+        port: Cell,
+    },
+}
+
+/// Where a connection or a datagram is led, and where that is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Led<Backend> {
+    /// The backend.
+    pub backend: Backend,
+    /// The first cell of the service port.
+    pub port: Cell,
+    /// The cell of the backend; [`UNCOUNTED`] where nothing new begins.
+    pub cell: Cell,
 }
 
 /// Decides where a new connection or a datagram to `(ip, port, protocol)` goes.
@@ -90,33 +106,34 @@ pub fn decide<T: Tables>(
         return Verdict::Pass;
     };
     if frontend.count == 0 {
-        return Verdict::Refuse;
+        return Verdict::Refuse { port: frontend.cell };
     }
-    if remembered != T::Backend::default() && tables.is_member(frontend.set, remembered) {
-        return Verdict::To(remembered);
+    if remembered != T::Backend::default() && tables.member(frontend.set, remembered).is_some() {
+        return Verdict::To(Led { backend: remembered, port: frontend.cell, cell: UNCOUNTED });
     }
-    if frontend.affinity != 0 {
-        return affine(tables, caller, &frontend);
-    }
-    choose(tables, caller, &frontend).map_or(Verdict::Refuse, Verdict::To)
+    let led = match frontend.affinity {
+        0 => choose(tables, caller, &frontend),
+        _ => affine(tables, caller, &frontend),
+    };
+    led.map_or(Verdict::Refuse { port: frontend.cell }, Verdict::To)
 }
 
 /// The backend that this client was given before, while it is in the set and the time-out has not passed; else another.
 /// Either way it counts from now.
 #[inline(always)]
-fn affine<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> Verdict<T::Backend> {
+fn affine<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> Option<Led<T::Backend>> {
     let key = AffinityKey::new(caller.client(), frontend.service, T::FAMILY);
     let now = caller.now();
     let last = caller.affinity(&key);
-    let mut backend = tables.backend_at(last.backend);
-    if !last.is_alive(now, frontend.affinity) || !tables.is_member(frontend.set, backend) {
-        match choose(tables, caller, frontend) {
-            Some(chosen) => backend = chosen,
-            None => return Verdict::Refuse,
-        }
-    }
-    caller.keep_affinity(&key, &Affinity { backend: tables.address_of(backend), zero: 0, used: now });
-    Verdict::To(backend)
+    let backend = tables.backend_at(last.backend);
+    let member =
+        if last.is_alive(now, frontend.affinity) { tables.member(frontend.set, backend) } else { None };
+    let led = match member {
+        Some(cell) => Led { backend, port: frontend.cell, cell },
+        None => choose(tables, caller, frontend)?,
+    };
+    caller.keep_affinity(&key, &Affinity { backend: tables.address_of(led.backend), zero: 0, used: now });
+    Some(led)
 }
 
 /// A backend by chance.
@@ -124,9 +141,10 @@ fn affine<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> V
 /// Every slot below the count is there: a whole generation says so. Should it ever not be, failing at once is the answer a
 /// client can act on.
 #[inline(always)]
-fn choose<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> Option<T::Backend> {
+fn choose<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> Option<Led<T::Backend>> {
     let slot = scale(caller.random(), frontend.count);
-    tables.backend(BackendKey { set: frontend.set, slot })
+    let (backend, cell) = tables.backend(BackendKey { set: frontend.set, slot })?;
+    Some(Led { backend, port: frontend.cell, cell })
 }
 
 /// What stands behind a node port at this address, for this caller.
@@ -157,12 +175,25 @@ const fn scale(random: u32, count: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell;
 
     use proptest::prelude::*;
 
     use super::*;
     use crate::net::V6;
+
+    /// The first cell of the frontend's service port.
+    const PORT: Cell = 40;
+    const REFUSED: Verdict<u32> = Verdict::Refuse { port: PORT };
+
+    fn cell_of(backend: u32) -> Cell {
+        1000 + backend
+    }
+
+    /// What begins anew at a backend.
+    fn to(backend: u32) -> Verdict<u32> {
+        Verdict::To(Led { backend, port: PORT, cell: cell_of(backend) })
+    }
 
     /// A table of one frontend, `7:80`, with these backends.
     struct One {
@@ -183,6 +214,8 @@ mod tests {
                 flags: 0,
                 affinity: self.affinity,
                 service: 77,
+                cell: PORT,
+                zero: 0,
                 #[cfg(feature = "next-layout")]
                 other_layout: 0,
             })
@@ -203,14 +236,14 @@ mod tests {
             [OWN, OTHER, LOOPBACK].into_iter().find(|it| *it == ip)
         }
 
-        fn backend(&self, key: BackendKey) -> Option<u32> {
+        fn backend(&self, key: BackendKey) -> Option<(u32, Cell)> {
             assert_eq!(key.set, 1);
-            self.backends.get(key.slot as usize).copied()
+            self.backends.get(key.slot as usize).map(|it| (*it, cell_of(*it)))
         }
 
-        fn is_member(&self, _: u32, backend: u32) -> bool {
+        fn member(&self, _: u32, backend: u32) -> Option<Cell> {
             assert!(self.protocol == UDP || self.affinity != 0, "only such clients return to a backend");
-            self.backends.contains(&backend)
+            self.backends.contains(&backend).then(|| cell_of(backend))
         }
 
         const FAMILY: u32 = 4;
@@ -230,7 +263,7 @@ mod tests {
         is_host: bool,
         client: u64,
         now: u64,
-        kept: Cell<Option<(AffinityKey, Affinity)>>,
+        kept: cell::Cell<Option<(AffinityKey, Affinity)>>,
     }
 
     impl Caller for Someone {
@@ -268,21 +301,22 @@ mod tests {
 
     #[test]
     fn a_service_without_backends_refuses() {
-        check(TCP, &[], 0, 0, Verdict::Refuse);
-        check(UDP, &[], 10, 0, Verdict::Refuse);
+        check(TCP, &[], 0, 0, REFUSED);
+        check(UDP, &[], 10, 0, REFUSED);
     }
 
     #[test]
     fn the_random_bits_choose_the_slot() {
-        check(TCP, &[10, 11, 12], 0, 0, Verdict::To(10));
-        check(TCP, &[10, 11, 12], 0, u32::MAX / 2, Verdict::To(11));
-        check(TCP, &[10, 11, 12], 0, u32::MAX, Verdict::To(12));
+        check(TCP, &[10, 11, 12], 0, 0, to(10));
+        check(TCP, &[10, 11, 12], 0, u32::MAX / 2, to(11));
+        check(TCP, &[10, 11, 12], 0, u32::MAX, to(12));
     }
 
     #[test]
     fn a_remembered_backend_is_kept_while_it_is_a_member() {
-        check(UDP, &[10, 11, 12], 11, 0, Verdict::To(11));
-        check(UDP, &[10, 12], 11, 0, Verdict::To(10));
+        // It is the same conversation still, and was counted.
+        check(UDP, &[10, 11, 12], 11, 0, Verdict::To(Led { backend: 11, port: PORT, cell: UNCOUNTED }));
+        check(UDP, &[10, 12], 11, 0, to(10));
     }
 
     #[test]
@@ -295,7 +329,7 @@ mod tests {
             someone.now += later;
             let tables = One { protocol: TCP, backends, affinity: 10 };
             let verdict = decide(&tables, &someone, 7, Be16::new(80), TCP, 0);
-            assert_eq!(verdict, Verdict::To(expect));
+            assert_eq!(verdict, to(expect));
         };
         check(first, 0, &[10, 11, 12], 10);
         check(last, 9 * SECOND, &[10, 11, 12], 10);
@@ -307,7 +341,7 @@ mod tests {
         someone.client = 1;
         someone.random = last;
         let tables = One { protocol: TCP, backends: &[10, 11], affinity: 10 };
-        assert_eq!(decide(&tables, &someone, 7, Be16::new(80), TCP, 0), Verdict::To(11));
+        assert_eq!(decide(&tables, &someone, 7, Be16::new(80), TCP, 0), to(11));
     }
 
     #[test]
@@ -328,7 +362,7 @@ mod tests {
     #[test]
     fn a_node_port_is_served_at_the_nodes_addresses() {
         for ip in [OWN, OTHER] {
-            check_node_port(false, ip, 30_080, Verdict::To(10));
+            check_node_port(false, ip, 30_080, to(10));
             check_node_port(false, ip, 30_082, Verdict::Pass);
         }
         check_node_port(false, 9, 30_080, Verdict::Pass);
@@ -336,13 +370,13 @@ mod tests {
 
     #[test]
     fn a_node_port_of_local_policy_is_left_to_other_nodes() {
-        check_node_port(false, OWN, 30_081, Verdict::To(10));
+        check_node_port(false, OWN, 30_081, to(10));
         check_node_port(false, OTHER, 30_081, Verdict::Pass);
     }
 
     #[test]
     fn the_loopback_address_is_the_nodes_only_on_the_node() {
-        check_node_port(true, LOOPBACK, 30_080, Verdict::To(10));
+        check_node_port(true, LOOPBACK, 30_080, to(10));
         check_node_port(false, LOOPBACK, 30_080, Verdict::Pass);
     }
 

@@ -9,6 +9,7 @@
 
 pub mod affinity;
 pub mod canary;
+pub mod counters;
 pub mod decide;
 pub mod net;
 pub mod peers;
@@ -18,7 +19,7 @@ pub mod tables;
 
 /// The version of everything in [`tables`]: part of the path the generation maps are pinned under.
 /// Raise it with every change of a size, a field or a meaning there; a new binary then builds its maps beside the old.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1002 } else { 2 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1003 } else { 3 };
 
 /// The version of everything in [`socket`] and [`peers`], apart from [`LAYOUT_VERSION`], because live sockets outlast an upgrade.
 /// It should never change: socket storage grows into its reserved words, which older programs leave zero.
@@ -26,3 +27,6 @@ pub const SOCKETS_VERSION: u32 = 1;
 
 /// The version of everything in [`affinity`], apart from [`LAYOUT_VERSION`], so that clients keep their backends.
 pub const AFFINITY_VERSION: u32 = 1;
+
+/// The version of everything in [`counters`], apart from [`LAYOUT_VERSION`], so that what was counted stays.
+pub const COUNTERS_VERSION: u32 = 1;

@@ -7,7 +7,10 @@
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
 
-use crate::net::{Be16, V4, V6};
+use crate::{
+    counters::Cell,
+    net::{Be16, V4, V6},
+};
 
 /// IP protocol number of TCP.
 pub const TCP: u8 = 6;
@@ -59,6 +62,10 @@ pub struct Frontend {
     pub affinity: u32,
     /// Which service port it is: the same in every generation, and after every restart.
     pub service: u64,
+    /// The first of the service port's cells.
+    pub cell: Cell,
+    /// Always zero.
+    pub zero: u32,
     /// Makes this layout another one, so that the tests of an upgrade cross a real difference.
     #[cfg(feature = "next-layout")]
     pub other_layout: u64,
@@ -157,6 +164,28 @@ pub struct Backend6 {
     pub zero: u16,
 }
 
+/// What is in a slot of a set, over IPv4.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Slot4 {
+    /// The backend.
+    pub backend: Backend4,
+    /// Where its connections are counted.
+    pub cell: Cell,
+}
+
+/// What is in a slot of a set, over IPv6.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Slot6 {
+    /// The backend.
+    pub backend: Backend6,
+    /// Where its connections are counted.
+    pub cell: Cell,
+}
+
 /// What a member of a set is found by, over IPv4.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -179,15 +208,17 @@ pub struct MemberKey6 {
     pub backend: Backend6,
 }
 
-/// Says that the key is a member; carries nothing, since a map's value cannot be empty.
-pub type Member = u32;
+/// Says that the key is a member, and where its connections are counted.
+pub type Member = Cell;
 
 const _: () = assert!(size_of::<FrontendKey4>() == 8);
 const _: () = assert!(size_of::<FrontendKey6>() == 20);
-const _: () = assert!(size_of::<Frontend>() == if cfg!(feature = "next-layout") { 32 } else { 24 });
+const _: () = assert!(size_of::<Frontend>() == if cfg!(feature = "next-layout") { 40 } else { 32 });
 const _: () = assert!(size_of::<NodePortKey>() == 4);
 const _: () = assert!(size_of::<BackendKey>() == 8);
 const _: () = assert!(size_of::<Backend4>() == 8);
 const _: () = assert!(size_of::<Backend6>() == 20);
+const _: () = assert!(size_of::<Slot4>() == 12);
+const _: () = assert!(size_of::<Slot6>() == 24);
 const _: () = assert!(size_of::<MemberKey4>() == 12);
 const _: () = assert!(size_of::<MemberKey6>() == 24);

@@ -7,7 +7,7 @@ use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::net::V4;
 
 use crate::{
-    PASS, ctx,
+    PASS, counters, ctx,
     maps::{Side, protects_node_ports},
 };
 
@@ -29,8 +29,10 @@ fn try_bind(ctx: &SockAddrContext) -> Option<i32> {
         return Some(PASS);
     }
     let side = Side::<V4>::active()?;
-    if side.is_node_port(ctx::port(ctx), ctx::protocol(ctx)) && ctx::is_host(ctx) {
-        return Some(ctx::refuse_bind());
+    let node_port = side.any_node_port(ctx::port(ctx), ctx::protocol(ctx))?;
+    if !ctx::is_host(ctx) {
+        return Some(PASS);
     }
-    Some(PASS)
+    counters::rejection(node_port.cell);
+    Some(ctx::refuse_bind())
 }

@@ -4,7 +4,8 @@
 
 use proxy_common::{
     canary::{ADDRESS4, ADDRESS6, LOOPBACK4, LOOPBACK6},
-    decide::Verdict,
+    counters::UNCOUNTED,
+    decide::{Led, Verdict},
     net::{Be16, V4, V6},
     tables::{Backend4, Backend6},
 };
@@ -13,7 +14,7 @@ use proxy_common::{
 #[inline(always)]
 pub(crate) fn lead4(verdict: Verdict<Backend4>, ip: V4, port: Be16) -> Verdict<Backend4> {
     match verdict {
-        Verdict::Pass if ip == ADDRESS4 => Verdict::To(Backend4 { address: LOOPBACK4, port, zero: 0 }),
+        Verdict::Pass if ip == ADDRESS4 => uncounted(Backend4 { address: LOOPBACK4, port, zero: 0 }),
         verdict => verdict,
     }
 }
@@ -22,7 +23,13 @@ pub(crate) fn lead4(verdict: Verdict<Backend4>, ip: V4, port: Be16) -> Verdict<B
 #[inline(always)]
 pub(crate) fn lead6(verdict: Verdict<Backend6>, ip: V6, port: Be16) -> Verdict<Backend6> {
     match verdict {
-        Verdict::Pass if ip == ADDRESS6 => Verdict::To(Backend6 { address: LOOPBACK6, port, zero: 0 }),
+        Verdict::Pass if ip == ADDRESS6 => uncounted(Backend6 { address: LOOPBACK6, port, zero: 0 }),
         verdict => verdict,
     }
+}
+
+/// Leads there, and counts for nothing.
+#[inline(always)]
+fn uncounted<Backend>(backend: Backend) -> Verdict<Backend> {
+    Verdict::To(Led { backend, port: UNCOUNTED, cell: UNCOUNTED })
 }

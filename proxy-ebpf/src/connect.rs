@@ -4,13 +4,13 @@
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
-    decide::{Verdict, decide},
+    decide::{Led, Verdict, decide},
     net::{Be16, V4, V6},
     socket::{Address, Translation},
     tables::{Backend4, Backend6, UDP},
 };
 
-use crate::{PASS, canary, ctx, datagrams, maps::Side, memory, process::Process, scope};
+use crate::{PASS, canary, counters, ctx, datagrams, maps::Side, memory, process::Process, scope};
 
 /// IPv4, also of v6 sockets that were given a v4 address.
 #[cgroup_sock_addr(connect4)]
@@ -34,8 +34,13 @@ fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
     };
     match canary::lead4(verdict, ip, port) {
         Verdict::Pass => forget(ctx, &Address::new(ip.mapped(), port)),
-        Verdict::Refuse => return Some(ctx::refuse_connect4(ctx)),
-        Verdict::To(backend) => {
+        Verdict::Refuse { port } => {
+            counters::refusal(port);
+            return Some(ctx::refuse_connect4(ctx));
+        }
+        Verdict::To(led) => {
+            counters::connection(&led);
+            let backend = led.backend;
             remember(ctx, ip.mapped(), port, backend.address.mapped(), backend.port);
             ctx::rewrite4(ctx, backend.address, backend.port);
         }
@@ -57,8 +62,12 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
             };
             match canary::lead4(verdict, ip, port) {
                 Verdict::Pass => Verdict::Pass,
-                Verdict::Refuse => Verdict::Refuse,
-                Verdict::To(backend) => Verdict::To(Address::new(backend.address.mapped(), backend.port)),
+                Verdict::Refuse { port } => Verdict::Refuse { port },
+                Verdict::To(led) => {
+                    let Led { backend, port, cell } = led;
+                    let backend = Address::new(backend.address.mapped(), backend.port);
+                    Verdict::To(Led { backend, port, cell })
+                }
             }
         }
         None => {
@@ -69,15 +78,24 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
             };
             match canary::lead6(verdict, ip, port) {
                 Verdict::Pass => Verdict::Pass,
-                Verdict::Refuse => Verdict::Refuse,
-                Verdict::To(backend) => Verdict::To(Address::new(backend.address, backend.port)),
+                Verdict::Refuse { port } => Verdict::Refuse { port },
+                Verdict::To(led) => {
+                    let Led { backend, port, cell } = led;
+                    let backend = Address::new(backend.address, backend.port);
+                    Verdict::To(Led { backend, port, cell })
+                }
             }
         }
     };
     match verdict {
         Verdict::Pass => forget(ctx, &Address::new(ip, port)),
-        Verdict::Refuse => return Some(ctx::refuse_connect6(ctx, mapped.is_some())),
-        Verdict::To(backend) => {
+        Verdict::Refuse { port } => {
+            counters::refusal(port);
+            return Some(ctx::refuse_connect6(ctx, mapped.is_some()));
+        }
+        Verdict::To(led) => {
+            counters::connection(&led);
+            let backend = led.backend;
             remember(ctx, ip, port, backend.ip, backend.port);
             ctx::rewrite6(ctx, backend.ip, backend.port);
         }

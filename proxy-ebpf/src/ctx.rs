@@ -6,7 +6,10 @@ use aya_ebpf::{
     helpers::generated::{bpf_get_netns_cookie, bpf_set_retval},
     programs::{SockAddrContext, SockContext},
 };
-use proxy_common::net::{Be16, V4, V6};
+use proxy_common::{
+    net::{Be16, V4, V6},
+    socket::Address,
+};
 
 use crate::{
     DENY, PASS,

@@ -16,6 +16,7 @@ mod atomic;
 mod bind;
 mod canary;
 mod connect;
+mod counters;
 mod ctx;
 mod datagrams;
 mod getpeername;

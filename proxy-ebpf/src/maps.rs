@@ -10,6 +10,7 @@ use aya_ebpf::{
 };
 use proxy_common::{
     affinity::{Affinity, AffinityKey},
+    counters::{CHUNKS, Cell, Row},
     decide::Tables,
     net::{Be16, V4, V6},
     peers::{COUNTS, Peer, PeerKey},
@@ -17,7 +18,7 @@ use proxy_common::{
     socket::{Address, Connected, Datagrams, Slot},
     tables::{
         Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
-        NodePortKey, Place, Span,
+        NodePortKey, Place, Slot4, Slot6, Span,
     },
 };
 
@@ -35,9 +36,9 @@ static FRONTENDS4: ArrayOfMaps<HashMap<FrontendKey4, Frontend, 1>, 2> = ArrayOfM
 #[btf_map]
 static FRONTENDS6: ArrayOfMaps<HashMap<FrontendKey6, Frontend, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
-static BACKENDS4: ArrayOfMaps<HashMap<BackendKey, Backend4, 1>, 2> = ArrayOfMaps::new();
+static BACKENDS4: ArrayOfMaps<HashMap<BackendKey, Slot4, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
-static BACKENDS6: ArrayOfMaps<HashMap<BackendKey, Backend6, 1>, 2> = ArrayOfMaps::new();
+static BACKENDS6: ArrayOfMaps<HashMap<BackendKey, Slot6, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
 static NODE_PORTS: ArrayOfMaps<HashMap<NodePortKey, Frontend, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
@@ -46,6 +47,10 @@ static PLACES: ArrayOfMaps<HashMap<V6, Place, 1>, 2> = ArrayOfMaps::new();
 static MEMBERS4: ArrayOfMaps<HashMap<MemberKey4, Member, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
 static MEMBERS6: ArrayOfMaps<HashMap<MemberKey6, Member, 1>, 2> = ArrayOfMaps::new();
+
+/// What is counted, chunk by chunk. A chunk is put in when its first cell is needed, and stays.
+#[btf_map]
+pub(crate) static COUNTERS: ArrayOfMaps<Array<Row, 1>, { CHUNKS as usize }> = ArrayOfMaps::new();
 
 /// Which backend a client was given; user space says for how many. Who was not heard of longest is forgotten first.
 #[btf_map]
@@ -118,6 +123,16 @@ pub(crate) fn slot_mask() -> u32 {
     SLOT_MASK.load()
 }
 
+/// One less than a chunk of [`COUNTERS`] has stripes.
+#[unsafe(no_mangle)]
+static STRIPE_MASK: Global<u32> = Global::new(0);
+
+/// Which bits of a CPU's number say which stripe it counts in.
+#[inline(always)]
+pub(crate) fn stripe_mask() -> u32 {
+    STRIPE_MASK.load()
+}
+
 /// The cookie of the node's own network namespace; 0 where the kernel tells it to nobody (before 5.14).
 #[unsafe(no_mangle)]
 static HOST_NETNS: Global<u64> = Global::new(0);
@@ -186,11 +201,13 @@ impl<Ip> Side<Ip> {
         unsafe { PLACES.get(self.index)?.get(address) }.copied()
     }
 
-    /// Whether a port is a node port of either IP version.
+    /// What stands behind a node port of either IP version.
     #[inline(always)]
-    pub(crate) fn is_node_port(&self, port: Be16, protocol: u8) -> bool {
-        self.spans(port)
-            && [4, 6].into_iter().any(|family| self.node_port_of(port, protocol, family).is_some())
+    pub(crate) fn any_node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
+        if !self.spans(port) {
+            return None;
+        }
+        self.node_port_of(port, protocol, 4).or_else(|| self.node_port_of(port, protocol, 6))
     }
 }
 
@@ -235,16 +252,18 @@ impl Tables for Side<V4> {
     }
 
     #[inline(always)]
-    fn backend(&self, key: BackendKey) -> Option<Backend4> {
+    fn backend(&self, key: BackendKey) -> Option<(Backend4, Cell)> {
         #[cfg(feature = "fault-points")]
         linger();
         // SAFETY: see above.
-        unsafe { BACKENDS4.get(self.index)?.get(key) }.copied()
+        let slot = unsafe { BACKENDS4.get(self.index)?.get(key) }.copied()?;
+        Some((slot.backend, slot.cell))
     }
 
     #[inline(always)]
-    fn is_member(&self, set: u32, backend: Backend4) -> bool {
-        MEMBERS4.get(self.index).is_some_and(|it| it.get_ptr(MemberKey4 { set, backend }).is_some())
+    fn member(&self, set: u32, backend: Backend4) -> Option<Cell> {
+        // SAFETY: see above.
+        unsafe { MEMBERS4.get(self.index)?.get(MemberKey4 { set, backend }) }.copied()
     }
 
     const FAMILY: u32 = 4;
@@ -287,16 +306,18 @@ impl Tables for Side<V6> {
     }
 
     #[inline(always)]
-    fn backend(&self, key: BackendKey) -> Option<Backend6> {
+    fn backend(&self, key: BackendKey) -> Option<(Backend6, Cell)> {
         #[cfg(feature = "fault-points")]
         linger();
         // SAFETY: see above.
-        unsafe { BACKENDS6.get(self.index)?.get(key) }.copied()
+        let slot = unsafe { BACKENDS6.get(self.index)?.get(key) }.copied()?;
+        Some((slot.backend, slot.cell))
     }
 
     #[inline(always)]
-    fn is_member(&self, set: u32, backend: Backend6) -> bool {
-        MEMBERS6.get(self.index).is_some_and(|it| it.get_ptr(MemberKey6 { set, backend }).is_some())
+    fn member(&self, set: u32, backend: Backend6) -> Option<Cell> {
+        // SAFETY: see above.
+        unsafe { MEMBERS6.get(self.index)?.get(MemberKey6 { set, backend }) }.copied()
     }
 
     const FAMILY: u32 = 6;

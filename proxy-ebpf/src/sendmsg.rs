@@ -12,7 +12,7 @@ use proxy_common::{
     tables::{Backend4, Backend6},
 };
 
-use crate::{PASS, canary, ctx, datagrams, maps::Side, memory, process::Process, scope};
+use crate::{PASS, canary, counters, ctx, datagrams, maps::Side, memory, process::Process, scope};
 
 /// IPv4, and v4-mapped destinations of v6 sockets.
 #[cgroup_sock_addr(sendmsg4)]
@@ -52,13 +52,19 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
             datagrams::forget(ctx, &service);
             Some(PASS)
         }
-        Verdict::Refuse => Some(ctx::refuse()),
-        Verdict::To(backend) => {
+        Verdict::Refuse { port } => {
+            counters::refusal(port);
+            Some(ctx::refuse())
+        }
+        Verdict::To(led) => {
+            let backend = led.backend;
             let translation =
                 Translation { service, backend: Address::new(backend.address.mapped(), backend.port) };
             if !datagrams::remember(ctx, translation) {
+                counters::rejection(led.port);
                 return Some(ctx::no_memory());
             }
+            counters::connection(&led);
             ctx::rewrite4(ctx, backend.address, backend.port);
             Some(PASS)
         }
@@ -90,12 +96,18 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
             datagrams::forget(ctx, &service);
             Some(PASS)
         }
-        Verdict::Refuse => Some(ctx::refuse()),
-        Verdict::To(backend) => {
+        Verdict::Refuse { port } => {
+            counters::refusal(port);
+            Some(ctx::refuse())
+        }
+        Verdict::To(led) => {
+            let backend = led.backend;
             let translation = Translation { service, backend: Address::new(backend.address, backend.port) };
             if !datagrams::remember(ctx, translation) {
+                counters::rejection(led.port);
                 return Some(ctx::no_memory());
             }
+            counters::connection(&led);
             ctx::rewrite6(ctx, backend.address, backend.port);
             Some(PASS)
         }

@@ -213,7 +213,7 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
         line.split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>()
     };
     let says = status(&world, &[]);
-    assert_eq!(row(&says), ["default/web", "10.96.0.10:80/TCP", "1", "10.244.1.1:8080"]);
+    assert_eq!(row(&says), ["default/web", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
     for it in ["node n1: healthy", "revision 1 in force", "1 Services, 1 endpoints", "in effect at all"] {
         assert!(says.contains(it), "{it} is not in\n{says}");
     }
@@ -223,6 +223,6 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
     }
     agent.kill9().unwrap();
     let says = status(&world, &[]);
-    assert_eq!(row(&says), ["?", "10.96.0.10:80/TCP", "1", "10.244.1.1:8080"]);
+    assert_eq!(row(&says), ["?", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
     assert!(says.contains("none answers"), "{says}");
 }

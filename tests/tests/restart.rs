@@ -193,6 +193,8 @@ fn restart_keeps_connections() {
         "mid-batch",
         "mid-batch:5",
         "mid-batch:14",
+        "owned-not-filled",
+        "owned-not-filled:3",
         "filled-not-flipped",
         "filled-not-flipped:3",
         "flipped-before-grace",

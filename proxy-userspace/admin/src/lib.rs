@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod ask;
+mod counted;
 mod flag;
 mod health;
 mod health_checks;
@@ -21,13 +22,14 @@ mod sample;
 
 use std::{
     io,
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use backend::{
     Doing, Heard, Observer,
-    ebpf::{Ended, Hooks, Report, UdpMemory},
+    ebpf::{self, Ended, Hooks, Report, UdpMemory},
 };
 use model::Rejected;
 use publish::{Published, Subscription};
@@ -39,11 +41,11 @@ pub use health::LATE;
 pub use health_checks::HealthChecks;
 pub use pages::Site;
 pub use server::{Endpoint, Servers};
-pub use status::{RejectedStatus, Revision, SourceStatus, Status, TableStatus};
+pub use status::{CountedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus};
 
 use crate::{
     metrics::Metrics,
-    record::{Count, Moment, Record},
+    record::{Count, Counters, Counts, Moment, Record},
 };
 
 /// What is known of this process, and who is told what happens.
@@ -124,6 +126,16 @@ impl Admin {
     /// Says whom to ask how many follow the states of this process.
     pub fn watchers(&self, count: impl Fn() -> usize + Send + Sync + 'static) {
         self.record().watchers = Some(Count(Box::new(count)));
+    }
+
+    /// Says below which folder the kernel's maps are pinned, the counters among them. What cannot be read is left out.
+    pub fn counters(&self, pin_dir: PathBuf) {
+        let read = move || {
+            let counts = ebpf::counts(&pin_dir).ok()?;
+            let of: Counts = Box::new(move |service, port, protocol| counts.port(service, port, protocol));
+            Some(of)
+        };
+        self.record().counters = Some(Counters(Arc::new(read)));
     }
 
     /// Follows what is published, until the publisher is gone.

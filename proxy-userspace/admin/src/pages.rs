@@ -89,15 +89,18 @@ impl Admin {
                 let (ready, text) = health::readyz(&self.record(), Moment::now());
                 (code(ready), TEXT, text)
             }
-            (Site::Metrics, "/metrics") => match self.metrics.text() {
-                Ok(text) => (StatusCode::OK, PROMETHEUS, text),
-                Err(error) => failed(&error),
-            },
+            (Site::Metrics, "/metrics") => {
+                self.aside(|it| match it.metrics.text() {
+                    Ok(text) => (StatusCode::OK, PROMETHEUS, text),
+                    Err(error) => failed(&error),
+                })
+                .await
+            }
             // kube-proxy's word for how services are programmed; it is asked for by upstream's tests.
             (Site::Metrics, "/proxyMode") => (StatusCode::OK, TEXT, "ebpf".into()),
             // As on kube-proxy's metrics port: that the process answers.
             (Site::Metrics, "/healthz") => (StatusCode::OK, TEXT, "ok".into()),
-            (Site::Metrics, "/status") => json(&self.status()),
+            (Site::Metrics, "/status") => self.aside(|it| json(&it.status())).await,
             (Site::Metrics, "/state") => self.state().await,
             (site, _) => {
                 let text = format!("there is no such page; there are {}\n", site.paths().join(", "));
@@ -111,12 +114,17 @@ impl Admin {
         let Some(published) = self.record().served() else {
             return (StatusCode::SERVICE_UNAVAILABLE, TEXT, "there is no state yet\n".into());
         };
-        // A large one takes a while, and others are to be answered meanwhile.
-        match tokio::task::spawn_blocking(move || render(&published, Format::Json)).await {
-            Ok(Ok(text)) => (StatusCode::OK, JSON, text),
-            Ok(Err(error)) => failed(&error),
+        self.aside(move |_| match render(&published, Format::Json) {
+            Ok(text) => (StatusCode::OK, JSON, text),
             Err(error) => failed(&error),
-        }
+        })
+        .await
+    }
+
+    /// Makes a page that takes a while; others are answered meanwhile.
+    async fn aside(&self, page: impl FnOnce(&Self) -> Page + Send + 'static) -> Page {
+        let it = self.clone();
+        tokio::task::spawn_blocking(move || page(&it)).await.unwrap_or_else(|error| failed(&error))
     }
 }
 

@@ -11,9 +11,9 @@ use std::{
 
 use backend::{
     Doing, Heard,
-    ebpf::{Hooks, Report, TableFill, UdpMemory},
+    ebpf::{Hooks, PortCounts, Report, TableFill, UdpMemory},
 };
-use model::{Rejected, Timestamp, state::NodeState};
+use model::{Protocol, Rejected, ServiceName, Timestamp, state::NodeState};
 use publish::Published;
 use tokio::time::Instant;
 
@@ -70,6 +70,21 @@ pub(crate) struct Record {
     saw_own_node: bool,
     /// `None` where nobody can follow.
     pub(crate) watchers: Option<Count>,
+    /// `None` where nothing is counted.
+    pub(crate) counters: Option<Counters>,
+}
+
+/// Reads what was counted. Never under the lock of the record: it takes a while.
+#[derive(Clone)]
+pub(crate) struct Counters(pub(crate) Arc<dyn Fn() -> Option<Counts> + Send + Sync>);
+
+/// What was counted, by service port; `None` for one that is not programmed.
+pub(crate) type Counts = Box<dyn Fn(&ServiceName, &str, Protocol) -> Option<PortCounts>>;
+
+impl fmt::Debug for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Counters")
+    }
 }
 
 /// Asks how many follow.
@@ -118,6 +133,7 @@ impl Record {
             tally: Tally::default(),
             saw_own_node: false,
             watchers: None,
+            counters: None,
         }
     }
 

@@ -2,11 +2,13 @@
 
 use std::time::SystemTime;
 
+use backend::ebpf::PortCounts;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Admin, Role, Stage,
+    counted::Counted,
     health::Health,
     record::{Moment, Record},
 };
@@ -47,6 +49,27 @@ pub struct Status {
     pub tables: Vec<TableStatus>,
     /// How many follow the states of this process, where they can.
     pub watchers: Option<usize>,
+    /// What the Services that are served have counted together, where it is counted.
+    pub counted: Option<CountedStatus>,
+}
+
+/// What was counted; see [`PortCounts`].
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CountedStatus {
+    /// Connections, and UDP associations, that were led to an endpoint.
+    pub connections: u64,
+    /// Those that were refused for want of endpoints.
+    pub refusals: u64,
+    /// What was refused for another reason.
+    pub rejections: u64,
+}
+
+impl From<PortCounts> for CountedStatus {
+    fn from(it: PortCounts) -> Self {
+        let PortCounts { connections, refusals, rejections } = it;
+        Self { connections, refusals, rejections }
+    }
 }
 
 /// A state by its number.
@@ -102,7 +125,8 @@ pub struct TableStatus {
 impl Admin {
     /// How this process stands.
     pub fn status(&self) -> Status {
-        status(&self.record(), Moment::now())
+        let counted = Counted::read(&self.record).map(|it| it.total().into());
+        Status { counted, ..status(&self.record(), Moment::now()) }
     }
 }
 
@@ -153,6 +177,7 @@ fn status(record: &Record, now: Moment) -> Status {
         rejected: Stage::ALL.iter().flat_map(rejected).collect(),
         tables: tables.collect(),
         watchers: record.watchers.as_ref().map(|it| (it.0)()),
+        counted: None,
     }
 }
 

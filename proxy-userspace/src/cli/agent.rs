@@ -42,6 +42,9 @@ async fn agent(flags: Flags) -> Result<()> {
     let options = flags.packets.options(flags.data_plane.options(&name)?)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name);
     let _reports = flags.reports.serve(&admin);
+    if let Some(sockets) = &options.sockets {
+        admin.counters(sockets.pin_dir.clone());
+    }
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     tokio::select! {
         () = backend::follow(node, upstream.subscribe(), &admin) => bail!("nothing comes from the brain any more"),

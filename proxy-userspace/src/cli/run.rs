@@ -51,6 +51,9 @@ async fn run(flags: Flags) -> Result<()> {
     let listen = &flags.listen;
     let mut serving = Serving::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
+    if let Some(sockets) = &options.sockets {
+        admin.counters(sockets.pin_dir.clone());
+    }
     let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
     let result = tokio::select! {
         () = backend::follow(node, pipeline.subscribe(), &admin) => Err(anyhow!("nothing is published any more")),

@@ -3,7 +3,7 @@
 //! The one rule: what is shown as programmed was read from the kernel. The process that runs only adds the names.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap, HashSet},
     fmt::Write as _,
     io::{self, IsTerminal as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -15,7 +15,7 @@ use std::{
 use admin::{Asked, Status};
 use anyhow::Result;
 use backend::{
-    ebpf::{self, Hooks, Led, check},
+    ebpf::{self, Counts, Hooks, Led, PortCounts, PortId, check},
     nft,
 };
 use clap::{Args, ValueEnum};
@@ -29,6 +29,7 @@ use super::flags;
 
 /// How often `--watch` looks again.
 const AGAIN: Duration = Duration::from_secs(2);
+const HEADER: [&str; 7] = ["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "CONNECTIONS", "REFUSED", ""];
 /// How many endpoints a row names.
 const MOST_NAMED: usize = 3;
 
@@ -66,6 +67,8 @@ pub(super) fn main(flags: Flags) -> Result<()> {
         let process = Process::ask(flags.reports.metrics());
         let seen = Seen {
             led: led(&options.pin_dir)?,
+            // Packets are not counted by Service.
+            counts: ebpf::counts(&options.pin_dir).unwrap_or_default(),
             hooks: ebpf::look_at(options.cgroup.as_deref(), &options.pin_dir).map_err(|it| it.to_string()),
             packets: nft::check().says,
             process,
@@ -99,6 +102,7 @@ fn led(pin_dir: &Path) -> Result<Vec<Led>> {
 /// What was seen at one time.
 struct Seen {
     led: Vec<Led>,
+    counts: Counts,
     hooks: Result<Hooks, String>,
     packets: String,
     process: Process,
@@ -170,7 +174,7 @@ impl Seen {
     fn rows(&self) -> Vec<(Name, &Led)> {
         let name = |it: &Led| self.process.names.get(&it.frontend).cloned().unwrap_or_default();
         let mut rows: Vec<_> = self.led.iter().map(|it| (name(it), it)).collect();
-        rows.sort_by(|(a, _), (b, _)| a.service.cmp(&b.service));
+        rows.sort_by(|(a, _), (b, _)| (&a.service, &a.port).cmp(&(&b.service, &b.port)));
         rows
     }
 
@@ -198,8 +202,18 @@ impl Seen {
         let _ = writeln!(out, "packets    {}", self.packets);
         let _ = writeln!(out, "kernel     {}\n", check::kernel().says);
         let mut table = Table::new();
-        table.load_preset(presets::NOTHING).set_header(["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", ""]);
-        for (Name { service, port }, Led { frontend, backends }) in self.rows() {
+        table.load_preset(presets::NOTHING).set_header(HEADER);
+        let mut told = HashSet::new();
+        for (Name { service, port }, led) in self.rows() {
+            let Led { frontend, backends, port: id, .. } = led;
+            // They are the service port's: with the first of its addresses they are told.
+            let (connections, refusals) = match id.filter(|it| told.insert(*it)) {
+                Some(id) => {
+                    let PortCounts { connections, refusals, .. } = self.counts.of(id);
+                    (connections.to_string(), refusals.to_string())
+                }
+                None => Default::default(),
+            };
             let named = backends.iter().take(MOST_NAMED).map(ToString::to_string);
             let mut named: Vec<_> = named.collect();
             if backends.len() > MOST_NAMED {
@@ -209,7 +223,16 @@ impl Seen {
                 named.push("refused".into());
             }
             let service = if service.is_empty() { "?".into() } else { service };
-            table.add_row([service, port, frontend.clone(), backends.len().to_string(), named.join(" ")]);
+            let endpoints = backends.len().to_string();
+            table.add_row([
+                service,
+                port,
+                frontend.clone(),
+                endpoints,
+                connections,
+                refusals,
+                named.join(" "),
+            ]);
         }
         for line in table.lines() {
             let _ = writeln!(out, "{}", line.trim());
@@ -217,7 +240,7 @@ impl Seen {
         if let Some(status) = &self.process.status
             && !status.rejected.is_empty()
         {
-            out.push_str("\nREFUSED\n");
+            out.push_str("\nREJECTED\n");
             for it in &status.rejected {
                 let _ = writeln!(out, "{} ({}): {}", it.item, it.by, it.reason);
             }
@@ -225,10 +248,38 @@ impl Seen {
         out
     }
 
+    /// What each service port has counted, and each of its endpoints.
+    fn counted(&self) -> Vec<serde_json::Value> {
+        let mut ports: Vec<(Name, PortId, Vec<&Led>)> = Vec::new();
+        let mut places = HashMap::new();
+        for (name, led) in self.rows() {
+            let Some(id) = led.port else { continue };
+            let place = *places.entry(id).or_insert(ports.len());
+            if place == ports.len() {
+                ports.push((name, id, Vec::new()));
+            }
+            ports[place].2.push(led);
+        }
+        let counted = ports.into_iter().map(|(name, port, leds)| {
+            let PortCounts { connections, refusals, rejections } = self.counts.of(port);
+            let backends: BTreeSet<_> = leds.iter().flat_map(|it| &it.backends).collect();
+            let endpoint =
+                |it: &SocketAddr| json!({ "endpoint": it, "connections": self.counts.to(port, *it) });
+            json!({
+                "service": known(name.service),
+                "port": name.port,
+                "connections": connections,
+                "refusals": refusals,
+                "rejections": rejections,
+                "endpoints": backends.into_iter().map(endpoint).collect::<Vec<_>>(),
+            })
+        });
+        counted.collect()
+    }
+
     fn json(&self) -> serde_json::Value {
         let frontends = self.rows().into_iter().map(|(name, it)| {
-            let service = Some(name.service).filter(|it| !it.is_empty());
-            json!({ "service": service, "port": name.port, "frontend": it.frontend, "endpoints": it.backends })
+            json!({ "service": known(name.service), "port": name.port, "frontend": it.frontend, "endpoints": it.backends })
         });
         let programs = match &self.hooks {
             Ok(hooks) => {
@@ -246,8 +297,14 @@ impl Seen {
             "programs": programs,
             "packets": self.packets,
             "frontends": frontends.collect::<Vec<_>>(),
+            "counted": self.counted(),
         })
     }
+}
+
+/// The name of a Service, if it is known.
+fn known(service: String) -> Option<String> {
+    Some(service).filter(|it| !it.is_empty())
 }
 
 /// What the process says of itself.

@@ -5,7 +5,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use backend::{Answer, ebpf::UdpMemory};
+use backend::{
+    Answer,
+    ebpf::{PortCounts, UdpMemory},
+};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -14,7 +17,9 @@ use prometheus_client::{
 use tokio::time::Instant;
 
 use crate::{
-    Role, Stage, lock,
+    Role, Stage,
+    counted::Counted,
+    lock,
     record::{Record, seconds},
     tally::Tally,
 };
@@ -24,13 +29,16 @@ pub(super) struct Gauges(pub(super) Arc<Mutex<Record>>);
 
 impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let counted = Counted::read(&self.0);
         let record = lock(&self.0);
         let mut out = Out(&mut encoder);
         general(&record, &mut out)?;
         match record.role {
             Role::Serves => {
                 kube_proxy(&record, &mut out)?;
-                backend(&record, &mut out)
+                backend(&record, &mut out)?;
+                drop(record);
+                counters(counted.as_ref(), &mut out)
             }
             Role::Decides => Ok(()),
         }
@@ -198,6 +206,43 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         "kube_proxy_ebpf_udp_memory_refusals",
         "Datagrams that were not sent for want of such an entry",
         refused as f64,
+    )
+}
+
+/// What was counted in the kernel, for each service port that has counted anything.
+fn counters(counted: Option<&Counted>, out: &mut Out<'_, '_>) -> fmt::Result {
+    let mut family = |name: &str, help: &str, value: fn(&PortCounts) -> u64| {
+        let help = format!("{help}.");
+        let mut family = out.0.encode_descriptor(name, &help, None, MetricType::Counter)?;
+        for (port, counts) in counted.iter().flat_map(|it| it.ports()) {
+            // Most Services are never asked for on most nodes.
+            let value = value(&counts);
+            if value == 0 {
+                continue;
+            }
+            let protocol = port.protocol.to_string();
+            let labels = [
+                ("namespace", &*port.service.namespace),
+                ("service", &*port.service.name),
+                ("port", port.name),
+                ("protocol", &protocol),
+            ];
+            ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    };
+    family(
+        "kube_proxy_ebpf_connections",
+        "Connections and UDP associations that were led to an endpoint",
+        |it| it.connections,
+    )?;
+    family("kube_proxy_ebpf_refusals", "Connections that were refused for want of endpoints", |it| {
+        it.refusals
+    })?;
+    family(
+        "kube_proxy_ebpf_rejections",
+        "Binds to a node port that were refused, and datagrams that found no memory",
+        |it| it.rejections,
     )
 }
 

@@ -2,16 +2,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use backend::{Answer, Doing, Heard, Observer as _};
+use backend::{Answer, Doing, Heard, Observer as _, ebpf::PortCounts};
 use model::Rejected;
 use publish::Publisher;
 
 use crate::{
     Admin, Role, Source, Stage,
-    record::seconds,
+    record::{Counters, seconds},
     sample::{hooks, published, report, service},
 };
 
@@ -27,6 +28,10 @@ fn busy(role: Role) -> Admin {
     admin.in_force(&state, &report(), Duration::from_millis(3));
     admin.looked(Ok(&hooks(true)));
     admin.tried(&[Heard { hook: "connect4", answer: Answer::Acts }]);
+    admin.record().counters = Some(Counters(Arc::new(|| {
+        let counts = PortCounts { connections: 7, refusals: 2, rejections: 1 };
+        Some(Box::new(move |_, _, _| Some(counts)))
+    })));
     admin
 }
 
@@ -64,7 +69,7 @@ fn documented(role: Role) -> BTreeMap<String, (String, BTreeSet<String>)> {
         other => panic!("{other}: neither all nor backend"),
     });
     let word = |it: &str| it.trim_matches('`').to_owned();
-    let labels = |it: &str| Some(word(it)).filter(|it| !it.is_empty()).into_iter().collect();
+    let labels = |it: &str| it.split(", ").map(word).filter(|it| !it.is_empty()).collect();
     rows.map(|row| (word(row[1]), (row[2].to_owned(), labels(row[3])))).collect()
 }
 
@@ -73,6 +78,18 @@ fn the_table_of_metrics_is_what_is_served() {
     for role in [Role::Serves, Role::Decides] {
         assert_eq!(served(&busy(role).metrics.text().unwrap()), documented(role), "{role:?}");
     }
+}
+
+#[test]
+fn only_what_was_counted_is_a_series() {
+    let admin = busy(Role::Serves);
+    let sample =
+        r#"kube_proxy_ebpf_connections_total{namespace="default",service="a",port="",protocol="TCP"}"#;
+    assert!((value(&admin, sample) - 7.0).abs() < f64::EPSILON);
+    admin.record().counters =
+        Some(Counters(Arc::new(|| Some(Box::new(|_, _, _| Some(PortCounts::default()))))));
+    assert!(!admin.metrics.text().unwrap().contains(r#"service="a""#));
+    assert_eq!(admin.status().counted.map(|it| it.connections), Some(0));
 }
 
 /// The value of a sample.

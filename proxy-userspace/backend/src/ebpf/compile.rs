@@ -9,7 +9,7 @@ use std::{
 };
 
 use model::{
-    Family, Protocol,
+    Family, Protocol, ServiceName,
     state::{Scope, ServicePort, ServiceState, TrafficPolicy},
 };
 
@@ -49,7 +49,8 @@ impl Transport {
         }
     }
 
-    fn of(protocol: Protocol) -> Option<Self> {
+    /// The transport of a protocol, if it is translated.
+    pub(super) fn of(protocol: Protocol) -> Option<Self> {
         match protocol {
             Protocol::Tcp => Some(Self::Tcp),
             Protocol::Udp => Some(Self::Udp),
@@ -123,6 +124,8 @@ pub(super) struct ServiceImage {
 /// The backends behind some of a Service's addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SetImage {
+    /// The service port whose set it is: connections are counted for each by itself.
+    pub(super) service: u64,
     /// The family of all of them.
     pub(super) family: Family,
     /// Whether its backends are listed as members, because clients return to them: those of UDP, and with affinity.
@@ -213,26 +216,24 @@ impl ServiceImage {
         backends.dedup();
         let affinity = service.affinity.map_or(0, |it| it.timeout_seconds.get());
         let is_listed = transport == Transport::Udp || affinity != 0;
-        let set = self.set(SetImage { family, is_listed, backends });
-        let identity = format!("{}:{}/{transport}", service.name, port.name);
+        let id = identity(&service.name, &port.name, transport);
+        let set = self.set(SetImage { service: id, family, is_listed, backends });
         let own_addresses_only = claim == Claim::NodePort && service.external_policy == TrafficPolicy::Local;
-        self.frontends.push(Frontend {
-            address,
-            claim,
-            set,
-            affinity,
-            service: XxHash64::oneshot(0, identity.as_bytes()),
-            own_addresses_only,
-        });
+        self.frontends.push(Frontend { address, claim, set, affinity, service: id, own_addresses_only });
     }
 
-    /// The position of a set, which addresses that lead to the same backends share.
+    /// The position of a set, which addresses of a service port that lead to the same backends share.
     fn set(&mut self, set: SetImage) -> usize {
         self.sets.iter().position(|it| *it == set).unwrap_or_else(|| {
             self.sets.push(set);
             self.sets.len() - 1
         })
     }
+}
+
+/// Which service port it is: the same for the same names, whenever and wherever.
+pub(super) fn identity(service: &ServiceName, port: &str, transport: Transport) -> u64 {
+    XxHash64::oneshot(0, format!("{service}:{port}/{transport}").as_bytes())
 }
 
 /// Why no socket may be translated for this address, if so.

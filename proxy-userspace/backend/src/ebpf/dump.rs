@@ -14,11 +14,12 @@ use proxy_common::{
     net::{Be16, V6},
     tables::{
         Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, LOOPBACK, Member, MemberKey4,
-        MemberKey6, NodePortKey, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, TCP, UDP,
+        MemberKey6, NodePortKey, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, Slot4, Slot6, TCP, UDP,
     },
 };
 
 use super::{
+    counts::PortId,
     error::Error,
     kernel,
     pins::Pins,
@@ -41,6 +42,8 @@ pub struct Led {
     pub frontend: String,
     /// Where it leads, in ascending order; nowhere: it refuses.
     pub backends: Vec<SocketAddr>,
+    /// Which service port it is a frontend of, if what comes there is counted.
+    pub port: Option<PortId>,
 }
 
 /// Reads the generation in force: every address that is led somewhere, in ascending order.
@@ -94,11 +97,11 @@ impl Generation {
         for (key, place) in rows::<V6, Place>(pins, side, Table::Places)? {
             it.places.push((key.into(), place));
         }
-        for (key, row) in rows::<BackendKey, Backend4>(pins, side, Table::Backends4)? {
-            it.backends.push((key, backend4(&row)));
+        for (key, row) in rows::<BackendKey, Slot4>(pins, side, Table::Backends4)? {
+            it.backends.push((key, backend4(&row.backend)));
         }
-        for (key, row) in rows::<BackendKey, Backend6>(pins, side, Table::Backends6)? {
-            it.backends.push((key, backend6(&row)));
+        for (key, row) in rows::<BackendKey, Slot6>(pins, side, Table::Backends6)? {
+            it.backends.push((key, backend6(&row.backend)));
         }
         for (key, _) in rows::<MemberKey4, Member>(pins, side, Table::Members4)? {
             it.members.push((key.set, backend4(&key.backend)));
@@ -118,7 +121,7 @@ impl Generation {
             let slots = sets.get(&row.set).into_iter().flatten().filter(|(slot, _)| *slot < row.count);
             let mut backends: Vec<_> = slots.map(|(_, it)| *it).collect();
             backends.sort_unstable();
-            Led { frontend: name.clone(), backends }
+            Led { frontend: name.clone(), backends, port: Some(PortId(row.service)) }
         });
         let mut led: Vec<_> = led.collect();
         led.sort_unstable();

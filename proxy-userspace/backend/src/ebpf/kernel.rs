@@ -1,6 +1,7 @@
 //! The maps in the kernel: made or taken over through their pins, and written in batches.
 
 use std::{
+    collections::BTreeMap,
     os::fd::{AsFd as _, BorrowedFd},
     path::{Path, PathBuf},
     sync::atomic::{Ordering, fence},
@@ -16,12 +17,14 @@ use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     affinity::{Affinity, AffinityKey},
+    counters::{CHUNKS, Cell},
     peers::{COUNTS, Peer, PeerKey},
     socket::{Connected, Datagrams, Slot},
     tables::Span,
 };
 
 use super::{
+    chunks::{self, Chunks},
     error::Error,
     exclusions, fault,
     node::Options,
@@ -44,6 +47,8 @@ pub(super) struct KernelMaps {
     active: Array<MapData, u32>,
     outer: Vec<ArrayOfMaps<MapData, MapData>>,
     inner: [[Option<MapData>; Table::COUNT]; 2],
+    counters: ArrayOfMaps<MapData, MapData>,
+    chunks: Chunks,
     /// Read by no program: the kernel waits with every update of an outer map until each program that runs has ended
     /// (Linux 1ae80cf31938).
     grace: ArrayOfMaps<MapData, MapData>,
@@ -63,14 +68,18 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
         options.udp_addresses.saturating_mul(2),
         "places are there for further addresses of UDP sockets",
     )?;
-    let pinned = pinned_maps(pins, slots, clients, peers);
+    let stripes = chunks::stripes(pins)?;
+    let mut pinned = pinned_maps(pins, slots, clients, peers);
+    pinned.extend(chunks::pinned(pins, stripes));
     for map in &pinned {
         map.check()?;
     }
     let sockets_of_before = pins.socket_map("connected").exists() && !pins.socket_map("slots").exists();
     for table in Table::ALL {
-        make_outer(pins, table)?;
+        let template = || create(table.name(), table.key_size(), table.value_size(), 1);
+        make_outer(table.map(), &pins.outer(table), 2, template)?;
     }
+    make_outer(chunks::OUTER, &pins.chunks(), CHUNKS, || chunks::create(stripes))?;
     let set_retval = u32::from(
         is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval).unwrap_or(false),
     );
@@ -81,6 +90,7 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     let excluded_levels = exclusions::levels(&options.excluded_cgroups)?;
     let host_only = u32::from(options.host_only);
     let slot_mask = slots - 1;
+    let stripe_mask = stripes.saturating_sub(1);
     let protect_node_ports = u32::from(options.protect_node_ports);
     // A kernel that does not tell (before 5.14) is taken at its word that we are in the first namespace of all.
     let host_netns = sys::netns_cookie().unwrap_or(0);
@@ -90,16 +100,18 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     loader.override_global("EXCLUDED_LEVELS", &excluded_levels, true);
     loader.override_global("HOST_ONLY", &host_only, true);
     loader.override_global("SLOT_MASK", &slot_mask, true);
+    loader.override_global("STRIPE_MASK", &stripe_mask, true);
     loader.override_global("PROTECT_NODE_PORTS", &protect_node_ports, true);
     loader.override_global("HOST_NETNS", &host_netns, true);
     loader.map_max_entries("SLOTS", slots);
     loader.map_max_entries("CLIENTS", clients);
     loader.map_max_entries("PEERS", peers);
-    for map in &pinned {
+    // The chunks themselves are not maps of the object.
+    for map in pinned.iter().filter(|it| it.name != chunks::CHUNK) {
         loader.map_pin_path(map.name, map.path.clone());
     }
     let mut ebpf = loader.load(object::bytes()?).map_err(|it| Error::Load(Box::new(it)))?;
-    let maps = KernelMaps::take(&mut ebpf, pins)?;
+    let maps = KernelMaps::take(&mut ebpf, pins, stripes)?;
     if sockets_of_before {
         let overflowed =
             ebpf.map_mut("OVERFLOWED").ok_or_else(|| Error::Incomplete("map OVERFLOWED".into()))?;
@@ -111,7 +123,7 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
 }
 
 impl KernelMaps {
-    fn take(ebpf: &mut Ebpf, pins: &Pins) -> Result<Self, Error> {
+    fn take(ebpf: &mut Ebpf, pins: &Pins, stripes: u32) -> Result<Self, Error> {
         let mut map =
             |name: &str| ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")));
         let active = Array::try_from(map("ACTIVE")?).map_err(Error::map("ACTIVE"))?;
@@ -119,10 +131,21 @@ impl KernelMaps {
             .iter()
             .map(|table| ArrayOfMaps::try_from(map(table.map())?).map_err(Error::map(table.map())))
             .collect::<Result<_, _>>()?;
+        let counters = ArrayOfMaps::try_from(map(chunks::OUTER)?).map_err(Error::map(chunks::OUTER))?;
+        let chunks = Chunks::open(pins, stripes)?;
         let grace_inner = create("grace", size_of::<u32>(), size_of::<u32>(), 1)?;
         let grace = array_of_maps("grace", &grace_inner, 1)?;
         let grace = ArrayOfMaps::try_from(grace).map_err(Error::map("grace"))?;
-        Ok(Self { pins: pins.clone(), active, outer, inner: Default::default(), grace, grace_inner })
+        Ok(Self {
+            pins: pins.clone(),
+            active,
+            outer,
+            inner: Default::default(),
+            counters,
+            chunks,
+            grace,
+            grace_inner,
+        })
     }
 
     fn inner(&self, side: Side, table: Table) -> Result<BorrowedFd<'_>, Error> {
@@ -181,6 +204,14 @@ impl Store for KernelMaps {
         sys::delete_batch(self.inner(side, table)?, entry(table), keys)
             .map_err(Error::syscall("BPF_MAP_DELETE_BATCH", table))
     }
+
+    fn owners(&self) -> Result<Vec<u64>, Error> {
+        self.chunks.owners()
+    }
+
+    fn own(&mut self, cells: &BTreeMap<Cell, u64>) -> Result<(), Error> {
+        self.chunks.own(cells, &mut self.counters)
+    }
 }
 
 /// The sizes of a table's entries.
@@ -195,17 +226,20 @@ fn create(name: &str, key: usize, value: usize, capacity: u32) -> Result<MapData
     MapData::create(map, name, None).map_err(Error::map(name))
 }
 
-/// Pins a table's outer map, if it is not there yet.
+/// Pins an outer map, if it is not there yet.
 ///
 /// aya would make one with a template that has BTF, and Linux 5.15 to 6.2 accepts no inner map without BTF there (it
 /// compares where the timer is, which is "nowhere" in two ways). Ours has none, like the maps that are put in.
-fn make_outer(pins: &Pins, table: Table) -> Result<(), Error> {
-    let path = pins.outer(table);
+fn make_outer(
+    name: &str,
+    path: &Path,
+    slots: u32,
+    template: impl FnOnce() -> Result<MapData, Error>,
+) -> Result<(), Error> {
     if path.exists() {
         return Ok(());
     }
-    let template = create(table.name(), table.key_size(), table.value_size(), 1)?;
-    array_of_maps(table.map(), &template, 2)?.pin(&path).map_err(Error::pin(&path))
+    array_of_maps(name, &template()?, slots)?.pin(path).map_err(Error::pin(path))
 }
 
 /// Makes an outer map for inner maps like `template`.
@@ -216,20 +250,23 @@ fn array_of_maps(name: &str, template: &MapData, slots: u32) -> Result<Map, Erro
 }
 
 /// A map of the kernel object that is pinned, and what must be there if its pin is.
-struct Pinned {
-    name: &'static str,
-    path: PathBuf,
-    shape: Shape,
+pub(super) struct Pinned {
+    /// Its name in the kernel object.
+    pub(super) name: &'static str,
+    /// Where.
+    pub(super) path: PathBuf,
+    /// What must be there.
+    pub(super) shape: Shape,
 }
 
 /// What makes two maps interchangeable.
 #[derive(Debug, PartialEq)]
-struct Shape {
-    map_type: MapType,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    flags: u32,
+pub(super) struct Shape {
+    pub(super) map_type: MapType,
+    pub(super) key_size: u32,
+    pub(super) value_size: u32,
+    pub(super) max_entries: u32,
+    pub(super) flags: u32,
 }
 
 impl std::fmt::Display for Shape {
@@ -334,7 +371,7 @@ fn pinned_maps(pins: &Pins, slots: u32, clients: u32, peers: u32) -> Vec<Pinned>
 impl Pinned {
     /// aya 0.14 takes whatever is pinned without a look; a map of another shape would have the kernel write past our
     /// buffers.
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         let fd = match sys::obj_get(&self.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             fd => fd.map_err(Error::syscall("BPF_OBJ_GET", self.path.display()))?,

@@ -12,7 +12,10 @@ use std::{
 };
 
 use model::{Family, ServiceName, state::NodeState};
-use proxy_common::tables::{BackendKey, Frontend as Row, OWN_ADDRESSES_ONLY, Place, Span};
+use proxy_common::{
+    counters::Cell,
+    tables::{BackendKey, Frontend as Row, OWN_ADDRESSES_ONLY, Place, Span},
+};
 
 use self::rows::{
     backend_table, delete_frontend, delete_member, delete_place, frontend_table, member_table, put_backend,
@@ -21,6 +24,7 @@ use self::rows::{
 use super::{
     changes::Changes,
     compile::{Claim, Frontend, FrontendAddress, ServiceImage, SetImage, compile},
+    counters::{Counters, Owner},
     store::Table,
 };
 use model::Rejected;
@@ -40,6 +44,8 @@ pub(super) struct Layout {
     /// What of single Services is not served.
     rejected: BTreeMap<ServiceName, Vec<Rejected>>,
     ids: Ids,
+    /// Who counts where.
+    counters: Counters,
     rows: [u32; Table::COUNT],
 }
 
@@ -57,16 +63,34 @@ struct Known {
 #[derive(Debug)]
 struct Set {
     id: u32,
+    /// The service port whose set it is.
+    service: u64,
     family: Family,
     /// Whether its backends are listed as members.
     is_listed: bool,
-    slots: Vec<SocketAddr>,
+    slots: Vec<Slot>,
+}
+
+/// A backend, and where its connections are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slot {
+    backend: SocketAddr,
+    cell: Cell,
 }
 
 impl Set {
     fn key(&self, slot: usize) -> BackendKey {
         // A set has far fewer than 2^32 backends: each is one of that many addresses in memory.
         BackendKey { set: self.id, slot: u32::try_from(slot).unwrap_or(u32::MAX) }
+    }
+
+    /// Whether it can become what `image` says by a change of its backends alone.
+    fn is_like(&self, image: &SetImage) -> bool {
+        (self.service, self.family, self.is_listed) == (image.service, image.family, image.is_listed)
+    }
+
+    fn owner(&self, backend: SocketAddr) -> Owner {
+        Owner::backend(self.service, backend)
     }
 }
 
@@ -108,7 +132,8 @@ impl Layout {
         let before = std::mem::replace(&mut self.state, state.clone());
         let (gone, there): (Vec<_>, Vec<_>) =
             state.diff(&before).map(|(name, _, now)| (name, now)).partition(|(_, now)| now.is_none());
-        let mut writer = Writer { changes: Changes::default(), rows: &mut self.rows };
+        let mut writer =
+            Writer { changes: Changes::default(), counters: &mut self.counters, rows: &mut self.rows };
         let mut touched = BTreeSet::new();
         let services = gone.len() + there.len();
         // What goes comes first, so that its ids can be used again.
@@ -126,6 +151,13 @@ impl Layout {
                     claims.services.retain(|(_, claimant)| claimant != name);
                 }
                 touched.insert(it.address);
+            }
+            // Taken before they are given back, so that who stays keeps its cells.
+            for it in &image.frontends {
+                writer.counters.take_port(Owner::port(it.service));
+            }
+            for it in &known.frontends {
+                writer.counters.give_back(Owner::port(it.service));
             }
             let known = writer.relay(&mut self.ids, known, image);
             for it in &known.frontends {
@@ -146,7 +178,7 @@ impl Layout {
                 self.contested.remove(&address);
             }
             let owner = claims.services.first().and_then(|(_, owner)| self.services.get(owner));
-            let row = owner.and_then(|owner| row(owner, address));
+            let row = owner.and_then(|owner| row(owner, address, writer.counters));
             writer.frontend(address, claims.row, row);
             if frontend_table(address) == Table::NodePorts {
                 count(&mut self.node_ports, address.address.port(), claims.row.is_some(), row.is_some());
@@ -183,20 +215,30 @@ impl Layout {
             }
             Table::Backends4 | Table::Backends6 => {
                 for set in self.sets().filter(|set| backend_table(set.family) == table) {
-                    for (slot, backend) in (0..).zip(&set.slots) {
-                        put_backend(&mut changes, BackendKey { set: set.id, slot }, *backend);
+                    for (slot, it) in (0..).zip(&set.slots) {
+                        put_backend(&mut changes, BackendKey { set: set.id, slot }, it.backend, it.cell);
                     }
                 }
             }
             Table::Members4 | Table::Members6 => {
                 for set in self.sets().filter(|set| set.is_listed && member_table(set.family) == table) {
-                    for backend in &set.slots {
-                        put_member(&mut changes, set.id, *backend);
+                    for it in &set.slots {
+                        put_member(&mut changes, set.id, it.backend, it.cell);
                     }
                 }
             }
         }
         changes
+    }
+
+    /// Who counts where.
+    pub(super) fn counters(&mut self) -> &mut Counters {
+        &mut self.counters
+    }
+
+    /// A layout of nothing, in which those who counted before keep their cells.
+    pub(super) fn new(counters: Counters) -> Self {
+        Self { counters, ..Self::default() }
     }
 
     /// How many entries a table has.
@@ -237,7 +279,7 @@ impl Layout {
 }
 
 /// The row of a frontend that belongs to `owner`.
-fn row(owner: &Known, address: FrontendAddress) -> Option<Row> {
+fn row(owner: &Known, address: FrontendAddress, counters: &Counters) -> Option<Row> {
     let frontend = owner.frontends.iter().find(|it| it.address == address)?;
     let set = owner.sets.get(frontend.set)?;
     let count = u32::try_from(set.slots.len()).ok()?;
@@ -247,6 +289,8 @@ fn row(owner: &Known, address: FrontendAddress) -> Option<Row> {
         flags: if frontend.own_addresses_only { OWN_ADDRESSES_ONLY } else { 0 },
         affinity: frontend.affinity,
         service: frontend.service,
+        cell: counters.cell_of(Owner::port(frontend.service)),
+        zero: 0,
         #[cfg(feature = "next-layout")]
         other_layout: u64::MAX,
     })
@@ -267,6 +311,7 @@ fn count(counts: &mut BTreeMap<u16, usize>, key: u16, was: bool, is: bool) {
 /// Gathers changes and keeps count of the rows.
 struct Writer<'a> {
     changes: Changes,
+    counters: &'a mut Counters,
     rows: &'a mut [u32; Table::COUNT],
 }
 
@@ -280,8 +325,9 @@ impl Writer<'_> {
         let mut new_sets: Vec<(Option<Set>, SetImage)> =
             image.sets.into_iter().map(|it| (None, it)).collect();
         for it in &image.frontends {
-            if let Some((kept @ None, _)) = new_sets.get_mut(it.set) {
-                *kept = old_at.get(&it.address).and_then(|at| old_sets.get_mut(*at)?.take());
+            if let Some((kept @ None, image)) = new_sets.get_mut(it.set) {
+                let old = old_at.get(&it.address).and_then(|at| old_sets.get_mut(*at));
+                *kept = old.and_then(|it| it.take_if(|it| it.is_like(image)));
             }
         }
         // What is left over goes first, so that a new set may take its id.
@@ -292,17 +338,12 @@ impl Writer<'_> {
         let sets = new_sets.into_iter().map(|(kept, image)| {
             let mut set = kept.unwrap_or_else(|| Set {
                 id: ids.take(),
+                service: image.service,
                 family: image.family,
                 is_listed: image.is_listed,
                 slots: Vec::new(),
             });
-            if set.is_listed && !image.is_listed {
-                self.unlist(&mut set);
-            }
             self.fill(&mut set, &image.backends);
-            if image.is_listed && !set.is_listed {
-                self.list(&mut set);
-            }
             set
         });
         Known { sets: sets.collect(), frontends: image.frontends }
@@ -311,18 +352,15 @@ impl Writer<'_> {
     /// Brings a set from its old backends to these: who stays keeps its slot, who comes takes the slot of one that goes,
     /// and the last ones close the gaps that are left.
     fn fill(&mut self, set: &mut Set, backends: &[SocketAddr]) {
-        let old: HashSet<SocketAddr> = set.slots.iter().copied().collect();
+        let old: HashSet<SocketAddr> = set.slots.iter().map(|it| it.backend).collect();
         let new: HashSet<SocketAddr> = backends.iter().copied().collect();
         let mut coming = backends.iter().filter(|it| !old.contains(*it));
         let mut slots = set.slots.clone();
         let mut gaps = Vec::new();
-        for (slot, backend) in slots.iter_mut().enumerate().filter(|(_, it)| !new.contains(it)) {
-            self.member(set, *backend, false);
+        for (slot, it) in slots.iter_mut().enumerate().filter(|(_, it)| !new.contains(&it.backend)) {
+            self.go(set, *it);
             match coming.next() {
-                Some(next) => {
-                    self.member(set, *next, true);
-                    *backend = *next;
-                }
+                Some(next) => *it = self.come(set, *next),
                 None => gaps.push(slot),
             }
         }
@@ -330,19 +368,18 @@ impl Writer<'_> {
             slots.swap_remove(slot);
         }
         for backend in coming {
-            self.member(set, *backend, true);
-            slots.push(*backend);
+            slots.push(self.come(set, *backend));
         }
         // A slot is written or deleted once, whatever moved through it on the way.
-        for (slot, backend) in slots.iter().enumerate() {
-            match set.slots.get(slot) {
-                Some(before) if before == backend => {}
-                Some(_) => self.slot(set, slot, *backend),
-                None => {
-                    self.rows[backend_table(set.family).index()] += 1;
-                    self.slot(set, slot, *backend);
-                }
+        for (slot, it) in slots.iter().enumerate() {
+            let before = set.slots.get(slot);
+            if before == Some(it) {
+                continue;
             }
+            if before.is_none() {
+                self.rows[backend_table(set.family).index()] += 1;
+            }
+            put_backend(&mut self.changes, set.key(slot), it.backend, it.cell);
         }
         for slot in slots.len()..set.slots.len() {
             self.delete_slot(set, slot);
@@ -350,51 +387,37 @@ impl Writer<'_> {
         set.slots = slots;
     }
 
-    /// Lists who is in it: clients return to them from now on.
-    fn list(&mut self, set: &mut Set) {
-        set.is_listed = true;
-        for backend in &set.slots {
-            self.member(set, *backend, true);
-        }
-    }
-
-    fn unlist(&mut self, set: &mut Set) {
-        for backend in &set.slots {
-            self.member(set, *backend, false);
-        }
-        set.is_listed = false;
-    }
-
     /// Takes a whole set out.
     fn clear(&mut self, set: &Set) {
-        for (slot, backend) in set.slots.iter().enumerate() {
+        for (slot, it) in set.slots.iter().enumerate() {
             self.delete_slot(set, slot);
-            self.member(set, *backend, false);
+            self.go(set, *it);
         }
     }
 
-    fn slot(&mut self, set: &Set, slot: usize, backend: SocketAddr) {
-        put_backend(&mut self.changes, set.key(slot), backend);
+    /// A backend comes into a set: it is counted, and listed.
+    fn come(&mut self, set: &Set, backend: SocketAddr) -> Slot {
+        let cell = self.counters.take_backend(set.owner(backend));
+        if set.is_listed {
+            self.rows[member_table(set.family).index()] += 1;
+            put_member(&mut self.changes, set.id, backend, cell);
+        }
+        Slot { backend, cell }
+    }
+
+    /// A backend goes out of a set.
+    fn go(&mut self, set: &Set, it: Slot) {
+        self.counters.give_back(set.owner(it.backend));
+        if set.is_listed {
+            self.rows[member_table(set.family).index()] -= 1;
+            delete_member(&mut self.changes, set.id, it.backend);
+        }
     }
 
     fn delete_slot(&mut self, set: &Set, slot: usize) {
         let table = backend_table(set.family);
         self.rows[table.index()] -= 1;
         self.changes.delete(table, &set.key(slot));
-    }
-
-    fn member(&mut self, set: &Set, backend: SocketAddr, present: bool) {
-        if !set.is_listed {
-            return;
-        }
-        let table = member_table(set.family);
-        if present {
-            self.rows[table.index()] += 1;
-            put_member(&mut self.changes, set.id, backend);
-        } else {
-            self.rows[table.index()] -= 1;
-            delete_member(&mut self.changes, set.id, backend);
-        }
     }
 
     fn places(&mut self, old: &Places, new: &Places) {

@@ -1,18 +1,19 @@
 //! The maps in memory, for tests: it panics when a side is written that a program could be reading, and fails by chance.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, SocketAddr},
 };
 
 use proxy_common::{
+    counters::{CELLS, Cell, PORT_CELLS},
     decide::Tables,
     net::{Be16, V4, V6},
     socket::Address,
     tables::{
         Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, MemberKey4, MemberKey6,
-        NodePortKey, Place, Span,
+        NodePortKey, Place, Slot4, Slot6, Span,
     },
 };
 
@@ -35,6 +36,8 @@ pub(super) struct Memory {
     /// Fails one operation in so many, half done; never if 0.
     pub(super) fails_one_in: u32,
     random: u32,
+    /// Whose each cell is.
+    owners: Vec<u64>,
 }
 
 impl Memory {
@@ -47,6 +50,7 @@ impl Memory {
             tables: Default::default(),
             fails_one_in: 0,
             random: seed | 1,
+            owners: Vec::new(),
         }
     }
 
@@ -76,12 +80,18 @@ impl Memory {
             IpAddr::V4(ip) => {
                 let row = find(&V4Side(self), ip.into(), ip.is_unspecified(), port, protocol)?;
                 let slot = |slot| V4Side(self).backend(BackendKey { set: row.set, slot });
-                (0..row.count).map(|it| slot(it).expect("every slot is there")).map(|it| at4(&it)).collect()
+                (0..row.count)
+                    .map(|it| slot(it).expect("every slot is there"))
+                    .map(|(it, _)| at4(&it))
+                    .collect()
             }
             IpAddr::V6(ip) => {
                 let row = find(&V6Side(self), ip.into(), ip.is_unspecified(), port, protocol)?;
                 let slot = |slot| V6Side(self).backend(BackendKey { set: row.set, slot });
-                (0..row.count).map(|it| slot(it).expect("every slot is there")).map(|it| at6(&it)).collect()
+                (0..row.count)
+                    .map(|it| slot(it).expect("every slot is there"))
+                    .map(|(it, _)| at6(&it))
+                    .collect()
             }
         };
         backends.sort_unstable();
@@ -96,13 +106,15 @@ impl Memory {
             (IpAddr::V4(ip), IpAddr::V4(to)) => {
                 find(&V4Side(self), ip.into(), ip.is_unspecified(), port, protocol).is_some_and(|row| {
                     V4Side(self)
-                        .is_member(row.set, Backend4 { address: to.into(), port: backend_port, zero: 0 })
+                        .member(row.set, Backend4 { address: to.into(), port: backend_port, zero: 0 })
+                        .is_some()
                 })
             }
             (IpAddr::V6(ip), IpAddr::V6(to)) => {
                 find(&V6Side(self), ip.into(), ip.is_unspecified(), port, protocol).is_some_and(|row| {
                     V6Side(self)
-                        .is_member(row.set, Backend6 { address: to.into(), port: backend_port, zero: 0 })
+                        .member(row.set, Backend6 { address: to.into(), port: backend_port, zero: 0 })
+                        .is_some()
                 })
             }
             _ => false,
@@ -120,6 +132,39 @@ impl Memory {
     /// How many entries a side has in a table.
     pub(super) fn rows(&self, side: Side, table: Table) -> u32 {
         self.tables[side.index()][table.index()].1.len() as u32
+    }
+
+    /// The cells that a program could add to which is running, or will be.
+    pub(super) fn reached(&self) -> BTreeSet<Cell> {
+        let readable = |it: &Side| *it == self.active || self.read[it.index()];
+        Side::BOTH.into_iter().filter(readable).flat_map(|side| self.cells(side)).collect()
+    }
+
+    /// The cells that the rows of a side lead to.
+    pub(super) fn cells(&self, side: Side) -> BTreeSet<Cell> {
+        let mut cells = BTreeSet::new();
+        for table in Table::ALL {
+            for row in self.tables[side.index()][table.index()].1.values() {
+                match table {
+                    Table::Frontends4 | Table::Frontends6 | Table::NodePorts => {
+                        let first = bytemuck::pod_read_unaligned::<Frontend>(row).cell;
+                        cells.extend(first..first + PORT_CELLS);
+                    }
+                    Table::Backends4 => drop(cells.insert(bytemuck::pod_read_unaligned::<Slot4>(row).cell)),
+                    Table::Backends6 => drop(cells.insert(bytemuck::pod_read_unaligned::<Slot6>(row).cell)),
+                    Table::Members4 | Table::Members6 => {
+                        cells.insert(bytemuck::pod_read_unaligned::<Cell>(row));
+                    }
+                    Table::Places => {}
+                }
+            }
+        }
+        cells
+    }
+
+    /// The cells that have an owner.
+    pub(super) fn owned(&self) -> BTreeSet<Cell> {
+        (0..).zip(&self.owners).filter(|(_, owner)| **owner != 0).map(|(cell, _)| cell).collect()
     }
 
     fn get<V: bytemuck::AnyBitPattern>(&self, table: Table, key: &impl bytemuck::NoUninit) -> Option<V> {
@@ -169,12 +214,12 @@ impl Tables for V4Side<'_> {
         self.0.get(Table::Places, &address.reached().mapped())
     }
 
-    fn backend(&self, key: BackendKey) -> Option<Backend4> {
-        self.0.get(Table::Backends4, &key)
+    fn backend(&self, key: BackendKey) -> Option<(Backend4, Cell)> {
+        self.0.get(Table::Backends4, &key).map(|it: Slot4| (it.backend, it.cell))
     }
 
-    fn is_member(&self, set: u32, backend: Backend4) -> bool {
-        self.0.get::<u32>(Table::Members4, &MemberKey4 { set, backend }).is_some()
+    fn member(&self, set: u32, backend: Backend4) -> Option<Cell> {
+        self.0.get(Table::Members4, &MemberKey4 { set, backend })
     }
 
     const FAMILY: u32 = 4;
@@ -208,12 +253,12 @@ impl Tables for V6Side<'_> {
         self.0.get(Table::Places, &address.reached())
     }
 
-    fn backend(&self, key: BackendKey) -> Option<Backend6> {
-        self.0.get(Table::Backends6, &key)
+    fn backend(&self, key: BackendKey) -> Option<(Backend6, Cell)> {
+        self.0.get(Table::Backends6, &key).map(|it: Slot6| (it.backend, it.cell))
     }
 
-    fn is_member(&self, set: u32, backend: Backend6) -> bool {
-        self.0.get::<u32>(Table::Members6, &MemberKey6 { set, backend }).is_some()
+    fn member(&self, set: u32, backend: Backend6) -> Option<Cell> {
+        self.0.get(Table::Members6, &MemberKey6 { set, backend })
     }
 
     const FAMILY: u32 = 6;
@@ -299,5 +344,24 @@ impl Store for Memory {
             assert!(rows.remove(key).is_some(), "an entry of {table} was deleted that is not there");
         }
         Ok(())
+    }
+
+    fn owners(&self) -> Result<Vec<u64>, Error> {
+        Ok(self.owners.clone())
+    }
+
+    fn own(&mut self, cells: &BTreeMap<Cell, u64>) -> Result<(), Error> {
+        let fails_after = self.fails_after(cells.len());
+        let reached = self.reached();
+        for (done, (cell, owner)) in cells.iter().enumerate() {
+            if fails_after == Some(done) {
+                return Err(refused("own", Table::Frontends4, libc::ENOMEM));
+            }
+            assert!(!reached.contains(cell), "cell {cell} changed hands while a program could add to it");
+            let place = *cell as usize;
+            self.owners.resize(self.owners.len().max(place + 1).next_multiple_of(CELLS), 0);
+            self.owners[place] = *owner;
+        }
+        if fails_after.is_some() { Err(refused("own", Table::Frontends4, libc::EBUSY)) } else { Ok(()) }
     }
 }

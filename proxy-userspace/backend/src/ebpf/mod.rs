@@ -2,7 +2,10 @@
 
 mod changes;
 pub mod check;
+mod chunks;
 mod compile;
+mod counters;
+mod counts;
 mod dump;
 mod ending;
 mod error;
@@ -25,6 +28,7 @@ mod sys;
 #[cfg(test)]
 mod memory;
 
+pub use counts::{Counts, PortCounts, PortId, counts};
 pub use dump::{Led, dump, led};
 pub use ending::{Ended, Ender};
 pub use error::Error;

@@ -171,7 +171,9 @@ impl Node {
     ///
     /// As for [`Node::apply`].
     pub fn settle(&mut self) -> Result<(), Error> {
-        self.plane.settle()
+        self.plane.settle()?;
+        // Programs of before may lead by other maps.
+        if self.attached { self.plane.reclaim_counters() } else { Ok(()) }
     }
 
     /// Sees to it that the programs are in effect on the cgroup; also on one that has taken the place of the one before,

@@ -4,9 +4,10 @@
 //! PIN_DIR/links/connect4 …          links, whatever the version: they are updated, never made anew
 //! PIN_DIR/sockets1/{slots,connected,…}     what sockets remember; the version of proxy_common::socket
 //! PIN_DIR/affinity1/{clients,came}       which client was given which backend; the version of proxy_common::affinity
-//! PIN_DIR/v2/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
-//! PIN_DIR/v2/side0/frontends4 …     the inner maps
-//! PIN_DIR/v2/programs/connect4 …    the programs
+//! PIN_DIR/counters1/{chunks,chunk0,…}   what is counted; the version of proxy_common::counters
+//! PIN_DIR/v3/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
+//! PIN_DIR/v3/side0/frontends4 …     the inner maps
+//! PIN_DIR/v3/programs/connect4 …    the programs
 //! ```
 //!
 //! The one rule: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.
@@ -24,7 +25,7 @@ use nix::{
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
-use proxy_common::{AFFINITY_VERSION, LAYOUT_VERSION, SOCKETS_VERSION};
+use proxy_common::{AFFINITY_VERSION, COUNTERS_VERSION, LAYOUT_VERSION, SOCKETS_VERSION};
 
 use super::{
     error::Error,
@@ -72,6 +73,7 @@ impl Pins {
         create_dir(&self.links())?;
         create_dir(&self.sockets())?;
         create_dir(&self.affinity())?;
+        create_dir(&self.counters())?;
         create_dir(&self.programs())?;
         for side in Side::BOTH {
             create_dir(&self.side(side))?;
@@ -115,6 +117,21 @@ impl Pins {
     /// The folder of which client was given which backend.
     pub(super) fn affinity(&self) -> PathBuf {
         self.dir.join(format!("affinity{AFFINITY_VERSION}"))
+    }
+
+    /// The folder of what is counted.
+    pub(super) fn counters(&self) -> PathBuf {
+        self.dir.join(format!("counters{COUNTERS_VERSION}"))
+    }
+
+    /// The map that programs find the chunks of counters in.
+    pub(super) fn chunks(&self) -> PathBuf {
+        self.counters().join("chunks")
+    }
+
+    /// A chunk of counters.
+    pub(super) fn chunk(&self, number: u32) -> PathBuf {
+        self.counters().join(format!("chunk{number}"))
     }
 
     /// A map of what sockets remember.
@@ -181,7 +198,7 @@ impl Pins {
             let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let numbered =
                 |prefix| name.strip_prefix(prefix).is_some_and(|it: &str| it.parse::<u32>().is_ok());
-            if numbered("v") || numbered("sockets") || numbered("affinity") {
+            if ["v", "sockets", "affinity", "counters"].into_iter().any(numbered) {
                 remove_tree(&folder)?;
             }
         }

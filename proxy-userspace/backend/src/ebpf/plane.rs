@@ -8,6 +8,7 @@ use model::state::NodeState;
 
 use super::{
     changes::Changes,
+    counters::Counters,
     error::Error,
     fault,
     layout::{Layout, Places, Update},
@@ -66,8 +67,8 @@ impl<S: Store> Plane<S> {
         let active = store.active()?;
         let unknown = Known { standing: Standing::Unknown, capacity: [0; Table::COUNT] };
         Ok(Self {
+            layout: Layout::new(Counters::take_over(&store.owners()?)),
             store,
-            layout: Layout::default(),
             last: Changes::default(),
             sides: [unknown; 2],
             active,
@@ -100,6 +101,7 @@ impl<S: Store> Plane<S> {
             return Ok(Applied { services, ..Applied::default() });
         }
         let whole = self.sides[spare.index()].standing == Standing::Unknown;
+        self.tell_owners()?;
         let entries = self.bring_up(spare)?;
         fault::point("filled-not-flipped");
         self.store.activate(spare)?;
@@ -122,6 +124,33 @@ impl<S: Store> Plane<S> {
         // As long as the active side itself is not known to be right, the next apply writes the spare one anyway.
         if self.sides[self.active.index()].standing == Standing::Equal {
             self.bring_up(self.active.other())?;
+            // Of a first state, it is everything.
+            self.last = Changes::default();
+        }
+        Ok(())
+    }
+
+    /// Takes the counters of those who are gone back, so that others can have them.
+    /// To be called when no other programs are in effect than those that read these maps.
+    ///
+    /// # Errors
+    ///
+    /// They are not given to anybody before that is known to the kernel's side.
+    pub(super) fn reclaim_counters(&mut self) -> Result<(), Error> {
+        if self.quiet && self.sides.iter().all(|it| it.standing == Standing::Equal) {
+            self.layout.counters().reclaim();
+            self.tell_owners()?;
+        }
+        Ok(())
+    }
+
+    /// Has the cells know their owners, before a program counts there.
+    fn tell_owners(&mut self) -> Result<(), Error> {
+        let counters = self.layout.counters();
+        if !counters.news().is_empty() {
+            self.store.own(counters.news())?;
+            counters.told();
+            fault::point("owned-not-filled");
         }
         Ok(())
     }

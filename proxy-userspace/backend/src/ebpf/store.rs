@@ -1,12 +1,13 @@
 //! The maps a data plane is made of, as a trait: the kernel is one implementation, memory another.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use proxy_common::{
+    counters::Cell,
     net::V6,
     tables::{
-        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
-        NodePortKey, Place, Span,
+        BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6, NodePortKey, Place,
+        Slot4, Slot6, Span,
     },
 };
 
@@ -59,9 +60,9 @@ pub(super) enum Table {
     NodePorts,
     /// An address, v4 ones v4-mapped, to its [`Place`].
     Places,
-    /// [`BackendKey`] to [`Backend4`].
+    /// [`BackendKey`] to [`Slot4`].
     Backends4,
-    /// [`BackendKey`] to [`Backend6`].
+    /// [`BackendKey`] to [`Slot6`].
     Backends6,
     /// [`MemberKey4`] to [`Member`].
     Members4,
@@ -135,8 +136,8 @@ impl Table {
         match self {
             Self::Frontends4 | Self::Frontends6 | Self::NodePorts => size_of::<Frontend>(),
             Self::Places => size_of::<Place>(),
-            Self::Backends4 => size_of::<Backend4>(),
-            Self::Backends6 => size_of::<Backend6>(),
+            Self::Backends4 => size_of::<Slot4>(),
+            Self::Backends6 => size_of::<Slot6>(),
             Self::Members4 | Self::Members6 => size_of::<Member>(),
         }
     }
@@ -170,4 +171,11 @@ pub(super) trait Store {
 
     /// Deletes entries, all of which are there.
     fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), Error>;
+
+    /// The owner of each cell that there is, in order; 0 for nobody.
+    fn owners(&self) -> Result<Vec<u64>, Error>;
+
+    /// Gives cells to owners, who begin at zero, or to nobody; makes room where there is none. No program may be adding to
+    /// them.
+    fn own(&mut self, cells: &BTreeMap<Cell, u64>) -> Result<(), Error>;
 }

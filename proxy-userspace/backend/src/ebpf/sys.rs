@@ -81,6 +81,17 @@ pub(super) fn create_array_of_maps(name: &str, template: BorrowedFd<'_>, slots: 
     owned(created)
 }
 
+/// Takes an entry out of a map whose keys are numbers.
+pub(super) fn delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
+    let mut attr = attr();
+    // SAFETY: this member of the union is the one that the command reads; writing integers needs no old value.
+    let element = unsafe { &mut attr.__bindgen_anon_2 };
+    element.map_fd = fd(map);
+    element.key = std::ptr::from_ref(&key) as u64;
+    // SAFETY: the kernel reads a key of the map, which `key` is as long as, and which outlives the call.
+    unsafe { bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr) }.map(drop)
+}
+
 /// Puts another program under a link; there is no moment without one (Linux 5.7).
 pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = attr();

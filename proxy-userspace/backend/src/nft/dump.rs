@@ -78,7 +78,7 @@ fn led_from(elements: &Elements, by: By, from: &Element, value: &Value) -> Optio
         })
         .collect();
     backends.sort_unstable();
-    Some(Led { frontend: format!("{}/{protocol}", SocketAddr::new(address, port)), backends })
+    Some(Led { frontend: format!("{}/{protocol}", SocketAddr::new(address, port)), backends, port: None })
 }
 
 /// A line for each element that depends on the state.

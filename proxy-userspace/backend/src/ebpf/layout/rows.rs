@@ -4,10 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use model::Family;
 use proxy_common::{
+    counters::Cell,
     net::{Be16, V4, V6},
     tables::{
-        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
-        NodePortKey, Place,
+        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, MemberKey4, MemberKey6,
+        NodePortKey, Place, Slot4, Slot6,
     },
 };
 
@@ -81,14 +82,16 @@ pub(super) fn delete_place(changes: &mut Changes, address: IpAddr) {
     changes.delete(Table::Places, &place_key(address));
 }
 
-pub(super) fn put_backend(changes: &mut Changes, key: BackendKey, backend: SocketAddr) {
+pub(super) fn put_backend(changes: &mut Changes, key: BackendKey, backend: SocketAddr, cell: Cell) {
     let port = Be16::new(backend.port());
     match backend.ip() {
         IpAddr::V4(ip) => {
-            changes.put(Table::Backends4, &key, &Backend4 { address: ip.into(), port, zero: 0 });
+            let backend = Backend4 { address: ip.into(), port, zero: 0 };
+            changes.put(Table::Backends4, &key, &Slot4 { backend, cell });
         }
         IpAddr::V6(ip) => {
-            changes.put(Table::Backends6, &key, &Backend6 { address: ip.into(), port, zero: 0 });
+            let backend = Backend6 { address: ip.into(), port, zero: 0 };
+            changes.put(Table::Backends6, &key, &Slot6 { backend, cell });
         }
     }
 }
@@ -101,12 +104,11 @@ fn member_key6(set: u32, ip: Ipv6Addr, port: Be16) -> MemberKey6 {
     MemberKey6 { set, backend: Backend6 { address: ip.into(), port, zero: 0 } }
 }
 
-pub(super) fn put_member(changes: &mut Changes, set: u32, backend: SocketAddr) {
-    const MEMBER: Member = 1;
+pub(super) fn put_member(changes: &mut Changes, set: u32, backend: SocketAddr, cell: Cell) {
     let port = Be16::new(backend.port());
     match backend.ip() {
-        IpAddr::V4(ip) => changes.put(Table::Members4, &member_key4(set, ip, port), &MEMBER),
-        IpAddr::V6(ip) => changes.put(Table::Members6, &member_key6(set, ip, port), &MEMBER),
+        IpAddr::V4(ip) => changes.put(Table::Members4, &member_key4(set, ip, port), &cell),
+        IpAddr::V6(ip) => changes.put(Table::Members6, &member_key6(set, ip, port), &cell),
     }
 }
 

@@ -104,6 +104,12 @@ impl Plane<Memory> {
     fn take(&mut self, state: &NodeState) -> Result<Applied, Error> {
         self.apply(state, &places(state))
     }
+
+    /// What is done when there is nothing more urgent.
+    fn rest(&mut self) -> Result<(), Error> {
+        self.settle()?;
+        self.reclaim_counters()
+    }
 }
 
 /// What a state means, said as plainly as possible: each address with its backends, and whether clients return to
@@ -173,6 +179,8 @@ fn is_clean(plane: &Plane<Memory>) {
         for table in Table::ALL {
             assert_eq!(plane.store.rows(side, table), plane.layout.rows(table), "{table} of side {side}");
         }
+        // (One whom another Service keeps from its address has cells and no row.)
+        assert!(plane.store.owned().is_superset(&plane.store.cells(side)), "every cell has an owner");
     }
 }
 
@@ -190,6 +198,44 @@ fn an_equal_state_changes_nothing() {
     // Equal, but not the same pointers.
     let again = plane.take(&state([service(1, 1, &[1, 2])])).unwrap();
     assert_eq!(again, Applied::default());
+}
+
+#[test]
+fn counters_last_as_long_as_their_names() {
+    let mut plane = Plane::new(Memory::new(1)).unwrap();
+    let (one, both) = (state([service(1, 1, &[1, 2])]), state([service(1, 1, &[2, 3]), service(2, 2, &[1])]));
+    plane.take(&one).unwrap();
+    plane.rest().unwrap();
+    let cells = |plane: &Plane<Memory>| plane.store.cells(plane.store.active().unwrap());
+    let first = cells(&plane);
+    assert_eq!(plane.store.owned(), first);
+    // Another process, and further generations.
+    plane = Plane::new(plane.store).unwrap();
+    plane.take(&both).unwrap();
+    plane.rest().unwrap();
+    assert_eq!(plane.store.owned(), cells(&plane), "what is gone is released");
+    // p1 is gone from both ports and families; the rest of the first Service counts on where it did.
+    assert_eq!(cells(&plane).intersection(&first).count(), first.len() - 4);
+    plane.take(&NodeState::default()).unwrap();
+    plane.rest().unwrap();
+    assert!(plane.store.owned().is_empty());
+}
+
+#[test]
+fn affinity_can_begin_and_end_while_the_service_lives() {
+    let mut plane = Plane::new(Memory::new(1)).unwrap();
+    let with = |affinity| {
+        let (name, mut it) = service(1, 1, &[1, 2]);
+        let mut service = it.service.as_ref().clone();
+        service.affinity = affinity;
+        Arc::make_mut(&mut it).service = Arc::new(service);
+        state([(name, it)])
+    };
+    let affinity = Some(ClientIpAffinity { timeout_seconds: NonZeroU32::MIN });
+    for state in [with(None), with(affinity), with(None)] {
+        plane.take(&state).unwrap();
+        serves(&plane.store, &state);
+    }
 }
 
 #[test]
@@ -232,7 +278,7 @@ fn maps_grow_with_the_state() {
         plane.take(&state((1..=n).map(|n| service(n, n, &[n, 251, 252])))).unwrap();
     }
     serves(&plane.store, &state((1..=250).map(|n| service(n, n, &[n, 251, 252]))));
-    plane.settle().unwrap();
+    plane.rest().unwrap();
     is_clean(&plane);
 }
 
@@ -282,7 +328,7 @@ fn a_failed_apply_leaves_the_old_generation_serving() {
         plane.store.fails_one_in = 0;
         plane.take(&new).unwrap();
         serves(&plane.store, &new);
-        plane.settle().unwrap();
+        plane.rest().unwrap();
         is_clean(&plane);
     }
 }
@@ -322,13 +368,13 @@ proptest! {
                 serves(&plane.store, state);
             }
             if settles {
-                let _ = plane.settle();
+                let _ = plane.rest();
             }
         }
         plane.store.fails_one_in = 0;
         if let Some(state) = serving {
             plane.take(&state).unwrap();
-            plane.settle().unwrap();
+            plane.rest().unwrap();
             serves(&plane.store, &state);
             is_clean(&plane);
         }

@@ -1,0 +1,267 @@
+//! Who counts where: hands out the cells that programs count in, by name.
+//!
+//! The one rule: a cell has one owner until no program can add to it any more. It is taken back only by
+//! [`Counters::reclaim`], which is told when.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    hash::Hasher as _,
+    net::{IpAddr, SocketAddr},
+};
+
+use proxy_common::counters::{CHUNKS, Cell, PORT_CELLS, UNCOUNTED, chunk};
+use twox_hash::XxHash64;
+
+/// Whose a counter is: a service port, or a backend of one. Never 0, which stands for nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Owner(pub(super) u64);
+
+impl Owner {
+    /// The service port of that identity ([`proxy_common::tables::Frontend::service`]).
+    pub(super) fn port(service: u64) -> Self {
+        Self(service.max(1))
+    }
+
+    /// A backend of it.
+    pub(super) fn backend(service: u64, backend: SocketAddr) -> Self {
+        let mut hash = XxHash64::with_seed(service);
+        match backend.ip() {
+            IpAddr::V4(ip) => hash.write(&ip.octets()),
+            IpAddr::V6(ip) => hash.write(&ip.octets()),
+        }
+        hash.write(&backend.port().to_be_bytes());
+        Self(hash.finish().max(1))
+    }
+}
+
+/// Which cells there are, and whose they are.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    known: HashMap<Owner, Known>,
+    /// Owners that nothing in the tables leads to any more.
+    idle: HashSet<Owner>,
+    /// Single cells without an owner.
+    cells: Vec<Cell>,
+    /// Runs of [`PORT_CELLS`] without an owner, by their first cell.
+    runs: Vec<Cell>,
+    /// The first cell that nobody ever had.
+    next: Cell,
+    /// What the kernel has yet to be told: cells and their new owners, 0 for nobody.
+    news: BTreeMap<Cell, u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// The first of its cells.
+    cell: Cell,
+    /// Whether it has [`PORT_CELLS`] of them.
+    is_port: bool,
+    /// How many rows of the tables lead there.
+    uses: u32,
+}
+
+impl Counters {
+    /// Takes over what an earlier instance handed out: the owner of each cell of all chunks, in order.
+    ///
+    /// Whatever nobody asks for before the first [`Counters::reclaim`] is taken back.
+    pub(super) fn take_over(owners: &[u64]) -> Self {
+        let mut it = Self { next: Cell::try_from(owners.len()).unwrap_or(UNCOUNTED), ..Self::default() };
+        for (run, first) in owners.chunks_exact(PORT_CELLS as usize).zip((0..).step_by(PORT_CELLS as usize)) {
+            match *run {
+                [0, 0, 0, 0] => it.runs.push(first),
+                // A backend has no more than one cell.
+                [owner, second, ..] if owner != 0 && owner == second => it.adopt(owner, first, true),
+                _ => {
+                    for (owner, cell) in run.iter().zip(first..) {
+                        match *owner {
+                            0 => it.cells.push(cell),
+                            owner => it.adopt(owner, cell, false),
+                        }
+                    }
+                }
+            }
+        }
+        // The first ones come first.
+        it.runs.reverse();
+        it.cells.reverse();
+        it
+    }
+
+    fn adopt(&mut self, owner: u64, cell: Cell, is_port: bool) {
+        let owner = Owner(owner);
+        let known = Known { cell, is_port, uses: 0 };
+        if let Some(twice) = self.known.insert(owner, known) {
+            // Whoever was here before died between two chunks: the other one is nobody's.
+            self.free(twice);
+        }
+        self.idle.insert(owner);
+    }
+
+    /// The cells of a service port, by the first one.
+    pub(super) fn take_port(&mut self, owner: Owner) -> Cell {
+        self.take(owner, true)
+    }
+
+    /// The cell of a backend.
+    pub(super) fn take_backend(&mut self, owner: Owner) -> Cell {
+        self.take(owner, false)
+    }
+
+    fn take(&mut self, owner: Owner, is_port: bool) -> Cell {
+        if let Some(known) = self.known.get_mut(&owner) {
+            known.uses += 1;
+            if known.uses == 1 {
+                self.idle.remove(&owner);
+            }
+            return known.cell;
+        }
+        let found = if is_port { self.run() } else { self.cell() };
+        let Some(cell) = found else { return UNCOUNTED };
+        self.known.insert(owner, Known { cell, is_port, uses: 1 });
+        self.tell(cell, is_port, owner.0);
+        cell
+    }
+
+    /// A row that led to the owner's cells is gone.
+    pub(super) fn give_back(&mut self, owner: Owner) {
+        if let Some(known) = self.known.get_mut(&owner) {
+            known.uses = known.uses.saturating_sub(1);
+            if known.uses == 0 {
+                self.idle.insert(owner);
+            }
+        }
+    }
+
+    /// The first cell of an owner that has one.
+    pub(super) fn cell_of(&self, owner: Owner) -> Cell {
+        self.known.get(&owner).map_or(UNCOUNTED, |it| it.cell)
+    }
+
+    /// Takes back the cells of those whom nothing leads to any more. To be called when no program that is running, or
+    /// will, can find a row of theirs.
+    pub(super) fn reclaim(&mut self) {
+        for owner in std::mem::take(&mut self.idle) {
+            if let Some(known) = self.known.remove(&owner) {
+                self.free(known);
+            }
+        }
+    }
+
+    /// Cells whose owners have changed, in order; the kernel's side has to learn of it.
+    pub(super) fn news(&self) -> &BTreeMap<Cell, u64> {
+        &self.news
+    }
+
+    /// The kernel's side has learnt it.
+    pub(super) fn told(&mut self) {
+        self.news.clear();
+    }
+
+    fn free(&mut self, known: Known) {
+        self.tell(known.cell, known.is_port, 0);
+        if known.is_port { &mut self.runs } else { &mut self.cells }.push(known.cell);
+    }
+
+    fn tell(&mut self, first: Cell, is_port: bool, owner: u64) {
+        let count = if is_port { PORT_CELLS } else { 1 };
+        self.news.extend((first..first + count).map(|it| (it, owner)));
+    }
+
+    fn run(&mut self) -> Option<Cell> {
+        if let Some(first) = self.runs.pop() {
+            return Some(first);
+        }
+        let first = self.next;
+        if chunk(first) >= CHUNKS {
+            return None;
+        }
+        self.next += PORT_CELLS;
+        Some(first)
+    }
+
+    fn cell(&mut self) -> Option<Cell> {
+        if self.cells.is_empty() {
+            let first = self.run()?;
+            self.cells.extend((first..first + PORT_CELLS).rev());
+        }
+        self.cells.pop()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PORT: Owner = Owner(100);
+
+    fn backend(n: u64) -> Owner {
+        Owner(200 + n)
+    }
+
+    /// What the kernel's side holds after it has learnt everything.
+    fn learn(owners: &mut Vec<u64>, counters: &mut Counters) {
+        for (cell, owner) in counters.news() {
+            let cell = *cell as usize;
+            owners.resize(owners.len().max(cell + 1).next_multiple_of(8), 0);
+            owners[cell] = *owner;
+        }
+        counters.told();
+    }
+
+    #[test]
+    fn an_owner_keeps_its_cells_through_a_restart() {
+        let (mut counters, mut owners) = (Counters::default(), Vec::new());
+        let port = counters.take_port(PORT);
+        let cells: Vec<_> = (0..6).map(|n| counters.take_backend(backend(n))).collect();
+        learn(&mut owners, &mut counters);
+        let mut counters = Counters::take_over(&owners);
+        assert_eq!(counters.take_port(PORT), port);
+        assert_eq!((0..6).map(|n| counters.take_backend(backend(n))).collect::<Vec<_>>(), cells);
+        counters.reclaim();
+        assert!(counters.news().is_empty());
+    }
+
+    #[test]
+    fn whoever_is_not_asked_for_after_a_restart_gives_its_cells_to_others() {
+        let (mut counters, mut owners) = (Counters::default(), Vec::new());
+        let port = counters.take_port(PORT);
+        let cell = counters.take_backend(backend(0));
+        learn(&mut owners, &mut counters);
+        let mut counters = Counters::take_over(&owners);
+        // Programs may still count for them.
+        assert_ne!(counters.take_port(Owner(1)), port);
+        assert_ne!(counters.take_backend(backend(1)), cell);
+        counters.reclaim();
+        assert_eq!(counters.take_port(Owner(2)), port);
+        assert_eq!(counters.take_backend(backend(2)), cell);
+        learn(&mut owners, &mut counters);
+        assert!(!owners.contains(&PORT.0) && !owners.contains(&backend(0).0));
+    }
+
+    #[test]
+    fn no_two_owners_share_a_cell() {
+        let mut counters = Counters::default();
+        let mut seen = HashSet::new();
+        for n in 1..=100 {
+            let port = counters.take_port(Owner(n));
+            assert_eq!(port % PORT_CELLS, 0, "all of them are in one chunk");
+            assert!((port..port + PORT_CELLS).all(|it| seen.insert(it)));
+            assert!((0..n).all(|it| seen.insert(counters.take_backend(Owner(1000 * n + it)))));
+        }
+    }
+
+    #[test]
+    fn an_owner_goes_when_its_last_row_does() {
+        let mut counters = Counters::default();
+        let cell = counters.take_backend(backend(0));
+        assert_eq!(counters.take_backend(backend(0)), cell, "the same for every row");
+        counters.give_back(backend(0));
+        counters.reclaim();
+        assert_eq!(counters.cell_of(backend(0)), cell);
+        counters.give_back(backend(0));
+        assert_eq!(counters.take_backend(backend(0)), cell, "it came back in time");
+        counters.give_back(backend(0));
+        counters.reclaim();
+        assert_eq!(counters.cell_of(backend(0)), UNCOUNTED);
+    }
+}
