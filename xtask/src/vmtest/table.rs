@@ -34,10 +34,30 @@ pub(super) struct Feature {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Exception {
     pub(super) test: String,
-    /// Kernels before this one.
-    pub(super) before: Version,
+    pub(super) kernels: Kernels,
     /// What the test must say.
     pub(super) reason: String,
+}
+
+/// Some kernels.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Kernels {
+    Before(Version),
+    Since(Version),
+}
+
+impl Kernels {
+    fn parse(cell: &str) -> Option<Self> {
+        let before = cell.strip_prefix("before ").map(|it| version(it).map(Self::Before));
+        before.or_else(|| cell.strip_prefix("since ").map(|it| version(it).map(Self::Since)))?
+    }
+
+    fn include(&self, kernel: Version) -> bool {
+        match self {
+            Self::Before(version) => kernel < *version,
+            Self::Since(version) => kernel >= *version,
+        }
+    }
 }
 
 /// What was seen on one kernel.
@@ -79,10 +99,10 @@ impl Table {
                     },
                     shown_by: quoted(shown_by),
                 }),
-                ("Tests that some kernels cannot run", [test, before, reason]) => {
+                ("Tests that some kernels cannot run", [test, kernels, reason]) => {
                     table.exceptions.push(Exception {
                         test: quoted(test).pop().with_context(row)?,
-                        before: before.strip_prefix("before ").and_then(version).with_context(row)?,
+                        kernels: Kernels::parse(kernels).with_context(row)?,
                         reason: (*reason).to_owned(),
                     });
                 }
@@ -120,7 +140,7 @@ impl Table {
             }
         }
         for (test, reason) in &seen.skipped {
-            let row = self.exceptions.iter().find(|it| it.test == *test && kernel < it.before);
+            let row = self.exceptions.iter().find(|it| it.test == *test && it.kernels.include(kernel));
             match row {
                 Some(row) if row.reason == *reason => {}
                 Some(row) => differences
@@ -130,7 +150,8 @@ impl Table {
                 }
             }
         }
-        for row in self.exceptions.iter().filter(|it| kernel < it.before && seen.passed.contains(&it.test)) {
+        let cannot = |it: &&Exception| it.kernels.include(kernel) && seen.passed.contains(&it.test);
+        for row in self.exceptions.iter().filter(cannot) {
             differences.push(format!("{FILE} says {} cannot run here, but it passed", row.test));
         }
         differences
@@ -182,7 +203,9 @@ mod tests {
         assert_eq!(table.features[0].since, (5, 18));
         assert_eq!(table.features[0].shown_by, ["refuses", "stays"]);
         assert_eq!(table.features[1].seen_as, None);
-        assert_eq!(table.exceptions[0].before, (6, 6));
+        assert_eq!(table.exceptions[0].kernels, Kernels::Before((6, 6)));
+        let since = Table::parse(&TEXT.replace("before 6.6", "since 7.1")).unwrap();
+        assert!(!since.exceptions[0].kernels.include((7, 0)) && since.exceptions[0].kernels.include((7, 1)));
         assert_eq!(table.unknown_tests(&BTreeSet::from(["refuses", "needs_much"])).len(), 1);
         let error = Table::parse(&TEXT.replace("5.18", "always")).unwrap_err();
         assert!(error.to_string().contains("always"), "{error}");
