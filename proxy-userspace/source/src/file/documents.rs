@@ -1,7 +1,7 @@
 //! Splits a file into documents.
 //!
 //! The one rule: what a file asks for is bounded by its size.
-//! Nesting is limited, and what aliases may grow to.
+//! Nesting is limited, and what aliases may grow to; and one document at a time is in memory, which is many times its text.
 
 use serde_json::Value;
 use serde_saphyr::{Options, Spanned, options::AliasLimits};
@@ -14,34 +14,29 @@ const DEEPEST: usize = 64;
 /// How many nodes all aliases of a file may add up to.
 const MOST_REPLAYED: usize = 100_000;
 
-type Document = Result<(Position, Value), (Position, String)>;
+/// A document and where it is, or what is wrong with it and where.
+pub(super) type Document = Result<(Position, Value), (Position, String)>;
 
-/// The documents of a YAML stream, up to the first that is broken; empty ones are left out.
-pub(super) fn yaml(bytes: &[u8]) -> Vec<Document> {
-    let mut found = Vec::new();
+/// Hands over the documents of a YAML stream, until one is broken or not wanted; empty ones are left out.
+pub(super) fn yaml<E>(bytes: &[u8], mut take: impl FnMut(Document) -> Result<(), E>) -> Result<(), E> {
     let mut reader = bytes;
     let begins = begins(bytes);
     let position = |line| Position { document: begins.partition_point(|it| *it <= line).max(1), line };
-    let read = serde_saphyr::read_with_options::<_, Spanned<Value>>(&mut reader, yaml_options());
     let mut line = 1;
-    for document in read {
-        let broken = document.is_err();
-        found.push(match document {
+    for document in serde_saphyr::read_with_options::<_, Spanned<Value>>(&mut reader, yaml_options()) {
+        match document {
             Ok(Spanned { value, referenced, .. }) => {
                 line = usize::try_from(referenced.line()).unwrap_or(line);
-                Ok((position(line), value))
+                take(Ok((position(line), value)))?;
             }
             Err(error) => {
                 let at = error.location().and_then(|it| usize::try_from(it.line()).ok()).unwrap_or(line);
                 let text = error.without_snippet().to_string();
-                Err((position(at), format!("{}; correct it", one_line(&text))))
+                return take(Err((position(at), format!("{}; correct it", one_line(&text)))));
             }
-        });
-        if broken {
-            break;
         }
     }
-    found
+    Ok(())
 }
 
 fn yaml_options() -> Options {
@@ -60,26 +55,25 @@ fn yaml_options() -> Options {
     serde_saphyr::options! { budget: budget, alias_limits: limits, strict_booleans: true, with_snippet: false }
 }
 
-/// The values of a JSON stream, up to the first that is broken.
-pub(super) fn json(bytes: &[u8]) -> Vec<Document> {
-    let mut found = Vec::new();
+/// Hands over the values of a JSON stream, until one is broken or not wanted.
+pub(super) fn json<E>(bytes: &[u8], mut take: impl FnMut(Document) -> Result<(), E>) -> Result<(), E> {
     let mut stream = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
     let (mut line, mut counted) = (1, 0);
-    loop {
+    for document in 1.. {
         let start = stream.byte_offset();
         let blank = bytes[start..].iter().take_while(|it| it.is_ascii_whitespace()).count();
         line += bytes[counted..start + blank].iter().filter(|it| **it == b'\n').count();
         counted = start + blank;
-        let at = Position { document: found.len() + 1, line };
+        let at = Position { document, line };
         match stream.next() {
-            None => return found,
-            Some(Ok(value)) => found.push(Ok((at, value))),
+            None => break,
+            Some(Ok(value)) => take(Ok((at, value)))?,
             Some(Err(error)) => {
-                found.push(Err((Position { line: error.line(), ..at }, format!("{error}; correct it"))));
-                return found;
+                return take(Err((Position { line: error.line(), ..at }, format!("{error}; correct it"))));
             }
         }
     }
+    Ok(())
 }
 
 /// The lines on which the documents of a YAML stream begin: a marker in the first column can be nothing else.

@@ -9,6 +9,7 @@ use model::facts::{self, Rejected};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::documents::{self, Document};
 use crate::kube_types::{self, Converted};
 
 /// How a file is written.
@@ -80,14 +81,14 @@ pub struct Parsed {
 /// Reads the manifests in `bytes`; `file` is the name for messages.
 pub fn parse(file: &str, bytes: &[u8], format: Format) -> Result<Parsed, ParseError> {
     let mut parsed = Parsed::default();
-    let documents = match format {
-        Format::Yaml => super::documents::yaml(bytes),
-        Format::Json => super::documents::json(bytes),
-    };
-    for document in documents {
+    let take = |document: Document| {
         document
             .and_then(|(at, value)| parsed.add(at, value, None).map_err(|reason| (at, reason)))
-            .map_err(|(at, reason)| ParseError { file: file.to_owned(), at, reason })?;
+            .map_err(|(at, reason)| ParseError { file: file.to_owned(), at, reason })
+    };
+    match format {
+        Format::Yaml => documents::yaml(bytes, take)?,
+        Format::Json => documents::json(bytes, take)?,
     }
     Ok(parsed)
 }
