@@ -44,13 +44,17 @@ fn read(slice: &objects::EndpointSlice, refuse: &mut Refuse) -> Option<facts::En
     let service = refuse.name(format_args!("metadata.labels[{SERVICE_NAME}]"), service)?;
     let ports = slice.ports.iter().flatten().enumerate();
     let endpoints = slice.endpoints.iter().flatten().enumerate();
+    let mut endpoints: Vec<_> =
+        endpoints.filter_map(|(index, it)| endpoint(index, it, family, refuse)).collect();
+    // It has grown by doubling, and stays for long.
+    endpoints.shrink_to_fit();
     Some(facts::EndpointSlice {
         service: ServiceName { namespace: namespace.clone(), name: service },
         name: SliceName { namespace, name },
         headless: labels.headless.is_some(),
         family,
         ports: ports.filter_map(|(index, it)| port(index, it, refuse)).collect(),
-        endpoints: endpoints.filter_map(|(index, it)| endpoint(index, it, family, refuse)).collect(),
+        endpoints,
         trigger_time: trigger_time(meta, refuse),
     })
 }
