@@ -36,14 +36,11 @@ pub enum Transport {
 pub fn ask(transport: Transport, address: SocketAddr) -> io::Result<String> {
     match transport {
         Transport::Tcp => Ok(Probe::connect(address)?.name),
-        Transport::Udp => {
-            let socket = udp(address)?;
-            socket.connect(address)?;
-            socket.send(b"who?")?;
-            let mut answer = [0; 256];
-            let length = socket.recv(&mut answer)?;
-            name(&answer[..length])
-        }
+        Transport::Udp => match ask_connected(address) {
+            // Its endpoint went meanwhile: a program asks again.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => ask_connected(address),
+            answer => answer,
+        },
         Transport::UdpUnconnected => {
             let socket = udp(address)?;
             socket.send_to(b"who?", address)?;
@@ -56,6 +53,15 @@ pub fn ask(transport: Transport, address: SocketAddr) -> io::Result<String> {
             name(&answer[..length])
         }
     }
+}
+
+fn ask_connected(address: SocketAddr) -> io::Result<String> {
+    let socket = udp(address)?;
+    socket.connect(address)?;
+    socket.send(b"who?")?;
+    let mut answer = [0; 256];
+    let length = socket.recv(&mut answer)?;
+    name(&answer[..length])
 }
 
 /// Connects to an address that should refuse: the error and how long it took.

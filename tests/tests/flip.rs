@@ -66,9 +66,15 @@ fn services(state: u16) -> Vec<Service> {
 /// Which backend a connect to `service` was led to: the source address of a socket that is connected to an address of
 /// this host is that address.
 fn connect_udp(service: SocketAddr) -> std::io::Result<IpAddr> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    socket.connect(service)?;
-    Ok(socket.local_addr()?.ip())
+    loop {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.connect(service)?;
+        let source = socket.local_addr()?.ip();
+        // One that was ended, for its endpoint has gone meanwhile, has none any more.
+        if !source.is_unspecified() {
+            return Ok(source);
+        }
+    }
 }
 
 /// The same over TCP: whoever accepted says at which address.

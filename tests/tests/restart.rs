@@ -20,6 +20,9 @@ use tests::{
 const LIMIT: Duration = Duration::from_secs(20);
 const WEB4: &str = "10.96.0.10";
 const WEB6: &str = "fd00:10:96::10";
+/// A Service whose endpoint stays.
+const STEADY4: &str = "10.96.0.11";
+const STEADY6: &str = "fd00:10:96::11";
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -43,7 +46,10 @@ fn services(round: usize, others: usize) -> Vec<Service> {
             .port("", "UDP", 53, 5353)
             .endpoint("e1", &[ip("10.244.2.1")])
     };
-    std::iter::once(web).chain((0..others).map(other)).collect()
+    let steady = Service::new("steady", &[ip(STEADY4), ip(STEADY6)])
+        .port("", "UDP", 80, 8080)
+        .endpoint("e1", &endpoint(1));
+    [web, steady].into_iter().chain((0..others).map(other)).collect()
 }
 
 /// Connections that were made before, and must last.
@@ -56,7 +62,8 @@ impl Lasting {
     fn begin() -> Self {
         let services = [WEB4, WEB6].map(|it| SocketAddr::new(ip(it), 80));
         let tcp = services.map(|it| (Probe::connect(it).unwrap(), it)).into();
-        let udp = services.map(|service| {
+        // Connected UDP ends with its endpoint.
+        let udp = [STEADY4, STEADY6].map(|it| SocketAddr::new(ip(it), 80)).map(|service| {
             let any = if service.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).unwrap();
             socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
