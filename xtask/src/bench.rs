@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: what things cost, as figures beside the goals.
 //! The one rule: measured, each case in a process of its own; nothing is estimated.
 
+mod apply;
 mod connect;
 mod kube;
 mod nft;
@@ -15,6 +16,8 @@ use crate::command::{cargo, output, run, say, workspace};
 /// What can be measured.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Subject {
+    /// Applying: from a state in hand to what every program sees; a start; and the memory that it takes (as root).
+    Apply,
     /// The brain: CPU and memory, from facts to the states of nodes.
     Brain,
     /// Connecting: through a Service's address and straight to an endpoint, as pairs; and the programs' own time (as root).
@@ -84,6 +87,7 @@ impl Case {
 /// Measures, and fails if a goal is missed.
 pub(crate) fn bench(subject: Subject) -> Result<()> {
     match subject {
+        Subject::Apply => apply::apply(),
         Subject::Brain => brain(),
         Subject::Connect => connect::connect(),
         Subject::Kube => kube::kube(),

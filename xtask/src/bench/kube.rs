@@ -80,7 +80,7 @@ pub(super) fn kube() -> Result<()> {
 }
 
 /// The resident memory of a process.
-fn resident_mb(agent: &Agent) -> Result<f64> {
+pub(super) fn resident_mb(agent: &Agent) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{}/status", agent.process()))?;
     let line = text.lines().find_map(|it| it.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let kilobytes: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
