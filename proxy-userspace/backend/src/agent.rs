@@ -14,7 +14,7 @@ use tokio::{
 use crate::{
     addresses::{self, Addresses},
     canary::{Answer, Heard, Trial},
-    ebpf::{Ended, Hooks, Report, UdpMemory},
+    ebpf::{Ended, Hooks, Report, UdpMemory, give_back_memory},
     ending::Ending,
     node::{Error, Node},
     observe::{Doing, Observer},
@@ -79,7 +79,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         match attached {
             Ok(()) => {
                 if let Some(written) = written.take() {
-                    let published = Arc::clone(&written.published);
+                    let (published, whole) = (Arc::clone(&written.published), written.report.whole);
                     written.tell(&mut rejected, observer);
                     let settled;
                     (node, settled) = in_own_thread(node, Node::settle).await;
@@ -87,6 +87,10 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                         let error = chain(&error);
                         observer.failed(Doing::Settle, &error);
                         tracing::warn!(error, "not settled; it is tried again with the next change");
+                    }
+                    if whole {
+                        // It took far more than keeping it does.
+                        spawn_blocking(give_back_memory);
                     }
                     if let Some(ending) = &mut ending {
                         ending.in_force(&published);

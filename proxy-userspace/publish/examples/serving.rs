@@ -38,10 +38,6 @@ use tonic::transport::{Channel, Endpoint};
 
 use cluster::{Cluster, cpu, node_name, resident};
 
-/// The product's.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const USAGE: &str = "usage: serving SERVICES ENDPOINTS NODES WATCHED CHANGES STREAMS";

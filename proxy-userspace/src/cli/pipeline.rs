@@ -17,7 +17,10 @@ use source::{
     file::FileSource,
     kube::{self, KubeSource, Timing},
 };
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::{
+    task::spawn_blocking,
+    time::{MissedTickBehavior, interval},
+};
 
 use super::{
     flags::{Facts, Source},
@@ -116,6 +119,8 @@ impl Pipeline {
                 () = self.cluster.followed() => {}
                 _ = look.tick() => {
                     self.nodes.look().iter().for_each(|it| brain.dismiss(it));
+                    // What a start, or a burst of watchers, has needed.
+                    spawn_blocking(backend::give_back_memory);
                     continue;
                 }
             }

@@ -4,7 +4,11 @@
 //! The one rule: the rows in which programs count are only read here. What a counter had counted before it got its owner
 //! is kept as its base, so that nothing ever has to be set back.
 
-use std::{collections::BTreeMap, os::fd::AsFd as _, path::Path};
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd as _, AsRawFd as _, RawFd},
+    path::Path,
+};
 
 use aya::{
     maps::{Array, ArrayOfMaps, Map, MapData, MapType},
@@ -19,6 +23,9 @@ use super::{
     pins::{self, Pins},
     sys,
 };
+
+/// What the kernel says of a command that this kind of map does not have; its own, not errno's.
+const ENOTSUPP: i32 = 524;
 
 /// One chunk.
 type Chunk = Array<MapData, Row>;
@@ -113,18 +120,12 @@ impl Chunks {
         cells: &BTreeMap<Cell, u64>,
         outer: &mut ArrayOfMaps<MapData, MapData>,
     ) -> Result<(), Error> {
+        if let Some((last, _)) = cells.last_key_value() {
+            self.grow(chunk(*last) as usize + 1, outer)?;
+        }
         let mut cells = cells.iter().peekable();
         while let Some(&(&first, _)) = cells.peek() {
             let number = chunk(first);
-            while self.chunks.len() <= number as usize {
-                let map = create(self.stripes)?;
-                let next = self.chunks.len() as u32;
-                // Whoever finds the pin finds it in the outer map, too.
-                outer.set(next, &map, 0).map_err(Error::map(OUTER))?;
-                let pin = self.pins.chunk(next);
-                pins::replace(&pin, |path| map.pin(path).map_err(Error::pin(path)))?;
-                self.chunks.push(array(map)?);
-            }
             let map = &self.chunks[number as usize];
             let sums = self.sums(map)?;
             let (mut owners, mut bases) = (read(map, self.stripes)?, read(map, self.stripes + 1)?);
@@ -149,6 +150,49 @@ impl Chunks {
             self.chunks.pop();
         }
         Ok(())
+    }
+
+    /// Makes chunks until there are so many.
+    fn grow(&mut self, count: usize, outer: &mut ArrayOfMaps<MapData, MapData>) -> Result<(), Error> {
+        let numbers: Vec<_> = (self.chunks.len()..count).map(|it| it as u32).collect();
+        let made = numbers.iter().map(|_| create(self.stripes)).collect::<Result<Vec<_>, _>>()?;
+        // Whoever finds a pin finds the chunk in the outer map, too.
+        self.show(&numbers, &made, outer)?;
+        for (number, map) in numbers.into_iter().zip(made) {
+            pins::replace(&self.pins.chunk(number), |path| map.pin(path).map_err(Error::pin(path)))?;
+            self.chunks.push(array(map)?);
+        }
+        Ok(())
+    }
+
+    /// Has programs find new chunks, all by one call: the kernel waits for a grace period after each.
+    fn show(
+        &self,
+        numbers: &[u32],
+        maps: &[MapData],
+        outer: &mut ArrayOfMaps<MapData, MapData>,
+    ) -> Result<(), Error> {
+        if let ([number], [map]) = (numbers, maps) {
+            return outer.set(*number, map, 0).map_err(Error::map(OUTER));
+        }
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        // aya gives no access to the outer map but by its pin.
+        let fd = sys::obj_get(&self.pins.chunks()).map_err(Error::syscall("BPF_OBJ_GET", OUTER))?;
+        let fds: Vec<_> = maps.iter().map(|it| it.fd().as_fd().as_raw_fd()).collect();
+        let entry = sys::Entry { key: size_of::<u32>(), value: size_of::<RawFd>() };
+        match sys::update_batch(fd.as_fd(), entry, bytemuck::cast_slice(numbers), bytemuck::cast_slice(&fds))
+        {
+            // Older kernels take batches of other maps only.
+            Err(error) if error.raw_os_error() == Some(ENOTSUPP) => {
+                for (number, map) in numbers.iter().zip(maps) {
+                    outer.set(*number, map, 0).map_err(Error::map(OUTER))?;
+                }
+                Ok(())
+            }
+            result => result.map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", OUTER)),
+        }
     }
 
     /// What the stripes of a chunk come to.

@@ -176,6 +176,16 @@ pub(super) fn netns_cookie() -> io::Result<u64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
+/// Gives memory that nobody needs any more back to the system; the allocator keeps it between what is still needed.
+/// Takes some milliseconds.
+pub fn give_back_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes the allocator's own locks, and touches only what is free.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// The sizes of one entry of a map, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
@@ -193,7 +203,7 @@ impl Entry {
     }
 }
 
-/// Writes entries into a hash map (Linux 5.6). Not atomic: on an error, some may be there.
+/// Writes entries into a hash map (Linux 5.6), or maps into an outer one. Not atomic: on an error, some may be there.
 pub(super) fn update_batch(map: BorrowedFd<'_>, entry: Entry, keys: &[u8], values: &[u8]) -> io::Result<()> {
     let count = entry.count(keys);
     assert_eq!(values.len(), count as usize * entry.value, "a value for each key");
