@@ -150,6 +150,10 @@ pub(super) enum Hook {
     Prerouting,
     /// From a program on this host.
     Output,
+    /// [`Hook::Prerouting`] once more, for packets that nobody has translated there.
+    PreroutingAgain,
+    /// [`Hook::Output`] once more, for packets that nobody has translated there.
+    OutputAgain,
     /// On their way out.
     Postrouting,
     /// From outside, once they are translated.
@@ -164,9 +168,11 @@ impl Hook {
         match self {
             Self::Prerouting => ("nat", 0, -100),
             Self::Output => ("nat", 3, -100),
+            Self::PreroutingAgain => ("nat", 0, -99),
+            Self::OutputAgain => ("nat", 3, -99),
             Self::Postrouting => ("nat", 4, 100),
-            Self::Translated => ("filter", 0, -99),
-            Self::TranslatedOutput => ("filter", 3, -99),
+            Self::Translated => ("filter", 0, -98),
+            Self::TranslatedOutput => ("filter", 3, -98),
         }
     }
 }
