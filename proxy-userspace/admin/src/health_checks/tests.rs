@@ -1,7 +1,7 @@
 //! Over real sockets.
 
 use std::{
-    net::{Ipv4Addr, TcpListener},
+    net::{Ipv4Addr, Ipv6Addr, TcpListener},
     num::NonZeroU16,
     sync::Arc,
 };
@@ -154,7 +154,7 @@ async fn a_port_in_use_is_reported_and_had_as_soon_as_it_is_free() {
         sleep(Duration::from_millis(1)).await;
     }
     assert!(
-        rejected()[0].to_string().contains(&format!("health checks at [::]:{port}: ")),
+        rejected()[0].to_string().contains(&format!("health checks at 0.0.0.0:{port}: ")),
         "{:?}",
         rejected()
     );
