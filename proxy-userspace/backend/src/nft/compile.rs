@@ -103,7 +103,7 @@ pub(super) struct PortImage {
     pub(super) identity: FrontendAddress,
     /// Its addresses, each once; the identity is the first.
     pub(super) frontends: Vec<Frontend>,
-    /// Its sets of endpoints, each sorted; of equal ones only the first.
+    /// Its sets of endpoints, each sorted; of equal ones only the first, unless clients keep their endpoints.
     pub(super) sets: Vec<(Scope, Vec<SocketAddr>)>,
     /// For how many seconds a client keeps its endpoint; 0 if it does not.
     pub(super) affinity: u32,
@@ -257,7 +257,9 @@ impl Port<'_> {
         }
         let beyond = set.len().saturating_sub(Pick::most(compiled.affinity));
         set.truncate(set.len() - beyond);
-        let same = compiled.sets.iter().find(|(_, it)| *it == set).map(|(same, _)| *same);
+        // Whom clients keep is noted by set: they would lose it whenever two sets become equal, or cease to be.
+        let mut equal = compiled.sets.iter().filter(|_| compiled.affinity == 0);
+        let same = equal.find(|(_, it)| *it == set).map(|(same, _)| *same);
         if same.is_none() {
             compiled.sets.push((scope, set));
         }

@@ -195,15 +195,31 @@ fn ranges_guard_a_load_balancer_ip_each_source_once_and_let_this_node_in_if_it_i
         &Made { balancer: Some(9), ranges, affinity: true, ..Made::new(1, &[1]) },
         &[
             "cluster-ip 10.96.0.1",
-            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
+            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.1:5353",
             "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
             "frontend 10.96.0.1:53/UDP cluster-ip",
             "frontend 203.0.113.9:53/UDP guarded",
-            "inside 10.96.0.1:53/UDP endpoints=1 any for 60 s",
+            "inside 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
             "inside 203.0.113.9:53/UDP endpoints=1 any for 60 s",
             "source 203.0.113.9:53/UDP from 10.0.0.0 to 10.255.255.255",
             "source 203.0.113.9:53/UDP from 192.168.0.0 to 192.168.0.255",
             "source 203.0.113.9:53/UDP from 203.0.113.9 to 203.0.113.9",
+        ],
+    );
+}
+
+#[test]
+fn equal_sets_are_not_one_where_clients_keep_their_endpoints() {
+    check(
+        &Made { affinity: true, balancer: Some(9), ..Made::new(1, &[1]) },
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.1:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "frontend 203.0.113.9:53/UDP external",
+            "inside 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
+            "inside 203.0.113.9:53/UDP endpoints=1 any for 60 s",
         ],
     );
 }
