@@ -70,12 +70,14 @@ fn what_somebody_else_changes_is_put_back_and_reported_and_what_is_not_ours_is_l
     nft(cluster, &["add", "table", "ip", "theirs"]);
     let right = dump(cluster);
     let door = at(outer(1)[0], 80);
-    let changes: [&[&str]; 5] = [
+    let changes: [&[&str]; 7] = [
         &["delete", "table", "ip", "kube-proxy-ebpf"],
         &["flush", "chain", "ip", "kube-proxy-ebpf", "services"],
         &["flush", "map", "ip6", "kube-proxy-ebpf", "frontends"],
         &["add", "element", "ip", "kube-proxy-ebpf", "cluster-ips", "{ 192.0.2.9 }"],
         &["insert", "rule", "ip", "kube-proxy-ebpf", "services", "drop"],
+        &["chain", "ip", "kube-proxy-ebpf", "translated", "{ policy drop; }"],
+        &["add", "table", "ip", "kube-proxy-ebpf", "{ flags dormant; }"],
     ];
     for (n, change) in changes.into_iter().enumerate() {
         nft(cluster, change);

@@ -61,6 +61,10 @@ pub(super) const RULE_USERDATA: u16 = 7;
 pub(super) const TABLE_NAME: u16 = 1;
 /// `NFTA_CHAIN_NAME`.
 pub(super) const CHAIN_NAME: u16 = 3;
+/// `NFTA_CHAIN_POLICY`.
+pub(super) const CHAIN_POLICY: u16 = 5;
+/// `NF_ACCEPT`.
+pub(super) const ACCEPT: u32 = 1;
 /// `NFTA_RULE_CHAIN`.
 pub(super) const RULE_CHAIN: u16 = 2;
 /// `NFTA_SET_NAME`, and `NFTA_SET_ELEM_LIST_SET`.
