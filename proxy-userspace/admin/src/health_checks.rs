@@ -192,7 +192,7 @@ async fn serve(admin: Admin, address: SocketAddr, checks: Arc<Mutex<Checks>>, fa
         let (admin, checks) = (admin.clone(), Arc::clone(&checks));
         move |_| {
             let check = lock(&checks).get(&port).cloned();
-            let is_healthy = Health::live(&admin.record(), Moment::now()).is_ok();
+            let is_healthy = Health::serves_outside(&admin.record(), Moment::now()).is_ok();
             std::future::ready(answer(check.as_ref(), is_healthy))
         }
     })

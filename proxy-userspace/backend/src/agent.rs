@@ -29,6 +29,7 @@ const LOOK: Duration = Duration::from_secs(5);
 /// and is tried again with a growing pause, or at once with the next state. What is done is told to `observer`.
 pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Observer) {
     let mut rejected = BTreeSet::new();
+    observer.lacking(node.lacking());
     // The newest state, until it is in the maps; and what is in the maps, until it is in force.
     let mut newest = states.next().await;
     let mut written: Option<Written> = None;
@@ -74,6 +75,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 }
             }
         }
+        observer.lacking(node.lacking());
         let attached;
         (node, attached) = in_own_thread(node, Node::attach).await;
         match attached {
@@ -102,6 +104,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         }
         // States may come without a pause; it is looked all the same.
         let mut is_whole = true;
+        let mut recovered = false;
         if next_look <= Instant::now() {
             next_look = Instant::now() + LOOK;
             let looked;
@@ -112,6 +115,14 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 canary.get_or_insert_with(|| Trial::start(cgroup.to_owned()));
             }
             is_whole = tell_of(looked, observer);
+            if let Some(published) = latest.clone() {
+                (node, recovered) = in_own_thread(node, move |node| node.recover(&published.state)).await;
+            }
+            if recovered {
+                tracing::info!("traffic that has no socket here is served at last");
+                // What is said of it, and what follows from it, is as with any other state.
+                newest = latest.clone();
+            }
             let excluded;
             (node, excluded) = in_own_thread(node, Node::exclude).await;
             if let Err(error) = excluded {
@@ -121,7 +132,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             (node, memory) = in_own_thread(node, Node::udp_memory).await;
             tell_of_memory(memory, &mut refused, observer);
         }
-        let wait = match (failed, is_whole) {
+        let wait = match (failed, is_whole && !recovered) {
             (true, _) => pause,
             (false, true) => LOOK,
             // What is missing is put back at once.

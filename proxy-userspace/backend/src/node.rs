@@ -25,8 +25,11 @@ pub struct Options {
 pub struct Node {
     sockets: Option<ebpf::Node>,
     packets: Option<nft::Node>,
-    /// Why packets are not translated though they should be.
+    /// How packets should be translated, if they should.
+    wanted: Option<nft::Options>,
+    /// Why packets are not translated though they should be; only while there is no half for them.
     lacking: Option<Rejected>,
+    interfaces: BTreeSet<IpAddr>,
 }
 
 /// Why a half could not be read, written or put in place.
@@ -61,11 +64,13 @@ impl Node {
             }
             Some(Err(error)) => return Err(error.into()),
         };
-        Ok(Self { sockets, packets, lacking })
+        let wanted = options.packets.clone();
+        Ok(Self { sockets, packets, wanted, lacking, interfaces: BTreeSet::new() })
     }
 
     /// Tells which addresses the host's interfaces have; counts from the next [`Node::apply`] on.
     pub fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.interfaces.clone_from(&addresses);
         if let Some(packets) = &mut self.packets {
             packets.set_interfaces(addresses.clone());
         }
@@ -143,6 +148,32 @@ impl Node {
         Ok(hooks)
     }
 
+    /// Why packets are not translated though they should be, if so.
+    pub(crate) fn lacking(&self) -> Option<&Rejected> {
+        self.lacking.as_ref()
+    }
+
+    /// Tries again to translate packets where that could not be done; whether it is done now.
+    pub(crate) fn recover(&mut self, state: &NodeState) -> bool {
+        let (Some(options), Some(_)) = (&self.wanted, &self.lacking) else { return false };
+        let packets = nft::Node::start(options).and_then(|mut packets| {
+            packets.set_interfaces(self.interfaces.clone());
+            packets.apply(state)?;
+            Ok(packets)
+        });
+        match packets {
+            Ok(packets) => {
+                self.packets = Some(packets);
+                self.lacking = None;
+                true
+            }
+            Err(error) => {
+                self.lacking = Some(lacking(&error));
+                false
+            }
+        }
+    }
+
     /// The cgroup whose sockets are translated, if they are.
     pub(crate) fn cgroup(&self) -> Option<&Path> {
         self.sockets.as_ref().map(ebpf::Node::cgroup)
@@ -176,7 +207,7 @@ impl Node {
 fn lacking(error: &nft::Error) -> Rejected {
     Rejected {
         item: "traffic that has no socket here".into(),
-        reason: format!("{}; mend it and start again, sockets are served all the same", chain(error)),
+        reason: format!("{}; mend it, it is tried again; sockets are served all the same", chain(error)),
     }
 }
 

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use backend::Observer as _;
 use model::{
     Protocol,
     state::{
@@ -125,6 +126,19 @@ async fn a_load_balancer_is_told_in_kube_proxys_words() {
     check(port, &[head, body]).await;
     publisher.publish(state([service("web", port, 0)]));
     check(port, &["HTTP/1.1 503 ", "weight: 0", "\"localEndpoints\":0,\"serviceProxyHealthy\":true"]).await;
+}
+
+#[tokio::test]
+async fn a_load_balancer_is_told_to_go_elsewhere_while_packets_are_not_served() {
+    let (admin, publisher, _task) = start();
+    let [port] = free();
+    publisher.publish(state([service("web", port, 2)]));
+    check(port, &["200 OK"]).await;
+    let lacking = Rejected { item: "traffic".into(), reason: "no nftables".into() };
+    admin.lacking(Some(&lacking));
+    check(port, &["HTTP/1.1 503 ", "\"localEndpoints\":2,\"serviceProxyHealthy\":false"]).await;
+    admin.lacking(None);
+    check(port, &["200 OK"]).await;
 }
 
 #[tokio::test]
