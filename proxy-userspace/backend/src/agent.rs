@@ -35,6 +35,8 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
     let mut written: Option<Written> = None;
     let mut pause = PAUSE.0;
     let mut next_look = Instant::now();
+    // Whether something is left to be done for what is in force.
+    let mut unsettled = false;
     // What was published last, for when the host's addresses change under it.
     let mut latest = newest.clone();
     let mut addresses = Addresses::listen()
@@ -80,19 +82,25 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         (node, attached) = in_own_thread(node, Node::attach).await;
         match attached {
             Ok(()) => {
-                if let Some(written) = written.take() {
+                let published = written.take().map(|written| {
                     let published = Arc::clone(&written.published);
                     written.tell(&mut rejected, observer);
+                    unsettled = true;
+                    published
+                });
+                if unsettled {
                     let settled;
                     (node, settled) = in_own_thread(node, Node::settle).await;
+                    unsettled = settled.is_err();
                     if let Err(error) = settled {
+                        failed = true;
                         let error = chain(&error);
                         observer.failed(Doing::Settle, &error);
-                        tracing::warn!(error, "not settled; it is tried again with the next change");
+                        tracing::warn!(error, "not settled; next try in {pause:?}");
                     }
-                    if let Some(ending) = &mut ending {
-                        ending.in_force(&published);
-                    }
+                }
+                if let (Some(ending), Some(published)) = (&mut ending, &published) {
+                    ending.in_force(published);
                 }
             }
             Err(error) => {

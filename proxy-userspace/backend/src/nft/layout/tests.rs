@@ -6,7 +6,7 @@ use model::{
     Protocol,
     state::{
         ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind,
-        ServicePort, ServiceState, TargetPort, TrafficPolicy,
+        ServicePort, ServiceState, TargetPort, TrafficPolicy, Unselected,
     },
 };
 use proptest::prelude::*;
@@ -271,6 +271,27 @@ fn a_change_costs_what_it_touches() {
     assert_eq!(names, ["pick-0-of-2"]);
     let update = layout.update(&state(&services), &[], &mut Hints::new());
     assert_eq!((update.changes, update.services.len()), (Changes::default(), 0));
+}
+
+#[test]
+fn flows_need_not_be_looked_at_where_every_endpoint_stays() {
+    let balanced = |pods: &[u8]| Made { balancer: Some(9), usable: true, ..Made::new(1, pods) };
+    let mut left = balanced(&[1, 2]).state();
+    left.unselected = [Unselected { index: 0, target: SocketAddr::new([10, 244, 0, 3].into(), 5353) }].into();
+    let of = |it: Made| it.state();
+    let cases = [
+        (of(balanced(&[1])), of(balanced(&[1, 2])), true),
+        (of(balanced(&[1, 2, 3])), left.clone(), true),
+        (left, of(balanced(&[1, 2])), false),
+        (of(balanced(&[1, 2])), of(balanced(&[1])), false),
+        (of(balanced(&[])), of(balanced(&[1])), false),
+        (of(balanced(&[1])), of(Made::new(1, &[1])), false),
+        (of(Made { external_local: true, ..balanced(&[1]) }), of(Made { local: 1, ..balanced(&[1]) }), false),
+    ];
+    for (before, after, keeps) in cases {
+        let port = |it: &ServiceState| compile(it, &[]).ports.remove(0);
+        assert_eq!(port(&after).keeps_flows_of(&port(&before)), keeps, "{before:?} {after:?}");
+    }
 }
 
 #[test]
