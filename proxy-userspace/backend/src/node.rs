@@ -225,3 +225,39 @@ fn join(sockets: Report, packets: Report) -> Report {
         rejected: rejected.into_iter().collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+
+    #[test]
+    fn packets_are_served_as_soon_as_they_can_be() {
+        // In a network namespace that goes away with its thread.
+        let test = thread::spawn(|| {
+            if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+                eprintln!("skipped: no network namespace can be made: {error}");
+                return;
+            }
+            let lacking = Rejected { item: "packets".into(), reason: "it could not be done before".into() };
+            let mut node = Node {
+                sockets: None,
+                packets: None,
+                wanted: Some(nft::Options::default()),
+                lacking: Some(lacking.clone()),
+                interfaces: BTreeSet::new(),
+            };
+            let state = NodeState::default();
+            assert_eq!(node.apply(&state).unwrap().rejected, [lacking]);
+            assert!(node.recover(&state));
+            assert_eq!(node.lacking(), None);
+            assert_eq!(node.apply(&state).unwrap().rejected, []);
+            assert!(node.look().unwrap().unwrap().are_in_effect());
+            assert!(!node.recover(&state), "it was done already");
+        });
+        test.join().unwrap();
+    }
+}
