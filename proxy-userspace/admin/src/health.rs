@@ -45,7 +45,10 @@ struct FamilyHealth {
 impl Health {
     /// Whether this process does what it should (`/livez`).
     pub(crate) fn live(record: &Record, now: Moment) -> Self {
-        let problems = problems(record, now);
+        Self::of(problems(record, now), record, now)
+    }
+
+    fn of(problems: Vec<String>, record: &Record, now: Moment) -> Self {
         let healthy = problems.is_empty();
         let current_time = timestamp(now);
         let in_force = record.in_force.as_ref().map(|it| timestamp(it.since));
@@ -65,9 +68,16 @@ impl Health {
         }
     }
 
+    /// Whether traffic from outside is served here. Where sockets alone are it is not, which no restart would mend.
+    pub(crate) fn serves_outside(record: &Record, now: Moment) -> Self {
+        let mut problems = problems(record, now);
+        problems.extend(record.lacking.as_ref().map(ToString::to_string));
+        Self::of(problems, record, now)
+    }
+
     /// Whether traffic from outside should be sent to this node (`/healthz`).
     pub(crate) fn eligible(record: &Record, now: Moment) -> Self {
-        Self { node_eligible: Some(record.node_eligible()), ..Self::live(record, now) }
+        Self { node_eligible: Some(record.node_eligible()), ..Self::serves_outside(record, now) }
     }
 
     /// What is wrong.

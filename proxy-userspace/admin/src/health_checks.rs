@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -138,7 +138,8 @@ impl HealthChecks {
         // Without them, the Node object's have to do; the next look tries again.
         let interfaces = backend::interfaces().unwrap_or_default();
         let node = state.nodes.get(self.node.as_str()).cloned().unwrap_or_default();
-        self.which.own(&node, &interfaces).unwrap_or_else(|| [Ipv6Addr::UNSPECIFIED.into()].into())
+        // It means all addresses of both families, also where there is no IPv6.
+        self.which.own(&node, &interfaces).unwrap_or_else(|| [Ipv4Addr::UNSPECIFIED.into()].into())
     }
 }
 
@@ -191,7 +192,7 @@ async fn serve(admin: Admin, address: SocketAddr, checks: Arc<Mutex<Checks>>, fa
         let (admin, checks) = (admin.clone(), Arc::clone(&checks));
         move |_| {
             let check = lock(&checks).get(&port).cloned();
-            let is_healthy = Health::live(&admin.record(), Moment::now()).is_ok();
+            let is_healthy = Health::serves_outside(&admin.record(), Moment::now()).is_ok();
             std::future::ready(answer(check.as_ref(), is_healthy))
         }
     })

@@ -182,6 +182,10 @@ impl Observer for Admin {
         self.record().looked(hooks, Instant::now());
     }
 
+    fn lacking(&self, packets: Option<&Rejected>) {
+        self.record().lacking = packets.cloned();
+    }
+
     fn tried(&self, heard: &[Heard]) {
         self.record().canary = heard.to_vec();
     }

@@ -60,6 +60,8 @@ pub(crate) struct Record {
     pub(crate) proven: Option<Instant>,
     /// Why it would not say, the last time.
     pub(crate) look_error: Option<String>,
+    /// Why traffic that has no socket here is not served though it should be.
+    pub(crate) lacking: Option<Rejected>,
     /// What was heard last when the hooks were tried.
     pub(crate) canary: Vec<Heard>,
     /// What the kernel said last of the memory of unconnected UDP sockets.
@@ -127,6 +129,7 @@ impl Record {
             hooks: None,
             proven: None,
             look_error: None,
+            lacking: None,
             canary: Vec::new(),
             udp_memory: UdpMemory::default(),
             rejected: BTreeMap::new(),

@@ -29,11 +29,14 @@ const LOOK: Duration = Duration::from_secs(5);
 /// and is tried again with a growing pause, or at once with the next state. What is done is told to `observer`.
 pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Observer) {
     let mut rejected = BTreeSet::new();
+    observer.lacking(node.lacking());
     // The newest state, until it is in the maps; and what is in the maps, until it is in force.
     let mut newest = states.next().await;
     let mut written: Option<Written> = None;
     let mut pause = PAUSE.0;
     let mut next_look = Instant::now();
+    // Whether something is left to be done for what is in force.
+    let mut unsettled = false;
     // What was published last, for when the host's addresses change under it.
     let mut latest = newest.clone();
     let mut addresses = Addresses::listen()
@@ -74,27 +77,36 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 }
             }
         }
+        observer.lacking(node.lacking());
         let attached;
         (node, attached) = in_own_thread(node, Node::attach).await;
         match attached {
             Ok(()) => {
-                if let Some(written) = written.take() {
-                    let (published, whole) = (Arc::clone(&written.published), written.report.whole);
+                let mut whole = false;
+                let published = written.take().map(|written| {
+                    whole = written.report.whole;
+                    let published = Arc::clone(&written.published);
                     written.tell(&mut rejected, observer);
+                    unsettled = true;
+                    published
+                });
+                if unsettled {
                     let settled;
                     (node, settled) = in_own_thread(node, Node::settle).await;
+                    unsettled = settled.is_err();
                     if let Err(error) = settled {
+                        failed = true;
                         let error = chain(&error);
                         observer.failed(Doing::Settle, &error);
-                        tracing::warn!(error, "not settled; it is tried again with the next change");
+                        tracing::warn!(error, "not settled; next try in {pause:?}");
                     }
-                    if whole {
-                        // It took far more than keeping it does.
-                        spawn_blocking(give_back_memory);
-                    }
-                    if let Some(ending) = &mut ending {
-                        ending.in_force(&published);
-                    }
+                }
+                if whole {
+                    // It took far more than keeping it does.
+                    spawn_blocking(give_back_memory);
+                }
+                if let (Some(ending), Some(published)) = (&mut ending, &published) {
+                    ending.in_force(published);
                 }
             }
             Err(error) => {
@@ -106,6 +118,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         }
         // States may come without a pause; it is looked all the same.
         let mut is_whole = true;
+        let mut recovered = false;
         if next_look <= Instant::now() {
             next_look = Instant::now() + LOOK;
             let looked;
@@ -116,6 +129,14 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 canary.get_or_insert_with(|| Trial::start(cgroup.to_owned()));
             }
             is_whole = tell_of(looked, observer);
+            if let Some(published) = latest.clone() {
+                (node, recovered) = in_own_thread(node, move |node| node.recover(&published.state)).await;
+            }
+            if recovered {
+                tracing::info!("traffic that has no socket here is served at last");
+                // What is said of it, and what follows from it, is as with any other state.
+                newest = latest.clone();
+            }
             let excluded;
             (node, excluded) = in_own_thread(node, Node::exclude).await;
             if let Err(error) = excluded {
@@ -125,7 +146,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             (node, memory) = in_own_thread(node, Node::udp_memory).await;
             tell_of_memory(memory, &mut refused, observer);
         }
-        let wait = match (failed, is_whole) {
+        let wait = match (failed, is_whole && !recovered) {
             (true, _) => pause,
             (false, true) => LOOK,
             // What is missing is put back at once.

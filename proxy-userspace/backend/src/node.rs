@@ -25,8 +25,11 @@ pub struct Options {
 pub struct Node {
     sockets: Option<ebpf::Node>,
     packets: Option<nft::Node>,
-    /// Why packets are not translated though they should be.
+    /// How packets should be translated, if they should.
+    wanted: Option<nft::Options>,
+    /// Why packets are not translated though they should be; only while there is no half for them.
     lacking: Option<Rejected>,
+    interfaces: BTreeSet<IpAddr>,
 }
 
 /// Why a half could not be read, written or put in place.
@@ -61,11 +64,13 @@ impl Node {
             }
             Some(Err(error)) => return Err(error.into()),
         };
-        Ok(Self { sockets, packets, lacking })
+        let wanted = options.packets.clone();
+        Ok(Self { sockets, packets, wanted, lacking, interfaces: BTreeSet::new() })
     }
 
     /// Tells which addresses the host's interfaces have; counts from the next [`Node::apply`] on.
     pub fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.interfaces.clone_from(&addresses);
         if let Some(packets) = &mut self.packets {
             packets.set_interfaces(addresses.clone());
         }
@@ -143,6 +148,32 @@ impl Node {
         Ok(hooks)
     }
 
+    /// Why packets are not translated though they should be, if so.
+    pub(crate) fn lacking(&self) -> Option<&Rejected> {
+        self.lacking.as_ref()
+    }
+
+    /// Tries again to translate packets where that could not be done; whether it is done now.
+    pub(crate) fn recover(&mut self, state: &NodeState) -> bool {
+        let (Some(options), Some(_)) = (&self.wanted, &self.lacking) else { return false };
+        let packets = nft::Node::start(options).and_then(|mut packets| {
+            packets.set_interfaces(self.interfaces.clone());
+            packets.apply(state)?;
+            Ok(packets)
+        });
+        match packets {
+            Ok(packets) => {
+                self.packets = Some(packets);
+                self.lacking = None;
+                true
+            }
+            Err(error) => {
+                self.lacking = Some(lacking(&error));
+                false
+            }
+        }
+    }
+
     /// The cgroup whose sockets are translated, if they are.
     pub(crate) fn cgroup(&self) -> Option<&Path> {
         self.sockets.as_ref().map(ebpf::Node::cgroup)
@@ -176,7 +207,7 @@ impl Node {
 fn lacking(error: &nft::Error) -> Rejected {
     Rejected {
         item: "traffic that has no socket here".into(),
-        reason: format!("{}; mend it and start again, sockets are served all the same", chain(error)),
+        reason: format!("{}; mend it, it is tried again; sockets are served all the same", chain(error)),
     }
 }
 
@@ -192,5 +223,41 @@ fn join(sockets: Report, packets: Report) -> Report {
         whole: sockets.whole,
         tables: sockets.tables.into_iter().chain(packets.tables).collect(),
         rejected: rejected.into_iter().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+
+    #[test]
+    fn packets_are_served_as_soon_as_they_can_be() {
+        // In a network namespace that goes away with its thread.
+        let test = thread::spawn(|| {
+            if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+                eprintln!("skipped: no network namespace can be made: {error}");
+                return;
+            }
+            let lacking = Rejected { item: "packets".into(), reason: "it could not be done before".into() };
+            let mut node = Node {
+                sockets: None,
+                packets: None,
+                wanted: Some(nft::Options::default()),
+                lacking: Some(lacking.clone()),
+                interfaces: BTreeSet::new(),
+            };
+            let state = NodeState::default();
+            assert_eq!(node.apply(&state).unwrap().rejected, [lacking]);
+            assert!(node.recover(&state));
+            assert_eq!(node.lacking(), None);
+            assert_eq!(node.apply(&state).unwrap().rejected, []);
+            assert!(node.look().unwrap().unwrap().are_in_effect());
+            assert!(!node.recover(&state), "it was done already");
+        });
+        test.join().unwrap();
     }
 }

@@ -4,6 +4,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use model::Rejected;
 use publish::Published;
 
 use crate::{
@@ -26,6 +27,9 @@ pub trait Observer {
 
     /// The kernel was asked which programs are in effect.
     fn looked(&self, hooks: Result<&Hooks, &str>);
+
+    /// Why traffic that has no socket here is not served though it should be; `None` where all is well.
+    fn lacking(&self, packets: Option<&Rejected>);
 
     /// The hooks were tried from inside.
     fn tried(&self, heard: &[Heard]);

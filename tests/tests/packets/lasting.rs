@@ -70,12 +70,14 @@ fn what_somebody_else_changes_is_put_back_and_reported_and_what_is_not_ours_is_l
     nft(cluster, &["add", "table", "ip", "theirs"]);
     let right = dump(cluster);
     let door = at(outer(1)[0], 80);
-    let changes: [&[&str]; 5] = [
+    let changes: [&[&str]; 7] = [
         &["delete", "table", "ip", "kube-proxy-ebpf"],
         &["flush", "chain", "ip", "kube-proxy-ebpf", "services"],
         &["flush", "map", "ip6", "kube-proxy-ebpf", "frontends"],
         &["add", "element", "ip", "kube-proxy-ebpf", "cluster-ips", "{ 192.0.2.9 }"],
         &["insert", "rule", "ip", "kube-proxy-ebpf", "services", "drop"],
+        &["chain", "ip", "kube-proxy-ebpf", "translated", "{ policy drop; }"],
+        &["add", "table", "ip", "kube-proxy-ebpf", "{ flags dormant; }"],
     ];
     for (n, change) in changes.into_iter().enumerate() {
         nft(cluster, change);
@@ -162,12 +164,14 @@ fn change_under_load(backend: &str) {
     let steady = on_both_nodes(outside("steady", 9));
     let services = [on_both_nodes(outside("web", 1)), steady.clone()];
     let Some(mut it) = Served::or_skip("changes", backend, &services, &[]) else { return };
-    let start = |(transport, address)| {
+    let start = |(transport, address, threads)| {
         let _there = it.cluster.client.enter().unwrap();
-        Load::start(transport, address, 1, Duration::from_millis(1))
+        Load::start(transport, address, threads, Duration::from_millis(3))
     };
-    let tcp = doors(1).into_iter().map(|it| (Transport::Tcp, it));
-    let loads: Vec<_> = tcp.chain(doors(9).into_iter().map(|it| (Transport::Udp, it))).map(start).collect();
+    // Many at a time, so that some packets are on their way through the rules while a change is committed.
+    let tcp = doors(1).into_iter().map(|it| (Transport::Tcp, it, 4));
+    let udp = doors(9).into_iter().map(|it| (Transport::Udp, it, 1));
+    let loads: Vec<_> = tcp.chain(udp).map(start).collect();
     // Numbers that look like chance, and are the same at every run.
     let mut seed: u32 = 1;
     let mut random = |below: u32| {

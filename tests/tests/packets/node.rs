@@ -72,6 +72,12 @@ fn sockets_are_served_where_packets_cannot_be_and_what_is_missing_is_said() {
         tests::http::get(at(Ipv4Addr::LOCALHOST.into(), 10249), "/metrics").unwrap().body
     };
     assert!(metrics.contains("kube_proxy_ebpf_rejected_items{by=\"backend\"} 1.0\n"), "{metrics}");
+    // It lives, and load balancers go elsewhere.
+    for (path, status) in [("/livez", 200), ("/readyz", 200), ("/healthz", 503)] {
+        let _there = cluster.n1.enter().unwrap();
+        let answer = tests::http::get(at(Ipv4Addr::LOCALHOST.into(), 10256), path).unwrap();
+        assert_eq!(answer.status, status, "{path}: {}", answer.body);
+    }
     agent.terminate().unwrap();
     // Where there is nothing else, it is all that matters.
     let mut agent = cluster.start(&cluster.setting("nft").without_netfilter());

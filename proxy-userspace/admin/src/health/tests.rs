@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use backend::{Answer, Doing, Heard, Observer as _};
-use model::state::{Node, NodeState};
+use model::{
+    Rejected,
+    state::{Node, NodeState},
+};
 use publish::Publisher;
 use tokio::time::advance;
 
@@ -49,6 +52,19 @@ async fn a_hook_that_does_not_act_is_not_well() {
         admin.tried(&heard(answer));
         assert_eq!(live(&admin).is_ok(), is_well);
         assert_eq!(readyz(&admin.record(), Moment::now()).1.contains("[-]programs failed"), !is_well);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_serves_sockets_alone_lives_and_gets_nothing_from_outside() {
+    let (admin, _publisher) = served();
+    let lacking = Rejected { item: "traffic".into(), reason: "no nftables".into() };
+    for lacking in [Some(&lacking), None] {
+        admin.lacking(lacking);
+        let health = eligible(&admin);
+        assert_eq!(health.is_ok(), lacking.is_none());
+        assert_eq!(body(&health).to_string().contains("no nftables"), lacking.is_some());
+        assert!(live(&admin).is_ok() && readyz(&admin.record(), Moment::now()).0);
     }
 }
 

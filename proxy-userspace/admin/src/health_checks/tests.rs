@@ -1,11 +1,12 @@
 //! Over real sockets.
 
 use std::{
-    net::{Ipv4Addr, TcpListener},
+    net::{Ipv4Addr, Ipv6Addr, TcpListener},
     num::NonZeroU16,
     sync::Arc,
 };
 
+use backend::Observer as _;
 use model::{
     Protocol,
     state::{
@@ -128,6 +129,19 @@ async fn a_load_balancer_is_told_in_kube_proxys_words() {
 }
 
 #[tokio::test]
+async fn a_load_balancer_is_told_to_go_elsewhere_while_packets_are_not_served() {
+    let (admin, publisher, _task) = start();
+    let [port] = free();
+    publisher.publish(state([service("web", port, 2)]));
+    check(port, &["200 OK"]).await;
+    let lacking = Rejected { item: "traffic".into(), reason: "no nftables".into() };
+    admin.lacking(Some(&lacking));
+    check(port, &["HTTP/1.1 503 ", "\"localEndpoints\":2,\"serviceProxyHealthy\":false"]).await;
+    admin.lacking(None);
+    check(port, &["200 OK"]).await;
+}
+
+#[tokio::test]
 async fn a_listener_that_stays_is_not_touched_by_a_change() {
     let (_admin, publisher, _task) = start();
     let [stays, goes, comes] = free();
@@ -154,7 +168,7 @@ async fn a_port_in_use_is_reported_and_had_as_soon_as_it_is_free() {
         sleep(Duration::from_millis(1)).await;
     }
     assert!(
-        rejected()[0].to_string().contains(&format!("health checks at [::]:{port}: ")),
+        rejected()[0].to_string().contains(&format!("health checks at 0.0.0.0:{port}: ")),
         "{:?}",
         rejected()
     );

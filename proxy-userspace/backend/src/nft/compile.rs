@@ -103,10 +103,29 @@ pub(super) struct PortImage {
     pub(super) identity: FrontendAddress,
     /// Its addresses, each once; the identity is the first.
     pub(super) frontends: Vec<Frontend>,
-    /// Its sets of endpoints, each sorted; of equal ones only the first.
+    /// Its sets of endpoints, each sorted; of equal ones only the first, unless clients keep their endpoints.
     pub(super) sets: Vec<(Scope, Vec<SocketAddr>)>,
     /// For how many seconds a client keeps its endpoint; 0 if it does not.
     pub(super) affinity: u32,
+    /// Where flows may stay that go there, and none may begin.
+    pub(super) unselected: Vec<SocketAddr>,
+}
+
+impl PortImage {
+    /// Where flows may go.
+    pub(super) fn allowed(&self) -> BTreeSet<SocketAddr> {
+        let selected = self.sets.iter().flat_map(|(_, set)| set);
+        selected.chain(&self.unselected).copied().collect()
+    }
+
+    /// Whether every flow that had a place to go before may stay there, and none was without one.
+    pub(super) fn keeps_flows_of(&self, before: &Self) -> bool {
+        let has_endpoints = |it: &Frontend| matches!((it.inside, it.outside), (Way::To(_), Way::To(_)));
+        self.identity == before.identity
+            && self.frontends == before.frontends
+            && self.frontends.iter().all(has_endpoints)
+            && self.allowed().is_superset(&before.allowed())
+    }
 }
 
 /// One Service, compiled.
@@ -184,6 +203,7 @@ impl Port<'_> {
             frontends: Vec::new(),
             sets: Vec::new(),
             affinity: affinity.map_or(0, |it| it.timeout_seconds.get().min(LONGEST_AFFINITY)),
+            unselected: self.unselected(),
         };
         // The usual case first: sets that are equal to it are not kept twice.
         let mut way = |scope, compiled: &mut PortImage| {
@@ -243,6 +263,11 @@ impl Port<'_> {
         compiled
     }
 
+    fn unselected(self) -> Vec<SocketAddr> {
+        let own = self.state.unselected.iter().filter(|it| usize::from(it.index) == self.index);
+        own.map(|it| it.target).filter(|it| Family::of(it.ip()) == self.family).collect()
+    }
+
     fn at(self, ip: IpAddr, port: u16) -> FrontendAddress {
         FrontendAddress { address: SocketAddr::new(ip, port), protocol: self.port.protocol }
     }
@@ -257,7 +282,9 @@ impl Port<'_> {
         }
         let beyond = set.len().saturating_sub(Pick::most(compiled.affinity));
         set.truncate(set.len() - beyond);
-        let same = compiled.sets.iter().find(|(_, it)| *it == set).map(|(same, _)| *same);
+        // Whom clients keep is noted by set: they would lose it whenever two sets become equal, or cease to be.
+        let mut equal = compiled.sets.iter().filter(|_| compiled.affinity == 0);
+        let same = equal.find(|(_, it)| *it == set).map(|(same, _)| *same);
         if same.is_none() {
             compiled.sets.push((scope, set));
         }

@@ -34,7 +34,8 @@ pub enum DetectLocal {
     /// To decide about traffic to external addresses, pods have the addresses of `podCIDRs` of this Node.
     #[default]
     Off,
-    /// By source address: one of these is a pod's.
+    /// By source address: one of these is a pod's, of whichever node.
+    /// To decide about traffic to external addresses, those of this node alone count, if `podCIDRs` of this Node says which.
     ClusterCidr(Vec<IpNet>),
     /// By source address: one of `podCIDRs` of this Node is a pod's.
     NodeCidr,
@@ -84,7 +85,12 @@ impl Host {
 
     /// What tells pods of others apart when it is decided where traffic to an external address goes.
     pub(super) fn inside(&self, mode: &DetectLocal, family: Family) -> Option<Pods> {
-        self.pods(mode, family).or_else(|| within(&self.node.pod_cidrs, family))
+        let own = || within(&self.node.pod_cidrs, family);
+        match mode {
+            // Pods of other nodes come from outside: under a local policy they go where load balancers send them.
+            DetectLocal::ClusterCidr(_) => own().or_else(|| self.pods(mode, family)),
+            _ => self.pods(mode, family).or_else(own),
+        }
     }
 }
 
@@ -145,6 +151,16 @@ mod tests {
         assert_eq!(host().pods(&DetectLocal::Off, Family::V4), None);
         assert_eq!(host().inside(&DetectLocal::Off, Family::V4), Some(Pods::Within(nets.clone())));
         assert_eq!(host().pods(&DetectLocal::NodeCidr, Family::V4), Some(Pods::Within(nets)));
+    }
+
+    #[test]
+    fn pods_of_other_nodes_are_not_inside_where_the_node_says_which_are_its_own() {
+        let net = |it: &str| it.parse::<IpNet>().expect("a prefix");
+        let mode = DetectLocal::ClusterCidr(vec![net("10.244.0.0/16")]);
+        assert_eq!(host().inside(&mode, Family::V4), Some(Pods::Within(vec![net("10.244.0.0/24")])));
+        let cluster = Some(Pods::Within(vec![net("10.244.0.0/16")]));
+        assert_eq!(host().pods(&mode, Family::V4), cluster);
+        assert_eq!(Host::default().inside(&mode, Family::V4), cluster);
     }
 
     #[test]

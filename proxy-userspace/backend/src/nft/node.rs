@@ -13,6 +13,7 @@ use nix::sys::socket::SockProtocol;
 
 use super::{
     TABLE, affinity,
+    compile::{PortImage, ServiceImage},
     config::{Config, Host},
     elements::{Changes, Element, Elements, Value},
     error::Error,
@@ -135,7 +136,7 @@ impl Node {
         let mut hints: Hints =
             snapshots.iter().flat_map(BTreeMap::values).flat_map(Snapshot::slots).collect();
         let update = self.layout.update(state, &self.host.node.addresses, &mut hints);
-        self.note(&update, state);
+        self.note(&update);
         // Who has come and gone while nobody wrote is not known.
         let stale = self.written.is_none() || update.services.iter().any(affinity::may_be_stale);
         let changed_services = update.services.len();
@@ -363,21 +364,26 @@ impl Node {
     }
 
     /// Notes where the flows to what has changed may go from now on.
-    fn note(&mut self, update: &Update, state: &NodeState) {
-        let images = update.services.iter().flat_map(|Changed { before, after }| [before, after]);
-        let ports = images.flat_map(|it| &it.ports).filter(|it| it.identity.protocol != Protocol::Tcp);
+    fn note(&mut self, update: &Update) {
+        // To look at flows is to look at all that the host has. What is noted already has to be brought up to date.
+        let is_fresh = self.destinations.is_empty();
+        let kept = |one: &PortImage, others: &ServiceImage, is_before: bool| {
+            let other = others.ports.iter().find(|it| it.identity == one.identity);
+            let (before, after) = if is_before { (Some(one), other) } else { (other, Some(one)) };
+            is_fresh && before.zip(after).is_some_and(|(before, after)| after.keeps_flows_of(before))
+        };
+        let ports = update.services.iter().flat_map(|Changed { before, after }| {
+            let old = before.ports.iter().filter(|it| !kept(it, after, true));
+            old.chain(after.ports.iter().filter(|it| !kept(it, before, false)))
+        });
         // Whoever has an address now need not be who had it, nor have changed.
+        let ports = ports.filter(|it| it.identity.protocol != Protocol::Tcp);
         for it in ports.flat_map(|port| &port.frontends).map(|it| it.address) {
             let protocol = number(it.protocol);
-            let Some((name, port)) = self.layout.owner(&it) else {
-                self.destinations.withdraw(protocol, it.address);
-                continue;
-            };
-            let unselected = state.services.get(name).map(|it| &*it.unselected).unwrap_or_default();
-            let own = unselected.iter().filter(|it| usize::from(it.index) == port.index);
-            let selected = port.sets.iter().flat_map(|(_, set)| set.iter().copied());
-            let allowed = selected.chain(own.map(|it| it.target)).collect();
-            self.destinations.allow(protocol, it.address, allowed);
+            match self.layout.owner(&it) {
+                Some((_, port)) => self.destinations.allow(protocol, it.address, port.allowed()),
+                None => self.destinations.withdraw(protocol, it.address),
+            }
         }
     }
 }

@@ -132,6 +132,12 @@ impl Setting {
         chains.extend([
             hooked("prerouting", Hook::Prerouting, services()),
             hooked("output", Hook::Output, services()),
+            // The kernel takes the rules as they are when a packet comes to a base chain, but the sets as they are at each
+            // lookup. A packet that is on its way through while a change is committed may meet rules of before and sets of
+            // after, find nothing, and leave as it came; and its connection would stay untranslated for good.
+            // NAT asks one base chain after the other until one translates: the next one starts with the rules of after.
+            hooked("prerouting-again", Hook::PreroutingAgain, services()),
+            hooked("output-again", Hook::OutputAgain, services()),
             hooked("postrouting", Hook::Postrouting, self.postrouting()),
             hooked("translated", Hook::Translated, remember()),
             hooked("translated-output", Hook::TranslatedOutput, remember()),

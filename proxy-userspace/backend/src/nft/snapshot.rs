@@ -20,9 +20,10 @@ use super::{
     pick::SET_SHIFT,
     schema::{Bytes, Map, Parts, number},
     tables::{
-        CHAIN_NAME, Command, DATA_VALUE, DATA_VERDICT, ELEMENT_DATA, ELEMENT_KEY, ELEMENT_KEY_END, ELEMENTS,
-        RULE_CHAIN, RULE_USERDATA, SET_DATA_LENGTH, SET_KEY_LENGTH, SET_NAME, TABLE_NAME, TABLE_USERDATA,
-        VERDICT_CHAIN, VERDICT_CODE, Verdict, comment, message, protocol,
+        CHAIN_NAME, CHAIN_POLICY, Command, DATA_VALUE, DATA_VERDICT, ELEMENT_DATA, ELEMENT_KEY,
+        ELEMENT_KEY_END, ELEMENTS, RULE_CHAIN, RULE_USERDATA, SET_DATA_LENGTH, SET_KEY_LENGTH, SET_NAME,
+        TABLE_FLAGS, TABLE_NAME, TABLE_USERDATA, VERDICT_CHAIN, VERDICT_CODE, Verdict, comment, message,
+        protocol,
     },
 };
 use crate::netlink::{Attribute, Message, Netfilter, each, find, text, u32};
@@ -35,6 +36,10 @@ const ATTEMPTS: usize = 20;
 pub(super) struct Snapshot {
     /// Its comment.
     pub(super) comment: String,
+    /// Its flags (`NFT_TABLE_F_…`).
+    pub(super) flags: u32,
+    /// What becomes of packets at the end of those of its chains that they come to from the kernel (`NF_…`).
+    pub(super) policies: BTreeMap<String, u32>,
     /// Its chains, each with the comments of its rules.
     pub(super) chains: BTreeMap<String, Vec<String>>,
     /// Its sets, each with the lengths of keys and values.
@@ -57,6 +62,11 @@ impl Snapshot {
 
     /// The comment of the table of a family; none if it is not there.
     pub(super) fn find(netfilter: &mut Netfilter, family: Family) -> Result<Option<String>, Error> {
+        Ok(Self::table(netfilter, family)?.map(|(comment, _)| comment))
+    }
+
+    /// The comment and the flags of the table of a family; none if it is not there.
+    fn table(netfilter: &mut Netfilter, family: Family) -> Result<Option<(String, u32)>, Error> {
         let mut found = None;
         let all = Message {
             kind: Command::GetTable.kind(),
@@ -66,7 +76,8 @@ impl Snapshot {
         };
         let read = netfilter.dump(&all, |it| {
             if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE) {
-                found = Some(find(it, TABLE_USERDATA).map(comment).unwrap_or_default());
+                let flags = find(it, TABLE_FLAGS).and_then(u32).unwrap_or_default();
+                found = Some((find(it, TABLE_USERDATA).map(comment).unwrap_or_default(), flags));
             }
         });
         match read {
@@ -78,14 +89,17 @@ impl Snapshot {
 
     fn attempt(netfilter: &mut Netfilter, family: Family) -> Result<Option<Self>, Error> {
         let failed = |what| move |errno| Error::Read { what, errno };
-        let Some(comment) = Self::find(netfilter, family)? else { return Ok(None) };
-        let mut snapshot = Self { comment, ..Self::default() };
+        let Some((comment, flags)) = Self::table(netfilter, family)? else { return Ok(None) };
+        let mut snapshot = Self { comment, flags, ..Self::default() };
         netfilter
             .dump(&message(Command::GetChain, 0, family, []), |it| {
                 if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE)
                     && let Some(name) = find(it, CHAIN_NAME)
                 {
                     snapshot.chains.entry(text(name)).or_default();
+                    if let Some(policy) = find(it, CHAIN_POLICY).and_then(u32) {
+                        snapshot.policies.insert(text(name), policy);
+                    }
                 }
             })
             .map_err(failed("chains"))?;

@@ -61,6 +61,10 @@ pub(super) const RULE_USERDATA: u16 = 7;
 pub(super) const TABLE_NAME: u16 = 1;
 /// `NFTA_CHAIN_NAME`.
 pub(super) const CHAIN_NAME: u16 = 3;
+/// `NFTA_CHAIN_POLICY`.
+pub(super) const CHAIN_POLICY: u16 = 5;
+/// `NF_ACCEPT`.
+pub(super) const ACCEPT: u32 = 1;
 /// `NFTA_RULE_CHAIN`.
 pub(super) const RULE_CHAIN: u16 = 2;
 /// `NFTA_SET_NAME`, and `NFTA_SET_ELEM_LIST_SET`.
@@ -150,6 +154,10 @@ pub(super) enum Hook {
     Prerouting,
     /// From a program on this host.
     Output,
+    /// [`Hook::Prerouting`] once more, for packets that nobody has translated there.
+    PreroutingAgain,
+    /// [`Hook::Output`] once more, for packets that nobody has translated there.
+    OutputAgain,
     /// On their way out.
     Postrouting,
     /// From outside, once they are translated.
@@ -164,9 +172,11 @@ impl Hook {
         match self {
             Self::Prerouting => ("nat", 0, -100),
             Self::Output => ("nat", 3, -100),
+            Self::PreroutingAgain => ("nat", 0, -99),
+            Self::OutputAgain => ("nat", 3, -99),
             Self::Postrouting => ("nat", 4, 100),
-            Self::Translated => ("filter", 0, -99),
-            Self::TranslatedOutput => ("filter", 3, -99),
+            Self::Translated => ("filter", 0, -98),
+            Self::TranslatedOutput => ("filter", 3, -98),
         }
     }
 }

@@ -16,8 +16,8 @@ use super::{
     schema::{Leads, Map, length},
     snapshot::Snapshot,
     tables::{
-        CHAIN_NAME, Command, RULE_CHAIN, SET_NAME, SUBSYSTEM, begin, delete_chain, delete_table, elements,
-        end, new_chain, new_rule, new_set, new_table, protocol,
+        ACCEPT, CHAIN_NAME, Command, RULE_CHAIN, SET_NAME, SUBSYSTEM, begin, delete_chain, delete_table,
+        elements, end, new_chain, new_rule, new_set, new_table, protocol,
     },
 };
 use crate::netlink::{Attribute, Message, Netfilter, Refused};
@@ -124,6 +124,9 @@ impl Wanted {
             there.chains.get(&chain.name).is_some_and(|it| it.iter().eq(comments))
         };
         sets_fit
+            // Somebody else may have put the table to sleep, or let a chain end in a drop.
+            && there.flags == 0
+            && there.policies.values().all(|it| *it == ACCEPT)
             && there.comment == comment(&self.setting)
             && self.setting.chains().iter().all(fits)
             && self.pick_chains().all(|it| !there.chains.contains_key(&it.name) || fits(&it))
@@ -250,4 +253,49 @@ pub(super) fn describe(message: &Message) -> String {
         return "the transaction".to_owned();
     };
     format!("{what}, in our table of {family}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A table, and what is there once it is written.
+    fn written() -> (Wanted, Snapshot) {
+        let setting =
+            Setting { family: Family::V4, mark: 1, masquerade_all: false, pods: None, inside: None };
+        let mut there = Snapshot { comment: comment(&setting), ..Snapshot::default() };
+        for chain in setting.chains() {
+            if chain.hook.is_some() {
+                there.policies.insert(chain.name.clone(), ACCEPT);
+            }
+            there.chains.insert(chain.name, chain.rules.into_iter().map(|it| it.comment).collect());
+        }
+        for map in Map::ALL {
+            let size = |fields| u32::try_from(length(fields, Family::V4)).unwrap();
+            let data = if let Leads::To(fields) = map.leads() { size(fields) } else { 0 };
+            there.sets.insert(map.name().to_owned(), (size(map.key()), data));
+        }
+        there.elements = setting.elements();
+        let elements = setting.elements();
+        (Wanted { setting, picks: BTreeSet::new(), elements }, there)
+    }
+
+    #[test]
+    fn what_is_there_already_is_not_touched() {
+        let (wanted, there) = written();
+        assert!(matches!(wanted.plan(Some(&there)), Plan::Change(it) if it.is_empty()));
+    }
+
+    #[test]
+    fn a_table_that_was_put_to_sleep_or_drops_what_it_should_not_is_replaced() {
+        const DORMANT: u32 = 1;
+        const DROP: u32 = 0;
+        let (wanted, there) = written();
+        let asleep = Snapshot { flags: DORMANT, ..there.clone() };
+        let mut drops = there;
+        drops.policies.insert("translated".into(), DROP);
+        for there in [asleep, drops] {
+            assert!(matches!(wanted.plan(Some(&there)), Plan::Replace));
+        }
+    }
 }

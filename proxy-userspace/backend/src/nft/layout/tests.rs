@@ -6,7 +6,7 @@ use model::{
     Protocol,
     state::{
         ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind,
-        ServicePort, ServiceState, TargetPort, TrafficPolicy,
+        ServicePort, ServiceState, TargetPort, TrafficPolicy, Unselected,
     },
 };
 use proptest::prelude::*;
@@ -195,15 +195,31 @@ fn ranges_guard_a_load_balancer_ip_each_source_once_and_let_this_node_in_if_it_i
         &Made { balancer: Some(9), ranges, affinity: true, ..Made::new(1, &[1]) },
         &[
             "cluster-ip 10.96.0.1",
-            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
+            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.1:5353",
             "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
             "frontend 10.96.0.1:53/UDP cluster-ip",
             "frontend 203.0.113.9:53/UDP guarded",
-            "inside 10.96.0.1:53/UDP endpoints=1 any for 60 s",
+            "inside 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
             "inside 203.0.113.9:53/UDP endpoints=1 any for 60 s",
             "source 203.0.113.9:53/UDP from 10.0.0.0 to 10.255.255.255",
             "source 203.0.113.9:53/UDP from 192.168.0.0 to 192.168.0.255",
             "source 203.0.113.9:53/UDP from 203.0.113.9 to 203.0.113.9",
+        ],
+    );
+}
+
+#[test]
+fn equal_sets_are_not_one_where_clients_keep_their_endpoints() {
+    check(
+        &Made { affinity: true, balancer: Some(9), ..Made::new(1, &[1]) },
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.1:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "frontend 203.0.113.9:53/UDP external",
+            "inside 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
+            "inside 203.0.113.9:53/UDP endpoints=1 any for 60 s",
         ],
     );
 }
@@ -255,6 +271,27 @@ fn a_change_costs_what_it_touches() {
     assert_eq!(names, ["pick-0-of-2"]);
     let update = layout.update(&state(&services), &[], &mut Hints::new());
     assert_eq!((update.changes, update.services.len()), (Changes::default(), 0));
+}
+
+#[test]
+fn flows_need_not_be_looked_at_where_every_endpoint_stays() {
+    let balanced = |pods: &[u8]| Made { balancer: Some(9), usable: true, ..Made::new(1, pods) };
+    let mut left = balanced(&[1, 2]).state();
+    left.unselected = [Unselected { index: 0, target: SocketAddr::new([10, 244, 0, 3].into(), 5353) }].into();
+    let of = |it: Made| it.state();
+    let cases = [
+        (of(balanced(&[1])), of(balanced(&[1, 2])), true),
+        (of(balanced(&[1, 2, 3])), left.clone(), true),
+        (left, of(balanced(&[1, 2])), false),
+        (of(balanced(&[1, 2])), of(balanced(&[1])), false),
+        (of(balanced(&[])), of(balanced(&[1])), false),
+        (of(balanced(&[1])), of(Made::new(1, &[1])), false),
+        (of(Made { external_local: true, ..balanced(&[1]) }), of(Made { local: 1, ..balanced(&[1]) }), false),
+    ];
+    for (before, after, keeps) in cases {
+        let port = |it: &ServiceState| compile(it, &[]).ports.remove(0);
+        assert_eq!(port(&after).keeps_flows_of(&port(&before)), keeps, "{before:?} {after:?}");
+    }
 }
 
 #[test]
