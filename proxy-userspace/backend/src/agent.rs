@@ -50,6 +50,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
     let mut canary = None;
     loop {
         let mut failed = false;
+        let mut behind = None;
         let begin = Instant::now();
         if let Some(published) = &newest {
             observer.taken(published);
@@ -60,7 +61,11 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             (node, result) = apply(node, Arc::clone(published)).await;
             match result {
                 Ok(report) => {
-                    written = newest.take().map(|published| Written { published, report, begin });
+                    written = Some(Written { published: Arc::clone(published), report, begin });
+                    behind = node.behind().map(ToString::to_string);
+                    if behind.is_none() {
+                        newest = None;
+                    }
                 }
                 Err(error) => {
                     failed = true;
@@ -99,6 +104,12 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 observer.failed(Doing::Attach, &error);
                 tracing::error!(error, "what should be in effect is not; next try in {pause:?}");
             }
+        }
+        // What is in force is told first: this is what is left of it.
+        if let Some(error) = behind {
+            failed = true;
+            observer.failed(Doing::Apply, &error);
+            tracing::error!(error, "in force for sockets alone; next try in {pause:?}");
         }
         // States may come without a pause; it is looked all the same.
         let mut is_whole = true;

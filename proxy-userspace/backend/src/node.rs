@@ -27,6 +27,8 @@ pub struct Node {
     packets: Option<nft::Node>,
     /// Why packets are not translated though they should be.
     lacking: Option<Rejected>,
+    /// Why packets are not where sockets are; they are tried again.
+    behind: Option<Rejected>,
 }
 
 /// Why a half could not be read, written or put in place.
@@ -61,7 +63,7 @@ impl Node {
             }
             Some(Err(error)) => return Err(error.into()),
         };
-        Ok(Self { sockets, packets, lacking })
+        Ok(Self { sockets, packets, lacking, behind: None })
     }
 
     /// Tells which addresses the host's interfaces have; counts from the next [`Node::apply`] on.
@@ -78,7 +80,8 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// What was in force in a half that fails stays in force; the next call tries again.
+    /// What was in force in a half that fails stays in force; the next call tries again. Where only packets fail, sockets
+    /// have their report, and [`Node::behind`] says what is missing.
     pub fn apply(&mut self, state: &NodeState) -> Result<Report, Error> {
         let sockets = self.sockets.as_mut().map(|it| it.apply(state)).transpose();
         let mut packets = self.packets.as_mut().map(|it| it.apply(state)).transpose();
@@ -89,12 +92,22 @@ impl Node {
             self.packets = None;
             packets = Ok(None);
         }
-        let mut report = match (sockets?, packets?) {
-            (Some(sockets), Some(packets)) => join(sockets, packets),
-            (one, other) => one.or(other).unwrap_or_default(),
+        self.behind = None;
+        let mut report = match (sockets?, packets) {
+            (Some(sockets), Ok(Some(packets))) => join(sockets, packets),
+            (Some(sockets), Err(error)) => {
+                self.behind = Some(behind(&error));
+                sockets
+            }
+            (one, other) => one.or(other?).unwrap_or_default(),
         };
-        report.rejected.extend(self.lacking.clone());
+        report.rejected.extend(self.lacking.iter().chain(&self.behind).cloned());
         Ok(report)
+    }
+
+    /// Why packets still go by the state before the one that was applied last, if they do: it is to be applied again.
+    pub fn behind(&self) -> Option<&Rejected> {
+        self.behind.as_ref()
     }
 
     /// Sees to it that what was applied is in effect.
@@ -115,7 +128,9 @@ impl Node {
     ///
     /// What is in force stays so.
     pub fn settle(&mut self) -> Result<(), Error> {
-        let packets = self.packets.as_mut().map_or(Ok(()), nft::Node::settle);
+        // Flows are ended once there is another way for them.
+        let packets =
+            self.packets.as_mut().filter(|_| self.behind.is_none()).map_or(Ok(()), nft::Node::settle);
         self.sockets.as_mut().map_or(Ok(()), ebpf::Node::settle)?;
         Ok(packets?)
     }
@@ -177,6 +192,14 @@ fn lacking(error: &nft::Error) -> Rejected {
     Rejected {
         item: "traffic that has no socket here".into(),
         reason: format!("{}; mend it and start again, sockets are served all the same", chain(error)),
+    }
+}
+
+/// What is said of packets while they cannot be brought to where sockets are.
+fn behind(error: &nft::Error) -> Rejected {
+    Rejected {
+        item: "traffic that has no socket here".into(),
+        reason: format!("{}; it goes by the state before, and is tried again", chain(error)),
     }
 }
 
