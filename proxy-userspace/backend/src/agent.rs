@@ -83,7 +83,10 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         (node, attached) = in_own_thread(node, Node::attach).await;
         match attached {
             Ok(()) => {
-                if let Some(written) = written.take() {
+                if let Some(mut written) = written.take() {
+                    let left;
+                    (node, left) = in_own_thread(node, Node::retire).await;
+                    written.report.rejected.extend(left);
                     let published = Arc::clone(&written.published);
                     written.tell(&mut rejected, observer);
                     let settled;
@@ -276,8 +279,9 @@ impl Said {
                 }
                 if !ended.everywhere && !mem::replace(&mut self.not_everywhere, true) {
                     tracing::info!(
-                        "connected UDP sockets of pods stay with an endpoint that does not serve any more, as network \
-                         namespaces may not be entered: CAP_SYS_ADMIN and the host's /proc would do"
+                        "connected UDP sockets of some pods stay with an endpoint that does not serve any more, as not \
+                         every network namespace can be seen and entered: CAP_SYS_ADMIN, CAP_SYS_PTRACE and the host's \
+                         process ids (hostPID) would do"
                     );
                 }
             }

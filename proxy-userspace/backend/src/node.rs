@@ -2,13 +2,18 @@
 //!
 //! The one rule: each half is whole by itself. What one of them cannot do does not keep the other from serving.
 
-use std::{collections::BTreeSet, net::IpAddr, path::Path};
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use model::{Rejected, state::NodeState};
 
 use crate::{
     agent::chain,
     ebpf::{self, Ender, Hook, Hooks, Report, UdpMemory},
+    former::Former,
     nft,
 };
 
@@ -19,6 +24,8 @@ pub struct Options {
     pub sockets: Option<ebpf::Options>,
     /// How packets are translated; none if they are not.
     pub packets: Option<nft::Options>,
+    /// Where sockets' programs may be pinned since an earlier start, if sockets are not translated any more.
+    pub former_pins: Option<PathBuf>,
 }
 
 /// The data plane of this node. It goes on serving when this value is dropped.
@@ -29,6 +36,7 @@ pub struct Node {
     lacking: Option<Rejected>,
     /// Why packets are not where sockets are; they are tried again.
     behind: Option<Rejected>,
+    former: Former,
 }
 
 /// Why a half could not be read, written or put in place.
@@ -63,7 +71,7 @@ impl Node {
             }
             Some(Err(error)) => return Err(error.into()),
         };
-        Ok(Self { sockets, packets, lacking, behind: None })
+        Ok(Self { sockets, packets, lacking, behind: None, former: Former::of(options) })
     }
 
     /// Tells which addresses the host's interfaces have; counts from the next [`Node::apply`] on.
@@ -120,6 +128,12 @@ impl Node {
         let packets = self.packets.as_mut().map_or(Ok(()), nft::Node::uphold);
         sockets?;
         Ok(packets?)
+    }
+
+    /// Takes away what an earlier start has left that translated what is not translated now. To be called once a state is
+    /// in effect; returns what could not be taken away.
+    pub fn retire(&mut self) -> Vec<Rejected> {
+        self.former.remove()
     }
 
     /// Does what can wait until a state is in force.

@@ -126,6 +126,30 @@ fn sockets_are_brought_into_force_while_packets_cannot_be() {
 }
 
 #[test]
+fn a_half_that_is_left_out_goes_once_the_other_serves() {
+    let Some(cluster) = Cluster::or_skip("former_half") else { return };
+    cluster.write(&[outside("web", 1).endpoint("p1", &P1)]);
+    let programs = cluster.sandbox().pins().join("links");
+    let ready = |setting: &Setting| {
+        let mut agent = cluster.start(setting);
+        agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
+        agent
+    };
+    ready(&cluster.setting("ebpf")).terminate().unwrap();
+    assert!(programs.exists() && !dump(&cluster).is_empty());
+    let agent = ready(&cluster.setting("nft"));
+    assert!(eventually(LIMIT, || !programs.exists()), "{}", agent.log());
+    assert!(agent.log().contains("sockets are not led any more"), "{}", agent.log());
+    let door = at(ips(1)[0], 80);
+    assert_eq!(ask_led(&cluster, Transport::Tcp, door).unwrap().name, "p1", "as any packet");
+    agent.terminate().unwrap();
+    let alone = Setting::new(&Build::Product.binary(), cluster.sandbox(), &cluster.manifests(), "n1");
+    let agent = ready(&alone.argument("--packets=off"));
+    assert!(eventually(LIMIT, || agent.log().contains("removed our nftables tables")), "{}", agent.log());
+    assert_eq!(ask_led(&cluster, Transport::Tcp, door).unwrap().name, "p1");
+}
+
+#[test]
 fn check_says_whether_packets_can_be_and_are_translated() {
     let Some(cluster) = Cluster::or_skip("check_packets") else { return };
     cluster.write(&[outside("web", 1).endpoint("p1", &P1)]);
@@ -167,6 +191,7 @@ fn check_says_whether_packets_can_be_and_are_translated() {
     let row =
         status.lines().find(|it| it.contains(" 10.96.0.1:80/TCP ")).unwrap_or_else(|| panic!("{status}"));
     assert!(row.starts_with("default/web") && row.contains("10.244.1.10:8080"), "{row}");
+    assert!(status.contains("programs   none: packets alone\n"), "{status}");
 }
 
 #[test]
