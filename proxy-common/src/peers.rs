@@ -10,7 +10,10 @@
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
 
-use crate::socket::{Address, Datagrams, Translation};
+use crate::{
+    canary,
+    socket::{Address, Datagrams, Translation},
+};
 
 /// How many Service addresses a socket gives up when it is closed. Of one that has more, the rest is left to user space:
 /// the verifier walks through every turn of a loop.
@@ -160,8 +163,8 @@ pub fn remember(
             return true;
         }
     }
-    if !peers.is_released() {
-        // It makes do with its own storage.
+    if !peers.is_released() || canary::is(service.ip) {
+        // It makes do with its own storage. So does who asks the canary: anybody may, at any number of ports.
         datagrams.replace(Translation { service, backend });
         return true;
     }
@@ -205,11 +208,14 @@ pub fn forget(datagrams: &mut Datagrams, peers: &impl Peers, backend: &Address) 
 }
 
 /// Shows user space where a connected UDP socket without a slot was led: the kernel does not tell what such a socket has
-/// in its storage. Without room it is not found when its backend goes, and nothing else is lost.
+/// in its storage. Without room it is not found when its backend goes, and nothing else is lost. The canary's never goes.
 #[inline(always)]
 pub fn connect(peers: &impl Peers, Translation { service, backend }: &Translation) {
     if !peers.is_released() {
         return;
+    }
+    if canary::is(service.ip) {
+        return disconnect(peers);
     }
     let key = PeerKey::connected(peers.cookie());
     let is_there = peers.update(&key, |it| {
@@ -441,6 +447,28 @@ mod tests {
         assert!((0..10).all(|n| socket.remember(n, 1000 + n)));
         assert_eq!(table.len(), 0);
         assert_eq!((socket.service_of(1009), socket.service_of(1000)), (address(9), Address::UNSET));
+    }
+
+    #[test]
+    fn the_canary_takes_no_room_of_others() {
+        let table = Table::new(usize::MAX);
+        let mut socket = Socket::new(&table, 1);
+        for n in 0..DATAGRAM_SLOTS as u32 {
+            assert!(socket.remember(n, 100 + n));
+        }
+        for port in 1..=100 {
+            let [service, backend] =
+                [canary::ADDRESS4, canary::LOOPBACK4].map(|it| Address::new(it.mapped(), Be16::new(port)));
+            assert!(remember(&mut socket.datagrams, &socket.view, Translation { service, backend }));
+            assert_eq!(service_of(&socket.datagrams, &socket.view, &backend), service);
+        }
+        connect(&socket.view, &translation(1, 100));
+        let service = Address::new(canary::ADDRESS6, Be16::new(53));
+        connect(
+            &socket.view,
+            &Translation { service, backend: Address::new(canary::LOOPBACK6, Be16::new(53)) },
+        );
+        assert_eq!(table.len(), 0, "not even what it was connected to before");
     }
 
     proptest! {

@@ -26,13 +26,13 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 
 #[inline(always)]
 fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
-    let (ip, port) = (ctx::ip4(ctx), ctx::port(ctx));
+    let (ip, port, protocol) = (ctx::ip4(ctx), ctx::port(ctx), ctx::protocol(ctx));
     let side = Side::<V4>::active()?;
     let verdict = match scope::is_left_alone(ctx) {
         true => Verdict::Pass,
-        false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend4::default()),
+        false => decide(&side, &Process(ctx), ip, port, protocol, Backend4::default()),
     };
-    match canary::lead4(verdict, ip, port) {
+    match canary::lead4(verdict, ip, port, protocol) {
         Verdict::Pass => forget(ctx, &Address::new(ip.mapped(), port)),
         Verdict::Refuse { port } => {
             counters::refusal(port);
@@ -50,7 +50,7 @@ fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
 
 #[inline(always)]
 fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
-    let (ip, port) = (ctx::ip6(ctx), ctx::port(ctx));
+    let (ip, port, protocol) = (ctx::ip6(ctx), ctx::port(ctx), ctx::protocol(ctx));
     let mapped = ip.to_v4();
     let is_left_alone = scope::is_left_alone(ctx);
     let verdict = match mapped {
@@ -58,9 +58,9 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
             let side = Side::<V4>::active()?;
             let verdict = match is_left_alone {
                 true => Verdict::Pass,
-                false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend4::default()),
+                false => decide(&side, &Process(ctx), ip, port, protocol, Backend4::default()),
             };
-            match canary::lead4(verdict, ip, port) {
+            match canary::lead4(verdict, ip, port, protocol) {
                 Verdict::Pass => Verdict::Pass,
                 Verdict::Refuse { port } => Verdict::Refuse { port },
                 Verdict::To(led) => {
@@ -74,9 +74,9 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
             let side = Side::<V6>::active()?;
             let verdict = match is_left_alone {
                 true => Verdict::Pass,
-                false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), Backend6::default()),
+                false => decide(&side, &Process(ctx), ip, port, protocol, Backend6::default()),
             };
-            match canary::lead6(verdict, ip, port) {
+            match canary::lead6(verdict, ip, port, protocol) {
                 Verdict::Pass => Verdict::Pass,
                 Verdict::Refuse { port } => Verdict::Refuse { port },
                 Verdict::To(led) => {

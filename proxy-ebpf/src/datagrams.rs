@@ -155,8 +155,10 @@ pub(crate) fn disconnect(ctx: &SockAddrContext) {
 /// Takes away what a socket that is closed kept in the table.
 #[inline(always)]
 pub(crate) fn release(ctx: &SockContext) {
-    // Most of the time there is nothing at all.
-    if counted(CAME) != counted(WENT) + counted(SWEPT) && !peers::release(&Shared(ctx)) {
+    // Most of the time there is nothing at all. What came is read last: whatever of it others take away meanwhile then
+    // counts as there, and this socket's own is never overlooked.
+    let gone = counted(WENT) + counted(SWEPT);
+    if counted(CAME) != gone && !peers::release(&Shared(ctx)) {
         count(LEFT);
     }
 }

@@ -28,7 +28,7 @@ pub(crate) fn sendmsg6(ctx: SockAddrContext) -> i32 {
 
 #[inline(always)]
 fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
-    let (ip, port) = (ctx::ip4(ctx), ctx::port(ctx));
+    let (ip, port, protocol) = (ctx::ip4(ctx), ctx::port(ctx), ctx::protocol(ctx));
     let service = Address::new(ip.mapped(), port);
     if ctx::is_connected(ctx) {
         if let Some(backend) = connected_backend(ctx, &service) {
@@ -45,9 +45,9 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
     let side = Side::<V4>::active()?;
     let verdict = match scope::is_left_alone(ctx) {
         true => Verdict::Pass,
-        false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered),
+        false => decide(&side, &Process(ctx), ip, port, protocol, remembered),
     };
-    match canary::lead4(verdict, ip, port) {
+    match canary::lead4(verdict, ip, port, protocol) {
         Verdict::Pass => {
             datagrams::forget(ctx, &service);
             Some(PASS)
@@ -73,7 +73,7 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
 
 #[inline(always)]
 fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
-    let (ip, port) = (ctx::ip6(ctx), ctx::port(ctx));
+    let (ip, port, protocol) = (ctx::ip6(ctx), ctx::port(ctx), ctx::protocol(ctx));
     let service = Address::new(ip, port);
     if ctx::is_connected(ctx) {
         if let Some(backend) = connected_backend(ctx, &service) {
@@ -89,9 +89,9 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
     let side = Side::<V6>::active()?;
     let verdict = match scope::is_left_alone(ctx) {
         true => Verdict::Pass,
-        false => decide(&side, &Process(ctx), ip, port, ctx::protocol(ctx), remembered),
+        false => decide(&side, &Process(ctx), ip, port, protocol, remembered),
     };
-    match canary::lead6(verdict, ip, port) {
+    match canary::lead6(verdict, ip, port, protocol) {
         Verdict::Pass => {
             datagrams::forget(ctx, &service);
             Some(PASS)

@@ -222,6 +222,32 @@ fn what_cannot_be_remembered_is_not_sent() {
 }
 
 #[test]
+fn whoever_asks_the_canary_takes_no_room_of_others() {
+    let Some(node) = Node::or_skip("whoever_asks_the_canary_takes_no_room_of_others", &[]) else { return };
+    let (kind, socket) = socket(Kind::V4);
+    // The socket's own storage is full, and the head, the address and the endpoint of a fifth are beyond it.
+    for service in 0..5 {
+        socket.send_to(b"who?", kind.address(service)).unwrap();
+    }
+    let before = node.entries();
+    assert_eq!(before, 3);
+    for port in 20_000..21_000_u16 {
+        socket.send_to(b"who?", (Ipv4Addr::new(127, 107, 112, 101), port)).unwrap();
+    }
+    assert_eq!(node.entries(), before);
+    // It is led all the same, and the answer is the canary's.
+    let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    server.set_read_timeout(Some(LIMIT)).unwrap();
+    let canary = SocketAddr::from(([127, 107, 112, 101], server.local_addr().unwrap().port()));
+    socket.send_to(b"who?", canary).unwrap();
+    let (_, from) = server.recv_from(&mut [0; 64]).unwrap();
+    server.send_to(b"me", from).unwrap();
+    assert_eq!(socket.recv_from(&mut [0; 64]).unwrap().1, canary);
+    drop(socket);
+    assert_eq!(node.entries(), 0);
+}
+
+#[test]
 fn what_a_socket_of_very_many_addresses_leaves_over_is_swept() {
     let Some(world) = World::or_skip("what_a_socket_of_very_many_addresses_leaves_over_is_swept") else {
         return;

@@ -53,6 +53,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
     let mut canary = None;
     loop {
         let mut failed = false;
+        let mut behind = None;
         let begin = Instant::now();
         if let Some(published) = &newest {
             observer.taken(published);
@@ -63,7 +64,11 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             (node, result) = apply(node, Arc::clone(published)).await;
             match result {
                 Ok(report) => {
-                    written = newest.take().map(|published| Written { published, report, begin });
+                    written = Some(Written { published: Arc::clone(published), report, begin });
+                    behind = node.behind().map(ToString::to_string);
+                    if behind.is_none() {
+                        newest = None;
+                    }
                 }
                 Err(error) => {
                     failed = true;
@@ -83,8 +88,13 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         match attached {
             Ok(()) => {
                 let mut whole = false;
-                let published = written.take().map(|written| {
+                let mut left = Vec::new();
+                if written.is_some() {
+                    (node, left) = in_own_thread(node, Node::retire).await;
+                }
+                let published = written.take().map(|mut written| {
                     whole = written.report.whole;
+                    written.report.rejected.extend(left);
                     let published = Arc::clone(&written.published);
                     written.tell(&mut rejected, observer);
                     unsettled = true;
@@ -115,6 +125,12 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 observer.failed(Doing::Attach, &error);
                 tracing::error!(error, "what should be in effect is not; next try in {pause:?}");
             }
+        }
+        // What is in force is told first: this is what is left of it.
+        if let Some(error) = behind {
+            failed = true;
+            observer.failed(Doing::Apply, &error);
+            tracing::error!(error, "in force for sockets alone; next try in {pause:?}");
         }
         // States may come without a pause; it is looked all the same.
         let mut is_whole = true;
@@ -290,8 +306,9 @@ impl Said {
                 }
                 if !ended.everywhere && !mem::replace(&mut self.not_everywhere, true) {
                     tracing::info!(
-                        "connected UDP sockets of pods stay with an endpoint that does not serve any more, as network \
-                         namespaces may not be entered: CAP_SYS_ADMIN and the host's /proc would do"
+                        "connected UDP sockets of some pods stay with an endpoint that does not serve any more, as not \
+                         every network namespace can be seen and entered: CAP_SYS_ADMIN, CAP_SYS_PTRACE and the host's \
+                         process ids (hostPID) would do"
                     );
                 }
             }

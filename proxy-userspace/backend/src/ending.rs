@@ -3,16 +3,22 @@
 //! The one rule: a socket is judged by the state that was in force when it was seen, never by an older one: it may have
 //! been led to where only the newer one leads.
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 use model::state::NodeState;
 use publish::Published;
 use tokio::{
     sync::{Notify, mpsc, watch},
     task::spawn_blocking,
+    time::sleep,
 };
 
 use crate::ebpf::{Ended, Ender, flows_differ, flows_lost};
+
+/// How long until sockets are looked at once more: one that chose its endpoint just before the flip is connected by then.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How long to wait before what failed is tried again, at first and at most.
+const PAUSE: (Duration, Duration) = (AGAIN, Duration::from_secs(60));
 
 /// Ends flows in the background.
 pub(crate) struct Ending {
@@ -67,17 +73,29 @@ impl Ending {
     }
 }
 
+/// Ends after a while; never, if there is none.
+async fn after(while_: Option<Duration>) {
+    match while_ {
+        Some(it) => sleep(it).await,
+        None => std::future::pending().await,
+    }
+}
+
 async fn work(
     ender: Arc<Ender>,
     mut states: watch::Receiver<Option<Arc<Published>>>,
     owed: Arc<Notify>,
     done: mpsc::UnboundedSender<io::Result<Ended>>,
 ) {
+    // When to look without being told to: for who was on his way, or because it failed.
+    let mut next = None;
+    let mut pause = PAUSE.0;
     loop {
-        tokio::select! {
-            () = owed.notified() => {}
+        let is_told = tokio::select! {
+            () = owed.notified() => true,
+            () = after(next) => false,
             () = done.closed() => return,
-        }
+        };
         let result = loop {
             let state = match states.wait_for(Option::is_some).await {
                 Ok(state) => state.clone(),
@@ -95,6 +113,13 @@ async fn work(
                 Err(error) => break Err(io::Error::other(error)),
             }
         };
+        next = match &result {
+            Ok(_) => is_told.then_some(AGAIN),
+            // Nothing will help before the next start.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => None,
+            Err(_) => Some(pause),
+        };
+        pause = if result.is_ok() { PAUSE.0 } else { (pause * 2).min(PAUSE.1) };
         // Whoever asked may be gone.
         let _ = done.send(result);
     }

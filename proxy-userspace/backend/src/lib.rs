@@ -7,6 +7,7 @@ mod agent;
 mod canary;
 mod check;
 mod ending;
+mod former;
 mod namespaces;
 mod netlink;
 mod node;

@@ -2,13 +2,18 @@
 //!
 //! The one rule: each half is whole by itself. What one of them cannot do does not keep the other from serving.
 
-use std::{collections::BTreeSet, net::IpAddr, path::Path};
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use model::{Rejected, state::NodeState};
 
 use crate::{
     agent::chain,
     ebpf::{self, Ender, Hook, Hooks, Report, UdpMemory},
+    former::Former,
     nft,
 };
 
@@ -19,6 +24,8 @@ pub struct Options {
     pub sockets: Option<ebpf::Options>,
     /// How packets are translated; none if they are not.
     pub packets: Option<nft::Options>,
+    /// Where sockets' programs may be pinned since an earlier start, if sockets are not translated any more.
+    pub former_pins: Option<PathBuf>,
 }
 
 /// The data plane of this node. It goes on serving when this value is dropped.
@@ -30,6 +37,9 @@ pub struct Node {
     /// Why packets are not translated though they should be; only while there is no half for them.
     lacking: Option<Rejected>,
     interfaces: BTreeSet<IpAddr>,
+    /// Why packets are not where sockets are; they are tried again.
+    behind: Option<Rejected>,
+    former: Former,
 }
 
 /// Why a half could not be read, written or put in place.
@@ -65,7 +75,8 @@ impl Node {
             Some(Err(error)) => return Err(error.into()),
         };
         let wanted = options.packets.clone();
-        Ok(Self { sockets, packets, wanted, lacking, interfaces: BTreeSet::new() })
+        let (interfaces, former) = (BTreeSet::new(), Former::of(options));
+        Ok(Self { sockets, packets, wanted, lacking, interfaces, behind: None, former })
     }
 
     /// Tells which addresses the host's interfaces have; counts from the next [`Node::apply`] on.
@@ -83,7 +94,8 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// What was in force in a half that fails stays in force; the next call tries again.
+    /// What was in force in a half that fails stays in force; the next call tries again. Where only packets fail, sockets
+    /// have their report, and [`Node::behind`] says what is missing.
     pub fn apply(&mut self, state: &NodeState) -> Result<Report, Error> {
         let sockets = self.sockets.as_mut().map(|it| it.apply(state)).transpose();
         let mut packets = self.packets.as_mut().map(|it| it.apply(state)).transpose();
@@ -94,12 +106,22 @@ impl Node {
             self.packets = None;
             packets = Ok(None);
         }
-        let mut report = match (sockets?, packets?) {
-            (Some(sockets), Some(packets)) => join(sockets, packets),
-            (one, other) => one.or(other).unwrap_or_default(),
+        self.behind = None;
+        let mut report = match (sockets?, packets) {
+            (Some(sockets), Ok(Some(packets))) => join(sockets, packets),
+            (Some(sockets), Err(error)) => {
+                self.behind = Some(behind(&error));
+                sockets
+            }
+            (one, other) => one.or(other?).unwrap_or_default(),
         };
-        report.rejected.extend(self.lacking.clone());
+        report.rejected.extend(self.lacking.iter().chain(&self.behind).cloned());
         Ok(report)
+    }
+
+    /// Why packets still go by the state before the one that was applied last, if they do: it is to be applied again.
+    pub fn behind(&self) -> Option<&Rejected> {
+        self.behind.as_ref()
     }
 
     /// Sees to it that what was applied is in effect.
@@ -114,13 +136,21 @@ impl Node {
         Ok(packets?)
     }
 
+    /// Takes away what an earlier start has left that translated what is not translated now. To be called once a state is
+    /// in effect; returns what could not be taken away.
+    pub fn retire(&mut self) -> Vec<Rejected> {
+        self.former.remove()
+    }
+
     /// Does what can wait until a state is in force.
     ///
     /// # Errors
     ///
     /// What is in force stays so.
     pub fn settle(&mut self) -> Result<(), Error> {
-        let packets = self.packets.as_mut().map_or(Ok(()), nft::Node::settle);
+        // Flows are ended once there is another way for them.
+        let packets =
+            self.packets.as_mut().filter(|_| self.behind.is_none()).map_or(Ok(()), nft::Node::settle);
         self.sockets.as_mut().map_or(Ok(()), ebpf::Node::settle)?;
         Ok(packets?)
     }
@@ -208,6 +238,14 @@ fn lacking(error: &nft::Error) -> Rejected {
     Rejected {
         item: "traffic that has no socket here".into(),
         reason: format!("{}; mend it, it is tried again; sockets are served all the same", chain(error)),
+    }
+}
+
+/// What is said of packets while they cannot be brought to where sockets are.
+fn behind(error: &nft::Error) -> Rejected {
+    Rejected {
+        item: "traffic that has no socket here".into(),
+        reason: format!("{}; it goes by the state before, and is tried again", chain(error)),
     }
 }
 

@@ -67,7 +67,14 @@ impl SockDiag {
         let mut found = Vec::new();
         for family in [AF_INET, AF_INET6] {
             self.send(&message(family, unspecified(family), StateFlags::ESTABLISHED, NLM_F_DUMP))?;
-            self.receive(|it| found.push(Connected { family, id: it.header.socket_id }))?;
+            match self.receive(|it| found.push(Connected { family, id: it.header.socket_id })) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                    let text = "this kernel does not tell of UDP sockets (load the module udp_diag, or use a kernel with \
+                                CONFIG_INET_UDP_DIAG)";
+                    return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+                }
+                result => result?,
+            }
         }
         Ok(found)
     }
@@ -77,8 +84,10 @@ impl SockDiag {
         self.destroy(socket.family, socket.id.clone())
     }
 
-    /// Whether this kernel can end sockets (`CONFIG_INET_DIAG_DESTROY`), and we may.
+    /// Whether this kernel can tell of UDP sockets (`CONFIG_INET_UDP_DIAG`) and end sockets (`CONFIG_INET_DIAG_DESTROY`),
+    /// and we may.
     pub(crate) fn can_end(&self) -> io::Result<()> {
+        self.connected_udp()?;
         // Nobody has port 0 or this cookie.
         let id = SocketId { cookie: [0xfe; 8], ..unspecified(AF_INET) };
         self.destroy(AF_INET, id).map(drop)
@@ -118,6 +127,10 @@ impl SockDiag {
                 let message =
                     NetlinkMessage::<SockDiagMessage>::deserialize(rest).map_err(io::Error::other)?;
                 match message.payload {
+                    // Where the kernel has no such sockets to tell of, it says so here.
+                    NetlinkPayload::Done(it) if it.code < 0 => {
+                        return Err(io::Error::from_raw_os_error(-it.code));
+                    }
                     NetlinkPayload::Done(_) => return Ok(()),
                     NetlinkPayload::Error(it) => {
                         return it.code.map_or(Ok(()), |it| Err(Errno::from_raw(-it.get()).into()));

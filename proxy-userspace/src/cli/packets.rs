@@ -133,14 +133,16 @@ impl PacketFlags {
             masquerade_bit: self.nft_masquerade_bit,
         };
         let packets = nft::Options { node_name: sockets.node_name.clone(), config };
-        Ok(match (self.backend, self.packets) {
-            (Backend::Ebpf, Packets::Nft) => Options { sockets: Some(sockets), packets: Some(packets) },
-            (Backend::Ebpf, Packets::Off) => Options { sockets: Some(sockets), packets: None },
-            (Backend::Nft, Packets::Nft) => Options { sockets: None, packets: Some(packets) },
+        let former_pins = (self.backend == Backend::Nft).then(|| sockets.pin_dir.clone());
+        let (sockets, packets) = match (self.backend, self.packets) {
+            (Backend::Ebpf, Packets::Nft) => (Some(sockets), Some(packets)),
+            (Backend::Ebpf, Packets::Off) => (Some(sockets), None),
+            (Backend::Nft, Packets::Nft) => (None, Some(packets)),
             (Backend::Nft, Packets::Off) => {
                 return Err(wrong_usage("--backend nft with --packets off would serve nothing"));
             }
-        })
+        };
+        Ok(Options { sockets, packets, former_pins })
     }
 
     fn detect_local(&self) -> Result<DetectLocal> {

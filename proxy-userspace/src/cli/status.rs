@@ -65,8 +65,10 @@ pub(super) fn main(flags: Flags) -> Result<()> {
     loop {
         // What the process says comes first: what is in the kernel is then as new, or newer.
         let process = Process::ask(flags.reports.metrics());
+        let (led, by) = led(&options.pin_dir)?;
         let seen = Seen {
-            led: led(&options.pin_dir)?,
+            led,
+            by,
             // Packets are not counted by Service.
             counts: ebpf::counts(&options.pin_dir).unwrap_or_default(),
             hooks: ebpf::look_at(options.cgroup.as_deref(), &options.pin_dir).map_err(|it| it.to_string()),
@@ -92,16 +94,29 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 }
 
 /// What is led somewhere: sockets by eBPF; or packets alone, where nobody leads sockets.
-fn led(pin_dir: &Path) -> Result<Vec<Led>> {
-    ebpf::led(pin_dir).or_else(|error| match nft::led() {
-        Ok(led) if !led.is_empty() => Ok(led),
-        _ => Err(error.into()),
-    })
+fn led(pin_dir: &Path) -> Result<(Vec<Led>, By)> {
+    match ebpf::led(pin_dir) {
+        Ok(led) => Ok((led, By::Sockets)),
+        Err(error) => match nft::led() {
+            Ok(led) if !led.is_empty() => Ok((led, By::Packets)),
+            _ => Err(error.into()),
+        },
+    }
+}
+
+/// What leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// The programs, and perhaps packets beside them.
+    Sockets,
+    /// Packets alone.
+    Packets,
 }
 
 /// What was seen at one time.
 struct Seen {
     led: Vec<Led>,
+    by: By,
     counts: Counts,
     hooks: Result<Hooks, String>,
     packets: String,
@@ -178,6 +193,12 @@ impl Seen {
         rows
     }
 
+    /// Whether there are no programs to be in effect: then nothing is pinned either.
+    fn are_packets_alone(&self) -> bool {
+        let is_pinned = |it: &Hooks| it.hooks.iter().any(|it| it.program.is_some());
+        self.by == By::Packets && !self.hooks.as_ref().is_ok_and(is_pinned)
+    }
+
     fn table(&self) -> String {
         // Writing to a string cannot fail.
         let mut out = String::new();
@@ -188,6 +209,7 @@ impl Seen {
             ),
         }
         let programs = match &self.hooks {
+            _ if self.are_packets_alone() => "none: packets alone".to_owned(),
             Ok(hooks) => {
                 let missing: Vec<_> = hooks.missing().map(|it| it.name).collect();
                 let cgroup = hooks.cgroup.display();
@@ -282,6 +304,7 @@ impl Seen {
             json!({ "service": known(name.service), "port": name.port, "frontend": it.frontend, "endpoints": it.backends })
         });
         let programs = match &self.hooks {
+            _ if self.are_packets_alone() => json!({}),
             Ok(hooks) => {
                 let hook = |it: &ebpf::Hook| (it.name.to_owned(), json!(it.in_effect));
                 json!({

@@ -1,9 +1,9 @@
 //! A node as a whole: sockets and packets together, what it takes, what is missing, and what is said of it.
 
 use std::{
-    io::{self, ErrorKind},
+    io::{self, ErrorKind, Write as _},
     net::{Ipv4Addr, SocketAddr},
-    process::Command,
+    process::{Child, Command, Stdio},
 };
 
 use rustix::thread::CapabilitySet;
@@ -15,8 +15,8 @@ use tests::{
 };
 
 use crate::{
-    BACKENDS, LIMIT, NODE_PORT, Served, agent_is_ready, at, doors, dump, ips, on_both_nodes, outer,
-    outer_external, outside,
+    BACKENDS, LIMIT, NODE_PORT, Served, agent_is_ready, at, doors, dump, ips, nft, nft_is_here,
+    on_both_nodes, outer, outer_external, outside,
 };
 
 #[test]
@@ -85,6 +85,76 @@ fn sockets_are_served_where_packets_cannot_be_and_what_is_missing_is_said() {
     assert!(agent.log().contains("load the module nf_tables"), "{}", agent.log());
 }
 
+/// A process that goes with its test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn sockets_are_brought_into_force_while_packets_cannot_be() {
+    if !nft_is_here("packets_behind") {
+        return;
+    }
+    let Some(cluster) = Cluster::or_skip("packets_behind") else { return };
+    let web = outside("web", 1);
+    cluster.write(&[web.clone().endpoint("p1", &P1)]);
+    // A table that has an owner is nobody else's, for as long as its process lives (Linux 5.12).
+    let owner = {
+        let _there = cluster.n1.enter().unwrap();
+        let mut owner = Command::new("nft").arg("-i").stdin(Stdio::piped()).spawn().unwrap();
+        let table = b"add table ip kube-proxy-ebpf { flags owner; }\n";
+        owner.stdin.as_mut().unwrap().write_all(table).unwrap();
+        owner
+    };
+    let mut owner = Killed(owner);
+    let is_owned = || nft(&cluster, &["list", "tables"]).contains("kube-proxy-ebpf");
+    assert!(eventually(LIMIT, is_owned));
+    let mut agent = cluster.start(&cluster.setting("ebpf"));
+    let log = agent.log_path().to_owned();
+    let has = |says: &str| std::fs::read_to_string(&log).is_ok_and(|it| it.contains(says));
+    agent.wait_until(LIMIT, || has("in force for sockets alone")).unwrap();
+    assert!(has("not served: traffic that has no socket here"), "{}", agent.log());
+    agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
+    let led = || ask_led(&cluster, Transport::Tcp, at(ips(1)[0], 80)).map(|it| it.name);
+    assert_eq!(led().unwrap(), "p1");
+    cluster.write(&[web.endpoint("p2", &P2)]);
+    assert!(eventually(LIMIT, || led().is_ok_and(|it| it == "p2")));
+    // It is tried again by itself.
+    owner.0.kill().unwrap();
+    let is_served = || Cluster::ask(&cluster.client, Transport::Tcp, at(N1[0], NODE_PORT + 1));
+    assert!(eventually(LIMIT, || is_served().is_ok_and(|it| it.name == "p2")), "{}", agent.log());
+}
+
+#[test]
+fn a_half_that_is_left_out_goes_once_the_other_serves() {
+    let Some(cluster) = Cluster::or_skip("former_half") else { return };
+    cluster.write(&[outside("web", 1).endpoint("p1", &P1)]);
+    let programs = cluster.sandbox().pins().join("links");
+    let ready = |setting: &Setting| {
+        let mut agent = cluster.start(setting);
+        agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
+        agent
+    };
+    ready(&cluster.setting("ebpf")).terminate().unwrap();
+    assert!(programs.exists() && !dump(&cluster).is_empty());
+    let agent = ready(&cluster.setting("nft"));
+    assert!(eventually(LIMIT, || !programs.exists()), "{}", agent.log());
+    assert!(agent.log().contains("sockets are not led any more"), "{}", agent.log());
+    let door = at(ips(1)[0], 80);
+    assert_eq!(ask_led(&cluster, Transport::Tcp, door).unwrap().name, "p1", "as any packet");
+    agent.terminate().unwrap();
+    let alone = Setting::new(&Build::Product.binary(), cluster.sandbox(), &cluster.manifests(), "n1");
+    let agent = ready(&alone.argument("--packets=off"));
+    assert!(eventually(LIMIT, || agent.log().contains("removed our nftables tables")), "{}", agent.log());
+    assert_eq!(ask_led(&cluster, Transport::Tcp, door).unwrap().name, "p1");
+}
+
 #[test]
 fn check_says_whether_packets_can_be_and_are_translated() {
     let Some(cluster) = Cluster::or_skip("check_packets") else { return };
@@ -127,6 +197,7 @@ fn check_says_whether_packets_can_be_and_are_translated() {
     let row =
         status.lines().find(|it| it.contains(" 10.96.0.1:80/TCP ")).unwrap_or_else(|| panic!("{status}"));
     assert!(row.starts_with("default/web") && row.contains("10.244.1.10:8080"), "{row}");
+    assert!(status.contains("programs   none: packets alone\n"), "{status}");
 }
 
 #[test]

@@ -93,14 +93,19 @@ impl Ender {
         if !is_current() {
             return Ok(0);
         }
+        let mut failed = None;
         for socket in sockets {
             if let Some(service) = self.service_of(&socket)
                 && !flows.serves(service, socket.peer())
             {
-                ended += usize::from(kernel.end(&socket)?);
+                match kernel.end(&socket) {
+                    Ok(is_ended) => ended += usize::from(is_ended),
+                    // The others are not to wait for it.
+                    Err(error) => failed = Some(error),
+                }
             }
         }
-        Ok(ended)
+        failed.map_or(Ok(ended), Err)
     }
 
     /// The Service address that the socket was led away from, if it was.

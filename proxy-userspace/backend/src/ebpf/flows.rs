@@ -8,7 +8,7 @@ use std::{
 };
 
 use model::{
-    Protocol,
+    Family, Protocol,
     state::{NodeState, ServiceState},
 };
 
@@ -84,10 +84,15 @@ fn each(service: &ServiceState, mut visit: impl FnMut(SocketAddr, Option<SocketA
     for frontend in image.frontends.iter().filter(|it| it.address.transport == Transport::Udp) {
         let address = frontend.address.address;
         visit(address, None);
-        for backend in image.sets.get(frontend.set).into_iter().flat_map(|it| &it.backends) {
-            visit(address, Some(*backend));
+        // What goes to these already is left alone: those of another scope than the address has now, and those that are not
+        // chosen for this node at all.
+        let family = Family::of(address.ip());
+        for endpoint in &service.endpoints {
+            let Some(ip) = endpoint.address(family) else { continue };
+            for port in endpoint.ports.iter().filter(|it| is_of(service, frontend, it.index)) {
+                visit(address, Some(SocketAddr::new(ip, port.port.get())));
+            }
         }
-        // What goes to these already is left alone.
         for unselected in service.unselected.iter().filter(|it| is_of(service, frontend, it.index)) {
             visit(address, Some(unselected.target));
         }
@@ -180,6 +185,20 @@ mod tests {
         assert!(!flows.serves("10.96.0.10:54".parse().unwrap(), backend(1)));
         assert!(!flows.serves("192.0.2.1:30054".parse().unwrap(), backend(1)), "that is TCP's");
         assert!(!Flows::of(&state(&[], &[])).serves(addresses()[0], backend(1)));
+    }
+
+    #[test]
+    fn a_flow_stays_where_only_the_policy_of_its_address_has_changed() {
+        let before = state(&[1], &[]);
+        let mut service = ServiceState::clone(before.services.iter().next().unwrap().1);
+        for port in &mut Arc::make_mut(&mut service.endpoints[0]).ports {
+            port.scopes.internal = false;
+        }
+        let now = NodeState { services: [Arc::new(service)].into_iter().collect(), ..NodeState::default() };
+        assert!(!lost(&before, &now));
+        for address in addresses() {
+            assert!(Flows::of(&now).serves(address, backend(1)), "{address}");
+        }
     }
 
     #[test]

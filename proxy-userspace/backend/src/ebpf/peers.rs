@@ -2,7 +2,7 @@
 //!
 //! The one rule: only entries of sockets that are closed are taken away.
 
-use std::os::fd::AsFd as _;
+use std::{io::ErrorKind, os::fd::AsFd as _};
 
 use aya::{
     Ebpf,
@@ -65,15 +65,25 @@ impl Peers {
         let keys = keys.chunks_exact(entry.key).map(bytemuck::pod_read_unaligned);
         let values = values.chunks_exact(entry.value).map(bytemuck::pod_read_unaligned);
         let entries: Vec<(PeerKey, Peer)> = keys.zip(values).collect();
-        let left: Vec<PeerKey> = left_over(&entries).copied().collect();
-        if left.is_empty() {
-            return Ok(());
+        let mut swept = 0;
+        let mut result = Ok(());
+        for key in left_over(&entries) {
+            // One by one: a batch ends at the first that is gone, and does not say how far it came.
+            match sys::delete_batch(self.table.fd().as_fd(), entry, bytemuck::bytes_of(key)) {
+                Ok(()) => swept += 1,
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => {
+                    result = Err(Error::syscall("BPF_MAP_DELETE_BATCH", TABLE)(error));
+                    break;
+                }
+            }
         }
-        sys::delete_batch(self.table.fd().as_fd(), entry, bytemuck::cast_slice(&left))
-            .map_err(Error::syscall("BPF_MAP_DELETE_BATCH", TABLE))?;
-        // Programs count what they take away themselves; this one is ours alone.
-        let swept = self.count(SWEPT)? + left.len() as u64;
-        self.counts.set(SWEPT, swept, 0).map_err(Error::map(COUNTS))
+        if swept > 0 {
+            // Programs count what they take away themselves; this one is ours alone.
+            let swept = self.count(SWEPT)? + swept;
+            self.counts.set(SWEPT, swept, 0).map_err(Error::map(COUNTS))?;
+        }
+        result
     }
 
     fn count(&self, what: u32) -> Result<u64, Error> {

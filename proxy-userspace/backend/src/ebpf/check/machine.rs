@@ -9,7 +9,10 @@ use aya::{
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use super::{Finding, Level};
-use crate::ebpf::{Options, ending, exclusions, hooks::Cgroup, pins::Pins};
+use crate::{
+    ebpf::{Options, ending, exclusions, hooks::Cgroup, pins::Pins},
+    namespaces::sees_every_process,
+};
 
 /// The oldest kernel that has all that the programs cannot do without.
 const OLDEST: (u32, u32) = (5, 10);
@@ -133,13 +136,13 @@ fn pin_dir(options: &Options) -> Finding {
 fn endings(capabilities: &Capabilities) -> Finding {
     const SUBJECT: &str = "UDP flows";
     match ending::is_possible() {
-        Ok(()) if capabilities.have(SYS_ADMIN) => {
+        Ok(()) if [SYS_ADMIN, SYS_PTRACE].iter().all(|it| capabilities.have(*it)) && sees_every_process() => {
             Finding::ok(SUBJECT, "connected sockets are ended when their endpoint goes")
         }
         Ok(()) => Finding::ok(
             SUBJECT,
-            "connected sockets of this network namespace are ended when their endpoint goes; those of pods stay, for want of \
-             CAP_SYS_ADMIN",
+            "connected sockets of this network namespace are ended when their endpoint goes; those of pods may stay, for \
+             want of CAP_SYS_ADMIN, CAP_SYS_PTRACE or the host's process ids (hostPID)",
         ),
         Err(error) => Finding::degraded(
             SUBJECT,
@@ -165,6 +168,7 @@ pub(in crate::ebpf) fn locks_little() -> bool {
 struct Capabilities(u64);
 
 const NET_ADMIN: (&str, u32) = ("CAP_NET_ADMIN", 12);
+const SYS_PTRACE: (&str, u32) = ("CAP_SYS_PTRACE", 19);
 const SYS_ADMIN: (&str, u32) = ("CAP_SYS_ADMIN", 21);
 const SYS_RESOURCE: (&str, u32) = ("CAP_SYS_RESOURCE", 24);
 const PERFMON: (&str, u32) = ("CAP_PERFMON", 38);
