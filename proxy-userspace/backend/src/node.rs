@@ -287,6 +287,8 @@ mod tests {
                 wanted: Some(nft::Options::default()),
                 lacking: Some(lacking.clone()),
                 interfaces: BTreeSet::new(),
+                behind: None,
+                former: Former::of(&Options { packets: Some(nft::Options::default()), ..Options::default() }),
             };
             let state = NodeState::default();
             assert_eq!(node.apply(&state).unwrap().rejected, [lacking]);
