@@ -70,7 +70,7 @@ impl Counters {
             match *run {
                 [0, 0, 0, 0] => it.runs.push(first),
                 // A backend has no more than one cell.
-                [owner, second, ..] if owner != 0 && owner == second => it.adopt(owner, first, true),
+                [owner, ..] if run.iter().all(|it| *it == owner) => it.adopt(owner, first, true),
                 _ => {
                     for (owner, cell) in run.iter().zip(first..) {
                         match *owner {
@@ -108,6 +108,13 @@ impl Counters {
     }
 
     fn take(&mut self, owner: Owner, is_port: bool) -> Cell {
+        // A run that was told of by half: whoever did it died before a row led there.
+        if self.known.get(&owner).is_some_and(|it| it.is_port != is_port)
+            && let Some(half) = self.known.remove(&owner)
+        {
+            self.idle.remove(&owner);
+            self.free(half);
+        }
         if let Some(known) = self.known.get_mut(&owner) {
             known.uses += 1;
             if known.uses == 1 {
@@ -236,6 +243,22 @@ mod tests {
         assert_eq!(counters.take_backend(backend(2)), cell);
         learn(&mut owners, &mut counters);
         assert!(!owners.contains(&PORT.0) && !owners.contains(&backend(0).0));
+    }
+
+    #[test]
+    fn a_port_that_was_told_of_by_half_gets_cells_of_its_own() {
+        for told in 1..PORT_CELLS as usize {
+            let mut owners = vec![0; 2 * PORT_CELLS as usize];
+            owners[..told].fill(PORT.0);
+            let mut counters = Counters::take_over(&owners);
+            let port = counters.take_port(PORT);
+            learn(&mut owners, &mut counters);
+            let (port, cells) = (port as usize, PORT_CELLS as usize);
+            assert!(owners[port..port + cells].iter().all(|it| *it == PORT.0));
+            assert_eq!(owners.iter().filter(|it| **it == PORT.0).count(), cells, "nothing is left over");
+            let others: HashSet<_> = (0..20).map(|n| counters.take_backend(backend(n)) as usize).collect();
+            assert!(others.is_disjoint(&(port..port + cells).collect()));
+        }
     }
 
     #[test]
