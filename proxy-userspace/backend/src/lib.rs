@@ -6,6 +6,7 @@ mod addresses;
 mod agent;
 mod canary;
 mod check;
+mod claim;
 mod ending;
 mod former;
 mod namespaces;

@@ -14,7 +14,8 @@ use model::{
 
 use proxy_common::{canary, net::V6};
 
-use super::compile::{Claim, Frontend, Transport, compile};
+use super::compile::{Frontend, Transport, compile};
+use crate::claim::Claim;
 
 /// Where flows to each UDP address may go.
 #[derive(Debug, Default)]

@@ -23,10 +23,11 @@ use self::rows::{
 };
 use super::{
     changes::Changes,
-    compile::{Claim, Frontend, FrontendAddress, ServiceImage, SetImage, compile},
+    compile::{Frontend, FrontendAddress, ServiceImage, SetImage, compile},
     counters::{Counters, Owner},
     store::Table,
 };
+use crate::claim::Claim;
 use model::Rejected;
 
 /// Everything that should be in the tables of a generation.

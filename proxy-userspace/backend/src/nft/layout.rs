@@ -12,11 +12,12 @@ use std::{
 use model::{Family, Rejected, ServiceName, state::NodeState, state::Scope};
 
 use super::{
-    compile::{Claim, Frontend, FrontendAddress, PortImage, ServiceImage, Way, compile, set_number},
+    compile::{Frontend, FrontendAddress, PortImage, ServiceImage, Way, compile, set_number},
     elements::{Changes, Element, Elements, Value},
     pick::{By, DROP, Pick, REFUSE, SET_SHIFT},
     schema::{Bytes, Map},
 };
+use crate::claim::Claim;
 
 /// What the slots of a set hold.
 pub(super) type Slots = Vec<SocketAddr>;
