@@ -9,7 +9,6 @@ use tonic::{Status, Streaming, transport::Channel};
 
 use super::{
     Client, LONGEST_MESSAGE,
-    full::share,
     session::{Refused, Session, View, decode, place, value},
 };
 use crate::{
@@ -125,6 +124,18 @@ impl Cluster {
             Event::Reset(_) | Event::Sync | Event::Twin => {}
         }
     }
+}
+
+/// Takes over what is equal; whether all is.
+fn share<T: PartialEq>(now: &mut BTreeMap<Arc<str>, Arc<T>>, before: &BTreeMap<Arc<str>, Arc<T>>) -> bool {
+    let mut equal = 0;
+    for (name, it) in &mut *now {
+        if let Some(old) = before.get(name).filter(|old| *old == it) {
+            *it = Arc::clone(old);
+            equal += 1;
+        }
+    }
+    equal == before.len() && equal == now.len()
 }
 
 #[derive(Clone, Debug)]

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | the full state | writes all it has to, each time | [`Client::watch`] |
 //! | incremental calls | keeps a structure of its own and changes it | [`Client::run`] |
+//! | one change at a time | keeps the state in a form of its own, and is large | [`Client::changes`] |
 //! | the difference of two states | wants to know what to add, to change and to take away | [`DiffStore`](crate::DiffStore) |
 //! | one state at a time | asks now and then, and remembers what it has | [`Client::poll`] |
 //! | the facts of the cluster | is a brain itself | [`Client::cluster`] |
@@ -32,6 +33,7 @@
 //! Everything runs where it is awaited, on a tokio runtime with time and IO enabled. Nothing is spawned but the
 //! connection itself, and every `next` can be dropped while it waits without losing anything.
 
+mod changes;
 mod cluster;
 mod full;
 mod incremental;
@@ -47,6 +49,7 @@ use tonic::transport::{Channel, Endpoint};
 use crate::{Target, localnetv1::NextFilter, localv1::Addition};
 
 pub use self::{
+    changes::{Change, Changes},
     cluster::{Cluster, ClusterWatch, ServiceFacts},
     full::{ServiceEndpoints, State, Watch},
     incremental::{Incremental, Remembering},
@@ -125,6 +128,11 @@ impl Client {
     /// Follows the full state, over one stream that carries changes only (`localv1.Sets/Watch`, as KPNG has it too).
     pub fn watch(&self) -> Watch {
         Watch::new(self)
+    }
+
+    /// Follows the changes of the state, each of which leads from one state to the next, over the same stream.
+    pub fn changes(&self) -> Changes {
+        Changes::new(self)
     }
 
     /// Calls `backend` for every change, until it is dropped.

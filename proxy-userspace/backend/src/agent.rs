@@ -2,7 +2,7 @@
 //!
 //! The one rule: nothing queues. While one state is being applied, those that come and go are never seen.
 
-use std::{collections::BTreeSet, io, mem, panic, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, panic, sync::Arc, time::Duration};
 
 use model::Rejected;
 use publish::{Published, Subscription};
@@ -13,11 +13,12 @@ use tokio::{
 
 use crate::{
     addresses::{self, Addresses},
-    canary::{Answer, Heard, Trial},
-    ebpf::{Ended, Hooks, Report, UdpMemory, give_back_memory},
+    canary::{Heard, Trial},
+    ebpf::{Ended, Hooks, Report, give_back_memory},
     ending::Ending,
     node::{Error, Node},
     observe::{Doing, Observer},
+    said::Said,
 };
 
 /// How long to wait before what failed is tried again: at first, and at most.
@@ -43,7 +44,6 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         .inspect_err(|error| tracing::error!("the host's addresses are not followed: {error}"))
         .ok();
     node = update_interfaces(node);
-    let mut refused = None;
     let mut ending = node
         .ender()
         .inspect_err(|error| tracing::error!("no flow is ended with its endpoint: {}", chain(error)))
@@ -60,8 +60,11 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             if let Some(ending) = &ending {
                 ending.begin(&published.state);
             }
-            let result;
-            (node, result) = apply(node, Arc::clone(published)).await;
+        }
+        let turn;
+        (node, turn) = take_turn(node, newest.clone(), written.is_some()).await;
+        let Turn { applied, attached, mut left } = turn;
+        if let (Some(published), Some(result)) = (&newest, applied) {
             match result {
                 Ok(report) => {
                     written = Some(Written { published: Arc::clone(published), report, begin });
@@ -83,18 +86,12 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             }
         }
         observer.lacking(node.lacking());
-        let attached;
-        (node, attached) = in_own_thread(node, Node::attach).await;
         match attached {
             Ok(()) => {
                 let mut whole = false;
-                let mut left = Vec::new();
-                if written.is_some() {
-                    (node, left) = in_own_thread(node, Node::retire).await;
-                }
                 let published = written.take().map(|mut written| {
                     whole = written.report.whole;
-                    written.report.rejected.extend(left);
+                    written.report.rejected.append(&mut left);
                     let published = Arc::clone(&written.published);
                     written.tell(&mut rejected, observer);
                     unsettled = true;
@@ -160,7 +157,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             }
             let memory;
             (node, memory) = in_own_thread(node, Node::udp_memory).await;
-            tell_of_memory(memory, &mut refused, observer);
+            said.tell_of_memory(memory, observer);
         }
         let wait = match (failed, is_whole && !recovered) {
             (true, _) => pause,
@@ -226,30 +223,6 @@ fn tell_of(looked: Result<Option<Hooks>, Error>, observer: &dyn Observer) -> boo
     }
 }
 
-/// Says how much UDP sockets remember, and whether more was asked for than there is room for.
-fn tell_of_memory(
-    memory: Result<Option<UdpMemory>, Error>,
-    refused: &mut Option<u64>,
-    observer: &dyn Observer,
-) {
-    match memory {
-        Ok(None) => {}
-        Ok(Some(memory)) => {
-            observer.udp_memory(memory);
-            // What was refused before this process is old news.
-            let before = refused.replace(memory.refused).unwrap_or(memory.refused);
-            if memory.refused > before {
-                tracing::warn!(
-                    "{} datagrams to Services were not sent, for want of room to remember where from the answer comes: \
-                     raise --udp-addresses and run `cleanup` once",
-                    memory.refused - before
-                );
-            }
-        }
-        Err(error) => tracing::warn!("what UDP sockets remember cannot be looked at: {}", chain(&error)),
-    }
-}
-
 /// Waits until flows were looked at.
 async fn ended(ending: &mut Option<Ending>) -> io::Result<Ended> {
     match ending {
@@ -263,63 +236,6 @@ async fn heard(canary: &mut Option<Trial>) -> Vec<Heard> {
     match canary {
         Some(canary) => canary.heard().await,
         None => std::future::pending().await,
-    }
-}
-
-/// What was said once.
-#[derive(Debug, Default)]
-struct Said {
-    /// What the canary did not find in order the last time.
-    canary: Vec<Heard>,
-    not_here: bool,
-    not_everywhere: bool,
-}
-
-impl Said {
-    fn tell_of_canary(&mut self, heard: &[Heard]) {
-        let wrong: Vec<_> = heard.iter().filter(|it| it.answer != Answer::Acts).cloned().collect();
-        // What it says of ports and time is new every time.
-        let is_known = |it: &Heard| {
-            let same = |known: &Heard| mem::discriminant(&known.answer) == mem::discriminant(&it.answer);
-            self.canary.iter().any(|known| known.hook == it.hook && same(known))
-        };
-        for it in wrong.iter().filter(|it| !is_known(it)) {
-            match it.answer {
-                Answer::Fails(_) => tracing::error!("the canary says: {it}"),
-                _ => tracing::info!("the canary says: {it}"),
-            }
-        }
-        if wrong.is_empty() && !self.canary.is_empty() {
-            tracing::info!("the canary says: all hooks act");
-        }
-        self.canary = wrong;
-    }
-
-    fn tell_of(&mut self, ended: &io::Result<Ended>) {
-        match ended {
-            Ok(ended) => {
-                if ended.sockets != 0 {
-                    tracing::info!(
-                        "ended {} UDP sockets whose endpoint does not serve any more",
-                        ended.sockets
-                    );
-                }
-                if !ended.everywhere && !mem::replace(&mut self.not_everywhere, true) {
-                    tracing::info!(
-                        "connected UDP sockets of some pods stay with an endpoint that does not serve any more, as not \
-                         every network namespace can be seen and entered: CAP_SYS_ADMIN, CAP_SYS_PTRACE and the host's \
-                         process ids (hostPID) would do"
-                    );
-                }
-            }
-            Err(error) => {
-                if !mem::replace(&mut self.not_here, true) {
-                    tracing::warn!(
-                        "connected UDP sockets stay with an endpoint that does not serve any more: {error}"
-                    );
-                }
-            }
-        }
     }
 }
 
@@ -340,8 +256,26 @@ fn update_interfaces(mut node: Node) -> Node {
     node
 }
 
-async fn apply(node: Node, published: Arc<Published>) -> (Node, Result<Report, Error>) {
-    in_own_thread(node, move |node| node.apply(&published.state)).await
+/// What became of a state.
+struct Turn {
+    /// None if there was none.
+    applied: Option<Result<Report, Error>>,
+    attached: Result<(), Error>,
+    /// What an earlier start has left and could not be taken away.
+    left: Vec<Rejected>,
+}
+
+/// Brings a state into force, if there is one to be brought, and what was written before; in one go, for every way to
+/// another thread and back takes as long as a small change.
+async fn take_turn(node: Node, published: Option<Arc<Published>>, is_written: bool) -> (Node, Turn) {
+    let work = move |node: &mut Node| {
+        let applied = published.map(|it| node.apply(&it.state));
+        let attached = node.attach();
+        let is_there = is_written || matches!(applied, Some(Ok(_)));
+        let left = if attached.is_ok() && is_there { node.retire() } else { Vec::new() };
+        Turn { applied, attached, left }
+    };
+    in_own_thread(node, work).await
 }
 
 /// Lends the node to a thread in which it may wait inside the kernel.

@@ -13,6 +13,7 @@ mod namespaces;
 mod netlink;
 mod node;
 mod observe;
+mod said;
 mod sock_diag;
 
 pub mod ebpf;

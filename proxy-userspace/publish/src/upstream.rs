@@ -5,10 +5,8 @@
 
 use std::sync::Arc;
 
-use proto::{
-    client::{Client, State},
-    localnetv1::NextFilter,
-};
+use model::state::NodeState;
+use proto::{client::Client, localnetv1::NextFilter, localv1::Revision};
 use wire::{Additions, Decoder};
 
 use crate::{Publisher, Subscription};
@@ -45,22 +43,21 @@ impl Upstream {
         if let Some(from) = &self.from {
             let mut states = self.client.poll(from.clone());
             while let Some(state) = states.next().await {
-                self.publish(&state, &mut decoder);
+                self.publish(state.revision, decoder.decode(&state));
             }
         } else {
-            let mut states = self.client.watch();
-            while let Some(state) = states.next().await {
-                self.publish(&state, &mut decoder);
+            let mut changes = self.client.changes();
+            while let Some(change) = changes.next().await {
+                self.publish(change.revision, decoder.change(&change));
             }
         }
     }
 
-    fn publish(&self, state: &State, decoder: &mut Decoder) {
-        let node_state = decoder.decode(state);
-        match state.revision {
-            Some(it) => self.publisher.relay(it.instance_id, it.rev, node_state),
+    fn publish(&self, revision: Option<Revision>, state: NodeState) {
+        match revision {
+            Some(it) => self.publisher.relay(it.instance_id, it.rev, state),
             None => {
-                self.publisher.publish(node_state);
+                self.publisher.publish(state);
             }
         }
     }

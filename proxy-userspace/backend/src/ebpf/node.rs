@@ -7,7 +7,7 @@ use std::{
 };
 
 use aya::Ebpf;
-use model::state::NodeState;
+use model::state::{NodeState, Nodes};
 
 use super::{
     ending::Ender,
@@ -15,6 +15,7 @@ use super::{
     exclusions::Exclusions,
     hooks::{self, Cgroup},
     kernel::{self, KernelMaps},
+    layout::Places,
     look::{self, Hooks},
     peers::{Peers, UdpMemory},
     pins::{PinLock, Pins},
@@ -63,6 +64,9 @@ pub struct Node {
     node_port_addresses: NodePortAddresses,
     /// The addresses of this host's interfaces.
     interfaces: BTreeSet<IpAddr>,
+    /// Whose the addresses of nodes are, and of which nodes that holds; none if the interfaces are others since.
+    places: Places,
+    placed: Option<Nodes>,
     /// Whether the programs are in effect on the cgroup.
     attached: bool,
     /// Whether the maps hold a whole generation of ours.
@@ -128,6 +132,8 @@ impl Node {
             node_name: options.node_name.clone(),
             node_port_addresses: options.node_port_addresses.clone(),
             interfaces: BTreeSet::new(),
+            places: Places::new(),
+            placed: None,
             attached: false,
             filled: false,
             _lock: lock,
@@ -137,6 +143,7 @@ impl Node {
     /// Tells which addresses the host's interfaces have; counts from the next [`Node::apply`] on.
     pub fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
         self.interfaces = addresses;
+        self.placed = None;
     }
 
     /// Brings a state into force, at one moment for all sockets that the programs are in effect for; see
@@ -146,8 +153,11 @@ impl Node {
     ///
     /// What was in force stays in force; the next call tries everything again.
     pub fn apply(&mut self, state: &NodeState) -> Result<Report, Error> {
-        let places = places(&state.nodes, &self.node_name, &self.interfaces, &self.node_port_addresses);
-        let Applied { services, entries, flipped, whole } = self.plane.apply(state, &places)?;
+        if self.placed.as_ref().is_none_or(|it| !it.ptr_eq(&state.nodes)) {
+            self.places = places(&state.nodes, &self.node_name, &self.interfaces, &self.node_port_addresses);
+            self.placed = Some(state.nodes.clone());
+        }
+        let Applied { services, entries, flipped, whole } = self.plane.apply(state, &self.places)?;
         self.filled = true;
         Ok(Report {
             changed_services: services,

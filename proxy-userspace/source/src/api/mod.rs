@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use model::{facts::Facts, state::NodeState};
-use proto::client::{Client, ClusterWatch, Refused, State, Watch};
+use proto::client::{Change, Changes, Client, ClusterWatch, Refused};
 use tokio::{sync::watch as channel, task::JoinHandle};
 use wire::{Additions, Decoder, facts};
 
@@ -55,7 +55,7 @@ struct Follower {
     cluster: ClusterWatch,
     facts: facts::Decoder,
     /// The node's state, where there are no facts.
-    local: Option<(Watch, Decoder)>,
+    local: Option<(Changes, Decoder)>,
     sender: channel::Sender<Option<Said>>,
 }
 
@@ -80,13 +80,13 @@ impl Follower {
                             self.client.node(),
                         );
                         let client = self.client.clone().wanting(Additions::LOCAL.iter());
-                        self.local = Some((client.watch(), Decoder::default()));
+                        self.local = Some((client.changes(), Decoder::default()));
                     }
                     Err(Refused(reason)) => tracing::debug!("{}: {reason}", self.client.target()),
                 },
-                state = next(&mut self.local) => {
+                change = next(&mut self.local) => {
                     if let Some((_, decoder)) = &mut self.local {
-                        self.sender.send_replace(Some(Said::State(decoder.decode(&state))));
+                        self.sender.send_replace(Some(Said::State(decoder.change(&change))));
                     }
                 }
             }
@@ -94,12 +94,12 @@ impl Follower {
     }
 }
 
-/// The next state of the node, if it is followed.
-async fn next(local: &mut Option<(Watch, Decoder)>) -> Arc<State> {
-    if let Some((watch, _)) = local
-        && let Some(state) = watch.next().await
+/// The next change of the node's state, if that is followed.
+async fn next(local: &mut Option<(Changes, Decoder)>) -> Change {
+    if let Some((changes, _)) = local
+        && let Some(change) = changes.next().await
     {
-        return state;
+        return change;
     }
     std::future::pending().await
 }
