@@ -7,5 +7,6 @@ mod cli;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    backend::keep_one_heap();
     cli::main()
 }

@@ -24,6 +24,6 @@ pub use addresses::read as interfaces;
 pub use agent::follow;
 pub use canary::{Answer, COMMAND as CANARY, Heard, obey as obey_as_canary};
 pub use check::check;
-pub use ebpf::give_back_memory;
+pub use ebpf::{give_back_memory, keep_one_heap};
 pub use node::{Error, Node, Options};
 pub use observe::{Doing, Observer};

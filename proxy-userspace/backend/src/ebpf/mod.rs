@@ -38,4 +38,4 @@ pub use look::{Hook, Hooks, Other, look_at};
 pub use node::{Cleaned, Node, Options, Report, TableFill, cleanup};
 pub use peers::UdpMemory;
 pub use places::NodePortAddresses;
-pub use sys::give_back_memory;
+pub use sys::{give_back_memory, keep_one_heap};

@@ -176,6 +176,19 @@ pub(super) fn netns_cookie() -> io::Result<u64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
+/// Has all threads allocate from one heap; to be called before there is a second thread.
+///
+/// A state is read, decided and laid out by different threads, and what one allocates another one frees: with a heap for
+/// each thread, all of them grow to what the largest needs (200 MB at 10,000 Services of 10 endpoints, where one takes
+/// 140). Each thread keeps what it frees at hand, so that they seldom meet.
+pub fn keep_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it sets a number in the allocator; where it refuses, nothing is lost but memory.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Gives memory that nobody needs any more back to the system; the allocator keeps it between what is still needed.
 /// Takes some milliseconds.
 pub fn give_back_memory() {
