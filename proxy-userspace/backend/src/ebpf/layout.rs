@@ -7,7 +7,7 @@
 mod rows;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
 };
 
@@ -350,15 +350,16 @@ impl Writer<'_> {
         Known { sets: sets.collect(), frontends: image.frontends }
     }
 
-    /// Brings a set from its old backends to these: who stays keeps its slot, who comes takes the slot of one that goes,
+    /// Brings a set from its old backends to these, which are sorted: who stays keeps its slot, who comes takes the slot of one that goes,
     /// and the last ones close the gaps that are left.
     fn fill(&mut self, set: &mut Set, backends: &[SocketAddr]) {
-        let old: HashSet<SocketAddr> = set.slots.iter().map(|it| it.backend).collect();
-        let new: HashSet<SocketAddr> = backends.iter().copied().collect();
-        let mut coming = backends.iter().filter(|it| !old.contains(*it));
+        let mut old: Vec<_> = set.slots.iter().map(|it| it.backend).collect();
+        old.sort_unstable();
+        let mut coming = backends.iter().filter(|it| old.binary_search(it).is_err());
+        let goes = |it: &Slot| backends.binary_search(&it.backend).is_err();
         let mut slots = set.slots.clone();
         let mut gaps = Vec::new();
-        for (slot, it) in slots.iter_mut().enumerate().filter(|(_, it)| !new.contains(&it.backend)) {
+        for (slot, it) in slots.iter_mut().enumerate().filter(|(_, it)| goes(it)) {
             self.go(set, *it);
             match coming.next() {
                 Some(next) => *it = self.come(set, *next),

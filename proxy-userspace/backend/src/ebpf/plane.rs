@@ -211,10 +211,11 @@ impl<S: Store> Plane<S> {
     }
 }
 
-/// How many entries to make room for, so that growth is rare: at least a quarter more than needed, a power of two.
+/// How many entries to make room for, so that growth is rare: a quarter more than needed. Each takes memory, used or not,
+/// which the kernel has to clear at once.
 fn roomy(entries: u32) -> u32 {
     const LEAST: u32 = 64;
-    entries.saturating_add(entries / 4).max(LEAST).checked_next_power_of_two().unwrap_or(entries)
+    entries.saturating_add(entries / 4).max(LEAST)
 }
 
 #[cfg(test)]
