@@ -34,10 +34,11 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port, protocol) = (ctx::ip4(ctx), ctx::port(ctx), ctx::protocol(ctx));
     let memory = Memory::of(ctx)?;
+    let process = Process::of(ctx);
     let side = Side::<V4>::active()?;
     let verdict = match scope::is_left_alone(ctx) {
         true => Verdict::Pass,
-        false => decide(&side, &Process(ctx), ip, port, protocol, Backend4::default()),
+        false => decide(&side, &process, ip, port, protocol, Backend4::default()),
     };
     match canary::lead4(verdict, ip, port, protocol) {
         Verdict::Pass => forget(ctx, &memory, &Address::new(ip.mapped(), port)),
@@ -46,7 +47,7 @@ fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
             return Some(ctx::refuse_connect4(ctx));
         }
         Verdict::To(led) => {
-            counters::connection(&led);
+            process.counter().connection(&led);
             let backend = led.backend;
             remember(ctx, &memory, ip.mapped(), port, backend.address.mapped(), backend.port);
             ctx::rewrite4(ctx, backend.address, backend.port);
@@ -59,6 +60,7 @@ fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
 fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port, protocol) = (ctx::ip6(ctx), ctx::port(ctx), ctx::protocol(ctx));
     let memory = Memory::of(ctx)?;
+    let process = Process::of(ctx);
     let mapped = ip.to_v4();
     let is_left_alone = scope::is_left_alone(ctx);
     let verdict = match mapped {
@@ -66,7 +68,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
             let side = Side::<V4>::active()?;
             let verdict = match is_left_alone {
                 true => Verdict::Pass,
-                false => decide(&side, &Process(ctx), ip, port, protocol, Backend4::default()),
+                false => decide(&side, &process, ip, port, protocol, Backend4::default()),
             };
             match canary::lead4(verdict, ip, port, protocol) {
                 Verdict::Pass => Verdict::Pass,
@@ -82,7 +84,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
             let side = Side::<V6>::active()?;
             let verdict = match is_left_alone {
                 true => Verdict::Pass,
-                false => decide(&side, &Process(ctx), ip, port, protocol, Backend6::default()),
+                false => decide(&side, &process, ip, port, protocol, Backend6::default()),
             };
             match canary::lead6(verdict, ip, port, protocol) {
                 Verdict::Pass => Verdict::Pass,
@@ -102,7 +104,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
             return Some(ctx::refuse_connect6(ctx, mapped.is_some()));
         }
         Verdict::To(led) => {
-            counters::connection(&led);
+            process.counter().connection(&led);
             let backend = led.backend;
             remember(ctx, &memory, ip, port, backend.ip, backend.port);
             ctx::rewrite6(ctx, backend.ip, backend.port);

@@ -11,7 +11,7 @@ use aya_ebpf::{
 };
 use proxy_common::{
     socket::{Connected, Slot, Translation},
-    tables::UDP,
+    tables::{TCP, UDP},
 };
 
 use crate::{
@@ -165,7 +165,9 @@ pub(crate) fn is_released(_: &SockAddrContext) -> bool {
 #[inline(always)]
 fn is_mptcp(ctx: &SockAddrContext) -> bool {
     // SAFETY: the socket of the context is valid; its subflow is compared to null only.
-    can_tell_mptcp() && unsafe { !bpf_skc_to_mptcp_sock(ctx::socket(ctx).cast()).is_null() }
+    can_tell_mptcp()
+        && ctx::protocol(ctx) == TCP
+        && unsafe { !bpf_skc_to_mptcp_sock(ctx::socket(ctx).cast()).is_null() }
 }
 
 #[inline(always)]
