@@ -53,6 +53,9 @@ pub trait Caller {
     fn affinity(&self, key: &AffinityKey) -> Affinity;
     /// Keeps the backend that a client was given.
     fn keep_affinity(&self, key: &AffinityKey, affinity: &Affinity);
+    /// A connection to this service port will be counted, or that it found no backend: told before the backend is looked
+    /// up, so that the cells can come into the cache meanwhile.
+    fn will_count(&self, port: Cell);
 }
 
 /// What is to become of a connect or a send.
@@ -111,6 +114,7 @@ pub fn decide<T: Tables>(
     if remembered != T::Backend::default() && tables.member(frontend.set, remembered).is_some() {
         return Verdict::To(Led { backend: remembered, port: frontend.cell, cell: UNCOUNTED });
     }
+    caller.will_count(frontend.cell);
     let led = match frontend.affinity {
         0 => choose(tables, caller, &frontend),
         _ => affine(tables, caller, &frontend),
@@ -289,6 +293,10 @@ mod tests {
 
         fn keep_affinity(&self, key: &AffinityKey, affinity: &Affinity) {
             self.kept.set(Some((*key, *affinity)));
+        }
+
+        fn will_count(&self, port: Cell) {
+            assert_eq!(port, PORT);
         }
     }
 

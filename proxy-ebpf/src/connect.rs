@@ -10,7 +10,13 @@ use proxy_common::{
     tables::{Backend4, Backend6, UDP},
 };
 
-use crate::{PASS, canary, counters, ctx, datagrams, maps::Side, memory, process::Process, scope};
+use crate::{
+    PASS, canary, counters, ctx, datagrams,
+    maps::Side,
+    memory::{self, Memory},
+    process::Process,
+    scope,
+};
 
 /// IPv4, also of v6 sockets that were given a v4 address.
 #[cgroup_sock_addr(connect4)]
@@ -27,21 +33,23 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 #[inline(always)]
 fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port, protocol) = (ctx::ip4(ctx), ctx::port(ctx), ctx::protocol(ctx));
+    let memory = Memory::of(ctx)?;
+    let process = Process::of(ctx);
     let side = Side::<V4>::active()?;
     let verdict = match scope::is_left_alone(ctx) {
         true => Verdict::Pass,
-        false => decide(&side, &Process(ctx), ip, port, protocol, Backend4::default()),
+        false => decide(&side, &process, ip, port, protocol, Backend4::default()),
     };
     match canary::lead4(verdict, ip, port, protocol) {
-        Verdict::Pass => forget(ctx, &Address::new(ip.mapped(), port)),
+        Verdict::Pass => forget(ctx, &memory, &Address::new(ip.mapped(), port)),
         Verdict::Refuse { port } => {
             counters::refusal(port);
             return Some(ctx::refuse_connect4(ctx));
         }
         Verdict::To(led) => {
-            counters::connection(&led);
+            process.counter().connection(&led);
             let backend = led.backend;
-            remember(ctx, ip.mapped(), port, backend.address.mapped(), backend.port);
+            remember(ctx, &memory, ip.mapped(), port, backend.address.mapped(), backend.port);
             ctx::rewrite4(ctx, backend.address, backend.port);
         }
     }
@@ -51,6 +59,8 @@ fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
 #[inline(always)]
 fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port, protocol) = (ctx::ip6(ctx), ctx::port(ctx), ctx::protocol(ctx));
+    let memory = Memory::of(ctx)?;
+    let process = Process::of(ctx);
     let mapped = ip.to_v4();
     let is_left_alone = scope::is_left_alone(ctx);
     let verdict = match mapped {
@@ -58,7 +68,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
             let side = Side::<V4>::active()?;
             let verdict = match is_left_alone {
                 true => Verdict::Pass,
-                false => decide(&side, &Process(ctx), ip, port, protocol, Backend4::default()),
+                false => decide(&side, &process, ip, port, protocol, Backend4::default()),
             };
             match canary::lead4(verdict, ip, port, protocol) {
                 Verdict::Pass => Verdict::Pass,
@@ -74,7 +84,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
             let side = Side::<V6>::active()?;
             let verdict = match is_left_alone {
                 true => Verdict::Pass,
-                false => decide(&side, &Process(ctx), ip, port, protocol, Backend6::default()),
+                false => decide(&side, &process, ip, port, protocol, Backend6::default()),
             };
             match canary::lead6(verdict, ip, port, protocol) {
                 Verdict::Pass => Verdict::Pass,
@@ -88,15 +98,15 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
         }
     };
     match verdict {
-        Verdict::Pass => forget(ctx, &Address::new(ip, port)),
+        Verdict::Pass => forget(ctx, &memory, &Address::new(ip, port)),
         Verdict::Refuse { port } => {
             counters::refusal(port);
             return Some(ctx::refuse_connect6(ctx, mapped.is_some()));
         }
         Verdict::To(led) => {
-            counters::connection(&led);
+            process.counter().connection(&led);
             let backend = led.backend;
-            remember(ctx, ip, port, backend.ip, backend.port);
+            remember(ctx, &memory, ip, port, backend.ip, backend.port);
             ctx::rewrite6(ctx, backend.ip, backend.port);
         }
     }
@@ -105,9 +115,17 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
 
 /// Keeps the Service's address for getpeername and for the source of replies.
 #[inline(always)]
-fn remember(ctx: &SockAddrContext, service: V6, service_port: Be16, backend: V6, backend_port: Be16) {
+fn remember(
+    ctx: &SockAddrContext,
+    memory: &Memory,
+    service: V6,
+    service_port: Be16,
+    backend: V6,
+    backend_port: Be16,
+) {
     memory::remember(
         ctx,
+        memory,
         &Translation {
             service: Address::new(service, service_port),
             backend: Address::new(backend, backend_port),
@@ -120,8 +138,8 @@ fn remember(ctx: &SockAddrContext, service: V6, service_port: Be16, backend: V6,
 /// (A connect that is refused leaves a UDP socket connected where it was, and so does what is remembered. One that fails
 /// later, for want of a route, does too, but that no hook sees: such a socket shows the backend from then on.)
 #[inline(always)]
-fn forget(ctx: &SockAddrContext, destination: &Address) {
-    memory::forget(ctx);
+fn forget(ctx: &SockAddrContext, memory: &Memory, destination: &Address) {
+    memory::forget(ctx, memory);
     if ctx::protocol(ctx) == UDP {
         datagrams::forget(ctx, destination);
     }

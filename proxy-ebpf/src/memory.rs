@@ -11,7 +11,7 @@ use aya_ebpf::{
 };
 use proxy_common::{
     socket::{Connected, Slot, Translation},
-    tables::UDP,
+    tables::{TCP, UDP},
 };
 
 use crate::{
@@ -22,21 +22,39 @@ use crate::{
 /// The id of the root of the cgroup2 hierarchy.
 const ROOT_CGROUP: u64 = 1;
 
+/// Where a socket that connects is remembered.
+///
+/// It is looked at before anything is decided: the slot is seldom in the cache, and comes while the tables are asked.
+pub(crate) struct Memory {
+    cookie: u64,
+    slot: *mut Slot,
+    /// Who has the slot, or had it last. Whether that is this socket cannot change while it connects.
+    owner: u64,
+}
+
+impl Memory {
+    /// The memory of the socket that connects.
+    #[inline(always)]
+    pub(crate) fn of(ctx: &SockAddrContext) -> Option<Self> {
+        let cookie = cookie(ctx);
+        let slot = slot(cookie)?;
+        // SAFETY: a slot of an array is never freed; volatile, so that it is read here and not where it is needed.
+        let owner = unsafe { (&raw const (*slot).cookie).read_volatile() };
+        Some(Self { cookie, slot, owner })
+    }
+}
+
 /// Keeps a translation for as long as the socket lives, or until the next connect.
 /// A socket without memory left is still connected; it shows the backend's address then.
 #[inline(always)]
-pub(crate) fn remember(ctx: &SockAddrContext, translation: &Translation) {
+pub(crate) fn remember(ctx: &SockAddrContext, memory: &Memory, translation: &Translation) {
     if is_mptcp(ctx) {
         return;
     }
-    let cookie = cookie(ctx);
-    if let Some(slot) = slot(cookie) {
+    if memory.owner == memory.cookie || (is_released(ctx) && claim(memory.slot, memory.cookie)) {
         // SAFETY: the slot is this socket's, and connects of one socket take turns.
-        let slot = unsafe { &mut *slot };
-        if slot.cookie == cookie || (is_released(ctx) && claim(slot, cookie)) {
-            slot.translation = *translation;
-            return;
-        }
+        unsafe { (*memory.slot).translation = *translation };
+        return;
     }
     // SAFETY: storage lives as long as its socket, which outlives the program.
     if let Some(connected) = unsafe { CONNECTED.get_or_insert_ptr_mut(ctx, None).as_mut() } {
@@ -52,15 +70,11 @@ pub(crate) fn remember(ctx: &SockAddrContext, translation: &Translation) {
 
 /// Forgets what the socket remembers: it is connected elsewhere now.
 #[inline(always)]
-pub(crate) fn forget(ctx: &SockAddrContext) {
-    let cookie = cookie(ctx);
-    if let Some(slot) = slot(cookie) {
+pub(crate) fn forget(ctx: &SockAddrContext, memory: &Memory) {
+    if memory.owner == memory.cookie {
         // SAFETY: as in `remember`.
-        let slot = unsafe { &mut *slot };
-        if slot.cookie == cookie {
-            slot.translation = Translation::default();
-            return;
-        }
+        unsafe { (*memory.slot).translation = Translation::default() };
+        return;
     }
     if has_overflowed()
         && let Some(connected) = in_storage(ctx)
@@ -107,12 +121,14 @@ pub(crate) fn release(ctx: &SockContext) {
 /// Who counts himself in and is alone has it: of two that come at once at most one reads 1. (Both may give up, and use
 /// their storage.)
 #[inline(always)]
-fn claim(slot: &mut Slot, cookie: u64) -> bool {
-    let claims = &raw mut slot.claims;
+fn claim(slot: *mut Slot, cookie: u64) -> bool {
+    // SAFETY: a slot of an array is never freed.
+    let claims = unsafe { &raw mut (*slot).claims };
     atomic::add(claims, 1);
     // SAFETY: the word is ours to read; volatile, so that it is read after the addition.
     if unsafe { claims.read_volatile() } == 1 {
-        slot.cookie = cookie;
+        // SAFETY: who is alone has the slot.
+        unsafe { (*slot).cookie = cookie };
         return true;
     }
     atomic::add(claims, u64::MAX);
@@ -149,7 +165,9 @@ pub(crate) fn is_released(_: &SockAddrContext) -> bool {
 #[inline(always)]
 fn is_mptcp(ctx: &SockAddrContext) -> bool {
     // SAFETY: the socket of the context is valid; its subflow is compared to null only.
-    can_tell_mptcp() && unsafe { !bpf_skc_to_mptcp_sock(ctx::socket(ctx).cast()).is_null() }
+    can_tell_mptcp()
+        && ctx::protocol(ctx) == TCP
+        && unsafe { !bpf_skc_to_mptcp_sock(ctx::socket(ctx).cast()).is_null() }
 }
 
 #[inline(always)]

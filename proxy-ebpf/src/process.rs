@@ -1,17 +1,22 @@
 //! Who makes the system call, as the decision asks it.
 
+use core::cell::Cell;
+
 use aya_ebpf::{
     helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns},
     programs::SockAddrContext,
 };
 use proxy_common::{
     affinity::{Affinity, AffinityKey, Client},
+    counters,
     decide::Caller,
     net::V6,
 };
 
 use crate::{
-    atomic, ctx,
+    atomic,
+    counters::Counter,
+    ctx,
     maps::{CAME, CLIENTS},
 };
 
@@ -19,7 +24,24 @@ const BPF_ANY: u64 = 0;
 const BPF_NOEXIST: u64 = 1;
 
 /// The process, by the context of its system call.
-pub(crate) struct Process<'a>(pub(crate) &'a SockAddrContext);
+pub(crate) struct Process<'a> {
+    ctx: &'a SockAddrContext,
+    counter: Cell<Counter>,
+}
+
+impl<'a> Process<'a> {
+    /// The one that makes this call.
+    #[inline(always)]
+    pub(crate) fn of(ctx: &'a SockAddrContext) -> Self {
+        Self { ctx, counter: Cell::new(Counter::NONE) }
+    }
+
+    /// Where what was decided is counted.
+    #[inline(always)]
+    pub(crate) fn counter(&self) -> Counter {
+        self.counter.get()
+    }
+}
 
 impl Caller for Process<'_> {
     #[inline(always)]
@@ -30,13 +52,17 @@ impl Caller for Process<'_> {
 
     #[inline(always)]
     fn is_host(&self) -> bool {
-        ctx::is_host(self.0)
+        ctx::is_host(self.ctx)
     }
 
     #[inline(always)]
     fn client(&self) -> Client {
-        let source = ctx::source(self.0);
-        if source == V6::default() { Client::Namespace(ctx::netns(self.0)) } else { Client::Address(source) }
+        let source = ctx::source(self.ctx);
+        if source == V6::default() {
+            Client::Namespace(ctx::netns(self.ctx))
+        } else {
+            Client::Address(source)
+        }
     }
 
     #[inline(always)]
@@ -61,5 +87,10 @@ impl Caller for Process<'_> {
             // Nothing else is to be done where even that fails: the connection goes on, and the next one is chosen anew.
             let _ = CLIENTS.insert(key, affinity, BPF_ANY);
         }
+    }
+
+    #[inline(always)]
+    fn will_count(&self, port: counters::Cell) {
+        self.counter.set(Counter::of(port));
     }
 }
