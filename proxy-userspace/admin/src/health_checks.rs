@@ -18,14 +18,14 @@ use hyper::{
     header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS},
 };
 use model::{
-    Rejected, ServiceName,
+    Family, Rejected, ServiceName,
     state::{NodeState, ServiceState, TrafficPolicy},
 };
-use publish::{Published, Subscription};
+use publish::Subscription;
 use serde::Serialize;
 use tokio::{
     task::{AbortHandle, JoinSet},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout_at},
 };
 
 use crate::{
@@ -45,23 +45,18 @@ pub struct HealthChecks {
     admin: Admin,
     node: String,
     which: NodePortAddresses,
+    /// What is served; what comes next is compared with it.
+    state: NodeState,
     checks: Arc<Mutex<Checks>>,
     listeners: HashMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
     failing: Failing,
 }
 
-/// What is asked for at each port.
-type Checks = BTreeMap<u16, Check>;
+/// What is told at each port: how many endpoints each Service that claims it has here. The first by name is told of.
+type Checks = BTreeMap<u16, BTreeMap<ServiceName, usize>>;
 /// The addresses that cannot be had, and why.
 type Failing = Arc<Mutex<BTreeMap<SocketAddr, String>>>;
-
-/// What is told of a Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Check {
-    service: ServiceName,
-    local_endpoints: usize,
-}
 
 /// The body of an answer.
 #[derive(Debug, Serialize)]
@@ -85,6 +80,7 @@ impl HealthChecks {
             admin: admin.clone(),
             node: node.into(),
             which,
+            state: NodeState::default(),
             checks: Arc::default(),
             listeners: HashMap::new(),
             tasks: JoinSet::new(),
@@ -94,27 +90,49 @@ impl HealthChecks {
 
     /// Follows what is published, until the publisher is gone.
     pub async fn follow(mut self, mut states: Subscription) {
-        let mut latest: Option<Arc<Published>> = None;
+        let mut next_look = Instant::now() + LOOK;
         loop {
-            match timeout(LOOK, states.next()).await {
-                Ok(Some(next)) => latest = Some(next),
+            match timeout_at(next_look, states.next()).await {
+                Ok(Some(next)) => self.update(&next.state),
                 Ok(None) => return,
-                Err(_) => {}
-            }
-            if let Some(published) = &latest {
-                self.update(&published.state);
+                Err(_) => {
+                    next_look = Instant::now() + LOOK;
+                    self.listen();
+                }
             }
         }
     }
 
+    /// Tells of another state; costs what differs.
     fn update(&mut self, state: &NodeState) {
-        let checks = checks(state);
-        let addresses = if checks.is_empty() { BTreeSet::new() } else { self.addresses(state) };
-        let wanted: BTreeSet<_> = checks
-            .keys()
-            .flat_map(|port| addresses.iter().map(move |it| SocketAddr::new(*it, *port)))
-            .collect();
-        *lock(&self.checks) = checks;
+        let mut ports_differ = false;
+        {
+            let mut checks = lock(&self.checks);
+            for (name, before, after) in state.diff(&self.state) {
+                let (old, new) = (before.and_then(|it| check_port(it)), after.and_then(|it| check_port(it)));
+                if let Some(claims) = old.and_then(|it| checks.get_mut(&it)) {
+                    claims.remove(name);
+                }
+                if let (Some(port), Some(after)) = (new, after) {
+                    checks.entry(port).or_default().insert(name.clone(), local_endpoints(after));
+                }
+                ports_differ |= old != new;
+            }
+            checks.retain(|_, claims| !claims.is_empty());
+        }
+        let nodes_differ = state.nodes != self.state.nodes;
+        self.state = state.clone();
+        if ports_differ || nodes_differ {
+            self.listen();
+        }
+    }
+
+    /// Listens where it should, and nowhere else.
+    fn listen(&mut self) {
+        let ports: Vec<_> = lock(&self.checks).keys().copied().collect();
+        let addresses = if ports.is_empty() { BTreeSet::new() } else { self.addresses() };
+        let at = |port| addresses.iter().map(move |it| SocketAddr::new(*it, port));
+        let wanted: BTreeSet<_> = ports.into_iter().flat_map(at).collect();
         while self.tasks.try_join_next().is_some() {}
         self.listeners.retain(|address, task| {
             let stays = wanted.contains(address);
@@ -134,33 +152,28 @@ impl HealthChecks {
     }
 
     /// Where to listen.
-    fn addresses(&self, state: &NodeState) -> BTreeSet<IpAddr> {
+    fn addresses(&self) -> BTreeSet<IpAddr> {
         // Without them, the Node object's have to do; the next look tries again.
         let interfaces = backend::interfaces().unwrap_or_default();
-        let node = state.nodes.get(self.node.as_str()).cloned().unwrap_or_default();
+        let node = self.state.nodes.get(self.node.as_str()).cloned().unwrap_or_default();
         // It means all addresses of both families, also where there is no IPv6.
         self.which.own(&node, &interfaces).unwrap_or_else(|| [Ipv4Addr::UNSPECIFIED.into()].into())
     }
 }
 
-/// What is to be told, by port; of two Services with one port, the first by name.
-fn checks(state: &NodeState) -> Checks {
-    let mut checks = Checks::new();
-    for (name, it) in &state.services {
-        let service = &it.service;
-        if let Some(port) = service.health_check_node_port
-            && service.external_policy == TrafficPolicy::Local
-        {
-            let local_endpoints = local_endpoints(it);
-            checks.entry(port.get()).or_insert_with(|| Check { service: name.clone(), local_endpoints });
-        }
-    }
-    checks
+/// Where the health of a Service is asked for, if it is.
+fn check_port(state: &ServiceState) -> Option<u16> {
+    let service = &state.service;
+    let port = service.health_check_node_port?.get();
+    (service.external_policy == TrafficPolicy::Local).then_some(port)
 }
 
-/// How many endpoints on this node may be given traffic from outside.
+/// How many endpoints on this node a load balancer should send traffic to: those that are about to go serve what comes,
+/// but nothing more should come (KEP-1669). Counted are addresses, as kube-proxy does (`LocalReadyEndpoints`).
 fn local_endpoints(state: &ServiceState) -> usize {
-    state.endpoints.iter().filter(|it| it.local && it.ports.iter().any(|port| port.scopes.external)).count()
+    let lasting = || state.endpoints.iter().filter(|it| it.local && !it.is_leaving);
+    let count = |family| lasting().filter_map(|it| it.address(family)).collect::<BTreeSet<_>>().len();
+    count(Family::V4).max(count(Family::V6))
 }
 
 /// Listens at an address as soon as that can be had, and answers.
@@ -191,16 +204,17 @@ async fn serve(admin: Admin, address: SocketAddr, checks: Arc<Mutex<Checks>>, fa
     accept(&listener, "health checks", || {
         let (admin, checks) = (admin.clone(), Arc::clone(&checks));
         move |_| {
-            let check = lock(&checks).get(&port).cloned();
             let is_healthy = Health::serves_outside(&admin.record(), Moment::now()).is_ok();
-            std::future::ready(answer(check.as_ref(), is_healthy))
+            let checks = lock(&checks);
+            let check = checks.get(&port).and_then(|it| it.first_key_value());
+            std::future::ready(answer(check, is_healthy))
         }
     })
     .await;
 }
 
-fn answer(check: Option<&Check>, is_healthy: bool) -> Response<Full<Bytes>> {
-    let Some(Check { service, local_endpoints }) = check else {
+fn answer(check: Option<(&ServiceName, &usize)>, is_healthy: bool) -> Response<Full<Bytes>> {
+    let Some((service, local_endpoints)) = check else {
         // It is just going away.
         let mut response = Response::new(Full::default());
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;

@@ -58,6 +58,7 @@ fn service(n: u32, endpoints: u32, affinity: u32) -> ServiceState {
         v4: Some(address(128, n * 100 + it)),
         v6: None,
         local: it == 0,
+        is_leaving: false,
         ports: vec![EndpointPort { index: 0, port: port(8080), scopes }],
     };
     ServiceState::new(service, (0..endpoints).map(endpoint))

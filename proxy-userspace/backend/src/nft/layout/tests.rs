@@ -83,6 +83,7 @@ impl Made {
                 v4: Some([10, 244, 0, *pod].into()),
                 v6: None,
                 local,
+                is_leaving: false,
                 ports: vec![EndpointPort {
                     index: 0,
                     port: number(5353),
