@@ -24,6 +24,7 @@ use model::{
 use publish::Subscription;
 use serde::Serialize;
 use tokio::{
+    sync::mpsc,
     task::{AbortHandle, JoinSet},
     time::{Instant, sleep, timeout_at},
 };
@@ -42,21 +43,39 @@ const LOOK: Duration = Duration::from_secs(5);
 /// Serves the health-check node ports of the Services that a node serves.
 #[derive(Debug)]
 pub struct HealthChecks {
-    admin: Admin,
     node: String,
     which: NodePortAddresses,
     /// What is served; what comes next is compared with it.
     state: NodeState,
-    checks: Arc<Mutex<Checks>>,
+    shared: Shared,
     listeners: HashMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
-    failing: Failing,
+}
+
+/// What those who listen need.
+#[derive(Clone, Debug)]
+struct Shared {
+    admin: Admin,
+    checks: Arc<Mutex<Checks>>,
+    failing: Arc<Mutex<Failing>>,
+    failed: Option<mpsc::Sender<FailedCheck>>,
+}
+
+/// A Service whose health-check node port cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedCheck {
+    /// The Service.
+    pub service: ServiceName,
+    /// Its health-check node port.
+    pub port: u16,
+    /// What is wrong, and what would do.
+    pub reason: String,
 }
 
 /// What is told at each port: how many endpoints each Service that claims it has here. The first by name is told of.
 type Checks = BTreeMap<u16, BTreeMap<ServiceName, usize>>;
 /// The addresses that cannot be had, and why.
-type Failing = Arc<Mutex<BTreeMap<SocketAddr, String>>>;
+type Failing = BTreeMap<SocketAddr, String>;
 
 /// The body of an answer.
 #[derive(Debug, Serialize)]
@@ -76,16 +95,23 @@ struct Name<'a> {
 impl HealthChecks {
     /// Serves at those addresses of a node where its node ports are served. Nothing is served before it follows.
     pub fn new(admin: &Admin, node: impl Into<String>, which: NodePortAddresses) -> Self {
+        let shared =
+            Shared { admin: admin.clone(), checks: Arc::default(), failing: Arc::default(), failed: None };
         Self {
-            admin: admin.clone(),
             node: node.into(),
             which,
             state: NodeState::default(),
-            checks: Arc::default(),
+            shared,
             listeners: HashMap::new(),
             tasks: JoinSet::new(),
-            failing: Arc::default(),
         }
+    }
+
+    /// Tells of each port that cannot be had, once until it is had; where there is no room, nothing is told.
+    #[must_use]
+    pub fn tell_of_failures(mut self, to: mpsc::Sender<FailedCheck>) -> Self {
+        self.shared.failed = Some(to);
+        self
     }
 
     /// Follows what is published, until the publisher is gone.
@@ -107,7 +133,7 @@ impl HealthChecks {
     fn update(&mut self, state: &NodeState) {
         let mut ports_differ = false;
         {
-            let mut checks = lock(&self.checks);
+            let mut checks = lock(&self.shared.checks);
             for (name, before, after) in state.diff(&self.state) {
                 let (old, new) = (before.and_then(|it| check_port(it)), after.and_then(|it| check_port(it)));
                 if let Some(claims) = old.and_then(|it| checks.get_mut(&it)) {
@@ -129,7 +155,7 @@ impl HealthChecks {
 
     /// Listens where it should, and nowhere else.
     fn listen(&mut self) {
-        let ports: Vec<_> = lock(&self.checks).keys().copied().collect();
+        let ports: Vec<_> = lock(&self.shared.checks).keys().copied().collect();
         let addresses = if ports.is_empty() { BTreeSet::new() } else { self.addresses() };
         let at = |port| addresses.iter().map(move |it| SocketAddr::new(*it, port));
         let wanted: BTreeSet<_> = ports.into_iter().flat_map(at).collect();
@@ -138,17 +164,15 @@ impl HealthChecks {
             let stays = wanted.contains(address);
             if !stays {
                 task.abort();
-                lock(&self.failing).remove(address);
+                lock(&self.shared.failing).remove(address);
             }
             stays
         });
         for address in wanted {
-            self.listeners.entry(address).or_insert_with(|| {
-                let (admin, checks) = (self.admin.clone(), Arc::clone(&self.checks));
-                self.tasks.spawn(serve(admin, address, checks, Arc::clone(&self.failing)))
-            });
+            let serve = || self.tasks.spawn(self.shared.clone().serve(address));
+            self.listeners.entry(address).or_insert_with(serve);
         }
-        tell(&self.admin, &self.failing);
+        self.shared.tell();
     }
 
     /// Where to listen.
@@ -176,41 +200,66 @@ fn local_endpoints(state: &ServiceState) -> usize {
     count(Family::V4).max(count(Family::V6))
 }
 
-/// Listens at an address as soon as that can be had, and answers.
-async fn serve(admin: Admin, address: SocketAddr, checks: Arc<Mutex<Checks>>, failing: Failing) {
-    let mut pause = PAUSE.0;
-    let listener = loop {
-        match bind(address) {
-            Ok(listener) => break listener,
-            Err(error) => {
-                let text = format!("{error}; {}", remedy(&error));
-                let is_news = lock(&failing).insert(address, text.clone()).is_none();
-                if is_news {
-                    tracing::error!(
-                        "the health of Services cannot be told at {address}: {text}; it is tried again"
-                    );
-                    tell(&admin, &failing);
-                }
+impl Shared {
+    /// Listens at an address as soon as that can be had, and answers.
+    async fn serve(self, address: SocketAddr) {
+        let mut pause = PAUSE.0;
+        let listener = loop {
+            match bind(address) {
+                Ok(listener) => break listener,
+                Err(error) => self.fail(address, format!("{error}; {}", remedy(&error))),
             }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSE.1);
+        };
+        if lock(&self.failing).remove(&address).is_some() {
+            tracing::info!("the health of Services is told at {address} at last");
+            self.tell();
         }
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE.1);
-    };
-    if lock(&failing).remove(&address).is_some() {
-        tracing::info!("the health of Services is told at {address} at last");
-        tell(&admin, &failing);
+        let port = address.port();
+        accept(&listener, "health checks", || {
+            let shared = self.clone();
+            move |_| {
+                let is_healthy = Health::serves_outside(&shared.admin.record(), Moment::now()).is_ok();
+                let checks = lock(&shared.checks);
+                let check = checks.get(&port).and_then(|it| it.first_key_value());
+                std::future::ready(answer(check, is_healthy))
+            }
+        })
+        .await;
     }
-    let port = address.port();
-    accept(&listener, "health checks", || {
-        let (admin, checks) = (admin.clone(), Arc::clone(&checks));
-        move |_| {
-            let is_healthy = Health::serves_outside(&admin.record(), Moment::now()).is_ok();
-            let checks = lock(&checks);
-            let check = checks.get(&port).and_then(|it| it.first_key_value());
-            std::future::ready(answer(check, is_healthy))
+
+    /// Notes that an address cannot be had, and says so if that is news.
+    fn fail(&self, address: SocketAddr, reason: String) {
+        let port = address.port();
+        let is_first = {
+            let mut failing = lock(&self.failing);
+            let is_first = !failing.keys().any(|it| it.port() == port);
+            if failing.insert(address, reason.clone()).is_some() {
+                return;
+            }
+            is_first
+        };
+        tracing::error!("the health of Services cannot be told at {address}: {reason}; it is tried again");
+        self.tell();
+        let service = lock(&self.checks).get(&port).and_then(|it| it.keys().next().cloned());
+        if let (Some(to), Some(service), true) = (&self.failed, service, is_first) {
+            // Nobody is waited for.
+            let _ = to.try_send(FailedCheck { service, port, reason });
         }
-    })
-    .await;
+    }
+
+    /// Says which addresses cannot be had.
+    fn tell(&self) {
+        let rejected: Vec<_> = lock(&self.failing)
+            .iter()
+            .map(|(address, reason)| Rejected {
+                item: format!("health checks at {address}"),
+                reason: reason.clone(),
+            })
+            .collect();
+        self.admin.rejected(Stage::HealthChecks, rejected);
+    }
 }
 
 fn answer(check: Option<(&ServiceName, &usize)>, is_healthy: bool) -> Response<Full<Bytes>> {
@@ -237,18 +286,6 @@ fn answer(check: Option<(&ServiceName, &usize)>, is_healthy: bool) -> Response<F
     let weight = HeaderName::from_static("x-load-balancing-endpoint-weight");
     headers.insert(weight, HeaderValue::from(*local_endpoints));
     response
-}
-
-/// Says which addresses cannot be had.
-fn tell(admin: &Admin, failing: &Failing) {
-    let rejected: Vec<_> = lock(failing)
-        .iter()
-        .map(|(address, reason)| Rejected {
-            item: format!("health checks at {address}"),
-            reason: reason.clone(),
-        })
-        .collect();
-    admin.rejected(Stage::HealthChecks, rejected);
 }
 
 #[cfg(test)]

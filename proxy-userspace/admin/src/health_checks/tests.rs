@@ -160,14 +160,18 @@ async fn a_listener_that_stays_is_not_touched_by_a_change() {
 
 #[tokio::test]
 async fn a_port_in_use_is_reported_and_had_as_soon_as_it_is_free() {
-    let (admin, publisher, _task) = start();
+    let admin = Admin::new("n1", Role::Serves);
+    let publisher = Publisher::new("n1");
+    let (failed, mut told) = mpsc::channel(4);
+    let checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All).tell_of_failures(failed);
+    tokio::spawn(checks.follow(publisher.subscribe()));
     let occupied = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
     let port = occupied.local_addr().unwrap().port();
     publisher.publish(state([service("web", port, 1)]));
     let rejected = || admin.record().rejected.get(&Stage::HealthChecks).cloned().unwrap_or_default();
-    while rejected().is_empty() {
-        sleep(Duration::from_millis(1)).await;
-    }
+    let first = told.recv().await.unwrap();
+    assert_eq!((first.service, first.port), (ServiceName::new("shop", "web"), port));
+    assert!(first.reason.contains("in use"), "{}", first.reason);
     assert!(
         rejected()[0].to_string().contains(&format!("health checks at 0.0.0.0:{port}: ")),
         "{:?}",
@@ -176,6 +180,18 @@ async fn a_port_in_use_is_reported_and_had_as_soon_as_it_is_free() {
     drop(occupied);
     check(port, &["200 OK"]).await;
     assert_eq!(rejected(), []);
+    // It was tried many times meanwhile, and told of once; to lose it again is news again.
+    assert!(told.try_recv().is_err());
+    publisher.publish(state([]));
+    let occupied = loop {
+        match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {
+            Ok(listener) => break listener,
+            Err(_) => sleep(Duration::from_millis(1)).await,
+        }
+    };
+    publisher.publish(state([service("web", port, 1)]));
+    assert_eq!(told.recv().await.unwrap().port, port);
+    drop(occupied);
 }
 
 #[test]
@@ -208,7 +224,7 @@ async fn of_two_services_with_one_port_the_first_is_told_of_whichever_comes_and_
     let mut checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All);
     let [port, other] = free();
     let told = |checks: &HealthChecks, port| {
-        let checks = lock(&checks.checks);
+        let checks = lock(&checks.shared.checks);
         let (name, count) = checks.get(&port)?.first_key_value()?;
         Some((name.name.to_string(), *count))
     };
@@ -220,5 +236,5 @@ async fn of_two_services_with_one_port_the_first_is_told_of_whichever_comes_and_
     checks.update(&state([service("a", other, 1), b(3)]));
     assert_eq!((told(&checks, port), told(&checks, other)), (Some(("b".into(), 3)), Some(("a".into(), 1))));
     checks.update(&state([]));
-    assert!(lock(&checks.checks).is_empty() && checks.listeners.is_empty());
+    assert!(lock(&checks.shared.checks).is_empty() && checks.listeners.is_empty());
 }
