@@ -65,6 +65,8 @@ pub struct Endpoint {
     pub addresses: Vec<IpAddr>,
     /// Whether it takes traffic.
     pub ready: bool,
+    /// Whether it is about to go, and still serves.
+    pub leaving: bool,
 }
 
 impl Service {
@@ -156,7 +158,22 @@ impl Service {
     #[must_use]
     pub fn endpoint_on(mut self, node: &str, name: &str, addresses: &[IpAddr]) -> Self {
         let (name, node) = (name.to_owned(), node.to_owned());
-        self.endpoints.push(Endpoint { name, node, addresses: addresses.to_vec(), ready: true });
+        self.endpoints.push(Endpoint {
+            name,
+            node,
+            addresses: addresses.to_vec(),
+            ready: true,
+            leaving: false,
+        });
+        self
+    }
+
+    /// All endpoints so far are about to go, and still serve.
+    #[must_use]
+    pub fn leaving(mut self) -> Self {
+        for it in &mut self.endpoints {
+            (it.ready, it.leaving) = (false, true);
+        }
         self
     }
 
@@ -247,8 +264,12 @@ impl Service {
             .collect();
         text.push_str(if members.is_empty() { "endpoints: []\n" } else { "endpoints:\n" });
         for (endpoint, address) in members {
-            let Endpoint { name, node, ready, .. } = endpoint;
-            write(&mut text, format_args!("- addresses: ['{address}']\n  conditions: {{ready: {ready}}}\n"));
+            let Endpoint { name, node, ready, leaving, .. } = endpoint;
+            let leaving = if *leaving { ", serving: true, terminating: true" } else { "" };
+            write(
+                &mut text,
+                format_args!("- addresses: ['{address}']\n  conditions: {{ready: {ready}{leaving}}}\n"),
+            );
             write(&mut text, format_args!("  nodeName: {node}\n  targetRef: {{kind: Pod, name: {name}, "));
             write(&mut text, format_args!("namespace: {}}}\n", self.namespace));
         }

@@ -5,7 +5,7 @@
 use std::{
     ffi::OsStr,
     fs,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener},
     path::Path,
     process::Command,
     time::Duration,
@@ -136,6 +136,39 @@ fn the_kernel_follows_an_api_server_and_goes_on_without_it() {
     assert_eq!(report.failed, 0, "{:?}", report.errors);
     assert!(report.connects > 100);
     assert!(agent.terminate().unwrap().success());
+}
+
+#[test]
+fn a_health_check_port_in_use_is_an_event_beside_its_service() {
+    let Some(world) = World::or_skip("a_health_check_port_in_use_is_an_event_beside_its_service") else {
+        return;
+    };
+    let occupied = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
+    let port = occupied.local_addr().unwrap().port();
+    let server = ApiServer::start(Settings::default()).unwrap();
+    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    let balanced = service("web", web().ip(), &[1]).load_balancer_ips(&[ip("203.0.113.1")]);
+    tell(&server, &[balanced.external_local().health_check_node_port(port)]);
+    let kubeconfig = server.kubeconfig(world.sandbox().files()).unwrap();
+    let mut agent = start(&world, &kubeconfig);
+    agent.wait_until(LIMIT, || !server.events().is_empty()).unwrap();
+    let event = &server.events()[0];
+    let said = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
+    assert_eq!(
+        (said("type").as_str(), said("reason").as_str()),
+        ("Warning", "FailedToStartServiceHealthcheck")
+    );
+    assert_eq!(
+        (&event["regarding"]["kind"], &event["regarding"]["name"]),
+        (&"Service".into(), &"web".into())
+    );
+    let begin = format!("node {NODE} failed to start healthcheck \"default/web\" on port {port}: ");
+    assert!(said("note").starts_with(&begin), "{event}");
+    // It is tried again and again, and told of once.
+    drop(occupied);
+    let check = SocketAddr::new(ip("127.0.0.1"), port);
+    agent.wait_until(LIMIT, || tests::http::get(check, "/").is_ok()).unwrap();
+    assert_eq!(server.events().len(), 1, "{:?}", server.events());
 }
 
 /// `print --once` at a server, and what it printed and said.

@@ -38,7 +38,7 @@ use tokio::time::Instant;
 pub use ask::{Asked, ask, get};
 pub use flag::Bind;
 pub use health::LATE;
-pub use health_checks::HealthChecks;
+pub use health_checks::{FailedCheck, HealthChecks};
 pub use pages::Site;
 pub use server::{Endpoint, Servers};
 pub use status::{CountedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus};

@@ -42,6 +42,7 @@ pub(crate) fn service(name: &str, endpoints: u8, changed: Option<f64>) -> (Servi
         v4: Some([10, 1, 0, n].into()),
         v6: None,
         local: true,
+        is_leaving: false,
         ports: vec![EndpointPort {
             index: 0,
             port: http,

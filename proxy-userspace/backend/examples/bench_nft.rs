@@ -2,13 +2,13 @@
 //!
 //! The one rule: what is timed is what a node does, from a state in hand to packets that obey it.
 //!
-//! `bench_nft SERVICES ENDPOINTS CHANGES`; `cargo xtask bench nft` runs it and sets the figures beside the goals.
+//! `bench_nft SERVICES ENDPOINTS CHANGES AFFINITY`, the last one in seconds, 0 for none; `cargo xtask bench nft` runs it and sets the figures beside the goals.
 
 #![expect(clippy::unwrap_used, reason = "a measurement that cannot go on fails")]
 
 use std::{
     net::{IpAddr, Ipv4Addr},
-    num::NonZeroU16,
+    num::{NonZeroU16, NonZeroU32},
     time::{Duration, Instant},
 };
 
@@ -16,8 +16,8 @@ use backend::nft::{self, Config, Options};
 use model::{
     Protocol, ServiceName,
     state::{
-        Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scopes, Service, ServiceKind, ServicePort,
-        ServiceState, TargetPort, TrafficPolicy,
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scopes, Service,
+        ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
 use nix::sched::{CloneFlags, unshare};
@@ -28,7 +28,7 @@ fn address(net: u8, n: u32) -> Ipv4Addr {
 }
 
 /// Service number `n`, with endpoints that no other Service has.
-fn service(n: u32, endpoints: u32) -> ServiceState {
+fn service(n: u32, endpoints: u32, affinity: u32) -> ServiceState {
     let port = |it| NonZeroU16::new(it).unwrap();
     let scopes = Scopes { internal: true, external: false, cluster: true };
     let service = Service {
@@ -48,7 +48,7 @@ fn service(n: u32, endpoints: u32) -> ServiceState {
         }],
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
-        affinity: None,
+        affinity: NonZeroU32::new(affinity).map(|timeout_seconds| ClientIpAffinity { timeout_seconds }),
         source_ranges: Vec::new(),
         health_check_node_port: None,
     };
@@ -58,6 +58,7 @@ fn service(n: u32, endpoints: u32) -> ServiceState {
         v4: Some(address(128, n * 100 + it)),
         v6: None,
         local: it == 0,
+        is_leaving: false,
         ports: vec![EndpointPort { index: 0, port: port(8080), scopes }],
     };
     ServiceState::new(service, (0..endpoints).map(endpoint))
@@ -74,7 +75,9 @@ fn millis(time: Duration) -> f64 {
 
 fn main() {
     let numbers: Vec<u32> = std::env::args().skip(1).map(|it| it.parse().unwrap()).collect();
-    let [services, endpoints, changes] = numbers[..] else { panic!("bench_nft SERVICES ENDPOINTS CHANGES") };
+    let [services, endpoints, changes, affinity] = numbers[..] else {
+        panic!("bench_nft SERVICES ENDPOINTS CHANGES AFFINITY")
+    };
     // Nothing outside is touched, and nothing stays.
     unshare(CloneFlags::CLONE_NEWNET).unwrap();
 
@@ -84,7 +87,7 @@ fn main() {
 
     let mut state = NodeState::default();
     for n in 0..services {
-        state.services.insert(service(n, endpoints));
+        state.services.insert(service(n, endpoints, affinity));
     }
     let began = Instant::now();
     let mut backend = start();
@@ -94,15 +97,17 @@ fn main() {
     let mut one_service = Vec::new();
     let mut one_endpoint = Vec::new();
     for n in 0..changes {
-        state.services.insert(service(services + n, endpoints));
+        state.services.insert(service(services + n, endpoints, affinity));
         let began = Instant::now();
         let report = backend.apply(&state).unwrap();
         one_service.push(began.elapsed());
-        // Two for its address, one for its cluster IP, one for the endpoint on this node.
-        assert_eq!(report.entries, 4 + endpoints as usize, "more was written than one Service");
+        // Two for its address, one for its cluster IP, one for the endpoint on this node; and for clients that keep their
+        // endpoints one for its address, and for each endpoint another.
+        let kept = if affinity > 0 { 1 + endpoints as usize } else { 0 };
+        assert_eq!(report.entries, 4 + endpoints as usize + kept, "more was written than one Service");
 
         let n = n * 7 % services;
-        state.services.insert(service(n, endpoints + 1));
+        state.services.insert(service(n, endpoints + 1, affinity));
         let began = Instant::now();
         backend.apply(&state).unwrap();
         one_endpoint.push(began.elapsed());

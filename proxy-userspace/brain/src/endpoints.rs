@@ -79,6 +79,8 @@ impl<'a> Served<'a> {
             source: Source {
                 pod: endpoint.pod.as_deref(),
                 local: is_local(endpoint, node),
+                // It was chosen all the same: nobody else is left.
+                is_leaving: !endpoint.conditions.ready,
                 hostname: &endpoint.hostname,
             },
             address: endpoint.address,
@@ -92,6 +94,7 @@ impl<'a> Served<'a> {
 struct Source<'a> {
     pod: Option<&'a str>,
     local: bool,
+    is_leaving: bool,
     hostname: &'a str,
 }
 
@@ -115,6 +118,7 @@ pub(crate) fn assemble(mut served: Vec<Served<'_>>) -> Vec<Endpoint> {
                 v4,
                 v6,
                 local: source.local,
+                is_leaving: source.is_leaving,
                 ports,
             });
         }

@@ -288,6 +288,9 @@ pub struct Endpoint {
     pub v6: Option<Ipv6Addr>,
     /// Whether it runs on this node.
     pub local: bool,
+    /// Whether it is about to go, and serves only because no other endpoint does, so that load balancers should look
+    /// elsewhere (KEP-1669).
+    pub is_leaving: bool,
     /// The service ports it serves here, in ascending order of index.
     pub ports: Vec<EndpointPort>,
 }

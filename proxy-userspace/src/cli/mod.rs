@@ -8,6 +8,7 @@ mod check;
 mod cleanup;
 mod config;
 mod dump;
+mod events;
 mod flags;
 mod logging;
 mod news;

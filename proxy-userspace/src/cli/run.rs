@@ -8,7 +8,7 @@ use backend::Node;
 use clap::Args;
 use publish::grpc::{Counted, Served};
 
-use super::{config, flags, packets, pipeline::Pipeline, serving::Serving, signals::Signals};
+use super::{config, events, flags, packets, pipeline::Pipeline, serving::Serving, signals::Signals};
 
 /// Serve this node: brain and backend in one process
 ///
@@ -44,6 +44,7 @@ async fn run(flags: Flags) -> Result<()> {
     let served = pipeline.served(flags.any_node.serve_any_node);
     let admin = Admin::new(pipeline.node(), Role::Serves);
     let health_checks = flags.data_plane.health_checks(&admin, pipeline.node())?;
+    let health_checks = events::post(health_checks, &flags.facts, pipeline.node());
     let options = flags.packets.options(flags.data_plane.options(pipeline.node())?)?;
     let counted = Counted::new(served.nodes);
     admin.watchers(counted.watchers());

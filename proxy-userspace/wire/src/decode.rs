@@ -279,7 +279,8 @@ impl Reader {
         } else {
             EndpointKey::Anonymous(key.to_owned())
         };
-        Some(Endpoint { key, hostname: message.hostname.clone(), v4, v6, local: message.local, ports })
+        let (hostname, local, is_leaving) = (message.hostname.clone(), message.local, message.is_leaving);
+        Some(Endpoint { key, hostname, v4, v6, local, is_leaving, ports })
     }
 
     /// The ports as our brain says them: by their positions.

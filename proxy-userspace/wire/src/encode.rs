@@ -132,6 +132,7 @@ pub fn endpoint(service: &Service, endpoint: &Endpoint) -> localv1::Endpoint {
             v6: endpoint.v6.iter().map(ToString::to_string).collect(),
         }),
         local: endpoint.local,
+        is_leaving: endpoint.is_leaving,
         port_overrides: ports.collect(),
         scopes: Some(scopes(all)),
         pod_name: match endpoint.key {

@@ -122,14 +122,14 @@ fn some_endpoint() -> impl Strategy<Value = Endpoint> {
         any::<Ipv6Addr>().prop_map(|it| (None, Some(it))),
         any::<(Ipv4Addr, Ipv6Addr)>().prop_map(|(v4, v6)| (Some(v4), Some(v6))),
     ];
-    (key, "[a-z]{0,3}", ips, any::<bool>(), ports).prop_map(
-        |((key, pod), hostname, (v4, v6), local, ports)| {
+    (key, "[a-z]{0,3}", ips, any::<(bool, bool)>(), ports).prop_map(
+        |((key, pod), hostname, (v4, v6), (local, is_leaving), ports)| {
             let ports: BTreeMap<_, _> = ports
                 .into_iter()
                 .map(|(index, port, scopes)| (index, EndpointPort { index, port, scopes }))
                 .collect();
             let key = if pod { EndpointKey::Pod(key) } else { EndpointKey::Anonymous(format!("@{key}")) };
-            Endpoint { key, hostname, v4, v6, local, ports: ports.into_values().collect() }
+            Endpoint { key, hostname, v4, v6, local, is_leaving, ports: ports.into_values().collect() }
         },
     )
 }
@@ -263,7 +263,15 @@ fn paths_are_as_kpng_has_them() {
     let name = ServiceName::new("ns", "svc");
     assert_eq!(service_path(&name), "ns/svc");
     let key = EndpointKey::Pod("pod".into());
-    let it = Endpoint { key, hostname: String::new(), v4: None, v6: None, local: false, ports: Vec::new() };
+    let it = Endpoint {
+        key,
+        hostname: String::new(),
+        v4: None,
+        v6: None,
+        local: false,
+        is_leaving: false,
+        ports: Vec::new(),
+    };
     assert_eq!(endpoint_path(&name, &it), "ns/svc/pod");
 }
 

@@ -1,4 +1,5 @@
-//! A small API server of Services, EndpointSlices and Nodes, over real HTTP and TLS, for tests and measurements.
+//! A small API server of Services, EndpointSlices and Nodes, which takes events; over real HTTP and TLS, for tests and
+//! measurements.
 //!
 //! The one rule: it answers as a Kubernetes API server does, and fails when and how it is told to.
 //! Lists with pages, watches with bookmarks, streaming lists, selectors, versions that expire; and all that goes wrong.
@@ -42,6 +43,8 @@ pub struct Settings {
     pub streams_lists: bool,
     /// Whether it selects by `spec.clusterIP`; without it, it refuses that as Kubernetes 1.30 does.
     pub selects_fields: bool,
+    /// Whether events may be posted.
+    pub takes_events: bool,
     /// How often a watch is sent a bookmark.
     pub bookmarks: Duration,
 }
@@ -53,6 +56,7 @@ impl Default for Settings {
             token: None,
             streams_lists: true,
             selects_fields: true,
+            takes_events: true,
             bookmarks: Duration::from_secs(1),
         }
     }
@@ -83,6 +87,7 @@ struct State {
     objects: Objects,
     rules: Vec<Rule>,
     requests: Vec<String>,
+    events: Vec<Value>,
 }
 
 impl Shared {
@@ -99,7 +104,13 @@ impl ApiServer {
     /// If there is no port, or no certificate can be made.
     pub fn start(settings: Settings) -> Result<Self> {
         let identity = settings.is_tls.then(Identity::new).transpose()?.map(Arc::new);
-        let state = State { settings, objects: Objects::default(), rules: Vec::new(), requests: Vec::new() };
+        let state = State {
+            settings,
+            objects: Objects::default(),
+            rules: Vec::new(),
+            requests: Vec::new(),
+            events: Vec::new(),
+        };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             version: watch::Sender::new(0),
@@ -225,6 +236,12 @@ impl ApiServer {
     /// Cuts all connections, in the middle of whatever they are at.
     pub fn cut(&self) {
         self.shared.cuts.send_modify(|it| *it += 1);
+    }
+
+    /// The events that were posted so far.
+    #[must_use]
+    pub fn events(&self) -> Vec<Value> {
+        self.shared.state().events.clone()
     }
 
     /// The requests so far, as `/path?query`, and forgets them.

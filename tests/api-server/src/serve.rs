@@ -1,4 +1,4 @@
-//! HTTP: lists and watches.
+//! HTTP: lists and watches, and events that are posted.
 //!
 //! The one rule: what a client sees is what Kubernetes' API concepts promise, unless a trouble befalls it.
 
@@ -6,15 +6,15 @@ use std::{collections::HashMap, convert::Infallible, fmt::Write as _, sync::Arc,
 
 use anyhow::Result;
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, StreamBody, combinators::BoxBody};
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Collected, Full, StreamBody, combinators::BoxBody};
 use hyper::{
     body::{Frame, Incoming},
     server::conn::http1,
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
@@ -24,7 +24,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::{
-    Shared, State,
+    Settings, Shared, State,
     objects::{Object, Resource},
     select::Selector,
     tls::Identity,
@@ -63,7 +63,7 @@ async fn connection(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static
     cuts.mark_unchanged();
     let service = service_fn(move |request| {
         let shared = Arc::clone(&shared);
-        async move { Ok::<_, Infallible>(answer(&request, shared).await) }
+        async move { Ok::<_, Infallible>(answer(request, shared).await) }
     });
     tokio::select! {
         _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service) => {}
@@ -71,8 +71,11 @@ async fn connection(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static
     }
 }
 
-async fn answer(request: &Request<Incoming>, shared: Arc<Shared>) -> Response<Body> {
+async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Body> {
     let uri = request.uri();
+    if request.method() == Method::POST {
+        return create(request, &shared).await;
+    }
     let query = parse(uri.query().unwrap_or(""));
     let Some(resource) = Resource::of_path(uri.path()) else {
         return status(StatusCode::NOT_FOUND, "the server could not find the requested resource", None);
@@ -83,10 +86,7 @@ async fn answer(request: &Request<Incoming>, shared: Arc<Shared>) -> Response<Bo
         state.requests.push(uri.to_string());
         (befalls(&mut state.rules, resource, verb), state.settings.clone())
     };
-    let shown = request.headers().get(header::AUTHORIZATION).and_then(|it| it.to_str().ok());
-    if let Some(token) = &settings.token
-        && shown != Some(&format!("Bearer {token}"))
-    {
+    if !may_enter(&request, &settings) {
         return status(StatusCode::UNAUTHORIZED, "Unauthorized", None);
     }
     match trouble {
@@ -130,6 +130,47 @@ async fn answer(request: &Request<Incoming>, shared: Arc<Shared>) -> Response<Bo
     let lasts = Duration::from_secs(text("timeoutSeconds").parse().unwrap_or(300));
     let watch = Watch { shared, resource, selector, from, deadline: Instant::now() + lasts };
     pipe.response(async move |out: Out| watch.run(out, settings.bookmarks).await.unwrap_or_default())
+}
+
+/// Takes an event; nothing else can be made.
+async fn create(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
+    let path = request.uri().path().to_owned();
+    let namespace = path
+        .strip_prefix("/apis/events.k8s.io/v1/namespaces/")
+        .and_then(|it| it.strip_suffix("/events"))
+        .filter(|it| !it.is_empty() && !it.contains('/'));
+    let Some(namespace) = namespace else {
+        return status(StatusCode::METHOD_NOT_ALLOWED, "the server does not allow this method", None);
+    };
+    let settings = shared.state().settings.clone();
+    if !may_enter(&request, &settings) {
+        return status(StatusCode::UNAUTHORIZED, "Unauthorized", None);
+    }
+    let body = request.into_body().collect().await.map(Collected::to_bytes).unwrap_or_default();
+    let event = serde_json::from_slice::<Value>(&body).unwrap_or_default();
+    if !settings.takes_events {
+        let message = "events.events.k8s.io is forbidden: User \"u\" cannot create resource \"events\"";
+        return status(StatusCode::FORBIDDEN, message, None);
+    }
+    let is_so = |key: &str| event[key].as_str().is_some_and(|it| !it.is_empty());
+    // What a real one wants of an event.
+    let is_whole = event["metadata"]["namespace"] == namespace
+        && event["metadata"]["name"].is_string()
+        && ["eventTime", "reportingController", "reportingInstance", "reason", "action", "type"]
+            .into_iter()
+            .all(is_so);
+    if !is_whole {
+        return status(StatusCode::UNPROCESSABLE_ENTITY, &format!("Event is invalid: {event}"), None);
+    }
+    shared.state().events.push(event);
+    let mut response = Response::new(full(String::from_utf8_lossy(&body).into_owned()));
+    *response.status_mut() = StatusCode::CREATED;
+    response
+}
+
+fn may_enter(request: &Request<Incoming>, settings: &Settings) -> bool {
+    let shown = request.headers().get(header::AUTHORIZATION).and_then(|it| it.to_str().ok());
+    settings.token.as_ref().is_none_or(|token| shown == Some(&format!("Bearer {token}")))
 }
 
 /// A page of a list; too old a place to go on is refused.
@@ -239,7 +280,7 @@ impl Watch {
         (text, Some(state.objects.version()))
     }
 
-    fn bookmark(&self, version: u64, annotations: &serde_json::Value) -> String {
+    fn bookmark(&self, version: u64, annotations: &Value) -> String {
         let metadata = json!({"resourceVersion": version.to_string(), "annotations": annotations});
         let (kind, group) = (self.resource.kind(), self.resource.version());
         let object = json!({"kind": kind, "apiVersion": group, "metadata": metadata});
@@ -322,7 +363,7 @@ fn full(text: String) -> Body {
     Full::new(Bytes::from(text)).map_err(|it| match it {}).boxed()
 }
 
-fn failure(code: u16, message: &str) -> serde_json::Value {
+fn failure(code: u16, message: &str) -> Value {
     let reason = if code == 410 { "Expired" } else { "InternalError" };
     json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message,

@@ -76,7 +76,7 @@ fn what_somebody_else_changes_is_put_back_and_reported_and_what_is_not_ours_is_l
         &["flush", "map", "ip6", "kube-proxy-ebpf", "frontends"],
         &["add", "element", "ip", "kube-proxy-ebpf", "cluster-ips", "{ 192.0.2.9 }"],
         &["insert", "rule", "ip", "kube-proxy-ebpf", "services", "drop"],
-        &["chain", "ip", "kube-proxy-ebpf", "translated", "{ policy drop; }"],
+        &["chain", "ip", "kube-proxy-ebpf", "prerouting", "{ policy drop; }"],
         &["add", "table", "ip", "kube-proxy-ebpf", "{ flags dormant; }"],
     ];
     for (n, change) in changes.into_iter().enumerate() {

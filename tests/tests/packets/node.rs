@@ -218,6 +218,17 @@ fn a_load_balancer_is_told_whether_this_node_has_endpoints() {
             };
             assert!(eventually(LIMIT, is_told), "{:?}", told(&it, ip));
         }
+        // They serve on, since nobody else does, and no more should come to them.
+        it.write(&[here[0].clone().leaving()]);
+        let is_told = || {
+            told(&it, N1[0])
+                .is_ok_and(|(status, body)| status == 503 && body.contains("\"localEndpoints\":0"))
+        };
+        assert!(eventually(LIMIT, is_told), "{:?}", told(&it, N1[0]));
+        let answer = Cluster::ask(&it.cluster.client, Transport::Tcp, at(outer(1)[0], 80)).unwrap();
+        assert!(["p1", "p2"].contains(&answer.name.as_str()), "{answer:?}");
+        it.write(&here);
+        assert!(eventually(LIMIT, || told(&it, N1[0]).is_ok_and(|(status, _)| status == 200)));
         it.write(&[web.endpoint_on("n2", "p3", &P3)]);
         let is_told = || {
             told(&it, N1[0])

@@ -1,24 +1,20 @@
-//! Where packets go: policies, refusals, source ranges, session affinity; the rules of Services, row by row.
+//! Where packets go: policies, refusals, source ranges; the rules of Services, row by row.
 
 use std::{
-    collections::BTreeSet,
     io::Read as _,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    thread,
-    time::Duration,
+    net::{Ipv4Addr, SocketAddr},
 };
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
     Cluster, NetNs, Transport,
     cluster::{CLIENT, N1, N2, P1, P2, P3, TARGET},
-    eventually,
     manifest::Service,
 };
 
 use crate::{
-    BACKENDS, LIMIT, NODE_PORT, Served, answers, at, check, check_dropped, check_refused, doors, ips,
-    on_both_nodes, outer, outer_external, outside, service,
+    BACKENDS, LIMIT, NODE_PORT, Served, at, check, check_dropped, check_refused, doors, ips, on_both_nodes,
+    outer, outer_external, outside, service,
 };
 
 #[test]
@@ -139,52 +135,6 @@ fn source_ranges_hold_for_everybody_at_a_load_balancer_ip_and_nowhere_else() {
             assert_eq!(Cluster::ask(&it.cluster.n1, Transport::Tcp, open).unwrap().name, "p1", "{open}");
         }
     }
-}
-
-#[test]
-fn a_client_with_session_affinity_keeps_its_endpoint_until_that_is_gone() {
-    for backend in BACKENDS {
-        let web = |endpoints: &[(&str, [IpAddr; 2])]| {
-            let web = outside("web", 1).affinity(600);
-            let web = endpoints.iter().fold(web, |it, (name, addresses)| it.endpoint(name, addresses));
-            on_both_nodes(web)
-        };
-        let Some(mut it) = Served::or_skip("affinity", backend, &[web(&[("p2", P2)])], &[]) else { return };
-        for door in doors(1) {
-            let names: BTreeSet<_> =
-                answers(&it.cluster.client, Transport::Tcp, door).into_iter().map(|it| it.name).collect();
-            assert_eq!(names.len(), 1, "{door} leads to {names:?}");
-            // Over UDP too, and with an endpoint of its own.
-            assert_eq!(answers(&it.cluster.client, Transport::Udp, door).len(), 1, "{door}");
-        }
-        let door = at(outer(1)[0], 80);
-        let kept = Cluster::ask(&it.cluster.client, Transport::Tcp, door).unwrap().name;
-        let others: Vec<_> =
-            [("p1", P1), ("p2", P2), ("p3", P3)].into_iter().filter(|it| it.0 != kept).collect();
-        let service = |names: &[(&str, [IpAddr; 2])]| {
-            names.iter().fold(outside("web", 1).affinity(600), |it, (name, addresses)| {
-                it.endpoint_on(if *name == "p3" { "n2" } else { "n1" }, name, addresses)
-            })
-        };
-        it.write(&[service(&others)]);
-        let now: BTreeSet<_> =
-            answers(&it.cluster.client, Transport::Tcp, door).into_iter().map(|it| it.name).collect();
-        assert_eq!(now.len(), 1, "{now:?}");
-        assert!(!now.contains(&kept), "{kept} is gone and still answers");
-    }
-}
-
-#[test]
-fn session_affinity_ends_some_time_after_the_last_connection() {
-    let web = on_both_nodes(outside("web", 1)).affinity(1);
-    let Some(it) = Served::or_skip("affinity_ends", "nft", &[web], &[]) else { return };
-    let door = at(outer(1)[0], 80);
-    let first = Cluster::ask(&it.cluster.client, Transport::Tcp, door).unwrap().name;
-    let other = eventually(LIMIT * 3, || {
-        thread::sleep(Duration::from_millis(1_200));
-        Cluster::ask(&it.cluster.client, Transport::Tcp, door).unwrap().name != first
-    });
-    assert!(other, "the client has kept {first} all the time");
 }
 
 #[test]

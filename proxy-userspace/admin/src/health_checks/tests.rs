@@ -53,6 +53,7 @@ fn service(name: &str, port: u16, here: usize) -> ServiceState {
         v4: Some(Ipv4Addr::new(10, 244, 0, u8::try_from(n).unwrap())),
         v6: None,
         local: n < here,
+        is_leaving: false,
         ports: vec![EndpointPort {
             index: 0,
             port: HTTP,
@@ -159,14 +160,18 @@ async fn a_listener_that_stays_is_not_touched_by_a_change() {
 
 #[tokio::test]
 async fn a_port_in_use_is_reported_and_had_as_soon_as_it_is_free() {
-    let (admin, publisher, _task) = start();
+    let admin = Admin::new("n1", Role::Serves);
+    let publisher = Publisher::new("n1");
+    let (failed, mut told) = mpsc::channel(4);
+    let checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All).tell_of_failures(failed);
+    tokio::spawn(checks.follow(publisher.subscribe()));
     let occupied = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
     let port = occupied.local_addr().unwrap().port();
     publisher.publish(state([service("web", port, 1)]));
     let rejected = || admin.record().rejected.get(&Stage::HealthChecks).cloned().unwrap_or_default();
-    while rejected().is_empty() {
-        sleep(Duration::from_millis(1)).await;
-    }
+    let first = told.recv().await.unwrap();
+    assert_eq!((first.service, first.port), (ServiceName::new("shop", "web"), port));
+    assert!(first.reason.contains("in use"), "{}", first.reason);
     assert!(
         rejected()[0].to_string().contains(&format!("health checks at 0.0.0.0:{port}: ")),
         "{:?}",
@@ -175,11 +180,61 @@ async fn a_port_in_use_is_reported_and_had_as_soon_as_it_is_free() {
     drop(occupied);
     check(port, &["200 OK"]).await;
     assert_eq!(rejected(), []);
+    // It was tried many times meanwhile, and told of once; to lose it again is news again.
+    assert!(told.try_recv().is_err());
+    publisher.publish(state([]));
+    let occupied = loop {
+        match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {
+            Ok(listener) => break listener,
+            Err(_) => sleep(Duration::from_millis(1)).await,
+        }
+    };
+    publisher.publish(state([service("web", port, 1)]));
+    assert_eq!(told.recv().await.unwrap().port, port);
+    drop(occupied);
 }
 
 #[test]
 fn only_services_that_keep_to_their_node_are_asked_for() {
-    let mut cluster = service("web", 1, 1);
-    Arc::make_mut(&mut cluster.service).external_policy = TrafficPolicy::Cluster;
-    assert_eq!(checks(&state([cluster])), Checks::new());
+    let mut it = service("web", 1, 1);
+    assert_eq!(check_port(&it), Some(1));
+    Arc::make_mut(&mut it.service).external_policy = TrafficPolicy::Cluster;
+    assert_eq!(check_port(&it), None);
+}
+
+#[test]
+fn endpoints_that_are_about_to_go_do_not_count_and_an_address_counts_once() {
+    let mut it = service("web", 1, 3);
+    assert_eq!(local_endpoints(&it), 3);
+    for endpoint in &mut it.endpoints {
+        Arc::make_mut(endpoint).is_leaving = true;
+    }
+    assert_eq!(local_endpoints(&it), 0);
+    let mut it = service("web", 1, 3);
+    // One pod serves under two keys, and another one over IPv6 alone.
+    Arc::make_mut(&mut it.endpoints[1]).v4 = it.endpoints[0].v4;
+    let other = Arc::make_mut(&mut it.endpoints[2]);
+    (other.v4, other.v6) = (None, Some(Ipv6Addr::LOCALHOST));
+    assert_eq!(local_endpoints(&it), 1);
+}
+
+#[tokio::test]
+async fn of_two_services_with_one_port_the_first_is_told_of_whichever_comes_and_goes() {
+    let admin = Admin::new("n1", Role::Serves);
+    let mut checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All);
+    let [port, other] = free();
+    let told = |checks: &HealthChecks, port| {
+        let checks = lock(&checks.shared.checks);
+        let (name, count) = checks.get(&port)?.first_key_value()?;
+        Some((name.name.to_string(), *count))
+    };
+    let (a, b) = (|n| service("a", port, n), |n| service("b", port, n));
+    checks.update(&state([b(2)]));
+    assert_eq!(told(&checks, port), Some(("b".into(), 2)));
+    checks.update(&state([a(1), b(3)]));
+    assert_eq!(told(&checks, port), Some(("a".into(), 1)));
+    checks.update(&state([service("a", other, 1), b(3)]));
+    assert_eq!((told(&checks, port), told(&checks, other)), (Some(("b".into(), 3)), Some(("a".into(), 1))));
+    checks.update(&state([]));
+    assert!(lock(&checks.shared.checks).is_empty() && checks.listeners.is_empty());
 }

@@ -160,6 +160,7 @@ mod tests {
             v4: Some([10, 1, 0, *n].into()),
             v6: None,
             local: true,
+            is_leaving: false,
             ports: [0, 1].map(|index| EndpointPort { index, port: port(5353), scopes }).to_vec(),
         };
         let mut service = ServiceState::new(service, endpoints.iter().map(endpoint));

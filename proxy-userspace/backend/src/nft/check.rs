@@ -94,7 +94,7 @@ fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result
         By::ALL.into_iter().flat_map(|by| [0, 1].map(|affinity| Pick { by, set: 0, count: 1, affinity }));
     let picks: BTreeSet<_> = picks.collect();
     let mut elements = setting.elements();
-    elements.extend(picks.iter().flat_map(|it| it.elements(family)));
+    elements.extend(picks.iter().map(|it| it.element(family)));
     let wanted = Wanted { setting, picks, elements };
     let mut messages = wanted.replace();
     messages.push(delete_chain(family, "there-is-none"));

@@ -258,7 +258,8 @@ impl Port<'_> {
         }
         let beyond = set.len().saturating_sub(Pick::most(compiled.affinity));
         set.truncate(set.len() - beyond);
-        // Whom clients keep is noted by set: they would lose it whenever two sets become equal, or cease to be.
+        // Whether a client may keep an endpoint is asked by set: a packet that comes just when two sets become equal, or
+        // cease to be, would find that it may not.
         let mut equal = compiled.sets.iter().filter(|_| compiled.affinity == 0);
         let same = equal.find(|(_, it)| *it == set).map(|(same, _)| *same);
         if same.is_none() {

@@ -101,6 +101,10 @@ fn line(element: &Element, value: &Value) -> Option<Option<String>> {
         Value::Data(it) => endpoint(it, family),
         _ => None,
     };
+    let service_port = || match value {
+        Value::Data(it) => frontend(&mut Parts::of(it, family)),
+        _ => None,
+    };
     let line = match element.map {
         Map::Frontends => format!("packets frontend {} {}", frontend(&mut key)?, behaviour(number()?)?),
         Map::NodeFrontends => {
@@ -118,6 +122,18 @@ fn line(element: &Element, value: &Value) -> Option<Option<String>> {
             let port = port(&mut key, family)?;
             format!("packets endpoint {port} {} -> {}", set(key.number()?), endpoint()?)
         }
+        Map::ServicePorts => {
+            format!("packets service-port {} of {}", frontend(&mut key)?, service_port()?)
+        }
+        Map::NodeServicePorts => {
+            format!("packets service-port {} of {}", port(&mut key, family)?, service_port()?)
+        }
+        Map::Members | Map::MembersExternal | Map::MembersInternal => {
+            let number = (0..=2).find(|it| Map::members(*it) == element.map)?;
+            let frontend = frontend(&mut key)?;
+            let endpoint = SocketAddr::new(key.address()?, key.port()?);
+            format!("packets member {frontend} {} {endpoint}", named(number))
+        }
         Map::Sources => {
             let frontend = frontend(&mut key)?;
             let mut end = Parts::of(element.end.as_ref()?, family);
@@ -127,13 +143,7 @@ fn line(element: &Element, value: &Value) -> Option<Option<String>> {
         Map::NodeAddresses => format!("packets node-address {}", key.address()?),
         Map::ClusterIps => format!("packets cluster-ip {}", key.address()?),
         Map::Hairpin => format!("packets hairpin {}", key.address()?),
-        Map::Behaviours
-        | Map::Picks
-        | Map::NodePicks
-        | Map::Remembers
-        | Map::Affinity
-        | Map::AffinityExternal
-        | Map::AffinityInternal => return Some(None),
+        Map::Behaviours | Map::Picks | Map::NodePicks | Map::Affinity => return Some(None),
     };
     Some(Some(line))
 }

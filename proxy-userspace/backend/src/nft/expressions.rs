@@ -50,13 +50,7 @@ const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 const EQUAL: u32 = 0;
 const NOT_EQUAL: u32 = 1;
-const CT_STATE: u32 = 0;
 const CT_STATUS: u32 = 2;
-const CT_PROTO_DESTINATION: u32 = 12;
-const CT_DESTINATION: [u32; 2] = [20, 22];
-const CT_ORIGINAL: u8 = 0;
-/// `NF_CT_STATE_BIT(IP_CT_NEW)`.
-const CT_NEW: u32 = 1 << 3;
 /// `IPS_DST_NAT`.
 const DESTINATION_TRANSLATED: u32 = 1 << 5;
 const FIB_ADDRESS_TYPE: u32 = 3;
@@ -76,8 +70,12 @@ const TCP: u8 = 6;
 /// The length of an interface's name, with the zero byte at its end.
 const INTERFACE_NAME: usize = 16;
 
+/// `NFT_LOOKUP_F_INV`.
+const INVERTED: u32 = 1;
 /// `NFT_DYNSET_OP_UPDATE`.
 const UPDATE: u32 = 1;
+/// `NFT_DYNSET_OP_DELETE`.
+const DELETE: u32 = 2;
 
 impl Rule {
     /// A rule without a condition.
@@ -90,7 +88,8 @@ impl Rule {
         self.expressions.clone()
     }
 
-    fn family(&self) -> Family {
+    /// The family of the table that it is for.
+    pub(super) fn family(&self) -> Family {
         self.family.unwrap_or(Family::V4)
     }
 
@@ -226,33 +225,6 @@ impl Rule {
         self.meta(META_MARK, scratch).bitwise(scratch, mask, xor).push("meta", set)
     }
 
-    /// Goes on if it is the first packet of a connection whose destination was translated.
-    pub(super) fn if_newly_translated(self) -> Self {
-        let scratch = Register(0);
-        self.push("ct", vec![Attribute::u32(1, scratch.number()), Attribute::u32(2, CT_STATE)])
-            .bitwise(scratch, CT_NEW.to_ne_bytes().into(), vec![0; 4])
-            .compare(scratch, NOT_EQUAL, [0; 4])
-            .if_translated()
-    }
-
-    /// Reads the destination address from before it was translated.
-    pub(super) fn original_destination(self, to: Register) -> Self {
-        let [v4, v6] = CT_DESTINATION;
-        let key = if self.family() == Family::V4 { v4 } else { v6 };
-        self.original(key, to)
-    }
-
-    /// Reads the destination port from before it was translated.
-    pub(super) fn original_port(self, to: Register) -> Self {
-        self.original(CT_PROTO_DESTINATION, to)
-    }
-
-    fn original(self, key: u32, to: Register) -> Self {
-        let data =
-            vec![Attribute::u32(1, to.number()), Attribute::u32(2, key), Attribute::u8(3, CT_ORIGINAL)];
-        self.push("ct", data)
-    }
-
     /// Puts what the key leads to into the packet's priority, and goes on if there is such a key.
     pub(super) fn carry(self, map: Map, key: Register) -> Self {
         let set = vec![Attribute::u32(2, META_PRIORITY), Attribute::u32(3, Register(0).number())];
@@ -293,15 +265,35 @@ impl Rule {
         self.push("lookup", data)
     }
 
-    /// Writes that a client keeps an endpoint, for so long after its last connection.
-    pub(super) fn remember(self, map: Map, key: Register, value: Register, seconds: u32) -> Self {
+    /// Goes on if the key is no element of the set.
+    pub(super) fn if_not_in(self, map: Map, key: Register) -> Self {
         let data = vec![
             Attribute::text(1, map.name()),
-            Attribute::u32(3, UPDATE),
+            Attribute::u32(2, key.number()),
+            Attribute::u32(5, INVERTED),
+        ];
+        self.push("lookup", data)
+    }
+
+    /// Writes that the key leads to a value, unless it leads to one already, for so many seconds from now; goes on if there
+    /// is room.
+    pub(super) fn remember(self, map: Map, key: Register, value: Register, seconds: u32) -> Self {
+        self.write(map, UPDATE, key, value, vec![Attribute::u64(6, u64::from(seconds) * 1000)])
+    }
+
+    /// Takes a key away. The value is not looked at, but the kernel wants one.
+    pub(super) fn forget(self, map: Map, key: Register, value: Register) -> Self {
+        self.write(map, DELETE, key, value, Vec::new())
+    }
+
+    fn write(self, map: Map, operation: u32, key: Register, value: Register, others: Vec<Attribute>) -> Self {
+        let mut data = vec![
+            Attribute::text(1, map.name()),
+            Attribute::u32(3, operation),
             Attribute::u32(4, key.number()),
             Attribute::u32(5, value.number()),
-            Attribute::u64(6, u64::from(seconds) * 1000),
         ];
+        data.extend(others);
         self.push("dynset", data)
     }
 

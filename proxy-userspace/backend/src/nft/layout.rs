@@ -270,12 +270,16 @@ fn frontends(image: &ServiceImage) -> impl Iterator<Item = &Frontend> {
 
 /// The key that a frontend is looked up by.
 fn key(frontend: &Frontend) -> Bytes {
-    let FrontendAddress { address, protocol } = frontend.address;
-    let key = match by(frontend) {
-        By::Address => Bytes::new().address(address.ip()),
-        By::NodePort => Bytes::new(),
-    };
-    key.protocol(protocol).port(address.port())
+    let FrontendAddress { address: at, protocol } = frontend.address;
+    match by(frontend) {
+        By::Address => address(frontend.address),
+        By::NodePort => Bytes::new().protocol(protocol).port(at.port()),
+    }
+}
+
+/// An address with its protocol and port.
+fn address(FrontendAddress { address, protocol }: FrontendAddress) -> Bytes {
+    Bytes::new().address(address.ip()).protocol(protocol).port(address.port())
 }
 
 /// Which frontends are looked up without their address.
@@ -341,7 +345,12 @@ impl Known {
                 if frontend.behaviour.is_local() {
                     lead(by.outside(), word(frontend.outside));
                 }
+                if port.affinity > 0 {
+                    let value = Value::Data(address(port.identity));
+                    elements.insert(Element::new(family, by.service_ports(), key), value);
+                }
             }
+            elements.extend(port.members(own).into_iter().map(|it| (it, Value::None)));
         }
         elements
     }
@@ -365,12 +374,7 @@ impl Known {
             for (frontend, _) in port.frontends.iter().zip(own).filter(|(_, own)| **own) {
                 for way in [frontend.inside, frontend.outside] {
                     if let Way::To(scope) = way {
-                        let pick = port.pick(scope, frontend);
-                        picks.insert((port.identity.family(), pick));
-                        // Whom a client keeps is noted by the same chain, however its endpoint was picked.
-                        if pick.affinity > 0 {
-                            picks.insert((port.identity.family(), Pick { by: By::Address, ..pick }));
-                        }
+                        picks.insert((port.identity.family(), port.pick(scope, frontend)));
                     }
                 }
             }
@@ -380,6 +384,20 @@ impl Known {
 }
 
 impl PortImage {
+    /// The endpoints that clients may keep, in the sets that frontends of its own lead to.
+    fn members(&self, own: &[bool]) -> Vec<Element> {
+        let mut members = Vec::new();
+        for (scope, set) in self.sets.iter().filter(|_| self.affinity > 0) {
+            let leads = |it: &Frontend| [it.inside, it.outside].contains(&Way::To(*scope));
+            if self.frontends.iter().zip(own).any(|(it, own)| *own && leads(it)) {
+                let (family, map) = (self.identity.family(), Map::members(set_number(*scope)));
+                let key = |it: &SocketAddr| address(self.identity).address(it.ip()).port(it.port());
+                members.extend(set.iter().map(|it| Element::new(family, map, key(it))));
+            }
+        }
+        members
+    }
+
     fn pick(&self, scope: Scope, frontend: &Frontend) -> Pick {
         let set = self.sets.iter().find(|(it, _)| *it == scope).map_or(0, |(_, set)| set.len());
         // `compile` has seen to it that it is not more than fits.

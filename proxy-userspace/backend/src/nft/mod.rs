@@ -4,7 +4,6 @@
 //! What a Service adds are elements, keyed by address, protocol and port; the chains are there for all of them, so that a
 //! change costs what it changes, for us and for the kernel.
 
-mod affinity;
 mod check;
 mod compile;
 mod config;

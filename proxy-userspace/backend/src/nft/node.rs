@@ -12,7 +12,7 @@ use model::{Family, Protocol, Rejected, state::NodeState};
 use nix::sys::socket::SockProtocol;
 
 use super::{
-    TABLE, affinity,
+    TABLE,
     compile::{PortImage, ServiceImage},
     config::{Config, Host},
     elements::{Changes, Element, Elements, Value},
@@ -137,8 +137,6 @@ impl Node {
             snapshots.iter().flat_map(BTreeMap::values).flat_map(Snapshot::slots).collect();
         let update = self.layout.update(state, &self.host.node.addresses, &mut hints);
         self.note(&update);
-        // Who has come and gone while nobody wrote is not known.
-        let stale = self.written.is_none() || update.services.iter().any(affinity::may_be_stale);
         let changed_services = update.services.len();
         let wanted = self.wanted();
         let mut whole = true;
@@ -156,13 +154,6 @@ impl Node {
                 self.correct(&snapshots, wanted)?
             }
         };
-        if stale {
-            let families: Vec<_> = FAMILIES.into_iter().filter(|it| !self.without.contains_key(it)).collect();
-            let own = self.host.node_port_addresses(&self.config.node_port_addresses);
-            let forgotten = affinity::forget_stale(&mut self.netfilter, &self.layout, &families, &own);
-            // Who still keeps what is gone is found by looking at everything again.
-            forgotten.inspect_err(|_| self.written = None)?;
-        }
         self.behind = false;
         self.was_in_force = true;
         Ok(Report {
@@ -284,14 +275,14 @@ impl Node {
             };
             let (new_picks, old_picks) = (of(&update.new_picks), of(&update.old_picks));
             let mut own = Changes::default();
-            own.add.extend(new_picks.iter().flat_map(|it| it.elements(family)));
-            own.delete.extend(old_picks.iter().flat_map(|it| it.elements(family)));
+            own.add.extend(new_picks.iter().map(|it| it.element(family)));
+            own.delete.extend(old_picks.iter().map(|it| it.element(family)));
             let is_own = |(it, _): &(&Element, &Value)| it.family == family;
             let copy = |(element, value): (&Element, &Value)| (element.clone(), value.clone());
             own.add.extend(changes.add.iter().filter(is_own).map(copy));
             own.delete.extend(changes.delete.iter().filter(is_own).map(copy));
-            let new_chains = new_picks.iter().flat_map(|it| it.chains(family)).collect();
-            let old_chains = old_picks.iter().flat_map(|it| it.chains(family)).map(|it| it.name).collect();
+            let new_chains = new_picks.iter().map(|it| it.chain(family)).collect();
+            let old_chains = old_picks.iter().map(|it| it.chain_name()).collect();
             messages.extend(Difference { new_chains, old_chains, changes: own }.messages(family));
         }
         // Until it is known to be written, nothing is known.
@@ -317,7 +308,7 @@ impl Node {
             );
             let picks: BTreeSet<_> =
                 picks.iter().filter(|(it, _)| *it == family).map(|(_, pick)| *pick).collect();
-            elements.extend(picks.iter().flat_map(|it| it.elements(family)));
+            elements.extend(picks.iter().map(|it| it.element(family)));
             let table = Wanted { setting: setting.clone(), picks, elements };
             match if self.anew { Plan::Replace } else { table.plan(there.get(&family)) } {
                 Plan::Replace => {

@@ -66,6 +66,11 @@ impl By {
         self.or(Map::Endpoints, Map::NodeEndpoints)
     }
 
+    /// The map of service ports whose clients keep their endpoints.
+    pub(super) fn service_ports(self) -> Map {
+        self.or(Map::ServicePorts, Map::NodeServicePorts)
+    }
+
     /// The map that leads to chains that pick.
     pub(super) fn picks(self) -> Map {
         self.or(Map::Picks, Map::NodePicks)
@@ -112,8 +117,8 @@ impl Pick {
         (set < 3).then_some(Self { by, set, count, affinity })
     }
 
-    /// The chain that does it.
-    pub(super) fn chain(self) -> String {
+    /// The name of the chain that does it.
+    pub(super) fn chain_name(self) -> String {
         let by = self.by.or("pick", "node-pick");
         let affinity = match self.affinity {
             0 => String::new(),
@@ -122,80 +127,76 @@ impl Pick {
         format!("{by}-{}-of-{}{affinity}", self.set, self.count)
     }
 
-    /// The chain that notes whom a client keeps, if it does.
-    fn remembering_chain(self) -> Option<String> {
-        (self.affinity > 0).then(|| format!("remember-{}-of-{}-for-{}", self.set, self.count, self.affinity))
+    /// The element that leads to its chain.
+    pub(super) fn element(self, family: Family) -> (Element, Value) {
+        let element = Element::new(family, self.by.picks(), Bytes::new().number(self.word()));
+        (element, Value::Verdict(Verdict::Goto(self.chain_name())))
     }
 
-    /// The elements that lead to its chains.
-    pub(super) fn elements(self, family: Family) -> Vec<(Element, Value)> {
-        let element = |map, chain| {
-            let element = Element::new(family, map, Bytes::new().number(self.word()));
-            (element, Value::Verdict(Verdict::Goto(chain)))
-        };
-        let mut elements = vec![element(self.by.picks(), self.chain())];
-        // Where a connection went does not depend on how it was looked up; one chain will do.
-        if self.by == By::Address {
-            elements.extend(self.remembering_chain().map(|it| element(Map::Remembers, it)));
-        }
-        elements
-    }
-
-    /// Its chains.
-    pub(super) fn chains(self, family: Family) -> Vec<Chain> {
-        let mut chains = vec![Chain { name: self.chain(), hook: None, rules: self.rules(family) }];
-        if self.by == By::Address {
-            chains.extend(self.remembering_chain().map(|name| {
-                let rules = self.remembering_rules(family);
-                Chain { name, hook: None, rules }
-            }));
-        }
-        chains
-    }
-
-    /// The map of those who keep an endpoint of this set.
-    fn affinity_map(self) -> Map {
-        Map::AFFINITY[(self.set as usize).min(Map::AFFINITY.len() - 1)]
+    /// Its chain.
+    pub(super) fn chain(self, family: Family) -> Chain {
+        Chain { name: self.chain_name(), hook: None, rules: self.rules(family) }
     }
 
     fn rules(self, family: Family) -> Vec<Rule> {
         let at = Registers::new(family);
-        let mut rules = Vec::new();
+        let mut rules = vec![Rule::new(family, "the number has arrived").carry_number(0)];
         if self.affinity > 0 {
-            // It stays in the priority until the endpoint is noted.
-            let kept = key(Rule::new(family, "the endpoint that this client has"), By::Address, at)
-                .source(at.next)
-                .look_up(self.affinity_map(), at.address, Register(0));
-            rules.push(kept.translate(Register(0), at.after_address()));
-        } else {
-            rules.push(Rule::new(family, "the number has arrived").carry_number(0));
+            rules.extend(self.keeping_rules(family));
         }
-        let any = key(Rule::new(family, "one of them"), self.by, at)
-            .random(at.next, self.count, self.set << SET_SHIFT)
-            .look_up(self.by.endpoints(), at.key(self.by), Register(0));
-        rules.push(any.translate(Register(0), at.after_address()));
+        rules.push(self.any(Rule::new(family, "one of them")).translate(at.next, at.port_after()));
         rules
     }
 
-    fn remembering_rules(self, family: Family) -> Vec<Rule> {
+    /// For a client that keeps its endpoint: the one it has, while that may be used here, or else a new one.
+    ///
+    /// Whether it may is asked of what changes together with the endpoints, so that no packet goes to one that is gone.
+    fn keeping_rules(self, family: Family) -> [Rule; 3] {
         let at = Registers::new(family);
-        let note = Rule::new(family, "this client keeps its endpoint")
-            .original_destination(at.address)
-            .protocol(at.protocol)
-            .original_port(at.port)
-            .source(at.next)
-            .destination(at.value())
-            .destination_port(at.value_port())
-            .remember(self.affinity_map(), at.address, at.value(), self.affinity);
-        vec![Rule::new(family, "the number has arrived").carry_number(0), note]
+        let members = Map::members(self.set);
+        let client =
+            |rule: Rule| rule.look_up(self.by.service_ports(), at.key(self.by), at.address).source(at.client);
+        let kept = |comment| {
+            client(key(Rule::new(family, comment), self.by, at)).look_up(Map::Affinity, at.client, at.next)
+        };
+        let note = |rule: Rule| rule.remember(Map::Affinity, at.client, at.next, self.affinity);
+        [
+            note(kept("the endpoint that this client has").if_in(members, at.address))
+                .translate(at.next, at.port_after()),
+            kept("one that is not among them any more").if_not_in(members, at.address).forget(
+                Map::Affinity,
+                at.client,
+                at.next,
+            ),
+            // Who connects twice at a time is noted once: what is noted counts. Where there is no room, nothing is.
+            note(client(self.any(Rule::new(family, "one of them, which it keeps"))))
+                .look_up(Map::Affinity, at.client, at.next)
+                .if_in(members, at.address)
+                .translate(at.next, at.port_after()),
+        ]
+    }
+
+    /// Reads where the packet goes, and an endpoint for it.
+    fn any(self, rule: Rule) -> Rule {
+        let at = Registers::new(rule.family());
+        key(rule, self.by, at).random(at.next, self.count, self.set << SET_SHIFT).look_up(
+            self.by.endpoints(),
+            at.key(self.by),
+            at.next,
+        )
     }
 }
 
-/// Where things are in the registers: first the destination's address, protocol and port, then what comes after them.
+/// Where things are in the registers: the client, then an address with protocol and port, which may be the packet's
+/// destination or name a service port, and then what comes after it: a slot, an endpoint, or a source.
+///
+/// So client and service port are one key, and service port and endpoint another.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registers {
     /// How many an address takes.
     pub(super) width: u32,
+    /// The client's address.
+    pub(super) client: Register,
     /// The address.
     pub(super) address: Register,
     /// The protocol.
@@ -215,10 +216,11 @@ impl Registers {
         };
         Self {
             width,
-            address: Register(0),
-            protocol: Register(width),
-            port: Register(width + 1),
-            next: Register(width + 2),
+            client: Register(0),
+            address: Register(width),
+            protocol: Register(2 * width),
+            port: Register(2 * width + 1),
+            next: Register(2 * width + 2),
         }
     }
 
@@ -227,18 +229,9 @@ impl Registers {
         by.or(self.address, self.protocol)
     }
 
-    /// What follows an address at the beginning.
-    fn after_address(self) -> Register {
-        Register(self.width)
-    }
-
-    /// What follows a key of a client and a frontend.
-    fn value(self) -> Register {
+    /// The port of an endpoint that comes after them.
+    fn port_after(self) -> Register {
         Register(self.next.0 + self.width)
-    }
-
-    fn value_port(self) -> Register {
-        Register(self.value().0 + self.width)
     }
 }
 

@@ -127,8 +127,6 @@ impl Setting {
         ];
         let hooked = |name: &str, hook, rules| Chain { name: name.to_owned(), hook: Some(hook), rules };
         let services = || vec![self.to("services to all", Verdict::Jump("services".into()))];
-        let remember =
-            || vec![self.rule("by the number that is left").if_newly_translated().dispatch(Map::Remembers)];
         chains.extend([
             hooked("prerouting", Hook::Prerouting, services()),
             hooked("output", Hook::Output, services()),
@@ -139,8 +137,6 @@ impl Setting {
             hooked("prerouting-again", Hook::PreroutingAgain, services()),
             hooked("output-again", Hook::OutputAgain, services()),
             hooked("postrouting", Hook::Postrouting, self.postrouting()),
-            hooked("translated", Hook::Translated, remember()),
-            hooked("translated-output", Hook::TranslatedOutput, remember()),
         ]);
         chains
     }

@@ -31,14 +31,18 @@ pub(super) enum Map {
     Picks,
     /// The same for node ports.
     NodePicks,
-    /// How an endpoint was picked → the chain that notes who keeps it.
-    Remembers,
-    /// A client and where it connected to → the endpoint it keeps; written by the kernel, packet by packet.
+    /// Where a Service answers whose clients keep their endpoints → what names the service port: the cluster IP's frontend.
+    ServicePorts,
+    /// [`Map::ServicePorts`] of node ports.
+    NodeServicePorts,
+    /// A client and a service port → the endpoint it keeps; written by the kernel, packet by packet.
     Affinity,
-    /// The same where only endpoints for traffic from outside may be kept.
-    AffinityExternal,
-    /// The same where only endpoints for a cluster IP may be kept.
-    AffinityInternal,
+    /// A service port and each endpoint that may be kept there, of the set 0.
+    Members,
+    /// The same for the set of traffic from outside.
+    MembersExternal,
+    /// The same for the set of a cluster IP.
+    MembersInternal,
     /// The sources that may use a load balancer IP.
     Sources,
     /// Where node ports are served.
@@ -101,7 +105,7 @@ pub(super) enum Leads {
 
 impl Map {
     /// All of them.
-    pub(super) const ALL: [Self; 19] = [
+    pub(super) const ALL: [Self; 21] = [
         Self::Frontends,
         Self::Inside,
         Self::Outside,
@@ -113,18 +117,26 @@ impl Map {
         Self::Behaviours,
         Self::Picks,
         Self::NodePicks,
-        Self::Remembers,
+        Self::ServicePorts,
+        Self::NodeServicePorts,
         Self::Affinity,
-        Self::AffinityExternal,
-        Self::AffinityInternal,
+        Self::Members,
+        Self::MembersExternal,
+        Self::MembersInternal,
         Self::Sources,
         Self::NodeAddresses,
         Self::ClusterIps,
         Self::Hairpin,
     ];
 
-    /// Those that the kernel writes, by the number of the set whose endpoints are kept.
-    pub(super) const AFFINITY: [Self; 3] = [Self::Affinity, Self::AffinityExternal, Self::AffinityInternal];
+    /// The endpoints of the set of a number that may be kept.
+    pub(super) fn members(set: u32) -> Self {
+        match set {
+            0 => Self::Members,
+            1 => Self::MembersExternal,
+            _ => Self::MembersInternal,
+        }
+    }
 
     /// Its name in the table.
     pub(super) fn name(self) -> &'static str {
@@ -140,10 +152,12 @@ impl Map {
             Self::Behaviours => "behaviours",
             Self::Picks => "picks",
             Self::NodePicks => "node-picks",
-            Self::Remembers => "remembers",
+            Self::ServicePorts => "service-ports",
+            Self::NodeServicePorts => "node-service-ports",
             Self::Affinity => "affinity",
-            Self::AffinityExternal => "affinity-external",
-            Self::AffinityInternal => "affinity-internal",
+            Self::Members => "members",
+            Self::MembersExternal => "members-external",
+            Self::MembersInternal => "members-internal",
             Self::Sources => "sources",
             Self::NodeAddresses => "node-addresses",
             Self::ClusterIps => "cluster-ips",
@@ -156,14 +170,18 @@ impl Map {
         use Field::{Address, Number, Port, Priority, Protocol};
 
         match self {
-            Self::Frontends | Self::Inside | Self::Outside => &[Address, Protocol, Port],
-            Self::NodeFrontends | Self::NodeInside | Self::NodeOutside => &[Protocol, Port],
+            Self::Frontends | Self::Inside | Self::Outside | Self::ServicePorts => &[Address, Protocol, Port],
+            Self::NodeFrontends | Self::NodeInside | Self::NodeOutside | Self::NodeServicePorts => {
+                &[Protocol, Port]
+            }
             Self::Endpoints => &[Address, Protocol, Port, Number],
             Self::NodeEndpoints => &[Protocol, Port, Number],
-            Self::Behaviours | Self::Picks | Self::NodePicks | Self::Remembers => &[Priority],
-            Self::Affinity | Self::AffinityExternal | Self::AffinityInternal | Self::Sources => {
-                &[Address, Protocol, Port, Address]
+            Self::Behaviours | Self::Picks | Self::NodePicks => &[Priority],
+            Self::Affinity => &[Address, Address, Protocol, Port],
+            Self::Members | Self::MembersExternal | Self::MembersInternal => {
+                &[Address, Protocol, Port, Address, Port]
             }
+            Self::Sources => &[Address, Protocol, Port, Address],
             Self::NodeAddresses | Self::ClusterIps => &[Address],
             Self::Hairpin => &[Address, Address],
         }
@@ -171,7 +189,7 @@ impl Map {
 
     /// What a key leads to.
     pub(super) fn leads(self) -> Leads {
-        use Field::{Address, Port, Priority};
+        use Field::{Address, Port, Priority, Protocol};
 
         match self {
             Self::Frontends
@@ -180,13 +198,16 @@ impl Map {
             | Self::NodeFrontends
             | Self::NodeInside
             | Self::NodeOutside => Leads::To(&[Priority]),
-            Self::Behaviours | Self::Picks | Self::NodePicks | Self::Remembers => Leads::ToChain,
-            Self::Endpoints
-            | Self::NodeEndpoints
-            | Self::Affinity
-            | Self::AffinityExternal
-            | Self::AffinityInternal => Leads::To(&[Address, Port]),
-            Self::Sources | Self::NodeAddresses | Self::ClusterIps | Self::Hairpin => Leads::Nowhere,
+            Self::Behaviours | Self::Picks | Self::NodePicks => Leads::ToChain,
+            Self::Endpoints | Self::NodeEndpoints | Self::Affinity => Leads::To(&[Address, Port]),
+            Self::ServicePorts | Self::NodeServicePorts => Leads::To(&[Address, Protocol, Port]),
+            Self::Members
+            | Self::MembersExternal
+            | Self::MembersInternal
+            | Self::Sources
+            | Self::NodeAddresses
+            | Self::ClusterIps
+            | Self::Hairpin => Leads::Nowhere,
         }
     }
 
@@ -197,7 +218,7 @@ impl Map {
 
     /// Whether the kernel writes it, and not we.
     pub(super) fn is_dynamic(self) -> bool {
-        Self::AFFINITY.contains(&self)
+        self == Self::Affinity
     }
 }
 

@@ -160,10 +160,6 @@ pub(super) enum Hook {
     OutputAgain,
     /// On their way out.
     Postrouting,
-    /// From outside, once they are translated.
-    Translated,
-    /// From a program on this host, once they are translated.
-    TranslatedOutput,
 }
 
 impl Hook {
@@ -175,8 +171,6 @@ impl Hook {
             Self::PreroutingAgain => ("nat", 0, -99),
             Self::OutputAgain => ("nat", 3, -99),
             Self::Postrouting => ("nat", 4, 100),
-            Self::Translated => ("filter", 0, -98),
-            Self::TranslatedOutput => ("filter", 3, -98),
         }
     }
 }

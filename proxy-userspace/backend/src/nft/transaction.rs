@@ -5,7 +5,6 @@
 use std::{collections::BTreeSet, hash::Hasher as _};
 
 use model::Family;
-use nix::errno::Errno;
 use twox_hash::XxHash64;
 
 use super::{
@@ -65,7 +64,7 @@ pub(super) fn comment(setting: &Setting) -> String {
     let mut hasher = XxHash64::with_seed(0);
     let mut chains = setting.chains();
     for (by, affinity) in By::ALL.into_iter().flat_map(|by| [(by, 0), (by, 1)]) {
-        chains.extend(Pick { by, set: 0, count: 1, affinity }.chains(setting.family));
+        chains.push(Pick { by, set: 0, count: 1, affinity }.chain(setting.family));
     }
     let messages = skeleton(setting.family, &chains);
     // What is said to the kernel is the layout; how it is written down here does not matter as long as nothing is equal
@@ -133,7 +132,7 @@ impl Wanted {
     }
 
     fn pick_chains(&self) -> impl Iterator<Item = Chain> {
-        self.picks.iter().flat_map(|it| it.chains(self.setting.family))
+        self.picks.iter().map(|it| it.chain(self.setting.family))
     }
 
     fn difference(&self, there: &Snapshot) -> Difference {
@@ -189,33 +188,6 @@ pub(super) fn commit(netfilter: &mut Netfilter, messages: Vec<Message>) -> Resul
             Err(Error::Refused { what, errno: *errno })
         }
     }
-}
-
-/// Takes elements away, each in a message of its own, that the kernel may have taken away meanwhile.
-pub(super) fn forget(netfilter: &mut Netfilter, messages: &[Message]) -> Result<(), Error> {
-    // Few enough that there is room for an answer to each.
-    messages.chunks(100).try_for_each(|some| forget_some(netfilter, some.to_vec()))
-}
-
-fn forget_some(netfilter: &mut Netfilter, mut messages: Vec<Message>) -> Result<(), Error> {
-    let failed = |errno| Error::Refused { what: "to forget clients".into(), errno };
-    while !messages.is_empty() {
-        let refused = netfilter.transact(&framed(messages.clone()), SUBSYSTEM).map_err(failed)?;
-        let Some(first) = refused.first() else { return Ok(()) };
-        // Those that are gone are what stands in the way of the others.
-        let gone: BTreeSet<_> =
-            refused.iter().filter(|it| it.errno == Errno::ENOENT).filter_map(|it| it.message).collect();
-        if gone.is_empty() {
-            return Err(failed(first.errno));
-        }
-        // The frame is in the count.
-        let mut position = 0;
-        messages.retain(|_| {
-            position += 1;
-            !gone.contains(&position)
-        });
-    }
-    Ok(())
 }
 
 /// The messages of a transaction, with what comes before and after them.
@@ -293,7 +265,7 @@ mod tests {
         let (wanted, there) = written();
         let asleep = Snapshot { flags: DORMANT, ..there.clone() };
         let mut drops = there;
-        drops.policies.insert("translated".into(), DROP);
+        drops.policies.insert("prerouting".into(), DROP);
         for there in [asleep, drops] {
             assert!(matches!(wanted.plan(Some(&there)), Plan::Replace));
         }

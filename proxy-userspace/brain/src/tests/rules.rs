@@ -255,6 +255,24 @@ fn cluster_and_local_fall_back_apart() {
 }
 
 #[test]
+fn who_serves_only_because_no_other_does_is_said_to_leave() {
+    let service = Service { external_policy: LOCAL, ..with_node_port() };
+    let said = |endpoints: &[Endpoint]| -> Vec<_> {
+        let state = state(&service, &[slice(endpoints)]);
+        state.endpoints.iter().map(|it| (it.local, it.is_leaving)).collect()
+    };
+    assert_eq!(
+        said(&[leaving(pod(here("10.1.0.1"), "a")), pod(at("10.1.0.2"), "b")]),
+        [(true, true), (false, false)]
+    );
+    assert_eq!(said(&[leaving(here("10.1.0.1")), here("10.1.0.2")]), [(true, false)]);
+    // It is served on purpose, whatever becomes of it (publishNotReadyAddresses).
+    let mut wanted = here("10.1.0.1");
+    wanted.conditions.terminating = true;
+    assert_eq!(said(&[wanted]), [(true, false)]);
+}
+
+#[test]
 fn families_fall_back_apart() {
     let slices = [slice([at("10.1.0.1")]), slice_named("web-6", Family::V6, vec![leaving(at("fd00:1::2"))])];
     check_internal(&slices, "1 v6:2");

@@ -48,6 +48,7 @@ fn published() -> Published {
         v4: Some([10, 1, 0, last].into()),
         v6: None,
         local,
+        is_leaving: false,
         ports: vec![EndpointPort {
             index: 0,
             port: number(8080),

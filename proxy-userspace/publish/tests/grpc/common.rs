@@ -71,6 +71,7 @@ pub(crate) fn service(path: &str, endpoints: &[(&str, u8)]) -> (ServiceName, Arc
         v4: Some(Ipv4Addr::new(10, 1, 0, *last)),
         v6: None,
         local: *last < 100,
+        is_leaving: false,
         ports: vec![EndpointPort {
             index: 0,
             port: number(8080),

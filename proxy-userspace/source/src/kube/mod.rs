@@ -5,6 +5,7 @@
 //! any length takes anything away, and what comes back is compared with what was known.
 
 mod access;
+mod events;
 mod failure;
 mod follow;
 mod kind;
@@ -31,6 +32,7 @@ use self::{
 use crate::Changes;
 
 pub use access::{Access, AccessError};
+pub use events::{Events, Warning};
 pub use status::KindStatus;
 
 /// What to watch, and where.

@@ -46,6 +46,7 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
         // Every third pod has no v6 address.
         v6: (!n.is_multiple_of(3)).then(|| [0xfd01, 0, 0, 0, 0, 0, 0, u16::from(*n)].into()),
         local: true,
+        is_leaving: false,
         ports: vec![
             EndpointPort { index: 0, port: NonZeroU16::new(8080).unwrap(), scopes: scopes(*n) },
             EndpointPort { index: 1, port: NonZeroU16::new(5353).unwrap(), scopes: scopes(*n) },

@@ -83,6 +83,7 @@ impl Made {
                 v4: Some([10, 244, 0, *pod].into()),
                 v6: None,
                 local,
+                is_leaving: false,
                 ports: vec![EndpointPort {
                     index: 0,
                     port: number(5353),
@@ -201,6 +202,10 @@ fn ranges_guard_a_load_balancer_ip_each_source_once_and_let_this_node_in_if_it_i
             "frontend 203.0.113.9:53/UDP guarded",
             "inside 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
             "inside 203.0.113.9:53/UDP endpoints=1 any for 60 s",
+            "member 10.96.0.1:53/UDP any 10.244.0.1:5353",
+            "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
+            "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
+            "service-port 203.0.113.9:53/UDP of 10.96.0.1:53/UDP",
             "source 203.0.113.9:53/UDP from 10.0.0.0 to 10.255.255.255",
             "source 203.0.113.9:53/UDP from 192.168.0.0 to 192.168.0.255",
             "source 203.0.113.9:53/UDP from 203.0.113.9 to 203.0.113.9",
@@ -220,8 +225,41 @@ fn equal_sets_are_not_one_where_clients_keep_their_endpoints() {
             "frontend 203.0.113.9:53/UDP external",
             "inside 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
             "inside 203.0.113.9:53/UDP endpoints=1 any for 60 s",
+            "member 10.96.0.1:53/UDP any 10.244.0.1:5353",
+            "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
+            "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
+            "service-port 203.0.113.9:53/UDP of 10.96.0.1:53/UDP",
         ],
     );
+}
+
+#[test]
+fn a_client_of_any_address_may_keep_the_endpoints_that_this_address_leads_to() {
+    let it = Made { external_local: true, node_port: Some(30_053), affinity: true, ..Made::new(1, &[1, 2]) };
+    let mut layout = Layout::default();
+    layout.update(&state(&[Made { local: 1, ..it.clone() }]), &[], &mut Hints::new());
+    let about = |layout: &Layout| -> Vec<_> {
+        let mut lines = lines(&layout.elements());
+        lines.retain(|it| it.contains("member") || it.contains("service-port"));
+        lines.sort_unstable();
+        lines
+    };
+    let expect = [
+        "packets member 10.96.0.1:53/UDP any 10.244.0.1:5353",
+        "packets member 10.96.0.1:53/UDP any 10.244.0.2:5353",
+        "packets member 10.96.0.1:53/UDP external 10.244.0.1:5353",
+        "packets member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
+        "packets member 10.96.0.1:53/UDP internal 10.244.0.2:5353",
+        "packets service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
+        "packets service-port node:30053/UDP of 10.96.0.1:53/UDP",
+    ];
+    assert_eq!(about(&layout), expect);
+    // Who goes is no member from the same moment on.
+    let update = layout.update(&state(&[Made { local: 1, pods: vec![1], ..it }]), &[], &mut Hints::new());
+    let mut gone = lines(&update.changes.delete);
+    gone.retain(|it| it.contains("member"));
+    gone.sort_unstable();
+    assert_eq!(gone, [expect[1], expect[4]]);
 }
 
 #[test]
@@ -267,7 +305,7 @@ fn a_change_costs_what_it_touches() {
     services[9].pods = vec![2, 3];
     let update = layout.update(&state(&services), &[], &mut Hints::new());
     assert_eq!((update.changes.delete.len(), update.changes.add.len()), (3, 2));
-    let names: Vec<_> = update.new_picks.iter().map(|(_, pick)| pick.chain()).collect();
+    let names: Vec<_> = update.new_picks.iter().map(|(_, pick)| pick.chain_name()).collect();
     assert_eq!(names, ["pick-0-of-2"]);
     let update = layout.update(&state(&services), &[], &mut Hints::new());
     assert_eq!((update.changes, update.services.len()), (Changes::default(), 0));
