@@ -218,4 +218,6 @@ fn roomy(entries: u32) -> u32 {
 }
 
 #[cfg(test)]
+mod at_scale;
+#[cfg(test)]
 mod tests;
