@@ -13,6 +13,7 @@ use tests::{
     cluster::{P1, P2, P3},
     eventually,
     load::Report,
+    patiently, repetitions,
 };
 
 use crate::{
@@ -25,7 +26,7 @@ fn one_flow(from: &NetNs, address: SocketAddr) -> UdpSocket {
     let _there = from.enter().unwrap();
     let socket = UdpSocket::bind(if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
     socket.connect(address).unwrap();
-    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    socket.set_read_timeout(Some(patiently(Duration::from_millis(200)))).unwrap();
     socket
 }
 
@@ -179,7 +180,7 @@ fn change_under_load(backend: &str) {
         (seed >> 16) % below
     };
     let mut last = Vec::new();
-    for _ in 0..1_000 {
+    for _ in 0..repetitions(1_000) {
         // The pods serve the Service under load in ever changing numbers; others come and go beside it.
         let pods = [("n1", "p1", P1), ("n1", "p2", P2), ("n2", "p3", P3)];
         let mut web = outside("web", 1);

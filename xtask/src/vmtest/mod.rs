@@ -13,6 +13,7 @@ mod table;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fs,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     process::Command,
     sync::{Mutex, PoisonError},
@@ -160,7 +161,10 @@ impl<'a> Bench<'a> {
         let name = if series == OWN { "own".to_owned() } else { series.to_owned() };
         let mut seen = Seen::default();
         let mut ran = Ran::default();
+        let mut journal = journal(number, &name);
         let mut tell = |event: Event| {
+            // What is not written down is told in the end all the same.
+            let _ = serde_json::to_writer(&mut journal, &event).map(|()| writeln!(journal));
             lock(board).tell(number, &name, self.plan.tests.len(), &event);
             match event {
                 Event::Ready { release, features } => {
@@ -255,6 +259,17 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// Where everything that happens on a kernel is written as it happens, for who looks before the end, or ends it.
+fn journal(number: usize, kernel: &str) -> Box<dyn io::Write + Send> {
+    let folder = workspace().join("target/vmtest");
+    let file = fs::create_dir_all(&folder)
+        .and_then(|()| fs::File::create(folder.join(format!("{number}-{kernel}.jsonl"))));
+    match file {
+        Ok(file) => Box::new(file),
+        Err(_) => Box::new(io::sink()),
+    }
+}
+
 /// What every virtual machine boots into: busybox, these programs, every build of the product, and ourselves.
 fn root(programs: impl Iterator<Item = PathBuf>) -> Result<Initramfs> {
     let busybox = setup::tool("busybox", "busybox-static")?;
@@ -277,6 +292,8 @@ fn root(programs: impl Iterator<Item = PathBuf>) -> Result<Initramfs> {
     // The tests take the capabilities of the proxy from there.
     root.folder(&::tests::deploy::folder())?;
     root.program(&std::env::current_exe()?, Some(Path::new("/guest")))?;
+    // As everywhere.
+    root.link("/var/run", "/run");
     root.file("/init", include_str!("init.sh"));
     Ok(root)
 }
