@@ -49,11 +49,7 @@ pub fn ask_in_vain(transport: Transport, address: SocketAddr) -> io::Result<Stri
 fn ask_within(limit: Duration, transport: Transport, address: SocketAddr) -> io::Result<String> {
     match transport {
         Transport::Tcp => Ok(Probe::connect_within(limit, address)?.name),
-        Transport::Udp => match ask_connected(limit, address) {
-            // Its endpoint went meanwhile: a program asks again.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => ask_connected(limit, address),
-            answer => answer,
-        },
+        Transport::Udp => until_not_ended(|| ask_connected(limit, address)),
         Transport::UdpUnconnected => {
             let socket = udp(limit, address)?;
             socket.send_to(b"who?", address)?;
@@ -64,6 +60,23 @@ fn ask_within(limit: Duration, transport: Transport, address: SocketAddr) -> io:
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text));
             }
             name(&answer[..length])
+        }
+    }
+}
+
+/// Asks anew for as long as the endpoint goes meanwhile, as a program does whose connected UDP socket is ended.
+///
+/// # Errors
+///
+/// The last one's.
+pub fn until_not_ended<T>(mut ask: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let begin = Instant::now();
+    loop {
+        match ask() {
+            Err(error)
+                if error.kind() == io::ErrorKind::ConnectionAborted && begin.elapsed() < patiently(LIMIT) => {
+            }
+            answer => return answer,
         }
     }
 }
