@@ -97,6 +97,11 @@ pub(crate) fn vmtest(only: &[String], repeat: usize) -> Result<()> {
     }
 }
 
+/// The name of a test without its suite and modules, as the table has it.
+fn own_name(test: &str) -> &str {
+    test.rsplit("::").next().unwrap_or(test)
+}
+
 /// Whether a word of the command line is a kernel, or else part of a test's name.
 fn is_kernel(word: &str) -> bool {
     word == OWN || word.starts_with(|it: char| it.is_ascii_digit())
@@ -135,7 +140,7 @@ impl<'a> Bench<'a> {
         }
         build_for_tests()?;
         let tests = find_tests()?;
-        let names: BTreeSet<_> = tests.iter().map(|it| it.name.as_str()).collect();
+        let names: BTreeSet<_> = tests.iter().map(|it| own_name(&it.name)).collect();
         if let Some(unknown) = table.unknown_tests(&names).first() {
             bail!("{unknown}");
         }
@@ -171,7 +176,7 @@ impl<'a> Bench<'a> {
                     (seen.release, seen.features) = (release, features);
                 }
                 Event::Ended { test, outcome, seconds } => {
-                    let own_name = test.rsplit("::").next().unwrap_or(&test).to_owned();
+                    let own_name = own_name(&test).to_owned();
                     match &outcome {
                         Outcome::Passed => {
                             seen.passed.insert(own_name);
