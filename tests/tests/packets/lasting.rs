@@ -135,7 +135,7 @@ fn a_restart_leaves_what_is_right_untouched_and_no_connection_fails() {
         };
         let load = {
             let _there = cluster.client.enter().unwrap();
-            Load::start(Transport::Tcp, at(outer(1)[0], 80), 2, Duration::from_millis(1))
+            Load::start(Transport::Tcp, at(outer(1)[0], 80), 2, patiently(Duration::from_millis(1)))
         };
         assert!(load.settle(LIMIT));
         agent.kill9().unwrap();
@@ -167,7 +167,7 @@ fn change_under_load(backend: &str) {
     let Some(mut it) = Served::or_skip("changes", backend, &services, &[]) else { return };
     let start = |(transport, address, threads)| {
         let _there = it.cluster.client.enter().unwrap();
-        Load::start(transport, address, threads, Duration::from_millis(3))
+        Load::start(transport, address, threads, patiently(Duration::from_millis(3)))
     };
     // Many at a time, so that some packets are on their way through the rules while a change is committed.
     let tcp = doors(1).into_iter().map(|it| (Transport::Tcp, it, 4));
