@@ -34,15 +34,24 @@ pub enum Transport {
 ///
 /// The system call's, or [`io::ErrorKind::InvalidData`] if the answer is none.
 pub fn ask(transport: Transport, address: SocketAddr) -> io::Result<String> {
+    ask_within(patiently(LIMIT), transport, address)
+}
+
+/// Asks where nobody should answer. An answer that did come would be there within [`LIMIT`] on any machine.
+///
+/// # Errors
+///
+/// As for [`ask`].
+pub fn ask_in_vain(transport: Transport, address: SocketAddr) -> io::Result<String> {
+    ask_within(LIMIT, transport, address)
+}
+
+fn ask_within(limit: Duration, transport: Transport, address: SocketAddr) -> io::Result<String> {
     match transport {
-        Transport::Tcp => Ok(Probe::connect(address)?.name),
-        Transport::Udp => match ask_connected(address) {
-            // Its endpoint went meanwhile: a program asks again.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => ask_connected(address),
-            answer => answer,
-        },
+        Transport::Tcp => Ok(Probe::connect_within(limit, address)?.name),
+        Transport::Udp => until_not_ended(|| ask_connected(limit, address)),
         Transport::UdpUnconnected => {
-            let socket = udp(address)?;
+            let socket = udp(limit, address)?;
             socket.send_to(b"who?", address)?;
             let mut answer = [0; 256];
             let (length, from) = socket.recv_from(&mut answer)?;
@@ -55,8 +64,25 @@ pub fn ask(transport: Transport, address: SocketAddr) -> io::Result<String> {
     }
 }
 
-fn ask_connected(address: SocketAddr) -> io::Result<String> {
-    let socket = udp(address)?;
+/// Asks anew for as long as the endpoint goes meanwhile, as a program does whose connected UDP socket is ended.
+///
+/// # Errors
+///
+/// The last one's.
+pub fn until_not_ended<T>(mut ask: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let begin = Instant::now();
+    loop {
+        match ask() {
+            Err(error)
+                if error.kind() == io::ErrorKind::ConnectionAborted && begin.elapsed() < patiently(LIMIT) => {
+            }
+            answer => return answer,
+        }
+    }
+}
+
+fn ask_connected(limit: Duration, address: SocketAddr) -> io::Result<String> {
+    let socket = udp(limit, address)?;
     socket.connect(address)?;
     socket.send(b"who?")?;
     let mut answer = [0; 256];
@@ -91,11 +117,15 @@ impl Probe {
     ///
     /// The system call's.
     pub fn connect(address: SocketAddr) -> io::Result<Self> {
-        let mut stream = TcpStream::connect_timeout(&address, patiently(LIMIT))?;
+        Self::connect_within(patiently(LIMIT), address)
+    }
+
+    fn connect_within(limit: Duration, address: SocketAddr) -> io::Result<Self> {
+        let mut stream = TcpStream::connect_timeout(&address, limit)?;
         // No TIME_WAIT, so that no load runs out of ports.
         reset_on_close(&stream)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(patiently(LIMIT)))?;
+        stream.set_read_timeout(Some(limit))?;
         let line = read_line(&mut stream)?;
         Ok(Self { name: name(&line)?, stream })
     }
@@ -136,13 +166,13 @@ pub fn reset_on_close(stream: &TcpStream) -> io::Result<()> {
     Ok(setsockopt(stream, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 })?)
 }
 
-fn udp(address: SocketAddr) -> io::Result<UdpSocket> {
+fn udp(limit: Duration, address: SocketAddr) -> io::Result<UdpSocket> {
     let any = match address {
         SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
         SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
     };
     let socket = UdpSocket::bind(any)?;
-    socket.set_read_timeout(Some(patiently(LIMIT)))?;
+    socket.set_read_timeout(Some(limit))?;
     Ok(socket)
 }
 

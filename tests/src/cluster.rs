@@ -31,6 +31,7 @@ use crate::{
     Agent, Build, NetNs, Sandbox, Transport,
     agent::Setting,
     ask,
+    client::ask_in_vain,
     manifest::{self, Service},
 };
 
@@ -196,6 +197,28 @@ impl Cluster {
     ///
     /// If the place cannot be entered.
     pub fn ask(from: &NetNs, transport: Transport, address: SocketAddr) -> io::Result<Answer> {
+        Self::ask_by(ask, from, transport, address)
+    }
+
+    /// The same where nobody should answer.
+    ///
+    /// # Errors
+    ///
+    /// The system call's.
+    ///
+    /// # Panics
+    ///
+    /// If the place cannot be entered.
+    pub fn ask_in_vain(from: &NetNs, transport: Transport, address: SocketAddr) -> io::Result<Answer> {
+        Self::ask_by(ask_in_vain, from, transport, address)
+    }
+
+    fn ask_by(
+        ask: fn(Transport, SocketAddr) -> io::Result<String>,
+        from: &NetNs,
+        transport: Transport,
+        address: SocketAddr,
+    ) -> io::Result<Answer> {
         let _there = from.enter().expect("a thread can enter a namespace of its own");
         let answer = ask(transport, address)?;
         let (name, sees) = answer.split_once(' ').ok_or(io::ErrorKind::InvalidData)?;

@@ -15,6 +15,7 @@ use tests::{
     http::get,
     load::Report,
     manifest::{self, Service},
+    patiently,
     world::NODE,
 };
 
@@ -147,7 +148,7 @@ fn counters_outlast_updates_deaths_and_upgrades_and_lose_nothing() {
         agent
     };
     let mut agent = start(Build::FaultPoints);
-    let load = Load::start(Transport::Tcp, (WEB, 80).into(), 2, Duration::from_millis(1));
+    let load = Load::start(Transport::Tcp, (WEB, 80).into(), 2, patiently(Duration::from_millis(1)));
     let web_by = |build| counted(&world, build).remove("http").unwrap_or_default();
     let mut before = 0;
     for (build, endpoints) in [

@@ -13,7 +13,7 @@ use tests::{
     Agent, Build, EchoServer, Load, Probe, Transport, World, eventually,
     load::Report,
     manifest::Service,
-    repetitions,
+    patiently, repetitions,
     world::{expected_dump, kernel_objects, settled_kernel_objects},
 };
 
@@ -66,7 +66,7 @@ impl Lasting {
         let udp = [STEADY4, STEADY6].map(|it| SocketAddr::new(ip(it), 80)).map(|service| {
             let any = if service.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).unwrap();
-            socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+            socket.set_read_timeout(Some(patiently(Duration::from_secs(2)))).unwrap();
             socket.connect(service).unwrap();
             (socket, service)
         });
@@ -107,13 +107,17 @@ fn converges(world: &World, agent: &mut Agent, services: &[Service], after: &str
 fn die_at(world: &World, fault: &str, round: &mut usize, others: &mut usize) {
     let setting = world.setting(Build::FaultPoints).environment("KUBE_PROXY_EBPF_FAULT", fault);
     let mut agent = setting.start(world.sandbox()).unwrap();
+    let grows = fault.starts_with("mid-growth");
+    let log = agent.log_path().to_owned();
+    let told = || std::fs::read_to_string(&log).unwrap_or_default().matches("in force rev").count();
     let died = eventually(LIMIT, || {
         *round += 1;
-        if fault.starts_with("mid-growth") {
-            *others += 40;
-        }
+        let before = told();
+        *others += if grows { 40 } else { 0 };
         world.write(&services(*round, *others));
-        agent.wait(Duration::from_millis(60)).is_ok()
+        // What grows is waited for: a slow start would be met by ever more.
+        eventually(LIMIT, || agent.wait(Duration::from_millis(60)).is_ok() || !grows || told() > before);
+        agent.wait(Duration::ZERO).is_ok()
     });
     assert!(died, "{fault} was never reached; the agent said:\n{}", agent.log());
     let status = agent.wait(LIMIT).unwrap();
@@ -188,7 +192,7 @@ fn restart_keeps_connections() {
         (Transport::UdpUnconnected, WEB6),
     ]
     .map(|(transport, address)| {
-        Load::start(transport, SocketAddr::new(ip(address), 80), 1, Duration::from_millis(1))
+        Load::start(transport, SocketAddr::new(ip(address), 80), 1, patiently(Duration::from_millis(1)))
     });
     let mut lasting = Lasting::begin();
     let objects = settled_kernel_objects();
@@ -224,7 +228,7 @@ fn restart_keeps_connections() {
     for _ in 0..repetitions(25) {
         let agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
         random = random.wrapping_mul(0x9e37_79b1).wrapping_add(1);
-        let lives = Duration::from_micros(u64::from(random >> 13));
+        let lives = patiently(Duration::from_micros(u64::from(random >> 13)));
         let begin = std::time::Instant::now();
         while begin.elapsed() < lives {
             round += 1;

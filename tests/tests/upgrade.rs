@@ -8,7 +8,7 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, EchoServer, Load, Probe, Transport, World, load::Report, manifest::Service,
+    Agent, Build, EchoServer, Load, Probe, Transport, World, load::Report, manifest::Service, patiently,
     world::expected_dump,
 };
 
@@ -139,7 +139,9 @@ fn upgrade_keeps_sockets() {
     askers.iter_mut().for_each(|it| it.ask("at first"));
     let loads =
         [(Transport::Tcp, service()), (Transport::Udp, service6()), (Transport::UdpUnconnected, service())]
-            .map(|(transport, address)| Load::start(transport, address, 1, Duration::from_millis(1)));
+            .map(|(transport, address)| {
+                Load::start(transport, address, 1, patiently(Duration::from_millis(1)))
+            });
 
     for (build, layout) in [
         (Build::NextLayout, "v1003"),

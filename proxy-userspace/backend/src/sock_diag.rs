@@ -170,3 +170,104 @@ fn message(family: u8, socket_id: SocketId, states: StateFlags, flags: u16) -> V
     message.serialize(&mut bytes);
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    use super::*;
+
+    const ERROR: u16 = 2;
+    const DONE: u16 = 3;
+
+    /// One that is answered by these datagrams, each of so many messages of a type and its body, and then by nothing; and
+    /// the other end, where what is asked goes.
+    fn answered(datagrams: &[&[(u16, Vec<u8>)]]) -> (SockDiag, UnixDatagram) {
+        let (kernel, ours) = UnixDatagram::pair().unwrap();
+        for datagram in datagrams {
+            kernel
+                .send(&datagram.iter().flat_map(|(kind, body)| raw(*kind, body)).collect::<Vec<_>>())
+                .unwrap();
+        }
+        // Nothing more will come.
+        ours.set_nonblocking(true).unwrap();
+        (SockDiag(ours.into()), kernel)
+    }
+
+    /// A message with its header, padded to words.
+    fn raw(kind: u16, body: &[u8]) -> Vec<u8> {
+        let length = 16 + body.len();
+        let mut bytes = (length as u32).to_ne_bytes().to_vec();
+        bytes.extend([kind.to_ne_bytes(), [0; 2]].concat());
+        bytes.extend([0; 8]);
+        bytes.extend(body);
+        bytes.resize(length.next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn done(code: i32) -> (u16, Vec<u8>) {
+        (DONE, (-code).to_ne_bytes().to_vec())
+    }
+
+    /// An error, with the header of what it is about; 0 is none.
+    fn error(code: i32) -> (u16, Vec<u8>) {
+        (ERROR, [&(-code).to_ne_bytes()[..], &raw(20, &[])].concat())
+    }
+
+    fn some_socket() -> Connected {
+        Connected { family: AF_INET, id: unspecified(AF_INET) }
+    }
+
+    #[test]
+    fn a_kernel_without_udp_diag_is_told_from_one_that_refuses() {
+        for refusal in [done(libc::ENOENT), error(libc::ENOENT)] {
+            let error = answered(&[&[refusal]]).0.connected_udp().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+            assert!(error.to_string().contains("udp_diag"), "{error}");
+        }
+        for refusal in [done(libc::EPERM), error(libc::EPERM)] {
+            let error = answered(&[&[refusal]]).0.connected_udp().unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+        }
+        // IPv6 is asked for as well, and its refusal counts, too.
+        let error = answered(&[&[done(0)], &[done(libc::EPERM)]]).0.connected_udp().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+        assert!(answered(&[&[done(0)], &[done(0)]]).0.connected_udp().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_socket_that_is_gone_is_told_from_one_that_cannot_be_ended() {
+        let end = |code| answered(&[&[error(code)]]).0.end(&some_socket());
+        assert!(end(0).unwrap());
+        assert!(!end(libc::ENOENT).unwrap() && !end(libc::ESTALE).unwrap());
+        let error = end(libc::EOPNOTSUPP).unwrap_err();
+        assert!(error.to_string().contains("CONFIG_INET_DIAG_DESTROY"), "{error}");
+        assert_eq!(end(libc::EPERM).unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+
+    #[test]
+    fn an_answer_that_breaks_off_or_makes_no_sense_is_an_error_and_not_the_end() {
+        // No end at all: nothing more comes.
+        let error = answered(&[&[]]).0.connected_udp().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+        // A socket's answer of four bytes, and a header that says more than there is.
+        assert!(answered(&[&[(20, vec![0; 4]), done(0)]]).0.connected_udp().is_err());
+        let (kernel, ours) = UnixDatagram::pair().unwrap();
+        let mut lie = raw(DONE, &0_i32.to_ne_bytes());
+        lie[0] = 255;
+        kernel.send(&lie).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        assert!(SockDiag(ours.into()).connected_udp().is_err());
+    }
+
+    #[test]
+    fn the_real_kernel_answers() {
+        let diag = SockDiag::open().unwrap();
+        let Err(error) = diag.can_end() else { return };
+        // It may lack the means, or we the right; then it says so.
+        assert!(
+            matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied),
+            "{error}"
+        );
+    }
+}

@@ -41,15 +41,15 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// The frontends that a Service does not get, with who has them.
-pub(crate) type Lost = BTreeMap<Frontend, ServiceName>;
+/// The frontends that a Service does not get.
+pub(crate) type Lost = BTreeSet<Frontend>;
 
 /// Who wants which frontend.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     services: BTreeMap<ServiceName, Claim>,
-    /// The winner first.
-    claimants: HashMap<Frontend, Vec<ServiceName>>,
+    /// The first one has it.
+    claimants: HashMap<Frontend, BTreeSet<Rank>>,
     lost: BTreeMap<ServiceName, Lost>,
 }
 
@@ -60,6 +60,27 @@ struct Claim {
     cluster_ips: Vec<IpAddr>,
     /// In ascending order, each once.
     frontends: Vec<Frontend>,
+}
+
+/// The least one wins: whose cluster IP it is, then the older; false comes before true.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    is_foreign: bool,
+    is_undated: bool,
+    created: Option<Timestamp>,
+    name: ServiceName,
+}
+
+impl Claim {
+    fn rank(&self, name: &ServiceName, frontend: Frontend) -> Rank {
+        let is_own = frontend.address.is_some_and(|it| self.cluster_ips.contains(&it));
+        Rank {
+            is_foreign: !is_own,
+            is_undated: self.created.is_none(),
+            created: self.created,
+            name: name.clone(),
+        }
+    }
 }
 
 impl Claims {
@@ -79,8 +100,10 @@ impl Claims {
 
     /// What all Services do not get, and why.
     pub(crate) fn rejected(&self) -> impl Iterator<Item = Rejected> {
-        self.lost.iter().flat_map(|(name, lost)| {
-            lost.iter().map(move |(frontend, winner)| Rejected {
+        let lost = self.lost.iter().flat_map(|(name, lost)| lost.iter().map(move |it| (name, it)));
+        lost.filter_map(|(name, frontend)| {
+            let winner = &self.claimants.get(frontend)?.first()?.name;
+            Some(Rejected {
                 item: format!("Service {name}: {frontend}"),
                 reason: format!(
                     "Service {winner} has it (its cluster IP, or the older one, or the first by name); give one of them another"
@@ -102,48 +125,45 @@ impl Claims {
             frontends: frontends(it, options),
         });
         let claim = claim.unwrap_or_default();
+        let mut touched = BTreeSet::new();
+        if self.services.get(name).map_or(claim == Claim::default(), |it| *it == claim) {
+            return touched;
+        }
         let before = self.services.remove(name).unwrap_or_default();
-        let is_same = before == claim;
         let all: BTreeSet<_> = before.frontends.iter().chain(&claim.frontends).copied().collect();
-        let wanted = claim.frontends.clone();
+        self.lost.remove(name);
+        for frontend in all {
+            let claimants = self.claimants.entry(frontend).or_default();
+            let winner = |it: &BTreeSet<Rank>| it.first().map(|it| it.name.clone());
+            let was = winner(claimants);
+            claimants.remove(&before.rank(name, frontend));
+            let is_wanted = claim.frontends.binary_search(&frontend).is_ok();
+            if is_wanted {
+                claimants.insert(claim.rank(name, frontend));
+            }
+            let is = winner(claimants);
+            if claimants.is_empty() {
+                self.claimants.remove(&frontend);
+            }
+            if is_wanted && is.as_ref() != Some(name) {
+                self.lost.entry(name.clone()).or_default().insert(frontend);
+            }
+            if was == is {
+                continue;
+            }
+            if let Some(loser) = was.filter(|it| it != name) {
+                self.lost.entry(loser.clone()).or_default().insert(frontend);
+                touched.insert(loser);
+            }
+            if let Some(winner) = is.filter(|it| it != name) {
+                self.forgive(&winner, frontend);
+                touched.insert(winner);
+            }
+        }
         if !claim.frontends.is_empty() {
             self.services.insert(name.clone(), claim);
         }
-        let mut touched = BTreeSet::new();
-        if is_same {
-            return touched;
-        }
-        self.lost.remove(name);
-        for frontend in all {
-            let mut claimants = self.claimants.remove(&frontend).unwrap_or_default();
-            claimants.retain(|it| it != name);
-            touched.extend(claimants.iter().cloned());
-            if wanted.binary_search(&frontend).is_ok() {
-                claimants.push(name.clone());
-            }
-            claimants.sort_by(|a, b| self.rank(a, frontend).cmp(&self.rank(b, frontend)));
-            if let Some((winner, losers)) = claimants.split_first() {
-                self.forgive(winner, frontend);
-                for it in losers {
-                    self.lost.entry(it.clone()).or_default().insert(frontend, winner.clone());
-                }
-                self.claimants.insert(frontend, claimants);
-            }
-        }
         touched
-    }
-
-    /// The least one wins: whose cluster IP it is, then the older.
-    fn rank<'a>(
-        &self,
-        name: &'a ServiceName,
-        frontend: Frontend,
-    ) -> (bool, bool, Option<Timestamp>, &'a ServiceName) {
-        let claim = self.services.get(name);
-        let is_own =
-            claim.zip(frontend.address).is_some_and(|(it, address)| it.cluster_ips.contains(&address));
-        let created = claim.and_then(|it| it.created);
-        (!is_own, created.is_none(), created, name)
     }
 
     fn forgive(&mut self, name: &ServiceName, frontend: Frontend) {

@@ -151,7 +151,7 @@ pub(crate) fn served_addresses(service: &facts::Service, options: &Options) -> i
 /// Takes away where another Service answers.
 fn take_away(service: &mut Service, lost: &Lost) {
     for port in &mut service.ports {
-        let is_lost = |address, port, protocol| lost.contains_key(&Frontend { address, port, protocol });
+        let is_lost = |address, port, protocol| lost.contains(&Frontend { address, port, protocol });
         let protocol = port.protocol;
         port.node_port = port.node_port.filter(|it| !is_lost(None, *it, protocol));
         let addresses =

@@ -158,7 +158,8 @@ impl ServiceState {
     pub fn targets(&self, port: usize, family: Family, scope: Scope) -> impl Iterator<Item = SocketAddr> {
         self.endpoints.iter().filter_map(move |endpoint| {
             let address = endpoint.address(family)?;
-            let target = endpoint.ports.iter().find(|it| usize::from(it.index) == port)?;
+            let target = endpoint.ports.binary_search_by_key(&port, |it| it.index.into()).ok()?;
+            let target = endpoint.ports.get(target)?;
             target.scopes.contains(scope).then(|| SocketAddr::new(address, target.port.get()))
         })
     }

@@ -13,6 +13,7 @@ use tests::{
     cluster::{P1, P2, P3},
     eventually,
     load::Report,
+    patiently, repetitions,
 };
 
 use crate::{
@@ -25,7 +26,7 @@ fn one_flow(from: &NetNs, address: SocketAddr) -> UdpSocket {
     let _there = from.enter().unwrap();
     let socket = UdpSocket::bind(if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
     socket.connect(address).unwrap();
-    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    socket.set_read_timeout(Some(patiently(Duration::from_millis(200)))).unwrap();
     socket
 }
 
@@ -134,7 +135,7 @@ fn a_restart_leaves_what_is_right_untouched_and_no_connection_fails() {
         };
         let load = {
             let _there = cluster.client.enter().unwrap();
-            Load::start(Transport::Tcp, at(outer(1)[0], 80), 2, Duration::from_millis(1))
+            Load::start(Transport::Tcp, at(outer(1)[0], 80), 2, patiently(Duration::from_millis(1)))
         };
         assert!(load.settle(LIMIT));
         agent.kill9().unwrap();
@@ -166,7 +167,7 @@ fn change_under_load(backend: &str) {
     let Some(mut it) = Served::or_skip("changes", backend, &services, &[]) else { return };
     let start = |(transport, address, threads)| {
         let _there = it.cluster.client.enter().unwrap();
-        Load::start(transport, address, threads, Duration::from_millis(3))
+        Load::start(transport, address, threads, patiently(Duration::from_millis(3)))
     };
     // Many at a time, so that some packets are on their way through the rules while a change is committed.
     let tcp = doors(1).into_iter().map(|it| (Transport::Tcp, it, 4));
@@ -179,7 +180,7 @@ fn change_under_load(backend: &str) {
         (seed >> 16) % below
     };
     let mut last = Vec::new();
-    for _ in 0..1_000 {
+    for _ in 0..repetitions(1_000) {
         // The pods serve the Service under load in ever changing numbers; others come and go beside it.
         let pods = [("n1", "p1", P1), ("n1", "p2", P2), ("n2", "p3", P3)];
         let mut web = outside("web", 1);

@@ -90,6 +90,7 @@ fn external_ip(n: u8) -> IpAddr {
 pub(super) struct Cluster {
     services: Vec<Changing>,
     others: usize,
+    turns: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -115,7 +116,7 @@ impl Cluster {
             has_affinity: n % 3 == 0,
             endpoints: (1..=ENDPOINTS).filter(|it| it % 3 == n % 3).collect(),
         };
-        Self { services: (1..=SERVICES).map(service).collect(), others: 0 }
+        Self { services: (1..=SERVICES).map(service).collect(), others: 0, turns: 0 }
     }
 
     /// Changes something, and says what.
@@ -164,6 +165,22 @@ impl Cluster {
                 "every Service has other endpoints".to_owned()
             }
         }
+    }
+
+    /// Has every Service serve, with all the endpoints there are and with one of them in turn, and says so.
+    ///
+    /// What a set loses is what shows a program that reads it too late: the slot that it wants is not there any more.
+    pub(super) fn turn_over(&mut self) -> String {
+        self.turns += 1;
+        for (n, service) in self.services.iter_mut().enumerate() {
+            (service.is_there, service.has_udp, service.has_v6) = (true, true, true);
+            service.endpoints = if self.turns.is_multiple_of(2) {
+                (1..=ENDPOINTS).collect()
+            } else {
+                vec![1 + ((self.turns / 2 + n) % usize::from(ENDPOINTS)) as u8]
+            };
+        }
+        format!("every Service turns over, {} endpoints", self.services[0].endpoints.len())
     }
 
     /// Sets how many Services there are that nobody asks.

@@ -188,7 +188,8 @@ impl Returning {
         let source = Ipv4Addr::new(10, 244, 3, rng.u8(1..=CLIENTS));
         let of = frontend(Transport::Udp, service);
         let began = Instant::now();
-        let asked = Asker::from(source, service).and_then(|it| {
+        let asked = client::until_not_ended(|| {
+            let it = Asker::from(source, service)?;
             it.socket.connect(service)?;
             it.socket.send(b"who?")?;
             it.receive()
@@ -312,7 +313,8 @@ fn ask_connected(shared: &Shared, asker: &mut Asker) {
     let began = Instant::now();
     let Some((endpoint, since)) = asker.last else {
         // A new socket: what was connected elsewhere may have been ended.
-        let fresh = Asker::new(asker.service).and_then(|it| {
+        let fresh = client::until_not_ended(|| {
+            let it = Asker::new(asker.service)?;
             it.socket.connect(it.service)?;
             it.socket.send(b"who?")?;
             let name = it.receive()?;

@@ -34,7 +34,10 @@ use crate::{
     status::Status,
 };
 
-/// The share of the time in which proxies die and are replaced; in the rest one lives, so that its memory can be told.
+/// The share of the time, at the beginning, in which a build that lingers inside each decision lives through changes of
+/// everything without a pause: what is written too early to what a program still reads shows there.
+const CHURN: f64 = 0.2;
+/// The share of the time, that of the churn included, in which proxies die and are replaced; in the rest one lives, so that its memory can be told.
 const STORM: f64 = 0.6;
 /// How many changes lie between two times that the maps are at their largest.
 const CYCLE: usize = 10;
@@ -133,7 +136,12 @@ impl Soak {
         self.begin = Instant::now();
 
         self.replace("replaced by a lingering build", Kind { build: Build::FaultPoints, ..calm }, true)?;
-        let storm = duration.mul_f64(STORM);
+        let (churn, storm) = (duration.mul_f64(CHURN), duration.mul_f64(STORM));
+        while self.begin.elapsed() < churn {
+            let what = self.cluster.turn_over();
+            self.write(&what)?;
+            self.wait_for_newest()?;
+        }
         while self.begin.elapsed() < storm {
             if self.rng.u8(..10) < 7 { self.change()? } else { self.upheaval()? }
         }

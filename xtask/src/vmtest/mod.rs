@@ -13,6 +13,7 @@ mod table;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fs,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     process::Command,
     sync::{Mutex, PoisonError},
@@ -96,6 +97,11 @@ pub(crate) fn vmtest(only: &[String], repeat: usize) -> Result<()> {
     }
 }
 
+/// The name of a test without its suite and modules, as the table has it.
+fn own_name(test: &str) -> &str {
+    test.rsplit("::").next().unwrap_or(test)
+}
+
 /// Whether a word of the command line is a kernel, or else part of a test's name.
 fn is_kernel(word: &str) -> bool {
     word == OWN || word.starts_with(|it: char| it.is_ascii_digit())
@@ -134,7 +140,7 @@ impl<'a> Bench<'a> {
         }
         build_for_tests()?;
         let tests = find_tests()?;
-        let names: BTreeSet<_> = tests.iter().map(|it| it.name.as_str()).collect();
+        let names: BTreeSet<_> = tests.iter().map(|it| own_name(&it.name)).collect();
         if let Some(unknown) = table.unknown_tests(&names).first() {
             bail!("{unknown}");
         }
@@ -160,14 +166,17 @@ impl<'a> Bench<'a> {
         let name = if series == OWN { "own".to_owned() } else { series.to_owned() };
         let mut seen = Seen::default();
         let mut ran = Ran::default();
+        let mut journal = journal(number, &name);
         let mut tell = |event: Event| {
+            // What is not written down is told in the end all the same.
+            let _ = serde_json::to_writer(&mut journal, &event).map(|()| writeln!(journal));
             lock(board).tell(number, &name, self.plan.tests.len(), &event);
             match event {
                 Event::Ready { release, features } => {
                     (seen.release, seen.features) = (release, features);
                 }
                 Event::Ended { test, outcome, seconds } => {
-                    let own_name = test.rsplit("::").next().unwrap_or(&test).to_owned();
+                    let own_name = own_name(&test).to_owned();
                     match &outcome {
                         Outcome::Passed => {
                             seen.passed.insert(own_name);
@@ -255,6 +264,17 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// Where everything that happens on a kernel is written as it happens, for who looks before the end, or ends it.
+fn journal(number: usize, kernel: &str) -> Box<dyn io::Write + Send> {
+    let folder = workspace().join("target/vmtest");
+    let file = fs::create_dir_all(&folder)
+        .and_then(|()| fs::File::create(folder.join(format!("{number}-{kernel}.jsonl"))));
+    match file {
+        Ok(file) => Box::new(file),
+        Err(_) => Box::new(io::sink()),
+    }
+}
+
 /// What every virtual machine boots into: busybox, these programs, every build of the product, and ourselves.
 fn root(programs: impl Iterator<Item = PathBuf>) -> Result<Initramfs> {
     let busybox = setup::tool("busybox", "busybox-static")?;
@@ -277,6 +297,8 @@ fn root(programs: impl Iterator<Item = PathBuf>) -> Result<Initramfs> {
     // The tests take the capabilities of the proxy from there.
     root.folder(&::tests::deploy::folder())?;
     root.program(&std::env::current_exe()?, Some(Path::new("/guest")))?;
+    // As everywhere.
+    root.link("/var/run", "/run");
     root.file("/init", include_str!("init.sh"));
     Ok(root)
 }

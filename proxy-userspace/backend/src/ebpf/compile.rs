@@ -3,6 +3,7 @@
 //! Ids and slots are not given here but in [`super::layout`], which remembers what is where.
 
 use std::{
+    collections::{HashMap, HashSet},
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     num::NonZeroU16,
@@ -117,10 +118,11 @@ pub(super) struct SetImage {
 /// A port whose set is empty refuses, also where an endpoint on another node could serve it (internal policy Local):
 /// a socket that asks here can only be answered here, and at once is better than never.
 pub(super) fn compile(state: &ServiceState) -> ServiceImage {
-    let mut image = ServiceImage::default();
     let service = &state.service;
+    let mut compiler =
+        Compiler { state, image: ServiceImage::default(), taken: HashSet::new(), sets: HashMap::new() };
     for &ip in &service.cluster_ips {
-        image.add(state, ip, Claim::Cluster, Scope::Internal);
+        compiler.add(ip, Claim::Cluster, Scope::Internal);
     }
     for &ip in &service.load_balancer_ips {
         // Who may come is judged by the source address, which a socket has only after routing: left to the packet path.
@@ -128,42 +130,52 @@ pub(super) fn compile(state: &ServiceState) -> ServiceImage {
         if service.source_ranges.iter().any(|it| Family::of(it.addr()) == family) {
             continue;
         }
-        image.add(state, ip, Claim::LoadBalancer, Scope::Cluster);
+        compiler.add(ip, Claim::LoadBalancer, Scope::Cluster);
     }
     for &ip in &service.external_ips {
-        image.add(state, ip, Claim::External, Scope::Cluster);
+        compiler.add(ip, Claim::External, Scope::Cluster);
     }
     for &ip in &service.cluster_ips {
-        image.add_node_ports(state, Family::of(ip));
+        compiler.add_node_ports(Family::of(ip));
     }
-    image
+    compiler.image
 }
 
-impl ServiceImage {
+/// A Service that is being compiled.
+struct Compiler<'a> {
+    state: &'a ServiceState,
+    image: ServiceImage,
+    /// Where it answers already.
+    taken: HashSet<FrontendAddress>,
+    /// The positions of the sets of a service port.
+    sets: HashMap<u64, Vec<usize>>,
+}
+
+impl Compiler<'_> {
     /// Adds every port of the Service at one of its addresses.
-    fn add(&mut self, state: &ServiceState, ip: IpAddr, claim: Claim, scope: Scope) {
-        let service = &state.service;
+    fn add(&mut self, ip: IpAddr, claim: Claim, scope: Scope) {
+        let service = &self.state.service;
         if let Some(reason) = unusable(ip) {
-            self.rejected.push(Rejected { item: format!("{} {claim} {ip}", service.name), reason });
+            self.image.rejected.push(Rejected { item: format!("{} {claim} {ip}", service.name), reason });
             return;
         }
         for (index, port) in service.ports.iter().enumerate() {
             if !port.lost.contains(&ip) {
-                self.add_port(state, (index, port), SocketAddr::new(ip, port.port.get()), claim, scope);
+                self.add_port((index, port), SocketAddr::new(ip, port.port.get()), claim, scope);
             }
         }
     }
 
     /// Adds the node ports of one family, whichever address they are asked at.
-    fn add_node_ports(&mut self, state: &ServiceState, family: Family) {
+    fn add_node_ports(&mut self, family: Family) {
         let any = match family {
             Family::V4 => IpAddr::from(Ipv4Addr::UNSPECIFIED),
             Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
         };
-        for (index, port) in state.service.ports.iter().enumerate() {
+        for (index, port) in self.state.service.ports.iter().enumerate() {
             if let Some(number) = port.node_port.map(NonZeroU16::get) {
                 let address = SocketAddr::new(any, number);
-                self.add_port(state, (index, port), address, Claim::NodePort, Scope::Cluster);
+                self.add_port((index, port), address, Claim::NodePort, Scope::Cluster);
             }
         }
     }
@@ -171,24 +183,23 @@ impl ServiceImage {
     /// Adds one port at one address.
     fn add_port(
         &mut self,
-        state: &ServiceState,
         (index, port): (usize, &ServicePort),
         address: SocketAddr,
         claim: Claim,
         scope: Scope,
     ) {
-        let service = &state.service;
+        let service = &self.state.service;
         let Some(transport) = Transport::of(port.protocol) else { return };
         let address = FrontendAddress { address, transport };
-        if self.frontends.iter().any(|it| it.address == address) {
-            self.rejected.push(Rejected {
+        if !self.taken.insert(address) {
+            self.image.rejected.push(Rejected {
                 item: format!("{} {claim} {address}", service.name),
                 reason: "this Service names the same address and port before; the first one counts".into(),
             });
             return;
         }
         let family = Family::of(address.address.ip());
-        let mut backends: Vec<_> = state.targets(index, family, scope).collect();
+        let mut backends: Vec<_> = self.state.targets(index, family, scope).collect();
         backends.sort_unstable();
         backends.dedup();
         let affinity = service.affinity.map_or(0, |it| it.timeout_seconds.get());
@@ -196,14 +207,18 @@ impl ServiceImage {
         let id = identity(&service.name, &port.name, transport);
         let set = self.set(SetImage { service: id, family, is_listed, backends });
         let own_addresses_only = claim == Claim::NodePort && service.external_policy == TrafficPolicy::Local;
-        self.frontends.push(Frontend { address, claim, set, affinity, service: id, own_addresses_only });
+        let frontend = Frontend { address, claim, set, affinity, service: id, own_addresses_only };
+        self.image.frontends.push(frontend);
     }
 
     /// The position of a set, which addresses of a service port that lead to the same backends share.
     fn set(&mut self, set: SetImage) -> usize {
-        self.sets.iter().position(|it| *it == set).unwrap_or_else(|| {
-            self.sets.push(set);
-            self.sets.len() - 1
+        let (own, all) = (self.sets.entry(set.service).or_default(), &mut self.image.sets);
+        let known = own.iter().copied().find(|it| all.get(*it) == Some(&set));
+        known.unwrap_or_else(|| {
+            own.push(all.len());
+            all.push(set);
+            all.len() - 1
         })
     }
 }

@@ -95,10 +95,11 @@ impl Set {
     }
 }
 
-/// Who wants a frontend, and why, in ascending order; the first has it.
+/// Who wants a frontend, and why; the first has it.
 #[derive(Debug, Default)]
 struct Claims {
-    services: Vec<(Claim, ServiceName)>,
+    /// With its position in [`Known::frontends`].
+    services: BTreeMap<(Claim, ServiceName), usize>,
     row: Option<Row>,
 }
 
@@ -149,7 +150,7 @@ impl Layout {
             let known = self.services.remove(name).unwrap_or_default();
             for it in &known.frontends {
                 if let Some(claims) = self.frontends.get_mut(&it.address) {
-                    claims.services.retain(|(_, claimant)| claimant != name);
+                    claims.services.remove(&(it.claim, name.clone()));
                 }
                 touched.insert(it.address);
             }
@@ -161,10 +162,9 @@ impl Layout {
                 writer.counters.give_back(Owner::port(it.service));
             }
             let known = writer.relay(&mut self.ids, known, image);
-            for it in &known.frontends {
+            for (position, it) in known.frontends.iter().enumerate() {
                 let claims = &mut self.frontends.entry(it.address).or_default().services;
-                let claim = (it.claim, name.clone());
-                claims.insert(claims.partition_point(|it| *it < claim), claim);
+                claims.insert((it.claim, name.clone()), position);
                 touched.insert(it.address);
             }
             if now.is_some() {
@@ -178,8 +178,11 @@ impl Layout {
             } else {
                 self.contested.remove(&address);
             }
-            let owner = claims.services.first().and_then(|(_, owner)| self.services.get(owner));
-            let row = owner.and_then(|owner| row(owner, address, writer.counters));
+            let first = claims.services.first_key_value();
+            let row = first.and_then(|((_, owner), position)| {
+                let owner = self.services.get(owner)?;
+                row(owner, owner.frontends.get(*position)?, writer.counters)
+            });
             writer.frontend(address, claims.row, row);
             if frontend_table(address) == Table::NodePorts {
                 count(&mut self.node_ports, address.address.port(), claims.row.is_some(), row.is_some());
@@ -265,8 +268,9 @@ impl Layout {
         let own = self.rejected.values().flatten().cloned();
         let contested = self.contested.iter().filter_map(|address| self.frontends.get_key_value(address));
         let lost = contested.filter_map(|(address, claims)| {
-            let ((claim, winner), losers) = claims.services.split_first()?;
-            Some(losers.iter().map(move |(lost, loser)| Rejected {
+            let mut all = claims.services.keys();
+            let (claim, winner) = all.next()?;
+            Some(all.map(move |(lost, loser)| Rejected {
                 item: format!("{loser} {lost} {address}"),
                 reason: format!("it is a {claim} of {winner} already; give one of them another"),
             }))
@@ -280,8 +284,7 @@ impl Layout {
 }
 
 /// The row of a frontend that belongs to `owner`.
-fn row(owner: &Known, address: FrontendAddress, counters: &Counters) -> Option<Row> {
-    let frontend = owner.frontends.iter().find(|it| it.address == address)?;
+fn row(owner: &Known, frontend: &Frontend, counters: &Counters) -> Option<Row> {
     let set = owner.sets.get(frontend.set)?;
     let count = u32::try_from(set.slots.len()).ok()?;
     Some(Row {

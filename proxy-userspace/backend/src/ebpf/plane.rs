@@ -108,6 +108,11 @@ impl<S: Store> Plane<S> {
         self.active = spare;
         self.quiet = false;
         fault::point("flipped-before-grace");
+        if cfg!(feature = "fault-points") {
+            // At once, so that nothing but the grace period keeps it from what a program that lingers still reads.
+            // Where it fails, the next one says why.
+            let _ = self.settle();
+        }
         Ok(Applied { services, entries, flipped: true, whole })
     }
 
@@ -218,5 +223,7 @@ fn roomy(entries: u32) -> u32 {
     entries.saturating_add(entries / 4).max(LEAST)
 }
 
+#[cfg(test)]
+mod at_scale;
 #[cfg(test)]
 mod tests;

@@ -418,4 +418,6 @@ fn relay(old: &[SocketAddr], new: &[SocketAddr]) -> Slots {
 }
 
 #[cfg(test)]
+mod at_scale;
+#[cfg(test)]
 mod tests;

@@ -116,3 +116,32 @@ fn services_that_are_not_served_claim_nothing() {
     let brain = brain([foreign, named("b", ONE, Some(2))]);
     assert!(lost(&brain, "b").concat().is_empty() && items(&brain).is_empty());
 }
+
+#[test]
+fn however_many_want_an_address_each_loser_is_named_and_the_next_one_follows() {
+    const MANY: u32 = 20_000;
+    let name = |n| format!("s{n:05}");
+    let one = ONE.parse::<IpAddr>().unwrap();
+    // Each is older than those before it, so that each takes it away again.
+    let mut brain = brain((1..=MANY).map(|n| {
+        let own = IpAddr::from(std::net::Ipv4Addr::from(0x0a40_0000 + n));
+        let external_ips = vec![one];
+        Service { external_ips, ..named(&name(n), &own.to_string(), Some((MANY - n).into())) }
+    }));
+    assert!(lost(&brain, &name(MANY)).concat().is_empty());
+    assert_eq!(lost(&brain, &name(1)), [[one]]);
+    let rejected: Vec<_> = brain.rejected().collect();
+    assert_eq!(rejected.len() as u32, MANY - 1);
+    assert!(rejected.iter().all(|it| it.reason.starts_with("Service ns/s20000 has it")));
+    // From the winner's end on, one after the other gets it.
+    for n in (2..=MANY).rev() {
+        brain.delete_service(&ServiceName::new("ns", name(n)));
+        if n % 5_000 == 1 {
+            let changed = brain.settle();
+            assert!(changed.iter().map(AsRef::as_ref).eq(["n1"]), "{changed:?}");
+            assert!(lost(&brain, &name(n - 1)).concat().is_empty());
+        }
+    }
+    brain.settle();
+    assert!(items(&brain).is_empty() && lost(&brain, &name(1)).concat().is_empty());
+}

@@ -1,0 +1,119 @@
+//! States of a size that nobody should have, and that somebody will: they are laid out totally, what is wrong in them is
+//! listed item by item, and what is taken away leaves nothing behind.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU16,
+};
+
+use model::{
+    Protocol,
+    state::{
+        Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind, ServicePort,
+        ServiceState, TargetPort, TrafficPolicy,
+    },
+};
+
+use super::*;
+
+fn number(it: u16) -> NonZeroU16 {
+    NonZeroU16::new(it).unwrap()
+}
+
+/// The n-th address of 10.64.0.0/10.
+fn cluster_ip(n: u32) -> IpAddr {
+    Ipv4Addr::from(0x0a40_0000 + n).into()
+}
+
+/// The n-th address of 11.0.0.0/8.
+fn pod(n: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0x0b00_0000 + n)
+}
+
+/// A Service `default/s<n>` at port 80, with these external IPs and endpoints.
+fn service(
+    n: u32,
+    external_ips: &[IpAddr],
+    pods: impl IntoIterator<Item = (Option<Ipv4Addr>, Option<Ipv6Addr>)>,
+) -> ServiceState {
+    let service = Service {
+        name: ServiceName::new("default", format!("s{n}")),
+        kind: ServiceKind::ClusterIp,
+        cluster_ips: vec![cluster_ip(n)],
+        external_ips: external_ips.to_vec(),
+        load_balancer_ips: Vec::new(),
+        ports: vec![ServicePort {
+            name: String::new(),
+            protocol: Protocol::Tcp,
+            port: number(80),
+            node_port: None,
+            lost: Vec::new(),
+            target_port: TargetPort::Number(number(8080)),
+            usable: PerFamily { v4: true, v6: false },
+        }],
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity: None,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    };
+    let scopes = Scopes { internal: true, external: true, cluster: true };
+    let endpoint = |(n, (v4, v6))| Endpoint {
+        key: EndpointKey::Pod(format!("p{n:06}")),
+        hostname: String::new(),
+        v4,
+        v6,
+        local: false,
+        ports: vec![EndpointPort { index: 0, port: number(8080), scopes }],
+    };
+    ServiceState::new(service, (0_u32..).zip(pods).map(endpoint))
+}
+
+fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
+    NodeState { services: services.into_iter().map(std::sync::Arc::new).collect(), ..NodeState::default() }
+}
+
+/// What the kernel has to do for this state: so many elements less, and so many more.
+fn take(layout: &mut Layout, state: &NodeState) -> (usize, usize) {
+    let Update { changes, .. } = layout.update(state, &[], &mut Hints::new());
+    (changes.delete.len(), changes.add.len())
+}
+
+#[test]
+fn a_service_of_100_000_endpoints_comes_and_goes() {
+    const MANY: u32 = 100_000;
+    let of = |pods: std::ops::Range<u32>| {
+        // One address twice, one of a family that the Service does not have, and none at all.
+        let bad = [(Some(pod(MANY - 1)), None), (None, Some(Ipv6Addr::LOCALHOST)), (None, None)];
+        state([service(1, &[], pods.map(|n| (Some(pod(n)), None)).chain(bad))])
+    };
+    let mut layout = Layout::default();
+    // Besides the endpoints: the cluster IP, its frontend, and the pick.
+    assert_eq!(take(&mut layout, &of(0..MANY)), (0, MANY as usize + 3));
+    // One goes: another takes its slot, whose own is gone, and the pick is one of fewer.
+    assert_eq!(take(&mut layout, &of(1..MANY)), (3, 2));
+    assert_eq!(take(&mut layout, &of(MANY - 1..MANY)).1, 1);
+    assert_eq!(layout.elements().len(), 4);
+    take(&mut layout, &NodeState::default());
+    assert!(layout.elements().is_empty() && layout.picks().is_empty() && layout.rejected().is_empty());
+}
+
+#[test]
+fn of_50_000_services_every_clash_is_listed_and_all_else_is_served() {
+    const MANY: u32 = 50_000;
+    /// One in so many names another's cluster IP an external IP of its own.
+    const THIEVES: u32 = 100;
+    let of = |count| {
+        let external_ips = |n| if n % THIEVES == 1 { vec![cluster_ip(n - 1)] } else { Vec::new() };
+        state((0..count).map(|n| service(n, &external_ips(n), [(Some(pod(n)), None)])))
+    };
+    let mut layout = Layout::default();
+    assert_eq!(take(&mut layout, &of(MANY)), (0, 4 * MANY as usize));
+    assert_eq!(layout.services(), MANY as usize);
+    let rejected = layout.rejected();
+    assert_eq!(rejected.len() as u32, MANY / THIEVES);
+    assert!(rejected.iter().all(|it| it.reason.starts_with("it is a cluster IP of default/s")));
+    assert_eq!(take(&mut layout, &of(2)), (4 * (MANY as usize - 2), 0));
+    let rejected: Vec<_> = layout.rejected().into_iter().map(|it| it.item).collect();
+    assert_eq!(rejected, ["default/s1 external IP 10.64.0.0:80/TCP"]);
+}
