@@ -26,6 +26,9 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 /// How often to see whether the programs are still where they should be.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// From how many entries on a change leaves memory behind that is worth giving back.
+const MANY: usize = 10_000;
+
 /// Keeps `node` at the newest state, until the publisher is gone. A failure leaves the last state in force, is reported,
 /// and is tried again with a growing pause, or at once with the next state. What is done is told to `observer`.
 pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Observer) {
@@ -88,9 +91,9 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
         observer.lacking(node.lacking());
         match attached {
             Ok(()) => {
-                let mut whole = false;
+                let mut was_large = false;
                 let published = written.take().map(|mut written| {
-                    whole = written.report.whole;
+                    was_large = written.report.whole || written.report.entries > MANY;
                     written.report.rejected.append(&mut left);
                     let published = Arc::clone(&written.published);
                     written.tell(&mut rejected, observer);
@@ -108,7 +111,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                         tracing::warn!(error, "not settled; next try in {pause:?}");
                     }
                 }
-                if whole {
+                if was_large {
                     // It took far more than keeping it does.
                     spawn_blocking(give_back_memory);
                 }

@@ -77,6 +77,7 @@ fn endpoint(n: u32, v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>, ports: u16) -> E
         v4,
         v6,
         local: false,
+        is_leaving: false,
         ports: ports.collect(),
     }
 }

@@ -64,6 +64,7 @@ fn service(
         v4,
         v6,
         local: false,
+        is_leaving: false,
         ports: vec![EndpointPort { index: 0, port: number(8080), scopes }],
     };
     ServiceState::new(service, (0_u32..).zip(pods).map(endpoint))
