@@ -4,8 +4,8 @@
 //! [`Counters::reclaim`], which is told when.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    hash::Hasher as _,
+    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
+    hash::{BuildHasherDefault, Hasher},
     net::{IpAddr, SocketAddr},
 };
 
@@ -34,12 +34,33 @@ impl Owner {
     }
 }
 
+/// Finds an owner by its number, which is a hash already.
+type ByItself = BuildHasherDefault<Itself>;
+
+#[derive(Debug, Default)]
+struct Itself(u64);
+
+impl Hasher for Itself {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write_u64(&mut self, it: u64) {
+        self.0 = it;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        // An owner is one number; whatever else comes is found all the same.
+        self.0 = bytes.iter().fold(self.0, |hash, it| hash.rotate_left(8) ^ u64::from(*it));
+    }
+}
+
 /// Which cells there are, and whose they are.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    known: HashMap<Owner, Known>,
+    known: HashMap<Owner, Known, ByItself>,
     /// Owners that nothing in the tables leads to any more.
-    idle: HashSet<Owner>,
+    idle: HashSet<Owner, ByItself>,
     /// Single cells without an owner.
     cells: Vec<Cell>,
     /// Runs of [`PORT_CELLS`] without an owner, by their first cell.
@@ -108,19 +129,18 @@ impl Counters {
     }
 
     fn take(&mut self, owner: Owner, is_port: bool) -> Cell {
-        // A run that was told of by half: whoever did it died before a row led there.
-        if self.known.get(&owner).is_some_and(|it| it.is_port != is_port)
-            && let Some(half) = self.known.remove(&owner)
-        {
+        if let Entry::Occupied(mut known) = self.known.entry(owner) {
+            if known.get().is_port == is_port {
+                known.get_mut().uses += 1;
+                if known.get().uses == 1 {
+                    self.idle.remove(&owner);
+                }
+                return known.get().cell;
+            }
+            // A run that was told of by half: whoever did it died before a row led there.
+            let half = known.remove();
             self.idle.remove(&owner);
             self.free(half);
-        }
-        if let Some(known) = self.known.get_mut(&owner) {
-            known.uses += 1;
-            if known.uses == 1 {
-                self.idle.remove(&owner);
-            }
-            return known.cell;
         }
         let found = if is_port { self.run() } else { self.cell() };
         let Some(cell) = found else { return UNCOUNTED };
