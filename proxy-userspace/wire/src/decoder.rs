@@ -41,21 +41,20 @@ impl Decoder {
         self.take_nodes(&change.nodes);
         let mut served = Vec::new();
         for (path, message) in &change.services {
-            let Some(message) = message else {
-                self.forget(path);
-                continue;
-            };
-            let (state, rejected) = decode(path, message);
             let before = self.services.remove(path);
-            tell(&rejected, before.as_ref().map(|it| it.rejected.as_slice()));
-            let name = state.as_ref().map(|it| it.service.name.clone());
+            let mut name = None;
+            if let Some(message) = message {
+                let (state, rejected) = decode(path, message);
+                tell(&rejected, before.as_ref().map(|it| it.rejected.as_slice()));
+                name = state.as_ref().map(|it| it.service.name.clone());
+                self.services.insert(Arc::clone(path), Known { name: name.clone(), rejected });
+                served.extend(state.map(Arc::new));
+            }
             if name.is_none()
                 && let Some(gone) = before.and_then(|it| it.name)
             {
                 self.state.services.remove(&gone);
             }
-            self.services.insert(Arc::clone(path), Known { name, rejected });
-            served.extend(state.map(Arc::new));
         }
         if self.state.services.is_empty() {
             // The first time it is nearly all there is.
@@ -80,12 +79,6 @@ impl Decoder {
         change.nodes.extend(gone.map(|it| (Arc::clone(it), None)));
         change.nodes.extend(state.nodes.iter().map(|(name, it)| (Arc::clone(name), Some(Arc::clone(it)))));
         self.change(&change)
-    }
-
-    fn forget(&mut self, path: &str) {
-        if let Some(name) = self.services.remove(path).and_then(|it| it.name) {
-            self.state.services.remove(&name);
-        }
     }
 
     fn take_nodes(&mut self, nodes: &BTreeMap<Arc<str>, Option<Arc<localv1::Node>>>) {
