@@ -7,7 +7,7 @@ use crate::{
     counters::{Cell, UNCOUNTED},
     net::Be16,
     socket::Address,
-    tables::{BackendKey, Frontend, LOOPBACK, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, TCP, UDP},
+    tables::{Frontend, LOOPBACK, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, TCP, UDP},
 };
 
 /// The tables of one side, in one address family.
@@ -17,6 +17,8 @@ pub trait Tables {
     /// The family's backend.
     type Backend: Copy + Default + PartialEq;
 
+    /// Whether a frontend may have this address; told without a look-up.
+    fn may_be_frontend(&self, ip: Self::Ip) -> bool;
     /// What stands behind a destination, if it is ours.
     fn frontend(&self, ip: Self::Ip, port: Be16, protocol: u8) -> Option<Frontend>;
     /// Whether a port lies between the least and the greatest node port.
@@ -25,8 +27,8 @@ pub trait Tables {
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend>;
     /// Whose an address is, if it is a node's.
     fn place(&self, ip: Self::Ip) -> Option<Place>;
-    /// The backend in a slot of a set, and where its connections are counted.
-    fn backend(&self, key: BackendKey) -> Option<(Self::Backend, Cell)>;
+    /// The backend at a position, and where its connections are counted.
+    fn backend(&self, position: u32) -> Option<(Self::Backend, Cell)>;
     /// Where the connections of a backend are counted, if a set contains it; asked of UDP frontends and of those with
     /// affinity only.
     fn member(&self, set: u32, backend: Self::Backend) -> Option<Cell>;
@@ -99,7 +101,8 @@ pub fn decide<T: Tables>(
     if protocol != TCP && protocol != UDP {
         return Verdict::Pass;
     }
-    let found = match tables.frontend(ip, port, protocol) {
+    let frontend = if tables.may_be_frontend(ip) { tables.frontend(ip, port, protocol) } else { None };
+    let found = match frontend {
         Some(frontend) => Some(frontend),
         // Told by the port alone, so that what is no node port costs no second look-up.
         None if tables.may_be_node_port(port) => node_port(tables, caller, ip, port, protocol),
@@ -142,12 +145,12 @@ fn affine<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> O
 
 /// A backend by chance.
 ///
-/// Every slot below the count is there: a whole generation says so. Should it ever not be, failing at once is the answer a
-/// client can act on.
+/// Every position below the count is there: a whole generation says so. Should it ever not be, failing at once is the
+/// answer a client can act on.
 #[inline(always)]
 fn choose<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> Option<Led<T::Backend>> {
-    let slot = scale(caller.random(), frontend.count);
-    let (backend, cell) = tables.backend(BackendKey { set: frontend.set, slot })?;
+    let position = frontend.first + scale(caller.random(), frontend.count);
+    let (backend, cell) = tables.backend(position)?;
     Some(Led { backend, port: frontend.cell, cell })
 }
 
@@ -188,6 +191,8 @@ mod tests {
 
     /// The first cell of the frontend's service port.
     const PORT: Cell = 40;
+    /// Where the frontend's backends are.
+    const FIRST: u32 = 100;
     const REFUSED: Verdict<u32> = Verdict::Refuse { port: PORT };
 
     fn cell_of(backend: u32) -> Cell {
@@ -210,7 +215,12 @@ mod tests {
         type Ip = u32;
         type Backend = u32;
 
+        fn may_be_frontend(&self, ip: u32) -> bool {
+            [7, 8].contains(&ip)
+        }
+
         fn frontend(&self, ip: u32, port: Be16, protocol: u8) -> Option<Frontend> {
+            assert!([7, 8].contains(&ip), "asked of addresses only that may be frontends");
             let count = self.backends.len() as u32;
             (ip == 7 && port == Be16::new(80) && protocol == self.protocol).then_some(Frontend {
                 set: 1,
@@ -219,7 +229,7 @@ mod tests {
                 affinity: self.affinity,
                 service: 77,
                 cell: PORT,
-                zero: 0,
+                first: FIRST,
                 #[cfg(feature = "next-layout")]
                 other_layout: 0,
             })
@@ -240,9 +250,9 @@ mod tests {
             [OWN, OTHER, LOOPBACK].into_iter().find(|it| *it == ip)
         }
 
-        fn backend(&self, key: BackendKey) -> Option<(u32, Cell)> {
-            assert_eq!(key.set, 1);
-            self.backends.get(key.slot as usize).map(|it| (*it, cell_of(*it)))
+        fn backend(&self, position: u32) -> Option<(u32, Cell)> {
+            let slot = position.checked_sub(FIRST).expect("a position of the set");
+            self.backends.get(slot as usize).map(|it| (*it, cell_of(*it)))
         }
 
         fn member(&self, _: u32, backend: u32) -> Option<Cell> {
@@ -355,7 +365,7 @@ mod tests {
     #[test]
     fn what_is_not_ours_passes() {
         let tables = One { protocol: TCP, backends: &[10], affinity: 0 };
-        for (ip, port, protocol) in [(8, 80, TCP), (7, 81, TCP), (7, 80, UDP), (7, 80, 132)] {
+        for (ip, port, protocol) in [(8, 80, TCP), (9, 80, TCP), (7, 81, TCP), (7, 80, UDP), (7, 80, 132)] {
             assert_eq!(decide(&tables, &Someone::default(), ip, Be16::new(port), protocol, 0), Verdict::Pass);
         }
     }

@@ -19,7 +19,7 @@ pub mod tables;
 
 /// The version of everything in [`tables`]: part of the path the generation maps are pinned under.
 /// Raise it with every change of a size, a field or a meaning there; a new binary then builds its maps beside the old.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1003 } else { 3 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1004 } else { 4 };
 
 /// The version of everything in [`socket`] and [`peers`], apart from [`LAYOUT_VERSION`], because live sockets outlast an upgrade.
 /// It should never change: socket storage grows into its reserved words, which older programs leave zero.

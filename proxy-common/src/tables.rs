@@ -1,8 +1,9 @@
 //! The tables of one generation: frontends, node ports, the backends of their sets, and the members of sets.
 //!
-//! Each table exists once per address family and side, as a hash map behind a two-slot outer map.
-//! A frontend names a *set*; the backends of a set lie in slots `0..count`, so that a random slot is one look-up.
+//! Each table exists once per address family and side, behind a two-slot outer map: backends as an array, all others as
+//! hash maps. A frontend names a *set*, whose backends lie side by side in the array, so that a random one is one load.
 //! Where a socket returns to a backend (unconnected UDP), the members table says whether it is still in the set.
+//! What is nobody's is mostly told by the side's [`Outline`], without a look-up.
 
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
@@ -52,7 +53,7 @@ pub struct FrontendKey6 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
 pub struct Frontend {
-    /// The set of its backends.
+    /// The set of its backends, as [`MemberKey4`] and [`MemberKey6`] name it.
     pub set: u32,
     /// How many backends the set has; with none, the connection is refused.
     pub count: u32,
@@ -64,8 +65,8 @@ pub struct Frontend {
     pub service: u64,
     /// The first of the service port's cells.
     pub cell: Cell,
-    /// Always zero.
-    pub zero: u32,
+    /// Where its backends are: at this position of the family's array, and at the `count - 1` after it.
+    pub first: u32,
     /// Makes this layout another one, so that the tests of an upgrade cross a real difference.
     #[cfg(feature = "next-layout")]
     pub other_layout: u64,
@@ -96,8 +97,10 @@ pub const OTHER: Place = 2;
 /// The loopback address: this node's, in its own network namespace.
 pub const LOOPBACK: Place = 3;
 
-/// The least and the greatest node port of a side, in one word, so that what is neither is told apart without a look-up.
+/// The least and the greatest node port of a side.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
 pub struct Span {
     /// The least; above the greatest if there is none.
     pub least: u16,
@@ -109,17 +112,6 @@ impl Span {
     /// No port at all.
     pub const NOTHING: Self = Self { least: 1, greatest: 0 };
 
-    /// From the word that stands for it; the word 0 is a span of nothing but port 0.
-    #[inline(always)]
-    pub const fn from_word(word: u32) -> Self {
-        Self { least: (word >> 16) as u16, greatest: word as u16 }
-    }
-
-    /// The word that stands for it.
-    pub const fn word(self) -> u32 {
-        (self.least as u32) << 16 | self.greatest as u32
-    }
-
     /// Whether a port lies in it.
     #[inline(always)]
     pub const fn contains(self, port: Be16) -> bool {
@@ -127,15 +119,67 @@ impl Span {
     }
 }
 
-/// What a backend is found by: a set and a slot in `0..count`.
+/// Where the frontends of a side may be: what lies outside is told apart by one load, without a look-up.
+///
+/// Most that a node connects to is nobody's Service, and lies in other networks than Services do.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct BackendKey {
-    /// The set.
-    pub set: u32,
-    /// The slot in it.
-    pub slot: u32,
+pub struct Outline {
+    /// Between which ports the node ports lie.
+    pub span: Span,
+    /// Always zero.
+    pub zero: u32,
+    /// The networks of IPv4 frontends.
+    pub networks4: Networks,
+    /// The networks of IPv6 frontends.
+    pub networks6: Networks,
+}
+
+impl Outline {
+    /// Of nothing.
+    pub const EMPTY: Self =
+        Self { span: Span::NOTHING, zero: 0, networks4: Networks::NONE, networks6: Networks::NONE };
+}
+
+/// Networks, a bit for each.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Networks([u64; 1 << (Network::BITS - 6)]);
+
+impl Networks {
+    /// None of them.
+    pub const NONE: Self = Self([0; _]);
+
+    /// Whether this one is there.
+    #[inline(always)]
+    pub const fn contain(&self, network: Network) -> bool {
+        self.0[network as usize >> 6] & 1 << (network & 63) != 0
+    }
+
+    /// Adds one.
+    pub const fn add(&mut self, network: Network) {
+        self.0[network as usize >> 6] |= 1 << (network & 63);
+    }
+}
+
+/// In which of 65,536 networks an address is.
+pub type Network = u16;
+
+/// The /16 that an IPv4 address is in.
+#[inline(always)]
+pub const fn network4(address: V4) -> Network {
+    let [a, b, _, _] = address.raw().to_ne_bytes();
+    Network::from_ne_bytes([a, b])
+}
+
+/// What the /64 that an IPv6 address is in folds to.
+#[inline(always)]
+pub const fn network6(address: V6) -> Network {
+    let [a, b, _, _] = address.raw();
+    let folded = a ^ b;
+    (folded ^ folded >> 16) as Network
 }
 
 /// Where a backend is, over IPv4.
@@ -164,7 +208,7 @@ pub struct Backend6 {
     pub zero: u16,
 }
 
-/// What is in a slot of a set, over IPv4.
+/// What is at a position of the array of backends, over IPv4; all zeroes where nothing is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
@@ -175,7 +219,7 @@ pub struct Slot4 {
     pub cell: Cell,
 }
 
-/// What is in a slot of a set, over IPv6.
+/// What is at a position of the array of backends, over IPv6; all zeroes where nothing is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
@@ -215,7 +259,7 @@ const _: () = assert!(size_of::<FrontendKey4>() == 8);
 const _: () = assert!(size_of::<FrontendKey6>() == 20);
 const _: () = assert!(size_of::<Frontend>() == if cfg!(feature = "next-layout") { 40 } else { 32 });
 const _: () = assert!(size_of::<NodePortKey>() == 4);
-const _: () = assert!(size_of::<BackendKey>() == 8);
+const _: () = assert!(size_of::<Outline>() == 8 + 2 * 8192);
 const _: () = assert!(size_of::<Backend4>() == 8);
 const _: () = assert!(size_of::<Backend6>() == 20);
 const _: () = assert!(size_of::<Slot4>() == 12);

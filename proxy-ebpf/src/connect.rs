@@ -33,15 +33,14 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 #[inline(always)]
 fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port, protocol) = (ctx::ip4(ctx), ctx::port(ctx), ctx::protocol(ctx));
-    let memory = Memory::of(ctx)?;
-    let process = Process::of(ctx);
+    let process = Process::that_connects(ctx);
     let side = Side::<V4>::active()?;
     let verdict = match scope::is_left_alone(ctx) {
         true => Verdict::Pass,
         false => decide(&side, &process, ip, port, protocol, Backend4::default()),
     };
     match canary::lead4(verdict, ip, port, protocol) {
-        Verdict::Pass => forget(ctx, &memory, &Address::new(ip.mapped(), port)),
+        Verdict::Pass => forget(ctx, &Address::new(ip.mapped(), port)),
         Verdict::Refuse { port } => {
             counters::refusal(port);
             return Some(ctx::refuse_connect4(ctx));
@@ -49,7 +48,7 @@ fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
         Verdict::To(led) => {
             process.counter().connection(&led);
             let backend = led.backend;
-            remember(ctx, &memory, ip.mapped(), port, backend.address.mapped(), backend.port);
+            remember(ctx, &process.memory()?, ip.mapped(), port, backend.address.mapped(), backend.port);
             ctx::rewrite4(ctx, backend.address, backend.port);
         }
     }
@@ -59,8 +58,7 @@ fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
 #[inline(always)]
 fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
     let (ip, port, protocol) = (ctx::ip6(ctx), ctx::port(ctx), ctx::protocol(ctx));
-    let memory = Memory::of(ctx)?;
-    let process = Process::of(ctx);
+    let process = Process::that_connects(ctx);
     let mapped = ip.to_v4();
     let is_left_alone = scope::is_left_alone(ctx);
     let verdict = match mapped {
@@ -98,7 +96,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
         }
     };
     match verdict {
-        Verdict::Pass => forget(ctx, &memory, &Address::new(ip, port)),
+        Verdict::Pass => forget(ctx, &Address::new(ip, port)),
         Verdict::Refuse { port } => {
             counters::refusal(port);
             return Some(ctx::refuse_connect6(ctx, mapped.is_some()));
@@ -106,7 +104,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
         Verdict::To(led) => {
             process.counter().connection(&led);
             let backend = led.backend;
-            remember(ctx, &memory, ip, port, backend.ip, backend.port);
+            remember(ctx, &process.memory()?, ip, port, backend.ip, backend.port);
             ctx::rewrite6(ctx, backend.ip, backend.port);
         }
     }
@@ -138,8 +136,11 @@ fn remember(
 /// (A connect that is refused leaves a UDP socket connected where it was, and so does what is remembered. One that fails
 /// later, for want of a route, does too, but that no hook sees: such a socket shows the backend from then on.)
 #[inline(always)]
-fn forget(ctx: &SockAddrContext, memory: &Memory, destination: &Address) {
-    memory::forget(ctx, memory);
+fn forget(ctx: &SockAddrContext, destination: &Address) {
+    if ctx::was_never_connected(ctx) {
+        return;
+    }
+    memory::forget(ctx);
     if ctx::protocol(ctx) == UDP {
         datagrams::forget(ctx, destination);
     }

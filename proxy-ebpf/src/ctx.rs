@@ -9,6 +9,7 @@ use aya_ebpf::{
 use proxy_common::{
     net::{Be16, V4, V6},
     socket::Address,
+    tables::TCP,
 };
 
 use crate::{
@@ -108,6 +109,25 @@ pub(crate) fn is_connected(ctx: &SockAddrContext) -> bool {
     let sk = socket(ctx);
     // SAFETY: checked for null as the verifier asks; `bpf_sock::state` is readable since Linux 5.1.
     !sk.is_null() && unsafe { core::ptr::addr_of!((*sk).state).read_volatile() } == ESTABLISHED
+}
+
+/// Whether it is a TCP socket that was connected to nothing yet, as most are when they connect: the kernel leaves the peer's
+/// address in place when a connection ends. (One whose connect found no route has none either, and then a Service's name
+/// may outlast that in `getpeername`, if the next connect goes straight to the very backend that had no route.)
+#[inline(always)]
+pub(crate) fn was_never_connected(ctx: &SockAddrContext) -> bool {
+    let sk = socket(ctx);
+    if sk.is_null() || protocol(ctx) != TCP {
+        return false;
+    }
+    // SAFETY: checked for null as the verifier asks; these fields of `bpf_sock` are readable since Linux 5.1.
+    unsafe {
+        core::ptr::addr_of!((*sk).dst_ip4).read_volatile() == 0
+            && core::ptr::addr_of!((*sk).dst_ip6[0]).read_volatile() == 0
+            && core::ptr::addr_of!((*sk).dst_ip6[1]).read_volatile() == 0
+            && core::ptr::addr_of!((*sk).dst_ip6[2]).read_volatile() == 0
+            && core::ptr::addr_of!((*sk).dst_ip6[3]).read_volatile() == 0
+    }
 }
 
 /// Whether a connected socket's packets really go there.

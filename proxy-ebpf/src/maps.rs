@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use aya_ebpf::{
     Global,
-    bindings::BPF_F_NO_PREALLOC,
+    bindings::{BPF_F_INNER_MAP, BPF_F_NO_PREALLOC},
     btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, SkStorage},
     macros::btf_map,
 };
@@ -17,16 +17,18 @@ use proxy_common::{
     scope,
     socket::{Address, Connected, Datagrams, Slot},
     tables::{
-        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
-        NodePortKey, Place, Slot4, Slot6, Span,
+        Backend4, Backend6, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6,
+        NodePortKey, Outline, Place, Slot4, Slot6, network4, network6,
     },
 };
 
-/// The side word, 0 or 1: the side whose tables are in force; how often it flipped, which only user space reads; and the
-/// span of each side's node ports.
+/// The side word, 0 or 1: the side whose tables are in force; and how often it flipped, which only user space reads.
 #[btf_map]
-static ACTIVE: Array<u32, 4> = Array::new();
-const SPANS: u32 = 2;
+static ACTIVE: Array<u32, 2> = Array::new();
+
+/// Where each side's frontends may be.
+#[btf_map]
+static OUTLINES: Array<Outline, 2> = Array::new();
 
 // The tables, each behind an outer map with a slot per side.
 // The size of the inner map here is only a template: user space puts in maps of the size it needs.
@@ -36,9 +38,9 @@ static FRONTENDS4: ArrayOfMaps<HashMap<FrontendKey4, Frontend, 1>, 2> = ArrayOfM
 #[btf_map]
 static FRONTENDS6: ArrayOfMaps<HashMap<FrontendKey6, Frontend, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
-static BACKENDS4: ArrayOfMaps<HashMap<BackendKey, Slot4, 1>, 2> = ArrayOfMaps::new();
+static BACKENDS4: ArrayOfMaps<Array<Slot4, 1, { BPF_F_INNER_MAP as usize }>, 2> = ArrayOfMaps::new();
 #[btf_map]
-static BACKENDS6: ArrayOfMaps<HashMap<BackendKey, Slot6, 1>, 2> = ArrayOfMaps::new();
+static BACKENDS6: ArrayOfMaps<Array<Slot6, 1, { BPF_F_INNER_MAP as usize }>, 2> = ArrayOfMaps::new();
 #[btf_map]
 static NODE_PORTS: ArrayOfMaps<HashMap<NodePortKey, Frontend, 1>, 2> = ArrayOfMaps::new();
 #[btf_map]
@@ -178,12 +180,16 @@ impl<Ip> Side<Ip> {
         Some(Self { index, family: PhantomData })
     }
 
+    /// Where this side's frontends may be.
+    #[inline(always)]
+    fn outline(&self) -> Option<&Outline> {
+        OUTLINES.get(self.index)
+    }
+
     /// Whether a port lies in the span of this side's node ports.
     #[inline(always)]
     fn spans(&self, port: Be16) -> bool {
-        let span = ACTIVE.get_ptr(SPANS + self.index);
-        // SAFETY: as above.
-        span.is_some_and(|it| Span::from_word(unsafe { it.read_volatile() }).contains(port))
+        self.outline().is_some_and(|it| it.span.contains(port))
     }
 
     /// What stands behind a node port of one IP version.
@@ -231,10 +237,16 @@ fn linger() {
 
 // SAFETY of every `get` below: nothing is ever written to the tables of a side that a program may still be reading, so
 // an entry neither changes nor is reused under the reference; and it is copied out at once.
+// The same holds for what `outline` refers to.
 
 impl Tables for Side<V4> {
     type Ip = V4;
     type Backend = Backend4;
+
+    #[inline(always)]
+    fn may_be_frontend(&self, address: V4) -> bool {
+        self.outline().is_some_and(|it| it.networks4.contain(network4(address)))
+    }
 
     #[inline(always)]
     fn frontend(&self, address: V4, port: Be16, protocol: u8) -> Option<Frontend> {
@@ -259,11 +271,10 @@ impl Tables for Side<V4> {
     }
 
     #[inline(always)]
-    fn backend(&self, key: BackendKey) -> Option<(Backend4, Cell)> {
+    fn backend(&self, position: u32) -> Option<(Backend4, Cell)> {
         #[cfg(feature = "fault-points")]
         linger();
-        // SAFETY: see above.
-        let slot = unsafe { BACKENDS4.get(self.index)?.get(key) }.copied()?;
+        let slot = *BACKENDS4.get(self.index)?.get(position)?;
         Some((slot.backend, slot.cell))
     }
 
@@ -291,6 +302,11 @@ impl Tables for Side<V6> {
     type Backend = Backend6;
 
     #[inline(always)]
+    fn may_be_frontend(&self, address: V6) -> bool {
+        self.outline().is_some_and(|it| it.networks6.contain(network6(address)))
+    }
+
+    #[inline(always)]
     fn frontend(&self, address: V6, port: Be16, protocol: u8) -> Option<Frontend> {
         let key = FrontendKey6 { address, port, protocol, zero: 0 };
         // SAFETY: see above.
@@ -313,11 +329,10 @@ impl Tables for Side<V6> {
     }
 
     #[inline(always)]
-    fn backend(&self, key: BackendKey) -> Option<(Backend6, Cell)> {
+    fn backend(&self, position: u32) -> Option<(Backend6, Cell)> {
         #[cfg(feature = "fault-points")]
         linger();
-        // SAFETY: see above.
-        let slot = unsafe { BACKENDS6.get(self.index)?.get(key) }.copied()?;
+        let slot = *BACKENDS6.get(self.index)?.get(position)?;
         Some((slot.backend, slot.cell))
     }
 

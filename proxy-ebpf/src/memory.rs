@@ -23,8 +23,7 @@ use crate::{
 const ROOT_CGROUP: u64 = 1;
 
 /// Where a socket that connects is remembered.
-///
-/// It is looked at before anything is decided: the slot is seldom in the cache, and comes while the tables are asked.
+#[derive(Clone, Copy)]
 pub(crate) struct Memory {
     cookie: u64,
     slot: *mut Slot,
@@ -33,6 +32,15 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// Not looked for yet.
+    pub(crate) const UNKNOWN: Self = Self { cookie: 0, slot: core::ptr::null_mut(), owner: 0 };
+
+    /// The same, if it was looked for.
+    #[inline(always)]
+    pub(crate) fn known(self) -> Option<Self> {
+        (!self.slot.is_null()).then_some(self)
+    }
+
     /// The memory of the socket that connects.
     #[inline(always)]
     pub(crate) fn of(ctx: &SockAddrContext) -> Option<Self> {
@@ -70,7 +78,8 @@ pub(crate) fn remember(ctx: &SockAddrContext, memory: &Memory, translation: &Tra
 
 /// Forgets what the socket remembers: it is connected elsewhere now.
 #[inline(always)]
-pub(crate) fn forget(ctx: &SockAddrContext, memory: &Memory) {
+pub(crate) fn forget(ctx: &SockAddrContext) {
+    let Some(memory) = Memory::of(ctx) else { return };
     if memory.owner == memory.cookie {
         // SAFETY: as in `remember`.
         unsafe { (*memory.slot).translation = Translation::default() };

@@ -18,6 +18,7 @@ use crate::{
     counters::Counter,
     ctx,
     maps::{CAME, CLIENTS},
+    memory::Memory,
 };
 
 const BPF_ANY: u64 = 0;
@@ -26,14 +27,28 @@ const BPF_NOEXIST: u64 = 1;
 /// The process, by the context of its system call.
 pub(crate) struct Process<'a> {
     ctx: &'a SockAddrContext,
+    connects: bool,
     counter: Cell<Counter>,
+    memory: Cell<Memory>,
 }
 
 impl<'a> Process<'a> {
-    /// The one that makes this call.
+    /// The one that sends a datagram.
     #[inline(always)]
-    pub(crate) fn of(ctx: &'a SockAddrContext) -> Self {
-        Self { ctx, counter: Cell::new(Counter::NONE) }
+    pub(crate) fn that_sends(ctx: &'a SockAddrContext) -> Self {
+        Self { ctx, connects: false, counter: Cell::new(Counter::NONE), memory: Cell::new(Memory::UNKNOWN) }
+    }
+
+    /// The one that connects a socket.
+    #[inline(always)]
+    pub(crate) fn that_connects(ctx: &'a SockAddrContext) -> Self {
+        Self { connects: true, ..Self::that_sends(ctx) }
+    }
+
+    /// What the socket remembers.
+    #[inline(always)]
+    pub(crate) fn memory(&self) -> Option<Memory> {
+        self.memory.get().known().or_else(|| Memory::of(self.ctx))
     }
 
     /// Where what was decided is counted.
@@ -92,5 +107,11 @@ impl Caller for Process<'_> {
     #[inline(always)]
     fn will_count(&self, port: counters::Cell) {
         self.counter.set(Counter::of(port));
+        // It is seldom in the cache either.
+        if self.connects
+            && let Some(memory) = Memory::of(self.ctx)
+        {
+            self.memory.set(memory);
+        }
     }
 }

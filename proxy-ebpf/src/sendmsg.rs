@@ -45,7 +45,7 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
     let side = Side::<V4>::active()?;
     let verdict = match scope::is_left_alone(ctx) {
         true => Verdict::Pass,
-        false => decide(&side, &Process::of(ctx), ip, port, protocol, remembered),
+        false => decide(&side, &Process::that_sends(ctx), ip, port, protocol, remembered),
     };
     match canary::lead4(verdict, ip, port, protocol) {
         Verdict::Pass => {
@@ -89,7 +89,7 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
     let side = Side::<V6>::active()?;
     let verdict = match scope::is_left_alone(ctx) {
         true => Verdict::Pass,
-        false => decide(&side, &Process::of(ctx), ip, port, protocol, remembered),
+        false => decide(&side, &Process::that_sends(ctx), ip, port, protocol, remembered),
     };
     match canary::lead6(verdict, ip, port, protocol) {
         Verdict::Pass => {

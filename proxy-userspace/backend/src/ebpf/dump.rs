@@ -1,20 +1,21 @@
 //! The kernel's maps in words: one line per entry, sorted, so that two equal generations read the same.
 //!
-//! Ids and slots are resolved, because they differ from history to history. A backend that several addresses share has a
-//! line for each of them; an entry that no address leads to is shown as an orphan, with its ids.
+//! Ids and positions are resolved, because they differ from history to history. A backend that several addresses share has a
+//! line for each of them; an entry that no address leads to is shown as an orphan, with its id or position.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
 };
 
-use bytemuck::AnyBitPattern;
+use bytemuck::{AnyBitPattern, Zeroable as _};
+use model::Family;
 use proxy_common::{
     net::{Be16, V6},
     tables::{
-        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, LOOPBACK, Member, MemberKey4,
-        MemberKey6, NodePortKey, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, Slot4, Slot6, TCP, UDP,
+        Backend4, Backend6, Frontend, FrontendKey4, FrontendKey6, LOOPBACK, Member, MemberKey4, MemberKey6,
+        NodePortKey, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, Slot4, Slot6, TCP, UDP,
     },
 };
 
@@ -72,8 +73,9 @@ fn in_force(pin_dir: &Path) -> Result<Generation, Error> {
 
 #[derive(Default)]
 struct Generation {
-    frontends: Vec<(String, Frontend)>,
-    backends: Vec<(BackendKey, SocketAddr)>,
+    frontends: Vec<(String, Family, Frontend)>,
+    /// By family, and by position there.
+    backends: BTreeMap<(Family, u32), SocketAddr>,
     members: Vec<(u32, SocketAddr)>,
     places: Vec<(IpAddr, Place)>,
 }
@@ -82,26 +84,32 @@ impl Generation {
     fn read(pins: &Pins, side: Side) -> Result<Self, Error> {
         let mut it = Self::default();
         for (key, row) in rows::<FrontendKey4, Frontend>(pins, side, Table::Frontends4)? {
-            it.frontends.push((frontend(IpAddr::V4(key.address.into()), key.port, key.protocol), row));
+            let name = frontend(IpAddr::V4(key.address.into()), key.port, key.protocol);
+            it.frontends.push((name, Family::V4, row));
         }
         for (key, row) in rows::<FrontendKey6, Frontend>(pins, side, Table::Frontends6)? {
-            it.frontends.push((frontend(IpAddr::V6(key.address.into()), key.port, key.protocol), row));
+            let name = frontend(IpAddr::V6(key.address.into()), key.port, key.protocol);
+            it.frontends.push((name, Family::V6, row));
         }
         for (key, row) in rows::<NodePortKey, Frontend>(pins, side, Table::NodePorts)? {
             let any = match key.family {
                 4 => IpAddr::from(Ipv4Addr::UNSPECIFIED),
                 _ => Ipv6Addr::UNSPECIFIED.into(),
             };
-            it.frontends.push((frontend(any, key.port, key.protocol), row));
+            it.frontends.push((frontend(any, key.port, key.protocol), Family::of(any), row));
         }
         for (key, place) in rows::<V6, Place>(pins, side, Table::Places)? {
             it.places.push((key.into(), place));
         }
-        for (key, row) in rows::<BackendKey, Slot4>(pins, side, Table::Backends4)? {
-            it.backends.push((key, backend4(&row.backend)));
+        for (position, row) in rows::<u32, Slot4>(pins, side, Table::Backends4)? {
+            if row != Slot4::zeroed() {
+                it.backends.insert((Family::V4, position), backend4(&row.backend));
+            }
         }
-        for (key, row) in rows::<BackendKey, Slot6>(pins, side, Table::Backends6)? {
-            it.backends.push((key, backend6(&row.backend)));
+        for (position, row) in rows::<u32, Slot6>(pins, side, Table::Backends6)? {
+            if row != Slot6::zeroed() {
+                it.backends.insert((Family::V6, position), backend6(&row.backend));
+            }
         }
         for (key, _) in rows::<MemberKey4, Member>(pins, side, Table::Members4)? {
             it.members.push((key.set, backend4(&key.backend)));
@@ -113,13 +121,8 @@ impl Generation {
     }
 
     fn led(&self) -> Vec<Led> {
-        let mut sets: HashMap<u32, Vec<(u32, SocketAddr)>> = HashMap::new();
-        for (BackendKey { set, slot }, backend) in &self.backends {
-            sets.entry(*set).or_default().push((*slot, *backend));
-        }
-        let led = self.frontends.iter().map(|(name, row)| {
-            let slots = sets.get(&row.set).into_iter().flatten().filter(|(slot, _)| *slot < row.count);
-            let mut backends: Vec<_> = slots.map(|(_, it)| *it).collect();
+        let led = self.frontends.iter().map(|(name, family, row)| {
+            let mut backends: Vec<_> = self.behind(*family, row).map(|(_, it)| it).collect();
             backends.sort_unstable();
             Led { frontend: name.clone(), backends, port: Some(PortId(row.service)) }
         });
@@ -128,16 +131,22 @@ impl Generation {
         led
     }
 
+    /// The backends of a frontend, with their positions.
+    fn behind(&self, family: Family, row: &Frontend) -> impl Iterator<Item = (u32, SocketAddr)> {
+        let positions = (family, row.first)..(family, row.first.saturating_add(row.count));
+        self.backends.range(positions).map(|((_, position), it)| (*position, *it))
+    }
+
     fn lines(&self) -> Vec<String> {
-        let mut by_set: HashMap<u32, Vec<&(String, Frontend)>> = HashMap::new();
-        for it in &self.frontends {
-            by_set.entry(it.1.set).or_default().push(it);
+        let mut by_set: HashMap<u32, Vec<&str>> = HashMap::new();
+        for (name, _, row) in &self.frontends {
+            by_set.entry(row.set).or_default().push(name);
         }
         let owners = |set: &u32| by_set.get(set).into_iter().flatten();
         let mut lines: Vec<String> = self
             .frontends
             .iter()
-            .map(|(name, row)| {
+            .map(|(name, _, row)| {
                 let own_only = row.flags & OWN_ADDRESSES_ONLY != 0;
                 let own_only = if own_only { " own-addresses-only" } else { "" };
                 let affinity = match row.affinity {
@@ -153,17 +162,21 @@ impl Generation {
             LOOPBACK => format!("node-address {address} loopback"),
             unknown => format!("node-address {address} {unknown}"),
         }));
-        for (BackendKey { set, slot }, backend) in &self.backends {
-            let before = lines.len();
-            let owners = owners(set).filter(|(_, row)| *slot < row.count);
-            lines.extend(owners.map(|(name, _)| format!("backend {name} -> {backend}")));
-            if lines.len() == before {
-                lines.push(format!("orphan backend set={set} slot={slot} -> {backend}"));
+        let mut orphans = self.backends.clone();
+        for (name, family, row) in &self.frontends {
+            for (position, backend) in self.behind(*family, row) {
+                lines.push(format!("backend {name} -> {backend}"));
+                orphans.remove(&(*family, position));
             }
         }
+        lines.extend(
+            orphans
+                .iter()
+                .map(|((_, position), backend)| format!("orphan backend position={position} -> {backend}")),
+        );
         for (set, backend) in &self.members {
             let before = lines.len();
-            lines.extend(owners(set).map(|(name, _)| format!("member {name} {backend}")));
+            lines.extend(owners(set).map(|name| format!("member {name} {backend}")));
             if lines.len() == before {
                 lines.push(format!("orphan member set={set} {backend}"));
             }

@@ -13,14 +13,14 @@ use aya::{
     programs::ProgramType,
     sys::{BpfHelper, is_helper_supported},
 };
-use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
+use aya_obj::generated::{BPF_F_INNER_MAP, BPF_F_NO_PREALLOC, bpf_map_type};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     affinity::{Affinity, AffinityKey},
     counters::{CHUNKS, Cell},
     peers::{COUNTS, Peer, PeerKey},
     socket::{Connected, Datagrams, Slot},
-    tables::Span,
+    tables::Outline,
 };
 
 use super::{
@@ -38,13 +38,12 @@ use super::{
 const SIDE: u32 = 0;
 /// Where flips are counted in `ACTIVE`, each before it happens; no program reads it.
 const FLIPS: u32 = 1;
-/// Where the spans of both sides are in `ACTIVE`.
-const SPANS: u32 = 2;
 
 /// The maps of one data plane, in the kernel.
 pub(super) struct KernelMaps {
     pins: Pins,
     active: Array<MapData, u32>,
+    outlines: Map,
     outer: Vec<ArrayOfMaps<MapData, MapData>>,
     inner: [[Option<MapData>; Table::COUNT]; 2],
     counters: ArrayOfMaps<MapData, MapData>,
@@ -76,7 +75,7 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     }
     let sockets_of_before = pins.socket_map("connected").exists() && !pins.socket_map("slots").exists();
     for table in Table::ALL {
-        let template = || create(table.name(), table.key_size(), table.value_size(), 1);
+        let template = || create_table(table, table.name(), 1);
         make_outer(table.map(), &pins.outer(table), 2, template)?;
     }
     make_outer(chunks::OUTER, &pins.chunks(), CHUNKS, || chunks::create(stripes))?;
@@ -127,18 +126,21 @@ impl KernelMaps {
         let mut map =
             |name: &str| ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")));
         let active = Array::try_from(map("ACTIVE")?).map_err(Error::map("ACTIVE"))?;
+        let outlines = map("OUTLINES")?;
         let outer = Table::ALL
             .iter()
             .map(|table| ArrayOfMaps::try_from(map(table.map())?).map_err(Error::map(table.map())))
             .collect::<Result<_, _>>()?;
         let counters = ArrayOfMaps::try_from(map(chunks::OUTER)?).map_err(Error::map(chunks::OUTER))?;
         let chunks = Chunks::open(pins, stripes)?;
-        let grace_inner = create("grace", size_of::<u32>(), size_of::<u32>(), 1)?;
+        let word = sys::Entry { key: size_of::<u32>(), value: size_of::<u32>() };
+        let grace_inner = create("grace", bpf_map_type::BPF_MAP_TYPE_HASH, word, 1, 0)?;
         let grace = array_of_maps("grace", &grace_inner, 1)?;
         let grace = ArrayOfMaps::try_from(grace).map_err(Error::map("grace"))?;
         Ok(Self {
             pins: pins.clone(),
             active,
+            outlines,
             outer,
             inner: Default::default(),
             counters,
@@ -176,15 +178,21 @@ impl Store for KernelMaps {
     }
 
     fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), Error> {
-        let map = create(&format!("{table}_{side}"), table.key_size(), table.value_size(), capacity)?;
+        let map = create_table(table, &format!("{table}_{side}"), capacity)?;
         pins::replace(&self.pins.inner(side, table), |path| map.pin(path).map_err(Error::pin(path)))?;
         self.outer[table.index()].set(side.word(), &map, 0).map_err(Error::map(table.map()))?;
         self.inner[side.index()][table.index()] = Some(map);
         Ok(())
     }
 
-    fn set_span(&mut self, side: Side, span: Span) -> Result<(), Error> {
-        self.active.set(SPANS + side.word(), span.word(), 0).map_err(Error::map("ACTIVE"))
+    fn set_outline(&mut self, side: Side, outline: &Outline) -> Result<(), Error> {
+        let Map::Array(map) = &self.outlines else {
+            return Err(Error::Incomplete("map OUTLINES".into()));
+        };
+        let entry = sys::Entry { key: size_of::<u32>(), value: size_of::<Outline>() };
+        let (key, value) = (side.word(), bytemuck::bytes_of(outline));
+        sys::update_batch(map.fd().as_fd(), entry, bytemuck::bytes_of(&key), value)
+            .map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", "outlines"))
     }
 
     fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error> {
@@ -219,10 +227,25 @@ pub(super) fn entry(table: Table) -> sys::Entry {
     sys::Entry { key: table.key_size(), value: table.value_size() }
 }
 
-/// Makes a hash map; preallocated, as the template in the kernel object is, which the kernel compares.
-fn create(name: &str, key: usize, value: usize, capacity: u32) -> Result<MapData, Error> {
-    let hash = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
-    let map = aya_obj::Map::new_from_params(hash, key as u32, value as u32, capacity, 0);
+/// Makes one side's map of a table, of a kind and with flags as the template in the kernel object has, which the kernel
+/// compares. A hash map is preallocated; an array may have more entries than the template (Linux 4a8f87e60f6d, 5.10).
+fn create_table(table: Table, name: &str, capacity: u32) -> Result<MapData, Error> {
+    let (kind, flags) = match table.is_array() {
+        true => (bpf_map_type::BPF_MAP_TYPE_ARRAY, BPF_F_INNER_MAP),
+        false => (bpf_map_type::BPF_MAP_TYPE_HASH, 0),
+    };
+    create(name, kind, entry(table), capacity, flags)
+}
+
+fn create(
+    name: &str,
+    kind: bpf_map_type,
+    entry: sys::Entry,
+    capacity: u32,
+    flags: u32,
+) -> Result<MapData, Error> {
+    let map =
+        aya_obj::Map::new_from_params(kind as u32, entry.key as u32, entry.value as u32, capacity, flags);
     MapData::create(map, name, None).map_err(Error::map(name))
 }
 
@@ -306,7 +329,12 @@ fn pinned_maps(pins: &Pins, slots: u32, clients: u32, peers: u32) -> Vec<Pinned>
     };
     let storage = |value: usize| shape(MapType::SkStorage, value as u32, 0, BPF_F_NO_PREALLOC);
     let mut maps = vec![
-        Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 4, 0) },
+        Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 2, 0) },
+        Pinned {
+            name: "OUTLINES",
+            path: pins.outlines(),
+            shape: shape(MapType::Array, size_of::<Outline>() as u32, 2, 0),
+        },
         Pinned {
             name: "SLOTS",
             path: pins.socket_map("slots"),

@@ -1,29 +1,35 @@
 //! Lays a state out in tables: gives sets their ids and backends their slots, and finds what differs from before.
 //!
 //! The one rule: a change costs what it touches.
-//! A Service that is as it was is not looked at again, a set keeps its id, and a backend that goes leaves its slot to one
-//! that comes, or to the last one.
+//! A Service that is as it was is not looked at again, a set keeps its id and mostly its place, and a backend that goes
+//! leaves its slot to one that comes, or to the last one.
 
+mod ranges;
 mod rows;
+mod writer;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
 };
 
-use model::{Family, ServiceName, state::NodeState};
-use proxy_common::{
-    counters::Cell,
-    tables::{BackendKey, Frontend as Row, OWN_ADDRESSES_ONLY, Place, Span},
+use model::{
+    Family, ServiceName,
+    state::{NodeState, PerFamily},
 };
+use proxy_common::tables::{Frontend as Row, Network, OWN_ADDRESSES_ONLY, Outline, Place, Span};
 
-use self::rows::{
-    backend_table, delete_frontend, delete_member, delete_place, frontend_table, member_table, put_backend,
-    put_frontend, put_member, put_place,
+use self::{
+    ranges::Ranges,
+    rows::{
+        backend_table, frontend_table, member_table, network, put_backend, put_frontend, put_member,
+        put_place,
+    },
+    writer::{Ids, Set, Writer, count_of},
 };
 use super::{
     changes::Changes,
-    compile::{Frontend, FrontendAddress, ServiceImage, SetImage, compile},
+    compile::{Frontend, FrontendAddress, compile},
     counters::{Counters, Owner},
     store::Table,
 };
@@ -40,11 +46,15 @@ pub(super) struct Layout {
     contested: BTreeSet<FrontendAddress>,
     /// The node ports that are laid out, each as often as there are transports and families.
     node_ports: BTreeMap<u16, usize>,
+    /// The networks in which frontends are laid out, each as often as there are some.
+    networks: PerFamily<BTreeMap<Network, usize>>,
     /// Whose the addresses of nodes are.
     places: Places,
     /// What of single Services is not served.
     rejected: BTreeMap<ServiceName, Vec<Rejected>>,
     ids: Ids,
+    /// Where the sets are.
+    ranges: PerFamily<Ranges>,
     /// Who counts where.
     counters: Counters,
     rows: [u32; Table::COUNT],
@@ -60,63 +70,12 @@ struct Known {
     sets: Vec<Set>,
 }
 
-/// A set with its id; the position of a backend is its slot.
-#[derive(Debug)]
-struct Set {
-    id: u32,
-    /// The service port whose set it is.
-    service: u64,
-    family: Family,
-    /// Whether its backends are listed as members.
-    is_listed: bool,
-    slots: Vec<Slot>,
-}
-
-/// A backend, and where its connections are counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Slot {
-    backend: SocketAddr,
-    cell: Cell,
-}
-
-impl Set {
-    fn key(&self, slot: usize) -> BackendKey {
-        // A set has far fewer than 2^32 backends: each is one of that many addresses in memory.
-        BackendKey { set: self.id, slot: u32::try_from(slot).unwrap_or(u32::MAX) }
-    }
-
-    /// Whether it can become what `image` says by a change of its backends alone.
-    fn is_like(&self, image: &SetImage) -> bool {
-        (self.service, self.family, self.is_listed) == (image.service, image.family, image.is_listed)
-    }
-
-    fn owner(&self, backend: SocketAddr) -> Owner {
-        Owner::backend(self.service, backend)
-    }
-}
-
 /// Who wants a frontend, and why; the first has it.
 #[derive(Debug, Default)]
 struct Claims {
     /// With its position in [`Known::frontends`].
     services: BTreeMap<(Claim, ServiceName), usize>,
     row: Option<Row>,
-}
-
-/// Ids of sets, used again when they are free.
-#[derive(Debug, Default)]
-struct Ids {
-    next: u32,
-    free: Vec<u32>,
-}
-
-impl Ids {
-    fn take(&mut self) -> u32 {
-        self.free.pop().unwrap_or_else(|| {
-            self.next += 1;
-            self.next
-        })
-    }
 }
 
 /// What an update found.
@@ -134,8 +93,13 @@ impl Layout {
         let before = std::mem::replace(&mut self.state, state.clone());
         let (gone, there): (Vec<_>, Vec<_>) =
             state.diff(&before).map(|(name, _, now)| (name, now)).partition(|(_, now)| now.is_none());
-        let mut writer =
-            Writer { changes: Changes::default(), counters: &mut self.counters, rows: &mut self.rows };
+        let mut writer = Writer {
+            changes: Changes::default(),
+            ids: &mut self.ids,
+            ranges: &mut self.ranges,
+            counters: &mut self.counters,
+            rows: &mut self.rows,
+        };
         let mut touched = BTreeSet::new();
         let services = gone.len() + there.len();
         // What goes comes first, so that its ids can be used again.
@@ -161,7 +125,7 @@ impl Layout {
             for it in &known.frontends {
                 writer.counters.give_back(Owner::port(it.service));
             }
-            let known = writer.relay(&mut self.ids, known, image);
+            let known = writer.relay(known, image);
             for (position, it) in known.frontends.iter().enumerate() {
                 let claims = &mut self.frontends.entry(it.address).or_default().services;
                 claims.insert((it.claim, name.clone()), position);
@@ -184,8 +148,12 @@ impl Layout {
                 row(owner, owner.frontends.get(*position)?, writer.counters)
             });
             writer.frontend(address, claims.row, row);
+            let (was, is) = (claims.row.is_some(), row.is_some());
             if frontend_table(address) == Table::NodePorts {
-                count(&mut self.node_ports, address.address.port(), claims.row.is_some(), row.is_some());
+                count(&mut self.node_ports, address.address.port(), was, is);
+            } else {
+                let ip = address.address.ip();
+                count(self.networks.of_mut(Family::of(ip)), network(ip), was, is);
             }
             claims.row = row;
             if claims.services.is_empty() {
@@ -219,8 +187,8 @@ impl Layout {
             }
             Table::Backends4 | Table::Backends6 => {
                 for set in self.sets().filter(|set| backend_table(set.family) == table) {
-                    for (slot, it) in (0..).zip(&set.slots) {
-                        put_backend(&mut changes, BackendKey { set: set.id, slot }, it.backend, it.cell);
+                    for (position, it) in (set.range.first..).zip(&set.slots) {
+                        put_backend(&mut changes, position, it.backend, it.cell);
                     }
                 }
             }
@@ -250,12 +218,26 @@ impl Layout {
         self.rows[table.index()]
     }
 
-    /// Between which ports the node ports lie.
-    pub(super) fn span(&self) -> Span {
-        match (self.node_ports.first_key_value(), self.node_ports.last_key_value()) {
-            (Some((&least, _)), Some((&greatest, _))) => Span { least, greatest },
-            _ => Span::NOTHING,
+    /// How many entries a table must have room for.
+    pub(super) fn need(&self, table: Table) -> u32 {
+        match table {
+            Table::Backends4 => self.ranges.of(Family::V4).end(),
+            Table::Backends6 => self.ranges.of(Family::V6).end(),
+            _ => self.rows(table),
         }
+    }
+
+    /// Where the frontends may be.
+    pub(super) fn outline(&self) -> Outline {
+        let mut outline = Outline::EMPTY;
+        if let (Some((&least, _)), Some((&greatest, _))) =
+            (self.node_ports.first_key_value(), self.node_ports.last_key_value())
+        {
+            outline.span = Span { least, greatest };
+        }
+        self.networks.of(Family::V4).keys().for_each(|it| outline.networks4.add(*it));
+        self.networks.of(Family::V6).keys().for_each(|it| outline.networks6.add(*it));
+        outline
     }
 
     /// How many Services there are.
@@ -286,15 +268,14 @@ impl Layout {
 /// The row of a frontend that belongs to `owner`.
 fn row(owner: &Known, frontend: &Frontend, counters: &Counters) -> Option<Row> {
     let set = owner.sets.get(frontend.set)?;
-    let count = u32::try_from(set.slots.len()).ok()?;
     Some(Row {
         set: set.id,
-        count,
+        count: count_of(&set.slots),
         flags: if frontend.own_addresses_only { OWN_ADDRESSES_ONLY } else { 0 },
         affinity: frontend.affinity,
         service: frontend.service,
         cell: counters.cell_of(Owner::port(frontend.service)),
-        zero: 0,
+        first: set.range.first,
         #[cfg(feature = "next-layout")]
         other_layout: u64::MAX,
     })
@@ -309,152 +290,5 @@ fn count(counts: &mut BTreeMap<u16, usize>, key: u16, was: bool, is: bool) {
             _ => drop(counts.remove(&key)),
         },
         _ => {}
-    }
-}
-
-/// Gathers changes and keeps count of the rows.
-struct Writer<'a> {
-    changes: Changes,
-    counters: &'a mut Counters,
-    rows: &'a mut [u32; Table::COUNT],
-}
-
-impl Writer<'_> {
-    /// Brings a Service from its old sets to its new ones. A set belongs to the first frontend that uses it, and keeps
-    /// its id while that frontend is there.
-    fn relay(&mut self, ids: &mut Ids, old: Known, image: ServiceImage) -> Known {
-        let old_at: HashMap<FrontendAddress, usize> =
-            old.frontends.iter().map(|it| (it.address, it.set)).collect();
-        let mut old_sets: Vec<_> = old.sets.into_iter().map(Some).collect();
-        let mut new_sets: Vec<(Option<Set>, SetImage)> =
-            image.sets.into_iter().map(|it| (None, it)).collect();
-        for it in &image.frontends {
-            if let Some((kept @ None, image)) = new_sets.get_mut(it.set) {
-                let old = old_at.get(&it.address).and_then(|at| old_sets.get_mut(*at));
-                *kept = old.and_then(|it| it.take_if(|it| it.is_like(image)));
-            }
-        }
-        // What is left over goes first, so that a new set may take its id.
-        for set in old_sets.into_iter().flatten() {
-            self.clear(&set);
-            ids.free.push(set.id);
-        }
-        let sets = new_sets.into_iter().map(|(kept, image)| {
-            let mut set = kept.unwrap_or_else(|| Set {
-                id: ids.take(),
-                service: image.service,
-                family: image.family,
-                is_listed: image.is_listed,
-                slots: Vec::new(),
-            });
-            self.fill(&mut set, &image.backends);
-            set
-        });
-        Known { sets: sets.collect(), frontends: image.frontends }
-    }
-
-    /// Brings a set from its old backends to these, which are sorted: who stays keeps its slot, who comes takes the slot of one that goes,
-    /// and the last ones close the gaps that are left.
-    fn fill(&mut self, set: &mut Set, backends: &[SocketAddr]) {
-        let mut old: Vec<_> = set.slots.iter().map(|it| it.backend).collect();
-        old.sort_unstable();
-        let mut coming = backends.iter().filter(|it| old.binary_search(it).is_err());
-        let goes = |it: &Slot| backends.binary_search(&it.backend).is_err();
-        let mut slots = set.slots.clone();
-        let mut gaps = Vec::new();
-        for (slot, it) in slots.iter_mut().enumerate().filter(|(_, it)| goes(it)) {
-            self.go(set, *it);
-            match coming.next() {
-                Some(next) => *it = self.come(set, *next),
-                None => gaps.push(slot),
-            }
-        }
-        for slot in gaps.into_iter().rev() {
-            slots.swap_remove(slot);
-        }
-        for backend in coming {
-            slots.push(self.come(set, *backend));
-        }
-        // A slot is written or deleted once, whatever moved through it on the way.
-        for (slot, it) in slots.iter().enumerate() {
-            let before = set.slots.get(slot);
-            if before == Some(it) {
-                continue;
-            }
-            if before.is_none() {
-                self.rows[backend_table(set.family).index()] += 1;
-            }
-            put_backend(&mut self.changes, set.key(slot), it.backend, it.cell);
-        }
-        for slot in slots.len()..set.slots.len() {
-            self.delete_slot(set, slot);
-        }
-        set.slots = slots;
-    }
-
-    /// Takes a whole set out.
-    fn clear(&mut self, set: &Set) {
-        for (slot, it) in set.slots.iter().enumerate() {
-            self.delete_slot(set, slot);
-            self.go(set, *it);
-        }
-    }
-
-    /// A backend comes into a set: it is counted, and listed.
-    fn come(&mut self, set: &Set, backend: SocketAddr) -> Slot {
-        let cell = self.counters.take_backend(set.owner(backend));
-        if set.is_listed {
-            self.rows[member_table(set.family).index()] += 1;
-            put_member(&mut self.changes, set.id, backend, cell);
-        }
-        Slot { backend, cell }
-    }
-
-    /// A backend goes out of a set.
-    fn go(&mut self, set: &Set, it: Slot) {
-        self.counters.give_back(set.owner(it.backend));
-        if set.is_listed {
-            self.rows[member_table(set.family).index()] -= 1;
-            delete_member(&mut self.changes, set.id, it.backend);
-        }
-    }
-
-    fn delete_slot(&mut self, set: &Set, slot: usize) {
-        let table = backend_table(set.family);
-        self.rows[table.index()] -= 1;
-        self.changes.delete(table, &set.key(slot));
-    }
-
-    fn places(&mut self, old: &Places, new: &Places) {
-        for address in old.keys().filter(|it| !new.contains_key(it)) {
-            self.rows[Table::Places.index()] -= 1;
-            delete_place(&mut self.changes, *address);
-        }
-        for (address, place) in new {
-            match old.get(address) {
-                Some(before) if before == place => continue,
-                Some(_) => {}
-                None => self.rows[Table::Places.index()] += 1,
-            }
-            put_place(&mut self.changes, *address, *place);
-        }
-    }
-
-    fn frontend(&mut self, address: FrontendAddress, old: Option<Row>, new: Option<Row>) {
-        let table = frontend_table(address);
-        match (old, new) {
-            (None, None) => {}
-            (Some(old), Some(new)) if old == new => {}
-            (old, Some(row)) => {
-                if old.is_none() {
-                    self.rows[table.index()] += 1;
-                }
-                put_frontend(&mut self.changes, address, &row);
-            }
-            (Some(_), None) => {
-                self.rows[table.index()] -= 1;
-                delete_frontend(&mut self.changes, address);
-            }
-        }
     }
 }

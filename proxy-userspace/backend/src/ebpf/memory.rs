@@ -12,8 +12,8 @@ use proxy_common::{
     net::{Be16, V4, V6},
     socket::Address,
     tables::{
-        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, MemberKey4, MemberKey6,
-        NodePortKey, Place, Slot4, Slot6, Span,
+        Backend4, Backend6, Frontend, FrontendKey4, FrontendKey6, MemberKey4, MemberKey6, NodePortKey,
+        Outline, Place, Slot4, Slot6, network4, network6,
     },
 };
 
@@ -31,7 +31,7 @@ pub(super) struct Memory {
     active: Side,
     /// Whether a program that is still running may have begun on a side.
     read: [bool; 2],
-    spans: [Span; 2],
+    outlines: Box<[Outline; 2]>,
     tables: [[(u32, Rows); Table::COUNT]; 2],
     /// Fails one operation in so many, half done; never if 0.
     pub(super) fails_one_in: u32,
@@ -46,7 +46,7 @@ impl Memory {
         Self {
             active: Side::BOTH[0],
             read: [true; 2],
-            spans: [Span::NOTHING; 2],
+            outlines: Box::new([Outline::EMPTY; 2]),
             tables: Default::default(),
             fails_one_in: 0,
             random: seed | 1,
@@ -79,17 +79,15 @@ impl Memory {
         let mut backends: Vec<SocketAddr> = match frontend.address.ip() {
             IpAddr::V4(ip) => {
                 let row = find(&V4Side(self), ip.into(), ip.is_unspecified(), port, protocol)?;
-                let slot = |slot| V4Side(self).backend(BackendKey { set: row.set, slot });
-                (0..row.count)
-                    .map(|it| slot(it).expect("every slot is there"))
+                (row.first..row.first + row.count)
+                    .map(|it| V4Side(self).backend(it).expect("every slot is there"))
                     .map(|(it, _)| at4(&it))
                     .collect()
             }
             IpAddr::V6(ip) => {
                 let row = find(&V6Side(self), ip.into(), ip.is_unspecified(), port, protocol)?;
-                let slot = |slot| V6Side(self).backend(BackendKey { set: row.set, slot });
-                (0..row.count)
-                    .map(|it| slot(it).expect("every slot is there"))
+                (row.first..row.first + row.count)
+                    .map(|it| V6Side(self).backend(it).expect("every slot is there"))
                     .map(|(it, _)| at6(&it))
                     .collect()
             }
@@ -167,6 +165,10 @@ impl Memory {
         (0..).zip(&self.owners).filter(|(_, owner)| **owner != 0).map(|(cell, _)| cell).collect()
     }
 
+    fn outline(&self) -> &Outline {
+        &self.outlines[self.active.index()]
+    }
+
     fn get<V: bytemuck::AnyBitPattern>(&self, table: Table, key: &impl bytemuck::NoUninit) -> Option<V> {
         let (_, rows) = &self.tables[self.active.index()][table.index()];
         rows.get(bytemuck::bytes_of(key)).map(|it| bytemuck::pod_read_unaligned(it))
@@ -178,7 +180,8 @@ fn find<T: Tables>(tables: &T, ip: T::Ip, any: bool, port: Be16, protocol: u8) -
     match any {
         true if tables.may_be_node_port(port) => tables.node_port(port, protocol),
         true => None,
-        false => tables.frontend(ip, port, protocol),
+        false if tables.may_be_frontend(ip) => tables.frontend(ip, port, protocol),
+        false => None,
     }
 }
 
@@ -198,12 +201,16 @@ impl Tables for V4Side<'_> {
     type Ip = V4;
     type Backend = Backend4;
 
+    fn may_be_frontend(&self, ip: V4) -> bool {
+        self.0.outline().networks4.contain(network4(ip))
+    }
+
     fn frontend(&self, address: V4, port: Be16, protocol: u8) -> Option<Frontend> {
         self.0.get(Table::Frontends4, &FrontendKey4 { address, port, protocol, zero: 0 })
     }
 
     fn may_be_node_port(&self, port: Be16) -> bool {
-        self.0.spans[self.0.active.index()].contains(port)
+        self.0.outline().span.contains(port)
     }
 
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
@@ -214,8 +221,8 @@ impl Tables for V4Side<'_> {
         self.0.get(Table::Places, &address.reached().mapped())
     }
 
-    fn backend(&self, key: BackendKey) -> Option<(Backend4, Cell)> {
-        self.0.get(Table::Backends4, &key).map(|it: Slot4| (it.backend, it.cell))
+    fn backend(&self, position: u32) -> Option<(Backend4, Cell)> {
+        self.0.get(Table::Backends4, &position).map(|it: Slot4| (it.backend, it.cell))
     }
 
     fn member(&self, set: u32, backend: Backend4) -> Option<Cell> {
@@ -237,12 +244,16 @@ impl Tables for V6Side<'_> {
     type Ip = V6;
     type Backend = Backend6;
 
+    fn may_be_frontend(&self, ip: V6) -> bool {
+        self.0.outline().networks6.contain(network6(ip))
+    }
+
     fn frontend(&self, address: V6, port: Be16, protocol: u8) -> Option<Frontend> {
         self.0.get(Table::Frontends6, &FrontendKey6 { address, port, protocol, zero: 0 })
     }
 
     fn may_be_node_port(&self, port: Be16) -> bool {
-        self.0.spans[self.0.active.index()].contains(port)
+        self.0.outline().span.contains(port)
     }
 
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
@@ -253,8 +264,8 @@ impl Tables for V6Side<'_> {
         self.0.get(Table::Places, &address.reached())
     }
 
-    fn backend(&self, key: BackendKey) -> Option<(Backend6, Cell)> {
-        self.0.get(Table::Backends6, &key).map(|it: Slot6| (it.backend, it.cell))
+    fn backend(&self, position: u32) -> Option<(Backend6, Cell)> {
+        self.0.get(Table::Backends6, &position).map(|it: Slot6| (it.backend, it.cell))
     }
 
     fn member(&self, set: u32, backend: Backend6) -> Option<Cell> {
@@ -306,12 +317,12 @@ impl Store for Memory {
         Ok(())
     }
 
-    fn set_span(&mut self, side: Side, span: Span) -> Result<(), Error> {
+    fn set_outline(&mut self, side: Side, outline: &Outline) -> Result<(), Error> {
         if self.fails_after(0).is_some() {
-            return Err(refused("set_span", Table::NodePorts, libc::ENOMEM));
+            return Err(refused("set_outline", Table::NodePorts, libc::ENOMEM));
         }
         self.writable(side, Table::NodePorts);
-        self.spans[side.index()] = span;
+        self.outlines[side.index()] = *outline;
         Ok(())
     }
 
@@ -326,9 +337,18 @@ impl Store for Memory {
             if fails_after == Some(done) {
                 return Err(refused("put", table, libc::EBUSY));
             }
-            rows.insert(key.to_vec(), value.to_vec());
-            if rows.len() > *capacity as usize {
+            let is_full = if table.is_array() {
+                bytemuck::pod_read_unaligned::<u32>(key) >= *capacity
+            } else {
+                rows.len() == *capacity as usize && !rows.contains_key(key)
+            };
+            if is_full {
                 return Err(refused("put", table, libc::E2BIG));
+            }
+            if table.is_array() && value.iter().all(|it| *it == 0) {
+                rows.remove(key);
+            } else {
+                rows.insert(key.to_vec(), value.to_vec());
             }
         }
         if fails_after.is_some() { Err(refused("put", table, libc::EBUSY)) } else { Ok(()) }
@@ -337,6 +357,7 @@ impl Store for Memory {
     fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), Error> {
         let fails_after = self.fails_after(keys.len() / table.key_size());
         let (_, rows) = self.writable(side, table);
+        assert!(!table.is_array(), "nothing can be deleted from {table}");
         for (done, key) in keys.chunks(table.key_size()).enumerate() {
             if fails_after == Some(done) {
                 return Err(refused("delete", table, libc::EBUSY));

@@ -149,6 +149,11 @@ impl Pins {
         self.layout().join("active")
     }
 
+    /// The map that says where the frontends of both sides may be.
+    pub(super) fn outlines(&self) -> PathBuf {
+        self.layout().join("outlines")
+    }
+
     /// The outer map of a table.
     pub(super) fn outer(&self, table: Table) -> PathBuf {
         self.layout().join(table.name())

@@ -170,10 +170,10 @@ impl<S: Store> Plane<S> {
         self.layout.services()
     }
 
-    /// How full each table of the active side is: entries, and room for them.
+    /// How full each table of the active side is: entries, with the room that sets keep, and how many there is room for.
     pub(super) fn fill(&self) -> impl Iterator<Item = (Table, u32, u32)> {
         let known = &self.sides[self.active.index()];
-        Table::ALL.into_iter().map(|it| (it, self.layout.rows(it), known.capacity[it.index()]))
+        Table::ALL.into_iter().map(|it| (it, self.layout.need(it), known.capacity[it.index()]))
     }
 
     /// Makes a side equal to the layout; returns how many entries were written. Nobody reads that side.
@@ -186,9 +186,9 @@ impl<S: Store> Plane<S> {
         // Until it is done, it is not known what is there.
         known.standing = Standing::Unknown;
         let mut entries = 0;
-        self.store.set_span(side, self.layout.span())?;
+        self.store.set_outline(side, &self.layout.outline())?;
         for table in Table::ALL {
-            let need = self.layout.rows(table);
+            let need = self.layout.need(table);
             let grow = need > known.capacity[table.index()];
             let whole;
             let changes = if grow || before == Standing::Unknown {

@@ -6,8 +6,8 @@ use proxy_common::{
     counters::Cell,
     net::V6,
     tables::{
-        BackendKey, Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6, NodePortKey, Place,
-        Slot4, Slot6, Span,
+        Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6, NodePortKey, Outline, Place,
+        Slot4, Slot6,
     },
 };
 
@@ -60,9 +60,9 @@ pub(super) enum Table {
     NodePorts,
     /// An address, v4 ones v4-mapped, to its [`Place`].
     Places,
-    /// [`BackendKey`] to [`Slot4`].
+    /// A position to [`Slot4`].
     Backends4,
-    /// [`BackendKey`] to [`Slot6`].
+    /// A position to [`Slot6`].
     Backends6,
     /// [`MemberKey4`] to [`Member`].
     Members4,
@@ -118,6 +118,11 @@ impl Table {
         }
     }
 
+    /// Whether it is an array, in which every position is there, and zeroes stand for nothing; else it is a hash map.
+    pub(super) fn is_array(self) -> bool {
+        matches!(self, Self::Backends4 | Self::Backends6)
+    }
+
     /// The size of a key in bytes.
     pub(super) fn key_size(self) -> usize {
         match self {
@@ -125,7 +130,7 @@ impl Table {
             Self::Frontends6 => size_of::<FrontendKey6>(),
             Self::NodePorts => size_of::<NodePortKey>(),
             Self::Places => size_of::<V6>(),
-            Self::Backends4 | Self::Backends6 => size_of::<BackendKey>(),
+            Self::Backends4 | Self::Backends6 => size_of::<u32>(),
             Self::Members4 => size_of::<MemberKey4>(),
             Self::Members6 => size_of::<MemberKey6>(),
         }
@@ -163,13 +168,13 @@ pub(super) trait Store {
     /// Puts an empty map for at least `capacity` entries in the place of a side's map.
     fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), Error>;
 
-    /// Says between which ports the node ports of a side lie.
-    fn set_span(&mut self, side: Side, span: Span) -> Result<(), Error>;
+    /// Says where the frontends of a side may be.
+    fn set_outline(&mut self, side: Side, outline: &Outline) -> Result<(), Error>;
 
     /// Writes entries, new ones and changed ones; keys and values lie one after the other.
     fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error>;
 
-    /// Deletes entries, all of which are there.
+    /// Deletes entries of a hash map, all of which are there.
     fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), Error>;
 
     /// The owner of each cell that there is, in order; 0 for nobody.

@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use bytemuck::Zeroable as _;
 use model::Family;
 use proxy_common::{
     counters::Cell,
     net::{Be16, V4, V6},
     tables::{
-        Backend4, Backend6, BackendKey, Frontend, FrontendKey4, FrontendKey6, MemberKey4, MemberKey6,
-        NodePortKey, Place, Slot4, Slot6,
+        Backend4, Backend6, Frontend, FrontendKey4, FrontendKey6, MemberKey4, MemberKey6, Network,
+        NodePortKey, Place, Slot4, Slot6, network4, network6,
     },
 };
 
@@ -82,17 +83,33 @@ pub(super) fn delete_place(changes: &mut Changes, address: IpAddr) {
     changes.delete(Table::Places, &place_key(address));
 }
 
-pub(super) fn put_backend(changes: &mut Changes, key: BackendKey, backend: SocketAddr, cell: Cell) {
+pub(super) fn put_backend(changes: &mut Changes, position: u32, backend: SocketAddr, cell: Cell) {
     let port = Be16::new(backend.port());
     match backend.ip() {
         IpAddr::V4(ip) => {
             let backend = Backend4 { address: ip.into(), port, zero: 0 };
-            changes.put(Table::Backends4, &key, &Slot4 { backend, cell });
+            changes.put(Table::Backends4, &position, &Slot4 { backend, cell });
         }
         IpAddr::V6(ip) => {
             let backend = Backend6 { address: ip.into(), port, zero: 0 };
-            changes.put(Table::Backends6, &key, &Slot6 { backend, cell });
+            changes.put(Table::Backends6, &position, &Slot6 { backend, cell });
         }
+    }
+}
+
+/// Nothing can be taken out of an array: zeroes stand for nothing.
+pub(super) fn clear_backend(changes: &mut Changes, family: Family, position: u32) {
+    match family {
+        Family::V4 => changes.put(Table::Backends4, &position, &Slot4::zeroed()),
+        Family::V6 => changes.put(Table::Backends6, &position, &Slot6::zeroed()),
+    }
+}
+
+/// The network that a frontend's address is in.
+pub(super) fn network(address: IpAddr) -> Network {
+    match address {
+        IpAddr::V4(ip) => network4(ip.into()),
+        IpAddr::V6(ip) => network6(ip.into()),
     }
 }
 
