@@ -135,6 +135,16 @@ pub(crate) fn stripe_mask() -> u32 {
     STRIPE_MASK.load()
 }
 
+/// Makes the choices of one load of the programs others than those of the next, and of each node.
+#[unsafe(no_mangle)]
+static SEED: Global<u64> = Global::new(0);
+
+/// What choices are mixed with.
+#[inline(always)]
+pub(crate) fn seed() -> u64 {
+    SEED.load()
+}
+
 /// The cookie of the node's own network namespace; 0 where the kernel tells it to nobody (before 5.14).
 #[unsafe(no_mangle)]
 static HOST_NETNS: Global<u64> = Global::new(0);

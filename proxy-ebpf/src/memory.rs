@@ -41,6 +41,12 @@ impl Memory {
         (!self.slot.is_null()).then_some(self)
     }
 
+    /// The cookie of the socket.
+    #[inline(always)]
+    pub(crate) fn cookie(self) -> u64 {
+        self.cookie
+    }
+
     /// The memory of the socket that connects.
     #[inline(always)]
     pub(crate) fn of(ctx: &SockAddrContext) -> Option<Self> {

@@ -9,7 +9,7 @@ use aya_ebpf::{
 use proxy_common::{
     affinity::{Affinity, AffinityKey, Client},
     counters,
-    decide::Caller,
+    decide::{Caller, mix},
     net::V6,
 };
 
@@ -17,7 +17,7 @@ use crate::{
     atomic,
     counters::Counter,
     ctx,
-    maps::{CAME, CLIENTS},
+    maps::{CAME, CLIENTS, seed},
     memory::Memory,
 };
 
@@ -61,6 +61,12 @@ impl<'a> Process<'a> {
 impl Caller for Process<'_> {
     #[inline(always)]
     fn random(&self) -> u32 {
+        // One that connects again may have been refused where it was led, and should try elsewhere.
+        if let Some(memory) = self.memory.get().known()
+            && ctx::was_never_connected(self.ctx)
+        {
+            return mix(memory.cookie(), seed());
+        }
         // SAFETY: the helper takes nothing and touches nothing.
         unsafe { bpf_get_prandom_u32() }
     }

@@ -146,7 +146,7 @@ fn a_second_instance_is_refused_and_the_first_goes_on() {
 fn pins_of_an_unknown_layout_are_refused_and_left_alone() {
     let Some(world) = World::or_skip("pins_of_an_unknown_layout_are_refused_and_left_alone") else { return };
     world.write(&[web()]);
-    let layout = world.sandbox().pins().join("v3");
+    let layout = world.sandbox().pins().join("v4");
     fs::create_dir(&layout).unwrap();
     // An array like the side word's, but with values of 32 bytes: a read of one would overwrite our memory.
     let mut foreign = Array::<_, [u8; 32]>::create(1, 0).unwrap();
@@ -154,7 +154,7 @@ fn pins_of_an_unknown_layout_are_refused_and_left_alone() {
     foreign.pin(layout.join("active")).unwrap();
     let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
     assert_eq!(agent.wait(LIMIT).unwrap().code(), Some(1));
-    for it in ["v3/active", "32 bytes", "4 bytes", "cleanup"] {
+    for it in ["v4/active", "32 bytes", "4 bytes", "cleanup"] {
         assert!(agent.log().contains(it), "does not say {it}: {}", agent.log());
     }
     let there = aya::maps::MapData::from_pin(layout.join("active")).unwrap();
@@ -252,10 +252,10 @@ metadata: {name: web, namespace: default}
 fn cleanup_touches_nothing_that_is_not_ours() {
     let Some(world) = World::or_skip("cleanup_touches_nothing_that_is_not_ours") else { return };
     let files = world.sandbox().files().join("precious");
-    fs::create_dir_all(files.join("v3")).unwrap();
-    fs::write(files.join("v3/active"), "data").unwrap();
+    fs::create_dir_all(files.join("v4")).unwrap();
+    fs::write(files.join("v4/active"), "data").unwrap();
     fails(&["cleanup", "--pin-dir", text(&files)], 1, &[text(&files), "bpf file system"]);
-    assert_eq!(fs::read_to_string(files.join("v3/active")).unwrap(), "data");
+    assert_eq!(fs::read_to_string(files.join("v4/active")).unwrap(), "data");
 
     let foreign = world.sandbox().pins().join("foreign");
     Array::<_, u32>::create(1, 0).unwrap().pin(&foreign).unwrap();

@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use tests::{Agent, Build, EchoServer, NetNs, Transport, World, ask, eventually, manifest::Service};
+use tests::{
+    Agent, Build, EchoServer, NetNs, Transport, World, ask, eventually, manifest::Service,
+    requirements::kernel_at_least,
+};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -70,7 +73,12 @@ fn host_leaves_other_namespaces_alone() {
     };
     for (scope, is_served) in [("host", false), ("all", true), ("host", false)] {
         let agent = start(&world, &["--socket-lb".as_ref(), scope.as_ref()]);
-        assert_served();
+        // An older kernel takes the first namespace of all for the node's, and this is another.
+        if is_served || kernel_at_least(5, 14) {
+            assert_served();
+        } else {
+            assert_left_alone();
+        }
         let inside = pod.enter().unwrap();
         if is_served {
             assert_served();

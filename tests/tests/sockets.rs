@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use socket2::{Domain, Socket, Type};
 use tests::{
     Agent, Build, EchoServer, NetNs, Probe, Transport, World, ask, eventually, manifest::Service,
     requirements::kernel_at_least, world::expected_dump,
@@ -377,6 +378,38 @@ fn a_socket_that_connects_elsewhere_forgets_the_service() {
     socket.send(b"who?").unwrap();
     let mut answer = [0; 64];
     assert_eq!(socket.recv_from(&mut answer).unwrap().1, direct);
+}
+
+#[test]
+fn a_tcp_socket_that_connects_again_forgets_the_service() {
+    let name = "a_tcp_socket_that_connects_again_forgets_the_service";
+    let Some(node) = Node::or_skip(name, 1) else { return };
+    // Nobody listens there yet.
+    let late = web([1]).port("late", "TCP", 81, 9090);
+    node.world.write(std::slice::from_ref(&late));
+    let expected = expected_dump(&[late]);
+    assert!(eventually(LIMIT, || node.world.dump(Build::Product).is_ok_and(|it| it == expected)));
+    let [IpAddr::V4(direct4), direct6] = endpoint(1) else { unreachable!("v4 and v6") };
+    let ways: [(IpAddr, IpAddr); 3] = [
+        (WEB4.into(), direct4.into()),
+        (WEB6.into(), direct6),
+        (WEB4.to_ipv6_mapped().into(), direct4.to_ipv6_mapped().into()),
+    ];
+    for (service, direct) in ways {
+        let (service, direct) = (SocketAddr::new(service, 81), SocketAddr::new(direct, 9090));
+        let socket = Socket::new(Domain::for_address(service), Type::STREAM, None).unwrap();
+        let error = socket.connect(&service.into()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "by the endpoint");
+        let _listener = TcpListener::bind(SocketAddr::new(direct.ip().to_canonical(), 9090)).unwrap();
+        socket.connect(&direct.into()).unwrap();
+        assert_eq!(socket.peer_addr().unwrap().as_socket(), Some(direct));
+        // And the other way round.
+        let socket = Socket::new(Domain::for_address(service), Type::STREAM, None).unwrap();
+        let closed = SocketAddr::new(direct.ip(), 9091);
+        assert_eq!(socket.connect(&closed.into()).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        socket.connect(&service.into()).unwrap();
+        assert_eq!(socket.peer_addr().unwrap().as_socket(), Some(service));
+    }
 }
 
 #[test]

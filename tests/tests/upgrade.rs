@@ -128,7 +128,7 @@ fn upgrade_keeps_sockets() {
     let services = web(1..=5);
     world.write(&services);
     let mut agent = start(&world, Build::FaultPoints, &services);
-    assert_eq!(layouts(&world), ["v3"]);
+    assert_eq!(layouts(&world), ["v4"]);
 
     let mut connections: Vec<_> =
         [service(), service6()].map(|it| (Probe::connect(it).unwrap(), it)).into_iter().collect();
@@ -144,10 +144,10 @@ fn upgrade_keeps_sockets() {
             });
 
     for (build, layout) in [
-        (Build::NextLayout, "v1003"),
-        (Build::FaultPoints, "v3"),
-        (Build::NextLayout, "v1003"),
-        (Build::FaultPoints, "v3"),
+        (Build::NextLayout, "v1004"),
+        (Build::FaultPoints, "v4"),
+        (Build::NextLayout, "v1004"),
+        (Build::FaultPoints, "v4"),
     ] {
         // A question from before the upgrade is answered after it.
         let asked = Asker::new(service(), false);
@@ -170,10 +170,10 @@ fn upgrade_keeps_sockets() {
     let setting = world.setting(Build::NextLayout).environment("KUBE_PROXY_EBPF_FAULT", "half-attached");
     let mut half = setting.start(world.sandbox()).unwrap();
     half.wait(LIMIT).unwrap();
-    assert_eq!(layouts(&world), ["v1003", "v3"]);
+    assert_eq!(layouts(&world), ["v1004", "v4"]);
     askers.iter_mut().for_each(|it| it.ask("between two layouts"));
     let _agent = start(&world, Build::FaultPoints, &services);
-    assert_eq!(layouts(&world), ["v3"]);
+    assert_eq!(layouts(&world), ["v4"]);
     askers.iter_mut().for_each(|it| it.ask("in the end"));
     for (probe, service) in &mut connections {
         probe.ping().unwrap();

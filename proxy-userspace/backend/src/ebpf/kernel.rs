@@ -93,6 +93,7 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     let protect_node_ports = u32::from(options.protect_node_ports);
     // A kernel that does not tell (before 5.14) is taken at its word that we are in the first namespace of all.
     let host_netns = sys::netns_cookie().unwrap_or(0);
+    let seed = fastrand::u64(..);
     let mut loader = EbpfLoader::new();
     loader.override_global("SET_RETVAL", &set_retval, true);
     loader.override_global("MPTCP", &mptcp, true);
@@ -102,6 +103,7 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     loader.override_global("STRIPE_MASK", &stripe_mask, true);
     loader.override_global("PROTECT_NODE_PORTS", &protect_node_ports, true);
     loader.override_global("HOST_NETNS", &host_netns, true);
+    loader.override_global("SEED", &seed, true);
     loader.map_max_entries("SLOTS", slots);
     loader.map_max_entries("CLIENTS", clients);
     loader.map_max_entries("PEERS", peers);

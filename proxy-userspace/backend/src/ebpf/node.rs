@@ -98,7 +98,7 @@ pub struct Report {
 pub struct TableFill {
     /// Its name, as in pin paths.
     pub name: &'static str,
-    /// How many entries it has, with the room that sets of backends keep.
+    /// How many entries it has.
     pub entries: u32,
     /// How many it has room for before it is replaced by a larger one.
     pub capacity: u32,

@@ -5,9 +5,9 @@
 //! PIN_DIR/sockets1/{slots,connected,…}     what sockets remember; the version of proxy_common::socket
 //! PIN_DIR/affinity1/{clients,came}       which client was given which backend; the version of proxy_common::affinity
 //! PIN_DIR/counters1/{chunks,chunk0,…}   what is counted; the version of proxy_common::counters
-//! PIN_DIR/v3/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
-//! PIN_DIR/v3/side0/frontends4 …     the inner maps
-//! PIN_DIR/v3/programs/connect4 …    the programs
+//! PIN_DIR/v4/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
+//! PIN_DIR/v4/side0/frontends4 …     the inner maps
+//! PIN_DIR/v4/programs/connect4 …    the programs
 //! ```
 //!
 //! The one rule: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.

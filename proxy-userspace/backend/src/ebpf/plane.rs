@@ -170,10 +170,11 @@ impl<S: Store> Plane<S> {
         self.layout.services()
     }
 
-    /// How full each table of the active side is: entries, with the room that sets keep, and how many there is room for.
+    /// How full each table of the active side is: entries, and room for them. (An array is full a little earlier, as its
+    /// sets keep room to grow.)
     pub(super) fn fill(&self) -> impl Iterator<Item = (Table, u32, u32)> {
         let known = &self.sides[self.active.index()];
-        Table::ALL.into_iter().map(|it| (it, self.layout.need(it), known.capacity[it.index()]))
+        Table::ALL.into_iter().map(|it| (it, self.layout.rows(it), known.capacity[it.index()]))
     }
 
     /// Makes a side equal to the layout; returns how many entries were written. Nobody reads that side.
