@@ -414,7 +414,7 @@ mod tests {
         fn numbers_in_a_row_are_mixed_evenly(begin: u32, step in 1u64..64, seed: u64, count in 2u32..20) {
             const EACH: usize = 1000;
             let mut hits = vec![0_usize; count as usize];
-            for n in 0..count as u64 * EACH as u64 {
+            for n in 0..u64::from(count) * EACH as u64 {
                 hits[scale(mix(u64::from(begin) + n * step, seed), count) as usize] += 1;
             }
             // Six standard deviations.

@@ -17,7 +17,12 @@ use std::{
 use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg, setsockopt, sockopt,
 };
-use tests::{Build, World, eventually, manifest::Service, repetitions};
+use tests::{
+    Build, World, eventually,
+    manifest::{self, Service},
+    repetitions,
+    world::NODE,
+};
 
 /// How many states follow each other.
 const STATES: usize = 2000;
@@ -26,6 +31,8 @@ const BACKENDS: u16 = 4;
 
 const A4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 const B4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 2);
+/// An address of the node.
+const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const A6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 1);
 
 fn backend4(state: u16, n: u16) -> IpAddr {
@@ -48,12 +55,22 @@ fn state_of(backend: IpAddr) -> u16 {
     n / BACKENDS
 }
 
+/// Where else a state's first Service is reached over UDP, and no state before or after it: an external IP in a network of
+/// its own, and a node port.
+fn doors(state: u16) -> [SocketAddr; 2] {
+    let odd = state % 2;
+    [(Ipv4Addr::new(198, 18 + odd as u8, 0, 1), 80).into(), (OWN, 30_080 + odd).into()]
+}
+
 /// Two Services that change together; the number of their backends changes with every state.
 fn services(state: u16) -> Vec<Service> {
+    let [external, node_port] = doors(state);
     let mut a = Service::new("a", &[A4.into(), A6.into()])
+        .external_ips(&[external.ip()])
         .port("one", "TCP", 80, 8080)
         .port("two", "TCP", 81, 8080)
         .port("one-udp", "UDP", 80, 8080)
+        .node_port(node_port.port())
         .port("two-udp", "UDP", 81, 8080);
     let mut b = Service::new("b", &[B4.into()]).port("udp", "UDP", 80, 8080).port("tcp", "TCP", 80, 8080);
     for n in 0..if state.is_multiple_of(2) { BACKENDS } else { 1 } {
@@ -75,6 +92,20 @@ fn connect_udp(service: SocketAddr) -> std::io::Result<IpAddr> {
             return Ok(source);
         }
     }
+}
+
+/// Which backend `service` led to, if every door of that state leads to the same state meanwhile.
+fn connect_by_doors(service: SocketAddr) -> std::io::Result<IpAddr> {
+    let backend = connect_udp(service)?;
+    let state = state_of(backend);
+    for door in doors(state) {
+        let led = connect_udp(door).map(state_of);
+        let is_still_in_force = state_of(connect_udp(service)?) == state;
+        if is_still_in_force && !led.as_ref().is_ok_and(|it| *it == state) {
+            return Err(std::io::Error::other(format!("{door} led to {led:?} in state {state}")));
+        }
+    }
+    Ok(backend)
 }
 
 /// The same over TCP: whoever accepted says at which address.
@@ -187,6 +218,8 @@ fn flip_is_atomic_under_load() {
     let Some(world) = World::or_skip("flip_is_atomic_under_load") else { return };
     serve();
     serve_datagrams();
+    world.netns().add_address(OWN.into()).unwrap();
+    manifest::replace(&world.manifests().join("node.yaml"), &manifest::node_at(NODE, &[OWN.into()])).unwrap();
     world.write(&services(1));
     let mut agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
     let a = SocketAddr::from((A4, 80));
@@ -203,6 +236,7 @@ fn flip_is_atomic_under_load() {
         Reader::start(&stop, &failures, udp.clone(), connect_udp),
         Reader::start(&stop, &failures, udp.into_iter().rev().collect(), connect_udp),
         Reader::start(&stop, &failures, tcp, connect_tcp),
+        Reader::start(&stop, &failures, vec![a], connect_by_doors),
     ];
     let in_force = AtomicUsize::new(0);
     let states = repetitions(STATES);
