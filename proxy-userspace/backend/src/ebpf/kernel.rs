@@ -1,10 +1,11 @@
 //! The maps in the kernel: made or taken over through their pins, and written in batches.
 
 use std::{
-    collections::BTreeMap,
     os::fd::{AsFd as _, BorrowedFd},
+    panic::resume_unwind,
     path::{Path, PathBuf},
     sync::atomic::{Ordering, fence},
+    thread,
 };
 
 use aya::{
@@ -40,6 +41,11 @@ const SIDE: u32 = 0;
 const FLIPS: u32 = 1;
 /// Where the spans of both sides are in `ACTIVE`.
 const SPANS: u32 = 2;
+
+/// How many threads write a large batch: most of its time goes into waiting for memory. More would be in each other's way.
+const WRITERS: usize = 4;
+/// How many entries are written sooner than a thread is started.
+const FEW: usize = 4096;
 
 /// The maps of one data plane, in the kernel.
 pub(super) struct KernelMaps {
@@ -164,8 +170,9 @@ impl Store for KernelMaps {
     fn activate(&mut self, side: Side) -> Result<(), Error> {
         let flips = self.active.get(&FLIPS, 0).map_err(Error::map("ACTIVE"))?;
         self.active.set(FLIPS, flips.wrapping_add(1), 0).map_err(Error::map("ACTIVE"))?;
-        // The entries were stored by this thread inside earlier system calls. On a weakly ordered machine another CPU
-        // could see the side word first; a program's own reads are ordered by their address dependency on it.
+        // The entries were stored inside earlier system calls, by this thread or by some that it has joined. On a weakly
+        // ordered machine another CPU could see the side word first; a program's own reads are ordered by their address
+        // dependency on it.
         // The two values of the word differ in one byte, so that no reader can see half of a store.
         fence(Ordering::SeqCst);
         self.active.set(SIDE, side.word(), 0).map_err(Error::map("ACTIVE"))
@@ -175,11 +182,23 @@ impl Store for KernelMaps {
         self.grace.set(0, &self.grace_inner, 0).map_err(Error::map("grace"))
     }
 
-    fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), Error> {
-        let map = create(&format!("{table}_{side}"), table.key_size(), table.value_size(), capacity)?;
-        pins::replace(&self.pins.inner(side, table), |path| map.pin(path).map_err(Error::pin(path)))?;
-        self.outer[table.index()].set(side.word(), &map, 0).map_err(Error::map(table.map()))?;
-        self.inner[side.index()][table.index()] = Some(map);
+    fn replace(&mut self, side: Side, maps: &[(Table, u32)]) -> Result<(), Error> {
+        // By table; none for one that stays.
+        let mut made = [const { None }; Table::COUNT];
+        for &(table, capacity) in maps {
+            let map = create(&format!("{table}_{side}"), table.key_size(), table.value_size(), capacity)?;
+            pins::replace(&self.pins.inner(side, table), |path| map.pin(path).map_err(Error::pin(path)))?;
+            made[table.index()] = Some(map);
+        }
+        // The kernel waits for a grace period after each, which is the same one for all that come at a time.
+        let slots = Table::ALL.into_iter().zip(&mut self.outer).zip(&made);
+        in_parallel(slots.filter_map(|((table, outer), map)| {
+            let map = map.as_ref()?;
+            Some(move || outer.set(side.word(), map, 0).map_err(Error::map(table.map())))
+        }))?;
+        for (inner, map) in self.inner[side.index()].iter_mut().zip(made) {
+            *inner = map.or(inner.take());
+        }
         Ok(())
     }
 
@@ -197,7 +216,14 @@ impl Store for KernelMaps {
                 .map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", table))?;
             fault::point("mid-batch");
         }
-        sys::update_batch(map, entry, keys, values).map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", table))
+        let part = (keys.len() / entry.key).div_ceil(WRITERS).max(FEW);
+        let parts = keys.chunks(part * entry.key).zip(values.chunks(part * entry.value));
+        in_parallel(parts.map(|(keys, values)| {
+            move || {
+                sys::update_batch(map, entry, keys, values)
+                    .map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", table))
+            }
+        }))
     }
 
     fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), Error> {
@@ -209,9 +235,24 @@ impl Store for KernelMaps {
         self.chunks.owners()
     }
 
-    fn own(&mut self, cells: &BTreeMap<Cell, u64>) -> Result<(), Error> {
+    fn own(&mut self, cells: &[(Cell, u64)]) -> Result<(), Error> {
         self.chunks.own(cells, &mut self.counters)
     }
+}
+
+/// Does all of it at the same time, the first in this thread; returns when all is done.
+fn in_parallel(
+    mut work: impl Iterator<Item = impl FnOnce() -> Result<(), Error> + Send>,
+) -> Result<(), Error> {
+    let Some(own) = work.next() else { return Ok(()) };
+    thread::scope(|scope| {
+        let start =
+            |it| thread::Builder::new().spawn_scoped(scope, it).map_err(Error::syscall("clone", "a thread"));
+        let others = work.map(start).collect::<Result<Vec<_>, _>>()?;
+        let own = own();
+        let others = others.into_iter().map(|it| it.join().unwrap_or_else(|it| resume_unwind(it)));
+        others.fold(own, Result::and)
+    })
 }
 
 /// The sizes of a table's entries.

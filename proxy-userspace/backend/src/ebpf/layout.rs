@@ -134,6 +134,8 @@ impl Layout {
         let before = std::mem::replace(&mut self.state, state.clone());
         let (gone, there): (Vec<_>, Vec<_>) =
             state.diff(&before).map(|(name, _, now)| (name, now)).partition(|(_, now)| now.is_none());
+        let new = there.iter().filter(|(name, _)| !self.services.contains_key(*name)).filter_map(|it| it.1);
+        self.counters.reserve(new.map(|it| it.endpoints.len() + it.service.ports.len()).sum());
         let mut writer =
             Writer { changes: Changes::default(), counters: &mut self.counters, rows: &mut self.rows };
         let mut touched = BTreeSet::new();
@@ -360,7 +362,8 @@ impl Writer<'_> {
         old.sort_unstable();
         let mut coming = backends.iter().filter(|it| old.binary_search(it).is_err());
         let goes = |it: &Slot| backends.binary_search(&it.backend).is_err();
-        let mut slots = set.slots.clone();
+        let mut slots = Vec::with_capacity(backends.len().max(set.slots.len()));
+        slots.extend_from_slice(&set.slots);
         let mut gaps = Vec::new();
         for (slot, it) in slots.iter_mut().enumerate().filter(|(_, it)| goes(it)) {
             self.go(set, *it);

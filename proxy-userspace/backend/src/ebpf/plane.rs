@@ -187,29 +187,41 @@ impl<S: Store> Plane<S> {
         known.standing = Standing::Unknown;
         let mut entries = 0;
         self.store.set_span(side, self.layout.span())?;
+        let is_small = |it: &Table| self.layout.rows(*it) > known.capacity[it.index()];
+        let new: Vec<_> = Table::ALL
+            .into_iter()
+            .filter(|it| before == Standing::Unknown || is_small(it))
+            .map(|it| (it, roomy(self.layout.rows(it))))
+            .collect();
+        if !new.is_empty() {
+            let grows = Table::ALL.iter().any(is_small);
+            self.store.replace(side, &new)?;
+            for (table, capacity) in &new {
+                known.capacity[table.index()] = *capacity;
+            }
+            if grows {
+                fault::point("mid-growth");
+            }
+        }
         for table in Table::ALL {
-            let need = self.layout.rows(table);
-            let grow = need > known.capacity[table.index()];
+            let last = self.last.table(table);
             let whole;
-            let changes = if grow || before == Standing::Unknown {
-                let capacity = roomy(need);
-                self.store.replace(side, table, capacity)?;
-                known.capacity[table.index()] = capacity;
-                if grow {
-                    fault::point("mid-growth");
-                }
-                whole = self.layout.whole(table);
-                whole.table(table)
+            let (deletes, puts) = if new.iter().all(|(it, _)| *it != table) {
+                (&last.deletes[..], last)
+            } else if last.keys.len() == self.layout.rows(table) as usize * table.key_size() {
+                // It has put every row there is, as the first state does.
+                (&[][..], last)
             } else {
-                self.last.table(table)
+                whole = self.layout.whole(table);
+                (&[][..], whole.table(table))
             };
-            if !changes.deletes.is_empty() {
-                self.store.delete(side, table, &changes.deletes)?;
+            if !deletes.is_empty() {
+                self.store.delete(side, table, deletes)?;
             }
-            if !changes.keys.is_empty() {
-                self.store.put(side, table, &changes.keys, &changes.values)?;
+            if !puts.keys.is_empty() {
+                self.store.put(side, table, &puts.keys, &puts.values)?;
             }
-            entries += (changes.deletes.len() + changes.keys.len()) / table.key_size();
+            entries += (deletes.len() + puts.keys.len()) / table.key_size();
         }
         known.standing = Standing::Equal;
         Ok(entries)
