@@ -5,7 +5,6 @@
 //! is kept as its base, so that nothing ever has to be set back.
 
 use std::{
-    collections::BTreeMap,
     os::fd::{AsFd as _, AsRawFd as _, RawFd},
     path::Path,
 };
@@ -114,22 +113,21 @@ impl Chunks {
         Ok(counts)
     }
 
-    /// Gives cells to owners, or to nobody. Programs find chunks in `outer`.
+    /// Gives cells, which are in order, to owners, or to nobody. Programs find chunks in `outer`.
     pub(super) fn own(
         &mut self,
-        cells: &BTreeMap<Cell, u64>,
+        cells: &[(Cell, u64)],
         outer: &mut ArrayOfMaps<MapData, MapData>,
     ) -> Result<(), Error> {
-        if let Some((last, _)) = cells.last_key_value() {
+        if let Some((last, _)) = cells.last() {
             self.grow(chunk(*last) as usize + 1, outer)?;
         }
-        let mut cells = cells.iter().peekable();
-        while let Some(&(&first, _)) = cells.peek() {
-            let number = chunk(first);
+        for cells in cells.chunk_by(|(a, _), (b, _)| chunk(*a) == chunk(*b)) {
+            let number = chunk(cells[0].0);
             let map = &self.chunks[number as usize];
             let sums = self.sums(map)?;
             let (mut owners, mut bases) = (read(map, self.stripes)?, read(map, self.stripes + 1)?);
-            while let Some((cell, owner)) = cells.next_if(|(it, _)| chunk(**it) == number) {
+            for (cell, owner) in cells {
                 let place = place(*cell);
                 owners[place] = *owner;
                 bases[place] = sums[place];

@@ -199,7 +199,8 @@ impl Compiler<'_> {
             return;
         }
         let family = Family::of(address.address.ip());
-        let mut backends: Vec<_> = self.state.targets(index, family, scope).collect();
+        let mut backends = Vec::with_capacity(self.state.endpoints.len());
+        backends.extend(self.state.targets(index, family, scope));
         backends.sort_unstable();
         backends.dedup();
         let affinity = service.affinity.map_or(0, |it| it.timeout_seconds.get());

@@ -4,7 +4,7 @@
 //! [`Counters::reclaim`], which is told when.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     hash::{BuildHasherDefault, Hasher},
     net::{IpAddr, SocketAddr},
 };
@@ -67,8 +67,8 @@ pub(super) struct Counters {
     runs: Vec<Cell>,
     /// The first cell that nobody ever had.
     next: Cell,
-    /// What the kernel has yet to be told: cells and their new owners, 0 for nobody.
-    news: BTreeMap<Cell, u64>,
+    /// What the kernel has yet to be told: cells and their new owners, 0 for nobody; of a cell the last one counts.
+    news: Vec<(Cell, u64)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -116,6 +116,11 @@ impl Counters {
             self.free(twice);
         }
         self.idle.insert(owner);
+    }
+
+    /// Makes ready for so many further owners, who then come without the others being moved again and again.
+    pub(super) fn reserve(&mut self, owners: usize) {
+        self.known.reserve(owners);
     }
 
     /// The cells of a service port, by the first one.
@@ -174,14 +179,17 @@ impl Counters {
         }
     }
 
-    /// Cells whose owners have changed, in order; the kernel's side has to learn of it.
-    pub(super) fn news(&self) -> &BTreeMap<Cell, u64> {
+    /// Cells whose owners have changed, in order, and of a cell that is there twice the newest last; the kernel's side has to
+    /// learn of it.
+    pub(super) fn news(&mut self) -> &[(Cell, u64)] {
+        self.news.sort_by_key(|(cell, _)| *cell);
         &self.news
     }
 
     /// The kernel's side has learnt it.
     pub(super) fn told(&mut self) {
-        self.news.clear();
+        // Of a first state, it is a great deal.
+        self.news = Vec::new();
     }
 
     fn free(&mut self, known: Known) {

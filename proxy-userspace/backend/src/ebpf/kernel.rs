@@ -1,10 +1,11 @@
 //! The maps in the kernel: made or taken over through their pins, and written in batches.
 
 use std::{
-    collections::BTreeMap,
     os::fd::{AsFd as _, BorrowedFd},
+    panic::resume_unwind,
     path::{Path, PathBuf},
     sync::atomic::{Ordering, fence},
+    thread,
 };
 
 use aya::{
@@ -179,11 +180,23 @@ impl Store for KernelMaps {
         self.grace.set(0, &self.grace_inner, 0).map_err(Error::map("grace"))
     }
 
-    fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), Error> {
-        let map = create_table(table, &format!("{table}_{side}"), capacity)?;
-        pins::replace(&self.pins.inner(side, table), |path| map.pin(path).map_err(Error::pin(path)))?;
-        self.outer[table.index()].set(side.word(), &map, 0).map_err(Error::map(table.map()))?;
-        self.inner[side.index()][table.index()] = Some(map);
+    fn replace(&mut self, side: Side, maps: &[(Table, u32)]) -> Result<(), Error> {
+        // By table; none for one that stays.
+        let mut made = [const { None }; Table::COUNT];
+        for &(table, capacity) in maps {
+            let map = create_table(table, &format!("{table}_{side}"), capacity)?;
+            pins::replace(&self.pins.inner(side, table), |path| map.pin(path).map_err(Error::pin(path)))?;
+            made[table.index()] = Some(map);
+        }
+        // The kernel waits for a grace period after each, which is the same one for all that come at a time.
+        let slots = Table::ALL.into_iter().zip(&mut self.outer).zip(&made);
+        in_parallel(slots.filter_map(|((table, outer), map)| {
+            let map = map.as_ref()?;
+            Some(move || outer.set(side.word(), map, 0).map_err(Error::map(table.map())))
+        }))?;
+        for (inner, map) in self.inner[side.index()].iter_mut().zip(made) {
+            *inner = map.or(inner.take());
+        }
         Ok(())
     }
 
@@ -219,9 +232,24 @@ impl Store for KernelMaps {
         self.chunks.owners()
     }
 
-    fn own(&mut self, cells: &BTreeMap<Cell, u64>) -> Result<(), Error> {
+    fn own(&mut self, cells: &[(Cell, u64)]) -> Result<(), Error> {
         self.chunks.own(cells, &mut self.counters)
     }
+}
+
+/// Does all of it at the same time, the first in this thread; returns when all is done.
+fn in_parallel(
+    mut work: impl Iterator<Item = impl FnOnce() -> Result<(), Error> + Send>,
+) -> Result<(), Error> {
+    let Some(own) = work.next() else { return Ok(()) };
+    thread::scope(|scope| {
+        let start =
+            |it| thread::Builder::new().spawn_scoped(scope, it).map_err(Error::syscall("clone", "a thread"));
+        let others = work.map(start).collect::<Result<Vec<_>, _>>()?;
+        let own = own();
+        let others = others.into_iter().map(|it| it.join().unwrap_or_else(|it| resume_unwind(it)));
+        others.fold(own, Result::and)
+    })
 }
 
 /// The sizes of a table's entries.

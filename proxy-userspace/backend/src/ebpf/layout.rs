@@ -93,6 +93,8 @@ impl Layout {
         let before = std::mem::replace(&mut self.state, state.clone());
         let (gone, there): (Vec<_>, Vec<_>) =
             state.diff(&before).map(|(name, _, now)| (name, now)).partition(|(_, now)| now.is_none());
+        let new = there.iter().filter(|(name, _)| !self.services.contains_key(*name)).filter_map(|it| it.1);
+        self.counters.reserve(new.map(|it| it.endpoints.len() + it.service.ports.len()).sum());
         let mut writer = Writer {
             changes: Changes::default(),
             ids: &mut self.ids,
@@ -216,6 +218,11 @@ impl Layout {
     /// How many entries a table has.
     pub(super) fn rows(&self, table: Table) -> u32 {
         self.rows[table.index()]
+    }
+
+    /// Whether there is nothing in any table.
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.iter().all(|it| *it == 0)
     }
 
     /// How many entries a table must have room for.

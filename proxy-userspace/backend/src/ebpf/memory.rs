@@ -309,11 +309,13 @@ impl Store for Memory {
         Ok(())
     }
 
-    fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), Error> {
-        if self.fails_after(0).is_some() {
-            return Err(refused("replace", table, libc::ENOMEM));
+    fn replace(&mut self, side: Side, maps: &[(Table, u32)]) -> Result<(), Error> {
+        for (table, capacity) in maps {
+            if self.fails_after(0).is_some() {
+                return Err(refused("replace", *table, libc::ENOMEM));
+            }
+            *self.writable(side, *table) = (*capacity, Rows::new());
         }
-        *self.writable(side, table) = (capacity, Rows::new());
         Ok(())
     }
 
@@ -371,7 +373,7 @@ impl Store for Memory {
         Ok(self.owners.clone())
     }
 
-    fn own(&mut self, cells: &BTreeMap<Cell, u64>) -> Result<(), Error> {
+    fn own(&mut self, cells: &[(Cell, u64)]) -> Result<(), Error> {
         let fails_after = self.fails_after(cells.len());
         let reached = self.reached();
         for (done, (cell, owner)) in cells.iter().enumerate() {

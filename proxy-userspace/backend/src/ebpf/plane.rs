@@ -42,6 +42,8 @@ pub(super) struct Plane<S> {
     layout: Layout,
     /// The last update, which the retired side has yet to see.
     last: Changes,
+    /// Whether that is all there is, as of a first state.
+    last_is_whole: bool,
     sides: [Known; 2],
     active: Side,
     /// Whether no program can be reading the spare side any more.
@@ -70,6 +72,7 @@ impl<S: Store> Plane<S> {
             layout: Layout::new(Counters::take_over(&store.owners()?)),
             store,
             last: Changes::default(),
+            last_is_whole: false,
             sides: [unknown; 2],
             active,
             // Whoever was here before may have died right after a flip.
@@ -85,6 +88,7 @@ impl<S: Store> Plane<S> {
     pub(super) fn apply(&mut self, state: &NodeState, places: &Places) -> Result<Applied, Error> {
         // Ready the spare side for the difference: it may still lack the one before.
         self.settle()?;
+        let begins = self.layout.is_empty();
         let Update { changes, services } = self.layout.update(state, places);
         let spare = self.active.other();
         if !changes.is_empty() {
@@ -96,6 +100,7 @@ impl<S: Store> Plane<S> {
                 };
             }
             self.last = changes;
+            self.last_is_whole = begins;
         }
         if self.sides[self.active.index()].standing == Standing::Equal {
             return Ok(Applied { services, ..Applied::default() });
@@ -131,6 +136,7 @@ impl<S: Store> Plane<S> {
             self.bring_up(self.active.other())?;
             // Of a first state, it is everything.
             self.last = Changes::default();
+            self.last_is_whole = false;
         }
         Ok(())
     }
@@ -188,17 +194,26 @@ impl<S: Store> Plane<S> {
         known.standing = Standing::Unknown;
         let mut entries = 0;
         self.store.set_outline(side, &self.layout.outline())?;
+        let is_small = |it: &Table| self.layout.need(*it) > known.capacity[it.index()];
+        let new: Vec<_> = Table::ALL
+            .into_iter()
+            .filter(|it| before == Standing::Unknown || is_small(it))
+            .map(|it| (it, roomy(self.layout.need(it))))
+            .collect();
+        if !new.is_empty() {
+            let grows = Table::ALL.iter().any(is_small);
+            self.store.replace(side, &new)?;
+            for (table, capacity) in &new {
+                known.capacity[table.index()] = *capacity;
+            }
+            if grows {
+                fault::point("mid-growth");
+            }
+        }
         for table in Table::ALL {
-            let need = self.layout.need(table);
-            let grow = need > known.capacity[table.index()];
+            let is_new = new.iter().any(|(it, _)| *it == table);
             let whole;
-            let changes = if grow || before == Standing::Unknown {
-                let capacity = roomy(need);
-                self.store.replace(side, table, capacity)?;
-                known.capacity[table.index()] = capacity;
-                if grow {
-                    fault::point("mid-growth");
-                }
+            let changes = if is_new && !self.last_is_whole {
                 whole = self.layout.whole(table);
                 whole.table(table)
             } else {

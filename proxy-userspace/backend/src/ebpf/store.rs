@@ -1,6 +1,6 @@
 //! The maps a data plane is made of, as a trait: the kernel is one implementation, memory another.
 
-use std::{collections::BTreeMap, fmt};
+use std::fmt;
 
 use proxy_common::{
     counters::Cell,
@@ -165,8 +165,8 @@ pub(super) trait Store {
     /// Returns when every program that began before the call has ended.
     fn grace(&mut self) -> Result<(), Error>;
 
-    /// Puts an empty map for at least `capacity` entries in the place of a side's map.
-    fn replace(&mut self, side: Side, table: Table, capacity: u32) -> Result<(), Error>;
+    /// Puts empty maps in the place of a side's maps, each for at least so many entries. On an error, some may be there.
+    fn replace(&mut self, side: Side, maps: &[(Table, u32)]) -> Result<(), Error>;
 
     /// Says where the frontends of a side may be.
     fn set_outline(&mut self, side: Side, outline: &Outline) -> Result<(), Error>;
@@ -180,7 +180,7 @@ pub(super) trait Store {
     /// The owner of each cell that there is, in order; 0 for nobody.
     fn owners(&self) -> Result<Vec<u64>, Error>;
 
-    /// Gives cells to owners, who begin at zero, or to nobody; makes room where there is none. No program may be adding to
-    /// them.
-    fn own(&mut self, cells: &BTreeMap<Cell, u64>) -> Result<(), Error>;
+    /// Gives cells, which are in order, to owners, who begin at zero, or to nobody; makes room where there is none. Of a cell
+    /// that is there twice the last owner counts. No program may be adding to them.
+    fn own(&mut self, cells: &[(Cell, u64)]) -> Result<(), Error>;
 }

@@ -31,8 +31,8 @@ pub(super) struct Layout {
     state: NodeState,
     node: Vec<std::net::IpAddr>,
     services: HashMap<ServiceName, Known>,
-    /// Who wants a frontend, and why, in ascending order; the first has it.
-    claims: HashMap<FrontendAddress, Vec<(Claim, ServiceName)>>,
+    /// Who wants a frontend, and why; the first has it.
+    claims: HashMap<FrontendAddress, BTreeSet<(Claim, ServiceName)>>,
     /// The frontends that more than one Service claims.
     contested: BTreeSet<FrontendAddress>,
     /// What of single Services is not served.
@@ -96,15 +96,16 @@ impl Layout {
             changed.extend(gone.map(|it| (it.clone(), None)).collect::<Vec<_>>());
         }
         let mut update = Update::default();
-        let mut touched = BTreeSet::new();
+        // The frontends that somebody wants, or wants no more, and who had them.
+        let mut touched = BTreeMap::new();
         let mut old = HashMap::new();
         for (name, now) in &changed {
             let known = self.services.remove(name).unwrap_or_default();
             for it in frontends(&known.image) {
                 if let Some(claims) = self.claims.get_mut(&it.address) {
-                    claims.retain(|(_, claimant)| claimant != name);
+                    touched.entry(it.address).or_insert_with(|| first(claims).cloned());
+                    claims.remove(&(it.claim, name.clone()));
                 }
-                touched.insert(it.address);
             }
             let mut image = now.map(|it| compile(it, &self.node)).unwrap_or_default();
             let rejected = std::mem::take(&mut image.rejected);
@@ -115,9 +116,8 @@ impl Layout {
             }
             for it in frontends(&image) {
                 let claims = self.claims.entry(it.address).or_default();
-                let claim = (it.claim, name.clone());
-                claims.insert(claims.partition_point(|it| *it < claim), claim);
-                touched.insert(it.address);
+                touched.entry(it.address).or_insert_with(|| first(claims).cloned());
+                claims.insert((it.claim, name.clone()));
             }
             let (before, after) = (known.image.clone(), image.clone());
             update.services.push(Changed { before, after });
@@ -127,15 +127,15 @@ impl Layout {
             }
             old.insert(name.clone(), known);
         }
-        // Whoever else wants what somebody had, or has what somebody wants.
-        for address in touched {
+        // Whoever else had what somebody wants, or has what somebody had.
+        for (address, former) in touched {
             let Some(claims) = self.claims.get(&address) else { continue };
             if claims.len() > 1 {
                 self.contested.insert(address);
             } else {
                 self.contested.remove(&address);
             }
-            for (_, name) in claims {
+            for name in former.iter().chain(first(claims)) {
                 if !old.contains_key(name)
                     && let Some(known) = self.services.get(name)
                 {
@@ -162,7 +162,7 @@ impl Layout {
     /// Which frontends of a Service's ports are its own. Without the one that tells it from others, a port has none.
     fn owned(&self, name: &ServiceName, image: &ServiceImage) -> Vec<Vec<bool>> {
         let is_own = |address: &FrontendAddress| {
-            self.claims.get(address).and_then(|it| it.first()).is_some_and(|(_, owner)| owner == name)
+            self.claims.get(address).and_then(first).is_some_and(|owner| owner == name)
         };
         let own = |port: &PortImage| {
             let all = is_own(&port.identity);
@@ -230,7 +230,7 @@ impl Layout {
 
     /// The Service that answers at an address, and the port of it that does.
     pub(super) fn owner(&self, address: &FrontendAddress) -> Option<(&ServiceName, &PortImage)> {
-        let (_, name) = self.claims.get(address)?.first()?;
+        let name = first(self.claims.get(address)?)?;
         let Known { image, own, .. } = self.services.get(name)?;
         let mut ports = image.ports.iter().zip(own);
         let is_it = |port: &PortImage, own: &[bool]| {
@@ -254,14 +254,20 @@ impl Layout {
         let own = self.rejected.values().flatten().cloned();
         let contested = self.contested.iter().filter_map(|address| self.claims.get_key_value(address));
         let lost = contested.filter_map(|(address, claims)| {
-            let ((claim, winner), losers) = claims.split_first()?;
-            Some(losers.iter().map(move |(lost, loser)| Rejected {
+            let mut all = claims.iter();
+            let (claim, winner) = all.next()?;
+            Some(all.map(move |(lost, loser)| Rejected {
                 item: format!("{loser} {lost} {address}"),
                 reason: format!("it is a {claim} of {winner} already; give one of them another"),
             }))
         });
         own.chain(lost.flatten()).collect()
     }
+}
+
+/// Who has a frontend, of those who want it.
+fn first(claims: &BTreeSet<(Claim, ServiceName)>) -> Option<&ServiceName> {
+    claims.first().map(|(_, name)| name)
 }
 
 fn frontends(image: &ServiceImage) -> impl Iterator<Item = &Frontend> {

@@ -144,8 +144,11 @@ impl Follower {
     }
 
     fn refresh(&mut self, touched: &BTreeSet<PathBuf>, sender: &channel::Sender<Option<Arc<Snapshot>>>) {
-        self.store.refresh(touched, Instant::now());
+        let changed = self.store.refresh(touched, Instant::now());
         let before = sender.borrow().clone();
+        if !changed && before.is_some() {
+            return;
+        }
         let facts = before.as_ref().map(|it| Arc::clone(&it.facts)).unwrap_or_default();
         let Some(now) = self.store.snapshot(&facts) else {
             self.say(self.store.problems().collect());

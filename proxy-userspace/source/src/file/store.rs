@@ -56,20 +56,20 @@ impl Store {
         Self { path, files: BTreeMap::new(), unlisted: None }
     }
 
-    /// Reads what has changed since the last time, and in any case the files in `touched`.
-    pub(super) fn refresh(&mut self, touched: &BTreeSet<PathBuf>, now: Instant) {
+    /// Reads what has changed since the last time, and in any case the files in `touched`. Whether the snapshot may be
+    /// another one since.
+    pub(super) fn refresh(&mut self, touched: &BTreeSet<PathBuf>, now: Instant) -> bool {
         let listed = match folder::list(&self.path) {
             Ok(listed) => listed,
             Err(error) => {
-                let path = self.path.display();
-                self.unlisted = Some(format!("{path}: {error}; what was read before is kept"));
-                return;
+                let problem = format!("{}: {error}; what was read before is kept", self.path.display());
+                return self.unlisted.replace(problem) != self.unlisted;
             }
         };
-        self.unlisted = None;
+        let mut changed = self.unlisted.take().is_some();
         for path in &listed {
             let file = self.files.entry(path.clone()).or_default();
-            file.refresh(path, touched.contains(path), now);
+            changed |= file.refresh(path, touched.contains(path), now);
         }
         for (path, file) in &mut self.files {
             if !listed.contains(path) {
@@ -77,9 +77,11 @@ impl Store {
                 file.seen = None;
             }
         }
+        let before = self.files.len();
         self.files.retain(|path, it| {
             listed.contains(path) || (it.good.is_some() && it.gone.is_some_and(|since| now < since + GRACE))
         });
+        changed || self.files.len() < before
     }
 
     /// When to look again although nothing may have changed by then.
@@ -108,11 +110,12 @@ impl Store {
 }
 
 impl File {
-    fn refresh(&mut self, path: &Path, touched: bool, now: Instant) {
+    /// Whether it was read, or should have been.
+    fn refresh(&mut self, path: &Path, touched: bool, now: Instant) -> bool {
         self.gone = None;
         let signature = signature(path).ok();
         if signature.is_some() && signature == self.seen && !touched && self.empty.is_none() {
-            return;
+            return false;
         }
         let empty = self.empty.take();
         let bytes = match fs::read(path) {
@@ -120,7 +123,7 @@ impl File {
             Err(error) => {
                 self.seen = None;
                 self.problem = Some(format!("{}: {error}; {}", path.display(), self.consequence()));
-                return;
+                return true;
             }
         };
         self.seen = signature;
@@ -136,7 +139,7 @@ impl File {
                     "{path}: empty; {consequence}: write a `kind: List` with `items: []` to mean nothing"
                 ));
             }
-            return;
+            return true;
         }
         match parse(&path.display().to_string(), &bytes, Format::of(path)) {
             Ok(parsed) => {
@@ -145,6 +148,7 @@ impl File {
             }
             Err(error) => self.problem = Some(format!("{error}; {}", self.consequence())),
         }
+        true
     }
 
     fn consequence(&self) -> &'static str {

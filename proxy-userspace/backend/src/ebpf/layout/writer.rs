@@ -77,7 +77,8 @@ impl Writer<'_> {
         old.sort_unstable();
         let mut coming = backends.iter().filter(|it| old.binary_search(it).is_err());
         let goes = |it: &Slot| backends.binary_search(&it.backend).is_err();
-        let mut slots = set.slots.clone();
+        let mut slots = Vec::with_capacity(backends.len().max(set.slots.len()));
+        slots.extend_from_slice(&set.slots);
         let mut gaps = Vec::new();
         for (slot, it) in slots.iter_mut().enumerate().filter(|(_, it)| goes(it)) {
             self.go(set, *it);

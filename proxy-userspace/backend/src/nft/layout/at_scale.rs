@@ -118,3 +118,29 @@ fn of_50_000_services_every_clash_is_listed_and_all_else_is_served() {
     let rejected: Vec<_> = layout.rejected().into_iter().map(|it| it.item).collect();
     assert_eq!(rejected, ["default/s1 external IP 10.64.0.0:80/TCP"]);
 }
+
+#[test]
+fn of_50_000_services_at_one_address_one_is_served_there() {
+    const MANY: u32 = 50_000;
+    let shared = IpAddr::from(Ipv4Addr::new(192, 0, 2, 1));
+    let of = |numbers: std::ops::Range<u32>| {
+        state(numbers.map(|n| service(10_000_000 + n, &[shared], [(Some(pod(n)), None)])))
+    };
+    let served = |layout: &Layout| {
+        let losers = layout.rejected();
+        assert_eq!(losers.len(), layout.services() - 1);
+        assert!(losers.iter().all(|it| it.item.ends_with("external IP 192.0.2.1:80/TCP")));
+        losers.into_iter().next().map(|it| it.reason)
+    };
+    let mut layout = Layout::default();
+    take(&mut layout, &of(0..MANY));
+    let winner = |n: u32| {
+        format!("it is a external IP of default/s{} already; give one of them another", 10_000_000 + n)
+    };
+    assert_eq!(served(&layout), Some(winner(0)));
+    // The first one goes with its four elements; what leads from the address to its endpoint now leads to the next one's.
+    assert_eq!(take(&mut layout, &of(1..MANY)), (4 + 1, 1));
+    assert_eq!(served(&layout), Some(winner(1)));
+    take(&mut layout, &NodeState::default());
+    assert!(layout.elements().is_empty() && layout.picks().is_empty() && layout.rejected().is_empty());
+}
