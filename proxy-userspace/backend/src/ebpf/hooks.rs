@@ -196,6 +196,7 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<At
 
 /// Takes every program out of effect, before the call returns, and removes the pins of their links.
 pub(super) fn detach(pins: &Pins) -> Result<(), Error> {
+    detach_unknown(pins)?;
     // First those that lead away: what is translated can be translated back to the last.
     for (hook, _) in HOOKS.into_iter().rev() {
         let pin = pins.links().join(hook);
@@ -208,6 +209,32 @@ pub(super) fn detach(pins: &Pins) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Takes programs out of effect at hooks that this version does not know, as a later one may have left them: they lead by
+/// maps that nobody updates any more. Returns the names of those that there were.
+pub(super) fn detach_unknown(pins: &Pins) -> Result<Vec<String>, Error> {
+    let mut detached = Vec::new();
+    for pin in pins.all_links()? {
+        if HOOKS
+            .iter()
+            .map(|(hook, _)| pins.links().join(hook))
+            .any(|it| pin == it || pin == pins::beside(&it))
+        {
+            continue;
+        }
+        // What cannot be opened is no link, and not ours.
+        let Ok(link) = sys::obj_get(&pin) else { continue };
+        match sys::link_detach(link.as_fd()) {
+            // The kernel takes one of a kind that cannot be detached off a little later, when the pin is gone.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+            Err(error) if error.kind() == ErrorKind::InvalidInput => continue,
+            result => result.map_err(Error::syscall("BPF_LINK_DETACH", pin.display()))?,
+        }
+        pins::remove_pin(&pin)?;
+        detached.push(pin.file_name().unwrap_or_default().to_string_lossy().into_owned());
+    }
+    Ok(detached)
 }
 
 /// Updates the pinned link, or makes one and pins it; true if it was made.

@@ -212,7 +212,19 @@ impl Node {
             "attached to {}",
             self.cgroup.path().display()
         );
-        // What is in force does not depend on it; the next start tries again.
+        // What is in force does not depend on these; the next start tries again.
+        match hooks::detach_unknown(&self.pins) {
+            Ok(detached) => {
+                for hook in detached {
+                    tracing::info!(
+                        "detached {hook}, a hook of another version, which led by maps that nobody updates"
+                    );
+                }
+            }
+            Err(error) => {
+                tracing::error!("a hook of another version leads by maps that nobody updates: {error}");
+            }
+        }
         match self.pins.remove_other_layouts() {
             Ok(removed) => {
                 for layout in removed {
