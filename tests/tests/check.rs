@@ -122,7 +122,7 @@ fn programs_that_are_off_are_broken_and_an_agent_that_is_away_degraded() {
 #[test]
 fn programs_of_others_are_named() {
     let Some(world) = World::or_skip("programs_of_others_are_named") else { return };
-    let _agent = serve(&world);
+    let mut agent = serve(&world);
     // The same programs, from another folder: to this one they are somebody else's.
     let pins = format!("{}_other", world.sandbox().pins().display());
     let source = format!("file:{}", world.manifests().display());
@@ -132,12 +132,19 @@ fn programs_of_others_are_named() {
     let mut other = other.stderr(std::process::Stdio::null()).spawn().unwrap();
     let names_them = || check(&world).about("degraded", "other programs").is_some();
     let named = eventually(LIMIT, names_them);
+    let log = agent.log_path().to_owned();
+    let log = || fs::read_to_string(&log).unwrap_or_default();
+    let told = agent.wait_until(LIMIT, || {
+        log().lines().any(|it| it.contains("somebody else runs at our hooks") && it.contains("at connect4"))
+    });
     let said = check(&world);
     let _ = other.kill();
     other.wait().unwrap();
     let cleanup =
         Command::new(Build::Product.binary()).args(["cleanup", "--pin-dir", &pins]).output().unwrap();
     assert!(cleanup.status.success());
+    told.unwrap();
+    agent.wait_until(LIMIT, || log().contains("is gone from our hooks")).unwrap();
     assert!(named, "{}", said.text);
     said.has("degraded", "other programs", &["connect4 (id ", "another instance", "cleanup --pin-dir"]);
     said.has("ok", "programs", &["in effect at all"]);

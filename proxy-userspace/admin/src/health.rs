@@ -150,7 +150,8 @@ pub(crate) fn readiness(record: &Record, now: Moment) -> Vec<(String, Result<(),
     };
     checks.push(("state".into(), state));
     let programs = match &record.hooks {
-        Some(_) => unproven(record, now).map_or(Ok(()), Err),
+        // What no restart would mend is no matter of liveness.
+        Some(hooks) => unproven(record, now).or_else(|| hooks.unreached.clone()).map_or(Ok(()), Err),
         None => Err("not attached yet".into()),
     };
     checks.push(("programs".into(), programs));

@@ -144,7 +144,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             {
                 canary.get_or_insert_with(|| Trial::start(cgroup.to_owned()));
             }
-            is_whole = tell_of(looked, observer);
+            is_whole = tell_of(looked, &mut said, observer);
             if let Some(published) = latest.clone() {
                 (node, recovered) = in_own_thread(node, move |node| node.recover(&published.state)).await;
             }
@@ -201,11 +201,12 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
 }
 
 /// Says what the kernel has said, and whether every program is in effect, as far as is known.
-fn tell_of(looked: Result<Option<Hooks>, Error>, observer: &dyn Observer) -> bool {
+fn tell_of(looked: Result<Option<Hooks>, Error>, said: &mut Said, observer: &dyn Observer) -> bool {
     match looked {
         Ok(None) => true,
         Ok(Some(hooks)) => {
             observer.looked(Ok(&hooks));
+            said.tell_of_cgroup(&hooks);
             let missing: Vec<_> = hooks.missing().map(|it| it.name).collect();
             if !missing.is_empty() {
                 let cgroup = hooks.cgroup.display();

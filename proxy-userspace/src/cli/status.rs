@@ -213,9 +213,10 @@ impl Seen {
             Ok(hooks) => {
                 let missing: Vec<_> = hooks.missing().map(|it| it.name).collect();
                 let cgroup = hooks.cgroup.display();
+                let unreached = hooks.unreached.as_ref().map(|it| format!("; {it}")).unwrap_or_default();
                 match missing.is_empty() {
-                    true => format!("in effect at all {} hooks of {cgroup}", hooks.hooks.len()),
-                    false => format!("NOT in effect on {cgroup}: {}", missing.join(", ")),
+                    true => format!("in effect at all {} hooks of {cgroup}{unreached}", hooks.hooks.len()),
+                    false => format!("NOT in effect on {cgroup}: {}{unreached}", missing.join(", ")),
                 }
             }
             Err(error) => format!("cannot be looked at: {error}"),

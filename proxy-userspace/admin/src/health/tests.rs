@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backend::{Answer, Doing, Heard, Observer as _};
+use backend::{Answer, Doing, Heard, Observer as _, ebpf::Hooks};
 use model::{
     Rejected,
     state::{Node, NodeState},
@@ -164,6 +164,18 @@ async fn programs_that_were_taken_off_make_a_node_unwell_at_once() {
     assert!(body(&health)["problems"][0].as_str().unwrap().contains("connect4"));
     admin.looked(Ok(&hooks(true)));
     assert!(live(&admin).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cgroup_that_leaves_processes_out_is_not_ready_and_alive() {
+    let (admin, _publisher) = served();
+    let nested = Hooks { unreached: Some("a nested cgroup".into()), ..hooks(true) };
+    admin.looked(Ok(&nested));
+    let (ready, says) = readyz(&admin.record(), Moment::now());
+    assert!(!ready && says.contains("[-]programs failed: a nested cgroup"), "{says}");
+    assert!(live(&admin).is_ok(), "no restart would mend it");
+    admin.looked(Ok(&hooks(true)));
+    assert!(readyz(&admin.record(), Moment::now()).0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,10 +10,11 @@ use aya::Ebpf;
 use model::state::{NodeState, Nodes};
 
 use super::{
+    cgroup::Cgroup,
     ending::Ender,
     error::Error,
     exclusions::Exclusions,
-    hooks::{self, Cgroup},
+    hooks,
     kernel::{self, KernelMaps},
     layout::Places,
     look::{self, Hooks},
@@ -27,7 +28,8 @@ use model::Rejected;
 /// Where the data plane lives.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The cgroup whose sockets are translated; the root of the first cgroup2 mount if none is named.
+    /// The cgroup whose sockets are translated; the root of a cgroup2 mount if none is named, the machine's
+    /// own before others.
     pub cgroup: Option<PathBuf>,
     /// The folder for pins, on a bpf file system.
     pub pin_dir: PathBuf,
