@@ -185,12 +185,19 @@ impl Record {
             (trigger >= self.started.wall).then(|| now.wall.duration_since(trigger).unwrap_or_default())
         });
         let durations = durations.collect();
+        let before = self.in_force.as_ref().filter(|it| key(&it.published) == key(published));
+        let since = before.map_or(now, |it| it.since);
         self.in_force =
-            Some(InForce { published: Arc::clone(published), since: now, tables: report.tables.clone() });
+            Some(InForce { published: Arc::clone(published), since, tables: report.tables.clone() });
         self.rejected.insert(Stage::Backend, report.rejected.clone());
         self.waiting = self.waiting_next;
         self.failure = None;
         durations
+    }
+
+    /// Whether it is this state that is in force.
+    pub(crate) fn is_in_force(&self, published: &Published) -> bool {
+        self.in_force.as_ref().is_some_and(|it| key(&it.published) == key(published))
     }
 
     pub(crate) fn failed(&mut self, doing: Doing, error: &str) {

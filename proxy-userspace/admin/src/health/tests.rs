@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use backend::{Answer, Doing, Heard, Observer as _, ebpf::Hooks};
+use backend::{
+    Answer, Doing, Heard, Observer as _,
+    ebpf::{Hooks, Report},
+};
 use model::{
     Rejected,
     state::{Node, NodeState},
@@ -164,6 +167,32 @@ async fn programs_that_were_taken_off_make_a_node_unwell_at_once() {
     assert!(body(&health)["problems"][0].as_str().unwrap().contains("connect4"));
     admin.looked(Ok(&hooks(true)));
     assert!(live(&admin).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_same_state_once_more_is_as_old_as_before() {
+    let (admin, publisher) = served();
+    let state = publisher.current().unwrap();
+    let seen = |admin: &Admin| {
+        let text = admin.metrics.text().unwrap();
+        let syncs = text
+            .lines()
+            .find(|it| it.starts_with("kubeproxy_sync_proxy_rules_duration_seconds_count"))
+            .unwrap();
+        (admin.record().in_force.as_ref().unwrap().since.instant, syncs.to_owned())
+    };
+    let before = seen(&admin);
+    advance(SECOND).await;
+    admin.taken(&state);
+    admin.in_force(&state, &Report { flipped: false, ..report() }, SECOND);
+    assert_eq!(seen(&admin), before);
+    // At other addresses of the host it leads elsewhere.
+    admin.in_force(&state, &report(), SECOND);
+    assert_eq!(seen(&admin).0, before.0);
+    assert_ne!(seen(&admin).1, before.1);
+    let next = published(&publisher, [service("a", 2, None)]);
+    admin.in_force(&next, &report(), SECOND);
+    assert_ne!(seen(&admin).0, before.0);
 }
 
 #[tokio::test(start_paused = true)]
