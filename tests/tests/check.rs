@@ -233,3 +233,24 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
     assert_eq!(row(&says), ["?", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
     assert!(says.contains("none answers"), "{says}");
 }
+
+#[test]
+fn a_cgroup_that_is_frozen_does_not_hold_check_up() {
+    let Some(world) = World::or_skip("a_cgroup_that_is_frozen_does_not_hold_check_up") else { return };
+    let _agent = serve(&world);
+    let frozen = world.sandbox().cgroup().join("frozen");
+    fs::create_dir(&frozen).unwrap();
+    fs::write(frozen.join("cgroup.freeze"), "1").unwrap();
+    let check = Command::new(Build::Product.binary())
+        .args(["check", "--cgroup"])
+        .arg(&frozen)
+        .arg("--pin-dir")
+        .arg(world.sandbox().pins())
+        .output()
+        .unwrap();
+    // Whoever was put there is gone, or this fails.
+    let removed = eventually(LIMIT, || fs::remove_dir(&frozen).is_ok());
+    let said = Said { code: check.status.code(), text: String::from_utf8(check.stdout).unwrap() };
+    said.has("degraded", "canary", &["connect4 cannot be tried", "see whether the cgroup is frozen"]);
+    assert!(removed, "a child was left behind");
+}

@@ -125,7 +125,14 @@ fn unproven(record: &Record, now: Moment) -> Option<String> {
     }
     let age = now.instant.duration_since(proven);
     let why = record.look_error.as_deref().unwrap_or("the backend hangs");
-    (age >= LATE).then(|| format!("the programs were last seen in effect {} s ago: {why}", age.as_secs()))
+    if age >= LATE {
+        return Some(format!("the programs were last seen in effect {} s ago: {why}", age.as_secs()));
+    }
+    let silent = now.instant.duration_since(record.sung?);
+    let why = record.canary.iter().find(|it| matches!(it.answer, Answer::Untold(_)));
+    let why = why.map_or_else(|| "it hangs".to_owned(), ToString::to_string);
+    (silent >= LATE)
+        .then(|| format!("the canary has not told for {} s whether the hooks act: {why}", silent.as_secs()))
 }
 
 /// What `/readyz` asks for, each by name: fine, or what is missing.

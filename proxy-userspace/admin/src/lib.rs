@@ -193,7 +193,7 @@ impl Observer for Admin {
     }
 
     fn tried(&self, heard: &[Heard]) {
-        self.record().canary = heard.to_vec();
+        self.record().tried(heard, Instant::now());
     }
 
     fn ended(&self, ended: &io::Result<Ended>) {
