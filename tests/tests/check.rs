@@ -10,8 +10,11 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, EchoServer, Transport, World, ask, eventually, http::get, manifest::Service,
-    requirements::kernel_at_least, sandbox::skip,
+    Agent, Build, EchoServer, Transport, World, ask, eventually,
+    http::get,
+    manifest::{self, Service},
+    requirements::kernel_at_least,
+    sandbox::skip,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -221,17 +224,72 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
     };
     let says = status(&world, &[]);
     assert_eq!(row(&says), ["default/web", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
-    for it in ["node n1: healthy", "revision 1 in force", "1 Services, 1 endpoints", "in effect at all"] {
+    for it in [
+        "node n1: healthy",
+        "revision 1 in force",
+        "1 Services, 1 endpoints",
+        "generation 1 in force",
+        "in effect at all",
+    ] {
         assert!(says.contains(it), "{it} is not in\n{says}");
     }
     let json = status(&world, &["--output", "json"]);
-    for it in ["\"service\":\"default/web\"", "\"endpoints\":[\"10.244.1.1:8080\"]", "\"connect4\":true"] {
+    for it in [
+        "\"service\":\"default/web\"",
+        "\"endpoints\":[\"10.244.1.1:8080\"]",
+        "\"connect4\":true",
+        "\"generation\":1",
+    ] {
         assert!(json.contains(it), "{it} is not in\n{json}");
     }
     agent.kill9().unwrap();
     let says = status(&world, &[]);
     assert_eq!(row(&says), ["?", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
-    assert!(says.contains("none answers"), "{says}");
+    assert!(says.contains("none answers") && says.contains("generation 1 in force"), "{says}");
+}
+
+#[test]
+fn status_names_what_is_refused() {
+    let Some(world) = World::or_skip("status_names_what_is_refused") else { return };
+    let mut agent = serve(&world);
+    assert!(!status(&world, &[]).contains("REJECTED"));
+    let bad = "apiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: default}\n\
+               spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n";
+    manifest::replace(&world.manifests().join("bad.yaml"), bad).unwrap();
+    let refused = || {
+        let says = status(&world, &[]);
+        let refused = says.split_once("\nREJECTED\n").map(|(_, it)| it.to_owned()).unwrap_or_default();
+        refused.contains("default/bad") && refused.contains("(source)") && refused.contains("10.96.0.300")
+    };
+    agent.wait_until(LIMIT, refused).unwrap();
+    // What is good beside it is still shown.
+    assert!(status(&world, &[]).contains("10.96.0.10:80/TCP"));
+}
+
+#[test]
+fn status_that_watches_shows_what_changes() {
+    let Some(world) = World::or_skip("status_that_watches_shows_what_changes") else { return };
+    let mut agent = serve(&world);
+    let shown = world.sandbox().files().join("shown");
+    let mut watching = Command::new(Build::Product.binary())
+        .args(["status", "--watch", "--cgroup"])
+        .arg(world.sandbox().cgroup())
+        .arg("--pin-dir")
+        .arg(world.sandbox().pins())
+        .stdout(fs::File::create(&shown).unwrap())
+        .spawn()
+        .unwrap();
+    let shows = |it: &str| fs::read_to_string(&shown).unwrap_or_default().contains(it);
+    let before = agent.wait_until(LIMIT, || shows("10.244.1.1:8080"));
+    let web = Service::new("web", &[WEB.into()]).port("", "TCP", 80, 8080);
+    world.write(&[web.endpoint("web-2", &[[10, 244, 1, 2].into()])]);
+    let after = agent.wait_until(LIMIT, || shows("10.244.1.2:8080") && shows("generation 2 in force"));
+    let is_watching = watching.try_wait().unwrap().is_none();
+    let _ = watching.kill();
+    watching.wait().unwrap();
+    before.unwrap();
+    after.unwrap();
+    assert!(is_watching, "it goes on until it is ended");
 }
 
 #[test]

@@ -69,6 +69,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
         let seen = Seen {
             led,
             by,
+            generation: ebpf::generation(&options.pin_dir).ok(),
             // Packets are not counted by Service.
             counts: ebpf::counts(&options.pin_dir).unwrap_or_default(),
             hooks: ebpf::look_at(options.cgroup.as_deref(), &options.pin_dir).map_err(|it| it.to_string()),
@@ -117,6 +118,8 @@ enum By {
 struct Seen {
     led: Vec<Led>,
     by: By,
+    /// How many generations the programs have led by; none where there are no maps of theirs.
+    generation: Option<u32>,
     counts: Counts,
     hooks: Result<Hooks, String>,
     packets: String,
@@ -221,6 +224,9 @@ impl Seen {
             }
             Err(error) => format!("cannot be looked at: {error}"),
         };
+        if let Some(generation) = self.generation {
+            let _ = writeln!(out, "maps       generation {generation} in force");
+        }
         let _ = writeln!(out, "programs   {programs}");
         let _ = writeln!(out, "packets    {}", self.packets);
         let _ = writeln!(out, "kernel     {}\n", check::kernel().says);
@@ -318,6 +324,7 @@ impl Seen {
         json!({
             "process": self.process.status,
             "kernel": check::kernel().says,
+            "generation": self.generation,
             "programs": programs,
             "packets": self.packets,
             "frontends": frontends.collect::<Vec<_>>(),

@@ -31,7 +31,7 @@ mod memory;
 
 pub(crate) use cgroup::Cgroup;
 pub use counts::{Counts, PortCounts, PortId, counts};
-pub use dump::{Led, dump, led};
+pub use dump::{Led, dump, generation, led};
 pub use ending::{Ended, Ender};
 pub use error::Error;
 pub(crate) use flows::{differ as flows_differ, lost as flows_lost};
