@@ -100,7 +100,8 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                     unsettled = true;
                     published
                 });
-                if unsettled {
+                // An apply that failed has tried that, too.
+                if unsettled && !failed {
                     let settled;
                     (node, settled) = in_own_thread(node, Node::settle).await;
                     unsettled = settled.is_err();
