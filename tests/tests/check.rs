@@ -10,8 +10,11 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, EchoServer, Transport, World, ask, eventually, http::get, manifest::Service,
-    requirements::kernel_at_least, sandbox::skip,
+    Agent, Build, EchoServer, Transport, World, ask, eventually,
+    http::get,
+    manifest::{self, Service},
+    requirements::kernel_at_least,
+    sandbox::skip,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -122,7 +125,7 @@ fn programs_that_are_off_are_broken_and_an_agent_that_is_away_degraded() {
 #[test]
 fn programs_of_others_are_named() {
     let Some(world) = World::or_skip("programs_of_others_are_named") else { return };
-    let _agent = serve(&world);
+    let mut agent = serve(&world);
     // The same programs, from another folder: to this one they are somebody else's.
     let pins = format!("{}_other", world.sandbox().pins().display());
     let source = format!("file:{}", world.manifests().display());
@@ -132,12 +135,19 @@ fn programs_of_others_are_named() {
     let mut other = other.stderr(std::process::Stdio::null()).spawn().unwrap();
     let names_them = || check(&world).about("degraded", "other programs").is_some();
     let named = eventually(LIMIT, names_them);
+    let log = agent.log_path().to_owned();
+    let log = || fs::read_to_string(&log).unwrap_or_default();
+    let told = agent.wait_until(LIMIT, || {
+        log().lines().any(|it| it.contains("somebody else runs at our hooks") && it.contains("at connect4"))
+    });
     let said = check(&world);
     let _ = other.kill();
     other.wait().unwrap();
     let cleanup =
         Command::new(Build::Product.binary()).args(["cleanup", "--pin-dir", &pins]).output().unwrap();
     assert!(cleanup.status.success());
+    told.unwrap();
+    agent.wait_until(LIMIT, || log().contains("is gone from our hooks")).unwrap();
     assert!(named, "{}", said.text);
     said.has("degraded", "other programs", &["connect4 (id ", "another instance", "cleanup --pin-dir"]);
     said.has("ok", "programs", &["in effect at all"]);
@@ -214,15 +224,91 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
     };
     let says = status(&world, &[]);
     assert_eq!(row(&says), ["default/web", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
-    for it in ["node n1: healthy", "revision 1 in force", "1 Services, 1 endpoints", "in effect at all"] {
+    for it in [
+        "node n1: healthy",
+        "revision 1 in force",
+        "1 Services, 1 endpoints",
+        "generation 1 in force",
+        "in effect at all",
+    ] {
         assert!(says.contains(it), "{it} is not in\n{says}");
     }
     let json = status(&world, &["--output", "json"]);
-    for it in ["\"service\":\"default/web\"", "\"endpoints\":[\"10.244.1.1:8080\"]", "\"connect4\":true"] {
+    for it in [
+        "\"service\":\"default/web\"",
+        "\"endpoints\":[\"10.244.1.1:8080\"]",
+        "\"connect4\":true",
+        "\"generation\":1",
+    ] {
         assert!(json.contains(it), "{it} is not in\n{json}");
     }
     agent.kill9().unwrap();
     let says = status(&world, &[]);
     assert_eq!(row(&says), ["?", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
-    assert!(says.contains("none answers"), "{says}");
+    assert!(says.contains("none answers") && says.contains("generation 1 in force"), "{says}");
+}
+
+#[test]
+fn status_names_what_is_refused() {
+    let Some(world) = World::or_skip("status_names_what_is_refused") else { return };
+    let mut agent = serve(&world);
+    assert!(!status(&world, &[]).contains("REJECTED"));
+    let bad = "apiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: default}\n\
+               spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n";
+    manifest::replace(&world.manifests().join("bad.yaml"), bad).unwrap();
+    let refused = || {
+        let says = status(&world, &[]);
+        let refused = says.split_once("\nREJECTED\n").map(|(_, it)| it.to_owned()).unwrap_or_default();
+        refused.contains("default/bad") && refused.contains("(source)") && refused.contains("10.96.0.300")
+    };
+    agent.wait_until(LIMIT, refused).unwrap();
+    // What is good beside it is still shown.
+    assert!(status(&world, &[]).contains("10.96.0.10:80/TCP"));
+}
+
+#[test]
+fn status_that_watches_shows_what_changes() {
+    let Some(world) = World::or_skip("status_that_watches_shows_what_changes") else { return };
+    let mut agent = serve(&world);
+    let shown = world.sandbox().files().join("shown");
+    let mut watching = Command::new(Build::Product.binary())
+        .args(["status", "--watch", "--cgroup"])
+        .arg(world.sandbox().cgroup())
+        .arg("--pin-dir")
+        .arg(world.sandbox().pins())
+        .stdout(fs::File::create(&shown).unwrap())
+        .spawn()
+        .unwrap();
+    let shows = |it: &str| fs::read_to_string(&shown).unwrap_or_default().contains(it);
+    let before = agent.wait_until(LIMIT, || shows("10.244.1.1:8080"));
+    let web = Service::new("web", &[WEB.into()]).port("", "TCP", 80, 8080);
+    world.write(&[web.endpoint("web-2", &[[10, 244, 1, 2].into()])]);
+    let after = agent.wait_until(LIMIT, || shows("10.244.1.2:8080") && shows("generation 2 in force"));
+    let is_watching = watching.try_wait().unwrap().is_none();
+    let _ = watching.kill();
+    watching.wait().unwrap();
+    before.unwrap();
+    after.unwrap();
+    assert!(is_watching, "it goes on until it is ended");
+}
+
+#[test]
+fn a_cgroup_that_is_frozen_does_not_hold_check_up() {
+    let Some(world) = World::or_skip("a_cgroup_that_is_frozen_does_not_hold_check_up") else { return };
+    let _agent = serve(&world);
+    let frozen = world.sandbox().cgroup().join("frozen");
+    fs::create_dir(&frozen).unwrap();
+    fs::write(frozen.join("cgroup.freeze"), "1").unwrap();
+    let check = Command::new(Build::Product.binary())
+        .args(["check", "--cgroup"])
+        .arg(&frozen)
+        .arg("--pin-dir")
+        .arg(world.sandbox().pins())
+        .output()
+        .unwrap();
+    // Whoever was put there is gone, or this fails.
+    let removed = eventually(LIMIT, || fs::remove_dir(&frozen).is_ok());
+    let said = Said { code: check.status.code(), text: String::from_utf8(check.stdout).unwrap() };
+    said.has("degraded", "canary", &["connect4 cannot be tried", "see whether the cgroup is frozen"]);
+    assert!(removed, "a child was left behind");
 }

@@ -9,10 +9,12 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, EchoServer, Transport, World, ask, eventually,
+    Agent, Build, EchoServer, Load, Transport, World, ask, eventually,
     http::{Answer, get},
+    load::Report,
     manifest::{self, Service},
-    world::NODE,
+    patiently,
+    world::{NODE, expected_dump},
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -163,6 +165,63 @@ fn programs_that_are_taken_off_are_put_back_and_told_of() {
     assert!(links.join("connect4").exists() && links.join("recvmsg6").exists());
     let log = agent.log();
     assert!(log.contains("connect4") && log.contains("recvmsg6"), "{log}");
+}
+
+/// What `status` prints.
+fn status(world: &World) -> String {
+    let mut command = std::process::Command::new(Build::Product.binary());
+    command.arg("status").arg("--cgroup").arg(world.sandbox().cgroup()).arg("--pin-dir");
+    let output = command.arg(world.sandbox().pins()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn pins_that_cannot_be_made_leave_the_old_generation_serving_and_are_told_of() {
+    const NAME: &str = "pins_that_cannot_be_made_leave_the_old_generation_serving_and_are_told_of";
+    let Some(world) = World::or_skip(NAME) else { return };
+    let _server = server();
+    world.write(&[web()]);
+    let mut agent = start(&world);
+    agent.wait_until(LIMIT, is_ready).unwrap();
+    let load = Load::start(Transport::Tcp, (WEB, 80).into(), 1, patiently(Duration::from_millis(1)));
+
+    // A map of another size cannot take the place of one: where its pin would be, there is a folder.
+    let sides = [0, 1].map(|side| world.program("").join(format!("../side{side}")));
+    let maps = sides.iter().flat_map(|it| fs::read_dir(it).unwrap().flatten());
+    let folders: Vec<_> = maps.map(|it| format!("{}_new", it.path().display())).collect();
+    assert!(folders.len() > 8, "{folders:?}");
+    folders.iter().for_each(|it| fs::create_dir(it).unwrap());
+    let grown = || {
+        let addresses = (1..=200).map(|n| (format!("e{n}"), [[10, 244, 2, n].into()]));
+        let other = Service::new("other", &[Ipv4Addr::new(10, 96, 0, 11).into()]).port("", "TCP", 80, 8080);
+        addresses.fold(other, |it, (name, address)| it.endpoint(&name, &address))
+    };
+    let before = world.dump(Build::Product).unwrap();
+    world.write(&[web(), grown()]);
+    let failures = || sample("kube_proxy_ebpf_failures_total{step=\"apply\"}");
+    agent.wait_until(LIMIT, || failures() >= Some(3.0)).unwrap();
+    let says = status(&world);
+    for it in
+        ["revision 1 in force", "waiting    a change, for ", "apply: unlink of ", "_new failed", "irectory"]
+    {
+        assert!(says.contains(it), "{it} is not in\n{says}");
+    }
+    assert_eq!(
+        sample("kube_proxy_ebpf_failures_total{step=\"settle\"}"),
+        Some(0.0),
+        "each failure counts once"
+    );
+    assert_eq!(world.dump(Build::Product).unwrap(), before);
+    assert_eq!(ask(Transport::Tcp, (WEB, 80).into()).unwrap(), "web-1");
+
+    folders.iter().for_each(|it| fs::remove_dir(it).unwrap());
+    let expected = expected_dump(&[web(), grown()]);
+    agent.wait_until(LIMIT, || world.dump(Build::Product).is_ok_and(|it| it == expected)).unwrap();
+    agent.wait_until(LIMIT, || !status(&world).contains("waiting")).unwrap();
+    let report = Report::of(&load.stop());
+    assert_eq!(report.failed, 0, "{:?}", report.errors);
+    assert!(report.connects > 10);
 }
 
 #[test]

@@ -3,16 +3,18 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
+    ffi::OsStr,
     fs,
-    net::{SocketAddr, TcpStream, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     path::{Path, PathBuf},
     process,
     time::Duration,
 };
 
+use rustix::thread::CapabilitySet;
 use tests::{
-    Agent, Build, EchoServer, NetNs, Transport, World, ask, eventually, manifest::Service,
-    requirements::kernel_at_least,
+    Agent, Build, EchoServer, NetNs, Transport, World, ask, eventually, http::get, manifest::Service,
+    requirements::kernel_at_least, world::NODE,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -186,4 +188,54 @@ fn what_is_no_cgroup_cannot_be_excluded() {
         assert!(agent.log().contains(&*path.to_string_lossy()), "{}", agent.log());
     }
     assert!(TcpStream::connect(web()).is_err(), "nothing was attached");
+}
+
+#[test]
+fn a_cgroup_that_is_taken_unasked_and_leaves_processes_out_is_told_of() {
+    const NAME: &str = "a_cgroup_that_is_taken_unasked_and_leaves_processes_out_is_told_of";
+    let Some(world) = World::or_skip(NAME) else { return };
+    let _server = prepare(&world);
+    // As in a container that sees its own cgroup alone: no other cgroup2 mount is left.
+    let script = "umount -a -l -t cgroup2; mkdir \"$0\"; mount -t cgroup2 none \"$0\"; exec \"$@\"";
+    let mount = world.sandbox().files().join("cgroup");
+    let source = format!("file:{}", world.manifests().display());
+    let binary = Build::Product.binary();
+    let arguments: [&OsStr; 15] = [
+        "--cgroup".as_ref(),
+        "--mount".as_ref(),
+        "--".as_ref(),
+        "sh".as_ref(),
+        "-ec".as_ref(),
+        script.as_ref(),
+        mount.as_ref(),
+        binary.as_ref(),
+        "run".as_ref(),
+        "--source".as_ref(),
+        source.as_ref(),
+        "--node-name".as_ref(),
+        NODE.as_ref(),
+        "--pin-dir".as_ref(),
+        world.sandbox().pins().as_ref(),
+    ];
+    let setting = tests::agent::Setting::of("unshare".as_ref(), &arguments);
+    let mut agent = setting.capabilities(CapabilitySet::all()).start(world.sandbox()).unwrap();
+    let page = |path| {
+        get((Ipv4Addr::LOCALHOST, 10256).into(), path).map_or((0, String::new()), |it| (it.status, it.body))
+    };
+    agent
+        .wait_until(LIMIT, || {
+            page("/readyz").1.contains("[-]programs failed: ") && page("/readyz").1.contains("nested")
+        })
+        .unwrap();
+    assert_eq!(page("/readyz").0, 503);
+    assert_eq!(page("/livez").0, 200, "no restart would mend it");
+    let warned = |log: &str| {
+        log.lines().filter(|it| it.contains("WARN") && it.contains("nested cgroup without pods")).count()
+    };
+    assert_eq!(warned(&agent.log()), 1, "{}", agent.log());
+    assert_served();
+    // Its pods come later.
+    let _pods = Below::new(&world, "kubepods");
+    agent.wait_until(LIMIT, || page("/readyz").0 == 200).unwrap();
+    assert_eq!(warned(&agent.log()), 1, "{}", agent.log());
 }

@@ -4,11 +4,13 @@
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
+    process::Command,
     time::Duration,
 };
 
+use aya::maps::MapData;
 use tests::{
-    Agent, Build, EchoServer, Load, Probe, Transport, World, load::Report, manifest::Service, patiently,
+    Agent, Build, EchoServer, Load, Probe, Transport, World, ask, load::Report, manifest::Service, patiently,
     world::expected_dump,
 };
 
@@ -186,4 +188,51 @@ fn upgrade_keeps_sockets() {
         assert_eq!(report.failed, 0, "{:?}", report.errors);
         assert!(report.connects > 100);
     }
+}
+
+/// What `cleanup` says.
+fn cleanup(world: &World) -> String {
+    let output = Command::new(Build::FaultPoints.binary())
+        .args(["cleanup", "--pin-dir"])
+        .arg(world.sandbox().pins())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn hooks_of_a_later_version_go_with_a_downgrade_and_with_cleanup() {
+    let Some(world) = World::or_skip("hooks_of_a_later_version_go_with_a_downgrade_and_with_cleanup") else {
+        return;
+    };
+    let _servers: Vec<_> = [1, 2]
+        .map(|n| EchoServer::start(&format!("e{n}"), SocketAddr::new(endpoint(n)[0], 8080)).unwrap())
+        .into();
+    let services = |n| {
+        vec![
+            Service::new("web", &[service().ip()]).port("", "TCP", 80, 8080).endpoint("e", &endpoint(n)[..1]),
+        ]
+    };
+    let links = world.sandbox().pins().join("links");
+    // A hook by a name that the older version does not know, whose program leads by the later one's maps.
+    let later = || std::fs::rename(links.join("connect4"), links.join("later4")).unwrap();
+
+    world.write(&services(1));
+    start(&world, Build::NextLayout, &services(1)).kill9().unwrap();
+    later();
+    world.write(&services(2));
+    let agent = start(&world, Build::FaultPoints, &services(2));
+    assert_eq!(ask(Transport::Tcp, service()).unwrap(), "e2", "nobody leads by the maps of before");
+    assert!(!links.join("later4").exists(), "{:?}", world.pins());
+    assert!(agent.log().contains("detached later4"), "{}", agent.log());
+    agent.kill9().unwrap();
+
+    later();
+    let no_link = links.join("no_link");
+    MapData::from_pin(world.program("").join("../active")).unwrap().pin(&no_link).unwrap();
+    let said = cleanup(&world);
+    assert!(said.contains("links/no_link is not ours"), "{said}");
+    assert_eq!(world.pins(), ["/links/no_link"]);
+    assert!(ask(Transport::Tcp, service()).is_err(), "no hook is left");
 }

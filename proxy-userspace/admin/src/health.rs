@@ -125,7 +125,14 @@ fn unproven(record: &Record, now: Moment) -> Option<String> {
     }
     let age = now.instant.duration_since(proven);
     let why = record.look_error.as_deref().unwrap_or("the backend hangs");
-    (age >= LATE).then(|| format!("the programs were last seen in effect {} s ago: {why}", age.as_secs()))
+    if age >= LATE {
+        return Some(format!("the programs were last seen in effect {} s ago: {why}", age.as_secs()));
+    }
+    let silent = now.instant.duration_since(record.sung?);
+    let why = record.canary.iter().find(|it| matches!(it.answer, Answer::Untold(_)));
+    let why = why.map_or_else(|| "it hangs".to_owned(), ToString::to_string);
+    (silent >= LATE)
+        .then(|| format!("the canary has not told for {} s whether the hooks act: {why}", silent.as_secs()))
 }
 
 /// What `/readyz` asks for, each by name: fine, or what is missing.
@@ -150,7 +157,8 @@ pub(crate) fn readiness(record: &Record, now: Moment) -> Vec<(String, Result<(),
     };
     checks.push(("state".into(), state));
     let programs = match &record.hooks {
-        Some(_) => unproven(record, now).map_or(Ok(()), Err),
+        // What no restart would mend is no matter of liveness.
+        Some(hooks) => unproven(record, now).or_else(|| hooks.unreached.clone()).map_or(Ok(()), Err),
         None => Err("not attached yet".into()),
     };
     checks.push(("programs".into(), programs));

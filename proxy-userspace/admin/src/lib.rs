@@ -168,8 +168,14 @@ impl Observer for Admin {
     }
 
     fn in_force(&self, published: &Arc<Published>, report: &Report, took: Duration) {
-        let triggers = self.record().in_force(published, report, Moment::now());
-        self.metrics.in_force(report, took, &triggers);
+        let mut record = self.record();
+        // The same state once more is an update only where it leads elsewhere, as when the host's addresses are others.
+        let is_update = report.flipped || !record.is_in_force(published);
+        let triggers = record.in_force(published, report, Moment::now());
+        drop(record);
+        if is_update {
+            self.metrics.in_force(report, took, &triggers);
+        }
     }
 
     fn failed(&self, doing: Doing, error: &str) {
@@ -187,7 +193,7 @@ impl Observer for Admin {
     }
 
     fn tried(&self, heard: &[Heard]) {
-        self.record().canary = heard.to_vec();
+        self.record().tried(heard, Instant::now());
     }
 
     fn ended(&self, ended: &io::Result<Ended>) {

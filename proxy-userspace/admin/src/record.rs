@@ -10,7 +10,7 @@ use std::{
 };
 
 use backend::{
-    Doing, Heard,
+    Answer, Doing, Heard,
     ebpf::{Hooks, PortCounts, Report, TableFill, UdpMemory},
 };
 use model::{Protocol, Rejected, ServiceName, Timestamp, state::NodeState};
@@ -64,6 +64,11 @@ pub(crate) struct Record {
     pub(crate) lacking: Option<Rejected>,
     /// What was heard last when the hooks were tried.
     pub(crate) canary: Vec<Heard>,
+    /// When that said last whether hooks act; since when it is waited for, before that. Where they could never be tried,
+    /// when that was said last.
+    pub(crate) sung: Option<Instant>,
+    /// Whether it ever said so.
+    has_sung: bool,
     /// What the kernel said last of the memory of unconnected UDP sockets.
     pub(crate) udp_memory: UdpMemory,
     pub(crate) rejected: BTreeMap<Stage, Vec<Rejected>>,
@@ -131,6 +136,8 @@ impl Record {
             look_error: None,
             lacking: None,
             canary: Vec::new(),
+            sung: None,
+            has_sung: false,
             udp_memory: UdpMemory::default(),
             rejected: BTreeMap::new(),
             tally: Tally::default(),
@@ -185,12 +192,19 @@ impl Record {
             (trigger >= self.started.wall).then(|| now.wall.duration_since(trigger).unwrap_or_default())
         });
         let durations = durations.collect();
+        let before = self.in_force.as_ref().filter(|it| key(&it.published) == key(published));
+        let since = before.map_or(now, |it| it.since);
         self.in_force =
-            Some(InForce { published: Arc::clone(published), since: now, tables: report.tables.clone() });
+            Some(InForce { published: Arc::clone(published), since, tables: report.tables.clone() });
         self.rejected.insert(Stage::Backend, report.rejected.clone());
         self.waiting = self.waiting_next;
         self.failure = None;
         durations
+    }
+
+    /// Whether it is this state that is in force.
+    pub(crate) fn is_in_force(&self, published: &Published) -> bool {
+        self.in_force.as_ref().is_some_and(|it| key(&it.published) == key(published))
     }
 
     pub(crate) fn failed(&mut self, doing: Doing, error: &str) {
@@ -202,11 +216,24 @@ impl Record {
         match hooks {
             Ok(hooks) => {
                 self.proven = Some(if hooks.are_in_effect() { now } else { first });
+                // From now on they are tried, if there are any.
+                if hooks.are_in_effect() && hooks.hooks.iter().any(|it| it.program.is_some()) {
+                    self.sung.get_or_insert(now);
+                }
                 self.look_error = None;
                 self.hooks = Some(hooks.clone());
             }
             Err(error) => self.look_error = Some(error.to_owned()),
         }
+    }
+
+    pub(crate) fn tried(&mut self, heard: &[Heard], now: Instant) {
+        let is_told = heard.iter().any(|it| !matches!(it.answer, Answer::Untold(_)));
+        self.has_sung |= is_told;
+        if is_told || !self.has_sung {
+            self.sung = Some(now);
+        }
+        self.canary = heard.to_vec();
     }
 
     /// Whether load balancers may send to this node (KEP-3836): it was never heard of, or it is there and stays.

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use crate::{
-    addresses::{self, Addresses},
+    addresses::Addresses,
     canary::{Heard, Trial},
     ebpf::{Ended, Hooks, Report, give_back_memory},
     ending::Ending,
@@ -43,10 +43,10 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
     let mut unsettled = false;
     // What was published last, for when the host's addresses change under it.
     let mut latest = newest.clone();
-    let mut addresses = Addresses::listen()
-        .inspect_err(|error| tracing::error!("the host's addresses are not followed: {error}"))
-        .ok();
-    node = update_interfaces(node);
+    let mut addresses = Addresses::new();
+    if let Some(now) = addresses.news() {
+        node.set_interfaces(now);
+    }
     let mut ending = node
         .ender()
         .inspect_err(|error| tracing::error!("no flow is ended with its endpoint: {}", chain(error)))
@@ -100,7 +100,8 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                     unsettled = true;
                     published
                 });
-                if unsettled {
+                // An apply that failed has tried that, too.
+                if unsettled && !failed {
                     let settled;
                     (node, settled) = in_own_thread(node, Node::settle).await;
                     unsettled = settled.is_err();
@@ -144,7 +145,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
             {
                 canary.get_or_insert_with(|| Trial::start(cgroup.to_owned()));
             }
-            is_whole = tell_of(looked, observer);
+            is_whole = tell_of(looked, &mut said, observer);
             if let Some(published) = latest.clone() {
                 (node, recovered) = in_own_thread(node, move |node| node.recover(&published.state)).await;
             }
@@ -177,12 +178,8 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 }
                 None => return,
             },
-            changed = change_of(&mut addresses) => {
-                if let Err(error) = changed {
-                    tracing::error!("the host's addresses are not followed any more: {error}");
-                    addresses = None;
-                }
-                node = update_interfaces(node);
+            now = addresses.changed() => {
+                node.set_interfaces(now);
                 newest = latest.clone();
             }
             heard = heard(&mut canary) => {
@@ -201,11 +198,12 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
 }
 
 /// Says what the kernel has said, and whether every program is in effect, as far as is known.
-fn tell_of(looked: Result<Option<Hooks>, Error>, observer: &dyn Observer) -> bool {
+fn tell_of(looked: Result<Option<Hooks>, Error>, said: &mut Said, observer: &dyn Observer) -> bool {
     match looked {
         Ok(None) => true,
         Ok(Some(hooks)) => {
             observer.looked(Ok(&hooks));
+            said.tell_of_cgroup(&hooks);
             let missing: Vec<_> = hooks.missing().map(|it| it.name).collect();
             if !missing.is_empty() {
                 let cgroup = hooks.cgroup.display();
@@ -240,23 +238,6 @@ async fn heard(canary: &mut Option<Trial>) -> Vec<Heard> {
         Some(canary) => canary.heard().await,
         None => std::future::pending().await,
     }
-}
-
-/// Waits for a change of the host's addresses; for ever if they are not followed.
-async fn change_of(addresses: &mut Option<Addresses>) -> io::Result<()> {
-    match addresses {
-        Some(addresses) => addresses.changed().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Tells the node the addresses that the host has now; those of before, if they cannot be read.
-fn update_interfaces(mut node: Node) -> Node {
-    match addresses::read() {
-        Ok(addresses) => node.set_interfaces(addresses),
-        Err(error) => tracing::error!("the host's addresses cannot be read: {error}"),
-    }
-    node
 }
 
 /// What became of a state.

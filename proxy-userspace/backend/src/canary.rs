@@ -5,14 +5,15 @@
 //! A firewall on the loopback interface, or a kernel without IPv6, proves nothing.
 
 use std::{
-    fmt, fs,
-    io::{self, Read as _},
+    fmt, fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    os::fd::AsFd,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use proxy_common::canary::{ADDRESS4, ADDRESS6};
 use socket2::{Domain, Socket, Type};
 use tokio::{sync::mpsc, task::spawn_blocking, time::sleep};
@@ -21,6 +22,8 @@ use crate::ebpf::Cgroup;
 
 /// How long one step may take; it takes microseconds.
 const LIMIT: Duration = Duration::from_secs(1);
+/// How long a child may take for all of them, which is as long as all its steps may.
+const CHILD_LIMIT: Duration = Duration::from_secs(10);
 /// How often they are tried.
 const PAUSE: Duration = Duration::from_secs(5);
 /// What a process is called with to be the canary of another one.
@@ -103,7 +106,7 @@ pub(crate) fn ask(cgroup: &Cgroup) -> Vec<Heard> {
         return sing();
     }
     send(cgroup.path()).unwrap_or_else(|error| {
-        let why = format!("no process can be put into {}: {error}", cgroup.path().display());
+        let why = format!("no process can try it in {}: {error}", cgroup.path().display());
         HOOKS.as_flattened().iter().map(|hook| Heard { hook, answer: Answer::Untold(why.clone()) }).collect()
     })
 }
@@ -201,14 +204,31 @@ fn send(cgroup: &Path) -> io::Result<Vec<Heard>> {
     let told = fs::write(cgroup.join("cgroup.procs"), child.id().to_string()).and_then(|()| {
         // It waits for the end of its input.
         drop(child.stdin.take());
-        let mut text = String::new();
-        child.stdout.take().map_or(Ok(0), |mut it| it.read_to_string(&mut text))?;
-        Ok(text)
+        child.stdout.take().map_or_else(|| Ok(String::new()), |it| read_within(it, CHILD_LIMIT))
     });
     // It is done, or it is no use; in either case it must not be left behind.
     let _ = child.kill();
     child.wait()?;
     told.map(|it| parse(&it))
+}
+
+/// Reads to the end, which must come in time.
+fn read_within(mut from: impl io::Read + AsFd, limit: Duration) -> io::Result<String> {
+    let end = Instant::now() + limit;
+    let mut read = Vec::new();
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).map_err(io::Error::other)?;
+        if poll(&mut [PollFd::new(from.as_fd(), PollFlags::POLLIN)], timeout)? == 0 {
+            let error = format!("it has not answered for {limit:?}; see whether the cgroup is frozen");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, error));
+        }
+        let mut buffer = [0; 4096];
+        match from.read(&mut buffer)? {
+            0 => return String::from_utf8(read).map_err(io::Error::other),
+            length => read.extend_from_slice(&buffer[..length]),
+        }
+    }
 }
 
 /// What the child does: waits until it is told to begin, and writes what it has heard.
@@ -255,6 +275,17 @@ mod tests {
         assert!(matches!(v4("connect4"), Answer::Fails(_)), "{heard:?}");
         assert!(matches!(v4("sendmsg4"), Answer::Fails(_)), "{heard:?}");
         assert!(heard.iter().all(|it| it.answer != Answer::Acts), "{heard:?}");
+    }
+
+    #[test]
+    fn who_does_not_answer_is_not_waited_for() {
+        let (answers, mut child) = io::pipe().unwrap();
+        io::Write::write_all(&mut child, b"connect4").unwrap();
+        let error = read_within(&answers, Duration::from_millis(10)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        io::Write::write_all(&mut child, b"\tacts").unwrap();
+        drop(child);
+        assert_eq!(read_within(&answers, CHILD_LIMIT).unwrap(), "\tacts");
     }
 
     #[test]

@@ -165,7 +165,7 @@ impl Node {
         let mut hooks = match &mut self.sockets {
             Some(sockets) => sockets.look()?,
             None if tables.is_empty() => None,
-            None => Some(Hooks { cgroup: "no cgroup".into(), hooks: Vec::new() }),
+            None => Some(Hooks { cgroup: "no cgroup".into(), unreached: None, hooks: Vec::new() }),
         };
         if let Some(hooks) = &mut hooks {
             hooks.hooks.extend(tables.into_iter().map(|(name, in_effect)| Hook {

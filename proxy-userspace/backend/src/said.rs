@@ -2,12 +2,12 @@
 //!
 //! The one rule: each is said once, and again when it is another.
 
-use std::{io, mem};
+use std::{collections::BTreeMap, io, mem};
 
 use crate::{
     agent::chain,
     canary::{Answer, Heard},
-    ebpf::{Ended, UdpMemory},
+    ebpf::{Ended, Hooks, Other, UdpMemory},
     node::Error,
     observe::Observer,
 };
@@ -17,6 +17,10 @@ use crate::{
 pub(crate) struct Said {
     /// What the canary did not find in order the last time.
     canary: Vec<Heard>,
+    /// Who was not served who should be.
+    unreached: Option<String>,
+    /// Programs of others at our hooks, each with the hooks that it ran at.
+    others: BTreeMap<Other, Vec<&'static str>>,
     not_here: bool,
     not_everywhere: bool,
     /// How many datagrams had been refused the last time.
@@ -42,6 +46,29 @@ impl Said {
             tracing::info!("the canary says: all hooks act");
         }
         self.canary = wrong;
+    }
+
+    /// Who is left out by the cgroup, and who else has programs there.
+    pub(crate) fn tell_of_cgroup(&mut self, hooks: &Hooks) {
+        if self.unreached != hooks.unreached {
+            match &hooks.unreached {
+                Some(unreached) => tracing::warn!("{unreached}"),
+                None => tracing::info!("{} has the pods below it now", hooks.cgroup.display()),
+            }
+            self.unreached.clone_from(&hooks.unreached);
+        }
+        let others: BTreeMap<_, _> = hooks.others().into_iter().map(|(it, at)| (it.clone(), at)).collect();
+        for (it, at) in others.iter().filter(|(it, at)| self.others.get(it) != Some(at)) {
+            tracing::warn!(
+                "a program of somebody else runs at our hooks: {it} at {}; whoever comes first leads a socket, and \
+                 `check` says what to do",
+                at.join(", ")
+            );
+        }
+        for it in self.others.keys().filter(|it| !others.contains_key(it)) {
+            tracing::info!("the program of somebody else is gone from our hooks: {it}");
+        }
+        self.others = others;
     }
 
     /// What became of flows whose endpoint had gone.

@@ -69,6 +69,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
         let seen = Seen {
             led,
             by,
+            generation: ebpf::generation(&options.pin_dir).ok(),
             // Packets are not counted by Service.
             counts: ebpf::counts(&options.pin_dir).unwrap_or_default(),
             hooks: ebpf::look_at(options.cgroup.as_deref(), &options.pin_dir).map_err(|it| it.to_string()),
@@ -117,6 +118,8 @@ enum By {
 struct Seen {
     led: Vec<Led>,
     by: By,
+    /// How many generations the programs have led by; none where there are no maps of theirs.
+    generation: Option<u32>,
     counts: Counts,
     hooks: Result<Hooks, String>,
     packets: String,
@@ -213,13 +216,17 @@ impl Seen {
             Ok(hooks) => {
                 let missing: Vec<_> = hooks.missing().map(|it| it.name).collect();
                 let cgroup = hooks.cgroup.display();
+                let unreached = hooks.unreached.as_ref().map(|it| format!("; {it}")).unwrap_or_default();
                 match missing.is_empty() {
-                    true => format!("in effect at all {} hooks of {cgroup}", hooks.hooks.len()),
-                    false => format!("NOT in effect on {cgroup}: {}", missing.join(", ")),
+                    true => format!("in effect at all {} hooks of {cgroup}{unreached}", hooks.hooks.len()),
+                    false => format!("NOT in effect on {cgroup}: {}{unreached}", missing.join(", ")),
                 }
             }
             Err(error) => format!("cannot be looked at: {error}"),
         };
+        if let Some(generation) = self.generation {
+            let _ = writeln!(out, "maps       generation {generation} in force");
+        }
         let _ = writeln!(out, "programs   {programs}");
         let _ = writeln!(out, "packets    {}", self.packets);
         let _ = writeln!(out, "kernel     {}\n", check::kernel().says);
@@ -317,6 +324,7 @@ impl Seen {
         json!({
             "process": self.process.status,
             "kernel": check::kernel().says,
+            "generation": self.generation,
             "programs": programs,
             "packets": self.packets,
             "frontends": frontends.collect::<Vec<_>>(),

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use backend::{Answer, Doing, Heard, Observer as _};
+use backend::{
+    Answer, Doing, Heard, Observer as _,
+    ebpf::{Hooks, Report},
+};
 use model::{
     Rejected,
     state::{Node, NodeState},
@@ -119,6 +122,7 @@ async fn a_change_that_waits_too_long_makes_a_node_unwell_until_it_is_in_force()
     assert!(!eligible(&admin).is_ok());
     admin.taken(&next);
     admin.in_force(&next, &report(), SECOND);
+    admin.tried(&[Heard { hook: "connect4", answer: Answer::Acts }]);
     assert!(live(&admin).is_ok());
 }
 
@@ -164,6 +168,105 @@ async fn programs_that_were_taken_off_make_a_node_unwell_at_once() {
     assert!(body(&health)["problems"][0].as_str().unwrap().contains("connect4"));
     admin.looked(Ok(&hooks(true)));
     assert!(live(&admin).is_ok());
+}
+
+/// Time passes, and the kernel goes on saying that all programs are in effect.
+async fn pass(admin: &Admin, time: Duration) {
+    advance(time).await;
+    admin.looked(Ok(&hooks(true)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_canary_that_falls_silent_is_not_well() {
+    let untold = [Heard { hook: "connect4", answer: Answer::Untold("no child".into()) }];
+    let acts = [Heard { hook: "connect4", answer: Answer::Acts }];
+    let problem = |admin: &Admin| body(&live(admin))["problems"][0].as_str().unwrap_or_default().to_owned();
+
+    // It was never heard of.
+    let (admin, _publisher) = served();
+    pass(&admin, LATE - SECOND).await;
+    assert_eq!(problem(&admin), "");
+    pass(&admin, SECOND).await;
+    assert!(
+        problem(&admin).contains("the canary has not told for 60 s") && problem(&admin).contains("hangs")
+    );
+    assert!(readyz(&admin.record(), Moment::now()).1.contains("[-]programs failed: the canary"));
+
+    // It hangs, and then cannot sing.
+    admin.tried(&acts);
+    assert_eq!(problem(&admin), "");
+    pass(&admin, LATE / 2).await;
+    admin.tried(&untold);
+    pass(&admin, LATE / 2 - SECOND).await;
+    assert_eq!(problem(&admin), "");
+    pass(&admin, SECOND).await;
+    assert!(problem(&admin).contains("no child"), "{}", problem(&admin));
+    admin.tried(&acts);
+    assert_eq!(problem(&admin), "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_hooks_can_never_be_tried_a_node_is_well_while_that_is_said() {
+    let untold = [Heard { hook: "connect4", answer: Answer::Untold("no child".into()) }];
+    let (admin, _publisher) = served();
+    for _ in 0..10 {
+        pass(&admin, LATE / 2).await;
+        admin.tried(&untold);
+        assert!(live(&admin).is_ok());
+    }
+    pass(&admin, LATE).await;
+    assert!(!live(&admin).is_ok(), "nothing is said any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_hooks_no_canary_is_waited_for() {
+    let (admin, publisher) = (Admin::new("n1", Role::Serves), Publisher::new("n1"));
+    let state = published(&publisher, []);
+    admin.taken(&state);
+    admin.in_force(&state, &report(), SECOND);
+    let tables = Hooks { hooks: vec![], ..hooks(true) };
+    admin.looked(Ok(&tables));
+    advance(LATE * 2).await;
+    admin.looked(Ok(&tables));
+    assert!(live(&admin).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_same_state_once_more_is_as_old_as_before() {
+    let (admin, publisher) = served();
+    let state = publisher.current().unwrap();
+    let seen = |admin: &Admin| {
+        let text = admin.metrics.text().unwrap();
+        let syncs = text
+            .lines()
+            .find(|it| it.starts_with("kubeproxy_sync_proxy_rules_duration_seconds_count"))
+            .unwrap();
+        (admin.record().in_force.as_ref().unwrap().since.instant, syncs.to_owned())
+    };
+    let before = seen(&admin);
+    advance(SECOND).await;
+    admin.taken(&state);
+    admin.in_force(&state, &Report { flipped: false, ..report() }, SECOND);
+    assert_eq!(seen(&admin), before);
+    // At other addresses of the host it leads elsewhere.
+    admin.in_force(&state, &report(), SECOND);
+    assert_eq!(seen(&admin).0, before.0);
+    assert_ne!(seen(&admin).1, before.1);
+    let next = published(&publisher, [service("a", 2, None)]);
+    admin.in_force(&next, &report(), SECOND);
+    assert_ne!(seen(&admin).0, before.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cgroup_that_leaves_processes_out_is_not_ready_and_alive() {
+    let (admin, _publisher) = served();
+    let nested = Hooks { unreached: Some("a nested cgroup".into()), ..hooks(true) };
+    admin.looked(Ok(&nested));
+    let (ready, says) = readyz(&admin.record(), Moment::now());
+    assert!(!ready && says.contains("[-]programs failed: a nested cgroup"), "{says}");
+    assert!(live(&admin).is_ok(), "no restart would mend it");
+    admin.looked(Ok(&hooks(true)));
+    assert!(readyz(&admin.record(), Moment::now()).0);
 }
 
 #[tokio::test(start_paused = true)]

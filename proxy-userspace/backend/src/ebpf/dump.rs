@@ -56,6 +56,19 @@ pub fn led(pin_dir: &Path) -> Result<Vec<Led>, Error> {
     in_force(pin_dir).map(|it| it.led())
 }
 
+/// Reads how many generations have been in force there, the one that is included.
+///
+/// # Errors
+///
+/// As for [`dump`].
+pub fn generation(pin_dir: &Path) -> Result<u32, Error> {
+    let pins = Pins::new(pin_dir);
+    if !kernel::is_filled(&pins) {
+        return Err(Error::Nothing(pin_dir.to_path_buf()));
+    }
+    kernel::read_active(&pins).map(|(_, flips)| flips)
+}
+
 fn in_force(pin_dir: &Path) -> Result<Generation, Error> {
     let pins = Pins::new(pin_dir);
     if !kernel::is_filled(&pins) {

@@ -16,8 +16,8 @@ use aya::{
 use proxy_common::scope::{LEVELS, MOST};
 
 use super::{
+    cgroup::{is_cgroup2, mount_of},
     error::Error,
-    hooks::{is_cgroup2, mount_of},
 };
 
 const MAP: &str = "EXCLUDED";

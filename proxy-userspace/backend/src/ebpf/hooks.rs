@@ -2,24 +2,16 @@
 //!
 //! The one rule: nothing is ever detached to be attached again.
 
-use std::{
-    fs::{self, File},
-    io::ErrorKind,
-    os::{
-        fd::{AsFd, BorrowedFd},
-        unix::fs::MetadataExt as _,
-    },
-    path::{Path, PathBuf},
-};
+use std::{fs, io::ErrorKind, os::fd::AsFd, path::Path};
 
 use aya::{
     Ebpf,
     programs::{CgroupAttachMode, CgroupSock, CgroupSockAddr, Program, ProgramFd, links::FdLink},
 };
 use aya_obj::generated::bpf_attach_type::{self, *};
-use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use super::{
+    cgroup::Cgroup,
     error::Error,
     fault,
     pins::{self, Pins},
@@ -42,85 +34,6 @@ pub(super) const HOOKS: [(&str, bpf_attach_type); 11] = [
     ("bind4", BPF_CGROUP_INET4_BIND),
     ("bind6", BPF_CGROUP_INET6_BIND),
 ];
-
-/// A cgroup to attach to.
-#[derive(Debug)]
-pub(crate) struct Cgroup {
-    path: PathBuf,
-    dir: File,
-    /// Its id in the kernel, which is its inode number.
-    id: u64,
-}
-
-impl Cgroup {
-    /// Opens a cgroup, the root of the first cgroup2 mount if none is named.
-    pub(crate) fn open(path: Option<&Path>) -> Result<Self, Error> {
-        let path = match path {
-            Some(path) => path.to_path_buf(),
-            None => find_cgroup2()?,
-        };
-        let failed = |call| Error::syscall(call, path.display());
-        let dir = File::open(&path).map_err(failed("open"))?;
-        let stat = statfs(&path).map_err(|errno| failed("statfs")(errno.into()))?;
-        if stat.filesystem_type() != CGROUP2_SUPER_MAGIC {
-            return Err(Error::NotCgroup2(path));
-        }
-        let id = dir.metadata().map_err(failed("stat"))?.ino();
-        Ok(Self { path, dir, id })
-    }
-
-    /// Where it is.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Whether this process is in it or below, as far as that can be told.
-    pub(crate) fn has_own_process(&self) -> bool {
-        // Only the root of the machine has no type (cgroups(7)), and everybody is below it.
-        if !self.path.join("cgroup.type").exists() {
-            return true;
-        }
-        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let own = own.lines().find_map(|it| it.strip_prefix("0::/"));
-        // The path is one from the root that this process sees; that may be another than what is mounted here.
-        let here = own.and_then(|own| fs::canonicalize(mount_of(&self.path).join(own)).ok());
-        let is_own = |it: &Path| fs::metadata(it).is_ok_and(|it| it.ino() == self.id);
-        here.is_some_and(|it| it.ancestors().take_while(|it| is_cgroup2(it)).any(is_own))
-    }
-
-    /// The open folder.
-    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.dir.as_fd()
-    }
-
-    /// The cgroup that is at its place now, if that is another one.
-    pub(super) fn successor(&self) -> Result<Option<Self>, Error> {
-        let now = Self::open(Some(&self.path))?;
-        Ok((now.id != self.id).then_some(now))
-    }
-}
-
-/// The topmost folder of the mount that a cgroup is on, or the cgroup itself.
-pub(super) fn mount_of(path: &Path) -> &Path {
-    path.ancestors().take_while(|it| is_cgroup2(it)).last().unwrap_or(path)
-}
-
-/// Whether a folder is a cgroup.
-pub(super) fn is_cgroup2(path: &Path) -> bool {
-    statfs(path).is_ok_and(|it| it.filesystem_type() == CGROUP2_SUPER_MAGIC)
-}
-
-/// The root of the first cgroup2 mount.
-fn find_cgroup2() -> Result<PathBuf, Error> {
-    const MOUNTS: &str = "/proc/self/mountinfo";
-    let mounts = fs::read_to_string(MOUNTS).map_err(Error::syscall("read", MOUNTS))?;
-    // The mount point is the fifth field, the type comes first after a lone dash (proc_pid_mountinfo(5)).
-    let found = mounts.lines().find_map(|line| {
-        let (fields, kind) = line.split_once(" - ")?;
-        kind.starts_with("cgroup2 ").then(|| fields.split(' ').nth(4)).flatten()
-    });
-    found.map(PathBuf::from).ok_or_else(|| Error::NotCgroup2(PathBuf::from("/sys/fs/cgroup")))
-}
 
 /// How the programs came to be in effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -145,8 +58,8 @@ pub(super) fn check(cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
             link => link.map_err(Error::syscall("BPF_OBJ_GET", pin.display()))?,
         };
         let there = cgroup_of(&link, &pin)?;
-        if there != 0 && there != cgroup.id {
-            return Err(Error::OtherCgroup { path: cgroup.path.clone(), pin, id: there });
+        if there != 0 && there != cgroup.id() {
+            return Err(Error::OtherCgroup { path: cgroup.path().to_path_buf(), pin, id: there });
         }
     }
     Ok(())
@@ -196,6 +109,7 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<At
 
 /// Takes every program out of effect, before the call returns, and removes the pins of their links.
 pub(super) fn detach(pins: &Pins) -> Result<(), Error> {
+    detach_unknown(pins)?;
     // First those that lead away: what is translated can be translated back to the last.
     for (hook, _) in HOOKS.into_iter().rev() {
         let pin = pins.links().join(hook);
@@ -208,6 +122,32 @@ pub(super) fn detach(pins: &Pins) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Takes programs out of effect at hooks that this version does not know, as a later one may have left them: they lead by
+/// maps that nobody updates any more. Returns the names of those that there were.
+pub(super) fn detach_unknown(pins: &Pins) -> Result<Vec<String>, Error> {
+    let mut detached = Vec::new();
+    for pin in pins.all_links()? {
+        if HOOKS
+            .iter()
+            .map(|(hook, _)| pins.links().join(hook))
+            .any(|it| pin == it || pin == pins::beside(&it))
+        {
+            continue;
+        }
+        // What cannot be opened is no link, and not ours.
+        let Ok(link) = sys::obj_get(&pin) else { continue };
+        match sys::link_detach(link.as_fd()) {
+            // The kernel takes one of a kind that cannot be detached off a little later, when the pin is gone.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+            Err(error) if error.kind() == ErrorKind::InvalidInput => continue,
+            result => result.map_err(Error::syscall("BPF_LINK_DETACH", pin.display()))?,
+        }
+        pins::remove_pin(&pin)?;
+        detached.push(pin.file_name().unwrap_or_default().to_string_lossy().into_owned());
+    }
+    Ok(detached)
 }
 
 /// Updates the pinned link, or makes one and pins it; true if it was made.
@@ -223,7 +163,7 @@ fn put_in_effect(
         fs::rename(&beside, pin).map_err(Error::syscall("rename", pin.display()))?;
     }
     match sys::obj_get(pin) {
-        Ok(link) if cgroup_of(&link, pin)? == cgroup.id => {
+        Ok(link) if cgroup_of(&link, pin)? == cgroup.id() => {
             let fd = program.fd(hook)?;
             return sys::link_update(link.as_fd(), fd.as_fd())
                 .map(|()| false)
@@ -281,12 +221,12 @@ impl Kind<'_> {
         const MODE: CgroupAttachMode = CgroupAttachMode::Single;
         match self {
             Self::Address(program) => {
-                let id = program.attach(&cgroup.dir, MODE).map_err(failed("attach", hook))?;
+                let id = program.attach(cgroup.dir(), MODE).map_err(failed("attach", hook))?;
                 let link = program.take_link(id).map_err(failed("take the link", hook))?;
                 FdLink::try_from(link).map_err(failed("take the link", hook))
             }
             Self::Socket(program) => {
-                let id = program.attach(&cgroup.dir, MODE).map_err(failed("attach", hook))?;
+                let id = program.attach(cgroup.dir(), MODE).map_err(failed("attach", hook))?;
                 let link = program.take_link(id).map_err(failed("take the link", hook))?;
                 FdLink::try_from(link).map_err(failed("take the link", hook))
             }

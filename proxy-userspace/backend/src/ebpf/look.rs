@@ -3,6 +3,8 @@
 //! The one rule: it only looks. Whoever else has programs there is named, and nothing is changed.
 
 use std::{
+    collections::BTreeMap,
+    fmt,
     io::{self, ErrorKind},
     os::fd::AsFd,
     path::{Path, PathBuf},
@@ -11,8 +13,9 @@ use std::{
 use aya::programs::loaded_programs;
 
 use super::{
+    cgroup::{Cgroup, NESTED, NESTED_REMEDY, Reach},
     error::Error,
-    hooks::{Cgroup, HOOKS},
+    hooks::HOOKS,
     pins::Pins,
     sys,
 };
@@ -22,6 +25,8 @@ use super::{
 pub struct Hooks {
     /// The cgroup.
     pub cgroup: PathBuf,
+    /// Who is not served there who should be, and what to do about it.
+    pub unreached: Option<String>,
     /// Every hook that this program uses.
     pub hooks: Vec<Hook>,
 }
@@ -48,10 +53,28 @@ pub struct Other {
     pub name: String,
 }
 
+impl fmt::Display for Other {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = if self.name.is_empty() { "one whose name is not known" } else { &self.name };
+        write!(f, "{name} (id {})", self.id)
+    }
+}
+
 impl Hooks {
     /// The hooks at which our program is not in effect.
     pub fn missing(&self) -> impl Iterator<Item = &Hook> {
         self.hooks.iter().filter(|it| !it.in_effect)
+    }
+
+    /// Programs of others, each with the hooks that it runs at.
+    pub fn others(&self) -> BTreeMap<&Other, Vec<&'static str>> {
+        let mut others = BTreeMap::<_, Vec<_>>::new();
+        for hook in &self.hooks {
+            for other in &hook.others {
+                others.entry(other).or_default().push(hook.name);
+            }
+        }
+        others
     }
 
     /// Whether our programs are in effect at every hook.
@@ -60,8 +83,7 @@ impl Hooks {
     }
 }
 
-/// Looks at a cgroup by its path, the root of the first cgroup2 mount if none is named, and at the links below
-/// `pin_dir`.
+/// Looks at a cgroup by its path, at that which a start takes if none is named, and at the links below `pin_dir`.
 ///
 /// # Errors
 ///
@@ -80,7 +102,10 @@ pub(super) fn look(cgroup: &Cgroup, pins: &Pins) -> Result<Hooks, Error> {
         let others = others.map(|id| Other { id, name: name_of(id) }).collect();
         Ok(Hook { name, program, in_effect, others })
     });
-    Ok(Hooks { cgroup: cgroup.path().to_path_buf(), hooks: hooks.collect::<Result<_, _>>()? })
+    let path = cgroup.path().to_path_buf();
+    let unreached =
+        (cgroup.reach() == Reach::Nested).then(|| format!("{} {NESTED}; {NESTED_REMEDY}", path.display()));
+    Ok(Hooks { cgroup: path, unreached, hooks: hooks.collect::<Result<_, _>>()? })
 }
 
 /// The program under the link that is pinned there, if one is.

@@ -1,5 +1,6 @@
 //! The eBPF backend: compiles a state into tables, writes them into the kernel's maps, and keeps the programs attached.
 
+mod cgroup;
 mod changes;
 pub mod check;
 mod chunks;
@@ -28,12 +29,12 @@ mod sys;
 #[cfg(test)]
 mod memory;
 
+pub(crate) use cgroup::Cgroup;
 pub use counts::{Counts, PortCounts, PortId, counts};
-pub use dump::{Led, dump, led};
+pub use dump::{Led, dump, generation, led};
 pub use ending::{Ended, Ender};
 pub use error::Error;
 pub(crate) use flows::{differ as flows_differ, lost as flows_lost};
-pub(crate) use hooks::Cgroup;
 pub use look::{Hook, Hooks, Other, look_at};
 pub use node::{Cleaned, Node, Options, Report, TableFill, cleanup};
 pub use peers::UdpMemory;

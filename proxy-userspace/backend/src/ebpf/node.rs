@@ -10,10 +10,11 @@ use aya::Ebpf;
 use model::state::{NodeState, Nodes};
 
 use super::{
+    cgroup::Cgroup,
     ending::Ender,
     error::Error,
     exclusions::Exclusions,
-    hooks::{self, Cgroup},
+    hooks,
     kernel::{self, KernelMaps},
     layout::Places,
     look::{self, Hooks},
@@ -27,7 +28,8 @@ use model::Rejected;
 /// Where the data plane lives.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The cgroup whose sockets are translated; the root of the first cgroup2 mount if none is named.
+    /// The cgroup whose sockets are translated; the root of a cgroup2 mount if none is named, the machine's
+    /// own before others.
     pub cgroup: Option<PathBuf>,
     /// The folder for pins, on a bpf file system.
     pub pin_dir: PathBuf,
@@ -212,7 +214,19 @@ impl Node {
             "attached to {}",
             self.cgroup.path().display()
         );
-        // What is in force does not depend on it; the next start tries again.
+        // What is in force does not depend on these; the next start tries again.
+        match hooks::detach_unknown(&self.pins) {
+            Ok(detached) => {
+                for hook in detached {
+                    tracing::info!(
+                        "detached {hook}, a hook of another version, which led by maps that nobody updates"
+                    );
+                }
+            }
+            Err(error) => {
+                tracing::error!("a hook of another version leads by maps that nobody updates: {error}");
+            }
+        }
         match self.pins.remove_other_layouts() {
             Ok(removed) => {
                 for layout in removed {

@@ -104,6 +104,11 @@ impl Pins {
         self.dir.join("links")
     }
 
+    /// Everything in the folder of links.
+    pub(super) fn all_links(&self) -> Result<Vec<PathBuf>, Error> {
+        read_dir(&self.links())
+    }
+
     /// The folder of this version's tables.
     pub(super) fn layout(&self) -> PathBuf {
         self.dir.join(format!("v{LAYOUT_VERSION}"))
@@ -209,7 +214,10 @@ impl Pins {
         }
         remove_empty(&self.links())?;
         remove_empty(&self.dir)?;
-        read_dir(&self.dir)
+        let mut left = read_dir(&self.dir)?;
+        left.retain(|it| *it != self.links());
+        left.extend(self.all_links()?);
+        Ok(left)
     }
 
     /// Takes away the tables of other versions. To be called when no link leads to their programs any more.

@@ -10,7 +10,12 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use super::{Finding, Level};
 use crate::{
-    ebpf::{Options, ending, exclusions, hooks::Cgroup, pins::Pins},
+    ebpf::{
+        Options,
+        cgroup::{Cgroup, NESTED, NESTED_REMEDY, Reach},
+        ending, exclusions,
+        pins::Pins,
+    },
     namespaces::sees_every_process,
 };
 
@@ -87,35 +92,20 @@ fn cgroup(options: &Options) -> Finding {
             return Finding::broken(SUBJECT, error.to_string(), remedy);
         }
     };
-    let path = cgroup.path();
-    let shown = path.display();
-    // Every cgroup has a type, but for the root of the machine (cgroups(7)).
-    if !path.join("cgroup.type").exists() {
-        return Finding::ok(SUBJECT, format!("{shown} is the machine's root: every process is served"));
-    }
-    if let Some(pods) = pods_below(path) {
-        return Finding::ok(SUBJECT, format!("{shown} is a nested root, with the pods below it ({pods})"));
-    }
-    if options.cgroup.is_some() {
-        return Finding::ok(
+    let shown = cgroup.path().display();
+    match cgroup.reach() {
+        Reach::Machine => {
+            Finding::ok(SUBJECT, format!("{shown} is the machine's root: every process is served"))
+        }
+        Reach::Pods(pods) => {
+            Finding::ok(SUBJECT, format!("{shown} is a nested root, with the pods below it ({pods})"))
+        }
+        Reach::Named => Finding::ok(
             SUBJECT,
             format!("{shown}: only processes in it and below are served, as was asked for"),
-        );
+        ),
+        Reach::Nested => Finding::degraded(SUBJECT, format!("{shown} {NESTED}"), NESTED_REMEDY),
     }
-    Finding::degraded(
-        SUBJECT,
-        format!("{shown} is a nested cgroup without pods below it: nobody outside is served"),
-        "mount the host's /sys/fs/cgroup into this container, or name the right one with --cgroup",
-    )
-}
-
-/// The folder of kubelet's pods below a cgroup.
-fn pods_below(path: &Path) -> Option<String> {
-    // kubelet's two cgroup drivers, and the level that kind and minikube put above.
-    ["kubepods.slice", "kubepods", "kubelet.slice/kubelet-kubepods.slice", "kubelet/kubepods"]
-        .into_iter()
-        .find(|it| path.join(it).is_dir())
-        .map(ToOwned::to_owned)
 }
 
 fn pin_dir(options: &Options) -> Finding {

@@ -3,13 +3,7 @@
 use super::{Finding, Level};
 use crate::{
     canary::{self, Answer},
-    ebpf::{
-        Options,
-        error::Error,
-        hooks::{self, Cgroup},
-        kernel, look,
-        pins::Pins,
-    },
+    ebpf::{Options, cgroup::Cgroup, error::Error, hooks, kernel, look, pins::Pins},
 };
 
 pub(super) fn check(options: &Options) -> Vec<Finding> {

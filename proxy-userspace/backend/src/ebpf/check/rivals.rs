@@ -1,6 +1,6 @@
 //! Who else leads Services on this node: programs at our hooks, and kube-proxy's rules.
 
-use std::{collections::BTreeMap, fs, path::Path, process::Command};
+use std::{fs, path::Path, process::Command};
 
 use super::{Finding, netfilter, own::unknown};
 use crate::ebpf::{
@@ -20,21 +20,12 @@ fn programs(options: &Options) -> Finding {
         Ok(found) => found,
         Err(error) => return unknown(SUBJECT, &error),
     };
-    let mut others = BTreeMap::<Other, Vec<&str>>::new();
-    for hook in found.hooks {
-        for other in hook.others {
-            others.entry(other).or_default().push(hook.name);
-        }
-    }
+    let others = found.others();
     if others.is_empty() {
         return Finding::ok(SUBJECT, "nobody else has programs at our hooks");
     }
-    let list = others.iter().map(|(it, hooks)| {
-        let name = if it.name.is_empty() { "one without a name" } else { &it.name };
-        format!("{name} (id {}) at {}", it.id, hooks.join(", "))
-    });
-    let list: Vec<_> = list.collect();
-    let remedy = remedy(others.keys());
+    let list: Vec<_> = others.iter().map(|(it, hooks)| format!("{it} at {}", hooks.join(", "))).collect();
+    let remedy = remedy(others.keys().copied());
     Finding::degraded(SUBJECT, format!("whoever comes first leads a socket: {}", list.join("; ")), remedy)
 }
 
