@@ -1,5 +1,6 @@
 //! The eBPF backend: compiles a state into tables, writes them into the kernel's maps, and keeps the programs attached.
 
+mod btf;
 mod changes;
 pub mod check;
 mod chunks;
@@ -11,6 +12,7 @@ mod ending;
 mod error;
 mod exclusions;
 mod fault;
+mod features;
 mod flows;
 mod hooks;
 mod kernel;
