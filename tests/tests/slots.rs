@@ -10,7 +10,8 @@ use std::{
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
-    Agent, Build, EchoServer, Probe, Transport, World, ask, eventually, manifest::Service, sandbox::skip,
+    Agent, Build, EchoServer, Probe, Transport, World, ask, eventually, http::sample, manifest::Service,
+    sandbox::skip,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -48,6 +49,7 @@ fn sockets_beyond_the_slots_remember_too() {
         socket.connect(WEB).unwrap();
     }
     assert_eq!(node.world.taken_slots(), 2);
+    assert!(eventually(LIMIT, || sample("kube_proxy_ebpf_socket_slot_overflows_total") >= Some(38.0)));
     for probe in &mut probes {
         probe.ping().unwrap();
         assert_eq!(probe.stream().peer_addr().unwrap(), WEB.into());

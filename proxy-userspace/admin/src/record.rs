@@ -11,7 +11,7 @@ use std::{
 
 use backend::{
     Doing, Heard,
-    ebpf::{Hooks, PortCounts, Report, TableFill, UdpMemory},
+    ebpf::{Hooks, Memory, PortCounts, Report, TableFill},
 };
 use model::{Protocol, Rejected, ServiceName, Timestamp, state::NodeState};
 use publish::Published;
@@ -64,8 +64,8 @@ pub(crate) struct Record {
     pub(crate) lacking: Option<Rejected>,
     /// What was heard last when the hooks were tried.
     pub(crate) canary: Vec<Heard>,
-    /// What the kernel said last of the memory of unconnected UDP sockets.
-    pub(crate) udp_memory: UdpMemory,
+    /// What the kernel said last of what is remembered for sockets and clients.
+    pub(crate) memory: Memory,
     pub(crate) rejected: BTreeMap<Stage, Vec<Rejected>>,
     pub(crate) tally: Tally,
     /// Whether this node was ever among the cluster's nodes.
@@ -131,7 +131,7 @@ impl Record {
             look_error: None,
             lacking: None,
             canary: Vec::new(),
-            udp_memory: UdpMemory::default(),
+            memory: Memory::default(),
             rejected: BTreeMap::new(),
             tally: Tally::default(),
             saw_own_node: false,

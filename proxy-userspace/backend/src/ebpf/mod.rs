@@ -24,6 +24,7 @@ mod peers;
 mod pins;
 mod places;
 mod plane;
+mod remembered;
 mod store;
 mod sys;
 
@@ -40,4 +41,5 @@ pub use look::{Hook, Hooks, Other, look_at};
 pub use node::{Cleaned, Node, Options, Report, TableFill, cleanup};
 pub use peers::UdpMemory;
 pub use places::NodePortAddresses;
+pub use remembered::Memory;
 pub use sys::{give_back_memory, keep_one_heap};
