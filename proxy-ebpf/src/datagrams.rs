@@ -17,17 +17,18 @@ use crate::{
     atomic,
     maps::{DATAGRAMS, PEER_COUNTS, PEERS},
     memory,
+    owner::Owner,
 };
 
 const BPF_NOEXIST: u64 = 1;
 
 /// A socket, by the context of a program.
-trait Owner {
+trait Socket {
     fn cookie(&self) -> u64;
     fn is_released(&self) -> bool;
 }
 
-impl Owner for &SockAddrContext {
+impl Socket for &SockAddrContext {
     #[inline(always)]
     fn cookie(&self) -> u64 {
         memory::cookie(self)
@@ -35,11 +36,11 @@ impl Owner for &SockAddrContext {
 
     #[inline(always)]
     fn is_released(&self) -> bool {
-        memory::is_released(self)
+        matches!(Owner::of(self), Owner::Process)
     }
 }
 
-impl Owner for &SockContext {
+impl Socket for &SockContext {
     #[inline(always)]
     fn cookie(&self) -> u64 {
         // SAFETY: the kernel hands over a valid context.
@@ -53,9 +54,9 @@ impl Owner for &SockContext {
 }
 
 /// The table in the kernel, as a socket sees it.
-struct Shared<O>(O);
+struct Shared<S>(S);
 
-impl<O: Owner> peers::Peers for Shared<O> {
+impl<S: Socket> peers::Peers for Shared<S> {
     #[inline(always)]
     fn cookie(&self) -> u64 {
         self.0.cookie()

@@ -22,6 +22,7 @@ mod datagrams;
 mod getpeername;
 mod maps;
 mod memory;
+mod owner;
 mod process;
 mod recvmsg;
 mod release;

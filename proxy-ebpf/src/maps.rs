@@ -175,6 +175,46 @@ pub(crate) fn can_tell_mptcp() -> bool {
     MPTCP.load() != 0
 }
 
+/// Set at load where the kernel has `bpf_skc_to_tcp_sock` (5.10), and tells where the bit is.
+#[unsafe(no_mangle)]
+static TCP_SOCK: Global<u32> = Global::new(0);
+
+/// Whether a program may read [`kern_sock_bit`] of a TCP socket.
+#[inline(always)]
+pub(crate) fn can_read_tcp_sock() -> bool {
+    TCP_SOCK.load() != 0
+}
+
+/// Set at load where the kernel has `bpf_probe_read_kernel` for programs like these, and tells where the bit is.
+#[unsafe(no_mangle)]
+static ANY_SOCK: Global<u32> = Global::new(0);
+
+/// Whether a program may read [`kern_sock_bit`] of any socket.
+#[inline(always)]
+pub(crate) fn can_read_any_sock() -> bool {
+    ANY_SOCK.load() != 0
+}
+
+/// Where `sk_kern_sock` is in this kernel's `struct sock`: in which byte.
+#[unsafe(no_mangle)]
+static KERN_SOCK_BYTE: Global<u32> = Global::new(0);
+
+/// The place of the byte of `struct sock` in which it says that the socket is the kernel's own.
+#[inline(always)]
+pub(crate) fn kern_sock_byte() -> usize {
+    KERN_SOCK_BYTE.load() as usize
+}
+
+/// And in which bit of it, as a mask.
+#[unsafe(no_mangle)]
+static KERN_SOCK_BIT: Global<u32> = Global::new(0);
+
+/// The bit of that byte, alone.
+#[inline(always)]
+pub(crate) fn kern_sock_bit() -> u32 {
+    KERN_SOCK_BIT.load()
+}
+
 /// The side in force when the decision began. It is read exactly once per decision: everything after goes by it.
 pub(crate) struct Side<Ip> {
     index: u32,

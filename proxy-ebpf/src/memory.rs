@@ -6,21 +6,19 @@
 
 use aya_ebpf::{
     EbpfContext,
-    helpers::generated::{bpf_get_current_cgroup_id, bpf_get_socket_cookie, bpf_skc_to_mptcp_sock},
+    helpers::generated::bpf_get_socket_cookie,
     programs::{SockAddrContext, SockContext},
 };
 use proxy_common::{
     socket::{Connected, Slot, Translation},
-    tables::{TCP, UDP},
+    tables::UDP,
 };
 
 use crate::{
     atomic, ctx, datagrams,
-    maps::{CONNECTED, OVERFLOWED, SLOTS, can_tell_mptcp, slot_mask},
+    maps::{CONNECTED, OVERFLOWED, SLOTS, slot_mask},
+    owner::Owner,
 };
-
-/// The id of the root of the cgroup2 hierarchy.
-const ROOT_CGROUP: u64 = 1;
 
 /// Where a socket that connects is remembered.
 #[derive(Clone, Copy)]
@@ -62,10 +60,13 @@ impl Memory {
 /// A socket without memory left is still connected; it shows the backend's address then.
 #[inline(always)]
 pub(crate) fn remember(ctx: &SockAddrContext, memory: &Memory, translation: &Translation) {
-    if is_mptcp(ctx) {
-        return;
-    }
-    if memory.owner == memory.cookie || (is_released(ctx) && claim(memory.slot, memory.cookie)) {
+    let has_slot = memory.owner == memory.cookie
+        || match Owner::of(ctx) {
+            Owner::Process => claim(memory.slot, memory.cookie),
+            Owner::Kernel => false,
+            Owner::Nobody => return,
+        };
+    if has_slot {
         // SAFETY: the slot is this socket's, and connects of one socket take turns.
         unsafe { (*memory.slot).translation = *translation };
         return;
@@ -166,23 +167,6 @@ pub(crate) fn cookie(ctx: &SockAddrContext) -> u64 {
 fn in_storage<'a>(ctx: &SockAddrContext) -> Option<&'a mut Connected> {
     // SAFETY: storage lives as long as its socket, which outlives the program.
     unsafe { CONNECTED.get_ptr_mut(ctx).as_mut() }
-}
-
-/// Whether the socket's release will be told. A socket of the kernel itself is released in silence; it is connected from
-/// a kernel thread, and these live in the root cgroup.
-#[inline(always)]
-pub(crate) fn is_released(_: &SockAddrContext) -> bool {
-    // SAFETY: the helper takes nothing and touches nothing.
-    unsafe { bpf_get_current_cgroup_id() != ROOT_CGROUP }
-}
-
-/// Whether it is a subflow of MPTCP: a socket of the kernel's own, which no program will ever ask.
-#[inline(always)]
-fn is_mptcp(ctx: &SockAddrContext) -> bool {
-    // SAFETY: the socket of the context is valid; its subflow is compared to null only.
-    can_tell_mptcp()
-        && ctx::protocol(ctx) == TCP
-        && unsafe { !bpf_skc_to_mptcp_sock(ctx::socket(ctx).cast()).is_null() }
 }
 
 #[inline(always)]

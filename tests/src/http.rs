@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     time::Duration,
 };
 
@@ -32,4 +32,11 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<Answer> {
         Some(Answer { status, body: body.to_owned() })
     };
     answer().ok_or_else(|| io::Error::other(format!("not an answer: {text:?}")))
+}
+
+/// The value of a sample among the proxy's metrics, if it is there.
+#[must_use]
+pub fn sample(name: &str) -> Option<f64> {
+    let text = get((Ipv4Addr::LOCALHOST, 10249).into(), "/metrics").ok()?.body;
+    text.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }

@@ -120,6 +120,18 @@ impl Sandbox {
         Ok(Inside { home })
     }
 
+    /// Has this process, all its threads, call from the root of the hierarchy until the guard is dropped. The sockets
+    /// that it has stay the sandbox's.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn call_from_root(&self) -> Result<Inside> {
+        let root = self.cgroup.parent().context("a cgroup has a parent")?;
+        move_to(root, process::id())?;
+        Ok(Inside { home: self.cgroup.clone() })
+    }
+
     /// Moves another process into the cgroup. It dies with the sandbox.
     ///
     /// # Errors
@@ -177,9 +189,9 @@ impl Drop for Sandbox {
     }
 }
 
-/// This process is inside a sandbox's cgroup.
+/// This process is in another cgroup than before.
 #[derive(Debug)]
-#[must_use = "the process leaves the cgroup when this is dropped"]
+#[must_use = "the process goes back when this is dropped"]
 pub struct Inside {
     home: PathBuf,
 }

@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use aya::maps::{Array, Map, MapData};
 
 use crate::{
     NetNs, Sandbox,
@@ -160,6 +161,20 @@ impl World {
             .filter_map(|it| it.file_name().to_str()?.strip_prefix('v')?.parse::<u32>().ok())
             .max();
         self.sandbox.pins().join(format!("v{}/programs/{hook}", newest.unwrap_or_default()))
+    }
+
+    /// How many socket slots somebody has.
+    ///
+    /// # Panics
+    ///
+    /// If there are none.
+    #[must_use]
+    pub fn taken_slots(&self) -> usize {
+        let slots = MapData::from_pin(self.sandbox.pins().join("sockets1/slots"));
+        let slots = slots.and_then(Map::from_map_data).expect("slots are pinned");
+        // The claims are the first of eight words.
+        let slots: Array<MapData, [u64; 8]> = Array::try_from(slots).expect("slots have eight words");
+        slots.iter().filter(|it| it.as_ref().is_ok_and(|it| it[0] != 0)).count()
     }
 
     /// Every pin, below the folder of pins.

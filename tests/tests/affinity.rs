@@ -10,7 +10,9 @@ use std::{
 };
 
 use socket2::{Domain, Socket, Type};
-use tests::{Agent, Build, EchoServer, NetNs, Transport, World, ask, eventually, manifest::Service};
+use tests::{
+    Agent, Build, EchoServer, NetNs, Transport, World, ask, eventually, http::sample, manifest::Service,
+};
 
 const LIMIT: Duration = Duration::from_secs(10);
 const TRANSPORTS: [Transport; 3] = [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected];
@@ -211,4 +213,6 @@ fn the_client_that_was_away_longest_is_forgotten_first() {
     let map = aya::maps::MapData::from_pin(pins.join("affinity1/came")).unwrap();
     let came: aya::maps::Array<_, u64> = aya::maps::Map::from_map_data(map).unwrap().try_into().unwrap();
     assert_eq!(came.get(&0, 0).unwrap(), 0x400);
+    assert!(eventually(LIMIT, || sample("kube_proxy_ebpf_affinity_clients_total") == Some(1024.0)));
+    assert_eq!(sample("kube_proxy_ebpf_affinity_capacity"), Some(128.0));
 }

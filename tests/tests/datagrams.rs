@@ -165,6 +165,12 @@ fn one_socket_talks_to_any_number_of_services() {
     assert_eq!(sockets.each_ref().map(|it| node.round(it)), second);
     let one = socket(Kind::V4);
     node.round(&one);
+    // Who calls from the root cgroup may remember as much.
+    let another = socket(Kind::V4);
+    let root = node.world.sandbox().call_from_root().unwrap();
+    let answerers = node.round(&another);
+    assert_eq!(node.round(&another), answerers);
+    drop((root, another));
     let before = node.entries();
     drop(one);
     assert!(node.entries() < before);

@@ -6,7 +6,8 @@ use std::{
     fs,
     io::{ErrorKind, Read as _},
     mem::MaybeUninit,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    thread,
     time::Duration,
 };
 
@@ -15,7 +16,9 @@ use nix::{
     mount::{MsFlags, mount},
 };
 use socket2::{Domain, Protocol, Socket, Type};
-use tests::{Agent, Build, EchoServer, Transport, World, ask, manifest::Service, patiently, sandbox::skip};
+use tests::{
+    Agent, Build, EchoServer, Transport, World, ask, eventually, manifest::Service, patiently, sandbox::skip,
+};
 
 const LIMIT: Duration = Duration::from_secs(10);
 const PORT: u16 = 80;
@@ -205,23 +208,55 @@ fn is_answered(socket: &Socket, wanted: u8, with_header: bool) -> bool {
     false
 }
 
-#[test]
-fn a_client_in_the_kernel_is_refused_and_not_forbidden() {
-    const NAME: &str = "a_client_in_the_kernel_is_refused_and_not_forbidden";
-    // It connects in the name of whoever mounts.
+/// Has the kernel mount a share, in the name of whoever mounts, and says how that fails.
+fn mount_share(node: &Node, ip: Ipv4Addr) -> Errno {
+    let place = node.world.sandbox().files().join("share");
+    fs::create_dir_all(&place).unwrap();
+    let unc = format!("\\\\{ip}\\share");
+    let options = format!("ip={ip},unc={unc},port={PORT},username=u,password=p,vers=3.0");
+    let source = format!("//{ip}/share");
+    mount(Some(&*source), &place, Some("cifs"), MsFlags::empty(), Some(&*options)).unwrap_err()
+}
+
+/// Whether the kernel has a client that can be tried.
+fn has_client_or_skip(test: &str) -> bool {
     let has_client =
         fs::read_to_string("/proc/filesystems").unwrap().lines().any(|it| it.ends_with("\tcifs"));
     if !has_client {
-        skip(NAME, "this kernel has no CIFS");
+        skip(test, "this kernel has no CIFS");
+    }
+    has_client
+}
+
+#[test]
+fn a_client_in_the_kernel_is_refused_and_not_forbidden() {
+    const NAME: &str = "a_client_in_the_kernel_is_refused_and_not_forbidden";
+    if !has_client_or_skip(NAME) {
         return;
     }
     let Some(node) = Node::or_skip(NAME) else { return };
-    let place = node.world.sandbox().files().join("share");
-    fs::create_dir(&place).unwrap();
-    let unc = format!("\\\\{EMPTY}\\share");
-    let options = format!("ip={EMPTY},unc={unc},port={PORT},username=u,password=p,vers=3.0");
-    let source = format!("//{EMPTY}/share");
-    let error = mount(Some(&*source), &place, Some("cifs"), MsFlags::empty(), Some(&*options)).unwrap_err();
-    assert_eq!(error, Errno::ECONNREFUSED);
+    assert_eq!(mount_share(&node, EMPTY), Errno::ECONNREFUSED);
     assert_eq!(TcpStream::connect((EMPTY, PORT)).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+}
+
+#[test]
+fn a_client_in_the_kernel_reaches_a_service_and_leaves_nothing() {
+    const NAME: &str = "a_client_in_the_kernel_reaches_a_service_and_leaves_nothing";
+    if !has_client_or_skip(NAME) {
+        return;
+    }
+    let Some(node) = Node::or_skip(NAME) else { return };
+    let share = Ipv4Addr::new(10, 96, 0, 68);
+    let listener = TcpListener::bind((ENDPOINT, 4450)).unwrap();
+    let service =
+        Service::new("share", &[share.into()]).port("", "TCP", PORT, 4450).endpoint("s", &[ENDPOINT.into()]);
+    node.world.write(&[service]);
+    assert!(eventually(LIMIT, || TcpStream::connect((share, PORT)).is_ok()));
+    drop(listener.accept().unwrap());
+    assert!(eventually(LIMIT, || node.world.taken_slots() == 0));
+    let server = thread::spawn(move || drop(listener.accept().unwrap()));
+    // The server hangs up, whatever the client makes of that.
+    mount_share(&node, share);
+    assert!(eventually(LIMIT, || server.is_finished()));
+    assert_eq!(node.world.taken_slots(), 0, "its release is told to nobody");
 }

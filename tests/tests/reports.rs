@@ -10,7 +10,7 @@ use std::{
 
 use tests::{
     Agent, Build, EchoServer, Load, Transport, World, ask, eventually,
-    http::{Answer, get},
+    http::{Answer, get, sample},
     load::Report,
     manifest::{self, Service},
     patiently,
@@ -38,12 +38,6 @@ fn health(path: &str) -> std::io::Result<Answer> {
 
 fn metrics(path: &str) -> std::io::Result<Answer> {
     get((Ipv4Addr::LOCALHOST, 10249).into(), path)
-}
-
-/// The value of a sample, if it is there.
-fn sample(name: &str) -> Option<f64> {
-    let text = metrics("/metrics").ok()?.body;
-    text.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 
 fn is_ready() -> bool {

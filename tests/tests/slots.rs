@@ -8,11 +8,10 @@ use std::{
     time::Duration,
 };
 
-use aya::maps::{Array, Map, MapData};
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
-    Agent, Build, EchoServer, Probe, Transport, World, ask, eventually, manifest::Service,
-    requirements::kernel_at_least, sandbox::skip,
+    Agent, Build, EchoServer, Probe, Transport, World, ask, eventually, http::sample, manifest::Service,
+    sandbox::skip,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -39,15 +38,6 @@ impl Node {
         agent.wait_until(LIMIT, || ask(Transport::Tcp, WEB.into()).is_ok()).unwrap();
         Some(Self { _server: server, _agent: agent, world })
     }
-
-    /// How many slots somebody has.
-    fn taken(&self) -> usize {
-        let slots = self.world.sandbox().pins().join("sockets1/slots");
-        let map = Map::from_map_data(MapData::from_pin(slots).unwrap()).unwrap();
-        // The claims are the first of eight words.
-        let slots: Array<MapData, [u64; 8]> = Array::try_from(map).unwrap();
-        slots.iter().filter(|it| it.as_ref().unwrap()[0] != 0).count()
-    }
 }
 
 #[test]
@@ -58,7 +48,8 @@ fn sockets_beyond_the_slots_remember_too() {
     for socket in &sockets {
         socket.connect(WEB).unwrap();
     }
-    assert_eq!(node.taken(), 2);
+    assert_eq!(node.world.taken_slots(), 2);
+    assert!(eventually(LIMIT, || sample("kube_proxy_ebpf_socket_slot_overflows_total") >= Some(38.0)));
     for probe in &mut probes {
         probe.ping().unwrap();
         assert_eq!(probe.stream().peer_addr().unwrap(), WEB.into());
@@ -74,15 +65,39 @@ fn sockets_beyond_the_slots_remember_too() {
 #[test]
 fn a_closed_socket_leaves_its_slot() {
     let Some(node) = Node::or_skip("a_closed_socket_leaves_its_slot", "65536") else { return };
-    assert!(eventually(LIMIT, || node.taken() == 0));
+    assert!(eventually(LIMIT, || node.world.taken_slots() == 0));
     let probes: Vec<_> = (0..100).map(|_| Probe::connect(WEB.into()).unwrap()).collect();
     let copies: Vec<_> = probes.iter().map(|it| it.stream().try_clone().unwrap()).collect();
-    assert_eq!(node.taken(), 100);
+    assert_eq!(node.world.taken_slots(), 100);
     drop(probes);
-    assert_eq!(node.taken(), 100, "a copy of the descriptor is the same socket");
+    assert_eq!(node.world.taken_slots(), 100, "a copy of the descriptor is the same socket");
     assert!(copies.iter().all(|it| it.peer_addr().unwrap() == WEB.into()));
     drop(copies);
-    assert_eq!(node.taken(), 0);
+    assert_eq!(node.world.taken_slots(), 0);
+}
+
+#[test]
+fn a_process_in_the_root_cgroup_is_not_taken_for_the_kernel() {
+    let Some(node) = Node::or_skip("a_process_in_the_root_cgroup_is_not_taken_for_the_kernel", "65536")
+    else {
+        return;
+    };
+    assert!(eventually(LIMIT, || node.world.taken_slots() == 0));
+    let tcp = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
+    let tcp6 = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)).unwrap();
+    let (udp, udp6) = (UdpSocket::bind("0.0.0.0:0").unwrap(), UdpSocket::bind("[::]:0").unwrap());
+    let root = node.world.sandbox().call_from_root().unwrap();
+    let mapped = SocketAddr::from((WEB.0.to_ipv6_mapped(), WEB.1));
+    tcp.connect(&SocketAddr::from(WEB).into()).unwrap();
+    tcp6.connect(&mapped.into()).unwrap();
+    udp.connect(WEB).unwrap();
+    udp6.connect(mapped).unwrap();
+    assert_eq!(node.world.taken_slots(), 4);
+    drop(root);
+    assert_eq!(tcp.peer_addr().unwrap().as_socket(), Some(WEB.into()));
+    assert_eq!(udp6.peer_addr().unwrap(), mapped);
+    drop((tcp, tcp6, udp, udp6));
+    assert_eq!(node.world.taken_slots(), 0);
 }
 
 #[test]
@@ -98,12 +113,10 @@ fn an_mptcp_client_reaches_a_service_and_leaves_nothing() {
             return;
         }
     };
-    assert!(eventually(LIMIT, || node.taken() == 0));
+    assert!(eventually(LIMIT, || node.world.taken_slots() == 0));
     mptcp.connect(&SocketAddr::from(WEB).into()).unwrap();
     let mut greeting = [0; 4];
     TcpStream::from(mptcp).read_exact(&mut greeting).unwrap();
     assert_eq!(&greeting, b"web\n");
-    if kernel_at_least(5, 19) {
-        assert_eq!(node.taken(), 0, "no program can ask for the peer of a subflow");
-    }
+    assert_eq!(node.world.taken_slots(), 0, "no program can ask for the peer of a subflow");
 }

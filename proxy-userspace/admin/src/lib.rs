@@ -29,7 +29,7 @@ use std::{
 
 use backend::{
     Doing, Heard, Observer,
-    ebpf::{self, Ended, Hooks, Report, UdpMemory},
+    ebpf::{self, Ended, Hooks, Memory, Report},
 };
 use model::Rejected;
 use publish::{Published, Subscription};
@@ -200,7 +200,7 @@ impl Observer for Admin {
         self.metrics.ended(ended.as_ref().map_or(0, |it| it.sockets));
     }
 
-    fn udp_memory(&self, memory: UdpMemory) {
-        self.record().udp_memory = memory;
+    fn memory(&self, memory: Memory) {
+        self.record().memory = memory;
     }
 }

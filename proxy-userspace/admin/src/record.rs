@@ -11,7 +11,7 @@ use std::{
 
 use backend::{
     Answer, Doing, Heard,
-    ebpf::{Hooks, PortCounts, Report, TableFill, UdpMemory},
+    ebpf::{Hooks, Memory, PortCounts, Report, TableFill},
 };
 use model::{Protocol, Rejected, ServiceName, Timestamp, state::NodeState};
 use publish::Published;
@@ -69,8 +69,8 @@ pub(crate) struct Record {
     pub(crate) sung: Option<Instant>,
     /// Whether it ever said so.
     has_sung: bool,
-    /// What the kernel said last of the memory of unconnected UDP sockets.
-    pub(crate) udp_memory: UdpMemory,
+    /// What the kernel said last of what is remembered for sockets and clients.
+    pub(crate) memory: Memory,
     pub(crate) rejected: BTreeMap<Stage, Vec<Rejected>>,
     pub(crate) tally: Tally,
     /// Whether this node was ever among the cluster's nodes.
@@ -138,7 +138,7 @@ impl Record {
             canary: Vec::new(),
             sung: None,
             has_sung: false,
-            udp_memory: UdpMemory::default(),
+            memory: Memory::default(),
             rejected: BTreeMap::new(),
             tally: Tally::default(),
             saw_own_node: false,

@@ -160,7 +160,7 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 tracing::warn!("cgroups that are to be left alone cannot be looked for: {}", chain(&error));
             }
             let memory;
-            (node, memory) = in_own_thread(node, Node::udp_memory).await;
+            (node, memory) = in_own_thread(node, Node::memory).await;
             said.tell_of_memory(memory, observer);
         }
         let wait = match (failed, is_whole && !recovered) {

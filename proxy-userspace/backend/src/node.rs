@@ -12,7 +12,7 @@ use model::{Rejected, state::NodeState};
 
 use crate::{
     agent::chain,
-    ebpf::{self, Ender, Hook, Hooks, Report, UdpMemory},
+    ebpf::{self, Ender, Hook, Hooks, Memory, Report},
     former::Former,
     nft,
 };
@@ -219,9 +219,9 @@ impl Node {
         Ok(self.sockets.as_mut().map_or(Ok(()), ebpf::Node::exclude)?)
     }
 
-    /// Says how much unconnected UDP sockets remember, if sockets are translated.
-    pub(crate) fn udp_memory(&mut self) -> Result<Option<UdpMemory>, Error> {
-        Ok(self.sockets.as_mut().map(ebpf::Node::udp_memory).transpose()?)
+    /// Says how much is remembered for sockets and clients, if sockets are translated.
+    pub(crate) fn memory(&mut self) -> Result<Option<Memory>, Error> {
+        Ok(self.sockets.as_mut().map(ebpf::Node::memory).transpose()?)
     }
 
     /// Waits until there is something to be put back by [`Node::attach`].

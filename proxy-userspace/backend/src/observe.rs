@@ -9,7 +9,7 @@ use publish::Published;
 
 use crate::{
     Heard,
-    ebpf::{Ended, Hooks, Report, UdpMemory},
+    ebpf::{Ended, Hooks, Memory, Report},
 };
 
 /// Hears of what a backend does, as it happens, in the order in which it happens.
@@ -37,8 +37,8 @@ pub trait Observer {
     /// UDP sockets were looked for whose endpoint does not serve any more; those that there were are ended.
     fn ended(&self, ended: &io::Result<Ended>);
 
-    /// The kernel was asked how much unconnected UDP sockets remember.
-    fn udp_memory(&self, memory: UdpMemory);
+    /// The kernel was asked how much is remembered for sockets and clients.
+    fn memory(&self, memory: Memory);
 }
 
 /// What a backend was doing.

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, io, mem};
 use crate::{
     agent::chain,
     canary::{Answer, Heard},
-    ebpf::{Ended, Hooks, Other, UdpMemory},
+    ebpf::{Ended, Hooks, Memory, Other},
     node::Error,
     observe::Observer,
 };
@@ -100,15 +100,12 @@ impl Said {
     }
 
     /// How much UDP sockets remember, and whether more was asked for than there is room for.
-    pub(crate) fn tell_of_memory(
-        &mut self,
-        memory: Result<Option<UdpMemory>, Error>,
-        observer: &dyn Observer,
-    ) {
+    pub(crate) fn tell_of_memory(&mut self, memory: Result<Option<Memory>, Error>, observer: &dyn Observer) {
         match memory {
             Ok(None) => {}
             Ok(Some(memory)) => {
-                observer.udp_memory(memory);
+                observer.memory(memory);
+                let memory = memory.udp;
                 // What was refused before this process is old news.
                 let before = self.refused.replace(memory.refused).unwrap_or(memory.refused);
                 if memory.refused > before {
@@ -119,7 +116,7 @@ impl Said {
                     );
                 }
             }
-            Err(error) => tracing::warn!("what UDP sockets remember cannot be looked at: {}", chain(&error)),
+            Err(error) => tracing::warn!("what sockets remember cannot be looked at: {}", chain(&error)),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use backend::{
     Answer,
-    ebpf::{PortCounts, UdpMemory},
+    ebpf::{Memory, PortCounts, UdpMemory},
 };
 use prometheus_client::{
     collector::Collector,
@@ -191,7 +191,8 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         "hook",
         tried,
     )?;
-    let UdpMemory { entries, capacity, refused } = record.udp_memory;
+    let Memory { udp, slot_overflows, clients, client_capacity } = record.memory;
+    let UdpMemory { entries, capacity, refused } = udp;
     out.gauge(
         "kube_proxy_ebpf_udp_memory_entries",
         "Entries that unconnected UDP sockets have beyond their own storage",
@@ -206,6 +207,21 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         "kube_proxy_ebpf_udp_memory_refusals",
         "Datagrams that were not sent for want of such an entry",
         refused as f64,
+    )?;
+    out.counter(
+        "kube_proxy_ebpf_socket_slot_overflows",
+        "Connects that found their socket slot taken, and made storage for the socket",
+        slot_overflows as f64,
+    )?;
+    out.counter(
+        "kube_proxy_ebpf_affinity_clients",
+        "Clients of Services with session affinity that came to be remembered",
+        clients as f64,
+    )?;
+    out.gauge(
+        "kube_proxy_ebpf_affinity_capacity",
+        "How many such clients are remembered at once",
+        f64::from(client_capacity),
     )
 }
 

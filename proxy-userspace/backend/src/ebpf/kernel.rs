@@ -11,8 +11,6 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, ArrayOfMaps, Map, MapData, MapType},
-    programs::ProgramType,
-    sys::{BpfHelper, is_helper_supported},
 };
 use aya_obj::generated::{BPF_F_INNER_MAP, BPF_F_NO_PREALLOC, bpf_map_type};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
@@ -28,6 +26,7 @@ use super::{
     chunks::{self, Chunks},
     error::Error,
     exclusions, fault,
+    features::Features,
     node::Options,
     object,
     pins::{self, Pins},
@@ -80,13 +79,7 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
         make_outer(table.map(), &pins.outer(table), 2, template)?;
     }
     make_outer(chunks::OUTER, &pins.chunks(), CHUNKS, || chunks::create(stripes))?;
-    let set_retval = u32::from(
-        is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval).unwrap_or(false),
-    );
-    let mptcp = u32::from(
-        is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_skc_to_mptcp_sock)
-            .unwrap_or(false),
-    );
+    let features = Features::ask();
     let excluded_levels = exclusions::levels(&options.excluded_cgroups)?;
     let host_only = u32::from(options.host_only);
     let slot_mask = slots - 1;
@@ -96,8 +89,7 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     let host_netns = sys::netns_cookie().unwrap_or(0);
     let seed = fastrand::u64(..);
     let mut loader = EbpfLoader::new();
-    loader.override_global("SET_RETVAL", &set_retval, true);
-    loader.override_global("MPTCP", &mptcp, true);
+    features.tell(&mut loader);
     loader.override_global("EXCLUDED_LEVELS", &excluded_levels, true);
     loader.override_global("HOST_ONLY", &host_only, true);
     loader.override_global("SLOT_MASK", &slot_mask, true);

@@ -1,5 +1,6 @@
 //! The eBPF backend: compiles a state into tables, writes them into the kernel's maps, and keeps the programs attached.
 
+mod btf;
 mod cgroup;
 mod changes;
 pub mod check;
@@ -12,6 +13,7 @@ mod ending;
 mod error;
 mod exclusions;
 mod fault;
+mod features;
 mod flows;
 mod hooks;
 mod kernel;
@@ -23,6 +25,7 @@ mod peers;
 mod pins;
 mod places;
 mod plane;
+mod remembered;
 mod store;
 mod sys;
 
@@ -39,4 +42,5 @@ pub use look::{Hook, Hooks, Other, look_at};
 pub use node::{Cleaned, Node, Options, Report, TableFill, cleanup};
 pub use peers::UdpMemory;
 pub use places::NodePortAddresses;
+pub use remembered::Memory;
 pub use sys::{give_back_memory, keep_one_heap};

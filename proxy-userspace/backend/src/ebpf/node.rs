@@ -18,10 +18,10 @@ use super::{
     kernel::{self, KernelMaps},
     layout::Places,
     look::{self, Hooks},
-    peers::{Peers, UdpMemory},
     pins::{PinLock, Pins},
     places::{NodePortAddresses, places},
     plane::{Applied, Plane},
+    remembered::{Memory, Remembered},
 };
 use model::Rejected;
 
@@ -58,7 +58,7 @@ pub struct Options {
 pub struct Node {
     plane: Plane<KernelMaps>,
     ebpf: Ebpf,
-    peers: Peers,
+    remembered: Remembered,
     exclusions: Exclusions,
     cgroup: Cgroup,
     pins: Pins,
@@ -119,7 +119,7 @@ impl Node {
         let lock = pins.prepare()?;
         hooks::check(&cgroup, &pins)?;
         let (mut ebpf, maps) = kernel::load(&pins, options)?;
-        let peers = Peers::take(&mut ebpf)?;
+        let remembered = Remembered::take(&mut ebpf)?;
         let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups)?;
         hooks::load(&mut ebpf)?;
         let plane = Plane::new(maps)?;
@@ -127,7 +127,7 @@ impl Node {
         Ok(Self {
             plane,
             ebpf,
-            peers,
+            remembered,
             exclusions,
             cgroup,
             pins,
@@ -276,13 +276,13 @@ impl Node {
         self.exclusions.look()
     }
 
-    /// Says how much unconnected UDP sockets remember, and takes away what closed ones have left over.
+    /// Says how much is remembered for sockets and clients, and takes away what closed sockets have left over.
     ///
     /// # Errors
     ///
     /// If the kernel refuses to tell.
-    pub fn udp_memory(&mut self) -> Result<UdpMemory, Error> {
-        self.peers.look()
+    pub fn memory(&mut self) -> Result<Memory, Error> {
+        self.remembered.look()
     }
 }
 

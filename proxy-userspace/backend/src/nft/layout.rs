@@ -258,7 +258,7 @@ impl Layout {
             let (claim, winner) = all.next()?;
             Some(all.map(move |(lost, loser)| Rejected {
                 item: format!("{loser} {lost} {address}"),
-                reason: format!("it is a {claim} of {winner} already; give one of them another"),
+                reason: format!("it is {winner}'s {claim} already; give one of them another"),
             }))
         });
         own.chain(lost.flatten()).collect()

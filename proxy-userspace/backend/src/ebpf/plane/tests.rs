@@ -292,7 +292,7 @@ fn the_first_of_two_clashing_services_wins_and_the_other_is_named() {
     let rejected = plane.rejected();
     assert_eq!(rejected.len(), 4);
     assert_eq!(rejected[0].item, "default/s2 cluster IP 10.96.0.9:53/UDP");
-    assert_eq!(rejected[0].reason, "it is a cluster IP of default/s1 already; give one of them another");
+    assert_eq!(rejected[0].reason, "it is default/s1's cluster IP already; give one of them another");
     // The loser takes over when the winner goes.
     let alone = state([service(2, 9, &[2])]);
     plane.take(&alone).unwrap();
@@ -311,8 +311,8 @@ fn an_external_ip_cannot_take_a_cluster_ip_away() {
     assert_eq!(
         reasons,
         [
-            "default/s3 external IP 10.96.0.1:53/UDP: it is a cluster IP of default/s9 already; give one of them another",
-            "default/s3 external IP 10.96.0.1:80/TCP: it is a cluster IP of default/s9 already; give one of them another",
+            "default/s3 external IP 10.96.0.1:53/UDP: it is default/s9's cluster IP already; give one of them another",
+            "default/s3 external IP 10.96.0.1:80/TCP: it is default/s9's cluster IP already; give one of them another",
         ]
     );
 }

@@ -113,7 +113,7 @@ fn of_50_000_services_every_clash_is_listed_and_all_else_is_served() {
     assert_eq!(layout.services(), MANY as usize);
     let rejected = layout.rejected();
     assert_eq!(rejected.len() as u32, MANY / THIEVES);
-    assert!(rejected.iter().all(|it| it.reason.starts_with("it is a cluster IP of default/s")));
+    assert!(rejected.iter().all(|it| it.reason.contains("'s cluster IP already")));
     assert_eq!(take(&mut layout, &of(2)), (4 * (MANY as usize - 2), 0));
     let rejected: Vec<_> = layout.rejected().into_iter().map(|it| it.item).collect();
     assert_eq!(rejected, ["default/s1 external IP 10.64.0.0:80/TCP"]);
@@ -135,7 +135,7 @@ fn of_50_000_services_at_one_address_one_is_served_there() {
     let mut layout = Layout::default();
     take(&mut layout, &of(0..MANY));
     let winner = |n: u32| {
-        format!("it is a external IP of default/s{} already; give one of them another", 10_000_000 + n)
+        format!("it is default/s{}'s external IP already; give one of them another", 10_000_000 + n)
     };
     assert_eq!(served(&layout), Some(winner(0)));
     // The first one goes with its four elements; what leads from the address to its endpoint now leads to the next one's.

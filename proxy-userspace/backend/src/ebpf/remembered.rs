@@ -1,0 +1,64 @@
+//! How much is remembered for sockets and clients, and how often there was no room for it.
+//!
+//! The one rule: what is asked every few seconds is a few words, whatever there is; nothing is counted by reading it all.
+
+use aya::{
+    Ebpf,
+    maps::{Array, Map, MapData},
+};
+
+use super::{
+    error::Error,
+    peers::{Peers, UdpMemory},
+};
+
+const OVERFLOWED: &str = "OVERFLOWED";
+const CAME: &str = "CAME";
+const CLIENTS: &str = "CLIENTS";
+
+/// What is remembered, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Of unconnected UDP sockets.
+    pub udp: UdpMemory,
+    /// How many connects ever found their socket slot taken, and made storage for the socket.
+    pub slot_overflows: u64,
+    /// How many clients of Services with session affinity ever came to be remembered.
+    pub clients: u64,
+    /// How many may be remembered at once.
+    pub client_capacity: u32,
+}
+
+/// The maps that tell.
+pub(super) struct Remembered {
+    peers: Peers,
+    overflowed: Array<MapData, u64>,
+    came: Array<MapData, u64>,
+    client_capacity: u32,
+}
+
+impl Remembered {
+    /// Takes the maps out of the loaded object.
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
+        let peers = Peers::take(ebpf)?;
+        let mut map = |name| ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")));
+        let overflowed = Array::try_from(map(OVERFLOWED)?).map_err(Error::map(OVERFLOWED))?;
+        let came = Array::try_from(map(CAME)?).map_err(Error::map(CAME))?;
+        // The programs are not loaded yet, and need the table itself.
+        let Some(Map::LruHashMap(clients)) = ebpf.map(CLIENTS) else {
+            return Err(Error::Incomplete(format!("table {CLIENTS}")));
+        };
+        let client_capacity = clients.info().map_err(Error::map(CLIENTS))?.max_entries();
+        Ok(Self { peers, overflowed, came, client_capacity })
+    }
+
+    /// Says how much there is, after it has taken away what closed sockets have left over.
+    pub(super) fn look(&mut self) -> Result<Memory, Error> {
+        Ok(Memory {
+            udp: self.peers.look()?,
+            slot_overflows: self.overflowed.get(&0, 0).map_err(Error::map(OVERFLOWED))?,
+            clients: self.came.get(&0, 0).map_err(Error::map(CAME))?,
+            client_capacity: self.client_capacity,
+        })
+    }
+}
