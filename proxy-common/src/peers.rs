@@ -2,9 +2,10 @@
 //! all sockets share, each under its socket's cookie.
 //!
 //! The one rule: an entry belongs to one socket, and goes only with it, or by its own doing; nobody's is ever evicted.
-//! A socket has up to three kinds of them. Each further Service address has one that says where it leads, and these make
-//! a chain, so that a socket that is closed finds them all. Each backend has one that says whose reply it sends. And one
-//! is the head of the chain.
+//! A socket has up to four kinds of them. Each further Service address has one that says where it leads, and these make
+//! a chain, so that a socket that is closed finds them all. One whose backend has changed has another, the next in the
+//! chain, which says where it led before. Each backend, that of before included, has one that says whose reply it sends.
+//! And one is the head of the chain.
 //! As with [`Datagrams`], the hooks run under the socket's lock.
 
 #[cfg(feature = "user")]
@@ -15,7 +16,7 @@ use crate::{
     socket::{Address, Datagrams, Translation},
 };
 
-/// How many Service addresses a socket gives up when it is closed. Of one that has more, the rest is left to user space:
+/// How many entries of its chain a socket gives up when it is closed. Of one that has more, the rest is left to user space:
 /// the verifier walks through every turn of a loop.
 pub const RELEASED: u32 = 256;
 
@@ -28,7 +29,7 @@ pub struct PeerKey {
     pub cookie: u64,
     /// The Service's address, the backend's, or none.
     pub address: Address,
-    /// [`SERVICE`], [`BACKEND`], [`HEAD`] or [`CONNECTED`].
+    /// [`SERVICE`], [`BACKEND`], [`HEAD`], [`CONNECTED`] or [`FORMER`].
     pub kind: u32,
 }
 
@@ -40,19 +41,23 @@ pub const BACKEND: u32 = 2;
 pub const HEAD: u32 = 3;
 /// The entry of a connected socket without a slot.
 pub const CONNECTED: u32 = 4;
+/// The entry of a Service address for its backend of before.
+pub const FORMER: u32 = 5;
+const _: () = assert!(SERVICE | FORMER == FORMER, "as `Peer::used` needs it");
 
 /// An entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
 pub struct Peer {
-    /// Of a Service address, the backend; of a backend, the Service address that was used last; of the head, the first
-    /// Service address of the chain; of a connected socket, the backend.
+    /// Of a Service address, the backend, or the one before; of a backend, the Service address that was used last; of the
+    /// head, the first Service address of the chain; of a connected socket, the backend.
     pub other: Address,
-    /// Of a backend: when it was used, by [`Datagrams::clock`]. Of the head: 1 if the socket is closed and the rest of its
-    /// entries are left over, else 0.
+    /// Of a backend: when it was used, by [`Datagrams::clock`]. Of a Service address: of what kind the next entry of the
+    /// chain is, [`FORMER`], or 0 for [`SERVICE`]. Of the head: 1 if the socket is closed and the rest of its entries are
+    /// left over, else 0.
     pub used: u32,
-    /// Of a Service address: the next one of the chain; unset at its end. Of a connected socket: the Service address.
+    /// Of a Service address: that of the next entry of the chain; unset at its end. Of a connected socket: the Service address.
     pub next: Address,
     /// Always zero.
     pub zero: u32,
@@ -65,6 +70,10 @@ impl PeerKey {
 
     const fn backend(cookie: u64, address: Address) -> Self {
         Self { cookie, address, kind: BACKEND }
+    }
+
+    const fn former(cookie: u64, address: Address) -> Self {
+        Self { cookie, address, kind: FORMER }
     }
 
     const fn head(cookie: u64) -> Self {
@@ -132,43 +141,76 @@ pub fn service_of(datagrams: &Datagrams, peers: &impl Peers, backend: &Address) 
     service
 }
 
-/// Remembers `translation`, in the place of what the socket remembered of the same Service address.
-/// False if there is no room for it: then nothing may be sent, for the reply would come from a stranger.
+/// Remembers `translation`, and what was in force of the same Service address until now as its former one: the backend of
+/// before may have an answer under way.
+/// False if there is no room for it: then nothing may be sent, for the reply would come from a stranger. No former
+/// translation is the reason for that: they make room.
 #[inline(always)]
-pub fn remember(
-    datagrams: &mut Datagrams,
-    peers: &impl Peers,
-    Translation { service, backend }: Translation,
-) -> bool {
-    // Whoever is beyond the slots stays there: its place in the chain is only given up with the socket.
-    if datagrams.more == 0 || datagrams.backend_of(&service).is_some() {
-        if datagrams.remember(Translation { service, backend }) {
-            return true;
-        }
-    } else {
-        datagrams.tick();
-        let cookie = peers.cookie();
-        if let Some(known) = peers.get(&PeerKey::service(cookie, service)) {
-            if known.other != backend {
-                let before = PeerKey::backend(cookie, known.other);
-                // Another Service address may lead there as well, and have been used since.
-                if peers.get(&before).is_some_and(|it| it.other == service) {
-                    peers.remove(&before);
-                }
-                peers.update(&PeerKey::service(cookie, service), |it| it.other = backend);
-            }
-            return lead_back(datagrams, peers, cookie, Translation { service, backend });
-        }
-        if datagrams.remember(Translation { service, backend }) {
-            return true;
-        }
-    }
-    if !peers.is_released() || canary::is(service.ip) {
-        // It makes do with its own storage. So does who asks the canary: anybody may, at any number of ports.
-        datagrams.replace(Translation { service, backend });
+pub fn remember(datagrams: &mut Datagrams, peers: &impl Peers, translation: Translation) -> bool {
+    datagrams.tick();
+    if datagrams.renew(&translation) {
         return true;
     }
+    let Translation { service, .. } = translation;
+    let is_own = datagrams.backend_of(&service).is_some();
+    let known = match datagrams.more {
+        0 => Peer::default(),
+        _ => peers.get(&PeerKey::service(peers.cookie(), service)).unwrap_or_default(),
+    };
+    // Whoever is beyond the slots stays there: its place in the chain is only given up with the socket.
+    if (is_own || known.other.is_unset()) && datagrams.remember(translation) {
+        return true;
+    }
+    // Without a release it makes do with its own storage. So does who asks the canary: anybody may, at any number of
+    // ports.
+    let goes_beyond = !known.other.is_unset() || (peers.is_released() && !canary::is(service.ip));
+    if goes_beyond && remember_beyond(datagrams, peers, &known, &translation) {
+        datagrams.retire(&service);
+        return true;
+    }
+    if datagrams.displace(translation) {
+        return true;
+    }
+    if !goes_beyond {
+        datagrams.replace(translation);
+    }
+    !goes_beyond
+}
+
+/// The same beyond the slots; `known` is the entry of the Service address, or unset.
+#[inline(always)]
+fn remember_beyond(
+    datagrams: &mut Datagrams,
+    peers: &impl Peers,
+    known: &Peer,
+    translation: &Translation,
+) -> bool {
     let cookie = peers.cookie();
+    if known.other.is_unset() {
+        return chain(datagrams, peers, cookie, translation)
+            && lead_back(datagrams, peers, cookie, translation);
+    }
+    let Translation { service, backend } = translation;
+    if known.other == *backend {
+        return lead_back(datagrams, peers, cookie, translation);
+    }
+    keep_former(peers, cookie, known, translation);
+    peers.update(&PeerKey::service(cookie, *service), |it| it.other = *backend);
+    if lead_back(datagrams, peers, cookie, translation) {
+        return true;
+    }
+    lead_back_no_more(peers, cookie, service, &known.other);
+    lead_back(datagrams, peers, cookie, translation)
+}
+
+/// Adds a Service address to the chain; false if there is no room.
+#[inline(always)]
+fn chain(
+    datagrams: &mut Datagrams,
+    peers: &impl Peers,
+    cookie: u64,
+    &Translation { service, backend }: &Translation,
+) -> bool {
     let head = PeerKey::head(cookie);
     let next = peers.get(&head).map_or(Address::UNSET, |it| it.other);
     if !peers.add(&PeerKey::service(cookie, service), &Peer { other: backend, next, ..Peer::default() }) {
@@ -176,12 +218,48 @@ pub fn remember(
     }
     let is_chained = peers.update(&head, |it| it.other = service)
         || peers.add(&head, &Peer { other: service, ..Peer::default() });
-    if !is_chained {
+    if is_chained {
+        datagrams.more += 1;
+    } else {
         peers.remove(&PeerKey::service(cookie, service));
-        return false;
     }
-    datagrams.more += 1;
-    lead_back(datagrams, peers, cookie, Translation { service, backend })
+    is_chained
+}
+
+/// Keeps the backend that a Service address led to until now as its former one, in the place of the one before that. Where
+/// there is no room it is given up.
+#[inline(always)]
+fn keep_former(
+    peers: &impl Peers,
+    cookie: u64,
+    known: &Peer,
+    Translation { service, backend }: &Translation,
+) {
+    let key = PeerKey::former(cookie, *service);
+    if known.used == FORMER {
+        let before = peers.get(&key).map_or(Address::UNSET, |it| it.other);
+        if before != *backend {
+            lead_back_no_more(peers, cookie, service, &before);
+        }
+        peers.update(&key, |it| it.other = known.other);
+    } else if peers.add(&key, known) {
+        // Its place in the chain is behind the entry that it is taken from.
+        peers.update(&PeerKey::service(cookie, *service), |it| {
+            it.next = *service;
+            it.used = FORMER;
+        });
+    } else {
+        lead_back_no_more(peers, cookie, service, &known.other);
+    }
+}
+
+/// Whoever led to `backend` last may have been another Service address, whose entry it is then.
+#[inline(always)]
+fn lead_back_no_more(peers: &impl Peers, cookie: u64, service: &Address, backend: &Address) {
+    let key = PeerKey::backend(cookie, *backend);
+    if peers.get(&key).is_some_and(|it| it.other == *service) {
+        peers.remove(&key);
+    }
 }
 
 #[inline(always)]
@@ -189,7 +267,7 @@ fn lead_back(
     datagrams: &Datagrams,
     peers: &impl Peers,
     cookie: u64,
-    Translation { service, backend }: Translation,
+    &Translation { service, backend }: &Translation,
 ) -> bool {
     let (key, used) = (PeerKey::backend(cookie, backend), datagrams.clock);
     peers.update(&key, |it| {
@@ -240,18 +318,19 @@ pub fn release(peers: &impl Peers) -> bool {
     peers.remove(&PeerKey::connected(cookie));
     let head = PeerKey::head(cookie);
     let Some(first) = peers.get(&head) else { return true };
-    let mut service = first.other;
+    let mut key = PeerKey::service(cookie, first.other);
     for _ in 0..RELEASED {
-        if service.is_unset() {
+        if key.address.is_unset() {
             break;
         }
-        let key = PeerKey::service(cookie, service);
         let Some(peer) = peers.get(&key) else { break };
         peers.remove(&PeerKey::backend(cookie, peer.other));
         peers.remove(&key);
-        service = peer.next;
+        key.address = peer.next;
+        // Without a branch, of which the verifier would go both ways at every turn.
+        key.kind = SERVICE | peer.used;
     }
-    if service.is_unset() {
+    if key.address.is_unset() {
         peers.remove(&head);
         return true;
     }
@@ -272,10 +351,7 @@ const _: () = assert!(size_of::<Peer>() == 48);
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        cell::RefCell,
-        collections::{BTreeMap, BTreeSet},
-    };
+    use std::{cell::RefCell, collections::BTreeMap};
 
     use proptest::prelude::*;
 
@@ -471,51 +547,109 @@ mod tests {
         assert_eq!(table.len(), 0, "not even what it was connected to before");
     }
 
+    #[test]
+    fn an_answer_under_way_outlives_a_change_of_the_backend() {
+        let slots = DATAGRAM_SLOTS as u32;
+        for services in [1, 2, slots, 3 * slots] {
+            let table = Table::new(usize::MAX);
+            let mut socket = Socket::new(&table, 1);
+            for generation in 0..10 {
+                for service in 0..services {
+                    assert!(socket.remember(service, 1000 * (generation + 1) + service));
+                }
+                for service in 0..services {
+                    let backend = 1000 * (generation + 1) + service;
+                    assert_eq!(socket.backend_of(service), address(backend));
+                    assert_eq!(socket.service_of(backend), address(service), "{services} Services");
+                    if generation > 0 {
+                        assert_eq!(
+                            socket.service_of(backend - 1000),
+                            address(service),
+                            "{services} Services"
+                        );
+                    }
+                }
+                // The head, and two entries for each backend.
+                assert!(table.len() <= 1 + 4 * services as usize, "former ones do not pile up");
+            }
+            assert_eq!(table.len() == 0, services <= slots / 2);
+            assert!(socket.release());
+            assert_eq!(table.len(), 0);
+        }
+    }
+
+    #[test]
+    fn former_backends_make_room_before_anything_is_refused() {
+        let slots = DATAGRAM_SLOTS as u32;
+        for room in 0..5 {
+            let table = Table::new(room);
+            let mut socket = Socket::new(&table, 1);
+            let services = slots + u32::from(room >= 3);
+            for generation in 1..10 {
+                for service in 0..services {
+                    assert!(socket.remember(service, 1000 * generation + service), "{room} entries");
+                }
+                for service in 0..services {
+                    assert_eq!(socket.backend_of(service), address(1000 * generation + service));
+                    assert_eq!(socket.service_of(1000 * generation + service), address(service));
+                }
+            }
+            assert!(socket.release());
+            assert_eq!(table.len(), 0);
+        }
+    }
+
     proptest! {
-        /// Against a list of what was remembered, which is searched from its end.
+        /// Against all that was ever remembered.
         #[test]
         fn any_history_is_remembered_and_leaves_nothing(
-            room in prop_oneof![0..12_usize, Just(usize::MAX)],
-            steps in prop::collection::vec((0..10_u32, 0..10_u32, 0..12_u8), 0..60),
+            room in prop_oneof![0..20_usize, Just(usize::MAX)],
+            steps in prop::collection::vec((0..10_u32, 0..10_u32, 0..12_u8), 0..100),
         ) {
             let table = Table::new(room);
             let mut socket = Socket::new(&table, 1);
-            // What was remembered, in the order of use.
+            // Where each Service address leads and led before, and everything that was remembered, in the order of use.
+            let mut leads: BTreeMap<u32, (u32, Option<u32>)> = BTreeMap::new();
             let mut known: Vec<(u32, u32)> = Vec::new();
-            // Backends of several addresses: when one of these goes elsewhere, the others wait for their next datagram.
-            let mut shared = BTreeSet::new();
             for (service, backend, step) in steps {
                 let backend = 1000 + backend;
                 if step == 0 {
                     forget(&mut socket.datagrams, &socket.view, &address(backend));
+                    leads.retain(|_, it| it.0 != backend);
+                    leads.values_mut().for_each(|it| it.1 = it.1.filter(|former| *former != backend));
                     known.retain(|it| it.1 != backend);
                 } else if socket.remember(service, backend) {
-                    if known.iter().any(|it| it.1 == backend && it.0 != service) {
-                        shared.insert(backend);
-                    }
-                    known.retain(|it| it.0 != service);
+                    let led = leads.get(&service).copied();
+                    let former = led.and_then(|(last, former)| if last == backend { former } else { Some(last) });
+                    leads.insert(service, (backend, former));
+                    known.retain(|it| *it != (service, backend));
                     known.push((service, backend));
+                    prop_assert_eq!(socket.backend_of(service), address(backend));
+                    prop_assert_eq!(socket.service_of(backend), address(service));
                 } else {
                     prop_assert!(room != usize::MAX);
-                    // What it cannot lead back it must not be asked for: the send was refused.
-                    known.retain(|it| it.0 != service);
                 }
-                // Without room one of the two entries of an address may be missing, until it is used again.
-                if room == usize::MAX {
-                    for (service, backend) in &known {
-                        prop_assert_eq!(socket.backend_of(*service), address(*backend));
-                    }
-                    for backend in 1000..1010 {
-                        let last = known.iter().rev().find(|it| it.1 == backend);
-                        if let Some((service, _)) = last {
-                            let answer = socket.service_of(backend);
-                            let other = |it: &(u32, u32)| it.1 == backend && address(it.0) == answer;
-                            let is_shared = shared.contains(&backend)
-                                && (answer.is_unset() || known.iter().any(other));
-                            prop_assert!(answer == address(*service) || is_shared);
-                        }
+                if room != usize::MAX {
+                    continue;
+                }
+                for (service, (backend, _)) in &leads {
+                    prop_assert_eq!(socket.backend_of(*service), address(*backend));
+                }
+                for backend in 1000..1010 {
+                    let answer = socket.service_of(backend);
+                    let last = known.iter().rev().find(|it| it.1 == backend);
+                    let lead = last.and_then(|it| leads.get(&it.0));
+                    if let (Some((service, _)), Some((now, former))) = (last, lead)
+                        && (*now == backend || *former == Some(backend))
+                    {
+                        prop_assert_eq!(answer, address(*service));
+                    } else {
+                        // Whoever used it last went on twice, and another one may still have used it before.
+                        let has_used = |it: &(u32, u32)| it.1 == backend && address(it.0) == answer;
+                        prop_assert!(answer.is_unset() || known.iter().any(has_used));
                     }
                 }
+                prop_assert!(table.len() <= 1 + 4 * socket.datagrams.more as usize);
             }
             prop_assert!(socket.release());
             prop_assert_eq!(table.len(), 0);
