@@ -57,7 +57,8 @@ pub struct Peer {
     /// chain is, [`FORMER`], or 0 for [`SERVICE`]. Of the head: 1 if the socket is closed and the rest of its entries are
     /// left over, else 0.
     pub used: u32,
-    /// Of a Service address: that of the next entry of the chain; unset at its end. Of a connected socket: the Service address.
+    /// Of a Service address: that of the next entry of the chain; unset at its end. Of a connected socket: the Service
+    /// address.
     pub next: Address,
     /// Always zero.
     pub zero: u32,
@@ -143,8 +144,8 @@ pub fn service_of(datagrams: &Datagrams, peers: &impl Peers, backend: &Address) 
 
 /// Remembers `translation`, and what was in force of the same Service address until now as its former one: the backend of
 /// before may have an answer under way.
-/// False if there is no room for it: then nothing may be sent, for the reply would come from a stranger. No former
-/// translation is the reason for that: they make room.
+/// False if there is no room for it: then nothing may be sent, for the reply would come from a stranger. The former one of
+/// the same address, and any in the slots, are given up before.
 #[inline(always)]
 pub fn remember(datagrams: &mut Datagrams, peers: &impl Peers, translation: Translation) -> bool {
     datagrams.tick();

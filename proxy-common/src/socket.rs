@@ -79,7 +79,7 @@ pub struct Slot {
     pub reserved: u64,
 }
 
-/// How many Service addresses an unconnected UDP socket remembers in its own storage; for more see [`crate::peers`].
+/// How many translations an unconnected UDP socket remembers in its own storage; for more see [`crate::peers`].
 pub const DATAGRAM_SLOTS: usize = 4;
 
 /// What an unconnected UDP socket remembers of the addresses it sent to.
