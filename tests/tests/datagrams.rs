@@ -126,9 +126,9 @@ impl Node {
         servers.for_each(|it| while it.recv_from(&mut [0; 64]).is_ok() {});
     }
 
-    /// One endpoint answers everything that came to it so far, and the socket hears it from each of the Services.
+    /// One endpoint answers everything that came to it so far, and the sockets hear it from each of the Services.
     #[track_caller]
-    fn answer_late(&self, n: u16, (kind, socket): &(Kind, UdpSocket), services: u16) {
+    fn answer_late(&self, n: u16, askers: &[(Kind, UdpSocket)], services: u16) {
         for service in 0..services {
             let servers = self.servers[&(service, n)].iter();
             let mut answered = 0;
@@ -138,11 +138,13 @@ impl Node {
                     answered += 1;
                 }
             }
-            assert_eq!(answered, 1, "what came to endpoint {n} for Service {service}");
-            let (mut answer, address) = ([0; 2], kind.address(service));
-            let (_, from) = socket.recv_from(&mut answer).unwrap();
-            assert_eq!(from, address, "{kind:?}, {services} Services: who answers from endpoint {n}");
-            assert_eq!(u16::from_ne_bytes(answer), service);
+            assert_eq!(answered, askers.len(), "what came to endpoint {n} for Service {service}");
+            for (kind, socket) in askers {
+                let (mut answer, address) = ([0; 2], kind.address(service));
+                let (_, from) = socket.recv_from(&mut answer).unwrap();
+                assert_eq!(from, address, "{kind:?}, {services} Services: who answers from endpoint {n}");
+                assert_eq!(u16::from_ne_bytes(answer), service);
+            }
         }
     }
 
@@ -213,17 +215,17 @@ fn an_answer_under_way_when_its_endpoint_goes_is_the_services() {
     };
     // In the slots of its own storage, out of these when they are full, and beyond them.
     for services in [1, 2, 4, 5, SERVICES] {
-        for asker in Kind::ALL.map(socket) {
-            node.apply(&[1]);
-            Node::ask(&asker, services);
-            for (before, now) in [(1, 2), (2, 3), (3, 1)] {
-                node.apply(&[now]);
-                Node::ask(&asker, services);
-                node.answer_late(before, &asker, services);
-            }
-            node.answer_late(1, &asker, services);
-            assert_eq!(node.entries() == 0, services <= 2);
+        let askers = Kind::ALL.map(socket);
+        node.apply(&[1]);
+        askers.iter().for_each(|it| Node::ask(it, services));
+        for (before, now) in [(1, 2), (2, 3), (3, 1)] {
+            node.apply(&[now]);
+            askers.iter().for_each(|it| Node::ask(it, services));
+            node.answer_late(before, &askers, services);
         }
+        node.answer_late(1, &askers, services);
+        assert_eq!(node.entries() == 0, services <= 2);
+        drop(askers);
         assert_eq!(node.entries(), 0, "closed sockets leave nothing");
     }
 }
@@ -243,7 +245,7 @@ fn an_answer_under_way_is_the_services_where_there_is_hardly_room() {
         for _ in 0..2 {
             node.discard(now);
             Node::ask(&asker, 5);
-            node.answer_late(now, &asker, 5);
+            node.answer_late(now, std::slice::from_ref(&asker), 5);
         }
     }
     drop(asker);
