@@ -219,6 +219,32 @@ mod tests {
         protocol: u8,
         backends: &'static [u32],
         affinity: u32,
+        /// How often something was looked up.
+        lookups: cell::Cell<u32>,
+    }
+
+    impl One {
+        fn new(protocol: u8, backends: &'static [u32], affinity: u32) -> Self {
+            Self { protocol, backends, affinity, lookups: cell::Cell::new(0) }
+        }
+
+        fn row(&self, flags: u32) -> Frontend {
+            Frontend {
+                set: 1,
+                count: self.backends.len() as u32,
+                flags,
+                affinity: self.affinity,
+                service: 77,
+                cell: PORT,
+                first: FIRST,
+                #[cfg(feature = "next-layout")]
+                other_layout: 0,
+            }
+        }
+
+        fn count(&self) {
+            self.lookups.set(self.lookups.get() + 1);
+        }
     }
 
     impl Tables for One {
@@ -231,18 +257,8 @@ mod tests {
 
         fn frontend(&self, ip: u32, port: Be16, protocol: u8) -> Option<Frontend> {
             assert!([7, 8].contains(&ip), "asked of addresses only that may be frontends");
-            let count = self.backends.len() as u32;
-            (ip == 7 && port == Be16::new(80) && protocol == self.protocol).then_some(Frontend {
-                set: 1,
-                count,
-                flags: 0,
-                affinity: self.affinity,
-                service: 77,
-                cell: PORT,
-                first: FIRST,
-                #[cfg(feature = "next-layout")]
-                other_layout: 0,
-            })
+            self.count();
+            (ip == 7 && port == Be16::new(80) && protocol == self.protocol).then(|| self.row(0))
         }
 
         fn may_be_node_port(&self, port: Be16) -> bool {
@@ -250,22 +266,25 @@ mod tests {
         }
 
         fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
-            let mut frontend = self.frontend(7, Be16::new(80), protocol)?;
+            self.count();
             assert!(self.may_be_node_port(port), "asked of node ports only");
-            frontend.flags = if port.get() == 30_081 { OWN_ADDRESSES_ONLY } else { 0 };
-            [30_080, 30_081].contains(&port.get()).then_some(frontend)
+            let flags = if port.get() == 30_081 { OWN_ADDRESSES_ONLY } else { 0 };
+            ([30_080, 30_081].contains(&port.get()) && protocol == self.protocol).then(|| self.row(flags))
         }
 
         fn place(&self, ip: u32) -> Option<Place> {
+            self.count();
             [OWN, OTHER, LOOPBACK].into_iter().find(|it| *it == ip)
         }
 
         fn backend(&self, position: u32) -> Option<(u32, Cell)> {
+            self.count();
             let slot = position.checked_sub(FIRST).expect("a position of the set");
             self.backends.get(slot as usize).map(|it| (*it, cell_of(*it)))
         }
 
         fn member(&self, _: u32, backend: u32) -> Option<Cell> {
+            self.count();
             assert!(self.protocol == UDP || self.affinity != 0, "only such clients return to a backend");
             self.backends.contains(&backend).then(|| cell_of(backend))
         }
@@ -288,6 +307,8 @@ mod tests {
         client: u64,
         now: u64,
         kept: cell::Cell<Option<(AffinityKey, Affinity)>>,
+        /// How often it was looked up.
+        lookups: cell::Cell<u32>,
     }
 
     impl Caller for Someone {
@@ -308,6 +329,7 @@ mod tests {
         }
 
         fn affinity(&self, key: &AffinityKey) -> Affinity {
+            self.lookups.set(self.lookups.get() + 1);
             self.kept.get().filter(|(kept, _)| kept == key).map_or_else(Affinity::default, |(_, it)| it)
         }
 
@@ -322,7 +344,7 @@ mod tests {
 
     #[track_caller]
     fn check(protocol: u8, backends: &'static [u32], remembered: u32, random: u32, expect: Verdict<u32>) {
-        let tables = One { protocol, backends, affinity: 0 };
+        let tables = One::new(protocol, backends, 0);
         let caller = Someone { random, ..Someone::default() };
         assert_eq!(decide(&tables, &caller, 7, Be16::new(80), protocol, remembered), expect);
     }
@@ -355,7 +377,7 @@ mod tests {
         let mut check = |random, later, backends, expect| {
             someone.random = random;
             someone.now += later;
-            let tables = One { protocol: TCP, backends, affinity: 10 };
+            let tables = One::new(TCP, backends, 10);
             let verdict = decide(&tables, &someone, 7, Be16::new(80), TCP, 0);
             assert_eq!(verdict, to(expect));
         };
@@ -368,13 +390,13 @@ mod tests {
         check(first, 0, &[10, 11], 10);
         someone.client = 1;
         someone.random = last;
-        let tables = One { protocol: TCP, backends: &[10, 11], affinity: 10 };
+        let tables = One::new(TCP, &[10, 11], 10);
         assert_eq!(decide(&tables, &someone, 7, Be16::new(80), TCP, 0), to(11));
     }
 
     #[test]
     fn what_is_not_ours_passes() {
-        let tables = One { protocol: TCP, backends: &[10], affinity: 0 };
+        let tables = One::new(TCP, &[10], 0);
         for (ip, port, protocol) in [(8, 80, TCP), (9, 80, TCP), (7, 81, TCP), (7, 80, UDP), (7, 80, 132)] {
             assert_eq!(decide(&tables, &Someone::default(), ip, Be16::new(port), protocol, 0), Verdict::Pass);
         }
@@ -382,8 +404,7 @@ mod tests {
 
     #[track_caller]
     fn check_node_port(is_host: bool, ip: u32, port: u16, expect: Verdict<u32>) {
-        let (tables, caller) =
-            (One { protocol: TCP, backends: &[10], affinity: 0 }, Someone { is_host, ..Someone::default() });
+        let (tables, caller) = (One::new(TCP, &[10], 0), Someone { is_host, ..Someone::default() });
         assert_eq!(decide(&tables, &caller, ip, Be16::new(port), TCP, 0), expect);
     }
 
@@ -406,6 +427,46 @@ mod tests {
     fn the_loopback_address_is_the_nodes_only_on_the_node() {
         check_node_port(true, LOOPBACK, 30_080, to(10));
         check_node_port(false, LOOPBACK, 30_080, Verdict::Pass);
+    }
+
+    #[test]
+    fn each_decision_costs_so_many_look_ups() {
+        const NETWORK_OF_SERVICES: u32 = 8;
+        const ELSEWHERE: u32 = 9;
+        let someone = Someone { now: 3_600_000_000_000, ..Someone::default() };
+        let check = |it: &One, ip, port, remembered, expect, lookups| {
+            it.lookups.set(0);
+            someone.lookups.set(0);
+            let verdict = decide(it, &someone, ip, Be16::new(port), it.protocol, remembered);
+            let counted = it.lookups.get() + someone.lookups.get();
+            assert_eq!((verdict, counted), (expect, lookups), "{ip}:{port}");
+        };
+        let tcp = One::new(TCP, &[10, 11], 0);
+        // What is nobody's: in a network without frontends, and in one with some.
+        check(&tcp, ELSEWHERE, 80, 0, Verdict::Pass, 0);
+        check(&tcp, NETWORK_OF_SERVICES, 80, 0, Verdict::Pass, 1);
+        // The number lies among those of node ports, and it is one's.
+        check(&tcp, ELSEWHERE, 30_082, 0, Verdict::Pass, 1);
+        check(&tcp, ELSEWHERE, 30_080, 0, Verdict::Pass, 2);
+        check(&tcp, NETWORK_OF_SERVICES, 30_082, 0, Verdict::Pass, 2);
+        check(&tcp, NETWORK_OF_SERVICES, 30_080, 0, Verdict::Pass, 3);
+        // A Service, and one without endpoints; a node port.
+        check(&tcp, 7, 80, 0, to(10), 2);
+        check(&One::new(TCP, &[], 0), 7, 80, 0, REFUSED, 1);
+        check(&tcp, OWN, 30_080, 0, to(10), 3);
+        // An unconnected UDP socket that returns to its backend, and one whose backend is gone.
+        let udp = One::new(UDP, &[10, 11], 0);
+        check(&udp, 7, 80, 0, to(10), 2);
+        check(&udp, 7, 80, 11, Verdict::To(Led { backend: 11, port: PORT, cell: UNCOUNTED }), 2);
+        check(&udp, 7, 80, 12, to(10), 3);
+        // A client with affinity that is new, one that returns, and one whose backend is gone.
+        let mut affine = One::new(TCP, &[10, 11], 60);
+        check(&affine, 7, 80, 0, to(10), 3);
+        check(&affine, 7, 80, 0, to(10), 3);
+        affine.backends = &[11];
+        check(&affine, 7, 80, 0, to(11), 4);
+        // Of no other protocol anything is asked.
+        check(&One::new(132, &[10], 0), 7, 80, 0, Verdict::Pass, 0);
     }
 
     proptest! {

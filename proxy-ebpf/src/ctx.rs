@@ -205,7 +205,8 @@ fn deny(errno: i32) -> i32 {
     DENY
 }
 
-/// The address that the socket is bound to, v4 ones v4-mapped; the unspecified address if it is bound to none.
+/// The source address of the socket, v4 ones v4-mapped; the unspecified one of IPv6 if it has none. It is the address that
+/// the program has bound it to, or, of a socket that is connected, perhaps one that the kernel has chosen.
 #[inline(always)]
 pub(crate) fn source(ctx: &SockAddrContext) -> V6 {
     let sk = socket(ctx);
@@ -218,12 +219,14 @@ pub(crate) fn source(ctx: &SockAddrContext) -> V6 {
             let source = V4::from_raw(core::ptr::addr_of!((*sk).src_ip4).read_volatile());
             return if source == V4::default() { V6::default() } else { source.mapped() };
         }
-        V6::from_raw([
+        let source = V6::from_raw([
             core::ptr::addr_of!((*sk).src_ip6[0]).read_volatile(),
             core::ptr::addr_of!((*sk).src_ip6[1]).read_volatile(),
             core::ptr::addr_of!((*sk).src_ip6[2]).read_volatile(),
             core::ptr::addr_of!((*sk).src_ip6[3]).read_volatile(),
-        ])
+        ]);
+        // To be bound to `::ffff:0.0.0.0` is to be bound to any address of IPv4.
+        if source == V4::default().mapped() { V6::default() } else { source }
     }
 }
 

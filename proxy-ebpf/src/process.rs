@@ -76,10 +76,13 @@ impl Caller for Process<'_> {
         ctx::is_host(self.ctx)
     }
 
+    /// A UDP socket that is connected has a source address in any case, and the kernel does not tell who chose it. It counts
+    /// as the kernel's, since hardly any program binds an address and connects twice: one that does is the client of its
+    /// namespace from the second connect on, and where it sends to another Service than its peer.
     #[inline(always)]
     fn client(&self) -> Client {
         let source = ctx::source(self.ctx);
-        if source == V6::default() {
+        if source == V6::default() || ctx::is_connected(self.ctx) {
             Client::Namespace(ctx::netns(self.ctx))
         } else {
             Client::Address(source)

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use aya::maps::{Array, HashMap, Map, MapData};
 use socket2::{Domain, Socket, Type};
 use tests::{
     Agent, Build, EchoServer, NetNs, Transport, World, ask, eventually, http::sample, manifest::Service,
@@ -76,6 +77,28 @@ fn answerers(transport: Transport, address: SocketAddr, times: usize) -> BTreeSe
     (0..times).map(|_| ask(transport, address).unwrap()).collect()
 }
 
+/// Who answers a connected socket.
+#[track_caller]
+fn answer(socket: &std::net::UdpSocket) -> String {
+    socket.send(b"who?").unwrap();
+    hear(socket)
+}
+
+#[track_caller]
+fn hear(socket: &std::net::UdpSocket) -> String {
+    let mut answer = [0; 64];
+    let length = socket.recv(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer[..length]).into_owned()
+}
+
+/// The table of clients.
+type Clients = HashMap<MapData, [u64; 4], [u64; 4]>;
+
+fn clients(world: &World) -> Clients {
+    let clients = MapData::from_pin(world.sandbox().pins().join("affinity1/clients")).unwrap();
+    Map::from_map_data(clients).unwrap().try_into().unwrap()
+}
+
 #[test]
 fn a_client_keeps_its_endpoint() {
     let Some(mut node) = Node::or_skip("a_client_keeps_its_endpoint", 3600, &[]) else { return };
@@ -130,10 +153,7 @@ fn each_namespace_and_each_bound_address_is_a_client() {
             socket.connect(&address.into()).unwrap();
             let socket = std::net::UdpSocket::from(socket);
             socket.set_read_timeout(Some(LIMIT)).unwrap();
-            socket.send(b"who?").unwrap();
-            let mut answer = [0; 64];
-            let length = socket.recv(&mut answer).unwrap();
-            String::from_utf8_lossy(&answer[..length]).into_owned()
+            answer(&socket)
         };
         let first = connect();
         assert!((0..5).all(|_| connect() == first), "client {source}");
@@ -162,6 +182,59 @@ fn each_namespace_and_each_bound_address_is_a_client() {
     }
     assert!(given.len() > 1);
     drop(node);
+}
+
+#[test]
+fn a_source_address_that_the_kernel_chose_makes_no_client() {
+    let test = "a_source_address_that_the_kernel_chose_makes_no_client";
+    let Some(node) = Node::or_skip(test, 3600, &[]) else { return };
+    let clients = || clients(&node.world).keys().count();
+    for (family, address) in service().into_iter().enumerate() {
+        let first = ask(Transport::Udp, address).unwrap();
+        assert_eq!(clients(), family + 1);
+        // A socket that is connected to an endpoint has that address for its source, too: all are of this machine.
+        for n in 1..=10 {
+            let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            let socket = std::net::UdpSocket::bind(any).unwrap();
+            socket.set_read_timeout(Some(LIMIT)).unwrap();
+            let endpoint = SocketAddr::new(endpoint(n)[family], 8080);
+            socket.connect(endpoint).unwrap();
+            assert_eq!(socket.local_addr().unwrap().ip(), endpoint.ip());
+            // The answer to this one would not be let through: it comes from somebody else than the peer.
+            socket.send_to(b"who?", address).unwrap();
+            for _ in 0..2 {
+                socket.connect(address).unwrap();
+                assert_eq!(answer(&socket), first);
+            }
+            assert_eq!(clients(), family + 1, "clients after endpoint {n}");
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_is_bound_to_any_address_is_bound_to_none() {
+    let test = "a_socket_that_is_bound_to_any_address_is_bound_to_none";
+    let Some(node) = Node::or_skip(test, 3600, &[]) else { return };
+    let SocketAddr::V4(address) = service()[0] else { unreachable!("the first address is of IPv4") };
+    let mapped = SocketAddr::new(address.ip().to_ipv6_mapped().into(), address.port());
+    let first = ask(Transport::Udp, address.into()).unwrap();
+    for any in ["[::]:0", "[::ffff:0.0.0.0]:0"] {
+        for is_connected in [true, false] {
+            let socket = Socket::new(Domain::IPV6, Type::DGRAM, None).unwrap();
+            socket.set_only_v6(false).unwrap();
+            socket.bind(&any.parse::<SocketAddr>().unwrap().into()).unwrap();
+            let socket = std::net::UdpSocket::from(socket);
+            socket.set_read_timeout(Some(LIMIT)).unwrap();
+            if is_connected {
+                socket.connect(mapped).unwrap();
+                assert_eq!(answer(&socket), first);
+            } else {
+                socket.send_to(b"who?", mapped).unwrap();
+                assert_eq!(hear(&socket), first);
+            }
+        }
+    }
+    assert_eq!(clients(&node.world).keys().count(), 1);
 }
 
 #[test]
@@ -203,15 +276,11 @@ fn the_client_that_was_away_longest_is_forgotten_first() {
         socket.connect(&address.into()).unwrap();
     };
     (0x0300..0x0700).for_each(connect);
-    let pins = node.world.sandbox().pins();
-    let map = aya::maps::MapData::from_pin(pins.join("affinity1/clients")).unwrap();
-    let map = aya::maps::Map::from_map_data(map).unwrap();
-    let clients: aya::maps::HashMap<_, [u64; 4], [u64; 4]> = map.try_into().unwrap();
-    let there = clients.keys().count();
+    let there = clients(&node.world).keys().count();
     assert!((1..=128).contains(&there), "{there} clients");
     // The table took every one of them.
-    let map = aya::maps::MapData::from_pin(pins.join("affinity1/came")).unwrap();
-    let came: aya::maps::Array<_, u64> = aya::maps::Map::from_map_data(map).unwrap().try_into().unwrap();
+    let came = MapData::from_pin(node.world.sandbox().pins().join("affinity1/came")).unwrap();
+    let came: Array<_, u64> = Map::from_map_data(came).unwrap().try_into().unwrap();
     assert_eq!(came.get(&0, 0).unwrap(), 0x400);
     assert!(eventually(LIMIT, || sample("kube_proxy_ebpf_affinity_clients_total") == Some(1024.0)));
     assert_eq!(sample("kube_proxy_ebpf_affinity_capacity"), Some(128.0));

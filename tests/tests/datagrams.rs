@@ -112,12 +112,47 @@ impl Node {
         panic!("nothing came for Service {service}");
     }
 
-    /// A socket asks every Service, and only then hears the answers: who each Service was.
+    /// A socket asks these Services.
     #[track_caller]
-    fn round(&self, (kind, socket): &(Kind, UdpSocket)) -> Vec<u16> {
-        for service in 0..SERVICES {
+    fn ask((kind, socket): &(Kind, UdpSocket), services: u16) {
+        for service in 0..services {
             socket.send_to(b"who?", kind.address(service)).unwrap();
         }
+    }
+
+    /// One endpoint loses everything that came to it so far.
+    fn discard(&self, n: u16) {
+        let servers = (0..SERVICES).flat_map(|service| &self.servers[&(service, n)]);
+        servers.for_each(|it| while it.recv_from(&mut [0; 64]).is_ok() {});
+    }
+
+    /// One endpoint answers everything that came to it so far, and the sockets hear it from each of the Services.
+    #[track_caller]
+    fn answer_late(&self, n: u16, askers: &[(Kind, UdpSocket)], services: u16) {
+        for service in 0..services {
+            let servers = self.servers[&(service, n)].iter();
+            let mut answered = 0;
+            for server in servers {
+                while let Ok((_, from)) = server.recv_from(&mut [0; 64]) {
+                    server.send_to(&service.to_ne_bytes(), from).unwrap();
+                    answered += 1;
+                }
+            }
+            assert_eq!(answered, askers.len(), "what came to endpoint {n} for Service {service}");
+            for (kind, socket) in askers {
+                let (mut answer, address) = ([0; 2], kind.address(service));
+                let (_, from) = socket.recv_from(&mut answer).unwrap();
+                assert_eq!(from, address, "{kind:?}, {services} Services: who answers from endpoint {n}");
+                assert_eq!(u16::from_ne_bytes(answer), service);
+            }
+        }
+    }
+
+    /// A socket asks every Service, and only then hears the answers: who each Service was.
+    #[track_caller]
+    fn round(&self, asker: &(Kind, UdpSocket)) -> Vec<u16> {
+        Self::ask(asker, SERVICES);
+        let (kind, socket) = asker;
         let answerers = (0..SERVICES).map(|it| self.answer(it)).collect();
         let mut waiting: BTreeSet<_> = (0..SERVICES).map(|it| kind.address(it)).collect();
         while !waiting.is_empty() {
@@ -176,6 +211,51 @@ fn one_socket_talks_to_any_number_of_services() {
     assert!(node.entries() < before);
     drop(sockets);
     assert_eq!(node.entries(), 0, "closed sockets leave nothing");
+}
+
+#[test]
+fn an_answer_under_way_when_its_endpoint_goes_is_the_services() {
+    let Some(mut node) = Node::or_skip("an_answer_under_way_when_its_endpoint_goes_is_the_services", &[])
+    else {
+        return;
+    };
+    // In the slots of its own storage, out of these when they are full, and beyond them.
+    for services in [1, 2, 4, 5, SERVICES] {
+        let askers = Kind::ALL.map(socket);
+        node.apply(&[1]);
+        askers.iter().for_each(|it| Node::ask(it, services));
+        for (before, now) in [(1, 2), (2, 3), (3, 1)] {
+            node.apply(&[now]);
+            askers.iter().for_each(|it| Node::ask(it, services));
+            node.answer_late(before, &askers, services);
+        }
+        node.answer_late(1, &askers, services);
+        assert_eq!(node.entries() == 0, services <= 2);
+        drop(askers);
+        assert_eq!(node.entries(), 0, "closed sockets leave nothing");
+    }
+}
+
+#[test]
+fn an_answer_under_way_is_the_services_where_there_is_hardly_room() {
+    let test = "an_answer_under_way_is_the_services_where_there_is_hardly_room";
+    let Some(mut node) = Node::or_skip(test, &["--udp-addresses", "2"]) else { return };
+    let asker = socket(Kind::V4);
+    // The slots, and one more: three of four entries are taken.
+    Node::ask(&asker, 5);
+    for now in [1, 2, 3, 1, 2, 3] {
+        node.apply(&[now]);
+        // Whatever was before makes room for what is.
+        Node::ask(&asker, 5);
+        (1..=3).filter(|it| *it != now).for_each(|it| node.discard(it));
+        for _ in 0..2 {
+            node.discard(now);
+            Node::ask(&asker, 5);
+            node.answer_late(now, std::slice::from_ref(&asker), 5);
+        }
+    }
+    drop(asker);
+    assert_eq!(node.entries(), 0);
 }
 
 #[test]

@@ -233,8 +233,9 @@ pub(super) struct DataPlane {
     /// How many Service addresses unconnected UDP sockets can remember beyond the first four of each, all sockets
     /// together; rounded up to a power of two
     ///
-    /// Each takes about 250 bytes of kernel memory while it is remembered, until its socket is closed. What cannot be
-    /// remembered cannot be sent: it fails with ENOBUFS. Counts when the room is first made, until `cleanup`.
+    /// Each takes about 250 bytes of kernel memory while it is remembered, until its socket is closed; it counts as two
+    /// once its endpoint has changed, as long as there is room. What cannot be remembered cannot be sent: it fails with
+    /// ENOBUFS. Counts when the room is first made, until `cleanup`.
     #[arg(
         long,
         value_name = "NUMBER",

@@ -134,9 +134,8 @@ fn of_50_000_services_at_one_address_one_is_served_there() {
     };
     let mut layout = Layout::default();
     take(&mut layout, &of(0..MANY));
-    let winner = |n: u32| {
-        format!("it is default/s{}'s external IP already; give one of them another", 10_000_000 + n)
-    };
+    let winner =
+        |n: u32| format!("it is default/s{}'s external IP already; give one of them another", 10_000_000 + n);
     assert_eq!(served(&layout), Some(winner(0)));
     // The first one goes with its four elements; what leads from the address to its endpoint now leads to the next one's.
     assert_eq!(take(&mut layout, &of(1..MANY)), (4 + 1, 1));
