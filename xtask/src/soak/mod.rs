@@ -27,7 +27,7 @@ use tests::{
 use self::{
     cluster::Cluster,
     load::{Counts, Load, Shared},
-    proxy::{Kind, LIMIT, Proxy, holdings, settles},
+    proxy::{Kind, LIMIT, Proxy, files_at_rest, memory},
 };
 use crate::{
     command::{say, workspace},
@@ -175,7 +175,8 @@ impl Soak {
         let process = self.proxy.as_ref().context("there is a proxy")?.process();
         let half = (self.begin.elapsed() + duration) / 2;
         self.cycle()?;
-        let (files, mut warm) = holdings(process)?;
+        let files = files_at_rest(process)?;
+        let mut warm = memory(process)?;
         while self.begin.elapsed() < half {
             self.cycle()?;
             warm = warm.max(self.memory_of(process)?);
@@ -185,7 +186,7 @@ impl Soak {
             self.cycle()?;
             last = self.memory_of(process)?;
         }
-        let files_now = settles(process, &files)?;
+        let files_now = files_at_rest(process)?;
         if files_now != files {
             self.leaks.push(format!("open files of the agent: {files_now:?}, warm {files:?}"));
         }
@@ -198,7 +199,7 @@ impl Soak {
     }
 
     fn memory_of(&mut self, process: u32) -> Result<u64> {
-        let memory = holdings(process)?.1;
+        let memory = memory(process)?;
         self.log(&format!("memory of the agent: {memory} kB"));
         Ok(memory)
     }

@@ -4,15 +4,18 @@
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
-    fs,
+    fs, thread,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
-use tests::{Agent, Build, World, agent::Setting, eventually, world::NODE};
+use tests::{Agent, Build, World, agent::Setting, world::NODE};
 
 /// How long a start or a change may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
+
+/// How many looks it takes to see what a process does not hold all the time.
+const LOOKS: usize = 10;
 
 /// What runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,25 +132,38 @@ fn brain(world: &World, build: Build) -> Result<Agent> {
 /// Open files, by kind.
 pub(super) type Files = BTreeMap<String, usize>;
 
-/// What a process holds: its open files by kind, and its own memory in kB.
-pub(super) fn holdings(process: u32) -> Result<(Files, u64)> {
-    let folder = format!("/proc/{process}");
+/// What a process holds open, whatever it may be in the middle of: of some looks, the least of each kind.
+pub(super) fn files_at_rest(process: u32) -> Result<Files> {
+    let mut least = files(process)?;
+    for _ in 0..LOOKS {
+        thread::sleep(Duration::from_millis(100));
+        let now = files(process)?;
+        least.retain(|kind, _| now.contains_key(kind));
+        for (kind, count) in &mut least {
+            *count = now[kind].min(*count);
+        }
+    }
+    Ok(least)
+}
+
+/// Open files, by kind.
+fn files(process: u32) -> Result<Files> {
+    let folder = format!("/proc/{process}/fd");
     let mut kinds = Files::new();
-    for entry in fs::read_dir(format!("{folder}/fd")).with_context(|| format!("process {process} is gone"))? {
+    for entry in fs::read_dir(folder).with_context(|| format!("process {process} is gone"))? {
         let Ok(target) = fs::read_link(entry?.path()) else { continue };
         let target = target.to_string_lossy();
         // `socket:[123]`, `anon_inode:bpf-map`, or a path.
         let kind = target.split(":[").next().unwrap_or(&target);
         *kinds.entry(kind.to_owned()).or_default() += 1;
     }
-    let status = fs::read_to_string(format!("{folder}/status"))?;
-    let memory =
-        status.lines().find_map(|it| it.strip_prefix("RssAnon:")?.split_whitespace().next()?.parse().ok());
-    Ok((kinds, memory.context("the kernel tells no RssAnon")?))
+    Ok(kinds)
 }
 
-/// Its open files as soon as they are these again, or in the end: a process may be in the middle of something.
-pub(super) fn settles(process: u32, files: &Files) -> Result<Files> {
-    eventually(Duration::from_secs(10), || holdings(process).is_ok_and(|it| it.0 == *files));
-    Ok(holdings(process)?.0)
+/// A process' own memory in kB.
+pub(super) fn memory(process: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let memory =
+        status.lines().find_map(|it| it.strip_prefix("RssAnon:")?.split_whitespace().next()?.parse().ok());
+    memory.context("the kernel tells no RssAnon")
 }
