@@ -70,7 +70,9 @@ pub(super) fn boot(
         .args(if is_fast() {
             ["-accel", "kvm", "-cpu", "host"]
         } else {
-            ["-accel", "tcg,thread=multi", "-cpu", "max"]
+            // One thread for all CPUs: with one for each, a CPU may go on with an instruction that the kernel has replaced
+            // meanwhile, as when the first program is attached to a hook, and never come out of it. It is hardly slower.
+            ["-accel", "tcg,thread=single", "-cpu", "max"]
         })
         .arg("-kernel")
         .arg(&kernel.image)
