@@ -8,7 +8,7 @@ use backend::Node;
 use clap::Args;
 use publish::{Subscription, upstream::Upstream};
 
-use super::{flags, packets, signals::Signals};
+use super::{block_on, flags, packets, signals::Signals};
 
 /// Serve this node as a brain in another process decides
 ///
@@ -30,8 +30,7 @@ pub(super) struct Flags {
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
-    // One thread is enough: what takes long waits in the kernel, in a thread of its own.
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(agent(flags))
+    block_on(agent(flags))
 }
 
 async fn agent(flags: Flags) -> Result<()> {

@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 use publish::grpc::{Counted, Served};
 
-use super::{config, flags, pipeline::Pipeline, serving::Serving, signals::Signals};
+use super::{block_on, config, flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
 /// Decide what this node serves and tell others, without touching a kernel
 ///
@@ -28,7 +28,7 @@ pub(super) struct Flags {
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(brain(flags))
+    block_on(brain(flags))
 }
 
 async fn brain(flags: &Flags) -> Result<()> {

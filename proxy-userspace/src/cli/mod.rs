@@ -21,13 +21,15 @@ mod signals;
 mod status;
 mod tls;
 
-use std::{fmt, io, process::ExitCode};
+use std::{fmt, io, process::ExitCode, time::Duration};
 
 use clap::{Parser, Subcommand, error::ErrorKind};
 
 use config::{CommandLine, Wrong};
 
 const WRONG_USAGE: u8 = 64;
+/// How long a command that has ended waits for what it still does in other threads.
+const STOP: Duration = Duration::from_secs(2);
 
 /// A Kubernetes service proxy with an eBPF data plane.
 ///
@@ -119,6 +121,16 @@ fn wrong_usage(message: impl fmt::Display) -> anyhow::Error {
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Runs a command to its end.
+fn block_on(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    // One thread is enough: what takes long waits in the kernel, in a thread of its own.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(command);
+    // Whatever is still under way there may be broken off at any moment.
+    runtime.shutdown_timeout(STOP);
+    result
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use publish::{
 };
 
 use super::{
+    block_on,
     flags::{self, Facts as FactsFlags, Source, source},
     pipeline::Pipeline,
     tls,
@@ -98,10 +99,6 @@ pub(super) fn main(flags: Flags) -> Result<()> {
         (None, Some(source)) => block_on(follow_source(source.clone(), &flags)),
         (None, None) => bail!("there is nothing to print: give --source or --target"),
     }
-}
-
-fn block_on(future: impl Future<Output = Result<()>>) -> Result<()> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
 }
 
 fn once(path: &Path, flags: &Flags) -> Result<()> {

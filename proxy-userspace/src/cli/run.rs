@@ -8,7 +8,9 @@ use backend::Node;
 use clap::Args;
 use publish::grpc::{Counted, Served};
 
-use super::{config, events, flags, packets, pipeline::Pipeline, serving::Serving, signals::Signals};
+use super::{
+    block_on, config, events, flags, packets, pipeline::Pipeline, serving::Serving, signals::Signals,
+};
 
 /// Serve this node: brain and backend in one process
 ///
@@ -33,8 +35,7 @@ pub(super) struct Flags {
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
-    // One thread is enough: what takes long waits in the kernel, in a thread of its own.
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(flags))
+    block_on(run(flags))
 }
 
 async fn run(flags: Flags) -> Result<()> {
