@@ -218,34 +218,27 @@ fn mount_share(node: &Node, ip: Ipv4Addr) -> Errno {
     mount(Some(&*source), &place, Some("cifs"), MsFlags::empty(), Some(&*options)).unwrap_err()
 }
 
-/// Whether the kernel has a client that can be tried.
-fn has_client_or_skip(test: &str) -> bool {
-    let has_client =
-        fs::read_to_string("/proc/filesystems").unwrap().lines().any(|it| it.ends_with("\tcifs"));
-    if !has_client {
+/// A node whose kernel has a client that can be tried.
+fn node_with_client_or_skip(test: &str) -> Option<Node> {
+    if !fs::read_to_string("/proc/filesystems").unwrap().lines().any(|it| it.ends_with("\tcifs")) {
         skip(test, "this kernel has no CIFS");
+        return None;
     }
-    has_client
+    Node::or_skip(test)
 }
 
 #[test]
 fn a_client_in_the_kernel_is_refused_and_not_forbidden() {
-    const NAME: &str = "a_client_in_the_kernel_is_refused_and_not_forbidden";
-    if !has_client_or_skip(NAME) {
-        return;
-    }
-    let Some(node) = Node::or_skip(NAME) else { return };
+    let name = "a_client_in_the_kernel_is_refused_and_not_forbidden";
+    let Some(node) = node_with_client_or_skip(name) else { return };
     assert_eq!(mount_share(&node, EMPTY), Errno::ECONNREFUSED);
     assert_eq!(TcpStream::connect((EMPTY, PORT)).unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }
 
 #[test]
 fn a_client_in_the_kernel_reaches_a_service_and_leaves_nothing() {
-    const NAME: &str = "a_client_in_the_kernel_reaches_a_service_and_leaves_nothing";
-    if !has_client_or_skip(NAME) {
-        return;
-    }
-    let Some(node) = Node::or_skip(NAME) else { return };
+    let name = "a_client_in_the_kernel_reaches_a_service_and_leaves_nothing";
+    let Some(node) = node_with_client_or_skip(name) else { return };
     let share = Ipv4Addr::new(10, 96, 0, 68);
     let listener = TcpListener::bind((ENDPOINT, 4450)).unwrap();
     let service =

@@ -62,18 +62,17 @@ pub fn led(pin_dir: &Path) -> Result<Vec<Led>, Error> {
 ///
 /// As for [`dump`].
 pub fn generation(pin_dir: &Path) -> Result<u32, Error> {
+    kernel::read_active(&filled(pin_dir)?).map(|(_, flips)| flips)
+}
+
+/// Pins below which a generation was ever in force.
+fn filled(pin_dir: &Path) -> Result<Pins, Error> {
     let pins = Pins::new(pin_dir);
-    if !kernel::is_filled(&pins) {
-        return Err(Error::Nothing(pin_dir.to_path_buf()));
-    }
-    kernel::read_active(&pins).map(|(_, flips)| flips)
+    if kernel::is_filled(&pins) { Ok(pins) } else { Err(Error::Nothing(pin_dir.to_path_buf())) }
 }
 
 fn in_force(pin_dir: &Path) -> Result<Generation, Error> {
-    let pins = Pins::new(pin_dir);
-    if !kernel::is_filled(&pins) {
-        return Err(Error::Nothing(pin_dir.to_path_buf()));
-    }
+    let pins = filled(pin_dir)?;
     // Flips between the first map and the last could show a mixture: then it is read again.
     loop {
         let before = kernel::read_active(&pins)?;

@@ -43,7 +43,7 @@ const FLIPS: u32 = 1;
 pub(super) struct KernelMaps {
     pins: Pins,
     active: Array<MapData, u32>,
-    outlines: Map,
+    outlines: MapData,
     outer: Vec<ArrayOfMaps<MapData, MapData>>,
     inner: [[Option<MapData>; Table::COUNT]; 2],
     counters: ArrayOfMaps<MapData, MapData>,
@@ -121,7 +121,9 @@ impl KernelMaps {
         let mut map =
             |name: &str| ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")));
         let active = Array::try_from(map("ACTIVE")?).map_err(Error::map("ACTIVE"))?;
-        let outlines = map("OUTLINES")?;
+        let Map::Array(outlines) = map("OUTLINES")? else {
+            return Err(Error::Incomplete("map OUTLINES".into()));
+        };
         let outer = Table::ALL
             .iter()
             .map(|table| ArrayOfMaps::try_from(map(table.map())?).map_err(Error::map(table.map())))
@@ -193,12 +195,9 @@ impl Store for KernelMaps {
     }
 
     fn set_outline(&mut self, side: Side, outline: &Outline) -> Result<(), Error> {
-        let Map::Array(map) = &self.outlines else {
-            return Err(Error::Incomplete("map OUTLINES".into()));
-        };
         let entry = sys::Entry { key: size_of::<u32>(), value: size_of::<Outline>() };
         let (key, value) = (side.word(), bytemuck::bytes_of(outline));
-        sys::update_batch(map.fd().as_fd(), entry, bytemuck::bytes_of(&key), value)
+        sys::update_batch(self.outlines.fd().as_fd(), entry, bytemuck::bytes_of(&key), value)
             .map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", "outlines"))
     }
 
