@@ -14,6 +14,7 @@ mod logging;
 mod news;
 mod packets;
 mod pipeline;
+mod plane;
 mod print;
 mod run;
 mod serving;
