@@ -212,7 +212,9 @@ fn node_ports_are_served_only_at_the_addresses_that_are_asked_for() {
 
 #[test]
 fn a_node_port_of_one_family_can_be_bound_in_the_other() {
-    let Some(node) = Node::or_skip("a_node_port_of_one_family_can_be_bound_in_the_other", &[]) else { return };
+    let Some(node) = Node::or_skip("a_node_port_of_one_family_can_be_bound_in_the_other", &[]) else {
+        return;
+    };
     let web = Service::new("web", &[[10, 96, 0, 1].into()])
         .port("tcp", "TCP", 80, 8080)
         .node_port(PORT)

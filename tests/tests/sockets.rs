@@ -439,7 +439,9 @@ fn a_connection_outlives_its_endpoints_place_in_the_service() {
 
 #[test]
 fn a_connect_that_fails_does_not_lead_what_is_sent_later() {
-    let Some(node) = Node::or_skip("a_connect_that_fails_does_not_lead_what_is_sent_later", 1) else { return };
+    let Some(node) = Node::or_skip("a_connect_that_fails_does_not_lead_what_is_sent_later", 1) else {
+        return;
+    };
     let door = SocketAddr::from((EMPTY4, 80));
     let serve_at = |ip: [u8; 4]| node.world.write(&[web([1]), empty().endpoint("e", &[ip.into()])]);
     let socket = udp(door);
