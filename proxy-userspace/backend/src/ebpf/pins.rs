@@ -338,3 +338,35 @@ fn is_bpffs(path: &Path) -> Result<bool, Error> {
     let stat = statfs(there).map_err(Error::errno("statfs", there.display()))?;
     Ok(stat.filesystem_type() == BPF_FS_MAGIC)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_was_removed_while_it_was_waited_for_is_made_anew() {
+        let pins = Pins::new(&Path::new(BPFFS).join(format!("kube-proxy-ebpf-test-{}", std::process::id())));
+        if !geteuid().is_root() || !is_bpffs(&pins.dir).is_ok_and(|it| it) {
+            eprintln!("skipped: no folder can be made on a bpf file system at {BPFFS}");
+            return;
+        }
+        for _ in 0..20 {
+            create_dir(&pins.dir).unwrap();
+            let held = pins.lock().unwrap().unwrap();
+            let waits = thread::spawn({
+                let pins = pins.clone();
+                move || pins.prepare()
+            });
+            // As `cleanup` does it, while the other one waits, if all goes well.
+            thread::sleep(Duration::from_millis(5));
+            remove_tree(&pins.dir).unwrap();
+            drop(held);
+            let taken = waits.join().unwrap();
+            match &taken {
+                Ok(_) => assert!(matches!(pins.prepare(), Err(Error::Locked(_))), "it is held by one alone"),
+                Err(error) => assert!(matches!(error, Error::Locked(_)), "{error}"),
+            }
+            remove_tree(&pins.dir).unwrap();
+        }
+    }
+}
