@@ -4,10 +4,7 @@
 //! The one rule: the rows in which programs count are only read here. What a counter had counted before it got its owner
 //! is kept as its base, so that nothing ever has to be set back.
 
-use std::{
-    os::fd::{AsFd as _, AsRawFd as _, RawFd},
-    path::Path,
-};
+use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 
 use aya::{
     maps::{Array, ArrayOfMaps, Map, MapData, MapType},
@@ -18,7 +15,7 @@ use proxy_common::counters::{CELLS, CHUNKS, Cell, MOST_STRIPES, OWN_ROWS, Row, c
 
 use super::{
     error::Error,
-    pinned::{Pinned, Shape},
+    pinned::{self, Pinned, Shape},
     pins::{self, Pins},
     sys,
 };
@@ -38,7 +35,7 @@ pub(super) struct Chunks {
 
 /// How many stripes a chunk has: as many as those that are there, or else by the number of CPUs.
 pub(super) fn stripes(pins: &Pins) -> Result<u32, Error> {
-    match open(&pins.chunk(0))? {
+    match pinned::find(&pins.chunk(0))? {
         // A foreign map is found out when its shape is checked.
         Some(map) => Ok(map.info().map_err(Error::map("chunk0"))?.max_entries().saturating_sub(OWN_ROWS)),
         None => {
@@ -88,7 +85,7 @@ impl Chunks {
     /// The chunks that are pinned, whose shapes were checked.
     pub(super) fn open(pins: &Pins, stripes: u32) -> Result<Self, Error> {
         let mut chunks = Vec::new();
-        while let Some(map) = open(&pins.chunk(chunks.len() as u32))? {
+        while let Some(map) = pinned::find(&pins.chunk(chunks.len() as u32))? {
             chunks.push(array(map)?);
         }
         Ok(Self { pins: pins.clone(), stripes, chunks })
@@ -202,16 +199,6 @@ impl Chunks {
             }
         }
         Ok(sums)
-    }
-}
-
-fn open(pin: &Path) -> Result<Option<MapData>, Error> {
-    match sys::obj_get(pin) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        fd => {
-            let fd = fd.map_err(Error::syscall("BPF_OBJ_GET", pin.display()))?;
-            MapData::from_fd(fd).map(Some).map_err(Error::map(pin.display()))
-        }
     }
 }
 

@@ -7,7 +7,6 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    path::Path,
     thread,
 };
 
@@ -18,7 +17,7 @@ use proxy_common::{
     socket::{Address, Slot, Translation},
 };
 
-use super::{error::Error, flows::Flows, pins::Pins, sys};
+use super::{error::Error, flows::Flows, pinned, pins::Pins};
 use crate::{
     namespaces,
     sock_diag::{Connected, SockDiag},
@@ -50,11 +49,11 @@ const VALUE: usize = size_of::<Peer>() / size_of::<u64>();
 impl Ender {
     /// Opens what sockets remember.
     pub(super) fn open(pins: &Pins) -> Result<Self, Error> {
-        let slots = open(&pins.socket_map("slots"))?;
+        let slots = pinned::get(&pins.socket_map("slots"))?;
         let info = slots.info().map_err(Error::map("slots"))?;
         let slot_mask = u64::from(info.max_entries().saturating_sub(1));
         let slots = Map::from_map_data(slots).and_then(Array::try_from).map_err(Error::map("slots"))?;
-        let peers = open(&pins.socket_map("peers"))?;
+        let peers = pinned::get(&pins.socket_map("peers"))?;
         let peers = Map::from_map_data(peers).and_then(HashMap::try_from).map_err(Error::map("peers"))?;
         Ok(Self { slots, slot_mask, peers })
     }
@@ -134,9 +133,4 @@ pub(super) fn is_possible() -> io::Result<()> {
 
 fn address(address: Address) -> SocketAddr {
     SocketAddr::new(IpAddr::V6(address.ip.into()).to_canonical(), address.port.get())
-}
-
-fn open(path: &Path) -> Result<MapData, Error> {
-    let fd = sys::obj_get(path).map_err(Error::syscall("BPF_OBJ_GET", path.display()))?;
-    MapData::from_fd(fd).map_err(Error::map(path.display()))
 }

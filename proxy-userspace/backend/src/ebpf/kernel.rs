@@ -73,7 +73,6 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     for map in &shared {
         map.check()?;
     }
-    let sockets_of_before = pins.socket_map("connected").exists() && !pins.socket_map("slots").exists();
     for table in Table::ALL {
         let template = || create_table(table, table.name(), 1);
         make_outer(table.map(), &pins.outer(table), 2, template)?;
@@ -106,13 +105,6 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     }
     let mut ebpf = loader.load(object::bytes()?).map_err(|it| Error::Load(Box::new(it)))?;
     let maps = KernelMaps::take(&mut ebpf, pins, stripes)?;
-    if sockets_of_before {
-        let overflowed =
-            ebpf.map_mut("OVERFLOWED").ok_or_else(|| Error::Incomplete("map OVERFLOWED".into()))?;
-        let mut overflowed: Array<_, u64> = Array::try_from(overflowed).map_err(Error::map("OVERFLOWED"))?;
-        // There may be sockets that remember in storage what an earlier version led them to.
-        overflowed.set(0, 1, 0).map_err(Error::map("OVERFLOWED"))?;
-    }
     Ok((ebpf, maps))
 }
 
@@ -302,8 +294,7 @@ pub(super) fn is_filled(pins: &Pins) -> bool {
 
 /// Reads a map by its pin, for `dump`: its keys and values, one after the other.
 pub(super) fn read(path: &Path, entry: sys::Entry) -> Result<(Vec<u8>, Vec<u8>), Error> {
-    let fd = sys::obj_get(path).map_err(Error::syscall("BPF_OBJ_GET", path.display()))?;
-    let map = MapData::from_fd(fd).map_err(Error::map(path.display()))?;
+    let map = pinned::get(path)?;
     let info = map.info().map_err(Error::map(path.display()))?;
     let sizes = (info.key_size() as usize, info.value_size() as usize);
     if sizes != (entry.key, entry.value) {
@@ -320,9 +311,8 @@ pub(super) fn read(path: &Path, entry: sys::Entry) -> Result<(Vec<u8>, Vec<u8>),
 /// Reads the side word and the count of flips by their pin, for `dump`.
 pub(super) fn read_active(pins: &Pins) -> Result<(Side, u32), Error> {
     let path = pins.active();
-    let fd = sys::obj_get(&path).map_err(Error::syscall("BPF_OBJ_GET", path.display()))?;
-    let map = MapData::from_fd(fd).and_then(Map::from_map_data).map_err(Error::map(path.display()))?;
-    let array: Array<MapData, u32> = Array::try_from(map).map_err(Error::map(path.display()))?;
+    let array = Map::from_map_data(pinned::get(&path)?).and_then(Array::try_from);
+    let array: Array<MapData, u32> = array.map_err(Error::map(path.display()))?;
     let word = array.get(&SIDE, 0).map_err(Error::map(path.display()))?;
     let flips = array.get(&FLIPS, 0).map_err(Error::map(path.display()))?;
     Ok((Side::from_word(word).ok_or(Error::SideWord(word))?, flips))

@@ -4,6 +4,7 @@
 
 use std::{
     fmt,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -33,7 +34,7 @@ impl Pinned {
     /// buffers.
     pub(super) fn check(&self) -> Result<(), Error> {
         let fd = match sys::obj_get(&self.path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             fd => fd.map_err(Error::syscall("BPF_OBJ_GET", self.path.display()))?,
         };
         let info = MapData::from_fd(fd).and_then(|it| it.info());
@@ -78,14 +79,24 @@ impl fmt::Display for Shape {
     }
 }
 
+/// A map by its pin.
+pub(super) fn get(pin: &Path) -> Result<MapData, Error> {
+    let fd = sys::obj_get(pin).map_err(Error::syscall("BPF_OBJ_GET", pin.display()))?;
+    MapData::from_fd(fd).map_err(Error::map(pin.display()))
+}
+
+/// The same, if there is one.
+pub(super) fn find(pin: &Path) -> Result<Option<MapData>, Error> {
+    match get(pin) {
+        Err(Error::Syscall { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+        map => map.map(Some),
+    }
+}
+
 /// How many entries a map has that cannot be moved: as many as when it was made.
 pub(super) fn size(path: &Path, wanted: u32, what: &str) -> Result<u32, Error> {
-    let fd = match sys::obj_get(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(wanted),
-        fd => fd.map_err(Error::syscall("BPF_OBJ_GET", path.display()))?,
-    };
-    let info = MapData::from_fd(fd).and_then(|it| it.info()).map_err(Error::map(path.display()))?;
-    let there = info.max_entries();
+    let Some(map) = find(path)? else { return Ok(wanted) };
+    let there = map.info().map_err(Error::map(path.display()))?.max_entries();
     if there != wanted {
         tracing::info!("{there} {what}, not {wanted}, until `cleanup` takes them away");
     }

@@ -216,7 +216,7 @@ impl Entry {
     }
 }
 
-/// Writes entries into a hash map (Linux 5.6), or maps into an outer one. Not atomic: on an error, some may be there.
+/// Writes entries into a hash map or an array (Linux 5.6), or maps into an outer one. Not atomic: on an error, some may be there.
 pub(super) fn update_batch(map: BorrowedFd<'_>, entry: Entry, keys: &[u8], values: &[u8]) -> io::Result<()> {
     let count = entry.count(keys);
     assert_eq!(values.len(), count as usize * entry.value, "a value for each key");
@@ -239,7 +239,7 @@ pub(super) fn delete_batch(map: BorrowedFd<'_>, entry: Entry, keys: &[u8]) -> io
     unsafe { bpf(bpf_cmd::BPF_MAP_DELETE_BATCH, &mut attr) }.map(drop)
 }
 
-/// Reads a whole hash map of at most `capacity` entries (Linux 5.6): keys and values, one after the other.
+/// Reads a whole hash map or array of at most `capacity` entries (Linux 5.6): keys and values, one after the other.
 pub(super) fn lookup_all(map: BorrowedFd<'_>, entry: Entry, capacity: u32) -> io::Result<(Vec<u8>, Vec<u8>)> {
     // The kernel's place in the map; for a hash a u32, room for more costs nothing.
     let mut place = [0_u64; 4];
