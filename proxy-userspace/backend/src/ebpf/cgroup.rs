@@ -114,6 +114,12 @@ pub(super) fn mount_of(path: &Path) -> &Path {
     path.ancestors().take_while(|it| is_cgroup2(it)).last().unwrap_or(path)
 }
 
+/// Whether a folder is a cgroup with others above it: not the topmost of its mount, which in a container that is a machine
+/// of its own has a parent that is not seen.
+pub fn is_below_others(path: &Path) -> bool {
+    fs::canonicalize(path).is_ok_and(|it| mount_of(&it) != it)
+}
+
 /// Whether a folder is a cgroup.
 pub(super) fn is_cgroup2(path: &Path) -> bool {
     statfs(path).is_ok_and(|it| it.filesystem_type() == CGROUP2_SUPER_MAGIC)

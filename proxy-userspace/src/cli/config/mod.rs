@@ -2,6 +2,7 @@
 //!
 //! The one rule: every field is used, or said not to be, and why; flags and environment win over it.
 //! What the file says becomes the default of the flag of the same meaning, so that it is read by the flag's own rules.
+//! So does what follows from another flag.
 
 mod fields;
 mod file;
@@ -10,7 +11,7 @@ use std::{ffi::OsString, fmt::Write as _, path::PathBuf};
 
 use clap::{ArgMatches, Args, Command, CommandFactory as _, FromArgMatches as _, parser::ValueSource};
 
-use super::Cli;
+use super::{Cli, packets};
 
 pub(super) use file::{ConfigError, File};
 
@@ -34,6 +35,8 @@ pub(super) struct CommandLine {
     pub(super) cli: Cli,
     matches: ArgMatches,
     file: Option<File>,
+    /// The cgroup that keeps packets from being translated unasked.
+    bound: Option<PathBuf>,
 }
 
 /// Why there is no command line to act on.
@@ -62,14 +65,35 @@ impl CommandLine {
             command = with_defaults(command, &name, &file);
             read = Some(file);
         }
-        let matches = command.try_get_matches_from(&words)?;
+        let mut matches = command.clone().try_get_matches_from(&words)?;
+        let mut bound = None;
+        if let Some((name, given)) = matches.subcommand()
+            && let Some(cgroup) = packets::bound(given)
+        {
+            let name = name.to_owned();
+            let off = |it: clap::Arg| it.default_value(packets::OFF);
+            command = command.mut_subcommand(name, |it| it.mut_arg(packets::ID, off));
+            matches = command.try_get_matches_from(&words)?;
+            bound = Some(cgroup);
+        }
         let cli = Cli::from_arg_matches(&matches)?;
-        Ok(Self { cli, matches, file: read })
+        Ok(Self { cli, matches, file: read, bound })
     }
 
-    /// What should be said of the file, line by line.
-    pub(super) fn remarks(&self) -> impl Iterator<Item = &str> {
-        self.file.iter().flat_map(File::remarks)
+    /// What should be said of the file, and of what follows from flags, line by line.
+    pub(super) fn remarks(&self) -> impl Iterator<Item = String> {
+        let packets = self.bound.iter().map(|it| {
+            format!(
+                "packets are left alone: --cgroup {} bounds sockets only, and packets would be translated for the whole \
+                 network namespace; --packets nft has them translated",
+                it.display()
+            )
+        });
+        let all = self.file.iter().flat_map(File::remarks).map(str::to_owned).chain(packets);
+        // Who only looks has nothing to say of what others do by it.
+        let acts =
+            self.matches.subcommand().is_some_and(|(_, it)| it.try_contains_id("print_config").is_ok());
+        all.filter(move |_| acts)
     }
 
     /// What is in force and where it comes from, if that is what was asked for.
@@ -96,6 +120,7 @@ impl CommandLine {
                     format!("environment: {variable}")
                 }
                 (Some(_), Some(field)) => format!("file: {field}"),
+                _ if id == packets::ID && self.bound.is_some() => "default below the root cgroup".to_owned(),
                 _ => "default".to_owned(),
             };
             rows.push((format!("--{long}"), values.join(","), origin));
