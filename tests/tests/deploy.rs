@@ -6,6 +6,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     net::{IpAddr, SocketAddr},
+    os::unix::fs::symlink,
+    path::Path,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -24,7 +26,7 @@ use tests::{
     sandbox::skip,
 };
 
-/// Every kustomization that serves; the first is what `kubectl apply -k deploy` applies.
+/// Every kustomization that serves; the first is the base.
 const SERVING: [&str; 4] = [".", "overlays/kubeadm", "overlays/kind", "overlays/split"];
 const CLEANUP: &str = "cleanup";
 const LIMIT: Duration = Duration::from_secs(20);
@@ -63,6 +65,57 @@ fn containers(pod: &Value) -> Vec<&Value> {
 
 fn strings(list: &Value) -> Vec<&str> {
     list.as_array().into_iter().flatten().map(|it| it.as_str().unwrap()).collect()
+}
+
+/// Every image of ours in a kustomization, in a folder below `deploy` or anywhere.
+fn images(renderer: &Renderer, folder: impl AsRef<Path>) -> Vec<String> {
+    let objects = renderer.render(folder).unwrap();
+    containers(pod(&objects)).into_iter().map(|it| it["image"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn what_the_readme_applies_has_an_image_that_can_be_had() {
+    let renderer = match Renderer::find() {
+        Ok(renderer) => renderer,
+        Err(reason) => {
+            skip("what_the_readme_applies_has_an_image_that_can_be_had", &reason.to_string());
+            return;
+        }
+    };
+    let text = fs::read_to_string(deploy::folder().join("README.md")).unwrap();
+    let top = std::env::temp_dir().join(format!("kube-proxy-ebpf-readme-{}", std::process::id()));
+    fs::create_dir_all(&top).unwrap();
+    symlink(deploy::folder(), top.join("deploy")).unwrap();
+    // Each begins with the name of its file.
+    for example in text.split("```yaml\n").skip(1) {
+        let lines = example.lines().take_while(|it| it.trim() != "```");
+        let example: Vec<_> = lines.map(|it| it.strip_prefix("   ").unwrap_or(it)).collect();
+        let path = top.join(example[0].strip_prefix("# ").unwrap());
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, example.join("\n")).unwrap();
+    }
+    let applied = text.split(" -k ").skip(1).map(|it| it.split([' ', '`', '\n']).next().unwrap());
+    let applied: BTreeSet<_> = applied.filter(|it| !it.is_empty()).collect();
+    assert_eq!(applied, BTreeSet::from(["deploy/overlays/kind", "mine", "mine-cleanup"]));
+    for it in applied {
+        for image in images(&renderer, top.join(it)) {
+            assert!(
+                image.split_once('/').is_some_and(|(_, name)| name.starts_with("kube-proxy-ebpf:")),
+                "{it}: {image}"
+            );
+        }
+    }
+    // The other resources that the first one names.
+    let mine = top.join("mine/kustomization.yaml");
+    let first = fs::read_to_string(&mine).unwrap();
+    for other in ["../deploy/overlays/kubeadm", "../deploy/overlays/split"] {
+        assert!(first.contains(other), "{first}");
+        fs::write(&mine, first.replacen("../deploy #", &format!("{other} #"), 1)).unwrap();
+        let image = format!("registry.example.com/kube-proxy-ebpf:{}", env!("CARGO_PKG_VERSION"));
+        let images = images(&renderer, top.join("mine"));
+        assert!(images.iter().all(|it| it == *image), "{other}: {images:?}");
+    }
+    fs::remove_dir_all(top).unwrap();
 }
 
 /// What a type of Kubernetes does not keep of an object: what it does not know.
