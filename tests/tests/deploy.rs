@@ -67,8 +67,8 @@ fn strings(list: &Value) -> Vec<&str> {
     list.as_array().into_iter().flatten().map(|it| it.as_str().unwrap()).collect()
 }
 
-/// Every image of ours in a kustomization, in a folder below `deploy` or anywhere.
-fn images(renderer: &Renderer, folder: impl AsRef<Path>) -> Vec<String> {
+/// Every image of ours in a kustomization.
+fn images(renderer: &Renderer, folder: &Path) -> Vec<String> {
     let objects = renderer.render(folder).unwrap();
     containers(pod(&objects)).into_iter().map(|it| it["image"].as_str().unwrap().to_owned()).collect()
 }
@@ -98,7 +98,7 @@ fn what_the_readme_applies_has_an_image_that_can_be_had() {
     let applied: BTreeSet<_> = applied.filter(|it| !it.is_empty()).collect();
     assert_eq!(applied, BTreeSet::from(["deploy/overlays/kind", "mine", "mine-cleanup"]));
     for it in applied {
-        for image in images(&renderer, top.join(it)) {
+        for image in images(&renderer, &top.join(it)) {
             assert!(
                 image.split_once('/').is_some_and(|(_, name)| name.starts_with("kube-proxy-ebpf:")),
                 "{it}: {image}"
@@ -112,8 +112,8 @@ fn what_the_readme_applies_has_an_image_that_can_be_had() {
         assert!(first.contains(other), "{first}");
         fs::write(&mine, first.replacen("../deploy #", &format!("{other} #"), 1)).unwrap();
         let image = format!("registry.example.com/kube-proxy-ebpf:{}", env!("CARGO_PKG_VERSION"));
-        let images = images(&renderer, top.join("mine"));
-        assert!(images.iter().all(|it| it == *image), "{other}: {images:?}");
+        let images = images(&renderer, &top.join("mine"));
+        assert!(images.iter().all(|it| *it == image), "{other}: {images:?}");
     }
     fs::remove_dir_all(top).unwrap();
 }
