@@ -7,7 +7,7 @@ use std::{
     fs,
     net::{IpAddr, SocketAddr},
     os::unix::fs::symlink,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
@@ -322,15 +322,35 @@ fn settings(container: &Value) -> BTreeMap<String, String> {
     settings
 }
 
+/// A configuration as kubeadm's, in a file, by somebody who wanted nobody but the node to ask.
+struct Kubeadms(PathBuf);
+
+impl Kubeadms {
+    fn write() -> Self {
+        let file = deploy::folder().join("../proxy-userspace/src/cli/config/kubeadm-config.yaml");
+        let text = fs::read_to_string(file).unwrap();
+        let changed = text.replace("healthzBindAddress: \"\"", "healthzBindAddress: 127.0.0.1:10256");
+        assert_ne!(text, changed);
+        let path = std::env::temp_dir().join(format!("kube-proxy-ebpf-config-{}", std::process::id()));
+        fs::write(&path, changed).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Kubeadms {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
 /// The same as `--print-config` prints them.
 fn printed_settings(container: &Value) -> BTreeMap<String, String> {
-    // Where the pod has the files of its ConfigMap; kubeadm's is in the program's own tests.
+    // Where the pod has the files of its ConfigMap.
+    let kubeadms = Kubeadms::write();
     let files = [
         ("/etc/kube-proxy-ebpf/", deploy::folder().join("base")),
-        (
-            "/var/lib/kube-proxy/config.conf",
-            deploy::folder().join("../proxy-userspace/src/cli/config/kubeadm-config.yaml"),
-        ),
+        ("/var/lib/kube-proxy/config.conf", kubeadms.0.clone()),
     ];
     let [base, kubeadm] = files.map(|(from, to)| (from, to.display().to_string()));
     let arguments = strings(&container["args"]).into_iter().map(|it| {
