@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    net::Ipv4Addr,
+    net::{Ipv4Addr, TcpListener},
     process::{Command, Output},
     time::Duration,
 };
@@ -246,6 +246,43 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
     let says = status(&world, &[]);
     assert_eq!(row(&says), ["?", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
     assert!(says.contains("none answers") && says.contains("generation 1 in force"), "{says}");
+}
+
+#[test]
+fn check_and_status_find_a_proxy_by_the_file_that_it_was_started_with() {
+    const NAME: &str = "check_and_status_find_a_proxy_by_the_file_that_it_was_started_with";
+    let Some(world) = World::or_skip(NAME) else { return };
+    let file = world.sandbox().files().join("config.conf");
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                metricsBindAddress: 127.0.0.2:10249\n";
+    fs::write(&file, text).unwrap();
+    let web = Service::new("web", &[WEB.into()]).port("", "TCP", 80, 8080);
+    world.write(&[web.endpoint("web-1", &[[10, 244, 1, 1].into()])]);
+    let setting = world.setting(Build::Product).environment("KUBE_PROXY_EBPF_CONFIG", &file);
+    let mut agent = setting.start(world.sandbox()).unwrap();
+    let is_ready = || get((Ipv4Addr::LOCALHOST, 10256).into(), "/readyz").is_ok_and(|it| it.status == 200);
+    agent.wait_until(LIMIT, is_ready).unwrap();
+
+    // By the file it is found, in the environment as in the arguments.
+    let mut command = Command::new(Build::Product.binary());
+    command.env("KUBE_PROXY_EBPF_CONFIG", &file);
+    Said::of(command, &world).has("ok", "health", &["serves 1 Services", "127.0.0.2:10249"]);
+    let says = status(&world, &["--config", &file.display().to_string()]);
+    assert!(says.contains("node n1: healthy") && says.contains("default/web"), "{says}");
+
+    // Without it, one that runs is not taken for somebody who is in the way.
+    let said = check(&world);
+    said.has("ok", "metrics port", &["127.0.0.1:10249 is free"]);
+    said.has("ok", "health", &["one of ours answers", "--config"]);
+    assert!(!said.text.contains("in use"), "{}", said.text);
+    let says = status(&world, &[]);
+    assert!(says.contains("one of ours answers at") && says.contains("--config"), "{says}");
+
+    // Whoever is one is.
+    assert!(agent.terminate().unwrap().success());
+    let _other = TcpListener::bind("0.0.0.0:10256").unwrap();
+    check(&world).has("degraded", "health port", &["in use", "end whoever listens there"]);
+    assert!(status(&world, &[]).contains("none answers"));
 }
 
 #[test]

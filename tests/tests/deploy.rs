@@ -304,24 +304,6 @@ fn the_binary_knows_every_flag_and_variable_it_is_given() {
     }
 }
 
-/// The settings that come out of a container's arguments and variables.
-fn settings(container: &Value) -> BTreeMap<String, String> {
-    let arguments = strings(&container["args"]);
-    if arguments[0] != "agent" {
-        return printed_settings(container);
-    }
-    // It reads no configuration: what it is told is all there is.
-    let flags = arguments.iter().filter_map(|it| it.split_once('='));
-    let mut settings: BTreeMap<_, _> =
-        flags.map(|(flag, value)| (flag.to_owned(), value.replace("$(NODE_NAME)", "n1"))).collect();
-    for (variable, flag) in [("KUBE_PROXY_EBPF_CGROUP", "--cgroup"), ("KUBE_PROXY_EBPF_PIN_DIR", "--pin-dir")]
-    {
-        let value = container["env"].as_array().unwrap().iter().find(|it| it["name"] == variable).unwrap();
-        settings.insert(flag.to_owned(), value["value"].as_str().unwrap().to_owned());
-    }
-    settings
-}
-
 /// A configuration as kubeadm's, in a file, by somebody who wanted nobody but the node to ask.
 struct Kubeadms(PathBuf);
 
@@ -344,8 +326,30 @@ impl Drop for Kubeadms {
     }
 }
 
-/// The same as `--print-config` prints them.
-fn printed_settings(container: &Value) -> BTreeMap<String, String> {
+#[test]
+fn who_looks_into_a_pod_sees_how_it_was_started() {
+    let Some(rendered) = rendered("who_looks_into_a_pod_sees_how_it_was_started") else { return };
+    let (check, status) = (help("check"), help("status"));
+    for (folder, objects) in &rendered {
+        for container in containers(pod(objects)) {
+            let arguments = strings(&container["args"]);
+            if !matches!(arguments[0], "run" | "agent") {
+                continue;
+            }
+            // What `kubectl exec` starts has the environment of the container, and not its arguments.
+            for argument in &arguments[1..] {
+                let flag = format!("{} ", argument.split('=').next().unwrap());
+                assert!(!check.contains(&flag) && !status.contains(&flag), "{folder}: {argument}");
+            }
+            assert!(
+                container["env"].as_array().unwrap().iter().any(|it| it["name"] == "KUBE_PROXY_EBPF_CONFIG")
+            );
+        }
+    }
+}
+
+/// The settings that come out of a container's arguments and variables, as `--print-config` prints them.
+fn settings(container: &Value) -> BTreeMap<String, String> {
     // Where the pod has the files of its ConfigMap.
     let kubeadms = Kubeadms::write();
     let files = [
@@ -353,17 +357,17 @@ fn printed_settings(container: &Value) -> BTreeMap<String, String> {
         ("/var/lib/kube-proxy/config.conf", kubeadms.0.clone()),
     ];
     let [base, kubeadm] = files.map(|(from, to)| (from, to.display().to_string()));
-    let arguments = strings(&container["args"]).into_iter().map(|it| {
+    let here = |it: &str| {
         it.replace(base.0, &format!("{}/", base.1))
             .replace(kubeadm.0, &kubeadm.1)
             .replace("$(NODE_NAME)", "n1")
             .replace("$(KUBE_API_SERVER)", "https://10.0.0.10:6443")
-    });
+    };
     let variables = container["env"].as_array().into_iter().flatten();
     let output = Command::new(Build::Product.binary())
-        .args(arguments)
+        .args(strings(&container["args"]).into_iter().map(here))
         .arg("--print-config")
-        .envs(variables.filter_map(|it| Some((it["name"].as_str()?, it["value"].as_str()?))))
+        .envs(variables.filter_map(|it| Some((it["name"].as_str()?, here(it["value"].as_str()?)))))
         .output()
         .unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -428,7 +432,8 @@ fn nothing_but_the_kubeadm_overlay_starts_without_an_api_servers_address() {
             let address = variables.iter().find(|it| it["name"] == "KUBE_API_SERVER");
             if *folder == "overlays/kubeadm" {
                 assert!(address.is_none());
-                assert!(arguments.contains(&"--config=/var/lib/kube-proxy/config.conf"));
+                let file = variables.iter().find(|it| it["name"] == "KUBE_PROXY_EBPF_CONFIG").unwrap();
+                assert_eq!(file["value"], "/var/lib/kube-proxy/config.conf");
                 let volume =
                     pod(objects)["volumes"].as_array().unwrap().iter().find(|it| it["name"] == "config");
                 assert_eq!(volume.unwrap()["configMap"]["name"], "kube-proxy");

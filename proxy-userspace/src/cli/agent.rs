@@ -8,7 +8,7 @@ use backend::Node;
 use clap::Args;
 use publish::{Subscription, upstream::Upstream};
 
-use super::{block_on, flags, packets, signals::Signals};
+use super::{block_on, config, flags, packets, signals::Signals};
 
 /// Serve this node as a brain in another process decides
 ///
@@ -21,6 +21,8 @@ pub(super) struct Flags {
     upstream: flags::Upstream,
     #[command(flatten)]
     node: flags::Node,
+    #[command(flatten)]
+    _config: config::ConfigFile,
     #[command(flatten)]
     data_plane: flags::DataPlane,
     #[command(flatten)]

@@ -15,15 +15,23 @@ use super::{Cli, packets};
 
 pub(super) use file::{ConfigError, File};
 
-/// A file with flags.
+/// A file with flags, for who looks at what was started by it.
 #[derive(Clone, Debug, Args)]
-pub(super) struct ConfigFile {
-    /// A KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1), as kube-proxy reads it; flags win over it
+pub(super) struct Given {
+    /// A KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1), as kube-proxy reads it; flags and environment win over
+    /// it
     ///
-    /// Fields that are not needed here are named in the log, with the reason. With a file, --source is kube if nothing
-    /// else is said.
+    /// Fields that are not needed here are named in the log, with the reason. With a file, the source of `run` and `brain`
+    /// is kube if nothing else is said. `check` and `status` find what was started with a file by the same file.
     #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_CONFIG")]
     config: Option<PathBuf>,
+}
+
+/// A file with flags, for who is started by it.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ConfigFile {
+    #[command(flatten)]
+    _given: Given,
     /// Print what is in force and where it comes from (flag, environment, file or default), and end
     #[arg(long)]
     print_config: bool,
@@ -147,7 +155,10 @@ fn named_file(words: &[OsString]) -> Option<(String, PathBuf)> {
         command.get_subcommands().filter(|it| has(it, "config")).map(|it| it.get_name().to_owned()).collect();
     for name in &names {
         // What the file may say need not be said twice.
-        command = command.mut_subcommand(name, |it| it.mut_arg("source", |it| it.required(false)));
+        command = command.mut_subcommand(name, |it| match has(&it, "source") {
+            true => it.mut_arg("source", |it| it.required(false)),
+            false => it,
+        });
     }
     let matches = command.try_get_matches_from(words).ok()?;
     let (name, matches) = matches.subcommand()?;
