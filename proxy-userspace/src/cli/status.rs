@@ -75,7 +75,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
             // Packets are not counted by Service.
             counts: ebpf::counts(&options.pin_dir).unwrap_or_default(),
             hooks: ebpf::look_at(options.cgroup.as_deref(), &options.pin_dir).map_err(|it| it.to_string()),
-            packets: nft::check().says,
+            packets: nft::check(by == By::Sockets).says,
             process,
         };
         let text = match flags.output {
