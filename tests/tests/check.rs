@@ -5,6 +5,7 @@
 use std::{
     fs,
     net::{Ipv4Addr, TcpListener},
+    path::Path,
     process::{Command, Output},
     time::Duration,
 };
@@ -192,11 +193,18 @@ fn missing_privileges_and_file_systems_are_named_with_their_remedy() {
     let level = if world.sandbox().pins().starts_with("/sys/fs/bpf") { "degraded" } else { "broken" };
     said.has(level, "bpf file system", &["mount"]);
 
+    let check = |cgroup: &Path, pins: &Path| {
+        let mut command = Command::new(&binary);
+        let output = command.arg("check").arg("--cgroup").arg(cgroup).arg("--pin-dir").arg(pins).output();
+        let output = output.unwrap();
+        Said { code: output.status.code(), text: String::from_utf8(output.stdout).unwrap() }
+    };
+    let said = check(&world.sandbox().cgroup().join("missing"), world.sandbox().pins());
+    assert_eq!(said.code, Some(1), "{}", said.text);
+    said.has("broken", "cgroup", &["/missing does not exist", "mkdir", "--cgroup"]);
+
     let files = world.sandbox().files();
-    let mut elsewhere = Command::new(&binary);
-    elsewhere.arg("check").arg("--cgroup").arg(files).arg("--pin-dir").arg(files);
-    let output = elsewhere.output().unwrap();
-    let said = Said { code: output.status.code(), text: String::from_utf8(output.stdout).unwrap() };
+    let said = check(files, files);
     assert_eq!(said.code, Some(1), "{}", said.text);
     said.has("broken", "cgroup", &["not a cgroup2 folder", "--cgroup"]);
     said.has("broken", "bpf file system", &["not on a bpf file system", "--pin-dir"]);

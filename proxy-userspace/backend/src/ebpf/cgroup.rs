@@ -4,6 +4,7 @@
 
 use std::{
     fs::{self, File},
+    io::ErrorKind,
     os::{
         fd::{AsFd as _, BorrowedFd},
         unix::fs::MetadataExt as _,
@@ -55,7 +56,10 @@ impl Cgroup {
 
     fn at(path: PathBuf, is_named: bool) -> Result<Self, Error> {
         let failed = |call| Error::syscall(call, path.display());
-        let dir = File::open(&path).map_err(failed("open"))?;
+        let dir = match File::open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(Error::NoCgroup(path)),
+            opened => opened.map_err(failed("open"))?,
+        };
         let stat = statfs(&path).map_err(|errno| failed("statfs")(errno.into()))?;
         if stat.filesystem_type() != CGROUP2_SUPER_MAGIC {
             return Err(Error::NotCgroup2(path));
