@@ -82,12 +82,12 @@ impl Renderer {
         bail!("nothing here renders kustomizations: install kubectl 1.27 or kustomize 5, or later{old}")
     }
 
-    /// The objects of a kustomization, in a folder below `deploy`.
+    /// The objects of a kustomization, in a folder below `deploy` or, if the path is absolute, anywhere.
     ///
     /// # Errors
     ///
     /// What the program said.
-    pub fn render(&self, folder: &str) -> Result<Vec<Value>> {
+    pub fn render(&self, folder: impl AsRef<Path>) -> Result<Vec<Value>> {
         let folder = self::folder().join(folder);
         let Self(program) = self;
         let output = Command::new(program[0]).args(&program[1..]).arg(&folder).output()?;

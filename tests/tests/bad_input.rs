@@ -100,7 +100,7 @@ fn what_cannot_be_started_is_named_and_leaves_nothing_behind() {
         );
     };
     run(&source, files, pins, &[files, "not a cgroup2", "--cgroup"]);
-    run(&source, "/no/such/cgroup", pins, &["/no/such/cgroup", "No such file"]);
+    run(&source, "/no/such/cgroup", pins, &["/no/such/cgroup does not exist", "mkdir"]);
     run(&source, cgroup, files, &[files, "bpf file system", "--pin-dir"]);
     run(&source, cgroup, &format!("{pins}/a.b"), &["a.b", "dot"]);
     run("file:/no/such/manifests", cgroup, pins, &["/no/such/manifests"]);

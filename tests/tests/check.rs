@@ -4,7 +4,8 @@
 
 use std::{
     fs,
-    net::Ipv4Addr,
+    net::{Ipv4Addr, TcpListener},
+    path::Path,
     process::{Command, Output},
     time::Duration,
 };
@@ -192,11 +193,18 @@ fn missing_privileges_and_file_systems_are_named_with_their_remedy() {
     let level = if world.sandbox().pins().starts_with("/sys/fs/bpf") { "degraded" } else { "broken" };
     said.has(level, "bpf file system", &["mount"]);
 
+    let check = |cgroup: &Path, pins: &Path| {
+        let mut command = Command::new(&binary);
+        let output = command.arg("check").arg("--cgroup").arg(cgroup).arg("--pin-dir").arg(pins).output();
+        let output = output.unwrap();
+        Said { code: output.status.code(), text: String::from_utf8(output.stdout).unwrap() }
+    };
+    let said = check(&world.sandbox().cgroup().join("missing"), world.sandbox().pins());
+    assert_eq!(said.code, Some(1), "{}", said.text);
+    said.has("broken", "cgroup", &["/missing does not exist", "mkdir", "--cgroup"]);
+
     let files = world.sandbox().files();
-    let mut elsewhere = Command::new(&binary);
-    elsewhere.arg("check").arg("--cgroup").arg(files).arg("--pin-dir").arg(files);
-    let output = elsewhere.output().unwrap();
-    let said = Said { code: output.status.code(), text: String::from_utf8(output.stdout).unwrap() };
+    let said = check(files, files);
     assert_eq!(said.code, Some(1), "{}", said.text);
     said.has("broken", "cgroup", &["not a cgroup2 folder", "--cgroup"]);
     said.has("broken", "bpf file system", &["not on a bpf file system", "--pin-dir"]);
@@ -246,6 +254,43 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
     let says = status(&world, &[]);
     assert_eq!(row(&says), ["?", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
     assert!(says.contains("none answers") && says.contains("generation 1 in force"), "{says}");
+}
+
+#[test]
+fn check_and_status_find_a_proxy_by_the_file_that_it_was_started_with() {
+    const NAME: &str = "check_and_status_find_a_proxy_by_the_file_that_it_was_started_with";
+    let Some(world) = World::or_skip(NAME) else { return };
+    let file = world.sandbox().files().join("config.conf");
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                metricsBindAddress: 127.0.0.2:10249\n";
+    fs::write(&file, text).unwrap();
+    let web = Service::new("web", &[WEB.into()]).port("", "TCP", 80, 8080);
+    world.write(&[web.endpoint("web-1", &[[10, 244, 1, 1].into()])]);
+    let setting = world.setting(Build::Product).environment("KUBE_PROXY_EBPF_CONFIG", &file);
+    let mut agent = setting.start(world.sandbox()).unwrap();
+    let is_ready = || get((Ipv4Addr::LOCALHOST, 10256).into(), "/readyz").is_ok_and(|it| it.status == 200);
+    agent.wait_until(LIMIT, is_ready).unwrap();
+
+    // By the file it is found, in the environment as in the arguments.
+    let mut command = Command::new(Build::Product.binary());
+    command.env("KUBE_PROXY_EBPF_CONFIG", &file);
+    Said::of(command, &world).has("ok", "health", &["serves 1 Services", "127.0.0.2:10249"]);
+    let says = status(&world, &["--config", &file.display().to_string()]);
+    assert!(says.contains("node n1: healthy") && says.contains("default/web"), "{says}");
+
+    // Without it, one that runs is not taken for somebody who is in the way.
+    let said = check(&world);
+    said.has("ok", "metrics port", &["127.0.0.1:10249 is free"]);
+    said.has("ok", "health", &["one of ours answers", "--config"]);
+    assert!(!said.text.contains("in use"), "{}", said.text);
+    let says = status(&world, &[]);
+    assert!(says.contains("one of ours answers at") && says.contains("--config"), "{says}");
+
+    // Whoever is one is.
+    assert!(agent.terminate().unwrap().success());
+    let _other = TcpListener::bind("0.0.0.0:10256").unwrap();
+    check(&world).has("degraded", "health port", &["in use", "end whoever listens there"]);
+    assert!(status(&world, &[]).contains("none answers"));
 }
 
 #[test]

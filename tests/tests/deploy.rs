@@ -6,6 +6,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     net::{IpAddr, SocketAddr},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
@@ -24,7 +26,7 @@ use tests::{
     sandbox::skip,
 };
 
-/// Every kustomization that serves; the first is what `kubectl apply -k deploy` applies.
+/// Every kustomization that serves; the first is the base.
 const SERVING: [&str; 4] = [".", "overlays/kubeadm", "overlays/kind", "overlays/split"];
 const CLEANUP: &str = "cleanup";
 const LIMIT: Duration = Duration::from_secs(20);
@@ -63,6 +65,57 @@ fn containers(pod: &Value) -> Vec<&Value> {
 
 fn strings(list: &Value) -> Vec<&str> {
     list.as_array().into_iter().flatten().map(|it| it.as_str().unwrap()).collect()
+}
+
+/// Every image of ours in a kustomization.
+fn images(renderer: &Renderer, folder: &Path) -> Vec<String> {
+    let objects = renderer.render(folder).unwrap();
+    containers(pod(&objects)).into_iter().map(|it| it["image"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn what_the_readme_applies_has_an_image_that_can_be_had() {
+    let renderer = match Renderer::find() {
+        Ok(renderer) => renderer,
+        Err(reason) => {
+            skip("what_the_readme_applies_has_an_image_that_can_be_had", &reason.to_string());
+            return;
+        }
+    };
+    let text = fs::read_to_string(deploy::folder().join("README.md")).unwrap();
+    let top = std::env::temp_dir().join(format!("kube-proxy-ebpf-readme-{}", std::process::id()));
+    fs::create_dir_all(&top).unwrap();
+    symlink(deploy::folder(), top.join("deploy")).unwrap();
+    // Each begins with the name of its file.
+    for example in text.split("```yaml\n").skip(1) {
+        let lines = example.lines().take_while(|it| it.trim() != "```");
+        let example: Vec<_> = lines.map(|it| it.strip_prefix("   ").unwrap_or(it)).collect();
+        let path = top.join(example[0].strip_prefix("# ").unwrap());
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, example.join("\n")).unwrap();
+    }
+    let applied = text.split(" -k ").skip(1).map(|it| it.split([' ', '`', '\n']).next().unwrap());
+    let applied: BTreeSet<_> = applied.filter(|it| !it.is_empty()).collect();
+    assert_eq!(applied, BTreeSet::from(["deploy/overlays/kind", "mine", "mine-cleanup"]));
+    for it in applied {
+        for image in images(&renderer, &top.join(it)) {
+            assert!(
+                image.split_once('/').is_some_and(|(_, name)| name.starts_with("kube-proxy-ebpf:")),
+                "{it}: {image}"
+            );
+        }
+    }
+    // The other resources that the first one names.
+    let mine = top.join("mine/kustomization.yaml");
+    let first = fs::read_to_string(&mine).unwrap();
+    for other in ["../deploy/overlays/kubeadm", "../deploy/overlays/split"] {
+        assert!(first.contains(other), "{first}");
+        fs::write(&mine, first.replacen("../deploy #", &format!("{other} #"), 1)).unwrap();
+        let image = format!("registry.example.com/kube-proxy-ebpf:{}", env!("CARGO_PKG_VERSION"));
+        let images = images(&renderer, &top.join("mine"));
+        assert!(images.iter().all(|it| *it == image), "{other}: {images:?}");
+    }
+    fs::remove_dir_all(top).unwrap();
 }
 
 /// What a type of Kubernetes does not keep of an object: what it does not know.
@@ -251,46 +304,70 @@ fn the_binary_knows_every_flag_and_variable_it_is_given() {
     }
 }
 
-/// The settings that come out of a container's arguments and variables.
-fn settings(container: &Value) -> BTreeMap<String, String> {
-    let arguments = strings(&container["args"]);
-    if arguments[0] != "agent" {
-        return printed_settings(container);
+/// A configuration as kubeadm's, in a file, by somebody who wanted nobody but the node to ask.
+struct Kubeadms(PathBuf);
+
+impl Kubeadms {
+    fn write() -> Self {
+        let file = deploy::folder().join("../proxy-userspace/src/cli/config/kubeadm-config.yaml");
+        let text = fs::read_to_string(file).unwrap();
+        let changed = text.replace("healthzBindAddress: \"\"", "healthzBindAddress: 127.0.0.1:10256");
+        assert_ne!(text, changed);
+        let path = std::env::temp_dir().join(format!("kube-proxy-ebpf-config-{}", std::process::id()));
+        fs::write(&path, changed).unwrap();
+        Self(path)
     }
-    // It reads no configuration: what it is told is all there is.
-    let flags = arguments.iter().filter_map(|it| it.split_once('='));
-    let mut settings: BTreeMap<_, _> =
-        flags.map(|(flag, value)| (flag.to_owned(), value.replace("$(NODE_NAME)", "n1"))).collect();
-    for (variable, flag) in [("KUBE_PROXY_EBPF_CGROUP", "--cgroup"), ("KUBE_PROXY_EBPF_PIN_DIR", "--pin-dir")]
-    {
-        let value = container["env"].as_array().unwrap().iter().find(|it| it["name"] == variable).unwrap();
-        settings.insert(flag.to_owned(), value["value"].as_str().unwrap().to_owned());
-    }
-    settings
 }
 
-/// The same as `--print-config` prints them.
-fn printed_settings(container: &Value) -> BTreeMap<String, String> {
-    // Where the pod has the files of its ConfigMap; kubeadm's is in the program's own tests.
+impl Drop for Kubeadms {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn who_looks_into_a_pod_sees_how_it_was_started() {
+    let Some(rendered) = rendered("who_looks_into_a_pod_sees_how_it_was_started") else { return };
+    let (check, status) = (help("check"), help("status"));
+    for (folder, objects) in &rendered {
+        for container in containers(pod(objects)) {
+            let arguments = strings(&container["args"]);
+            if !matches!(arguments[0], "run" | "agent") {
+                continue;
+            }
+            // What `kubectl exec` starts has the environment of the container, and not its arguments.
+            for argument in &arguments[1..] {
+                let flag = format!("{} ", argument.split('=').next().unwrap());
+                assert!(!check.contains(&flag) && !status.contains(&flag), "{folder}: {argument}");
+            }
+            assert!(
+                container["env"].as_array().unwrap().iter().any(|it| it["name"] == "KUBE_PROXY_EBPF_CONFIG")
+            );
+        }
+    }
+}
+
+/// The settings that come out of a container's arguments and variables, as `--print-config` prints them.
+fn settings(container: &Value) -> BTreeMap<String, String> {
+    // Where the pod has the files of its ConfigMap.
+    let kubeadms = Kubeadms::write();
     let files = [
         ("/etc/kube-proxy-ebpf/", deploy::folder().join("base")),
-        (
-            "/var/lib/kube-proxy/config.conf",
-            deploy::folder().join("../proxy-userspace/src/cli/config/kubeadm-config.yaml"),
-        ),
+        ("/var/lib/kube-proxy/config.conf", kubeadms.0.clone()),
     ];
     let [base, kubeadm] = files.map(|(from, to)| (from, to.display().to_string()));
-    let arguments = strings(&container["args"]).into_iter().map(|it| {
+    let here = |it: &str| {
         it.replace(base.0, &format!("{}/", base.1))
             .replace(kubeadm.0, &kubeadm.1)
             .replace("$(NODE_NAME)", "n1")
             .replace("$(KUBE_API_SERVER)", "https://10.0.0.10:6443")
-    });
+    };
     let variables = container["env"].as_array().into_iter().flatten();
     let output = Command::new(Build::Product.binary())
-        .args(arguments)
+        .args(strings(&container["args"]).into_iter().map(here))
         .arg("--print-config")
-        .envs(variables.filter_map(|it| Some((it["name"].as_str()?, it["value"].as_str()?))))
+        .envs(variables.filter_map(|it| Some((it["name"].as_str()?, here(it["value"].as_str()?)))))
         .output()
         .unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -355,7 +432,8 @@ fn nothing_but_the_kubeadm_overlay_starts_without_an_api_servers_address() {
             let address = variables.iter().find(|it| it["name"] == "KUBE_API_SERVER");
             if *folder == "overlays/kubeadm" {
                 assert!(address.is_none());
-                assert!(arguments.contains(&"--config=/var/lib/kube-proxy/config.conf"));
+                let file = variables.iter().find(|it| it["name"] == "KUBE_PROXY_EBPF_CONFIG").unwrap();
+                assert_eq!(file["value"], "/var/lib/kube-proxy/config.conf");
                 let volume =
                     pod(objects)["volumes"].as_array().unwrap().iter().find(|it| it["name"] == "config");
                 assert_eq!(volume.unwrap()["configMap"]["name"], "kube-proxy");

@@ -7,7 +7,7 @@ use std::{
     fs,
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     path::{Path, PathBuf},
-    process,
+    process::{self, Command},
     time::Duration,
 };
 
@@ -190,13 +190,83 @@ fn what_is_no_cgroup_cannot_be_excluded() {
     assert!(TcpStream::connect(web()).is_err(), "nothing was attached");
 }
 
+/// Hides all other cgroups, mounts its own at `$0`, and goes on as what follows.
+const AS_IN_A_CONTAINER: &str =
+    "umount -a -l -t cgroup2; mkdir \"$0\"; mount -t cgroup2 none \"$0\"; exec \"$@\"";
+
+/// What the product says to arguments, where nothing is said of packets.
+fn say(arguments: &[&OsStr]) -> String {
+    say_by(Build::Product.binary(), arguments)
+}
+
+/// The same by way of another program.
+fn say_by(program: impl AsRef<OsStr>, arguments: &[&OsStr]) -> String {
+    let mut command = Command::new(program);
+    let output = command.args(arguments).env_remove("KUBE_PROXY_EBPF_PACKETS").output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_cgroup_below_the_root_bounds_packets_too_unless_they_are_asked_for() {
+    const NAME: &str = "a_cgroup_below_the_root_bounds_packets_too_unless_they_are_asked_for";
+    let Some(world) = World::or_skip(NAME) else { return };
+    let _server = prepare(&world);
+    let (cgroup, pins) = (world.sandbox().cgroup().as_os_str(), world.sandbox().pins().as_os_str());
+    let source = format!("file:{}", world.manifests().display());
+    let run: [&OsStr; 5] =
+        ["run".as_ref(), "--source".as_ref(), source.as_ref(), "--node-name".as_ref(), NODE.as_ref()];
+    let row = |said: &str| {
+        let row = said.lines().find(|it| it.starts_with("--packets ")).unwrap().to_owned();
+        row.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let print: [&OsStr; 1] = ["--print-config".as_ref()];
+    let packets = |more: &[&OsStr]| row(&say(&[&run, more, &print].concat()));
+    let below: [&OsStr; 2] = ["--cgroup".as_ref(), cgroup];
+    let root = world.sandbox().cgroup().parent().unwrap().as_os_str();
+    assert_eq!(packets(&[]), "--packets nft default");
+    assert_eq!(packets(&["--cgroup".as_ref(), root]), "--packets nft default");
+    assert_eq!(packets(&below), "--packets off default below the root cgroup");
+    assert_eq!(packets(&[&below[..], &["--packets=nft".as_ref()]].concat()), "--packets nft flag");
+    // A container that is a machine of its own, as in kind, sees nothing above its cgroup.
+    let mount = world.sandbox().files().join("cgroup");
+    let container: [&OsStr; 6] = [
+        "--cgroup".as_ref(),
+        "--mount".as_ref(),
+        "sh".as_ref(),
+        "-ec".as_ref(),
+        AS_IN_A_CONTAINER.as_ref(),
+        mount.as_ref(),
+    ];
+    let binary = Build::Product.binary();
+    let top: [&OsStr; 2] = ["--cgroup".as_ref(), mount.as_ref()];
+    let arguments = [&container[..], &[binary.as_ref()], &run, &top, &print].concat();
+    assert_eq!(row(&say_by("unshare", &arguments)), "--packets nft default");
+    // Where all is packets, the cgroup means nothing.
+    assert_eq!(packets(&[&below[..], &["--backend=nft".as_ref()]].concat()), "--packets nft default");
+
+    let env: [&OsStr; 3] = ["-u".as_ref(), "KUBE_PROXY_EBPF_PACKETS".as_ref(), binary.as_ref()];
+    let arguments = [&env[..], &run, &below, &["--pin-dir".as_ref(), pins]].concat();
+    let unasked = tests::agent::Setting::of("env".as_ref(), &arguments);
+    let dump = || say(&["dump".as_ref(), "--pin-dir".as_ref(), pins]);
+    for (setting, is_asked_for) in [(unasked.clone(), false), (unasked.argument("--packets=nft"), true)] {
+        let mut agent = setting.start(world.sandbox()).unwrap();
+        let is_in_force = |it: &str| it.contains("in force");
+        let log = agent.log_path().to_owned();
+        agent.wait_until(LIMIT, || fs::read_to_string(&log).is_ok_and(|it| is_in_force(&it))).unwrap();
+        assert_served();
+        assert_eq!(agent.log().contains("packets are left alone"), !is_asked_for, "{}", agent.log());
+        assert_eq!(dump().lines().any(|it| it.starts_with("packets")), is_asked_for, "{}", dump());
+        agent.kill9().unwrap();
+    }
+}
+
 #[test]
 fn a_cgroup_that_is_taken_unasked_and_leaves_processes_out_is_told_of() {
     const NAME: &str = "a_cgroup_that_is_taken_unasked_and_leaves_processes_out_is_told_of";
     let Some(world) = World::or_skip(NAME) else { return };
     let _server = prepare(&world);
     // As in a container that sees its own cgroup alone: no other cgroup2 mount is left.
-    let script = "umount -a -l -t cgroup2; mkdir \"$0\"; mount -t cgroup2 none \"$0\"; exec \"$@\"";
     let mount = world.sandbox().files().join("cgroup");
     let source = format!("file:{}", world.manifests().display());
     let binary = Build::Product.binary();
@@ -206,7 +276,7 @@ fn a_cgroup_that_is_taken_unasked_and_leaves_processes_out_is_told_of() {
         "--".as_ref(),
         "sh".as_ref(),
         "-ec".as_ref(),
-        script.as_ref(),
+        AS_IN_A_CONTAINER.as_ref(),
         mount.as_ref(),
         binary.as_ref(),
         "run".as_ref(),

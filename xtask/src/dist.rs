@@ -18,8 +18,17 @@ use crate::{
     container::{self, Tool},
 };
 
-/// Beside the binary in the archive.
-const FILES: [&str; 4] = ["CHANGELOG.md", "LICENSE", "README.md", "deploy"];
+/// Beside the binary in the archive: with whatever one of them leads to.
+const FILES: [&str; 8] = [
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "README.md",
+    "deploy",
+    "proto/examples/print.rs",
+    "proxy-userspace/admin/METRICS.md",
+    "tests/KERNELS.md",
+];
 
 /// Builds the archive, its checksum, the bill of materials and the image, as far as this machine can.
 pub(crate) fn dist(tool: Option<Tool>, no_image: bool) -> Result<()> {
@@ -28,10 +37,8 @@ pub(crate) fn dist(tool: Option<Tool>, no_image: bool) -> Result<()> {
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
 
     let binary = build::build(true)?;
-    let mut entries = vec![("kube-proxy-ebpf".to_owned(), binary)];
-    for file in FILES {
-        collect(&workspace().join(file), file, &mut entries)?;
-    }
+    let mut entries = files()?;
+    entries.push(("kube-proxy-ebpf".to_owned(), binary));
     let archive = archive(&name, entries)?;
     let path = folder.join(format!("{name}.tar.gz"));
     fs::write(&path, &archive).with_context(|| format!("cannot write {}", path.display()))?;
@@ -55,6 +62,15 @@ fn tell(what: &str, made: Result<String, String>) {
         Ok(name) => say("Made", &format!("{what}: {name}")),
         Err(reason) => say("Skipped", &format!("{what}: {reason}")),
     }
+}
+
+/// Everything beside the binary.
+fn files() -> Result<Vec<(String, PathBuf)>> {
+    let mut entries = Vec::new();
+    for file in FILES {
+        collect(&workspace().join(file), file, &mut entries)?;
+    }
+    Ok(entries)
 }
 
 /// Every file at or below `path`, by its name in the archive.
@@ -177,6 +193,22 @@ mod tests {
         assert_eq!(hex(&Sha256::digest(&one)), hex(&Sha256::digest(&other)));
         let names = names_and_modes(&one);
         assert!(names.contains(&("top/deploy/base/daemonset.yaml".into(), 0o644, 0)), "{names:?}");
+    }
+
+    #[test]
+    fn no_link_leads_out_of_the_archive() {
+        let files = files().expect("files");
+        let mut count = 0;
+        for (name, path) in files.iter().filter(|(name, _)| name.ends_with(".md")) {
+            let text = fs::read_to_string(path).expect("a text");
+            let links = text.split("](").skip(1).filter_map(|it| it.split_once(')')).map(|(it, _)| it);
+            for link in links.filter(|it| !it.contains("://") && !it.starts_with('#')) {
+                let to = Path::new(name).parent().expect("a folder").join(link);
+                assert!(files.iter().any(|(it, _)| Path::new(it) == to), "{name} leads to {}", to.display());
+                count += 1;
+            }
+        }
+        assert!(count > 0, "no link was found");
     }
 
     #[test]

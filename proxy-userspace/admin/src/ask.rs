@@ -35,12 +35,34 @@ pub fn ask(address: SocketAddr) -> Asked {
     }
 }
 
+/// Asks at the address of a process's health whether it is ready: nothing, or what is missing. `None` if whoever answers
+/// there, if anybody does, is no process of this program.
+pub fn is_ready(address: SocketAddr) -> Option<Result<(), String>> {
+    let (code, body) = page(address, "/readyz").ok()?;
+    // kube-proxy has no such page, and others do not ask for this.
+    let is_ours = body.lines().any(|it| it.starts_with("[+]state ") || it.starts_with("[-]state "));
+    let missing = body.lines().filter_map(|it| it.strip_prefix("[-]")).collect::<Vec<_>>().join("; ");
+    is_ours.then_some(if code == 200 { Ok(()) } else { Err(missing) })
+}
+
 /// Gets a page.
 ///
 /// # Errors
 ///
 /// If nobody answers, or it is not there.
 pub fn get(address: SocketAddr, path: &str) -> io::Result<String> {
+    match page(address, path)? {
+        (200, body) => Ok(body),
+        _ => Err(no_answer()),
+    }
+}
+
+fn no_answer() -> io::Error {
+    io::Error::other("not the answer that was asked for")
+}
+
+/// A page, and the status that it comes with.
+fn page(address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
     // Who listens at all addresses is asked at the loopback one.
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -55,8 +77,7 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
     let mut text = String::new();
     stream.take(LONGEST).read_to_string(&mut text)?;
-    match text.split_once("\r\n\r\n") {
-        Some((head, body)) if head.split(' ').nth(1) == Some("200") => Ok(body.to_owned()),
-        _ => Err(io::Error::other("not the answer that was asked for")),
-    }
+    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(no_answer)?;
+    let status = head.split(' ').nth(1).and_then(|it| it.parse().ok()).ok_or_else(no_answer)?;
+    Ok((status, body.to_owned()))
 }

@@ -35,7 +35,7 @@ use model::Rejected;
 use publish::{Published, Subscription};
 use tokio::time::Instant;
 
-pub use ask::{Asked, ask, get};
+pub use ask::{Asked, ask, get, is_ready};
 pub use flag::Bind;
 pub use health::LATE;
 pub use health_checks::{FailedCheck, HealthChecks};

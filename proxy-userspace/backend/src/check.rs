@@ -18,7 +18,9 @@ pub fn check(options: &Options) -> Checkup {
         // Sockets are served without it.
         let if_not = if options.sockets.is_some() { Level::Degraded } else { Level::Broken };
         checkup.machine.push(nft::machine(&packets.config, if_not));
-        checkup.own.push(nft::check());
+        // Where packets are all, nothing but the tables says that it has run.
+        let has_run = options.sockets.as_ref().is_some_and(check::has_run);
+        checkup.own.push(nft::check(has_run));
     }
     checkup
 }

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use publish::{Subscription, upstream::Upstream};
 
-use super::{block_on, flags, packets, plane, signals::Signals};
+use super::{block_on, config, flags, packets, plane, signals::Signals};
 
 /// Serve this node as a brain in another process decides
 ///
@@ -20,6 +20,8 @@ pub(super) struct Flags {
     upstream: flags::Upstream,
     #[command(flatten)]
     node: flags::Node,
+    #[command(flatten)]
+    _config: config::ConfigFile,
     #[command(flatten)]
     data_plane: flags::DataPlane,
     #[command(flatten)]

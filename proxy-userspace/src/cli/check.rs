@@ -12,7 +12,7 @@ use backend::ebpf::check::{Checkup, Finding, Level};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use super::{flags, packets};
+use super::{config, flags, packets};
 
 /// Say whether this node can run the proxy, and whether it runs right
 ///
@@ -21,6 +21,8 @@ use super::{flags, packets};
 /// Nothing is changed. The exit code is 1 if something is broken.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
+    #[command(flatten)]
+    _config: config::Given,
     #[command(flatten)]
     data_plane: flags::DataPlane,
     #[command(flatten)]
@@ -39,6 +41,10 @@ enum Output {
     /// One JSON object
     Json,
 }
+
+/// What to do where one of ours runs, and is not asked where its metrics are.
+pub(super) const ELSEWHERE: &str = "it says more where its metrics are: give the --config or \
+                                    --metrics-bind-address that it was started with";
 
 /// Looks, tells, and says whether nothing is broken.
 pub(super) fn main(flags: Flags) -> Result<bool> {
@@ -99,9 +105,24 @@ fn process(reports: &flags::Reports) -> Vec<Finding> {
         // If one of ours runs, the port is its own: it says in its log if it is not.
         && !ours
     {
-        findings.push(port("health port", address, "healthz-bind-address"));
+        findings.push(match admin::is_ready(address) {
+            Some(ready) => elsewhere(ready, address),
+            None => port("health port", address, "healthz-bind-address"),
+        });
     }
     findings
+}
+
+/// One of ours answers for its health, and tells the rest where it was not asked.
+fn elsewhere(ready: Result<(), String>, address: SocketAddr) -> Finding {
+    match ready {
+        Ok(()) => {
+            Finding::ok("health", format!("one of ours answers at http://{address}/readyz; {ELSEWHERE}"))
+        }
+        Err(missing) => {
+            Finding::degraded("health", format!("{missing} (http://{address}/readyz)"), ELSEWHERE)
+        }
+    }
 }
 
 fn port(subject: &'static str, address: SocketAddr, flag: &str) -> Finding {

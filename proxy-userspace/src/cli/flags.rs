@@ -190,7 +190,10 @@ pub(super) struct AnyNode {
 pub(super) struct DataPlane {
     #[command(flatten)]
     pins: Pins,
-    /// The cgroup2 folder whose processes are served, with all below it [default: the root of the first cgroup2 mount]
+    /// The cgroup2 folder whose processes are served, with all below it [default: the machine's root cgroup, or else
+    /// that of the first cgroup2 mount]
+    ///
+    /// It bounds sockets, not packets: below the root, those are translated only if --packets nft is given.
     #[arg(long, value_name = "PATH", env = "KUBE_PROXY_EBPF_CGROUP", value_parser = absolute)]
     cgroup: Option<PathBuf>,
     /// Whose sockets are translated: all, or only those in the node's own network namespace
@@ -207,8 +210,9 @@ pub(super) struct DataPlane {
     socket_lb: SocketLb,
     /// A cgroup2 folder whose processes, with all below, are not translated; can be given several times
     ///
-    /// For programs in the hands of a service mesh or of a virtual machine. It may come later: until then it is told that
-    /// it is missing, and looked for every five seconds.
+    /// For programs in the hands of a service mesh or of a virtual machine. Only their sockets are left alone: packets that
+    /// they send to a Service are translated on their way, as --packets says. It may come later: until then it is told that it
+    /// is missing, and looked for every five seconds.
     #[arg(
         long,
         value_name = "PATH",

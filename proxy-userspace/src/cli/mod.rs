@@ -144,4 +144,19 @@ mod tests {
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }
+
+    #[test]
+    fn each_flag_has_an_environment_variable_but_for_what_one_call_alone_can_mean() {
+        let mut command = Cli::command();
+        command.build();
+        let flags = command.get_subcommands().filter(|it| it.get_name() != "help").flat_map(|it| {
+            let without =
+                it.get_arguments().filter(|it| it.get_env().is_none()).filter_map(clap::Arg::get_long);
+            without.filter(|it| !matches!(*it, "help" | "version"))
+        });
+        let flags: std::collections::BTreeSet<_> = flags.collect();
+        let named: Vec<_> = flags.iter().map(|it| format!("`--{it}`")).collect();
+        let said = format!("Each flag has an environment variable, but for {}", named.join(", "));
+        assert!(include_str!("../../../README.md").contains(&said), "the README does not say: {said}");
+    }
 }

@@ -2,12 +2,14 @@
 //!
 //! The one rule: a flag that kube-proxy has is called as there, and means the same.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use backend::{
     Options, ebpf,
     nft::{self, Config, DetectLocal},
 };
-use clap::{Args, ValueEnum};
+use clap::{ArgMatches, Args, ValueEnum, parser::ValueSource};
 use ipnet::IpNet;
 
 use super::wrong_usage;
@@ -20,6 +22,9 @@ pub(super) struct PacketFlags {
     backend: Backend,
     /// Who translates packets that have no socket on this node: those to node ports and load balancers, and those of pods
     /// that are virtual machines
+    ///
+    /// It counts for the whole network namespace, whatever cgroups are served or left alone. So with a --cgroup below the
+    /// root it is off if nothing else is said.
     #[arg(
         long,
         value_enum,
@@ -121,6 +126,21 @@ enum DetectLocalMode {
     /// It comes in by an interface that begins with --pod-interface-name-prefix
     #[value(name = "InterfaceNamePrefix")]
     InterfaceNamePrefix,
+}
+
+/// The id of `--packets`, and its value by which nobody does it here.
+pub(super) const ID: &str = "packets";
+pub(super) const OFF: &str = "off";
+
+/// The cgroup that was named for a command, if it is part of a machine only, and nobody has said what becomes of packets,
+/// which it does not bound.
+pub(super) fn bound(matches: &ArgMatches) -> Option<PathBuf> {
+    let cgroup = matches.try_get_one::<PathBuf>("cgroup").ok().flatten()?;
+    matches.try_get_one::<Packets>(ID).ok().flatten()?;
+    let is_asked_for = matches.value_source(ID) != Some(ValueSource::DefaultValue);
+    // Where all is packets, the cgroup means nothing.
+    let leads_sockets = matches.get_one("backend") == Some(&Backend::Ebpf);
+    (!is_asked_for && leads_sockets && ebpf::is_below_others(cgroup)).then(|| cgroup.clone())
 }
 
 impl PacketFlags {

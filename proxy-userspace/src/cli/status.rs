@@ -25,7 +25,7 @@ use proto::localv1;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::flags;
+use super::{check::ELSEWHERE, config, flags};
 
 /// How often `--watch` looks again.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -39,6 +39,8 @@ const MOST_NAMED: usize = 3;
 /// what it refuses. Where none runs, the kernel's part is shown alone.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
+    #[command(flatten)]
+    _config: config::Given,
     #[command(flatten)]
     data_plane: flags::DataPlane,
     #[command(flatten)]
@@ -64,7 +66,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
     let options = flags.data_plane.options("")?;
     loop {
         // What the process says comes first: what is in the kernel is then as new, or newer.
-        let process = Process::ask(flags.reports.metrics());
+        let process = Process::ask(&flags.reports);
         let (led, by) = led(&options.pin_dir)?;
         let seen = Seen {
             led,
@@ -73,7 +75,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
             // Packets are not counted by Service.
             counts: ebpf::counts(&options.pin_dir).unwrap_or_default(),
             hooks: ebpf::look_at(options.cgroup.as_deref(), &options.pin_dir).map_err(|it| it.to_string()),
-            packets: nft::check().says,
+            packets: nft::check(by == By::Sockets).says,
             process,
         };
         let text = match flags.output {
@@ -130,6 +132,8 @@ struct Seen {
 #[derive(Default)]
 struct Process {
     status: Option<Box<Status>>,
+    /// Where it answers for its health, if it was not asked where it says more.
+    elsewhere: Option<SocketAddr>,
     /// Service and port by frontend.
     names: HashMap<String, Name>,
 }
@@ -152,13 +156,16 @@ struct Item {
 }
 
 impl Process {
-    fn ask(address: Option<SocketAddr>) -> Self {
-        let Some(address) = address else { return Self::default() };
-        let Asked::Ours(status) = admin::ask(address) else { return Self::default() };
+    fn ask(reports: &flags::Reports) -> Self {
+        let asked = reports.metrics().map(|it| (it, admin::ask(it)));
+        let Some((address, Asked::Ours(status))) = asked else {
+            let elsewhere = reports.health().filter(|it| admin::is_ready(*it).is_some());
+            return Self { elsewhere, ..Self::default() };
+        };
         let state = admin::get(address, "/state").ok();
         let state = state.and_then(|it| serde_json::from_str::<State>(&it).ok());
         let names = state.into_iter().flat_map(|it| it.items).flat_map(|it| names(&it.service)).collect();
-        Self { status: Some(status), names }
+        Self { status: Some(status), elsewhere: None, names }
     }
 }
 
@@ -205,9 +212,13 @@ impl Seen {
     fn table(&self) -> String {
         // Writing to a string cannot fail.
         let mut out = String::new();
-        match &self.process.status {
-            Some(status) => describe(&mut out, status),
-            None => out.push_str(
+        match (&self.process.status, self.process.elsewhere) {
+            (Some(status), _) => describe(&mut out, status),
+            (None, Some(address)) => {
+                let _ =
+                    writeln!(out, "process    one of ours answers at http://{address}/readyz; {ELSEWHERE}");
+            }
+            (None, None) => out.push_str(
                 "process    none answers: names and age are not known; the kernel serves what it has\n",
             ),
         }

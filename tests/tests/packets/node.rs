@@ -199,7 +199,9 @@ fn check_says_whether_packets_can_be_and_are_translated() {
     };
     let some = |it: &str| Some(it.to_owned());
     let only = ["--backend=nft"];
-    assert_eq!(check(&only), [some("ok"), some("degraded"), None]);
+    // Where it has not run, nothing is missing.
+    assert_eq!(check(&only), [some("ok"), some("ok"), None]);
+    assert_eq!(check(&[]), [some("ok"), some("ok"), None]);
     assert_eq!(check(&["--packets=off"])[..2], [None, None]);
     // To look is to change nothing.
     assert!(dump(&cluster).is_empty());
@@ -208,17 +210,24 @@ fn check_says_whether_packets_can_be_and_are_translated() {
     assert_eq!(check(&only), [some("ok"), some("ok"), None]);
     assert!(!agent.log().contains("somebody has changed"), "{}", agent.log());
     // Where nobody leads sockets, `status` shows what packets are led by.
-    let _there = cluster.n1.enter().unwrap();
+    let there = cluster.n1.enter().unwrap();
     let status = Command::new(Build::Product.binary())
         .args(["status", "--pin-dir"])
         .arg(cluster.sandbox().pins())
         .output()
         .unwrap();
+    drop(there);
     let status = String::from_utf8(status.stdout).unwrap();
     let row =
         status.lines().find(|it| it.contains(" 10.96.0.1:80/TCP ")).unwrap_or_else(|| panic!("{status}"));
     assert!(row.starts_with("default/web") && row.contains("10.244.1.10:8080"), "{row}");
     assert!(status.contains("programs   none: packets alone\n"), "{status}");
+    // Where it runs without them, they are.
+    agent.terminate().unwrap();
+    let without = Setting::new(&Build::Product.binary(), cluster.sandbox(), &cluster.manifests(), "n1");
+    let mut agent = cluster.start(&without);
+    agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
+    assert!(eventually(LIMIT, || check(&[])[1] == some("degraded")), "{}", agent.log());
 }
 
 #[test]

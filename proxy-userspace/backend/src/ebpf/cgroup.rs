@@ -4,6 +4,7 @@
 
 use std::{
     fs::{self, File},
+    io::ErrorKind,
     os::{
         fd::{AsFd as _, BorrowedFd},
         unix::fs::MetadataExt as _,
@@ -55,7 +56,10 @@ impl Cgroup {
 
     fn at(path: PathBuf, is_named: bool) -> Result<Self, Error> {
         let failed = |call| Error::syscall(call, path.display());
-        let dir = File::open(&path).map_err(failed("open"))?;
+        let dir = match File::open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(Error::NoCgroup(path)),
+            opened => opened.map_err(failed("open"))?,
+        };
         let stat = statfs(&path).map_err(|errno| failed("statfs")(errno.into()))?;
         if stat.filesystem_type() != CGROUP2_SUPER_MAGIC {
             return Err(Error::NotCgroup2(path));
@@ -112,6 +116,12 @@ impl Cgroup {
 /// The topmost folder of the mount that a cgroup is on, or the cgroup itself.
 pub(super) fn mount_of(path: &Path) -> &Path {
     path.ancestors().take_while(|it| is_cgroup2(it)).last().unwrap_or(path)
+}
+
+/// Whether a folder is a cgroup with others above it: not the topmost of its mount, which in a container that is a machine
+/// of its own has a parent that is not seen.
+pub fn is_below_others(path: &Path) -> bool {
+    fs::canonicalize(path).is_ok_and(|it| mount_of(&it) != it)
 }
 
 /// Whether a folder is a cgroup.

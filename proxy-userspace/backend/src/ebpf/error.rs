@@ -66,6 +66,9 @@ pub enum Error {
     /// The cgroup lies on another kind of file system.
     #[error("{} is not a cgroup2 folder: give one with --cgroup or --socket-lb-exclude-cgroup (`mount -t cgroup2` shows where they are)", .0.display())]
     NotCgroup2(PathBuf),
+    /// There is nothing where the cgroup should be.
+    #[error("{} does not exist: make it with mkdir, or name another cgroup with --cgroup", .0.display())]
+    NoCgroup(PathBuf),
     /// A cgroup cannot be left alone.
     #[error(
         "{} cannot be left alone: it is the root, or more than 23 levels below it; \

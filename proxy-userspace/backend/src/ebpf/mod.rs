@@ -34,6 +34,7 @@ mod sys;
 mod memory;
 
 pub(crate) use cgroup::Cgroup;
+pub use cgroup::is_below_others;
 pub use counts::{Counts, PortCounts, PortId, counts};
 pub use dump::{Led, dump, generation, led};
 pub use ending::{Ended, Ender};

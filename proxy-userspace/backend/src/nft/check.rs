@@ -52,8 +52,8 @@ pub(crate) fn machine(config: &Config, if_not: Level) -> Finding {
     }
 }
 
-/// Whether our tables are in place.
-pub fn tables() -> Finding {
+/// Whether our tables are in place; where they may be missing, whether anything has run that wants them.
+pub fn tables(has_run: bool) -> Finding {
     let read = || {
         let mut netfilter = Netfilter::open().map_err(Error::Open)?;
         let snapshots = FAMILIES.map(|it| Snapshot::read(&mut netfilter, it));
@@ -64,6 +64,10 @@ pub fn tables() -> Finding {
         Ok(found) => {
             let entries: usize = found.iter().flatten().map(|it| it.elements.len()).sum();
             match found.iter().flatten().count() {
+                0 if !has_run => Finding::ok(
+                    TABLES,
+                    "there is no nftables table of ours: it has not run here, or was cleaned up",
+                ),
                 0 => Finding::degraded(
                     TABLES,
                     "there is no nftables table of ours: packets are not translated",

@@ -2,6 +2,7 @@
 //!
 //! The one rule: every field is used, or said not to be, and why; flags and environment win over it.
 //! What the file says becomes the default of the flag of the same meaning, so that it is read by the flag's own rules.
+//! So does what follows from another flag.
 
 mod fields;
 mod file;
@@ -10,19 +11,27 @@ use std::{ffi::OsString, fmt::Write as _, path::PathBuf};
 
 use clap::{ArgMatches, Args, Command, CommandFactory as _, FromArgMatches as _, parser::ValueSource};
 
-use super::Cli;
+use super::{Cli, packets};
 
 pub(super) use file::{ConfigError, File};
 
-/// A file with flags.
+/// A file with flags, for who looks at what was started by it.
 #[derive(Clone, Debug, Args)]
-pub(super) struct ConfigFile {
-    /// A KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1), as kube-proxy reads it; flags win over it
+pub(super) struct Given {
+    /// A KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1), as kube-proxy reads it; flags and environment win over
+    /// it
     ///
-    /// Fields that are not needed here are named in the log, with the reason. With a file, --source is kube if nothing
-    /// else is said.
+    /// Fields that are not needed here are named in the log, with the reason. With a file, the source of `run` and `brain`
+    /// is kube if nothing else is said. `check` and `status` find what was started with a file by the same file.
     #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_CONFIG")]
     config: Option<PathBuf>,
+}
+
+/// A file with flags, for who is started by it.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ConfigFile {
+    #[command(flatten)]
+    _given: Given,
     /// Print what is in force and where it comes from (flag, environment, file or default), and end
     #[arg(long)]
     print_config: bool,
@@ -34,6 +43,8 @@ pub(super) struct CommandLine {
     pub(super) cli: Cli,
     matches: ArgMatches,
     file: Option<File>,
+    /// The cgroup that keeps packets from being translated unasked.
+    bound: Option<PathBuf>,
 }
 
 /// Why there is no command line to act on.
@@ -62,14 +73,35 @@ impl CommandLine {
             command = with_defaults(command, &name, &file);
             read = Some(file);
         }
-        let matches = command.try_get_matches_from(&words)?;
+        let mut matches = command.clone().try_get_matches_from(&words)?;
+        let mut bound = None;
+        if let Some((name, given)) = matches.subcommand()
+            && let Some(cgroup) = packets::bound(given)
+        {
+            let name = name.to_owned();
+            let off = |it: clap::Arg| it.default_value(packets::OFF);
+            command = command.mut_subcommand(name, |it| it.mut_arg(packets::ID, off));
+            matches = command.try_get_matches_from(&words)?;
+            bound = Some(cgroup);
+        }
         let cli = Cli::from_arg_matches(&matches)?;
-        Ok(Self { cli, matches, file: read })
+        Ok(Self { cli, matches, file: read, bound })
     }
 
-    /// What should be said of the file, line by line.
-    pub(super) fn remarks(&self) -> impl Iterator<Item = &str> {
-        self.file.iter().flat_map(File::remarks)
+    /// What should be said of the file, and of what follows from flags, line by line.
+    pub(super) fn remarks(&self) -> impl Iterator<Item = String> {
+        let packets = self.bound.iter().map(|it| {
+            format!(
+                "packets are left alone: --cgroup {} bounds sockets only, and packets would be translated for the whole \
+                 network namespace; --packets nft has them translated",
+                it.display()
+            )
+        });
+        let all = self.file.iter().flat_map(File::remarks).map(str::to_owned).chain(packets);
+        // Who only looks has nothing to say of what others do by it.
+        let acts =
+            self.matches.subcommand().is_some_and(|(_, it)| it.try_contains_id("print_config").is_ok());
+        all.filter(move |_| acts)
     }
 
     /// What is in force and where it comes from, if that is what was asked for.
@@ -96,6 +128,7 @@ impl CommandLine {
                     format!("environment: {variable}")
                 }
                 (Some(_), Some(field)) => format!("file: {field}"),
+                _ if id == packets::ID && self.bound.is_some() => "default below the root cgroup".to_owned(),
                 _ => "default".to_owned(),
             };
             rows.push((format!("--{long}"), values.join(","), origin));
@@ -122,7 +155,10 @@ fn named_file(words: &[OsString]) -> Option<(String, PathBuf)> {
         command.get_subcommands().filter(|it| has(it, "config")).map(|it| it.get_name().to_owned()).collect();
     for name in &names {
         // What the file may say need not be said twice.
-        command = command.mut_subcommand(name, |it| it.mut_arg("source", |it| it.required(false)));
+        command = command.mut_subcommand(name, |it| match has(&it, "source") {
+            true => it.mut_arg("source", |it| it.required(false)),
+            false => it,
+        });
     }
     let matches = command.try_get_matches_from(words).ok()?;
     let (name, matches) = matches.subcommand()?;

@@ -10,11 +10,17 @@ const KUBEADM: &str = include_str!("kubeadm-config.yaml");
 
 /// Parses `run --config FILE` with more words, the file having this text.
 fn line(text: &str, words: &[&str]) -> Result<CommandLine, Wrong> {
+    line_of("run", text, words)
+}
+
+/// The same with another command.
+fn line_of(command: &str, text: &str, words: &[&str]) -> Result<CommandLine, Wrong> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.conf");
     fs::write(&path, text).unwrap();
     let config = format!("--config={}", path.display());
-    let words = ["kube-proxy-ebpf", "run", &config].into_iter().chain(words.iter().copied()).map(Into::into);
+    let words =
+        ["kube-proxy-ebpf", command, &config].into_iter().chain(words.iter().copied()).map(Into::into);
     CommandLine::parse(words.collect::<Vec<_>>())
 }
 
@@ -66,6 +72,40 @@ fn a_flag_wins_over_the_file() {
     assert_eq!(row(&from_flags, "--node-name"), "--node-name n1 flag");
     assert_eq!(row(&from_flags, "--source"), "--source file:x flag");
     assert_eq!(row(&from_flags, "--kubeconfig"), "--kubeconfig k flag");
+}
+
+#[test]
+fn an_agent_takes_from_the_file_what_is_its_own() {
+    let text = KUBEADM
+        .replacen("masqueradeAll: false", "masqueradeAll: true", 1)
+        .replace("metricsBindAddress: \"\"", "metricsBindAddress: 127.0.0.2:10249")
+        .replace("nodePortAddresses: null", "nodePortAddresses: [192.0.2.0/24]")
+        .replace("hostnameOverride: \"\"", "hostnameOverride: n1");
+    let line = line_of("agent", &text, &["--print-config"]).unwrap();
+    assert_eq!(row(&line, "--masquerade-all"), "--masquerade-all true file: iptables.masqueradeAll");
+    assert_eq!(
+        row(&line, "--metrics-bind-address"),
+        "--metrics-bind-address 127.0.0.2:10249 file: metricsBindAddress"
+    );
+    assert_eq!(
+        row(&line, "--nodeport-addresses"),
+        "--nodeport-addresses 192.0.2.0/24 file: nodePortAddresses"
+    );
+    assert_eq!(row(&line, "--node-name"), "--node-name n1 file: hostnameOverride");
+    let remarks: Vec<_> = line.remarks().collect();
+    assert_eq!(remarks.len(), 1, "{remarks:?}");
+    assert!(remarks[0].contains("clientConnection.kubeconfig"), "the brain's: {remarks:?}");
+}
+
+#[test]
+fn who_only_looks_takes_the_file_without_a_word() {
+    for command in ["check", "status"] {
+        let refused = KUBEADM.replace("metricsBindAddress: \"\"", "metricsBindAddress: nowhere");
+        let Err(Wrong::Usage(error)) = line_of(command, &refused, &[]) else { panic!("it is not read") };
+        assert!(error.to_string().contains("nowhere"), "{error}");
+        let line = line_of(command, KUBEADM, &[]).unwrap();
+        assert_eq!(line.remarks().collect::<Vec<_>>(), [""; 0], "{command}");
+    }
 }
 
 #[test]

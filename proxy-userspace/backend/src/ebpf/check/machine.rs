@@ -102,7 +102,7 @@ fn cgroup(options: &Options) -> Finding {
         }
         Reach::Named => Finding::ok(
             SUBJECT,
-            format!("{shown}: only processes in it and below are served, as was asked for"),
+            format!("{shown}: only sockets of processes in it and below are led, as was asked for"),
         ),
         Reach::Nested => Finding::degraded(SUBJECT, format!("{shown} {NESTED}"), NESTED_REMEDY),
     }

@@ -9,7 +9,7 @@ mod rivals;
 
 pub(super) use machine::{is_powerless, locks_little, may_load};
 
-use super::Options;
+use super::{Options, pins::Pins};
 use crate::agent::chain;
 
 /// How good something is.
@@ -83,6 +83,11 @@ pub struct Checkup {
 /// What this kernel can do.
 pub fn kernel() -> Finding {
     machine::kernel(&machine::release())
+}
+
+/// Whether anything is left of an instance that runs or has run.
+pub(crate) fn has_run(options: &Options) -> bool {
+    !Pins::new(&options.pin_dir).is_empty()
 }
 
 /// Whether kube-proxy's rules are here.
