@@ -10,8 +10,8 @@ use std::{
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
-    Agent, Build, EchoServer, Probe, Transport, World, ask, eventually, http::sample, manifest::Service,
-    sandbox::skip,
+    Agent, Build, EchoServer, Probe, Transport, World, agent::Setting, ask, eventually, http::sample,
+    manifest::Service, sandbox::skip,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -20,12 +20,16 @@ const ENDPOINT: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
 
 struct Node {
     _server: EchoServer,
-    _agent: Agent,
+    agent: Agent,
     world: World,
 }
 
 impl Node {
     fn or_skip(test: &str, slots: &str) -> Option<Self> {
+        Self::with(test, |world| world.setting(Build::Product).argument("--socket-slots").argument(slots))
+    }
+
+    fn with(test: &str, setting: impl Fn(&World) -> Setting) -> Option<Self> {
         let world = World::or_skip(test)?;
         let server = EchoServer::start("web", SocketAddr::from((ENDPOINT, 8080))).unwrap();
         let web = Service::new("web", &[WEB.0.into()])
@@ -33,10 +37,9 @@ impl Node {
             .port("udp", "UDP", 80, 8080)
             .endpoint("web", &[IpAddr::from(ENDPOINT)]);
         world.write(&[web]);
-        let setting = world.setting(Build::Product).argument("--socket-slots").argument(slots);
-        let mut agent = setting.start(world.sandbox()).unwrap();
+        let mut agent = setting(&world).start(world.sandbox()).unwrap();
         agent.wait_until(LIMIT, || ask(Transport::Tcp, WEB.into()).is_ok()).unwrap();
-        Some(Self { _server: server, _agent: agent, world })
+        Some(Self { _server: server, agent, world })
     }
 }
 
@@ -97,6 +100,21 @@ fn a_process_in_the_root_cgroup_is_not_taken_for_the_kernel() {
     assert_eq!(tcp.peer_addr().unwrap().as_socket(), Some(WEB.into()));
     assert_eq!(udp6.peer_addr().unwrap(), mapped);
     drop((tcp, tcp6, udp, udp6));
+    assert_eq!(node.world.taken_slots(), 0);
+}
+
+#[test]
+fn programs_do_without_what_the_verifier_refuses_to_have_read() {
+    let node = Node::with("programs_do_without_what_the_verifier_refuses_to_have_read", |world| {
+        world.setting(Build::FaultPoints).environment("KUBE_PROXY_EBPF_FAULT", "sockets-not-shown")
+    });
+    let Some(node) = node else { return };
+    assert!(node.agent.log().contains("who calls is asked instead: load of program"), "{}", node.agent.log());
+    assert!(eventually(LIMIT, || node.world.taken_slots() == 0));
+    let probe = Probe::connect(WEB.into()).unwrap();
+    assert_eq!(probe.stream().peer_addr().unwrap(), WEB.into());
+    assert_eq!(node.world.taken_slots(), 1);
+    drop(probe);
     assert_eq!(node.world.taken_slots(), 0);
 }
 

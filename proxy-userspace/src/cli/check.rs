@@ -37,6 +37,7 @@ pub(super) struct Flags {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Output {
     /// Lines for people
+    #[value(alias = "table")]
     Text,
     /// One JSON object
     Json,

@@ -4,6 +4,19 @@
 #[cfg(feature = "fault-points")]
 const VARIABLE: &str = "KUBE_PROXY_EBPF_FAULT";
 
+/// Whether a test asked for this.
+#[cfg(feature = "fault-points")]
+pub(crate) fn is_wanted(name: &str) -> bool {
+    std::env::var(VARIABLE).is_ok_and(|it| it == name)
+}
+
+/// It cannot be asked for.
+#[cfg(not(feature = "fault-points"))]
+#[inline(always)]
+pub(crate) fn is_wanted(_: &str) -> bool {
+    false
+}
+
 /// The process dies here with SIGKILL if a test asked for it.
 #[cfg(feature = "fault-points")]
 pub(crate) fn point(name: &str) {

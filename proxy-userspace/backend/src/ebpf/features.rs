@@ -10,7 +10,7 @@ use aya::{
     sys::{BpfHelper, is_helper_supported},
 };
 
-use super::btf;
+use super::{btf, fault};
 
 /// What the programs are told.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,9 @@ impl Features {
         let has = |helper| is_helper_supported(ProgramType::CgroupSockAddr, helper).unwrap_or(false);
         let kern_sock = fs::read(btf::KERNEL).ok().and_then(|it| btf::member(&it, "sock", "sk_kern_sock"));
         let can_read = |helper| u32::from(kern_sock.is_some() && has(helper));
-        let place = kern_sock.unwrap_or(0);
+        // Beyond the end of a socket, which the verifier refuses to have read.
+        let refused = fault::is_wanted("sockets-not-shown").then_some(1 << 20);
+        let place = refused.or(kern_sock).unwrap_or(0);
         Self {
             set_retval: has(BpfHelper::BPF_FUNC_set_retval).into(),
             mptcp: has(BpfHelper::BPF_FUNC_skc_to_mptcp_sock).into(),
@@ -38,6 +40,11 @@ impl Features {
             kern_sock_byte: place / 8,
             kern_sock_bit: 1 << (place % 8),
         }
+    }
+
+    /// The same for a kernel that does not let its sockets be read, if that was asked of it.
+    pub(super) fn without_reading(self) -> Option<Self> {
+        (self.tcp_sock != 0 || self.any_sock != 0).then_some(Self { tcp_sock: 0, any_sock: 0, ..self })
     }
 
     /// Tells the programs.

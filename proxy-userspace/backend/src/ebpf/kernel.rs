@@ -53,7 +53,7 @@ pub(super) struct KernelMaps {
 
 /// Loads the kernel object on top of the maps that are pinned, and returns it with the maps.
 /// Nothing is attached yet, and nothing that serves is touched.
-pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps), Error> {
+pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result<(Ebpf, KernelMaps), Error> {
     // Map memory counts against this limit before Linux 5.11; where it cannot be raised, the load says so.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     let slots = pinned::size(&pins.socket_map("slots"), options.socket_slots, "sockets have slots")?;
@@ -78,7 +78,6 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
         make_outer(table.map(), &pins.outer(table), 2, template)?;
     }
     make_outer(chunks::OUTER, &pins.chunks(), CHUNKS, || chunks::create(stripes))?;
-    let features = Features::ask();
     let excluded_levels = exclusions::levels(&options.excluded_cgroups)?;
     let host_only = u32::from(options.host_only);
     let slot_mask = slots - 1;

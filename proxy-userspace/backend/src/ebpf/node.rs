@@ -15,6 +15,7 @@ use super::{
     ending::Ender,
     error::Error,
     exclusions::Exclusions,
+    features::Features,
     hooks,
     kernel::{self, KernelMaps},
     layout::Places,
@@ -24,6 +25,7 @@ use super::{
     plane::{Applied, Plane},
     remembered::{Memory, Remembered},
 };
+use crate::agent::chain;
 use model::Rejected;
 
 /// Where the data plane lives.
@@ -123,10 +125,9 @@ impl Node {
         let pins = Pins::new(&options.pin_dir);
         let lock = pins.prepare()?;
         hooks::check(&cgroup, &pins)?;
-        let (mut ebpf, maps) = kernel::load(&pins, options)?;
+        let (mut ebpf, maps) = load(&pins, options)?;
         let remembered = Remembered::take(&mut ebpf)?;
         let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups)?;
-        hooks::load(&mut ebpf)?;
         let plane = Plane::new(maps)?;
         tracing::info!(cgroup = %cgroup.path().display(), pins = %pins.dir().display(), "ready for the first state");
         Ok(Self {
@@ -288,6 +289,27 @@ impl Node {
     /// If the kernel refuses to tell.
     pub fn memory(&mut self) -> Result<Memory, Error> {
         self.remembered.look()
+    }
+}
+
+/// Loads the kernel object and its programs. Where the verifier refuses to have the kernel's sockets read, they do without.
+fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps), Error> {
+    let load = |features| {
+        let (mut ebpf, maps) = kernel::load(pins, options, features)?;
+        hooks::load(&mut ebpf)?;
+        Ok((ebpf, maps))
+    };
+    let features = Features::ask();
+    match (load(features), features.without_reading()) {
+        (Err(error @ Error::Program { .. }), Some(fewer)) => {
+            let loaded = load(fewer)?;
+            tracing::warn!(
+                "this kernel does not show whose a socket is, and who calls is asked instead: {}",
+                chain(&error)
+            );
+            Ok(loaded)
+        }
+        (loaded, _) => loaded,
     }
 }
 
