@@ -5,6 +5,7 @@
 use std::{
     fs,
     net::Ipv4Addr,
+    os::unix::fs::{PermissionsExt as _, chown},
     process::{Command, Output},
     time::Duration,
 };
@@ -246,6 +247,40 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
     let says = status(&world, &[]);
     assert_eq!(row(&says), ["?", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
     assert!(says.contains("none answers") && says.contains("generation 1 in force"), "{says}");
+}
+
+/// Runs a command of the product's that only looks, without the privilege to look into everybody's folders.
+fn unprivileged(world: &World, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-all"]);
+    command.arg(Build::Product.binary()).args(arguments).arg("--pin-dir").arg(world.sandbox().pins());
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    (status.code(), [stdout, stderr].map(|it| String::from_utf8(it).unwrap()).concat())
+}
+
+#[test]
+fn what_cannot_be_read_is_not_taken_for_nothing() {
+    let Some(world) = World::or_skip("what_cannot_be_read_is_not_taken_for_nothing") else { return };
+    let agent = serve(&world);
+    let cgroup = world.sandbox().cgroup().to_str().unwrap();
+    let commands = [&["dump"][..], &["status", "--cgroup", cgroup]];
+    for arguments in commands {
+        assert_eq!(unprivileged(&world, arguments).0, Some(0), "{arguments:?}: it may look there as yet");
+    }
+    agent.kill9().unwrap();
+    // The folder is somebody else's.
+    let pins = world.sandbox().pins();
+    chown(pins, Some(65_534), Some(65_534)).unwrap();
+    fs::set_permissions(pins, fs::Permissions::from_mode(0o700)).unwrap();
+    for arguments in commands {
+        let (code, says) = unprivileged(&world, arguments);
+        assert_eq!(code, Some(1), "{arguments:?}: {says}");
+        let flat = says.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains("Permission denied") && flat.contains("run as root"), "{arguments:?}: {says}");
+        for wrong in ["nothing is in force", "packets alone"] {
+            assert!(!flat.contains(wrong), "{arguments:?} says {wrong:?}: {says}");
+        }
+    }
 }
 
 #[test]

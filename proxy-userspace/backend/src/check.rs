@@ -18,7 +18,7 @@ pub fn check(options: &Options) -> Checkup {
         // Sockets are served without it.
         let if_not = if options.sockets.is_some() { Level::Degraded } else { Level::Broken };
         checkup.machine.push(nft::machine(&packets.config, if_not));
-        checkup.own.push(nft::check());
+        checkup.own.push(nft::own());
     }
     checkup
 }

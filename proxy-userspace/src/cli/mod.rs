@@ -94,7 +94,12 @@ pub(crate) fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
-        Command::Status(flags) => status::main(flags),
+        Command::Status(flags) => match status::main(flags) {
+            Ok(true) => Ok(()),
+            // It has said what cannot be read.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
         Command::Dump(flags) => dump::main(&flags),
         Command::Cleanup(flags) => cleanup::main(&flags),
         Command::Canary => backend::obey_as_canary(io::stdin(), io::stdout()).map_err(Into::into),
