@@ -197,6 +197,8 @@ fn check_says_whether_packets_can_be_and_are_translated() {
     assert!(!agent.log().contains("somebody has changed"), "{}", agent.log());
     // Where nobody leads sockets, `status` shows what packets are led by.
     let _there = cluster.n1.enter().unwrap();
+    let mode = tests::http::get(at(Ipv4Addr::LOCALHOST.into(), 10249), "/proxyMode").unwrap();
+    assert_eq!(mode.body, "nftables");
     let look = |command: &str| {
         let mut it = Command::new(Build::Product.binary());
         it.arg(command).arg("--pin-dir").arg(cluster.sandbox().pins());
