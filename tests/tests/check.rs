@@ -302,6 +302,23 @@ fn status_names_what_is_refused() {
 }
 
 #[test]
+fn a_node_that_the_cluster_does_not_know_is_told_of() {
+    let Some(world) = World::or_skip("a_node_that_the_cluster_does_not_know_is_told_of") else { return };
+    let mut agent = serve(&world);
+    const SAYS: &str = "no Node object is called so (there are n2)";
+    assert!(!status(&world, &[]).contains("REJECTED"), "manifests may do without nodes");
+    let node = |name| manifest::replace(&world.manifests().join("node.yaml"), &manifest::node(name)).unwrap();
+    node("n2");
+    agent.wait_until(LIMIT, || status(&world, &[]).contains(SAYS)).unwrap();
+    assert!(agent.log().contains(SAYS), "{}", agent.log());
+    let said = check(&world);
+    said.has("degraded", "items", &["node n1", SAYS, "--node-name"]);
+    said.has("ok", "health", &[]);
+    node("n1");
+    agent.wait_until(LIMIT, || !status(&world, &[]).contains("REJECTED")).unwrap();
+}
+
+#[test]
 fn status_that_watches_shows_what_changes() {
     let Some(world) = World::or_skip("status_that_watches_shows_what_changes") else { return };
     let mut agent = serve(&world);

@@ -12,6 +12,7 @@ mod events;
 mod flags;
 mod logging;
 mod news;
+mod own_node;
 mod packets;
 mod pipeline;
 mod print;
