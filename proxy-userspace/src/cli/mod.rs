@@ -83,6 +83,7 @@ pub(crate) fn main() -> ExitCode {
         print!("{text}");
         return ExitCode::SUCCESS;
     }
+    let origins = line.origins();
     let cli = line.cli;
     let result = match cli.command {
         Command::Run(flags) => run::main(flags),
@@ -111,6 +112,12 @@ pub(crate) fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<clap::Error>() => {
             eprint!("{error}");
+            // Whoever has not written a flag does not know it.
+            let text = error.to_string();
+            let words = text.split(|it: char| !it.is_ascii_alphanumeric() && it != '-');
+            for (flag, field) in origins.iter().filter(|(flag, _)| words.clone().any(|it| it == flag)) {
+                eprintln!("  {flag} is what the file says: {field}");
+            }
             ExitCode::from(WRONG_USAGE)
         }
         Err(error) => {

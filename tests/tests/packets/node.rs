@@ -277,7 +277,7 @@ fn flags_that_cannot_go_together_are_refused() {
         (&["--pod-bridge-interface=a-name-that-is-too-long"], "no interface has a name"),
     ];
     let folder = tempfile::tempdir().unwrap();
-    for (flags, says) in refused {
+    let check = |flags: &[&str], says: &str| {
         let output = Command::new(Build::Product.binary())
             .args(["run", "--node-name=n1", "--healthz-bind-address=0", "--metrics-bind-address=0"])
             .arg(format!("--source=file:{}", folder.path().display()))
@@ -287,5 +287,15 @@ fn flags_that_cannot_go_together_are_refused() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(64), "{flags:?}: {error}");
         assert!(error.contains(says), "{flags:?}: {error}");
+    };
+    for (flags, says) in refused {
+        check(flags, says);
     }
+    // Who has written a file is told of the field.
+    let file = folder.path().join("config.conf");
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                detectLocalMode: BridgeInterface\n";
+    fs::write(&file, text).unwrap();
+    let says = format!("--detect-local-mode is what the file says: {}: detectLocalMode", file.display());
+    check(&[&format!("--config={}", file.display())], &says);
 }
