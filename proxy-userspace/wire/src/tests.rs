@@ -166,7 +166,7 @@ proptest! {
     #[test]
     fn the_client_library_finds_the_ports_that_are_meant(state in some_state()) {
         let message = service(&state.service);
-        for it in state.endpoints.iter() {
+        for it in &*state.endpoints {
             let said = endpoint(&state.service, it);
             for index in 0..message.ports.len() {
                 let meant = it.ports.iter().find(|it| usize::from(it.index) == index);
