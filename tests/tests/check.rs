@@ -253,7 +253,8 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
 fn unprivileged(world: &World, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-all"]);
-    command.arg(Build::Product.binary()).args(arguments).arg("--pin-dir").arg(world.sandbox().pins());
+    command.arg(Build::Product.binary()).args(arguments);
+    command.env("KUBE_PROXY_EBPF_PIN_DIR", world.sandbox().pins());
     let Output { status, stdout, stderr } = command.output().unwrap();
     (status.code(), [stdout, stderr].map(|it| String::from_utf8(it).unwrap()).concat())
 }
@@ -272,12 +273,14 @@ fn what_cannot_be_read_is_not_taken_for_nothing() {
     let pins = world.sandbox().pins();
     chown(pins, Some(65_534), Some(65_534)).unwrap();
     fs::set_permissions(pins, fs::Permissions::from_mode(0o700)).unwrap();
-    for arguments in commands {
+    let below = pins.join("below");
+    let below = ["cleanup", "--pin-dir", below.to_str().unwrap()];
+    for arguments in commands.into_iter().chain([&below[..]]) {
         let (code, says) = unprivileged(&world, arguments);
         assert_eq!(code, Some(1), "{arguments:?}: {says}");
         let flat = says.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.contains("Permission denied") && flat.contains("run as root"), "{arguments:?}: {says}");
-        for wrong in ["nothing is in force", "packets alone"] {
+        for wrong in ["nothing is in force", "packets alone", "nothing to remove"] {
             assert!(!flat.contains(wrong), "{arguments:?} says {wrong:?}: {says}");
         }
     }

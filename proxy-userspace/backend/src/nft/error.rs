@@ -4,6 +4,9 @@ use std::io;
 
 use nix::errno::Errno;
 
+/// What is read first: which tables there are, with their comments.
+pub(super) const TABLES: &str = "comments";
+
 /// Why the tables could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -61,7 +64,7 @@ impl Error {
         match self {
             Self::Open(error) => error.raw_os_error() == Some(libc::EPROTONOSUPPORT),
             // The answer to a question about a part of netfilter that is not there.
-            Self::Read { errno, .. } => *errno == Errno::EINVAL,
+            Self::Read { what: TABLES, errno } => *errno == Errno::EINVAL,
             _ => false,
         }
     }
