@@ -14,11 +14,6 @@ pub const ADDRESS4: V4 = V4::from_raw(u32::from_ne_bytes([127, 107, 112, 101]));
 /// binds its socket to the loopback interface, so that nothing gets as far as a router.
 pub const ADDRESS6: V6 = V6::from_raw([0x0100_0000_u32.to_be(), 0, 0, 0x006b_7065_u32.to_be()]);
 
-/// Where [`ADDRESS4`] leads.
-pub const LOOPBACK4: V4 = V4::from_raw(u32::from_ne_bytes([127, 0, 0, 1]));
-/// Where [`ADDRESS6`] leads.
-pub const LOOPBACK6: V6 = V6::from_raw([0, 0, 0, 1_u32.to_be()]);
-
 /// Whether an address, a v4 one v4-mapped, is one of the two.
 #[inline(always)]
 pub fn is(address: V6) -> bool {
@@ -36,6 +31,6 @@ mod tests {
         assert!(Ipv4Addr::from(ADDRESS4).is_loopback());
         assert_eq!(Ipv4Addr::from(ADDRESS4), Ipv4Addr::new(127, 107, 112, 101));
         assert_eq!(Ipv6Addr::from(ADDRESS6), "100::6b:7065".parse::<Ipv6Addr>().unwrap());
-        assert!(is(ADDRESS6) && is(ADDRESS4.mapped()) && !is(LOOPBACK6) && !is(LOOPBACK4.mapped()));
+        assert!(is(ADDRESS6) && is(ADDRESS4.mapped()) && !is(V6::LOOPBACK) && !is(V4::LOOPBACK.mapped()));
     }
 }

@@ -54,13 +54,19 @@ impl V4 {
         self.0
     }
 
+    /// 127.0.0.1.
+    pub const LOOPBACK: Self = Self(u32::from_ne_bytes([127, 0, 0, 1]));
+
+    /// Whether it is a host's own, wherever that is.
+    #[inline(always)]
+    pub const fn is_loopback(self) -> bool {
+        self.0.to_ne_bytes()[0] == 127
+    }
+
     /// Where a connect to this address ends: every loopback address is 127.0.0.1 here, and so is "any address".
     #[inline(always)]
     pub const fn reached(self) -> Self {
-        if self.0 == 0 || self.0.to_ne_bytes()[0] == 127 {
-            return Self(u32::from_ne_bytes([127, 0, 0, 1]));
-        }
-        self
+        if self.0 == 0 || self.is_loopback() { Self::LOOPBACK } else { self }
     }
 
     /// The same address v4-mapped, `::ffff:a.b.c.d` (RFC 4291, 2.5.5.2).
@@ -89,11 +95,21 @@ impl V6 {
         self.0
     }
 
+    /// `::1`.
+    pub const LOOPBACK: Self = Self([0, 0, 0, 1_u32.to_be()]);
+
+    /// Whether it is a host's own, wherever that is; v4-mapped ones count as what is inside.
+    #[inline(always)]
+    pub const fn is_loopback(self) -> bool {
+        let [a, b, c, d] = self.0;
+        a == 0 && b == 0 && (c == 0xffff_u32.to_be() && V4(d).is_loopback() || c == 0 && d == 1_u32.to_be())
+    }
+
     /// Where a connect to this address ends: "any address" is the loopback address.
     #[inline(always)]
     pub const fn reached(self) -> Self {
         let [a, b, c, d] = self.0;
-        if a == 0 && b == 0 && c == 0 && d == 0 { Self([0, 0, 0, 1_u32.to_be()]) } else { self }
+        if a == 0 && b == 0 && c == 0 && d == 0 { Self::LOOPBACK } else { self }
     }
 
     /// The IPv4 address inside, if this is a v4-mapped one.

@@ -3,7 +3,7 @@
 //! The one rule: only what is nobody else's is looked at, and only of sockets whose release is told (see [`crate::release`]).
 
 use proxy_common::{
-    canary::{ADDRESS4, ADDRESS6, LOOPBACK4, LOOPBACK6},
+    canary::{ADDRESS4, ADDRESS6},
     counters::UNCOUNTED,
     decide::{Led, Verdict},
     net::{Be16, V4, V6},
@@ -15,7 +15,7 @@ use proxy_common::{
 pub(crate) fn lead4(verdict: Verdict<Backend4>, ip: V4, port: Be16, protocol: u8) -> Verdict<Backend4> {
     match verdict {
         Verdict::Pass if ip == ADDRESS4 && matches!(protocol, TCP | UDP) => {
-            uncounted(Backend4 { address: LOOPBACK4, port, zero: 0 })
+            uncounted(Backend4 { address: V4::LOOPBACK, port, zero: 0 })
         }
         verdict => verdict,
     }
@@ -26,7 +26,7 @@ pub(crate) fn lead4(verdict: Verdict<Backend4>, ip: V4, port: Be16, protocol: u8
 pub(crate) fn lead6(verdict: Verdict<Backend6>, ip: V6, port: Be16, protocol: u8) -> Verdict<Backend6> {
     match verdict {
         Verdict::Pass if ip == ADDRESS6 && matches!(protocol, TCP | UDP) => {
-            uncounted(Backend6 { address: LOOPBACK6, port, zero: 0 })
+            uncounted(Backend6 { address: V6::LOOPBACK, port, zero: 0 })
         }
         verdict => verdict,
     }

@@ -4,7 +4,7 @@
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
-    decide::{Led, Verdict, decide},
+    decide::{Tables as _, Verdict, decide},
     net::{Be16, V4, V6},
     socket::{Address, Translation},
     tables::{Backend4, Backend6, UDP},
@@ -68,15 +68,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
                 true => Verdict::Pass,
                 false => decide(&side, &process, ip, port, protocol, Backend4::default()),
             };
-            match canary::lead4(verdict, ip, port, protocol) {
-                Verdict::Pass => Verdict::Pass,
-                Verdict::Refuse { port } => Verdict::Refuse { port },
-                Verdict::To(led) => {
-                    let Led { backend, port, cell } = led;
-                    let backend = Address::new(backend.address.mapped(), backend.port);
-                    Verdict::To(Led { backend, port, cell })
-                }
-            }
+            canary::lead4(verdict, ip, port, protocol).map(|it| side.address_of(it))
         }
         None => {
             let side = Side::<V6>::active()?;
@@ -84,15 +76,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
                 true => Verdict::Pass,
                 false => decide(&side, &process, ip, port, protocol, Backend6::default()),
             };
-            match canary::lead6(verdict, ip, port, protocol) {
-                Verdict::Pass => Verdict::Pass,
-                Verdict::Refuse { port } => Verdict::Refuse { port },
-                Verdict::To(led) => {
-                    let Led { backend, port, cell } = led;
-                    let backend = Address::new(backend.address, backend.port);
-                    Verdict::To(Led { backend, port, cell })
-                }
-            }
+            canary::lead6(verdict, ip, port, protocol).map(|it| side.address_of(it))
         }
     };
     match verdict {
@@ -133,8 +117,9 @@ fn remember(
 
 /// A socket that is connected elsewhere now must not show the Service it was connected to before.
 ///
-/// (A connect that is refused leaves a UDP socket connected where it was, and so does what is remembered. One that fails
-/// later, for want of a route, does too, but that no hook sees: such a socket shows the backend from then on.)
+/// (A connect that is refused leaves a UDP socket connected where it was, and so does what is remembered; before 5.18 it
+/// leads nowhere, see [`ctx::refuse_connect4`]. One that fails later, for want of a route, leaves it, too, but that no hook
+/// sees. What is remembered then counts no more, as it is compared with where the socket goes.)
 #[inline(always)]
 fn forget(ctx: &SockAddrContext, destination: &Address) {
     if ctx::was_never_connected(ctx) {

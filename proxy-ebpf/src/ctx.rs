@@ -20,8 +20,6 @@ use crate::{
 const ECONNREFUSED: i32 = 111;
 const ENOBUFS: i32 = 105;
 const EADDRINUSE: i32 = 98;
-const LOOPBACK4: V4 = V4::from_raw(u32::from_ne_bytes([127, 0, 0, 1]));
-const LOOPBACK6: V6 = V6::from_raw([0, 0, 0, 1_u32.to_be()]);
 /// `TCP_ESTABLISHED`, which is also the state of a connected UDP socket.
 const ESTABLISHED: u32 = 1;
 const AF_INET: u32 = 2;
@@ -163,7 +161,7 @@ pub(crate) fn refuse_connect4(ctx: &SockAddrContext) -> i32 {
     if can_set_retval() {
         return refuse();
     }
-    rewrite4(ctx, LOOPBACK4, Be16::new(0));
+    rewrite4(ctx, V4::LOOPBACK, Be16::new(0));
     PASS
 }
 
@@ -173,7 +171,7 @@ pub(crate) fn refuse_connect6(ctx: &SockAddrContext, mapped: bool) -> i32 {
     if can_set_retval() {
         return refuse();
     }
-    rewrite6(ctx, if mapped { LOOPBACK4.mapped() } else { LOOPBACK6 }, Be16::new(0));
+    rewrite6(ctx, if mapped { V4::LOOPBACK.mapped() } else { V6::LOOPBACK }, Be16::new(0));
     PASS
 }
 

@@ -50,7 +50,8 @@ static MEMBERS4: ArrayOfMaps<HashMap<MemberKey4, Member, 1>, 2> = ArrayOfMaps::n
 #[btf_map]
 static MEMBERS6: ArrayOfMaps<HashMap<MemberKey6, Member, 1>, 2> = ArrayOfMaps::new();
 
-/// What is counted, chunk by chunk. A chunk is put in when its first cell is needed, and stays.
+/// What is counted, chunk by chunk. A chunk is put in when its first cell is needed, and taken out when nobody counts
+/// there any more.
 #[btf_map]
 pub(crate) static COUNTERS: ArrayOfMaps<Array<Row, 1>, { CHUNKS as usize }> = ArrayOfMaps::new();
 
@@ -257,13 +258,10 @@ impl<Ip> Side<Ip> {
         unsafe { PLACES.get(self.index)?.get(address) }.copied()
     }
 
-    /// What stands behind a node port of either IP version.
+    /// The same side's tables of another IP version.
     #[inline(always)]
-    pub(crate) fn any_node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
-        if !self.spans(port) {
-            return None;
-        }
-        self.node_port_of(port, protocol, 4).or_else(|| self.node_port_of(port, protocol, 6))
+    pub(crate) fn of_family<Other>(&self) -> Side<Other> {
+        Side { index: self.index, family: PhantomData }
     }
 }
 

@@ -11,6 +11,7 @@ use proxy_common::{
     counters,
     decide::{Caller, mix},
     net::V6,
+    socket::Address,
 };
 
 use crate::{
@@ -21,7 +22,6 @@ use crate::{
     memory::Memory,
 };
 
-const BPF_ANY: u64 = 0;
 const BPF_NOEXIST: u64 = 1;
 
 /// The process, by the context of its system call.
@@ -76,13 +76,15 @@ impl Caller for Process<'_> {
         ctx::is_host(self.ctx)
     }
 
+    /// A loopback address says no more than the namespace, and there are too many to be a client each.
+    ///
     /// A UDP socket that is connected has a source address in any case, and the kernel does not tell who chose it. It counts
     /// as the kernel's, since hardly any program binds an address and connects twice: one that does is the client of its
     /// namespace from the second connect on, and where it sends to another Service than its peer.
     #[inline(always)]
     fn client(&self) -> Client {
         let source = ctx::source(self.ctx);
-        if source == V6::default() || ctx::is_connected(self.ctx) {
+        if source == V6::default() || source.is_loopback() || ctx::is_connected(self.ctx) {
             Client::Namespace(ctx::netns(self.ctx))
         } else {
             Client::Address(source)
@@ -97,20 +99,30 @@ impl Caller for Process<'_> {
 
     #[inline(always)]
     fn affinity(&self, key: &AffinityKey) -> Affinity {
-        // SAFETY: another connection of the client may write meanwhile; what is half of two backends is no member.
+        // SAFETY: another connection of the client may write meanwhile, and an entry that was forgotten for want of room may
+        // be another client's while it is copied. Whatever comes of it, only a member of the set is led to.
         unsafe { CLIENTS.get(key) }.copied().unwrap_or_default()
     }
 
     #[inline(always)]
-    fn keep_affinity(&self, key: &AffinityKey, affinity: &Affinity) {
-        if CLIENTS.insert(key, affinity, BPF_NOEXIST).is_ok() {
+    fn keep_affinity(&self, key: &AffinityKey, last: &Affinity, affinity: &Affinity) -> Address {
+        if last.used == 0 && CLIENTS.insert(key, affinity, BPF_NOEXIST).is_ok() {
             if let Some(count) = CAME.get_ptr_mut(0) {
                 atomic::add(count, 1);
             }
-        } else {
-            // Nothing else is to be done where even that fails: the connection goes on, and the next one is chosen anew.
-            let _ = CLIENTS.insert(key, affinity, BPF_ANY);
+            return affinity.backend;
         }
+        // In its place: another entry for a client that is there would cost a third one's, where there is no room.
+        let Some(kept) = CLIENTS.get_ptr_mut(key) else {
+            // Nothing is to be done where there is no room at all: the next connection is chosen anew.
+            return affinity.backend;
+        };
+        // SAFETY: as in `affinity`.
+        let kept = unsafe { &mut *kept };
+        if kept.used == last.used {
+            *kept = *affinity;
+        }
+        kept.backend
     }
 
     #[inline(always)]

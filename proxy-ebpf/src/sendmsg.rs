@@ -6,10 +6,9 @@
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
-    decide::{Verdict, decide},
+    decide::{Tables as _, Verdict, decide},
     net::{V4, V6},
     socket::{Address, Translation},
-    tables::{Backend4, Backend6},
 };
 
 use crate::{PASS, canary, counters, ctx, datagrams, maps::Side, memory, process::Process, scope};
@@ -40,9 +39,8 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
         }
     }
     let backend = datagrams::backend_of(ctx, &service);
-    let remembered =
-        Backend4 { address: backend.ip.to_v4().unwrap_or_default(), port: backend.port, zero: 0 };
     let side = Side::<V4>::active()?;
+    let remembered = side.backend_at(backend);
     let verdict = match scope::is_left_alone(ctx) {
         true => Verdict::Pass,
         false => decide(&side, &Process::that_sends(ctx), ip, port, protocol, remembered),
@@ -58,8 +56,7 @@ fn try_sendmsg4(ctx: &SockAddrContext) -> Option<i32> {
         }
         Verdict::To(led) => {
             let backend = led.backend;
-            let translation =
-                Translation { service, backend: Address::new(backend.address.mapped(), backend.port) };
+            let translation = Translation { service, backend: side.address_of(backend) };
             if !datagrams::remember(ctx, translation) {
                 counters::rejection(led.port);
                 return Some(ctx::no_memory());
@@ -85,8 +82,8 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
         }
     }
     let backend = datagrams::backend_of(ctx, &service);
-    let remembered = Backend6 { address: backend.ip, port: backend.port, zero: 0 };
     let side = Side::<V6>::active()?;
+    let remembered = side.backend_at(backend);
     let verdict = match scope::is_left_alone(ctx) {
         true => Verdict::Pass,
         false => decide(&side, &Process::that_sends(ctx), ip, port, protocol, remembered),
@@ -102,7 +99,7 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
         }
         Verdict::To(led) => {
             let backend = led.backend;
-            let translation = Translation { service, backend: Address::new(backend.address, backend.port) };
+            let translation = Translation { service, backend: side.address_of(backend) };
             if !datagrams::remember(ctx, translation) {
                 counters::rejection(led.port);
                 return Some(ctx::no_memory());
@@ -114,9 +111,11 @@ fn try_sendmsg6(ctx: &SockAddrContext) -> Option<i32> {
     }
 }
 
-/// Where a connected socket's datagrams to the Service it is connected to go.
+/// Where a connected socket's datagrams to the Service it is connected to go. Where it goes itself is asked, for it may have
+/// been connected elsewhere by a call that failed.
 #[inline(always)]
 fn connected_backend(ctx: &SockAddrContext, service: &Address) -> Option<Address> {
     let translation = memory::recall(ctx)?;
-    (translation.service == *service && !translation.backend.is_unset()).then_some(translation.backend)
+    (translation.service == *service && ctx::is_peer(ctx, &translation.backend))
+        .then_some(translation.backend)
 }

@@ -5,6 +5,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
+    sync::Barrier,
     thread,
     time::{Duration, Instant},
 };
@@ -120,6 +121,30 @@ fn a_client_keeps_its_endpoint() {
 }
 
 #[test]
+fn a_new_client_that_connects_many_times_at_once_has_one_endpoint() {
+    let test = "a_new_client_that_connects_many_times_at_once_has_one_endpoint";
+    let Some(node) = Node::or_skip(test, 3600, &[]) else { return };
+    const AT_ONCE: usize = 8;
+    for n in 0..50 {
+        let source = SocketAddr::from(([10, 244, 3, n], 0));
+        let start = Barrier::new(AT_ONCE);
+        let connect = || {
+            let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+            socket.bind(&source.into()).unwrap();
+            start.wait();
+            socket.connect(&service()[0].into()).unwrap();
+            answer(&socket.into())
+        };
+        let given: BTreeSet<_> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(connect)).collect();
+            threads.into_iter().map(|it| it.join().unwrap()).collect()
+        });
+        assert_eq!(given.len(), 1, "client {n}: {given:?}");
+    }
+    drop(node);
+}
+
+#[test]
 fn a_removed_endpoint_frees_its_clients_at_once() {
     let Some(node) = Node::or_skip("a_removed_endpoint_frees_its_clients_at_once", 3600, &[]) else { return };
     let address = service()[0];
@@ -143,23 +168,25 @@ fn each_namespace_and_each_bound_address_is_a_client() {
         return;
     };
     let address = service()[0];
+    let connect = |source: [u8; 4]| {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+        socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+        socket.connect(&address.into()).unwrap();
+        let socket = std::net::UdpSocket::from(socket);
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        answer(&socket)
+    };
     // Of 30 clients at 10 endpoints all would have the same one once in 10^29 runs.
     let mut given = BTreeSet::new();
     for n in 1..=30 {
-        let source = SocketAddr::from(([10, 244, 2, n], 0));
-        let connect = || {
-            let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
-            socket.bind(&source.into()).unwrap();
-            socket.connect(&address.into()).unwrap();
-            let socket = std::net::UdpSocket::from(socket);
-            socket.set_read_timeout(Some(LIMIT)).unwrap();
-            answer(&socket)
-        };
-        let first = connect();
-        assert!((0..5).all(|_| connect() == first), "client {source}");
+        let first = connect([10, 244, 2, n]);
+        assert!((0..5).all(|_| connect([10, 244, 2, n]) == first), "client {n}");
         given.insert(first);
     }
     assert!(given.len() > 1);
+    // A loopback address is no other client than its namespace.
+    let unbound = ask(Transport::Udp, address).unwrap();
+    assert!((1..=30).all(|n| connect([127, 0, 1, n]) == unbound));
     // The same from namespaces, which a socket that is bound to nothing stands for.
     let mut given = BTreeSet::new();
     for _ in 0..30 {

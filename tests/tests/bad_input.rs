@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use aya::maps::Array;
+use aya::{
+    maps::Array,
+    programs::{CgroupAttachMode, CgroupSockAddr, CgroupSockAddrAttachType},
+};
 use tests::{
     Build, EchoServer, Transport, World, ask, eventually,
     manifest::{self, Service},
@@ -246,6 +249,43 @@ metadata: {name: web, namespace: default}
         names.iter().all(|it| log.contains(it))
     };
     agent.wait_until(LIMIT, says_all).unwrap();
+}
+
+#[test]
+fn a_hook_that_cannot_be_had_leads_nobody_and_is_asked_for_again() {
+    let test = "a_hook_that_cannot_be_had_leads_nobody_and_is_asked_for_again";
+    let Some(world) = World::or_skip(test) else { return };
+    let _server = server();
+    let start = || world.setting(Build::Product).start(world.sandbox()).unwrap();
+    // A program that lets everything pass, since it never heard of a Service.
+    world.write(&[]);
+    let mut agent = start();
+    agent.wait_until(LIMIT, || world.program("connect6").exists()).unwrap();
+    let mut idle =
+        CgroupSockAddr::from_pin(world.program("connect6"), CgroupSockAddrAttachType::Connect6).unwrap();
+    agent.terminate().unwrap();
+    assert_eq!(program(&["cleanup", "--pin-dir", text(world.sandbox().pins())]).status.code(), Some(0));
+    // As many as the kernel allows on one cgroup (BPF_CGROUP_MAX_PROGS).
+    let cgroup = fs::File::open(world.sandbox().cgroup()).unwrap();
+    let mut attach = || {
+        let link = idle.attach(&cgroup, CgroupAttachMode::Single).unwrap();
+        idle.take_link(link).unwrap()
+    };
+    let full: Vec<_> = (0..64).map(|_| attach()).collect();
+    world.write(&[web()]);
+    let mut agent = start();
+    let log = agent.log_path().to_owned();
+    let says = "attach of program connect6 failed";
+    let has_failed = || fs::read_to_string(&log).is_ok_and(|it| it.matches(says).count() > 3);
+    agent.wait_until(LIMIT, has_failed).unwrap();
+    let links = world.sandbox().pins().join("links");
+    // Between two attempts, which are ever further apart.
+    let leads = || ["connect4", "sendmsg4", "sendmsg6"].iter().any(|it| links.join(it).exists());
+    assert!(eventually(LIMIT, || !leads()), "{}", agent.log());
+    TcpStream::connect((WEB, 80)).unwrap_err();
+    assert!(links.join("sock_release").exists(), "sockets that were led meanwhile are still heard of");
+    drop(full);
+    agent.wait_until(LIMIT, || ask(Transport::Tcp, (WEB, 80).into()).is_ok()).unwrap();
 }
 
 #[test]

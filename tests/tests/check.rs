@@ -280,7 +280,7 @@ fn what_cannot_be_read_is_not_taken_for_nothing() {
         assert_eq!(code, Some(1), "{arguments:?}: {says}");
         let flat = says.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.contains("Permission denied") && flat.contains("run as root"), "{arguments:?}: {says}");
-        for wrong in ["nothing is in force", "packets alone", "nothing to remove"] {
+        for wrong in ["nothing is in force", "packets alone", "nothing to remove: there is no"] {
             assert!(!flat.contains(wrong), "{arguments:?} says {wrong:?}: {says}");
         }
     }

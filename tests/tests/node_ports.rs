@@ -68,8 +68,8 @@ impl Node {
         world.write(&services);
         let setting = arguments.iter().fold(world.setting(Build::Product), Setting::argument);
         let mut agent = setting.start(world.sandbox()).unwrap();
-        // The last program is that of bind6.
-        agent.wait_until(LIMIT, || world.program("bind6").exists()).unwrap();
+        // The last program is that of connect6.
+        agent.wait_until(LIMIT, || world.program("connect6").exists()).unwrap();
         Some(Self { _servers: servers, _agent: agent, world })
     }
 }
@@ -203,6 +203,28 @@ fn node_ports_are_served_only_at_the_addresses_that_are_asked_for() {
     served(OTHER, PORT);
     untouched(OUTSIDE, PORT);
     untouched(OWN6, PORT);
+    // Nor is it taken at the others.
+    for own in [IpAddr::from(OWN6), Ipv4Addr::LOCALHOST.into()] {
+        TcpListener::bind((own, PORT)).unwrap();
+    }
+    assert_eq!(TcpListener::bind((OWN, PORT)).is_err(), knows_its_namespace());
+}
+
+#[test]
+fn a_node_port_of_one_family_can_be_bound_in_the_other() {
+    let Some(node) = Node::or_skip("a_node_port_of_one_family_can_be_bound_in_the_other", &[]) else {
+        return;
+    };
+    let web = Service::new("web", &[[10, 96, 0, 1].into()])
+        .port("tcp", "TCP", 80, 8080)
+        .node_port(PORT)
+        .endpoint("web", &ENDPOINTS[..1]);
+    node.world.write(&[web]);
+    assert!(eventually(LIMIT, || TcpListener::bind((OWN6, PORT)).is_ok()));
+    for taken in ["0.0.0.0", "192.0.2.1", "[::]", "[::ffff:192.0.2.1]", "[::ffff:0.0.0.0]"] {
+        let bound = TcpListener::bind(format!("{taken}:{PORT}"));
+        assert_eq!(bound.is_err(), knows_its_namespace(), "{taken}: {bound:?}");
+    }
 }
 
 #[test]
@@ -216,7 +238,7 @@ fn a_node_port_cannot_be_bound_on_the_node() {
         let kind = if kernel_at_least(5, 18) { ErrorKind::AddrInUse } else { ErrorKind::PermissionDenied };
         assert_eq!(result.unwrap_err().kind(), kind);
     };
-    for any in ["0.0.0.0", "[::]", "127.0.0.1"] {
+    for any in ["0.0.0.0", "[::]", "127.0.0.1", "192.0.2.1", "[2001:db8::1]"] {
         refused(TcpListener::bind(format!("{any}:{PORT}")).map(drop));
         refused(UdpSocket::bind(format!("{any}:{PORT}")).map(drop));
         refused(TcpListener::bind(format!("{any}:{LOCAL_PORT}")).map(drop));

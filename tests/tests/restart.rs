@@ -160,9 +160,9 @@ fn a_first_start_that_dies_is_finished_by_the_next() {
     }
 }
 
-/// Whether every program is in effect: the last one to be attached is bind6.
+/// Whether every program is in effect: the last one to be attached is connect6.
 fn agent_is_attached(world: &World) -> bool {
-    world.program("bind6").exists()
+    world.program("connect6").exists()
 }
 
 #[test]

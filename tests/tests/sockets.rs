@@ -436,3 +436,23 @@ fn a_connection_outlives_its_endpoints_place_in_the_service() {
         assert_eq!(probe.stream().peer_addr().unwrap(), (WEB4, 80).into());
     }
 }
+
+#[test]
+fn a_connect_that_fails_does_not_lead_what_is_sent_later() {
+    let Some(node) = Node::or_skip("a_connect_that_fails_does_not_lead_what_is_sent_later", 1) else {
+        return;
+    };
+    let door = SocketAddr::from((EMPTY4, 80));
+    let serve_at = |ip: [u8; 4]| node.world.write(&[web([1]), empty().endpoint("e", &[ip.into()])]);
+    let socket = udp(door);
+    socket.connect((WEB4, 80)).unwrap();
+    // No route leads there; the socket stays connected where it was.
+    serve_at([203, 0, 113, 77]);
+    let has_failed = || socket.connect(door).is_err_and(|it| it.kind() == ErrorKind::NetworkUnreachable);
+    assert!(eventually(LIMIT, has_failed));
+    let server = UdpSocket::bind(("10.244.1.9", 8080)).unwrap();
+    server.set_read_timeout(Some(LIMIT)).unwrap();
+    serve_at([10, 244, 1, 9]);
+    assert!(eventually(LIMIT, || socket.send_to(b"hello", door).is_ok()));
+    assert_eq!(server.recv(&mut [0; 16]).unwrap(), 5);
+}

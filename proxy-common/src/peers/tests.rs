@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    net::{Be16, V6},
+    net::{Be16, V4, V6},
     socket::DATAGRAM_SLOTS,
 };
 
@@ -183,13 +183,13 @@ fn the_canary_takes_no_room_of_others() {
     }
     for port in 1..=100 {
         let [service, backend] =
-            [canary::ADDRESS4, canary::LOOPBACK4].map(|it| Address::new(it.mapped(), Be16::new(port)));
+            [canary::ADDRESS4, V4::LOOPBACK].map(|it| Address::new(it.mapped(), Be16::new(port)));
         assert!(remember(&mut socket.datagrams, &socket.view, Translation { service, backend }));
         assert_eq!(service_of(&socket.datagrams, &socket.view, &backend), service);
     }
     connect(&socket.view, &translation(1, 100));
     let service = Address::new(canary::ADDRESS6, Be16::new(53));
-    connect(&socket.view, &Translation { service, backend: Address::new(canary::LOOPBACK6, Be16::new(53)) });
+    connect(&socket.view, &Translation { service, backend: Address::new(V6::LOOPBACK, Be16::new(53)) });
     assert_eq!(table.len(), 0, "not even what it was connected to before");
 }
 

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
-use backend::Answer;
+use backend::{Answer, ebpf::Hooks};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -72,6 +72,7 @@ impl Health {
     pub(crate) fn serves_outside(record: &Record, now: Moment) -> Self {
         let mut problems = problems(record, now);
         problems.extend(record.lacking.as_ref().map(ToString::to_string));
+        problems.extend(changed_tables(record));
         Self::of(problems, record, now)
     }
 
@@ -103,6 +104,13 @@ fn problems(record: &Record, now: Moment) -> Vec<String> {
     }
     problems.extend(unproven(record, now));
     problems
+}
+
+/// Which tables of nftables somebody has changed, if some are.
+fn changed_tables(record: &Record) -> Option<String> {
+    let tables: Vec<_> = record.hooks.iter().flat_map(Hooks::missing_tables).collect();
+    let says = || format!("not as they were written: {}; it is tried to put them right", tables.join(", "));
+    (!tables.is_empty()).then(says)
 }
 
 /// Why the programs cannot be taken to be in effect.
@@ -158,7 +166,12 @@ pub(crate) fn readiness(record: &Record, now: Moment) -> Vec<(String, Result<(),
     checks.push(("state".into(), state));
     let programs = match &record.hooks {
         // What no restart would mend is no matter of liveness.
-        Some(hooks) => unproven(record, now).or_else(|| hooks.unreached.clone()).map_or(Ok(()), Err),
+        Some(hooks) => {
+            let wrong = unproven(record, now).or_else(|| hooks.unreached.clone());
+            // Where there are no programs, the tables are all there is.
+            let wrong = wrong.or_else(|| changed_tables(record).filter(|_| hooks.hooks.is_empty()));
+            wrong.map_or(Ok(()), Err)
+        }
         None => Err("not attached yet".into()),
     };
     checks.push(("programs".into(), programs));

@@ -66,7 +66,7 @@ pub(crate) fn published(
 pub(crate) fn hooks(in_effect: bool) -> Hooks {
     let others = vec![Other { id: 7, name: "cil_sock4_connect".into() }];
     let hook = Hook { name: "connect4", program: Some(1), in_effect, others };
-    Hooks { cgroup: "/sys/fs/cgroup".into(), unreached: None, hooks: vec![hook] }
+    Hooks { cgroup: "/sys/fs/cgroup".into(), hooks: vec![hook], ..Hooks::default() }
 }
 
 pub(crate) fn report() -> Report {

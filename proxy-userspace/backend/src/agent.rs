@@ -8,7 +8,7 @@ use model::Rejected;
 use publish::{Published, Subscription};
 use tokio::{
     task::spawn_blocking,
-    time::{Instant, sleep},
+    time::{Instant, sleep, sleep_until},
 };
 
 use crate::{
@@ -38,6 +38,8 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
     let mut newest = states.next().await;
     let mut written: Option<Written> = None;
     let mut pause = PAUSE.0;
+    // When what has failed is tried again.
+    let mut retry: Option<Instant> = None;
     let mut next_look = Instant::now();
     // Whether something is left to be done for what is in force.
     let mut unsettled = false;
@@ -55,132 +57,119 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
     let mut said = Said::default();
     let mut canary = None;
     loop {
-        let mut failed = false;
-        let mut behind = None;
-        let begin = Instant::now();
-        if let Some(published) = &newest {
-            observer.taken(published);
-            if let Some(ending) = &ending {
-                ending.begin(&published.state);
+        // What has failed waits for its time, or for something new.
+        if retry.is_none_or(|it| it <= Instant::now()) {
+            let mut failed = false;
+            let begin = Instant::now();
+            if let Some(published) = &newest {
+                observer.taken(published);
+                if let Some(ending) = &ending {
+                    ending.begin(&published.state);
+                }
             }
-        }
-        let turn;
-        (node, turn) = take_turn(node, newest.clone(), written.is_some()).await;
-        let Turn { applied, attached, mut left } = turn;
-        if let (Some(published), Some(result)) = (&newest, applied) {
-            match result {
-                Ok(report) => {
-                    written = Some(Written { published: Arc::clone(published), report, begin });
-                    behind = node.behind().map(ToString::to_string);
-                    if behind.is_none() {
+            let turn;
+            (node, turn) = take_turn(node, newest.clone(), written.is_some()).await;
+            let Turn { applied, attached, mut left } = turn;
+            if let (Some(published), Some(result)) = (&newest, applied) {
+                match result {
+                    Ok(report) => {
+                        written = Some(Written { published: Arc::clone(published), report, begin });
                         newest = None;
+                    }
+                    Err(error) => {
+                        failed = true;
+                        let (rev, error) = (published.rev, chain(&error));
+                        observer.failed(Doing::Apply, &error);
+                        tracing::error!(
+                            rev,
+                            error,
+                            "not in force, the state before goes on serving; next try in {pause:?}"
+                        );
+                    }
+                }
+            }
+            // Packets that are not where sockets are follow with the next turn.
+            let behind = node.behind().map(ToString::to_string);
+            if behind.is_some() {
+                newest = latest.clone();
+            }
+            observer.lacking(node.lacking());
+            match attached {
+                Ok(()) => {
+                    let mut was_large = false;
+                    let published = written.take().map(|mut written| {
+                        was_large = written.report.whole || written.report.entries > MANY;
+                        written.report.rejected.append(&mut left);
+                        let published = Arc::clone(&written.published);
+                        written.tell(&mut rejected, observer);
+                        unsettled = true;
+                        published
+                    });
+                    // An apply that failed has tried that, too.
+                    if unsettled && !failed {
+                        let settled;
+                        (node, settled) = in_own_thread(node, Node::settle).await;
+                        unsettled = settled.is_err();
+                        if let Err(error) = settled {
+                            failed = true;
+                            let error = chain(&error);
+                            observer.failed(Doing::Settle, &error);
+                            tracing::warn!(error, "not settled; next try in {pause:?}");
+                        }
+                    }
+                    if was_large {
+                        // It took far more than keeping it does.
+                        spawn_blocking(give_back_memory);
+                    }
+                    if let (Some(ending), Some(published)) = (&mut ending, &published) {
+                        ending.in_force(published);
                     }
                 }
                 Err(error) => {
                     failed = true;
-                    let (rev, error) = (published.rev, chain(&error));
-                    observer.failed(Doing::Apply, &error);
-                    tracing::error!(
-                        rev,
-                        error,
-                        "not in force, the state before goes on serving; next try in {pause:?}"
-                    );
+                    let error = chain(&error);
+                    observer.failed(Doing::Attach, &error);
+                    tracing::error!(error, "what should be in effect is not; next try in {pause:?}");
                 }
             }
-        }
-        observer.lacking(node.lacking());
-        match attached {
-            Ok(()) => {
-                let mut was_large = false;
-                let published = written.take().map(|mut written| {
-                    was_large = written.report.whole || written.report.entries > MANY;
-                    written.report.rejected.append(&mut left);
-                    let published = Arc::clone(&written.published);
-                    written.tell(&mut rejected, observer);
-                    unsettled = true;
-                    published
-                });
-                // An apply that failed has tried that, too.
-                if unsettled && !failed {
-                    let settled;
-                    (node, settled) = in_own_thread(node, Node::settle).await;
-                    unsettled = settled.is_err();
-                    if let Err(error) = settled {
-                        failed = true;
-                        let error = chain(&error);
-                        observer.failed(Doing::Settle, &error);
-                        tracing::warn!(error, "not settled; next try in {pause:?}");
-                    }
-                }
-                if was_large {
-                    // It took far more than keeping it does.
-                    spawn_blocking(give_back_memory);
-                }
-                if let (Some(ending), Some(published)) = (&mut ending, &published) {
-                    ending.in_force(published);
-                }
-            }
-            Err(error) => {
+            // What is in force is told first: this is what is left of it.
+            if let Some(error) = behind {
                 failed = true;
-                let error = chain(&error);
-                observer.failed(Doing::Attach, &error);
-                tracing::error!(error, "what should be in effect is not; next try in {pause:?}");
+                observer.failed(Doing::Apply, &error);
+                tracing::error!(error, "in force for sockets alone; next try in {pause:?}");
             }
-        }
-        // What is in force is told first: this is what is left of it.
-        if let Some(error) = behind {
-            failed = true;
-            observer.failed(Doing::Apply, &error);
-            tracing::error!(error, "in force for sockets alone; next try in {pause:?}");
+            retry = failed.then(|| Instant::now() + pause);
+            pause = if failed { (pause * 2).min(PAUSE.1) } else { PAUSE.0 };
         }
         // States may come without a pause; it is looked all the same.
-        let mut is_whole = true;
-        let mut recovered = false;
         if next_look <= Instant::now() {
             next_look = Instant::now() + LOOK;
             let looked;
-            (node, looked) = in_own_thread(node, Node::look).await;
-            if let (Ok(Some(hooks)), Some(cgroup)) = (&looked, node.cgroup())
-                && hooks.are_in_effect()
-            {
-                canary.get_or_insert_with(|| Trial::start(cgroup.to_owned()));
-            }
-            is_whole = tell_of(looked, &mut said, observer);
-            if let Some(published) = latest.clone() {
-                (node, recovered) = in_own_thread(node, move |node| node.recover(&published.state)).await;
-            }
-            if recovered {
-                tracing::info!("traffic that has no socket here is served at last");
+            (node, looked) = look(node, latest.as_ref(), &mut said, &mut canary, observer).await;
+            if looked.recovered {
                 // What is said of it, and what follows from it, is as with any other state.
                 newest = latest.clone();
+                retry = None;
             }
-            let excluded;
-            (node, excluded) = in_own_thread(node, Node::exclude).await;
-            if let Err(error) = excluded {
-                tracing::warn!("cgroups that are to be left alone cannot be looked for: {}", chain(&error));
-            }
-            let memory;
-            (node, memory) = in_own_thread(node, Node::memory).await;
-            said.tell_of_memory(memory, observer);
-        }
-        let wait = match (failed, is_whole && !recovered) {
-            (true, _) => pause,
-            (false, true) => LOOK,
             // What is missing is put back at once.
-            (false, false) => Duration::ZERO,
-        };
-        pause = if failed { (pause * 2).min(PAUSE.1) } else { PAUSE.0 };
+            if retry.is_none() && (looked.recovered || !looked.is_whole) {
+                continue;
+            }
+        }
+        let wake = retry.map_or(next_look, |it| it.min(next_look));
         tokio::select! {
             next = states.next() => match next {
                 Some(next) => {
                     latest = Some(Arc::clone(&next));
                     newest = Some(next);
+                    retry = None;
                 }
                 None => return,
             },
             now = addresses.changed() => {
                 node.set_interfaces(now);
                 newest = latest.clone();
+                retry = None;
             }
             heard = heard(&mut canary) => {
                 said.tell_of_canary(&heard);
@@ -190,11 +179,56 @@ pub async fn follow(mut node: Node, mut states: Subscription, observer: &dyn Obs
                 observer.ended(&ended);
                 said.tell_of(&ended);
             }
-            // Whoever changes something is given time to end; and two who undo each other's work do not keep a CPU busy.
-            () = node.disturbed() => sleep(PAUSE.0).await,
-            () = sleep(wait) => {}
+            () = node.disturbed() => {
+                // Whoever changes something is given time to end; and two who undo each other's work do not keep a CPU
+                // busy.
+                sleep(PAUSE.0).await;
+                retry = None;
+            }
+            () = sleep_until(wake) => {}
         }
     }
+}
+
+/// What was seen when the node was looked at.
+struct Looked {
+    /// Whether every program is in effect, as far as is known.
+    is_whole: bool,
+    /// Whether packets can be translated which could not be before.
+    recovered: bool,
+}
+
+/// Asks the kernel what is in effect, tries again what could not be done at all, and tells of it.
+async fn look(
+    node: Node,
+    latest: Option<&Arc<Published>>,
+    said: &mut Said,
+    canary: &mut Option<Trial>,
+    observer: &dyn Observer,
+) -> (Node, Looked) {
+    let (mut node, looked) = in_own_thread(node, Node::look).await;
+    if let (Ok(Some(hooks)), Some(cgroup)) = (&looked, node.cgroup())
+        && hooks.are_in_effect()
+    {
+        canary.get_or_insert_with(|| Trial::start(cgroup.to_owned()));
+    }
+    let is_whole = tell_of(looked, said, observer);
+    let mut recovered = false;
+    if let Some(published) = latest.cloned() {
+        (node, recovered) = in_own_thread(node, move |node| node.recover(&published.state)).await;
+    }
+    if recovered {
+        tracing::info!("traffic that has no socket here is served at last");
+    }
+    let excluded;
+    (node, excluded) = in_own_thread(node, Node::exclude).await;
+    if let Err(error) = excluded {
+        tracing::warn!("cgroups that are to be left alone cannot be looked for: {}", chain(&error));
+    }
+    let memory;
+    (node, memory) = in_own_thread(node, Node::memory).await;
+    said.tell_of_memory(memory, observer);
+    (node, Looked { is_whole, recovered })
 }
 
 /// Says what the kernel has said, and whether every program is in effect, as far as is known.

@@ -12,7 +12,7 @@ use model::{Rejected, state::NodeState};
 
 use crate::{
     agent::chain,
-    ebpf::{self, Ender, Hook, Hooks, Memory, Report},
+    ebpf::{self, Ender, Hooks, Memory, Report},
     former::Former,
     nft,
 };
@@ -37,7 +37,7 @@ pub struct Node {
     /// Why packets are not translated though they should be; only while there is no half for them.
     lacking: Option<Rejected>,
     interfaces: BTreeSet<IpAddr>,
-    /// Why packets are not where sockets are; they are tried again.
+    /// Why packets are not where sockets are, or not as they were written; they are tried again.
     behind: Option<Rejected>,
     former: Former,
 }
@@ -128,12 +128,18 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// Whatever was in effect stays so; the next call tries again.
+    /// Whatever was in effect stays so; the next call tries again. Where only packets fail, [`Node::behind`] says so.
     pub fn attach(&mut self) -> Result<(), Error> {
-        let sockets = self.sockets.as_mut().map_or(Ok(()), ebpf::Node::attach);
         let packets = self.packets.as_mut().map_or(Ok(()), nft::Node::uphold);
-        sockets?;
-        Ok(packets?)
+        match (&mut self.sockets, packets) {
+            (None, packets) => Ok(packets?),
+            (Some(sockets), packets) => {
+                if let Err(error) = packets {
+                    self.behind = Some(behind(&error));
+                }
+                Ok(sockets.attach()?)
+            }
+        }
     }
 
     /// Takes away what an earlier start has left that translated what is not translated now. To be called once a state is
@@ -162,25 +168,17 @@ impl Node {
     /// If the kernel refuses to tell. Nothing is changed.
     pub fn look(&mut self) -> Result<Option<Hooks>, Error> {
         let tables = self.packets.as_ref().map(nft::Node::tables).unwrap_or_default();
-        let mut hooks = match &mut self.sockets {
+        let hooks = match &mut self.sockets {
             Some(sockets) => sockets.look()?,
             None if tables.is_empty() => None,
-            None => Some(Hooks { cgroup: "no cgroup".into(), unreached: None, hooks: Vec::new() }),
+            None => Some(Hooks { cgroup: "no cgroup".into(), ..Hooks::default() }),
         };
-        if let Some(hooks) = &mut hooks {
-            hooks.hooks.extend(tables.into_iter().map(|(name, in_effect)| Hook {
-                name,
-                program: None,
-                in_effect,
-                others: Vec::new(),
-            }));
-        }
-        Ok(hooks)
+        Ok(hooks.map(|it| Hooks { tables, ..it }))
     }
 
-    /// Why packets are not translated though they should be, if so.
+    /// Why packets are not translated as they should be, if so.
     pub(crate) fn lacking(&self) -> Option<&Rejected> {
-        self.lacking.as_ref()
+        self.lacking.as_ref().or(self.behind.as_ref())
     }
 
     /// Tries again to translate packets where that could not be done; whether it is done now.

@@ -4,11 +4,10 @@ use std::time::SystemTime;
 
 use admin::{Admin, Role, Source, Stage};
 use anyhow::{Result, bail};
-use backend::Node;
 use clap::Args;
 use publish::{Subscription, upstream::Upstream};
 
-use super::{block_on, flags, own_node, packets, signals::Signals};
+use super::{block_on, flags, own_node, packets, plane, signals::Signals};
 
 /// Serve this node as a brain in another process decides
 ///
@@ -41,13 +40,12 @@ async fn agent(flags: Flags) -> Result<()> {
     let options = flags.packets.options(flags.data_plane.options(&name)?)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name);
     let _reports = flags.reports.serve(&admin);
-    if let Some(sockets) = &options.sockets {
-        admin.counters(sockets.pin_dir.clone());
-    }
-    let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
+    let kept = plane::keep(options, health_checks, || upstream.subscribe(), &admin);
     tokio::select! {
-        () = backend::follow(node, upstream.subscribe(), &admin) => bail!("nothing comes from the brain any more"),
-        () = health_checks.follow(upstream.subscribe()) => bail!("nothing comes from the brain any more"),
+        kept = kept => {
+            kept?;
+            bail!("nothing comes from the brain any more")
+        }
         () = admin.follow(upstream.subscribe()) => bail!("nothing comes from the brain any more"),
         () = tell_of_brain(&admin, upstream.subscribe()) => bail!("nothing comes from the brain any more"),
         () = upstream.follow() => bail!("the brain is not followed any more; the log says why"),

@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use admin::{Admin, Bind, Endpoint, HealthChecks, Servers, Site};
@@ -518,7 +518,14 @@ fn node_port_address(text: &str) -> Result<NodePortAddress, String> {
 
 fn absolute(text: &str) -> Result<PathBuf, String> {
     let path = Path::new(text);
-    if path.is_absolute() { Ok(path.into()) } else { Err("not an absolute path".into()) }
+    if !path.is_absolute() {
+        return Err("not an absolute path".into());
+    }
+    // How far down a cgroup is is counted in the path itself.
+    if path.components().any(|it| it == Component::ParentDir) {
+        return Err("has a `..`: name the place itself".into());
+    }
+    Ok(path.into())
 }
 
 #[cfg(test)]

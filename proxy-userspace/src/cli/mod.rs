@@ -15,6 +15,7 @@ mod news;
 mod own_node;
 mod packets;
 mod pipeline;
+mod plane;
 mod print;
 mod run;
 mod serving;

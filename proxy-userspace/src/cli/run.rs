@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
-use backend::Node;
 use clap::Args;
 use publish::grpc::{Counted, Served};
 
 use super::{
-    block_on, config, events, flags, packets, pipeline::Pipeline, serving::Serving, signals::Signals,
+    block_on, config, events, flags, packets, pipeline::Pipeline, plane, serving::Serving, signals::Signals,
 };
 
 /// Serve this node: brain and backend in one process
@@ -53,13 +52,9 @@ async fn run(flags: Flags) -> Result<()> {
     let listen = &flags.listen;
     let mut serving = Serving::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
-    if let Some(sockets) = &options.sockets {
-        admin.counters(sockets.pin_dir.clone());
-    }
-    let node = tokio::task::spawn_blocking(move || Node::start(&options)).await??;
+    let kept = plane::keep(options, health_checks, || pipeline.subscribe(), &admin);
     let result = tokio::select! {
-        () = backend::follow(node, pipeline.subscribe(), &admin) => Err(anyhow!("nothing is published any more")),
-        () = health_checks.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
+        kept = kept => kept.and_then(|()| Err(anyhow!("nothing is published any more"))),
         () = admin.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
         () = pipeline.publish(Some(&admin)) => Err(anyhow!("the source has ended; the log says why")),
         result = serving.ended() => result,

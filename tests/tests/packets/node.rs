@@ -113,15 +113,7 @@ fn sockets_are_brought_into_force_while_packets_cannot_be() {
     let Some(cluster) = Cluster::or_skip("packets_behind") else { return };
     let web = outside("web", 1);
     cluster.write(&[web.clone().endpoint("p1", &P1)]);
-    // A table that has an owner is nobody else's, for as long as its process lives.
-    let owner = {
-        let _there = cluster.n1.enter().unwrap();
-        let mut owner = Command::new("nft").arg("-i").stdin(Stdio::piped()).spawn().unwrap();
-        let table = b"add table ip kube-proxy-ebpf { flags owner; }\n";
-        owner.stdin.as_mut().unwrap().write_all(table).unwrap();
-        owner
-    };
-    let mut owner = Killed(owner);
+    let mut owner = Killed(owned_table(&cluster, ""));
     let is_owned = || nft(&cluster, &["list", "tables"]).contains("kube-proxy-ebpf");
     assert!(eventually(LIMIT, is_owned));
     let mut agent = cluster.start(&cluster.setting("ebpf"));
@@ -134,10 +126,32 @@ fn sockets_are_brought_into_force_while_packets_cannot_be() {
     assert_eq!(led().unwrap(), "p1");
     cluster.write(&[web.endpoint("p2", &P2)]);
     assert!(eventually(LIMIT, || led().is_ok_and(|it| it == "p2")));
+    // Load balancers go elsewhere, and nobody ends it.
+    let answers = |path| {
+        let _there = cluster.n1.enter().unwrap();
+        tests::http::get(at(Ipv4Addr::LOCALHOST.into(), 10256), path).unwrap().status
+    };
+    assert_eq!(["/livez", "/readyz", "/healthz"].map(answers), [200, 200, 503]);
     // It is tried again by itself.
     owner.0.kill().unwrap();
     let is_served = || Cluster::ask(&cluster.client, Transport::Tcp, at(N1[0], NODE_PORT + 1));
     assert!(eventually(LIMIT, || is_served().is_ok_and(|it| it.name == "p2")), "{}", agent.log());
+    assert!(eventually(LIMIT, || answers("/healthz") == 200), "{}", agent.log());
+    // And so it is when somebody takes the table later.
+    let mut thief = Killed(owned_table(&cluster, "delete table ip kube-proxy-ebpf; "));
+    assert!(eventually(LIMIT, || answers("/healthz") == 503), "{}", agent.log());
+    assert_eq!(["/livez", "/readyz"].map(answers), [200, 200]);
+    thief.0.kill().unwrap();
+    assert!(eventually(LIMIT, || answers("/healthz") == 200), "{}", agent.log());
+}
+
+/// Makes our table after this was done, as one that has an owner: it is nobody else's for as long as that process lives.
+fn owned_table(cluster: &Cluster, first: &str) -> Child {
+    let _there = cluster.n1.enter().unwrap();
+    let mut owner = Command::new("nft").arg("-i").stdin(Stdio::piped()).spawn().unwrap();
+    let table = format!("{first}add table ip kube-proxy-ebpf {{ flags owner; }}\n");
+    owner.stdin.as_mut().unwrap().write_all(table.as_bytes()).unwrap();
+    owner
 }
 
 #[test]

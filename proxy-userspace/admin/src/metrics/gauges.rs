@@ -168,11 +168,15 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         tables().map(|it| (it.name, f64::from(it.capacity))),
     )?;
     let hooks = || record.hooks.iter().flat_map(|it| &it.hooks);
+    let tables = record.hooks.iter().flat_map(|it| &it.tables).copied();
     out.family(
         "kube_proxy_ebpf_program_in_effect",
         "1 if the kernel runs our program at the hook",
         "hook",
-        hooks().map(|it| (it.name, f64::from(u8::from(it.in_effect)))),
+        hooks()
+            .map(|it| (it.name, it.in_effect))
+            .chain(tables)
+            .map(|(name, it)| (name, f64::from(u8::from(it)))),
     )?;
     out.family(
         "kube_proxy_ebpf_foreign_programs",

@@ -18,7 +18,7 @@ use proxy_common::counters::{CELLS, CHUNKS, Cell, MOST_STRIPES, OWN_ROWS, Row, c
 
 use super::{
     error::Error,
-    kernel::{Pinned, Shape},
+    pinned::{Pinned, Shape},
     pins::{self, Pins},
     sys,
 };

@@ -48,6 +48,21 @@ pub enum Error {
     /// The folder for pins lies on another kind of file system.
     #[error("{} is not on a bpf file system: mount one with `mount -t bpf bpf DIR`, or choose another --pin-dir", .0.display())]
     NotBpffs(PathBuf),
+    /// The folder for pins belongs to a user who may not load programs.
+    #[error(
+        "{} belongs to user {owner}, who could put something else in the place of what is pinned: \
+         remove it, or choose another --pin-dir",
+        path.display()
+    )]
+    ForeignPinDir {
+        /// The folder.
+        path: PathBuf,
+        /// The user's id.
+        owner: u32,
+    },
+    /// This process lacks the capability without which nothing can be begun.
+    #[error("this process may not load programs{PRIVILEGES}")]
+    Powerless,
     /// The folder for pins has a name that the bpf file system refuses.
     #[error("{} has a dot in its name, which the bpf file system refuses: choose another --pin-dir", .0.display())]
     DottedPinDir(PathBuf),
@@ -90,7 +105,7 @@ pub enum Error {
     #[error("loading the kernel object failed{}", remedy_of_load(.0))]
     Load(#[source] Box<EbpfError>),
     /// A program could not be loaded, pinned or attached.
-    #[error("{call} of program {program} failed{}", remedy_within(&**source))]
+    #[error("{call} of program {program} failed{}", remedy_of_program(call, &**source))]
     Program {
         /// What was tried.
         call: &'static str,
@@ -147,6 +162,13 @@ impl Error {
 
 const PRIVILEGES: &str = " (run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON)";
 
+/// What is said of the call that puts a program in effect.
+pub(super) const ATTACH: &str = "attach";
+
+/// Of programs on one cgroup either all let others in (`BPF_F_ALLOW_MULTI`), or there is only one (bpf(2), BPF_PROG_ATTACH).
+const EXCLUSIVE: &str = " (another program keeps this hook for itself, on this cgroup or one above: \
+                         `bpftool cgroup tree` shows which, `bpftool cgroup detach` takes it off)";
+
 /// Before Linux 5.11 a map that is too large is refused like one that is not allowed.
 const LOCKED_MEMORY: &str = " (maps count as locked memory before Linux 5.11: add CAP_SYS_RESOURCE, or raise the limit, `ulimit -l unlimited`)";
 
@@ -167,14 +189,19 @@ fn remedy_of_load(error: &EbpfError) -> &'static str {
     if check::is_powerless() { PRIVILEGES } else { remedy_within(error) }
 }
 
+/// The same for a program. Who may load it may attach it, unless the kernel was told to keep others out.
+fn remedy_of_program(call: &str, error: &(dyn std::error::Error + 'static)) -> &'static str {
+    match io_within(error).and_then(io::Error::raw_os_error) {
+        Some(libc::EPERM) if call == ATTACH && !check::is_powerless() => EXCLUSIVE,
+        _ => remedy_within(error),
+    }
+}
+
 /// The same for an error that holds the errno somewhere inside.
 fn remedy_within(error: &(dyn std::error::Error + 'static)) -> &'static str {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return remedy(error);
-        }
-        cause = error.source();
-    }
-    ""
+    io_within(error).map_or("", remedy)
+}
+
+fn io_within<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
+    std::iter::successors(Some(error), |it| it.source()).find_map(|it| it.downcast_ref())
 }

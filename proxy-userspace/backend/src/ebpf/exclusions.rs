@@ -3,6 +3,7 @@
 //! The one rule: a path means whatever cgroup is there at the moment. It may come later, go, and come back as another one.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::ErrorKind,
     os::unix::fs::MetadataExt as _,
@@ -41,7 +42,9 @@ impl Exclusions {
     pub(super) fn take(ebpf: &mut Ebpf, paths: &[PathBuf]) -> Result<Self, Error> {
         let map = ebpf.take_map(MAP).ok_or_else(|| Error::Incomplete(format!("map {MAP}")))?;
         let map = HashMap::try_from(map).map_err(Error::map(MAP))?;
-        let paths = paths.iter().map(|path| Excluded { path: path.clone(), id: None, is_missed: false });
+        // Each once: what is named twice goes once.
+        let paths = paths.iter().collect::<BTreeSet<_>>().into_iter();
+        let paths = paths.map(|path| Excluded { path: path.clone(), id: None, is_missed: false });
         let mut exclusions = Self { map, paths: paths.collect() };
         exclusions.look()?;
         Ok(exclusions)

@@ -5,6 +5,7 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
 };
 
 use model::{
@@ -81,7 +82,13 @@ fn each(service: &ServiceState, mut visit: impl FnMut(SocketAddr, Option<SocketA
     if service.service.ports.iter().all(|it| it.protocol != Protocol::Udp) {
         return;
     }
-    let image = compile(service);
+    // From where a load balancer IP may be reached is asked of what begins, not of what is there.
+    let open = (!service.service.source_ranges.is_empty()).then(|| {
+        let mut open = service.clone();
+        Arc::make_mut(&mut open.service).source_ranges.clear();
+        open
+    });
+    let image = compile(open.as_ref().unwrap_or(service));
     for frontend in image.frontends.iter().filter(|it| it.address.transport == Transport::Udp) {
         let address = frontend.address.address;
         visit(address, None);
@@ -110,7 +117,7 @@ fn is_of(service: &ServiceState, frontend: &Frontend, index: u16) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{num::NonZeroU16, sync::Arc};
+    use std::num::NonZeroU16;
 
     use model::{
         ServiceName,
@@ -201,6 +208,20 @@ mod tests {
         for address in addresses() {
             assert!(Flows::of(&now).serves(address, backend(1)), "{address}");
         }
+    }
+
+    #[test]
+    fn a_flow_stays_where_only_the_ranges_have_changed_from_which_its_address_is_reached() {
+        let with = |ranges: &[&str]| {
+            let mut service = ServiceState::clone(state(&[1], &[]).services.iter().next().unwrap().1);
+            let inner = Arc::make_mut(&mut service.service);
+            inner.load_balancer_ips = vec![[203, 0, 113, 1].into()];
+            inner.source_ranges = ranges.iter().map(|it| it.parse().unwrap()).collect();
+            NodeState { services: [Arc::new(service)].into_iter().collect(), ..NodeState::default() }
+        };
+        let now = with(&["198.51.100.0/24"]);
+        assert!(!lost(&with(&[]), &now));
+        assert!(Flows::of(&now).serves("203.0.113.1:53".parse().unwrap(), backend(1)));
     }
 
     #[test]

@@ -12,28 +12,30 @@ use aya_obj::generated::bpf_attach_type::{self, *};
 
 use super::{
     cgroup::Cgroup,
-    error::Error,
+    error::{ATTACH, Error},
     fault,
     pins::{self, Pins},
     sys,
 };
 
-/// The hooks, each with a program of its name, and where the kernel attaches it. Those that lead back and clean up come
-/// before those that lead away, so that no socket is ever translated that could not be translated back, or would leave
-/// something behind.
+/// The hooks, each with a program of its name, and where the kernel attaches it. Those that lead away ([`LEADING`]) come
+/// last, so that no socket is ever translated that could not be translated back, or would leave something behind.
 pub(super) const HOOKS: [(&str, bpf_attach_type); 11] = [
     ("sock_release", BPF_CGROUP_INET_SOCK_RELEASE),
     ("recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
     ("recvmsg6", BPF_CGROUP_UDP6_RECVMSG),
     ("getpeername4", BPF_CGROUP_INET4_GETPEERNAME),
     ("getpeername6", BPF_CGROUP_INET6_GETPEERNAME),
+    ("bind4", BPF_CGROUP_INET4_BIND),
+    ("bind6", BPF_CGROUP_INET6_BIND),
     ("sendmsg4", BPF_CGROUP_UDP4_SENDMSG),
     ("sendmsg6", BPF_CGROUP_UDP6_SENDMSG),
     ("connect4", BPF_CGROUP_INET4_CONNECT),
     ("connect6", BPF_CGROUP_INET6_CONNECT),
-    ("bind4", BPF_CGROUP_INET4_BIND),
-    ("bind6", BPF_CGROUP_INET6_BIND),
 ];
+
+/// From which of the hooks on sockets are led away from the address that they asked for.
+const LEADING: usize = 7;
 
 /// How the programs came to be in effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,29 +83,31 @@ pub(super) fn load(ebpf: &mut Ebpf) -> Result<(), Error> {
 ///
 /// # Errors
 ///
-/// What was attached for the first time is taken back; links that were there stay, with the old program or the new one.
+/// What was attached for the first time and leads away is taken back. The rest stays, for sockets that were led meanwhile;
+/// links that were there stay, too, with the old program or the new one.
 pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<Attached, Error> {
     let mut attached = Attached::default();
-    let mut made = Vec::new();
+    let mut leading = Vec::new();
     for (index, (hook, _)) in HOOKS.into_iter().enumerate() {
         if index == HOOKS.len() / 2 {
             fault::point("half-attached");
         }
         let pin = pins.links().join(hook);
         match put_in_effect(program(ebpf, hook)?, hook, cgroup, &pin) {
-            Ok(true) => made.push(pin),
+            Ok(true) => {
+                attached.made += 1;
+                leading.extend((index >= LEADING).then_some(pin));
+            }
             Ok(false) => attached.updated += 1,
             Err(error) => {
-                for pin in made {
-                    let _ = fs::remove_file(pin);
-                }
+                // The first error is the one to be told; what stays is taken over by the next attempt.
+                let _ = leading.iter().try_for_each(|pin| take_back(pin));
                 return Err(error);
             }
         }
         let mut program = program(ebpf, hook)?;
         pins::replace(&pins.programs().join(hook), |path| program.pin(path))?;
     }
-    attached.made = made.len();
     Ok(attached)
 }
 
@@ -113,15 +117,19 @@ pub(super) fn detach(pins: &Pins) -> Result<(), Error> {
     // First those that lead away: what is translated can be translated back to the last.
     for (hook, _) in HOOKS.into_iter().rev() {
         let pin = pins.links().join(hook);
-        for pin in [pins::beside(&pin), pin] {
-            if let Ok(link) = sys::obj_get(&pin) {
-                // An older kernel detaches a little later, when the pin is gone.
-                let _ = sys::link_detach(link.as_fd());
-            }
-            pins::remove_pin(&pin)?;
-        }
+        take_back(&pins::beside(&pin))?;
+        take_back(&pin)?;
     }
     Ok(())
+}
+
+/// Takes a program out of effect, before the call returns, and removes the pin of its link.
+fn take_back(pin: &Path) -> Result<(), Error> {
+    if let Ok(link) = sys::obj_get(pin) {
+        // An older kernel detaches a little later, when the pin is gone.
+        let _ = sys::link_detach(link.as_fd());
+    }
+    pins::remove_pin(pin)
 }
 
 /// Takes programs out of effect at hooks that this version does not know, as a later one may have left them: they lead by
@@ -221,12 +229,12 @@ impl Kind<'_> {
         const MODE: CgroupAttachMode = CgroupAttachMode::Single;
         match self {
             Self::Address(program) => {
-                let id = program.attach(cgroup.dir(), MODE).map_err(failed("attach", hook))?;
+                let id = program.attach(cgroup.dir(), MODE).map_err(failed(ATTACH, hook))?;
                 let link = program.take_link(id).map_err(failed("take the link", hook))?;
                 FdLink::try_from(link).map_err(failed("take the link", hook))
             }
             Self::Socket(program) => {
-                let id = program.attach(cgroup.dir(), MODE).map_err(failed("attach", hook))?;
+                let id = program.attach(cgroup.dir(), MODE).map_err(failed(ATTACH, hook))?;
                 let link = program.take_link(id).map_err(failed("take the link", hook))?;
                 FdLink::try_from(link).map_err(failed("take the link", hook))
             }

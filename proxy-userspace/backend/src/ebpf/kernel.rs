@@ -3,22 +3,19 @@
 use std::{
     os::fd::{AsFd as _, BorrowedFd},
     panic::resume_unwind,
-    path::{Path, PathBuf},
+    path::Path,
     sync::atomic::{Ordering, fence},
     thread,
 };
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{Array, ArrayOfMaps, Map, MapData, MapType},
+    maps::{Array, ArrayOfMaps, Map, MapData},
 };
-use aya_obj::generated::{BPF_F_INNER_MAP, BPF_F_NO_PREALLOC, bpf_map_type};
+use aya_obj::generated::{BPF_F_INNER_MAP, bpf_map_type};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
-    affinity::{Affinity, AffinityKey},
     counters::{CHUNKS, Cell},
-    peers::{COUNTS, Peer, PeerKey},
-    socket::{Connected, Datagrams, Slot},
     tables::Outline,
 };
 
@@ -28,7 +25,7 @@ use super::{
     exclusions, fault,
     features::Features,
     node::Options,
-    object,
+    object, pinned,
     pins::{self, Pins},
     store::{Side, Store, Table},
     sys,
@@ -59,18 +56,21 @@ pub(super) struct KernelMaps {
 pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps), Error> {
     // Map memory counts against this limit before Linux 5.11; where it cannot be raised, the load says so.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-    let slots = size(&pins.socket_map("slots"), options.socket_slots, "sockets have slots")?;
-    let clients =
-        size(&pins.affinity().join("clients"), options.affinity_clients, "clients keep their endpoint")?;
-    let peers = size(
+    let slots = pinned::size(&pins.socket_map("slots"), options.socket_slots, "sockets have slots")?;
+    let clients = pinned::size(
+        &pins.affinity().join("clients"),
+        options.affinity_clients,
+        "clients keep their endpoint",
+    )?;
+    let peers = pinned::size(
         &pins.socket_map("peers"),
         options.udp_addresses.saturating_mul(2),
         "places are there for further addresses of UDP sockets",
     )?;
     let stripes = chunks::stripes(pins)?;
-    let mut pinned = pinned_maps(pins, slots, clients, peers);
-    pinned.extend(chunks::pinned(pins, stripes));
-    for map in &pinned {
+    let mut shared = pinned::maps(pins, slots, clients, peers);
+    shared.extend(chunks::pinned(pins, stripes));
+    for map in &shared {
         map.check()?;
     }
     let sockets_of_before = pins.socket_map("connected").exists() && !pins.socket_map("slots").exists();
@@ -101,7 +101,7 @@ pub(super) fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps),
     loader.map_max_entries("CLIENTS", clients);
     loader.map_max_entries("PEERS", peers);
     // The chunks themselves are not maps of the object.
-    for map in pinned.iter().filter(|it| it.name != chunks::CHUNK) {
+    for map in shared.iter().filter(|it| it.name != chunks::CHUNK) {
         loader.map_pin_path(map.name, map.path.clone());
     }
     let mut ebpf = loader.load(object::bytes()?).map_err(|it| Error::Load(Box::new(it)))?;
@@ -291,159 +291,6 @@ fn array_of_maps(name: &str, template: &MapData, slots: u32) -> Result<Map, Erro
     let fd = sys::create_array_of_maps(name, template.fd().as_fd(), slots)
         .map_err(Error::syscall("BPF_MAP_CREATE", name))?;
     MapData::from_fd(fd).and_then(Map::from_map_data).map_err(Error::map(name))
-}
-
-/// A map of the kernel object that is pinned, and what must be there if its pin is.
-pub(super) struct Pinned {
-    /// Its name in the kernel object.
-    pub(super) name: &'static str,
-    /// Where.
-    pub(super) path: PathBuf,
-    /// What must be there.
-    pub(super) shape: Shape,
-}
-
-/// What makes two maps interchangeable.
-#[derive(Debug, PartialEq)]
-pub(super) struct Shape {
-    pub(super) map_type: MapType,
-    pub(super) key_size: u32,
-    pub(super) value_size: u32,
-    pub(super) max_entries: u32,
-    pub(super) flags: u32,
-}
-
-impl std::fmt::Display for Shape {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { map_type, key_size, value_size, max_entries, flags } = self;
-        write!(
-            f,
-            "a map of type {map_type:?} with keys of {key_size} and values of {value_size} bytes, \
-             {max_entries} entries and flags {flags:#x}"
-        )
-    }
-}
-
-/// How many entries a map has that cannot be moved: as many as when it was made.
-fn size(path: &Path, wanted: u32, what: &str) -> Result<u32, Error> {
-    let fd = match sys::obj_get(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(wanted),
-        fd => fd.map_err(Error::syscall("BPF_OBJ_GET", path.display()))?,
-    };
-    let info = MapData::from_fd(fd).and_then(|it| it.info()).map_err(Error::map(path.display()))?;
-    let there = info.max_entries();
-    if there != wanted {
-        tracing::info!("{there} {what}, not {wanted}, until `cleanup` takes them away");
-    }
-    // A foreign map is found out when its shape is checked.
-    Ok(if there.is_power_of_two() { there } else { wanted })
-}
-
-fn pinned_maps(pins: &Pins, slots: u32, clients: u32, peers: u32) -> Vec<Pinned> {
-    let word = size_of::<u32>() as u32;
-    let shape = |map_type, value_size, max_entries, flags| Shape {
-        map_type,
-        key_size: word,
-        value_size,
-        max_entries,
-        flags,
-    };
-    let storage = |value: usize| shape(MapType::SkStorage, value as u32, 0, BPF_F_NO_PREALLOC);
-    let mut maps = vec![
-        Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 2, 0) },
-        Pinned {
-            name: "OUTLINES",
-            path: pins.outlines(),
-            shape: shape(MapType::Array, size_of::<Outline>() as u32, 2, 0),
-        },
-        Pinned {
-            name: "SLOTS",
-            path: pins.socket_map("slots"),
-            shape: shape(MapType::Array, size_of::<Slot>() as u32, slots, 0),
-        },
-        Pinned {
-            name: "CLIENTS",
-            path: pins.affinity().join("clients"),
-            shape: Shape {
-                map_type: MapType::LruHash,
-                key_size: size_of::<AffinityKey>() as u32,
-                value_size: size_of::<Affinity>() as u32,
-                max_entries: clients,
-                flags: 0,
-            },
-        },
-        Pinned {
-            name: "CAME",
-            path: pins.affinity().join("came"),
-            shape: shape(MapType::Array, size_of::<u64>() as u32, 1, 0),
-        },
-        Pinned {
-            name: "OVERFLOWED",
-            path: pins.socket_map("overflowed"),
-            shape: shape(MapType::Array, size_of::<u64>() as u32, 1, 0),
-        },
-        Pinned {
-            name: "CONNECTED",
-            path: pins.socket_map("connected"),
-            shape: storage(size_of::<Connected>()),
-        },
-        Pinned {
-            name: "DATAGRAMS",
-            path: pins.socket_map("datagrams"),
-            shape: storage(size_of::<Datagrams>()),
-        },
-        Pinned {
-            name: "PEERS",
-            path: pins.socket_map("peers"),
-            shape: Shape {
-                map_type: MapType::Hash,
-                key_size: size_of::<PeerKey>() as u32,
-                value_size: size_of::<Peer>() as u32,
-                max_entries: peers,
-                flags: BPF_F_NO_PREALLOC,
-            },
-        },
-        Pinned {
-            name: "PEER_COUNTS",
-            path: pins.socket_map("peer_counts"),
-            shape: shape(MapType::Array, size_of::<u64>() as u32, COUNTS, 0),
-        },
-    ];
-    maps.extend(Table::ALL.map(|table| Pinned {
-        name: table.map(),
-        path: pins.outer(table),
-        shape: shape(MapType::ArrayOfMaps, word, 2, 0),
-    }));
-    maps
-}
-
-impl Pinned {
-    /// aya 0.14 takes whatever is pinned without a look; a map of another shape would have the kernel write past our
-    /// buffers.
-    pub(super) fn check(&self) -> Result<(), Error> {
-        let fd = match sys::obj_get(&self.path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            fd => fd.map_err(Error::syscall("BPF_OBJ_GET", self.path.display()))?,
-        };
-        let info = MapData::from_fd(fd).and_then(|it| it.info());
-        let found = info.and_then(|it| {
-            Ok(Shape {
-                map_type: it.map_type()?,
-                key_size: it.key_size(),
-                value_size: it.value_size(),
-                max_entries: it.max_entries(),
-                flags: it.map_flags(),
-            })
-        });
-        match found {
-            Ok(found) if found == self.shape => Ok(()),
-            found => Err(Error::ForeignPin {
-                path: self.path.clone(),
-                found: found.map_or_else(|_| "something that is not a map".into(), |it| it.to_string()),
-                expected: self.shape.to_string(),
-            }),
-        }
-    }
 }
 
 /// Whether a generation of this layout was ever in force. What cannot be looked at is an error, and no "no".

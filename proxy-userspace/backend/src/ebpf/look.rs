@@ -21,7 +21,7 @@ use super::{
 };
 
 /// What is in effect on a cgroup, hook by hook.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hooks {
     /// The cgroup.
     pub cgroup: PathBuf,
@@ -29,6 +29,8 @@ pub struct Hooks {
     pub unreached: Option<String>,
     /// Every hook that this program uses.
     pub hooks: Vec<Hook>,
+    /// Every table of nftables that is ours, by a name like a hook's, and whether it is as it was written.
+    pub tables: Vec<(&'static str, bool)>,
 }
 
 /// One hook of a cgroup.
@@ -64,6 +66,11 @@ impl Hooks {
     /// The hooks at which our program is not in effect.
     pub fn missing(&self) -> impl Iterator<Item = &Hook> {
         self.hooks.iter().filter(|it| !it.in_effect)
+    }
+
+    /// The tables that are not as they were written.
+    pub fn missing_tables(&self) -> impl Iterator<Item = &'static str> {
+        self.tables.iter().filter(|(_, is_there)| !is_there).map(|(name, _)| *name)
     }
 
     /// Programs of others, each with the hooks that it runs at.
@@ -105,7 +112,7 @@ pub(super) fn look(cgroup: &Cgroup, pins: &Pins) -> Result<Hooks, Error> {
     let path = cgroup.path().to_path_buf();
     let unreached =
         (cgroup.reach() == Reach::Nested).then(|| format!("{} {NESTED}; {NESTED_REMEDY}", path.display()));
-    Ok(Hooks { cgroup: path, unreached, hooks: hooks.collect::<Result<_, _>>()? })
+    Ok(Hooks { cgroup: path, unreached, hooks: hooks.collect::<Result<_, _>>()?, tables: Vec::new() })
 }
 
 /// The program under the link that is pinned there, if one is.

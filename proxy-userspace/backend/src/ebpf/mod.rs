@@ -22,6 +22,7 @@ mod look;
 mod node;
 mod object;
 mod peers;
+mod pinned;
 mod pins;
 mod places;
 mod plane;

@@ -11,6 +11,7 @@ use model::state::{NodeState, Nodes};
 
 use super::{
     cgroup::Cgroup,
+    check,
     ending::Ender,
     error::Error,
     exclusions::Exclusions,
@@ -114,6 +115,10 @@ impl Node {
     ///
     /// Whatever served before goes on serving.
     pub fn start(options: &Options) -> Result<Self, Error> {
+        // Before it leaves a folder behind that belongs to nobody of importance.
+        if !check::may_load() {
+            return Err(Error::Powerless);
+        }
         let cgroup = Cgroup::open(options.cgroup.as_deref())?;
         let pins = Pins::new(&options.pin_dir);
         let lock = pins.prepare()?;
@@ -308,7 +313,7 @@ pub fn cleanup(pin_dir: &Path) -> Result<Cleaned, Error> {
     if !pins.is_present()? {
         return Ok(Cleaned::Nothing);
     }
-    let _lock = pins.lock()?;
+    let Some(_lock) = pins.lock()? else { return Ok(Cleaned::Nothing) };
     hooks::detach(&pins)?;
     Ok(Cleaned::Removed { left: pins.remove_all()? })
 }

@@ -15,6 +15,7 @@
 use std::{
     fs::{self, File},
     io::{self, ErrorKind},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -24,6 +25,7 @@ use nix::{
     fcntl::{Flock, FlockArg},
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
+    unistd::geteuid,
 };
 use proxy_common::{AFFINITY_VERSION, COUNTERS_VERSION, LAYOUT_VERSION, SOCKETS_VERSION};
 
@@ -68,8 +70,14 @@ impl Pins {
             }
             tracing::info!("mounted a bpf file system at {BPFFS}");
         }
-        create_dir(&self.dir)?;
-        let lock = self.lock()?;
+        let lock = loop {
+            create_dir(&self.dir)?;
+            // `cleanup` may have removed it before it let go of it.
+            if let Some(lock) = self.lock()? {
+                break lock;
+            }
+        };
+        self.check_owner()?;
         create_dir(&self.links())?;
         create_dir(&self.sockets())?;
         create_dir(&self.affinity())?;
@@ -81,22 +89,40 @@ impl Pins {
         Ok(lock)
     }
 
-    /// Keeps others out of a folder that is there.
-    pub(super) fn lock(&self) -> Result<PinLock, Error> {
+    /// Keeps others out of the folder; nothing if it is not there any more.
+    pub(super) fn lock(&self) -> Result<Option<PinLock>, Error> {
         if !is_bpffs(&self.dir)? {
             return Err(Error::NotBpffs(self.dir.clone()));
         }
-        let dir = File::open(&self.dir).map_err(Error::syscall("open", self.dir.display()))?;
+        let dir = match File::open(&self.dir) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            dir => dir.map_err(Error::syscall("open", self.dir.display()))?,
+        };
         let lock = Flock::lock(dir, FlockArg::LockExclusiveNonblock).or_else(|(dir, _)| {
             // `check` may be looking whether somebody holds it.
             thread::sleep(Duration::from_millis(20));
             Flock::lock(dir, FlockArg::LockExclusiveNonblock)
         });
         match lock {
-            Ok(lock) => Ok(PinLock { _lock: lock }),
+            // Whoever held it may have removed it, and another may have taken its place.
+            Ok(lock) => {
+                let locked = lock.metadata().map_err(Error::syscall("fstat", self.dir.display()))?.ino();
+                let is_there = fs::metadata(&self.dir).is_ok_and(|it| it.ino() == locked);
+                Ok(is_there.then_some(PinLock { _lock: lock }))
+            }
             Err((_, nix::Error::EWOULDBLOCK)) => Err(Error::Locked(self.dir.clone())),
             Err((_, errno)) => Err(Error::errno("flock", self.dir.display())(errno)),
         }
+    }
+
+    /// Sees to it that nobody else may remove what is pinned, or pin something in its place: anybody may make folders on
+    /// a bpf file system.
+    fn check_owner(&self) -> Result<(), Error> {
+        let there = fs::metadata(&self.dir).map_err(Error::syscall("stat", self.dir.display()))?;
+        if [0, geteuid().as_raw()].contains(&there.uid()) {
+            return Ok(());
+        }
+        Err(Error::ForeignPinDir { path: self.dir.clone(), owner: there.uid() })
     }
 
     /// The folder of links.
@@ -311,4 +337,36 @@ fn is_bpffs(path: &Path) -> Result<bool, Error> {
     let there = path.ancestors().find(|it| it.exists()).unwrap_or(Path::new("/"));
     let stat = statfs(there).map_err(Error::errno("statfs", there.display()))?;
     Ok(stat.filesystem_type() == BPF_FS_MAGIC)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_was_removed_while_it_was_waited_for_is_made_anew() {
+        let pins = Pins::new(&Path::new(BPFFS).join(format!("kube-proxy-ebpf-test-{}", std::process::id())));
+        if !geteuid().is_root() || !is_bpffs(&pins.dir).is_ok_and(|it| it) {
+            eprintln!("skipped: no folder can be made on a bpf file system at {BPFFS}");
+            return;
+        }
+        for _ in 0..20 {
+            create_dir(&pins.dir).unwrap();
+            let held = pins.lock().unwrap().unwrap();
+            let waits = thread::spawn({
+                let pins = pins.clone();
+                move || pins.prepare()
+            });
+            // As `cleanup` does it, while the other one waits, if all goes well.
+            thread::sleep(Duration::from_millis(5));
+            remove_tree(&pins.dir).unwrap();
+            drop(held);
+            let taken = waits.join().unwrap();
+            match &taken {
+                Ok(_) => assert!(matches!(pins.prepare(), Err(Error::Locked(_))), "it is held by one alone"),
+                Err(error) => assert!(matches!(error, Error::Locked(_)), "{error}"),
+            }
+            remove_tree(&pins.dir).unwrap();
+        }
+    }
 }

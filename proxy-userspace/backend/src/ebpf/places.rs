@@ -61,16 +61,22 @@ pub(super) fn places(
 ) -> Places {
     let mut places = Places::new();
     for node in nodes.iter().filter(|(name, _)| &***name != own).map(|(_, node)| node) {
-        places.extend(which.of(node).map(|address| (address, OTHER)));
+        places.extend(named(node, which).map(|address| (address, OTHER)));
     }
     // What is ours stays ours, whoever else claims it.
     if let Some(node) = nodes.get(own) {
-        places.extend(which.of(node).map(|address| (address, OWN)));
+        places.extend(named(node, which).map(|address| (address, OWN)));
     }
     places.extend(interfaces.iter().filter(|it| which.contains(**it)).map(|address| (*address, OWN)));
     let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()];
     places.extend(loopback.into_iter().filter(|it| which.contains(*it)).map(|it| (it, LOOPBACK)));
     places
+}
+
+/// The addresses that a Node object names and that count. No look-up tells an IPv4 address from its v4-mapped form, and
+/// a loopback address is everybody's own, whoever names it.
+fn named<'a>(node: &'a Node, which: &'a NodePortAddresses) -> impl Iterator<Item = IpAddr> + 'a {
+    which.of(node).map(|it| it.to_canonical()).filter(|it| !it.is_loopback())
 }
 
 #[cfg(test)]
@@ -90,6 +96,11 @@ mod tests {
         let nodes = [
             ("us".into(), node(&["192.0.2.1", "2001:db8::1", "203.0.113.1"])),
             ("other".into(), node(&["192.0.2.2", "203.0.113.2", "198.51.100.1"])),
+            // In another form, or nobody's to name.
+            (
+                "strange".into(),
+                node(&["::ffff:192.0.2.1", "::ffff:192.0.2.2", "::ffff:127.0.0.1", "127.0.0.1"]),
+            ),
         ];
         let interfaces = BTreeSet::from([ip("192.0.2.1"), ip("198.51.100.1")]);
         let expect: Places = expect.iter().map(|(address, place)| (ip(address), *place)).collect();

@@ -148,6 +148,12 @@ pub(in crate::ebpf) fn is_powerless() -> bool {
     own.needed().iter().any(|it| !own.have(*it))
 }
 
+/// Whether this process may load programs, as far as its capabilities say.
+pub(in crate::ebpf) fn may_load() -> bool {
+    let own = Capabilities::own();
+    own.have(BPF) || own.have(SYS_ADMIN)
+}
+
 /// Whether this kernel counts maps as locked memory, and this process may lock little of it.
 pub(in crate::ebpf) fn locks_little() -> bool {
     memlock(&release(), &Capabilities::own()).is_some_and(|it| it.level > Level::Ok)

@@ -7,7 +7,7 @@ mod netfilter;
 mod own;
 mod rivals;
 
-pub(super) use machine::{is_powerless, locks_little};
+pub(super) use machine::{is_powerless, locks_little, may_load};
 
 use super::Options;
 use crate::agent::chain;
