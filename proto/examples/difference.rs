@@ -3,25 +3,37 @@
 //!
 //! The rules are lines here; they could be those of any table in the kernel.
 
-use std::error::Error;
+use std::{collections::BTreeMap, error::Error};
 
 use proto::{
     DiffStore,
-    client::{Client, State},
+    client::{Client, ServiceEndpoints, State},
 };
 
-/// Which address leads to which endpoints.
-fn rules(state: &State) -> impl Iterator<Item = (String, String)> {
-    state.services.values().flat_map(|it| {
-        let ips = it.service.ips.iter().filter_map(|ips| ips.cluster_ips.as_ref());
-        let ips = ips.flat_map(|ips| ips.v4.iter().chain(&ips.v6));
-        let endpoints = it.endpoints.keys().map(|it| &**it).collect::<Vec<_>>().join(" ");
-        ips.map(move |ip| (ip.clone(), endpoints.clone())).collect::<Vec<_>>()
-    })
+/// Which address and port lead to which endpoints, of IPv4.
+fn rules(state: &State) -> BTreeMap<String, String> {
+    let mut rules = BTreeMap::new();
+    for ServiceEndpoints { service, endpoints } in state.services.values().map(|it| &**it) {
+        let ips = service.ips.iter().filter_map(|it| it.cluster_ips.as_ref()).flat_map(|it| &it.v4);
+        for ip in ips {
+            for (index, port) in service.ports.iter().enumerate() {
+                // To a cluster IP, not from outside.
+                let inside = endpoints.values().filter(|it| it.scopes_at(service, index).internal);
+                let targets = inside.filter_map(|it| {
+                    let ip = it.ips.as_ref()?.v4.first()?;
+                    Some(format!("{ip}:{}", it.port(service, index)?))
+                });
+                let frontend = format!("{ip}:{}/{}", port.port, port.protocol().as_str_name());
+                rules.insert(frontend, targets.collect::<Vec<_>>().join(" "));
+            }
+        }
+    }
+    rules
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let mut arguments = std::env::args().skip(1);
     let target = arguments.next().ok_or("the first argument is an address, as in unix:///path")?;
     let mut states = Client::new(target.parse()?, arguments.next().unwrap_or_default()).watch();

@@ -40,6 +40,7 @@ impl Incremental for Printer {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let mut arguments = std::env::args().skip(1);
     let target = arguments.next().ok_or("the first argument is an address, as in unix:///path")?;
     let client = Client::new(target.parse()?, arguments.next().unwrap_or_default());

@@ -7,6 +7,19 @@
 //! | `server` | the traits that a brain implements |
 //! | `json` | the messages in their proto3 JSON form, by way of serde |
 //!
+//! It is no package of a registry: a program outside of this repository depends on it by its place, with a commit or a tag
+//! (`rev = "…"`, `tag = "…"`) to stay at. It takes Rust 1.95, no `protoc`, and a tokio runtime of the program's own:
+//!
+//! ```toml
+//! [dependencies]
+//! proto = { git = "https://github.com/kube-proxy-ebpf/kube-proxy-ebpf", rev = "…" }
+//! tokio = { version = "1", features = ["macros", "rt"] }
+//! tracing-subscriber = "0.3"
+//! ```
+//!
+//! [`client`] never fails, and says what goes wrong in the log alone, by `tracing`: without a subscriber a wrong address
+//! looks like a brain that has nothing to say.
+//!
 //! How two versions get along, and how both get along with KPNG's: see the head of `localv1.proto`.
 //! A client names the additions that it wants ([`localv1::Addition`]), and passes over those that it does not know.
 //! The reset of a server names those of them that it says; a server that names none says none.
@@ -51,6 +64,7 @@ pub mod client;
 #[cfg(any(feature = "client", feature = "server"))]
 mod codec;
 mod diff_store;
+mod endpoint;
 mod target;
 #[cfg(feature = "tls")]
 pub mod tls;

@@ -2,11 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
-use std::{path::Path, pin::Pin, process::Stdio, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    pin::Pin,
+    process::Stdio,
+    time::Duration,
+};
 
 use prost::Message;
 use proto::localv1::{
-    EmptyOp, Endpoint, IpSet, OpItem, Ref, Service, ServiceIPs, Set, Value, WatchReq,
+    EmptyOp, Endpoint, EndpointScopes, IpSet, OpItem, PortMapping, PortName, Protocol, Ref, Service,
+    ServiceIPs, Set, Value, WatchReq,
     op_item::Op,
     sets_server::{Sets, SetsServer},
 };
@@ -32,14 +38,28 @@ fn service(path: &str, ip: &str) -> Op {
     let (namespace, name) = path.split_once('/').unwrap();
     let cluster_ips = Some(IpSet { v4: vec![ip.to_owned()], v6: Vec::new() });
     let ips = Some(ServiceIPs { cluster_ips, ..ServiceIPs::default() });
-    let message =
-        Service { namespace: namespace.to_owned(), name: name.to_owned(), ips, ..Service::default() };
+    let port = |port, target_port| PortMapping {
+        port,
+        target_port,
+        protocol: Protocol::Tcp.into(),
+        ..PortMapping::default()
+    };
+    let message = Service {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        ips,
+        ports: vec![port(80, 8080), port(443, 8443)],
+        ..Service::default()
+    };
     set(Set::ServicesSet, path, &message)
 }
 
 fn endpoint(path: &str, ip: &str) -> Op {
     let ips = Some(IpSet { v4: vec![ip.to_owned()], v6: Vec::new() });
-    set(Set::EndpointsSet, path, &Endpoint { ips, ..Endpoint::default() })
+    let scopes = Some(EndpointScopes { internal: true, ..EndpointScopes::default() });
+    // It serves the first port alone.
+    let port_overrides = vec![PortName { port: 9090, index: Some(0), ..PortName::default() }];
+    set(Set::EndpointsSet, path, &Endpoint { ips, scopes, port_overrides, ..Endpoint::default() })
 }
 
 fn delete(set: Set, path: &str) -> Op {
@@ -90,6 +110,13 @@ impl Sets for Brain {
     }
 }
 
+fn binary(example: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let binary = test.parent().and_then(Path::parent).unwrap().join("examples").join(example);
+    assert!(binary.exists(), "{} is missing: run the tests by `cargo xtask test`", binary.display());
+    binary
+}
+
 async fn check(example: &str, expect: &str) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("proxy.sock");
@@ -97,10 +124,7 @@ async fn check(example: &str, expect: &str) {
     let serving = tokio::spawn(
         tonic::transport::Server::builder().add_service(SetsServer::new(Brain)).serve_with_incoming(incoming),
     );
-    let test = std::env::current_exe().unwrap();
-    let binary = test.parent().and_then(Path::parent).unwrap().join("examples").join(example);
-    assert!(binary.exists(), "{} is missing: run the tests by `cargo xtask test`", binary.display());
-    let mut child = Command::new(binary)
+    let mut child = Command::new(binary(example))
         .arg(format!("unix://{}", socket.display()))
         .arg("n1")
         .stdout(Stdio::piped())
@@ -132,9 +156,28 @@ async fn incremental() {
 
 #[tokio::test]
 async fn difference() {
-    let first = "add 10.96.0.1 -> p\nadd 10.96.0.2 -> p\ndone\n";
-    let second = "add 10.96.0.3 -> \nchange 10.96.0.1 -> p q\nremove 10.96.0.2\ndone";
+    let first = "add 10.96.0.1:443/TCP -> \nadd 10.96.0.1:80/TCP -> 10.1.0.1:9090\n\
+                 add 10.96.0.2:443/TCP -> \nadd 10.96.0.2:80/TCP -> 10.1.0.2:9090\ndone\n";
+    let second = "add 10.96.0.3:443/TCP -> \nadd 10.96.0.3:80/TCP -> \n\
+                  change 10.96.0.1:80/TCP -> 10.1.0.1:9090 10.1.0.3:9090\n\
+                  remove 10.96.0.2:443/TCP\nremove 10.96.0.2:80/TCP\ndone";
     check("difference", &[first, second].concat()).await;
+}
+
+#[tokio::test]
+async fn an_address_where_there_is_no_brain_is_told_of() {
+    for example in ["print", "incremental", "difference"] {
+        let mut child = Command::new(binary(example))
+            .args(["unix:///no/such.sock", "n1"])
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let line = timeout(Duration::from_secs(10), lines.next_line()).await.unwrap().unwrap().unwrap();
+        assert!(line.contains("unix:///no/such.sock: ") && line.contains("trying again"), "{line}");
+        child.kill().await.unwrap();
+    }
 }
 
 #[test]

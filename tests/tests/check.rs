@@ -5,6 +5,7 @@
 use std::{
     fs,
     net::{Ipv4Addr, TcpListener},
+    os::unix::fs::{PermissionsExt as _, chown},
     path::Path,
     process::{Command, Output},
     time::Duration,
@@ -256,6 +257,43 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
     assert!(says.contains("none answers") && says.contains("generation 1 in force"), "{says}");
 }
 
+/// Runs a command of the product's that only looks, without the privilege to look into everybody's folders.
+fn unprivileged(world: &World, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-all"]);
+    command.arg(Build::Product.binary()).args(arguments);
+    command.env("KUBE_PROXY_EBPF_PIN_DIR", world.sandbox().pins());
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    (status.code(), [stdout, stderr].map(|it| String::from_utf8(it).unwrap()).concat())
+}
+
+#[test]
+fn what_cannot_be_read_is_not_taken_for_nothing() {
+    let Some(world) = World::or_skip("what_cannot_be_read_is_not_taken_for_nothing") else { return };
+    let agent = serve(&world);
+    let cgroup = world.sandbox().cgroup().to_str().unwrap();
+    let commands = [&["dump"][..], &["status", "--cgroup", cgroup]];
+    for arguments in commands {
+        assert_eq!(unprivileged(&world, arguments).0, Some(0), "{arguments:?}: it may look there as yet");
+    }
+    agent.kill9().unwrap();
+    // The folder is somebody else's.
+    let pins = world.sandbox().pins();
+    chown(pins, Some(65_534), Some(65_534)).unwrap();
+    fs::set_permissions(pins, fs::Permissions::from_mode(0o700)).unwrap();
+    let below = pins.join("below");
+    let below = ["cleanup", "--pin-dir", below.to_str().unwrap()];
+    for arguments in commands.into_iter().chain([&below[..]]) {
+        let (code, says) = unprivileged(&world, arguments);
+        assert_eq!(code, Some(1), "{arguments:?}: {says}");
+        let flat = says.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains("Permission denied") && flat.contains("run as root"), "{arguments:?}: {says}");
+        for wrong in ["nothing is in force", "packets alone", "nothing to remove: there is no"] {
+            assert!(!flat.contains(wrong), "{arguments:?} says {wrong:?}: {says}");
+        }
+    }
+}
+
 #[test]
 fn check_and_status_find_a_proxy_by_the_file_that_it_was_started_with() {
     const NAME: &str = "check_and_status_find_a_proxy_by_the_file_that_it_was_started_with";
@@ -309,6 +347,23 @@ fn status_names_what_is_refused() {
     agent.wait_until(LIMIT, refused).unwrap();
     // What is good beside it is still shown.
     assert!(status(&world, &[]).contains("10.96.0.10:80/TCP"));
+}
+
+#[test]
+fn a_node_that_the_cluster_does_not_know_is_told_of() {
+    let Some(world) = World::or_skip("a_node_that_the_cluster_does_not_know_is_told_of") else { return };
+    let mut agent = serve(&world);
+    const SAYS: &str = "no Node object is called so (there are n2)";
+    assert!(!status(&world, &[]).contains("REJECTED"), "manifests may do without nodes");
+    let node = |name| manifest::replace(&world.manifests().join("node.yaml"), &manifest::node(name)).unwrap();
+    node("n2");
+    agent.wait_until(LIMIT, || status(&world, &[]).contains(SAYS)).unwrap();
+    assert!(agent.log().contains(SAYS), "{}", agent.log());
+    let said = check(&world);
+    said.has("degraded", "items", &["node n1", SAYS, "--node-name"]);
+    said.has("ok", "health", &[]);
+    node("n1");
+    agent.wait_until(LIMIT, || !status(&world, &[]).contains("REJECTED")).unwrap();
 }
 
 #[test]

@@ -14,7 +14,7 @@ use tests::{
     agent::Setting,
     eventually,
     load::Report,
-    manifest::Service,
+    manifest::{self, Service},
     world::{NODE, expected_dump},
 };
 
@@ -155,6 +155,22 @@ fn two_processes_behave_as_one() {
     assert!(brain.terminate().unwrap().success());
     assert!(!world.sandbox().files().join("proxy.sock").exists());
     assert_eq!(world.dump(Build::Product).unwrap(), expected_dump(&services(&[2, 3])));
+}
+
+#[test]
+fn both_halves_say_that_the_cluster_does_not_know_the_node() {
+    let Some(world) = World::or_skip("both_halves_say_that_the_cluster_does_not_know_the_node") else {
+        return;
+    };
+    world.write(&services(&[1]));
+    manifest::replace(&world.manifests().join("node.yaml"), &manifest::node("n2")).unwrap();
+    let pair = Pair::new(&world);
+    let (mut brain, mut agent) = (pair.brain(), pair.agent());
+    for half in [&mut brain, &mut agent] {
+        let log = half.log_path().to_owned();
+        let says = "no Node object is called so (there are n2)";
+        half.wait_until(LIMIT, || fs::read_to_string(&log).is_ok_and(|it| it.contains(says))).unwrap();
+    }
 }
 
 /// Whether any log in the sandbox says so.

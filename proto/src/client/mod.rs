@@ -29,6 +29,8 @@
 //! Whatever happens to the brain or the connection is logged (with `tracing`) and tried again, with a pause that grows
 //! to ten seconds and is never twice the same; meanwhile the last state stays what it was.
 //! A state that comes again after that is not handed out again.
+//! So a program needs a subscriber, as `tracing_subscriber::fmt().with_writer(std::io::stderr).init()` in its first line:
+//! without one, nobody hears that there is no brain at an address.
 //!
 //! Everything runs where it is awaited, on a tokio runtime with time and IO enabled. Nothing is spawned but the
 //! connection itself, and every `next` can be dropped while it waits without losing anything.

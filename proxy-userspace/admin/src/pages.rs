@@ -97,7 +97,7 @@ impl Admin {
                 .await
             }
             // kube-proxy's word for how services are programmed; it is asked for by upstream's tests.
-            (Site::Metrics, "/proxyMode") => (StatusCode::OK, TEXT, "ebpf".into()),
+            (Site::Metrics, "/proxyMode") => (StatusCode::OK, TEXT, self.record().mode().into()),
             // As on kube-proxy's metrics port: that the process answers.
             (Site::Metrics, "/healthz") => (StatusCode::OK, TEXT, "ok".into()),
             (Site::Metrics, "/status") => self.aside(|it| json(&it.status())).await,

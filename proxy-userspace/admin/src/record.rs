@@ -147,6 +147,13 @@ impl Record {
         }
     }
 
+    /// What leads sockets, if any are led; else what leads packets. The words are kube-proxy's where it has them.
+    pub(crate) fn mode(&self) -> &'static str {
+        // What leads sockets counts.
+        let is_alone = self.role == Role::Serves && self.counters.is_none();
+        if is_alone { "nftables" } else { "ebpf" }
+    }
+
     /// A state was published; what of it differs from the one before. Nothing, if it was heard of before.
     pub(crate) fn published(&mut self, published: &Arc<Published>, now: Moment) -> Changes {
         if self.published.as_ref().is_some_and(|(it, _)| key(it) == key(published)) {

@@ -20,7 +20,7 @@ pub fn check(options: &Options) -> Checkup {
         checkup.machine.push(nft::machine(&packets.config, if_not));
         // Where packets are all, nothing but the tables says that it has run.
         let has_run = options.sockets.as_ref().is_some_and(check::has_run);
-        checkup.own.push(nft::check(has_run));
+        checkup.own.push(nft::own(has_run));
     }
     checkup
 }

@@ -2,12 +2,12 @@
 
 use std::time::SystemTime;
 
-use admin::{Admin, Role, Source};
+use admin::{Admin, Role, Source, Stage};
 use anyhow::{Result, bail};
 use clap::Args;
 use publish::{Subscription, upstream::Upstream};
 
-use super::{block_on, config, flags, packets, plane, signals::Signals};
+use super::{block_on, config, flags, own_node, packets, plane, signals::Signals};
 
 /// Serve this node as a brain in another process decides
 ///
@@ -57,11 +57,18 @@ async fn agent(flags: Flags) -> Result<()> {
     Ok(())
 }
 
-/// Tells whether the brain has said anything, and when it last did.
+/// Tells whether the brain has said anything, when it last did, and whether it knows the node.
 async fn tell_of_brain(admin: &Admin, mut states: Subscription) {
     const BRAIN: &str = "brain";
     admin.source(BRAIN, Source::default());
-    while states.next().await.is_some() {
+    let mut said = None;
+    while let Some(published) = states.next().await {
         admin.source(BRAIN, Source { synced: true, last_contact: Some(SystemTime::now()), error: None });
+        let stranger = own_node::stranger(&published.node, &published.state.nodes, false);
+        if let Some(it) = stranger.as_ref().filter(|it| said.as_ref() != Some(*it)) {
+            tracing::warn!("{it}");
+        }
+        admin.rejected(Stage::Brain, stranger.clone());
+        said = stranger;
     }
 }

@@ -34,7 +34,10 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
 async fn brain(flags: &Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let serve = &flags.serve;
-    let pipeline = Pipeline::start(&flags.facts)?;
+    let mut pipeline = Pipeline::start(&flags.facts)?;
+    if flags.any_node.serve_any_node {
+        pipeline.serve_others();
+    }
     let served = pipeline.served(flags.any_node.serve_any_node);
     let admin = Admin::new(pipeline.node(), Role::Decides);
     let counted = Counted::new(served.nodes);

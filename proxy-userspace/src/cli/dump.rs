@@ -2,7 +2,8 @@
 
 use std::io::Write as _;
 
-use anyhow::Result;
+use anyhow::{Error, Result, anyhow};
+use backend::ebpf;
 use clap::Args;
 
 use super::flags;
@@ -11,7 +12,7 @@ use super::flags;
 ///
 /// Two equal states of the kernel print equal lines, whatever their history. A line that begins with "orphan" is an
 /// entry that no address leads to: it belongs to a Service whose address another one has. Lines that begin with "packets"
-/// come from nftables, and follow those of eBPF.
+/// come from nftables, and follow those of eBPF. What cannot be read is named, beside what can, and the exit code is 1.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
@@ -19,16 +20,25 @@ pub(super) struct Flags {
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    // Where only one half serves, the other is no failure.
+    let sockets = ebpf::dump(&flags.pins.pin_dir);
     let packets = backend::nft::dump();
-    let (sockets, packets) = match (backend::ebpf::dump(&flags.pins.pin_dir), packets) {
-        (Ok(sockets), packets) => (sockets, packets.unwrap_or_default()),
-        (Err(_), Ok(packets)) if !packets.is_empty() => (Vec::new(), packets),
-        (Err(error), _) => return Err(error.into()),
-    };
-    for line in sockets.into_iter().chain(packets) {
+    let mut errors = Vec::new();
+    let mut lines = Vec::new();
+    match sockets {
+        Ok(sockets) => lines = sockets,
+        // Packets may be served alone: that nothing is there is said where it is known of both.
+        Err(ebpf::Error::Nothing(_)) if !packets.as_ref().is_ok_and(Vec::is_empty) => {}
+        Err(error) => errors.push(Error::from(error)),
+    }
+    match packets {
+        Ok(packets) => lines.extend(packets),
+        Err(error) => errors.push(error.into()),
+    }
+    let mut stdout = std::io::stdout().lock();
+    for line in lines {
         writeln!(stdout, "{line}")?;
     }
-    Ok(stdout.flush()?)
+    stdout.flush()?;
+    let errors: Vec<_> = errors.iter().map(|it| format!("{it:#}")).collect();
+    if errors.is_empty() { Ok(()) } else { Err(anyhow!(errors.join("; "))) }
 }

@@ -12,6 +12,7 @@ mod events;
 mod flags;
 mod logging;
 mod news;
+mod own_node;
 mod packets;
 mod pipeline;
 mod plane;
@@ -83,6 +84,7 @@ pub(crate) fn main() -> ExitCode {
         print!("{text}");
         return ExitCode::SUCCESS;
     }
+    let origins = line.origins();
     let cli = line.cli;
     let result = match cli.command {
         Command::Run(flags) => run::main(flags),
@@ -95,7 +97,12 @@ pub(crate) fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
-        Command::Status(flags) => status::main(flags),
+        Command::Status(flags) => match status::main(flags) {
+            Ok(true) => Ok(()),
+            // It has said what cannot be read.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
         Command::Dump(flags) => dump::main(&flags),
         Command::Cleanup(flags) => cleanup::main(&flags),
         Command::Canary => backend::obey_as_canary(io::stdin(), io::stdout()).map_err(Into::into),
@@ -106,6 +113,12 @@ pub(crate) fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<clap::Error>() => {
             eprint!("{error}");
+            // Whoever has not written a flag does not know it.
+            let text = error.to_string();
+            let words = text.split(|it: char| !it.is_ascii_alphanumeric() && it != '-');
+            for (flag, field) in origins.iter().filter(|(flag, _)| words.clone().any(|it| it == flag)) {
+                eprintln!("  {flag} is what the file says: {field}");
+            }
             ExitCode::from(WRONG_USAGE)
         }
         Err(error) => {

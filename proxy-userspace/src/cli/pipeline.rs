@@ -25,6 +25,7 @@ use tokio::{
 use super::{
     flags::{Facts, Source},
     news::{News, Running},
+    own_node,
 };
 
 /// What runs while it is alive.
@@ -37,6 +38,8 @@ pub(super) struct Pipeline {
     cluster: Cluster,
     states: Subscription,
     node: String,
+    /// Whether the node is to be served itself, and not only others.
+    serves_own: bool,
     options: Options,
 }
 
@@ -63,7 +66,12 @@ impl Pipeline {
         let states = publisher.subscribe();
         let nodes = AnyNode::new(publisher);
         let cluster = Cluster::new(options.service_proxy_name.as_deref());
-        Ok(Self { source, nodes, cluster, states, node, options })
+        Ok(Self { source, nodes, cluster, states, node, serves_own: true, options })
+    }
+
+    /// The node need not be one of the cluster's: whoever asks says which node is meant.
+    pub(super) fn serve_others(&mut self) {
+        self.serves_own = false;
     }
 
     /// The node.
@@ -146,7 +154,11 @@ impl Pipeline {
                 // Facts that somebody holds have to be copied before they can change.
                 Known::Nothing
             });
-            let rejected: BTreeSet<_> = brain.rejected().collect();
+            // An API server knows all nodes; manifests, or another brain, may do without.
+            let must_be = matches!(self.source, Running::Kube(_));
+            let stranger = own_node::stranger(&self.node, brain.cluster(), must_be);
+            let stranger = stranger.filter(|_| self.serves_own);
+            let rejected: BTreeSet<_> = brain.rejected().chain(stranger).collect();
             for it in rejected.difference(&said) {
                 tracing::warn!("{it}");
             }

@@ -15,6 +15,7 @@ use publish::{
 use super::{
     block_on,
     flags::{self, Facts as FactsFlags, Source, source},
+    own_node,
     pipeline::Pipeline,
     tls,
 };
@@ -117,7 +118,7 @@ fn once(path: &Path, flags: &Flags) -> Result<()> {
     brain.serve(&node);
     brain.update(snapshot.facts);
     brain.settle();
-    for it in brain.rejected() {
+    for it in brain.rejected().chain(own_node::stranger(&node, brain.cluster(), false)) {
         tracing::warn!("{it}");
     }
     let publisher = Publisher::new(node.as_str());

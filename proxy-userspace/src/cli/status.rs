@@ -7,7 +7,6 @@ use std::{
     fmt::Write as _,
     io::{self, IsTerminal as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::Path,
     thread,
     time::Duration,
 };
@@ -15,7 +14,7 @@ use std::{
 use admin::{Asked, Status};
 use anyhow::Result;
 use backend::{
-    ebpf::{self, Counts, Hooks, Led, PortCounts, PortId, check},
+    ebpf::{self, Counts, Hooks, Led, Options, PortCounts, PortId, check},
     nft,
 };
 use clap::{Args, ValueEnum};
@@ -36,7 +35,8 @@ const MOST_NAMED: usize = 3;
 /// Show what is programmed right now, Service by Service
 ///
 /// What is programmed is read from the kernel; the process that runs is asked for the names, the age of the state, and
-/// what it refuses. Where none runs, the kernel's part is shown alone.
+/// what it refuses. Where none runs, the kernel's part is shown alone. What cannot be read is named, beside what can, and
+/// the exit code is 1.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
@@ -61,23 +61,14 @@ enum Output {
     Json,
 }
 
-pub(super) fn main(flags: Flags) -> Result<()> {
+/// Looks, tells, and says whether all could be read.
+pub(super) fn main(flags: Flags) -> Result<bool> {
     // What is looked at does not depend on the name of the node.
     let options = flags.data_plane.options("")?;
     loop {
         // What the process says comes first: what is in the kernel is then as new, or newer.
         let process = Process::ask(&flags.reports);
-        let (led, by) = led(&options.pin_dir)?;
-        let seen = Seen {
-            led,
-            by,
-            generation: ebpf::generation(&options.pin_dir).ok(),
-            // Packets are not counted by Service.
-            counts: ebpf::counts(&options.pin_dir).unwrap_or_default(),
-            hooks: ebpf::look_at(options.cgroup.as_deref(), &options.pin_dir).map_err(|it| it.to_string()),
-            packets: nft::check(by == By::Sockets).says,
-            process,
-        };
+        let seen = Seen::look(&options, process)?;
         let text = match flags.output {
             Output::Table => seen.table(),
             Output::Json => format!("{}\n", seen.json()),
@@ -90,42 +81,67 @@ pub(super) fn main(flags: Flags) -> Result<()> {
         stdout.write_all(text.as_bytes())?;
         stdout.flush()?;
         if !flags.watch {
-            return Ok(());
+            return Ok(seen.errors().is_empty());
         }
         thread::sleep(AGAIN);
     }
 }
 
-/// What is led somewhere: sockets by eBPF; or packets alone, where nobody leads sockets.
-fn led(pin_dir: &Path) -> Result<(Vec<Led>, By)> {
-    match ebpf::led(pin_dir) {
-        Ok(led) => Ok((led, By::Sockets)),
-        Err(error) => match nft::led() {
-            Ok(led) if !led.is_empty() => Ok((led, By::Packets)),
-            _ => Err(error.into()),
-        },
+/// What was seen at one time. What could not be read is a text that says why.
+struct Seen {
+    led: Vec<Led>,
+    /// How many generations the programs have led by; none where there are no maps of theirs.
+    generation: Result<Option<u32>, String>,
+    counts: Result<Counts, String>,
+    hooks: Result<Hooks, String>,
+    packets: Result<String, String>,
+    process: Process,
+}
+
+impl Seen {
+    /// Looks at sockets and at packets; the latter lead where nobody leads sockets.
+    ///
+    /// # Errors
+    ///
+    /// If it is known that nothing is in force.
+    fn look(options: &Options, process: Process) -> Result<Self> {
+        let pins = &options.pin_dir;
+        let led = ebpf::led(pins).and_then(|led| Ok((led, ebpf::generation(pins)?)));
+        let (led, generation) = match led {
+            Ok((led, generation)) => (led, Ok(Some(generation))),
+            Err(error) => {
+                // If these cannot be read, that is what is said of packets.
+                let packets = nft::led();
+                match error {
+                    ebpf::Error::Nothing(_) if packets.as_ref().is_ok_and(Vec::is_empty) => {
+                        return Err(error.into());
+                    }
+                    ebpf::Error::Nothing(_) => (packets.unwrap_or_default(), Ok(None)),
+                    error => (packets.unwrap_or_default(), Err(said(error))),
+                }
+            }
+        };
+        let packets = match nft::check(matches!(generation, Ok(Some(_)))) {
+            Ok(finding) => Ok(finding.says),
+            // That is a fact, and no failure to see.
+            Err(error) if error.is_for_want_of_nftables() => Ok(said(error)),
+            Err(error) => Err(said(error)),
+        };
+        Ok(Self {
+            led,
+            generation,
+            // Packets are not counted by Service.
+            counts: ebpf::counts(pins).map_err(said),
+            hooks: ebpf::look_at(options.cgroup.as_deref(), pins).map_err(said),
+            packets,
+            process,
+        })
     }
 }
 
-/// What leads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
-    /// The programs, and perhaps packets beside them.
-    Sockets,
-    /// Packets alone.
-    Packets,
-}
-
-/// What was seen at one time.
-struct Seen {
-    led: Vec<Led>,
-    by: By,
-    /// How many generations the programs have led by; none where there are no maps of theirs.
-    generation: Option<u32>,
-    counts: Counts,
-    hooks: Result<Hooks, String>,
-    packets: String,
-    process: Process,
+/// An error with what has caused it.
+fn said(error: impl Into<anyhow::Error>) -> String {
+    format!("{:#}", error.into())
 }
 
 /// What the process says that runs.
@@ -206,7 +222,14 @@ impl Seen {
     /// Whether there are no programs to be in effect: then nothing is pinned either.
     fn are_packets_alone(&self) -> bool {
         let is_pinned = |it: &Hooks| it.hooks.iter().any(|it| it.program.is_some());
-        self.by == By::Packets && !self.hooks.as_ref().is_ok_and(is_pinned)
+        self.generation == Ok(None) && self.packets.is_ok() && !self.hooks.as_ref().is_ok_and(is_pinned)
+    }
+
+    /// What could not be read.
+    fn errors(&self) -> Vec<&String> {
+        let hooks = self.hooks.as_ref().err().filter(|_| !self.are_packets_alone());
+        let maps = [self.generation.as_ref().err(), self.counts.as_ref().err()];
+        maps.into_iter().chain([hooks, self.packets.as_ref().err()]).flatten().collect()
     }
 
     fn table(&self) -> String {
@@ -235,11 +258,17 @@ impl Seen {
             }
             Err(error) => format!("cannot be looked at: {error}"),
         };
-        if let Some(generation) = self.generation {
-            let _ = writeln!(out, "maps       generation {generation} in force");
+        let _ = match &self.generation {
+            Ok(Some(generation)) => writeln!(out, "maps       generation {generation} in force"),
+            Ok(None) => Ok(()),
+            Err(error) => writeln!(out, "maps       cannot be read: {error}"),
+        };
+        if let Err(error) = &self.counts {
+            let _ = writeln!(out, "counters   cannot be read: {error}");
         }
         let _ = writeln!(out, "programs   {programs}");
-        let _ = writeln!(out, "packets    {}", self.packets);
+        let (Ok(packets) | Err(packets)) = &self.packets;
+        let _ = writeln!(out, "packets    {packets}");
         let _ = writeln!(out, "kernel     {}\n", check::kernel().says);
         let mut table = Table::new();
         table.load_preset(presets::NOTHING).set_header(HEADER);
@@ -248,11 +277,11 @@ impl Seen {
             let Led { frontend, backends, port: id, .. } = led;
             // They are the service port's: with the first of its addresses they are told.
             let (connections, refusals) = match id.filter(|it| told.insert(*it)) {
-                Some(id) => {
-                    let PortCounts { connections, refusals, .. } = self.counts.of(id);
+                Some(id) if let Ok(counts) = &self.counts => {
+                    let PortCounts { connections, refusals, .. } = counts.of(id);
                     (connections.to_string(), refusals.to_string())
                 }
-                None => Default::default(),
+                _ => Default::default(),
             };
             let named = backends.iter().take(MOST_NAMED).map(ToString::to_string);
             let mut named: Vec<_> = named.collect();
@@ -290,6 +319,7 @@ impl Seen {
 
     /// What each service port has counted, and each of its endpoints.
     fn counted(&self) -> Vec<serde_json::Value> {
+        let Ok(counts) = &self.counts else { return Vec::new() };
         let mut ports: Vec<(Name, PortId, Vec<&Led>)> = Vec::new();
         let mut places = HashMap::new();
         for (name, led) in self.rows() {
@@ -301,10 +331,9 @@ impl Seen {
             ports[place].2.push(led);
         }
         let counted = ports.into_iter().map(|(name, port, leds)| {
-            let PortCounts { connections, refusals, rejections } = self.counts.of(port);
+            let PortCounts { connections, refusals, rejections } = counts.of(port);
             let backends: BTreeSet<_> = leds.iter().flat_map(|it| &it.backends).collect();
-            let endpoint =
-                |it: &SocketAddr| json!({ "endpoint": it, "connections": self.counts.to(port, *it) });
+            let endpoint = |it: &SocketAddr| json!({ "endpoint": it, "connections": counts.to(port, *it) });
             json!({
                 "service": known(name.service),
                 "port": name.port,
@@ -335,9 +364,10 @@ impl Seen {
         json!({
             "process": self.process.status,
             "kernel": check::kernel().says,
-            "generation": self.generation,
+            "generation": self.generation.as_ref().ok(),
             "programs": programs,
-            "packets": self.packets,
+            "packets": match &self.packets { Ok(it) | Err(it) => it },
+            "errors": self.errors(),
             "frontends": frontends.collect::<Vec<_>>(),
             "counted": self.counted(),
         })

@@ -164,6 +164,23 @@ proptest! {
     }
 
     #[test]
+    fn the_client_library_finds_the_ports_that_are_meant(state in some_state()) {
+        let message = service(&state.service);
+        for it in &*state.endpoints {
+            let said = endpoint(&state.service, it);
+            for index in 0..message.ports.len() {
+                let meant = it.ports.iter().find(|it| usize::from(it.index) == index);
+                prop_assert_eq!(said.port(&message, index), meant.map(|it| it.port.get()));
+                if let Some(EndpointPort { scopes, .. }) = meant {
+                    let cluster = Some(scopes.cluster);
+                    let scopes = localv1::EndpointScopes { internal: scopes.internal, external: scopes.external, cluster };
+                    prop_assert_eq!(said.scopes_at(&message, index), scopes);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn arbitrary_messages_do_not_panic(
         service in vec(any::<u8>(), 0..200),
         endpoint in vec(any::<u8>(), 0..200),
@@ -215,8 +232,9 @@ fn kpng_endpoint(ports: &[(&str, i32)]) -> localv1::Endpoint {
 #[track_caller]
 fn check_target(port: localv1::PortMapping, ports: &[(&str, i32)], expect: Option<u16>) {
     let endpoint = kpng_endpoint(ports);
-    let state = service_state(&kpng_service(port), [("pod", &endpoint)]).value.unwrap();
+    let state = service_state(&kpng_service(port.clone()), [("pod", &endpoint)]).value.unwrap();
     assert_eq!(state.endpoints.first().map(|it| it.ports[0].port.get()), expect);
+    assert_eq!(endpoint.port(&kpng_service(port), 0), expect, "what the client library tells other backends");
 }
 
 #[test]

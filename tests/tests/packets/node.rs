@@ -1,11 +1,13 @@
 //! A node as a whole: sockets and packets together, what it takes, what is missing, and what is said of it.
 
 use std::{
+    fs,
     io::{self, Write as _},
     net::{Ipv4Addr, SocketAddr},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
+use aya::maps::Array;
 use rustix::thread::CapabilitySet;
 use tests::{
     Build, Cluster, Transport,
@@ -116,7 +118,7 @@ fn sockets_are_brought_into_force_while_packets_cannot_be() {
     assert!(eventually(LIMIT, is_owned));
     let mut agent = cluster.start(&cluster.setting("ebpf"));
     let log = agent.log_path().to_owned();
-    let has = |says: &str| std::fs::read_to_string(&log).is_ok_and(|it| it.contains(says));
+    let has = |says: &str| fs::read_to_string(&log).is_ok_and(|it| it.contains(says));
     agent.wait_until(LIMIT, || has("in force for sockets alone")).unwrap();
     assert!(has("not served: traffic that has no socket here"), "{}", agent.log());
     agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
@@ -211,17 +213,38 @@ fn check_says_whether_packets_can_be_and_are_translated() {
     assert!(!agent.log().contains("somebody has changed"), "{}", agent.log());
     // Where nobody leads sockets, `status` shows what packets are led by.
     let there = cluster.n1.enter().unwrap();
-    let status = Command::new(Build::Product.binary())
-        .args(["status", "--pin-dir"])
-        .arg(cluster.sandbox().pins())
-        .output()
-        .unwrap();
-    drop(there);
-    let status = String::from_utf8(status.stdout).unwrap();
-    let row =
-        status.lines().find(|it| it.contains(" 10.96.0.1:80/TCP ")).unwrap_or_else(|| panic!("{status}"));
-    assert!(row.starts_with("default/web") && row.contains("10.244.1.10:8080"), "{row}");
+    let mode = tests::http::get(at(Ipv4Addr::LOCALHOST.into(), 10249), "/proxyMode").unwrap();
+    assert_eq!(mode.body, "nftables");
+    let look = |command: &str| {
+        let mut it = Command::new(Build::Product.binary());
+        it.arg(command).arg("--pin-dir").arg(cluster.sandbox().pins());
+        let Output { status, stdout, stderr } = it.output().unwrap();
+        (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+    };
+    let check_row = |status: &str| {
+        let row = status.lines().find(|it| it.contains(" 10.96.0.1:80/TCP "));
+        let row = row.unwrap_or_else(|| panic!("{status}"));
+        assert!(row.starts_with("default/web") && row.contains("10.244.1.10:8080"), "{row}");
+    };
+    let (code, status, _) = look("status");
+    assert_eq!(code, Some(0), "{status}");
+    check_row(&status);
     assert!(status.contains("programs   none: packets alone\n"), "{status}");
+    assert_eq!(look("dump").0, Some(0));
+    // What leads sockets, if anything does, cannot be read: packets are shown all the same, and it is said.
+    let layout = cluster.sandbox().pins().join("v4");
+    fs::create_dir_all(&layout).unwrap();
+    Array::<_, [u8; 32]>::create(2, 0).unwrap().pin(layout.join("active")).unwrap();
+    let (code, status, _) = look("status");
+    assert_eq!(code, Some(1), "{status}");
+    check_row(&status);
+    assert!(status.contains("maps       cannot be read: ") && !status.contains("alone"), "{status}");
+    let (code, lines, error) = look("dump");
+    assert_eq!(code, Some(1), "{error}");
+    assert!(lines.contains("packets frontend 10.96.0.1:80/TCP "), "{lines}");
+    assert!(error.contains("v4/active"), "{error}");
+    drop(there);
+    fs::remove_dir_all(cluster.sandbox().pins().join("v4")).unwrap();
     // Where it runs without them, they are.
     agent.terminate().unwrap();
     let without = Setting::new(&Build::Product.binary(), cluster.sandbox(), &cluster.manifests(), "n1");
@@ -278,7 +301,7 @@ fn flags_that_cannot_go_together_are_refused() {
         (&["--pod-bridge-interface=a-name-that-is-too-long"], "no interface has a name"),
     ];
     let folder = tempfile::tempdir().unwrap();
-    for (flags, says) in refused {
+    let check = |flags: &[&str], says: &str| {
         let output = Command::new(Build::Product.binary())
             .args(["run", "--node-name=n1", "--healthz-bind-address=0", "--metrics-bind-address=0"])
             .arg(format!("--source=file:{}", folder.path().display()))
@@ -288,5 +311,15 @@ fn flags_that_cannot_go_together_are_refused() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(64), "{flags:?}: {error}");
         assert!(error.contains(says), "{flags:?}: {error}");
+    };
+    for (flags, says) in refused {
+        check(flags, says);
     }
+    // Who has written a file is told of the field.
+    let file = folder.path().join("config.conf");
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                detectLocalMode: BridgeInterface\n";
+    fs::write(&file, text).unwrap();
+    let says = format!("--detect-local-mode is what the file says: {}: detectLocalMode", file.display());
+    check(&[&format!("--config={}", file.display())], &says);
 }

@@ -27,11 +27,15 @@ use super::{
     store::{Side, Table},
 };
 
+/// How often to begin anew because another generation came into force meanwhile.
+const ATTEMPTS: usize = 20;
+
 /// Reads the generation in force, and describes every entry of it.
 ///
 /// # Errors
 ///
-/// If nothing was ever in force there; a map that is missing or of another layout is named.
+/// If nothing was ever in force there, or it changes faster than it can be read; a map that is missing, of another layout
+/// or not to be read is named.
 pub fn dump(pin_dir: &Path) -> Result<Vec<String>, Error> {
     in_force(pin_dir).map(|it| it.lines())
 }
@@ -68,19 +72,29 @@ pub fn generation(pin_dir: &Path) -> Result<u32, Error> {
 /// Pins below which a generation was ever in force.
 fn filled(pin_dir: &Path) -> Result<Pins, Error> {
     let pins = Pins::new(pin_dir);
-    if kernel::is_filled(&pins) { Ok(pins) } else { Err(Error::Nothing(pin_dir.to_path_buf())) }
+    if kernel::is_filled(&pins)? { Ok(pins) } else { Err(Error::Nothing(pin_dir.to_path_buf())) }
 }
 
 fn in_force(pin_dir: &Path) -> Result<Generation, Error> {
     let pins = filled(pin_dir)?;
-    // Flips between the first map and the last could show a mixture: then it is read again.
-    loop {
-        let before = kernel::read_active(&pins)?;
-        let generation = Generation::read(&pins, before.0)?;
-        if kernel::read_active(&pins)? == before {
-            return Ok(generation);
+    let generation = unchanged(|| kernel::read_active(&pins), |(side, _)| Generation::read(&pins, side))?;
+    generation.ok_or_else(|| Error::Restless(pin_dir.to_path_buf()))
+}
+
+/// Reads what a word leads to. Flips between the first map and the last could show a mixture: then it is read again, until
+/// it is time to give up (none).
+fn unchanged<W: Copy + PartialEq, T>(
+    mut word: impl FnMut() -> Result<W, Error>,
+    mut read: impl FnMut(W) -> Result<T, Error>,
+) -> Result<Option<T>, Error> {
+    for _ in 0..ATTEMPTS {
+        let before = word()?;
+        let found = read(before)?;
+        if word()? == before {
+            return Ok(Some(found));
         }
     }
+    Ok(None)
 }
 
 #[derive(Default)]
@@ -224,4 +238,31 @@ fn backend4(it: &Backend4) -> SocketAddr {
 
 fn backend6(it: &Backend6) -> SocketAddr {
     SocketAddr::new(IpAddr::V6(it.address.into()), it.port.get())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_never_stands_still_is_given_up() {
+        let (mut flips, mut reads) = (0, 0);
+        let word = || {
+            flips += 1;
+            Ok(flips)
+        };
+        let read = |_| {
+            reads += 1;
+            Ok(())
+        };
+        assert_eq!(unchanged(word, read).unwrap(), None);
+        assert_eq!(reads, ATTEMPTS);
+    }
+
+    #[test]
+    fn what_changes_while_it_is_read_is_read_again() {
+        let mut words = [1, 2, 2, 3, 3, 3].into_iter();
+        let word = || Ok(words.next().unwrap());
+        assert_eq!(unchanged(word, Ok).unwrap(), Some(3), "neither 1, nor 2 with something of 3 in it");
+    }
 }

@@ -42,6 +42,9 @@ pub enum Error {
     /// There is no generation to be read.
     #[error("nothing is in force below {}: no instance of this version has served there", .0.display())]
     Nothing(PathBuf),
+    /// Whenever all of it was read, something else was in force.
+    #[error("what is in force below {} changes faster than it can be read: try again when less changes", .0.display())]
+    Restless(PathBuf),
     /// The folder for pins lies on another kind of file system.
     #[error("{} is not on a bpf file system: mount one with `mount -t bpf bpf DIR`, or choose another --pin-dir", .0.display())]
     NotBpffs(PathBuf),

@@ -284,11 +284,19 @@ fn array_of_maps(name: &str, template: &MapData, slots: u32) -> Result<Map, Erro
     MapData::from_fd(fd).and_then(Map::from_map_data).map_err(Error::map(name))
 }
 
-/// Whether a generation of this layout was ever in force.
-pub(super) fn is_filled(pins: &Pins) -> bool {
-    let there = |(side, flips)| flips > 0 && Table::ALL.iter().all(|it| pins.inner(side, *it).exists());
-    // What cannot be read is there, and the error is told by who reads it.
-    pins.active().exists() && read_active(pins).map_or(true, there)
+/// Whether a generation of this layout was ever in force. What cannot be looked at is an error, and no "no".
+pub(super) fn is_filled(pins: &Pins) -> Result<bool, Error> {
+    let exists = |path: &Path| path.try_exists().map_err(Error::syscall("stat", path.display()));
+    if !exists(&pins.active())? {
+        return Ok(false);
+    }
+    let (side, flips) = read_active(pins)?;
+    for table in Table::ALL {
+        if !exists(&pins.inner(side, table))? {
+            return Ok(false);
+        }
+    }
+    Ok(flips > 0)
 }
 
 /// Reads a map by its pin, for `dump`: its keys and values, one after the other.

@@ -332,7 +332,7 @@ pub enum Cleaned {
 /// What could not be removed is named; what was removed stays removed.
 pub fn cleanup(pin_dir: &Path) -> Result<Cleaned, Error> {
     let pins = Pins::new(pin_dir);
-    if !pins.is_present() {
+    if !pins.is_present()? {
         return Ok(Cleaned::Nothing);
     }
     let Some(_lock) = pins.lock()? else { return Ok(Cleaned::Nothing) };

@@ -214,9 +214,9 @@ impl Pins {
         if self.dir.starts_with(BPFFS) { Ok(false) } else { Err(Error::NotBpffs(self.dir.clone())) }
     }
 
-    /// Whether there is anything at all.
-    pub(super) fn is_present(&self) -> bool {
-        self.dir.exists()
+    /// Whether there is anything at all. What cannot be looked at is an error, and no "no".
+    pub(super) fn is_present(&self) -> Result<bool, Error> {
+        self.dir.try_exists().map_err(Error::syscall("stat", self.dir.display()))
     }
 
     /// Whether nothing is in the folder, or it is not there.

@@ -53,35 +53,37 @@ pub(crate) fn machine(config: &Config, if_not: Level) -> Finding {
 }
 
 /// Whether our tables are in place; where they may be missing, whether anything has run that wants them.
-pub fn tables(has_run: bool) -> Finding {
-    let read = || {
-        let mut netfilter = Netfilter::open().map_err(Error::Open)?;
-        let snapshots = FAMILIES.map(|it| Snapshot::read(&mut netfilter, it));
-        snapshots.into_iter().collect::<Result<Vec<_>, Error>>()
-    };
-    match read() {
-        Err(error) => Finding { level: Level::Degraded, ..Finding::failed(TABLES, &error) },
-        Ok(found) => {
-            let entries: usize = found.iter().flatten().map(|it| it.elements.len()).sum();
-            match found.iter().flatten().count() {
-                0 if !has_run => Finding::ok(
-                    TABLES,
-                    "there is no nftables table of ours: it has not run here, or was cleaned up",
-                ),
-                0 => Finding::degraded(
-                    TABLES,
-                    "there is no nftables table of ours: packets are not translated",
-                    "start `run` or `agent`; see its log if it does not write them",
-                ),
-                1 => Finding::degraded(
-                    TABLES,
-                    format!("one nftables table of ours of two is in place, with {entries} entries"),
-                    "see the log of `run` or `agent`",
-                ),
-                _ => Finding::ok(TABLES, format!("our nftables tables are in place, with {entries} entries")),
-            }
+///
+/// # Errors
+///
+/// If the kernel does not let us see, or has no nftables.
+pub fn tables(has_run: bool) -> Result<Finding, Error> {
+    let mut netfilter = Netfilter::open().map_err(Error::Open)?;
+    let snapshots = FAMILIES.map(|it| Snapshot::read(&mut netfilter, it));
+    let found = snapshots.into_iter().collect::<Result<Vec<_>, Error>>()?;
+    let entries: usize = found.iter().flatten().map(|it| it.elements.len()).sum();
+    Ok(match found.iter().flatten().count() {
+        0 if !has_run => {
+            Finding::ok(TABLES, "there is no nftables table of ours: it has not run here, or was cleaned up")
         }
-    }
+        0 => Finding::degraded(
+            TABLES,
+            "there is no nftables table of ours: packets are not translated",
+            "start `run` or `agent`; see its log if it does not write them",
+        ),
+        1 => Finding::degraded(
+            TABLES,
+            format!("one nftables table of ours of two is in place, with {entries} entries"),
+            "see the log of `run` or `agent`",
+        ),
+        _ => Finding::ok(TABLES, format!("our nftables tables are in place, with {entries} entries")),
+    })
+}
+
+/// The same as one finding, whatever comes of it.
+pub(crate) fn own(has_run: bool) -> Finding {
+    tables(has_run)
+        .unwrap_or_else(|error| Finding { level: Level::Degraded, ..Finding::failed(TABLES, &error) })
 }
 
 /// Tells the kernel what it takes to translate packets of a family.

@@ -10,6 +10,7 @@ use super::{
     compile::unspecified,
     elements::{Element, Elements, Value},
     error::Error,
+    node::FAMILIES,
     pick::{By, DROP, Pick, REFUSE, SET_SHIFT},
     rules::Behaviour,
     schema::{Bytes, Map, Parts},
@@ -23,13 +24,7 @@ use crate::{ebpf::Led, netlink::Netfilter};
 ///
 /// If the kernel does not let us.
 pub fn dump() -> Result<Vec<String>, Error> {
-    let mut netfilter = Netfilter::open().map_err(Error::Open)?;
-    let mut lines = Vec::new();
-    for family in [Family::V4, Family::V6] {
-        if let Some(snapshot) = Snapshot::read(&mut netfilter, family)? {
-            lines.extend(self::lines(&snapshot.elements));
-        }
-    }
+    let mut lines: Vec<_> = snapshots()?.iter().flat_map(|it| lines(&it.elements)).collect();
     lines.sort_unstable();
     Ok(lines)
 }
@@ -41,19 +36,28 @@ pub fn dump() -> Result<Vec<String>, Error> {
 ///
 /// If the kernel does not let us.
 pub fn led() -> Result<Vec<Led>, Error> {
-    let mut netfilter = Netfilter::open().map_err(Error::Open)?;
     let mut all = Vec::new();
-    for family in [Family::V4, Family::V6] {
-        if let Some(snapshot) = Snapshot::read(&mut netfilter, family)? {
-            let elements = &snapshot.elements;
-            all.extend(elements.iter().filter_map(|(element, value)| {
-                let by = By::ALL.into_iter().find(|it| it.inside() == element.map)?;
-                led_from(elements, by, element, value)
-            }));
-        }
+    for Snapshot { elements, .. } in &snapshots()? {
+        all.extend(elements.iter().filter_map(|(element, value)| {
+            let by = By::ALL.into_iter().find(|it| it.inside() == element.map)?;
+            led_from(elements, by, element, value)
+        }));
     }
     all.sort_unstable();
     Ok(all)
+}
+
+/// The tables that there are; none where the kernel has no nftables.
+fn snapshots() -> Result<Vec<Snapshot>, Error> {
+    let read = || -> Result<Vec<_>, Error> {
+        let mut netfilter = Netfilter::open().map_err(Error::Open)?;
+        let tables = FAMILIES.map(|it| Snapshot::read(&mut netfilter, it).transpose());
+        tables.into_iter().flatten().collect()
+    };
+    match read() {
+        Err(error) if error.is_for_want_of_nftables() => Ok(Vec::new()),
+        read => read,
+    }
 }
 
 fn led_from(elements: &Elements, by: By, from: &Element, value: &Value) -> Option<Led> {

@@ -4,6 +4,9 @@ use std::io;
 
 use nix::errno::Errno;
 
+/// What is read first: which tables there are, with their comments.
+pub(super) const TABLES: &str = "comments";
+
 /// Why the tables could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -50,11 +53,22 @@ fn remedy(error: &io::Error) -> &'static str {
              and nft_fib_ipv6 are needed, from Linux 5.10)"
         }
         Some(libc::ENOMEM | libc::ENOBUFS) => " (the kernel has no memory for it)",
+        Some(libc::EINTR) => " (they change faster than they can be read: try again when less changes)",
         _ => "",
     }
 }
 
 impl Error {
+    /// Whether there can be no tables of ours, since the kernel has no nftables at all.
+    pub fn is_for_want_of_nftables(&self) -> bool {
+        match self {
+            Self::Open(error) => error.raw_os_error() == Some(libc::EPROTONOSUPPORT),
+            // The answer to a question about a part of netfilter that is not there.
+            Self::Read { what: TABLES, errno } => *errno == Errno::EINVAL,
+            _ => false,
+        }
+    }
+
     /// Whether the kernel may lack something, rather than that something is wrong. Only of tables that are written anew: in
     /// any other change, what is not there may be what somebody else has taken away.
     pub(super) fn is_for_want_of_something(&self) -> bool {

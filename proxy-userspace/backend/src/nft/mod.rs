@@ -20,8 +20,8 @@ mod snapshot;
 mod tables;
 mod transaction;
 
-pub(crate) use check::machine;
 pub use check::tables as check;
+pub(crate) use check::{machine, own};
 pub use config::{Config, DetectLocal};
 pub use dump::{dump, led};
 pub use error::Error;

@@ -15,7 +15,7 @@ use super::{
     TABLE,
     compile::FrontendAddress,
     elements::{Element, Elements, Value},
-    error::Error,
+    error::{Error, TABLES},
     layout::Hints,
     pick::SET_SHIFT,
     schema::{Bytes, Map, Parts, number},
@@ -83,7 +83,7 @@ impl Snapshot {
         match read {
             // Tables come and go; what was seen was seen.
             Ok(()) | Err(Errno::EINTR) => Ok(found),
-            Err(errno) => Err(Error::Read { what: "comments", errno }),
+            Err(errno) => Err(Error::Read { what: TABLES, errno }),
         }
     }
 

@@ -6,6 +6,8 @@ use std::{
 };
 
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
+/// The same for people.
+pub(super) const PATTERNS: &str = "*.json, *.yaml or *.yml";
 
 /// The file itself, or the manifests that lie directly in the folder.
 pub(super) fn list(path: &Path) -> io::Result<Vec<PathBuf>> {

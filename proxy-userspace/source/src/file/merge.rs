@@ -33,6 +33,10 @@ pub(super) fn merge<'a>(files: impl IntoIterator<Item = (&'a Path, &'a Parsed)>,
                 path.display()
             )
         }));
+        if parsed.documents == 0 {
+            let reason = "there is nothing in it; write a `kind: List` with `items: []` to mean nothing";
+            rejected.push(Rejected { item: path.display().to_string(), reason: reason.into() });
+        }
         rejected.extend(parsed.rejected.iter().map(|it| Rejected {
             item: format!("{}: {}", path.display(), it.item),
             reason: it.reason.clone(),

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::documents::{self, Document};
-use crate::kube_types::{self, Converted};
+use crate::kube_types::{self, Converted, objects};
 
 /// How a file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,12 +76,15 @@ pub struct Parsed {
     pub rejected: Vec<Rejected>,
     /// Objects of kinds that are not read, and where they stand.
     pub ignored: Vec<(Position, String)>,
+    /// How many documents there are, lists of nothing among them.
+    pub documents: usize,
 }
 
 /// Reads the manifests in `bytes`; `file` is the name for messages.
 pub fn parse(file: &str, bytes: &[u8], format: Format) -> Result<Parsed, ParseError> {
     let mut parsed = Parsed::default();
     let take = |document: Document| {
+        parsed.documents += 1;
         document
             .and_then(|(at, value)| parsed.add(at, value, None).map_err(|reason| (at, reason)))
             .map_err(|(at, reason)| ParseError { file: file.to_owned(), at, reason })
@@ -108,7 +111,12 @@ impl Parsed {
             ("v1", "Service") => self.convert(at, value, kube_types::service, Object::Service),
             ("v1", "Node") => self.convert(at, value, kube_types::node, Object::Node),
             ("discovery.k8s.io/v1", "EndpointSlice") => {
-                self.convert(at, value, kube_types::endpoint_slice, Object::EndpointSlice)
+                let convert = |it: &objects::EndpointSlice| {
+                    let mut converted = kube_types::endpoint_slice(it);
+                    converted.rejected.extend(kube_types::incomplete(it));
+                    converted
+                };
+                self.convert(at, value, convert, Object::EndpointSlice)
             }
             ("v1", "List") => self.add_all(at, &mut value, None),
             ("v1", "ServiceList") => self.add_all(at, &mut value, Some(("v1", "Service"))),

@@ -103,6 +103,24 @@ fn a_bad_part_takes_nothing_else_down() {
 }
 
 #[test]
+fn what_a_manifest_lacks_is_told_once_each() {
+    let text = "apiVersion: v1\nkind: Service\nmetadata: {name: np}\nspec: {type: NodePort, ports: [{port: 80}]}\n---\n\
+                apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: np-1}\naddressType: IPv4\n\
+                ports: [{port: 80}]\nendpoints: [{addresses: [10.1.0.1]}]\n";
+    let rejected: Vec<_> =
+        check(text, &["Service default/np"]).rejected.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        rejected,
+        [
+            "Service default/np: spec.clusterIP: there is none, and without one nothing of the Service is served, not \
+             even its node ports; write one, as a cluster's API server does, or None if it is headless",
+            "EndpointSlice default/np-1: metadata.labels[kubernetes.io/service-name]: there is none, so the slice \
+             belongs to no Service; write the name of one",
+        ]
+    );
+}
+
+#[test]
 fn aliases_cannot_blow_up() {
     let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for level in 1..12 {

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use model::facts::Facts;
+use model::facts::{Facts, Rejected};
 use tokio::time::Instant;
 
 use super::{
@@ -100,6 +100,10 @@ impl Store {
         let parsed = self.files.iter().filter_map(|(path, it)| Some((path.as_path(), &**it.good.as_ref()?)));
         let mut snapshot = merge::merge(parsed, before);
         snapshot.problems.extend(self.problems());
+        if self.files.is_empty() && self.unlisted.is_none() {
+            let reason = format!("there is no manifest in it; call them {}", folder::PATTERNS);
+            snapshot.rejected.push(Rejected { item: self.path.display().to_string(), reason });
+        }
         Some(snapshot)
     }
 

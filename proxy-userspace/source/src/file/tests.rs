@@ -45,6 +45,13 @@ fn wait_for(snapshots: &mut Snapshots, mut what: impl FnMut(&Snapshot) -> bool) 
     }
 }
 
+/// What is refused of a snapshot, which is well otherwise.
+#[track_caller]
+fn refused(snapshot: &Snapshot) -> Vec<String> {
+    assert_eq!(snapshot.problems, Vec::<String>::new());
+    snapshot.rejected.iter().map(ToString::to_string).collect()
+}
+
 fn replace(path: &Path, text: &str) {
     let aside = path.with_extension("tmp");
     fs::write(&aside, text).unwrap();
@@ -57,7 +64,7 @@ fn a_refusal_names_the_file() {
     let file = folder.path().join("web.yaml");
     fs::write(
         &file,
-        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {ports: [{port: 70000}]}\n",
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 70000}]}\n",
     )
     .unwrap();
     let rejected: Vec<_> = read(folder.path()).unwrap().rejected.iter().map(ToString::to_string).collect();
@@ -150,10 +157,33 @@ fn a_path_that_is_missing_is_an_error_at_the_start() {
 }
 
 #[tokio::test]
-async fn an_empty_folder_is_a_state() {
+async fn an_empty_folder_is_a_state_and_is_told_of() {
     let folder = TempDir::new().unwrap();
     let source = FileSource::start(folder.path()).unwrap();
-    assert_eq!(**source.snapshots().borrow().as_ref().unwrap(), Snapshot::default());
+    let mut snapshots = source.snapshots();
+    assert_eq!(
+        refused(snapshots.borrow().as_ref().unwrap()),
+        [format!(
+            "{}: there is no manifest in it; call them *.json, *.yaml or *.yml",
+            folder.path().display()
+        )]
+    );
+    replace(&folder.path().join("a.yaml"), "apiVersion: v1\nkind: List\nitems: []\n");
+    wait_for(&mut snapshots, |it| *it == Snapshot::default()).await;
+}
+
+#[test]
+fn a_file_with_nothing_in_it_is_told_of_and_the_others_are_served() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("a.yaml");
+    fs::write(folder.path().join("b.yaml"), service("b", 80)).unwrap();
+    for nothing in ["", "\n\n", "# nothing yet\n---\n"] {
+        fs::write(&file, nothing).unwrap();
+        let snapshot = read(folder.path()).unwrap();
+        assert_eq!((names(&snapshot).as_str(), refused(&snapshot).len()), ("b", 1), "{nothing:?}");
+        let expect = format!("{}: there is nothing in it; ", file.display());
+        assert!(refused(&snapshot)[0].starts_with(&expect), "{:?}", refused(&snapshot));
+    }
 }
 
 #[tokio::test]
@@ -268,7 +298,9 @@ fn what_is_hidden_or_an_editors_own_is_not_read() {
     }
     fs::create_dir(folder.path().join("sub.yaml")).unwrap();
     fs::write(folder.path().join("sub.yaml/b.yaml"), service("b", 80)).unwrap();
-    assert_eq!(read(folder.path()).unwrap(), Snapshot::default());
+    let snapshot = read(folder.path()).unwrap();
+    assert!(refused(&snapshot)[0].contains("there is no manifest in it"), "{snapshot:?}");
+    assert!(names(&snapshot).is_empty());
 }
 
 #[test]

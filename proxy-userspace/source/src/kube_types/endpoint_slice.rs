@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::jiff;
 use model::{
     Family, ServiceName, Timestamp,
-    facts::{self, Conditions, SliceName, SlicePort},
+    facts::{self, Conditions, Rejected, SliceName, SlicePort},
 };
 
 use super::{
@@ -25,6 +25,26 @@ pub fn endpoint_slice(slice: &objects::EndpointSlice) -> Converted<facts::Endpoi
     let mut refuse = Refuse::new(label_of("EndpointSlice", &slice.metadata));
     let object = read(slice, &mut refuse);
     Converted { object, rejected: refuse.into_rejected() }
+}
+
+/// What a slice lacks that is written in a manifest. In a cluster there are such for others than Services.
+pub fn incomplete(slice: &objects::EndpointSlice) -> Option<Rejected> {
+    if !matches!(slice.address_type.as_deref(), Some("IPv4" | "IPv6")) {
+        return None;
+    }
+    let mut refuse = Refuse::new(label_of("EndpointSlice", &slice.metadata));
+    let labels = slice.metadata.labels.as_ref();
+    let has = |list: Option<usize>| list.is_some_and(|it| it > 0);
+    if labels.and_then(|it| it.service_name.as_deref()).is_none_or(str::is_empty) {
+        let reason = "there is none, so the slice belongs to no Service; write the name of one";
+        refuse.push(format_args!("metadata.labels[{SERVICE_NAME}]"), reason);
+    } else if has(slice.endpoints.as_ref().map(Vec::len))
+        && !has(slice.ports.as_ref().map(Vec::len))
+        && labels.is_none_or(|it| it.headless.is_none())
+    {
+        refuse.push("ports", "there are none, so no Service leads to these endpoints; write them");
+    }
+    refuse.into_rejected().pop()
 }
 
 fn read(slice: &objects::EndpointSlice, refuse: &mut Refuse) -> Option<facts::EndpointSlice> {

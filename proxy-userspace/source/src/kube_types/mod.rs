@@ -15,7 +15,7 @@ use std::sync::Arc;
 use k8s_openapi::jiff;
 use model::{Timestamp, facts::Rejected};
 
-pub use endpoint_slice::endpoint_slice;
+pub use endpoint_slice::{endpoint_slice, incomplete};
 pub use node::node;
 pub use service::service;
 

@@ -39,7 +39,31 @@ const KINDS: &[(&str, Option<ServiceKind>)] = &[
 pub fn service(service: &objects::Service) -> Converted<facts::Service> {
     let mut refuse = Refuse::new(label_of("Service", &service.metadata));
     let object = read(service, &mut refuse);
+    if object.as_ref().is_some_and(|it| it.kind.is_some()) {
+        refuse_if_incomplete(service, &mut refuse);
+    }
     Converted { object, rejected: refuse.into_rejected() }
+}
+
+/// Says what a Service lacks without which it leads nowhere. No API server hands out such a one.
+fn refuse_if_incomplete(service: &objects::Service, refuse: &mut Refuse) {
+    let nothing = ServiceSpec::default();
+    let spec = service.spec.as_ref().unwrap_or(&nothing);
+    let labels = service.metadata.labels.as_ref();
+    let mut addresses = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip).filter(|it| !it.is_empty());
+    // Who is to serve one with a label for a proxy is not known here.
+    if addresses.clone().any(|it| it == "None")
+        || labels.is_some_and(|it| it.headless.is_some() || it.service_proxy_name.is_some())
+    {
+        return;
+    }
+    if addresses.next().is_none() {
+        let reason = "there is none, and without one nothing of the Service is served, not even its node ports; \
+                      write one, as a cluster's API server does, or None if it is headless";
+        refuse.push("spec.clusterIP", reason);
+    } else if spec.ports.iter().flatten().next().is_none() {
+        refuse.push("spec.ports", "there are none, and so nothing of the Service is served; write one");
+    }
 }
 
 fn read(service: &objects::Service, refuse: &mut Refuse) -> Option<facts::Service> {

@@ -10,14 +10,18 @@ use model::{
 };
 use serde_json::{Value, json};
 
-use super::{Converted, endpoint_slice, node, objects, service};
+use super::{Converted, endpoint_slice, incomplete, node, objects, service};
 
 fn of<T>(converted: Converted<T>) -> (Option<T>, Vec<String>) {
     (converted.object, converted.rejected.iter().map(|it| it.item.clone()).collect())
 }
 
+/// A Service of which nothing is refused but what `spec` brings.
 fn read_service(spec: Value) -> (facts::Service, Vec<String>) {
-    let value = json!({"metadata": {"name": "web"}, "spec": spec});
+    let mut value = json!({
+        "metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
+    });
+    value["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
     let (object, rejected) = of(service(&serde_json::from_value::<objects::Service>(value).unwrap()));
     (object.unwrap(), rejected)
 }
@@ -44,18 +48,69 @@ fn check<T: PartialEq + Debug>(
 }
 
 #[test]
-fn an_empty_service_is_nothing_special() {
+fn what_a_service_does_not_say_has_a_default() {
     let (service, rejected) = read_service(json!({}));
     assert_eq!(service.kind, Some(ServiceKind::ClusterIp));
     assert_eq!(service.internal_policy, TrafficPolicy::Cluster);
-    assert!(service.cluster_ips.is_empty() && service.ports.is_empty() && rejected.is_empty());
+    assert!(rejected.is_empty());
+}
+
+#[test]
+fn a_service_that_lacks_what_it_is_served_by_is_told_of() {
+    let refused = |value: Value| of(service(&serde_json::from_value(value).unwrap())).1;
+    let missing = |field: &str| vec![format!("Service default/np: {field}")];
+    let named = |spec: Value| json!({"metadata": {"name": "np"}, "spec": spec});
+    let ports = json!([{"port": 80, "nodePort": 30_080}]);
+    assert_eq!(refused(json!({"metadata": {"name": "np"}})), missing("spec.clusterIP"));
+    assert_eq!(refused(named(json!({"type": "NodePort", "ports": ports}))), missing("spec.clusterIP"));
+    assert_eq!(refused(named(json!({"clusterIP": "", "ports": ports}))), missing("spec.clusterIP"));
+    assert_eq!(refused(named(json!({"clusterIP": "10.96.0.1", "prots": ports}))), missing("spec.ports"));
+    // Nothing is wrong with those that are not to be served here.
+    for spec in [
+        json!({"clusterIP": "None"}),
+        json!({"clusterIPs": ["None"], "ports": ports}),
+        json!({"type": "ExternalName", "externalName": "db.example.com"}),
+    ] {
+        assert_eq!(refused(named(spec.clone())), Vec::<String>::new(), "{spec}");
+    }
+    for label in ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"] {
+        let labels = json!({"name": "np", "labels": {label: "x"}});
+        assert_eq!(refused(json!({"metadata": labels, "spec": {"ports": ports}})), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_slice_of_nobody_and_one_without_ports_are_told_of_where_they_are_written_by_hand() {
+    let said = |labels: Value, slice: Value| {
+        let mut value = json!({"metadata": {"name": "web-1", "labels": labels}, "addressType": "IPv4"});
+        value.as_object_mut().unwrap().extend(slice.as_object().unwrap().clone());
+        incomplete(&serde_json::from_value(value).unwrap()).map(|it| it.item)
+    };
+    let endpoints = json!([{"addresses": ["10.1.0.1"]}]);
+    let whole = json!({"endpoints": endpoints, "ports": [{"port": 80}]});
+    let of_web = || json!({"kubernetes.io/service-name": "web"});
+    assert_eq!(
+        said(json!({}), whole.clone()).unwrap(),
+        "EndpointSlice default/web-1: metadata.labels[kubernetes.io/service-name]"
+    );
+    assert_eq!(
+        said(of_web(), json!({"endpoints": endpoints, "prots": [{"port": 80}]})).unwrap(),
+        "EndpointSlice default/web-1: ports"
+    );
+    assert_eq!(said(of_web(), whole), None);
+    // As the cluster itself writes them: for a Service without pods, without ports, and for names.
+    assert_eq!(said(of_web(), json!({"endpoints": [], "ports": null})), None);
+    let headless = json!({"kubernetes.io/service-name": "peers", "service.kubernetes.io/headless": ""});
+    assert_eq!(said(headless, json!({"endpoints": endpoints})), None);
+    assert_eq!(said(json!({}), json!({"addressType": "FQDN", "endpoints": endpoints})), None);
 }
 
 #[test]
 fn the_age_of_a_service_is_read() {
     let created = |metadata: Value| {
-        let (object, rejected) =
-            of(service(&serde_json::from_value::<objects::Service>(json!({"metadata": metadata})).unwrap()));
+        let (object, rejected) = of(service(
+            &serde_json::from_value(json!({"metadata": metadata, "spec": {"clusterIP": "None"}})).unwrap(),
+        ));
         assert!(rejected.is_empty());
         object.unwrap().created.map(model::Timestamp::as_micros)
     };
@@ -66,7 +121,7 @@ fn the_age_of_a_service_is_read() {
 #[test]
 fn headless_is_to_have_no_cluster_ip() {
     check(json!({"clusterIP": "None", "clusterIPs": ["None"]}), |it| it.cluster_ips.len(), 0, &[]);
-    check(json!({"clusterIP": ""}), |it| it.cluster_ips.len(), 0, &[]);
+    check(json!({"clusterIP": ""}), |it| it.cluster_ips.len(), 0, &["spec.clusterIP"]);
 }
 
 #[test]
@@ -223,7 +278,8 @@ fn the_trigger_time_is_read_and_a_wrong_one_refused() {
 #[test]
 fn a_message_quotes_no_more_than_the_beginning_of_a_value() {
     let long = "ä".repeat(5_000_000);
-    let value = json!({"metadata": {"name": "web"}, "spec": {"type": long, "externalIPs": [long]}});
+    let spec = json!({"type": long, "clusterIP": "None", "externalIPs": [long]});
+    let value = json!({"metadata": {"name": "web"}, "spec": spec});
     let web = service(&serde_json::from_value::<objects::Service>(value).unwrap());
     let value = json!({"metadata": {"name": long, "namespace": long}});
     let nameless = service(&serde_json::from_value::<objects::Service>(value).unwrap());

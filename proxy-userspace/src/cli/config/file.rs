@@ -26,11 +26,14 @@ pub(in crate::cli) enum ConfigError {
     OtherKind { path: PathBuf, what: String, remedy: String },
     #[error("{}: {field}: {value} is not a single value; write one", path.display())]
     NotSingle { path: PathBuf, field: String, value: String },
+    #[error("{}: {field}: {value:?} cannot be used: {reason}", path.display())]
+    BadValue { path: PathBuf, field: String, value: String, reason: String },
 }
 
 /// What a file says.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct File {
+    path: PathBuf,
     /// The values of flags, by their ids, and the fields that they come from.
     values: BTreeMap<&'static str, (Vec<String>, String)>,
     remarks: Vec<String>,
@@ -55,7 +58,7 @@ impl File {
             ConfigError::NotYaml { path: path.to_owned(), reason }
         })?;
         check_kind(path, &value)?;
-        let mut file = Self::default();
+        let mut file = Self { path: path.to_owned(), ..Self::default() };
         // With a cluster's configuration the source is the cluster.
         if is_flag("source") {
             file.values.insert("source", (vec!["kube".into()], "kind".into()));
@@ -73,6 +76,11 @@ impl File {
     /// The flags that the file gives values to.
     pub(super) fn defaults(&self) -> impl Iterator<Item = (&'static str, &[String])> {
         self.values.iter().map(|(id, (values, _))| (*id, values.as_slice()))
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The field that gives a flag its value.

@@ -7,9 +7,13 @@
 mod fields;
 mod file;
 
-use std::{ffi::OsString, fmt::Write as _, path::PathBuf};
+use std::{error::Error as _, ffi::OsString, fmt::Write as _, path::PathBuf};
 
-use clap::{ArgMatches, Args, Command, CommandFactory as _, FromArgMatches as _, parser::ValueSource};
+use clap::{
+    ArgMatches, Args, Command, CommandFactory as _, FromArgMatches as _,
+    error::{ContextKind, ContextValue},
+    parser::ValueSource,
+};
 
 use super::{Cli, packets};
 
@@ -71,9 +75,15 @@ impl CommandLine {
         if let Some((name, path)) = named_file(&words) {
             let file = File::read(&path, known(&command, &name)).map_err(Wrong::File)?;
             command = with_defaults(command, &name, &file);
-            read = Some(file);
+            read = Some((name, file));
         }
-        let mut matches = command.clone().try_get_matches_from(&words)?;
+        let parse = |command: &Command| {
+            command.clone().try_get_matches_from(&words).map_err(|error| match &read {
+                Some((name, file)) => blamed(error, command, name, file),
+                None => error.into(),
+            })
+        };
+        let mut matches = parse(&command)?;
         let mut bound = None;
         if let Some((name, given)) = matches.subcommand()
             && let Some(cgroup) = packets::bound(given)
@@ -81,11 +91,11 @@ impl CommandLine {
             let name = name.to_owned();
             let off = |it: clap::Arg| it.default_value(packets::OFF);
             command = command.mut_subcommand(name, |it| it.mut_arg(packets::ID, off));
-            matches = command.try_get_matches_from(&words)?;
+            matches = parse(&command)?;
             bound = Some(cgroup);
         }
         let cli = Cli::from_arg_matches(&matches)?;
-        Ok(Self { cli, matches, file: read, bound })
+        Ok(Self { cli, matches, file: read.map(|(_, file)| file), bound })
     }
 
     /// What should be said of the file, and of what follows from flags, line by line.
@@ -102,6 +112,20 @@ impl CommandLine {
         let acts =
             self.matches.subcommand().is_some_and(|(_, it)| it.try_contains_id("print_config").is_ok());
         all.filter(move |_| acts)
+    }
+
+    /// Which fields of the file flags have their values from, each as `--flag` and as a person would look for it.
+    pub(super) fn origins(&self) -> Vec<(String, String)> {
+        let (Some(file), Some((name, matches))) = (&self.file, self.matches.subcommand()) else {
+            return Vec::new();
+        };
+        let command = Cli::command();
+        let from_file = file.defaults().filter_map(|(id, _)| {
+            let is_default = matches.value_source(id) == Some(ValueSource::DefaultValue);
+            let long = long(&command, name, id).filter(|_| is_default)?;
+            Some((format!("--{long}"), format!("{}: {}", file.path().display(), file.field_of(id)?)))
+        });
+        from_file.collect()
     }
 
     /// What is in force and where it comes from, if that is what was asked for.
@@ -146,6 +170,33 @@ fn aligned(rows: &[(String, String, String)]) -> String {
         writeln!(text, "{name:names$}  {value:values$}  {origin}").expect("a String takes it");
         text
     })
+}
+
+/// What is wrong with a command line that made sense without the file: one of the values that this has given.
+fn blamed(error: clap::Error, command: &Command, name: &str, file: &File) -> Wrong {
+    let said = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        Some(ContextValue::Strings(texts)) => Some(texts.join(", ")),
+        _ => None,
+    };
+    let blamed = || {
+        // As in `--cluster-cidr <CIDR,…>`.
+        let flag = said(ContextKind::InvalidArg)?;
+        let flag = flag.split_whitespace().next()?.strip_prefix("--")?;
+        let (id, _) = file.defaults().find(|(id, _)| long(command, name, id) == Some(flag))?;
+        let because = error.source().map(ToString::to_string);
+        let reason =
+            because.or_else(|| said(ContextKind::ValidValue).map(|it| format!("write one of {it}")))?;
+        let (path, field) = (file.path().to_owned(), file.field_of(id)?.to_owned());
+        Some(ConfigError::BadValue { path, field, value: said(ContextKind::InvalidValue)?, reason })
+    };
+    blamed().map_or_else(|| Wrong::Usage(error), Wrong::File)
+}
+
+/// What a flag of that id is called, of a subcommand or of all.
+fn long<'a>(command: &'a Command, name: &str, id: &str) -> Option<&'a str> {
+    let own = command.find_subcommand(name).into_iter().flat_map(Command::get_arguments);
+    own.chain(command.get_arguments()).find(|it| it.get_id() == id)?.get_long()
 }
 
 /// The subcommand and the file that the words name, if they make sense at all.

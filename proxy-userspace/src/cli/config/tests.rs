@@ -117,10 +117,31 @@ fn the_log_is_as_the_file_says() {
 }
 
 #[test]
-fn a_value_that_the_flag_would_refuse_is_refused() {
-    let text = KUBEADM.replace("hostnameOverride: \"\"", "hostnameOverride: a/b");
-    let Err(Wrong::Usage(error)) = line(&text, &[]) else { panic!("it is accepted") };
-    assert!(error.to_string().contains("a/b"), "{error}");
+fn a_value_that_the_flag_would_refuse_is_refused_by_its_field() {
+    let with = |field: &str, value: &str| {
+        let others = KUBEADM.lines().filter(|it| !it.starts_with(&format!("{field}:")));
+        format!("{}\n{field}: {value}\n", others.collect::<Vec<_>>().join("\n"))
+    };
+    let name = with("hostnameOverride", "a/b");
+    check_refused(&name, &["config.conf: hostnameOverride: \"a/b\" cannot be used: ", "lower-case"]);
+    check_refused(&with("clusterCIDR", "10.244.0.0/33"), &["config.conf: clusterCIDR: \"10.244.0.0/33\""]);
+    let mode = with("detectLocalMode", "Magic");
+    check_refused(&mode, &["config.conf: detectLocalMode: \"Magic\"", "write one of", "BridgeInterface"]);
+    check_refused(&with("healthzBindAddress", "nowhere"), &["healthzBindAddress: \"nowhere\""]);
+    // What a flag gets wrong is the flag's fault, and one that is right wins over the file.
+    let Err(Wrong::Usage(error)) = line(&name, &["--cluster-cidr=x"]) else { panic!("it is accepted") };
+    assert!(error.to_string().contains("--cluster-cidr"), "{error}");
+    line(&name, &["--node-name=n1"]).unwrap();
+}
+
+#[test]
+fn the_fields_behind_flags_are_known() {
+    let text = KUBEADM.replace("detectLocalMode: \"\"", "detectLocalMode: BridgeInterface");
+    let line = line(&text, &["--cluster-cidr=10.0.0.0/8"]).unwrap();
+    let origins = line.origins();
+    let of = |flag: &str| origins.iter().find(|it| it.0 == flag).map(|it| it.1.as_str());
+    assert!(of("--detect-local-mode").is_some_and(|it| it.ends_with("config.conf: detectLocalMode")));
+    assert_eq!(of("--cluster-cidr"), None, "the flag wins");
 }
 
 #[test]

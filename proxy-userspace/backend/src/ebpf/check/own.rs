@@ -16,7 +16,7 @@ pub(super) fn check(options: &Options) -> Vec<Finding> {
         return vec![Finding::ok("state", says)];
     }
     let mut findings = vec![instance(&pins), layout(&pins)];
-    if !kernel::is_filled(&pins) && pins.other_layouts().is_ok_and(|it| it.is_empty()) {
+    if matches!(kernel::is_filled(&pins), Ok(false)) && pins.other_layouts().is_ok_and(|it| it.is_empty()) {
         // Nothing is attached before the first state.
         return findings;
     }
@@ -49,7 +49,7 @@ fn instance(pins: &Pins) -> Finding {
 fn layout(pins: &Pins) -> Finding {
     const SUBJECT: &str = "state";
     let others = pins.other_layouts().unwrap_or_default();
-    if !kernel::is_filled(pins) {
+    if matches!(kernel::is_filled(pins), Ok(false)) {
         return match others.is_empty() {
             true => Finding::degraded(
                 SUBJECT,
@@ -63,6 +63,7 @@ fn layout(pins: &Pins) -> Finding {
             ),
         };
     }
+    // What could not be looked at just now fails here, too.
     match kernel::read_active(pins) {
         Err(error) => Finding::failed(SUBJECT, &error),
         Ok((_, flips)) if others.is_empty() => {
