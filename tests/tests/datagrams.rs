@@ -13,7 +13,9 @@ use tests::{Agent, Build, World, eventually, manifest::Service, world::expected_
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Far more than a socket's own storage has slots for.
-const SERVICES: u16 = 100;
+const MANY: u16 = 100;
+/// Some more than that, for what changes often.
+const SOME: u16 = 10;
 
 fn ips(n: u16) -> [IpAddr; 2] {
     [[10, 96, 1, n as u8].into(), [0xfd00, 0x10, 0x96, 0, 0, 0, 1, n].into()]
@@ -23,13 +25,13 @@ fn endpoint(n: u16) -> [IpAddr; 2] {
     [[10, 244, 1, n as u8].into(), [0xfd00, 0x10, 0x244, 0, 0, 0, 1, n].into()]
 }
 
-/// The Services, each with these endpoints, at ports of its own.
-fn services(endpoints: &[u16]) -> Vec<Service> {
+/// So many Services, each with these endpoints, at ports of its own.
+fn services(number: u16, endpoints: &[u16]) -> Vec<Service> {
     let service = |n| {
         let service = Service::new(&format!("s-{n}"), &ips(n)).port("", "UDP", 53, 9000 + n);
         endpoints.iter().fold(service, |it, n| it.endpoint(&format!("e-{n}"), &endpoint(*n)))
     };
-    (0..SERVICES).map(service).collect()
+    (0..number).map(service).collect()
 }
 
 /// How a client writes a Service's address.
@@ -55,6 +57,7 @@ impl Kind {
 }
 
 struct Node {
+    services: u16,
     /// A server at every endpoint's port of every Service: its socket answers when the test says so.
     servers: BTreeMap<(u16, u16), [UdpSocket; 2]>,
     agent: Option<Agent>,
@@ -62,19 +65,19 @@ struct Node {
 }
 
 impl Node {
-    fn or_skip(test: &str, arguments: &[&str]) -> Option<Self> {
+    fn or_skip(test: &str, services: u16, arguments: &[&str]) -> Option<Self> {
         let world = World::or_skip(test)?;
         let mut servers = BTreeMap::new();
         for n in 1..=3 {
             world.netns().add_address(endpoint(n)[1]).unwrap();
-            for service in 0..SERVICES {
+            for service in 0..services {
                 let sockets = endpoint(n).map(|ip| UdpSocket::bind((ip, 9000 + service)).unwrap());
                 sockets.iter().for_each(|it| it.set_nonblocking(true).unwrap());
                 servers.insert((service, n), sockets);
             }
         }
-        world.write(&services(&[1, 2, 3]));
-        let mut node = Self { servers, agent: None, world };
+        world.write(&self::services(services, &[1, 2, 3]));
+        let mut node = Self { services, servers, agent: None, world };
         node.start(arguments);
         Some(node)
     }
@@ -90,7 +93,7 @@ impl Node {
     }
 
     fn apply(&mut self, endpoints: &[u16]) {
-        let services = services(endpoints);
+        let services = services(self.services, endpoints);
         self.world.write(&services);
         let expected = expected_dump(&services);
         let Self { agent, world, .. } = self;
@@ -122,7 +125,7 @@ impl Node {
 
     /// One endpoint loses everything that came to it so far.
     fn discard(&self, n: u16) {
-        let servers = (0..SERVICES).flat_map(|service| &self.servers[&(service, n)]);
+        let servers = (0..self.services).flat_map(|service| &self.servers[&(service, n)]);
         servers.for_each(|it| while it.recv_from(&mut [0; 64]).is_ok() {});
     }
 
@@ -151,10 +154,10 @@ impl Node {
     /// A socket asks every Service, and only then hears the answers: who each Service was.
     #[track_caller]
     fn round(&self, asker: &(Kind, UdpSocket)) -> Vec<u16> {
-        Self::ask(asker, SERVICES);
+        Self::ask(asker, self.services);
         let (kind, socket) = asker;
-        let answerers = (0..SERVICES).map(|it| self.answer(it)).collect();
-        let mut waiting: BTreeSet<_> = (0..SERVICES).map(|it| kind.address(it)).collect();
+        let answerers = (0..self.services).map(|it| self.answer(it)).collect();
+        let mut waiting: BTreeSet<_> = (0..self.services).map(|it| kind.address(it)).collect();
         while !waiting.is_empty() {
             let mut answer = [0; 2];
             let (_, from) = socket.recv_from(&mut answer).unwrap();
@@ -182,7 +185,9 @@ fn socket(kind: Kind) -> (Kind, UdpSocket) {
 
 #[test]
 fn one_socket_talks_to_any_number_of_services() {
-    let Some(mut node) = Node::or_skip("one_socket_talks_to_any_number_of_services", &[]) else { return };
+    let Some(mut node) = Node::or_skip("one_socket_talks_to_any_number_of_services", MANY, &[]) else {
+        return;
+    };
     assert_eq!(node.entries(), 0);
     let sockets = Kind::ALL.map(socket);
     let first = sockets.each_ref().map(|it| node.round(it));
@@ -215,12 +220,13 @@ fn one_socket_talks_to_any_number_of_services() {
 
 #[test]
 fn an_answer_under_way_when_its_endpoint_goes_is_the_services() {
-    let Some(mut node) = Node::or_skip("an_answer_under_way_when_its_endpoint_goes_is_the_services", &[])
+    let Some(mut node) =
+        Node::or_skip("an_answer_under_way_when_its_endpoint_goes_is_the_services", SOME, &[])
     else {
         return;
     };
     // In the slots of its own storage, out of these when they are full, and beyond them.
-    for services in [1, 2, 4, 5, SERVICES] {
+    for services in [1, 2, 4, 5, SOME] {
         let askers = Kind::ALL.map(socket);
         node.apply(&[1]);
         askers.iter().for_each(|it| Node::ask(it, services));
@@ -239,7 +245,7 @@ fn an_answer_under_way_when_its_endpoint_goes_is_the_services() {
 #[test]
 fn an_answer_under_way_is_the_services_where_there_is_hardly_room() {
     let test = "an_answer_under_way_is_the_services_where_there_is_hardly_room";
-    let Some(mut node) = Node::or_skip(test, &["--udp-addresses", "2"]) else { return };
+    let Some(mut node) = Node::or_skip(test, SOME, &["--udp-addresses", "2"]) else { return };
     let asker = socket(Kind::V4);
     // The slots, and one more: three of four entries are taken.
     Node::ask(&asker, 5);
@@ -260,7 +266,8 @@ fn an_answer_under_way_is_the_services_where_there_is_hardly_room() {
 
 #[test]
 fn what_a_socket_remembers_of_many_services_outlives_the_proxy() {
-    let Some(mut node) = Node::or_skip("what_a_socket_remembers_of_many_services_outlives_the_proxy", &[])
+    let Some(mut node) =
+        Node::or_skip("what_a_socket_remembers_of_many_services_outlives_the_proxy", MANY, &[])
     else {
         return;
     };
@@ -277,12 +284,13 @@ fn what_a_socket_remembers_of_many_services_outlives_the_proxy() {
 
 #[test]
 fn what_cannot_be_remembered_is_not_sent() {
-    let Some(node) = Node::or_skip("what_cannot_be_remembered_is_not_sent", &["--udp-addresses", "8"]) else {
+    let Some(node) = Node::or_skip("what_cannot_be_remembered_is_not_sent", MANY, &["--udp-addresses", "8"])
+    else {
         return;
     };
     let (kind, full) = socket(Kind::V4);
     let sent = |socket: &UdpSocket| {
-        (0..SERVICES).take_while(|it| socket.send_to(b"who?", kind.address(*it)).is_ok()).count()
+        (0..MANY).take_while(|it| socket.send_to(b"who?", kind.address(*it)).is_ok()).count()
     };
     // Sixteen entries: a head, and two for each address; four addresses need none.
     assert_eq!(sent(&full), 4 + 7);
@@ -309,7 +317,9 @@ fn what_cannot_be_remembered_is_not_sent() {
 
 #[test]
 fn whoever_asks_the_canary_takes_no_room_of_others() {
-    let Some(node) = Node::or_skip("whoever_asks_the_canary_takes_no_room_of_others", &[]) else { return };
+    let Some(node) = Node::or_skip("whoever_asks_the_canary_takes_no_room_of_others", MANY, &[]) else {
+        return;
+    };
     let (kind, socket) = socket(Kind::V4);
     // The socket's own storage is full, and the head, the address and the endpoint of a fifth are beyond it.
     for service in 0..5 {
@@ -343,7 +353,7 @@ fn what_a_socket_of_very_many_addresses_leaves_over_is_swept() {
         Service::new(&format!("s-{n}"), &[*ip]).port("", "UDP", 53, 9000).endpoint("e", &[endpoint(1)[0]])
     };
     world.write(&addresses.iter().enumerate().map(service).collect::<Vec<_>>());
-    let mut node = Node { servers: BTreeMap::new(), agent: None, world };
+    let mut node = Node { services: 0, servers: BTreeMap::new(), agent: None, world };
     node.start(&[]);
     let (_, socket) = socket(Kind::V4);
     for ip in &addresses {

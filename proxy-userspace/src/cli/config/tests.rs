@@ -101,7 +101,7 @@ fn an_agent_takes_from_the_file_what_is_its_own() {
 fn who_only_looks_takes_the_file_without_a_word() {
     for command in ["check", "status"] {
         let refused = KUBEADM.replace("metricsBindAddress: \"\"", "metricsBindAddress: nowhere");
-        let Err(Wrong::Usage(error)) = line_of(command, &refused, &[]) else { panic!("it is not read") };
+        let Err(Wrong::File(error)) = line_of(command, &refused, &[]) else { panic!("it is not read") };
         assert!(error.to_string().contains("nowhere"), "{error}");
         let line = line_of(command, KUBEADM, &[]).unwrap();
         assert_eq!(line.remarks().collect::<Vec<_>>(), [""; 0], "{command}");
