@@ -17,6 +17,7 @@ use tests::{
     agent::Setting,
     load::Report,
     manifest::{self, Service},
+    patiently,
     world::{NODE, expected_dump},
 };
 
@@ -100,7 +101,7 @@ fn the_kernel_follows_an_api_server_and_goes_on_without_it() {
     let mut agent = start(&world, &kubeconfig);
     comes_to(&world, &mut agent, &[other(), service("web", web().ip(), &[1])]);
     let mut connection = Probe::connect(web()).unwrap();
-    let load = Load::start(Transport::Tcp, web(), 1, Duration::from_millis(1));
+    let load = Load::start(Transport::Tcp, web(), 1, patiently(Duration::from_millis(1)));
 
     tell(&server, &[service("web", web().ip(), &[1, 2])]);
     comes_to(&world, &mut agent, &[other(), service("web", web().ip(), &[1, 2])]);

@@ -15,6 +15,7 @@ use tests::{
     eventually,
     load::Report,
     manifest::{self, Service},
+    patiently,
     world::{NODE, expected_dump},
 };
 
@@ -109,7 +110,7 @@ fn two_processes_behave_as_one() {
     let pair = Pair::new(&world);
     pair.comes_to(&mut run, &services(&[1]));
     let mut connection = Probe::connect(web()).unwrap();
-    let load = Load::start(Transport::Tcp, web(), 1, Duration::from_millis(1));
+    let load = Load::start(Transport::Tcp, web(), 1, patiently(Duration::from_millis(1)));
     assert!(run.terminate().unwrap().success());
 
     // The same in two, whichever is first; what was connected stays so.

@@ -12,6 +12,7 @@ use tests::{
     cluster::{CLIENT, P1, P2, P3, TARGET},
     eventually,
     manifest::Service,
+    patiently,
 };
 
 use crate::{
@@ -146,7 +147,7 @@ fn under_churn_no_client_is_led_to_an_endpoint_that_was_gone() {
         let Some(mut it) = Served::or_skip("affinity_churn", backend, &[only(0).1], &[]) else { return };
         let start = |door| {
             let _there = it.cluster.client.enter().unwrap();
-            Load::start(Transport::Tcp, door, 1, Duration::from_millis(1))
+            Load::start(Transport::Tcp, door, 1, patiently(Duration::from_millis(1)))
         };
         let loads: Vec<_> = doors(1).into_iter().map(start).collect();
         let mut spans = Vec::new();
