@@ -12,7 +12,7 @@ use tests::{
     cluster::{CLIENT, P1, P2, P3, TARGET},
     eventually,
     manifest::Service,
-    patiently,
+    patiently, repetitions,
 };
 
 use crate::{
@@ -151,7 +151,7 @@ fn under_churn_no_client_is_led_to_an_endpoint_that_was_gone() {
         };
         let loads: Vec<_> = doors(1).into_iter().map(start).collect();
         let mut spans = Vec::new();
-        for n in 1..60 {
+        for n in 1..repetitions(60).max(7) {
             let (name, web) = only(n);
             it.write(&[web]);
             let begin = Instant::now();
