@@ -100,8 +100,10 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<At
             }
             Ok(false) => attached.updated += 1,
             Err(error) => {
-                // The first error is the one to be told; what stays is taken over by the next attempt.
-                let _ = leading.iter().try_for_each(|pin| take_back(pin));
+                for pin in leading {
+                    // The first error is the one to be told; what stays is taken over by the next attempt.
+                    let _ = take_back(&pin);
+                }
                 return Err(error);
             }
         }
