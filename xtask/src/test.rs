@@ -17,7 +17,8 @@ use crate::{
 };
 
 /// The programs that end-to-end tests call, and the packages that bring them.
-const TOOLS: [(&str, &str); 3] = [("ip", "iproute2"), ("nft", "nftables"), ("setpriv", "util-linux")];
+const TOOLS: [(&str, &str); 4] =
+    [("ip", "iproute2"), ("nft", "nftables"), ("setpriv", "util-linux"), ("unshare", "util-linux")];
 
 /// How long the soak among the tests lasts.
 const SOAK: Duration = Duration::from_secs(20);
