@@ -163,6 +163,17 @@ impl World {
         self.sandbox.pins().join(format!("v{}/programs/{hook}", newest.unwrap_or_default()))
     }
 
+    /// Whether every program is in effect, and will be without its agent: the last one is that of connect6, and is pinned
+    /// after its link. Until then somebody may be served, but a death takes what has no name yet with it.
+    ///
+    /// # Panics
+    ///
+    /// If the folder of pins cannot be read.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.program("connect6").exists()
+    }
+
     /// How many socket slots somebody has.
     ///
     /// # Panics

@@ -62,14 +62,9 @@ impl Node {
         let setting = self.world.setting(Build::Product);
         let setting = arguments.iter().fold(setting, tests::agent::Setting::argument);
         let mut agent = setting.start(self.world.sandbox()).unwrap();
-        agent.wait_until(LIMIT, || agent_is_ready(&self.world)).unwrap();
+        agent.wait_until(LIMIT, || self.world.is_attached()).unwrap();
         self.agent = Some(agent);
     }
-}
-
-/// Whether the programs are attached, asked without becoming a client.
-fn agent_is_ready(world: &World) -> bool {
-    world.sandbox().pins().join("links/connect6").exists()
 }
 
 /// Everybody who answers `times` questions.

@@ -260,7 +260,7 @@ fn a_hook_that_cannot_be_had_leads_nobody_and_is_asked_for_again() {
     // A program that lets everything pass, since it never heard of a Service.
     world.write(&[]);
     let mut agent = start();
-    agent.wait_until(LIMIT, || world.program("connect6").exists()).unwrap();
+    agent.wait_until(LIMIT, || world.is_attached()).unwrap();
     let mut idle =
         CgroupSockAddr::from_pin(world.program("connect6"), CgroupSockAddrAttachType::Connect6).unwrap();
     agent.terminate().unwrap();
@@ -313,7 +313,7 @@ fn another_cgroup_is_refused_while_the_first_one_lives() {
     world.write(&[web()]);
     let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
     let service = SocketAddr::from((WEB, 80));
-    agent.wait_until(LIMIT, || ask(Transport::Tcp, service).is_ok()).unwrap();
+    agent.wait_until(LIMIT, || world.is_attached()).unwrap();
     agent.kill9().unwrap();
     let parent = world.sandbox().cgroup().parent().unwrap();
     let source = format!("file:{}", world.manifests().display());

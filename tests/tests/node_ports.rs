@@ -68,8 +68,7 @@ impl Node {
         world.write(&services);
         let setting = arguments.iter().fold(world.setting(Build::Product), Setting::argument);
         let mut agent = setting.start(world.sandbox()).unwrap();
-        // The last program is that of connect6.
-        agent.wait_until(LIMIT, || world.program("connect6").exists()).unwrap();
+        agent.wait_until(LIMIT, || world.is_attached()).unwrap();
         Some(Self { _servers: servers, _agent: agent, world })
     }
 }

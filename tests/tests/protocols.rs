@@ -59,8 +59,7 @@ impl Node {
         let empty = Service::new("empty", &[EMPTY.into()]).port("", "TCP", PORT, 8080);
         world.write(&[web, empty]);
         let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
-        // The last program is that of connect6.
-        agent.wait_until(LIMIT, || world.program("connect6").exists()).unwrap();
+        agent.wait_until(LIMIT, || world.is_attached()).unwrap();
         for (ip, transport) in WEB.into_iter().flat_map(|ip| TRANSPORTS.map(|it| (ip, it))) {
             assert_eq!(ask(transport, SocketAddr::new(ip, PORT)).unwrap(), "endpoint");
         }

@@ -148,7 +148,7 @@ fn a_first_start_that_dies_is_finished_by_the_next() {
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{fault}");
         let mut agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
         let service = SocketAddr::new(ip(WEB4), 80);
-        agent.wait_until(LIMIT, || agent_is_attached(&world) && Probe::connect(service).is_ok()).unwrap();
+        agent.wait_until(LIMIT, || world.is_attached() && Probe::connect(service).is_ok()).unwrap();
         // Two links at one hook would hide the Service from getpeername.
         for _ in 0..50 {
             assert_eq!(Probe::connect(service).unwrap().stream().peer_addr().unwrap(), service, "{fault}");
@@ -159,11 +159,6 @@ fn a_first_start_that_dies_is_finished_by_the_next() {
         assert!(eventually(LIMIT, || kernel_objects() == before), "{fault}: {:?}", kernel_objects());
         std::fs::create_dir(world.sandbox().pins()).unwrap();
     }
-}
-
-/// Whether every program is in effect: the last one to be attached is connect6.
-fn agent_is_attached(world: &World) -> bool {
-    world.program("connect6").exists()
 }
 
 #[test]
@@ -184,7 +179,7 @@ fn restart_keeps_connections() {
     let mut agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
     converges(&world, &mut agent, &services(round, others), "at first");
     // The maps are filled a little before the programs are in effect.
-    agent.wait_until(LIMIT, || agent_is_attached(&world)).unwrap();
+    agent.wait_until(LIMIT, || world.is_attached()).unwrap();
 
     let loads = [
         (Transport::Tcp, WEB4),
