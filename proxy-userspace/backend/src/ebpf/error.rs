@@ -192,10 +192,12 @@ fn remedy_of_load(error: &EbpfError) -> &'static str {
     if check::is_powerless() { PRIVILEGES } else { remedy_within(error) }
 }
 
-/// The same for a program. Who may load it may attach it, unless the kernel was told to keep others out.
+/// The same for a program. Of who lacks a capability the verifier asks more, and may say that the program is too large
+/// for it. Who may load it may attach it, unless the kernel was told to keep others out.
 fn remedy_of_program(call: &str, error: &(dyn std::error::Error + 'static)) -> &'static str {
     match io_within(error).and_then(io::Error::raw_os_error) {
-        Some(libc::EPERM) if call == ATTACH && !check::is_powerless() => EXCLUSIVE,
+        _ if check::is_powerless() => PRIVILEGES,
+        Some(libc::EPERM) if call == ATTACH => EXCLUSIVE,
         _ => remedy_within(error),
     }
 }

@@ -301,7 +301,8 @@ fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps), Error> {
     };
     let features = Features::ask();
     match (load(features), features.without_reading()) {
-        (Err(error @ Error::Program { .. }), Some(fewer)) => {
+        // Who lacks a capability is refused for that, and would be later on.
+        (Err(error @ Error::Program { .. }), Some(fewer)) if !check::is_powerless() => {
             let loaded = load(fewer)?;
             tracing::warn!(
                 "this kernel does not show whose a socket is, and who calls is asked instead: {}",
