@@ -86,8 +86,9 @@ impl NetNs {
         let address = format!("{ip}/{prefix}");
         words.extend([&*address, "dev", "lo"]);
         if prefix == "128" {
-            // Usable at once, without looking for another owner of it.
-            words.push("nodad");
+            // Usable at once, without looking for another owner of it; and with the one route that makes it this host's: by that
+            // of its prefix, which comes first, a socket connects whose packets nobody takes.
+            words.extend(["nodad", "noprefixroute"]);
         }
         self.ip(&words)?;
         // The kernel makes the route to an IPv6 address a moment later, on its own.
