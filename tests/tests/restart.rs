@@ -188,7 +188,8 @@ fn restart_keeps_connections() {
         (Transport::UdpUnconnected, WEB6),
     ]
     .map(|(transport, address)| {
-        Load::start(transport, SocketAddr::new(ip(address), 80), 1, patiently(Duration::from_millis(1)))
+        // An emulated machine must have time left for the agents.
+        Load::start(transport, SocketAddr::new(ip(address), 80), 1, patiently(Duration::from_millis(4)))
     });
     let mut lasting = Lasting::begin();
     let objects = settled_kernel_objects();
