@@ -88,7 +88,7 @@ fn a_kernel_that_counts_maps_as_locked_memory_is_asked_for_more() {
     let shell = Setting::of(Path::new("/bin/sh"), &["-c".as_ref(), line.as_ref()]);
     let mut agent = shell.start(world.sandbox()).unwrap();
     if kernel_at_least(5, 11) {
-        agent.wait_until(LIMIT, || world.pins().iter().any(|it| it == "/links/connect6")).unwrap();
+        agent.wait_until(LIMIT, || world.is_attached()).unwrap();
         return;
     }
     let status = agent.wait(LIMIT).unwrap();

@@ -119,8 +119,8 @@ fn die_at(world: &World, fault: &str, round: &mut usize, others: &mut usize) {
         eventually(LIMIT, || agent.wait(Duration::from_millis(60)).is_ok() || !grows || told() > before);
         agent.wait(Duration::ZERO).is_ok()
     });
-    eprintln!("died at {fault} in round {round}, with {others} Services beside");
     assert!(died, "{fault} was never reached; the agent said:\n{}", agent.log());
+    eprintln!("died at {fault} in round {round}, with {others} Services beside");
     let status = agent.wait(LIMIT).unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{fault}: {}", agent.log());
 }
