@@ -93,9 +93,16 @@ impl<S: Socket> peers::Peers for Shared<S> {
     }
 
     #[inline(always)]
-    fn remove(&self, key: &PeerKey) {
-        if PEERS.remove(key).is_ok() {
-            count(WENT);
+    fn take(&self, key: &PeerKey) -> u64 {
+        // An error is less than zero. By its sign alone, for a branch of it is one more for the verifier.
+        let result = i64::from(PEERS.remove(key).err().unwrap_or(0));
+        (!result).cast_unsigned() >> 63
+    }
+
+    #[inline(always)]
+    fn gone(&self, entries: u64) {
+        if entries != 0 {
+            add(WENT, entries);
         }
     }
 }
@@ -172,8 +179,13 @@ fn own<'a>(ctx: &SockAddrContext) -> Option<&'a mut Datagrams> {
 
 #[inline(always)]
 fn count(what: u32) {
+    add(what, 1);
+}
+
+#[inline(always)]
+fn add(what: u32, number: u64) {
     if let Some(count) = PEER_COUNTS.get_ptr_mut(what) {
-        atomic::add(count, 1);
+        atomic::add(count, number);
     }
 }
 

@@ -47,9 +47,18 @@ impl ProgramCost {
     }
 
     fn read(pin: &Path) -> Result<Self> {
-        let info = ProgramInfo::from_pin(pin)
-            .with_context(|| format!("cannot read the program {}", pin.display()))?;
+        let info = info(pin)?;
         Ok(Self { runs: info.run_count(), nanoseconds: info.run_time().as_nanos() as u64 })
+    }
+
+    /// How many instructions the verifier went through for the program pinned at `pin`; at a million it gives up.
+    /// `None` if the kernel does not tell (before Linux 5.16).
+    ///
+    /// # Errors
+    ///
+    /// If there is no such program.
+    pub fn of_verifier(pin: &Path) -> Result<Option<u32>> {
+        Ok(info(pin)?.verified_instruction_count())
     }
 
     /// The mean of a run in nanoseconds.
@@ -57,4 +66,8 @@ impl ProgramCost {
     pub fn mean(self) -> f64 {
         self.nanoseconds as f64 / self.runs.max(1) as f64
     }
+}
+
+fn info(pin: &Path) -> Result<ProgramInfo> {
+    ProgramInfo::from_pin(pin).with_context(|| format!("cannot read the program {}", pin.display()))
 }

@@ -64,11 +64,11 @@ enum Task {
     },
     /// Run the end-to-end tests on other kernels, in virtual machines, and on the machine's own (as root).
     ///
-    /// Fetches kernels from Debian's packages, and QEMU and busybox, where they are missing; builds what is missing.
-    /// Prints kernel × test. tests/KERNELS.md says what a kernel may lack. Without hardware help (KVM) a kernel takes
-    /// the better part of an hour.
+    /// Fetches kernels from the packages of Debian and Ubuntu, and QEMU and busybox, where they are missing; builds what
+    /// is missing. Prints kernel × test. tests/KERNELS.md says what a kernel may lack. Without hardware help (KVM) a
+    /// kernel takes the better part of an hour.
     Vmtest {
-        /// Only these kernels and tests: `own`, or a series that Debian has a package of, such as 6.1; anything else is a
+        /// Only these kernels and tests: `own`, or a series that there is a package of, such as 6.1; anything else is a
         /// part of tests' names, as in `vmtest 5.10 6.1 sockets`.
         #[arg(value_name = "KERNEL|TEST")]
         only: Vec<String>,

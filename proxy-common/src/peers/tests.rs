@@ -1,6 +1,9 @@
 //! Any history of what a socket remembers, in a table of the test's own: what is known of it, and that it leaves nothing.
 
-use std::{cell::RefCell, collections::BTreeMap};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+};
 
 use proptest::prelude::*;
 
@@ -14,15 +17,21 @@ use crate::{
 struct Table {
     room: usize,
     entries: RefCell<BTreeMap<PeerKey, Peer>>,
+    /// How many entries ever came, and how many were told to have gone.
+    came: Cell<u64>,
+    gone: Cell<u64>,
 }
 
 impl Table {
     fn new(room: usize) -> Self {
-        Self { room, entries: RefCell::default() }
+        Self { room, entries: RefCell::default(), came: Cell::default(), gone: Cell::default() }
     }
 
+    /// How many there are, which is what is counted.
     fn len(&self) -> usize {
-        self.entries.borrow().len()
+        let number = self.entries.borrow().len();
+        assert_eq!(self.came.get() - self.gone.get(), number as u64);
+        number
     }
 }
 
@@ -56,12 +65,17 @@ impl Peers for View<'_> {
         let has_room = entries.len() < self.table.room;
         if has_room {
             entries.insert(*key, *peer);
+            self.table.came.update(|it| it + 1);
         }
         has_room
     }
 
-    fn remove(&self, key: &PeerKey) {
-        self.table.entries.borrow_mut().remove(key);
+    fn take(&self, key: &PeerKey) -> u64 {
+        self.table.entries.borrow_mut().remove(key).map_or(0, |_| 1)
+    }
+
+    fn gone(&self, entries: u64) {
+        self.table.gone.update(|it| it + entries);
     }
 }
 

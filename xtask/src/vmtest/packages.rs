@@ -1,4 +1,4 @@
-//! Kernels from Debian's packages: which there are, and what is in them.
+//! Kernels from the packages of Debian and Ubuntu: which there are, and what is in them.
 //! The one rule: the machine's own apt state is only read; what is fetched lies below target/vmtest.
 
 use std::{
@@ -14,12 +14,18 @@ use anyhow::{Context as _, Result, bail};
 use crate::command::{output, run, say, workspace};
 
 /// Where the kernels of the matrix come from: a suite, and the archive it belongs to.
-const SUITES: [(Archive, &str); 4] = [
+const SUITES: [(Archive, &str); 5] = [
     (Archive::Security, "bullseye-security"),
     (Archive::Security, "bookworm-security"),
     (Archive::Security, "trixie-security"),
     (Archive::Main, "trixie-backports"),
+    (Archive::Ubuntu, "jammy-updates"),
 ];
+/// Ubuntu's own archive: a Debian knows no mirror of it.
+const UBUNTU: &str = "http://archive.ubuntu.com/ubuntu/";
+/// What Ubuntu's suites are signed with: its archive's key of 2018, F6EC B376 2474 EDA9 D21B 7022 8719 20D1 991B C93C,
+/// from the package ubuntu-keyring.
+const UBUNTU_KEY: &[u8] = include_bytes!("ubuntu-archive.asc");
 /// How long the lists of packages are believed.
 const LISTS_LAST: Duration = Duration::from_hours(24);
 
@@ -27,6 +33,7 @@ const LISTS_LAST: Duration = Duration::from_hours(24);
 enum Archive {
     Main,
     Security,
+    Ubuntu,
 }
 
 /// A kernel, unpacked.
@@ -39,7 +46,7 @@ pub(super) struct Kernel {
     pub(super) modules: PathBuf,
 }
 
-/// What Debian offers, by an apt state of our own.
+/// What is on offer, by an apt state of our own.
 pub(super) struct Packages {
     folder: PathBuf,
     names: BTreeSet<String>,
@@ -54,13 +61,16 @@ impl Packages {
     pub(super) fn open() -> Result<Self> {
         let folder = workspace().join("target/vmtest/apt");
         let packages = Self { folder, names: BTreeSet::new() };
-        packages.lay_out()?;
+        let sources = packages.lay_out()?;
+        // When they were fetched, and from where.
         let fetched = packages.folder.join("fetched");
         let age = fs::metadata(&fetched).and_then(|it| it.modified()).ok();
-        if age.and_then(|it| SystemTime::now().duration_since(it).ok()).is_none_or(|it| it > LISTS_LAST) {
-            say("Fetching", "Debian's lists of kernels");
+        let age = age.and_then(|it| SystemTime::now().duration_since(it).ok());
+        let is_ours = fs::read_to_string(&fetched).is_ok_and(|it| it == sources);
+        if !is_ours || age.is_none_or(|it| it > LISTS_LAST) {
+            say("Fetching", "the lists of kernels");
             match output(packages.apt("apt-get").args(["-q", "update"])) {
-                Ok(_) => fs::write(&fetched, "")?,
+                Ok(_) => fs::write(&fetched, &sources)?,
                 // What is there already may do.
                 Err(error) => say("Warning", &format!("{error:#}")),
             }
@@ -76,7 +86,7 @@ impl Packages {
     ///
     /// If its packages cannot be fetched, or are not what they should be.
     pub(super) fn kernel(&self, series: &str) -> Result<Option<Kernel>> {
-        let Some(release) = newest(&self.names, series, flavour()?) else { return Ok(None) };
+        let Some(release) = newest(&self.names, series, flavours()?) else { return Ok(None) };
         let folder = workspace().join("target/vmtest/kernels").join(&release);
         if !folder.join("complete").exists() {
             self.unpack(&release, &folder)?;
@@ -126,7 +136,8 @@ impl Packages {
         command
     }
 
-    fn lay_out(&self) -> Result<()> {
+    /// Writes its settings; returns the sources that are in them.
+    fn lay_out(&self) -> Result<String> {
         let folder = self.folder.display();
         for it in ["state/lists/partial", "cache/archives/partial"] {
             let it = self.folder.join(it);
@@ -139,9 +150,11 @@ impl Packages {
             "Created-By: Packages",
         ]))
         .context("the kernels come from Debian's packages, and this machine has no apt")?;
-        let sources = sources(&targets, Path::new(KEYRING).exists())?;
+        let key = self.folder.join("ubuntu-archive.asc");
+        let sources = sources(&targets, Path::new(KEYRING).exists(), &key)?;
+        fs::write(key, UBUNTU_KEY)?;
         fs::write(self.folder.join("status"), "")?;
-        fs::write(self.folder.join("sources.list"), sources)?;
+        fs::write(self.folder.join("sources.list"), &sources)?;
         let settings = format!(
             "Dir::State \"{folder}/state\";\nDir::State::status \"{folder}/status\";\nDir::Cache \"{folder}/cache\";\n\
              Dir::Etc::sourcelist \"{folder}/sources.list\";\nDir::Etc::sourceparts \"/dev/null\";\n\
@@ -149,15 +162,15 @@ impl Packages {
              Acquire::Check-Valid-Until \"false\";\nAPT::Sandbox::User \"root\";\n"
         );
         fs::write(self.folder.join("apt.conf"), settings)?;
-        Ok(())
+        Ok(sources)
     }
 }
 
 /// Debian's keys, of all its suites.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Our suites, at the mirrors that the machine itself uses (`ORIGIN|LABEL|URI` per line).
-fn sources(targets: &str, has_keyring: bool) -> Result<String> {
+/// Our suites; Debian's at the mirrors that the machine itself uses (`ORIGIN|LABEL|URI` per line).
+fn sources(targets: &str, has_keyring: bool, ubuntu_key: &Path) -> Result<String> {
     let mirror = |wanted: &str| {
         targets.lines().find_map(|line| {
             let mut fields = line.split('|');
@@ -168,7 +181,14 @@ fn sources(targets: &str, has_keyring: bool) -> Result<String> {
     let signed = if has_keyring { format!("[signed-by={KEYRING}] ") } else { String::new() };
     let mut lines = String::new();
     for (archive, suite) in SUITES {
-        let label = if archive == Archive::Main { "Debian" } else { "Debian-Security" };
+        let label = match archive {
+            Archive::Main => "Debian",
+            Archive::Security => "Debian-Security",
+            Archive::Ubuntu => {
+                lines += &format!("deb [signed-by={}] {UBUNTU} {suite} main\n", ubuntu_key.display());
+                continue;
+            }
+        };
         let uri = mirror(label).with_context(|| {
             format!("apt knows no mirror of {label}: the kernels come from Debian's packages; run `apt-get update` there")
         })?;
@@ -177,22 +197,26 @@ fn sources(targets: &str, has_keyring: bool) -> Result<String> {
     Ok(lines)
 }
 
-fn flavour() -> Result<&'static str> {
+/// Which builds of a kernel do, the smallest first: Debian's, and Ubuntu's.
+fn flavours() -> Result<&'static [&'static str]> {
     match env::consts::ARCH {
-        "x86_64" => Ok("-cloud-amd64"),
+        "x86_64" => Ok(&["-cloud-amd64", "-generic"]),
         other => {
             bail!("virtual machines are made for x86_64 only, and this is {other}; `vmtest own` works")
         }
     }
 }
 
-/// The newest release of a series that there is a package of.
-fn newest(names: &BTreeSet<String>, series: &str, flavour: &str) -> Option<String> {
+/// The newest release of a series that there is a package of, in the first of the flavours that has one.
+fn newest(names: &BTreeSet<String>, series: &str, flavours: &[&str]) -> Option<String> {
     let prefixes = ["linux-image-", "linux-modules-"];
     let releases = names.iter().filter_map(|name| prefixes.iter().find_map(|it| name.strip_prefix(it)));
-    let of_series =
-        |it: &&str| it.strip_prefix(series).is_some_and(|it| it.starts_with('.')) && it.ends_with(flavour);
-    releases.filter(of_series).max_by_key(|it| numbers(it)).map(ToOwned::to_owned)
+    let of_series: Vec<_> =
+        releases.filter(|it| it.strip_prefix(series).is_some_and(|it| it.starts_with('.'))).collect();
+    flavours.iter().find_map(|flavour| {
+        let of_flavour = of_series.iter().filter(|it| it.ends_with(flavour));
+        of_flavour.max_by_key(|it| numbers(it)).map(|it| (*it).to_owned())
+    })
 }
 
 /// A release as what it is compared by.
@@ -200,10 +224,10 @@ fn numbers(release: &str) -> Vec<u64> {
     release.split(|it: char| !it.is_ascii_digit()).filter_map(|it| it.parse().ok()).collect()
 }
 
-/// The packages that hold a release: one until Linux 7.1, several since.
+/// The packages that hold a release: with Debian one until Linux 7.1, several since and with Ubuntu.
 fn packages_of(names: &BTreeSet<String>, release: &str) -> Vec<String> {
     let mut packages = Vec::new();
-    for part in ["image", "binary", "modules", "base"] {
+    for part in ["image", "binary", "modules", "modules-extra", "base"] {
         let signed = format!("linux-{part}-{release}");
         let unsigned =
             [format!("linux-{part}-{release}-unsigned"), format!("linux-{part}-unsigned-{release}")];
@@ -241,13 +265,18 @@ mod tests {
             "linux-modules-7.3.4+deb13-cloud-amd64",
             "linux-image-7.2.12+deb13-cloud-amd64",
             "linux-image-7.3.4+deb13-cloud-amd64-dbg",
+            "linux-image-5.15.0-97-generic",
+            "linux-image-5.15.0-204-generic",
+            "linux-image-5.15.0-1099-aws",
+            "linux-image-7.3.9-generic",
         ]);
-        let newest = |series| newest(&names, series, "-cloud-amd64");
+        let newest = |series| newest(&names, series, &["-cloud-amd64", "-generic"]);
         assert_eq!(newest("5.10").as_deref(), Some("5.10.0-46-cloud-amd64"));
         assert_eq!(newest("6.1").as_deref(), Some("6.1.0-9-cloud-amd64"));
         assert_eq!(newest("6.12").as_deref(), Some("6.12.117+deb13-cloud-amd64"));
         assert_eq!(newest("7").as_deref(), Some("7.3.4+deb13-cloud-amd64"));
-        assert_eq!(newest("5.15"), None);
+        assert_eq!(newest("5.15").as_deref(), Some("5.15.0-204-generic"));
+        assert_eq!(newest("5.1"), None);
     }
 
     #[test]
@@ -258,6 +287,10 @@ mod tests {
             "linux-base-7.3.4-cloud-amd64",
             "linux-binary-unsigned-7.3.4-cloud-amd64",
             "linux-modules-7.3.4-cloud-amd64",
+            "linux-image-5.15.0-204-generic",
+            "linux-image-unsigned-5.15.0-204-generic",
+            "linux-modules-5.15.0-204-generic",
+            "linux-modules-extra-5.15.0-204-generic",
         ]);
         assert_eq!(packages_of(&names, "5.10.0-46-cloud-amd64"), ["linux-image-5.10.0-46-cloud-amd64"]);
         assert_eq!(
@@ -268,21 +301,31 @@ mod tests {
                 "linux-base-7.3.4-cloud-amd64",
             ]
         );
+        assert_eq!(
+            packages_of(&names, "5.15.0-204-generic"),
+            [
+                "linux-image-5.15.0-204-generic",
+                "linux-modules-5.15.0-204-generic",
+                "linux-modules-extra-5.15.0-204-generic",
+            ]
+        );
     }
 
     #[test]
-    fn the_mirrors_are_the_machines_own() {
+    fn debians_mirrors_are_the_machines_own() {
         let targets = "Other|Other|http://other.example/\n\
                        Debian|Debian|http://mirror.example/debian/\n\
                        Debian|Debian-Security|http://mirror.example/security/\n";
-        let sources = sources(targets, false).unwrap();
+        let sources = sources(targets, false, Path::new("key.asc")).unwrap();
         assert!(
             sources.contains("deb http://mirror.example/security/ bullseye-security main\n"),
             "{sources}"
         );
         assert!(sources.contains("deb http://mirror.example/debian/ trixie-backports main\n"), "{sources}");
+        assert!(sources.contains("deb [signed-by=key.asc] http://"), "{sources}");
         assert!(!sources.contains("other.example"));
-        let error = super::sources("Ubuntu|Ubuntu|http://mirror.example/\n", false).unwrap_err();
+        let error =
+            super::sources("Ubuntu|Ubuntu|http://mirror.example/\n", false, Path::new("")).unwrap_err();
         assert!(error.to_string().contains("no mirror of Debian"), "{error}");
     }
 }
