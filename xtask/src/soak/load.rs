@@ -328,14 +328,14 @@ fn ask_connected(shared: &Shared, asker: &mut Asker) {
         }
         return;
     };
-    let result = asker.socket.send(b"who?").and_then(|_| asker.receive());
+    // It may be ended between any two of these calls.
+    let result = asker.socket.send(b"who?").and_then(|_| Ok((asker.receive()?, asker.socket.peer_addr()?)));
     match result {
-        Ok(name) => {
-            let peer = asker.socket.peer_addr();
-            if name != endpoint.to_string() || !matches!(&peer, Ok(it) if *it == asker.service) {
-                let service = asker.service;
+        Ok((name, peer)) => {
+            let service = asker.service;
+            if name != endpoint.to_string() || peer != service {
                 let text =
-                    format_args!("a socket connected to {service}, {endpoint}: {name} answers, {peer:?}");
+                    format_args!("a socket connected to {service}, {endpoint}: {name} answers as {peer}");
                 shared.mistake(&shared.counts.broken, text);
             }
         }
