@@ -214,6 +214,7 @@ impl Node {
         }
         let attached = hooks::attach(&mut self.ebpf, &self.cgroup, &self.pins)?;
         self.attached = true;
+        self.plane.programs_changed();
         tracing::info!(
             new = attached.made,
             taken_over = attached.updated,

@@ -141,6 +141,11 @@ impl<S: Store> Plane<S> {
         Ok(())
     }
 
+    /// To be called when other programs were in effect until now: one that began before may still read what it led by.
+    pub(super) fn programs_changed(&mut self) {
+        self.quiet = false;
+    }
+
     /// Takes the counters of those who are gone back, so that others can have them.
     /// To be called when no other programs are in effect than those that read these maps.
     ///

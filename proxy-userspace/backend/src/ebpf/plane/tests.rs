@@ -223,6 +223,20 @@ fn counters_last_as_long_as_their_names() {
 }
 
 #[test]
+fn counters_wait_for_the_programs_of_before() {
+    let mut plane = Plane::new(Memory::new(1)).unwrap();
+    plane.take(&state([service(1, 1, &[1])])).unwrap();
+    plane.take(&NodeState::default()).unwrap();
+    plane.settle().unwrap();
+    // The new programs came only now, as when they could not be attached at first.
+    plane.programs_changed();
+    plane.reclaim_counters().unwrap();
+    assert!(!plane.store.owned().is_empty(), "a program of before may still count there");
+    plane.rest().unwrap();
+    assert!(plane.store.owned().is_empty());
+}
+
+#[test]
 fn affinity_can_begin_and_end_while_the_service_lives() {
     let mut plane = Plane::new(Memory::new(1)).unwrap();
     let with = |affinity| {
