@@ -37,6 +37,10 @@ use super::{
 /// Where the bpf file system usually is, and where we mount it if it is not.
 const BPFFS: &str = "/sys/fs/bpf";
 
+/// How often, and after which pause, the lock is tried for: whoever has it for long works there.
+const LOCK_TRIES: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
 /// The folder of all pins.
 #[derive(Clone, Debug)]
 pub(super) struct Pins {
@@ -91,6 +95,26 @@ impl Pins {
 
     /// Keeps others out of the folder; nothing if it is not there any more.
     pub(super) fn lock(&self) -> Result<Option<PinLock>, Error> {
+        let mut tries = 1..LOCK_TRIES;
+        loop {
+            match self.try_lock(FlockArg::LockExclusiveNonblock) {
+                // `check` may be looking whether somebody holds it.
+                Err(Error::Locked(_)) if tries.next().is_some() => thread::sleep(LOCK_PAUSE),
+                result => return result,
+            }
+        }
+    }
+
+    /// Whether somebody keeps others out of the folder.
+    pub(super) fn is_locked(&self) -> Result<bool, Error> {
+        match self.try_lock(FlockArg::LockSharedNonblock) {
+            Ok(_) => Ok(false),
+            Err(Error::Locked(_)) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn try_lock(&self, how: FlockArg) -> Result<Option<PinLock>, Error> {
         if !is_bpffs(&self.dir)? {
             return Err(Error::NotBpffs(self.dir.clone()));
         }
@@ -98,12 +122,7 @@ impl Pins {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             dir => dir.map_err(Error::syscall("open", self.dir.display()))?,
         };
-        let lock = Flock::lock(dir, FlockArg::LockExclusiveNonblock).or_else(|(dir, _)| {
-            // `check` may be looking whether somebody holds it.
-            thread::sleep(Duration::from_millis(20));
-            Flock::lock(dir, FlockArg::LockExclusiveNonblock)
-        });
-        match lock {
+        match Flock::lock(dir, how) {
             // Whoever held it may have removed it, and another may have taken its place.
             Ok(lock) => {
                 let locked = lock.metadata().map_err(Error::syscall("fstat", self.dir.display()))?.ino();
@@ -334,9 +353,19 @@ fn create_dir(path: &Path) -> Result<(), Error> {
 
 /// Whether a path lies, or would lie, on a bpf file system.
 fn is_bpffs(path: &Path) -> Result<bool, Error> {
-    let there = path.ancestors().find(|it| it.exists()).unwrap_or(Path::new("/"));
-    let stat = statfs(there).map_err(Error::errno("statfs", there.display()))?;
-    Ok(stat.filesystem_type() == BPF_FS_MAGIC)
+    let mut there = path;
+    loop {
+        match (statfs(there), there.parent()) {
+            // Asked once, for somebody may remove it at any moment.
+            (Err(nix::Error::ENOENT), Some(above)) => {
+                there = if above == Path::new("") { Path::new(".") } else { above };
+            }
+            (stat, _) => {
+                let stat = stat.map_err(Error::errno("statfs", there.display()))?;
+                return Ok(stat.filesystem_type() == BPF_FS_MAGIC);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -353,6 +382,7 @@ mod tests {
         for _ in 0..20 {
             create_dir(&pins.dir).unwrap();
             let held = pins.lock().unwrap().unwrap();
+            assert!(pins.is_locked().unwrap());
             let waits = thread::spawn({
                 let pins = pins.clone();
                 move || pins.prepare()
@@ -363,7 +393,7 @@ mod tests {
             drop(held);
             let taken = waits.join().unwrap();
             match &taken {
-                Ok(_) => assert!(matches!(pins.prepare(), Err(Error::Locked(_))), "it is held by one alone"),
+                Ok(_) => assert!(pins.is_locked().unwrap(), "it is held by one alone"),
                 Err(error) => assert!(matches!(error, Error::Locked(_)), "{error}"),
             }
             remove_tree(&pins.dir).unwrap();

@@ -34,9 +34,9 @@ pub(super) fn check(options: &Options) -> Vec<Finding> {
 /// Whether somebody works on the pins.
 fn instance(pins: &Pins) -> Finding {
     const SUBJECT: &str = "instance";
-    match pins.lock() {
-        Err(Error::Locked(dir)) => Finding::ok(SUBJECT, format!("one runs on {}", dir.display())),
-        Ok(_) => Finding::degraded(
+    match pins.is_locked() {
+        Ok(true) => Finding::ok(SUBJECT, format!("one runs on {}", pins.dir().display())),
+        Ok(false) => Finding::degraded(
             SUBJECT,
             "none is running: the kernel goes on serving the last state, and no change arrives",
             "start `run` or `agent`; `cleanup` takes it all away instead",
