@@ -8,7 +8,7 @@ use std::{
 };
 
 use nix::{
-    libc::linger,
+    libc::{EDESTADDRREQ, linger},
     sys::socket::{setsockopt, sockopt},
 };
 
@@ -64,6 +64,11 @@ fn ask_within(limit: Duration, transport: Transport, address: SocketAddr) -> io:
     }
 }
 
+/// Whether this is what a program gets whose connected UDP socket was ended: a send asks first whether it is connected.
+fn is_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionAborted || error.raw_os_error() == Some(EDESTADDRREQ)
+}
+
 /// Asks anew for as long as the endpoint goes meanwhile, as a program does whose connected UDP socket is ended.
 ///
 /// # Errors
@@ -73,9 +78,7 @@ pub fn until_not_ended<T>(mut ask: impl FnMut() -> io::Result<T>) -> io::Result<
     let begin = Instant::now();
     loop {
         match ask() {
-            Err(error)
-                if error.kind() == io::ErrorKind::ConnectionAborted && begin.elapsed() < patiently(LIMIT) => {
-            }
+            Err(error) if is_ended(&error) && begin.elapsed() < patiently(LIMIT) => {}
             answer => return answer,
         }
     }

@@ -117,12 +117,14 @@ impl Flow {
         Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
     }
 
-    /// Waits for the end: the error that the program gets.
+    /// Waits for the end: the errors that the program gets.
     #[track_caller]
     fn wait_for_end(&self) {
         self.socket.set_read_timeout(Some(LIMIT)).unwrap();
         let error = self.socket.recv(&mut [0; 64]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionAborted, "{} {error}", self.to);
+        let error = self.socket.send(b"who?").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(nix::libc::EDESTADDRREQ), "{} {error}", self.to);
         self.socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
     }
 }

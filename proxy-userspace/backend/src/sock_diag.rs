@@ -79,7 +79,7 @@ impl SockDiag {
         Ok(found)
     }
 
-    /// Ends a socket: its program gets ECONNABORTED. False if it is gone already.
+    /// Ends a socket: its program gets ECONNABORTED, or EDESTADDRREQ if it sends first. False if it is gone already.
     pub(crate) fn end(&self, socket: &Connected) -> io::Result<bool> {
         self.destroy(socket.family, socket.id.clone())
     }

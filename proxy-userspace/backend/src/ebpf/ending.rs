@@ -1,4 +1,5 @@
-//! Ends connected UDP sockets whose endpoint does not serve their Service any more: the program gets ECONNABORTED, and
+//! Ends connected UDP sockets whose endpoint does not serve their Service any more: the program gets ECONNABORTED, or
+//! EDESTADDRREQ if its next call is a send (a socket that was ended is connected no more, and that is asked first), and
 //! asks again. What goes without a connection finds another endpoint by itself, and TCP notices.
 //!
 //! The one rule: a socket is ended only if its own memory says that we have led it there. Who connected to a pod directly
