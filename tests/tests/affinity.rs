@@ -272,7 +272,8 @@ fn a_client_that_stays_away_is_free() {
     assert!((0..9).any(free), "in 10^9 runs, once");
     // Whoever comes again in time stays for as long as he likes.
     let begin = Instant::now();
-    let mut last = (ask(Transport::Tcp, address).unwrap(), Instant::now());
+    let now = Instant::now();
+    let mut last = (ask(Transport::Tcp, address).unwrap(), now);
     while begin.elapsed() < Duration::from_secs(3) {
         thread::sleep(Duration::from_millis(50));
         let now = Instant::now();

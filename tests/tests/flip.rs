@@ -230,7 +230,8 @@ fn flip_is_atomic_under_load() {
     world.write(&services(1));
     let mut agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
     let a = SocketAddr::from((A4, 80));
-    agent.wait_until(Duration::from_secs(10), || connect_udp(a).is_ok()).unwrap();
+    // The last program to come is one of IPv6.
+    agent.wait_until(Duration::from_secs(10), || world.is_attached() && connect_udp(a).is_ok()).unwrap();
 
     let stop = Arc::new(AtomicBool::new(false));
     let failures = Arc::default();

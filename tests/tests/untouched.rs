@@ -135,7 +135,8 @@ fn a_bind_without_a_port_is_never_refused() {
     agent.wait_until(LIMIT, || world.is_attached()).unwrap();
     // An older kernel does not tell that this is the node's namespace, and nothing is refused.
     assert_eq!(TcpListener::bind(("0.0.0.0", NODE_PORT)).is_err(), kernel_at_least(5, 14));
-    // There is no other port to choose from.
+    // There is no other port to choose from; the canary would take it for a moment.
+    agent.kill9().unwrap();
     fs::write("/proc/sys/net/ipv4/ip_local_port_range", format!("{NODE_PORT} {NODE_PORT}")).unwrap();
     for any in ["0.0.0.0:0", "[::]:0", "127.0.0.1:0"] {
         assert_eq!(TcpListener::bind(any).unwrap().local_addr().unwrap().port(), NODE_PORT);

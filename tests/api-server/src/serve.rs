@@ -228,6 +228,8 @@ impl Watch {
                 return Ok(());
             }
             tokio::select! {
+                // A bookmark is of what was told.
+                biased;
                 _ = changed.changed() => {}
                 () = sleep_until(self.deadline) => return Ok(()),
                 () = sleep_until(bookmark) => {

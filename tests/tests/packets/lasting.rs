@@ -54,6 +54,7 @@ fn a_flow_leaves_an_endpoint_that_is_gone_and_one_that_was_too_early_finds_one()
         assert!(eventually(LIMIT, || asked(&flow).is_ok_and(|it| it == "p2")), "stays with one that is gone");
         // Who serves on is not left because another one comes.
         it.write(&[web.clone().endpoint("p1", &P1).endpoint("p2", &P2)]);
+        flow.set_read_timeout(Some(patiently(Duration::from_secs(2)))).unwrap();
         for _ in 0..20 {
             assert_eq!(asked(&flow).unwrap(), "p2");
         }
