@@ -353,19 +353,10 @@ fn create_dir(path: &Path) -> Result<(), Error> {
 
 /// Whether a path lies, or would lie, on a bpf file system.
 fn is_bpffs(path: &Path) -> Result<bool, Error> {
-    let mut there = path;
-    loop {
-        match (statfs(there), there.parent()) {
-            // Asked once, for somebody may remove it at any moment.
-            (Err(nix::Error::ENOENT), Some(above)) => {
-                there = if above == Path::new("") { Path::new(".") } else { above };
-            }
-            (stat, _) => {
-                let stat = stat.map_err(Error::errno("statfs", there.display()))?;
-                return Ok(stat.filesystem_type() == BPF_FS_MAGIC);
-            }
-        }
-    }
+    // Past what is not there, or lies where one may not look. Each is asked once: somebody may remove it at any moment.
+    let there = path.ancestors().find_map(|it| statfs(it).ok());
+    let stat = there.map_or_else(|| statfs("/"), Ok).map_err(Error::errno("statfs", path.display()))?;
+    Ok(stat.filesystem_type() == BPF_FS_MAGIC)
 }
 
 #[cfg(test)]
