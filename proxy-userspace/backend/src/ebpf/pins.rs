@@ -384,7 +384,7 @@ mod tests {
             drop(held);
             let taken = waits.join().unwrap();
             match &taken {
-                Ok(_) => assert!(pins.is_locked().unwrap(), "it is held by one alone"),
+                Ok(_) => assert!(matches!(pins.prepare(), Err(Error::Locked(_))), "it is held by one alone"),
                 Err(error) => assert!(matches!(error, Error::Locked(_)), "{error}"),
             }
             remove_tree(&pins.dir).unwrap();
