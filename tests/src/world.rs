@@ -27,7 +27,7 @@ use crate::{
 pub const NODE: &str = "n1";
 
 /// Where the agent's canary asks.
-const CANARY: [IpAddr; 2] = [
+pub const CANARY: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(127, 107, 112, 101)),
     IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0x6b, 0x7065)),
 ];

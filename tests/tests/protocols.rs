@@ -18,6 +18,7 @@ use nix::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
     Agent, Build, EchoServer, Transport, World, ask, eventually, manifest::Service, patiently, sandbox::skip,
+    world::CANARY,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -27,11 +28,6 @@ const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 1);
 const WEB: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0x10)),
-];
-/// Where the canary asks.
-const CANARY: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(127, 107, 112, 101)),
-    IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0x6b, 0x7065)),
 ];
 const TRANSPORTS: [Transport; 3] = [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected];
 const EMPTY: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 66);
