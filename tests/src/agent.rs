@@ -29,7 +29,7 @@ use crate::{Sandbox, deploy, eventually};
 
 /// How to start a proxy.
 #[derive(Clone, Debug)]
-pub struct Setting {
+pub struct AgentCommand {
     binary: PathBuf,
     arguments: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
@@ -37,10 +37,10 @@ pub struct Setting {
     without_netfilter: bool,
 }
 
-impl Setting {
+impl AgentCommand {
     /// `BINARY run` on a folder of manifests, for one node, in a sandbox.
     #[must_use]
-    pub fn new(binary: &Path, sandbox: &Sandbox, manifests: &Path, node: &str) -> Self {
+    pub fn run(binary: &Path, sandbox: &Sandbox, manifests: &Path, node: &str) -> Self {
         let mut source = OsString::from("file:");
         source.push(manifests);
         let arguments: [&OsStr; 9] = [
@@ -54,13 +54,13 @@ impl Setting {
             "--pin-dir".as_ref(),
             sandbox.pins().as_ref(),
         ];
-        Self::of(binary, &arguments)
+        Self::new(binary, &arguments)
     }
 
     /// `BINARY` with arguments of any kind. Packets are left alone unless one of them says otherwise: most places that a
     /// proxy is started in are not its own, and what is in no sandbox should not be translated.
     #[must_use]
-    pub fn of(binary: &Path, arguments: &[&OsStr]) -> Self {
+    pub fn new(binary: &Path, arguments: &[&OsStr]) -> Self {
         let arguments = arguments.iter().map(|&it| it.to_owned()).collect();
         let environment = vec![("KUBE_PROXY_EBPF_PACKETS".into(), "off".into())];
         Self {
@@ -74,14 +74,14 @@ impl Setting {
 
     /// Another argument.
     #[must_use]
-    pub fn argument(mut self, argument: impl Into<OsString>) -> Self {
+    pub fn arg(mut self, argument: impl Into<OsString>) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
     /// An environment variable.
     #[must_use]
-    pub fn environment(mut self, key: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+    pub fn env(mut self, key: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.push((key.into(), value.into()));
         self
     }
@@ -136,7 +136,7 @@ impl Setting {
         let child = spawn_with(capabilities, self.without_netfilter, &mut command)
             .with_context(|| format!("cannot start `{}`", self.line()))?;
         let agent = Agent { child, log, left: false };
-        sandbox.adopt(agent.process())?;
+        sandbox.adopt(agent.pid())?;
         Ok(agent)
     }
 }
@@ -200,7 +200,7 @@ pub struct Agent {
 impl Agent {
     /// Its process id.
     #[must_use]
-    pub fn process(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
@@ -239,7 +239,7 @@ impl Agent {
     ///
     /// If it does not end within five seconds.
     pub fn terminate(mut self) -> Result<ExitStatus> {
-        kill(Pid::from_raw(self.process().cast_signed()), Signal::SIGTERM).context("kill(SIGTERM)")?;
+        kill(Pid::from_raw(self.pid().cast_signed()), Signal::SIGTERM).context("kill(SIGTERM)")?;
         self.wait(Duration::from_secs(5))
     }
 
@@ -284,7 +284,7 @@ impl Agent {
     #[must_use]
     pub fn leave(mut self) -> u32 {
         self.left = true;
-        self.process()
+        self.pid()
     }
 }
 

@@ -12,7 +12,7 @@ use nix::{
     sys::socket::{setsockopt, sockopt},
 };
 
-use crate::patiently;
+use crate::scaled;
 
 /// How long anything may take, on an ordinary machine.
 pub const LIMIT: Duration = Duration::from_secs(2);
@@ -33,23 +33,23 @@ pub enum Transport {
 /// # Errors
 ///
 /// The system call's, or [`io::ErrorKind::InvalidData`] if the answer is none.
-pub fn ask(transport: Transport, address: SocketAddr) -> io::Result<String> {
-    ask_within(patiently(LIMIT), transport, address)
+pub fn request(transport: Transport, address: SocketAddr) -> io::Result<String> {
+    request_within(scaled(LIMIT), transport, address)
 }
 
 /// Asks where nobody should answer. An answer that did come would be there within [`LIMIT`] on any machine.
 ///
 /// # Errors
 ///
-/// As for [`ask`].
-pub fn ask_in_vain(transport: Transport, address: SocketAddr) -> io::Result<String> {
-    ask_within(LIMIT, transport, address)
+/// As for [`request`].
+pub fn request_unanswered(transport: Transport, address: SocketAddr) -> io::Result<String> {
+    request_within(LIMIT, transport, address)
 }
 
-fn ask_within(limit: Duration, transport: Transport, address: SocketAddr) -> io::Result<String> {
+fn request_within(limit: Duration, transport: Transport, address: SocketAddr) -> io::Result<String> {
     match transport {
-        Transport::Tcp => Ok(Probe::connect_within(limit, address)?.name),
-        Transport::Udp => until_not_ended(|| ask_connected(limit, address)),
+        Transport::Tcp => Ok(EchoConnection::connect_within(limit, address)?.name),
+        Transport::Udp => retry_while_terminated(|| request_connected(limit, address)),
         Transport::UdpUnconnected => {
             let socket = udp(limit, address)?;
             socket.send_to(b"who?", address)?;
@@ -74,17 +74,17 @@ fn is_ended(error: &io::Error) -> bool {
 /// # Errors
 ///
 /// The last one's.
-pub fn until_not_ended<T>(mut ask: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub fn retry_while_terminated<T>(mut ask: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let begin = Instant::now();
     loop {
         match ask() {
-            Err(error) if is_ended(&error) && begin.elapsed() < patiently(LIMIT) => {}
+            Err(error) if is_ended(&error) && begin.elapsed() < scaled(LIMIT) => {}
             answer => return answer,
         }
     }
 }
 
-fn ask_connected(limit: Duration, address: SocketAddr) -> io::Result<String> {
+fn request_connected(limit: Duration, address: SocketAddr) -> io::Result<String> {
     let socket = udp(limit, address)?;
     socket.connect(address)?;
     socket.send(b"who?")?;
@@ -98,7 +98,7 @@ fn ask_connected(limit: Duration, address: SocketAddr) -> io::Result<String> {
 /// # Errors
 ///
 /// [`io::ErrorKind::AlreadyExists`] with the answerer's name, if somebody answers.
-pub fn refusal(address: SocketAddr) -> io::Result<(io::Error, Duration)> {
+pub fn connect_error(address: SocketAddr) -> io::Result<(io::Error, Duration)> {
     let started = Instant::now();
     match TcpStream::connect(address) {
         Err(error) => Ok((error, started.elapsed())),
@@ -108,19 +108,19 @@ pub fn refusal(address: SocketAddr) -> io::Result<(io::Error, Duration)> {
 
 /// A connection that lasts, to see whether it still works.
 #[derive(Debug)]
-pub struct Probe {
+pub struct EchoConnection {
     stream: TcpStream,
     name: String,
 }
 
-impl Probe {
+impl EchoConnection {
     /// Connects and reads who is there.
     ///
     /// # Errors
     ///
     /// The system call's.
     pub fn connect(address: SocketAddr) -> io::Result<Self> {
-        Self::connect_within(patiently(LIMIT), address)
+        Self::connect_within(scaled(LIMIT), address)
     }
 
     fn connect_within(limit: Duration, address: SocketAddr) -> io::Result<Self> {

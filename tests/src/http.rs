@@ -8,7 +8,7 @@ use std::{
 
 /// An answer: its status and its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct Response {
     /// As in 200.
     pub status: u16,
     /// What comes after the head.
@@ -20,7 +20,7 @@ pub struct Answer {
 /// # Errors
 ///
 /// If nobody answers there, or with something else than HTTP.
-pub fn get(address: SocketAddr, path: &str) -> io::Result<Answer> {
+pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
@@ -29,14 +29,14 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<Answer> {
     let answer = || {
         let (head, body) = text.split_once("\r\n\r\n")?;
         let status = head.split(' ').nth(1)?.parse().ok()?;
-        Some(Answer { status, body: body.to_owned() })
+        Some(Response { status, body: body.to_owned() })
     };
     answer().ok_or_else(|| io::Error::other(format!("not an answer: {text:?}")))
 }
 
 /// The value of a sample among the proxy's metrics, if it is there.
 #[must_use]
-pub fn sample(name: &str) -> Option<f64> {
+pub fn metric(name: &str) -> Option<f64> {
     let text = get((Ipv4Addr::LOCALHOST, 10249).into(), "/metrics").ok()?.body;
     text.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }

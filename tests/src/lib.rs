@@ -3,33 +3,33 @@
 //!
 //! A test that needs the kernel opens a [`Sandbox`] (a child cgroup and a folder for pins) and a [`NetNs`], puts
 //! [`EchoServer`]s at the endpoints' addresses, writes [`manifest`]s, starts an [`Agent`], and then connects: once
-//! ([`ask`]), over one lasting connection ([`Probe`]), or without pause ([`Load`]).
+//! ([`request`]), over one lasting connection ([`EchoConnection`]), or without pause ([`ConnectLoad`]).
 
 #![forbid(unsafe_code)]
 
 pub mod agent;
 pub mod client;
-pub mod cluster;
-pub mod cost;
 pub mod deploy;
 pub mod echo;
 pub mod http;
 pub mod load;
 pub mod manifest;
 pub mod netns;
+pub mod program_stats;
 pub mod requirements;
 pub mod sandbox;
-pub mod world;
+pub mod test_cluster;
+pub mod test_node;
 
 pub use agent::Agent;
-pub use client::{Probe, Transport, ask, refusal};
-pub use cluster::Cluster;
+pub use client::{EchoConnection, Transport, connect_error, request};
 pub use echo::EchoServer;
-pub use load::Load;
+pub use load::ConnectLoad;
 pub use netns::NetNs;
-pub use requirements::{Machine, requirements};
+pub use requirements::{Host, requirements};
 pub use sandbox::Sandbox;
-pub use world::{Build, World};
+pub use test_cluster::TestCluster;
+pub use test_node::{Build, TestNode};
 
 use std::{
     env,
@@ -39,29 +39,29 @@ use std::{
 };
 
 /// Names the number by which every limit is multiplied where everything is slow: in an emulated machine.
-pub const PATIENCE: &str = "KUBE_PROXY_EBPF_TEST_PATIENCE";
+pub const TIMEOUT_FACTOR: &str = "KUBE_PROXY_EBPF_TEST_TIMEOUT_FACTOR";
 
 /// How long something may really take that may take this long on an ordinary machine.
 #[must_use]
-pub fn patiently(limit: Duration) -> Duration {
+pub fn scaled(limit: Duration) -> Duration {
     static FACTOR: OnceLock<u32> = OnceLock::new();
-    let factor = || env::var(PATIENCE).ok().and_then(|it| it.parse().ok()).unwrap_or(1);
+    let factor = || env::var(TIMEOUT_FACTOR).ok().and_then(|it| it.parse().ok()).unwrap_or(1);
     limit * *FACTOR.get_or_init(factor)
 }
 
 /// Names the number by which repetitions are divided where everything is slow.
-pub const HURRY: &str = "KUBE_PROXY_EBPF_TEST_HURRY";
+pub const REPETITION_DIVISOR: &str = "KUBE_PROXY_EBPF_TEST_REPETITION_DIVISOR";
 
 /// How often something is really done that is done this often on an ordinary machine: three times at the least.
 #[must_use]
 pub fn repetitions(times: usize) -> usize {
-    let divisor = env::var(HURRY).ok().and_then(|it| it.parse().ok()).unwrap_or(1);
+    let divisor = env::var(REPETITION_DIVISOR).ok().and_then(|it| it.parse().ok()).unwrap_or(1);
     times.checked_div(divisor).unwrap_or(times).max(3)
 }
 
 /// Waits until `condition` holds and says whether it did within `limit`.
 pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let limit = patiently(limit);
+    let limit = scaled(limit);
     let started = Instant::now();
     while !condition() {
         if started.elapsed() > limit {

@@ -12,11 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::client::{Transport, ask};
+use crate::client::{Transport, request};
 
 /// One connect.
 #[derive(Clone, Debug)]
-pub struct Sample {
+pub struct ConnectSample {
     /// When it began.
     pub began: Instant,
     /// How long it took until the answer, or the error, was there.
@@ -25,7 +25,7 @@ pub struct Sample {
     pub outcome: Result<Arc<str>, Arc<str>>,
 }
 
-impl Sample {
+impl ConnectSample {
     /// When the answer was there.
     #[must_use]
     pub fn ended(&self) -> Instant {
@@ -34,14 +34,14 @@ impl Sample {
 
     /// Was the answer this name's?
     #[must_use]
-    pub fn is_by(&self, name: &str) -> bool {
+    pub fn is_from(&self, name: &str) -> bool {
         self.outcome.as_ref().is_ok_and(|it| &**it == name)
     }
 }
 
 /// What many connects came to.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct LoadReport {
     /// How many there were.
     pub connects: usize,
     /// How many of them failed.
@@ -58,9 +58,9 @@ pub struct Report {
     pub max: Duration,
 }
 
-impl Report {
+impl LoadReport {
     /// Counts the samples.
-    pub fn of<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> Self {
+    pub fn of<'a>(samples: impl IntoIterator<Item = &'a ConnectSample>) -> Self {
         let mut report = Self::default();
         let mut durations = Vec::new();
         for sample in samples {
@@ -94,7 +94,7 @@ impl Report {
 
 /// Threads that connect to one address until stopped.
 #[derive(Debug)]
-pub struct Load {
+pub struct ConnectLoad {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -102,10 +102,10 @@ pub struct Load {
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
-    samples: Mutex<Vec<Sample>>,
+    samples: Mutex<Vec<ConnectSample>>,
 }
 
-impl Load {
+impl ConnectLoad {
     /// Starts `threads` threads in the calling thread's network namespace; each waits for `pause` between two connects.
     #[must_use]
     pub fn start(transport: Transport, address: SocketAddr, threads: usize, pause: Duration) -> Self {
@@ -121,7 +121,7 @@ impl Load {
 
     /// The samples so far, from number `first` on.
     #[must_use]
-    pub fn since(&self, first: usize) -> Vec<Sample> {
+    pub fn since(&self, first: usize) -> Vec<ConnectSample> {
         let samples = self.shared.samples.lock().unwrap_or_else(PoisonError::into_inner);
         samples.get(first..).unwrap_or_default().to_vec()
     }
@@ -144,7 +144,7 @@ impl Load {
 
     /// Stops and gives back every connect.
     #[must_use]
-    pub fn stop(mut self) -> Vec<Sample> {
+    pub fn stop(mut self) -> Vec<ConnectSample> {
         self.end();
         std::mem::take(&mut *self.shared.samples.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -158,7 +158,7 @@ impl Load {
     }
 }
 
-impl Drop for Load {
+impl Drop for ConnectLoad {
     fn drop(&mut self) {
         self.end();
     }
@@ -169,7 +169,7 @@ fn connect_until_stopped(shared: &Shared, transport: Transport, address: SocketA
     let mut known: HashMap<String, Arc<str>> = HashMap::new();
     while !shared.stop.load(Ordering::Relaxed) {
         let began = Instant::now();
-        let outcome = ask(transport, address);
+        let outcome = request(transport, address);
         let took = began.elapsed();
         let mut shorten = |text: String| match known.get(&text) {
             Some(known) => Arc::clone(known),
@@ -183,7 +183,7 @@ fn connect_until_stopped(shared: &Shared, transport: Transport, address: SocketA
             Ok(name) => Ok(shorten(name)),
             Err(error) => Err(shorten(error.to_string())),
         };
-        let sample = Sample { began, took, outcome };
+        let sample = ConnectSample { began, took, outcome };
         shared.samples.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
         if !pause.is_zero() {
             thread::sleep(pause);

@@ -291,7 +291,7 @@ pub fn node(name: &str) -> String {
 
 /// A Node with addresses of the type InternalIP.
 #[must_use]
-pub fn node_at(name: &str, addresses: &[IpAddr]) -> String {
+pub fn node_with_addresses(name: &str, addresses: &[IpAddr]) -> String {
     let addresses: Vec<_> =
         addresses.iter().map(|it| format!("{{type: InternalIP, address: '{it}'}}")).collect();
     format!("{}status:\n  addresses: [{}]\n", node(name), addresses.join(", "))
@@ -302,7 +302,7 @@ pub fn node_at(name: &str, addresses: &[IpAddr]) -> String {
 /// # Errors
 ///
 /// If the folder cannot be written to.
-pub fn replace(file: &Path, text: &str) -> Result<Instant> {
+pub fn write_atomically(file: &Path, text: &str) -> Result<Instant> {
     // A reader of manifests passes over files of other kinds.
     let draft = file.with_extension("draft");
     fs::write(&draft, text).with_context(|| format!("cannot write {}", draft.display()))?;

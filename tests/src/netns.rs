@@ -66,10 +66,10 @@ impl NetNs {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn enter(&self) -> Result<Entered> {
+    pub fn enter(&self) -> Result<NetNsGuard> {
         let home = own()?;
         setns(&self.file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace: setns")?;
-        Ok(Entered { home, _thread: PhantomData })
+        Ok(NetNsGuard { home, _thread: PhantomData })
     }
 
     /// Gives the namespace an address, on its loopback interface, and waits until it can be reached.
@@ -152,13 +152,13 @@ impl NetNs {
 /// The calling thread is inside a namespace.
 #[derive(Debug)]
 #[must_use = "the thread leaves the namespace when this is dropped"]
-pub struct Entered {
+pub struct NetNsGuard {
     home: File,
     /// It is this thread that must go back.
     _thread: PhantomData<*const ()>,
 }
 
-impl Drop for Entered {
+impl Drop for NetNsGuard {
     fn drop(&mut self) {
         if let Err(error) = setns(&self.home, CloneFlags::CLONE_NEWNET) {
             eprintln!("warning: a thread stays in a network namespace: setns: {error}");

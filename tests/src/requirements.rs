@@ -13,7 +13,7 @@ const OLDEST_KERNEL: (u32, u32) = (5, 10);
 
 /// Where the kernel's file systems are on this machine.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct Host {
     /// The root of the cgroup2 hierarchy.
     pub cgroup2: PathBuf,
     /// The BPF file system; `None` if it must be mounted first.
@@ -24,14 +24,14 @@ pub struct Machine {
 
 /// Something that is not there, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingRequirement {
     /// What.
     pub what: String,
     /// What to do.
     pub remedy: &'static str,
 }
 
-impl fmt::Display for Missing {
+impl fmt::Display for MissingRequirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.what, self.remedy)
     }
@@ -42,9 +42,9 @@ impl fmt::Display for Missing {
 /// # Errors
 ///
 /// Everything that is missing.
-pub fn requirements() -> Result<Machine, Vec<Missing>> {
+pub fn requirements() -> Result<Host, Vec<MissingRequirement>> {
     let mut missing = Vec::new();
-    let mut need = |what: String, remedy| missing.push(Missing { what, remedy });
+    let mut need = |what: String, remedy| missing.push(MissingRequirement { what, remedy });
 
     if !geteuid().is_root() {
         need(
@@ -75,9 +75,7 @@ pub fn requirements() -> Result<Machine, Vec<Missing>> {
         );
     }
     match cgroup2 {
-        Some(cgroup2) if missing.is_empty() => {
-            Ok(Machine { cgroup2, bpffs: mounted(&mounts, "bpf"), kernel })
-        }
+        Some(cgroup2) if missing.is_empty() => Ok(Host { cgroup2, bpffs: mounted(&mounts, "bpf"), kernel }),
         _ => Err(missing),
     }
 }

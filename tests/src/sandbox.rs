@@ -17,7 +17,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::requirements::{Machine, requirements};
+use crate::requirements::{Host, requirements};
 
 /// All sandboxes are named like this, then comes the test's name, then the owner's process id.
 /// No dots: a BPF file system refuses them.
@@ -51,7 +51,7 @@ impl Sandbox {
         if name.is_empty() || !name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_' || it == b'-') {
             bail!("a sandbox cannot be named {name:?}: use letters, digits, `-` and `_`");
         }
-        sweep(&machine, false);
+        remove_stale(&machine, false);
         let sandbox = Self::of(&machine, format!("{PREFIX}{name}-{}", process::id()))?;
         for folder in [&sandbox.cgroup, &sandbox.pins, &sandbox.files] {
             fs::create_dir(folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -74,7 +74,7 @@ impl Sandbox {
         Some(Self::new(name).expect("the machine has everything a sandbox needs"))
     }
 
-    fn of(machine: &Machine, name: String) -> Result<Self> {
+    fn of(machine: &Host, name: String) -> Result<Self> {
         let bpffs = match &machine.bpffs {
             Some(path) => path.clone(),
             None => mount_bpffs()?,
@@ -112,12 +112,12 @@ impl Sandbox {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn enter(&self) -> Result<Inside> {
+    pub fn enter(&self) -> Result<CgroupGuard> {
         let own = fs::read_to_string("/proc/self/cgroup")?;
         let own = own.lines().find_map(|it| it.strip_prefix("0::/")).unwrap_or_default();
         let home = self.cgroup.parent().context("a cgroup has a parent")?.join(own);
         self.adopt(process::id())?;
-        Ok(Inside { home })
+        Ok(CgroupGuard { home })
     }
 
     /// Has this process, all its threads, call from the root of the hierarchy until the guard is dropped. The sockets
@@ -126,10 +126,10 @@ impl Sandbox {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn call_from_root(&self) -> Result<Inside> {
+    pub fn call_from_root(&self) -> Result<CgroupGuard> {
         let root = self.cgroup.parent().context("a cgroup has a parent")?;
         move_to(root, process::id())?;
-        Ok(Inside { home: self.cgroup.clone() })
+        Ok(CgroupGuard { home: self.cgroup.clone() })
     }
 
     /// Moves another process into the cgroup. It dies with the sandbox.
@@ -192,11 +192,11 @@ impl Drop for Sandbox {
 /// This process is in another cgroup than before.
 #[derive(Debug)]
 #[must_use = "the process goes back when this is dropped"]
-pub struct Inside {
+pub struct CgroupGuard {
     home: PathBuf,
 }
 
-impl Drop for Inside {
+impl Drop for CgroupGuard {
     fn drop(&mut self) {
         if let Err(error) = move_to(&self.home, process::id()) {
             eprintln!("warning: {error:#}");
@@ -205,21 +205,21 @@ impl Drop for Inside {
 }
 
 /// Names the file in which `cargo xtask test` finds the skipped tests.
-pub const SKIPPED: &str = "KUBE_PROXY_EBPF_SKIPPED";
+pub const SKIPPED_TESTS_FILE: &str = "KUBE_PROXY_EBPF_SKIPPED";
 
 /// Says that a test is skipped, past the test runner, which keeps to itself what a passing test prints.
 pub fn skip(test: &str, reason: &str) {
     let line = format!("skipped: {test}: {reason}\n");
     // There is nobody to tell if this fails.
     let _ = io::stderr().write_all(line.as_bytes());
-    if let Some(file) = std::env::var_os(SKIPPED) {
+    if let Some(file) = std::env::var_os(SKIPPED_TESTS_FILE) {
         let file = fs::OpenOptions::new().create(true).append(true).open(file);
         let _ = file.and_then(|mut it| it.write_all(line.as_bytes()));
     }
 }
 
 /// Removes the sandboxes whose owner is dead, `kept` ones too if asked for, and gives back their names.
-pub fn sweep(machine: &Machine, kept: bool) -> Vec<String> {
+pub fn remove_stale(machine: &Host, kept: bool) -> Vec<String> {
     let mut swept = Vec::new();
     for entry in fs::read_dir(&machine.cgroup2).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };

@@ -13,7 +13,8 @@ use std::{
 use aya::maps::{Array, HashMap, Map, MapData};
 use socket2::{Domain, Socket, Type};
 use tests::{
-    Agent, Build, EchoServer, NetNs, Transport, World, ask, eventually, http::sample, manifest::Service,
+    Agent, Build, EchoServer, NetNs, TestNode, Transport, eventually, http::metric, manifest::Service,
+    request,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -38,13 +39,13 @@ fn web(seconds: u32, endpoints: impl IntoIterator<Item = u8>) -> Service {
 struct Node {
     _servers: Vec<EchoServer>,
     agent: Option<Agent>,
-    world: World,
+    world: TestNode,
 }
 
 impl Node {
     /// A node with a Service of ten endpoints.
     fn or_skip(test: &str, seconds: u32, arguments: &[&str]) -> Option<Self> {
-        let world = World::or_skip(test)?;
+        let world = TestNode::or_skip(test)?;
         let servers = (1..=10).flat_map(|n| endpoint(n).map(|it| (n, it)));
         let servers = servers.map(|(n, address)| {
             if address.is_ipv6() {
@@ -59,8 +60,8 @@ impl Node {
     }
 
     fn start(&mut self, arguments: &[&str]) {
-        let setting = self.world.setting(Build::Product);
-        let setting = arguments.iter().fold(setting, tests::agent::Setting::argument);
+        let setting = self.world.command(Build::Product);
+        let setting = arguments.iter().fold(setting, tests::agent::AgentCommand::arg);
         let mut agent = setting.start(self.world.sandbox()).unwrap();
         agent.wait_until(LIMIT, || self.world.is_attached()).unwrap();
         self.agent = Some(agent);
@@ -70,7 +71,7 @@ impl Node {
 /// Everybody who answers `times` questions.
 #[track_caller]
 fn answerers(transport: Transport, address: SocketAddr, times: usize) -> BTreeSet<String> {
-    (0..times).map(|_| ask(transport, address).unwrap()).collect()
+    (0..times).map(|_| request(transport, address).unwrap()).collect()
 }
 
 /// Who answers a connected socket.
@@ -90,7 +91,7 @@ fn hear(socket: &std::net::UdpSocket) -> String {
 /// The table of clients.
 type Clients = HashMap<MapData, [u64; 4], [u64; 4]>;
 
-fn clients(world: &World) -> Clients {
+fn clients(world: &TestNode) -> Clients {
     let clients = MapData::from_pin(world.sandbox().pins().join("affinity1/clients")).unwrap();
     Map::from_map_data(clients).unwrap().try_into().unwrap()
 }
@@ -143,7 +144,7 @@ fn a_new_client_that_connects_many_times_at_once_has_one_endpoint() {
 fn a_removed_endpoint_frees_its_clients_at_once() {
     let Some(node) = Node::or_skip("a_removed_endpoint_frees_its_clients_at_once", 3600, &[]) else { return };
     let address = service()[0];
-    let first = ask(Transport::Tcp, address).unwrap();
+    let first = request(Transport::Tcp, address).unwrap();
     let rest = |name: &str| (1..=10).filter(move |n| format!("web-{n}") != name).collect::<Vec<u8>>();
     node.world.write(&[web(3600, rest(&first))]);
     let now = || answerers(Transport::Tcp, address, 10);
@@ -180,7 +181,7 @@ fn each_namespace_and_each_bound_address_is_a_client() {
     }
     assert!(given.len() > 1);
     // A loopback address is no other client than its namespace.
-    let unbound = ask(Transport::Udp, address).unwrap();
+    let unbound = request(Transport::Udp, address).unwrap();
     assert!((1..=30).all(|n| connect([127, 0, 1, n]) == unbound));
     // The same from namespaces, which a socket that is bound to nothing stands for.
     let mut given = BTreeSet::new();
@@ -212,7 +213,7 @@ fn a_source_address_that_the_kernel_chose_makes_no_client() {
     let Some(node) = Node::or_skip(test, 3600, &[]) else { return };
     let clients = || clients(&node.world).keys().count();
     for (family, address) in service().into_iter().enumerate() {
-        let first = ask(Transport::Udp, address).unwrap();
+        let first = request(Transport::Udp, address).unwrap();
         assert_eq!(clients(), family + 1);
         // A socket that is connected to an endpoint has that address for its source, too: all are of this machine.
         for n in 1..=10 {
@@ -239,7 +240,7 @@ fn a_socket_that_is_bound_to_any_address_is_bound_to_none() {
     let Some(node) = Node::or_skip(test, 3600, &[]) else { return };
     let SocketAddr::V4(address) = service()[0] else { unreachable!("the first address is of IPv4") };
     let mapped = SocketAddr::new(address.ip().to_ipv6_mapped().into(), address.port());
-    let first = ask(Transport::Udp, address.into()).unwrap();
+    let first = request(Transport::Udp, address.into()).unwrap();
     for any in ["[::]:0", "[::ffff:0.0.0.0]:0"] {
         for is_connected in [true, false] {
             let socket = Socket::new(Domain::IPV6, Type::DGRAM, None).unwrap();
@@ -264,20 +265,20 @@ fn a_client_that_stays_away_is_free() {
     let Some(_node) = Node::or_skip("a_client_that_stays_away_is_free", 1, &[]) else { return };
     let address = service()[0];
     let free = |_: usize| {
-        let before = ask(Transport::Tcp, address).unwrap();
+        let before = request(Transport::Tcp, address).unwrap();
         thread::sleep(Duration::from_millis(1050));
-        ask(Transport::Tcp, address).unwrap() != before
+        request(Transport::Tcp, address).unwrap() != before
     };
     // Each time it is given another of ten, nine times of ten.
     assert!((0..9).any(free), "in 10^9 runs, once");
     // Whoever comes again in time stays for as long as he likes.
     let begin = Instant::now();
     let now = Instant::now();
-    let mut last = (ask(Transport::Tcp, address).unwrap(), now);
+    let mut last = (request(Transport::Tcp, address).unwrap(), now);
     while begin.elapsed() < Duration::from_secs(3) {
         thread::sleep(Duration::from_millis(50));
         let now = Instant::now();
-        let answer = ask(Transport::Tcp, address).unwrap();
+        let answer = request(Transport::Tcp, address).unwrap();
         // Unless this machine was too busy to come in time.
         assert!(answer == last.0 || last.1.elapsed() >= Duration::from_secs(1));
         last = (answer, now);
@@ -305,6 +306,6 @@ fn the_client_that_was_away_longest_is_forgotten_first() {
     let came = MapData::from_pin(node.world.sandbox().pins().join("affinity1/came")).unwrap();
     let came: Array<_, u64> = Map::from_map_data(came).unwrap().try_into().unwrap();
     assert_eq!(came.get(&0, 0).unwrap(), 0x400);
-    assert!(eventually(LIMIT, || sample("kube_proxy_ebpf_affinity_clients_total") == Some(1024.0)));
-    assert_eq!(sample("kube_proxy_ebpf_affinity_capacity"), Some(128.0));
+    assert!(eventually(LIMIT, || metric("kube_proxy_ebpf_affinity_clients_total") == Some(1024.0)));
+    assert_eq!(metric("kube_proxy_ebpf_affinity_capacity"), Some(128.0));
 }

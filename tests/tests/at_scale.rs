@@ -13,12 +13,12 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, World,
-    agent::Setting,
+    Agent, Build, TestNode,
+    agent::AgentCommand,
     manifest::{self, Service},
     repetitions,
     requirements::kernel_at_least,
-    world::{NODE, expected_dump},
+    test_node::{NODE, expected_dump},
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -142,7 +142,7 @@ fn led_to(service: &Service) -> io::Result<IpAddr> {
 }
 
 /// A brain and an agent.
-fn start(world: &World) -> [Agent; 2] {
+fn start(world: &TestNode) -> [Agent; 2] {
     let sandbox = world.sandbox();
     let (mut source, mut target) = (OsString::from("file:"), OsString::from("unix://"));
     source.push(world.manifests());
@@ -150,7 +150,7 @@ fn start(world: &World) -> [Agent; 2] {
     let text = OsStr::new;
     let begin = |arguments: &[&OsStr]| {
         let arguments = [arguments, &[text("--node-name"), text(NODE)]].concat();
-        Setting::of(&Build::Product.binary(), &arguments).start(sandbox).unwrap()
+        AgentCommand::new(&Build::Product.binary(), &arguments).start(sandbox).unwrap()
     };
     let (cgroup, pins) = (sandbox.cgroup().as_os_str(), sandbox.pins().as_os_str());
     [
@@ -161,7 +161,7 @@ fn start(world: &World) -> [Agent; 2] {
 
 /// Waits until exactly these Services are in force, and what is served of what is wrong.
 #[track_caller]
-fn comes_to(world: &World, agent: &mut Agent, services: &[Service], (wrong, rest): (usize, &[&str])) {
+fn comes_to(world: &TestNode, agent: &mut Agent, services: &[Service], (wrong, rest): (usize, &[&str])) {
     // The log first: a dump of everything takes its time.
     let (log, count) = (agent.log_path().to_owned(), services.len() + wrong);
     let says = format!(" services={count} ");
@@ -181,7 +181,7 @@ fn comes_to(world: &World, agent: &mut Agent, services: &[Service], (wrong, rest
 
 /// How many entries there is room for in the maps of Services. (One that is about to take another's place has the name of
 /// its own for a moment only.)
-fn room(world: &World) -> u32 {
+fn room(world: &TestNode) -> u32 {
     let inner = world.pins().into_iter().filter(|it| it.contains("/side") && !it.ends_with("_new"));
     let maps = inner.map(|it| world.sandbox().pins().join(it.trim_start_matches('/')));
     maps.map(|it| aya::maps::MapData::from_pin(it).unwrap().info().unwrap().max_entries()).sum()
@@ -189,17 +189,17 @@ fn room(world: &World) -> u32 {
 
 #[test]
 fn a_state_of_any_size_is_served_totally_and_leaves_nothing_behind() {
-    let Some(world) = World::or_skip("at_scale") else { return };
+    let Some(world) = TestNode::or_skip("at_scale") else { return };
     let (services, endpoints) = sizes();
     world.netns().ip(&["route", "add", "local", "11.0.0.0/8", "dev", "lo"]).unwrap();
     let few = [service(0), service(1)];
     let file = world.manifests().join("all.json");
-    manifest::replace(&file, &list(&few)).unwrap();
+    manifest::write_atomically(&file, &list(&few)).unwrap();
     let [brain, mut agent] = start(&world);
     comes_to(&world, &mut agent, &few, NOTHING);
 
     let all: Vec<_> = (0..services).map(service).chain([large(endpoints)]).collect();
-    manifest::replace(&file, &list(&all)).unwrap();
+    manifest::write_atomically(&file, &list(&all)).unwrap();
     comes_to(&world, &mut agent, &all, NOTHING);
     assert!(room(&world) > MUCH);
     let [.., last_but_one, last, large] = &all[..] else { unreachable!("there are more") };
@@ -214,14 +214,14 @@ fn a_state_of_any_size_is_served_totally_and_leaves_nothing_behind() {
     assert!((0..100).all(|_| is_of_large(led_to(large).unwrap())));
 
     // Something wrong takes nothing of it away, and is named.
-    manifest::replace(&world.manifests().join("wrong.yaml"), WRONG).unwrap();
+    manifest::write_atomically(&world.manifests().join("wrong.yaml"), WRONG).unwrap();
     comes_to(&world, &mut agent, &all, REST);
     let log = brain.log();
     assert!(NAMED.iter().all(|it| log.contains(it)), "{log}");
 
     // And back.
     fs::remove_file(world.manifests().join("wrong.yaml")).unwrap();
-    manifest::replace(&file, &list(&few)).unwrap();
+    manifest::write_atomically(&file, &list(&few)).unwrap();
     comes_to(&world, &mut agent, &few, NOTHING);
     assert_eq!(led_to(&few[0]).unwrap(), few[0].endpoints[0].addresses[0]);
     // Maps shrink at a start: one side before it is in force, the other after.

@@ -16,9 +16,10 @@ use aya::{
     programs::{CgroupAttachMode, CgroupSockAddr, CgroupSockAddrAttachType},
 };
 use tests::{
-    Build, EchoServer, Transport, World, ask, eventually,
+    Build, EchoServer, TestNode, Transport, eventually,
     manifest::{self, Service},
-    world::{kernel_objects, settled_kernel_objects},
+    request,
+    test_node::{kernel_objects, settled_kernel_objects},
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -84,7 +85,7 @@ fn help_and_version_exit_0() {
 
 #[test]
 fn what_cannot_be_started_is_named_and_leaves_nothing_behind() {
-    let Some(world) = World::or_skip("what_cannot_be_started_is_named_and_leaves_nothing_behind") else {
+    let Some(world) = TestNode::or_skip("what_cannot_be_started_is_named_and_leaves_nothing_behind") else {
         return;
     };
     world.write(&[web()]);
@@ -110,7 +111,7 @@ fn what_cannot_be_started_is_named_and_leaves_nothing_behind() {
 
 #[test]
 fn a_missing_capability_is_named() {
-    let Some(world) = World::or_skip("a_missing_capability_is_named") else { return };
+    let Some(world) = TestNode::or_skip("a_missing_capability_is_named") else { return };
     world.write(&[web()]);
     let binary = world.sandbox().files().join("kube-proxy-ebpf");
     fs::copy(Build::Product.binary(), &binary).unwrap();
@@ -133,21 +134,23 @@ fn a_missing_capability_is_named() {
 
 #[test]
 fn a_second_instance_is_refused_and_the_first_goes_on() {
-    let Some(world) = World::or_skip("a_second_instance_is_refused_and_the_first_goes_on") else { return };
+    let Some(world) = TestNode::or_skip("a_second_instance_is_refused_and_the_first_goes_on") else { return };
     let _server = server();
     world.write(&[web()]);
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
-    agent.wait_until(LIMIT, || ask(Transport::Tcp, (WEB, 80).into()).is_ok()).unwrap();
-    let mut second = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
+    agent.wait_until(LIMIT, || request(Transport::Tcp, (WEB, 80).into()).is_ok()).unwrap();
+    let mut second = world.command(Build::Product).start(world.sandbox()).unwrap();
     assert_eq!(second.wait(LIMIT).unwrap().code(), Some(1));
     assert!(second.log().contains("another instance is running"), "{}", second.log());
     fails(&["cleanup", "--pin-dir", text(world.sandbox().pins())], 1, &["another instance", "stop it first"]);
-    assert_eq!(ask(Transport::Tcp, (WEB, 80).into()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, (WEB, 80).into()).unwrap(), "web-1");
 }
 
 #[test]
 fn pins_of_an_unknown_layout_are_refused_and_left_alone() {
-    let Some(world) = World::or_skip("pins_of_an_unknown_layout_are_refused_and_left_alone") else { return };
+    let Some(world) = TestNode::or_skip("pins_of_an_unknown_layout_are_refused_and_left_alone") else {
+        return;
+    };
     world.write(&[web()]);
     let layout = world.sandbox().pins().join("v4");
     fs::create_dir(&layout).unwrap();
@@ -155,7 +158,7 @@ fn pins_of_an_unknown_layout_are_refused_and_left_alone() {
     let mut foreign = Array::<_, [u8; 32]>::create(1, 0).unwrap();
     foreign.set(0, [7; 32], 0).unwrap();
     foreign.pin(layout.join("active")).unwrap();
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
     assert_eq!(agent.wait(LIMIT).unwrap().code(), Some(1));
     for it in ["v4/active", "32 bytes", "4 bytes", "cleanup"] {
         assert!(agent.log().contains(it), "does not say {it}: {}", agent.log());
@@ -169,12 +172,12 @@ fn pins_of_an_unknown_layout_are_refused_and_left_alone() {
 
 #[test]
 fn a_broken_manifest_keeps_the_last_good_state() {
-    let Some(world) = World::or_skip("a_broken_manifest_keeps_the_last_good_state") else { return };
+    let Some(world) = TestNode::or_skip("a_broken_manifest_keeps_the_last_good_state") else { return };
     let _server = server();
     world.write(&[web()]);
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
     let service = SocketAddr::from((WEB, 80));
-    agent.wait_until(LIMIT, || ask(Transport::Tcp, service).is_ok()).unwrap();
+    agent.wait_until(LIMIT, || request(Transport::Tcp, service).is_ok()).unwrap();
     let file = world.manifests().join("all.yaml");
     let good = fs::read_to_string(&file).unwrap();
     for (broken, says) in [
@@ -187,7 +190,7 @@ fn a_broken_manifest_keeps_the_last_good_state() {
         let log = agent.log_path().to_owned();
         let reported = || fs::read_to_string(&log).is_ok_and(|it| it.contains(says) && it.contains("WARN"));
         agent.wait_until(LIMIT, reported).unwrap();
-        assert_eq!(ask(Transport::Tcp, service).unwrap(), "web-1");
+        assert_eq!(request(Transport::Tcp, service).unwrap(), "web-1");
     }
     // A good one is believed again.
     world.write(&[web(), Service::new("late", &[[10, 96, 0, 11].into()]).port("", "TCP", 80, 8080)]);
@@ -197,10 +200,10 @@ fn a_broken_manifest_keeps_the_last_good_state() {
 
 #[test]
 fn a_bad_object_takes_nothing_else_down() {
-    let Some(world) = World::or_skip("a_bad_object_takes_nothing_else_down") else { return };
+    let Some(world) = TestNode::or_skip("a_bad_object_takes_nothing_else_down") else { return };
     let _server = server();
     world.write(&[web()]);
-    manifest::replace(
+    manifest::write_atomically(
         &world.manifests().join("bad.yaml"),
         r"apiVersion: v1
 kind: Service
@@ -228,7 +231,7 @@ metadata: {name: web, namespace: default}
 ",
     )
     .unwrap();
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
     let in_force = |it: Vec<String>| it.iter().any(|it| it.starts_with("frontend 10.96.0.20:80"));
     agent.wait_until(LIMIT, || world.dump(Build::Product).is_ok_and(in_force)).unwrap();
     // default/clash, which has no endpoints, comes before default/web in the order of names.
@@ -254,9 +257,9 @@ metadata: {name: web, namespace: default}
 #[test]
 fn a_hook_that_cannot_be_had_leads_nobody_and_is_asked_for_again() {
     let test = "a_hook_that_cannot_be_had_leads_nobody_and_is_asked_for_again";
-    let Some(world) = World::or_skip(test) else { return };
+    let Some(world) = TestNode::or_skip(test) else { return };
     let _server = server();
-    let start = || world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let start = || world.command(Build::Product).start(world.sandbox()).unwrap();
     // A program that lets everything pass, since it never heard of a Service.
     world.write(&[]);
     let mut agent = start();
@@ -285,12 +288,12 @@ fn a_hook_that_cannot_be_had_leads_nobody_and_is_asked_for_again() {
     TcpStream::connect((WEB, 80)).unwrap_err();
     assert!(links.join("sock_release").exists(), "sockets that were led meanwhile are still heard of");
     drop(full);
-    agent.wait_until(LIMIT, || ask(Transport::Tcp, (WEB, 80).into()).is_ok()).unwrap();
+    agent.wait_until(LIMIT, || request(Transport::Tcp, (WEB, 80).into()).is_ok()).unwrap();
 }
 
 #[test]
 fn cleanup_touches_nothing_that_is_not_ours() {
-    let Some(world) = World::or_skip("cleanup_touches_nothing_that_is_not_ours") else { return };
+    let Some(world) = TestNode::or_skip("cleanup_touches_nothing_that_is_not_ours") else { return };
     let files = world.sandbox().files().join("precious");
     fs::create_dir_all(files.join("v4")).unwrap();
     fs::write(files.join("v4/active"), "data").unwrap();
@@ -308,10 +311,12 @@ fn cleanup_touches_nothing_that_is_not_ours() {
 
 #[test]
 fn another_cgroup_is_refused_while_the_first_one_lives() {
-    let Some(world) = World::or_skip("another_cgroup_is_refused_while_the_first_one_lives") else { return };
+    let Some(world) = TestNode::or_skip("another_cgroup_is_refused_while_the_first_one_lives") else {
+        return;
+    };
     let _server = server();
     world.write(&[web()]);
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
     let service = SocketAddr::from((WEB, 80));
     agent.wait_until(LIMIT, || world.is_attached()).unwrap();
     agent.kill9().unwrap();
@@ -323,12 +328,12 @@ fn another_cgroup_is_refused_while_the_first_one_lives() {
         1,
         &["links/", "another cgroup", "--cgroup", "cleanup"],
     );
-    assert_eq!(ask(Transport::Tcp, service).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, service).unwrap(), "web-1");
 }
 
 #[test]
 fn a_cgroup_that_comes_back_is_served_again() {
-    let Some(world) = World::or_skip("a_cgroup_that_comes_back_is_served_again") else { return };
+    let Some(world) = TestNode::or_skip("a_cgroup_that_comes_back_is_served_again") else { return };
     let _server = server();
     world.write(&[web()]);
     let slice = world.sandbox().cgroup().join("slice");
@@ -343,7 +348,7 @@ fn a_cgroup_that_comes_back_is_served_again() {
     let own = std::process::id().to_string();
     let connects = || {
         fs::write(slice.join("cgroup.procs"), &own).unwrap();
-        let answer = ask(Transport::Tcp, (WEB, 80).into());
+        let answer = request(Transport::Tcp, (WEB, 80).into());
         world.sandbox().adopt(std::process::id()).unwrap();
         answer.is_ok()
     };
@@ -360,16 +365,16 @@ fn a_cgroup_that_comes_back_is_served_again() {
 
 #[test]
 fn cleanup_takes_every_trace_off_the_node() {
-    let Some(world) = World::or_skip("cleanup_takes_every_trace_off_the_node") else { return };
+    let Some(world) = TestNode::or_skip("cleanup_takes_every_trace_off_the_node") else { return };
     let _server = server();
     let before = settled_kernel_objects();
     world.write(&[web()]);
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
     let service = SocketAddr::from((WEB, 80));
-    agent.wait_until(LIMIT, || ask(Transport::Tcp, service).is_ok()).unwrap();
+    agent.wait_until(LIMIT, || request(Transport::Tcp, service).is_ok()).unwrap();
     assert_eq!(agent.terminate().unwrap().code(), Some(0));
     // It goes on serving without the agent.
-    assert_eq!(ask(Transport::Tcp, service).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, service).unwrap(), "web-1");
     let pins = text(world.sandbox().pins());
     assert_eq!(program(&["cleanup", "--pin-dir", pins]).status.code(), Some(0));
     assert!(!world.sandbox().pins().exists());

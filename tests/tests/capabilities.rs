@@ -10,8 +10,8 @@ use std::{
 };
 
 use tests::{
-    Build, EchoServer, Transport, World, agent::Setting, ask, deploy, http::get, manifest::Service,
-    requirements::kernel_at_least, world::expected_dump,
+    Build, EchoServer, TestNode, Transport, agent::AgentCommand, deploy, http::get, manifest::Service,
+    request, requirements::kernel_at_least, test_node::expected_dump,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -36,11 +36,11 @@ fn bounding_set(process: u32) -> u64 {
 /// Every other end-to-end test starts the proxy in the same way.
 #[test]
 fn the_capabilities_of_the_manifest_suffice() {
-    let Some(world) = World::or_skip("the_capabilities_of_the_manifest_suffice") else { return };
+    let Some(world) = TestNode::or_skip("the_capabilities_of_the_manifest_suffice") else { return };
     let services = web();
     world.write(&services);
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
-    assert_eq!(bounding_set(agent.process()), deploy::capabilities().unwrap().bits());
+    let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
+    assert_eq!(bounding_set(agent.pid()), deploy::capabilities().unwrap().bits());
 
     let expected = expected_dump(&services);
     agent.wait_until(LIMIT, || world.dump(Build::Product).is_ok_and(|it| it == expected)).unwrap();
@@ -51,8 +51,8 @@ fn the_capabilities_of_the_manifest_suffice() {
         let service = if server.address().is_ipv4() { "10.96.0.10:80" } else { "[fd00:10:96::10]:80" };
         let service: SocketAddr = service.parse().unwrap();
         for transport in [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected] {
-            let answer = tests::eventually(LIMIT, || ask(transport, service).is_ok_and(|it| it == "e1"));
-            assert!(answer, "{transport:?} to {service}: {:?}\n{}", ask(transport, service), agent.log());
+            let answer = tests::eventually(LIMIT, || request(transport, service).is_ok_and(|it| it == "e1"));
+            assert!(answer, "{transport:?} to {service}: {:?}\n{}", request(transport, service), agent.log());
         }
     }
     // What the probes ask.
@@ -66,11 +66,11 @@ fn the_capabilities_of_the_manifest_suffice() {
 #[test]
 fn without_any_one_of_its_capabilities_the_proxy_says_what_it_needs() {
     let name = "without_any_one_of_its_capabilities_the_proxy_says_what_it_needs";
-    let Some(world) = World::or_skip(name) else { return };
+    let Some(world) = TestNode::or_skip(name) else { return };
     world.write(&web());
     let all = deploy::capabilities().unwrap();
     for (name, missing) in all.iter_names() {
-        let setting = world.setting(Build::Product).capabilities(all.difference(missing));
+        let setting = world.command(Build::Product).capabilities(all.difference(missing));
         let mut agent = setting.start(world.sandbox()).unwrap();
         let status = agent.wait(LIMIT).unwrap_or_else(|error| panic!("{name} is not needed: {error:#}"));
         assert_eq!(status.code(), Some(1), "{name}");
@@ -82,10 +82,10 @@ fn without_any_one_of_its_capabilities_the_proxy_says_what_it_needs() {
 #[test]
 fn a_kernel_that_counts_maps_as_locked_memory_is_asked_for_more() {
     let name = "a_kernel_that_counts_maps_as_locked_memory_is_asked_for_more";
-    let Some(world) = World::or_skip(name) else { return };
+    let Some(world) = TestNode::or_skip(name) else { return };
     world.write(&web());
-    let line = format!("ulimit -l 64 && exec {}", world.setting(Build::Product).line());
-    let shell = Setting::of(Path::new("/bin/sh"), &["-c".as_ref(), line.as_ref()]);
+    let line = format!("ulimit -l 64 && exec {}", world.command(Build::Product).line());
+    let shell = AgentCommand::new(Path::new("/bin/sh"), &["-c".as_ref(), line.as_ref()]);
     let mut agent = shell.start(world.sandbox()).unwrap();
     if kernel_at_least(5, 11) {
         agent.wait_until(LIMIT, || world.is_attached()).unwrap();

@@ -12,9 +12,10 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, EchoServer, Transport, World, ask, eventually,
+    Agent, Build, EchoServer, TestNode, Transport, eventually,
     http::get,
     manifest::{self, Service},
+    request,
     requirements::kernel_at_least,
     sandbox::skip,
 };
@@ -29,7 +30,7 @@ struct Said {
 }
 
 impl Said {
-    fn of(mut command: Command, world: &World) -> Self {
+    fn of(mut command: Command, world: &TestNode) -> Self {
         command.arg("check").arg("--cgroup").arg(world.sandbox().cgroup());
         // As those proxies are started that are looked at.
         command.env("KUBE_PROXY_EBPF_PACKETS", "off");
@@ -60,14 +61,14 @@ impl Said {
     }
 }
 
-fn check(world: &World) -> Said {
+fn check(world: &TestNode) -> Said {
     Said::of(Command::new(Build::Product.binary()), world)
 }
 
-fn serve(world: &World) -> Agent {
+fn serve(world: &TestNode) -> Agent {
     let web = Service::new("web", &[WEB.into()]).port("", "TCP", 80, 8080);
     world.write(&[web.endpoint("web-1", &[[10, 244, 1, 1].into()])]);
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
     let is_ready = || get((Ipv4Addr::LOCALHOST, 10256).into(), "/readyz").is_ok_and(|it| it.status == 200);
     agent.wait_until(LIMIT, is_ready).unwrap();
     agent
@@ -75,7 +76,7 @@ fn serve(world: &World) -> Agent {
 
 #[test]
 fn a_node_that_is_served_has_nothing_broken() {
-    let Some(world) = World::or_skip("a_node_that_is_served_has_nothing_broken") else { return };
+    let Some(world) = TestNode::or_skip("a_node_that_is_served_has_nothing_broken") else { return };
     let before = check(&world);
     assert_eq!(before.code, Some(0), "{}", before.text);
     before.has("ok", "metrics port", &["is free"]);
@@ -106,7 +107,8 @@ fn a_node_that_is_served_has_nothing_broken() {
 
 #[test]
 fn programs_that_are_off_are_broken_and_an_agent_that_is_away_degraded() {
-    let Some(world) = World::or_skip("programs_that_are_off_are_broken_and_an_agent_that_is_away_degraded")
+    let Some(world) =
+        TestNode::or_skip("programs_that_are_off_are_broken_and_an_agent_that_is_away_degraded")
     else {
         return;
     };
@@ -118,7 +120,7 @@ fn programs_that_are_off_are_broken_and_an_agent_that_is_away_degraded() {
     away.has("degraded", "instance", &["none is running", "start `run`"]);
     away.has("ok", "programs", &["in effect at all"]);
     fs::remove_file(world.sandbox().pins().join("links/connect4")).unwrap();
-    assert!(eventually(LIMIT, || ask(Transport::Tcp, (WEB, 80).into()).is_err()));
+    assert!(eventually(LIMIT, || request(Transport::Tcp, (WEB, 80).into()).is_err()));
     let off = check(&world);
     assert_eq!(off.code, Some(1), "{}", off.text);
     off.has("broken", "programs", &["connect4", "puts them back"]);
@@ -126,7 +128,7 @@ fn programs_that_are_off_are_broken_and_an_agent_that_is_away_degraded() {
 
 #[test]
 fn programs_of_others_are_named() {
-    let Some(world) = World::or_skip("programs_of_others_are_named") else { return };
+    let Some(world) = TestNode::or_skip("programs_of_others_are_named") else { return };
     let mut agent = serve(&world);
     // The same programs, from another folder: to this one they are somebody else's.
     let pins = format!("{}_other", world.sandbox().pins().display());
@@ -158,7 +160,7 @@ fn programs_of_others_are_named() {
 #[test]
 fn rules_of_kube_proxy_are_named() {
     const NAME: &str = "rules_of_kube_proxy_are_named";
-    let Some(world) = World::or_skip(NAME) else { return };
+    let Some(world) = TestNode::or_skip(NAME) else { return };
     if Command::new("nft").arg("--version").output().is_err() {
         skip(NAME, "there is no nft: install nftables");
         return;
@@ -176,7 +178,7 @@ fn rules_of_kube_proxy_are_named() {
 
 #[test]
 fn missing_privileges_and_file_systems_are_named_with_their_remedy() {
-    let Some(world) = World::or_skip("missing_privileges_and_file_systems_are_named_with_their_remedy")
+    let Some(world) = TestNode::or_skip("missing_privileges_and_file_systems_are_named_with_their_remedy")
     else {
         return;
     };
@@ -212,7 +214,7 @@ fn missing_privileges_and_file_systems_are_named_with_their_remedy() {
 }
 
 /// What `status` prints.
-fn status(world: &World, more: &[&str]) -> String {
+fn status(world: &TestNode, more: &[&str]) -> String {
     let mut command = Command::new(Build::Product.binary());
     command.arg("status").arg("--cgroup").arg(world.sandbox().cgroup()).arg("--pin-dir");
     let output = command.arg(world.sandbox().pins()).args(more).output().unwrap();
@@ -222,7 +224,8 @@ fn status(world: &World, more: &[&str]) -> String {
 
 #[test]
 fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
-    let Some(world) = World::or_skip("status_shows_what_is_in_the_kernel_with_and_without_a_process") else {
+    let Some(world) = TestNode::or_skip("status_shows_what_is_in_the_kernel_with_and_without_a_process")
+    else {
         return;
     };
     let agent = serve(&world);
@@ -258,7 +261,7 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
 }
 
 /// Runs a command of the product's that only looks, without the privilege to look into everybody's folders.
-fn unprivileged(world: &World, arguments: &[&str]) -> (Option<i32>, String) {
+fn unprivileged(world: &TestNode, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-all"]);
     command.arg(Build::Product.binary()).args(arguments);
@@ -269,7 +272,7 @@ fn unprivileged(world: &World, arguments: &[&str]) -> (Option<i32>, String) {
 
 #[test]
 fn what_cannot_be_read_is_not_taken_for_nothing() {
-    let Some(world) = World::or_skip("what_cannot_be_read_is_not_taken_for_nothing") else { return };
+    let Some(world) = TestNode::or_skip("what_cannot_be_read_is_not_taken_for_nothing") else { return };
     let agent = serve(&world);
     let cgroup = world.sandbox().cgroup().to_str().unwrap();
     let commands = [&["dump"][..], &["status", "--cgroup", cgroup]];
@@ -297,14 +300,14 @@ fn what_cannot_be_read_is_not_taken_for_nothing() {
 #[test]
 fn check_and_status_find_a_proxy_by_the_file_that_it_was_started_with() {
     const NAME: &str = "check_and_status_find_a_proxy_by_the_file_that_it_was_started_with";
-    let Some(world) = World::or_skip(NAME) else { return };
+    let Some(world) = TestNode::or_skip(NAME) else { return };
     let file = world.sandbox().files().join("config.conf");
     let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
                 metricsBindAddress: 127.0.0.2:10249\n";
     fs::write(&file, text).unwrap();
     let web = Service::new("web", &[WEB.into()]).port("", "TCP", 80, 8080);
     world.write(&[web.endpoint("web-1", &[[10, 244, 1, 1].into()])]);
-    let setting = world.setting(Build::Product).environment("KUBE_PROXY_EBPF_CONFIG", &file);
+    let setting = world.command(Build::Product).env("KUBE_PROXY_EBPF_CONFIG", &file);
     let mut agent = setting.start(world.sandbox()).unwrap();
     let is_ready = || get((Ipv4Addr::LOCALHOST, 10256).into(), "/readyz").is_ok_and(|it| it.status == 200);
     agent.wait_until(LIMIT, is_ready).unwrap();
@@ -333,12 +336,12 @@ fn check_and_status_find_a_proxy_by_the_file_that_it_was_started_with() {
 
 #[test]
 fn status_names_what_is_refused() {
-    let Some(world) = World::or_skip("status_names_what_is_refused") else { return };
+    let Some(world) = TestNode::or_skip("status_names_what_is_refused") else { return };
     let mut agent = serve(&world);
     assert!(!status(&world, &[]).contains("REJECTED"));
     let bad = "apiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: default}\n\
                spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n";
-    manifest::replace(&world.manifests().join("bad.yaml"), bad).unwrap();
+    manifest::write_atomically(&world.manifests().join("bad.yaml"), bad).unwrap();
     let refused = || {
         let says = status(&world, &[]);
         let refused = says.split_once("\nREJECTED\n").map(|(_, it)| it.to_owned()).unwrap_or_default();
@@ -351,11 +354,13 @@ fn status_names_what_is_refused() {
 
 #[test]
 fn a_node_that_the_cluster_does_not_know_is_told_of() {
-    let Some(world) = World::or_skip("a_node_that_the_cluster_does_not_know_is_told_of") else { return };
+    let Some(world) = TestNode::or_skip("a_node_that_the_cluster_does_not_know_is_told_of") else { return };
     let mut agent = serve(&world);
     const SAYS: &str = "no Node object is called so (there are n2)";
     assert!(!status(&world, &[]).contains("REJECTED"), "manifests may do without nodes");
-    let node = |name| manifest::replace(&world.manifests().join("node.yaml"), &manifest::node(name)).unwrap();
+    let node = |name| {
+        manifest::write_atomically(&world.manifests().join("node.yaml"), &manifest::node(name)).unwrap()
+    };
     node("n2");
     agent.wait_until(LIMIT, || status(&world, &[]).contains(SAYS)).unwrap();
     assert!(agent.log().contains(SAYS), "{}", agent.log());
@@ -368,7 +373,7 @@ fn a_node_that_the_cluster_does_not_know_is_told_of() {
 
 #[test]
 fn status_that_watches_shows_what_changes() {
-    let Some(world) = World::or_skip("status_that_watches_shows_what_changes") else { return };
+    let Some(world) = TestNode::or_skip("status_that_watches_shows_what_changes") else { return };
     let mut agent = serve(&world);
     let shown = world.sandbox().files().join("shown");
     let mut watching = Command::new(Build::Product.binary())
@@ -394,7 +399,7 @@ fn status_that_watches_shows_what_changes() {
 
 #[test]
 fn a_cgroup_that_is_frozen_does_not_hold_check_up() {
-    let Some(world) = World::or_skip("a_cgroup_that_is_frozen_does_not_hold_check_up") else { return };
+    let Some(world) = TestNode::or_skip("a_cgroup_that_is_frozen_does_not_hold_check_up") else { return };
     let _agent = serve(&world);
     let frozen = world.sandbox().cgroup().join("frozen");
     fs::create_dir(&frozen).unwrap();

@@ -10,13 +10,14 @@ use std::{
 };
 
 use tests::{
-    Build, EchoServer, Load, Transport, World, ask, eventually,
+    Build, ConnectLoad, EchoServer, TestNode, Transport, eventually,
     http::get,
-    load::Report,
+    load::LoadReport,
     manifest::{self, Service},
-    patiently,
+    request,
     requirements::kernel_at_least,
-    world::NODE,
+    scaled,
+    test_node::NODE,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -52,7 +53,7 @@ struct Counted {
 }
 
 /// What `status` says of each port of the Services, by its name.
-fn counted(world: &World, build: Build) -> BTreeMap<String, Counted> {
+fn counted(world: &TestNode, build: Build) -> BTreeMap<String, Counted> {
     let mut command = Command::new(build.binary());
     command.args(["status", "--output", "json", "--cgroup"]).arg(world.sandbox().cgroup());
     let output = command.arg("--pin-dir").arg(world.sandbox().pins()).output().unwrap();
@@ -77,12 +78,16 @@ fn counted(world: &World, build: Build) -> BTreeMap<String, Counted> {
 #[test]
 fn connections_refusals_and_rejections_are_counted_by_service_port_and_endpoint() {
     let name = "connections_refusals_and_rejections_are_counted_by_service_port_and_endpoint";
-    let Some(world) = World::or_skip(name) else { return };
+    let Some(world) = TestNode::or_skip(name) else { return };
     world.netns().add_address(OWN.into()).unwrap();
-    manifest::replace(&world.manifests().join("node.yaml"), &manifest::node_at(NODE, &[OWN.into()])).unwrap();
+    manifest::write_atomically(
+        &world.manifests().join("node.yaml"),
+        &manifest::node_with_addresses(NODE, &[OWN.into()]),
+    )
+    .unwrap();
     let _servers = [1, 2].map(server);
     world.write(&[web(&[1, 2])]);
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
     let is_ready = || get((Ipv4Addr::LOCALHOST, 10256).into(), "/readyz").is_ok_and(|it| it.status == 200);
     agent.wait_until(LIMIT, is_ready).unwrap();
     let all = counted(&world, Build::Product);
@@ -92,7 +97,7 @@ fn connections_refusals_and_rejections_are_counted_by_service_port_and_endpoint(
     let mut answers: BTreeMap<String, u64> = BTreeMap::new();
     for n in 0..30 {
         let address = [(WEB, 80), (EXTERNAL, 80), (OWN, 30_080)][n % 3];
-        let who = ask(Transport::Tcp, address.into()).unwrap();
+        let who = request(Transport::Tcp, address.into()).unwrap();
         let address = SocketAddr::new(endpoint(who["web-".len()..].parse().unwrap()), 8080);
         *answers.entry(address.to_string()).or_default() += 1;
     }
@@ -102,7 +107,7 @@ fn connections_refusals_and_rejections_are_counted_by_service_port_and_endpoint(
 
     // A conversation over UDP counts once, however many datagrams it has.
     let dns = SocketAddr::from((WEB, 53));
-    ask(Transport::Udp, dns).unwrap();
+    request(Transport::Udp, dns).unwrap();
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();
     for _ in 0..5 {
@@ -140,25 +145,25 @@ fn connections_refusals_and_rejections_are_counted_by_service_port_and_endpoint(
 #[test]
 fn counters_outlast_updates_deaths_and_upgrades_and_lose_nothing() {
     let name = "counters_outlast_updates_deaths_and_upgrades_and_lose_nothing";
-    let Some(world) = World::or_skip(name) else { return };
+    let Some(world) = TestNode::or_skip(name) else { return };
     let _servers: Vec<_> = (1..=4).map(server).collect();
     world.write(&[web(&[1, 2])]);
     let start = |build: Build| {
-        let mut agent = world.setting(build).start(world.sandbox()).unwrap();
+        let mut agent = world.command(build).start(world.sandbox()).unwrap();
         let is_ready =
             || get((Ipv4Addr::LOCALHOST, 10256).into(), "/readyz").is_ok_and(|it| it.status == 200);
         agent.wait_until(LIMIT, is_ready).unwrap();
         agent
     };
-    let mut agent = start(Build::FaultPoints);
-    let load = Load::start(Transport::Tcp, (WEB, 80).into(), 2, patiently(Duration::from_millis(1)));
+    let mut agent = start(Build::Failpoints);
+    let load = ConnectLoad::start(Transport::Tcp, (WEB, 80).into(), 2, scaled(Duration::from_millis(1)));
     let web_by = |build| counted(&world, build).remove("http").unwrap_or_default();
     let mut before = 0;
     for (build, endpoints) in [
-        (Build::FaultPoints, &[2, 3][..]),
-        (Build::FaultPoints, &[3, 4, 1]),
+        (Build::Failpoints, &[2, 3][..]),
+        (Build::Failpoints, &[3, 4, 1]),
         (Build::NextLayout, &[1, 2]),
-        (Build::FaultPoints, &[2, 4]),
+        (Build::Failpoints, &[2, 4]),
     ] {
         // The endpoints change under it, and after it.
         world.write(&[web(endpoints)]);
@@ -172,20 +177,20 @@ fn counters_outlast_updates_deaths_and_upgrades_and_lose_nothing() {
         assert!(eventually(LIMIT, counts_on), "{build:?}: {:?}, {before} before", web_by(build));
         before = web_by(build).connections;
     }
-    let report = Report::of(&load.stop());
+    let report = LoadReport::of(&load.stop());
     assert_eq!(report.failed, 0, "{:?}", report.errors);
-    assert_eq!(web_by(Build::FaultPoints).connections, report.connects as u64, "each is counted once");
+    assert_eq!(web_by(Build::Failpoints).connections, report.connects as u64, "each is counted once");
 
     // What is gone is released: a Service of the same name begins anew, even if the proxy died in between.
     world.write(&[Service::new("other", &[[10, 96, 0, 11].into()]).port("other", "TCP", 80, 8080)]);
-    let is_gone = || !counted(&world, Build::FaultPoints).contains_key("http");
+    let is_gone = || !counted(&world, Build::Failpoints).contains_key("http");
     assert!(eventually(LIMIT, is_gone));
     agent.kill9().unwrap();
-    let agent = start(Build::FaultPoints);
+    let agent = start(Build::Failpoints);
     world.write(&[web(&[1])]);
     assert!(eventually(LIMIT, || !is_gone()));
     assert_eq!(
-        counted(&world, Build::FaultPoints)["http"],
+        counted(&world, Build::Failpoints)["http"],
         Counted { endpoints: [("10.244.1.1:8080".into(), 0)].into(), ..Counted::default() }
     );
     drop(agent);

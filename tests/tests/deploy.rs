@@ -162,7 +162,7 @@ fn kubernetes_knows_every_field_of_the_manifests() {
     for (folder, objects) in rendered {
         for object in &objects {
             assert_eq!(unknown(object), [""; 0], "{folder}");
-            let namespaced = !object["kind"].as_str().unwrap().starts_with("Cluster");
+            let namespaced = !object["kind"].as_str().unwrap().starts_with("TestCluster");
             if namespaced {
                 assert_eq!(object["metadata"]["namespace"], "kube-system", "{folder}: {object}");
             }
@@ -479,8 +479,8 @@ fn the_role_allows_what_is_asked_of_an_api_server_and_no_more() {
 
     // One that streams what there is, and one that has to be asked for lists first.
     let mut seen = BTreeSet::new();
-    for streams_lists in [true, false] {
-        let server = ApiServer::start(Settings { streams_lists, ..Settings::default() }).unwrap();
+    for has_watch_list in [true, false] {
+        let server = ApiServer::start(Settings { has_watch_list, ..Settings::default() }).unwrap();
         let folder = std::env::temp_dir().join(format!("kube-proxy-ebpf-role-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let kubeconfig = server.kubeconfig(&folder).unwrap();
@@ -498,7 +498,7 @@ fn the_role_allows_what_is_asked_of_an_api_server_and_no_more() {
             now.extend(
                 requests.iter().map(|it| asked(it)).map(|(verb, group, of)| (verb.to_owned(), group, of)),
             );
-            let verb = if streams_lists { "watch" } else { "list" };
+            let verb = if has_watch_list { "watch" } else { "list" };
             allowed.iter().filter(|it| it.0 == verb).all(|it| now.contains(it))
         });
         brain.kill().unwrap();

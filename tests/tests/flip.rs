@@ -18,10 +18,10 @@ use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg, setsockopt, sockopt,
 };
 use tests::{
-    Build, World, eventually,
+    Build, TestNode, eventually,
     manifest::{self, Service},
-    patiently, repetitions,
-    world::NODE,
+    repetitions, scaled,
+    test_node::NODE,
 };
 
 /// How many states follow each other.
@@ -113,8 +113,8 @@ fn connect_by_doors(service: SocketAddr) -> std::io::Result<IpAddr> {
 /// The same over TCP: whoever accepted says at which address.
 fn connect_tcp(service: SocketAddr) -> std::io::Result<IpAddr> {
     let failed = |what: &str, error: std::io::Error| std::io::Error::other(format!("{what}: {error}"));
-    let mut stream = TcpStream::connect_timeout(&service, patiently(LIMIT))
-        .map_err(|error| failed("connecting", error))?;
+    let mut stream =
+        TcpStream::connect_timeout(&service, scaled(LIMIT)).map_err(|error| failed("connecting", error))?;
     let mut address = [0; 16];
     stream.read_exact(&mut address).map_err(|error| failed("reading", error))?;
     Ok(Ipv6Addr::from(address).to_canonical())
@@ -222,13 +222,17 @@ impl Reader {
 
 #[test]
 fn flip_is_atomic_under_load() {
-    let Some(world) = World::or_skip("flip_is_atomic_under_load") else { return };
+    let Some(world) = TestNode::or_skip("flip_is_atomic_under_load") else { return };
     serve();
     serve_datagrams();
     world.netns().add_address(OWN.into()).unwrap();
-    manifest::replace(&world.manifests().join("node.yaml"), &manifest::node_at(NODE, &[OWN.into()])).unwrap();
+    manifest::write_atomically(
+        &world.manifests().join("node.yaml"),
+        &manifest::node_with_addresses(NODE, &[OWN.into()]),
+    )
+    .unwrap();
     world.write(&services(1));
-    let mut agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Failpoints).start(world.sandbox()).unwrap();
     let a = SocketAddr::from((A4, 80));
     // The last program to come is one of IPv6.
     agent.wait_until(Duration::from_secs(10), || world.is_attached() && connect_udp(a).is_ok()).unwrap();
@@ -238,7 +242,7 @@ fn flip_is_atomic_under_load() {
     let udp = vec![(A4, 80).into(), (A4, 81).into(), (B4, 80).into()];
     let tcp = vec![(A6, 80).into(), (B4, 80).into(), (A4, 81).into(), (A6, 81).into()];
     let asker = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
-    asker.set_read_timeout(Some(patiently(LIMIT))).unwrap();
+    asker.set_read_timeout(Some(scaled(LIMIT))).unwrap();
     let readers = [
         Reader::start(&stop, &failures, udp.clone(), move |service| exchange(&asker, service)),
         Reader::start(&stop, &failures, udp.clone(), connect_udp),

@@ -3,8 +3,8 @@
 use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
 use tests::{
-    EchoServer, Load, NetNs, Probe, Sandbox, Transport, ask, eventually, load::Report, refusal, requirements,
-    sandbox::sweep,
+    ConnectLoad, EchoConnection, EchoServer, NetNs, Sandbox, Transport, connect_error, eventually,
+    load::LoadReport, request, sandbox::remove_stale,
 };
 
 fn own_cgroup() -> String {
@@ -33,11 +33,11 @@ fn a_sandbox_leaves_no_trace() {
 #[test]
 fn the_sandbox_of_the_dead_is_swept() {
     let Some(sandbox) = Sandbox::or_skip("the_sandbox_of_the_dead_is_swept") else { return };
-    let machine = requirements().unwrap();
+    let machine = tests::requirements().unwrap();
     // No process has this id: it is above what the kernel gives out.
     let dead = machine.cgroup2.join("kpe-sandbox-gone-4194305");
     std::fs::create_dir(&dead).unwrap();
-    assert_eq!(sweep(&machine, false), ["kpe-sandbox-gone-4194305"]);
+    assert_eq!(remove_stale(&machine, false), ["kpe-sandbox-gone-4194305"]);
     assert!(!dead.exists());
     assert!(sandbox.cgroup().exists());
 }
@@ -57,13 +57,13 @@ fn a_namespace_has_only_its_own_addresses() {
         ("fd00:10:244::3", Transport::UdpUnconnected),
     ] {
         let address = SocketAddr::new(ip.parse().unwrap(), 8080);
-        assert!(ask(transport, address).is_err(), "{address} answers before it is there");
+        assert!(request(transport, address).is_err(), "{address} answers before it is there");
         namespace.add_address(address.ip()).unwrap();
         let server = EchoServer::start("web-1", address).unwrap();
         // There was a route a moment ago; but on a busy machine the kernel may still be taking away the one before.
         let mut answer = None;
         let is_answered = eventually(Duration::from_secs(5), || {
-            answer = Some(ask(transport, address));
+            answer = Some(request(transport, address));
             answer.as_ref().is_some_and(Result::is_ok)
         });
         assert!(is_answered, "{address}: {answer:?}");
@@ -72,21 +72,21 @@ fn a_namespace_has_only_its_own_addresses() {
         namespace.remove_address(address.ip()).unwrap();
     }
     // A service address has no route: an untranslated connect fails at once.
-    let (error, took) = refusal("10.96.0.1:80".parse().unwrap()).unwrap();
+    let (error, took) = connect_error("10.96.0.1:80".parse().unwrap()).unwrap();
     assert!(took < Duration::from_millis(500), "{error} took {took:?}");
 }
 
 #[test]
 fn a_probe_outlives_other_connections() {
     let server = EchoServer::start("echo", "127.0.0.1:0".parse().unwrap()).unwrap();
-    let mut probe = Probe::connect(server.address()).unwrap();
-    let load = Load::start(Transport::Tcp, server.address(), 4, Duration::ZERO);
+    let mut probe = EchoConnection::connect(server.address()).unwrap();
+    let load = ConnectLoad::start(Transport::Tcp, server.address(), 4, Duration::ZERO);
     assert!(eventually(Duration::from_secs(5), || load.count() > 1000));
     probe.ping().unwrap();
     let samples = load.stop();
     probe.ping().unwrap();
 
-    let report = Report::of(&samples);
+    let report = LoadReport::of(&samples);
     assert_eq!((report.failed, report.by["echo"]), (0, report.connects), "{:?}", report.errors);
     assert!(report.p50 <= report.p99 && report.p99 <= report.max);
     drop(server);

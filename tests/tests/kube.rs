@@ -11,14 +11,14 @@ use std::{
     time::Duration,
 };
 
-use api_server::{ApiServer, Resource, Settings, Trouble, Verb};
+use api_server::{ApiServer, Fault, Resource, Settings, Verb};
 use tests::{
-    Agent, Build, EchoServer, Load, Probe, Transport, World,
-    agent::Setting,
-    load::Report,
+    Agent, Build, ConnectLoad, EchoConnection, EchoServer, TestNode, Transport,
+    agent::AgentCommand,
+    load::LoadReport,
     manifest::{self, Service},
-    patiently,
-    world::{NODE, expected_dump},
+    scaled,
+    test_node::{NODE, expected_dump},
 };
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -50,7 +50,7 @@ fn tell(server: &ApiServer, services: &[Service]) {
     }
 }
 
-fn start(world: &World, kubeconfig: &Path) -> Agent {
+fn start(world: &TestNode, kubeconfig: &Path) -> Agent {
     let sandbox = world.sandbox();
     let arguments: [&OsStr; 11] = [
         "run".as_ref(),
@@ -65,11 +65,11 @@ fn start(world: &World, kubeconfig: &Path) -> Agent {
         "--pin-dir".as_ref(),
         sandbox.pins().as_ref(),
     ];
-    Setting::of(&Build::Product.binary(), &arguments).start(sandbox).unwrap()
+    AgentCommand::new(&Build::Product.binary(), &arguments).start(sandbox).unwrap()
 }
 
 #[track_caller]
-fn comes_to(world: &World, agent: &mut Agent, services: &[Service]) {
+fn comes_to(world: &TestNode, agent: &mut Agent, services: &[Service]) {
     let expect = expected_dump(services);
     let log = agent.log_path().to_owned();
     // The programs are attached after the first state has been written.
@@ -86,7 +86,7 @@ fn says(agent: &mut Agent, what: &str) {
 
 #[test]
 fn the_kernel_follows_an_api_server_and_goes_on_without_it() {
-    let Some(world) = World::or_skip("the_kernel_follows_an_api_server_and_goes_on_without_it") else {
+    let Some(world) = TestNode::or_skip("the_kernel_follows_an_api_server_and_goes_on_without_it") else {
         return;
     };
     let _servers: Vec<_> = (1..=3)
@@ -100,8 +100,8 @@ fn the_kernel_follows_an_api_server_and_goes_on_without_it() {
     let kubeconfig = server.kubeconfig(world.sandbox().files()).unwrap();
     let mut agent = start(&world, &kubeconfig);
     comes_to(&world, &mut agent, &[other(), service("web", web().ip(), &[1])]);
-    let mut connection = Probe::connect(web()).unwrap();
-    let load = Load::start(Transport::Tcp, web(), 1, patiently(Duration::from_millis(1)));
+    let mut connection = EchoConnection::connect(web()).unwrap();
+    let load = ConnectLoad::start(Transport::Tcp, web(), 1, scaled(Duration::from_millis(1)));
 
     tell(&server, &[service("web", web().ip(), &[1, 2])]);
     comes_to(&world, &mut agent, &[other(), service("web", web().ip(), &[1, 2])]);
@@ -133,7 +133,7 @@ fn the_kernel_follows_an_api_server_and_goes_on_without_it() {
     says(&mut agent, "in force");
     comes_to(&world, &mut agent, &after);
 
-    let report = Report::of(&load.stop());
+    let report = LoadReport::of(&load.stop());
     assert_eq!(report.failed, 0, "{:?}", report.errors);
     assert!(report.connects > 100);
     assert!(agent.terminate().unwrap().success());
@@ -141,7 +141,7 @@ fn the_kernel_follows_an_api_server_and_goes_on_without_it() {
 
 #[test]
 fn a_health_check_port_in_use_is_an_event_beside_its_service() {
-    let Some(world) = World::or_skip("a_health_check_port_in_use_is_an_event_beside_its_service") else {
+    let Some(world) = TestNode::or_skip("a_health_check_port_in_use_is_an_event_beside_its_service") else {
         return;
     };
     let occupied = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
@@ -191,11 +191,11 @@ fn said(mut command: Command) -> (bool, String, String) {
 fn print_shows_what_an_api_server_says() {
     let server = ApiServer::start(Settings::default()).unwrap();
     tell(&server, &[service("web", web().ip(), &[1])]);
-    server.trouble(
+    server.inject_fault(
         Resource::Nodes,
         Verb::Watch,
         1,
-        Trouble::Status { code: 403, message: "not yet".into(), retry_after: None },
+        Fault::Status { code: 403, message: "not yet".into(), retry_after: None },
     );
     let (is_well, out, err) = print(&["--master".as_ref(), server.url().as_ref()]);
     assert!(is_well, "{err}");
@@ -234,7 +234,7 @@ fn print_in_a_pod(files: &Path, server: &ApiServer, arguments: &[&str]) -> (bool
 
 #[test]
 fn a_pod_asks_the_api_server_of_its_cluster() {
-    let Some(world) = World::or_skip("a_pod_asks_the_api_server_of_its_cluster") else { return };
+    let Some(world) = TestNode::or_skip("a_pod_asks_the_api_server_of_its_cluster") else { return };
     let settings = Settings { is_tls: true, token: Some("secret".into()), ..Settings::default() };
     let server = ApiServer::start(settings).unwrap();
     tell(&server, &[service("web", web().ip(), &[1])]);

@@ -10,12 +10,13 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, EchoServer, NetNs, Probe, Transport, World,
-    agent::Setting,
-    ask, eventually,
+    Agent, Build, EchoConnection, EchoServer, NetNs, TestNode, Transport,
+    agent::AgentCommand,
+    eventually,
     manifest::{self, Service},
+    request,
     requirements::kernel_at_least,
-    world::NODE,
+    test_node::NODE,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -33,14 +34,14 @@ const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 struct Node {
     _servers: Vec<EchoServer>,
     _agent: Agent,
-    world: World,
+    world: TestNode,
 }
 
 impl Node {
     /// A node with a Service at the node port [`PORT`] of TCP and UDP, and one whose external policy is Local at
     /// [`LOCAL_PORT`] of TCP.
     fn or_skip(test: &str, arguments: &[&str]) -> Option<Self> {
-        let world = World::or_skip(test)?;
+        let world = TestNode::or_skip(test)?;
         for address in [IpAddr::from(OWN), OWN6.into(), ENDPOINTS[1]] {
             world.netns().add_address(address).unwrap();
         }
@@ -61,12 +62,12 @@ impl Node {
                 .endpoint("web", &ENDPOINTS),
         ];
         let nodes = [
-            manifest::node_at(NODE, &[OWN.into(), OUTSIDE.into()]),
-            manifest::node_at("n2", &[OTHER.into()]),
+            manifest::node_with_addresses(NODE, &[OWN.into(), OUTSIDE.into()]),
+            manifest::node_with_addresses("n2", &[OTHER.into()]),
         ];
-        manifest::replace(&world.manifests().join("nodes.yaml"), &nodes.join("---\n")).unwrap();
+        manifest::write_atomically(&world.manifests().join("nodes.yaml"), &nodes.join("---\n")).unwrap();
         world.write(&services);
-        let setting = arguments.iter().fold(world.setting(Build::Product), Setting::argument);
+        let setting = arguments.iter().fold(world.command(Build::Product), AgentCommand::arg);
         let mut agent = setting.start(world.sandbox()).unwrap();
         agent.wait_until(LIMIT, || world.is_attached()).unwrap();
         Some(Self { _servers: servers, _agent: agent, world })
@@ -81,14 +82,14 @@ fn served(ip: impl Into<IpAddr>, port: u16) {
         vec![Transport::Tcp]
     };
     for transport in transports {
-        let answer = ask(transport, address);
+        let answer = request(transport, address);
         assert_eq!(
             answer.as_ref().ok().map(String::as_str),
             Some("web"),
             "{transport:?} {address}: {answer:?}"
         );
     }
-    assert_eq!(Probe::connect(address).unwrap().stream().peer_addr().unwrap(), address);
+    assert_eq!(EchoConnection::connect(address).unwrap().stream().peer_addr().unwrap(), address);
 }
 
 #[track_caller]
@@ -131,16 +132,16 @@ fn a_node_port_is_served_at_every_address_of_the_node() {
     let late = IpAddr::from([192, 0, 2, 99]);
     untouched(late, PORT);
     node.world.netns().add_address(late).unwrap();
-    assert!(eventually(LIMIT, || ask(Transport::Tcp, SocketAddr::new(late, PORT)).is_ok()));
+    assert!(eventually(LIMIT, || request(Transport::Tcp, SocketAddr::new(late, PORT)).is_ok()));
     node.world.netns().remove_address(late).unwrap();
-    assert!(eventually(LIMIT, || ask(Transport::Tcp, SocketAddr::new(late, PORT)).is_err()));
+    assert!(eventually(LIMIT, || request(Transport::Tcp, SocketAddr::new(late, PORT)).is_err()));
     served(OWN, PORT);
     // The Node object says something else.
     let other = IpAddr::from([203, 0, 113, 2]);
     untouched(other, PORT);
-    let nodes = manifest::node_at(NODE, &[OWN.into(), other]);
-    manifest::replace(&node.world.manifests().join("nodes.yaml"), &nodes).unwrap();
-    assert!(eventually(LIMIT, || ask(Transport::Tcp, SocketAddr::new(other, PORT)).is_ok()));
+    let nodes = manifest::node_with_addresses(NODE, &[OWN.into(), other]);
+    manifest::write_atomically(&node.world.manifests().join("nodes.yaml"), &nodes).unwrap();
+    assert!(eventually(LIMIT, || request(Transport::Tcp, SocketAddr::new(other, PORT)).is_ok()));
     untouched(OUTSIDE, PORT);
     served(OWN, PORT);
 }

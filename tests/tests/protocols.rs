@@ -17,8 +17,8 @@ use nix::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
-    Agent, Build, EchoServer, Transport, World, ask, eventually, manifest::Service, patiently, sandbox::skip,
-    world::CANARY,
+    Agent, Build, EchoServer, TestNode, Transport, eventually, manifest::Service, request, sandbox::skip,
+    scaled, test_node::CANARY,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -37,12 +37,12 @@ const EMPTY: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 66);
 struct Node {
     _server: [EchoServer; 2],
     agent: Agent,
-    world: World,
+    world: TestNode,
 }
 
 impl Node {
     fn or_skip(test: &str) -> Option<Self> {
-        let world = World::or_skip(test)?;
+        let world = TestNode::or_skip(test)?;
         for address in WEB.into_iter().chain([ENDPOINT6.into()]) {
             world.netns().add_address(address).unwrap();
         }
@@ -54,10 +54,10 @@ impl Node {
             .endpoint("web", &endpoints);
         let empty = Service::new("empty", &[EMPTY.into()]).port("", "TCP", PORT, 8080);
         world.write(&[web, empty]);
-        let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+        let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
         agent.wait_until(LIMIT, || world.is_attached()).unwrap();
         for (ip, transport) in WEB.into_iter().flat_map(|ip| TRANSPORTS.map(|it| (ip, it))) {
-            assert_eq!(ask(transport, SocketAddr::new(ip, PORT)).unwrap(), "endpoint");
+            assert_eq!(request(transport, SocketAddr::new(ip, PORT)).unwrap(), "endpoint");
         }
         Some(Self { _server: server, agent, world })
     }
@@ -83,16 +83,16 @@ fn tcp_and_udp_of_one_port_are_two_frontends() {
         .map(|(name, port)| EchoServer::start(name, SocketAddr::from((ENDPOINT, port))).unwrap());
     let wanted = |ip: IpAddr| {
         let address = SocketAddr::new(ip, 53);
-        ask(Transport::Tcp, address).is_ok_and(|it| it == "stream")
-            && ask(Transport::Udp, address).is_ok_and(|it| it == "datagram")
-            && ask(Transport::UdpUnconnected, address).is_ok_and(|it| it == "datagram")
+        request(Transport::Tcp, address).is_ok_and(|it| it == "stream")
+            && request(Transport::Udp, address).is_ok_and(|it| it == "datagram")
+            && request(Transport::UdpUnconnected, address).is_ok_and(|it| it == "datagram")
     };
     node.world.write(&services);
     node.agent.wait_until(LIMIT, || wanted(shared)).unwrap();
     assert!(wanted([10, 96, 1, 3].into()));
     // What a Service does not have is not translated, and no route leads there.
     for (ip, transport) in [(1, Transport::Udp), (1, Transport::UdpUnconnected), (2, Transport::Tcp)] {
-        let error = ask(transport, SocketAddr::from(([10, 96, 1, ip], 53))).unwrap_err();
+        let error = request(transport, SocketAddr::from(([10, 96, 1, ip], 53))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NetworkUnreachable, "{transport:?}: {error}");
     }
 }
@@ -105,7 +105,7 @@ fn passes(protocol: Protocol, ip: IpAddr) {
     let kind = if protocol == Protocol::SCTP { Type::STREAM } else { Type::DGRAM };
     let socket = || {
         let socket = Socket::new(Domain::for_address(address), kind, Some(protocol)).unwrap();
-        socket.set_read_timeout(Some(patiently(Duration::from_secs(2)))).unwrap();
+        socket.set_read_timeout(Some(scaled(Duration::from_secs(2)))).unwrap();
         socket
     };
     let (host, client) = (socket(), socket());
@@ -169,7 +169,7 @@ fn icmp_passes_untouched() {
         let (request, reply) = if ip.is_ipv4() { (8, 0) } else { (128, 129) };
         for kind in [Type::DGRAM, Type::RAW] {
             let socket = Socket::new(Domain::for_address((ip, 0).into()), kind, Some(protocol)).unwrap();
-            socket.set_read_timeout(Some(patiently(Duration::from_secs(2)))).unwrap();
+            socket.set_read_timeout(Some(scaled(Duration::from_secs(2)))).unwrap();
             // Raw sockets have no port, and refuse to be given one over IPv6.
             let port = if kind == Type::RAW { 0 } else { PORT };
             socket.connect(&SocketAddr::new(ip, port).into()).unwrap();
@@ -241,10 +241,10 @@ fn a_client_in_the_kernel_reaches_a_service_and_leaves_nothing() {
     node.world.write(&[service]);
     assert!(eventually(LIMIT, || TcpStream::connect((share, PORT)).is_ok()));
     drop(listener.accept().unwrap());
-    assert!(eventually(LIMIT, || node.world.taken_slots() == 0));
+    assert!(eventually(LIMIT, || node.world.used_socket_slots() == 0));
     let server = thread::spawn(move || drop(listener.accept().unwrap()));
     // The server hangs up, whatever the client makes of that.
     mount_share(&node, share);
     assert!(eventually(LIMIT, || server.is_finished()));
-    assert_eq!(node.world.taken_slots(), 0, "its release is told to nobody");
+    assert_eq!(node.world.used_socket_slots(), 0, "its release is told to nobody");
 }

@@ -9,12 +9,12 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, EchoServer, Load, Transport, World, ask, eventually,
-    http::{Answer, get, sample},
-    load::Report,
+    Agent, Build, ConnectLoad, EchoServer, TestNode, Transport, eventually,
+    http::{Response, get, metric},
+    load::LoadReport,
     manifest::{self, Service},
-    patiently,
-    world::{NODE, expected_dump},
+    request, scaled,
+    test_node::{NODE, expected_dump},
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -28,15 +28,15 @@ fn server() -> EchoServer {
     EchoServer::start("web-1", ([10, 244, 1, 1], 8080).into()).unwrap()
 }
 
-fn start(world: &World) -> Agent {
-    world.setting(Build::Product).start(world.sandbox()).unwrap()
+fn start(world: &TestNode) -> Agent {
+    world.command(Build::Product).start(world.sandbox()).unwrap()
 }
 
-fn health(path: &str) -> std::io::Result<Answer> {
+fn health(path: &str) -> std::io::Result<Response> {
     get((Ipv4Addr::LOCALHOST, 10256).into(), path)
 }
 
-fn metrics(path: &str) -> std::io::Result<Answer> {
+fn metrics(path: &str) -> std::io::Result<Response> {
     get((Ipv4Addr::LOCALHOST, 10249).into(), path)
 }
 
@@ -44,20 +44,20 @@ fn is_ready() -> bool {
     health("/readyz").is_ok_and(|it| it.status == 200)
 }
 
-fn write_node(world: &World, more: &str) {
+fn write_node(world: &TestNode, more: &str) {
     let node = format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {NODE}}}\nspec: {{{more}}}\n");
-    manifest::replace(&world.manifests().join("node.yaml"), &node).unwrap();
+    manifest::write_atomically(&world.manifests().join("node.yaml"), &node).unwrap();
 }
 
 #[test]
 fn a_node_tells_how_it_is() {
-    let Some(world) = World::or_skip("a_node_tells_how_it_is") else { return };
+    let Some(world) = TestNode::or_skip("a_node_tells_how_it_is") else { return };
     let _server = server();
     world.write(&[web()]);
     write_node(&world, "");
     let mut agent = start(&world);
     agent.wait_until(LIMIT, is_ready).unwrap();
-    assert_eq!(ask(Transport::Tcp, (WEB, 80).into()).unwrap(), "web-1", "ready means that it is served");
+    assert_eq!(request(Transport::Tcp, (WEB, 80).into()).unwrap(), "web-1", "ready means that it is served");
 
     let healthz = health("/healthz").unwrap();
     assert_eq!(healthz.status, 200, "{healthz:?}");
@@ -79,20 +79,20 @@ fn a_node_tells_how_it_is() {
         ("kubeproxy_sync_proxy_rules_service_changes_total", 1.0),
         ("kubeproxy_proxy_healthz_total{code=\"200\"}", 1.0),
     ] {
-        assert_eq!(sample(name), Some(expect), "{name}");
+        assert_eq!(metric(name), Some(expect), "{name}");
     }
 
     // A change, and an item that is refused.
     world.write(&[web().endpoint("web-2", &[[10, 244, 1, 2].into()])]);
     let bad = "apiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: default}\n\
                spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n";
-    manifest::replace(&world.manifests().join("bad.yaml"), bad).unwrap();
+    manifest::write_atomically(&world.manifests().join("bad.yaml"), bad).unwrap();
     let told = || {
-        sample("kube_proxy_ebpf_map_entries{table=\"backends4\"}") == Some(2.0)
-            && sample("kube_proxy_ebpf_rejected_items{by=\"source\"}").is_some_and(|it| it >= 1.0)
+        metric("kube_proxy_ebpf_map_entries{table=\"backends4\"}") == Some(2.0)
+            && metric("kube_proxy_ebpf_rejected_items{by=\"source\"}").is_some_and(|it| it >= 1.0)
     };
     agent.wait_until(LIMIT, told).unwrap();
-    assert!(sample("kubeproxy_sync_partial_proxy_rules_duration_seconds_count") >= Some(1.0));
+    assert!(metric("kubeproxy_sync_partial_proxy_rules_duration_seconds_count") >= Some(1.0));
     assert!(metrics("/status").unwrap().body.contains("10.96.0.300"));
 
     // The node is about to go: load balancers should know, and nobody should restart the proxy for it.
@@ -105,14 +105,14 @@ fn a_node_tells_how_it_is() {
 
 #[test]
 fn a_port_in_use_is_named_and_the_data_plane_goes_on() {
-    let Some(world) = World::or_skip("a_port_in_use_is_named_and_the_data_plane_goes_on") else { return };
+    let Some(world) = TestNode::or_skip("a_port_in_use_is_named_and_the_data_plane_goes_on") else { return };
     let _server = server();
     world.write(&[web()]);
     let occupants: Vec<_> = [10249, 10256]
         .map(|port| TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap())
         .into();
     let mut agent = start(&world);
-    agent.wait_until(LIMIT, || ask(Transport::Tcp, (WEB, 80).into()).is_ok()).unwrap();
+    agent.wait_until(LIMIT, || request(Transport::Tcp, (WEB, 80).into()).is_ok()).unwrap();
     let log = agent.log_path().to_owned();
     let says =
         ["0.0.0.0:10256", "127.0.0.1:10249", "--healthz-bind-address", "--metrics-bind-address", "ss -ltnp"];
@@ -127,13 +127,13 @@ fn a_port_in_use_is_named_and_the_data_plane_goes_on() {
 
 #[test]
 fn nothing_is_told_where_nothing_should_be() {
-    let Some(world) = World::or_skip("nothing_is_told_where_nothing_should_be") else { return };
+    let Some(world) = TestNode::or_skip("nothing_is_told_where_nothing_should_be") else { return };
     let _server = server();
     world.write(&[web()]);
-    let setting = world.setting(Build::Product);
-    let setting = setting.argument("--healthz-bind-address=").argument("--metrics-bind-address=0");
+    let setting = world.command(Build::Product);
+    let setting = setting.arg("--healthz-bind-address=").arg("--metrics-bind-address=0");
     let mut agent = setting.start(world.sandbox()).unwrap();
-    agent.wait_until(LIMIT, || ask(Transport::Tcp, (WEB, 80).into()).is_ok()).unwrap();
+    agent.wait_until(LIMIT, || request(Transport::Tcp, (WEB, 80).into()).is_ok()).unwrap();
     // Both would be there since before the first state.
     assert!(health("/livez").is_err() && metrics("/metrics").is_err());
     assert!(!agent.log().contains("cannot be served"), "{}", agent.log());
@@ -141,7 +141,9 @@ fn nothing_is_told_where_nothing_should_be() {
 
 #[test]
 fn programs_that_are_taken_off_are_put_back_and_told_of() {
-    let Some(world) = World::or_skip("programs_that_are_taken_off_are_put_back_and_told_of") else { return };
+    let Some(world) = TestNode::or_skip("programs_that_are_taken_off_are_put_back_and_told_of") else {
+        return;
+    };
     let _server = server();
     world.write(&[web()]);
     let mut agent = start(&world);
@@ -152,17 +154,17 @@ fn programs_that_are_taken_off_are_put_back_and_told_of() {
         fs::remove_file(links.join(hook)).unwrap();
     }
     let service = (WEB, 80).into();
-    assert!(eventually(LIMIT, || ask(Transport::Tcp, service).is_err()), "it is off now");
-    let is_back = || sample("kube_proxy_ebpf_program_losses_total") == Some(1.0) && is_ready();
+    assert!(eventually(LIMIT, || request(Transport::Tcp, service).is_err()), "it is off now");
+    let is_back = || metric("kube_proxy_ebpf_program_losses_total") == Some(1.0) && is_ready();
     agent.wait_until(LIMIT, is_back).unwrap();
-    assert_eq!(ask(Transport::Tcp, service).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, service).unwrap(), "web-1");
     assert!(links.join("connect4").exists() && links.join("recvmsg6").exists());
     let log = agent.log();
     assert!(log.contains("connect4") && log.contains("recvmsg6"), "{log}");
 }
 
 /// What `status` prints.
-fn status(world: &World) -> String {
+fn status(world: &TestNode) -> String {
     let mut command = std::process::Command::new(Build::Product.binary());
     command.arg("status").arg("--cgroup").arg(world.sandbox().cgroup()).arg("--pin-dir");
     let output = command.arg(world.sandbox().pins()).output().unwrap();
@@ -173,12 +175,12 @@ fn status(world: &World) -> String {
 #[test]
 fn pins_that_cannot_be_made_leave_the_old_generation_serving_and_are_told_of() {
     const NAME: &str = "pins_that_cannot_be_made_leave_the_old_generation_serving_and_are_told_of";
-    let Some(world) = World::or_skip(NAME) else { return };
+    let Some(world) = TestNode::or_skip(NAME) else { return };
     let _server = server();
     world.write(&[web()]);
     let mut agent = start(&world);
     agent.wait_until(LIMIT, is_ready).unwrap();
-    let load = Load::start(Transport::Tcp, (WEB, 80).into(), 1, patiently(Duration::from_millis(1)));
+    let load = ConnectLoad::start(Transport::Tcp, (WEB, 80).into(), 1, scaled(Duration::from_millis(1)));
 
     // A map of another size cannot take the place of one: where its pin would be, there is a folder.
     let sides = [0, 1].map(|side| world.program("").join(format!("../side{side}")));
@@ -193,7 +195,7 @@ fn pins_that_cannot_be_made_leave_the_old_generation_serving_and_are_told_of() {
     };
     let before = world.dump(Build::Product).unwrap();
     world.write(&[web(), grown()]);
-    let failures = || sample("kube_proxy_ebpf_failures_total{step=\"apply\"}");
+    let failures = || metric("kube_proxy_ebpf_failures_total{step=\"apply\"}");
     agent.wait_until(LIMIT, || failures() >= Some(3.0)).unwrap();
     let says = status(&world);
     for it in
@@ -202,48 +204,48 @@ fn pins_that_cannot_be_made_leave_the_old_generation_serving_and_are_told_of() {
         assert!(says.contains(it), "{it} is not in\n{says}");
     }
     assert_eq!(
-        sample("kube_proxy_ebpf_failures_total{step=\"settle\"}"),
+        metric("kube_proxy_ebpf_failures_total{step=\"settle\"}"),
         Some(0.0),
         "each failure counts once"
     );
     assert_eq!(world.dump(Build::Product).unwrap(), before);
-    assert_eq!(ask(Transport::Tcp, (WEB, 80).into()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, (WEB, 80).into()).unwrap(), "web-1");
 
     folders.iter().for_each(|it| fs::remove_dir(it).unwrap());
     let expected = expected_dump(&[web(), grown()]);
     agent.wait_until(LIMIT, || world.dump(Build::Product).is_ok_and(|it| it == expected)).unwrap();
     agent.wait_until(LIMIT, || !status(&world).contains("waiting")).unwrap();
-    let report = Report::of(&load.stop());
+    let report = LoadReport::of(&load.stop());
     assert_eq!(report.failed, 0, "{:?}", report.errors);
     assert!(report.connects > 10);
 }
 
 #[test]
 fn a_brain_tells_what_it_decided_where_it_is_asked_to() {
-    let Some(world) = World::or_skip("a_brain_tells_what_it_decided_where_it_is_asked_to") else { return };
+    let Some(world) = TestNode::or_skip("a_brain_tells_what_it_decided_where_it_is_asked_to") else { return };
     world.write(&[web()]);
     let source = format!("file:{}", world.manifests().display());
     let listen = format!("unix://{}", world.sandbox().files().join("proxy.sock").display());
     let arguments = ["brain", "--source", &source, "--node-name", NODE, "--listen", &listen];
     let arguments = arguments.map(std::ffi::OsStr::new);
-    let setting = tests::agent::Setting::of(&Build::Product.binary(), &arguments)
-        .argument("--healthz-bind-address=127.0.0.1")
-        .argument("--metrics-bind-address=127.0.0.1");
+    let setting = tests::agent::AgentCommand::new(&Build::Product.binary(), &arguments)
+        .arg("--healthz-bind-address=127.0.0.1")
+        .arg("--metrics-bind-address=127.0.0.1");
     let mut brain = setting.start(world.sandbox()).unwrap();
     brain.wait_until(LIMIT, is_ready).unwrap();
-    assert_eq!(sample("kube_proxy_ebpf_services"), Some(1.0));
-    assert_eq!(sample("kube_proxy_ebpf_generation"), None, "it has no kernel");
-    assert_eq!(sample("kube_proxy_ebpf_watchers"), Some(0.0));
+    assert_eq!(metric("kube_proxy_ebpf_services"), Some(1.0));
+    assert_eq!(metric("kube_proxy_ebpf_generation"), None, "it has no kernel");
+    assert_eq!(metric("kube_proxy_ebpf_watchers"), Some(0.0));
     let mut follower = std::process::Command::new(Build::Product.binary())
         .args(["print", "--target", &listen, "--node-name", NODE])
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    let counted = eventually(LIMIT, || sample("kube_proxy_ebpf_watchers") == Some(1.0));
+    let counted = eventually(LIMIT, || metric("kube_proxy_ebpf_watchers") == Some(1.0));
     let _ = follower.kill();
     follower.wait().unwrap();
     assert!(counted, "who follows is counted");
-    assert!(eventually(LIMIT, || sample("kube_proxy_ebpf_watchers") == Some(0.0)), "and forgotten");
+    assert!(eventually(LIMIT, || metric("kube_proxy_ebpf_watchers") == Some(0.0)), "and forgotten");
     assert!(metrics("/state").unwrap().body.contains("10.244.1.1"));
 }

@@ -10,11 +10,11 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, EchoServer, Load, Probe, Transport, World, eventually,
-    load::Report,
+    Agent, Build, ConnectLoad, EchoConnection, EchoServer, TestNode, Transport, eventually,
+    load::LoadReport,
     manifest::Service,
-    patiently, repetitions,
-    world::{expected_dump, kernel_objects, settled_kernel_objects},
+    repetitions, scaled,
+    test_node::{expected_dump, kernel_objects, settled_kernel_objects},
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -54,19 +54,19 @@ fn services(round: usize, others: usize) -> Vec<Service> {
 
 /// Connections that were made before, and must last.
 struct Lasting {
-    tcp: Vec<(Probe, SocketAddr)>,
+    tcp: Vec<(EchoConnection, SocketAddr)>,
     udp: Vec<(UdpSocket, SocketAddr)>,
 }
 
 impl Lasting {
     fn begin() -> Self {
         let services = [WEB4, WEB6].map(|it| SocketAddr::new(ip(it), 80));
-        let tcp = services.map(|it| (Probe::connect(it).unwrap(), it)).into();
+        let tcp = services.map(|it| (EchoConnection::connect(it).unwrap(), it)).into();
         // Connected UDP ends with its endpoint.
         let udp = [STEADY4, STEADY6].map(|it| SocketAddr::new(ip(it), 80)).map(|service| {
             let any = if service.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).unwrap();
-            socket.set_read_timeout(Some(patiently(Duration::from_secs(2)))).unwrap();
+            socket.set_read_timeout(Some(scaled(Duration::from_secs(2)))).unwrap();
             socket.connect(service).unwrap();
             (socket, service)
         });
@@ -91,11 +91,11 @@ impl Lasting {
 
 /// Waits until exactly these Services are in force.
 #[track_caller]
-fn converges(world: &World, agent: &mut Agent, services: &[Service], after: &str) {
+fn converges(world: &TestNode, agent: &mut Agent, services: &[Service], after: &str) {
     let expected = expected_dump(services);
     let mut last = Vec::new();
     let done = agent.wait_until(LIMIT, || {
-        last = world.dump(Build::FaultPoints).unwrap_or_default();
+        last = world.dump(Build::Failpoints).unwrap_or_default();
         last == expected
     });
     if let Err(error) = done {
@@ -104,8 +104,8 @@ fn converges(world: &World, agent: &mut Agent, services: &[Service], after: &str
 }
 
 /// Starts an agent that dies at a named step, and changes the Services until it does.
-fn die_at(world: &World, fault: &str, round: &mut usize, others: &mut usize) {
-    let setting = world.setting(Build::FaultPoints).environment("KUBE_PROXY_EBPF_FAULT", fault);
+fn die_at(world: &TestNode, fault: &str, round: &mut usize, others: &mut usize) {
+    let setting = world.command(Build::Failpoints).env("KUBE_PROXY_EBPF_FAULT", fault);
     let mut agent = setting.start(world.sandbox()).unwrap();
     let grows = fault.starts_with("mid-growth");
     let log = agent.log_path().to_owned();
@@ -125,8 +125,8 @@ fn die_at(world: &World, fault: &str, round: &mut usize, others: &mut usize) {
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{fault}: {}", agent.log());
 }
 
-fn cleanup(world: &World) {
-    let cleanup = std::process::Command::new(Build::FaultPoints.binary())
+fn cleanup(world: &TestNode) {
+    let cleanup = std::process::Command::new(Build::Failpoints.binary())
         .args(["cleanup", "--pin-dir"])
         .arg(world.sandbox().pins())
         .output()
@@ -137,21 +137,25 @@ fn cleanup(world: &World) {
 
 #[test]
 fn a_first_start_that_dies_is_finished_by_the_next() {
-    let Some(world) = World::or_skip("a_first_start_that_dies_is_finished_by_the_next") else { return };
+    let Some(world) = TestNode::or_skip("a_first_start_that_dies_is_finished_by_the_next") else { return };
     let _server = EchoServer::start("e1", SocketAddr::new(endpoint(1)[0], 8080)).unwrap();
     let web = Service::new("web", &[ip(WEB4)]).port("tcp", "TCP", 80, 8080).endpoint("e1", &endpoint(1)[..1]);
     world.write(&[web]);
     let before = settled_kernel_objects();
     for fault in ["filled-not-flipped", "half-attached", "link-unnamed", "link-unnamed:5", "link-unnamed:8"] {
-        let setting = world.setting(Build::FaultPoints).environment("KUBE_PROXY_EBPF_FAULT", fault);
+        let setting = world.command(Build::Failpoints).env("KUBE_PROXY_EBPF_FAULT", fault);
         let status = setting.start(world.sandbox()).unwrap().wait(LIMIT).unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{fault}");
-        let mut agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
+        let mut agent = world.command(Build::Failpoints).start(world.sandbox()).unwrap();
         let service = SocketAddr::new(ip(WEB4), 80);
-        agent.wait_until(LIMIT, || world.is_attached() && Probe::connect(service).is_ok()).unwrap();
+        agent.wait_until(LIMIT, || world.is_attached() && EchoConnection::connect(service).is_ok()).unwrap();
         // Two links at one hook would hide the Service from getpeername.
         for _ in 0..50 {
-            assert_eq!(Probe::connect(service).unwrap().stream().peer_addr().unwrap(), service, "{fault}");
+            assert_eq!(
+                EchoConnection::connect(service).unwrap().stream().peer_addr().unwrap(),
+                service,
+                "{fault}"
+            );
         }
         assert!(!world.pins().iter().any(|it| it.ends_with("_new")), "{fault}: {:?}", world.pins());
         agent.terminate().unwrap();
@@ -163,7 +167,7 @@ fn a_first_start_that_dies_is_finished_by_the_next() {
 
 #[test]
 fn restart_keeps_connections() {
-    let Some(world) = World::or_skip("restart_keeps_connections") else { return };
+    let Some(world) = TestNode::or_skip("restart_keeps_connections") else { return };
     let servers: Vec<_> = (1..=5)
         .flat_map(endpoint)
         .map(|it| {
@@ -176,7 +180,7 @@ fn restart_keeps_connections() {
     let (mut round, mut others) = (1, 3);
     let before = settled_kernel_objects();
     world.write(&services(round, others));
-    let mut agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Failpoints).start(world.sandbox()).unwrap();
     converges(&world, &mut agent, &services(round, others), "at first");
     // The maps are filled a little before the programs are in effect.
     agent.wait_until(LIMIT, || world.is_attached()).unwrap();
@@ -189,7 +193,7 @@ fn restart_keeps_connections() {
     ]
     .map(|(transport, address)| {
         // An emulated machine must have time left for the agents.
-        Load::start(transport, SocketAddr::new(ip(address), 80), 1, patiently(Duration::from_millis(4)))
+        ConnectLoad::start(transport, SocketAddr::new(ip(address), 80), 1, scaled(Duration::from_millis(4)))
     });
     let mut lasting = Lasting::begin();
     let objects = settled_kernel_objects();
@@ -214,7 +218,7 @@ fn restart_keeps_connections() {
         die_at(&world, fault, &mut round, &mut others);
         let after = format!("after dying at {fault}");
         lasting.check(&after);
-        let mut agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
+        let mut agent = world.command(Build::Failpoints).start(world.sandbox()).unwrap();
         converges(&world, &mut agent, &services(round, others), &after);
         lasting.check(&after);
         agent.kill9().unwrap();
@@ -223,9 +227,9 @@ fn restart_keeps_connections() {
     // Anywhere.
     let mut random = 0x2545_f491_u32;
     for _ in 0..repetitions(25) {
-        let agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
+        let agent = world.command(Build::Failpoints).start(world.sandbox()).unwrap();
         random = random.wrapping_mul(0x9e37_79b1).wrapping_add(1);
-        let lives = patiently(Duration::from_micros(u64::from(random >> 13)));
+        let lives = scaled(Duration::from_micros(u64::from(random >> 13)));
         let begin = std::time::Instant::now();
         while begin.elapsed() < lives {
             round += 1;
@@ -237,12 +241,12 @@ fn restart_keeps_connections() {
     lasting.check("after dying at random");
     others = 3;
     world.write(&services(round, others));
-    let mut agent = world.setting(Build::FaultPoints).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Failpoints).start(world.sandbox()).unwrap();
     converges(&world, &mut agent, &services(round, others), "in the end");
     lasting.check("in the end");
 
     for load in loads {
-        let report = Report::of(&load.stop());
+        let report = LoadReport::of(&load.stop());
         eprintln!(
             "{} connects, {} failed, p50 {:?}, p99 {:?}",
             report.connects, report.failed, report.p50, report.p99

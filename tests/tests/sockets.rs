@@ -11,8 +11,8 @@ use std::{
 
 use socket2::{Domain, Socket, Type};
 use tests::{
-    Agent, Build, EchoServer, NetNs, Probe, Transport, World, ask, eventually, manifest::Service,
-    requirements::kernel_at_least, world::expected_dump,
+    Agent, Build, EchoConnection, EchoServer, NetNs, TestNode, Transport, eventually, manifest::Service,
+    request, requirements::kernel_at_least, test_node::expected_dump,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ const EMPTY6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0x66);
 struct Node {
     servers: Vec<EchoServer>,
     agent: Agent,
-    world: World,
+    world: TestNode,
 }
 
 fn endpoint(n: u16) -> [IpAddr; 2] {
@@ -47,7 +47,7 @@ fn empty() -> Service {
 
 impl Node {
     fn or_skip(test: &str, endpoints: u16) -> Option<Self> {
-        let world = World::or_skip(test)?;
+        let world = TestNode::or_skip(test)?;
         let servers = (1..=endpoints)
             .flat_map(|n| endpoint(n).map(|address| (n, address)))
             .map(|(n, address)| {
@@ -58,7 +58,7 @@ impl Node {
             })
             .collect();
         world.write(&[web(1..=endpoints), empty()]);
-        let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+        let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
         // The program for v6 is the last to be attached.
         agent.wait_until(LIMIT, || TcpStream::connect((WEB6, 80)).is_ok()).unwrap();
         Some(Self { servers, agent, world })
@@ -104,7 +104,7 @@ fn every_transport_and_family_reaches_every_endpoint() {
         for transport in [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected] {
             let mut seen = std::collections::BTreeMap::<String, usize>::new();
             for _ in 0..300 {
-                *seen.entry(ask(transport, address).unwrap()).or_default() += 1;
+                *seen.entry(request(transport, address).unwrap()).or_default() += 1;
             }
             assert_eq!(seen.len(), 3, "{transport:?} to {address}: {seen:?}");
             // Of 300 a fair choice gives each 100, and less than 50 once in 10^9 runs.
@@ -118,7 +118,7 @@ fn every_transport_and_family_reaches_every_endpoint() {
 fn getpeername_shows_the_service() {
     let Some(_node) = Node::or_skip("getpeername_shows_the_service", 1) else { return };
     for address in addresses() {
-        let mut probe = Probe::connect(address).unwrap();
+        let mut probe = EchoConnection::connect(address).unwrap();
         assert_eq!(probe.stream().peer_addr().unwrap(), address);
         probe.ping().unwrap();
         let socket = udp(address);
@@ -201,7 +201,7 @@ fn one_socket_talks_to_several_services() {
     let _server = EchoServer::start("web-3", SocketAddr::new(endpoint(3)[0], 8080)).unwrap();
     node.world.write(&[vec![web(1..=2), empty()], others].concat());
     let last = SocketAddr::from(([10, 96, 1, 3], 53));
-    assert!(eventually(LIMIT, || ask(Transport::UdpUnconnected, last).is_ok()));
+    assert!(eventually(LIMIT, || request(Transport::UdpUnconnected, last).is_ok()));
     let socket = udp(last);
     for _ in 0..10 {
         for n in 1..=3 {
@@ -230,13 +230,13 @@ fn external_and_load_balancer_ips_lead_to_the_endpoints() {
         .unwrap();
     for address in outside.map(|it| SocketAddr::new(it, 80)) {
         for transport in [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected] {
-            let answer = ask(transport, address);
+            let answer = request(transport, address);
             assert!(
                 answer.as_ref().is_ok_and(|it| it.starts_with("web-")),
                 "{transport:?} {address}: {answer:?}"
             );
         }
-        assert_eq!(Probe::connect(address).unwrap().stream().peer_addr().unwrap(), address);
+        assert_eq!(EchoConnection::connect(address).unwrap().stream().peer_addr().unwrap(), address);
     }
 }
 
@@ -248,7 +248,7 @@ fn of_two_services_with_one_endpoint_the_one_asked_last_answers() {
     let twin = SocketAddr::from(([10, 96, 1, 1], 80));
     let other = Service::new("twin", &[twin.ip()]).port("", "UDP", 80, 8080).endpoint("web-1", &endpoint(1));
     node.world.write(&[web(1..=1), empty(), other]);
-    assert!(eventually(LIMIT, || ask(Transport::UdpUnconnected, twin).is_ok()));
+    assert!(eventually(LIMIT, || request(Transport::UdpUnconnected, twin).is_ok()));
     let socket = udp(twin);
     let web = SocketAddr::from((WEB4, 80));
     for service in [web, twin, web, web, twin, twin, web] {
@@ -287,9 +287,9 @@ fn a_pod_can_be_its_own_endpoint() {
             let _servers = endpoint(1).map(|it| EchoServer::start("self", (it, 8080).into()).unwrap());
             for address in addresses() {
                 for transport in [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected] {
-                    assert_eq!(ask(transport, address).unwrap(), "self");
+                    assert_eq!(request(transport, address).unwrap(), "self");
                 }
-                let probe = Probe::connect(address).unwrap();
+                let probe = EchoConnection::connect(address).unwrap();
                 // It comes from itself: no address stands between.
                 assert!(endpoint(1).contains(&probe.stream().local_addr().unwrap().ip().to_canonical()));
             }
@@ -350,8 +350,8 @@ fn a_service_without_endpoints_refuses_at_once() {
 fn untranslated_traffic_is_untouched() {
     let Some(_node) = Node::or_skip("untranslated_traffic_is_untouched", 1) else { return };
     let server = EchoServer::start("direct", "127.0.0.1:0".parse().unwrap()).unwrap();
-    assert_eq!(ask(Transport::Tcp, server.address()).unwrap(), "direct");
-    assert_eq!(ask(Transport::UdpUnconnected, server.address()).unwrap(), "direct");
+    assert_eq!(request(Transport::Tcp, server.address()).unwrap(), "direct");
+    assert_eq!(request(Transport::UdpUnconnected, server.address()).unwrap(), "direct");
     // Another port, another protocol of a Service's address: not ours, and no route leads there.
     for port in [79, 81, 8080] {
         let error = TcpStream::connect((WEB4, port)).unwrap_err();
@@ -359,7 +359,7 @@ fn untranslated_traffic_is_untouched() {
     }
     // Straight to the endpoint: it shows itself.
     let address = SocketAddr::new(endpoint(1)[0], 8080);
-    let probe = Probe::connect(address).unwrap();
+    let probe = EchoConnection::connect(address).unwrap();
     assert_eq!(probe.stream().peer_addr().unwrap(), address);
 }
 
@@ -428,7 +428,7 @@ fn a_connection_outlives_its_endpoints_place_in_the_service() {
     let Some(mut node) = Node::or_skip("a_connection_outlives_its_endpoints_place_in_the_service", 2) else {
         return;
     };
-    let mut probes: Vec<_> = (0..10).map(|_| Probe::connect((WEB4, 80).into()).unwrap()).collect();
+    let mut probes: Vec<_> = (0..10).map(|_| EchoConnection::connect((WEB4, 80).into()).unwrap()).collect();
     node.scale([]);
     thread::sleep(Duration::from_millis(50));
     for probe in &mut probes {

@@ -10,13 +10,13 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, EchoServer, Load, Probe, Transport, World,
-    agent::Setting,
+    Agent, Build, ConnectLoad, EchoConnection, EchoServer, TestNode, Transport,
+    agent::AgentCommand,
     eventually,
-    load::Report,
+    load::LoadReport,
     manifest::{self, Service},
-    patiently,
-    world::{NODE, expected_dump},
+    scaled,
+    test_node::{NODE, expected_dump},
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -43,12 +43,12 @@ fn services(endpoints: &[u8]) -> Vec<Service> {
 
 /// The two processes, and the socket between them.
 struct Pair<'a> {
-    world: &'a World,
+    world: &'a TestNode,
     target: OsString,
 }
 
 impl<'a> Pair<'a> {
-    fn new(world: &'a World) -> Self {
+    fn new(world: &'a TestNode) -> Self {
         let mut target = OsString::from("unix://");
         target.push(world.sandbox().files().join("proxy.sock"));
         Self { world, target }
@@ -78,7 +78,7 @@ impl<'a> Pair<'a> {
     }
 
     fn start(&self, arguments: &[&OsStr]) -> Agent {
-        let setting = Setting::of(&Build::Product.binary(), arguments);
+        let setting = AgentCommand::new(&Build::Product.binary(), arguments);
         setting.start(self.world.sandbox()).expect("the binary starts")
     }
 
@@ -99,18 +99,18 @@ fn count(agent: &Agent, what: &str) -> usize {
 
 #[test]
 fn two_processes_behave_as_one() {
-    let Some(world) = World::or_skip("two_processes_behave_as_one") else { return };
+    let Some(world) = TestNode::or_skip("two_processes_behave_as_one") else { return };
     let _servers: Vec<_> = (1..=3)
         .map(|n| EchoServer::start(&n.to_string(), SocketAddr::new(endpoint(n), 8080)).unwrap())
         .collect();
     world.write(&services(&[1]));
 
     // In one process.
-    let mut run = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let mut run = world.command(Build::Product).start(world.sandbox()).unwrap();
     let pair = Pair::new(&world);
     pair.comes_to(&mut run, &services(&[1]));
-    let mut connection = Probe::connect(web()).unwrap();
-    let load = Load::start(Transport::Tcp, web(), 1, patiently(Duration::from_millis(1)));
+    let mut connection = EchoConnection::connect(web()).unwrap();
+    let load = ConnectLoad::start(Transport::Tcp, web(), 1, scaled(Duration::from_millis(1)));
     assert!(run.terminate().unwrap().success());
 
     // The same in two, whichever is first; what was connected stays so.
@@ -152,7 +152,7 @@ fn two_processes_behave_as_one() {
     let mut agent = pair.agent();
     pair.comes_to(&mut agent, &services(&[2, 3]));
     connection.ping().unwrap();
-    let report = Report::of(&load.stop());
+    let report = LoadReport::of(&load.stop());
     assert_eq!(report.failed, 0, "{:?}", report.errors);
     assert!(report.connects > 100);
 
@@ -164,11 +164,11 @@ fn two_processes_behave_as_one() {
 
 #[test]
 fn both_halves_say_that_the_cluster_does_not_know_the_node() {
-    let Some(world) = World::or_skip("both_halves_say_that_the_cluster_does_not_know_the_node") else {
+    let Some(world) = TestNode::or_skip("both_halves_say_that_the_cluster_does_not_know_the_node") else {
         return;
     };
     world.write(&services(&[1]));
-    manifest::replace(&world.manifests().join("node.yaml"), &manifest::node("n2")).unwrap();
+    manifest::write_atomically(&world.manifests().join("node.yaml"), &manifest::node("n2")).unwrap();
     let pair = Pair::new(&world);
     let (mut brain, mut agent) = (pair.brain(), pair.agent());
     for half in [&mut brain, &mut agent] {
@@ -186,7 +186,7 @@ fn is_said(pair: &Pair<'_>, what: &str) -> bool {
 
 #[test]
 fn print_follows_a_brain_and_resumes_where_it_was() {
-    let Some(world) = World::or_skip("print_follows_a_brain_and_resumes_where_it_was") else { return };
+    let Some(world) = TestNode::or_skip("print_follows_a_brain_and_resumes_where_it_was") else { return };
     world.write(&services(&[1]));
     let pair = Pair::new(&world);
     let _brain = pair.brain();

@@ -10,8 +10,8 @@ use std::{
 
 use aya::maps::MapData;
 use tests::{
-    Agent, Build, EchoServer, Load, Probe, Transport, World, ask, load::Report, manifest::Service, patiently,
-    world::expected_dump,
+    Agent, Build, ConnectLoad, EchoConnection, EchoServer, TestNode, Transport, load::LoadReport,
+    manifest::Service, request, scaled, test_node::expected_dump,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -82,8 +82,8 @@ impl Asker {
 }
 
 #[track_caller]
-fn start(world: &World, build: Build, services: &[Service]) -> Agent {
-    let mut agent = world.setting(build).start(world.sandbox()).unwrap();
+fn start(world: &TestNode, build: Build, services: &[Service]) -> Agent {
+    let mut agent = world.command(build).start(world.sandbox()).unwrap();
     // The log says so only after the links were switched and what was before was removed.
     let in_force = |log: &str| log.contains("in force");
     let log = agent_log(&mut agent, in_force);
@@ -104,7 +104,7 @@ fn agent_log(agent: &mut Agent, ready: impl Fn(&str) -> bool) -> String {
     log
 }
 
-fn layouts(world: &World) -> Vec<String> {
+fn layouts(world: &TestNode) -> Vec<String> {
     let mut layouts: Vec<_> = std::fs::read_dir(world.sandbox().pins())
         .unwrap()
         .flatten()
@@ -117,7 +117,7 @@ fn layouts(world: &World) -> Vec<String> {
 
 #[test]
 fn upgrade_keeps_sockets() {
-    let Some(world) = World::or_skip("upgrade_keeps_sockets") else { return };
+    let Some(world) = TestNode::or_skip("upgrade_keeps_sockets") else { return };
     let _servers: Vec<_> = (1..=5)
         .flat_map(endpoint)
         .map(|it| {
@@ -129,11 +129,11 @@ fn upgrade_keeps_sockets() {
         .collect();
     let services = web(1..=5);
     world.write(&services);
-    let mut agent = start(&world, Build::FaultPoints, &services);
+    let mut agent = start(&world, Build::Failpoints, &services);
     assert_eq!(layouts(&world), ["v4"]);
 
     let mut connections: Vec<_> =
-        [service(), service6()].map(|it| (Probe::connect(it).unwrap(), it)).into_iter().collect();
+        [service(), service6()].map(|it| (EchoConnection::connect(it).unwrap(), it)).into_iter().collect();
     let mut askers: Vec<_> = [service(), service6()]
         .into_iter()
         .flat_map(|it| [Asker::new(it, true), Asker::new(it, false), Asker::new(it, false)])
@@ -142,14 +142,14 @@ fn upgrade_keeps_sockets() {
     let loads =
         [(Transport::Tcp, service()), (Transport::Udp, service6()), (Transport::UdpUnconnected, service())]
             .map(|(transport, address)| {
-                Load::start(transport, address, 1, patiently(Duration::from_millis(1)))
+                ConnectLoad::start(transport, address, 1, scaled(Duration::from_millis(1)))
             });
 
     for (build, layout) in [
         (Build::NextLayout, "v1004"),
-        (Build::FaultPoints, "v4"),
+        (Build::Failpoints, "v4"),
         (Build::NextLayout, "v1004"),
-        (Build::FaultPoints, "v4"),
+        (Build::Failpoints, "v4"),
     ] {
         // A question from before the upgrade is answered after it.
         let asked = Asker::new(service(), false);
@@ -169,12 +169,12 @@ fn upgrade_keeps_sockets() {
 
     // One that dies between two links: some programs are of one layout, some of the other.
     agent.kill9().unwrap();
-    let setting = world.setting(Build::NextLayout).environment("KUBE_PROXY_EBPF_FAULT", "half-attached");
+    let setting = world.command(Build::NextLayout).env("KUBE_PROXY_EBPF_FAULT", "half-attached");
     let mut half = setting.start(world.sandbox()).unwrap();
     half.wait(LIMIT).unwrap();
     assert_eq!(layouts(&world), ["v1004", "v4"]);
     askers.iter_mut().for_each(|it| it.ask("between two layouts"));
-    let _agent = start(&world, Build::FaultPoints, &services);
+    let _agent = start(&world, Build::Failpoints, &services);
     assert_eq!(layouts(&world), ["v4"]);
     askers.iter_mut().for_each(|it| it.ask("in the end"));
     for (probe, service) in &mut connections {
@@ -183,7 +183,7 @@ fn upgrade_keeps_sockets() {
     }
 
     for load in loads {
-        let report = Report::of(&load.stop());
+        let report = LoadReport::of(&load.stop());
         eprintln!("{} connects, {} failed", report.connects, report.failed);
         assert_eq!(report.failed, 0, "{:?}", report.errors);
         assert!(report.connects > 100);
@@ -191,8 +191,8 @@ fn upgrade_keeps_sockets() {
 }
 
 /// What `cleanup` says.
-fn cleanup(world: &World) -> String {
-    let output = Command::new(Build::FaultPoints.binary())
+fn cleanup(world: &TestNode) -> String {
+    let output = Command::new(Build::Failpoints.binary())
         .args(["cleanup", "--pin-dir"])
         .arg(world.sandbox().pins())
         .output()
@@ -203,7 +203,8 @@ fn cleanup(world: &World) -> String {
 
 #[test]
 fn hooks_of_a_later_version_go_with_a_downgrade_and_with_cleanup() {
-    let Some(world) = World::or_skip("hooks_of_a_later_version_go_with_a_downgrade_and_with_cleanup") else {
+    let Some(world) = TestNode::or_skip("hooks_of_a_later_version_go_with_a_downgrade_and_with_cleanup")
+    else {
         return;
     };
     let _servers: Vec<_> = [1, 2]
@@ -222,8 +223,8 @@ fn hooks_of_a_later_version_go_with_a_downgrade_and_with_cleanup() {
     start(&world, Build::NextLayout, &services(1)).kill9().unwrap();
     later();
     world.write(&services(2));
-    let agent = start(&world, Build::FaultPoints, &services(2));
-    assert_eq!(ask(Transport::Tcp, service()).unwrap(), "e2", "nobody leads by the maps of before");
+    let agent = start(&world, Build::Failpoints, &services(2));
+    assert_eq!(request(Transport::Tcp, service()).unwrap(), "e2", "nobody leads by the maps of before");
     assert!(!links.join("later4").exists(), "{:?}", world.pins());
     assert!(agent.log().contains("detached later4"), "{}", agent.log());
     agent.kill9().unwrap();
@@ -234,5 +235,5 @@ fn hooks_of_a_later_version_go_with_a_downgrade_and_with_cleanup() {
     let said = cleanup(&world);
     assert!(said.contains("links/no_link is not ours"), "{said}");
     assert_eq!(world.pins(), ["/links/no_link"]);
-    assert!(ask(Transport::Tcp, service()).is_err(), "no hook is left");
+    assert!(request(Transport::Tcp, service()).is_err(), "no hook is left");
 }

@@ -49,7 +49,7 @@ pub(crate) fn test(filter: Option<&str>) -> Result<()> {
         .args(filter)
         // One at a time: a process, with all its threads, is in one cgroup.
         .args(["--", "--test-threads=1"])
-        .env(tests::sandbox::SKIPPED, &skipped));
+        .env(tests::sandbox::SKIPPED_TESTS_FILE, &skipped));
 
     let soaked = if filter.is_none_or(|it| "soak".contains(it)) { soak(&skipped) } else { Ok(()) };
 

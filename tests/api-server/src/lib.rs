@@ -6,11 +6,11 @@
 
 #![forbid(unsafe_code)]
 
+mod faults;
 mod objects;
 mod select;
 mod serve;
 mod tls;
-mod trouble;
 
 use std::{
     fs,
@@ -25,12 +25,12 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 
+pub use faults::{Fault, Verb};
 pub use objects::Resource;
-pub use trouble::{Trouble, Verb};
 
+use faults::Rule;
 use objects::Objects;
 use tls::Identity;
-use trouble::Rule;
 
 /// What kind of a server it is.
 #[derive(Clone, Debug)]
@@ -40,13 +40,13 @@ pub struct Settings {
     /// The bearer token that it wants.
     pub token: Option<String>,
     /// Whether it can begin a watch with a list; without it, it refuses that as Kubernetes 1.30 does.
-    pub streams_lists: bool,
+    pub has_watch_list: bool,
     /// Whether it selects by `spec.clusterIP`; without it, it refuses that as Kubernetes 1.30 does.
-    pub selects_fields: bool,
+    pub has_field_selectors: bool,
     /// Whether events may be posted.
-    pub takes_events: bool,
+    pub accepts_events: bool,
     /// How often a watch is sent a bookmark.
-    pub bookmarks: Duration,
+    pub bookmark_interval: Duration,
 }
 
 impl Default for Settings {
@@ -54,10 +54,10 @@ impl Default for Settings {
         Self {
             is_tls: false,
             token: None,
-            streams_lists: true,
-            selects_fields: true,
-            takes_events: true,
-            bookmarks: Duration::from_secs(1),
+            has_watch_list: true,
+            has_field_selectors: true,
+            accepts_events: true,
+            bookmark_interval: Duration::from_secs(1),
         }
     }
 }
@@ -224,17 +224,17 @@ impl ApiServer {
     }
 
     /// From now on, treats the next requests of a kind so; `times` of them.
-    pub fn trouble(&self, resource: Resource, verb: Verb, times: usize, trouble: Trouble) {
-        self.shared.state().rules.push(Rule { resource, verb, times, trouble });
+    pub fn inject_fault(&self, resource: Resource, verb: Verb, times: usize, fault: Fault) {
+        self.shared.state().rules.push(Rule { resource, verb, times, fault });
     }
 
     /// Ends all troubles.
-    pub fn calm(&self) {
+    pub fn clear_faults(&self) {
         self.shared.state().rules.clear();
     }
 
     /// Cuts all connections, in the middle of whatever they are at.
-    pub fn cut(&self) {
+    pub fn disconnect_all(&self) {
         self.shared.cuts.send_modify(|it| *it += 1);
     }
 

@@ -21,8 +21,8 @@ fn main() -> Result<()> {
     let number = |text: &str| text.parse::<u32>().with_context(|| format!("{text:?} is not a number"));
     let (services, endpoints, nodes) = (number(services)?, number(endpoints)?, number(nodes)?);
     let server = ApiServer::start(Settings {
-        streams_lists: mode == "--streaming",
-        bookmarks: Duration::from_secs(60),
+        has_watch_list: mode == "--streaming",
+        bookmark_interval: Duration::from_secs(60),
         ..Settings::default()
     })?;
     for n in 0..nodes {

@@ -17,7 +17,7 @@ enum Requirement {
 }
 
 impl Selector {
-    pub(crate) fn parse(labels: &str, fields: &str, selects_fields: bool) -> Result<Self, String> {
+    pub(crate) fn parse(labels: &str, fields: &str, has_field_selectors: bool) -> Result<Self, String> {
         let mut requirements = Vec::new();
         for it in labels.split(',').filter(|it| !it.is_empty()) {
             requirements.push(match (it.strip_prefix('!'), it.split_once('=')) {
@@ -28,7 +28,7 @@ impl Selector {
         }
         for it in fields.split(',').filter(|it| !it.is_empty()) {
             requirements.push(match (it.split_once("!="), it.split_once('=')) {
-                (Some(("spec.clusterIP", value)), _) if selects_fields => {
+                (Some(("spec.clusterIP", value)), _) if has_field_selectors => {
                     Requirement::NotClusterIp(value.into())
                 }
                 (None, Some(("metadata.name", value))) => Requirement::Name(value.into()),

@@ -1,6 +1,6 @@
 //! HTTP: lists and watches, and events that are posted.
 //!
-//! The one rule: what a client sees is what Kubernetes' API concepts promise, unless a trouble befalls it.
+//! The one rule: what a client sees is what Kubernetes' API concepts promise, unless a fault befalls it.
 
 use std::{collections::HashMap, convert::Infallible, fmt::Write as _, sync::Arc, time::Duration};
 
@@ -25,10 +25,10 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::{
     Settings, Shared, State,
+    faults::{self, Fault, Verb},
     objects::{Object, Resource},
     select::Selector,
     tls::Identity,
-    trouble::{Trouble, Verb, befalls},
 };
 
 type Body = BoxBody<Bytes, std::io::Error>;
@@ -81,34 +81,34 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
         return status(StatusCode::NOT_FOUND, "the server could not find the requested resource", None);
     };
     let verb = if query.contains_key("watch") { Verb::Watch } else { Verb::List };
-    let (trouble, settings) = {
+    let (fault, settings) = {
         let mut state = shared.state();
         state.requests.push(uri.to_string());
-        (befalls(&mut state.rules, resource, verb), state.settings.clone())
+        (faults::take(&mut state.rules, resource, verb), state.settings.clone())
     };
     if !may_enter(&request, &settings) {
         return status(StatusCode::UNAUTHORIZED, "Unauthorized", None);
     }
-    match trouble {
-        Some(Trouble::Status { code, message, retry_after }) => {
+    match fault {
+        Some(Fault::Status { code, message, retry_after }) => {
             let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             return status(code, &message, retry_after);
         }
-        Some(Trouble::ErrorEvent { code, message }) => {
+        Some(Fault::ErrorEvent { code, message }) => {
             let object = failure(code, &message);
             let line = json!({"type": "ERROR", "object": object}).to_string() + "\n";
             return Response::new(full(line));
         }
-        Some(Trouble::Silence) => std::future::pending().await,
+        Some(Fault::NoResponse) => std::future::pending().await,
         _ => {}
     }
     let text = |key: &str| query.get(key).map(String::as_str).unwrap_or_default();
     let selector =
-        match Selector::parse(text("labelSelector"), text("fieldSelector"), settings.selects_fields) {
+        match Selector::parse(text("labelSelector"), text("fieldSelector"), settings.has_field_selectors) {
             Ok(selector) => selector,
             Err(message) => return status(StatusCode::BAD_REQUEST, &message, None),
         };
-    let pipe = Pipe::new(&trouble);
+    let pipe = Pipe::new(&fault);
     if verb == Verb::List {
         return list(&shared.state(), resource, &selector, &query).map_or_else(
             |message| status(StatusCode::GONE, &message, None),
@@ -116,7 +116,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
         );
     }
     let lists = text("sendInitialEvents") == "true";
-    if lists && !settings.streams_lists {
+    if lists && !settings.has_watch_list {
         let message = "ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is \
                        forbidden for watch unless the WatchList feature gate is enabled";
         return status(StatusCode::UNPROCESSABLE_ENTITY, message, None);
@@ -129,7 +129,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     }
     let lasts = Duration::from_secs(text("timeoutSeconds").parse().unwrap_or(300));
     let watch = Watch { shared, resource, selector, from, deadline: Instant::now() + lasts };
-    pipe.response(async move |out: Out| watch.run(out, settings.bookmarks).await.unwrap_or_default())
+    pipe.response(async move |out: Out| watch.run(out, settings.bookmark_interval).await.unwrap_or_default())
 }
 
 /// Takes an event; nothing else can be made.
@@ -148,7 +148,7 @@ async fn create(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
     }
     let body = request.into_body().collect().await.map(Collected::to_bytes).unwrap_or_default();
     let event = serde_json::from_slice::<Value>(&body).unwrap_or_default();
-    if !settings.takes_events {
+    if !settings.accepts_events {
         let message = "events.events.k8s.io is forbidden: User \"u\" cannot create resource \"events\"";
         return status(StatusCode::FORBIDDEN, message, None);
     }
@@ -304,10 +304,10 @@ struct Pipe {
 }
 
 impl Pipe {
-    fn new(trouble: &Option<Trouble>) -> Self {
-        match trouble {
-            Some(Trouble::CutAfter(bytes)) => Self { pieces: usize::MAX, cut: Some(*bytes) },
-            Some(Trouble::Pieces(bytes)) => Self { pieces: *bytes, cut: None },
+    fn new(fault: &Option<Fault>) -> Self {
+        match fault {
+            Some(Fault::DisconnectAfter(bytes)) => Self { pieces: usize::MAX, cut: Some(*bytes) },
+            Some(Fault::Fragments(bytes)) => Self { pieces: *bytes, cut: None },
             _ => Self { pieces: usize::MAX, cut: None },
         }
     }

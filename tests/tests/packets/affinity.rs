@@ -8,11 +8,10 @@ use std::{
 };
 
 use tests::{
-    Cluster, Load, NetNs, Transport,
-    cluster::{CLIENT, P1, P2, P3, TARGET},
-    eventually,
+    ConnectLoad, NetNs, TestCluster, Transport, eventually,
     manifest::Service,
-    patiently, repetitions,
+    repetitions, scaled,
+    test_cluster::{CLIENT, P1, P2, P3, TARGET},
 };
 
 use crate::{
@@ -46,7 +45,7 @@ fn a_client_with_session_affinity_keeps_its_endpoint_until_that_is_gone() {
             assert_eq!(answers(&it.cluster.client, Transport::Udp, door).len(), 1, "{door}");
         }
         let door = at(outer(1)[0], 80);
-        let kept = Cluster::ask(&it.cluster.client, Transport::Tcp, door).unwrap().name;
+        let kept = TestCluster::request(&it.cluster.client, Transport::Tcp, door).unwrap().name;
         let others: Vec<_> =
             [("p1", P1), ("p2", P2), ("p3", P3)].into_iter().filter(|it| it.0 != kept).collect();
         let service = |names: &[(&str, [IpAddr; 2])]| {
@@ -93,7 +92,7 @@ fn an_endpoint_is_kept_only_where_an_address_leads_to_it() {
             return;
         };
         let ask = |it: &Served, address| {
-            Cluster::ask(&it.cluster.client, Transport::Tcp, at(address, 80)).unwrap().name
+            TestCluster::request(&it.cluster.client, Transport::Tcp, at(address, 80)).unwrap().name
         };
         let (inside, outside) = (ips(1), outer(1));
         for address in inside {
@@ -147,7 +146,7 @@ fn under_churn_no_client_is_led_to_an_endpoint_that_was_gone() {
         let Some(mut it) = Served::or_skip("affinity_churn", backend, &[only(0).1], &[]) else { return };
         let start = |door| {
             let _there = it.cluster.client.enter().unwrap();
-            Load::start(Transport::Tcp, door, 1, patiently(Duration::from_millis(1)))
+            ConnectLoad::start(Transport::Tcp, door, 1, scaled(Duration::from_millis(1)))
         };
         let loads: Vec<_> = doors(1).into_iter().map(start).collect();
         let mut spans = Vec::new();
@@ -175,10 +174,10 @@ fn session_affinity_ends_some_time_after_the_last_connection() {
     let web = on_both_nodes(outside("web", 1)).affinity(1);
     let Some(it) = Served::or_skip("affinity_ends", "nft", &[web], &[]) else { return };
     let door = at(outer(1)[0], 80);
-    let first = Cluster::ask(&it.cluster.client, Transport::Tcp, door).unwrap().name;
+    let first = TestCluster::request(&it.cluster.client, Transport::Tcp, door).unwrap().name;
     let other = eventually(LIMIT * 3, || {
         thread::sleep(Duration::from_millis(1_200));
-        Cluster::ask(&it.cluster.client, Transport::Tcp, door).unwrap().name != first
+        TestCluster::request(&it.cluster.client, Transport::Tcp, door).unwrap().name != first
     });
     assert!(other, "the client has kept {first} all the time");
 }

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod affinity;
-mod lasting;
+mod long_lived;
 mod node;
 mod policies;
 mod sources;
@@ -17,10 +17,10 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, Cluster, NetNs, Transport,
-    agent::Setting,
-    cluster::{Answer, N1, P1, P3, TARGET},
+    Agent, Build, NetNs, TestCluster, Transport,
+    agent::AgentCommand,
     manifest::Service,
+    test_cluster::{N1, P1, P3, Reply, TARGET},
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -74,10 +74,10 @@ fn on_both_nodes(service: Service) -> Service {
 
 /// Everybody who answers, and as whom they see who asks.
 #[track_caller]
-fn answers(from: &NetNs, transport: Transport, address: SocketAddr) -> BTreeSet<Answer> {
+fn answers(from: &NetNs, transport: Transport, address: SocketAddr) -> BTreeSet<Reply> {
     (0..40)
         .map(|_| {
-            let answer = Cluster::ask(from, transport, address);
+            let answer = TestCluster::request(from, transport, address);
             answer.unwrap_or_else(|error| panic!("{address} over {transport:?}: {error}"))
         })
         .collect()
@@ -86,7 +86,7 @@ fn answers(from: &NetNs, transport: Transport, address: SocketAddr) -> BTreeSet<
 #[track_caller]
 fn check(from: &NetNs, address: SocketAddr, expect: &[(&str, IpAddr)]) {
     let expect: BTreeSet<_> =
-        expect.iter().map(|(name, sees)| Answer { name: (*name).to_owned(), sees: *sees }).collect();
+        expect.iter().map(|(name, sees)| Reply { name: (*name).to_owned(), sees: *sees }).collect();
     for transport in [Transport::Tcp, Transport::Udp] {
         assert_eq!(answers(from, transport, address), expect, "{address} over {transport:?}");
     }
@@ -95,11 +95,11 @@ fn check(from: &NetNs, address: SocketAddr, expect: &[(&str, IpAddr)]) {
 /// Nobody answers, and nobody says so.
 #[track_caller]
 fn check_dropped(from: &NetNs, address: SocketAddr) {
-    let error = Cluster::ask_in_vain(from, Transport::Udp, address).unwrap_err();
+    let error = TestCluster::request_unanswered(from, Transport::Udp, address).unwrap_err();
     // The kernel does say so to whoever sends a datagram from the very host.
     let is_dropped = [ErrorKind::WouldBlock, ErrorKind::PermissionDenied].contains(&error.kind());
     assert!(is_dropped, "{address}: {error}");
-    let error = Cluster::ask_in_vain(from, Transport::Tcp, address).unwrap_err();
+    let error = TestCluster::request_unanswered(from, Transport::Tcp, address).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{address}: {error}");
 }
 
@@ -107,7 +107,7 @@ fn check_dropped(from: &NetNs, address: SocketAddr) {
 #[track_caller]
 fn check_refused(from: &NetNs, address: SocketAddr) {
     for transport in [Transport::Tcp, Transport::Udp] {
-        let error = Cluster::ask(from, transport, address).unwrap_err();
+        let error = TestCluster::request(from, transport, address).unwrap_err();
         // Whoever sends a datagram from the very host that refuses it is told so by the kernel itself.
         let refused_here = transport == Transport::Udp && error.kind() == ErrorKind::PermissionDenied;
         let is_refused = error.kind() == ErrorKind::ConnectionRefused || refused_here;
@@ -118,25 +118,23 @@ fn check_refused(from: &NetNs, address: SocketAddr) {
 /// A cluster in which these Services are in force on n1.
 struct Served {
     agent: Agent,
-    cluster: Cluster,
+    cluster: TestCluster,
 }
 
 impl Served {
     fn or_skip(test: &str, backend: &str, services: &[Service], arguments: &[&str]) -> Option<Self> {
-        Self::with(test, backend, services, |it| {
-            arguments.iter().fold(it, |it, argument| it.argument(*argument))
-        })
+        Self::with(test, backend, services, |it| arguments.iter().fold(it, |it, argument| it.arg(*argument)))
     }
 
     fn with(
         test: &str,
         backend: &str,
         services: &[Service],
-        setting: impl FnOnce(Setting) -> Setting,
+        setting: impl FnOnce(AgentCommand) -> AgentCommand,
     ) -> Option<Self> {
-        let cluster = Cluster::or_skip(&format!("{test}-{backend}"))?;
+        let cluster = TestCluster::or_skip(&format!("{test}-{backend}"))?;
         cluster.write(services);
-        let mut agent = cluster.start(&setting(cluster.setting(backend)));
+        let mut agent = cluster.start(&setting(cluster.command(backend)));
         agent.wait_until(LIMIT, || in_force(&cluster, services)).unwrap();
         Some(Self { cluster, agent })
     }
@@ -148,7 +146,7 @@ impl Served {
 }
 
 /// What `dump` says of nftables on n1.
-fn dump(cluster: &Cluster) -> Vec<String> {
+fn dump(cluster: &TestCluster) -> Vec<String> {
     let _there = cluster.n1.enter().unwrap();
     let output = Command::new(Build::Product.binary())
         .args(["dump", "--pin-dir"])
@@ -160,7 +158,7 @@ fn dump(cluster: &Cluster) -> Vec<String> {
 }
 
 /// Whether exactly these Services' endpoints are behind their cluster IPs.
-fn in_force(cluster: &Cluster, services: &[Service]) -> bool {
+fn in_force(cluster: &TestCluster, services: &[Service]) -> bool {
     let mut expect = Vec::new();
     for service in services {
         for (ip, port) in
@@ -200,7 +198,7 @@ fn nft_is_here(test: &str) -> bool {
     is_here
 }
 
-fn nft(cluster: &Cluster, arguments: &[&str]) -> String {
+fn nft(cluster: &TestCluster, arguments: &[&str]) -> String {
     let _there = cluster.n1.enter().unwrap();
     let output = Command::new("nft").args(arguments).output().unwrap();
     assert!(output.status.success(), "nft {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -208,7 +206,7 @@ fn nft(cluster: &Cluster, arguments: &[&str]) -> String {
 }
 
 /// Whether the proxy that runs on n1 has brought its state into force.
-fn agent_is_ready(cluster: &Cluster) -> bool {
+fn agent_is_ready(cluster: &TestCluster) -> bool {
     let _there = cluster.n1.enter().unwrap();
     tests::http::get(at(Ipv4Addr::LOCALHOST.into(), 10256), "/readyz").is_ok_and(|it| it.status == 200)
 }

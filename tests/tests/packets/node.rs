@@ -10,12 +10,12 @@ use std::{
 use aya::maps::Array;
 use rustix::thread::CapabilitySet;
 use tests::{
-    Build, Cluster, Transport,
-    agent::Setting,
-    cluster::{Answer, N1, P1, P2, P3},
+    Build, TestCluster, Transport,
+    agent::AgentCommand,
     eventually,
     requirements::kernel_at_least,
     sandbox::skip,
+    test_cluster::{N1, P1, P2, P3, Reply},
 };
 
 use crate::{
@@ -26,18 +26,18 @@ use crate::{
 #[test]
 fn translating_packets_takes_one_capability() {
     let web = on_both_nodes(outside("web", 1));
-    let only = |it: Setting| it.capabilities(CapabilitySet::NET_ADMIN);
+    let only = |it: AgentCommand| it.capabilities(CapabilitySet::NET_ADMIN);
     let Some(it) = Served::with("one_capability", "nft", &[web], only) else { return };
     for door in doors(1) {
-        Cluster::ask(&it.cluster.client, Transport::Tcp, door).unwrap();
+        TestCluster::request(&it.cluster.client, Transport::Tcp, door).unwrap();
     }
     assert!(eventually(LIMIT, || agent_is_ready(&it.cluster)));
 }
 
 /// Asks from n1 as a program whose sockets are led.
-fn ask_led(cluster: &Cluster, transport: Transport, address: SocketAddr) -> io::Result<Answer> {
+fn ask_led(cluster: &TestCluster, transport: Transport, address: SocketAddr) -> io::Result<Reply> {
     let _led = cluster.sandbox().enter().unwrap();
-    Cluster::ask(&cluster.n1, transport, address)
+    TestCluster::request(&cluster.n1, transport, address)
 }
 
 #[test]
@@ -65,9 +65,9 @@ fn a_socket_is_led_and_left_to_packets_where_its_source_must_be_judged() {
 
 #[test]
 fn sockets_are_served_where_packets_cannot_be_and_what_is_missing_is_said() {
-    let Some(cluster) = Cluster::or_skip("no_netfilter") else { return };
+    let Some(cluster) = TestCluster::or_skip("no_netfilter") else { return };
     cluster.write(&[outside("web", 1).endpoint("p1", &P1)]);
-    let setting = cluster.setting("ebpf").without_netfilter();
+    let setting = cluster.command("ebpf").without_netfilter();
     let mut agent = cluster.start(&setting);
     agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
     assert_eq!(ask_led(&cluster, Transport::Tcp, at(ips(1)[0], 80)).unwrap().name, "p1");
@@ -86,7 +86,7 @@ fn sockets_are_served_where_packets_cannot_be_and_what_is_missing_is_said() {
     }
     agent.terminate().unwrap();
     // Where there is nothing else, it is all that matters.
-    let mut agent = cluster.start(&cluster.setting("nft").without_netfilter());
+    let mut agent = cluster.start(&cluster.command("nft").without_netfilter());
     assert_eq!(agent.wait(LIMIT).unwrap().code(), Some(1));
     assert!(agent.log().contains("load the module nf_tables"), "{}", agent.log());
 }
@@ -110,13 +110,13 @@ fn sockets_are_brought_into_force_while_packets_cannot_be() {
     if !kernel_at_least(5, 12) {
         return skip("packets_behind", "tables have no owners here (Linux 5.12)");
     }
-    let Some(cluster) = Cluster::or_skip("packets_behind") else { return };
+    let Some(cluster) = TestCluster::or_skip("packets_behind") else { return };
     let web = outside("web", 1);
     cluster.write(&[web.clone().endpoint("p1", &P1)]);
     let mut owner = Killed(owned_table(&cluster, ""));
     let is_owned = || nft(&cluster, &["list", "tables"]).contains("kube-proxy-ebpf");
     assert!(eventually(LIMIT, is_owned));
-    let mut agent = cluster.start(&cluster.setting("ebpf"));
+    let mut agent = cluster.start(&cluster.command("ebpf"));
     let log = agent.log_path().to_owned();
     let has = |says: &str| fs::read_to_string(&log).is_ok_and(|it| it.contains(says));
     agent.wait_until(LIMIT, || has("in force for sockets alone")).unwrap();
@@ -126,7 +126,7 @@ fn sockets_are_brought_into_force_while_packets_cannot_be() {
     assert_eq!(led().unwrap(), "p1");
     cluster.write(&[web.endpoint("p2", &P2)]);
     assert!(eventually(LIMIT, || led().is_ok_and(|it| it == "p2")));
-    // Load balancers go elsewhere, and nobody ends it.
+    // ConnectLoad balancers go elsewhere, and nobody ends it.
     let answers = |path| {
         let _there = cluster.n1.enter().unwrap();
         tests::http::get(at(Ipv4Addr::LOCALHOST.into(), 10256), path).unwrap().status
@@ -134,7 +134,7 @@ fn sockets_are_brought_into_force_while_packets_cannot_be() {
     assert_eq!(["/livez", "/readyz", "/healthz"].map(answers), [200, 200, 503]);
     // It is tried again by itself.
     owner.0.kill().unwrap();
-    let is_served = || Cluster::ask(&cluster.client, Transport::Tcp, at(N1[0], NODE_PORT + 1));
+    let is_served = || TestCluster::request(&cluster.client, Transport::Tcp, at(N1[0], NODE_PORT + 1));
     assert!(eventually(LIMIT, || is_served().is_ok_and(|it| it.name == "p2")), "{}", agent.log());
     assert!(eventually(LIMIT, || answers("/healthz") == 200), "{}", agent.log());
     // And so it is when somebody takes the table later.
@@ -146,7 +146,7 @@ fn sockets_are_brought_into_force_while_packets_cannot_be() {
 }
 
 /// Makes our table after this was done, as one that has an owner: it is nobody else's for as long as that process lives.
-fn owned_table(cluster: &Cluster, first: &str) -> Child {
+fn owned_table(cluster: &TestCluster, first: &str) -> Child {
     let _there = cluster.n1.enter().unwrap();
     let mut owner = Command::new("nft").arg("-i").stdin(Stdio::piped()).spawn().unwrap();
     let table = format!("{first}add table ip kube-proxy-ebpf {{ flags owner; }}\n");
@@ -156,31 +156,31 @@ fn owned_table(cluster: &Cluster, first: &str) -> Child {
 
 #[test]
 fn a_half_that_is_left_out_goes_once_the_other_serves() {
-    let Some(cluster) = Cluster::or_skip("former_half") else { return };
+    let Some(cluster) = TestCluster::or_skip("former_half") else { return };
     cluster.write(&[outside("web", 1).endpoint("p1", &P1)]);
     let programs = cluster.sandbox().pins().join("links");
-    let ready = |setting: &Setting| {
+    let ready = |setting: &AgentCommand| {
         let mut agent = cluster.start(setting);
         agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
         agent
     };
-    ready(&cluster.setting("ebpf")).terminate().unwrap();
+    ready(&cluster.command("ebpf")).terminate().unwrap();
     assert!(programs.exists() && !dump(&cluster).is_empty());
-    let agent = ready(&cluster.setting("nft"));
+    let agent = ready(&cluster.command("nft"));
     assert!(eventually(LIMIT, || !programs.exists()), "{}", agent.log());
     assert!(agent.log().contains("sockets are not led any more"), "{}", agent.log());
     let door = at(ips(1)[0], 80);
     assert_eq!(ask_led(&cluster, Transport::Tcp, door).unwrap().name, "p1", "as any packet");
     agent.terminate().unwrap();
-    let alone = Setting::new(&Build::Product.binary(), cluster.sandbox(), &cluster.manifests(), "n1");
-    let agent = ready(&alone.argument("--packets=off"));
+    let alone = AgentCommand::run(&Build::Product.binary(), cluster.sandbox(), &cluster.manifests(), "n1");
+    let agent = ready(&alone.arg("--packets=off"));
     assert!(eventually(LIMIT, || agent.log().contains("removed our nftables tables")), "{}", agent.log());
     assert_eq!(ask_led(&cluster, Transport::Tcp, door).unwrap().name, "p1");
 }
 
 #[test]
 fn check_says_whether_packets_can_be_and_are_translated() {
-    let Some(cluster) = Cluster::or_skip("check_packets") else { return };
+    let Some(cluster) = TestCluster::or_skip("check_packets") else { return };
     cluster.write(&[outside("web", 1).endpoint("p1", &P1)]);
     let check = |more: &[&str]| {
         let _there = cluster.n1.enter().unwrap();
@@ -207,7 +207,7 @@ fn check_says_whether_packets_can_be_and_are_translated() {
     assert_eq!(check(&["--packets=off"])[..2], [None, None]);
     // To look is to change nothing.
     assert!(dump(&cluster).is_empty());
-    let mut agent = cluster.start(&cluster.setting("nft"));
+    let mut agent = cluster.start(&cluster.command("nft"));
     agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
     assert_eq!(check(&only), [some("ok"), some("ok"), None]);
     assert!(!agent.log().contains("somebody has changed"), "{}", agent.log());
@@ -247,7 +247,7 @@ fn check_says_whether_packets_can_be_and_are_translated() {
     fs::remove_dir_all(cluster.sandbox().pins().join("v4")).unwrap();
     // Where it runs without them, they are.
     agent.terminate().unwrap();
-    let without = Setting::new(&Build::Product.binary(), cluster.sandbox(), &cluster.manifests(), "n1");
+    let without = AgentCommand::run(&Build::Product.binary(), cluster.sandbox(), &cluster.manifests(), "n1");
     let mut agent = cluster.start(&without);
     agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
     assert!(eventually(LIMIT, || check(&[])[1] == some("degraded")), "{}", agent.log());
@@ -278,7 +278,7 @@ fn a_load_balancer_is_told_whether_this_node_has_endpoints() {
                 .is_ok_and(|(status, body)| status == 503 && body.contains("\"localEndpoints\":0"))
         };
         assert!(eventually(LIMIT, is_told), "{:?}", told(&it, N1[0]));
-        let answer = Cluster::ask(&it.cluster.client, Transport::Tcp, at(outer(1)[0], 80)).unwrap();
+        let answer = TestCluster::request(&it.cluster.client, Transport::Tcp, at(outer(1)[0], 80)).unwrap();
         assert!(["p1", "p2"].contains(&answer.name.as_str()), "{answer:?}");
         it.write(&here);
         assert!(eventually(LIMIT, || told(&it, N1[0]).is_ok_and(|(status, _)| status == 200)));

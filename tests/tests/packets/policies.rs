@@ -7,9 +7,9 @@ use std::{
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
-    Cluster, NetNs, Transport,
-    cluster::{CLIENT, N1, N2, P1, P2, P3, TARGET},
+    NetNs, TestCluster, Transport,
     manifest::Service,
+    test_cluster::{CLIENT, N1, N2, P1, P2, P3, TARGET},
 };
 
 use crate::{
@@ -74,7 +74,7 @@ fn an_external_policy_local_keeps_to_this_node_and_keeps_the_source() {
         // Traffic from inside is not what the policy is for.
         for place in [&it.cluster.pods[0], &it.cluster.n1] {
             for door in doors(2) {
-                assert_eq!(Cluster::ask(place, Transport::Tcp, door).unwrap().name, "p3", "{door}");
+                assert_eq!(TestCluster::request(place, Transport::Tcp, door).unwrap().name, "p3", "{door}");
             }
         }
     }
@@ -126,13 +126,17 @@ fn source_ranges_hold_for_everybody_at_a_load_balancer_ip_and_nowhere_else() {
             outside("web", 1).endpoint("p1", &P1).source_ranges(&["192.168.50.100/32", "10.244.1.11/32"]);
         let Some(it) = Served::or_skip("source_ranges", backend, &[web], &[]) else { return };
         let balancer = at(outer(1)[0], 80);
-        assert_eq!(Cluster::ask(&it.cluster.client, Transport::Tcp, balancer).unwrap().name, "p1");
-        assert_eq!(Cluster::ask(&it.cluster.pods[1], Transport::Tcp, balancer).unwrap().name, "p1");
+        assert_eq!(TestCluster::request(&it.cluster.client, Transport::Tcp, balancer).unwrap().name, "p1");
+        assert_eq!(TestCluster::request(&it.cluster.pods[1], Transport::Tcp, balancer).unwrap().name, "p1");
         check_dropped(&it.cluster.pods[0], balancer);
         check_dropped(&it.cluster.n1, balancer);
         // Other addresses, and the family that the list says nothing of, are open.
         for open in [at(outer_external(1)[0], 80), at(N1[0], NODE_PORT + 1), at(outer(1)[1], 80)] {
-            assert_eq!(Cluster::ask(&it.cluster.n1, Transport::Tcp, open).unwrap().name, "p1", "{open}");
+            assert_eq!(
+                TestCluster::request(&it.cluster.n1, Transport::Tcp, open).unwrap().name,
+                "p1",
+                "{open}"
+            );
         }
     }
 }
@@ -145,7 +149,10 @@ fn a_pod_reaches_itself_through_its_own_service() {
             return;
         };
         for ip in ips(1) {
-            assert_eq!(Cluster::ask(&it.cluster.pods[0], Transport::Tcp, at(ip, 80)).unwrap().name, "p1");
+            assert_eq!(
+                TestCluster::request(&it.cluster.pods[0], Transport::Tcp, at(ip, 80)).unwrap().name,
+                "p1"
+            );
         }
     }
 }

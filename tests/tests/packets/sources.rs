@@ -3,9 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use tests::{
-    Cluster, Transport,
-    cluster::{CLIENT, N1, P1, P2, P3},
-    eventually,
+    TestCluster, Transport, eventually,
+    test_cluster::{CLIENT, N1, P1, P2, P3},
 };
 
 use crate::{
@@ -72,7 +71,7 @@ fn the_mark_that_says_masquerade_can_be_another() {
     check(&cluster.client, at(outer(1)[0], 80), &[("p1", CLIENT[0])]);
     it.agent.terminate().unwrap();
     // What is marked with the bit that was chosen is masqueraded.
-    let mut agent = cluster.start(&cluster.setting("nft").argument("--nft-masquerade-bit=14"));
+    let mut agent = cluster.start(&cluster.command("nft").arg("--nft-masquerade-bit=14"));
     agent.wait_until(LIMIT, || agent_is_ready(cluster)).unwrap();
     // At another address: a flow that is there stays as it is, and a port of the client's may come up again.
     let other = outer_external(1)[0];
@@ -88,13 +87,15 @@ fn node_ports_follow_the_addresses_that_are_chosen() {
         return;
     };
     let port = NODE_PORT + 1;
-    assert_eq!(Cluster::ask(&it.cluster.client, Transport::Tcp, at(N1[0], port)).unwrap().name, "p1");
+    assert_eq!(TestCluster::request(&it.cluster.client, Transport::Tcp, at(N1[0], port)).unwrap().name, "p1");
     check_refused(&it.cluster.client, at(N1[1], port));
     check_refused(&it.cluster.n1, at(Ipv4Addr::LOCALHOST.into(), port));
     let new: IpAddr = Ipv4Addr::new(192, 168, 50, 7).into();
     it.cluster.n1.ip(&["address", "add", "192.168.50.7/24", "dev", "eth0"]).unwrap();
     let served = |is: bool| {
-        eventually(LIMIT, || Cluster::ask(&it.cluster.client, Transport::Tcp, at(new, port)).is_ok() == is)
+        eventually(LIMIT, || {
+            TestCluster::request(&it.cluster.client, Transport::Tcp, at(new, port)).is_ok() == is
+        })
     };
     assert!(served(true), "a new address is not served");
     it.cluster.n1.ip(&["address", "del", "192.168.50.7/24", "dev", "eth0"]).unwrap();

@@ -14,9 +14,9 @@ use std::{
 
 use ::tests::{
     Agent, Sandbox,
-    agent::Setting,
+    agent::AgentCommand,
     manifest::{self, Service},
-    world::NODE,
+    test_node::NODE,
 };
 use anyhow::{Context as _, Result};
 
@@ -125,7 +125,7 @@ impl Running {
     fn start(binary: &Path, name: &str, services: u32, endpoints: u32) -> Result<Self> {
         let sandbox = Sandbox::new(&format!("bench-{name}"))?;
         let manifests = folder(&sandbox, services, endpoints)?;
-        let setting = quiet(Setting::new(binary, &sandbox, &manifests, NODE));
+        let setting = quiet(AgentCommand::run(binary, &sandbox, &manifests, NODE));
         let agent = setting.start(&sandbox)?;
         Self { agent, _brain: None, manifests, endpoints, changes: 0, _sandbox: sandbox }.begun()
     }
@@ -152,7 +152,7 @@ impl Running {
         let before = self.applies()?.len();
         // The first endpoint is another one each time.
         let text = service(0, self.endpoints.max(1), self.changes).to_string();
-        manifest::replace(&self.manifests.join("first.yaml"), &text)?;
+        manifest::write_atomically(&self.manifests.join("first.yaml"), &text)?;
         // Who looks for the end all the time takes a processor that is measured.
         thread::sleep(REST);
         self.wait_for(before + 1)
@@ -190,7 +190,7 @@ impl Running {
     /// What the kernel says that the maps take which the process holds, in MB.
     fn map_mb(&self) -> Result<f64> {
         let mut maps = BTreeMap::new();
-        for entry in fs::read_dir(format!("/proc/{}/fdinfo", self.agent.process()))? {
+        for entry in fs::read_dir(format!("/proc/{}/fdinfo", self.agent.pid()))? {
             let text = fs::read_to_string(entry?.path()).unwrap_or_default();
             let field = |name: &str| {
                 let line = text.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(':'));
@@ -205,14 +205,14 @@ impl Running {
 }
 
 /// Nobody asks it, so that several can run.
-fn quiet(setting: Setting) -> Setting {
+fn quiet(setting: AgentCommand) -> AgentCommand {
     ["--metrics-bind-address", "0", "--healthz-bind-address", "0"]
         .into_iter()
-        .fold(setting, Setting::argument)
+        .fold(setting, AgentCommand::arg)
 }
 
 /// A brain that reads a folder of manifests, and what an agent is started with that follows it.
-fn brain_and_agent(binary: &Path, sandbox: &Sandbox, manifests: &Path) -> Result<(Agent, Setting)> {
+fn brain_and_agent(binary: &Path, sandbox: &Sandbox, manifests: &Path) -> Result<(Agent, AgentCommand)> {
     let mut source = OsString::from("file:");
     source.push(manifests);
     let socket = sandbox.files().join("proxy.sock");
@@ -227,7 +227,7 @@ fn brain_and_agent(binary: &Path, sandbox: &Sandbox, manifests: &Path) -> Result
         "--listen".as_ref(),
         &target,
     ];
-    let mut brain = Setting::of(binary, &arguments).start(sandbox)?;
+    let mut brain = AgentCommand::new(binary, &arguments).start(sandbox)?;
     brain.wait_until(LIMIT, || socket.exists())?;
     let arguments: [&OsStr; 9] = [
         "agent".as_ref(),
@@ -240,7 +240,7 @@ fn brain_and_agent(binary: &Path, sandbox: &Sandbox, manifests: &Path) -> Result
         "--pin-dir".as_ref(),
         sandbox.pins().as_ref(),
     ];
-    Ok((brain, quiet(Setting::of(binary, &arguments))))
+    Ok((brain, quiet(AgentCommand::new(binary, &arguments))))
 }
 
 /// From the start of an `agent`, whose brain is there, until the brain's state is in force.
@@ -295,7 +295,7 @@ fn milliseconds(time: Duration) -> f64 {
 fn folder(sandbox: &Sandbox, services: u32, endpoints: u32) -> Result<PathBuf> {
     let manifests = sandbox.files().join("manifests");
     fs::create_dir(&manifests)?;
-    manifest::replace(&manifests.join("node.yaml"), &manifest::node(NODE))?;
+    manifest::write_atomically(&manifests.join("node.yaml"), &manifest::node(NODE))?;
     if services > 0 {
         write(&manifests, services, endpoints)?;
     }
@@ -304,8 +304,8 @@ fn folder(sandbox: &Sandbox, services: u32, endpoints: u32) -> Result<PathBuf> {
 
 fn write(manifests: &Path, services: u32, endpoints: u32) -> Result<()> {
     let others: Vec<_> = (1..services).map(|n| service(n, endpoints, 0).to_string()).collect();
-    manifest::replace(&manifests.join("first.yaml"), &service(0, endpoints, 0).to_string())?;
-    manifest::replace(&manifests.join("others.yaml"), &others.join("---\n"))?;
+    manifest::write_atomically(&manifests.join("first.yaml"), &service(0, endpoints, 0).to_string())?;
+    manifest::write_atomically(&manifests.join("others.yaml"), &others.join("---\n"))?;
     Ok(())
 }
 

@@ -9,7 +9,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use tests::{
-    Sandbox, World, agent::Setting, client::reset_on_close, cost::ProgramCost, manifest::Service, world::NODE,
+    Sandbox, TestNode, agent::AgentCommand, client::reset_on_close, manifest::Service,
+    program_stats::ProgramStats, test_node::NODE,
 };
 
 use super::{Report, TEN_EACH};
@@ -70,10 +71,10 @@ fn address(n: usize) -> SocketAddr {
 
 fn measure(binary: &Path, services: usize) -> Result<Figures> {
     say("Measuring", &format!("{services} services of {ENDPOINTS} endpoints"));
-    let world = World::enter(Sandbox::new("bench")?)?;
+    let world = TestNode::enter(Sandbox::new("bench")?)?;
     let manifests: Vec<_> = (0..services).map(service).collect();
     world.write(&manifests);
-    let setting = Setting::new(binary, world.sandbox(), &world.manifests(), NODE);
+    let setting = AgentCommand::run(binary, world.sandbox(), &world.manifests(), NODE);
     // Every endpoint's address is local here: one listener is all of them.
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
     listener.set_nonblocking(true)?;
@@ -96,9 +97,9 @@ fn measure(binary: &Path, services: usize) -> Result<Figures> {
     let [straight, one, any] = times.map(median);
 
     let nothing =
-        ProgramCost::of(&world.program("sock_release"), || ProgramCost::close_raw_sockets(CONNECTS))?;
+        ProgramStats::of(&world.program("sock_release"), || ProgramStats::close_raw_sockets(CONNECTS))?;
     let program = |name: &str, to: &mut dyn FnMut() -> SocketAddr| {
-        let cost = ProgramCost::of(&world.program(name), || {
+        let cost = ProgramStats::of(&world.program(name), || {
             (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, to()).map(drop))
         })?;
         anyhow::Ok((cost.mean() - nothing.mean()).max(0.0))

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use tests::{Agent, Sandbox, agent::Setting, world::NODE};
+use tests::{Agent, Sandbox, agent::AgentCommand, test_node::NODE};
 
 use super::{Report, TEN_EACH};
 use crate::{
@@ -49,7 +49,7 @@ pub(super) fn kube() -> Result<()> {
             "--pin-dir".as_ref(),
             sandbox.pins().as_os_str(),
         ];
-        let mut agent = Setting::of(&binary, &arguments).start(&sandbox)?;
+        let mut agent = AgentCommand::new(&binary, &arguments).start(&sandbox)?;
         let log = agent.log_path().to_owned();
         let is_in_force = || fs::read_to_string(&log).is_ok_and(|it| it.contains("in force"));
         agent.wait_until(LIMIT, is_in_force)?;
@@ -81,7 +81,7 @@ pub(super) fn kube() -> Result<()> {
 
 /// The resident memory of a process.
 pub(super) fn resident_mb(agent: &Agent) -> Result<f64> {
-    let text = fs::read_to_string(format!("/proc/{}/status", agent.process()))?;
+    let text = fs::read_to_string(format!("/proc/{}/status", agent.pid()))?;
     let line = text.lines().find_map(|it| it.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let kilobytes: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kilobytes / 1024.0)
@@ -89,7 +89,7 @@ pub(super) fn resident_mb(agent: &Agent) -> Result<f64> {
 
 /// The CPU time of a process so far.
 fn cpu_seconds(agent: &Agent) -> Result<f64> {
-    let text = fs::read_to_string(format!("/proc/{}/stat", agent.process()))?;
+    let text = fs::read_to_string(format!("/proc/{}/stat", agent.pid()))?;
     // The name, in parentheses, may have anything in it; utime and stime are the 14th and 15th of all.
     let fields: Vec<_> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let ticks: u64 =

@@ -89,7 +89,7 @@ impl Manifests {
             let read: Vec<Document> = serde_saphyr::from_multiple(&text)
                 .with_context(|| format!("cannot understand {}", file.display()))?;
             documents.extend(read);
-            manifest::replace(&to.join(file.file_name().context("a file has a name")?), &text)?;
+            manifest::write_atomically(&to.join(file.file_name().context("a file has a name")?), &text)?;
         }
         Self::of(documents, to.to_owned())
     }
@@ -162,7 +162,7 @@ impl Manifests {
     pub(super) fn scale_web(&self, endpoints: u8) -> Result<(Instant, Vec<String>)> {
         let target = self.service("web")?.endpoints.first().context("Service web has no endpoint")?.1.port();
         let web = scaled(endpoints, target);
-        let replaced = manifest::replace(&self.folder.join("web-endpoints.yaml"), &web.slices())?;
+        let replaced = manifest::write_atomically(&self.folder.join("web-endpoints.yaml"), &web.slices())?;
         Ok((replaced, web.endpoints.into_iter().map(|it| it.name).collect()))
     }
 }

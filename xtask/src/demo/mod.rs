@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use tests::{Agent, Machine, Sandbox, Transport, agent::Setting, ask, requirements, sandbox};
+use tests::{Agent, Host, Sandbox, Transport, agent::AgentCommand, request, requirements, sandbox};
 
 pub(crate) use interrupt::Interrupted;
 pub(crate) use pods::serve;
@@ -39,7 +39,7 @@ struct Stage {
     pods: Pods,
     topology: Topology,
     manifests: Manifests,
-    setting: Setting,
+    setting: AgentCommand,
     tally: Tally,
     sandbox: Sandbox,
 }
@@ -100,14 +100,14 @@ pub(crate) fn clean() -> Result<()> {
     Ok(())
 }
 
-fn clean_up(machine: &Machine) {
-    for name in sandbox::sweep(machine, true) {
+fn clean_up(machine: &Host) {
+    for name in sandbox::remove_stale(machine, true) {
         say("Swept", &name);
     }
     topology::sweep();
 }
 
-fn machine() -> Result<Machine> {
+fn machine() -> Result<Host> {
     requirements().map_err(|missing| {
         let lines: Vec<_> = missing.iter().map(|it| format!("  - {it}")).collect();
         anyhow::anyhow!("the demo cannot run here:\n{}", lines.join("\n"))
@@ -115,14 +115,14 @@ fn machine() -> Result<Machine> {
 }
 
 impl Stage {
-    fn new(machine: &Machine, binary: &Path) -> Result<Self> {
+    fn new(machine: &Host, binary: &Path) -> Result<Self> {
         let sandbox = Sandbox::new("demo")?;
         let topology = Topology::new()?;
         let manifests =
             Manifests::copy(&workspace().join("deploy/demo"), &sandbox.files().join("manifests"))?;
         let pods = Pods::start(&topology, &sandbox, &manifests.pods()?)?;
         // The machine's own packets are none of the demo's.
-        let setting = Setting::new(binary, &sandbox, manifests.folder(), "n1").argument("--packets=off");
+        let setting = AgentCommand::run(binary, &sandbox, manifests.folder(), "n1").arg("--packets=off");
 
         heading("0", "A node in a sandbox");
         line(&format!("Linux {}; the proxy is attached to one cgroup only.", machine.kernel));
@@ -166,7 +166,7 @@ impl Stage {
         let client = self.topology.client()?;
         let served = self
             .agent()?
-            .wait_until(PATIENCE, || interrupt::check().is_err() || ask(Transport::Tcp, address).is_ok());
+            .wait_until(PATIENCE, || interrupt::check().is_err() || request(Transport::Tcp, address).is_ok());
         drop((client, inside));
         served
     }
@@ -201,7 +201,7 @@ impl Stage {
 }
 
 impl Tally {
-    fn add(&mut self, report: &tests::load::Report, may_answer: &[String]) {
+    fn add(&mut self, report: &tests::load::LoadReport, may_answer: &[String]) {
         self.connects += report.connects;
         self.failed += report.failed;
         let strangers = report.by.iter().filter(|(name, _)| !may_answer.contains(name));

@@ -7,9 +7,9 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use tests::{
-    Load, Probe, Transport, ask,
-    load::{Report, Sample},
-    refusal,
+    ConnectLoad, EchoConnection, Transport, connect_error,
+    load::{ConnectSample, LoadReport},
+    request,
 };
 
 use super::{
@@ -37,7 +37,7 @@ pub(super) fn every_service_answers(stage: &mut Stage) -> Result<()> {
     for service in stage.manifests.services().filter(|it| !it.endpoints.is_empty()) {
         for address in service.addresses() {
             let samples = questions(service.transport, address)?;
-            let report = Report::of(&samples);
+            let report = LoadReport::of(&samples);
             let expected = service.behind(address);
             let names: Vec<_> = expected.iter().map(|(name, _)| name.clone()).collect();
             let mut first = (service.name.clone(), show(service.transport, address));
@@ -66,7 +66,7 @@ pub(super) fn every_service_answers(stage: &mut Stage) -> Result<()> {
     }
     drop(client);
     table(&["Service", "Address", "Endpoint in the manifest", "at", "Answered", "Share"], &[4, 5], &rows);
-    let report = Report::of(&all);
+    let report = LoadReport::of(&all);
     line(&format!(
         "{} connects, {} failed; a question and its answer took {} (median), {} (99 %).",
         number(report.connects),
@@ -78,7 +78,7 @@ pub(super) fn every_service_answers(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-fn questions(transport: Transport, address: SocketAddr) -> Result<Vec<Sample>> {
+fn questions(transport: Transport, address: SocketAddr) -> Result<Vec<ConnectSample>> {
     let mut samples = Vec::new();
     for question in 0..QUESTIONS {
         interrupt::check()?;
@@ -87,9 +87,9 @@ fn questions(transport: Transport, address: SocketAddr) -> Result<Vec<Sample>> {
             other => other,
         };
         let began = Instant::now();
-        let outcome = ask(transport, address);
+        let outcome = request(transport, address);
         let outcome = outcome.map(Into::into).map_err(|it| it.to_string().into());
-        samples.push(Sample { began, took: began.elapsed(), outcome });
+        samples.push(ConnectSample { began, took: began.elapsed(), outcome });
     }
     Ok(samples)
 }
@@ -123,13 +123,13 @@ pub(super) fn scaling_under_load(stage: &mut Stage) -> Result<()> {
         // Until it is visible the old endpoints may answer too, afterwards only the new.
         let (before, after): (Vec<_>, Vec<_>) = samples.iter().partition(|it| it.began < edited + visible);
         let both: Vec<_> = names.iter().chain(&new).cloned().collect();
-        stage.tally.add(&Report::of(before), &both);
-        let after = Report::of(after);
+        stage.tally.add(&LoadReport::of(before), &both);
+        let after = LoadReport::of(after);
         stage.tally.add(&after, &new);
-        rows.push(Row { by: after, ..Row::new(&change, &duration(visible), Report::of(&samples)) });
+        rows.push(Row { by: after, ..Row::new(&change, &duration(visible), LoadReport::of(&samples)) });
         names = new;
     }
-    let report = Report::of(&load.stop());
+    let report = LoadReport::of(&load.stop());
     table(
         &["Change", "Visible after", "Connects", "Failed", "Answered from then on by"],
         &[1, 2, 3],
@@ -149,7 +149,7 @@ fn until_visible(
     from: Instant,
     old: &[String],
     new: &[String],
-) -> Result<(Vec<Sample>, Instant)> {
+) -> Result<(Vec<ConnectSample>, Instant)> {
     loop {
         interrupt::sleep(STEP)?;
         let samples = load.between(from, Instant::now());
@@ -163,15 +163,15 @@ fn until_visible(
 }
 
 /// When a change showed: after the last answer of who is gone, or else with the first answer of who is new.
-fn visible(samples: &[Sample], old: &[String], new: &[String]) -> Option<Instant> {
-    let is_of = |sample: &Sample, names: &[String]| names.iter().any(|it| sample.is_by(it));
+fn visible(samples: &[ConnectSample], old: &[String], new: &[String]) -> Option<Instant> {
+    let is_of = |sample: &ConnectSample, names: &[String]| names.iter().any(|it| sample.is_from(it));
     let gone: Vec<_> = old.iter().filter(|it| !new.contains(it)).cloned().collect();
     let come: Vec<_> = new.iter().filter(|it| !old.contains(it)).cloned().collect();
-    let end = samples.iter().map(Sample::ended).max()?;
+    let end = samples.iter().map(ConnectSample::ended).max()?;
     if gone.is_empty() {
-        return samples.iter().filter(|it| is_of(it, &come)).map(Sample::ended).min();
+        return samples.iter().filter(|it| is_of(it, &come)).map(ConnectSample::ended).min();
     }
-    let last = samples.iter().filter(|it| is_of(it, &gone)).map(Sample::ended).max();
+    let last = samples.iter().filter(|it| is_of(it, &gone)).map(ConnectSample::ended).max();
     // Who is gone must have been silent for a while, to be called gone.
     last.or(samples.first().map(|it| it.began)).filter(|it| *it + STEP / 10 < end)
 }
@@ -198,7 +198,7 @@ pub(super) fn death_and_return(stage: &mut Stage) -> Result<()> {
     let end = Instant::now();
     stage.agent()?.wait_until(Duration::ZERO, || true)?;
     let (old, new): (Vec<_>, Vec<_>) = after.iter().partition(|it| it.began < visible);
-    let (old, new) = (Report::of(old), Report::of(new));
+    let (old, new) = (LoadReport::of(old), LoadReport::of(new));
     let (alive, dead) = (load.report(running, killed), load.report(killed, started));
     for report in [&alive, &dead, &old] {
         stage.tally.add(report, &names);
@@ -206,7 +206,7 @@ pub(super) fn death_and_return(stage: &mut Stage) -> Result<()> {
     stage.tally.add(&new, &fewer);
     rows.push(Row::new("runs", &duration(killed - running), alive));
     rows.push(Row::new("is dead", &duration(started - killed), dead));
-    rows.push(Row { by: new, ..Row::new("is back", &duration(end - started), Report::of(&after)) });
+    rows.push(Row { by: new, ..Row::new("is back", &duration(end - started), LoadReport::of(&after)) });
     drop(load);
     table(&["The agent", "for", "Connects", "Failed", "Answered by"], &[1, 2, 3], &Row::cells(rows));
 
@@ -234,7 +234,7 @@ pub(super) fn nothing_behind_it(stage: &mut Stage) -> Result<()> {
             for _ in 0..REFUSALS {
                 interrupt::check()?;
                 let (error, took) =
-                    refusal(address).with_context(|| format!("{} has no endpoints", service.name))?;
+                    connect_error(address).with_context(|| format!("{} has no endpoints", service.name))?;
                 if error.kind() != std::io::ErrorKind::ConnectionRefused {
                     bail!("{address} must refuse with ECONNREFUSED, it failed with: {error}");
                 }
@@ -255,28 +255,28 @@ pub(super) fn nothing_behind_it(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Load on every address of `web`.
-struct Loads(Vec<Load>);
+/// ConnectLoad on every address of `web`.
+struct Loads(Vec<ConnectLoad>);
 
 impl Loads {
     fn start(stage: &Stage) -> Result<Self> {
         let _client = stage.topology.client()?;
         let addresses = stage.manifests.service("web")?.addresses();
-        let load = |address| Load::start(Transport::Tcp, address, THREADS, PAUSE);
+        let load = |address| ConnectLoad::start(Transport::Tcp, address, THREADS, PAUSE);
         Ok(Self(addresses.into_iter().map(load).collect()))
     }
 
-    fn between(&self, from: Instant, to: Instant) -> Vec<Sample> {
+    fn between(&self, from: Instant, to: Instant) -> Vec<ConnectSample> {
         let samples = self.0.iter().flat_map(|it| it.since(0));
         samples.filter(|it| (from..to).contains(&it.began)).collect()
     }
 
-    fn report(&self, from: Instant, to: Instant) -> Report {
-        Report::of(&self.between(from, to))
+    fn report(&self, from: Instant, to: Instant) -> LoadReport {
+        LoadReport::of(&self.between(from, to))
     }
 
-    fn stop(self) -> Vec<Sample> {
-        self.0.into_iter().flat_map(Load::stop).collect()
+    fn stop(self) -> Vec<ConnectSample> {
+        self.0.into_iter().flat_map(ConnectLoad::stop).collect()
     }
 }
 
@@ -294,14 +294,14 @@ impl Stage {
     }
 
     /// Connections that last, to every address of `web`.
-    fn probes(&self) -> Result<Vec<Probe>> {
+    fn probes(&self) -> Result<Vec<EchoConnection>> {
         let _client = self.topology.client()?;
         let addresses = self.manifests.service("web")?.addresses();
         let probes = addresses
             .iter()
             .cycle()
             .take(8)
-            .map(|&it| Probe::connect(it).with_context(|| format!("cannot connect to {it}")));
+            .map(|&it| EchoConnection::connect(it).with_context(|| format!("cannot connect to {it}")));
         probes.collect()
     }
 }
@@ -310,13 +310,13 @@ impl Stage {
 struct Row {
     label: String,
     value: String,
-    report: Report,
+    report: LoadReport,
     /// Whose answers are shown, if not all.
-    by: Report,
+    by: LoadReport,
 }
 
 impl Row {
-    fn new(label: &str, value: &str, report: Report) -> Self {
+    fn new(label: &str, value: &str, report: LoadReport) -> Self {
         Self { label: label.to_owned(), value: value.to_owned(), by: report.clone(), report }
     }
 

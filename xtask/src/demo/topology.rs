@@ -5,7 +5,7 @@ use std::{fs, path::Path, process};
 use anyhow::Result;
 use tests::{
     NetNs,
-    netns::{Entered, ip},
+    netns::{NetNsGuard, ip},
 };
 
 const PREFIX: &str = "kpe-";
@@ -46,12 +46,12 @@ impl Topology {
     }
 
     /// The calling thread is the client's until the guard is dropped.
-    pub(super) fn client(&self) -> Result<Entered> {
+    pub(super) fn client(&self) -> Result<NetNsGuard> {
         self.client.enter()
     }
 
     /// The calling thread is the pods' until the guard is dropped.
-    pub(super) fn pods(&self) -> Result<Entered> {
+    pub(super) fn pods(&self) -> Result<NetNsGuard> {
         self.pods.enter()
     }
 
@@ -83,7 +83,7 @@ impl Named {
         Ok(named)
     }
 
-    fn enter(&self) -> Result<Entered> {
+    fn enter(&self) -> Result<NetNsGuard> {
         self.namespace.as_ref().expect("it is opened when it is made").enter()
     }
 }

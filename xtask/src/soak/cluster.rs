@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fastrand::Rng;
 use tests::{
-    manifest::{Service, node_at},
-    world::NODE,
+    manifest::{Service, node_with_addresses},
+    test_node::NODE,
 };
 
 /// How many endpoints there are servers for.
@@ -32,7 +32,7 @@ pub(super) fn node() -> [IpAddr; 2] {
 
 /// The manifest of the node.
 pub(super) fn node_manifest() -> String {
-    node_at(NODE, &node())
+    node_with_addresses(NODE, &node())
 }
 
 /// The Service whose only endpoint says which state is in force.

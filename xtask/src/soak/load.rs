@@ -14,7 +14,7 @@ use std::{
 };
 
 use fastrand::Rng;
-use tests::{Probe, Transport, ask, client};
+use tests::{EchoConnection, Transport, client, request};
 
 use super::{
     cluster,
@@ -166,7 +166,7 @@ impl Drop for Load {
 fn fresh(shared: &Shared, transport: Transport, rng: &mut Rng) {
     let Some(address) = rng.choice(cluster::addresses()) else { return };
     let began = Instant::now();
-    let answer = Answer::of(ask(transport, address));
+    let answer = Answer::of(request(transport, address));
     let (counter, kind) = match transport {
         Transport::Tcp => (&shared.counts.tcp, "connect"),
         Transport::Udp => (&shared.counts.udp, "connected UDP"),
@@ -188,7 +188,7 @@ impl Returning {
         let source = Ipv4Addr::new(10, 244, 3, rng.u8(1..=CLIENTS));
         let of = frontend(Transport::Udp, service);
         let began = Instant::now();
-        let asked = client::until_not_ended(|| {
+        let asked = client::retry_while_terminated(|| {
             let it = Asker::from(source, service)?;
             it.socket.connect(service)?;
             it.socket.send(b"who?")?;
@@ -212,7 +212,7 @@ impl Returning {
 
 /// Sockets that live as long as the soak.
 struct Lasting {
-    probes: Vec<(Probe, SocketAddr)>,
+    probes: Vec<(EchoConnection, SocketAddr)>,
     connected: Vec<Asker>,
     unconnected: Vec<Asker>,
 }
@@ -256,7 +256,7 @@ impl Lasting {
         let mut probes = Vec::new();
         for address in some() {
             // Where nobody serves at first there is nothing to last.
-            if let Ok(probe) = Probe::connect(address) {
+            if let Ok(probe) = EchoConnection::connect(address) {
                 probes.push((probe, address));
             }
         }
@@ -313,7 +313,7 @@ fn ask_connected(shared: &Shared, asker: &mut Asker) {
     let began = Instant::now();
     let Some((endpoint, since)) = asker.last else {
         // A new socket: what was connected elsewhere may have been ended.
-        let fresh = client::until_not_ended(|| {
+        let fresh = client::retry_while_terminated(|| {
             let it = Asker::new(asker.service)?;
             it.socket.connect(it.service)?;
             it.socket.send(b"who?")?;

@@ -20,8 +20,8 @@ use anyhow::{Context as _, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use fastrand::Rng;
 use tests::{
-    Build, EchoServer, Sandbox, World, eventually, manifest,
-    world::{expected_dump, kernel_objects, settled_kernel_objects},
+    Build, EchoServer, Sandbox, TestNode, eventually, manifest,
+    test_node::{expected_dump, kernel_objects, settled_kernel_objects},
 };
 
 use self::{
@@ -76,7 +76,7 @@ struct Soak {
     load: Option<Load>,
     _servers: Vec<EchoServer>,
     shared: Arc<Shared>,
-    world: World,
+    world: TestNode,
     folder: PathBuf,
     seed: u64,
     begin: Instant,
@@ -90,7 +90,7 @@ struct Soak {
 
 impl Soak {
     fn new(seed: u64) -> Result<Self> {
-        let world = World::enter(Sandbox::new("soak")?)?;
+        let world = TestNode::enter(Sandbox::new("soak")?)?;
         let mut servers = Vec::new();
         for address in (1..=cluster::ENDPOINTS).flat_map(cluster::endpoint) {
             if address.is_ipv6() {
@@ -98,7 +98,7 @@ impl Soak {
             }
             servers.push(EchoServer::start(&address.to_string(), SocketAddr::new(address, 8080))?);
         }
-        manifest::replace(&world.manifests().join("node.yaml"), &cluster::node_manifest())?;
+        manifest::write_atomically(&world.manifests().join("node.yaml"), &cluster::node_manifest())?;
         let folder = workspace().join("target/soak").join(seed.to_string());
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -135,7 +135,7 @@ impl Soak {
         self.load = Some(Load::start(&self.shared, self.seed)?);
         self.begin = Instant::now();
 
-        self.replace("replaced by a lingering build", Kind { build: Build::FaultPoints, ..calm }, true)?;
+        self.replace("replaced by a lingering build", Kind { build: Build::Failpoints, ..calm }, true)?;
         let (churn, storm) = (duration.mul_f64(CHURN), duration.mul_f64(STORM));
         while self.begin.elapsed() < churn {
             let what = self.cluster.turn_over();
@@ -272,15 +272,15 @@ impl Soak {
                 // What lingers shows more.
                 let builds = [
                     Build::Product,
-                    Build::FaultPoints,
-                    Build::FaultPoints,
+                    Build::Failpoints,
+                    Build::Failpoints,
                     Build::NextLayout,
                     Build::NextLayout,
                 ];
                 let build = builds[self.rng.usize(..builds.len())];
                 let what = match build {
                     Build::NextLayout => "upgraded to another layout",
-                    Build::FaultPoints => "replaced by a lingering build",
+                    Build::Failpoints => "replaced by a lingering build",
                     Build::Product => "replaced by the product",
                 };
                 let kind = Kind { build, is_two: self.rng.bool() };

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use tests::{Agent, Build, World, agent::Setting, world::NODE};
+use tests::{Agent, Build, TestNode, agent::AgentCommand, test_node::NODE};
 
 /// How long a start or a change may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
@@ -34,9 +34,9 @@ pub(super) struct Proxy {
 
 impl Proxy {
     /// Starts it; it is not in force yet.
-    pub(super) fn start(world: &World, kind: Kind) -> Result<Self> {
+    pub(super) fn start(world: &TestNode, kind: Kind) -> Result<Self> {
         if !kind.is_two {
-            let agent = plain(world.setting(kind.build)).start(world.sandbox())?;
+            let agent = plain(world.command(kind.build)).start(world.sandbox())?;
             return Ok(Self { kind, agent, brain: None });
         }
         let brain = brain(world, kind.build)?;
@@ -53,7 +53,7 @@ impl Proxy {
             "--node-name".as_ref(),
             NODE.as_ref(),
         ];
-        let agent = plain(Setting::of(&kind.build.binary(), &arguments)).start(sandbox)?;
+        let agent = plain(AgentCommand::new(&kind.build.binary(), &arguments)).start(sandbox)?;
         Ok(Self { kind, agent, brain: Some(brain) })
     }
 
@@ -76,7 +76,7 @@ impl Proxy {
     }
 
     /// Kills the brain and starts another; nothing if there is none.
-    pub(super) fn replace_brain(&mut self, world: &World) -> Result<()> {
+    pub(super) fn replace_brain(&mut self, world: &TestNode) -> Result<()> {
         if let Some(old) = self.brain.take() {
             old.kill9()?;
             self.brain = Some(brain(world, self.kind.build)?);
@@ -97,23 +97,23 @@ impl Proxy {
 
     /// The process that holds the kernel.
     pub(super) fn process(&self) -> u32 {
-        self.agent.process()
+        self.agent.pid()
     }
 }
 
 /// With one heap: with one per thread, memory grows by whole heaps while work moves from thread to thread, and that
 /// would hide a leak.
-fn plain(setting: Setting) -> Setting {
-    setting.environment("MALLOC_ARENA_MAX", "1")
+fn plain(setting: AgentCommand) -> AgentCommand {
+    setting.env("MALLOC_ARENA_MAX", "1")
 }
 
-fn target(world: &World) -> OsString {
+fn target(world: &TestNode) -> OsString {
     let mut target = OsString::from("unix://");
     target.push(world.sandbox().files().join("proxy.sock"));
     target
 }
 
-fn brain(world: &World, build: Build) -> Result<Agent> {
+fn brain(world: &TestNode, build: Build) -> Result<Agent> {
     let mut source = OsString::from("file:");
     source.push(world.manifests());
     let target = target(world);
@@ -126,7 +126,7 @@ fn brain(world: &World, build: Build) -> Result<Agent> {
         "--node-name".as_ref(),
         NODE.as_ref(),
     ];
-    Setting::of(&build.binary(), &arguments).start(world.sandbox())
+    AgentCommand::new(&build.binary(), &arguments).start(world.sandbox())
 }
 
 /// Open files, by kind.

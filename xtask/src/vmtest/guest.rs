@@ -113,7 +113,7 @@ fn run(plan: &Plan, test: &Test) -> Result<Outcome> {
     let mut child = Command::new(&test.binary)
         .args(["--exact", &test.name, "--nocapture", "--test-threads=1"])
         .envs(&plan.environment)
-        .env(::tests::sandbox::SKIPPED, &skipped)
+        .env(::tests::sandbox::SKIPPED_TESTS_FILE, &skipped)
         .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(out.try_clone()?)

@@ -256,8 +256,8 @@ impl<'a> Bench<'a> {
         root.file("/modules/order", order);
         let mut plan = self.plan.clone();
         if !machine::is_fast() {
-            plan.environment.insert(tests::PATIENCE.to_owned(), PATIENCE.to_string());
-            plan.environment.insert(tests::HURRY.to_owned(), HURRY.to_string());
+            plan.environment.insert(tests::TIMEOUT_FACTOR.to_owned(), PATIENCE.to_string());
+            plan.environment.insert(tests::REPETITION_DIVISOR.to_owned(), HURRY.to_string());
         }
         root.file("/plan", serde_json::to_vec(&plan)?);
         Ok(root)

@@ -60,7 +60,7 @@ pub(crate) fn server(settings: Settings) -> ApiServer {
 }
 
 pub(crate) fn paging() -> Settings {
-    Settings { streams_lists: false, selects_fields: false, ..Settings::default() }
+    Settings { has_watch_list: false, has_field_selectors: false, ..Settings::default() }
 }
 
 /// A source, and what it has said so far.

@@ -39,13 +39,13 @@ async fn an_event_stands_beside_its_service() {
 
 #[tokio::test]
 async fn what_cannot_be_posted_is_forgotten() {
-    let mut server = ApiServer::start(Settings { takes_events: false, ..Settings::default() }).unwrap();
+    let mut server = ApiServer::start(Settings { accepts_events: false, ..Settings::default() }).unwrap();
     let mut events = events(&server);
     events.post(warning("refused")).await;
     server.stop();
     events.post(warning("nobody is there")).await;
     server.resume().unwrap();
-    server.configure(|it| it.takes_events = true);
+    server.configure(|it| it.accepts_events = true);
     events.post(warning("heard")).await;
     let notes: Vec<_> = server.events().iter().map(|it| it["note"].clone()).collect();
     assert_eq!(notes, ["heard"]);

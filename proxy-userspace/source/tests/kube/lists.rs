@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api_server::{Resource, Settings, Trouble, Verb};
+use api_server::{Fault, Resource, Settings, Verb};
 use source::kube::{Access, Options};
 
 use super::common::{QUICK, World, has_service, node, paging, server, service, slice};
@@ -10,7 +10,7 @@ use super::common::{QUICK, World, has_service, node, paging, server, service, sl
 #[tokio::test]
 async fn nothing_is_handed_over_before_all_kinds_are_listed() {
     let server = server(Settings::default());
-    server.trouble(Resource::Nodes, Verb::Watch, 1, Trouble::Silence);
+    server.inject_fault(Resource::Nodes, Verb::Watch, 1, Fault::NoResponse);
     let mut world = World::follow(&server);
     world.eventually(|it| it.kinds()[0].is_synced && it.kinds()[1].is_synced).await;
     assert_eq!(world.facts.services().len(), 0, "Nodes are not known yet");
@@ -59,9 +59,9 @@ async fn a_page_that_has_expired_begins_the_list_anew() {
     for n in 0..600 {
         server.set(service(&format!("s{n}"), &format!("10.97.{}.{}", n / 250, 1 + n % 250)));
     }
-    let gone = Trouble::Status { code: 410, message: "too old".into(), retry_after: None };
-    server.trouble(Resource::Services, Verb::List, 1, Trouble::Pieces(1000));
-    server.trouble(Resource::Services, Verb::List, 1, gone);
+    let gone = Fault::Status { code: 410, message: "too old".into(), retry_after: None };
+    server.inject_fault(Resource::Services, Verb::List, 1, Fault::Fragments(1000));
+    server.inject_fault(Resource::Services, Verb::List, 1, gone);
     let mut world = World::follow(&server);
     world.next().await;
     assert_eq!(world.facts.services().len(), 601);
@@ -70,10 +70,10 @@ async fn a_page_that_has_expired_begins_the_list_anew() {
 #[tokio::test]
 async fn a_list_that_breaks_off_hands_over_nothing() {
     for settings in [Settings::default(), paging()] {
-        let verb = if settings.streams_lists { Verb::Watch } else { Verb::List };
+        let verb = if settings.has_watch_list { Verb::Watch } else { Verb::List };
         let server = server(settings);
         server.set(service("other", "10.96.0.11"));
-        server.trouble(Resource::Services, verb, 2, Trouble::CutAfter(900));
+        server.inject_fault(Resource::Services, verb, 2, Fault::DisconnectAfter(900));
         let mut world = World::follow(&server);
         world.next().await;
         assert_eq!(world.facts.services().len(), 2);
@@ -131,7 +131,7 @@ async fn what_kube_proxy_leaves_out_is_left_out_at_the_server() {
 #[tokio::test]
 async fn a_body_in_small_pieces_is_put_together() {
     let server = server(Settings::default());
-    server.trouble(Resource::EndpointSlices, Verb::Watch, 1, Trouble::Pieces(3));
+    server.inject_fault(Resource::EndpointSlices, Verb::Watch, 1, Fault::Fragments(3));
     let mut world = World::follow(&server);
     world.next().await;
     server.set(slice("web-1", "web", &["10.244.0.1", "10.244.0.2"]));

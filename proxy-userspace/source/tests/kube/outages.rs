@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use api_server::{Resource, Settings, Trouble, Verb};
+use api_server::{Fault, Resource, Settings, Verb};
 
 use super::common::{World, complains, has_service, paging, server, service, slice};
 
@@ -44,10 +44,10 @@ async fn the_last_facts_stay_while_the_server_is_away_and_their_age_is_known() {
 #[tokio::test]
 async fn a_server_that_accepts_and_says_nothing_is_given_up() {
     let server = server(paging());
-    server.trouble(Resource::Services, Verb::List, 1000, Trouble::Silence);
+    server.inject_fault(Resource::Services, Verb::List, 1000, Fault::NoResponse);
     let mut world = World::follow(&server);
     world.eventually(complains(0, &["services: no answer within"])).await;
-    server.calm();
+    server.clear_faults();
     world.next().await;
     assert!(world.service("web").is_some());
 }

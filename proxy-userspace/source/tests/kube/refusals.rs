@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use api_server::{ApiServer, Resource, Settings, Trouble, Verb};
+use api_server::{ApiServer, Fault, Resource, Settings, Verb};
 use source::kube::{Access, KubeSource, Options};
 
 use super::common::{QUICK, World, complains, has_service, server, service};
@@ -11,18 +11,18 @@ fn options(access: Access) -> Options {
     Options { access, timing: QUICK, ..Options::default() }
 }
 
-fn status(code: u16, message: &str) -> Trouble {
-    Trouble::Status { code, message: message.into(), retry_after: None }
+fn status(code: u16, message: &str) -> Fault {
+    Fault::Status { code, message: message.into(), retry_after: None }
 }
 
 /// Follows a server that troubles the first few requests, and waits for the complaint and then for the facts.
-async fn check(trouble: Trouble, words: &'static [&'static str]) {
+async fn check(trouble: Fault, words: &'static [&'static str]) {
     let server = server(Settings::default());
-    server.trouble(Resource::Services, Verb::Watch, 1000, trouble);
+    server.inject_fault(Resource::Services, Verb::Watch, 1000, trouble);
     let mut world = World::follow(&server);
     world.eventually(complains(0, words)).await;
     assert!(!world.health.is_synced());
-    server.calm();
+    server.clear_faults();
     world.next().await;
     assert!(world.service("web").is_some());
 }
@@ -45,8 +45,8 @@ async fn an_internal_error_is_tried_again() {
 #[tokio::test]
 async fn a_server_that_wants_to_be_left_alone_is_left_alone_for_that_long() {
     let server = server(Settings::default());
-    let busy = Trouble::Status { code: 429, message: "busy".into(), retry_after: Some(2) };
-    server.trouble(Resource::Services, Verb::Watch, 1, busy);
+    let busy = Fault::Status { code: 429, message: "busy".into(), retry_after: Some(2) };
+    server.inject_fault(Resource::Services, Verb::Watch, 1, busy);
     let began = std::time::Instant::now();
     let mut world = World::follow(&server);
     world.eventually(complains(0, &["429 Too Many Requests"])).await;
@@ -60,11 +60,11 @@ async fn a_refusal_later_takes_nothing_away() {
     let server = server(Settings::default());
     let mut world = World::follow(&server);
     world.next().await;
-    server.trouble(Resource::Services, Verb::Watch, 1000, status(403, "no longer"));
-    server.cut();
+    server.inject_fault(Resource::Services, Verb::Watch, 1000, status(403, "no longer"));
+    server.disconnect_all();
     world.eventually(complains(0, &["403"])).await;
     assert!(world.service("web").is_some());
-    server.calm();
+    server.clear_faults();
     server.set(service("other", "10.96.0.11"));
     world.until(has_service("other")).await;
 }
@@ -78,7 +78,7 @@ async fn a_token_that_expires_is_read_again() {
         World::start(&options(Access { kubeconfig: Some(kubeconfig.into()), ..Access::default() }));
     world.next().await;
     server.configure(|it| it.token = Some("second".into()));
-    server.cut();
+    server.disconnect_all();
     world.eventually(complains(0, &["401 Unauthorized", "token"])).await;
     fs::write(folder.path().join("token"), "second\n").unwrap();
     server.set(service("other", "10.96.0.11"));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api_server::{Resource, Settings, Trouble, Verb};
+use api_server::{Fault, Resource, Settings, Verb};
 
 use super::common::{World, has_service, node, paging, server, service, slice};
 
@@ -74,10 +74,10 @@ async fn an_error_event_of_an_expired_version_is_listed_again() {
     let server = server(Settings::default());
     let mut world = World::follow(&server);
     world.next().await;
-    let gone = Trouble::ErrorEvent { code: 410, message: "too old resource version".into() };
-    server.trouble(Resource::Services, Verb::Watch, 1, gone);
+    let gone = Fault::ErrorEvent { code: 410, message: "too old resource version".into() };
+    server.inject_fault(Resource::Services, Verb::Watch, 1, gone);
     let _ = server.requests();
-    server.cut();
+    server.disconnect_all();
     server.set(service("other", "10.96.0.11"));
     world.until(has_service("other")).await;
     let requests = server.requests();
@@ -92,10 +92,10 @@ async fn an_error_event_of_another_kind_is_no_reason_to_list_again() {
     let server = server(Settings::default());
     let mut world = World::follow(&server);
     world.next().await;
-    let failure = Trouble::ErrorEvent { code: 500, message: "etcd is away".into() };
-    server.trouble(Resource::Services, Verb::Watch, 2, failure);
+    let failure = Fault::ErrorEvent { code: 500, message: "etcd is away".into() };
+    server.inject_fault(Resource::Services, Verb::Watch, 2, failure);
     let _ = server.requests();
-    server.cut();
+    server.disconnect_all();
     server.set(service("other", "10.96.0.11"));
     world.until(has_service("other")).await;
     assert!(server.requests().iter().all(|it| !it.contains("sendInitialEvents")));
@@ -108,8 +108,8 @@ async fn a_watch_that_is_cut_in_the_middle_of_an_object_goes_on_where_it_was() {
     world.next().await;
     let before = world.service("web").unwrap();
     let _ = server.requests();
-    server.trouble(Resource::Services, Verb::Watch, 1, Trouble::CutAfter(700));
-    server.cut();
+    server.inject_fault(Resource::Services, Verb::Watch, 1, Fault::DisconnectAfter(700));
+    server.disconnect_all();
     server.set(service("one", "10.96.0.11"));
     server.set(service("two", "10.96.0.12"));
     world.until(has_service("two")).await;
@@ -120,7 +120,8 @@ async fn a_watch_that_is_cut_in_the_middle_of_an_object_goes_on_where_it_was() {
 
 #[tokio::test]
 async fn bookmarks_keep_the_place_of_a_kind_that_nothing_happens_to() {
-    let settings = Settings { bookmarks: std::time::Duration::from_millis(20), ..Settings::default() };
+    let settings =
+        Settings { bookmark_interval: std::time::Duration::from_millis(20), ..Settings::default() };
     let server = server(settings);
     let mut world = World::follow(&server);
     world.next().await;
@@ -136,7 +137,7 @@ async fn bookmarks_keep_the_place_of_a_kind_that_nothing_happens_to() {
     let contact = world.health.kinds()[2].last_contact;
     world.eventually(|it| it.kinds()[2].last_contact > contact).await;
     let _ = server.requests();
-    server.cut();
+    server.disconnect_all();
     server.set(node("n2", "b"));
     world.until(|it| it.node("n2").is_some()).await;
     let requests = server.requests();

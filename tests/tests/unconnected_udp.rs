@@ -9,7 +9,7 @@ use std::{
 };
 
 use aya::maps::{HashMap, Map, MapData};
-use tests::{Agent, Build, World, eventually, manifest::Service, world::expected_dump};
+use tests::{Agent, Build, TestNode, eventually, manifest::Service, test_node::expected_dump};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Far more than a socket's own storage has slots for.
@@ -61,12 +61,12 @@ struct Node {
     /// A server at every endpoint's port of every Service: its socket answers when the test says so.
     servers: BTreeMap<(u16, u16), [UdpSocket; 2]>,
     agent: Option<Agent>,
-    world: World,
+    world: TestNode,
 }
 
 impl Node {
     fn or_skip(test: &str, services: u16, arguments: &[&str]) -> Option<Self> {
-        let world = World::or_skip(test)?;
+        let world = TestNode::or_skip(test)?;
         let mut servers = BTreeMap::new();
         for n in 1..=3 {
             world.netns().add_address(endpoint(n)[1]).unwrap();
@@ -83,8 +83,8 @@ impl Node {
     }
 
     fn start(&mut self, arguments: &[&str]) {
-        let setting = self.world.setting(Build::Product);
-        let setting = arguments.iter().fold(setting, tests::agent::Setting::argument);
+        let setting = self.world.command(Build::Product);
+        let setting = arguments.iter().fold(setting, tests::agent::AgentCommand::arg);
         let mut agent = setting.start(self.world.sandbox()).unwrap();
         let log = agent.log_path().to_owned();
         let is_attached = || std::fs::read_to_string(&log).is_ok_and(|it| it.contains("in force"));
@@ -345,7 +345,7 @@ fn whoever_asks_the_canary_takes_no_room_of_others() {
 
 #[test]
 fn what_a_socket_of_very_many_addresses_leaves_over_is_swept() {
-    let Some(world) = World::or_skip("what_a_socket_of_very_many_addresses_leaves_over_is_swept") else {
+    let Some(world) = TestNode::or_skip("what_a_socket_of_very_many_addresses_leaves_over_is_swept") else {
         return;
     };
     let addresses: Vec<_> = (0..400_u16).map(|n| IpAddr::from([10, 97, (n >> 8) as u8, n as u8])).collect();

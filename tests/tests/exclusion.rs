@@ -13,8 +13,8 @@ use std::{
 
 use rustix::thread::CapabilitySet;
 use tests::{
-    Agent, Build, EchoServer, NetNs, Transport, World, ask, eventually, http::get, manifest::Service,
-    requirements::kernel_at_least, world::NODE,
+    Agent, Build, EchoServer, NetNs, TestNode, Transport, eventually, http::get, manifest::Service, request,
+    requirements::kernel_at_least, test_node::NODE,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -27,7 +27,7 @@ fn endpoint() -> SocketAddr {
     SocketAddr::from(([10, 244, 1, 1], 8080))
 }
 
-fn prepare(world: &World) -> EchoServer {
+fn prepare(world: &TestNode) -> EchoServer {
     let web = Service::new("web", &[web().ip()])
         .port("tcp", "TCP", 80, 8080)
         .port("udp", "UDP", 80, 8080)
@@ -36,9 +36,9 @@ fn prepare(world: &World) -> EchoServer {
     EchoServer::start("web-1", endpoint()).unwrap()
 }
 
-fn start(world: &World, arguments: &[&Path]) -> Agent {
-    let setting = world.setting(Build::Product);
-    let setting = arguments.iter().fold(setting, tests::agent::Setting::argument);
+fn start(world: &TestNode, arguments: &[&Path]) -> Agent {
+    let setting = world.command(Build::Product);
+    let setting = arguments.iter().fold(setting, tests::agent::AgentCommand::arg);
     let mut agent = setting.start(world.sandbox()).unwrap();
     let log = agent.log_path().to_owned();
     agent.wait_until(LIMIT, || fs::read_to_string(&log).is_ok_and(|it| it.contains("in force"))).unwrap();
@@ -50,7 +50,7 @@ const TRANSPORTS: [Transport; 3] = [Transport::Tcp, Transport::Udp, Transport::U
 #[track_caller]
 fn assert_served() {
     for transport in TRANSPORTS {
-        assert_eq!(ask(transport, web()).unwrap(), "web-1", "{transport:?}");
+        assert_eq!(request(transport, web()).unwrap(), "web-1", "{transport:?}");
     }
 }
 
@@ -58,14 +58,14 @@ fn assert_served() {
 #[track_caller]
 fn assert_left_alone() {
     for transport in TRANSPORTS {
-        let error = ask(transport, web()).unwrap_err();
+        let error = request(transport, web()).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(nix::libc::ENETUNREACH), "{transport:?}: {error}");
     }
 }
 
 #[test]
 fn host_leaves_other_namespaces_alone() {
-    let Some(world) = World::or_skip("host_leaves_other_namespaces_alone") else { return };
+    let Some(world) = TestNode::or_skip("host_leaves_other_namespaces_alone") else { return };
     let _server = prepare(&world);
     let pod = NetNs::new().unwrap();
     pod.ip(&["route", "add", "local", "10.244.0.0/16", "dev", "lo"]).unwrap();
@@ -96,7 +96,7 @@ fn host_leaves_other_namespaces_alone() {
 struct Below(PathBuf);
 
 impl Below {
-    fn new(world: &World, name: &str) -> Self {
+    fn new(world: &TestNode, name: &str) -> Self {
         let path = world.sandbox().cgroup().join(name);
         fs::create_dir(&path).unwrap();
         Self(path)
@@ -120,7 +120,7 @@ fn enter(cgroup: &Path) {
 
 #[test]
 fn an_excluded_cgroup_is_left_alone_with_all_below() {
-    let Some(world) = World::or_skip("an_excluded_cgroup_is_left_alone_with_all_below") else { return };
+    let Some(world) = TestNode::or_skip("an_excluded_cgroup_is_left_alone_with_all_below") else { return };
     let _server = prepare(&world);
     let top = world.sandbox().cgroup().to_owned();
     let mesh = Below::new(&world, "mesh");
@@ -157,7 +157,7 @@ fn an_excluded_cgroup_is_left_alone_with_all_below() {
 
 #[test]
 fn an_excluded_cgroup_may_come_later_and_come_back() {
-    let Some(world) = World::or_skip("an_excluded_cgroup_may_come_later_and_come_back") else { return };
+    let Some(world) = TestNode::or_skip("an_excluded_cgroup_may_come_later_and_come_back") else { return };
     let _server = prepare(&world);
     let top = world.sandbox().cgroup().to_owned();
     let path = top.join("later");
@@ -167,7 +167,7 @@ fn an_excluded_cgroup_may_come_later_and_come_back() {
     for _ in 0..2 {
         let later = Below::new(&world, "later");
         later.enter();
-        assert!(eventually(LIMIT, || ask(Transport::Tcp, web()).is_err()), "{}", agent.log());
+        assert!(eventually(LIMIT, || request(Transport::Tcp, web()).is_err()), "{}", agent.log());
         assert_left_alone();
         enter(&top);
         assert_served();
@@ -176,12 +176,12 @@ fn an_excluded_cgroup_may_come_later_and_come_back() {
 
 #[test]
 fn what_is_no_cgroup_cannot_be_excluded() {
-    let Some(world) = World::or_skip("what_is_no_cgroup_cannot_be_excluded") else { return };
+    let Some(world) = TestNode::or_skip("what_is_no_cgroup_cannot_be_excluded") else { return };
     let _server = prepare(&world);
     let root = world.sandbox().cgroup().parent().unwrap().to_owned();
     let files = world.sandbox().files().join("nothing");
     for (path, says) in [(&files, "is not a cgroup2 folder"), (&root, "cannot be left alone")] {
-        let setting = world.setting(Build::Product).argument("--socket-lb-exclude-cgroup").argument(path);
+        let setting = world.command(Build::Product).arg("--socket-lb-exclude-cgroup").arg(path);
         let mut agent = setting.start(world.sandbox()).unwrap();
         assert!(!agent.wait(LIMIT).unwrap().success());
         assert!(agent.log().contains(says), "{}", agent.log());
@@ -210,7 +210,7 @@ fn say_by(program: impl AsRef<OsStr>, arguments: &[&OsStr]) -> String {
 #[test]
 fn a_cgroup_below_the_root_bounds_packets_too_unless_they_are_asked_for() {
     const NAME: &str = "a_cgroup_below_the_root_bounds_packets_too_unless_they_are_asked_for";
-    let Some(world) = World::or_skip(NAME) else { return };
+    let Some(world) = TestNode::or_skip(NAME) else { return };
     let _server = prepare(&world);
     let (cgroup, pins) = (world.sandbox().cgroup().as_os_str(), world.sandbox().pins().as_os_str());
     let source = format!("file:{}", world.manifests().display());
@@ -247,9 +247,9 @@ fn a_cgroup_below_the_root_bounds_packets_too_unless_they_are_asked_for() {
 
     let env: [&OsStr; 3] = ["-u".as_ref(), "KUBE_PROXY_EBPF_PACKETS".as_ref(), binary.as_ref()];
     let arguments = [&env[..], &run, &below, &["--pin-dir".as_ref(), pins]].concat();
-    let unasked = tests::agent::Setting::of("env".as_ref(), &arguments);
+    let unasked = tests::agent::AgentCommand::new("env".as_ref(), &arguments);
     let dump = || say(&["dump".as_ref(), "--pin-dir".as_ref(), pins]);
-    for (setting, is_asked_for) in [(unasked.clone(), false), (unasked.argument("--packets=nft"), true)] {
+    for (setting, is_asked_for) in [(unasked.clone(), false), (unasked.arg("--packets=nft"), true)] {
         let mut agent = setting.start(world.sandbox()).unwrap();
         let is_in_force = |it: &str| it.contains("in force");
         let log = agent.log_path().to_owned();
@@ -264,7 +264,7 @@ fn a_cgroup_below_the_root_bounds_packets_too_unless_they_are_asked_for() {
 #[test]
 fn a_cgroup_that_is_taken_unasked_and_leaves_processes_out_is_told_of() {
     const NAME: &str = "a_cgroup_that_is_taken_unasked_and_leaves_processes_out_is_told_of";
-    let Some(world) = World::or_skip(NAME) else { return };
+    let Some(world) = TestNode::or_skip(NAME) else { return };
     let _server = prepare(&world);
     // As in a container that sees its own cgroup alone: no other cgroup2 mount is left.
     let mount = world.sandbox().files().join("cgroup");
@@ -287,7 +287,7 @@ fn a_cgroup_that_is_taken_unasked_and_leaves_processes_out_is_told_of() {
         "--pin-dir".as_ref(),
         world.sandbox().pins().as_ref(),
     ];
-    let setting = tests::agent::Setting::of("unshare".as_ref(), &arguments);
+    let setting = tests::agent::AgentCommand::new("unshare".as_ref(), &arguments);
     let mut agent = setting.capabilities(CapabilitySet::all()).start(world.sandbox()).unwrap();
     let page = |path| {
         get((Ipv4Addr::LOCALHOST, 10256).into(), path).map_or((0, String::new()), |it| (it.status, it.body))

@@ -10,8 +10,8 @@ use std::{
 };
 
 use tests::{
-    Build, EchoServer, Probe, Transport, World, ask, eventually, manifest::Service, patiently,
-    requirements::kernel_at_least,
+    Build, EchoConnection, EchoServer, TestNode, Transport, eventually, manifest::Service, request,
+    requirements::kernel_at_least, scaled,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ fn service() -> Service {
         .endpoint("endpoint", &endpoint())
 }
 
-fn servers(world: &World) -> [EchoServer; 2] {
+fn servers(world: &TestNode) -> [EchoServer; 2] {
     world.netns().add_address(endpoint()[1]).unwrap();
     endpoint().map(|it| EchoServer::start("endpoint", SocketAddr::new(it, 8080)).unwrap())
 }
@@ -45,7 +45,7 @@ struct Connected(UdpSocket, SocketAddr);
 impl Connected {
     fn new(to: SocketAddr) -> Self {
         let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
-        socket.set_read_timeout(Some(patiently(Duration::from_secs(2)))).unwrap();
+        socket.set_read_timeout(Some(scaled(Duration::from_secs(2)))).unwrap();
         socket.connect(to).unwrap();
         Self(socket, to)
     }
@@ -66,7 +66,7 @@ impl Connected {
 
 #[test]
 fn a_socket_from_before_the_proxy_is_left_alone() {
-    let Some(world) = World::or_skip("a_socket_from_before_the_proxy_is_left_alone") else { return };
+    let Some(world) = TestNode::or_skip("a_socket_from_before_the_proxy_is_left_alone") else { return };
     let _servers = servers(&world);
     let mapped = match web()[0] {
         IpAddr::V4(it) => it.to_ipv6_mapped(),
@@ -81,13 +81,14 @@ fn a_socket_from_before_the_proxy_is_left_alone() {
             EchoServer::start("before", *it).unwrap()
         })
         .collect();
-    let mut streams = addresses.map(|it| Probe::connect(it).unwrap_or_else(|error| panic!("{it}: {error}")));
+    let mut streams =
+        addresses.map(|it| EchoConnection::connect(it).unwrap_or_else(|error| panic!("{it}: {error}")));
     let datagrams = addresses.map(Connected::new);
     datagrams.iter().for_each(|it| it.is_answered_by("before"));
 
     world.write(&[service()]);
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
-    let is_served = |it: &SocketAddr| ask(Transport::Tcp, *it).is_ok_and(|name| name == "endpoint");
+    let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
+    let is_served = |it: &SocketAddr| request(Transport::Tcp, *it).is_ok_and(|name| name == "endpoint");
     agent.wait_until(LIMIT, || addresses.iter().all(is_served)).unwrap();
     for address in addresses {
         Connected::new(address).is_answered_by("endpoint");
@@ -102,7 +103,7 @@ fn a_socket_from_before_the_proxy_is_left_alone() {
 
 #[test]
 fn a_load_balancer_ip_with_source_ranges_is_left_to_the_packet_path() {
-    let Some(world) = World::or_skip("a_load_balancer_ip_with_source_ranges_is_left_to_the_packet_path")
+    let Some(world) = TestNode::or_skip("a_load_balancer_ip_with_source_ranges_is_left_to_the_packet_path")
     else {
         return;
     };
@@ -110,28 +111,28 @@ fn a_load_balancer_ip_with_source_ranges_is_left_to_the_packet_path() {
     let ips: [IpAddr; 2] = ["203.0.113.10", "fd00:10:eee::10"].map(|it| it.parse().unwrap());
     let ranges = ["192.0.2.0/24"];
     world.write(&[service().load_balancer_ips(&ips).source_ranges(&ranges)]);
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
     // Only the family that has ranges is guarded.
     let open = SocketAddr::new(ips[1], 80);
-    agent.wait_until(LIMIT, || ask(Transport::Tcp, open).is_ok()).unwrap();
-    assert_eq!(ask(Transport::Udp, open).unwrap(), "endpoint");
-    assert_eq!(ask(Transport::Tcp, SocketAddr::new(web()[0], 80)).unwrap(), "endpoint");
+    agent.wait_until(LIMIT, || request(Transport::Tcp, open).is_ok()).unwrap();
+    assert_eq!(request(Transport::Udp, open).unwrap(), "endpoint");
+    assert_eq!(request(Transport::Tcp, SocketAddr::new(web()[0], 80)).unwrap(), "endpoint");
     let guarded = SocketAddr::new(ips[0], 80);
     for transport in [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected] {
-        let error = ask(transport, guarded).unwrap_err();
+        let error = request(transport, guarded).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(nix::libc::ENETUNREACH), "{transport:?}: {error}");
     }
     // Without ranges it is served.
     world.write(&[service().load_balancer_ips(&ips)]);
-    assert!(eventually(LIMIT, || ask(Transport::Tcp, guarded).is_ok()));
+    assert!(eventually(LIMIT, || request(Transport::Tcp, guarded).is_ok()));
 }
 
 #[test]
 fn a_bind_without_a_port_is_never_refused() {
-    let Some(world) = World::or_skip("a_bind_without_a_port_is_never_refused") else { return };
+    let Some(world) = TestNode::or_skip("a_bind_without_a_port_is_never_refused") else { return };
     let _servers = servers(&world);
     world.write(&[service()]);
-    let mut agent = world.setting(Build::Product).start(world.sandbox()).unwrap();
+    let mut agent = world.command(Build::Product).start(world.sandbox()).unwrap();
     agent.wait_until(LIMIT, || world.is_attached()).unwrap();
     // An older kernel does not tell that this is the node's namespace, and nothing is refused.
     assert_eq!(TcpListener::bind(("0.0.0.0", NODE_PORT)).is_err(), kernel_at_least(5, 14));

@@ -17,10 +17,10 @@ use aya::maps::{Array, Map, MapData};
 
 use crate::{
     NetNs, Sandbox,
-    agent::Setting,
+    agent::AgentCommand,
     manifest::{self, Service},
-    netns::Entered,
-    sandbox::Inside,
+    netns::NetNsGuard,
+    sandbox::CgroupGuard,
 };
 
 /// The node that tests serve.
@@ -38,7 +38,7 @@ pub enum Build {
     /// As users get it.
     Product,
     /// One that dies at a named step, and lingers between the steps of a decision.
-    FaultPoints,
+    Failpoints,
     /// The same with another layout of the maps.
     NextLayout,
 }
@@ -53,7 +53,7 @@ impl Build {
     pub fn binary(self) -> PathBuf {
         let name = match self {
             Self::Product => "product",
-            Self::FaultPoints => "fault-points",
+            Self::Failpoints => "fault-points",
             Self::NextLayout => "next-layout",
         };
         let workspace =
@@ -66,14 +66,14 @@ impl Build {
 
 /// The test's own place.
 #[derive(Debug)]
-pub struct World {
-    _entered: Entered,
-    _inside: Inside,
+pub struct TestNode {
+    _entered: NetNsGuard,
+    _inside: CgroupGuard,
     netns: NetNs,
     sandbox: Sandbox,
 }
 
-impl World {
+impl TestNode {
     /// Enters a new one, or says why the test that wants it is skipped.
     ///
     /// # Panics
@@ -121,8 +121,8 @@ impl World {
 
     /// How to start the proxy here.
     #[must_use]
-    pub fn setting(&self, build: Build) -> Setting {
-        Setting::new(&build.binary(), &self.sandbox, &self.manifests(), NODE)
+    pub fn command(&self, build: Build) -> AgentCommand {
+        AgentCommand::run(&build.binary(), &self.sandbox, &self.manifests(), NODE)
     }
 
     /// Writes the Services, all of them in one moment.
@@ -132,7 +132,7 @@ impl World {
     /// If the folder cannot be written to.
     pub fn write(&self, services: &[Service]) {
         let text: Vec<_> = services.iter().map(ToString::to_string).collect();
-        manifest::replace(&self.manifests().join("all.yaml"), &text.join("---\n"))
+        manifest::write_atomically(&self.manifests().join("all.yaml"), &text.join("---\n"))
             .expect("manifests are written");
     }
 
@@ -186,7 +186,7 @@ impl World {
     ///
     /// If there are none.
     #[must_use]
-    pub fn taken_slots(&self) -> usize {
+    pub fn used_socket_slots(&self) -> usize {
         let slots = MapData::from_pin(self.sandbox.pins().join("sockets1/slots"));
         let slots = slots.and_then(Map::from_map_data).expect("slots are pinned");
         // The claims are the first of eight words, and two are the address of the Service.

@@ -1,5 +1,5 @@
 //! What the kernel's programs cost, by the kernel's own count.
-//! The one rule: nothing is counted outside [`ProgramCost::of`], since counting itself costs.
+//! The one rule: nothing is counted outside [`ProgramStats::of`], since counting itself costs.
 
 use std::path::Path;
 
@@ -12,14 +12,14 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
 /// How often a program ran, and for how long altogether.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProgramCost {
+pub struct ProgramStats {
     /// How often.
     pub runs: u64,
     /// How long, in nanoseconds; the kernel's two looks at its clock are part of it.
     pub nanoseconds: u64,
 }
 
-impl ProgramCost {
+impl ProgramStats {
     /// Counts what the program pinned at `pin` does while `work` runs. What else uses it meanwhile is
     /// counted too.
     ///

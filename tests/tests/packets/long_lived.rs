@@ -9,11 +9,10 @@ use std::{
 };
 
 use tests::{
-    Build, Cluster, Load, NetNs, Transport,
-    cluster::{P1, P2, P3},
-    eventually,
-    load::Report,
-    patiently, repetitions,
+    Build, ConnectLoad, NetNs, TestCluster, Transport, eventually,
+    load::LoadReport,
+    repetitions, scaled,
+    test_cluster::{P1, P2, P3},
 };
 
 use crate::{
@@ -26,7 +25,7 @@ fn one_flow(from: &NetNs, address: SocketAddr) -> UdpSocket {
     let _there = from.enter().unwrap();
     let socket = UdpSocket::bind(if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
     socket.connect(address).unwrap();
-    socket.set_read_timeout(Some(patiently(Duration::from_millis(200)))).unwrap();
+    socket.set_read_timeout(Some(scaled(Duration::from_millis(200)))).unwrap();
     socket
 }
 
@@ -54,7 +53,7 @@ fn a_flow_leaves_an_endpoint_that_is_gone_and_one_that_was_too_early_finds_one()
         assert!(eventually(LIMIT, || asked(&flow).is_ok_and(|it| it == "p2")), "stays with one that is gone");
         // Who serves on is not left because another one comes.
         it.write(&[web.clone().endpoint("p1", &P1).endpoint("p2", &P2)]);
-        flow.set_read_timeout(Some(patiently(Duration::from_secs(2)))).unwrap();
+        flow.set_read_timeout(Some(scaled(Duration::from_secs(2)))).unwrap();
         for _ in 0..20 {
             assert_eq!(asked(&flow).unwrap(), "p2");
         }
@@ -86,7 +85,7 @@ fn what_somebody_else_changes_is_put_back_and_reported_and_what_is_not_ours_is_l
         let put_back = || it.agent.log().matches("somebody has changed the nftables tables").count() > n;
         assert!(eventually(LIMIT, put_back), "nft {change:?} was not noticed");
         assert_eq!(dump(cluster), right, "after nft {change:?}");
-        Cluster::ask(&cluster.client, Transport::Tcp, door).unwrap();
+        TestCluster::request(&cluster.client, Transport::Tcp, door).unwrap();
     }
     // What others do is no news.
     nft(cluster, &["add", "chain", "ip", "theirs", "mine"]);
@@ -110,7 +109,7 @@ fn a_table_of_another_version_gives_way() {
     if !nft_is_here("a_table_of_another_version") {
         return;
     }
-    let Some(cluster) = Cluster::or_skip("other_version") else { return };
+    let Some(cluster) = TestCluster::or_skip("other_version") else { return };
     for family in ["ip", "ip6"] {
         nft(&cluster, &["add", "table", family, "kube-proxy-ebpf"]);
         nft(&cluster, &["add", "chain", family, "kube-proxy-ebpf", "services"]);
@@ -119,10 +118,10 @@ fn a_table_of_another_version_gives_way() {
     }
     let web = [outside("web", 1).endpoint("p1", &P1)];
     cluster.write(&web);
-    let mut agent = cluster.start(&cluster.setting("nft"));
+    let mut agent = cluster.start(&cluster.command("nft"));
     agent.wait_until(LIMIT, || in_force(&cluster, &web)).unwrap();
     for door in doors(1) {
-        assert_eq!(Cluster::ask(&cluster.client, Transport::Tcp, door).unwrap().name, "p1", "{door}");
+        assert_eq!(TestCluster::request(&cluster.client, Transport::Tcp, door).unwrap().name, "p1", "{door}");
     }
 }
 
@@ -136,22 +135,23 @@ fn a_restart_leaves_what_is_right_untouched_and_no_connection_fails() {
         };
         let load = {
             let _there = cluster.client.enter().unwrap();
-            Load::start(Transport::Tcp, at(outer(1)[0], 80), 2, patiently(Duration::from_millis(1)))
+            ConnectLoad::start(Transport::Tcp, at(outer(1)[0], 80), 2, scaled(Duration::from_millis(1)))
         };
         assert!(load.settle(LIMIT));
         agent.kill9().unwrap();
         assert!(load.settle(LIMIT));
-        let mut agent = cluster.start(&cluster.setting(backend));
+        let mut agent = cluster.start(&cluster.command(backend));
         agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
         assert!(load.settle(LIMIT));
         agent.kill9().unwrap();
         // It comes back to another state than it left.
         cluster.write(&[web.endpoint("p2", &P2)]);
-        let mut agent = cluster.start(&cluster.setting(backend));
-        let to_p2 = |cluster: &Cluster| dump(cluster).iter().any(|it| it.ends_with("-> 10.244.1.11:8080"));
+        let mut agent = cluster.start(&cluster.command(backend));
+        let to_p2 =
+            |cluster: &TestCluster| dump(cluster).iter().any(|it| it.ends_with("-> 10.244.1.11:8080"));
         agent.wait_until(LIMIT, || to_p2(&cluster)).unwrap();
         assert!(load.settle(LIMIT));
-        let report = Report::of(&load.stop());
+        let report = LoadReport::of(&load.stop());
         assert_eq!(report.failed, 0, "{report:?}");
     }
 }
@@ -168,7 +168,7 @@ fn change_under_load(backend: &str) {
     let Some(mut it) = Served::or_skip("changes", backend, &services, &[]) else { return };
     let start = |(transport, address, threads)| {
         let _there = it.cluster.client.enter().unwrap();
-        Load::start(transport, address, threads, patiently(Duration::from_millis(3)))
+        ConnectLoad::start(transport, address, threads, scaled(Duration::from_millis(3)))
     };
     // Many at a time, so that some packets are on their way through the rules while a change is committed.
     let tcp = doors(1).into_iter().map(|it| (Transport::Tcp, it, 4));
@@ -204,7 +204,7 @@ fn change_under_load(backend: &str) {
     }
     it.write(&last);
     for load in loads {
-        let report = Report::of(&load.stop());
+        let report = LoadReport::of(&load.stop());
         assert!(report.connects > 0);
         assert_eq!(report.failed, 0, "{report:?}");
     }

@@ -11,8 +11,8 @@ use std::{
 
 use rustix::thread::CapabilitySet;
 use tests::{
-    Agent, Build, EchoServer, NetNs, Transport, World, ask, deploy, eventually, manifest::Service,
-    sandbox::skip, world::expected_dump,
+    Agent, Build, EchoServer, NetNs, TestNode, Transport, deploy, eventually, manifest::Service, request,
+    sandbox::skip, test_node::expected_dump,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -40,12 +40,12 @@ fn addresses() -> [SocketAddr; 3] {
 struct Node {
     _servers: Vec<EchoServer>,
     agent: Option<Agent>,
-    world: World,
+    world: TestNode,
 }
 
 impl Node {
     fn or_skip(test: &str) -> Option<Self> {
-        let world = World::or_skip(test)?;
+        let world = TestNode::or_skip(test)?;
         if !has_destroy() {
             skip(test, "this kernel cannot end sockets: CONFIG_INET_DIAG_DESTROY");
             return None;
@@ -62,8 +62,8 @@ impl Node {
 
     fn start(&mut self, endpoints: &[u16], arguments: &[&str], more: CapabilitySet) {
         self.world.write(&[web(endpoints)]);
-        let setting = self.world.setting(Build::Product).capabilities(deploy::capabilities().unwrap() | more);
-        let setting = arguments.iter().fold(setting, tests::agent::Setting::argument);
+        let setting = self.world.command(Build::Product).capabilities(deploy::capabilities().unwrap() | more);
+        let setting = arguments.iter().fold(setting, tests::agent::AgentCommand::arg);
         let mut agent = setting.start(self.world.sandbox()).unwrap();
         let log = agent.log_path().to_owned();
         agent
@@ -216,7 +216,7 @@ fn connected_udp_of_pods_is_ended_where_namespaces_may_be_entered() {
     let mut flows: Vec<_> = [addresses()[0]; 24].map(Flow::new).into();
     flows.push(Flow::new(SocketAddr::new(endpoint(1)[0], 8080)));
     drop(inside);
-    assert!(eventually(LIMIT, || ask(Transport::Udp, addresses()[0]).is_ok()));
+    assert!(eventually(LIMIT, || request(Transport::Udp, addresses()[0]).is_ok()));
     node.scale(&[2]);
     let _inside = namespace.enter().unwrap();
     check(&mut flows);

@@ -29,10 +29,10 @@ use anyhow::Result;
 
 use crate::{
     Agent, Build, NetNs, Sandbox, Transport,
-    agent::Setting,
-    ask,
-    client::ask_in_vain,
+    agent::AgentCommand,
+    client::request_unanswered,
     manifest::{self, Service},
+    request,
 };
 
 /// The port that every pod serves, over TCP and UDP.
@@ -66,7 +66,7 @@ pub const P3: [IpAddr; 2] = [
 
 /// The cluster, with a folder of manifests and a sandbox for the proxy on n1.
 #[derive(Debug)]
-pub struct Cluster {
+pub struct TestCluster {
     /// The client outside. What is neither on the lan nor its own it sends to n1.
     pub client: NetNs,
     /// The node where the proxy runs.
@@ -80,7 +80,7 @@ pub struct Cluster {
     sandbox: Sandbox,
 }
 
-impl Cluster {
+impl TestCluster {
     /// Makes one in which every pod serves, or says why the test that wants it is skipped.
     ///
     /// # Panics
@@ -155,10 +155,10 @@ impl Cluster {
 
     /// How to start the proxy on n1, with a backend.
     #[must_use]
-    pub fn setting(&self, backend: &str) -> Setting {
-        Setting::new(&Build::Product.binary(), &self.sandbox, &self.manifests(), "n1")
-            .argument(format!("--backend={backend}"))
-            .argument("--packets=nft")
+    pub fn command(&self, backend: &str) -> AgentCommand {
+        AgentCommand::run(&Build::Product.binary(), &self.sandbox, &self.manifests(), "n1")
+            .arg(format!("--backend={backend}"))
+            .arg("--packets=nft")
     }
 
     /// Starts the proxy on n1.
@@ -167,7 +167,7 @@ impl Cluster {
     ///
     /// If it cannot be started.
     #[must_use]
-    pub fn start(&self, setting: &Setting) -> Agent {
+    pub fn start(&self, setting: &AgentCommand) -> Agent {
         let _there = self.n1.enter().expect("a thread can enter n1");
         setting.start(&self.sandbox).expect("the proxy starts")
     }
@@ -181,9 +181,9 @@ impl Cluster {
         let mut text: Vec<_> = services.iter().map(ToString::to_string).collect();
         for (name, addresses, number) in [("n1", N1, 1), ("n2", N2, 2)] {
             let cidrs = format!("spec:\n  podCIDRs: [10.244.{number}.0/24, 'fd00:244:{number}::/64']\n");
-            text.push(manifest::node_at(name, &addresses) + &cidrs);
+            text.push(manifest::node_with_addresses(name, &addresses) + &cidrs);
         }
-        manifest::replace(&self.manifests().join("all.yaml"), &text.join("---\n"))
+        manifest::write_atomically(&self.manifests().join("all.yaml"), &text.join("---\n"))
             .expect("manifests are written");
     }
 
@@ -196,8 +196,8 @@ impl Cluster {
     /// # Panics
     ///
     /// If the place cannot be entered.
-    pub fn ask(from: &NetNs, transport: Transport, address: SocketAddr) -> io::Result<Answer> {
-        Self::ask_by(ask, from, transport, address)
+    pub fn request(from: &NetNs, transport: Transport, address: SocketAddr) -> io::Result<Reply> {
+        Self::request_by(request, from, transport, address)
     }
 
     /// The same where nobody should answer.
@@ -209,27 +209,27 @@ impl Cluster {
     /// # Panics
     ///
     /// If the place cannot be entered.
-    pub fn ask_in_vain(from: &NetNs, transport: Transport, address: SocketAddr) -> io::Result<Answer> {
-        Self::ask_by(ask_in_vain, from, transport, address)
+    pub fn request_unanswered(from: &NetNs, transport: Transport, address: SocketAddr) -> io::Result<Reply> {
+        Self::request_by(request_unanswered, from, transport, address)
     }
 
-    fn ask_by(
-        ask: fn(Transport, SocketAddr) -> io::Result<String>,
+    fn request_by(
+        request: fn(Transport, SocketAddr) -> io::Result<String>,
         from: &NetNs,
         transport: Transport,
         address: SocketAddr,
-    ) -> io::Result<Answer> {
+    ) -> io::Result<Reply> {
         let _there = from.enter().expect("a thread can enter a namespace of its own");
-        let answer = ask(transport, address)?;
+        let answer = request(transport, address)?;
         let (name, sees) = answer.split_once(' ').ok_or(io::ErrorKind::InvalidData)?;
         let sees = sees.parse().map_err(|_| io::ErrorKind::InvalidData)?;
-        Ok(Answer { name: name.to_owned(), sees })
+        Ok(Reply { name: name.to_owned(), sees })
     }
 }
 
 /// What a pod says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Answer {
+pub struct Reply {
     /// Its name.
     pub name: String,
     /// The address that it was asked from.

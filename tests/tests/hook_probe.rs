@@ -10,17 +10,17 @@ use std::{
     time::Duration,
 };
 
-use tests::{Agent, Build, World, eventually, http::get, manifest::Service};
+use tests::{Agent, Build, TestNode, eventually, http::get, manifest::Service};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const HOOKS: [&str; 8] =
     ["connect4", "connect6", "getpeername4", "getpeername6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6"];
 
-fn serve(world: &World, arguments: &[&str]) -> Agent {
+fn serve(world: &TestNode, arguments: &[&str]) -> Agent {
     let web = Service::new("web", &[[10, 96, 0, 10].into()]).port("", "TCP", 80, 8080);
     world.write(&[web.endpoint("web-1", &[[10, 244, 1, 1].into()])]);
-    let setting = world.setting(Build::Product);
-    let setting = arguments.iter().fold(setting, tests::agent::Setting::argument);
+    let setting = world.command(Build::Product);
+    let setting = arguments.iter().fold(setting, tests::agent::AgentCommand::arg);
     let mut agent = setting.start(world.sandbox()).unwrap();
     let is_ready = || get((Ipv4Addr::LOCALHOST, 10256).into(), "/readyz").is_ok_and(|it| it.status == 200);
     agent.wait_until(LIMIT, is_ready).unwrap();
@@ -37,7 +37,7 @@ fn is_heard(hook: &str) -> bool {
 }
 
 /// What `check` says of the canary: how good it is, and what it found.
-fn check(world: &World) -> (String, String) {
+fn check(world: &TestNode) -> (String, String) {
     let output = Command::new(Build::Product.binary())
         .args(["check", "--output", "json", "--cgroup"])
         .arg(world.sandbox().cgroup())
@@ -57,7 +57,7 @@ fn enter(cgroup: &Path) {
 
 #[test]
 fn every_hook_is_seen_to_act() {
-    let Some(world) = World::or_skip("every_hook_is_seen_to_act") else { return };
+    let Some(world) = TestNode::or_skip("every_hook_is_seen_to_act") else { return };
     // Those that leave others alone act all the same.
     for arguments in [&[][..], &["--socket-lb", "host"]] {
         let mut agent = serve(&world, arguments);
@@ -77,7 +77,7 @@ fn every_hook_is_seen_to_act() {
 
 #[test]
 fn from_outside_of_the_cgroup_a_child_is_sent() {
-    let Some(world) = World::or_skip("from_outside_of_the_cgroup_a_child_is_sent") else { return };
+    let Some(world) = TestNode::or_skip("from_outside_of_the_cgroup_a_child_is_sent") else { return };
     let _agent = serve(&world, &[]);
     let cgroup = world.sandbox().cgroup().to_owned();
     enter(cgroup.parent().unwrap());
@@ -90,7 +90,7 @@ fn from_outside_of_the_cgroup_a_child_is_sent() {
 
 #[test]
 fn a_hook_that_does_not_act_is_named() {
-    let Some(world) = World::or_skip("a_hook_that_does_not_act_is_named") else { return };
+    let Some(world) = TestNode::or_skip("a_hook_that_does_not_act_is_named") else { return };
     serve(&world, &[]).kill9().unwrap();
     assert_eq!(check(&world).0, "ok", "the programs stay");
     // Those that show the way back first: where nothing is led away any more, they cannot be tried.
