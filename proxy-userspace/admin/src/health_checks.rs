@@ -195,7 +195,7 @@ fn check_port(state: &ServiceState) -> Option<u16> {
 /// How many endpoints on this node a load balancer should send traffic to: those that are about to go serve what comes,
 /// but nothing more should come (KEP-1669). Counted are addresses, as kube-proxy does (`LocalReadyEndpoints`).
 fn local_endpoints(state: &ServiceState) -> usize {
-    let lasting = || state.endpoints.iter().filter(|it| it.local && !it.is_leaving);
+    let lasting = || state.endpoints.iter().filter(|it| it.local && !it.serving_terminating);
     let count = |family| lasting().filter_map(|it| it.address(family)).collect::<BTreeSet<_>>().len();
     count(Family::V4).max(count(Family::V6))
 }

@@ -247,7 +247,7 @@ impl Record {
     pub(crate) fn node_eligible(&self) -> bool {
         let nodes = self.published.as_ref().map(|(it, _)| &it.state.nodes);
         match nodes.and_then(|it| it.get(&self.node)) {
-            Some(node) => !node.is_leaving,
+            Some(node) => !node.is_being_deleted,
             None => !self.saw_own_node,
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use model::{
     Family,
-    state::{Endpoint, NodeState, Scope, ServiceState, TrafficPolicy, Unselected},
+    state::{Endpoint, NodeState, OtherServing, Scope, ServiceState, TrafficPolicy},
 };
 
 /// What is in a state.
@@ -36,8 +36,8 @@ impl Changes {
         for (_, before, now) in now.diff(before) {
             let service = |it: Option<&Arc<ServiceState>>| it.map(|it| Arc::clone(&it.service));
             changes.services += usize::from(service(before) != service(now));
-            fn endpoints(state: Option<&Arc<ServiceState>>) -> (&[Arc<Endpoint>], &[Unselected]) {
-                state.map(|it| (&*it.endpoints, &*it.unselected)).unwrap_or_default()
+            fn endpoints(state: Option<&Arc<ServiceState>>) -> (&[Arc<Endpoint>], &[OtherServing]) {
+                state.map(|it| (&*it.endpoints, &*it.other_serving)).unwrap_or_default()
             }
             changes.endpoints += usize::from(endpoints(before) != endpoints(now));
         }

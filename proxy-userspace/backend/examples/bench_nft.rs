@@ -42,9 +42,9 @@ fn service(n: u32, endpoints: u32, affinity: u32) -> ServiceState {
             protocol: Protocol::Tcp,
             port: port(80),
             node_port: None,
-            lost: Vec::new(),
+            conflicting_addresses: Vec::new(),
             target_port: TargetPort::Number(port(8080)),
-            usable: PerFamily { v4: true, v6: false },
+            has_any_endpoint: PerFamily { v4: true, v6: false },
         }],
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
@@ -58,7 +58,7 @@ fn service(n: u32, endpoints: u32, affinity: u32) -> ServiceState {
         v4: Some(address(128, n * 100 + it)),
         v6: None,
         local: it == 0,
-        is_leaving: false,
+        serving_terminating: false,
         ports: vec![EndpointPort { index: 0, port: port(8080), scopes }],
     };
     ServiceState::new(service, (0..endpoints).map(endpoint))

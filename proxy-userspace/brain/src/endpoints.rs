@@ -13,7 +13,7 @@ use std::{
 
 use model::{
     Family,
-    facts::{self, EndpointSlice, ServicePort},
+    cluster::{self, EndpointSlice, ServicePort},
     state::{Endpoint, EndpointKey, EndpointPort, Scopes},
 };
 use twox_hash::XxHash64;
@@ -24,7 +24,7 @@ use crate::{NodeView, select::is_local};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate<'a> {
     /// The endpoint as its slice describes it.
-    pub(crate) endpoint: &'a facts::Endpoint,
+    pub(crate) endpoint: &'a cluster::Endpoint,
     /// The port it listens on, from its own slice.
     pub(crate) target: NonZeroU16,
 }
@@ -58,7 +58,7 @@ pub(crate) fn candidates<'a>(
 }
 
 /// Which of two copies counts: the lesser. All fields take part, so that two copies of one rank are the same.
-fn preference(endpoint: &facts::Endpoint) -> impl Ord + '_ {
+fn preference(endpoint: &cluster::Endpoint) -> impl Ord + '_ {
     let conditions = endpoint.conditions;
     let serves = conditions.ready || (conditions.serving && conditions.terminating);
     (Reverse(conditions.ready), Reverse(serves), Reverse(endpoint.pod.is_some()), endpoint)
@@ -80,7 +80,7 @@ impl<'a> Served<'a> {
                 pod: endpoint.pod.as_deref(),
                 local: is_local(endpoint, node),
                 // It was chosen all the same: nobody else is left.
-                is_leaving: !endpoint.conditions.ready,
+                serving_terminating: !endpoint.conditions.ready,
                 hostname: &endpoint.hostname,
             },
             address: endpoint.address,
@@ -94,7 +94,7 @@ impl<'a> Served<'a> {
 struct Source<'a> {
     pod: Option<&'a str>,
     local: bool,
-    is_leaving: bool,
+    serving_terminating: bool,
     hostname: &'a str,
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn assemble(mut served: Vec<Served<'_>>) -> Vec<Endpoint> {
                 v4,
                 v6,
                 local: source.local,
-                is_leaving: source.is_leaving,
+                serving_terminating: source.serving_terminating,
                 ports,
             });
         }

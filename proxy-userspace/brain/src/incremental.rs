@@ -11,22 +11,22 @@ use std::{
 
 use model::{
     ServiceName,
-    facts::{EndpointSlice, Facts, Node, Rejected, Service, SliceName},
+    cluster::{ClusterState, EndpointSlice, Node, Rejected, Service, SliceName},
     services::{Edit, Services},
-    state::{NodeState, Nodes, ServiceState},
+    state::{NodeInfos, NodeState, ServiceState},
 };
 
 use crate::{
     NodeView, Options,
-    claims::Claims,
-    subject::{Place, Subject, named_nodes},
+    conflicts::Claims,
+    service_view::{Place, ServiceView, named_nodes},
 };
 
 /// Facts, and the states of the nodes that are served.
 #[derive(Debug, Default)]
 pub struct Brain {
     options: Options,
-    facts: Arc<Facts>,
+    facts: Arc<ClusterState>,
     claims: Claims,
     /// Services that want something else than before, perhaps.
     renewed: BTreeSet<ServiceName>,
@@ -38,7 +38,7 @@ pub struct Brain {
     /// Nodes that are new, or whose zone may have changed.
     moved: BTreeSet<Arc<str>>,
     /// What every state says of all nodes.
-    cluster: Nodes,
+    cluster: NodeInfos,
     /// Nodes of which something else may have to be said.
     restated: BTreeSet<Arc<str>>,
 }
@@ -59,40 +59,40 @@ impl Brain {
     }
 
     /// The facts, with every change so far.
-    pub fn facts(&self) -> &Arc<Facts> {
+    pub fn cluster_state(&self) -> &Arc<ClusterState> {
         &self.facts
     }
 
-    /// Begins to serve a node; its state is there after the next [`settle`](Self::settle).
-    pub fn serve(&mut self, node: &str) {
+    /// Begins to serve a node; its state is there after the next [`recompute`](Self::recompute).
+    pub fn start_serving(&mut self, node: &str) {
         if !self.nodes.contains_key(node) {
             self.moved.insert(node.into());
         }
     }
 
     /// Forgets a node.
-    pub fn dismiss(&mut self, node: &str) {
+    pub fn stop_serving(&mut self, node: &str) {
         self.moved.remove(node);
         self.nodes.remove(node);
     }
 
     /// The nodes that are served, in the order of their names.
-    pub fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
+    pub fn served_nodes(&self) -> impl Iterator<Item = &Arc<str>> {
         self.nodes.keys()
     }
 
-    /// What every state says of all nodes, as of the last [`settle`](Self::settle).
-    pub fn cluster(&self) -> &Nodes {
+    /// What every state says of all nodes, as of the last [`recompute`](Self::recompute).
+    pub fn node_infos(&self) -> &NodeInfos {
         &self.cluster
     }
 
-    /// The state of a node that is served, as of the last [`settle`](Self::settle).
+    /// The state of a node that is served, as of the last [`recompute`](Self::recompute).
     pub fn state(&self, node: &str) -> Option<&NodeState> {
         self.nodes.get(node).map(|it| &it.state)
     }
 
     /// What is not served although it was read, and why: addresses that two Services want; as of the last
-    /// [`settle`](Self::settle).
+    /// [`recompute`](Self::recompute).
     pub fn rejected(&self) -> impl Iterator<Item = Rejected> {
         self.claims.rejected()
     }
@@ -140,11 +140,13 @@ impl Brain {
     }
 
     /// Puts a snapshot in the place of all facts; what it shares with those before is not looked at.
-    pub fn update(&mut self, facts: Arc<Facts>) {
+    pub fn replace_cluster(&mut self, facts: Arc<ClusterState>) {
         let before = std::mem::replace(&mut self.facts, facts);
         let after = Arc::clone(&self.facts);
         differing(before.services(), after.services(), |name| self.renew(name));
-        fn slices(facts: &Facts) -> impl Iterator<Item = ((&ServiceName, &SliceName), &Arc<EndpointSlice>)> {
+        fn slices(
+            facts: &ClusterState,
+        ) -> impl Iterator<Item = ((&ServiceName, &SliceName), &Arc<EndpointSlice>)> {
             facts.slices().map(|it| ((&it.service, &it.name), it))
         }
         differing(slices(&before), slices(&after), |(service, _)| self.touch(service));
@@ -152,7 +154,7 @@ impl Brain {
     }
 
     /// Derives what the changes so far touched, and returns the nodes whose states are new or changed.
-    pub fn settle(&mut self) -> BTreeSet<Arc<str>> {
+    pub fn recompute(&mut self) -> BTreeSet<Arc<str>> {
         let mut changed = BTreeSet::new();
         for name in std::mem::take(&mut self.renewed) {
             let service = self.facts.service(&name).map(Arc::as_ref);
@@ -172,7 +174,7 @@ impl Brain {
             }
             let mut services = self.services_at(&name, &zone);
             if let Some(before) = self.nodes.get(&name) {
-                services.share(&before.state.services);
+                services.reuse_equal(&before.state.services);
             }
             let state = NodeState { services, nodes: self.cluster.clone() };
             let is_new = self.nodes.get(&name).is_none_or(|it| !it.state.services.ptr_eq(&state.services));
@@ -208,7 +210,7 @@ impl Brain {
         }
     }
 
-    fn facts_mut(&mut self) -> &mut Facts {
+    fn facts_mut(&mut self) -> &mut ClusterState {
         Arc::make_mut(&mut self.facts)
     }
 
@@ -233,7 +235,7 @@ impl Brain {
 
     /// Derives one Service again, for every node.
     fn derive(&mut self, name: &ServiceName, changed: &mut BTreeSet<Arc<str>>) {
-        let subject = Subject::new(&self.facts, &self.claims, name, &self.options);
+        let subject = ServiceView::new(&self.facts, &self.claims, name, &self.options);
         // One change for all nodes that see the same.
         let mut edits: HashMap<Place<'_>, Edit> = HashMap::new();
         for (zone, services) in &mut self.zones {
@@ -280,7 +282,7 @@ impl Brain {
         let services = match zone {
             None => {
                 let states = self.facts.services().keys().filter_map(|name| {
-                    let state = Subject::new(&self.facts, &self.claims, name, &self.options)
+                    let state = ServiceView::new(&self.facts, &self.claims, name, &self.options)
                         .state(Place::default())?;
                     Some(Arc::new(state))
                 });
@@ -304,11 +306,11 @@ impl Brain {
         &'a self,
         services: &mut Services,
         reason: impl Fn(&EndpointSlice) -> bool,
-        place: impl Fn(&Subject<'a>) -> Place<'a>,
+        place: impl Fn(&ServiceView<'a>) -> Place<'a>,
     ) {
         let slices = self.facts.slices().filter(|it| reason(it));
         for name in slices.map(|it| &it.service).collect::<BTreeSet<_>>() {
-            let subject = Subject::new(&self.facts, &self.claims, name, &self.options);
+            let subject = ServiceView::new(&self.facts, &self.claims, name, &self.options);
             let before = services.get(name);
             edit(&subject, name, place(&subject), [before, None]).apply(services);
         }
@@ -319,7 +321,7 @@ impl Brain {
 ///
 /// The models are what a node in the same zone sees that no endpoint names, by now, and what was seen at the place before.
 fn edit(
-    subject: &Subject<'_>,
+    subject: &ServiceView<'_>,
     name: &ServiceName,
     place: Place<'_>,
     models: [Option<&Arc<ServiceState>>; 2],
@@ -331,7 +333,7 @@ fn edit(
         return Edit::set(Arc::clone(same));
     }
     for model in models().rev() {
-        state.share(model);
+        state.reuse_equal(model);
     }
     Edit::set(Arc::new(state))
 }

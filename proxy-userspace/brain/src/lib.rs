@@ -5,23 +5,23 @@
 
 #![forbid(unsafe_code)]
 
-mod claims;
+mod conflicts;
 mod endpoints;
 mod incremental;
 mod select;
 mod service;
-mod subject;
+mod service_view;
 
 use std::sync::Arc;
 
 use model::{
-    facts::Facts,
-    state::{NodeState, Nodes},
+    cluster::ClusterState,
+    state::{NodeInfos, NodeState},
 };
 
-use claims::Claims;
+use conflicts::Claims;
 pub use incremental::Brain;
-use service::contested_state;
+use service::resolved_state;
 
 pub use service::service_state;
 
@@ -51,25 +51,25 @@ pub struct NodeView<'a> {
 
 impl<'a> NodeView<'a> {
     /// What the facts say about a node. One that they do not know is served too, without a zone.
-    pub fn new(facts: &'a Facts, name: &'a str) -> Self {
+    pub fn new(facts: &'a ClusterState, name: &'a str) -> Self {
         Self { name, zone: facts.node(name).and_then(|node| node.zone.as_deref()) }
     }
 }
 
 /// The full state of the node called `node`, from scratch; [`Brain`] keeps the same up to date.
-pub fn node_state(facts: &Facts, node: &str, options: &Options) -> NodeState {
+pub fn node_state(facts: &ClusterState, node: &str, options: &Options) -> NodeState {
     let node = NodeView::new(facts, node);
     let claims = Claims::of(facts, options);
     let states = facts.services().values().filter_map(|service| {
         let slices = facts.slices_of(&service.name).map(Arc::as_ref);
         let lost = claims.lost(&service.name);
-        Some(Arc::new(contested_state(service, slices, node, options, lost)?))
+        Some(Arc::new(resolved_state(service, slices, node, options, lost)?))
     });
     NodeState { services: states.collect(), nodes: nodes(facts) }
 }
 
 /// What every node's state says of all nodes.
-fn nodes(facts: &Facts) -> Nodes {
+fn nodes(facts: &ClusterState) -> NodeInfos {
     facts.nodes().iter().map(|(name, node)| (Arc::clone(name), node.info.clone())).collect()
 }
 

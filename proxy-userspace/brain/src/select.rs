@@ -4,7 +4,7 @@
 //! Hints, fallbacks and reachability of one never touch another.
 
 use model::{
-    facts::Endpoint,
+    cluster::Endpoint,
     state::{Scopes, TrafficPolicy},
 };
 
@@ -29,7 +29,7 @@ pub(crate) struct Answer {
     /// What each may be used for; nothing, for most that are not ready.
     pub(crate) scopes: Vec<Scopes>,
     /// Whether some candidate could serve, on some node.
-    pub(crate) usable: bool,
+    pub(crate) has_any_endpoint: bool,
 }
 
 /// Decides.
@@ -48,8 +48,9 @@ pub(crate) fn select(candidates: &[Candidate<'_>], question: &Question<'_>) -> A
         external: question.from_outside && external[index],
         cluster: question.from_outside && cluster[index],
     });
-    let usable = candidates.iter().any(|it| it.endpoint.conditions.ready || is_leaving(it.endpoint));
-    Answer { scopes: scopes.collect(), usable }
+    let has_any_endpoint =
+        candidates.iter().any(|it| it.endpoint.conditions.ready || is_leaving(it.endpoint));
+    Answer { scopes: scopes.collect(), has_any_endpoint }
 }
 
 /// The ready candidates that `ready` accepts; if there are none, those that serve although they are going away

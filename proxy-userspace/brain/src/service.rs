@@ -4,13 +4,13 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use model::{
     Family, Protocol, Timestamp,
-    facts::{self, EndpointSlice},
-    state::{PerFamily, Service, ServiceKind, ServicePort, ServiceState, TrafficPolicy, Unselected},
+    cluster::{self, EndpointSlice},
+    state::{OtherServing, PerFamily, Service, ServiceKind, ServicePort, ServiceState, TrafficPolicy},
 };
 
 use crate::{
     NodeView, Options,
-    claims::{Frontend, Lost},
+    conflicts::{Frontend, Lost},
     endpoints, select,
 };
 
@@ -20,17 +20,17 @@ const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 ///
 /// The order of the slices and of what is in them does not matter.
 pub fn service_state<'a>(
-    service: &facts::Service,
+    service: &cluster::Service,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
     node: NodeView<'_>,
     options: &Options,
 ) -> Option<ServiceState> {
-    contested_state(service, slices, node, options, None)
+    resolved_state(service, slices, node, options, None)
 }
 
 /// The state of a Service that does not get all that it wants.
-pub(crate) fn contested_state<'a>(
-    service: &facts::Service,
+pub(crate) fn resolved_state<'a>(
+    service: &cluster::Service,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
     node: NodeView<'_>,
     options: &Options,
@@ -43,7 +43,7 @@ pub(crate) fn contested_state<'a>(
     }
     let slices: Vec<_> = slices.into_iter().filter(|slice| !slice.headless).collect();
 
-    let (mut served, mut unselected) = (Vec::new(), Vec::new());
+    let (mut served, mut other_serving) = (Vec::new(), Vec::new());
     for (index, port) in service.ports.iter().enumerate() {
         let Ok(index) = u16::try_from(index) else { break };
         for family in FAMILIES.into_iter().filter(|it| has_family(service, *it)) {
@@ -55,26 +55,26 @@ pub(crate) fn contested_state<'a>(
                 node,
             };
             let answer = select::select(&candidates, &question);
-            *state.ports[usize::from(index)].usable.of_mut(family) = answer.usable;
+            *state.ports[usize::from(index)].has_any_endpoint.of_mut(family) = answer.has_any_endpoint;
             for (candidate, scopes) in candidates.iter().zip(answer.scopes) {
                 if !scopes.is_empty() {
                     served.push(endpoints::Served::new(candidate, index, scopes, node));
                 } else if port.protocol != Protocol::Tcp && select::serves(candidate.endpoint) {
-                    unselected.push(Unselected { index, target: candidate.place() });
+                    other_serving.push(OtherServing { index, target: candidate.place() });
                 }
             }
         }
     }
-    unselected.sort_unstable();
+    other_serving.sort_unstable();
     Some(ServiceState {
-        unselected: unselected.into(),
+        other_serving: other_serving.into(),
         trigger_time: trigger_time(&slices),
         ..ServiceState::new(state, endpoints::assemble(served))
     })
 }
 
 /// The Service with its addresses, its ports not yet known to be usable.
-fn frontends(service: &facts::Service, kind: ServiceKind, options: &Options) -> Service {
+fn frontends(service: &cluster::Service, kind: ServiceKind, options: &Options) -> Service {
     // Without a cluster IP in a family there is no frontend in that family.
     let addresses = |from: &[IpAddr]| -> Vec<IpAddr> {
         by_family(from, |it| Family::of(*it)).filter(|it| has_family(service, Family::of(*it))).collect()
@@ -91,9 +91,9 @@ fn frontends(service: &facts::Service, kind: ServiceKind, options: &Options) -> 
         protocol: port.protocol,
         port: port.port,
         node_port: port.node_port,
-        lost: Vec::new(),
+        conflicting_addresses: Vec::new(),
         target_port: port.target_port.clone(),
-        usable: PerFamily::default(),
+        has_any_endpoint: PerFamily::default(),
     });
     Service {
         name: service.name.clone(),
@@ -117,14 +117,15 @@ fn by_family<T: Copy>(items: &[T], family: impl Fn(&T) -> Family) -> impl Iterat
         .flat_map(move |it| items.iter().filter(|item| family(item) == it).copied().collect::<Vec<_>>())
 }
 
-fn has_family(service: &facts::Service, family: Family) -> bool {
+fn has_family(service: &cluster::Service, family: Family) -> bool {
     service.cluster_ips.iter().any(|it| Family::of(*it) == family)
 }
 
 /// Whether a port has a node port, an external IP or a load balancer IP in this family.
 fn reachable_from_outside(state: &Service, port: &ServicePort, family: Family) -> bool {
     let mut addresses = state.external_ips.iter().chain(&state.load_balancer_ips);
-    port.node_port.is_some() || addresses.any(|it| Family::of(*it) == family && !port.lost.contains(it))
+    port.node_port.is_some()
+        || addresses.any(|it| Family::of(*it) == family && !port.conflicting_addresses.contains(it))
 }
 
 /// When the last change of the slices happened.
@@ -133,14 +134,17 @@ pub(crate) fn trigger_time(slices: &[&EndpointSlice]) -> Option<Timestamp> {
 }
 
 /// Whether a Service is served at all, by us.
-pub(crate) fn is_served(service: &facts::Service, options: &Options) -> bool {
+pub(crate) fn is_served(service: &cluster::Service, options: &Options) -> bool {
     service.kind.is_some()
         && !service.cluster_ips.is_empty()
         && service.proxy_name == options.service_proxy_name
 }
 
 /// The addresses of a Service, each perhaps more than once.
-pub(crate) fn served_addresses(service: &facts::Service, options: &Options) -> impl Iterator<Item = IpAddr> {
+pub(crate) fn served_addresses(
+    service: &cluster::Service,
+    options: &Options,
+) -> impl Iterator<Item = IpAddr> {
     let external_ips = if options.external_ips { service.external_ips.as_slice() } else { &[] };
     let from_outside = external_ips.iter().chain(&service.load_balancer_ips).copied();
     // Without a cluster IP in a family there is no frontend in that family.
@@ -158,6 +162,6 @@ fn take_away(service: &mut Service, lost: &Lost) {
             service.cluster_ips.iter().chain(&service.external_ips).chain(&service.load_balancer_ips);
         let addresses: BTreeSet<_> =
             addresses.filter(|it| is_lost(Some(**it), port.port, protocol)).collect();
-        port.lost = addresses.into_iter().copied().collect();
+        port.conflicting_addresses = addresses.into_iter().copied().collect();
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use brain::Options;
 use model::{
     Family,
-    facts::Facts,
+    cluster::ClusterState,
     state::{NodeState, Scope, ServiceState, TrafficPolicy},
 };
 use serde::Deserialize;
@@ -93,10 +93,10 @@ fn files() -> BTreeSet<PathBuf> {
     files.filter(|it| it.extension().is_some_and(|it| it == "yaml")).collect()
 }
 
-fn facts_of(manifests: &[Value]) -> Facts {
+fn facts_of(manifests: &[Value]) -> ClusterState {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": manifests});
     let parsed = parse("case", list.to_string().as_bytes(), Format::Json).unwrap();
-    let mut facts = Facts::default();
+    let mut facts = ClusterState::default();
     for (_, object) in parsed.objects {
         match object {
             Object::Service(it) => drop(facts.set_service(it)),
@@ -198,7 +198,7 @@ fn check_port(state: &ServiceState, index: usize, expect: &ExpectedPort, name: &
         wrong.compare(&format!("{name} scopes from outside"), (external.len(), short.len()), (0, 0));
     }
 
-    let usable = [Family::V4, Family::V6].iter().any(|it| *port.usable.of(*it));
+    let usable = [Family::V4, Family::V6].iter().any(|it| *port.has_any_endpoint.of(*it));
     wrong.compare(&format!("{name} usable"), usable, expect.usable);
 
     // The two sets, as the scopes show them.

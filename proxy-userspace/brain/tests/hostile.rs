@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use brain::{Brain, Options, node_state};
-use model::{facts::Facts, state::NodeState};
+use model::{cluster::ClusterState, state::NodeState};
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use serde_json::{Value, json};
 use source::file::{Format, Object, Parsed, parse};
@@ -155,17 +155,17 @@ proptest! {
         for it in &parsed.rejected {
             prop_assert!(it.to_string().len() < 1_500, "{}", it);
         }
-        let (mut brain, mut facts) = (Brain::new(Options::default()), Facts::default());
-        brain.serve("n1");
+        let (mut brain, mut facts) = (Brain::new(Options::default()), ClusterState::default());
+        brain.start_serving("n1");
         for (_, object) in parsed.objects {
             match object {
                 Object::Service(it) => { brain.set_service(it.clone()); facts.set_service(it); }
                 Object::EndpointSlice(it) => { brain.set_slice(it.clone()); facts.set_slice(it); }
                 Object::Node(it) => { brain.set_node(it.clone()); facts.set_node(it); }
             }
-            brain.settle();
+            brain.recompute();
         }
-        brain.settle();
+        brain.recompute();
         prop_assert_eq!(brain.state("n1"), Some(&node_state(&facts, "n1", &Options::default())));
         prop_assert!(brain.state("n1").is_some_and(|it| it.diff(&NodeState::default()).count() == it.services.len()));
     }

@@ -1,4 +1,4 @@
-//! The vocabulary: what a cluster says ([`facts`]) and what one node must do about it ([`state`]).
+//! The vocabulary: what a cluster says ([`cluster`]) and what one node must do about it ([`state`]).
 //!
 //! The one rule: plain data only.
 //! No IO, no clock, no wire format, no Kubernetes client types, no kernel types.
@@ -9,7 +9,7 @@ mod name;
 mod rejected;
 mod time;
 
-pub mod facts;
+pub mod cluster;
 pub mod services;
 pub mod state;
 

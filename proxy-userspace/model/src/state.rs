@@ -27,7 +27,7 @@ pub struct NodeState {
     /// The services to be served, by name.
     pub services: Services,
     /// The cluster's nodes, this one among them.
-    pub nodes: Nodes,
+    pub nodes: NodeInfos,
 }
 
 impl NodeState {
@@ -39,8 +39,8 @@ impl NodeState {
     }
 
     /// Takes from `before` what is of the same value here, so that both share it.
-    pub fn share(&mut self, before: &Self) {
-        self.services.share(&before.services);
+    pub fn reuse_equal(&mut self, before: &Self) {
+        self.services.reuse_equal(&before.services);
         if self.nodes == before.nodes {
             self.nodes = before.nodes.clone();
         }
@@ -49,53 +49,53 @@ impl NodeState {
 
 /// The nodes of a cluster by name, shared between the states of all of them.
 #[derive(Clone, Debug, Default)]
-pub struct Nodes(Arc<BTreeMap<Arc<str>, Node>>);
+pub struct NodeInfos(Arc<BTreeMap<Arc<str>, NodeInfo>>);
 
-impl Nodes {
+impl NodeInfos {
     /// Whether both are the very same.
     pub fn ptr_eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Deref for Nodes {
-    type Target = BTreeMap<Arc<str>, Node>;
+impl Deref for NodeInfos {
+    type Target = BTreeMap<Arc<str>, NodeInfo>;
 
     fn deref(&self) -> &Self::Target {
         &self.0
     }
 }
 
-impl DerefMut for Nodes {
+impl DerefMut for NodeInfos {
     fn deref_mut(&mut self) -> &mut Self::Target {
         Arc::make_mut(&mut self.0)
     }
 }
 
-impl FromIterator<(Arc<str>, Node)> for Nodes {
-    fn from_iter<T: IntoIterator<Item = (Arc<str>, Node)>>(nodes: T) -> Self {
+impl FromIterator<(Arc<str>, NodeInfo)> for NodeInfos {
+    fn from_iter<T: IntoIterator<Item = (Arc<str>, NodeInfo)>>(nodes: T) -> Self {
         Self(Arc::new(nodes.into_iter().collect()))
     }
 }
 
-impl PartialEq for Nodes {
+impl PartialEq for NodeInfos {
     fn eq(&self, other: &Self) -> bool {
         self.ptr_eq(other) || self.0 == other.0
     }
 }
 
-impl Eq for Nodes {}
+impl Eq for NodeInfos {}
 
 /// What a backend needs to know of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Node {
+pub struct NodeInfo {
     /// Its addresses (`status.addresses` of the types InternalIP and ExternalIP), in the order of the manifest.
     pub addresses: Vec<IpAddr>,
     /// Where its pods get their addresses from (`spec.podCIDRs`).
     pub pod_cidrs: Vec<IpNet>,
     /// Whether it is about to go, so that load balancers should look elsewhere (KEP-3836): it has a deletion timestamp,
     /// or the taint `ToBeDeletedByClusterAutoscaler`.
-    pub is_leaving: bool,
+    pub is_being_deleted: bool,
 }
 
 /// One Service together with the endpoints this node may use for it.
@@ -110,7 +110,7 @@ pub struct ServiceState {
     /// Where it is served too, but this node sends nothing new, in ascending order; never for TCP.
     ///
     /// What goes there already is left alone: flows without connections end with the endpoint, not with its selection.
-    pub unselected: Arc<[Unselected]>,
+    pub other_serving: Arc<[OtherServing]>,
     /// When the last change of the endpoints that led to this state happened in the cluster
     /// (`endpoints.kubernetes.io/last-change-trigger-time`), if it is known.
     ///
@@ -122,7 +122,7 @@ impl PartialEq for ServiceState {
     fn eq(&self, other: &Self) -> bool {
         self.service == other.service
             && self.endpoints == other.endpoints
-            && self.unselected == other.unselected
+            && self.other_serving == other.other_serving
     }
 }
 
@@ -134,16 +134,16 @@ impl ServiceState {
         let mut endpoints: Vec<_> = endpoints.into_iter().map(Arc::new).collect();
         // Collected from a vector, it would keep that one's memory, 13 times as much.
         endpoints.shrink_to_fit();
-        Self { service: service.into(), endpoints, unselected: Arc::default(), trigger_time: None }
+        Self { service: service.into(), endpoints, other_serving: Arc::default(), trigger_time: None }
     }
 
     /// Takes from `other` the Service and the endpoints that are of the same value here, so that both share them.
-    pub fn share(&mut self, other: &Self) {
+    pub fn reuse_equal(&mut self, other: &Self) {
         if self.service == other.service {
             self.service = Arc::clone(&other.service);
         }
-        if self.unselected == other.unselected {
-            self.unselected = Arc::clone(&other.unselected);
+        if self.other_serving == other.other_serving {
+            self.other_serving = Arc::clone(&other.other_serving);
         }
         let mut others = other.endpoints.iter().peekable();
         for own in &mut self.endpoints {
@@ -232,12 +232,12 @@ pub struct ServicePort {
     /// The port at the nodes' addresses.
     pub node_port: Option<NonZeroU16>,
     /// Addresses of the Service at which an older Service answers on this port, and this one does not.
-    pub lost: Vec<IpAddr>,
+    pub conflicting_addresses: Vec<IpAddr>,
     /// The target port as the manifest names it; for display, the endpoints say where to go.
     pub target_port: TargetPort,
     /// Whether some endpoint of the cluster could serve it, even if not from this node, per family:
     /// an empty set then means *drop*, and else *refuse*.
-    pub usable: PerFamily<bool>,
+    pub has_any_endpoint: PerFamily<bool>,
 }
 
 /// The `targetPort` of a Service port.
@@ -291,7 +291,7 @@ pub struct Endpoint {
     pub local: bool,
     /// Whether it is about to go, and serves only because no other endpoint does, so that load balancers should look
     /// elsewhere (KEP-1669).
-    pub is_leaving: bool,
+    pub serving_terminating: bool,
     /// The service ports it serves here, in ascending order of index.
     pub ports: Vec<EndpointPort>,
 }
@@ -328,7 +328,7 @@ pub struct EndpointPort {
 
 /// A target that serves one port of a Service, and is not among those that this node chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Unselected {
+pub struct OtherServing {
     /// The position in [`Service::ports`].
     pub index: u16,
     /// Where it listens.

@@ -75,7 +75,7 @@ async fn measure(cluster: Cluster, watched: u32, changes: u32, streams: u32) -> 
     let serving = tokio::spawn(serving);
 
     let mut brain = Brain::new(Options::default());
-    brain.update(Arc::new(cluster.facts()));
+    brain.replace_cluster(Arc::new(cluster.facts()));
     let mut bench = Bench { cluster, brain, nodes, next_change: 1 };
 
     // One watcher, and then all the others.
@@ -128,7 +128,7 @@ struct Bench {
 
 impl Bench {
     fn publish(&mut self) {
-        for node in self.brain.settle() {
+        for node in self.brain.recompute() {
             if let Some(state) = self.brain.state(&node) {
                 self.nodes.publish(&node, state.clone());
             }
@@ -178,7 +178,7 @@ impl Watchers {
             let line = tokio::select! {
                 line = self.said.next_line() => line?,
                 asked = bench.nodes.asked() => {
-                    asked.iter().for_each(|it| bench.brain.serve(it));
+                    asked.iter().for_each(|it| bench.brain.start_serving(it));
                     bench.publish();
                     continue;
                 }

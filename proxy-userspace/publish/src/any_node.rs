@@ -54,7 +54,7 @@ struct Table {
     /// Asked for, and not yet told to the brain.
     asked: Vec<Arc<str>>,
     /// The Nodes that there are; none if there are no facts to decide the state of any node but the own one by.
-    known: Option<state::Nodes>,
+    known: Option<state::NodeInfos>,
 }
 
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl AnyNode {
             nodes: HashMap::new(),
             strangers: 0,
             asked: Vec::new(),
-            known: Some(state::Nodes::default()),
+            known: Some(state::NodeInfos::default()),
         };
         Self { shared: Arc::new(Shared { table: Mutex::new(table), asked: Notify::new() }) }
     }
@@ -99,7 +99,7 @@ impl AnyNode {
     }
 
     /// Takes note of the Nodes that there are.
-    pub fn learn(&self, nodes: state::Nodes) {
+    pub fn learn(&self, nodes: state::NodeInfos) {
         self.shared.table().known = Some(nodes);
     }
 

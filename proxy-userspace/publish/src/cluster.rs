@@ -7,7 +7,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use model::facts::Facts;
+use model::cluster::ClusterState;
 use tokio::sync::{Notify, watch};
 
 /// Hands over the facts.
@@ -46,7 +46,7 @@ pub enum Known {
     #[default]
     Nothing,
     /// All.
-    Facts(Arc<Facts>),
+    Facts(Arc<ClusterState>),
     /// The state of one node, and no facts: another brain has them.
     NoFacts,
 }
@@ -111,7 +111,7 @@ impl ClusterFollower {
     /// Waits until something else is known than `seen`, and returns it; `None` if there will be nothing any more.
     ///
     /// Nothing is lost if it is dropped while it waits.
-    pub async fn next(&mut self, seen: Option<&Arc<Facts>>) -> Option<Known> {
+    pub async fn next(&mut self, seen: Option<&Arc<ClusterState>>) -> Option<Known> {
         let is_new = |it: &Known| match it {
             Known::Nothing => false,
             Known::Facts(facts) => seen.is_none_or(|seen| !Arc::ptr_eq(seen, facts)),

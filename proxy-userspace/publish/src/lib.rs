@@ -75,7 +75,7 @@ impl Publisher {
         let mut rev = 0;
         self.sender.send_if_modified(|current| {
             if let Some(before) = current {
-                state.share(&before.state);
+                state.reuse_equal(&before.state);
                 rev = before.rev;
                 if before.state == state {
                     return false;
@@ -94,7 +94,7 @@ impl Publisher {
     pub fn relay(&self, instance_id: u64, rev: u64, mut state: NodeState) {
         self.sender.send_modify(|current| {
             if let Some(current) = current {
-                state.share(&current.state);
+                state.reuse_equal(&current.state);
             }
             let node = Arc::clone(&self.node);
             *current = Some(Arc::new(Published { instance_id, rev, node, state }));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use model::state::NodeState;
 use proto::{client::Client, localnetv1::NextFilter, localv1::Revision};
-use wire::{Additions, Decoder};
+use wire::{Extensions, NodeStateDecoder};
 
 use crate::{Publisher, Subscription};
 
@@ -22,7 +22,7 @@ pub struct Upstream {
 impl Upstream {
     /// Follows the state of `node`, as the brain of `client` says it. Nothing is asked for yet.
     pub fn new(client: Client, node: impl Into<Arc<str>>) -> Self {
-        let client = client.wanting(Additions::LOCAL.iter());
+        let client = client.wanting(Extensions::LOCAL.iter());
         Self { client, publisher: Publisher::new(node), from: None }
     }
 
@@ -39,7 +39,7 @@ impl Upstream {
 
     /// Asks, and publishes what comes; it never ends.
     pub async fn follow(&self) {
-        let mut decoder = Decoder::default();
+        let mut decoder = NodeStateDecoder::default();
         if let Some(from) = &self.from {
             let mut states = self.client.poll(from.clone());
             while let Some(state) = states.next().await {
@@ -48,7 +48,7 @@ impl Upstream {
         } else {
             let mut changes = self.client.changes();
             while let Some(change) = changes.next().await {
-                self.publish(change.revision, decoder.change(&change));
+                self.publish(change.revision, decoder.apply(&change));
             }
         }
     }

@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use model::{
     ServiceName,
-    facts::{EndpointSlice, Node, Service, SliceName},
+    cluster::{EndpointSlice, Node, Service, SliceName},
 };
 
 /// Objects that are new or different, and objects that are gone (none).

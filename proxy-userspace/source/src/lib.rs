@@ -13,7 +13,7 @@ pub mod kube_types;
 
 use std::sync::Arc;
 
-use model::facts::{Facts, Rejected};
+use model::cluster::{ClusterState, Rejected};
 
 pub use changes::Changes;
 
@@ -21,7 +21,7 @@ pub use changes::Changes;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// What the cluster says.
-    pub facts: Arc<Facts>,
+    pub facts: Arc<ClusterState>,
     /// Parts of objects that were refused; the rest of them is in the facts.
     pub rejected: Vec<Rejected>,
     /// What is wrong with the source itself, for people: files that do not parse, objects that are there twice.

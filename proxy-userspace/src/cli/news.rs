@@ -8,7 +8,7 @@ use std::{
 };
 
 use admin::{Admin, Stage};
-use model::{facts::Facts, state::NodeState};
+use model::{cluster::ClusterState, state::NodeState};
 use source::{
     Changes, Snapshots,
     api::{ApiSource, Said},
@@ -27,7 +27,7 @@ const API: &str = "api";
 /// What a source says that is new.
 pub(super) enum News {
     /// All facts, as they are now.
-    Facts(Arc<Facts>),
+    Facts(Arc<ClusterState>),
     /// What has changed since the last news; at first, all there is.
     Changes(Changes),
     /// The node's state is decided elsewhere.

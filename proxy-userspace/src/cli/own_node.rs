@@ -2,13 +2,13 @@
 //!
 //! The one rule: nothing is decided by it. A node without its object is served all the same, perhaps not as meant.
 
-use model::{Rejected, state::Nodes};
+use model::{Rejected, state::NodeInfos};
 
 /// How many of the nodes that there are a message names.
 const MOST_NAMED: usize = 3;
 
 /// What to say if there are Node objects, and none is called `node`; where they `must_be` there, also if there are none.
-pub(super) fn stranger(node: &str, nodes: &Nodes, must_be: bool) -> Option<Rejected> {
+pub(super) fn stranger(node: &str, nodes: &NodeInfos, must_be: bool) -> Option<Rejected> {
     if nodes.contains_key(node) || (nodes.is_empty() && !must_be) {
         return None;
     }
@@ -20,7 +20,7 @@ pub(super) fn stranger(node: &str, nodes: &Nodes, must_be: bool) -> Option<Rejec
     let there =
         if there.is_empty() { "there is none".into() } else { format!("there are {}", there.join(", ")) };
     let reason = format!(
-        "no Node object is called so ({there}): it has no zone and no pod CIDRs here, and only endpoints that name it \
+        "no NodeInfo object is called so ({there}): it has no zone and no pod CIDRs here, and only endpoints that name it \
          are local; give the name that the cluster knows it by with --node-name"
     );
     Some(Rejected { item: format!("node {node}"), reason })
@@ -30,7 +30,7 @@ pub(super) fn stranger(node: &str, nodes: &Nodes, must_be: bool) -> Option<Rejec
 mod tests {
     use super::*;
 
-    fn nodes(names: &[&str]) -> Nodes {
+    fn nodes(names: &[&str]) -> NodeInfos {
         names.iter().map(|it| ((*it).into(), Default::default())).collect()
     }
 
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_node_that_is_none_of_those_that_are_there_is_told() {
-        check(&["n1"], false, Some("node nope: no Node object is called so (there are n1)"));
+        check(&["n1"], false, Some("node nope: no NodeInfo object is called so (there are n1)"));
         check(&["n1", "n2", "n3"], false, Some("(there are n1, n2, n3)"));
     }
 

@@ -97,7 +97,7 @@ impl Pipeline {
     /// source is complete. How the source stands and what is refused is told to `admin`.
     pub(super) async fn publish(&self, admin: Option<&Admin>) {
         let mut brain = Brain::new(self.options.clone());
-        brain.serve(&self.node);
+        brain.start_serving(&self.node);
         let mut said = BTreeSet::new();
         let mut source = self.source.news(admin);
         // Whether the facts are here, by now, and when they were looked at last.
@@ -108,7 +108,7 @@ impl Pipeline {
             tokio::select! {
                 news = source.next(admin) => match news {
                     Some(News::Facts(facts)) => {
-                        brain.update(facts);
+                        brain.replace_cluster(facts);
                         is_complete = true;
                     }
                     Some(News::Changes(changes)) => {
@@ -117,16 +117,16 @@ impl Pipeline {
                     }
                     Some(News::State(state)) => {
                         self.cluster.publish(Known::NoFacts);
-                        self.nodes.forget().iter().for_each(|it| brain.dismiss(it));
+                        self.nodes.forget().iter().for_each(|it| brain.stop_serving(it));
                         self.nodes.publish(&self.node, state);
                         is_complete = false;
                     }
                     None => return,
                 },
-                asked = self.nodes.asked() => asked.iter().for_each(|it| brain.serve(it)),
+                asked = self.nodes.asked() => asked.iter().for_each(|it| brain.start_serving(it)),
                 () = self.cluster.followed() => {}
                 _ = look.tick() => {
-                    self.nodes.look().iter().for_each(|it| brain.dismiss(it));
+                    self.nodes.look().iter().for_each(|it| brain.stop_serving(it));
                     // What a start, or a burst of watchers, has needed.
                     spawn_blocking(backend::give_back_memory);
                     continue;
@@ -137,26 +137,26 @@ impl Pipeline {
             if !is_complete {
                 continue;
             }
-            let mut changed = brain.settle();
+            let mut changed = brain.recompute();
             if has_begun {
                 // What was published until now may be what another brain had decided.
-                changed.extend(brain.nodes().cloned());
+                changed.extend(brain.served_nodes().cloned());
             }
             for node in changed {
                 if let Some(state) = brain.state(&node) {
                     self.nodes.publish(&node, state.clone());
                 }
             }
-            self.nodes.learn(brain.cluster().clone());
+            self.nodes.learn(brain.node_infos().clone());
             self.cluster.publish(if self.cluster.is_followed() {
-                Known::Facts(Arc::clone(brain.facts()))
+                Known::Facts(Arc::clone(brain.cluster_state()))
             } else {
                 // Facts that somebody holds have to be copied before they can change.
                 Known::Nothing
             });
             // An API server knows all nodes; manifests, or another brain, may do without.
             let must_be = matches!(self.source, Running::Kube(_));
-            let stranger = own_node::stranger(&self.node, brain.cluster(), must_be);
+            let stranger = own_node::stranger(&self.node, brain.node_infos(), must_be);
             let stranger = stranger.filter(|_| self.serves_own);
             let rejected: BTreeSet<_> = brain.rejected().chain(stranger).collect();
             for it in rejected.difference(&said) {

@@ -4,7 +4,7 @@ use std::{io::Write as _, path::Path, sync::Arc};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use model::facts::Facts;
+use model::cluster::ClusterState;
 use proto::{Target, client::Client};
 use publish::{
     Published, Publisher, Subscription,
@@ -111,14 +111,14 @@ fn once(path: &Path, flags: &Flags) -> Result<()> {
     for it in &snapshot.rejected {
         tracing::warn!("{it}");
     }
-    if *snapshot.facts == Facts::default() && !snapshot.problems.is_empty() {
+    if *snapshot.facts == ClusterState::default() && !snapshot.problems.is_empty() {
         bail!("nothing in {} could be read; the warnings say why", path.display());
     }
     let mut brain = brain::Brain::new(flags.selection.options());
-    brain.serve(&node);
-    brain.update(snapshot.facts);
-    brain.settle();
-    for it in brain.rejected().chain(own_node::stranger(&node, brain.cluster(), false)) {
+    brain.start_serving(&node);
+    brain.replace_cluster(snapshot.facts);
+    brain.recompute();
+    for it in brain.rejected().chain(own_node::stranger(&node, brain.node_infos(), false)) {
         tracing::warn!("{it}");
     }
     let publisher = Publisher::new(node.as_str());

@@ -10,10 +10,10 @@ use std::{
 use ipnet::IpNet;
 use model::{
     Protocol, ServiceName, Timestamp,
-    facts::Rejected,
+    cluster::Rejected,
     state::{
-        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind,
-        ServicePort, ServiceState, TargetPort, TrafficPolicy, Unselected,
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, OtherServing, PerFamily, Scopes, Service,
+        ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
 use proto::localv1;
@@ -53,8 +53,8 @@ pub fn service_state<'a>(
         endpoints.sort_by(|a, b| a.key.cmp(&b.key));
         endpoints.dedup_by(|a, b| a.key == b.key);
         let trigger_time = message.trigger_time.map(Timestamp::from_micros);
-        let unselected = decoder.unselected(&message.ports, &places).into();
-        ServiceState { unselected, trigger_time, ..ServiceState::new(service, endpoints) }
+        let other_serving = decoder.other_serving(&message.ports, &places).into();
+        ServiceState { other_serving, trigger_time, ..ServiceState::new(service, endpoints) }
     });
     Decoded { value, rejected: decoder.into_rejected() }
 }
@@ -205,12 +205,12 @@ impl Reader {
     }
 
     /// Where ports are served besides, in ascending order.
-    fn unselected(&mut self, ports: &[localv1::PortMapping], places: &Places) -> Vec<Unselected> {
+    fn other_serving(&mut self, ports: &[localv1::PortMapping], places: &Places) -> Vec<OtherServing> {
         let mut found = Vec::new();
         for (message, place) in ports.iter().zip(places) {
             let Some(index) = *place else { continue };
             let targets = message.unselected.iter().filter_map(|it| self.parse("ports.unselected", it));
-            found.extend(targets.map(|target| Unselected { index, target }));
+            found.extend(targets.map(|target| OtherServing { index, target }));
         }
         found.sort_unstable();
         found
@@ -245,8 +245,8 @@ impl Reader {
             port,
             node_port: node_port.and_then(|it| self.port_number("ports", it)),
             target_port,
-            lost: self.addresses("ports.lost", message.lost.as_ref()),
-            usable: PerFamily { v4: usable.v4, v6: usable.v6 },
+            conflicting_addresses: self.addresses("ports.lost", message.lost.as_ref()),
+            has_any_endpoint: PerFamily { v4: usable.v4, v6: usable.v6 },
         })
     }
 
@@ -279,8 +279,9 @@ impl Reader {
         } else {
             EndpointKey::Anonymous(key.to_owned())
         };
-        let (hostname, local, is_leaving) = (message.hostname.clone(), message.local, message.is_leaving);
-        Some(Endpoint { key, hostname, v4, v6, local, is_leaving, ports })
+        let (hostname, local, serving_terminating) =
+            (message.hostname.clone(), message.local, message.is_leaving);
+        Some(Endpoint { key, hostname, v4, v6, local, serving_terminating, ports })
     }
 
     /// The ports as our brain says them: by their positions.

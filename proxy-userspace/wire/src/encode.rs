@@ -11,7 +11,7 @@ use model::{
 };
 use proto::localv1;
 
-use super::{Additions, key};
+use super::{Extensions, key};
 
 /// A Service as a message; everything that KPNG's backends expect to be present is.
 pub fn service(service: &Service) -> localv1::Service {
@@ -48,13 +48,13 @@ pub fn service(service: &Service) -> localv1::Service {
 }
 
 /// A Service as a message, with the additions that are on its state.
-pub fn service_of(state: &ServiceState, additions: Additions) -> localv1::Service {
+pub fn service_with_extensions(state: &ServiceState, additions: Extensions) -> localv1::Service {
     let mut message = service(&state.service);
     if additions.trigger_times {
         message.trigger_time = state.trigger_time.map(Timestamp::as_micros);
     }
-    if additions.unselected {
-        for it in &*state.unselected {
+    if additions.other_serving {
+        for it in &*state.other_serving {
             if let Some(port) = message.ports.get_mut(usize::from(it.index)) {
                 port.unselected.push(it.target.to_string());
             }
@@ -96,8 +96,8 @@ fn port(port: &ServicePort) -> localv1::PortMapping {
         node_port: port.node_port.map_or(0, |it| it.get().into()),
         target_port,
         target_port_name,
-        usable: Some(localv1::FamilyFlags { v4: port.usable.v4, v6: port.usable.v6 }),
-        lost: (!port.lost.is_empty()).then(|| ip_set(&port.lost)),
+        usable: Some(localv1::FamilyFlags { v4: port.has_any_endpoint.v4, v6: port.has_any_endpoint.v6 }),
+        lost: (!port.conflicting_addresses.is_empty()).then(|| ip_set(&port.conflicting_addresses)),
         unselected: Vec::new(),
     }
 }
@@ -132,7 +132,7 @@ pub fn endpoint(service: &Service, endpoint: &Endpoint) -> localv1::Endpoint {
             v6: endpoint.v6.iter().map(ToString::to_string).collect(),
         }),
         local: endpoint.local,
-        is_leaving: endpoint.is_leaving,
+        is_leaving: endpoint.serving_terminating,
         port_overrides: ports.collect(),
         scopes: Some(scopes(all)),
         pod_name: match endpoint.key {

@@ -1,27 +1,27 @@
-//! What the messages of the contract mean: a node's state here, the cluster's facts in [`facts`]; both ways.
+//! What the messages of the contract mean: a node's state here, the cluster's facts in [`cluster`]; both ways.
 //!
 //! The one rule: there and back again is the same state.
 //! What another brain leaves unsaid has the meaning the contract gives to it; what cannot be read is refused alone.
 
 #![forbid(unsafe_code)]
 
-mod additions;
+pub mod cluster;
 mod decode;
-mod decoder;
 mod encode;
-pub mod facts;
+mod extensions;
 mod node;
+mod node_state;
 
 use model::{
     ServiceName,
     state::{Endpoint, EndpointKey},
 };
 
-pub use additions::Additions;
 pub use decode::{Decoded, service_state};
-pub use decoder::Decoder;
-pub use encode::{endpoint, service, service_of};
+pub use encode::{endpoint, service, service_with_extensions};
+pub use extensions::Extensions;
 pub use node::node;
+pub use node_state::NodeStateDecoder;
 
 /// The path of a Service in the services set.
 pub fn service_path(name: &ServiceName) -> String {

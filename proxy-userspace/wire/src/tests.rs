@@ -62,14 +62,16 @@ fn port() -> impl Strategy<Value = ServicePort> {
         any::<(bool, bool)>(),
         addresses(),
     )
-        .prop_map(|(name, protocol, port, node_port, target_port, (v4, v6), lost)| ServicePort {
-            name,
-            protocol,
-            port,
-            node_port,
-            target_port,
-            lost,
-            usable: PerFamily { v4, v6 },
+        .prop_map(|(name, protocol, port, node_port, target_port, (v4, v6), conflicting_addresses)| {
+            ServicePort {
+                name,
+                protocol,
+                port,
+                node_port,
+                target_port,
+                conflicting_addresses,
+                has_any_endpoint: PerFamily { v4, v6 },
+            }
         })
 }
 
@@ -123,13 +125,21 @@ fn some_endpoint() -> impl Strategy<Value = Endpoint> {
         any::<(Ipv4Addr, Ipv6Addr)>().prop_map(|(v4, v6)| (Some(v4), Some(v6))),
     ];
     (key, "[a-z]{0,3}", ips, any::<(bool, bool)>(), ports).prop_map(
-        |((key, pod), hostname, (v4, v6), (local, is_leaving), ports)| {
+        |((key, pod), hostname, (v4, v6), (local, serving_terminating), ports)| {
             let ports: BTreeMap<_, _> = ports
                 .into_iter()
                 .map(|(index, port, scopes)| (index, EndpointPort { index, port, scopes }))
                 .collect();
             let key = if pod { EndpointKey::Pod(key) } else { EndpointKey::Anonymous(format!("@{key}")) };
-            Endpoint { key, hostname, v4, v6, local, is_leaving, ports: ports.into_values().collect() }
+            Endpoint {
+                key,
+                hostname,
+                v4,
+                v6,
+                local,
+                serving_terminating,
+                ports: ports.into_values().collect(),
+            }
         },
     )
 }
@@ -259,7 +269,7 @@ fn without_a_cluster_scope_whatever_may_be_used_may_be_short_circuited() {
     let state =
         service_state(&kpng_service(localv1::PortMapping::default()), [("pod", &endpoint)]).value.unwrap();
     assert_eq!(state.endpoints[0].ports[0].scopes, Scopes { internal: true, external: false, cluster: true });
-    assert!(!state.service.ports[0].usable.v4);
+    assert!(!state.service.ports[0].has_any_endpoint.v4);
 }
 
 #[test]
@@ -287,7 +297,7 @@ fn paths_are_as_kpng_has_them() {
         v4: None,
         v6: None,
         local: false,
-        is_leaving: false,
+        serving_terminating: false,
         ports: Vec::new(),
     };
     assert_eq!(endpoint_path(&name, &it), "ns/svc/pod");

@@ -11,7 +11,9 @@ use arbitrary::{Result, Unstructured};
 use brain::{Brain, Options, node_state};
 use model::{
     Family, Protocol, ServiceName, Timestamp,
-    facts::{Conditions, Endpoint, EndpointSlice, Facts, Node, Service, ServicePort, SliceName, SlicePort},
+    cluster::{
+        ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
+    },
     state::{self, ClientIpAffinity, NodeState, ServiceKind, TargetPort, TrafficPolicy},
 };
 
@@ -34,7 +36,7 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
         external_ips: !u.ratio(1, 8)?,
     };
     let mut brain = Brain::new(options.clone());
-    brain.serve("n1");
+    brain.start_serving("n1");
     let mut served = BTreeSet::from(["n1"]);
     while !u.is_empty() {
         match u.int_in_range(0..=15)? {
@@ -47,21 +49,21 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
             12 => {
                 let node = *u.choose(&NODES)?;
                 served.insert(node);
-                brain.serve(node);
+                brain.start_serving(node);
             }
             13 => {
                 let node = *u.choose(&NODES)?;
                 served.remove(node);
-                brain.dismiss(node);
+                brain.stop_serving(node);
             }
             14 => {
                 // Some changes as one snapshot, as sources hand them over.
-                let mut facts = Facts::clone(brain.facts());
+                let mut facts = ClusterState::clone(brain.cluster_state());
                 facts.set_slice(slice(u)?);
                 facts.set_service(service(u)?);
                 facts.delete_service(&service_name(u)?);
                 facts.set_node(node(u)?);
-                brain.update(Arc::new(facts));
+                brain.replace_cluster(Arc::new(facts));
             }
             _ => settle(&mut brain, &served, &options),
         }
@@ -72,12 +74,16 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
 
 fn settle(brain: &mut Brain, served: &BTreeSet<&str>, options: &Options) {
     let before = states(brain);
-    let changed = brain.settle();
+    let changed = brain.recompute();
     let after = states(brain);
     assert!(after.keys().map(|it| &**it).eq(served.iter().copied()), "who is served has a state");
     assert!(changed.iter().all(|it| after.contains_key(it)), "who changed is served");
     for (name, now) in &after {
-        assert_eq!(*now, node_state(brain.facts(), name, options), "{name}: incremental and pure are one");
+        assert_eq!(
+            *now,
+            node_state(brain.cluster_state(), name, options),
+            "{name}: incremental and pure are one"
+        );
         let old = before.get(name);
         assert_eq!(changed.contains(name), old != Some(now), "{name} is told of if it changed");
         laws::state(now);
@@ -99,7 +105,7 @@ fn settle(brain: &mut Brain, served: &BTreeSet<&str>, options: &Options) {
 }
 
 fn states(brain: &Brain) -> BTreeMap<Arc<str>, NodeState> {
-    brain.nodes().filter_map(|it| Some((Arc::clone(it), brain.state(it)?.clone()))).collect()
+    brain.served_nodes().filter_map(|it| Some((Arc::clone(it), brain.state(it)?.clone()))).collect()
 }
 
 fn service_name(u: &mut Unstructured<'_>) -> Result<ServiceName> {
@@ -234,6 +240,10 @@ fn slice(u: &mut Unstructured<'_>) -> Result<EndpointSlice> {
 
 fn node(u: &mut Unstructured<'_>) -> Result<Node> {
     let zone = if u.arbitrary()? { Some(Arc::from(*u.choose(&ZONES)?)) } else { None };
-    let info = state::Node { is_leaving: u.ratio(1, 8)?, addresses: addresses(u)?, ..state::Node::default() };
+    let info = state::NodeInfo {
+        is_being_deleted: u.ratio(1, 8)?,
+        addresses: addresses(u)?,
+        ..state::NodeInfo::default()
+    };
     Ok(Node { name: Arc::from(*u.choose(&NODES)?), zone, info })
 }

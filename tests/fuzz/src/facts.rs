@@ -1,7 +1,7 @@
 //! Any bytes as what another brain says of a cluster.
 
 use brain::{Options, node_state};
-use model::facts::Facts;
+use model::cluster::ClusterState;
 use prost::Message as _;
 use proto::{
     client::ServiceFacts,
@@ -23,10 +23,10 @@ pub fn target(mut bytes: &[u8]) {
             break;
         }
     }
-    let decoded = wire::facts::service_facts(&message);
+    let decoded = wire::cluster::service_with_slices(&message);
     laws::rejected(&decoded.rejected);
     let Some((service, slices)) = decoded.value else { return };
-    let mut facts = Facts::default();
+    let mut facts = ClusterState::default();
     for slice in slices {
         assert_eq!(slice.service, service.name, "a slice is one of its Service");
         facts.set_slice(slice);

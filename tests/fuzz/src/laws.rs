@@ -43,7 +43,7 @@ pub fn service_state(state: &ServiceState) {
             );
         }
     }
-    assert!(state.unselected.is_sorted_by(|a, b| a < b), "what else serves {name} is sorted");
+    assert!(state.other_serving.is_sorted_by(|a, b| a < b), "what else serves {name} is sorted");
 }
 
 /// What the rules of Services say of it; another brain may have others.
@@ -60,7 +60,7 @@ fn decided(state: &ServiceState) {
                 if targets.is_empty() {
                     continue;
                 }
-                assert!(*port.usable.of(family), "what {name} leads to in {family:?} is usable");
+                assert!(*port.has_any_endpoint.of(family), "what {name} leads to in {family:?} is usable");
                 assert!(has(family), "{name} leads nowhere in {family:?}, of which it has no cluster IP");
             }
         }
@@ -76,7 +76,7 @@ fn decided(state: &ServiceState) {
             );
         }
     }
-    for it in state.unselected.iter() {
+    for it in state.other_serving.iter() {
         let index = usize::from(it.index);
         let port = service.ports.get(index).expect("what else serves a port serves one that is there");
         assert_ne!(port.protocol, Protocol::Tcp, "{name}: only flows without connections are left alone");

@@ -1,7 +1,7 @@
 //! Any bytes as a manifest.
 
 use brain::{Brain, Options, node_state};
-use model::facts::Facts;
+use model::cluster::ClusterState;
 use source::file::{Format, Object, parse};
 
 use crate::laws;
@@ -16,8 +16,8 @@ pub fn target(bytes: &[u8]) {
     };
     assert_eq!(parse("file", bytes, format).as_ref(), Ok(&parsed), "the same bytes say the same");
     laws::rejected(&parsed.rejected);
-    let (mut brain, mut facts) = (Brain::new(Options::default()), Facts::default());
-    brain.serve("n1");
+    let (mut brain, mut facts) = (Brain::new(Options::default()), ClusterState::default());
+    brain.start_serving("n1");
     for (_, object) in parsed.objects {
         match object {
             Object::Service(it) => {
@@ -34,7 +34,7 @@ pub fn target(bytes: &[u8]) {
             }
         }
     }
-    brain.settle();
+    brain.recompute();
     let state = node_state(&facts, "n1", &Options::default());
     assert_eq!(brain.state("n1"), Some(&state), "there is one state for these facts");
     laws::state(&state);

@@ -3,7 +3,7 @@
 use model::state::ServiceState;
 use prost::Message as _;
 use proto::localnetv1::ServiceEndpoints;
-use wire::Additions;
+use wire::Extensions;
 
 use crate::laws;
 
@@ -22,7 +22,7 @@ pub fn target(bytes: &[u8]) {
 /// Checks a state, and that it survives the wire.
 pub fn there_and_back(state: &ServiceState) {
     laws::service_state(state);
-    let service = wire::service_of(state, Additions::LOCAL);
+    let service = wire::service_with_extensions(state, Extensions::LOCAL);
     let endpoints: Vec<_> =
         state.endpoints.iter().map(|it| (wire::key(it), wire::endpoint(&state.service, it))).collect();
     let back = wire::service_state(&service, endpoints.iter().map(|(key, it)| (*key, it)));

@@ -8,7 +8,7 @@ use backend::{
 };
 use model::{
     Rejected,
-    state::{Node, NodeState},
+    state::{NodeInfo, NodeState},
 };
 use publish::Publisher;
 use tokio::time::advance;
@@ -290,7 +290,7 @@ async fn a_proof_grows_old() {
 async fn a_node_that_leaves_or_is_gone_is_not_eligible_and_still_alive() {
     let (admin, publisher) = served();
     let publish = |nodes: &[(&str, bool)]| {
-        let node = |leaving: &bool| Node { is_leaving: *leaving, ..Node::default() };
+        let node = |leaving: &bool| NodeInfo { is_being_deleted: *leaving, ..NodeInfo::default() };
         let nodes = nodes.iter().map(|(name, leaving)| (Arc::from(*name), node(leaving))).collect();
         publisher.publish(NodeState { nodes, ..NodeState::default() });
         admin.taken(&publisher.current().unwrap());

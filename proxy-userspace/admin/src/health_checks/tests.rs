@@ -37,9 +37,9 @@ fn service(name: &str, port: u16, here: usize) -> ServiceState {
             protocol: Protocol::Tcp,
             port: HTTP,
             node_port: None,
-            lost: Vec::new(),
+            conflicting_addresses: Vec::new(),
             target_port: TargetPort::Number(HTTP),
-            usable: PerFamily { v4: true, v6: false },
+            has_any_endpoint: PerFamily { v4: true, v6: false },
         }],
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Local,
@@ -53,7 +53,7 @@ fn service(name: &str, port: u16, here: usize) -> ServiceState {
         v4: Some(Ipv4Addr::new(10, 244, 0, u8::try_from(n).unwrap())),
         v6: None,
         local: n < here,
-        is_leaving: false,
+        serving_terminating: false,
         ports: vec![EndpointPort {
             index: 0,
             port: HTTP,
@@ -207,7 +207,7 @@ fn endpoints_that_are_about_to_go_do_not_count_and_an_address_counts_once() {
     let mut it = service("web", 1, 3);
     assert_eq!(local_endpoints(&it), 3);
     for endpoint in &mut it.endpoints {
-        Arc::make_mut(endpoint).is_leaving = true;
+        Arc::make_mut(endpoint).serving_terminating = true;
     }
     assert_eq!(local_endpoints(&it), 0);
     let mut it = service("web", 1, 3);

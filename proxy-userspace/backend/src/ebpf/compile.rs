@@ -160,7 +160,7 @@ impl Compiler<'_> {
             return;
         }
         for (index, port) in service.ports.iter().enumerate() {
-            if !port.lost.contains(&ip) {
+            if !port.conflicting_addresses.contains(&ip) {
                 self.add_port((index, port), SocketAddr::new(ip, port.port.get()), claim, scope);
             }
         }

@@ -101,7 +101,7 @@ fn each(service: &ServiceState, mut visit: impl FnMut(SocketAddr, Option<SocketA
                 visit(address, Some(SocketAddr::new(ip, port.port.get())));
             }
         }
-        for unselected in service.unselected.iter().filter(|it| is_of(service, frontend, it.index)) {
+        for unselected in service.other_serving.iter().filter(|it| is_of(service, frontend, it.index)) {
             visit(address, Some(unselected.target));
         }
     }
@@ -122,8 +122,8 @@ mod tests {
     use model::{
         ServiceName,
         state::{
-            Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind, ServicePort,
-            TargetPort, TrafficPolicy, Unselected,
+            Endpoint, EndpointKey, EndpointPort, OtherServing, PerFamily, Scopes, Service, ServiceKind,
+            ServicePort, TargetPort, TrafficPolicy,
         },
     };
 
@@ -143,9 +143,9 @@ mod tests {
             protocol,
             port: port(DNS),
             node_port: Some(port(node_port)),
-            lost: Vec::new(),
+            conflicting_addresses: Vec::new(),
             target_port: TargetPort::Number(port(5353)),
-            usable: PerFamily::default(),
+            has_any_endpoint: PerFamily::default(),
         };
         let service = Service {
             name: ServiceName::new("default", "dns"),
@@ -167,12 +167,12 @@ mod tests {
             v4: Some([10, 1, 0, *n].into()),
             v6: None,
             local: true,
-            is_leaving: false,
+            serving_terminating: false,
             ports: [0, 1].map(|index| EndpointPort { index, port: port(5353), scopes }).to_vec(),
         };
         let mut service = ServiceState::new(service, endpoints.iter().map(endpoint));
-        service.unselected =
-            unselected.iter().map(|n| Unselected { index: 1, target: backend(*n) }).collect();
+        service.other_serving =
+            unselected.iter().map(|n| OtherServing { index: 1, target: backend(*n) }).collect();
         NodeState { services: [Arc::new(service)].into_iter().collect(), ..NodeState::default() }
     }
 

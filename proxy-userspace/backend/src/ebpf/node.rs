@@ -7,7 +7,7 @@ use std::{
 };
 
 use aya::Ebpf;
-use model::state::{NodeState, Nodes};
+use model::state::{NodeInfos, NodeState};
 
 use super::{
     cgroup::Cgroup,
@@ -71,7 +71,7 @@ pub struct Node {
     interfaces: BTreeSet<IpAddr>,
     /// Whose the addresses of nodes are, and of which nodes that holds; none if the interfaces are others since.
     places: Places,
-    placed: Option<Nodes>,
+    placed: Option<NodeInfos>,
     /// Whether the programs are in effect on the cgroup.
     attached: bool,
     /// Whether the maps hold a whole generation of ours.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use model::state::{Node, Nodes};
+use model::state::{NodeInfo, NodeInfos};
 use proxy_common::tables::{LOOPBACK, OTHER, OWN};
 
 use super::layout::Places;
@@ -27,7 +27,7 @@ pub enum NodePortAddresses {
 
 impl NodePortAddresses {
     /// What of a Node object's addresses counts.
-    pub(crate) fn of<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = IpAddr> + 'a {
+    pub(crate) fn of<'a>(&'a self, node: &'a NodeInfo) -> impl Iterator<Item = IpAddr> + 'a {
         let first = |v4| node.addresses.iter().find(move |it| it.is_ipv4() == v4);
         let primary = [first(true), first(false)];
         node.addresses.iter().copied().filter(move |it| match self {
@@ -37,7 +37,7 @@ impl NodePortAddresses {
     }
 
     /// The addresses of this node that count, the loopback address aside; none if all of them do.
-    pub fn own(&self, node: &Node, interfaces: &BTreeSet<IpAddr>) -> Option<BTreeSet<IpAddr>> {
+    pub fn own(&self, node: &NodeInfo, interfaces: &BTreeSet<IpAddr>) -> Option<BTreeSet<IpAddr>> {
         let interfaces = interfaces.iter().copied().filter(|it| self.contains(*it));
         (*self != Self::All).then(|| interfaces.chain(self.of(node)).collect())
     }
@@ -54,7 +54,7 @@ impl NodePortAddresses {
 
 /// Whose each address is: of the node called `own` with these interfaces, or of another one.
 pub(super) fn places(
-    nodes: &Nodes,
+    nodes: &NodeInfos,
     own: &str,
     interfaces: &BTreeSet<IpAddr>,
     which: &NodePortAddresses,
@@ -75,7 +75,7 @@ pub(super) fn places(
 
 /// The addresses that a Node object names and that count. No look-up tells an IPv4 address from its v4-mapped form, and
 /// a loopback address is everybody's own, whoever names it.
-fn named<'a>(node: &'a Node, which: &'a NodePortAddresses) -> impl Iterator<Item = IpAddr> + 'a {
+fn named<'a>(node: &'a NodeInfo, which: &'a NodePortAddresses) -> impl Iterator<Item = IpAddr> + 'a {
     which.of(node).map(|it| it.to_canonical()).filter(|it| !it.is_loopback())
 }
 
@@ -89,9 +89,9 @@ mod tests {
 
     #[track_caller]
     fn check(which: NodePortAddresses, expect: &[(&str, u32)]) {
-        let node = |addresses: &[&str]| Node {
+        let node = |addresses: &[&str]| NodeInfo {
             addresses: addresses.iter().map(|it| ip(it)).collect(),
-            ..Node::default()
+            ..NodeInfo::default()
         };
         let nodes = [
             ("us".into(), node(&["192.0.2.1", "2001:db8::1", "203.0.113.1"])),

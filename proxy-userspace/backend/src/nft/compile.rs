@@ -139,7 +139,7 @@ pub(super) fn compile(state: &ServiceState, node: &[IpAddr]) -> ServiceImage {
         image.cluster_ips.push(ip);
         for (index, port) in service.ports.iter().enumerate() {
             // Who has lost its cluster IP to another Service is not served in this family at all.
-            if !port.lost.contains(&ip) {
+            if !port.conflicting_addresses.contains(&ip) {
                 let port = Port { state, index, port, family, node };
                 let compiled = port.compile(ip, &mut image);
                 image.ports.push(compiled);
@@ -213,7 +213,7 @@ impl Port<'_> {
         let mut unusable_ips = Vec::new();
         let kinds = [(Claim::LoadBalancer, load_balancer_ips), (Claim::External, external_ips)];
         for (claim, ip) in kinds.into_iter().flat_map(|(claim, ips)| ips.iter().map(move |ip| (claim, *ip))) {
-            if Family::of(ip) != self.family || self.port.lost.contains(&ip) {
+            if Family::of(ip) != self.family || self.port.conflicting_addresses.contains(&ip) {
                 continue;
             }
             if let Some(reason) = unusable(ip) {
@@ -240,7 +240,7 @@ impl Port<'_> {
     }
 
     fn unselected(self) -> Vec<SocketAddr> {
-        let own = self.state.unselected.iter().filter(|it| usize::from(it.index) == self.index);
+        let own = self.state.other_serving.iter().filter(|it| usize::from(it.index) == self.index);
         own.map(|it| it.target).filter(|it| Family::of(it.ip()) == self.family).collect()
     }
 
@@ -254,7 +254,7 @@ impl Port<'_> {
         set.sort_unstable();
         set.dedup();
         if set.is_empty() {
-            return (if *self.port.usable.of(self.family) { Way::Drop } else { Way::Refuse }, 0);
+            return (if *self.port.has_any_endpoint.of(self.family) { Way::Drop } else { Way::Refuse }, 0);
         }
         let beyond = set.len().saturating_sub(Pick::most(compiled.affinity));
         set.truncate(set.len() - beyond);

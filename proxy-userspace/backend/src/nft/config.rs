@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
-use model::{Family, state::Node};
+use model::{Family, state::NodeInfo};
 
 use crate::ebpf::NodePortAddresses;
 
@@ -60,7 +60,7 @@ pub(super) enum Pods {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Host {
     /// What the Node object says; nothing if there is none.
-    pub(super) node: Node,
+    pub(super) node: NodeInfo,
     /// The addresses of the interfaces.
     pub(super) interfaces: BTreeSet<IpAddr>,
 }
@@ -107,13 +107,13 @@ mod tests {
     fn host() -> Host {
         let ip = |it: &str| it.parse().expect("an address");
         Host {
-            node: Node {
+            node: NodeInfo {
                 addresses: vec![ip("192.168.0.2"), ip("192.168.0.3"), ip("fd00::2")],
                 pod_cidrs: vec![
                     "10.244.0.0/24".parse().expect("a prefix"),
                     "fd00:10::/64".parse().expect("a prefix"),
                 ],
-                is_leaving: false,
+                is_being_deleted: false,
             },
             interfaces: ["192.168.0.3", "192.168.0.2", "10.0.0.1", "fd00::2"].map(ip).into(),
         }

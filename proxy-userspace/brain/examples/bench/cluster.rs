@@ -6,7 +6,9 @@ use std::{net::Ipv4Addr, num::NonZeroU16, sync::Arc, time::Duration};
 
 use model::{
     Family, Protocol, ServiceName,
-    facts::{Conditions, Endpoint, EndpointSlice, Facts, Node, Service, ServicePort, SliceName, SlicePort},
+    cluster::{
+        ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
+    },
     state::{ServiceKind, TargetPort, TrafficPolicy},
 };
 use nix::time::{ClockId, clock_gettime};
@@ -24,8 +26,8 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// What it says at first.
-    pub(crate) fn facts(self) -> Facts {
-        let mut facts = Facts::default();
+    pub(crate) fn facts(self) -> ClusterState {
+        let mut facts = ClusterState::default();
         for index in 0..self.services {
             facts.set_service(service(index));
             facts.set_slice(self.slice(index, 0));
@@ -35,7 +37,7 @@ impl Cluster {
             facts.set_node(Node {
                 name: node_name(index).into(),
                 zone: Some(zone.into()),
-                info: model::state::Node::default(),
+                info: model::state::NodeInfo::default(),
             });
         }
         facts

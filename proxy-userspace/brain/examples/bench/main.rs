@@ -13,7 +13,7 @@ mod cluster;
 use std::{sync::Arc, time::Duration};
 
 use brain::{Brain, Options};
-use model::{facts::EndpointSlice, state::NodeState};
+use model::{cluster::EndpointSlice, state::NodeState};
 
 use cluster::{Cluster, cpu, node_name, resident};
 
@@ -24,7 +24,7 @@ const USAGE: &str = "usage: bench SERVICES ENDPOINTS NODES WATCHED CHANGES";
 /// Takes one change to every node, and counts what differs in their states.
 fn take(brain: &mut Brain, given: &mut [(String, NodeState)], slice: EndpointSlice) -> usize {
     brain.set_slice(slice);
-    let changed = brain.settle();
+    let changed = brain.recompute();
     let mut differences = 0;
     for (name, state) in given.iter_mut().filter(|(name, _)| changed.contains(name.as_str())) {
         if let Some(new) = brain.state(name) {
@@ -48,18 +48,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let cluster = Cluster { services, endpoints, nodes };
     let mut brain = Brain::new(Options::default());
-    brain.update(Arc::new(cluster.facts()));
+    brain.replace_cluster(Arc::new(cluster.facts()));
 
     let start = cpu()?;
-    brain.serve(&node_name(0));
-    brain.settle();
+    brain.start_serving(&node_name(0));
+    brain.recompute();
     let first_state = cpu()? - start;
 
     let before = resident()?;
     let start = cpu()?;
     for index in 1..watched {
-        brain.serve(&node_name(index));
-        brain.settle();
+        brain.start_serving(&node_name(index));
+        brain.recompute();
     }
     let others = watched - 1;
     let further_state = (cpu()? - start).checked_div(others).unwrap_or_default();

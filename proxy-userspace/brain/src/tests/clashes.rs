@@ -22,15 +22,15 @@ fn brain(services: impl IntoIterator<Item = Service>) -> Brain {
     for it in services {
         brain.set_service(it);
     }
-    brain.serve("n1");
-    brain.settle();
+    brain.start_serving("n1");
+    brain.recompute();
     brain
 }
 
 /// Where the ports of a Service do not answer.
 fn lost(brain: &Brain, name: &str) -> Vec<Vec<IpAddr>> {
     let state = &brain.state("n1").unwrap().services[&ServiceName::new("ns", name)];
-    state.service.ports.iter().map(|it| it.lost.clone()).collect()
+    state.service.ports.iter().map(|it| it.conflicting_addresses.clone()).collect()
 }
 
 fn items(brain: &Brain) -> Vec<String> {
@@ -65,13 +65,13 @@ fn of_two_clashing_services_of_one_age_the_first_by_name_wins() {
 fn the_loser_answers_when_the_winner_goes() {
     let mut brain = brain([named("a", ONE, Some(2)), named("b", ONE, Some(1))]);
     brain.delete_service(&ServiceName::new("ns", "b"));
-    assert_eq!(brain.settle().len(), 1);
+    assert_eq!(brain.recompute().len(), 1);
     assert!(lost(&brain, "a").concat().is_empty() && items(&brain).is_empty());
     brain.set_service(named("b", ONE, Some(1)));
-    brain.settle();
+    brain.recompute();
     assert_eq!(items(&brain), ["Service ns/a: 10.96.0.1:80/TCP"]);
     brain.set_service(named("b", "10.96.0.2", Some(1)));
-    brain.settle();
+    brain.recompute();
     assert!(lost(&brain, "a").concat().is_empty() && items(&brain).is_empty());
 }
 
@@ -137,11 +137,11 @@ fn however_many_want_an_address_each_loser_is_named_and_the_next_one_follows() {
     for n in (2..=MANY).rev() {
         brain.delete_service(&ServiceName::new("ns", name(n)));
         if n % 5_000 == 1 {
-            let changed = brain.settle();
+            let changed = brain.recompute();
             assert!(changed.iter().map(AsRef::as_ref).eq(["n1"]), "{changed:?}");
             assert!(lost(&brain, &name(n - 1)).concat().is_empty());
         }
     }
-    brain.settle();
+    brain.recompute();
     assert!(items(&brain).is_empty() && lost(&brain, &name(1)).concat().is_empty());
 }

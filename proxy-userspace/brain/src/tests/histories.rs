@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use model::{
     Timestamp,
-    facts::Node,
+    cluster::Node,
     services::Services,
     state::{EndpointKey, NodeState},
 };
@@ -14,7 +14,7 @@ use super::{
     laws::{some_service, some_slice},
     *,
 };
-use crate::{Brain, claims::Claims, node_state};
+use crate::{Brain, conflicts::Claims, node_state};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
@@ -58,7 +58,7 @@ fn some_step() -> impl Strategy<Value = Step> {
         2 => slice_name.prop_map(Step::DeleteSlice),
         2 => (name(), zone, any::<bool>()).prop_map(|(name, zone, is_leaving)| {
             let mut node = node(name, zone);
-            node.info.is_leaving = is_leaving;
+            node.info.is_being_deleted = is_leaving;
             Step::Node(node)
         }),
         1 => name().prop_map(Step::DeleteNode),
@@ -75,28 +75,28 @@ fn take(brain: &mut Brain, step: &Step) {
         Step::DeleteSlice(name) => brain.delete_slice(&name),
         Step::Node(it) => brain.set_node(it),
         Step::DeleteNode(name) => brain.delete_node(name),
-        Step::Serve(name) => brain.serve(name),
-        Step::Dismiss(name) => brain.dismiss(name),
+        Step::Serve(name) => brain.start_serving(name),
+        Step::Dismiss(name) => brain.stop_serving(name),
     }
 }
 
 fn states(brain: &Brain) -> BTreeMap<Arc<str>, NodeState> {
-    brain.nodes().filter_map(|it| Some((Arc::clone(it), brain.state(it)?.clone()))).collect()
+    brain.served_nodes().filter_map(|it| Some((Arc::clone(it), brain.state(it)?.clone()))).collect()
 }
 
 /// Settles, and checks that the states are those of the pure function, and that only what changed is another one.
 fn settle(brain: &mut Brain) -> Result<(), TestCaseError> {
     let before = states(brain);
-    let changed = brain.settle();
+    let changed = brain.recompute();
     let after = states(brain);
     for (name, state) in &after {
-        prop_assert_eq!(state, &node_state(brain.facts(), name, &Options::default()));
+        prop_assert_eq!(state, &node_state(brain.cluster_state(), name, &Options::default()));
         let old = before.get(name);
         prop_assert_eq!(changed.contains(name), old != Some(state), "{}", name);
         prop_assert!(old.is_none_or(|old| old != state || old.services.ptr_eq(&state.services)));
     }
     prop_assert!(changed.iter().all(|it| after.contains_key(it)));
-    let expect: Vec<_> = Claims::of(brain.facts(), &Options::default()).rejected().collect();
+    let expect: Vec<_> = Claims::of(brain.cluster_state(), &Options::default()).rejected().collect();
     prop_assert_eq!(brain.rejected().collect::<Vec<_>>(), expect);
     Ok(())
 }
@@ -107,8 +107,8 @@ proptest! {
     #[test]
     fn the_incremental_state_equals_the_pure_one(steps in vec((some_step(), any::<bool>()), 1..40)) {
         let mut brain = Brain::new(Options::default());
-        brain.serve("n1");
-        brain.serve("n2");
+        brain.start_serving("n1");
+        brain.start_serving("n2");
         for (step, settles) in &steps {
             take(&mut brain, step);
             if *settles {
@@ -128,7 +128,7 @@ proptest! {
             }
             if *settles {
                 settle(&mut single)?;
-                whole.update(Arc::clone(single.facts()));
+                whole.replace_cluster(Arc::clone(single.cluster_state()));
                 settle(&mut whole)?;
                 prop_assert_eq!(states(&single), states(&whole));
             }
@@ -145,8 +145,8 @@ fn brain() -> Brain {
     brain.set_service(Service { name: api.clone(), ..service() });
     let slice = slice_named("api-1", Family::V4, vec![pod(at("10.1.0.3"), "r")]);
     brain.set_slice(EndpointSlice { service: api, ..slice });
-    NODES.iter().for_each(|it| brain.serve(it));
-    brain.settle();
+    NODES.iter().for_each(|it| brain.start_serving(it));
+    brain.recompute();
     brain
 }
 
@@ -177,11 +177,11 @@ fn nodes_share_what_they_see_alike() {
 #[test]
 fn nodes_that_share_their_state_share_it_after_a_change() {
     let mut brain = brain();
-    brain.serve("n4");
-    assert_eq!(brain.settle().len(), 1);
+    brain.start_serving("n4");
+    assert_eq!(brain.recompute().len(), 1);
     assert!(services(&brain, "n3").ptr_eq(services(&brain, "n4")));
     brain.set_slice(slice([at("10.1.0.9")]));
-    brain.settle();
+    brain.recompute();
     assert!(services(&brain, "n3").ptr_eq(services(&brain, "n4")));
 }
 
@@ -191,22 +191,23 @@ fn a_change_that_matters_to_no_node_changes_no_state() {
     brain.set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.2"), "q"), unready(at("10.1.0.4"))]));
     brain.set_node(node("n1", Some("a")));
     brain.set_node(Node { zone: Some("b".into()), ..node("n9", None) });
-    brain.settle();
+    brain.recompute();
     brain.set_node(node("n9", None));
-    assert!(brain.settle().is_empty());
+    assert!(brain.recompute().is_empty());
 }
 
 #[test]
 fn every_state_tells_of_every_node() {
     let mut brain = brain();
-    let elsewhere = state::Node { addresses: vec!["192.0.2.9".parse().unwrap()], ..state::Node::default() };
+    let elsewhere =
+        state::NodeInfo { addresses: vec!["192.0.2.9".parse().unwrap()], ..state::NodeInfo::default() };
     brain.set_node(Node { info: elsewhere.clone(), ..node("elsewhere", None) });
-    assert_eq!(brain.settle().len(), 3);
+    assert_eq!(brain.recompute().len(), 3);
     let nodes = |brain: &Brain, name| brain.state(name).unwrap().nodes.clone();
     assert_eq!(nodes(&brain, "n1").get("elsewhere"), Some(&elsewhere));
     assert!(nodes(&brain, "n1").ptr_eq(&nodes(&brain, "n3")));
     brain.delete_node("elsewhere");
-    assert_eq!(brain.settle().len(), 3);
+    assert_eq!(brain.recompute().len(), 3);
     assert_eq!(nodes(&brain, "n2").get("elsewhere"), None);
 }
 
@@ -219,10 +220,10 @@ fn the_trigger_time_travels_along_and_makes_no_state_by_itself() {
     };
     let endpoints = [pod(here("10.1.0.1"), "p"), pod(at("10.1.0.2"), "q")];
     brain.set_slice(at_time(1, &endpoints));
-    assert!(brain.settle().is_empty());
+    assert!(brain.recompute().is_empty());
     assert_eq!(of(&brain, "n1", "web").trigger_time, None);
     brain.set_slice(at_time(2, &endpoints[..1]));
-    assert_eq!(brain.settle().len(), 3);
+    assert_eq!(brain.recompute().len(), 3);
     for node in NODES {
         assert_eq!(of(&brain, node, "web").trigger_time, Some(Timestamp::from_micros(2)));
     }
@@ -233,13 +234,13 @@ fn only_the_nodes_that_see_a_change_have_a_new_state() {
     let mut brain = brain();
     // Named by a hint that does not count: nothing changes anywhere.
     brain.set_slice(slice([pod(nodes(here("10.1.0.1"), &["n2"]), "p"), pod(at("10.1.0.2"), "q")]));
-    assert!(brain.settle().is_empty());
+    assert!(brain.recompute().is_empty());
     // Now each has one: n2 and n3 keep to their own, n1 has none.
     brain.set_slice(slice([
         pod(nodes(here("10.1.0.1"), &["n2"]), "p"),
         pod(nodes(at("10.1.0.2"), &["n3"]), "q"),
     ]));
-    let changed: Vec<_> = brain.settle().into_iter().collect();
+    let changed: Vec<_> = brain.recompute().into_iter().collect();
     assert_eq!(changed, ["n2".into(), "n3".into()]);
 }
 
@@ -248,11 +249,11 @@ fn a_zone_counts_when_the_node_is_known_to_be_in_it() {
     let mut brain = brain();
     brain.set_slice(slice([zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])]));
     brain.set_node(node("n3", None));
-    assert_eq!(brain.settle().len(), 3);
+    assert_eq!(brain.recompute().len(), 3);
     brain.set_node(node("n3", Some("b")));
-    assert_eq!(brain.settle().into_iter().collect::<Vec<_>>(), ["n3".into()]);
+    assert_eq!(brain.recompute().into_iter().collect::<Vec<_>>(), ["n3".into()]);
     assert_eq!(targets(of(&brain, "n3", "web"), 0, Scope::Internal), "2");
     brain.delete_node("n3");
-    brain.settle();
+    brain.recompute();
     assert!(Arc::ptr_eq(of(&brain, "n3", "web"), of(&brain, "n1", "web")));
 }

@@ -104,7 +104,7 @@ proptest! {
         let state = state(&service(), &slices);
         for family in [Family::V4, Family::V6] {
             let some = state.targets(0, family, Scope::Internal).next().is_some();
-            prop_assert_eq!(some, *state.service.ports[0].usable.of(family));
+            prop_assert_eq!(some, *state.service.ports[0].has_any_endpoint.of(family));
         }
     }
 }

@@ -9,7 +9,9 @@ use std::{num::NonZeroU16, sync::Arc};
 
 use model::{
     Family, Protocol, ServiceName,
-    facts::{Conditions, Endpoint, EndpointSlice, Facts, Node, Service, ServicePort, SliceName, SlicePort},
+    cluster::{
+        ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
+    },
     state::{self, Scope, ServiceKind, ServiceState, TargetPort, TrafficPolicy},
 };
 
@@ -111,11 +113,11 @@ fn pod(endpoint: Endpoint, pod: &str) -> Endpoint {
 
 /// A Node of which nothing else is known.
 fn node(name: &str, zone: Option<&str>) -> Node {
-    Node { name: name.into(), zone: zone.map(Into::into), info: state::Node::default() }
+    Node { name: name.into(), zone: zone.map(Into::into), info: state::NodeInfo::default() }
 }
 
-fn facts(service: &Service, slices: &[EndpointSlice]) -> Facts {
-    let mut facts = Facts::default();
+fn facts(service: &Service, slices: &[EndpointSlice]) -> ClusterState {
+    let mut facts = ClusterState::default();
     facts.set_service(service.clone());
     for slice in slices {
         facts.set_slice(slice.clone());

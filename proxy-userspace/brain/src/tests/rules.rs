@@ -2,7 +2,7 @@
 
 use model::{
     Family, Protocol,
-    facts::{Service, SlicePort},
+    cluster::{Service, SlicePort},
     state::{EndpointKey, Scope, ServiceKind, TrafficPolicy},
 };
 
@@ -145,18 +145,18 @@ fn over_udp(mut service: Service, endpoints: impl Into<Vec<Endpoint>>) -> Servic
     state(&service, &[slice])
 }
 
-fn unselected(state: &ServiceState) -> Vec<String> {
-    state.unselected.iter().map(|it| format!("{} {}", it.index, it.target)).collect()
+fn other_serving(state: &ServiceState) -> Vec<String> {
+    state.other_serving.iter().map(|it| format!("{} {}", it.index, it.target)).collect()
 }
 
 #[test]
 fn udp_endpoints_that_serve_unselected_are_named() {
     let endpoints = [here("10.1.0.1"), leaving(at("10.1.0.2")), unready(at("10.1.0.3"))];
-    assert_eq!(unselected(&over_udp(service(), endpoints.clone())), ["0 10.1.0.2:8080"]);
+    assert_eq!(other_serving(&over_udp(service(), endpoints.clone())), ["0 10.1.0.2:8080"]);
     let hinted = [zones(at("10.1.0.5"), &["b"]), zones(here("10.1.0.1"), &["a"])];
-    assert_eq!(unselected(&over_udp(service(), hinted)), ["0 10.1.0.5:8080"]);
+    assert_eq!(other_serving(&over_udp(service(), hinted)), ["0 10.1.0.5:8080"]);
     // A connection of TCP is left alone in any case.
-    assert_eq!(unselected(&state(&service(), &[slice(endpoints)])), [""; 0]);
+    assert_eq!(other_serving(&state(&service(), &[slice(endpoints)])), [""; 0]);
 }
 
 // Frontends.
@@ -172,7 +172,7 @@ fn a_family_without_a_cluster_ip_has_no_frontends() {
     assert_eq!(state.external_ips, ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
     assert_eq!(state.load_balancer_ips, state.external_ips);
     assert_eq!(state.source_ranges, ["10.0.0.0/8".parse::<ipnet::IpNet>().unwrap()]);
-    assert!(!state.ports[0].usable.v6);
+    assert!(!state.ports[0].has_any_endpoint.v6);
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn who_serves_only_because_no_other_does_is_said_to_leave() {
     let service = Service { external_policy: LOCAL, ..with_node_port() };
     let said = |endpoints: &[Endpoint]| -> Vec<_> {
         let state = state(&service, &[slice(endpoints)]);
-        state.endpoints.iter().map(|it| (it.local, it.is_leaving)).collect()
+        state.endpoints.iter().map(|it| (it.local, it.serving_terminating)).collect()
     };
     assert_eq!(
         said(&[leaving(pod(here("10.1.0.1"), "a")), pod(at("10.1.0.2"), "b")]),
@@ -282,7 +282,7 @@ fn families_fall_back_apart() {
 fn usable_says_whether_anyone_could_serve() {
     let usable = |endpoints: &[Endpoint]| {
         let service = Service { internal_policy: LOCAL, ..service() };
-        state(&service, &[slice(endpoints)]).service.ports[0].usable.v4
+        state(&service, &[slice(endpoints)]).service.ports[0].has_any_endpoint.v4
     };
     assert!(usable(&[at("10.1.0.1")]));
     assert!(usable(&[leaving(at("10.1.0.1"))]));

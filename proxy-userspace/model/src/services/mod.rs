@@ -85,7 +85,7 @@ impl Services {
     }
 
     /// Takes from `before` the Services that are of the same value here, so that both maps share them.
-    pub fn share(&mut self, before: &Self) {
+    pub fn reuse_equal(&mut self, before: &Self) {
         if self == before {
             *self = before.clone();
             return;

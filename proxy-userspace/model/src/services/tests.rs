@@ -109,7 +109,7 @@ proptest! {
     fn sharing_changes_no_value(a in vec((0..60_usize, 0..2_u16), 0..80), b in vec((0..60_usize, 0..2_u16), 0..80)) {
         let of = |list: &[(usize, u16)]| list.iter().map(|(at, version)| state(*at, *version)).collect::<Services>();
         let (before, mut after) = (of(&a), of(&b));
-        after.share(&before);
+        after.reuse_equal(&before);
         prop_assert_eq!(&after, &of(&b));
         for (name, state) in &after {
             let same = before.get(name).filter(|it| *it == state);
@@ -155,6 +155,6 @@ fn maps_that_share_share_after_the_same_change() {
 #[test]
 fn an_equal_map_becomes_the_same_map() {
     let (before, mut after) = (many(100), many(100));
-    after.share(&before);
+    after.reuse_equal(&before);
     assert!(after.ptr_eq(&before));
 }

@@ -9,18 +9,18 @@ use std::{cmp::Ordering, collections::VecDeque, sync::Arc};
 use model::{
     ServiceName,
     services::Services,
-    state::{Endpoint, EndpointKey, Node, NodeState, Nodes, ServiceState},
+    state::{Endpoint, EndpointKey, NodeInfo, NodeInfos, NodeState, ServiceState},
 };
 use prost::Message as _;
 use proto::localv1::{OpItem, Ref, Set, Value, op_item::Op};
-use wire::Additions;
+use wire::Extensions;
 
 /// The operations, made one by one: whoever is slow costs no more than the two states, and a word for each Service that
 /// differs.
 pub(super) struct Changes {
-    additions: Additions,
+    additions: Extensions,
     /// The Nodes that differ, in ascending order of names; if they are told of at all.
-    nodes: Vec<(Arc<str>, Option<Node>)>,
+    nodes: Vec<(Arc<str>, Option<NodeInfo>)>,
     old: Services,
     new: Services,
     /// The Services that differ, as they are now or else as they were, in the order of the phase.
@@ -63,7 +63,7 @@ enum Phase {
 
 impl Changes {
     /// What makes `new` of `old`, at the cost of what differs.
-    pub(super) fn new(old: &NodeState, new: &NodeState, additions: Additions) -> Self {
+    pub(super) fn new(old: &NodeState, new: &NodeState, additions: Extensions) -> Self {
         // A thousand watchers that begin have one each: counted first, so that it is no larger than it must be.
         let mut differing = Vec::with_capacity(new.diff(old).count());
         differing.extend(new.diff(old).filter_map(|(_, old, new)| new.or(old).cloned()));
@@ -154,17 +154,17 @@ fn path(service: &ServiceState) -> impl Iterator<Item = u8> {
 }
 
 impl Change<'_> {
-    fn operations(&self, phase: Phase, additions: Additions, ready: &mut VecDeque<OpItem>) {
+    fn operations(&self, phase: Phase, additions: Extensions, ready: &mut VecDeque<OpItem>) {
         match phase {
             Phase::SetServices => {
                 let Some(new) = self.new else { return };
                 let is_same = self.old.is_some_and(|old| {
                     old.service == new.service
                         && (!additions.trigger_times || old.trigger_time == new.trigger_time)
-                        && (!additions.unselected || old.unselected == new.unselected)
+                        && (!additions.other_serving || old.other_serving == new.other_serving)
                 });
                 if !is_same {
-                    let bytes = wire::service_of(new, additions).encode_to_vec();
+                    let bytes = wire::service_with_extensions(new, additions).encode_to_vec();
                     ready.push_back(set(Set::ServicesSet, wire::service_path(self.name), bytes));
                 }
             }
@@ -215,7 +215,7 @@ impl Change<'_> {
 }
 
 /// The nodes that differ, as they are now.
-fn differing_nodes(old: &Nodes, new: &Nodes) -> Vec<(Arc<str>, Option<Node>)> {
+fn differing_nodes(old: &NodeInfos, new: &NodeInfos) -> Vec<(Arc<str>, Option<NodeInfo>)> {
     if old.ptr_eq(new) {
         return Vec::new();
     }

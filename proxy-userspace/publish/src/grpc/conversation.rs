@@ -8,7 +8,7 @@ use proto::localv1::{EmptyOp, OpItem, op_item::Op};
 use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Status, Streaming};
-use wire::Additions;
+use wire::Extensions;
 
 /// How many operations are made in advance for a watcher.
 const AHEAD: usize = 32;
@@ -24,7 +24,7 @@ pub(super) trait View: Send + 'static {
     type Changes: Iterator<Item = OpItem> + Send;
 
     /// What of that which the first request wants will be said.
-    fn grant(&mut self, request: &Self::Request) -> Additions;
+    fn grant(&mut self, request: &Self::Request) -> Extensions;
 
     /// Takes a request; true if it is to be answered even if nothing differs.
     fn ask(&mut self, request: Self::Request) -> Result<bool, Status>;

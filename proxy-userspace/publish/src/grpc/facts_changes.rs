@@ -12,7 +12,7 @@ use std::{
 
 use model::{
     ServiceName, Timestamp,
-    facts::{EndpointSlice, Facts, Node, Service, SliceName},
+    cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
 };
 use prost::Message as _;
 use proto::{
@@ -20,8 +20,8 @@ use proto::{
     localv1::{OpItem, Set},
 };
 use wire::{
-    Additions,
-    facts::{EndpointKeys, endpoint_info, is_readable, is_sent, node_info, service_info},
+    Extensions,
+    cluster::{EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info},
 };
 
 use super::changes::{delete, set};
@@ -31,7 +31,7 @@ use super::changes::{delete, set};
 pub(super) struct Selection<'a> {
     /// The label's value of Services that are served here.
     pub(super) proxy_name: Option<&'a str>,
-    pub(super) additions: Additions,
+    pub(super) additions: Extensions,
 }
 
 /// The operations, made one by one: whoever is slow costs no more than the two states of the facts.
@@ -73,7 +73,7 @@ const PHASES: [Phase; 6] = [
 
 impl FactsChanges {
     /// What makes `new` of `old`; what both share is not looked into.
-    pub(super) fn new(old: &Facts, new: &Facts, selection: Selection<'_>) -> Self {
+    pub(super) fn new(old: &ClusterState, new: &ClusterState, selection: Selection<'_>) -> Self {
         let nodes = differing(old.nodes(), new.nodes()).map(|(name, old, new)| Change {
             path: format!("|{name}||"),
             old: old.cloned(),
@@ -182,8 +182,8 @@ impl Change<Arc<EndpointSlice>> {
 
 /// Services and slices that may have to be told of anew.
 struct Touched<'a> {
-    old: &'a Facts,
-    new: &'a Facts,
+    old: &'a ClusterState,
+    new: &'a ClusterState,
     selection: Selection<'a>,
     services: BTreeSet<&'a ServiceName>,
     /// By name, as they are told of before and after.
@@ -191,7 +191,7 @@ struct Touched<'a> {
 }
 
 impl<'a> Touched<'a> {
-    fn of(old: &'a Facts, new: &'a Facts, selection: Selection<'a>) -> Self {
+    fn of(old: &'a ClusterState, new: &'a ClusterState, selection: Selection<'a>) -> Self {
         let mut touched = Self { old, new, selection, services: BTreeSet::new(), slices: BTreeMap::new() };
         for (name, ..) in differing(old.services(), new.services()) {
             touched.services.insert(name);
@@ -206,7 +206,9 @@ impl<'a> Touched<'a> {
                 }
             }
         }
-        fn slices(facts: &Facts) -> impl Iterator<Item = ((&ServiceName, &SliceName), &Arc<EndpointSlice>)> {
+        fn slices(
+            facts: &ClusterState,
+        ) -> impl Iterator<Item = ((&ServiceName, &SliceName), &Arc<EndpointSlice>)> {
             facts.slices().map(|it| ((&it.service, &it.name), it))
         }
         for ((service, _), before, after) in differing(slices(old), slices(new)) {
@@ -221,19 +223,19 @@ impl<'a> Touched<'a> {
     }
 
     /// A Service, if it is told of.
-    fn told(&self, facts: &'a Facts, name: &ServiceName) -> Option<&'a Arc<Service>> {
+    fn told(&self, facts: &'a ClusterState, name: &ServiceName) -> Option<&'a Arc<Service>> {
         let Selection { proxy_name, additions } = self.selection;
-        facts.service(name).filter(|it| is_sent(it, proxy_name, additions.other_proxies))
+        facts.service(name).filter(|it| is_service_sent(it, proxy_name, additions.other_proxies))
     }
 
     fn note(&mut self, at: usize, slice: &'a Arc<EndpointSlice>) {
-        if is_readable(slice) {
+        if is_slice_sent(slice) {
             self.slices.entry(&slice.name).or_default()[at] = Some(slice);
         }
     }
 
     fn services(&self) -> Vec<Change<(Arc<Service>, Option<Timestamp>)>> {
-        let at = |facts: &'a Facts, name: &ServiceName| {
+        let at = |facts: &'a ClusterState, name: &ServiceName| {
             let service = self.told(facts, name)?;
             let slices = facts.slices_of(name).filter(|it| !it.headless);
             let time = slices.filter_map(|it| it.trigger_time).max();

@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use model::facts::Facts;
+use model::cluster::ClusterState;
 use proto::{
     globalv1::{GlobalWatchReq, sets_server::Sets},
     localv1::EmptyOp,
 };
 use tonic::{Request, Response, Status, Streaming};
-use wire::Additions;
+use wire::Extensions;
 
 use super::{
     conversation::{End, Items, View, converse},
@@ -31,7 +31,7 @@ impl Sets for GlobalWatch {
         Peer::of(&request)?.may_all()?;
         let view = Global {
             cluster: self.cluster.follow(),
-            additions: Additions::default(),
+            additions: Extensions::default(),
             has_asked: false,
             sent: None,
         };
@@ -42,18 +42,18 @@ impl Sets for GlobalWatch {
 /// The facts.
 struct Global {
     cluster: ClusterFollower,
-    additions: Additions,
+    additions: Extensions,
     has_asked: bool,
     /// What the client has.
-    sent: Option<Arc<Facts>>,
+    sent: Option<Arc<ClusterState>>,
 }
 
 impl View for Global {
     type Request = GlobalWatchReq;
     type Changes = FactsChanges;
 
-    fn grant(&mut self, request: &GlobalWatchReq) -> Additions {
-        self.additions = Additions::GLOBAL.granted(request.wanted());
+    fn grant(&mut self, request: &GlobalWatchReq) -> Extensions {
+        self.additions = Extensions::GLOBAL.negotiate(request.wanted());
         self.additions
     }
 
@@ -70,7 +70,7 @@ impl View for Global {
                 };
                 let changes = match &self.sent {
                     Some(sent) => FactsChanges::new(sent, &facts, selection),
-                    None => FactsChanges::new(&Facts::default(), &facts, selection),
+                    None => FactsChanges::new(&ClusterState::default(), &facts, selection),
                 };
                 self.sent = Some(facts);
                 Ok(changes)

@@ -9,7 +9,7 @@ use proto::localnetv1::{NextFilter, NextItem, ServiceEndpoints, endpoints_server
 use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
-use wire::Additions;
+use wire::Extensions;
 
 use super::{Nodes, peer::Peer};
 use crate::Subscription;
@@ -46,7 +46,7 @@ async fn answer(filter: NextFilter, mut states: Subscription, sender: Sender<Res
             None => return,
         }
     };
-    let additions = Additions::LOCAL.granted(filter.wanted());
+    let additions = Extensions::LOCAL.negotiate(filter.wanted());
     let next = NextFilter { instance_id: published.instance_id, rev: published.rev, ..filter };
     let first = NextItem { next: Some(next), granted: additions.numbers(), ..NextItem::default() };
     if sender.send(Ok(first)).await.is_err() {
@@ -66,9 +66,9 @@ async fn answer(filter: NextFilter, mut states: Subscription, sender: Sender<Res
     }
 }
 
-fn service_endpoints(state: &ServiceState, additions: Additions) -> ServiceEndpoints {
+fn service_endpoints(state: &ServiceState, additions: Extensions) -> ServiceEndpoints {
     ServiceEndpoints {
-        service: Some(wire::service_of(state, additions)),
+        service: Some(wire::service_with_extensions(state, additions)),
         endpoints: state.endpoints.iter().map(|it| wire::endpoint(&state.service, it)).collect(),
         keys: state.endpoints.iter().map(|it| wire::key(it).to_owned()).collect(),
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use proto::localv1::{EmptyOp, Revision, WatchReq, sets_server::Sets};
 use tonic::{Request, Response, Status, Streaming};
-use wire::Additions;
+use wire::Extensions;
 
 use super::{
     Nodes,
@@ -29,7 +29,7 @@ impl Sets for Watch {
             peer: Peer::of(&request)?,
             nodes: Arc::clone(&self.nodes),
             followed: None,
-            additions: Additions::default(),
+            additions: Extensions::default(),
             sent: None,
         };
         Ok(Response::new(converse(view, request.into_inner())))
@@ -42,7 +42,7 @@ struct Local {
     nodes: Arc<dyn Nodes>,
     /// The node, as the client calls it, and its states.
     followed: Option<(String, Subscription)>,
-    additions: Additions,
+    additions: Extensions,
     /// What the client has.
     sent: Option<Arc<Published>>,
 }
@@ -51,8 +51,8 @@ impl View for Local {
     type Request = WatchReq;
     type Changes = Changes;
 
-    fn grant(&mut self, request: &WatchReq) -> Additions {
-        self.additions = Additions::LOCAL.granted(request.wanted());
+    fn grant(&mut self, request: &WatchReq) -> Extensions {
+        self.additions = Extensions::LOCAL.negotiate(request.wanted());
         self.additions
     }
 

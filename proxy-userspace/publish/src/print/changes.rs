@@ -10,7 +10,8 @@ use std::{
 use model::{
     ServiceName,
     state::{
-        Endpoint, Node, NodeState, Nodes, Scope, Scopes, Service, ServiceState, TargetPort, TrafficPolicy,
+        Endpoint, NodeInfo, NodeInfos, NodeState, Scope, Scopes, Service, ServiceState, TargetPort,
+        TrafficPolicy,
     },
 };
 use proto::localv1;
@@ -62,7 +63,7 @@ struct Change<'a> {
 
 #[derive(Clone, Copy)]
 enum Thing<'a> {
-    Node(&'a str, &'a Node),
+    Node(&'a str, &'a NodeInfo),
     /// A Service without its ports and endpoints.
     Service(&'a Service),
     /// The port at this position.
@@ -89,11 +90,11 @@ fn changes<'a>(before: &'a NodeState, after: &'a NodeState) -> Vec<Change<'a>> {
     changes
 }
 
-fn nodes<'a>(old: &'a Nodes, new: &'a Nodes) -> Vec<Change<'a>> {
+fn nodes<'a>(old: &'a NodeInfos, new: &'a NodeInfos) -> Vec<Change<'a>> {
     if old.ptr_eq(new) {
         return Vec::new();
     }
-    let of = |nodes: &'a Nodes| nodes.iter().map(|(name, it)| (&**name, Thing::Node(name, it))).collect();
+    let of = |nodes: &'a NodeInfos| nodes.iter().map(|(name, it)| (&**name, Thing::Node(name, it))).collect();
     let changes = differing_things(of(old), of(new)).into_iter();
     changes.map(|(before, after)| Change { service: None, before, after }).collect()
 }
@@ -162,7 +163,7 @@ impl Thing<'_> {
             }
             Self::Node(name, it) => Message::Node(wire::node(name, it)),
             Self::Port(state, index) => {
-                let mut ports = wire::service_of(state, ADDITIONS).ports;
+                let mut ports = wire::service_with_extensions(state, ADDITIONS).ports;
                 Message::Port(if index < ports.len() { ports.swap_remove(index) } else { Default::default() })
             }
             Self::Endpoint(service, it) => Message::Endpoint(wire::endpoint(service, it).into()),
@@ -356,11 +357,11 @@ fn service_details(service: &Service) -> Vec<(String, String)> {
     .into()
 }
 
-fn node_details(node: &Node) -> Vec<(String, String)> {
+fn node_details(node: &NodeInfo) -> Vec<(String, String)> {
     [
         ("addresses", list(&node.addresses)),
         ("pod CIDRs", list(&node.pod_cidrs)),
-        ("about to go", if node.is_leaving { "yes" } else { "" }.to_owned()),
+        ("about to go", if node.is_being_deleted { "yes" } else { "" }.to_owned()),
     ]
     .map(|(heading, value)| (heading.to_owned(), value))
     .into()
@@ -368,19 +369,19 @@ fn node_details(node: &Node) -> Vec<(String, String)> {
 
 fn port_details(state: &ServiceState, index: usize) -> Vec<(String, String)> {
     let Some(port) = state.service.ports.get(index) else { return Vec::new() };
-    let unselected = state.unselected.iter().filter(|it| usize::from(it.index) == index);
+    let unselected = state.other_serving.iter().filter(|it| usize::from(it.index) == index);
     let unselected: Vec<_> = unselected.map(|it| it.target).collect();
     let target = match &port.target_port {
         TargetPort::Number(number) => number.to_string(),
         TargetPort::Name(name) => name.clone(),
     };
     let empty = |usable| if usable { "drop" } else { "refuse" };
-    let (v4, v6) = (empty(port.usable.v4), empty(port.usable.v6));
+    let (v4, v6) = (empty(port.has_any_endpoint.v4), empty(port.has_any_endpoint.v6));
     [
         ("name", port.name.clone()),
         ("node port", port.node_port.map_or_else(String::new, |it| it.to_string())),
         ("target", target),
-        ("lost to an older service", list(&port.lost)),
+        ("lost to an older service", list(&port.conflicting_addresses)),
         ("only for flows that are there", list(&unselected)),
         ("without endpoints", if v4 == v6 { v4.to_owned() } else { format!("{v4} (IPv4), {v6} (IPv6)") }),
     ]

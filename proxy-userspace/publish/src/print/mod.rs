@@ -8,7 +8,7 @@ mod table;
 use proto::localv1;
 use serde::Serialize;
 
-use wire::Additions;
+use wire::Extensions;
 
 use crate::Published;
 
@@ -68,7 +68,7 @@ struct Document<'a> {
 }
 
 /// What the messages say besides; the time of the last change is no part of the state.
-const ADDITIONS: Additions = Additions { trigger_times: false, ..Additions::LOCAL };
+const ADDITIONS: Extensions = Extensions { trigger_times: false, ..Extensions::LOCAL };
 
 #[derive(Serialize)]
 struct Item {
@@ -79,7 +79,7 @@ struct Item {
 impl<'a> Document<'a> {
     fn new(published: &'a Published) -> Self {
         let items = published.state.services.values().map(|it| Item {
-            service: wire::service_of(it, ADDITIONS),
+            service: wire::service_with_extensions(it, ADDITIONS),
             endpoints: it.endpoints.iter().map(|endpoint| wire::endpoint(&it.service, endpoint)).collect(),
         });
         Self {

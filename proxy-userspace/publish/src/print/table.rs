@@ -116,7 +116,12 @@ pub(super) fn targets(state: &ServiceState, index: usize, scope: Scope) -> Vec<S
     if targets.is_empty() {
         let port = state.service.ports.get(index);
         return vec![
-            if port.is_some_and(|it| it.usable.v4 || it.usable.v6) { "drop" } else { "refuse" }.into(),
+            if port.is_some_and(|it| it.has_any_endpoint.v4 || it.has_any_endpoint.v6) {
+                "drop"
+            } else {
+                "refuse"
+            }
+            .into(),
         ];
     }
     let more = targets.len().saturating_sub(MOST_NAMED);

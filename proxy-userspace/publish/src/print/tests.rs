@@ -9,8 +9,8 @@ use std::{
 use model::{
     Protocol, ServiceName,
     state::{
-        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, Node, NodeState, PerFamily, Scopes, Service,
-        ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, NodeInfo, NodeState, PerFamily, Scopes,
+        Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
 
@@ -25,8 +25,8 @@ fn published() -> Published {
         port: number(port),
         node_port,
         target_port: TargetPort::Number(number(8080)),
-        lost: Vec::new(),
-        usable: PerFamily { v4: name == "http", v6: false },
+        conflicting_addresses: Vec::new(),
+        has_any_endpoint: PerFamily { v4: name == "http", v6: false },
     };
     let name = ServiceName::new("shop", "y");
     let service = Service {
@@ -48,7 +48,7 @@ fn published() -> Published {
         v4: Some([10, 1, 0, last].into()),
         v6: None,
         local,
-        is_leaving: false,
+        serving_terminating: false,
         ports: vec![EndpointPort {
             index: 0,
             port: number(8080),
@@ -113,9 +113,9 @@ fn changed() -> Published {
     let mut state = ServiceState::clone(after.state.services.get(&name).unwrap());
     let mut service = Service::clone(&state.service);
     service.affinity = Some(ClientIpAffinity { timeout_seconds: NonZeroU32::new(600).unwrap() });
-    service.ports[1].usable.v6 = true;
+    service.ports[1].has_any_endpoint.v6 = true;
     state.service = Arc::new(service);
-    let node = Node { addresses: vec!["192.0.2.2".parse().unwrap()], ..Node::default() };
+    let node = NodeInfo { addresses: vec!["192.0.2.2".parse().unwrap()], ..NodeInfo::default() };
     after.state.nodes.insert("n2".into(), node);
     let other = ServiceName::new("shop", "z");
     let new = Service { name: other, ..Service::clone(&state.service) };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use model::{
     Timestamp,
-    state::{NodeState, ServiceState, Unselected},
+    state::{NodeState, OtherServing, ServiceState},
 };
 use prost::Message as _;
 use proto::{
@@ -167,12 +167,12 @@ async fn the_long_poll_says_what_is_wanted() {
 fn told(address: &str, last: u8) -> NodeState {
     let (name, it) = service("ns/a", &[("p", 1)]);
     let target = format!("10.1.0.{last}:53").parse().unwrap();
-    let unselected = [Unselected { index: 0, target }].into();
-    let it = Arc::new(ServiceState { unselected, ..(*it).clone() });
-    let node = model::state::Node {
+    let unselected = [OtherServing { index: 0, target }].into();
+    let it = Arc::new(ServiceState { other_serving: unselected, ..(*it).clone() });
+    let node = model::state::NodeInfo {
         addresses: vec![address.parse().unwrap(), "fd00::7".parse().unwrap()],
         pod_cidrs: vec!["10.1.0.0/24".parse().unwrap()],
-        is_leaving: last > 8,
+        is_being_deleted: last > 8,
     };
     NodeState { nodes: [("n7".into(), node)].into_iter().collect(), ..state([(name, it)]) }
 }
@@ -199,7 +199,7 @@ async fn nodes_and_unselected_targets_are_told_to_those_who_want_them() {
     assert_eq!(wanting.change_set().await, ["+n n7", "+s ns/a"]);
     assert!(wanting.nodes["n7"].is_leaving);
     wanting.ask("").await;
-    let nodes = model::state::Nodes::default();
+    let nodes = model::state::NodeInfos::default();
     brain.publisher.publish(NodeState { nodes, ..told("192.0.2.1", 9) });
     assert_eq!(wanting.change_set().await, ["-n n7"]);
     plain.hears_nothing().await;
@@ -214,7 +214,8 @@ async fn an_agent_has_the_very_state_of_its_brain() {
     for upstream in [Upstream::new(client(), "n1"), Upstream::new(client(), "n1").resuming(0, 0)] {
         let mut states = upstream.subscribe();
         let heard = async {
-            let without_nodes = NodeState { nodes: model::state::Nodes::default(), ..told("192.0.2.1", 9) };
+            let without_nodes =
+                NodeState { nodes: model::state::NodeInfos::default(), ..told("192.0.2.1", 9) };
             for expected in [told("192.0.2.1", 8), told("192.0.2.2", 8), without_nodes, NodeState::default()]
             {
                 brain.publisher.publish(expected.clone());

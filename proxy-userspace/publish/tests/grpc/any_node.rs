@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use model::state::{Node, NodeState};
+use model::state::{NodeInfo, NodeState};
 use publish::{AnyNode, Publisher, Refusal, grpc::Nodes};
 use tokio::time::timeout;
 
@@ -101,7 +101,7 @@ async fn a_node_that_nobody_follows_is_let_go_of_at_the_second_look() {
 async fn strangers_are_bounded_and_nodes_of_the_cluster_are_not() {
     let nodes = AnyNode::new(Publisher::new("n1"));
     let asking = nodes.asking();
-    nodes.learn([("known".into(), Node::default())].into_iter().collect());
+    nodes.learn([("known".into(), NodeInfo::default())].into_iter().collect());
     let follow = |it: &str| asking.follow(it, (0, 0)).map(drop);
     for it in 0..5_000 {
         follow(&format!("stranger-{it}")).unwrap();
@@ -127,7 +127,7 @@ async fn without_facts_only_the_own_node_is_served() {
     assert!(timeout(Duration::from_millis(20), nodes.asked()).await.is_err());
     assert_eq!(follow("n2"), Err(Refusal::NoFacts));
     assert_eq!(follow("n1"), Ok(()));
-    nodes.learn([("n2".into(), Node::default())].into_iter().collect());
+    nodes.learn([("n2".into(), NodeInfo::default())].into_iter().collect());
     assert_eq!(follow("n2"), Ok(()));
     assert_eq!(nodes.asked().await, ["n2".into()]);
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use brain::{Options, node_state};
-use model::facts::Facts;
+use model::cluster::ClusterState;
 use proto::{
     Target,
     client::Client,
@@ -49,8 +49,8 @@ async fn until(said: &mut watch::Receiver<Option<Said>>, expected: impl Fn(&Said
     timeout(LIMIT, said.wait_for(is_so)).await.expect("it is said in the end").unwrap();
 }
 
-fn facts(address: &str) -> Arc<Facts> {
-    let mut facts = Facts::default();
+fn facts(address: &str) -> Arc<ClusterState> {
+    let mut facts = ClusterState::default();
     facts.set_service(service("web"));
     facts.set_slice(slice("web-1", "web", &[address]));
     facts.into()
@@ -63,7 +63,7 @@ async fn the_facts_of_another_brain_are_followed_and_stay_while_it_is_away() {
     brain.cluster.publish(Known::Facts(facts("10.1.0.1")));
     let source = source(&folder);
     let mut said = source.said();
-    let says = |expected: Arc<Facts>| {
+    let says = |expected: Arc<ClusterState>| {
         move |said: &Said| match said {
             Said::Facts(it) => {
                 node_state(it, "n1", &Options::default()) == node_state(&expected, "n1", &Options::default())

@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use model::{
     Family, Protocol, ServiceName, Timestamp,
-    facts::{Conditions, Endpoint, EndpointSlice, Facts, Service, ServicePort, SliceName, SlicePort},
+    cluster::{
+        ClusterState, Conditions, Endpoint, EndpointSlice, Service, ServicePort, SliceName, SlicePort,
+    },
     state::{ServiceKind, TargetPort, TrafficPolicy},
 };
 use proto::{
@@ -74,10 +76,10 @@ pub(crate) fn slice(name: &str, service: &str, endpoints: &[&str]) -> EndpointSl
     }
 }
 
-fn facts(nodes: &[&str], services: &[&str], slices: &[EndpointSlice]) -> Arc<Facts> {
-    let mut facts = Facts::default();
+fn facts(nodes: &[&str], services: &[&str], slices: &[EndpointSlice]) -> Arc<ClusterState> {
+    let mut facts = ClusterState::default();
     for it in nodes {
-        facts.set_node(model::facts::Node { name: (*it).into(), zone: None, info: Default::default() });
+        facts.set_node(model::cluster::Node { name: (*it).into(), zone: None, info: Default::default() });
     }
     for it in services {
         facts.set_service(service(it));
@@ -138,7 +140,7 @@ async fn facts_come_in_the_order_that_keeps_endpoints_with_their_services() {
 async fn what_nobody_can_serve_is_not_told() {
     let folder = Folder::new();
     let brain = Brain::start(&folder.socket()).await;
-    let mut all = Facts::clone(&facts(&[], &["plain"], &[slice("orphan", "nobody", &["10.1.0.1"])]));
+    let mut all = ClusterState::clone(&facts(&[], &["plain"], &[slice("orphan", "nobody", &["10.1.0.1"])]));
     all.set_service(Service { cluster_ips: Vec::new(), ..service("headless") });
     all.set_service(Service { kind: None, ..service("external-name") });
     all.set_service(Service { proxy_name: Some("mesh".into()), ..service("other") });

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::Path, sync::Arc};
 use brain::{Options, node_state};
 use model::{
     Family, Timestamp,
-    facts::{Conditions, Endpoint, EndpointSlice, Facts, Node, Service, SliceName, SlicePort},
+    cluster::{ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, SliceName, SlicePort},
     state::{self, NodeState, ServiceKind, TrafficPolicy},
 };
 use proptest::{collection::vec, option, prelude::*, sample::select, test_runner::Config};
@@ -16,7 +16,7 @@ use proto::{
 use publish::cluster::Known;
 use source::file::{Format, Object, parse};
 use tokio::time::timeout;
-use wire::{Additions, facts::Decoder};
+use wire::{Extensions, cluster::ClusterDecoder};
 
 use crate::{
     common::{Brain, Folder, LIMIT},
@@ -27,23 +27,26 @@ use crate::{
 /// A brain that follows.
 struct Downstream {
     cluster: ClusterWatch,
-    decoder: Decoder,
+    decoder: ClusterDecoder,
 }
 
 impl Downstream {
     fn new(folder: &Folder) -> Self {
         let client = Client::new(Target::Unix(folder.socket()), "");
-        Self { cluster: client.wanting(Additions::GLOBAL.iter()).cluster(), decoder: Decoder::default() }
+        Self {
+            cluster: client.wanting(Extensions::GLOBAL.iter()).cluster(),
+            decoder: ClusterDecoder::default(),
+        }
     }
 
-    async fn next(&mut self) -> Arc<Facts> {
+    async fn next(&mut self) -> Arc<ClusterState> {
         let cluster = timeout(LIMIT, self.cluster.next()).await.unwrap().unwrap();
         self.decoder.decode(&cluster)
     }
 }
 
 /// All that a brain can say about the facts: the states of all nodes, as any proxy sees them, with their trigger times.
-fn sayings(facts: &Facts) -> Vec<(NodeState, Vec<Option<Timestamp>>)> {
+fn sayings(facts: &ClusterState) -> Vec<(NodeState, Vec<Option<Timestamp>>)> {
     let mut sayings = Vec::new();
     let nodes: BTreeSet<&str> =
         facts.nodes().keys().map(|it| &**it).chain(["n1", "n2", "stranger"]).collect();
@@ -169,7 +172,7 @@ fn some_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn take(facts: &mut Facts, step: Step) {
+fn take(facts: &mut ClusterState, step: Step) {
     match step {
         Step::Service(it) => drop(facts.set_service(*it)),
         Step::DeleteService(it) => drop(facts.delete_service(&model::ServiceName::new("ns", it))),
@@ -179,10 +182,10 @@ fn take(facts: &mut Facts, step: Step) {
             drop(facts.delete_slice(&name));
         }
         Step::Node(name, zone) => {
-            let info = state::Node {
+            let info = state::NodeInfo {
                 addresses: vec![if zone.is_some() { "192.0.2.1" } else { "fd00::9" }.parse().unwrap()],
                 pod_cidrs: vec!["10.1.0.0/16".parse().unwrap()],
-                is_leaving: zone == Some("b"),
+                is_being_deleted: zone == Some("b"),
             };
             drop(facts.set_node(Node { name: name.into(), zone: zone.map(Into::into), info }));
         }
@@ -195,12 +198,12 @@ async fn play(waves: Vec<Vec<Step>>) {
     let folder = Folder::new();
     let brain = Brain::start(&folder.socket()).await;
     let mut downstream = Downstream::new(&folder);
-    let mut facts = Facts::default();
+    let mut facts = ClusterState::default();
     // Said at the end of each wave, so that there is always something to wait for.
     let mark = |wave: usize| Node {
         name: "mark".into(),
         zone: Some(format!("zone-{wave}").into()),
-        info: state::Node::default(),
+        info: state::NodeInfo::default(),
     };
     let mut peer: Option<GlobalPeer> = None;
     for (wave, steps) in waves.into_iter().enumerate() {
@@ -234,7 +237,7 @@ fn a_brain_that_follows_computes_the_same_states() {
     proptest!(config, |(waves in waves)| runtime.block_on(play(waves)));
 }
 
-fn read(file: &Path) -> Vec<Facts> {
+fn read(file: &Path) -> Vec<ClusterState> {
     let text = std::fs::read_to_string(file).unwrap();
     // Each example is a document, whose manifests stand in it as a list.
     let documents = text.split("\n---").filter(|it| it.contains("manifests:"));
@@ -243,7 +246,7 @@ fn read(file: &Path) -> Vec<Facts> {
         let end = after.find("\nexpect:").unwrap();
         let list = format!("apiVersion: v1\nkind: List\nitems:{}\n", &after[..end]);
         let parsed = parse("case", list.as_bytes(), Format::Yaml).unwrap();
-        let mut facts = Facts::default();
+        let mut facts = ClusterState::default();
         for (_, object) in parsed.objects {
             match object {
                 Object::Service(it) => drop(facts.set_service(it)),
@@ -269,7 +272,7 @@ async fn the_worked_examples_come_over_the_wire_as_they_are() {
     for facts in files.iter().flat_map(|it| read(it)) {
         let mut facts = facts;
         let zone = Some(format!("zone-{count}").into());
-        facts.set_node(Node { name: "mark".into(), zone, info: state::Node::default() });
+        facts.set_node(Node { name: "mark".into(), zone, info: state::NodeInfo::default() });
         count += 1;
         brain.cluster.publish(Known::Facts(Arc::new(facts.clone())));
         assert_eq!(sayings(&*downstream.next().await), sayings(&facts), "example {count}");

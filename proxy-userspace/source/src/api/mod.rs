@@ -7,16 +7,16 @@
 
 use std::sync::Arc;
 
-use model::{facts::Facts, state::NodeState};
+use model::{cluster::ClusterState, state::NodeState};
 use proto::client::{Change, Changes, Client, ClusterWatch, Refused};
 use tokio::{sync::watch as channel, task::JoinHandle};
-use wire::{Additions, Decoder, facts};
+use wire::{Extensions, NodeStateDecoder, cluster::ClusterDecoder};
 
 /// What another brain says, at one time.
 #[derive(Clone, Debug)]
 pub enum Said {
     /// The facts of its cluster.
-    Facts(Arc<Facts>),
+    Facts(Arc<ClusterState>),
     /// The state of the node, as it has decided it.
     State(NodeState),
 }
@@ -53,16 +53,16 @@ impl Drop for ApiSource {
 struct Follower {
     client: Client,
     cluster: ClusterWatch,
-    facts: facts::Decoder,
+    facts: ClusterDecoder,
     /// The node's state, where there are no facts.
-    local: Option<(Changes, Decoder)>,
+    local: Option<(Changes, NodeStateDecoder)>,
     sender: channel::Sender<Option<Said>>,
 }
 
 impl Follower {
     fn new(client: Client, sender: channel::Sender<Option<Said>>) -> Self {
-        let cluster = client.clone().wanting(Additions::GLOBAL.iter()).cluster();
-        Self { client, cluster, facts: facts::Decoder::default(), local: None, sender }
+        let cluster = client.clone().wanting(Extensions::GLOBAL.iter()).cluster();
+        Self { client, cluster, facts: ClusterDecoder::default(), local: None, sender }
     }
 
     async fn follow(mut self) {
@@ -79,14 +79,14 @@ impl Follower {
                             self.client.target(),
                             self.client.node(),
                         );
-                        let client = self.client.clone().wanting(Additions::LOCAL.iter());
-                        self.local = Some((client.changes(), Decoder::default()));
+                        let client = self.client.clone().wanting(Extensions::LOCAL.iter());
+                        self.local = Some((client.changes(), NodeStateDecoder::default()));
                     }
                     Err(Refused(reason)) => tracing::debug!("{}: {reason}", self.client.target()),
                 },
                 change = next(&mut self.local) => {
                     if let Some((_, decoder)) = &mut self.local {
-                        self.sender.send_replace(Some(Said::State(decoder.change(&change))));
+                        self.sender.send_replace(Some(Said::State(decoder.apply(&change))));
                     }
                 }
             }
@@ -95,7 +95,7 @@ impl Follower {
 }
 
 /// The next change of the node's state, if that is followed.
-async fn next(local: &mut Option<(Changes, Decoder)>) -> Change {
+async fn next(local: &mut Option<(Changes, NodeStateDecoder)>) -> Change {
     if let Some((changes, _)) = local
         && let Some(change) = changes.next().await
     {

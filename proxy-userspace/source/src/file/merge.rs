@@ -4,14 +4,17 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use model::facts::{Facts, Rejected};
+use model::cluster::{ClusterState, Rejected};
 
 use super::parse::{Object, Parsed, Position};
 use crate::Snapshot;
 
 /// Puts the files together, in the order given; of an object that is there twice the last one counts.
-pub(super) fn merge<'a>(files: impl IntoIterator<Item = (&'a Path, &'a Parsed)>, before: &Facts) -> Snapshot {
-    let mut facts = Facts::default();
+pub(super) fn merge<'a>(
+    files: impl IntoIterator<Item = (&'a Path, &'a Parsed)>,
+    before: &ClusterState,
+) -> Snapshot {
+    let mut facts = ClusterState::default();
     let mut rejected = Vec::new();
     let mut problems = Vec::new();
     let mut places: BTreeMap<String, (&Path, Position)> = BTreeMap::new();
@@ -46,7 +49,7 @@ pub(super) fn merge<'a>(files: impl IntoIterator<Item = (&'a Path, &'a Parsed)>,
 }
 
 /// Adds an object and says what it is called.
-fn add(facts: &mut Facts, object: &Object, before: &Facts) -> String {
+fn add(facts: &mut ClusterState, object: &Object, before: &ClusterState) -> String {
     match object {
         Object::Service(it) => {
             facts.set_service(same_as(before.service(&it.name), it));

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use model::facts::Facts;
+use model::cluster::ClusterState;
 use tokio::{sync::watch as channel, task::JoinHandle, time::Instant};
 
 pub use parse::{Format, Object, ParseError, Parsed, Position, parse};
@@ -86,7 +86,7 @@ pub fn read(path: &Path) -> Result<Snapshot, FileError> {
     let mut store = Store::new(path.to_owned());
     store.refresh(&BTreeSet::new(), Instant::now());
     Ok(store
-        .snapshot(&Facts::default())
+        .snapshot(&ClusterState::default())
         .unwrap_or_else(|| Snapshot { problems: store.problems().collect(), ..Snapshot::default() }))
 }
 

@@ -5,7 +5,7 @@
 
 use std::{fmt, path::Path, sync::Arc};
 
-use model::facts::{self, Rejected};
+use model::cluster::{self, Rejected};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -60,11 +60,11 @@ impl fmt::Display for Position {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
     /// `v1 Service`.
-    Service(Arc<facts::Service>),
+    Service(Arc<cluster::Service>),
     /// `discovery.k8s.io/v1 EndpointSlice`.
-    EndpointSlice(Arc<facts::EndpointSlice>),
+    EndpointSlice(Arc<cluster::EndpointSlice>),
     /// `v1 Node`.
-    Node(Arc<facts::Node>),
+    Node(Arc<cluster::Node>),
 }
 
 /// What is in a file.

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use model::facts::{Facts, Rejected};
+use model::cluster::{ClusterState, Rejected};
 use tokio::time::Instant;
 
 use super::{
@@ -93,7 +93,7 @@ impl Store {
     }
 
     /// Everything the files say; none if there are files and none of them has ever made sense.
-    pub(super) fn snapshot(&self, before: &Facts) -> Option<Snapshot> {
+    pub(super) fn snapshot(&self, before: &ClusterState) -> Option<Snapshot> {
         if !self.files.is_empty() && self.files.values().all(|it| it.good.is_none()) {
             return None;
         }

@@ -6,7 +6,7 @@ use std::{collections::HashMap, fmt, hash::Hash, net::IpAddr, sync::Arc};
 
 use model::{
     ServiceName,
-    facts::{self, SliceName},
+    cluster::{self, SliceName},
 };
 use serde::de::DeserializeOwned;
 
@@ -65,7 +65,7 @@ impl Kind for Services {
     const PATH: &'static str = "/api/v1/services";
     type Object = objects::Service;
     type Name = ServiceName;
-    type Fact = facts::Service;
+    type Fact = cluster::Service;
 
     fn metadata(object: &Self::Object) -> &objects::Metadata {
         &object.metadata
@@ -96,7 +96,7 @@ impl Kind for EndpointSlices {
     const PATH: &'static str = "/apis/discovery.k8s.io/v1/endpointslices";
     type Object = objects::EndpointSlice;
     type Name = SliceName;
-    type Fact = facts::EndpointSlice;
+    type Fact = cluster::EndpointSlice;
 
     fn metadata(object: &Self::Object) -> &objects::Metadata {
         &object.metadata
@@ -127,7 +127,7 @@ impl Kind for Nodes {
     const PATH: &'static str = "/api/v1/nodes";
     type Object = objects::Node;
     type Name = Arc<str>;
-    type Fact = facts::Node;
+    type Fact = cluster::Node;
 
     fn metadata(object: &Self::Object) -> &objects::Metadata {
         &object.metadata

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use model::{
     ServiceName,
-    facts::{EndpointSlice, Service, SliceName},
+    cluster::{EndpointSlice, Service, SliceName},
 };
 use tokio::time::Instant;
 

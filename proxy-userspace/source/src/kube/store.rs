@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use model::facts::Rejected;
+use model::cluster::Rejected;
 
 use super::kind::{Changed, Kind};
 use crate::kube_types::Converted;

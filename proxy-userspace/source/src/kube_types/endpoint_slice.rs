@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::jiff;
 use model::{
     Family, ServiceName, Timestamp,
-    facts::{self, Conditions, Rejected, SliceName, SlicePort},
+    cluster::{self, Conditions, Rejected, SliceName, SlicePort},
 };
 
 use super::{
@@ -21,7 +21,7 @@ const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Reads an EndpointSlice.
 ///
 /// There is no object if the slice lists names (`FQDN`) or no label says to which Service it belongs.
-pub fn endpoint_slice(slice: &objects::EndpointSlice) -> Converted<facts::EndpointSlice> {
+pub fn endpoint_slice(slice: &objects::EndpointSlice) -> Converted<cluster::EndpointSlice> {
     let mut refuse = Refuse::new(label_of("EndpointSlice", &slice.metadata));
     let object = read(slice, &mut refuse);
     Converted { object, rejected: refuse.into_rejected() }
@@ -47,7 +47,7 @@ pub fn incomplete(slice: &objects::EndpointSlice) -> Option<Rejected> {
     refuse.into_rejected().pop()
 }
 
-fn read(slice: &objects::EndpointSlice, refuse: &mut Refuse) -> Option<facts::EndpointSlice> {
+fn read(slice: &objects::EndpointSlice, refuse: &mut Refuse) -> Option<cluster::EndpointSlice> {
     let meta = &slice.metadata;
     let family = match slice.address_type.as_deref().unwrap_or("") {
         "IPv4" => Family::V4,
@@ -68,7 +68,7 @@ fn read(slice: &objects::EndpointSlice, refuse: &mut Refuse) -> Option<facts::En
         endpoints.filter_map(|(index, it)| endpoint(index, it, family, refuse)).collect();
     // It has grown by doubling, and stays for long.
     endpoints.shrink_to_fit();
-    Some(facts::EndpointSlice {
+    Some(cluster::EndpointSlice {
         service: ServiceName { namespace: namespace.clone(), name: service },
         name: SliceName { namespace, name },
         headless: labels.headless.is_some(),
@@ -106,7 +106,7 @@ fn endpoint(
     endpoint: &objects::Endpoint,
     family: Family,
     refuse: &mut Refuse,
-) -> Option<facts::Endpoint> {
+) -> Option<cluster::Endpoint> {
     let field = format!("endpoints[{index}].addresses[0]");
     let Some(text) = endpoint.addresses.as_deref().and_then(<[_]>::first) else {
         refuse.push(field, "there is no address; write one");
@@ -122,7 +122,7 @@ fn endpoint(
     let hints = endpoint.hints.as_ref();
     let pod = endpoint.target_ref.as_ref().filter(|it| it.kind.as_deref() == Some("Pod"));
     let pod = pod.and_then(|it| it.name.as_deref()).filter(|it| !it.is_empty());
-    Some(facts::Endpoint {
+    Some(cluster::Endpoint {
         address,
         conditions: Conditions {
             ready: conditions.and_then(|it| it.ready).unwrap_or(true),

@@ -13,7 +13,7 @@ mod service;
 use std::sync::Arc;
 
 use k8s_openapi::jiff;
-use model::{Timestamp, facts::Rejected};
+use model::{Timestamp, cluster::Rejected};
 
 pub use endpoint_slice::{endpoint_slice, incomplete};
 pub use node::node;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use model::{facts, state};
+use model::{cluster, state};
 
 use super::{Converted, label_of, objects, refuse::Refuse};
 
@@ -11,18 +11,18 @@ use super::{Converted, label_of, objects, refuse::Refuse};
 const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// Reads a Node.
-pub fn node(node: &objects::Node) -> Converted<facts::Node> {
+pub fn node(node: &objects::Node) -> Converted<cluster::Node> {
     let meta = &node.metadata;
     let zone = meta.labels.as_ref().and_then(|it| it.zone.as_deref());
     let mut refuse = Refuse::new(label_of("Node", meta));
     let name = refuse.name("metadata.name", meta.name.as_deref().unwrap_or(""));
-    let object = name.map(|name| facts::Node {
+    let object = name.map(|name| cluster::Node {
         name,
         zone: zone.filter(|zone| !zone.is_empty()).map(Into::into),
-        info: state::Node {
+        info: state::NodeInfo {
             addresses: addresses(node, &mut refuse),
             pod_cidrs: pod_cidrs(node, &mut refuse),
-            is_leaving: is_leaving(node),
+            is_being_deleted: is_being_deleted(node),
         },
     });
     Converted { object, rejected: refuse.into_rejected() }
@@ -55,7 +55,7 @@ fn pod_cidrs(node: &objects::Node, refuse: &mut Refuse) -> Vec<IpNet> {
 }
 
 /// What kube-proxy calls not eligible (KEP-3836).
-fn is_leaving(node: &objects::Node) -> bool {
+fn is_being_deleted(node: &objects::Node) -> bool {
     let taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
     node.metadata.deletion_timestamp.is_some() || { taints }.any(|it| it.key.as_deref() == Some(LEAVING))
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use model::{Protocol, facts::Rejected};
+use model::{Protocol, cluster::Rejected};
 
 /// The longest name that Kubernetes gives an object.
 const LONGEST_NAME: usize = 253;

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use model::{
     Family, ServiceName,
-    facts::{self, ServicePort},
+    cluster::{self, ServicePort},
     state::{ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
 };
 
@@ -36,7 +36,7 @@ const KINDS: &[(&str, Option<ServiceKind>)] = &[
 ];
 
 /// Reads a Service.
-pub fn service(service: &objects::Service) -> Converted<facts::Service> {
+pub fn service(service: &objects::Service) -> Converted<cluster::Service> {
     let mut refuse = Refuse::new(label_of("Service", &service.metadata));
     let object = read(service, &mut refuse);
     if object.as_ref().is_some_and(|it| it.kind.is_some()) {
@@ -66,14 +66,14 @@ fn refuse_if_incomplete(service: &objects::Service, refuse: &mut Refuse) {
     }
 }
 
-fn read(service: &objects::Service, refuse: &mut Refuse) -> Option<facts::Service> {
+fn read(service: &objects::Service, refuse: &mut Refuse) -> Option<cluster::Service> {
     let meta = &service.metadata;
     let (namespace, name) = names_of(meta, refuse)?;
     let nothing = ServiceSpec::default();
     let spec = service.spec.as_ref().unwrap_or(&nothing);
     let ingress = service.status.as_ref().and_then(|it| it.load_balancer.as_ref());
     let ingress = ingress.and_then(|it| it.ingress.as_deref()).unwrap_or_default();
-    Some(facts::Service {
+    Some(cluster::Service {
         name: ServiceName { namespace, name },
         created: meta.creation_timestamp.as_ref().map(|it| timestamp(it.0)),
         kind: refuse.word("spec.type", spec.type_.as_deref(), KINDS),

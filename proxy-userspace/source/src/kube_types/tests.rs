@@ -5,7 +5,7 @@
 use std::fmt::Debug;
 
 use model::{
-    facts,
+    cluster,
     state::{ServiceKind, TargetPort, TrafficPolicy},
 };
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn of<T>(converted: Converted<T>) -> (Option<T>, Vec<String>) {
 }
 
 /// A Service of which nothing is refused but what `spec` brings.
-fn read_service(spec: Value) -> (facts::Service, Vec<String>) {
+fn read_service(spec: Value) -> (cluster::Service, Vec<String>) {
     let mut value = json!({
         "metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
     });
@@ -26,7 +26,7 @@ fn read_service(spec: Value) -> (facts::Service, Vec<String>) {
     (object.unwrap(), rejected)
 }
 
-fn read_slice(slice: Value) -> (Option<facts::EndpointSlice>, Vec<String>) {
+fn read_slice(slice: Value) -> (Option<cluster::EndpointSlice>, Vec<String>) {
     let mut value = json!({
         "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4",
     });
@@ -37,7 +37,7 @@ fn read_slice(slice: Value) -> (Option<facts::EndpointSlice>, Vec<String>) {
 #[track_caller]
 fn check<T: PartialEq + Debug>(
     spec: Value,
-    field: impl Fn(&facts::Service) -> T,
+    field: impl Fn(&cluster::Service) -> T,
     expect: T,
     refused: &[&str],
 ) {
@@ -127,7 +127,7 @@ fn headless_is_to_have_no_cluster_ip() {
 #[test]
 fn cluster_ips_come_first_and_cluster_ip_fills_in() {
     let ips =
-        |it: &facts::Service| it.cluster_ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        |it: &cluster::Service| it.cluster_ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     check(json!({"clusterIP": "10.0.0.1"}), ips, "10.0.0.1".to_owned(), &[]);
     check(
         json!({"clusterIP": "10.0.0.1", "clusterIPs": ["fd00::1", "10.0.0.2"]}),
@@ -150,7 +150,7 @@ fn addresses_of_no_single_host_are_refused() {
 #[test]
 fn a_bad_target_port_does_not_take_the_port_down() {
     let spec = json!({"ports": [{"port": 80, "targetPort": 70_000}]});
-    let target = |it: &facts::Service| it.ports[0].target_port.clone();
+    let target = |it: &cluster::Service| it.ports[0].target_port.clone();
     check(spec, target, TargetPort::Number(80.try_into().unwrap()), &["spec.ports[0].targetPort"]);
     let named = json!({"ports": [{"port": 80, "targetPort": "web"}]});
     check(named, target, TargetPort::Name("web".into()), &[]);
@@ -166,7 +166,7 @@ fn unknown_words_become_the_default() {
 
 #[test]
 fn a_bad_affinity_time_out_becomes_three_hours() {
-    let seconds = |it: &facts::Service| it.affinity.map(|it| it.timeout_seconds.get());
+    let seconds = |it: &cluster::Service| it.affinity.map(|it| it.timeout_seconds.get());
     let spec = |it: i32| json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": it}}});
     let field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
     check(spec(86_400), seconds, Some(86_400), &[]);
@@ -215,7 +215,7 @@ fn a_nodes_addresses_and_ranges_are_read_one_by_one() {
 #[test]
 fn a_node_is_leaving_when_the_autoscaler_or_its_deletion_says_so() {
     let is_leaving = |value: Value| {
-        node(&serde_json::from_value::<objects::Node>(value).unwrap()).object.unwrap().info.is_leaving
+        node(&serde_json::from_value::<objects::Node>(value).unwrap()).object.unwrap().info.is_being_deleted
     };
     let taint = |key: &str| json!({"metadata": {"name": "n1"}, "spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
     assert!(!is_leaving(taint("node.kubernetes.io/unschedulable")));

@@ -10,7 +10,7 @@ use std::{
 use api_server::{ApiServer, Settings};
 use model::{
     ServiceName,
-    facts::{EndpointSlice, Facts, Service, SliceName},
+    cluster::{ClusterState, EndpointSlice, Service, SliceName},
 };
 use serde_json::{Value, json};
 use source::{
@@ -66,7 +66,7 @@ pub(crate) fn paging() -> Settings {
 /// A source, and what it has said so far.
 pub(crate) struct World {
     pub(crate) source: KubeSource,
-    pub(crate) facts: Facts,
+    pub(crate) facts: ClusterState,
     pub(crate) health: Health,
 }
 
@@ -82,7 +82,7 @@ impl World {
     pub(crate) fn start(options: &Options) -> Self {
         let source = KubeSource::start(options).unwrap();
         let health = source.health();
-        Self { source, facts: Facts::default(), health }
+        Self { source, facts: ClusterState::default(), health }
     }
 
     /// Waits for the next changes, takes them over, and returns how many there are.
@@ -93,7 +93,7 @@ impl World {
     }
 
     /// Takes changes over until it is so.
-    pub(crate) async fn until(&mut self, is_so: impl Fn(&Facts) -> bool) {
+    pub(crate) async fn until(&mut self, is_so: impl Fn(&ClusterState) -> bool) {
         while !is_so(&self.facts) {
             self.next().await;
         }
@@ -143,7 +143,7 @@ impl World {
     }
 }
 
-pub(crate) fn has_service(name: &str) -> impl Fn(&Facts) -> bool + use<> {
+pub(crate) fn has_service(name: &str) -> impl Fn(&ClusterState) -> bool + use<> {
     let name = ServiceName::new("default", name);
     move |facts| facts.service(&name).is_some()
 }

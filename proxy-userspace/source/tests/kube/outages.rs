@@ -87,6 +87,6 @@ async fn that_the_api_server_itself_has_no_endpoints_is_not_believed_at_once() {
     // It is back, elsewhere: that is believed at once.
     server.set(service("kubernetes", "10.96.0.1"));
     server.set(slice("kubernetes", "kubernetes", &["192.0.2.2"]));
-    let moved = |it: &model::facts::EndpointSlice| it.endpoints[0].address.to_string() == "192.0.2.2";
+    let moved = |it: &model::cluster::EndpointSlice| it.endpoints[0].address.to_string() == "192.0.2.2";
     world.until(|it| it.slices().any(|it| !it.endpoints.is_empty() && moved(it))).await;
 }

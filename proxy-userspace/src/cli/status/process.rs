@@ -85,8 +85,10 @@ fn names(service: &localv1::Service) -> Vec<(String, Name)> {
     let frontends = service.ports.iter().flat_map(|port| {
         let name = Name { service: service.name.to_string(), port: port.name.clone() };
         // Where another Service answers, the name is that one's.
-        let own =
-            ips.iter().filter(|it| !port.lost.contains(it)).map(|ip| SocketAddr::new(*ip, port.port.get()));
+        let own = ips
+            .iter()
+            .filter(|it| !port.conflicting_addresses.contains(it))
+            .map(|ip| SocketAddr::new(*ip, port.port.get()));
         let node_port = port.node_port.into_iter();
         let node_ports = node_port.flat_map(move |it| any.map(|ip| SocketAddr::new(ip, it.get())));
         own.chain(node_ports).map(move |it| (format!("{it}/{}", port.protocol), name.clone()))

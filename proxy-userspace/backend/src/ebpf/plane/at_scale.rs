@@ -33,8 +33,8 @@ fn port(number: NonZeroU16, protocol: Protocol) -> ServicePort {
         port: number,
         node_port: None,
         target_port: TargetPort::Number(number),
-        lost: Vec::new(),
-        usable: PerFamily::default(),
+        conflicting_addresses: Vec::new(),
+        has_any_endpoint: PerFamily::default(),
     }
 }
 
@@ -77,7 +77,7 @@ fn endpoint(n: u32, v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>, ports: u16) -> E
         v4,
         v6,
         local: false,
-        is_leaving: false,
+        serving_terminating: false,
         ports: ports.collect(),
     }
 }

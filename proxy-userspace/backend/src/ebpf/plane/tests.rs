@@ -34,8 +34,8 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
         port: NonZeroU16::new(port).unwrap(),
         node_port: n.is_multiple_of(5).then(|| NonZeroU16::new(30_000 + u16::from(n)).unwrap()),
         target_port: TargetPort::Number(NonZeroU16::new(8080).unwrap()),
-        lost: Vec::new(),
-        usable: PerFamily::default(),
+        conflicting_addresses: Vec::new(),
+        has_any_endpoint: PerFamily::default(),
     };
     let scopes =
         |n: u8| Scopes { internal: !n.is_multiple_of(4), external: false, cluster: !n.is_multiple_of(5) };
@@ -46,7 +46,7 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
         // Every third pod has no v6 address.
         v6: (!n.is_multiple_of(3)).then(|| [0xfd01, 0, 0, 0, 0, 0, 0, u16::from(*n)].into()),
         local: true,
-        is_leaving: false,
+        serving_terminating: false,
         ports: vec![
             EndpointPort { index: 0, port: NonZeroU16::new(8080).unwrap(), scopes: scopes(*n) },
             EndpointPort { index: 1, port: NonZeroU16::new(5353).unwrap(), scopes: scopes(*n) },

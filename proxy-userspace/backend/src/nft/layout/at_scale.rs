@@ -47,9 +47,9 @@ fn service(
             protocol: Protocol::Tcp,
             port: number(80),
             node_port: None,
-            lost: Vec::new(),
+            conflicting_addresses: Vec::new(),
             target_port: TargetPort::Number(number(8080)),
-            usable: PerFamily { v4: true, v6: false },
+            has_any_endpoint: PerFamily { v4: true, v6: false },
         }],
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
@@ -64,7 +64,7 @@ fn service(
         v4,
         v6,
         local: false,
-        is_leaving: false,
+        serving_terminating: false,
         ports: vec![EndpointPort { index: 0, port: number(8080), scopes }],
     };
     ServiceState::new(service, (0_u32..).zip(pods).map(endpoint))

@@ -5,8 +5,8 @@ use std::{net::IpAddr, num::NonZeroU16};
 use model::{
     Protocol,
     state::{
-        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind,
-        ServicePort, ServiceState, TargetPort, TrafficPolicy, Unselected,
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, OtherServing, PerFamily, Scopes, Service,
+        ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
 use proptest::prelude::*;
@@ -64,9 +64,9 @@ impl Made {
                 protocol: Protocol::Udp,
                 port: number(53),
                 node_port: self.node_port.map(number),
-                lost: Vec::new(),
+                conflicting_addresses: Vec::new(),
                 target_port: TargetPort::Number(number(5353)),
-                usable: PerFamily { v4: self.usable, v6: false },
+                has_any_endpoint: PerFamily { v4: self.usable, v6: false },
             }],
             internal_policy: TrafficPolicy::Cluster,
             external_policy: policy(self.external_local),
@@ -83,7 +83,7 @@ impl Made {
                 v4: Some([10, 244, 0, *pod].into()),
                 v6: None,
                 local,
-                is_leaving: false,
+                serving_terminating: false,
                 ports: vec![EndpointPort {
                     index: 0,
                     port: number(5353),
@@ -315,7 +315,8 @@ fn a_change_costs_what_it_touches() {
 fn flows_need_not_be_looked_at_where_every_endpoint_stays() {
     let balanced = |pods: &[u8]| Made { balancer: Some(9), usable: true, ..Made::new(1, pods) };
     let mut left = balanced(&[1, 2]).state();
-    left.unselected = [Unselected { index: 0, target: SocketAddr::new([10, 244, 0, 3].into(), 5353) }].into();
+    left.other_serving =
+        [OtherServing { index: 0, target: SocketAddr::new([10, 244, 0, 3].into(), 5353) }].into();
     let of = |it: Made| it.state();
     let cases = [
         (of(balanced(&[1])), of(balanced(&[1, 2])), true),

@@ -6,8 +6,8 @@
 mod decode;
 mod encode;
 
-pub use decode::{Decoder, service_facts};
-pub use encode::{EndpointKeys, endpoint_info, is_readable, is_sent, node_info, service_info};
+pub use decode::{ClusterDecoder, service_with_slices};
+pub use encode::{EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info};
 
 /// The label that names the proxy which serves a Service.
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";

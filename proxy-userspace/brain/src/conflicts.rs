@@ -15,7 +15,7 @@ use std::{
 
 use model::{
     Protocol, ServiceName, Timestamp,
-    facts::{self, Facts, Rejected},
+    cluster::{self, ClusterState, Rejected},
 };
 
 use crate::{
@@ -85,7 +85,7 @@ impl Claim {
 
 impl Claims {
     /// The claims of all Services.
-    pub(crate) fn of(facts: &Facts, options: &Options) -> Self {
+    pub(crate) fn of(facts: &ClusterState, options: &Options) -> Self {
         let mut claims = Self::default();
         for (name, service) in facts.services() {
             claims.set(name, Some(service), options);
@@ -116,7 +116,7 @@ impl Claims {
     pub(crate) fn set(
         &mut self,
         name: &ServiceName,
-        service: Option<&facts::Service>,
+        service: Option<&cluster::Service>,
         options: &Options,
     ) -> BTreeSet<ServiceName> {
         let claim = service.map(|it| Claim {
@@ -176,7 +176,7 @@ impl Claims {
 }
 
 /// Where a Service would answer.
-fn frontends(service: &facts::Service, options: &Options) -> Vec<Frontend> {
+fn frontends(service: &cluster::Service, options: &Options) -> Vec<Frontend> {
     let mut found = Vec::new();
     if !is_served(service, options) {
         return found;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use brain::{Options, node_state};
 use model::{
     ServiceName,
-    facts::{Conditions, Facts},
+    cluster::{ClusterState, Conditions},
     state::{NodeState, Scope},
 };
 use proto::{
@@ -14,7 +14,7 @@ use proto::{
     localv1::{self, IpSet, PortMapping, PortName, Protocol},
 };
 
-use super::{Decoder, service_facts};
+use super::{ClusterDecoder, service_with_slices};
 
 fn ips(v4: &[&str], v6: &[&str]) -> IpSet {
     let texts = |it: &[&str]| it.iter().map(ToString::to_string).collect();
@@ -82,12 +82,12 @@ fn cluster(service: Arc<ServiceFacts>) -> Cluster {
     Cluster { services, ..Cluster::default() }
 }
 
-fn state(facts: &Facts, node: &str) -> NodeState {
+fn state(facts: &ClusterState, node: &str) -> NodeState {
     node_state(facts, node, &Options::default())
 }
 
 /// Where each port leads from a node that is no endpoint's.
-fn targets(facts: &Facts) -> Vec<Vec<String>> {
+fn targets(facts: &ClusterState) -> Vec<Vec<String>> {
     let state = state(facts, "elsewhere");
     let Some(it) = state.services.get(&ServiceName::new("ns", "web")) else { return Vec::new() };
     let families = [model::Family::V4, model::Family::V6];
@@ -100,7 +100,7 @@ fn an_endpoint_of_kpngs_serves_by_name_or_by_the_services_own_number() {
     let check = |ports: Vec<PortMapping>, overrides: &[(&str, i32)], expect: &[&str]| {
         let count = ports.len();
         let one = endpoint(ips(&["10.1.0.1"], &[]), overrides, "n1", true);
-        let facts = Decoder::default().decode(&cluster(facts_of(service(ports), vec![one])));
+        let facts = ClusterDecoder::default().decode(&cluster(facts_of(service(ports), vec![one])));
         let found: Vec<_> = targets(&facts).iter().map(|it| it.join(" ")).collect();
         assert_eq!((found, count), (expect.iter().map(ToString::to_string).collect(), expect.len()));
     };
@@ -122,12 +122,12 @@ fn conditions_that_are_not_said_are_those_of_kubernetes() {
     let unsaid =
         EndpointInfo { conditions: None, ..endpoint(ips(&["10.1.0.3"], &[]), &[("", 8080)], "n1", false) };
     let it = facts_of(service(vec![port("", 80, 8080, "")]), vec![ready, unready, unsaid]);
-    let (_, slices) = service_facts(&it).value.unwrap();
+    let (_, slices) = service_with_slices(&it).value.unwrap();
     let conditions: Vec<_> = slices[0].endpoints.iter().map(|it| it.conditions).collect();
     let of = |ready| Conditions { ready, serving: true, terminating: false };
     assert_eq!(conditions, [of(true), of(false), of(true)]);
     // Without a word about its going away, an endpoint that is not ready is never fallen back to.
-    let facts = Decoder::default().decode(&cluster(it));
+    let facts = ClusterDecoder::default().decode(&cluster(it));
     assert_eq!(targets(&facts), [["10.1.0.1:8080", "10.1.0.3:8080"]]);
 }
 
@@ -135,7 +135,7 @@ fn conditions_that_are_not_said_are_those_of_kubernetes() {
 fn both_families_of_one_record_are_served() {
     let both = endpoint(ips(&["10.1.0.1"], &["fd00:1::1"]), &[("", 8080)], "n1", true);
     let it = facts_of(service(vec![port("", 80, 8080, "")]), vec![both]);
-    let facts = Decoder::default().decode(&cluster(it));
+    let facts = ClusterDecoder::default().decode(&cluster(it));
     assert_eq!(targets(&facts), [["10.1.0.1:8080", "[fd00:1::1]:8080"]]);
 }
 
@@ -158,7 +158,7 @@ fn hints_and_zones_of_kpngs_count() {
     for (zone, label, expect) in [("a", "", "10.1.0.1:8080"), ("", "b", "10.1.0.2:8080")] {
         let info = NodeInfo { hash: 1, node: Some(node(zone, label)) };
         let nodes = BTreeMap::from([("elsewhere".into(), Arc::new(info))]);
-        let facts = Decoder::default().decode(&Cluster { nodes, ..cluster(Arc::clone(&it)) });
+        let facts = ClusterDecoder::default().decode(&Cluster { nodes, ..cluster(Arc::clone(&it)) });
         assert_eq!(targets(&facts), [[expect]]);
     }
 }
@@ -170,9 +170,9 @@ fn what_cannot_be_read_is_refused_alone() {
     let odd_port = endpoint(ips(&["10.1.0.2"], &[]), &[("", 70_000)], "n1", true);
     let odd_address = endpoint(ips(&["10.1.0.300"], &[]), &[("", 8080)], "n1", true);
     let it = facts_of(service(vec![port("", 80, 8080, "")]), vec![good, nowhere, odd_port, odd_address]);
-    let decoded = service_facts(&it);
+    let decoded = service_with_slices(&it);
     assert_eq!(decoded.rejected.len(), 4, "{:?}", decoded.rejected);
-    let facts = Decoder::default().decode(&cluster(it));
+    let facts = ClusterDecoder::default().decode(&cluster(it));
     assert_eq!(targets(&facts), [["10.1.0.1:8080"]]);
     // No Service at all, and one that cannot be called so.
     for odd in [
@@ -183,7 +183,7 @@ fn what_cannot_be_read_is_refused_alone() {
         },
     ] {
         let it = facts_of(odd, vec![endpoint(ips(&["10.1.0.1"], &[]), &[("", 8080)], "n1", true)]);
-        assert_eq!(*Decoder::default().decode(&cluster(it)), Facts::default());
+        assert_eq!(*ClusterDecoder::default().decode(&cluster(it)), ClusterState::default());
     }
 }
 
@@ -194,7 +194,7 @@ fn what_did_not_change_stays_the_same_object() {
         source_name: source.into(),
         ..endpoint(ips(&[address], &[]), &[("", 8080)], "n1", true)
     };
-    let mut decoder = Decoder::default();
+    let mut decoder = ClusterDecoder::default();
     let before =
         decoder.decode(&cluster(facts_of(service(ports()), vec![at("a", "10.1.0.1"), at("b", "10.1.0.2")])));
     let after =
@@ -205,5 +205,5 @@ fn what_did_not_change_stays_the_same_object() {
         before.slices_of(&name).zip(after.slices_of(&name)).map(|(a, b)| Arc::ptr_eq(a, b)).collect();
     assert_eq!(same, [true, false]);
     // What is taken away leaves nothing.
-    assert_eq!(*decoder.decode(&Cluster::default()), Facts::default());
+    assert_eq!(*decoder.decode(&Cluster::default()), ClusterState::default());
 }

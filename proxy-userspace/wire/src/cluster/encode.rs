@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use model::{
     Family, Timestamp,
-    facts::{Endpoint, EndpointSlice, Node, Service},
+    cluster::{Endpoint, EndpointSlice, Node, Service},
     state::{self, PerFamily},
 };
 use prost::Message;
@@ -18,7 +18,7 @@ use super::{PROXY_NAME, ZONE};
 use crate::{encode, encode::protocol};
 
 /// Whether a Service is to be sent: if it could be served, by this proxy or by any.
-pub fn is_sent(service: &Service, proxy_name: Option<&str>, other_proxies: bool) -> bool {
+pub fn is_service_sent(service: &Service, proxy_name: Option<&str>, other_proxies: bool) -> bool {
     service.kind.is_some()
         && !service.cluster_ips.is_empty()
         && (other_proxies || service.proxy_name.as_deref() == proxy_name)
@@ -27,7 +27,7 @@ pub fn is_sent(service: &Service, proxy_name: Option<&str>, other_proxies: bool)
 }
 
 /// Whether the endpoints of a slice could serve anything.
-pub fn is_readable(slice: &EndpointSlice) -> bool {
+pub fn is_slice_sent(slice: &EndpointSlice) -> bool {
     !slice.headless && !slice.ports.is_empty() && is_path(&slice.name.name)
 }
 
@@ -45,9 +45,9 @@ pub fn service_info(service: &Service, trigger_time: Option<Timestamp>) -> Optio
         protocol: it.protocol,
         port: it.port,
         node_port: it.node_port,
-        lost: Vec::new(),
+        conflicting_addresses: Vec::new(),
         target_port: it.target_port.clone(),
-        usable: PerFamily::default(),
+        has_any_endpoint: PerFamily::default(),
     });
     let guarded = |family| service.load_balancer_ips.iter().any(|it| Family::of(*it) == family);
     let source_ranges = service.source_ranges.iter().filter(|it| guarded(Family::of(it.addr())));

@@ -9,7 +9,9 @@ use std::{
 
 use model::{
     Family, Protocol, Rejected, ServiceName, Timestamp,
-    facts::{Conditions, Endpoint, EndpointSlice, Facts, Node, Service, ServicePort, SliceName, SlicePort},
+    cluster::{
+        ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
+    },
     state::TargetPort,
 };
 use proto::{
@@ -27,8 +29,8 @@ use crate::{
 
 /// The facts of a cluster from one state after the other; what is the same message again is not decoded again.
 #[derive(Debug, Default)]
-pub struct Decoder {
-    facts: Arc<Facts>,
+pub struct ClusterDecoder {
+    facts: Arc<ClusterState>,
     nodes: BTreeMap<Arc<str>, (Arc<NodeInfo>, Vec<Rejected>)>,
     services: BTreeMap<Arc<str>, Known>,
     said: BTreeSet<Rejected>,
@@ -42,9 +44,9 @@ struct Known {
     rejected: Vec<Rejected>,
 }
 
-impl Decoder {
+impl ClusterDecoder {
     /// The facts; says in the log what was refused, if it has not said so before.
-    pub fn decode(&mut self, cluster: &Cluster) -> Arc<Facts> {
+    pub fn decode(&mut self, cluster: &Cluster) -> Arc<ClusterState> {
         self.nodes(cluster);
         let gone: Vec<_> =
             self.services.keys().filter(|it| !cluster.services.contains_key(*it)).cloned().collect();
@@ -57,7 +59,7 @@ impl Decoder {
             if self.services.get(path).is_some_and(|it| Arc::ptr_eq(&it.message, message)) {
                 continue;
             }
-            let Decoded { value, rejected } = service_facts(message);
+            let Decoded { value, rejected } = service_with_slices(message);
             let (service, slices) = value.unzip();
             let slices = slices.unwrap_or_default();
             let known = Known {
@@ -137,7 +139,7 @@ fn node_fact(name: &Arc<str>, message: &NodeInfo) -> Decoded<Node> {
 }
 
 /// A Service with its slices; none if it could not be served.
-pub fn service_facts(message: &ServiceFacts) -> Decoded<Option<(Service, Vec<EndpointSlice>)>> {
+pub fn service_with_slices(message: &ServiceFacts) -> Decoded<Option<(Service, Vec<EndpointSlice>)>> {
     let nothing = Default::default();
     let said = message.service.service.as_ref().unwrap_or(&nothing);
     let mut reader = Reader::new(format!("service {}/{}", said.namespace, said.name));

@@ -24,7 +24,7 @@ use crate::{
 /// Objects stand behind an [`Arc`]: a snapshot shares with the one before it what did not change, and two snapshots
 /// are compared by pointers first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct ClusterState {
     services: BTreeMap<ServiceName, Arc<Service>>,
     slices: BTreeMap<ServiceName, BTreeMap<SliceName, Arc<EndpointSlice>>>,
     /// Which Service a slice is filed under: a slice may be given another label.
@@ -32,7 +32,7 @@ pub struct Facts {
     nodes: BTreeMap<Arc<str>, Arc<Node>>,
 }
 
-impl Facts {
+impl ClusterState {
     /// All Services, by name.
     pub fn services(&self) -> &BTreeMap<ServiceName, Arc<Service>> {
         &self.services
@@ -247,7 +247,7 @@ pub struct Node {
     /// Its label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
     /// What backends need to know of it.
-    pub info: state::Node,
+    pub info: state::NodeInfo,
 }
 
 #[cfg(test)]
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_slice_can_move_to_another_service() {
-        let mut facts = Facts::default();
+        let mut facts = ClusterState::default();
         assert_eq!(facts.set_slice(slice("s", "a")), None);
         assert_eq!(facts.set_slice(slice("s", "b")), Some(Arc::new(slice("s", "a"))));
         assert_eq!(facts.slices_of(&ServiceName::new("ns", "a")).count(), 0);
@@ -277,11 +277,11 @@ mod tests {
 
     #[test]
     fn what_was_set_and_deleted_leaves_no_trace() {
-        let mut facts = Facts::default();
+        let mut facts = ClusterState::default();
         facts.set_slice(slice("s", "a"));
         facts.delete_slice(&slice("s", "a").name);
-        facts.set_node(Node { name: "n".into(), zone: None, info: state::Node::default() });
+        facts.set_node(Node { name: "n".into(), zone: None, info: state::NodeInfo::default() });
         facts.delete_node("n");
-        assert_eq!(facts, Facts::default());
+        assert_eq!(facts, ClusterState::default());
     }
 }

@@ -6,7 +6,7 @@ use proto::localv1::Addition;
 
 /// A set of [`Addition`]s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Additions {
+pub struct Extensions {
     /// The revision of the state that is complete, with each sync.
     pub revisions: bool,
     /// When the last change happened in the cluster that led to the state of a Service.
@@ -14,22 +14,27 @@ pub struct Additions {
     /// The nodes of the cluster.
     pub nodes: bool,
     /// Where a port is served besides, though nothing new is sent there.
-    pub unselected: bool,
+    pub other_serving: bool,
     /// Services that other proxies serve.
     pub other_proxies: bool,
 }
 
-impl Additions {
+impl Extensions {
     /// What a stream of one node's state can say.
     pub const LOCAL: Self =
-        Self { revisions: true, trigger_times: true, nodes: true, unselected: true, other_proxies: false };
+        Self { revisions: true, trigger_times: true, nodes: true, other_serving: true, other_proxies: false };
     /// What a stream of the cluster's facts can say.
-    pub const GLOBAL: Self =
-        Self { revisions: false, trigger_times: true, nodes: false, unselected: false, other_proxies: true };
+    pub const GLOBAL: Self = Self {
+        revisions: false,
+        trigger_times: true,
+        nodes: false,
+        other_serving: false,
+        other_proxies: true,
+    };
 
     /// Those of `wanted` that are among these.
     #[must_use]
-    pub fn granted(self, wanted: impl IntoIterator<Item = Addition>) -> Self {
+    pub fn negotiate(self, wanted: impl IntoIterator<Item = Addition>) -> Self {
         let mut granted = Self::default();
         for it in wanted {
             match it {
@@ -37,7 +42,7 @@ impl Additions {
                 Addition::Revisions => granted.revisions = self.revisions,
                 Addition::TriggerTimes => granted.trigger_times = self.trigger_times,
                 Addition::Nodes => granted.nodes = self.nodes,
-                Addition::Unselected => granted.unselected = self.unselected,
+                Addition::Unselected => granted.other_serving = self.other_serving,
                 Addition::OtherProxies => granted.other_proxies = self.other_proxies,
             }
         }
@@ -50,7 +55,7 @@ impl Additions {
             (self.revisions, Addition::Revisions),
             (self.trigger_times, Addition::TriggerTimes),
             (self.nodes, Addition::Nodes),
-            (self.unselected, Addition::Unselected),
+            (self.other_serving, Addition::Unselected),
             (self.other_proxies, Addition::OtherProxies),
         ];
         all.into_iter().filter_map(|(is_in, it)| is_in.then_some(it))

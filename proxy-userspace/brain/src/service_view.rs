@@ -11,30 +11,30 @@ use std::{
 
 use model::{
     ServiceName,
-    facts::{self, Endpoint, EndpointSlice, Facts},
+    cluster::{self, ClusterState, Endpoint, EndpointSlice},
     state::{self, ServiceState, TrafficPolicy},
 };
 
 use crate::{
     NodeView, Options,
-    claims::{Claims, Lost},
-    service::{contested_state, trigger_time},
+    conflicts::{Claims, Lost},
+    service::{resolved_state, trigger_time},
 };
 
 /// A Service to be derived, for one node or for many.
 #[derive(Debug)]
-pub(crate) struct Subject<'a> {
-    service: Option<&'a facts::Service>,
+pub(crate) struct ServiceView<'a> {
+    service: Option<&'a cluster::Service>,
     slices: Vec<&'a EndpointSlice>,
     lost: Option<&'a Lost>,
     options: &'a Options,
     nodes: BTreeSet<&'a str>,
     zones: BTreeSet<&'a str>,
-    residents: OnceCell<Option<Residents<'a>>>,
+    endpoints_by_node: OnceCell<Option<EndpointsByNode<'a>>>,
 }
 
 /// The addresses on each node.
-type Residents<'a> = HashMap<&'a str, BTreeSet<IpAddr>>;
+type EndpointsByNode<'a> = HashMap<&'a str, BTreeSet<IpAddr>>;
 
 /// What a state can depend on of the node that asks: its name if an endpoint names it, its zone if a hint does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -43,9 +43,9 @@ pub(crate) struct Place<'a> {
     pub(crate) zone: Option<&'a str>,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> ServiceView<'a> {
     pub(crate) fn new(
-        facts: &'a Facts,
+        facts: &'a ClusterState,
         claims: &'a Claims,
         name: &ServiceName,
         options: &'a Options,
@@ -58,7 +58,15 @@ impl<'a> Subject<'a> {
         let endpoints = || slices.iter().flat_map(|it| &it.endpoints);
         let nodes = endpoints().flat_map(named_nodes).collect();
         let zones = endpoints().flat_map(|it| &it.zone_hints).map(AsRef::as_ref).collect();
-        Self { service, slices, lost: claims.lost(name), options, nodes, zones, residents: OnceCell::new() }
+        Self {
+            service,
+            slices,
+            lost: claims.lost(name),
+            options,
+            nodes,
+            zones,
+            endpoints_by_node: OnceCell::new(),
+        }
     }
 
     /// Of a node, what this Service depends on.
@@ -73,16 +81,16 @@ impl<'a> Subject<'a> {
 
     /// The state there; none if the Service is not served.
     pub(crate) fn state(&self, place: Place<'_>) -> Option<ServiceState> {
-        let stranger;
+        let unknown_node;
         let name = match place.node {
             Some(name) => name,
             None => {
-                stranger = self.stranger();
-                &stranger
+                unknown_node = self.unknown_node();
+                &unknown_node
             }
         };
         let node = NodeView { name, zone: place.zone };
-        contested_state(self.service?, self.slices.iter().copied(), node, self.options, self.lost)
+        resolved_state(self.service?, self.slices.iter().copied(), node, self.options, self.lost)
     }
 
     /// The state at a place, from that of a node in the same zone that no endpoint names: the same result, at less cost
@@ -105,7 +113,7 @@ impl<'a> Subject<'a> {
         Some(ServiceState {
             service: Arc::clone(&general.service),
             endpoints: endpoints.collect(),
-            unselected: Arc::clone(&general.unselected),
+            other_serving: Arc::clone(&general.other_serving),
             // The general state may be an older one of the same value.
             trigger_time: trigger_time(&self.slices),
         })
@@ -118,11 +126,11 @@ impl<'a> Subject<'a> {
         if [service.internal_policy, service.external_policy].contains(&TrafficPolicy::Local) {
             return None;
         }
-        self.residents.get_or_init(|| self.find_residents()).as_ref()?.get(node)
+        self.endpoints_by_node.get_or_init(|| self.find_residents()).as_ref()?.get(node)
     }
 
-    fn find_residents(&self) -> Option<Residents<'a>> {
-        let mut residents = Residents::new();
+    fn find_residents(&self) -> Option<EndpointsByNode<'a>> {
+        let mut endpoints_by_node = EndpointsByNode::new();
         let (mut of_address, mut of_pod) = (HashMap::new(), HashMap::new());
         let endpoints = || self.slices.iter().flat_map(|it| &it.endpoints);
         for it in endpoints() {
@@ -134,17 +142,17 @@ impl<'a> Subject<'a> {
                 return None;
             }
             if let Some(node) = node {
-                residents.entry(node).or_default().insert(it.address);
+                endpoints_by_node.entry(node).or_default().insert(it.address);
             }
         }
         for node in endpoints().flat_map(|it| &it.node_hints) {
-            residents.remove(&**node);
+            endpoints_by_node.remove(&**node);
         }
-        Some(residents)
+        Some(endpoints_by_node)
     }
 
     /// A name that no endpoint names.
-    fn stranger(&self) -> String {
+    fn unknown_node(&self) -> String {
         let mut name = String::new();
         while self.nodes.contains(name.as_str()) {
             name.push('?');

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use model::{
     ServiceName,
-    facts::Rejected,
+    cluster::Rejected,
     state::{NodeState, ServiceState},
 };
 use proto::{
@@ -18,7 +18,7 @@ use crate::{decode::Reader, node, service_path, service_state};
 
 /// Messages to state. A copy of the state that it hands out is cheap, and so is its difference from the one before.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub struct NodeStateDecoder {
     state: NodeState,
     /// The Services by their paths, those that are not served among them.
     services: BTreeMap<Arc<str>, Known>,
@@ -34,10 +34,10 @@ struct Known {
     rejected: Vec<Rejected>,
 }
 
-impl Decoder {
+impl NodeStateDecoder {
     /// The state that follows on the one before; says in the log what of the change was refused, if it has not said so
     /// before. It costs what changes.
-    pub fn change(&mut self, change: &Change) -> NodeState {
+    pub fn apply(&mut self, change: &Change) -> NodeState {
         self.take_nodes(&change.nodes);
         let mut served = Vec::new();
         for (path, message) in &change.services {
@@ -78,7 +78,7 @@ impl Decoder {
         let gone = self.state.nodes.keys().filter(|it| !state.nodes.contains_key(*it));
         change.nodes.extend(gone.map(|it| (Arc::clone(it), None)));
         change.nodes.extend(state.nodes.iter().map(|(name, it)| (Arc::clone(name), Some(Arc::clone(it)))));
-        self.change(&change)
+        self.apply(&change)
     }
 
     fn take_nodes(&mut self, nodes: &BTreeMap<Arc<str>, Option<Arc<localv1::Node>>>) {
@@ -153,13 +153,13 @@ mod tests {
 
     #[test]
     fn a_change_touches_what_it_names_and_nothing_else() {
-        let mut decoder = Decoder::default();
-        let first = decoder.change(&change(&[
+        let mut decoder = NodeStateDecoder::default();
+        let first = decoder.apply(&change(&[
             ("a/x", Some(message("a", "x", "10.96.0.1"))),
             ("a/y", Some(message("a", "y", "10.96.0.2"))),
         ]));
         assert_eq!(names(&first), ["a/x", "a/y"]);
-        let second = decoder.change(&change(&[
+        let second = decoder.apply(&change(&[
             ("a/x", None),
             ("a/z", Some(message("a", "z", "10.96.0.3"))),
             ("a/no", None),
@@ -172,18 +172,18 @@ mod tests {
 
     #[test]
     fn what_is_not_to_be_served_any_more_goes() {
-        let mut decoder = Decoder::default();
-        decoder.change(&change(&[("a/x", Some(message("a", "x", "10.96.0.1")))]));
-        let refused = decoder.change(&change(&[("a/x", Some(message("a", "x", "nowhere")))]));
+        let mut decoder = NodeStateDecoder::default();
+        decoder.apply(&change(&[("a/x", Some(message("a", "x", "10.96.0.1")))]));
+        let refused = decoder.apply(&change(&[("a/x", Some(message("a", "x", "nowhere")))]));
         assert_eq!(names(&refused), [""; 0]);
-        let again = decoder.change(&change(&[("a/x", Some(message("a", "x", "10.96.0.1")))]));
+        let again = decoder.apply(&change(&[("a/x", Some(message("a", "x", "10.96.0.1")))]));
         assert_eq!(names(&again), ["a/x"]);
     }
 
     #[test]
     fn a_service_under_the_path_of_another_is_refused() {
-        let mut decoder = Decoder::default();
-        let state = decoder.change(&change(&[
+        let mut decoder = NodeStateDecoder::default();
+        let state = decoder.apply(&change(&[
             ("a/x", Some(message("a", "x", "10.96.0.1"))),
             ("b/x", Some(message("a", "x", "10.96.0.2"))),
         ]));
@@ -193,13 +193,13 @@ mod tests {
             state.services[&ServiceName::new("a", "x")].service.cluster_ips[0].to_string(),
             "10.96.0.1"
         );
-        assert_eq!(names(&decoder.change(&change(&[("b/x", None)]))), ["a/x"]);
+        assert_eq!(names(&decoder.apply(&change(&[("b/x", None)]))), ["a/x"]);
     }
 
     #[test]
     fn a_whole_state_takes_away_what_it_does_not_name() {
-        let mut decoder = Decoder::default();
-        decoder.change(&change(&[("a/x", Some(message("a", "x", "10.96.0.1")))]));
+        let mut decoder = NodeStateDecoder::default();
+        decoder.apply(&change(&[("a/x", Some(message("a", "x", "10.96.0.1")))]));
         let mut whole = State::default();
         whole.services.insert("a/y".into(), message("a", "y", "10.96.0.2"));
         whole.nodes.insert("n".into(), Arc::default());
