@@ -42,7 +42,7 @@ pub fn capabilities_of(container: &Value) -> Result<CapabilitySet> {
 /// The folder `deploy`.
 #[must_use]
 pub fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in a workspace").join("deploy")
+    build_tools::command::workspace().join("deploy")
 }
 
 /// The documents of a YAML stream.

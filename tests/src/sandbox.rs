@@ -204,8 +204,7 @@ impl Drop for CgroupGuard {
     }
 }
 
-/// Names the file in which `cargo xtask test` finds the skipped tests.
-pub const SKIPPED_TESTS_FILE: &str = "KUBE_PROXY_EBPF_SKIPPED";
+pub use build_tools::SKIPPED_TESTS_FILE;
 
 /// Says that a test is skipped, past the test runner, which keeps to itself what a passing test prints.
 pub fn skip(test: &str, reason: &str) {

@@ -15,6 +15,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use aya::maps::{Array, Map, MapData};
 
+pub use build_tools::build::Build;
+
 use crate::{
     NetNs, Sandbox,
     agent::AgentCommand,
@@ -31,38 +33,6 @@ pub const CANARY: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(127, 107, 112, 101)),
     IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0x6b, 0x7065)),
 ];
-
-/// A build of the binary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Build {
-    /// As users get it.
-    Product,
-    /// One that dies at a named step, and lingers between the steps of a decision.
-    Failpoints,
-    /// The same with another layout of the maps.
-    NextLayout,
-}
-
-impl Build {
-    /// Where `cargo xtask test` puts it.
-    ///
-    /// # Panics
-    ///
-    /// If it is not there.
-    #[must_use]
-    pub fn binary(self) -> PathBuf {
-        let name = match self {
-            Self::Product => "product",
-            Self::Failpoints => "fault-points",
-            Self::NextLayout => "next-layout",
-        };
-        let workspace =
-            Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in a workspace");
-        let binary = workspace.join("target/test-binaries").join(name).join("kube-proxy-ebpf");
-        assert!(binary.exists(), "{} is missing: run the tests by `cargo xtask test`", binary.display());
-        binary
-    }
-}
 
 /// The test's own place.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: what is handed to others, in target/dist.
-//! The one rule: what was made and what was not is said at the end, with the reason.
+//! `cargo xtask dist`: the release, in target/dist.
+//! Invariant: what was made and what was not is listed at the end, with the reason.
 
 use std::{
     env, fs,
@@ -8,17 +8,17 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use build_tools::{
+    build,
+    command::{cargo, run, status, workspace},
+    container::{self, ContainerTool},
+    programs::find,
+};
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, Header};
 
-use crate::{
-    build,
-    command::{cargo, find, run, say, workspace},
-    container::{self, Tool},
-};
-
-/// Beside the binary in the archive: with whatever one of them leads to.
+/// The files beside the binary in the archive: every file that one of them links to is among them.
 const FILES: [&str; 8] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -30,8 +30,11 @@ const FILES: [&str; 8] = [
     "tests/KERNELS.md",
 ];
 
+/// The name of an artifact, or the reason why it was not made.
+type Made = Result<String, String>;
+
 /// Builds the archive, its checksum, the bill of materials and the image, as far as this machine can.
-pub(crate) fn dist(tool: Option<Tool>, no_image: bool) -> Result<()> {
+pub(crate) fn dist(tool: Option<ContainerTool>, no_image: bool) -> Result<()> {
     let name = format!("kube-proxy-ebpf-{}-{}-linux", env!("CARGO_PKG_VERSION"), env::consts::ARCH);
     let folder = workspace().join("target/dist");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -42,29 +45,29 @@ pub(crate) fn dist(tool: Option<Tool>, no_image: bool) -> Result<()> {
     let archive = archive(&name, entries)?;
     let path = folder.join(format!("{name}.tar.gz"));
     fs::write(&path, &archive).with_context(|| format!("cannot write {}", path.display()))?;
-    let sum = path.with_extension("gz.sha256");
-    // As sha256sum(1) writes it, and reads it with --check.
+    let checksum = path.with_extension("gz.sha256");
+    // In the format of sha256sum(1), for `sha256sum --check`.
     let line = format!("{}  {name}.tar.gz\n", hex(&Sha256::digest(&archive)));
-    fs::write(&sum, &line).with_context(|| format!("cannot write {}", sum.display()))?;
+    fs::write(&checksum, &line).with_context(|| format!("cannot write {}", checksum.display()))?;
 
     let bill = bill_of_materials(&folder.join(format!("{name}.cdx.json")))?;
     let image = if no_image { Err("--no-image was given".to_owned()) } else { image(tool)? };
 
-    say("Made", &format!("{} ({} bytes)", path.display(), archive.len()));
-    say("Made", &format!("{}: {}", sum.display(), line.trim()));
-    tell("the bill of materials", bill);
-    tell("the image", image);
+    status("Made", &format!("{} ({} bytes)", path.display(), archive.len()));
+    status("Made", &format!("{}: {}", checksum.display(), line.trim()));
+    report("the bill of materials", bill);
+    report("the image", image);
     Ok(())
 }
 
-fn tell(what: &str, made: Result<String, String>) {
+fn report(artifact: &str, made: Made) {
     match made {
-        Ok(name) => say("Made", &format!("{what}: {name}")),
-        Err(reason) => say("Skipped", &format!("{what}: {reason}")),
+        Ok(name) => status("Made", &format!("{artifact}: {name}")),
+        Err(reason) => status("Skipped", &format!("{artifact}: {reason}")),
     }
 }
 
-/// Everything beside the binary.
+/// Every file beside the binary, by its name in the archive.
 fn files() -> Result<Vec<(String, PathBuf)>> {
     let mut entries = Vec::new();
     for file in FILES {
@@ -86,7 +89,7 @@ fn collect(path: &Path, name: &str, entries: &mut Vec<(String, PathBuf)>) -> Res
     Ok(())
 }
 
-/// A compressed archive that depends on names and contents alone: not on times, owners, or the order of a folder.
+/// A compressed archive that depends only on names and contents: not on times, owners or the order of a folder.
 fn archive(top: &str, mut entries: Vec<(String, PathBuf)>) -> Result<Vec<u8>> {
     entries.sort();
     let mut tar = Builder::new(GzBuilder::new().mtime(0).write(Vec::new(), Compression::best()));
@@ -105,12 +108,12 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|it| format!("{it:02x}")).collect()
 }
 
-/// What the binary is made of, in the form of CycloneDX; or why there is none.
-fn bill_of_materials(path: &Path) -> Result<Result<String, String>> {
+/// Writes the binary's bill of materials in the format of CycloneDX.
+fn bill_of_materials(path: &Path) -> Result<Made> {
     if find("cargo-cyclonedx").is_none() {
         return Ok(Err("cargo-cyclonedx is not installed (`cargo install cargo-cyclonedx --locked`)".into()));
     }
-    // It writes beside the manifest of each crate, under one name.
+    // It writes a file of this name beside the manifest of every crate.
     let stem = "kube-proxy-ebpf-bill";
     run(cargo().args(["cyclonedx", "--quiet", "--format", "json", "--spec-version", "1.5"]).args([
         "--override-filename",
@@ -122,15 +125,15 @@ fn bill_of_materials(path: &Path) -> Result<Result<String, String>> {
     let own = workspace().join("proxy-userspace").join(&written);
     fs::rename(&own, path).with_context(|| format!("cannot move {}", own.display()))?;
     let mut others = Vec::new();
-    collect_named(workspace(), &written, &mut others)?;
+    find_files(workspace(), &written, &mut others)?;
     for other in others {
         fs::remove_file(&other).with_context(|| format!("cannot remove {}", other.display()))?;
     }
     Ok(Ok(path.display().to_string()))
 }
 
-/// Files of a name beside the manifests of the workspace.
-fn collect_named(folder: &Path, name: &str, found: &mut Vec<PathBuf>) -> Result<()> {
+/// Every file of a name below a folder, except in `target` and in hidden folders.
+fn find_files(folder: &Path, name: &str, found: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
         let entry = entry?;
         let path = entry.path();
@@ -138,20 +141,20 @@ fn collect_named(folder: &Path, name: &str, found: &mut Vec<PathBuf>) -> Result<
         if file == *name {
             found.push(path);
         } else if path.is_dir() && file != *"target" && !file.to_string_lossy().starts_with('.') {
-            collect_named(&path, name, found)?;
+            find_files(&path, name, found)?;
         }
     }
     Ok(())
 }
 
-/// Builds the image; or says why not, where nobody asked for a certain tool. A build that fails is an error.
-fn image(tool: Option<Tool>) -> Result<Result<String, String>> {
-    let tool = match tool.map_or_else(Tool::find, Ok) {
+/// Builds the image. That no tool works is a reason to skip it unless a tool was requested; a failed build is an error.
+fn image(tool: Option<ContainerTool>) -> Result<Made> {
+    let tool = match tool.map_or_else(ContainerTool::find, Ok) {
         Ok(tool) => tool,
-        Err(reason) => return Ok(Err(format!("no container tool works here: {reason:#}"))),
+        Err(reason) => return Ok(Err(format!("no container tool works on this machine: {reason:#}"))),
     };
-    let words = tool.build(&container::revision().unwrap_or_else(|_| "unknown".into()));
-    say("Building", &format!("the image, with {}", tool.program()));
+    let words = tool.build(&container::revision());
+    status("Building", &format!("the image, with {}", tool.program()));
     run(Command::new(&words[0]).args(&words[1..]).current_dir(workspace()))?;
     Ok(Ok(format!("{} (in the store of {})", container::IMAGE, tool.program())))
 }
@@ -162,21 +165,20 @@ mod tests {
 
     use super::*;
 
-    fn names_and_modes(archive: &[u8]) -> Vec<(String, u32, u64)> {
+    fn names_modes_and_times(archive: &[u8]) -> Vec<(String, u32, u64)> {
         let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(archive));
         let entries = tar.entries().expect("an archive").map(|it| it.expect("an entry"));
-        let facts = |it: tar::Entry<'_, _>| {
+        let read = |it: tar::Entry<'_, _>| {
             let name = it.path().expect("a name").display().to_string();
             (name, it.header().mode().expect("a mode"), it.header().mtime().expect("a time"))
         };
-        entries.map(facts).collect()
+        entries.map(read).collect()
     }
 
     #[test]
     fn equal_files_make_equal_archives() {
-        let folder = ::tests::deploy::folder();
         let mut entries = Vec::new();
-        collect(&folder, "deploy", &mut entries).expect("a folder");
+        collect(&workspace().join("deploy"), "deploy", &mut entries).expect("a folder");
         let copy = env::temp_dir().join(format!("kube-proxy-ebpf-dist-{}", std::process::id()));
         let mut copies = Vec::new();
         for (name, path) in entries.iter().rev() {
@@ -187,16 +189,15 @@ mod tests {
             fs::File::options().append(true).open(&to).and_then(|it| it.set_times(long_ago)).expect("a time");
             copies.push((name.clone(), to));
         }
-        let (one, other) =
-            (archive("top", entries).expect("an archive"), archive("top", copies).expect("an archive"));
-        fs::remove_dir_all(copy).expect("it is ours");
+        let [one, other] = [entries, copies].map(|it| archive("top", it).expect("an archive"));
+        fs::remove_dir_all(copy).expect("the copies can be removed");
         assert_eq!(hex(&Sha256::digest(&one)), hex(&Sha256::digest(&other)));
-        let names = names_and_modes(&one);
+        let names = names_modes_and_times(&one);
         assert!(names.contains(&("top/deploy/base/daemonset.yaml".into(), 0o644, 0)), "{names:?}");
     }
 
     #[test]
-    fn no_link_leads_out_of_the_archive() {
+    fn every_link_target_is_in_the_archive() {
         let files = files().expect("files");
         let mut count = 0;
         for (name, path) in files.iter().filter(|(name, _)| name.ends_with(".md")) {
@@ -204,7 +205,7 @@ mod tests {
             let links = text.split("](").skip(1).filter_map(|it| it.split_once(')')).map(|(it, _)| it);
             for link in links.filter(|it| !it.contains("://") && !it.starts_with('#')) {
                 let to = Path::new(name).parent().expect("a folder").join(link);
-                assert!(files.iter().any(|(it, _)| Path::new(it) == to), "{name} leads to {}", to.display());
+                assert!(files.iter().any(|(it, _)| Path::new(it) == to), "{name} links to {}", to.display());
                 count += 1;
             }
         }
@@ -212,10 +213,10 @@ mod tests {
     }
 
     #[test]
-    fn only_the_binary_can_be_run() {
-        let file = ::tests::deploy::folder().join("kustomization.yaml");
+    fn only_the_binary_is_executable() {
+        let file = workspace().join("deploy/kustomization.yaml");
         let entries = vec![("kube-proxy-ebpf".into(), file.clone()), ("LICENSE".into(), file)];
-        let names = names_and_modes(&archive("top", entries).expect("an archive"));
+        let names = names_modes_and_times(&archive("top", entries).expect("an archive"));
         assert_eq!(names, [("top/LICENSE".into(), 0o644, 0), ("top/kube-proxy-ebpf".into(), 0o755, 0)]);
     }
 }

@@ -1,12 +1,15 @@
-//! `cargo xtask licences`: may we use what we use?
-//! The one rule: `deny.toml` decides, with cargo-deny where it is installed, without it by what is here.
+//! `cargo xtask licences`: the licences and sources of the dependencies.
+//! Invariant: `deny.toml` decides; cargo-deny reads it where it is installed, otherwise this file does.
 
-use std::{collections::BTreeSet, env, fs};
+use std::{collections::BTreeSet, env, fs, path::PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use build_tools::{
+    command::{cargo, output, run, status, workspace},
+    programs::find,
+};
 use serde::Deserialize;
-
-use crate::command::{cargo, find, output, run, say, workspace};
+use spdx::{Expression, ParseMode};
 
 #[derive(Deserialize)]
 struct Metadata {
@@ -18,31 +21,31 @@ struct Package {
     name: String,
     version: String,
     license: Option<String>,
-    /// None for our own.
+    /// `None` for the workspace's own crates.
     source: Option<String>,
 }
 
-/// Checks the licences and the sources of every dependency, and known vulnerabilities as far as that works offline.
+/// Checks the licence and the source of every dependency, and known vulnerabilities as far as possible offline.
 pub(crate) fn licences() -> Result<()> {
     if find("cargo-deny").is_some() {
         run(cargo().args(["deny", "--offline", "check", "bans", "licenses", "sources"]))?;
-        let home =
-            env::var_os("CARGO_HOME").map(Into::into).or_else(|| env::home_dir().map(|it| it.join(".cargo")));
-        if home.is_some_and(|it: std::path::PathBuf| it.join("advisory-dbs").exists()) {
+        let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+        let home = home.or_else(|| env::home_dir().map(|it| it.join(".cargo")));
+        if home.is_some_and(|it| it.join("advisory-dbs").exists()) {
             return run(cargo().args(["deny", "--offline", "check", "advisories"]));
         }
-        say("Skipped", "advisories: there is no copy of their database here (`cargo deny fetch` gets it)");
+        status("Skipped", "advisories: their database is not on this machine (`cargo deny fetch` gets it)");
         return Ok(());
     }
-    say(
+    status(
         "Skipped",
         "advisories and bans: cargo-deny is not installed; licences and sources are checked without it",
     );
     let allowed =
         allowed(&fs::read_to_string(workspace().join("deny.toml")).context("cannot read deny.toml")?);
-    // Only what this platform needs has been fetched already.
+    // Cargo has fetched only the dependencies for this platform.
     let platform = format!("{}-unknown-linux-gnu", env::consts::ARCH);
-    let text = output(cargo().args([
+    let metadata = output(cargo().args([
         "metadata",
         "--format-version",
         "1",
@@ -50,25 +53,24 @@ pub(crate) fn licences() -> Result<()> {
         "--filter-platform",
         &platform,
     ]))?;
-    let metadata: Metadata = serde_json::from_str(&text)?;
-    let complaints: Vec<_> = metadata.packages.iter().filter_map(|it| complaint(it, &allowed)).collect();
-    if !complaints.is_empty() {
-        bail!("deny.toml does not allow:\n{}", complaints.join("\n"));
+    let metadata: Metadata = serde_json::from_str(&metadata)?;
+    let violations: Vec<_> = metadata.packages.iter().filter_map(|it| violation(it, &allowed)).collect();
+    if !violations.is_empty() {
+        bail!("deny.toml does not allow:\n{}", violations.join("\n"));
     }
-    say("Allowed", &format!("the licences and sources of {} packages", metadata.packages.len()));
+    status("Allowed", &format!("the licences and sources of {} packages", metadata.packages.len()));
     Ok(())
 }
 
-fn complaint(package: &Package, allowed: &BTreeSet<String>) -> Option<String> {
+fn violation(package: &Package, allowed: &BTreeSet<String>) -> Option<String> {
     let Package { name, version, license, source } = package;
-    if source.as_ref().is_some_and(|it| !it.starts_with("registry+")) {
-        return Some(format!("  {name} {version}: it comes from {}", source.as_deref().unwrap_or_default()));
+    if let Some(source) = source.as_ref().filter(|it| !it.starts_with("registry+")) {
+        return Some(format!("  {name} {version}: its source is {source}"));
     }
     match license {
-        // Ours alone; the kernel object is under two, of which the user of its source chooses.
-        Some(license) if allows(license, allowed) => None,
+        Some(license) if is_allowed(license, allowed) => None,
         Some(license) => Some(format!("  {name} {version}: its licence is {license}")),
-        None => Some(format!("  {name} {version}: it names no licence")),
+        None => Some(format!("  {name} {version}: it has no licence")),
     }
 }
 
@@ -79,48 +81,11 @@ fn allowed(deny: &str) -> BTreeSet<String> {
     list.lines().filter_map(|it| it.split('"').nth(1)).map(str::to_owned).collect()
 }
 
-/// Does an SPDX expression leave us a choice that is allowed?
-fn allows(expression: &str, allowed: &BTreeSet<String>) -> bool {
-    // An old way to write OR, still in use.
-    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
-    let words: Vec<_> = spaced.split_whitespace().collect();
-    let mut rest = &*words;
-    any(&mut rest, allowed) && rest.is_empty()
-}
-
-fn any(words: &mut &[&str], allowed: &BTreeSet<String>) -> bool {
-    let mut verdict = all(words, allowed);
-    while let Some((&"OR", rest)) = words.split_first() {
-        *words = rest;
-        verdict |= all(words, allowed);
-    }
-    verdict
-}
-
-fn all(words: &mut &[&str], allowed: &BTreeSet<String>) -> bool {
-    let mut verdict = one(words, allowed);
-    while let Some((&"AND", rest)) = words.split_first() {
-        *words = rest;
-        verdict &= one(words, allowed);
-    }
-    verdict
-}
-
-fn one(words: &mut &[&str], allowed: &BTreeSet<String>) -> bool {
-    let Some((&first, rest)) = words.split_first() else { return false };
-    *words = rest;
-    if first == "(" {
-        let verdict = any(words, allowed);
-        let Some((&")", rest)) = words.split_first() else { return false };
-        *words = rest;
-        return verdict;
-    }
-    let mut name = first.to_owned();
-    if let [with @ "WITH", exception, rest @ ..] = *words {
-        name = format!("{name} {with} {exception}");
-        *words = rest;
-    }
-    allowed.contains(&name)
+/// Whether an SPDX expression leaves an allowed choice.
+fn is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
+    // Lax: some crates still write `/` for OR.
+    Expression::parse_mode(expression, ParseMode::LAX)
+        .is_ok_and(|it| it.evaluate(|licence| allowed.contains(&licence.to_string())))
 }
 
 #[cfg(test)]
@@ -131,7 +96,7 @@ mod tests {
     fn check(expression: &str, expect: bool) {
         let deny =
             "[licenses]\nallow = [\n  \"MIT\",\n  \"Apache-2.0 WITH LLVM-exception\",\n  \"Zlib\",\n]\n";
-        assert_eq!(allows(expression, &allowed(deny)), expect, "{expression}");
+        assert_eq!(is_allowed(expression, &allowed(deny)), expect, "{expression}");
     }
 
     #[test]

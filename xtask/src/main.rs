@@ -1,25 +1,22 @@
-//! `cargo xtask`: everything a person or CI does with this repository.
-//! The one rule: a fresh machine needs no command besides these.
+//! `cargo xtask`: every task of a developer or of CI.
+//! Invariant: a new machine needs no other command. The larger tasks are crates of their own, which xtask starts without
+//! depending on them: `cargo xtask setup` compiles neither tests nor benchmarks.
 
-mod bench;
-mod build;
-mod command;
-mod conformance;
-mod container;
-mod demo;
 mod dist;
-mod fuzz;
 mod licences;
-mod setup;
-mod soak;
-mod status;
 mod test;
-mod vmtest;
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{ffi::OsString, os::unix::process::CommandExt as _, process::ExitCode};
 
 use anyhow::{Context as _, Result};
-use clap::{Parser, Subcommand};
+use build_tools::{
+    build,
+    command::{cargo, run, status, workspace},
+    container::ContainerTool,
+    programs::find,
+    toolchain::Toolchain,
+};
+use clap::{Args, Parser, Subcommand};
 
 /// Builds, demonstrates and tests kube-proxy-ebpf.
 #[derive(Parser)]
@@ -31,119 +28,80 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Get what the kernel side is built with, where it is missing (done by the other tasks too).
+    /// Install what builds the kernel object, where it is missing (other tasks do so, too).
     ///
-    /// That is `bpf-linker`, and a Rust compiler together with its sources: the one you use if it has them, or gets
-    /// them by `rustup component add rust-src`, else Debian's.
+    /// That is `bpf-linker`, and a Rust compiler with its sources: the current one if it has them or if
+    /// `rustup component add rust-src` installs them, otherwise Debian's.
     Setup,
-    /// Build only the kernel side, to target/kernel/kube-proxy-ebpf.o.
+    /// Build only the kernel object, target/kernel/kube-proxy-ebpf.o.
     BuildEbpf,
-    /// Build the binary with the kernel object inside, to target/{debug,release}/kube-proxy-ebpf.
+    /// Build the binary with the kernel object inside, target/{debug,release}/kube-proxy-ebpf.
     Build {
-        /// Optimised, for a node.
+        /// With optimisations, for a node
         #[arg(long)]
         release: bool,
     },
-    /// Show it at work: a node in a sandbox, real pods, real connections; no cluster needed (as root, about 15 s).
+    /// Show the proxy at work: a node in a sandbox, real pods, real connections; no cluster needed (as root, 15 s).
+    #[command(disable_help_flag = true)]
+    Demo(Forwarded),
+    /// Run every test: unit, property, scenario and end-to-end tests against the kernel (as root).
     ///
-    /// Builds what is missing first. Fails if one connect fails or one answer comes from the wrong endpoint.
-    Demo {
-        /// Leave the sandbox up, and say how to enter it.
-        #[arg(long)]
-        keep: bool,
-        /// Only take down what `--keep` left up.
-        #[arg(long, conflicts_with = "keep")]
-        clean: bool,
-    },
-    /// Run every test: unit, property, scenario, and end to end against the kernel (as root).
-    ///
-    /// Builds what is missing first. Where the machine lacks something, end-to-end tests are skipped and counted.
+    /// Builds what is missing. End-to-end tests that this machine cannot run are skipped and listed.
     Test {
-        /// Only tests whose names contain this.
+        /// Only tests whose names contain this
         filter: Option<String>,
     },
-    /// Run the end-to-end tests on other kernels, in virtual machines, and on the machine's own (as root).
+    /// Run the end-to-end tests on other kernels, in virtual machines, and on this machine's own (as root).
+    #[command(disable_help_flag = true)]
+    Vmtest(Forwarded),
+    /// Change, kill, upgrade and grow a node at random, under continuous load (as root).
+    #[command(disable_help_flag = true)]
+    Soak(Forwarded),
+    /// Measure latency, CPU and memory, and print the figures next to their goals.
+    #[command(disable_help_flag = true)]
+    Bench(Forwarded),
+    /// Search for inputs that violate a property (a file, a message, a cluster's history), guided by coverage.
     ///
-    /// Fetches kernels from the packages of Debian and Ubuntu, and QEMU and busybox, where they are missing; builds what
-    /// is missing. Prints kernel × test. tests/KERNELS.md says what a kernel may lack. Without hardware help (KVM) a
-    /// kernel takes the better part of an hour.
-    Vmtest {
-        /// Only these kernels and tests: `own`, or a series that there is a package of, such as 6.1; anything else is a
-        /// part of tests' names, as in `vmtest 5.10 6.1 sockets`.
-        #[arg(value_name = "KERNEL|TEST")]
-        only: Vec<String>,
-        /// Boot each kernel so many times.
-        #[arg(long, value_name = "N", default_value_t = 1)]
-        repeat: usize,
-    },
-    /// Change, kill, upgrade and grow a node at random, under load that never pauses (as root).
-    ///
-    /// Builds what is missing first. Fails if one connect fails, one answer comes from an endpoint that did not serve, one
-    /// lasting socket breaks, or anything is left over.
-    Soak {
-        /// How long.
-        #[arg(long, value_name = "N", default_value_t = 3.0)]
-        minutes: f64,
-        /// What happens, and in which order; a run says its own.
-        #[arg(long, value_name = "S")]
-        seed: Option<u64>,
-    },
-    /// Measure what things cost, and print the figures beside the goals.
-    Bench {
-        /// What to measure.
-        subject: bench::Subject,
-    },
-    /// Look for bytes that break a law (a file, a message, the history of a cluster), guided by coverage.
-    ///
-    /// The test suite does the same with the corpus and a fixed number of mutations. Installs cargo-fuzz if it is missing;
-    /// new inputs go to tests/fuzz/corpus, those that break a law to tests/fuzz/artifacts.
+    /// The test suite checks the same properties with the corpus and a fixed number of mutations. Installs cargo-fuzz if
+    /// it is missing; new inputs go to tests/fuzz/corpus, failing ones to tests/fuzz/artifacts.
     Fuzz {
-        /// `parser`, `wire`, `facts` or `brain`.
+        /// A target of tests/fuzz, such as `parser`, `wire` or `brain`
         target: String,
-        /// For how long.
+        /// How long to search
         #[arg(long, default_value_t = 60)]
         seconds: u32,
     },
-    /// Make what is handed to others, in target/dist: an archive with its checksum, and the image.
+    /// Build the release in target/dist: an archive with its checksum, and the image.
     ///
-    /// The archive holds the binary, the licence and the manifests, and depends on their contents alone. The image is
-    /// built where a container tool works: docker, podman, nerdctl or buildah, the first of them. What cannot be made
-    /// here is named at the end, with the reason; a build that fails is an error.
+    /// The archive holds the binary, the licence and the manifests, and depends only on their contents. The image is
+    /// built by the first of docker, podman, nerdctl and buildah that works. What cannot be made on this machine is
+    /// listed at the end with the reason; a build that fails is an error.
     Dist {
         /// The tool that builds the image; an error if it cannot
         #[arg(long, value_enum)]
-        container_tool: Option<container::Tool>,
+        container_tool: Option<ContainerTool>,
         /// Build no image
         #[arg(long, conflicts_with = "container_tool")]
         no_image: bool,
     },
-    /// Run upstream's end-to-end tests in a cluster of kind without kube-proxy (hours; needs docker and the Internet).
-    ///
-    /// Makes a cluster of three nodes, builds the image and brings it there, deploys the overlay `kind`, runs the
-    /// conformance tests and those of the network, and removes the cluster. What is left out, and why, is in
-    /// deploy/conformance/skip.yaml. If something fails, logs and each node's `dump` are in target/conformance.
-    Conformance(conformance::Options),
-    /// Check the licences and sources of the dependencies, and advisories as far as that works offline.
+    /// Run Kubernetes' conformance tests in a kind cluster without kube-proxy (hours; needs docker and the Internet).
+    #[command(disable_help_flag = true)]
+    Conformance(Forwarded),
+    /// Check the licences and sources of the dependencies, and advisories as far as possible offline.
     Licences,
-    /// Run a plan of tests inside a virtual machine.
-    #[command(hide = true)]
-    Guest { plan: PathBuf },
-    /// Be a pod of the demo.
-    #[command(hide = true)]
-    Pod {
-        #[arg(long)]
-        name: String,
-        addresses: Vec<SocketAddr>,
-    },
+}
+
+/// Arguments for a task that is a crate of its own.
+#[derive(Args)]
+struct Forwarded {
+    /// `--help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    arguments: Vec<OsString>,
 }
 
 fn main() -> ExitCode {
     match perform(Arguments::parse().task) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<demo::Interrupted>() => {
-            eprintln!("\n{error}");
-            ExitCode::from(demo::Interrupted::EXIT_CODE)
-        }
         Err(error) => {
             eprintln!("\nerror: {error:#}");
             ExitCode::FAILURE
@@ -154,34 +112,49 @@ fn main() -> ExitCode {
 fn perform(task: Task) -> Result<()> {
     match task {
         Task::Setup => {
-            let tools = setup::setup()?;
-            command::say("Compiler", &tools.rustc.display().to_string());
-            command::say("Linker", &tools.linker.display().to_string());
-            command::say("Ready", "the kernel side can be built");
+            let tools = Toolchain::find_or_install()?;
+            status("Compiler", &tools.rustc.display().to_string());
+            status("Linker", &tools.linker.display().to_string());
+            status("Ready", "the kernel object can be built");
             Ok(())
         }
-        Task::BuildEbpf => build::build_ebpf(&[build::Variant::Product]),
+        Task::BuildEbpf => build::build_ebpf(),
         Task::Build { release } => {
             let binary = build::build(release)?;
-            command::say("Ready", &binary.display().to_string());
+            status("Ready", &binary.display().to_string());
             Ok(())
         }
-        Task::Demo { clean: true, .. } => demo::clean(),
-        Task::Demo { keep, .. } => demo::run(keep),
         Task::Test { filter } => test::test(filter.as_deref()),
-        Task::Vmtest { only, repeat } => vmtest::vmtest(&only, repeat),
-        Task::Soak { minutes, seed } => {
-            let duration = Duration::try_from_secs_f64(minutes * 60.0).context("--minutes")?;
-            test::tools();
-            build::build_for_tests()?;
-            soak::soak(duration, seed)
-        }
-        Task::Guest { plan } => vmtest::guest(&plan),
-        Task::Bench { subject } => bench::bench(subject),
-        Task::Fuzz { target, seconds } => fuzz::fuzz(&target, seconds),
+        Task::Fuzz { target, seconds } => fuzz(&target, seconds),
         Task::Dist { container_tool, no_image } => dist::dist(container_tool, no_image),
-        Task::Conformance(options) => conformance::conformance(&options),
         Task::Licences => licences::licences(),
-        Task::Pod { name, addresses } => demo::serve(&name, &addresses),
+        Task::Demo(it) => become_task("demo", &it),
+        Task::Vmtest(it) => become_task("vmtest", &it),
+        Task::Soak(it) => become_task("soak", &it),
+        Task::Bench(it) => become_task("bench", &it),
+        Task::Conformance(it) => become_task("conformance", &it),
     }
+}
+
+/// Builds the crate of a task and replaces this process with it: signals and the exit code are the task's own.
+fn become_task(package: &str, forwarded: &Forwarded) -> Result<()> {
+    let mut command = cargo();
+    command.args(["run", "--package", package, "--target-dir"]).arg(workspace().join("target"));
+    Err(command.arg("--").args(&forwarded.arguments).exec()).context("cannot start cargo")
+}
+
+/// Runs a target of `tests/fuzz` under libFuzzer, starting with its corpus.
+fn fuzz(target: &str, seconds: u32) -> Result<()> {
+    if find("cargo-fuzz").is_none() {
+        status("Installing", "cargo-fuzz");
+        run(cargo().args(["install", "cargo-fuzz", "--locked"]))?;
+    }
+    // Without a sanitizer: the targets have no unsafe code, and a stable compiler suffices.
+    run(cargo()
+        .args(["fuzz", "run", "--sanitizer", "none", "--features", "libfuzzer", "--fuzz-dir"])
+        .arg(workspace().join("tests/fuzz"))
+        .arg("--target-dir")
+        .arg(workspace().join("target/fuzz"))
+        .args([target, "--", "-max_len=8192", "-timeout=20"])
+        .arg(format!("-max_total_time={seconds}")))
 }

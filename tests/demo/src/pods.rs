@@ -1,0 +1,85 @@
+//! The pods: one process each, real servers at real addresses.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead as _, BufReader},
+    net::SocketAddr,
+    os::unix::process::CommandExt as _,
+    process::{Child, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use tests::{EchoServer, Sandbox};
+
+use crate::{ourselves, topology::Topology};
+
+pub(crate) struct Pods {
+    children: Vec<Child>,
+}
+
+impl Pods {
+    /// Starts the pods, by name, and waits until they listen.
+    pub(crate) fn start(
+        topology: &Topology,
+        sandbox: &Sandbox,
+        pods: &BTreeMap<String, Vec<SocketAddr>>,
+    ) -> Result<Self> {
+        let mut running = Self { children: Vec::new() };
+        for (name, addresses) in pods {
+            for address in addresses {
+                topology.add_pod_address(address.ip())?;
+            }
+            let _inside = topology.pods()?;
+            let child = ourselves()?
+                .args(["--pod", name])
+                .args(addresses.iter().map(ToString::to_string))
+                // Ctrl-C is for the demo, which then ends the pods.
+                .process_group(0)
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .spawn()
+                .with_context(|| format!("cannot start pod {name}"))?;
+            sandbox.adopt(child.id())?;
+            running.children.push(child);
+        }
+        for (child, name) in running.children.iter_mut().zip(pods.keys()) {
+            let mut said = String::new();
+            let stdout = child.stdout.take().context("stdout is piped")?;
+            BufReader::new(stdout).read_line(&mut said)?;
+            if said.trim() != "ready" {
+                bail!("pod {name} does not listen (see its message above)");
+            }
+        }
+        Ok(running)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.children.len()
+    }
+
+    pub(crate) fn leave(&mut self) {
+        self.children.clear();
+    }
+}
+
+impl Drop for Pods {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            // It may be gone already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Is a pod, until killed.
+pub(crate) fn serve(name: &str, addresses: &[SocketAddr]) -> Result<()> {
+    let servers: Result<Vec<_>> = addresses.iter().map(|&it| EchoServer::start(name, it)).collect();
+    let _servers = servers?;
+    println!("ready");
+    loop {
+        thread::sleep(Duration::from_secs(3600));
+    }
+}

@@ -1,0 +1,16 @@
+#!/bin/sh
+# The first program of a virtual machine: mounts, loads modules, runs the plan, and ends the machine.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
+mount -t devtmpfs dev /dev
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t cgroup2 none /sys/fs/cgroup
+ip link set lo up
+# As container runtimes do: an old kernel counts maps as locked memory.
+ulimit -l unlimited
+while read -r module; do
+    insmod "/modules/$module.ko" || echo "cannot load $module"
+done </modules/order
+stty -F /dev/ttyS1 raw
+/guest --guest /plan >/dev/ttyS1
+reboot -f

@@ -1,0 +1,232 @@
+//! What a virtual machine boots into: an archive in the format `newc` that the kernel unpacks to its root.
+//! The one rule: a program lies where it lies here, with every library it needs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io::{self, BufWriter, Write as _},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result};
+
+use build_tools::command::output;
+
+const DIRECTORY: u32 = 0o04_0755;
+const PROGRAM: u32 = 0o10_0755;
+const LINK: u32 = 0o12_0777;
+const CONSOLE: u32 = 0o02_0600;
+
+/// The files of a root, by path.
+#[derive(Clone, Default)]
+pub(crate) struct Initramfs {
+    entries: BTreeMap<PathBuf, Entry>,
+    libraries: BTreeSet<PathBuf>,
+}
+
+#[derive(Clone)]
+enum Entry {
+    Directory,
+    Program(Arc<[u8]>),
+    Link(PathBuf),
+    /// The device that the kernel gives its first program as standard output.
+    Console,
+}
+
+impl Initramfs {
+    /// Empty folders, and the console.
+    pub(crate) fn new() -> Self {
+        let mut initramfs = Self::default();
+        for folder in ["/proc", "/sys", "/dev", "/tmp", "/run", "/root"] {
+            initramfs.insert(Path::new(folder), Entry::Directory);
+        }
+        initramfs.insert(Path::new("/dev/console"), Entry::Console);
+        initramfs
+    }
+
+    /// A file that may be executed.
+    pub(crate) fn file(&mut self, path: impl AsRef<Path>, bytes: impl Into<Vec<u8>>) {
+        self.insert(path.as_ref(), Entry::Program(bytes.into().into()));
+    }
+
+    /// A folder of this machine, at the same place.
+    ///
+    /// # Errors
+    ///
+    /// If something in it cannot be read.
+    pub(crate) fn folder(&mut self, folder: &Path) -> Result<()> {
+        for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+            let path = entry?.path();
+            if path.is_dir() { self.folder(&path)? } else { self.file(&path, read(&path)?) }
+        }
+        Ok(())
+    }
+
+    /// A symbolic link.
+    pub(crate) fn link(&mut self, path: impl AsRef<Path>, target: impl Into<PathBuf>) {
+        self.insert(path.as_ref(), Entry::Link(target.into()));
+    }
+
+    /// A program of this machine, at another place if one is given, without what a debugger wants, and its libraries.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read.
+    pub(crate) fn program(&mut self, program: &Path, place: Option<&Path>) -> Result<()> {
+        for library in libraries(program)? {
+            if self.libraries.insert(library.clone()) {
+                self.insert(&library, Entry::Program(read(&library)?.into()));
+            }
+        }
+        let bytes = stripped(program)?;
+        self.insert(place.unwrap_or(program), Entry::Program(bytes.into()));
+        Ok(())
+    }
+
+    fn insert(&mut self, path: &Path, entry: Entry) {
+        for folder in path.ancestors().skip(1).filter(|it| it.parent().is_some()) {
+            self.entries.entry(folder.to_owned()).or_insert(Entry::Directory);
+        }
+        self.entries.insert(path.to_owned(), entry);
+    }
+
+    /// Writes the archive.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub(crate) fn write(&self, file: &Path) -> Result<()> {
+        let archive = || -> io::Result<()> {
+            let mut out = BufWriter::new(File::create(file)?);
+            // In the order of paths a folder comes before what is in it.
+            for (number, (path, entry)) in (1_u32..).zip(&self.entries) {
+                let name = path.strip_prefix("/").unwrap_or(path).to_string_lossy();
+                let (mode, data, device) = match entry {
+                    Entry::Directory => (DIRECTORY, &[][..], (0, 0)),
+                    Entry::Program(bytes) => (PROGRAM, &bytes[..], (0, 0)),
+                    Entry::Link(target) => (LINK, target.as_os_str().as_encoded_bytes(), (0, 0)),
+                    Entry::Console => (CONSOLE, &[][..], (5, 1)),
+                };
+                record(&mut out, number, &name, mode, device, data)?;
+            }
+            record(&mut out, 0, "TRAILER!!!", 0, (0, 0), &[])?;
+            out.flush()
+        };
+        archive().with_context(|| format!("cannot write {}", file.display()))
+    }
+}
+
+/// One entry of an archive, see the kernel's Documentation/driver-api/early-userspace/buffer-format.rst.
+fn record(
+    out: &mut impl io::Write,
+    number: u32,
+    name: &str,
+    mode: u32,
+    device: (u32, u32),
+    data: &[u8],
+) -> io::Result<()> {
+    let length = u32::try_from(data.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    let name_length = u32::try_from(name.len() + 1).map_err(|_| io::ErrorKind::InvalidFilename)?;
+    let fields = [number, mode, 0, 0, 1, 0, length, 0, 0, device.0, device.1, name_length, 0];
+    out.write_all(b"070701")?;
+    for field in fields {
+        write!(out, "{field:08x}")?;
+    }
+    out.write_all(name.as_bytes())?;
+    out.write_all(&[0])?;
+    pad(out, 110 + name.len() + 1)?;
+    out.write_all(data)?;
+    pad(out, data.len())
+}
+
+/// Everything begins at a multiple of four.
+fn pad(out: &mut impl io::Write, length: usize) -> io::Result<()> {
+    out.write_all(&[0; 3][..length.next_multiple_of(4) - length])
+}
+
+/// The libraries that the dynamic linker loads for a program, itself included; none for a static one.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("cannot start `ldd`")?;
+    // It fails, too, for a static program.
+    Ok(parse_ldd(&String::from_utf8_lossy(&output.stdout)))
+}
+
+fn parse_ldd(text: &str) -> Vec<PathBuf> {
+    let path = |line: &str| {
+        let line = line.trim().split(" (").next()?;
+        let path = line.rsplit(" => ").next()?;
+        path.starts_with('/').then(|| PathBuf::from(path))
+    };
+    text.lines().filter_map(path).collect()
+}
+
+fn stripped(program: &Path) -> Result<Vec<u8>> {
+    let draft = std::env::temp_dir().join(format!("kpe-strip-{}", std::process::id()));
+    let result = output(Command::new("strip").arg("-o").arg(&draft).arg(program)).and_then(|_| read(&draft));
+    let _ = fs::remove_file(&draft);
+    // Without `strip`, or for what it does not know, the file as it is does as well, only larger.
+    result.or_else(|_| read(program))
+}
+
+fn read(file: &Path) -> Result<Vec<u8>> {
+    fs::read(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_is_what_cpio_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut initramfs = Initramfs::default();
+        initramfs.file("/a/b/three", "abc");
+        initramfs.file("/a/b/four", "abcd");
+        initramfs.link("/bin/sh", "busybox");
+        let archive = folder.path().join("archive");
+        initramfs.write(&archive).unwrap();
+        let bytes = fs::read(&archive).unwrap();
+
+        let mut names = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            assert_eq!(&bytes[at..at + 6], b"070701");
+            let field = |n: usize| {
+                let begin = at + 6 + n * 8;
+                usize::from_str_radix(std::str::from_utf8(&bytes[begin..begin + 8]).unwrap(), 16).unwrap()
+            };
+            let (mode, length, name_length) = (field(1), field(6), field(11));
+            let name = String::from_utf8(bytes[at + 110..at + 110 + name_length - 1].to_vec()).unwrap();
+            let data = (at + 110 + name_length).next_multiple_of(4);
+            let text = String::from_utf8(bytes[data..data + length].to_vec()).unwrap();
+            names.push(format!("{mode:o} {name} {text}"));
+            at = (data + length).next_multiple_of(4);
+        }
+        assert_eq!(
+            names,
+            [
+                "40755 a ",
+                "40755 a/b ",
+                "100755 a/b/four abcd",
+                "100755 a/b/three abc",
+                "40755 bin ",
+                "120777 bin/sh busybox",
+                "0 TRAILER!!! ",
+            ]
+        );
+    }
+
+    #[test]
+    fn libraries_are_taken_from_what_ldd_says() {
+        let text = "\tlinux-vdso.so.1 (0x00007f01)\n\
+                    \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f02)\n\
+                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f03)\n";
+        assert_eq!(
+            parse_ldd(text),
+            [Path::new("/lib/x86_64-linux-gnu/libc.so.6"), Path::new("/lib64/ld-linux-x86-64.so.2")]
+        );
+        assert!(parse_ldd("\tnot a dynamic executable\n").is_empty());
+    }
+}

@@ -1,0 +1,158 @@
+//! Builds the kernel object and the binary that embeds it.
+//! Invariant: a result is replaced only if its bytes differ, so that nothing is rebuilt without need.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    command::{cargo, cross_cargo, run, status, workspace},
+    toolchain::Toolchain,
+};
+
+/// A build of the kernel object, and of the binary that embeds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Build {
+    /// The build for users.
+    Product,
+    /// A build that can be stopped at named steps and delays each decision of its programs.
+    Failpoints,
+    /// The same with a different layout of the maps.
+    NextLayout,
+}
+
+impl Build {
+    const ALL: [Self; 3] = [Self::Product, Self::Failpoints, Self::NextLayout];
+
+    fn features(self) -> Option<&'static str> {
+        match self {
+            Self::Product => None,
+            Self::Failpoints => Some("fault-points"),
+            Self::NextLayout => Some("fault-points,next-layout"),
+        }
+    }
+
+    /// The file name under which the binary's build script looks for the kernel object.
+    fn object(self) -> String {
+        let features = self.features().map_or(String::new(), |it| format!("-{}", it.replace(',', "-")));
+        format!("kube-proxy-ebpf{features}.o")
+    }
+
+    fn test_binary(self) -> PathBuf {
+        let folder = match self {
+            Self::Product => "product",
+            Self::Failpoints => "fault-points",
+            Self::NextLayout => "next-layout",
+        };
+        workspace().join("target/test-binaries").join(folder).join("kube-proxy-ebpf")
+    }
+
+    /// The binary that [`build_for_tests`] has built.
+    ///
+    /// # Panics
+    ///
+    /// If it has not.
+    #[must_use]
+    pub fn binary(self) -> PathBuf {
+        let binary = self.test_binary();
+        assert!(binary.exists(), "{} is missing: run the tests by `cargo xtask test`", binary.display());
+        binary
+    }
+}
+
+/// Builds the kernel object of the product.
+///
+/// # Errors
+///
+/// If the toolchain is incomplete or the build fails.
+pub fn build_ebpf() -> Result<()> {
+    build_object(&Toolchain::find_or_install()?, Build::Product)
+}
+
+fn build_object(toolchain: &Toolchain, build: Build) -> Result<()> {
+    let arch = match env::consts::ARCH {
+        arch @ ("x86_64" | "aarch64") => arch,
+        other => bail!("kube-proxy-ebpf does not support {other}, only x86_64 and aarch64"),
+    };
+    let features = build.features().map_or(String::new(), |it| format!(" ({it})"));
+    status("Compiling", &format!("the kernel object{features}"));
+
+    let target_dir = workspace().join("target/kernel");
+    let flags = [&format!("--cfg=bpf_target_arch=\"{arch}\""), "-Cdebuginfo=2", "-Clink-arg=--btf"];
+    let mut command = cross_cargo(&toolchain.cargo);
+    command
+        .env("RUSTC", &toolchain.rustc)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("LD_LIBRARY_PATH", &toolchain.llvm)
+        .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &toolchain.linker)
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
+        .args(["build", "--locked", "--package", "proxy-ebpf", "--profile", "kernel"])
+        .args(["--target", "bpfel-unknown-none", "-Z", "build-std=core", "--target-dir"])
+        .arg(&target_dir);
+    if let Some(features) = build.features() {
+        command.args(["--features", features]);
+    }
+    run(&mut command)?;
+
+    let built = target_dir.join("bpfel-unknown-none/kernel/kube-proxy-ebpf-kernel");
+    copy_if_changed(&built, &target_dir.join(build.object()))
+}
+
+/// Builds the product, kernel object included, and returns its path.
+///
+/// # Errors
+///
+/// If the toolchain is incomplete or the build fails.
+pub fn build(release: bool) -> Result<PathBuf> {
+    build_ebpf()?;
+    build_binary(Build::Product, release)
+}
+
+/// Builds the binary around a kernel object that has been built.
+fn build_binary(build: Build, release: bool) -> Result<PathBuf> {
+    let target = workspace().join("target");
+    let mut command = cargo();
+    command.args(["build", "--package", "kube-proxy-ebpf", "--target-dir"]).arg(&target);
+    if release {
+        command.arg("--release");
+    }
+    if let Some(features) = build.features() {
+        command.args(["--features", features]);
+    }
+    run(&mut command)?;
+    Ok(target.join(if release { "release" } else { "debug" }).join("kube-proxy-ebpf"))
+}
+
+/// Builds every [`Build`], kernel objects included, and copies the binaries to where no other build replaces them.
+///
+/// # Errors
+///
+/// If the toolchain is incomplete or a build fails.
+pub fn build_for_tests() -> Result<()> {
+    let toolchain = Toolchain::find_or_install()?;
+    Build::ALL.into_iter().try_for_each(|build| build_object(&toolchain, build))?;
+    // The product comes last: it stays in target/debug.
+    for build in Build::ALL.into_iter().rev() {
+        copy_if_changed(&build_binary(build, false)?, &build.test_binary())?;
+    }
+    Ok(())
+}
+
+/// Copies a file unless the copy has the same bytes: its modification time decides what cargo rebuilds.
+fn copy_if_changed(from: &Path, to: &Path) -> Result<()> {
+    let new = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    if fs::read(to).is_ok_and(|old| old == new) {
+        return Ok(());
+    }
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    // The file of a running program cannot be written to, but it can be replaced.
+    let draft = to.with_extension("new");
+    fs::copy(from, &draft)
+        .and_then(|_| fs::rename(&draft, to))
+        .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
+}

@@ -1,0 +1,171 @@
+//! Container tools that build the image.
+//! Invariant: a tool counts only if it works; a client without its daemon does not.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+
+use crate::{
+    command::{output, workspace},
+    programs::find,
+};
+
+/// The image's name where it is built: a name that no registry is asked for.
+pub const IMAGE: &str = concat!("localhost/kube-proxy-ebpf:", env!("CARGO_PKG_VERSION"));
+/// The image's Containerfile, from the root of the workspace.
+const CONTAINERFILE: &str = "deploy/Containerfile";
+
+/// A container tool that builds images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum ContainerTool {
+    Docker,
+    Podman,
+    Nerdctl,
+    Buildah,
+}
+
+impl ContainerTool {
+    /// In order of preference; the tools that can run kind's nodes come first.
+    pub const ALL: [Self; 4] = [Self::Docker, Self::Podman, Self::Nerdctl, Self::Buildah];
+
+    /// The name of the program.
+    #[must_use]
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Docker => "docker",
+            Self::Podman => "podman",
+            Self::Nerdctl => "nerdctl",
+            Self::Buildah => "buildah",
+        }
+    }
+
+    /// Whether kind can create nodes with it.
+    #[must_use]
+    pub fn runs_kind(self) -> bool {
+        self != Self::Buildah
+    }
+
+    /// The first tool that is installed and works.
+    ///
+    /// # Errors
+    ///
+    /// If none does: the reason for each.
+    pub fn find() -> Result<Self> {
+        let mut reasons = Vec::new();
+        for tool in Self::ALL {
+            match tool.check() {
+                Ok(()) => return Ok(tool),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        bail!("{}", reasons.join("; "))
+    }
+
+    /// Checks that it works; the error says why not.
+    fn check(self) -> Result<(), String> {
+        let program = self.program();
+        let path = find(program).ok_or_else(|| format!("{program} is not installed"))?;
+        let info = Command::new(path).arg("info").output().map_err(|error| format!("{program}: {error}"))?;
+        if info.status.success() {
+            return Ok(());
+        }
+        let stderr = String::from_utf8_lossy(&info.stderr);
+        Err(format!("{program}: {}", stderr.trim().lines().last().unwrap_or("`info` failed")))
+    }
+
+    /// The command line that builds the image, to be run in the root of the workspace.
+    #[must_use]
+    pub fn build(self, revision: &str) -> Vec<String> {
+        let version = concat!("VERSION=", env!("CARGO_PKG_VERSION"));
+        let revision = format!("REVISION={revision}");
+        [self.program(), "build", "--file", CONTAINERFILE, "--tag", IMAGE]
+            .into_iter()
+            .chain(["--build-arg", version, "--build-arg", &revision, "."])
+            .map(ToOwned::to_owned)
+            .collect()
+    }
+}
+
+/// The current commit, marked `-dirty` if files differ from it; `unknown` outside of a git repository.
+#[must_use]
+pub fn revision() -> String {
+    let git = |arguments: &[&str]| output(Command::new("git").args(arguments).current_dir(workspace()));
+    let revision = || {
+        let commit = git(&["rev-parse", "HEAD"])?;
+        let is_dirty = !git(&["status", "--porcelain"])?.is_empty();
+        anyhow::Ok(if is_dirty { format!("{commit}-dirty") } else { commit })
+    };
+    revision().unwrap_or_else(|_| "unknown".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn read(path: &str) -> String {
+        fs::read_to_string(workspace().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+
+    /// The instructions of the Containerfile, continued lines joined.
+    fn instructions() -> Vec<String> {
+        let text = read(CONTAINERFILE).replace("\\\n", " ");
+        text.lines().filter(|it| !it.is_empty() && !it.starts_with('#')).map(ToOwned::to_owned).collect()
+    }
+
+    /// The value of a key in the workspace's manifest, without quotes.
+    fn manifest_value(key: &str) -> String {
+        let manifest = read("Cargo.toml");
+        let value = manifest.lines().find_map(|it| it.strip_prefix(&format!("{key} = \"")));
+        value.expect("the manifest has this key").trim_end_matches('"').to_owned()
+    }
+
+    #[test]
+    fn the_image_is_built_by_the_compiler_version_of_the_workspace() {
+        let from =
+            format!("FROM docker.io/library/rust:{}-bookworm AS build", manifest_value("rust-version"));
+        assert_eq!(instructions()[0], from);
+    }
+
+    #[test]
+    fn the_image_has_the_licence_and_repository_of_the_workspace() {
+        let image = instructions();
+        for (key, label) in [("license", "licenses"), ("repository", "source")] {
+            let label = format!("org.opencontainers.image.{label}=\"{}\"", manifest_value(key));
+            assert!(image.join("\n").contains(&label), "{label}");
+        }
+        let version = concat!("ARG VERSION=", env!("CARGO_PKG_VERSION"));
+        assert!(image.iter().any(|it| it == version), "{version} is not the default");
+    }
+
+    #[test]
+    fn every_file_of_the_image_is_in_the_context() {
+        let ignored = read(".containerignore");
+        // Docker reads .dockerignore; podman and buildah read either.
+        assert_eq!(ignored, read(".dockerignore"));
+        let ignored: Vec<_> = ignored.lines().filter(|it| !it.starts_with('#')).collect();
+        let manifest = read("Cargo.toml");
+        let members =
+            manifest.split("members = [").nth(1).and_then(|it| it.split(']').next()).expect("members");
+        for member in members.split('"').skip(1).step_by(2).chain(["LICENSE", "Cargo.lock", ".cargo"]) {
+            let top = member.split('/').next().unwrap_or_default();
+            assert!(!ignored.contains(&top), "{top} is ignored");
+        }
+    }
+
+    #[test]
+    fn every_tool_builds_the_same_image() {
+        for tool in ContainerTool::ALL {
+            let line = tool.build("abc").join(" ");
+            let rest = line.strip_prefix(tool.program()).expect("the program comes first");
+            assert_eq!(
+                rest,
+                " build --file deploy/Containerfile --tag localhost/kube-proxy-ebpf:0.1.0 \
+                 --build-arg VERSION=0.1.0 --build-arg REVISION=abc ."
+            );
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Running programs, fetching what is missing, and building the product: what `cargo xtask` and the tools beside the
+//! tests share.
+//! Invariant: it depends on no other crate of the workspace, so that `cargo xtask setup` compiles no tests.
+
+#![forbid(unsafe_code)]
+
+pub mod build;
+pub mod command;
+pub mod container;
+pub mod programs;
+pub mod progress;
+pub mod toolchain;
+
+/// The environment variable that names the file to which each skipped test appends a line.
+pub const SKIPPED_TESTS_FILE: &str = "KUBE_PROXY_EBPF_SKIPPED";

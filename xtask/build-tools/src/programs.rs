@@ -1,0 +1,73 @@
+//! Programs of this machine: where they are, and how a missing one is installed.
+
+use std::{
+    env, fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::command::{output, run, status};
+
+/// The programs that end-to-end tests call, and the packages that contain them.
+const TEST_PROGRAMS: [(&str, &str); 4] =
+    [("ip", "iproute2"), ("nft", "nftables"), ("setpriv", "util-linux"), ("unshare", "util-linux")];
+
+/// The path of a program: on the PATH, or in /usr/sbin or /sbin.
+#[must_use]
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    folders.map(|folder| folder.join(program)).find(|file| is_executable(file))
+}
+
+fn is_executable(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
+}
+
+/// Finds a program, or installs the Debian package that contains it.
+///
+/// # Errors
+///
+/// If it is missing and cannot be installed.
+pub fn find_or_install(program: &str, package: &str) -> Result<PathBuf> {
+    if let Some(path) = find(program) {
+        return Ok(path);
+    }
+    apt_install(&[package]).with_context(|| {
+        format!("`{program}` is missing: install it (package `{package}` on Debian and Ubuntu)")
+    })?;
+    find(program).with_context(|| format!("`{program}` is still missing after installing `{package}`"))
+}
+
+/// Finds or installs the programs that end-to-end tests call; warns about the ones that stay missing, without which
+/// tests are skipped.
+#[must_use]
+pub fn test_programs() -> Vec<PathBuf> {
+    let found = TEST_PROGRAMS.iter().map(|(program, package)| find_or_install(program, package));
+    found.filter_map(|it| it.inspect_err(|error| status("Warning", &format!("{error:#}"))).ok()).collect()
+}
+
+/// Installs Debian packages.
+pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
+    let names = packages.join(" ");
+    if find("apt-get").is_none() {
+        bail!("there is no `apt-get` to install {names} with");
+    }
+    if output(Command::new("id").arg("-u"))? != "0" {
+        bail!("only root can run `apt-get install {names}`");
+    }
+    status("Installing", &format!("{names} (apt-get)"));
+    let apt = || {
+        let mut command = Command::new("apt-get");
+        command.args(["-q", "-y"]).env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    };
+    // The old package lists often suffice; if not, the installation fails.
+    if let Err(error) = run(apt().arg("update")) {
+        status("Warning", &format!("{error:#}"));
+    }
+    run(apt().args(["install", "--no-install-recommends"]).args(packages))
+}
