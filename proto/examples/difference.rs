@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, error::Error};
 
-use proto::{
+use proxy_contract::{
     DiffStore,
     client::{Client, ServiceEndpoints, State},
 };

@@ -1,11 +1,11 @@
 //! A backend that is told of every change: `incremental unix:///run/kube-proxy-ebpf/proxy.sock NODE`.
 //!
-//! A brain that is restarted makes no call for what has not changed: that is what `Remembering` is for.
+//! A brain that is restarted makes no call for what has not changed: that is what `ResetFilter` is for.
 
 use std::error::Error;
 
-use proto::{
-    client::{Client, Incremental, Remembering},
+use proxy_contract::{
+    client::{Client, Incremental, ResetFilter},
     localv1::{Endpoint, Service},
 };
 
@@ -34,7 +34,7 @@ impl Incremental for Printer {
     }
 
     fn reset(&mut self) {
-        unreachable!("a backend behind `Remembering` is never reset");
+        unreachable!("a backend behind `ResetFilter` is never reset");
     }
 }
 
@@ -44,6 +44,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let target = arguments.next().ok_or("the first argument is an address, as in unix:///path")?;
     let client = Client::new(target.parse()?, arguments.next().unwrap_or_default());
-    client.run(&mut Remembering::new(Printer)).await;
+    client.run(&mut ResetFilter::new(Printer)).await;
     Ok(())
 }

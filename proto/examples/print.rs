@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use proto::client::Client;
+use proxy_contract::client::Client;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// [`reset`](Self::reset): what is not set again is deleted when the wave is done.
 ///
 /// ```
-/// use proto::DiffStore;
+/// use proxy_contract::DiffStore;
 ///
 /// let mut rules = DiffStore::new();
 /// rules.set("10.96.0.1:443", "10.0.0.1:6443");

@@ -8,7 +8,7 @@ impl Endpoint {
     /// The port that it listens on for the one at position `index` of its Service's ports; none if it does not serve that.
     ///
     /// ```
-    /// # use proto::localv1::{Endpoint, PortMapping, PortName, Service};
+    /// # use proxy_contract::localv1::{Endpoint, PortMapping, PortName, Service};
     /// let port = PortMapping { name: "http".into(), port: 80, ..PortMapping::default() };
     /// let service = Service { ports: vec![port], ..Service::default() };
     /// let said = PortName { name: "http".into(), port: 8080, index: Some(0), ..PortName::default() };

@@ -21,7 +21,7 @@
 //! looks like a brain that has nothing to say.
 //!
 //! How two versions get along, and how both get along with KPNG's: see the head of `localv1.proto`.
-//! A client names the additions that it wants ([`localv1::Addition`]), and passes over those that it does not know.
+//! A client names the additions that it wants ([`localv1::Extension`]), and passes over those that it does not know.
 //! The reset of a server names those of them that it says; a server that names none says none.
 //!
 //! The one rule: what is on the wire stays on the wire.

@@ -27,7 +27,7 @@ use crate::client::PATIENCE;
 
 /// Where the three are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Files {
+pub struct TlsFiles {
     /// The certificate to show, followed by those that lead from it to an authority.
     pub certificate: PathBuf,
     /// Its private key.
@@ -36,9 +36,9 @@ pub struct Files {
     pub authorities: PathBuf,
 }
 
-/// One of [`Files`].
+/// One of [`TlsFiles`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum TlsFile {
     /// The certificate.
     Certificate,
     /// Its key.
@@ -52,7 +52,7 @@ pub enum Part {
 #[error("{}: {reason}", .path.display())]
 pub struct TlsError {
     /// Which of them.
-    pub part: Part,
+    pub part: TlsFile,
     /// Its file.
     pub path: PathBuf,
     /// What is wrong with it.
@@ -80,50 +80,50 @@ pub struct Credentials {
 /// The content of the files, in the order of their fields.
 type Contents = [Vec<u8>; 3];
 
-impl Files {
-    fn path(&self, part: Part) -> &Path {
+impl TlsFiles {
+    fn path(&self, part: TlsFile) -> &Path {
         match part {
-            Part::Certificate => &self.certificate,
-            Part::Key => &self.key,
-            Part::Authorities => &self.authorities,
+            TlsFile::Certificate => &self.certificate,
+            TlsFile::Key => &self.key,
+            TlsFile::Authorities => &self.authorities,
         }
     }
 
-    fn error(&self, part: Part, reason: impl fmt::Display) -> TlsError {
+    fn error(&self, part: TlsFile, reason: impl fmt::Display) -> TlsError {
         TlsError { part, path: self.path(part).to_owned(), reason: reason.to_string() }
     }
 
     fn read(&self) -> Result<Contents, TlsError> {
         let read = |part| fs::read(self.path(part)).map_err(|it| self.error(part, it));
-        Ok([read(Part::Certificate)?, read(Part::Key)?, read(Part::Authorities)?])
+        Ok([read(TlsFile::Certificate)?, read(TlsFile::Key)?, read(TlsFile::Authorities)?])
     }
 
     fn parse(&self, [chain_pem, key_pem, authorities]: &Contents) -> Result<Credentials, TlsError> {
-        let chain = self.certificates(Part::Certificate, chain_pem)?;
+        let chain = self.certificates(TlsFile::Certificate, chain_pem)?;
         let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|it| {
             let reason = match it {
                 pem::Error::NoItemsFound => "there is no private key in it (PEM)".to_owned(),
                 other => format!("it cannot be read as PEM: {other}"),
             };
-            self.error(Part::Key, reason)
+            self.error(TlsFile::Key, reason)
         })?;
         CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider()).map_err(|it| match it {
             rustls::Error::InconsistentKeys(_) => {
                 let certificate = self.certificate.display();
-                self.error(Part::Key, format!("it is not the key of the certificate in {certificate}"))
+                self.error(TlsFile::Key, format!("it is not the key of the certificate in {certificate}"))
             }
-            rustls::Error::InvalidCertificate(_) => self.error(Part::Certificate, it),
-            _ => self.error(Part::Key, it),
+            rustls::Error::InvalidCertificate(_) => self.error(TlsFile::Certificate, it),
+            _ => self.error(TlsFile::Key, it),
         })?;
         let mut roots = RootCertStore::empty();
-        for it in self.certificates(Part::Authorities, authorities)? {
-            roots.add(it).map_err(|it| self.error(Part::Authorities, it))?;
+        for it in self.certificates(TlsFile::Authorities, authorities)? {
+            roots.add(it).map_err(|it| self.error(TlsFile::Authorities, it))?;
         }
         let identity = Identity::from_pem(chain_pem, key_pem);
         Ok(Credentials { chain, key, authorities: Arc::new(roots), identity })
     }
 
-    fn certificates(&self, part: Part, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    fn certificates(&self, part: TlsFile, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
             .collect::<Result<_, _>>()
             .map_err(|it| self.error(part, format!("it cannot be read as PEM: {it}")))?;
@@ -141,8 +141,8 @@ pub fn provider() -> Arc<CryptoProvider> {
 }
 
 /// What is made of files, made again when they change.
-pub struct Reloading<T> {
-    files: Files,
+pub struct Reloader<T> {
+    files: TlsFiles,
     make: fn(&Credentials) -> Result<T, String>,
     state: Mutex<State<T>>,
 }
@@ -155,15 +155,15 @@ struct State<T> {
     complaint: Option<TlsError>,
 }
 
-impl<T> fmt::Debug for Reloading<T> {
+impl<T> fmt::Debug for Reloader<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reloading").field("files", &self.files).finish_non_exhaustive()
+        f.debug_struct("Reloader").field("files", &self.files).finish_non_exhaustive()
     }
 }
 
-impl<T> Reloading<T> {
+impl<T> Reloader<T> {
     /// Reads the files for the first time: now they must be good.
-    pub fn new(files: Files, make: fn(&Credentials) -> Result<T, String>) -> Result<Self, TlsError> {
+    pub fn new(files: TlsFiles, make: fn(&Credentials) -> Result<T, String>) -> Result<Self, TlsError> {
         let contents = files.read()?;
         let made = Arc::new(make_of(&files, &contents, make)?);
         Ok(Self { files, make, state: Mutex::new(State { made, contents, complaint: None }) })
@@ -208,11 +208,11 @@ impl<T> Reloading<T> {
 }
 
 fn make_of<T>(
-    files: &Files,
+    files: &TlsFiles,
     contents: &Contents,
     make: fn(&Credentials) -> Result<T, String>,
 ) -> Result<T, TlsError> {
-    make(&files.parse(contents)?).map_err(|it| files.error(Part::Certificate, it))
+    make(&files.parse(contents)?).map_err(|it| files.error(TlsFile::Certificate, it))
 }
 
 /// How a client shows who it is, and knows the brain.
@@ -221,9 +221,9 @@ fn make_of<T>(
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use proto::{client::Client, tls::{ClientTls, Files}};
+/// use proxy_contract::{client::Client, tls::{ClientTls, TlsFiles}};
 ///
-/// let files = Files {
+/// let files = TlsFiles {
 ///     certificate: "/etc/proxy/tls.crt".into(),
 ///     key: "/etc/proxy/tls.key".into(),
 ///     authorities: "/etc/proxy/ca.crt".into(),
@@ -234,19 +234,19 @@ fn make_of<T>(
 /// ```
 #[derive(Clone, Debug)]
 pub struct ClientTls {
-    config: Arc<Reloading<ClientTlsConfig>>,
+    config: Arc<Reloader<ClientTlsConfig>>,
     server_name: Option<String>,
 }
 
 impl ClientTls {
     /// Reads the files; the brain's certificate must name the host that is connected to.
-    pub fn new(files: Files) -> Result<Self, TlsError> {
+    pub fn new(files: TlsFiles) -> Result<Self, TlsError> {
         let make = |it: &Credentials| {
             let anchors = it.authorities.roots.iter().cloned();
             let config = ClientTlsConfig::new().trust_anchors(anchors).identity(it.identity.clone());
             Ok(config.timeout(PATIENCE))
         };
-        Ok(Self { config: Arc::new(Reloading::new(files, make)?), server_name: None })
+        Ok(Self { config: Arc::new(Reloader::new(files, make)?), server_name: None })
     }
 
     /// Another name that the brain's certificate must have instead: a DNS name or an address.

@@ -9,7 +9,7 @@ const ALLOWED: &str = "
     anyhow async-trait atomic-waker base64 bytes either equivalent fnv futures-channel futures-core futures-sink
     futures-task futures-util h2 hashbrown http http-body http-body-util httparse hyper hyper-timeout hyper-util indexmap
     itertools itoa libc mio once_cell percent-encoding pin-project pin-project-internal pin-project-lite proc-macro2 prost
-    prost-derive proto quote slab smallvec socket2 syn sync_wrapper thiserror thiserror-impl tokio tokio-stream tokio-util
+    prost-derive proxy-contract quote slab smallvec socket2 syn sync_wrapper thiserror thiserror-impl tokio tokio-stream tokio-util
     tonic tonic-prost tower tower-layer tower-service tracing tracing-attributes tracing-core try-lock unicode-ident want
 ";
 /// What mutual TLS needs besides.
@@ -35,7 +35,7 @@ fn check(features: &[&str], allowed: &str) {
             "--offline",
             "--locked",
             "--package",
-            "proto",
+            "proxy-contract",
             "--edges",
             "normal",
             "--prefix",

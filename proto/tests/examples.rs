@@ -10,7 +10,7 @@ use std::{
 };
 
 use prost::Message;
-use proto::localv1::{
+use proxy_contract::localv1::{
     EmptyOp, Endpoint, EndpointScopes, IpSet, OpItem, PortMapping, PortName, Protocol, Ref, Service,
     ServiceIPs, Set, Value, WatchReq,
     op_item::Op,

@@ -9,11 +9,11 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use proto::tls::{Files, Part, Reloading};
+use proxy_contract::tls::{Reloader, TlsFile, TlsFiles};
 use rcgen::{CertificateParams, CertifiedKey, KeyPair};
 
 /// What is made here: the certificate itself.
-type Made = Reloading<Vec<u8>>;
+type Made = Reloader<Vec<u8>>;
 
 fn pair() -> CertifiedKey<KeyPair> {
     let key = KeyPair::generate().unwrap();
@@ -27,16 +27,16 @@ fn write(folder: &Path, pair: &CertifiedKey<KeyPair>) {
     fs::write(folder.join("ca.crt"), pair.cert.pem()).unwrap();
 }
 
-fn files(folder: &Path) -> Files {
-    Files {
+fn files(folder: &Path) -> TlsFiles {
+    TlsFiles {
         certificate: folder.join("tls.crt"),
         key: folder.join("tls.key"),
         authorities: folder.join("ca.crt"),
     }
 }
 
-fn made(folder: &Path) -> Result<Made, proto::tls::TlsError> {
-    Reloading::new(files(folder), |it| Ok(it.chain[0].to_vec()))
+fn made(folder: &Path) -> Result<Made, proxy_contract::tls::TlsError> {
+    Reloader::new(files(folder), |it| Ok(it.chain[0].to_vec()))
 }
 
 #[test]
@@ -47,14 +47,14 @@ fn what_is_wrong_at_the_beginning_names_the_file() {
     let half = &pem[..pem.len() / 2];
     let key = other.signing_key.serialize_pem();
     let cases = [
-        ("tls.crt", None, Part::Certificate, "No such file"),
-        ("tls.crt", Some(""), Part::Certificate, "there is no certificate in it"),
-        ("tls.crt", Some(half), Part::Certificate, "cannot be read as PEM"),
-        ("tls.key", None, Part::Key, "No such file"),
-        ("tls.key", Some(&*pem), Part::Key, "there is no private key in it"),
-        ("tls.key", Some(&*key), Part::Key, "it is not the key of the certificate in"),
-        ("ca.crt", None, Part::Authorities, "No such file"),
-        ("ca.crt", Some("text"), Part::Authorities, "there is no certificate in it"),
+        ("tls.crt", None, TlsFile::Certificate, "No such file"),
+        ("tls.crt", Some(""), TlsFile::Certificate, "there is no certificate in it"),
+        ("tls.crt", Some(half), TlsFile::Certificate, "cannot be read as PEM"),
+        ("tls.key", None, TlsFile::Key, "No such file"),
+        ("tls.key", Some(&*pem), TlsFile::Key, "there is no private key in it"),
+        ("tls.key", Some(&*key), TlsFile::Key, "it is not the key of the certificate in"),
+        ("ca.crt", None, TlsFile::Authorities, "No such file"),
+        ("ca.crt", Some("text"), TlsFile::Authorities, "there is no certificate in it"),
     ];
     for (name, text, part, reason) in cases {
         write(folder, &good);

@@ -9,15 +9,15 @@ use super::{
     local::{Event, Local},
     session::Session,
 };
-use crate::localv1::{Addition, Endpoint, Node, Revision};
+use crate::localv1::{Endpoint, Extension, Node, Revision};
 
 /// What differs between two states of a node.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Change {
+pub struct NodeChange {
     /// What tells the later state from others, if the brain says so: KPNG's does not.
     pub revision: Option<Revision>,
     /// What the brain says beyond KPNG's API, of what the client wanted: what is not among them is not said.
-    pub granted: Vec<Addition>,
+    pub extensions: Vec<Extension>,
     /// The nodes that are new or others than before, by name; `None` for those that are gone.
     pub nodes: BTreeMap<Arc<str>, Option<Arc<Node>>>,
     /// The Services that are new or others than before, or have other endpoints, by `namespace/name`; `None` for those
@@ -27,7 +27,7 @@ pub struct Change {
 
 /// Follows the changes of a node's state: what [`Client::changes`] returns.
 #[derive(Debug)]
-pub struct Changes {
+pub struct ChangeWatch {
     session: Session<Local>,
     building: Building,
 }
@@ -35,13 +35,13 @@ pub struct Changes {
 /// A state in the making.
 #[derive(Debug, Default)]
 struct Building {
-    granted: Vec<Addition>,
+    extensions: Vec<Extension>,
     nodes: Tracked<Node>,
     services: Tracked<ServiceEndpoints>,
     /// Endpoints without a Service; there are none at a sync if the brain keeps the rules.
     orphans: BTreeMap<String, BTreeMap<Arc<str>, Arc<Endpoint>>>,
     /// What was granted with the last change; `None` before the first.
-    told: Option<Vec<Addition>>,
+    told: Option<Vec<Extension>>,
 }
 
 /// Values by name, and what became of them since the last change was handed out.
@@ -52,7 +52,7 @@ struct Tracked<T> {
     before: BTreeMap<Arc<str>, Option<Arc<T>>>,
 }
 
-impl Changes {
+impl ChangeWatch {
     pub(super) fn new(client: &Client) -> Self {
         Self { session: Session::new(client, Local::new(client)), building: Building::default() }
     }
@@ -61,7 +61,7 @@ impl Changes {
     /// while nobody waits are one.
     ///
     /// It is never `None`: no error and no outage is the end. Nothing is lost if it is dropped while it waits.
-    pub async fn next(&mut self) -> Option<Change> {
+    pub async fn next(&mut self) -> Option<NodeChange> {
         loop {
             let event = self.session.next().await;
             let Event::Sync(revision) = event else {
@@ -78,8 +78,8 @@ impl Changes {
 impl Building {
     fn take_in(&mut self, event: Event) {
         match event {
-            Event::Reset(granted) => {
-                self.granted = granted;
+            Event::Reset(extensions) => {
+                self.extensions = extensions;
                 self.nodes.clear();
                 self.services.clear();
                 self.orphans.clear();
@@ -116,13 +116,13 @@ impl Building {
     }
 
     /// What differs from the last time, unless it is nothing.
-    fn finish(&mut self, revision: Option<Revision>) -> Option<Change> {
+    fn finish(&mut self, revision: Option<Revision>) -> Option<NodeChange> {
         let (nodes, services) = (self.nodes.finish(), self.services.finish());
-        if nodes.is_empty() && services.is_empty() && self.told.as_ref() == Some(&self.granted) {
+        if nodes.is_empty() && services.is_empty() && self.told.as_ref() == Some(&self.extensions) {
             return None;
         }
-        self.told = Some(self.granted.clone());
-        Some(Change { revision, granted: self.granted.clone(), nodes, services })
+        self.told = Some(self.extensions.clone());
+        Some(NodeChange { revision, extensions: self.extensions.clone(), nodes, services })
     }
 }
 

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     globalv1::{EndpointInfo, GlobalWatchReq, NodeInfo, ServiceInfo, sets_client::SetsClient},
-    localv1::{Addition, OpItem, Set, op_item::Op},
+    localv1::{Extension, OpItem, Set, op_item::Op},
 };
 
 /// All that a brain knows of its cluster.
@@ -22,16 +22,16 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cluster {
     /// What the brain says beyond KPNG's API.
-    pub granted: Vec<Addition>,
+    pub extensions: Vec<Extension>,
     /// The Nodes, by name.
     pub nodes: BTreeMap<Arc<str>, Arc<NodeInfo>>,
     /// The Services, by `namespace/name`.
-    pub services: BTreeMap<Arc<str>, Arc<ServiceFacts>>,
+    pub services: BTreeMap<Arc<str>, Arc<ClusterService>>,
 }
 
 /// A Service and all endpoints that name it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ServiceFacts {
+pub struct ClusterService {
     /// The Service.
     pub service: ServiceInfo,
     /// The endpoints, by `slice|key`.
@@ -51,7 +51,7 @@ pub struct ClusterWatch {
 
 impl ClusterWatch {
     pub(super) fn new(client: &Client) -> Self {
-        let request = GlobalWatchReq { wanted: client.wanted() };
+        let request = GlobalWatchReq { extensions: client.requested() };
         let session = Session::new(client, Global { request });
         Self { session, building: Cluster::default(), touched: false, anew: false, last: None }
     }
@@ -65,8 +65,8 @@ impl ClusterWatch {
     pub async fn next(&mut self) -> Result<Arc<Cluster>, Refused> {
         loop {
             match self.session.try_next().await? {
-                Event::Reset(granted) => {
-                    self.building = Cluster { granted, ..Cluster::default() };
+                Event::Reset(extensions) => {
+                    self.building = Cluster { extensions, ..Cluster::default() };
                     (self.touched, self.anew) = (true, true);
                 }
                 Event::Sync => {
@@ -92,7 +92,7 @@ impl ClusterWatch {
             if anew {
                 let services = share(&mut self.building.services, &last.services);
                 let nodes = share(&mut self.building.nodes, &last.nodes);
-                if services && nodes && self.building.granted == last.granted {
+                if services && nodes && self.building.extensions == last.extensions {
                     return None;
                 }
             }
@@ -146,7 +146,7 @@ struct Global {
 /// What a brain says. Services are called `namespace/name`, endpoints `slice|key`.
 #[derive(Debug)]
 enum Event {
-    Reset(Vec<Addition>),
+    Reset(Vec<Extension>),
     SetNode(String, NodeInfo),
     DeleteNode(String),
     SetService(String, ServiceInfo),
@@ -174,9 +174,9 @@ impl View for Global {
         async move { Ok(sets.watch(requests).await?.into_inner()) }
     }
 
-    fn understand(op: Op) -> Result<Event, String> {
+    fn decode_op(op: Op) -> Result<Event, String> {
         match op {
-            Op::Reset(it) => Ok(Event::Reset(it.granted().collect())),
+            Op::Reset(it) => Ok(Event::Reset(it.extensions().collect())),
             Op::Sync(_) => Ok(Event::Sync),
             Op::Set(it) => {
                 let (set, path, bytes) = value(it)?;

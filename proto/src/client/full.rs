@@ -6,9 +6,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     Client,
-    changes::{Change, Changes},
+    changes::{ChangeWatch, NodeChange},
 };
-use crate::localv1::{Addition, Endpoint, Node, Revision, Service};
+use crate::localv1::{Endpoint, Extension, Node, Revision, Service};
 
 /// All that one node serves.
 ///
@@ -18,7 +18,7 @@ pub struct State {
     /// What tells it from other states, if the brain says so: KPNG's does not.
     pub revision: Option<Revision>,
     /// What the brain says beyond KPNG's API, of what the client wanted: what is not among them is not said.
-    pub granted: Vec<Addition>,
+    pub extensions: Vec<Extension>,
     /// The nodes of the cluster, by name; none if the brain does not say.
     pub nodes: BTreeMap<Arc<str>, Arc<Node>>,
     /// The Services, by `namespace/name`.
@@ -37,13 +37,13 @@ pub struct ServiceEndpoints {
 /// Follows the full state of a node: what [`Client::watch`] returns.
 #[derive(Debug)]
 pub struct Watch {
-    changes: Changes,
+    changes: ChangeWatch,
     last: Arc<State>,
 }
 
 impl Watch {
     pub(super) fn new(client: &Client) -> Self {
-        Self { changes: Changes::new(client), last: Arc::default() }
+        Self { changes: ChangeWatch::new(client), last: Arc::default() }
     }
 
     /// Waits for a state that differs from the one before: the newest one. Several changes while nobody waits are one.
@@ -60,9 +60,9 @@ impl Watch {
 
 impl State {
     /// Becomes the state that `change` leads to.
-    pub fn apply(&mut self, change: Change) {
-        let Change { revision, granted, nodes, services } = change;
-        (self.revision, self.granted) = (revision, granted);
+    pub fn apply(&mut self, change: NodeChange) {
+        let NodeChange { revision, extensions, nodes, services } = change;
+        (self.revision, self.extensions) = (revision, extensions);
         edit(&mut self.nodes, nodes);
         edit(&mut self.services, services);
     }

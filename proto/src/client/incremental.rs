@@ -75,14 +75,14 @@ fn split(service: &str) -> (&str, &str) {
 /// sent again. A change set without any change is not passed on at all, except for the first.
 ///
 /// ```no_run
-/// # use proto::{client::{Client, Incremental, Remembering}, Target};
+/// # use proxy_contract::{client::{Client, Incremental, ResetFilter}, Target};
 /// # async fn example(target: Target, backend: impl Incremental) {
 /// // `backend.reset()` is never called, and a restart of the brain that changes nothing makes no call at all.
-/// Client::new(target, "node-1").run(&mut Remembering::new(backend)).await;
+/// Client::new(target, "node-1").run(&mut ResetFilter::new(backend)).await;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Remembering<B> {
+pub struct ResetFilter<B> {
     backend: B,
     nodes: DiffStore<String, Node>,
     services: DiffStore<(String, String), Service>,
@@ -90,7 +90,7 @@ pub struct Remembering<B> {
     has_synced: bool,
 }
 
-impl<B: Incremental> Remembering<B> {
+impl<B: Incremental> ResetFilter<B> {
     /// Passes on to `backend` what changes.
     pub fn new(backend: B) -> Self {
         let (nodes, services, endpoints) = Default::default();
@@ -103,7 +103,7 @@ impl<B: Incremental> Remembering<B> {
     }
 }
 
-impl<B: Incremental> Incremental for Remembering<B> {
+impl<B: Incremental> Incremental for ResetFilter<B> {
     fn set_service(&mut self, service: &Service) {
         self.services.set((service.namespace.clone(), service.name.clone()), service.clone());
     }

@@ -12,14 +12,14 @@ use super::{
     session::{View, decode, place, value},
 };
 use crate::localv1::{
-    Addition, Endpoint, Node, OpItem, Revision, Service, Set, WatchReq, op_item::Op, sets_client::SetsClient,
+    Endpoint, Extension, Node, OpItem, Revision, Service, Set, WatchReq, op_item::Op, sets_client::SetsClient,
 };
 
 /// What a brain says. Services are called `namespace/name`, endpoints by the last part of their path.
 #[derive(Debug)]
 pub(super) enum Event {
     /// What was said before is void; what is said beyond KPNG's API from now on.
-    Reset(Vec<Addition>),
+    Reset(Vec<Extension>),
     SetService(String, Service),
     DeleteService(String),
     SetEndpoint(String, String, Endpoint),
@@ -37,7 +37,7 @@ pub(super) struct Local {
 
 impl Local {
     pub(super) fn new(client: &Client) -> Self {
-        let request = WatchReq { node_name: client.node.clone(), wanted: client.wanted() };
+        let request = WatchReq { node_name: client.node.clone(), extensions: client.requested() };
         Self { request }
     }
 }
@@ -58,9 +58,9 @@ impl View for Local {
         async move { Ok(sets.watch(requests).await?.into_inner()) }
     }
 
-    fn understand(op: Op) -> Result<Event, String> {
+    fn decode_op(op: Op) -> Result<Event, String> {
         match op {
-            Op::Reset(it) => Ok(Event::Reset(it.granted().collect())),
+            Op::Reset(it) => Ok(Event::Reset(it.extensions().collect())),
             Op::Sync(it) => Ok(Event::Sync(it.revision)),
             Op::Set(it) => {
                 let (set, path, bytes) = value(it)?;

@@ -12,8 +12,8 @@
 //! A backend that prints, whole:
 //!
 //! ```no_run
-//! # async fn example() -> Result<(), proto::TargetError> {
-//! use proto::client::Client;
+//! # async fn example() -> Result<(), proxy_contract::TargetError> {
+//! use proxy_contract::client::Client;
 //!
 //! let mut states = Client::new("unix:///run/kube-proxy-ebpf/proxy.sock".parse()?, "node-1").watch();
 //! while let Some(state) = states.next().await {
@@ -35,12 +35,12 @@
 //! Everything runs where it is awaited, on a tokio runtime with time and IO enabled. Nothing is spawned but the
 //! connection itself, and every `next` can be dropped while it waits without losing anything.
 
+mod backoff;
 mod changes;
 mod cluster;
 mod full;
 mod incremental;
 mod local;
-mod outage;
 mod poll;
 mod session;
 
@@ -48,13 +48,13 @@ use std::{convert::Infallible, error::Error, time::Duration};
 
 use tonic::transport::{Channel, Endpoint};
 
-use crate::{Target, localnetv1::NextFilter, localv1::Addition};
+use crate::{Target, localnetv1::NextFilter, localv1::Extension};
 
 pub use self::{
-    changes::{Change, Changes},
-    cluster::{Cluster, ClusterWatch, ServiceFacts},
+    changes::{ChangeWatch, NodeChange},
+    cluster::{Cluster, ClusterService, ClusterWatch},
     full::{ServiceEndpoints, State, Watch},
-    incremental::{Incremental, Remembering},
+    incremental::{Incremental, ResetFilter},
     poll::Poll,
     session::Refused,
 };
@@ -69,7 +69,7 @@ const LONGEST_MESSAGE: usize = 64 << 20;
 pub struct Client {
     target: Target,
     node: String,
-    wanted: Vec<Addition>,
+    requested: Vec<Extension>,
     #[cfg(feature = "tls")]
     tls: Option<crate::tls::ClientTls>,
 }
@@ -81,25 +81,25 @@ impl Client {
         Self {
             target,
             node: node_name.into(),
-            wanted: vec![Addition::Revisions],
+            requested: vec![Extension::Revisions],
             #[cfg(feature = "tls")]
             tls: None,
         }
     }
 
-    /// Would like to be told these, too, beyond KPNG's API; [`State::granted`] is what the brain then does tell.
+    /// Would like to be told these, too, beyond KPNG's API; [`State::extensions`] is what the brain then does tell.
     #[must_use]
-    pub fn wanting(mut self, additions: impl IntoIterator<Item = Addition>) -> Self {
+    pub fn request_extensions(mut self, additions: impl IntoIterator<Item = Extension>) -> Self {
         for it in additions {
-            if !self.wanted.contains(&it) {
-                self.wanted.push(it);
+            if !self.requested.contains(&it) {
+                self.requested.push(it);
             }
         }
         self
     }
 
-    fn wanted(&self) -> Vec<i32> {
-        self.wanted.iter().map(|it| (*it).into()).collect()
+    fn requested(&self) -> Vec<i32> {
+        self.requested.iter().map(|it| (*it).into()).collect()
     }
 
     /// The same over mutual TLS, if the brain is reached by TCP; a socket in the file system needs none.
@@ -133,14 +133,14 @@ impl Client {
     }
 
     /// Follows the changes of the state, each of which leads from one state to the next, over the same stream.
-    pub fn changes(&self) -> Changes {
-        Changes::new(self)
+    pub fn changes(&self) -> ChangeWatch {
+        ChangeWatch::new(self)
     }
 
     /// Calls `backend` for every change, until it is dropped.
     ///
     /// At each new connection [`Incremental::reset`] is called, and then everything that is there now;
-    /// [`Remembering`] makes a minimal difference of it.
+    /// [`ResetFilter`] makes a minimal difference of it.
     pub async fn run(&self, backend: &mut impl Incremental) -> Infallible {
         incremental::run(self, backend).await
     }

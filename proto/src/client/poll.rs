@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fmt, future::Future, pin::Pin, sync::Arc};
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{Client, LONGEST_MESSAGE, ServiceEndpoints, State, connect, failure, outage::Outage};
+use super::{Client, LONGEST_MESSAGE, ServiceEndpoints, State, backoff::Backoff, connect, failure};
 use crate::{
     localnetv1::{self, NextFilter, NextItem, endpoints_client::EndpointsClient},
     localv1::Revision,
@@ -19,7 +19,7 @@ type Asking = Pin<Box<dyn Future<Output = Result<State, String>> + Send>>;
 pub struct Poll {
     client: Client,
     filter: NextFilter,
-    outage: Outage,
+    backoff: Backoff,
     retry_at: Instant,
     asking: Option<Asking>,
 }
@@ -32,9 +32,9 @@ impl fmt::Debug for Poll {
 
 impl Poll {
     pub(super) fn new(client: &Client, from: NextFilter) -> Self {
-        let filter = NextFilter { node_name: client.node.clone(), wanted: client.wanted(), ..from };
-        let outage = Outage::new(&client.target);
-        Self { client: client.clone(), filter, outage, retry_at: Instant::now(), asking: None }
+        let filter = NextFilter { node_name: client.node.clone(), extensions: client.requested(), ..from };
+        let backoff = Backoff::new(&client.target);
+        Self { client: client.clone(), filter, backoff, retry_at: Instant::now(), asking: None }
     }
 
     /// Waits for a state of another revision than the last one: the newest.
@@ -53,12 +53,12 @@ impl Poll {
             self.asking = None;
             match answer {
                 Ok(state) => {
-                    self.outage.synced();
+                    self.backoff.synced();
                     let Revision { instance_id, rev } = state.revision.unwrap_or_default();
                     (self.filter.instance_id, self.filter.rev) = (instance_id, rev);
                     return Some(Arc::new(state));
                 }
-                Err(reason) => self.retry_at = self.outage.failed(&reason),
+                Err(reason) => self.retry_at = self.backoff.failed(&reason),
             }
         }
     }
@@ -70,7 +70,7 @@ async fn ask(client: Client, filter: NextFilter) -> Result<State, String> {
     let mut items = endpoints.next(filter).await.map_err(|it| failure(&it))?.into_inner();
     let mut message = async || items.message().await.map_err(|it| failure(&it));
     let first = message().await?;
-    let granted = first.iter().flat_map(NextItem::granted).collect();
+    let extensions = first.iter().flat_map(NextItem::extensions).collect();
     let Some(NextItem { next: Some(next), .. }) = first else {
         return Err("the brain has ended the stream without a state".to_owned());
     };
@@ -83,7 +83,7 @@ async fn ask(client: Client, filter: NextFilter) -> Result<State, String> {
         services.insert(name.into(), Arc::new(it));
     }
     let revision = Revision { instance_id: next.instance_id, rev: next.rev };
-    Ok(State { revision: Some(revision), granted, nodes, services })
+    Ok(State { revision: Some(revision), extensions, nodes, services })
 }
 
 fn service_endpoints(message: localnetv1::ServiceEndpoints) -> Option<(String, ServiceEndpoints)> {

@@ -13,7 +13,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming, transport::Channel};
 
-use super::{Client, PATIENCE, connect, failure, outage::Outage};
+use super::{Client, PATIENCE, backoff::Backoff, connect, failure};
 use crate::localv1::{OpItem, Ref, Set, Value, op_item::Op};
 
 /// What is followed: one of the services whose streams carry change sets.
@@ -30,7 +30,7 @@ pub(super) trait View: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Streaming<OpItem>, Status>> + Send;
 
     /// What an item means; what cannot be read is refused alone.
-    fn understand(op: Op) -> Result<Self::Event, String>;
+    fn decode_op(op: Op) -> Result<Self::Event, String>;
 }
 
 /// The peer does not offer a view, or not to us; what it said.
@@ -41,7 +41,7 @@ pub struct Refused(pub String);
 pub(super) struct Session<V: View> {
     client: Client,
     view: V,
-    outage: Outage,
+    backoff: Backoff,
     stage: Stage<V>,
 }
 
@@ -86,8 +86,8 @@ impl<V: View> fmt::Debug for Session<V> {
 
 impl<V: View> Session<V> {
     pub(super) fn new(client: &Client, view: V) -> Self {
-        let outage = Outage::new(&client.target);
-        Self { client: client.clone(), view, outage, stage: Stage::Waiting(Instant::now()) }
+        let backoff = Backoff::new(&client.target);
+        Self { client: client.clone(), view, backoff, stage: Stage::Waiting(Instant::now()) }
     }
 
     /// The next event, however long it takes. Nothing is lost if it is dropped while it waits.
@@ -95,7 +95,7 @@ impl<V: View> Session<V> {
         loop {
             match self.try_next().await {
                 Ok(event) => return event,
-                Err(Refused(reason)) => self.stage = Stage::Waiting(self.outage.failed(&reason)),
+                Err(Refused(reason)) => self.stage = Stage::Waiting(self.backoff.failed(&reason)),
             }
         }
     }
@@ -120,10 +120,10 @@ impl<V: View> Session<V> {
                 Stage::Open(conversation) => match conversation.next(&self.view).await {
                     Ok(op) => {
                         let is_sync = matches!(op, Op::Sync(_));
-                        match V::understand(op) {
+                        match V::decode_op(op) {
                             Ok(event) => {
                                 if is_sync {
-                                    self.outage.synced();
+                                    self.backoff.synced();
                                 }
                                 return Ok(event);
                             }
@@ -135,10 +135,10 @@ impl<V: View> Session<V> {
                 },
             };
             if failed.is_refusal {
-                self.stage = Stage::Waiting(self.outage.refused());
+                self.stage = Stage::Waiting(self.backoff.refused());
                 return Err(Refused(failed.reason));
             }
-            self.stage = Stage::Waiting(self.outage.failed(&failed.reason));
+            self.stage = Stage::Waiting(self.backoff.failed(&failed.reason));
         }
     }
 }

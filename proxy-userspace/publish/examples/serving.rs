@@ -20,13 +20,13 @@ use nix::{
     sys::resource::{Resource, getrlimit, setrlimit},
     time::{ClockId, clock_gettime},
 };
-use proto::{
+use proxy_contract::{
     Target,
     localv1::{WatchReq, op_item::Op, sets_client::SetsClient},
 };
 use publish::{
-    AnyNode, Publisher,
-    grpc::{self, Listener, Served},
+    NodeRegistry, Publisher,
+    grpc::{self, Listener, ServedData},
 };
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, Lines},
@@ -68,9 +68,9 @@ async fn measure(cluster: Cluster, watched: u32, changes: u32, streams: u32) -> 
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("proxy.sock");
     let listener = Listener::bind(&Target::Unix(socket.clone())).await?;
-    let nodes = AnyNode::new(Publisher::new(node_name(cluster.nodes)));
-    let facts = publish::cluster::Cluster::new(None);
-    let served = Served { nodes: Arc::new(nodes.asking()), cluster: facts.subscribe() };
+    let nodes = NodeRegistry::new(Publisher::new(node_name(cluster.nodes)));
+    let facts = publish::cluster::ClusterPublisher::new(None);
+    let served = ServedData { nodes: Arc::new(nodes.requests()), cluster: facts.subscribe() };
     let serving = grpc::serve(listener, served, async {}, std::future::pending());
     let serving = tokio::spawn(serving);
 
@@ -122,7 +122,7 @@ async fn measure(cluster: Cluster, watched: u32, changes: u32, streams: u32) -> 
 struct Bench {
     cluster: Cluster,
     brain: Brain,
-    nodes: AnyNode,
+    nodes: NodeRegistry,
     next_change: u32,
 }
 
@@ -177,7 +177,7 @@ impl Watchers {
         loop {
             let line = tokio::select! {
                 line = self.said.next_line() => line?,
-                asked = bench.nodes.asked() => {
+                asked = bench.nodes.requested() => {
                     asked.iter().for_each(|it| bench.brain.start_serving(it));
                     bench.publish();
                     continue;

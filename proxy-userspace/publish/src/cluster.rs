@@ -12,23 +12,23 @@ use tokio::sync::{Notify, watch};
 
 /// Hands over the facts.
 #[derive(Debug)]
-pub struct Cluster {
+pub struct ClusterPublisher {
     proxy_name: Option<Arc<str>>,
-    sender: watch::Sender<Known>,
+    sender: watch::Sender<ClusterSnapshot>,
     followers: Arc<Followers>,
 }
 
-/// Leads to the facts of a [`Cluster`].
+/// Leads to the facts of a [`ClusterPublisher`].
 #[derive(Clone, Debug)]
 pub struct ClusterSubscription {
     proxy_name: Option<Arc<str>>,
-    receiver: watch::Receiver<Known>,
+    receiver: watch::Receiver<ClusterSnapshot>,
     followers: Arc<Followers>,
 }
 
-/// Follows the facts of a [`Cluster`]: as long as there is one, they are wanted.
+/// Follows the facts of a [`ClusterPublisher`]: as long as there is one, they are wanted.
 #[derive(Debug)]
-pub struct ClusterFollower {
+pub struct ClusterWatcher {
     subscription: ClusterSubscription,
 }
 
@@ -41,17 +41,17 @@ struct Followers {
 
 /// What is known of the cluster.
 #[derive(Clone, Debug, Default)]
-pub enum Known {
+pub enum ClusterSnapshot {
     /// Nothing yet.
     #[default]
-    Nothing,
+    Pending,
     /// All.
-    Facts(Arc<ClusterState>),
+    State(Arc<ClusterState>),
     /// The state of one node, and no facts: another brain has them.
-    NoFacts,
+    Unavailable,
 }
 
-impl Cluster {
+impl ClusterPublisher {
     /// Nothing is known yet; `proxy_name` is the value of the label `service.kubernetes.io/service-proxy-name` of the
     /// Services that are served here.
     pub fn new(proxy_name: Option<&str>) -> Self {
@@ -63,7 +63,7 @@ impl Cluster {
     }
 
     /// Hands over what is known now.
-    pub fn publish(&self, known: Known) {
+    pub fn publish(&self, known: ClusterSnapshot) {
         self.sender.send_replace(known);
     }
 
@@ -77,32 +77,32 @@ impl Cluster {
     }
 
     /// Whether somebody follows. Facts that nobody follows need not be handed over.
-    pub fn is_followed(&self) -> bool {
+    pub fn has_watchers(&self) -> bool {
         self.followers.count.load(Ordering::Relaxed) > 0
     }
 
     /// Waits until somebody begins to follow. Nothing is lost if it is dropped while it waits.
-    pub async fn followed(&self) {
+    pub async fn watcher_joined(&self) {
         self.followers.came.notified().await;
     }
 }
 
 impl ClusterSubscription {
     /// Begins to follow.
-    pub fn follow(&self) -> ClusterFollower {
+    pub fn watch(&self) -> ClusterWatcher {
         self.followers.count.fetch_add(1, Ordering::Relaxed);
         self.followers.came.notify_one();
-        ClusterFollower { subscription: self.clone() }
+        ClusterWatcher { subscription: self.clone() }
     }
 }
 
-impl Drop for ClusterFollower {
+impl Drop for ClusterWatcher {
     fn drop(&mut self) {
         self.subscription.followers.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl ClusterFollower {
+impl ClusterWatcher {
     /// The label's value of Services that are served here.
     pub fn proxy_name(&self) -> Option<&Arc<str>> {
         self.subscription.proxy_name.as_ref()
@@ -111,11 +111,11 @@ impl ClusterFollower {
     /// Waits until something else is known than `seen`, and returns it; `None` if there will be nothing any more.
     ///
     /// Nothing is lost if it is dropped while it waits.
-    pub async fn next(&mut self, seen: Option<&Arc<ClusterState>>) -> Option<Known> {
-        let is_new = |it: &Known| match it {
-            Known::Nothing => false,
-            Known::Facts(facts) => seen.is_none_or(|seen| !Arc::ptr_eq(seen, facts)),
-            Known::NoFacts => true,
+    pub async fn next(&mut self, seen: Option<&Arc<ClusterState>>) -> Option<ClusterSnapshot> {
+        let is_new = |it: &ClusterSnapshot| match it {
+            ClusterSnapshot::Pending => false,
+            ClusterSnapshot::State(facts) => seen.is_none_or(|seen| !Arc::ptr_eq(seen, facts)),
+            ClusterSnapshot::Unavailable => true,
         };
         Some(self.subscription.receiver.wait_for(is_new).await.ok()?.clone())
     }

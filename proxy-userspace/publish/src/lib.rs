@@ -5,9 +5,9 @@
 
 #![forbid(unsafe_code)]
 
-pub mod any_node;
 pub mod cluster;
 pub mod grpc;
+pub mod node_registry;
 pub mod print;
 pub mod upstream;
 
@@ -22,8 +22,8 @@ use std::{
 use model::state::NodeState;
 use tokio::sync::watch;
 
-pub use any_node::AnyNode;
-pub use grpc::Refusal;
+pub use grpc::SubscribeError;
+pub use node_registry::NodeRegistry;
 pub use wire;
 
 /// A state together with what tells it from others.
@@ -58,7 +58,7 @@ impl Publisher {
     }
 
     /// A publisher of the states of another node, under the same instance.
-    pub fn sibling(&self, node: impl Into<Arc<str>>) -> Self {
+    pub fn for_node(&self, node: impl Into<Arc<str>>) -> Self {
         let revisions = Arc::clone(&self.revisions);
         Self { instance_id: self.instance_id, revisions, node: node.into(), sender: watch::Sender::new(None) }
     }
@@ -107,7 +107,7 @@ impl Publisher {
     }
 
     /// How many follow what is published.
-    pub fn followers(&self) -> usize {
+    pub fn subscribers(&self) -> usize {
         self.sender.receiver_count()
     }
 

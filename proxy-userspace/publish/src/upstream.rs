@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use model::state::NodeState;
-use proto::{client::Client, localnetv1::NextFilter, localv1::Revision};
+use proxy_contract::{client::Client, localnetv1::NextFilter, localv1::Revision};
 use wire::{Extensions, NodeStateDecoder};
 
 use crate::{Publisher, Subscription};
@@ -22,13 +22,13 @@ pub struct Upstream {
 impl Upstream {
     /// Follows the state of `node`, as the brain of `client` says it. Nothing is asked for yet.
     pub fn new(client: Client, node: impl Into<Arc<str>>) -> Self {
-        let client = client.wanting(Extensions::LOCAL.iter());
+        let client = client.request_extensions(Extensions::LOCAL.iter());
         Self { client, publisher: Publisher::new(node), from: None }
     }
 
     /// The same by the long poll, beginning with what is not revision `rev` of the process `instance_id`.
     #[must_use]
-    pub fn resuming(self, instance_id: u64, rev: u64) -> Self {
+    pub fn resume_from(self, instance_id: u64, rev: u64) -> Self {
         Self { from: Some(NextFilter { instance_id, rev, ..NextFilter::default() }), ..self }
     }
 
@@ -38,7 +38,7 @@ impl Upstream {
     }
 
     /// Asks, and publishes what comes; it never ends.
-    pub async fn follow(&self) {
+    pub async fn run(&self) {
         let mut decoder = NodeStateDecoder::default();
         if let Some(from) = &self.from {
             let mut states = self.client.poll(from.clone());

@@ -50,7 +50,7 @@ async fn agent(flags: Flags) -> Result<()> {
         }
         () = admin.follow(upstream.subscribe()) => bail!("nothing comes from the brain any more"),
         () = tell_of_brain(&admin, upstream.subscribe()) => bail!("nothing comes from the brain any more"),
-        () = upstream.follow() => bail!("the brain is not followed any more; the log says why"),
+        () = upstream.run() => bail!("the brain is not followed any more; the log says why"),
         () = signals.terminated() => {}
     }
     tracing::info!("stopping; the kernel goes on serving the last state (`cleanup` would end that)");

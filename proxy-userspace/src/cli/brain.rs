@@ -5,7 +5,7 @@ use std::sync::Arc;
 use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use clap::Args;
-use publish::grpc::{Counted, Served};
+use publish::grpc::{CountedNodes, ServedData};
 
 use super::{block_on, config, flags, pipeline::Pipeline, serving::Serving, signals::Signals};
 
@@ -22,7 +22,7 @@ pub(super) struct Flags {
     #[command(flatten)]
     serve: flags::Serve,
     #[command(flatten)]
-    any_node: flags::AnyNode,
+    any_node: flags::ServeAnyNode,
     #[command(flatten)]
     reports: flags::BrainReports,
 }
@@ -40,9 +40,9 @@ async fn brain(flags: &Flags) -> Result<()> {
     }
     let served = pipeline.served(flags.any_node.serve_any_node);
     let admin = Admin::new(pipeline.node(), Role::Decides);
-    let counted = Counted::new(served.nodes);
+    let counted = CountedNodes::new(served.nodes);
     admin.watchers(counted.watchers());
-    let served = Served { nodes: Arc::new(counted), ..served };
+    let served = ServedData { nodes: Arc::new(counted), ..served };
     let mut serving = Serving::start(&serve.listen, &serve.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
     let result = tokio::select! {

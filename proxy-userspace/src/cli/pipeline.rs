@@ -5,11 +5,12 @@ use std::{collections::BTreeSet, sync::Arc};
 use admin::{Admin, Stage};
 use anyhow::Result;
 use brain::{Brain, Options};
-use proto::client::Client;
+use proxy_contract::client::Client;
 use publish::{
-    AnyNode, Publisher, Subscription, any_node,
-    cluster::{Cluster, Known},
-    grpc::{self, Served},
+    NodeRegistry, Publisher, Subscription,
+    cluster::{ClusterPublisher, ClusterSnapshot},
+    grpc::{self, ServedData},
+    node_registry,
 };
 use source::{
     Changes,
@@ -33,9 +34,9 @@ pub(super) struct Pipeline {
     /// The facts, as they come.
     source: Running,
     /// Who hears of the states.
-    nodes: AnyNode,
+    nodes: NodeRegistry,
     /// Who hears of the facts.
-    cluster: Cluster,
+    cluster: ClusterPublisher,
     states: Subscription,
     node: String,
     /// Whether the node is to be served itself, and not only others.
@@ -64,8 +65,8 @@ impl Pipeline {
         let options = flags.selection.options();
         let publisher = Publisher::new(node.as_str());
         let states = publisher.subscribe();
-        let nodes = AnyNode::new(publisher);
-        let cluster = Cluster::new(options.service_proxy_name.as_deref());
+        let nodes = NodeRegistry::new(publisher);
+        let cluster = ClusterPublisher::new(options.service_proxy_name.as_deref());
         Ok(Self { source, nodes, cluster, states, node, serves_own: true, options })
     }
 
@@ -85,12 +86,12 @@ impl Pipeline {
     }
 
     /// What is served to others: the node's state, or any node's, and the facts.
-    pub(super) fn served(&self, any_node: bool) -> Served {
-        let nodes: Arc<dyn grpc::Nodes> = match any_node {
-            true => Arc::new(self.nodes.asking()),
-            false => Arc::new(grpc::OneNode::new(self.node.as_str(), self.subscribe())),
+    pub(super) fn served(&self, any_node: bool) -> ServedData {
+        let nodes: Arc<dyn grpc::NodeStates> = match any_node {
+            true => Arc::new(self.nodes.requests()),
+            false => Arc::new(grpc::SingleNode::new(self.node.as_str(), self.subscribe())),
         };
-        Served { nodes, cluster: self.cluster.subscribe() }
+        ServedData { nodes, cluster: self.cluster.subscribe() }
     }
 
     /// Publishes the states of the node, and of those that are followed, whenever the facts change; never before the
@@ -102,7 +103,7 @@ impl Pipeline {
         let mut source = self.source.news(admin);
         // Whether the facts are here, by now, and when they were looked at last.
         let (mut is_complete, mut was_complete) = (false, false);
-        let mut look = interval(any_node::LOOK);
+        let mut look = interval(node_registry::IDLE_CHECK_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -116,17 +117,17 @@ impl Pipeline {
                         is_complete = true;
                     }
                     Some(News::State(state)) => {
-                        self.cluster.publish(Known::NoFacts);
-                        self.nodes.forget().iter().for_each(|it| brain.stop_serving(it));
+                        self.cluster.publish(ClusterSnapshot::Unavailable);
+                        self.nodes.clear().iter().for_each(|it| brain.stop_serving(it));
                         self.nodes.publish(&self.node, state);
                         is_complete = false;
                     }
                     None => return,
                 },
-                asked = self.nodes.asked() => asked.iter().for_each(|it| brain.start_serving(it)),
-                () = self.cluster.followed() => {}
+                asked = self.nodes.requested() => asked.iter().for_each(|it| brain.start_serving(it)),
+                () = self.cluster.watcher_joined() => {}
                 _ = look.tick() => {
-                    self.nodes.look().iter().for_each(|it| brain.stop_serving(it));
+                    self.nodes.remove_idle().iter().for_each(|it| brain.stop_serving(it));
                     // What a start, or a burst of watchers, has needed.
                     spawn_blocking(backend::give_back_memory);
                     continue;
@@ -147,12 +148,12 @@ impl Pipeline {
                     self.nodes.publish(&node, state.clone());
                 }
             }
-            self.nodes.learn(brain.node_infos().clone());
-            self.cluster.publish(if self.cluster.is_followed() {
-                Known::Facts(Arc::clone(brain.cluster_state()))
+            self.nodes.set_cluster_nodes(brain.node_infos().clone());
+            self.cluster.publish(if self.cluster.has_watchers() {
+                ClusterSnapshot::State(Arc::clone(brain.cluster_state()))
             } else {
                 // Facts that somebody holds have to be copied before they can change.
-                Known::Nothing
+                ClusterSnapshot::Pending
             });
             // An API server knows all nodes; manifests, or another brain, may do without.
             let must_be = matches!(self.source, Running::Kube(_));

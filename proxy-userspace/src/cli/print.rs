@@ -5,7 +5,7 @@ use std::{io::Write as _, path::Path, sync::Arc};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use model::cluster::ClusterState;
-use proto::{Target, client::Client};
+use proxy_contract::{Target, client::Client};
 use publish::{
     Published, Publisher, Subscription,
     print::{Format, render, render_changes},
@@ -147,11 +147,11 @@ async fn follow_brain(target: Target, flags: &Flags) -> Result<()> {
     let mut upstream =
         Upstream::new(flags.tls.client(Client::new(target.clone(), node.as_str()))?, node.as_str());
     if let (Some(instance_id), Some(rev)) = (flags.instance_id, flags.rev) {
-        upstream = upstream.resuming(instance_id, rev);
+        upstream = upstream.resume_from(instance_id, rev);
     }
     let printed = tokio::select! {
         result = print(upstream.subscribe(), flags) => result?,
-        () = upstream.follow() => None,
+        () = upstream.run() => None,
         _ = tokio::signal::ctrl_c() => None,
     };
     if let Some(Published { instance_id, rev, .. }) = printed.as_deref() {

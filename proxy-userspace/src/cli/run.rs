@@ -5,7 +5,7 @@ use std::sync::Arc;
 use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use clap::Args;
-use publish::grpc::{Counted, Served};
+use publish::grpc::{CountedNodes, ServedData};
 
 use super::{
     block_on, config, events, flags, packets, pipeline::Pipeline, plane, serving::Serving, signals::Signals,
@@ -28,7 +28,7 @@ pub(super) struct Flags {
     #[command(flatten)]
     listen: flags::Listen,
     #[command(flatten)]
-    any_node: flags::AnyNode,
+    any_node: flags::ServeAnyNode,
     #[command(flatten)]
     reports: flags::Reports,
 }
@@ -46,9 +46,9 @@ async fn run(flags: Flags) -> Result<()> {
     let health_checks = flags.data_plane.health_checks(&admin, pipeline.node())?;
     let health_checks = events::post(health_checks, &flags.facts, pipeline.node());
     let options = flags.packets.options(flags.data_plane.options(pipeline.node())?)?;
-    let counted = Counted::new(served.nodes);
+    let counted = CountedNodes::new(served.nodes);
     admin.watchers(counted.watchers());
-    let served = Served { nodes: Arc::new(counted), ..served };
+    let served = ServedData { nodes: Arc::new(counted), ..served };
     let listen = &flags.listen;
     let mut serving = Serving::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);

@@ -1,10 +1,10 @@
 //! The states of nodes, served to others at one or more addresses.
 
 use anyhow::Result;
-use proto::Target;
+use proxy_contract::Target;
 use publish::{
     Subscription,
-    grpc::{self, Listener, ServeError, Served},
+    grpc::{self, Listener, ServeError, ServedData},
 };
 use tokio::{sync::watch, task::JoinSet};
 
@@ -21,7 +21,7 @@ impl Serving {
     pub(super) async fn start(
         targets: &[Target],
         tls: &tls::ServerFlags,
-        served: Served,
+        served: ServedData,
         states: &Subscription,
     ) -> Result<Self> {
         let tls = tls.server()?;

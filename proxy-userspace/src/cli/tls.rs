@@ -6,9 +6,9 @@ use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Result, anyhow};
 use clap::Args;
-use proto::{
+use proxy_contract::{
     client::Client,
-    tls::{ClientTls, Files, Part, TlsError},
+    tls::{ClientTls, TlsError, TlsFile, TlsFiles},
 };
 use publish::grpc::ServerTls;
 
@@ -134,9 +134,9 @@ impl SourceFlags {
         let Some(files) = files else { return Ok(client) };
         let tls = ClientTls::new(files).map_err(|error| {
             let flag = match error.part {
-                Part::Certificate => "--source-tls-cert",
-                Part::Key => "--source-tls-key",
-                Part::Authorities => "--source-tls-ca",
+                TlsFile::Certificate => "--source-tls-cert",
+                TlsFile::Key => "--source-tls-key",
+                TlsFile::Authorities => "--source-tls-ca",
             };
             anyhow!("{flag} {error}")
         })?;
@@ -153,17 +153,17 @@ fn files(
     certificate: Option<&PathBuf>,
     key: Option<&PathBuf>,
     authorities: Option<&PathBuf>,
-) -> Option<Files> {
+) -> Option<TlsFiles> {
     let (certificate, key, authorities) = (certificate?.clone(), key?.clone(), authorities?.clone());
-    Some(Files { certificate, key, authorities })
+    Some(TlsFiles { certificate, key, authorities })
 }
 
 /// The error with the flag that it is about.
 fn named(error: &TlsError, authorities: &str) -> anyhow::Error {
     let flag = match error.part {
-        Part::Certificate => "--tls-cert",
-        Part::Key => "--tls-key",
-        Part::Authorities => authorities,
+        TlsFile::Certificate => "--tls-cert",
+        TlsFile::Key => "--tls-key",
+        TlsFile::Authorities => authorities,
     };
     anyhow!("{flag} {error}")
 }

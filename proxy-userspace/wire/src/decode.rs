@@ -16,7 +16,7 @@ use model::{
         ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
-use proto::localv1;
+use proxy_contract::localv1;
 
 /// Seconds that a client keeps its endpoint if nothing else is said: three hours.
 const DEFAULT_AFFINITY_SECONDS: NonZeroU32 = NonZeroU32::new(10_800).expect("it is not zero");

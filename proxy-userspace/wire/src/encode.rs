@@ -9,7 +9,7 @@ use model::{
         TrafficPolicy,
     },
 };
-use proto::localv1;
+use proxy_contract::localv1;
 
 use super::{Extensions, key};
 

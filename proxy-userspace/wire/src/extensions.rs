@@ -2,9 +2,9 @@
 //!
 //! The one rule: who does not ask for it is not told, and who asks for what is not known is not told either.
 
-use proto::localv1::Addition;
+use proxy_contract::localv1::Extension;
 
-/// A set of [`Addition`]s.
+/// A set of [`Extension`]s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
     /// The revision of the state that is complete, with each sync.
@@ -34,29 +34,29 @@ impl Extensions {
 
     /// Those of `wanted` that are among these.
     #[must_use]
-    pub fn negotiate(self, wanted: impl IntoIterator<Item = Addition>) -> Self {
+    pub fn negotiate(self, wanted: impl IntoIterator<Item = Extension>) -> Self {
         let mut granted = Self::default();
         for it in wanted {
             match it {
-                Addition::UnknownAddition => {}
-                Addition::Revisions => granted.revisions = self.revisions,
-                Addition::TriggerTimes => granted.trigger_times = self.trigger_times,
-                Addition::Nodes => granted.nodes = self.nodes,
-                Addition::Unselected => granted.other_serving = self.other_serving,
-                Addition::OtherProxies => granted.other_proxies = self.other_proxies,
+                Extension::UnknownExtension => {}
+                Extension::Revisions => granted.revisions = self.revisions,
+                Extension::TriggerTimes => granted.trigger_times = self.trigger_times,
+                Extension::Nodes => granted.nodes = self.nodes,
+                Extension::OtherServing => granted.other_serving = self.other_serving,
+                Extension::OtherProxies => granted.other_proxies = self.other_proxies,
             }
         }
         granted
     }
 
     /// The same as a list.
-    pub fn iter(self) -> impl Iterator<Item = Addition> {
+    pub fn iter(self) -> impl Iterator<Item = Extension> {
         let all = [
-            (self.revisions, Addition::Revisions),
-            (self.trigger_times, Addition::TriggerTimes),
-            (self.nodes, Addition::Nodes),
-            (self.other_serving, Addition::Unselected),
-            (self.other_proxies, Addition::OtherProxies),
+            (self.revisions, Extension::Revisions),
+            (self.trigger_times, Extension::TriggerTimes),
+            (self.nodes, Extension::Nodes),
+            (self.other_serving, Extension::OtherServing),
+            (self.other_proxies, Extension::OtherProxies),
         ];
         all.into_iter().filter_map(|(is_in, it)| is_in.then_some(it))
     }

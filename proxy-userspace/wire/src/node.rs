@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use model::state::NodeInfo;
-use proto::localv1;
+use proxy_contract::localv1;
 
 use crate::decode::Reader;
 

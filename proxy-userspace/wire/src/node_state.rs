@@ -9,8 +9,8 @@ use model::{
     cluster::Rejected,
     state::{NodeState, ServiceState},
 };
-use proto::{
-    client::{Change, ServiceEndpoints, State},
+use proxy_contract::{
+    client::{NodeChange, ServiceEndpoints, State},
     localv1,
 };
 
@@ -37,7 +37,7 @@ struct Known {
 impl NodeStateDecoder {
     /// The state that follows on the one before; says in the log what of the change was refused, if it has not said so
     /// before. It costs what changes.
-    pub fn apply(&mut self, change: &Change) -> NodeState {
+    pub fn apply(&mut self, change: &NodeChange) -> NodeState {
         self.take_nodes(&change.nodes);
         let mut served = Vec::new();
         for (path, message) in &change.services {
@@ -69,7 +69,7 @@ impl NodeStateDecoder {
 
     /// The state that one message is; what it does not name is gone.
     pub fn decode(&mut self, state: &State) -> NodeState {
-        let mut change = Change::default();
+        let mut change = NodeChange::default();
         let gone = self.services.keys().filter(|it| !state.services.contains_key(*it));
         change.services.extend(gone.map(|it| (Arc::clone(it), None)));
         change
@@ -142,9 +142,9 @@ mod tests {
         Arc::new(ServiceEndpoints { service, ..Default::default() })
     }
 
-    fn change(services: &[(&str, Option<Arc<ServiceEndpoints>>)]) -> Change {
+    fn change(services: &[(&str, Option<Arc<ServiceEndpoints>>)]) -> NodeChange {
         let services = services.iter().map(|(path, it)| ((*path).into(), it.clone()));
-        Change { services: services.collect(), ..Change::default() }
+        NodeChange { services: services.collect(), ..NodeChange::default() }
     }
 
     fn names(state: &NodeState) -> Vec<String> {

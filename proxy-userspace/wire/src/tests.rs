@@ -16,7 +16,7 @@ use model::{
 };
 use proptest::{collection::vec, option, prelude::*};
 use prost::Message;
-use proto::localv1;
+use proxy_contract::localv1;
 
 use super::{endpoint, endpoint_path, key, service, service_path, service_state};
 

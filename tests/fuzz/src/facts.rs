@@ -3,8 +3,8 @@
 use brain::{Options, node_state};
 use model::cluster::ClusterState;
 use prost::Message as _;
-use proto::{
-    client::ServiceFacts,
+use proxy_contract::{
+    client::ClusterService,
     globalv1::{EndpointInfo, ServiceInfo},
 };
 
@@ -15,7 +15,7 @@ use crate::laws;
 /// The bytes are messages with their lengths before them: a Service, and endpoints.
 pub fn target(mut bytes: &[u8]) {
     let Ok(service) = ServiceInfo::decode_length_delimited(&mut bytes) else { return };
-    let mut message = ServiceFacts { service, ..ServiceFacts::default() };
+    let mut message = ClusterService { service, ..ClusterService::default() };
     while let Ok(endpoint) = EndpointInfo::decode_length_delimited(&mut bytes) {
         let key = format!("{}|{}", endpoint.source_name, message.endpoints.len());
         message.endpoints.insert(key.into(), endpoint.into());

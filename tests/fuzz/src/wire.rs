@@ -2,7 +2,7 @@
 
 use model::state::ServiceState;
 use prost::Message as _;
-use proto::localnetv1::ServiceEndpoints;
+use proxy_contract::localnetv1::ServiceEndpoints;
 use wire::Extensions;
 
 use crate::laws;

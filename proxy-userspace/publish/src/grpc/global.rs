@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use model::cluster::ClusterState;
-use proto::{
+use proxy_contract::{
     globalv1::{GlobalWatchReq, sets_server::Sets},
     localv1::EmptyOp,
 };
@@ -13,11 +13,11 @@ use tonic::{Request, Response, Status, Streaming};
 use wire::Extensions;
 
 use super::{
-    conversation::{End, Items, View, converse},
-    facts_changes::{FactsChanges, Selection},
-    peer::Peer,
+    authz::Peer,
+    cluster_diff::{ClusterDiff, Selection},
+    watch_session::{End, Items, View, converse},
 };
-use crate::cluster::{ClusterFollower, ClusterSubscription, Known};
+use crate::cluster::{ClusterSnapshot, ClusterSubscription, ClusterWatcher};
 
 pub(super) struct GlobalWatch {
     pub(super) cluster: ClusterSubscription,
@@ -30,7 +30,7 @@ impl Sets for GlobalWatch {
     async fn watch(&self, request: Request<Streaming<GlobalWatchReq>>) -> Result<Response<Items>, Status> {
         Peer::of(&request)?.may_all()?;
         let view = Global {
-            cluster: self.cluster.follow(),
+            cluster: self.cluster.watch(),
             additions: Extensions::default(),
             has_asked: false,
             sent: None,
@@ -41,7 +41,7 @@ impl Sets for GlobalWatch {
 
 /// The facts.
 struct Global {
-    cluster: ClusterFollower,
+    cluster: ClusterWatcher,
     additions: Extensions,
     has_asked: bool,
     /// What the client has.
@@ -50,10 +50,10 @@ struct Global {
 
 impl View for Global {
     type Request = GlobalWatchReq;
-    type Changes = FactsChanges;
+    type Changes = ClusterDiff;
 
     fn grant(&mut self, request: &GlobalWatchReq) -> Extensions {
-        self.additions = Extensions::GLOBAL.negotiate(request.wanted());
+        self.additions = Extensions::GLOBAL.negotiate(request.extensions());
         self.additions
     }
 
@@ -61,24 +61,24 @@ impl View for Global {
         Ok(!std::mem::replace(&mut self.has_asked, true))
     }
 
-    async fn next(&mut self) -> Result<FactsChanges, End> {
+    async fn next(&mut self) -> Result<ClusterDiff, End> {
         match self.cluster.next(self.sent.as_ref()).await {
-            Some(Known::Facts(facts)) => {
+            Some(ClusterSnapshot::State(facts)) => {
                 let selection = Selection {
                     proxy_name: self.cluster.proxy_name().map(AsRef::as_ref),
                     additions: self.additions,
                 };
                 let changes = match &self.sent {
-                    Some(sent) => FactsChanges::new(sent, &facts, selection),
-                    None => FactsChanges::new(&ClusterState::default(), &facts, selection),
+                    Some(sent) => ClusterDiff::new(sent, &facts, selection),
+                    None => ClusterDiff::new(&ClusterState::default(), &facts, selection),
                 };
                 self.sent = Some(facts);
                 Ok(changes)
             }
-            Some(Known::NoFacts) => Err(End::Refused(Status::unimplemented(
+            Some(ClusterSnapshot::Unavailable) => Err(End::Refused(Status::unimplemented(
                 "this brain follows the state of one node, and has no facts; follow the brain that it follows",
             ))),
-            Some(Known::Nothing) | None => Err(End::Gone),
+            Some(ClusterSnapshot::Pending) | None => Err(End::Gone),
         }
     }
 

@@ -17,7 +17,7 @@ use std::{
 };
 
 use nix::sys::stat::{Mode, fchmod};
-use proto::Target;
+use proxy_contract::Target;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixSocket, UnixStream, lookup_host};
 
 use super::tls::ServerTls;

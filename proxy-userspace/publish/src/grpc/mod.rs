@@ -3,20 +3,20 @@
 //! The one rule: a client can only hurt itself.
 //! One that is slow, silent, gone or talks nonsense costs a bounded amount, and nobody else notices.
 
-mod changes;
-mod clients;
-mod conversation;
-mod facts_changes;
+mod accept;
+mod authz;
+mod cluster_diff;
 mod global;
 mod listen;
 mod next;
-mod peer;
+mod node_diff;
 mod tls;
 mod watch;
+mod watch_session;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use proto::{
+use proxy_contract::{
     Target,
     globalv1::sets_server as global_sets,
     localnetv1::endpoints_server::{self, EndpointsServer},
@@ -26,7 +26,7 @@ use tokio::time::timeout;
 use tonic::{Status, transport};
 use tonic_health::ServingStatus;
 
-use self::clients::Clients;
+use self::accept::Clients;
 use crate::{Subscription, cluster::ClusterSubscription};
 
 pub use listen::{ListenError, Listener};
@@ -43,15 +43,15 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The nodes whose states are served.
-pub trait Nodes: Send + Sync + 'static {
+pub trait NodeStates: Send + Sync + 'static {
     /// Follows the state of a node, beginning with what is not the revision `seen` (instance and revision); of the
     /// brain's own node if the name is empty.
-    fn follow(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, Refusal>;
+    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError>;
 }
 
 /// Why a node's state is not to be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum SubscribeError {
     /// Only the brain's own node is served.
     #[error(
         "the state of this node is not served here; ask its own brain, or start this one with --serve-any-node"
@@ -62,30 +62,30 @@ pub enum Refusal {
         "the state of this node cannot be decided here: the brain that this one follows gives no facts \
          (globalv1.Sets), only the state of one node; ask that brain for this node"
     )]
-    NoFacts,
+    NoClusterState,
     /// No node can be called so.
     #[error("no node can be called so: lower-case letters, digits, dashes and dots only, 253 at most")]
-    NoName,
+    InvalidName,
     /// So many others are followed already.
     #[error("no Node object is called so, and {0} such nodes are followed already")]
-    TooManyStrangers(usize),
+    TooManyUnknownNodes(usize),
     /// The brain is about to end.
     #[error("the brain is stopping")]
-    Ending,
+    ShuttingDown,
 }
 
 /// Counts who follows nodes.
-pub struct Counted {
-    nodes: Arc<dyn Nodes>,
+pub struct CountedNodes {
+    nodes: Arc<dyn NodeStates>,
     watchers: Watchers,
 }
 
 /// Who follows, without a name: each holds a copy.
 pub(crate) type Watchers = Arc<()>;
 
-impl Counted {
+impl CountedNodes {
     /// Counts who follows these.
-    pub fn new(nodes: Arc<dyn Nodes>) -> Self {
+    pub fn new(nodes: Arc<dyn NodeStates>) -> Self {
         Self { nodes, watchers: Watchers::default() }
     }
 
@@ -97,43 +97,43 @@ impl Counted {
     }
 }
 
-impl Nodes for Counted {
-    fn follow(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, Refusal> {
-        Ok(self.nodes.follow(node, seen)?.counted(Arc::clone(&self.watchers)))
+impl NodeStates for CountedNodes {
+    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError> {
+        Ok(self.nodes.subscribe(node, seen)?.counted(Arc::clone(&self.watchers)))
     }
 }
 
-impl Refusal {
+impl SubscribeError {
     fn status(&self, node: &str) -> Status {
         let message = format!("node {:?}: {self}", node.chars().take(80).collect::<String>());
         match self {
             Self::NotServed => Status::not_found(message),
-            Self::NoFacts => Status::failed_precondition(message),
-            Self::NoName => Status::invalid_argument(message),
-            Self::TooManyStrangers(_) => Status::resource_exhausted(message),
-            Self::Ending => Status::unavailable(message),
+            Self::NoClusterState => Status::failed_precondition(message),
+            Self::InvalidName => Status::invalid_argument(message),
+            Self::TooManyUnknownNodes(_) => Status::resource_exhausted(message),
+            Self::ShuttingDown => Status::unavailable(message),
         }
     }
 }
 
 /// One node alone.
 #[derive(Clone, Debug)]
-pub struct OneNode {
+pub struct SingleNode {
     name: Arc<str>,
     states: Subscription,
 }
 
-impl OneNode {
+impl SingleNode {
     /// The node of that name, whose states come from `states`.
     pub fn new(name: impl Into<Arc<str>>, states: Subscription) -> Self {
         Self { name: name.into(), states }
     }
 }
 
-impl Nodes for OneNode {
-    fn follow(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, Refusal> {
+impl NodeStates for SingleNode {
+    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError> {
         let is_own = node.is_empty() || *node == *self.name;
-        if is_own { Ok(self.states.resume(seen.0, seen.1)) } else { Err(Refusal::NotServed) }
+        if is_own { Ok(self.states.resume(seen.0, seen.1)) } else { Err(SubscribeError::NotServed) }
     }
 }
 
@@ -156,9 +156,9 @@ pub enum ServeError {
 
 /// What is served.
 #[derive(Clone)]
-pub struct Served {
+pub struct ServedData {
     /// The states of nodes.
-    pub nodes: Arc<dyn Nodes>,
+    pub nodes: Arc<dyn NodeStates>,
     /// The facts of the cluster.
     pub cluster: ClusterSubscription,
 }
@@ -168,7 +168,7 @@ pub struct Served {
 /// Health says NOT_SERVING until `ready`.
 pub async fn serve(
     listener: Listener,
-    served: Served,
+    served: ServedData,
     ready: impl Future<Output = ()>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
@@ -182,13 +182,13 @@ pub async fn serve(
     say(ServingStatus::NotServing).await;
     let reflection = || {
         let builder = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(proxy_contract::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .with_service_name(tonic_health::pb::health_server::SERVICE_NAME);
         // What the descriptions speak of besides is not served.
         SERVICES.into_iter().fold(builder, tonic_reflection::server::Builder::with_service_name)
     };
-    let Served { nodes, cluster } = served;
+    let ServedData { nodes, cluster } = served;
     let watch = SetsServer::new(watch::Watch { nodes: Arc::clone(&nodes) });
     let next = EndpointsServer::new(next::Next { nodes });
     let global = global_sets::SetsServer::new(global::GlobalWatch { cluster });

@@ -5,20 +5,20 @@
 use std::{pin::Pin, sync::Arc};
 
 use model::state::ServiceState;
-use proto::localnetv1::{NextFilter, NextItem, ServiceEndpoints, endpoints_server::Endpoints};
+use proxy_contract::localnetv1::{NextFilter, NextItem, ServiceEndpoints, endpoints_server::Endpoints};
 use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 use wire::Extensions;
 
-use super::{Nodes, peer::Peer};
+use super::{NodeStates, authz::Peer};
 use crate::Subscription;
 
 /// How many items are made in advance for a client.
 const AHEAD: usize = 8;
 
 pub(super) struct Next {
-    pub(super) nodes: Arc<dyn Nodes>,
+    pub(super) nodes: Arc<dyn NodeStates>,
 }
 
 #[tonic::async_trait]
@@ -29,7 +29,7 @@ impl Endpoints for Next {
         let peer = Peer::of(&request)?;
         let filter = request.into_inner();
         peer.may(&filter.node_name)?;
-        let states = self.nodes.follow(&filter.node_name, (filter.instance_id, filter.rev));
+        let states = self.nodes.subscribe(&filter.node_name, (filter.instance_id, filter.rev));
         let states = states.map_err(|it| it.status(&filter.node_name))?;
         let (sender, items) = mpsc::channel(AHEAD);
         tokio::spawn(answer(filter, states, sender));
@@ -46,9 +46,9 @@ async fn answer(filter: NextFilter, mut states: Subscription, sender: Sender<Res
             None => return,
         }
     };
-    let additions = Extensions::LOCAL.negotiate(filter.wanted());
+    let additions = Extensions::LOCAL.negotiate(filter.extensions());
     let next = NextFilter { instance_id: published.instance_id, rev: published.rev, ..filter };
-    let first = NextItem { next: Some(next), granted: additions.numbers(), ..NextItem::default() };
+    let first = NextItem { next: Some(next), extensions: additions.numbers(), ..NextItem::default() };
     if sender.send(Ok(first)).await.is_err() {
         return;
     }

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
-use proto::tls::{Credentials, Files, Reloading, TlsError, provider};
+use proxy_contract::tls::{Credentials, Reloader, TlsError, TlsFiles, provider};
 use tokio::{
     net::TcpStream,
     time::{sleep, timeout},
@@ -19,7 +19,7 @@ use tokio_rustls::{
     server::TlsStream,
 };
 
-use super::peer::Peer;
+use super::authz::Peer;
 
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_secs(10);
 /// Whom to let in, and what the brain shows of itself.
 #[derive(Debug)]
 pub struct ServerTls {
-    config: Reloading<ServerConfig>,
+    config: Reloader<ServerConfig>,
     /// Names of those who may ask for more than their own node.
     allowed: BTreeSet<String>,
 }
@@ -38,8 +38,8 @@ impl ServerTls {
     /// Lets those in whose certificates come from the authorities in `files`.
     ///
     /// Each may ask for the node that its certificate names, and for everything if one of its names is among `allowed`.
-    pub fn new(files: Files, allowed: impl IntoIterator<Item = String>) -> Result<Self, TlsError> {
-        Ok(Self { config: Reloading::new(files, config)?, allowed: allowed.into_iter().collect() })
+    pub fn new(files: TlsFiles, allowed: impl IntoIterator<Item = String>) -> Result<Self, TlsError> {
+        Ok(Self { config: Reloader::new(files, config)?, allowed: allowed.into_iter().collect() })
     }
 
     pub(super) async fn handshake(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, Peer)> {

@@ -4,20 +4,20 @@
 
 use std::sync::Arc;
 
-use proto::localv1::{EmptyOp, Revision, WatchReq, sets_server::Sets};
+use proxy_contract::localv1::{EmptyOp, Revision, WatchReq, sets_server::Sets};
 use tonic::{Request, Response, Status, Streaming};
 use wire::Extensions;
 
 use super::{
-    Nodes,
-    changes::Changes,
-    conversation::{End, Items, View, converse},
-    peer::Peer,
+    NodeStates,
+    authz::Peer,
+    node_diff::NodeDiff,
+    watch_session::{End, Items, View, converse},
 };
 use crate::{Published, Subscription};
 
 pub(super) struct Watch {
-    pub(super) nodes: Arc<dyn Nodes>,
+    pub(super) nodes: Arc<dyn NodeStates>,
 }
 
 #[tonic::async_trait]
@@ -39,7 +39,7 @@ impl Sets for Watch {
 /// A node's state.
 struct Local {
     peer: Peer,
-    nodes: Arc<dyn Nodes>,
+    nodes: Arc<dyn NodeStates>,
     /// The node, as the client calls it, and its states.
     followed: Option<(String, Subscription)>,
     additions: Extensions,
@@ -49,10 +49,10 @@ struct Local {
 
 impl View for Local {
     type Request = WatchReq;
-    type Changes = Changes;
+    type Changes = NodeDiff;
 
     fn grant(&mut self, request: &WatchReq) -> Extensions {
-        self.additions = Extensions::LOCAL.negotiate(request.wanted());
+        self.additions = Extensions::LOCAL.negotiate(request.extensions());
         self.additions
     }
 
@@ -62,17 +62,17 @@ impl View for Local {
             return Ok(false);
         }
         self.peer.may(&node)?;
-        let states = self.nodes.follow(&node, (0, 0)).map_err(|it| it.status(&node))?;
+        let states = self.nodes.subscribe(&node, (0, 0)).map_err(|it| it.status(&node))?;
         self.followed = Some((node, states));
         Ok(true)
     }
 
-    async fn next(&mut self) -> Result<Changes, End> {
+    async fn next(&mut self) -> Result<NodeDiff, End> {
         let (_, states) = self.followed.as_mut().ok_or(End::Gone)?;
         let published = states.next().await.ok_or(End::Gone)?;
         let changes = match &self.sent {
-            Some(sent) => Changes::new(&sent.state, &published.state, self.additions),
-            None => Changes::new(&Default::default(), &published.state, self.additions),
+            Some(sent) => NodeDiff::new(&sent.state, &published.state, self.additions),
+            None => NodeDiff::new(&Default::default(), &published.state, self.additions),
         };
         self.sent = Some(published);
         Ok(changes)

@@ -14,7 +14,7 @@ use model::{
         TrafficPolicy,
     },
 };
-use proto::localv1;
+use proxy_contract::localv1;
 use serde::Serialize;
 
 use super::{

@@ -5,7 +5,7 @@
 mod changes;
 mod table;
 
-use proto::localv1;
+use proxy_contract::localv1;
 use serde::Serialize;
 
 use wire::Extensions;

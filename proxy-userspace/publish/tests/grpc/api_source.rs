@@ -10,7 +10,7 @@ use std::{
 
 use brain::{Options, node_state};
 use model::cluster::ClusterState;
-use proto::{
+use proxy_contract::{
     Target,
     client::Client,
     globalv1::{self, GlobalWatchReq},
@@ -20,7 +20,7 @@ use proto::{
         sets_server::{Sets, SetsServer},
     },
 };
-use publish::cluster::Known;
+use publish::cluster::ClusterSnapshot;
 use source::api::{ApiSource, Said};
 use tokio::{
     net::UnixListener,
@@ -60,7 +60,7 @@ fn facts(address: &str) -> Arc<ClusterState> {
 async fn the_facts_of_another_brain_are_followed_and_stay_while_it_is_away() {
     let folder = Folder::new();
     let brain = Brain::start(&folder.socket()).await;
-    brain.cluster.publish(Known::Facts(facts("10.1.0.1")));
+    brain.cluster.publish(ClusterSnapshot::State(facts("10.1.0.1")));
     let source = source(&folder);
     let mut said = source.said();
     let says = |expected: Arc<ClusterState>| {
@@ -75,7 +75,7 @@ async fn the_facts_of_another_brain_are_followed_and_stay_while_it_is_away() {
     said.mark_unchanged();
     brain.stop().await;
     let brain = Brain::start(&folder.socket()).await;
-    brain.cluster.publish(Known::Facts(facts("10.1.0.2")));
+    brain.cluster.publish(ClusterSnapshot::State(facts("10.1.0.2")));
     timeout(LIMIT, said.changed()).await.expect("it is followed again").unwrap();
     // Nothing was said in between: the last word stood.
     assert!(says(facts("10.1.0.2"))(said.borrow().as_ref().unwrap()));
@@ -86,7 +86,7 @@ async fn the_facts_of_another_brain_are_followed_and_stay_while_it_is_away() {
 async fn without_facts_the_state_of_the_node_is_followed_as_it_is() {
     let folder = Folder::new();
     let brain = Brain::start(&folder.socket()).await;
-    brain.cluster.publish(Known::NoFacts);
+    brain.cluster.publish(ClusterSnapshot::Unavailable);
     let expected = state([service_state("ns/a", &[("p", 1), ("@x", 2)])]);
     brain.publisher.publish(expected.clone());
     let source = source(&folder);

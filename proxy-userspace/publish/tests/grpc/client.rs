@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use proto::{
+use proxy_contract::{
     Target,
-    client::{Client, Incremental, Remembering, State},
+    client::{Client, Incremental, ResetFilter, State},
     localv1::{Endpoint, Service},
 };
 use publish::upstream::Upstream;
@@ -90,7 +90,7 @@ async fn a_reset_that_remembers_is_a_minimal_difference() {
     let written = Arc::clone(&notes.0);
     let client = Client::new(Target::Unix(folder.socket()), "n1");
     let running = tokio::spawn(async move {
-        let mut remembering = Remembering::new(notes);
+        let mut remembering = ResetFilter::new(notes);
         client.run(&mut remembering).await
     });
     assert_eq!(notes_of(&written, 1).await.len(), 6);
@@ -154,7 +154,7 @@ async fn what_comes_out_of_a_chain_is_what_went_in() {
     };
     tokio::select! {
         () = check => {}
-        () = upstream.follow() => panic!("it never ends"),
+        () = upstream.run() => panic!("it never ends"),
     }
     brain.stop().await;
 }

@@ -17,14 +17,14 @@ use model::{
     },
 };
 use prost::Message as _;
-use proto::{
+use proxy_contract::{
     Target,
     localv1::{self, OpItem, Ref, Value, WatchReq, op_item::Op, sets_client::SetsClient},
 };
 use publish::{
     Publisher, Subscription,
-    cluster::Cluster,
-    grpc::{self, Listener, Nodes, OneNode, Served},
+    cluster::ClusterPublisher,
+    grpc::{self, Listener, NodeStates, ServedData, SingleNode},
 };
 use tokio::{
     sync::{mpsc, oneshot},
@@ -90,7 +90,7 @@ pub(crate) fn state(services: impl IntoIterator<Item = (ServiceName, Arc<Service
 /// A brain that serves at a socket.
 pub(crate) struct Brain {
     pub(crate) publisher: Publisher,
-    pub(crate) cluster: Cluster,
+    pub(crate) cluster: ClusterPublisher,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), grpc::ServeError>>,
 }
@@ -99,14 +99,14 @@ impl Brain {
     /// Of the node `n1` alone.
     pub(crate) async fn start(path: &Path) -> Self {
         let publisher = Publisher::new("n1");
-        let nodes = OneNode::new("n1", publisher.subscribe());
+        let nodes = SingleNode::new("n1", publisher.subscribe());
         Self::with(path, publisher, nodes).await
     }
 
-    pub(crate) async fn with(path: &Path, publisher: Publisher, nodes: impl Nodes) -> Self {
+    pub(crate) async fn with(path: &Path, publisher: Publisher, nodes: impl NodeStates) -> Self {
         let listener = Listener::bind(&Target::Unix(path.into())).await.unwrap();
-        let cluster = Cluster::new(None);
-        let served = Served { nodes: Arc::new(nodes), cluster: cluster.subscribe() };
+        let cluster = ClusterPublisher::new(None);
+        let served = ServedData { nodes: Arc::new(nodes), cluster: cluster.subscribe() };
         let (stop, stopped) = oneshot::channel();
         let mut first: Subscription = publisher.subscribe();
         let task = tokio::spawn(async move {

@@ -9,13 +9,13 @@ use model::{
     },
     state::{ServiceKind, TargetPort, TrafficPolicy},
 };
-use proto::{
+use proxy_contract::{
     Target,
     client::{Client, Refused},
     globalv1::GlobalWatchReq,
-    localv1::{Addition, EmptyOp, op_item::Op},
+    localv1::{EmptyOp, Extension, op_item::Op},
 };
-use publish::cluster::Known;
+use publish::cluster::ClusterSnapshot;
 use tokio::time::timeout;
 
 use crate::{
@@ -96,7 +96,7 @@ async fn facts_come_in_the_order_that_keeps_endpoints_with_their_services() {
     let brain = Brain::start(&folder.socket()).await;
     let mut peer = GlobalPeer::start(&folder.socket()).await;
     let slices = [slice("a-1", "a", &["10.1.0.2", "10.1.0.1"]), slice("a-b-1", "a-b", &["10.1.0.3"])];
-    brain.cluster.publish(Known::Facts(facts(&["n", "n-1"], &["a", "a-b"], &slices)));
+    brain.cluster.publish(ClusterSnapshot::State(facts(&["n", "n-1"], &["a", "a-b"], &slices)));
     assert_eq!(
         peer.change_set().await,
         [
@@ -115,7 +115,7 @@ async fn facts_come_in_the_order_that_keeps_endpoints_with_their_services() {
     peer.ask().await;
     // A slice is given another Service, and the Service that had it is gone.
     let slices = [slice("a-1", "c", &["10.1.0.2", "10.1.0.4"])];
-    brain.cluster.publish(Known::Facts(facts(&["n"], &["a", "c"], &slices)));
+    brain.cluster.publish(ClusterSnapshot::State(facts(&["n"], &["a", "c"], &slices)));
     assert_eq!(
         peer.change_set().await,
         [
@@ -149,15 +149,15 @@ async fn what_nobody_can_serve_is_not_told() {
     }
     all.set_slice(EndpointSlice { headless: true, ..slice("plain-1", "plain", &["10.1.0.2"]) });
     all.set_slice(EndpointSlice { ports: Vec::new(), ..slice("plain-2", "plain", &["10.1.0.2"]) });
-    brain.cluster.publish(Known::Facts(all.into()));
+    brain.cluster.publish(ClusterSnapshot::State(all.into()));
     let mut peer = GlobalPeer::start(&folder.socket()).await;
     assert_eq!(peer.change_set().await, ["+s ns|plain||"]);
     // Another brain may serve for another proxy.
     let mut peer = GlobalPeer::silent(&folder.socket()).await;
-    let wanted = vec![Addition::OtherProxies.into(), 4711];
-    peer.requests.send(GlobalWatchReq { wanted }).await.unwrap();
-    let granted = vec![Addition::OtherProxies.into()];
-    assert_eq!(peer.item().await, Op::Reset(EmptyOp { granted, ..EmptyOp::default() }));
+    let wanted = vec![Extension::OtherProxies.into(), 4711];
+    peer.requests.send(GlobalWatchReq { extensions: wanted }).await.unwrap();
+    let granted = vec![Extension::OtherProxies.into()];
+    assert_eq!(peer.item().await, Op::Reset(EmptyOp { extensions: granted, ..EmptyOp::default() }));
     let words = peer.change_set().await;
     assert_eq!(words.len(), 4, "{words:?}");
     let other = peer.services["ns|other||"].service.as_ref().unwrap();
@@ -175,18 +175,18 @@ async fn one_request_buys_one_change_set_of_facts_and_an_empty_first_state_has_a
         assert!(heard.is_err(), "{heard:?}");
     };
     nothing(&mut peer).await;
-    brain.cluster.publish(Known::Facts(Arc::default()));
+    brain.cluster.publish(ClusterSnapshot::State(Arc::default()));
     assert!(peer.change_set().await.is_empty());
     for last in 1..5 {
         let slices = [slice("a-1", "a", &[&format!("10.1.0.{last}")])];
-        brain.cluster.publish(Known::Facts(facts(&[], &["a"], &slices)));
+        brain.cluster.publish(ClusterSnapshot::State(facts(&[], &["a"], &slices)));
     }
     nothing(&mut peer).await;
     peer.ask().await;
     assert_eq!(peer.change_set().await.len(), 3);
     // The same facts again are no change.
     peer.ask().await;
-    brain.cluster.publish(Known::Facts(facts(&[], &["a"], &[slice("a-1", "a", &["10.1.0.4"])])));
+    brain.cluster.publish(ClusterSnapshot::State(facts(&[], &["a"], &[slice("a-1", "a", &["10.1.0.4"])])));
     nothing(&mut peer).await;
     brain.stop().await;
     assert_eq!(timeout(LIMIT, peer.items.message()).await.unwrap().unwrap(), None);
@@ -200,16 +200,16 @@ async fn a_trigger_time_alone_is_told_to_those_who_want_it() {
         trigger_time: Some(Timestamp::from_micros(micros)),
         ..slice("a-1", "a", &["10.1.0.1"])
     };
-    brain.cluster.publish(Known::Facts(facts(&[], &["a"], &[at(1)])));
+    brain.cluster.publish(ClusterSnapshot::State(facts(&[], &["a"], &[at(1)])));
     let mut wanting = GlobalPeer::silent(&folder.socket()).await;
-    let request = GlobalWatchReq { wanted: vec![Addition::TriggerTimes.into()] };
+    let request = GlobalWatchReq { extensions: vec![Extension::TriggerTimes.into()] };
     wanting.requests.send(request.clone()).await.unwrap();
     wanting.item().await;
     let mut plain = GlobalPeer::start(&folder.socket()).await;
     assert_eq!(wanting.change_set().await, plain.change_set().await);
     wanting.requests.send(request).await.unwrap();
     plain.ask().await;
-    brain.cluster.publish(Known::Facts(facts(&[], &["a"], &[at(2)])));
+    brain.cluster.publish(ClusterSnapshot::State(facts(&[], &["a"], &[at(2)])));
     assert_eq!(wanting.change_set().await, ["+s ns|a||"]);
     assert_eq!(wanting.services["ns|a||"].trigger_time, Some(2));
     assert!(timeout(Duration::from_millis(100), plain.items.message()).await.is_err());
@@ -225,7 +225,7 @@ async fn a_watcher_of_facts_that_never_reads_costs_two_states_of_them() {
         let addresses: Vec<_> = addresses.iter().map(String::as_str).collect();
         let slices: Vec<_> = (0..20).map(|it| slice(&format!("a-{it}"), "a", &addresses)).collect();
         let facts = facts(&[], &["a"], &slices);
-        brain.cluster.publish(Known::Facts(Arc::clone(&facts)));
+        brain.cluster.publish(ClusterSnapshot::State(Arc::clone(&facts)));
         Arc::downgrade(&facts)
     };
     let mut held = vec![publish(0)];
@@ -249,7 +249,7 @@ async fn a_watcher_of_facts_that_never_reads_costs_two_states_of_them() {
 async fn a_brain_without_facts_says_so() {
     let folder = Folder::new();
     let brain = Brain::start(&folder.socket()).await;
-    brain.cluster.publish(Known::NoFacts);
+    brain.cluster.publish(ClusterSnapshot::Unavailable);
     let mut cluster = Client::new(Target::Unix(folder.socket()), "n1").cluster();
     let Err(Refused(reason)) = timeout(LIMIT, cluster.next()).await.unwrap() else { panic!("not refused") };
     assert!(reason.contains("has no facts"), "{reason}");

@@ -9,11 +9,11 @@ use model::{
     state::{self, NodeState, ServiceKind, TrafficPolicy},
 };
 use proptest::{collection::vec, option, prelude::*, sample::select, test_runner::Config};
-use proto::{
+use proxy_contract::{
     Target,
     client::{Client, ClusterWatch},
 };
-use publish::cluster::Known;
+use publish::cluster::ClusterSnapshot;
 use source::file::{Format, Object, parse};
 use tokio::time::timeout;
 use wire::{Extensions, cluster::ClusterDecoder};
@@ -34,7 +34,7 @@ impl Downstream {
     fn new(folder: &Folder) -> Self {
         let client = Client::new(Target::Unix(folder.socket()), "");
         Self {
-            cluster: client.wanting(Extensions::GLOBAL.iter()).cluster(),
+            cluster: client.request_extensions(Extensions::GLOBAL.iter()).cluster(),
             decoder: ClusterDecoder::default(),
         }
     }
@@ -209,7 +209,7 @@ async fn play(waves: Vec<Vec<Step>>) {
     for (wave, steps) in waves.into_iter().enumerate() {
         steps.into_iter().for_each(|it| take(&mut facts, it));
         facts.set_node(mark(wave));
-        brain.cluster.publish(Known::Facts(Arc::new(facts.clone())));
+        brain.cluster.publish(ClusterSnapshot::State(Arc::new(facts.clone())));
         let heard = downstream.next().await;
         assert_eq!(heard.node("mark"), facts.node("mark"));
         assert_eq!(sayings(&heard), sayings(&facts));
@@ -274,7 +274,7 @@ async fn the_worked_examples_come_over_the_wire_as_they_are() {
         let zone = Some(format!("zone-{count}").into());
         facts.set_node(Node { name: "mark".into(), zone, info: state::NodeInfo::default() });
         count += 1;
-        brain.cluster.publish(Known::Facts(Arc::new(facts.clone())));
+        brain.cluster.publish(ClusterSnapshot::State(Arc::new(facts.clone())));
         assert_eq!(sayings(&*downstream.next().await), sayings(&facts), "example {count}");
     }
     assert_eq!(count, 57, "examples");

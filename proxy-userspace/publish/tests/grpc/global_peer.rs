@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use prost::Message as _;
-use proto::{
+use proxy_contract::{
     globalv1::{EndpointInfo, GlobalWatchReq, NodeInfo, ServiceInfo, sets_client::SetsClient},
     localv1::{self, EmptyOp, OpItem, Ref, Value, op_item::Op},
 };

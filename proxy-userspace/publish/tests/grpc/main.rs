@@ -2,19 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
-mod additions;
-mod any_node;
 mod api_source;
 mod client;
 mod common;
-mod conversation;
+mod convergence;
+mod extensions;
 mod global;
 mod global_laws;
 mod global_peer;
-mod hardship;
-mod laws;
+mod kpng_recording;
+mod misbehaving_clients;
 mod next;
+mod node_registry;
 mod pki;
-mod recorded;
 mod sockets;
 mod tls;
+mod watch_session;

@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use model::state::NodeState;
-use proto::{
+use proxy_contract::{
     Target,
     client::Client,
     localnetv1::{NextFilter, NextItem, endpoints_client::EndpointsClient},

@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use proto::tls::{ClientTls, Files};
+use proxy_contract::tls::{ClientTls, TlsFiles};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType,
     date_time_ymd,
@@ -91,14 +91,14 @@ impl Folder {
     }
 
     pub(crate) fn write(&self, pair: &Pair, authorities: &str) {
-        let Files { certificate, key, authorities: file } = self.files();
+        let TlsFiles { certificate, key, authorities: file } = self.files();
         let contents = [(certificate, &*pair.certificate), (key, &*pair.key), (file, authorities)];
         contents.into_iter().for_each(|(path, text)| fs::write(path, text).unwrap());
     }
 
-    pub(crate) fn files(&self) -> Files {
+    pub(crate) fn files(&self) -> TlsFiles {
         let path = |name: &str| -> PathBuf { self.0.path().join(name) };
-        Files { certificate: path("tls.crt"), key: path("tls.key"), authorities: path("ca.crt") }
+        TlsFiles { certificate: path("tls.crt"), key: path("tls.key"), authorities: path("ca.crt") }
     }
 
     pub(crate) fn client(&self) -> ClientTls {

@@ -6,11 +6,11 @@ use std::{
 };
 
 use model::state::NodeState;
-use proto::Target;
+use proxy_contract::Target;
 use publish::{
     Publisher,
-    cluster::Cluster,
-    grpc::{self, ListenError, Listener, OneNode},
+    cluster::ClusterPublisher,
+    grpc::{self, ListenError, Listener, SingleNode},
 };
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -96,11 +96,11 @@ async fn a_brain_is_served_at_a_port() {
     let target = listener.address().clone();
     let publisher = Publisher::new("n1");
     publisher.publish(NodeState::default());
-    let nodes = std::sync::Arc::new(OneNode::new("n1", publisher.subscribe()));
-    let cluster = Cluster::new(None).subscribe();
+    let nodes = std::sync::Arc::new(SingleNode::new("n1", publisher.subscribe()));
+    let cluster = ClusterPublisher::new(None).subscribe();
     let never = std::future::pending();
-    let serving = tokio::spawn(grpc::serve(listener, grpc::Served { nodes, cluster }, async {}, never));
-    let state = proto::client::Client::new(target, "n1").watch().next().await.unwrap();
+    let serving = tokio::spawn(grpc::serve(listener, grpc::ServedData { nodes, cluster }, async {}, never));
+    let state = proxy_contract::client::Client::new(target, "n1").watch().next().await.unwrap();
     assert!(state.services.is_empty());
     serving.abort();
 }

@@ -3,7 +3,7 @@
 use std::{error::Error, fs, future::Future, sync::Arc, time::Duration};
 
 use model::state::NodeState;
-use proto::{
+use proxy_contract::{
     Target,
     client::Client,
     localnetv1::{NextFilter, endpoints_client::EndpointsClient},
@@ -11,8 +11,8 @@ use proto::{
 };
 use publish::{
     Publisher, Subscription,
-    cluster::{Cluster, Known},
-    grpc::{self, Listener, Nodes, Served, ServerTls},
+    cluster::{ClusterPublisher, ClusterSnapshot},
+    grpc::{self, Listener, NodeStates, ServedData, ServerTls},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -35,18 +35,18 @@ use crate::{
 /// Every node, with the same state.
 struct Every(Subscription);
 
-impl Nodes for Every {
-    fn follow(&self, _: &str, seen: (u64, u64)) -> Result<Subscription, publish::Refusal> {
+impl NodeStates for Every {
+    fn subscribe(&self, _: &str, seen: (u64, u64)) -> Result<Subscription, publish::SubscribeError> {
         Ok(self.0.resume(seen.0, seen.1))
     }
 }
 
 /// Every node, and the facts of an empty cluster.
-fn served(publisher: &Publisher) -> Served {
-    let cluster = Cluster::new(None);
+fn served(publisher: &Publisher) -> ServedData {
+    let cluster = ClusterPublisher::new(None);
     let followed = cluster.subscribe();
-    cluster.publish(Known::Facts(Arc::default()));
-    Served { nodes: Arc::new(Every(publisher.subscribe())), cluster: followed }
+    cluster.publish(ClusterSnapshot::State(Arc::default()));
+    ServedData { nodes: Arc::new(Every(publisher.subscribe())), cluster: followed }
 }
 
 /// A brain that serves every node at a port, over TLS.

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use model::{cluster::ClusterState, state::NodeState};
-use proto::client::{Change, Changes, Client, ClusterWatch, Refused};
+use proxy_contract::client::{ChangeWatch, Client, ClusterWatch, NodeChange, Refused};
 use tokio::{sync::watch as channel, task::JoinHandle};
 use wire::{Extensions, NodeStateDecoder, cluster::ClusterDecoder};
 
@@ -55,13 +55,13 @@ struct Follower {
     cluster: ClusterWatch,
     facts: ClusterDecoder,
     /// The node's state, where there are no facts.
-    local: Option<(Changes, NodeStateDecoder)>,
+    local: Option<(ChangeWatch, NodeStateDecoder)>,
     sender: channel::Sender<Option<Said>>,
 }
 
 impl Follower {
     fn new(client: Client, sender: channel::Sender<Option<Said>>) -> Self {
-        let cluster = client.clone().wanting(Extensions::GLOBAL.iter()).cluster();
+        let cluster = client.clone().request_extensions(Extensions::GLOBAL.iter()).cluster();
         Self { client, cluster, facts: ClusterDecoder::default(), local: None, sender }
     }
 
@@ -79,7 +79,7 @@ impl Follower {
                             self.client.target(),
                             self.client.node(),
                         );
-                        let client = self.client.clone().wanting(Extensions::LOCAL.iter());
+                        let client = self.client.clone().request_extensions(Extensions::LOCAL.iter());
                         self.local = Some((client.changes(), NodeStateDecoder::default()));
                     }
                     Err(Refused(reason)) => tracing::debug!("{}: {reason}", self.client.target()),
@@ -95,7 +95,7 @@ impl Follower {
 }
 
 /// The next change of the node's state, if that is followed.
-async fn next(local: &mut Option<(Changes, NodeStateDecoder)>) -> Change {
+async fn next(local: &mut Option<(ChangeWatch, NodeStateDecoder)>) -> NodeChange {
     if let Some((changes, _)) = local
         && let Some(change) = changes.next().await
     {

@@ -8,7 +8,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use proto::{Target, TargetError, client::Client};
+use proxy_contract::{Target, TargetError, client::Client};
 use source::kube::Access;
 
 pub(super) use self::{
@@ -162,7 +162,7 @@ pub(super) struct Serve {
 
 /// Whose states a brain serves.
 #[derive(Clone, Copy, Debug, Args)]
-pub(super) struct AnyNode {
+pub(super) struct ServeAnyNode {
     /// Serve the state of any node on request, not only of this one
     ///
     /// A node's state is decided while somebody follows it, and for a short while after. A node that no Node object is

@@ -8,7 +8,7 @@ use std::{
 
 use admin::{Asked, Status};
 use jiff::Timestamp;
-use proto::localv1;
+use proxy_contract::localv1;
 use serde::Deserialize;
 
 use crate::cli::{check::ELSEWHERE, flags};

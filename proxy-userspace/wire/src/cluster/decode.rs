@@ -14,8 +14,8 @@ use model::{
     },
     state::TargetPort,
 };
-use proto::{
-    client::{Cluster, ServiceFacts},
+use proxy_contract::{
+    client::{Cluster, ClusterService},
     globalv1::{EndpointInfo, NodeInfo, TopologyHints},
     localv1,
 };
@@ -38,7 +38,7 @@ pub struct ClusterDecoder {
 
 #[derive(Debug)]
 struct Known {
-    message: Arc<ServiceFacts>,
+    message: Arc<ClusterService>,
     service: Option<ServiceName>,
     slices: Vec<SliceName>,
     rejected: Vec<Rejected>,
@@ -139,7 +139,7 @@ fn node_fact(name: &Arc<str>, message: &NodeInfo) -> Decoded<Node> {
 }
 
 /// A Service with its slices; none if it could not be served.
-pub fn service_with_slices(message: &ServiceFacts) -> Decoded<Option<(Service, Vec<EndpointSlice>)>> {
+pub fn service_with_slices(message: &ClusterService) -> Decoded<Option<(Service, Vec<EndpointSlice>)>> {
     let nothing = Default::default();
     let said = message.service.service.as_ref().unwrap_or(&nothing);
     let mut reader = Reader::new(format!("service {}/{}", said.namespace, said.name));
@@ -151,7 +151,7 @@ pub fn service_with_slices(message: &ServiceFacts) -> Decoded<Option<(Service, V
     Decoded { value, rejected: reader.into_rejected() }
 }
 
-fn service(message: &ServiceFacts, said: &localv1::Service, reader: &mut Reader) -> Option<Service> {
+fn service(message: &ClusterService, said: &localv1::Service, reader: &mut Reader) -> Option<Service> {
     // Endpoints whose Service is not there have nobody to refuse them.
     message.service.service.as_ref()?;
     let (service, _) = reader.service(said)?;
@@ -182,7 +182,7 @@ fn service(message: &ServiceFacts, said: &localv1::Service, reader: &mut Reader)
 type Ports = Vec<(String, Protocol, NonZeroU16)>;
 
 fn slices(
-    message: &ServiceFacts,
+    message: &ClusterService,
     service: &Service,
     trigger_time: Option<Timestamp>,
     reader: &mut Reader,

@@ -8,7 +8,7 @@ use model::{
     state::{self, PerFamily},
 };
 use prost::Message;
-use proto::{
+use proxy_contract::{
     globalv1::{self, EndpointConditions, EndpointInfo, NodeInfo, ServiceInfo, TopologyHints, TopologyInfo},
     localv1::{self, PortName},
 };

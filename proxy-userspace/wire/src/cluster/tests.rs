@@ -8,8 +8,8 @@ use model::{
     cluster::{ClusterState, Conditions},
     state::{NodeState, Scope},
 };
-use proto::{
-    client::{Cluster, ServiceFacts},
+use proxy_contract::{
+    client::{Cluster, ClusterService},
     globalv1::{self, EndpointConditions, EndpointInfo, NodeInfo, ServiceInfo, TopologyHints, TopologyInfo},
     localv1::{self, IpSet, PortMapping, PortName, Protocol},
 };
@@ -71,13 +71,13 @@ fn endpoint(addresses: IpSet, overrides: &[(&str, i32)], node: &str, ready: bool
     }
 }
 
-fn facts_of(service: ServiceInfo, endpoints: Vec<EndpointInfo>) -> Arc<ServiceFacts> {
+fn facts_of(service: ServiceInfo, endpoints: Vec<EndpointInfo>) -> Arc<ClusterService> {
     let endpoints = endpoints.into_iter().enumerate();
     let endpoints = endpoints.map(|(at, it)| (format!("web-1|{at}").into(), Arc::new(it))).collect();
-    Arc::new(ServiceFacts { service, endpoints })
+    Arc::new(ClusterService { service, endpoints })
 }
 
-fn cluster(service: Arc<ServiceFacts>) -> Cluster {
+fn cluster(service: Arc<ClusterService>) -> Cluster {
     let services = BTreeMap::from([("ns/web".into(), service)]);
     Cluster { services, ..Cluster::default() }
 }

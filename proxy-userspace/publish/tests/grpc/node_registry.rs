@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use model::state::{NodeInfo, NodeState};
-use publish::{AnyNode, Publisher, Refusal, grpc::Nodes};
+use publish::{NodeRegistry, Publisher, SubscribeError, grpc::NodeStates};
 use tokio::time::timeout;
 
 use crate::common::{Brain, Folder, LIMIT, Peer, service, state};
@@ -14,9 +14,9 @@ fn seen_by(node: &str, endpoints: &[(&str, u8)]) -> NodeState {
 }
 
 /// Plays the brain: derives what is asked for, and remembers what that was.
-async fn derive(nodes: &AnyNode, asked: &std::cell::RefCell<BTreeSet<Arc<str>>>) {
+async fn derive(nodes: &NodeRegistry, asked: &std::cell::RefCell<BTreeSet<Arc<str>>>) {
     loop {
-        for node in nodes.asked().await {
+        for node in nodes.requested().await {
             nodes.publish(&node, seen_by(&node, &[]));
             assert!(asked.borrow_mut().insert(node), "it is asked for once");
         }
@@ -28,9 +28,9 @@ async fn a_node_is_derived_when_it_is_first_asked_for() {
     let folder = Folder::new();
     let publisher = Publisher::new("n1");
     publisher.publish(seen_by("n1", &[]));
-    let ready = publisher.sibling("never");
-    let nodes = AnyNode::new(publisher);
-    let brain = Brain::with(&folder.socket(), ready, nodes.asking()).await;
+    let ready = publisher.for_node("never");
+    let nodes = NodeRegistry::new(publisher);
+    let brain = Brain::with(&folder.socket(), ready, nodes.requests()).await;
     let asked = Default::default();
     let clients = async {
         let mut own = Peer::start(&folder.socket(), "").await;
@@ -63,11 +63,11 @@ async fn a_node_is_derived_when_it_is_first_asked_for() {
 async fn when_the_source_closes_the_stream_of_any_node_ends_with_ok() {
     let folder = Folder::new();
     let publisher = Publisher::new("n1");
-    let ready = publisher.sibling("never");
-    let nodes = AnyNode::new(publisher);
-    let brain = Brain::with(&folder.socket(), ready, nodes.asking()).await;
+    let ready = publisher.for_node("never");
+    let nodes = NodeRegistry::new(publisher);
+    let brain = Brain::with(&folder.socket(), ready, nodes.requests()).await;
     let mut peer = Peer::start(&folder.socket(), "n2").await;
-    assert_eq!(nodes.asked().await, ["n2".into()]);
+    assert_eq!(nodes.requested().await, ["n2".into()]);
     nodes.publish("n2", seen_by("n2", &[]));
     assert_eq!(peer.change_set().await, ["+s ns/n2"]);
     drop(nodes);
@@ -77,67 +77,67 @@ async fn when_the_source_closes_the_stream_of_any_node_ends_with_ok() {
 
 #[tokio::test]
 async fn a_node_that_nobody_follows_is_let_go_of_at_the_second_look() {
-    let nodes = AnyNode::new(Publisher::new("n1"));
-    let asking = nodes.asking();
-    let watcher = asking.follow("n2", (0, 0)).unwrap();
-    assert_eq!(nodes.asked().await, ["n2".into()]);
-    assert!(nodes.look().is_empty() && nodes.look().is_empty());
+    let nodes = NodeRegistry::new(Publisher::new("n1"));
+    let requests = nodes.requests();
+    let watcher = requests.subscribe("n2", (0, 0)).unwrap();
+    assert_eq!(nodes.requested().await, ["n2".into()]);
+    assert!(nodes.remove_idle().is_empty() && nodes.remove_idle().is_empty());
     drop(watcher);
-    assert!(nodes.look().is_empty());
+    assert!(nodes.remove_idle().is_empty());
     // A reconnect begins the count anew, and needs no derivation.
-    drop(asking.follow("n2", (0, 0)).unwrap());
-    assert!(nodes.look().is_empty());
-    assert!(timeout(Duration::from_millis(20), nodes.asked()).await.is_err());
-    assert_eq!(nodes.look(), ["n2".into()]);
-    assert!(nodes.look().is_empty());
+    drop(requests.subscribe("n2", (0, 0)).unwrap());
+    assert!(nodes.remove_idle().is_empty());
+    assert!(timeout(Duration::from_millis(20), nodes.requested()).await.is_err());
+    assert_eq!(nodes.remove_idle(), ["n2".into()]);
+    assert!(nodes.remove_idle().is_empty());
     // Whoever comes after that asks anew; the brain's own node is never let go of.
-    let _watcher = asking.follow("n2", (0, 0)).unwrap();
-    assert_eq!(nodes.asked().await, ["n2".into()]);
-    drop(asking.follow("n1", (0, 0)).unwrap());
-    assert!(nodes.look().is_empty() && nodes.look().is_empty());
+    let _watcher = requests.subscribe("n2", (0, 0)).unwrap();
+    assert_eq!(nodes.requested().await, ["n2".into()]);
+    drop(requests.subscribe("n1", (0, 0)).unwrap());
+    assert!(nodes.remove_idle().is_empty() && nodes.remove_idle().is_empty());
 }
 
 #[tokio::test]
 async fn strangers_are_bounded_and_nodes_of_the_cluster_are_not() {
-    let nodes = AnyNode::new(Publisher::new("n1"));
-    let asking = nodes.asking();
-    nodes.learn([("known".into(), NodeInfo::default())].into_iter().collect());
-    let follow = |it: &str| asking.follow(it, (0, 0)).map(drop);
+    let nodes = NodeRegistry::new(Publisher::new("n1"));
+    let requests = nodes.requests();
+    nodes.set_cluster_nodes([("known".into(), NodeInfo::default())].into_iter().collect());
+    let follow = |it: &str| requests.subscribe(it, (0, 0)).map(drop);
     for it in 0..5_000 {
         follow(&format!("stranger-{it}")).unwrap();
     }
-    assert_eq!(follow("one-more"), Err(Refusal::TooManyStrangers(5_000)));
+    assert_eq!(follow("one-more"), Err(SubscribeError::TooManyUnknownNodes(5_000)));
     assert_eq!(follow("stranger-17"), Ok(()));
     assert_eq!(follow("known"), Ok(()));
     assert_eq!(follow(""), Ok(()));
     // They are gone, and make room.
-    assert_eq!((nodes.look().len(), nodes.look().len()), (0, 5_001));
-    assert!(timeout(Duration::from_millis(20), nodes.asked()).await.is_err());
+    assert_eq!((nodes.remove_idle().len(), nodes.remove_idle().len()), (0, 5_001));
+    assert!(timeout(Duration::from_millis(20), nodes.requested()).await.is_err());
     assert_eq!(follow("one-more"), Ok(()));
 }
 
 #[tokio::test]
 async fn without_facts_only_the_own_node_is_served() {
-    let nodes = AnyNode::new(Publisher::new("n1"));
-    let asking = nodes.asking();
-    let follow = |it: &str| asking.follow(it, (0, 0)).map(drop);
-    let other = asking.follow("n2", (0, 0)).unwrap();
-    assert_eq!(nodes.forget(), ["n2".into()]);
+    let nodes = NodeRegistry::new(Publisher::new("n1"));
+    let requests = nodes.requests();
+    let follow = |it: &str| requests.subscribe(it, (0, 0)).map(drop);
+    let other = requests.subscribe("n2", (0, 0)).unwrap();
+    assert_eq!(nodes.clear(), ["n2".into()]);
     assert!(timeout(LIMIT, other.clone().next()).await.unwrap().is_none(), "its follower is told of the end");
-    assert!(timeout(Duration::from_millis(20), nodes.asked()).await.is_err());
-    assert_eq!(follow("n2"), Err(Refusal::NoFacts));
+    assert!(timeout(Duration::from_millis(20), nodes.requested()).await.is_err());
+    assert_eq!(follow("n2"), Err(SubscribeError::NoClusterState));
     assert_eq!(follow("n1"), Ok(()));
-    nodes.learn([("n2".into(), NodeInfo::default())].into_iter().collect());
+    nodes.set_cluster_nodes([("n2".into(), NodeInfo::default())].into_iter().collect());
     assert_eq!(follow("n2"), Ok(()));
-    assert_eq!(nodes.asked().await, ["n2".into()]);
+    assert_eq!(nodes.requested().await, ["n2".into()]);
 }
 
 #[tokio::test]
 async fn no_two_states_of_a_process_have_one_revision() {
-    let nodes = AnyNode::new(Publisher::new("n1"));
-    let asking = nodes.asking();
+    let nodes = NodeRegistry::new(Publisher::new("n1"));
+    let requests = nodes.requests();
     let revision = async |node: &str, endpoint| {
-        let mut states = asking.follow(node, (0, 0)).unwrap();
+        let mut states = requests.subscribe(node, (0, 0)).unwrap();
         nodes.publish(node, seen_by(node, &[("p", endpoint)]));
         let it = states.next().await.unwrap();
         (it.instance_id, it.rev)
@@ -151,8 +151,8 @@ async fn no_two_states_of_a_process_have_one_revision() {
             assert!(same == instance && seen.insert(rev));
         }
         // A node that was let go of, and comes back.
-        nodes.look();
-        nodes.look();
+        nodes.remove_idle();
+        nodes.remove_idle();
     }
 }
 
@@ -160,9 +160,9 @@ async fn no_two_states_of_a_process_have_one_revision() {
 async fn a_thousand_watchers_are_each_told_of_one_change() {
     let folder = Folder::new();
     let publisher = Publisher::new("n1");
-    let ready = publisher.sibling("never");
-    let nodes = AnyNode::new(publisher);
-    let brain = Brain::with(&folder.socket(), ready, nodes.asking()).await;
+    let ready = publisher.for_node("never");
+    let nodes = NodeRegistry::new(publisher);
+    let brain = Brain::with(&folder.socket(), ready, nodes.requests()).await;
     let channel = crate::common::channel(&folder.socket()).await;
     let names: Vec<_> = (0..1000).map(|it| format!("node-{it}")).collect();
     let clients = async {

@@ -4,7 +4,7 @@
 
 use std::{future::Future, pin::Pin};
 
-use proto::localv1::{EmptyOp, OpItem, op_item::Op};
+use proxy_contract::localv1::{EmptyOp, OpItem, op_item::Op};
 use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Status, Streaming};
@@ -78,7 +78,7 @@ impl<V: View> Watcher<V> {
     async fn converse(&mut self) -> Result<std::convert::Infallible, End> {
         let request = self.first_request().await?;
         let granted = self.view.grant(&request).numbers();
-        self.send(Op::Reset(EmptyOp { granted, ..EmptyOp::default() })).await?;
+        self.send(Op::Reset(EmptyOp { extensions: granted, ..EmptyOp::default() })).await?;
         // The first state, and another view, are told of even if nothing differs.
         let mut is_owed = self.view.ask(request).map_err(End::Refused)?;
         loop {

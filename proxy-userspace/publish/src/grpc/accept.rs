@@ -24,8 +24,8 @@ use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
 use super::{
+    authz::Peer,
     listen::{Accepted, Listener},
-    peer::Peer,
     tls::ServerTls,
 };
 

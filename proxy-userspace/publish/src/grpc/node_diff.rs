@@ -12,12 +12,12 @@ use model::{
     state::{Endpoint, EndpointKey, NodeInfo, NodeInfos, NodeState, ServiceState},
 };
 use prost::Message as _;
-use proto::localv1::{OpItem, Ref, Set, Value, op_item::Op};
+use proxy_contract::localv1::{OpItem, Ref, Set, Value, op_item::Op};
 use wire::Extensions;
 
 /// The operations, made one by one: whoever is slow costs no more than the two states, and a word for each Service that
 /// differs.
-pub(super) struct Changes {
+pub(super) struct NodeDiff {
     additions: Extensions,
     /// The Nodes that differ, in ascending order of names; if they are told of at all.
     nodes: Vec<(Arc<str>, Option<NodeInfo>)>,
@@ -61,7 +61,7 @@ enum Phase {
     DeleteNodes,
 }
 
-impl Changes {
+impl NodeDiff {
     /// What makes `new` of `old`, at the cost of what differs.
     pub(super) fn new(old: &NodeState, new: &NodeState, additions: Extensions) -> Self {
         // A thousand watchers that begin have one each: counted first, so that it is no larger than it must be.
@@ -100,7 +100,7 @@ impl Changes {
     }
 }
 
-impl Iterator for Changes {
+impl Iterator for NodeDiff {
     type Item = OpItem;
 
     fn next(&mut self) -> Option<OpItem> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use model::state::NodeState;
 use proptest::{collection::vec, prelude::*, test_runner::Config};
-use proto::{Target, client::Client};
+use proxy_contract::{Target, client::Client};
 use publish::upstream::Upstream;
 use tokio::time::{sleep, timeout};
 
@@ -86,7 +86,7 @@ async fn play(steps: Vec<Step>) {
     };
     tokio::select! {
         () = history => {}
-        () = upstream.follow() => panic!("it never ends"),
+        () = upstream.run() => panic!("it never ends"),
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use model::state::{EndpointKey, Scopes};
 use prost::Message as _;
-use proto::{
+use proxy_contract::{
     Target,
     client::Client,
     localv1::{
@@ -101,7 +101,7 @@ async fn what_kpng_said_is_a_state() {
     let mut states = upstream.subscribe();
     let published = tokio::select! {
         published = timeout(LIMIT, states.next()) => published.unwrap().unwrap(),
-        () = upstream.follow() => panic!("it never ends"),
+        () = upstream.run() => panic!("it never ends"),
     };
     // KPNG gives no revisions: they are counted here.
     assert_eq!((published.rev, published.state.services.len()), (1, 1));

@@ -19,7 +19,7 @@ const REFUSED: Duration = Duration::from_secs(60);
 
 /// What is known of the connection to a brain.
 #[derive(Debug)]
-pub(super) struct Outage {
+pub(super) struct Backoff {
     target: Target,
     /// The longest that the next pause may be.
     pause: Duration,
@@ -29,7 +29,7 @@ pub(super) struct Outage {
     has_state: bool,
 }
 
-impl Outage {
+impl Backoff {
     pub(super) fn new(target: &Target) -> Self {
         Self { target: target.clone(), pause: PAUSE.0, since: None, has_state: false }
     }
@@ -83,13 +83,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pauses_grow_to_a_limit_and_differ() {
-        let mut outage = Outage::new(&"unix:///x".parse().unwrap());
-        let pauses: Vec<_> = (0..12).map(|_| outage.failed("gone") - Instant::now()).collect();
+        let mut backoff = Backoff::new(&"unix:///x".parse().unwrap());
+        let pauses: Vec<_> = (0..12).map(|_| backoff.failed("gone") - Instant::now()).collect();
         assert!(pauses[0] >= PAUSE.0 / 2 && pauses[0] <= PAUSE.0);
         assert!(pauses[11] >= PAUSE.1 / 2 && pauses.iter().all(|it| *it <= PAUSE.1));
         let last: BTreeSet<_> = pauses[8..].iter().collect();
         assert!(last.len() > 1, "{last:?}");
-        outage.synced();
-        assert!(outage.failed("gone again") - Instant::now() <= PAUSE.0);
+        backoff.synced();
+        assert!(backoff.failed("gone again") - Instant::now() <= PAUSE.0);
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use model::state::NodeState;
-use proto::localv1::op_item::Op;
-use publish::{Publisher, Refusal, Subscription, grpc::Nodes};
+use proxy_contract::localv1::op_item::Op;
+use publish::{Publisher, SubscribeError, Subscription, grpc::NodeStates};
 use tokio::time::timeout;
 
 use crate::common::{Brain, Folder, LIMIT, Peer, service, state};
@@ -124,9 +124,9 @@ async fn operations_come_in_the_order_that_keeps_endpoints_with_their_services()
 
 struct TwoNodes([Subscription; 2]);
 
-impl Nodes for TwoNodes {
-    fn follow(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, Refusal> {
-        let position = ["n1", "n2"].iter().position(|it| *it == node).ok_or(Refusal::NotServed)?;
+impl NodeStates for TwoNodes {
+    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError> {
+        let position = ["n1", "n2"].iter().position(|it| *it == node).ok_or(SubscribeError::NotServed)?;
         Ok(self.0[position].resume(seen.0, seen.1))
     }
 }
@@ -192,17 +192,17 @@ async fn a_watcher_that_goes_is_dropped_at_once() {
     let folder = Folder::new();
     let brain = Brain::start(&folder.socket()).await;
     brain.publisher.publish(state([service("ns/a", &[])]));
-    let before = brain.publisher.followers();
+    let before = brain.publisher.subscribers();
     let mut peers = Vec::new();
     for _ in 0..5 {
         let mut peer = Peer::start(&folder.socket(), "n1").await;
         peer.change_set().await;
         peers.push(peer);
     }
-    assert_eq!(brain.publisher.followers(), before + 5);
+    assert_eq!(brain.publisher.subscribers(), before + 5);
     drop(peers);
     let gone = async {
-        while brain.publisher.followers() > before {
+        while brain.publisher.subscribers() > before {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };

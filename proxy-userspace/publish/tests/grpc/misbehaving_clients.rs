@@ -71,10 +71,10 @@ async fn a_message_that_is_none_ends_its_own_stream_only() {
     good.change_set().await;
     // A node name that is no text, and one that is too long.
     let long = "n".repeat(1 << 20);
-    let revision = proto::localv1::Revision { instance_id: 3, rev: 4 };
+    let revision = proxy_contract::localv1::Revision { instance_id: 3, rev: 4 };
     let mut client = tonic::client::Grpc::new(channel);
     client.ready().await.unwrap();
-    let codec = tonic_prost::ProstCodec::<_, proto::localv1::OpItem>::default();
+    let codec = tonic_prost::ProstCodec::<_, proxy_contract::localv1::OpItem>::default();
     let path = PathAndQuery::from_static("/localv1.Sets/Watch");
     let answer = client.streaming(tonic::Request::new(tokio_stream::once(revision)), path, codec).await;
     let item = answer.unwrap().into_inner().message().await;

@@ -13,10 +13,10 @@ use std::{
 use model::state::{self, NodeState};
 use tokio::sync::Notify;
 
-use crate::{Publisher, Refusal, Subscription, grpc::Nodes};
+use crate::{Publisher, SubscribeError, Subscription, grpc::NodeStates};
 
 /// How often to look for nodes that nobody follows any more: they are let go of at the second look.
-pub const LOOK: Duration = Duration::from_secs(15);
+pub const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The most nodes that are followed although no Node object is called so: as many as a cluster may have.
 const MOST_STRANGERS: usize = 5_000;
@@ -24,15 +24,15 @@ const MOST_STRANGERS: usize = 5_000;
 /// The longest name of a node.
 const LONGEST_NAME: usize = 253;
 
-/// The nodes that are followed besides the brain's own. The brain holds this; who serves holds [`Asking`].
+/// The nodes that are followed besides the brain's own. The brain holds this; who serves holds [`NodeRequests`].
 #[derive(Debug)]
-pub struct AnyNode {
+pub struct NodeRegistry {
     shared: Arc<Shared>,
 }
 
-/// Hands out the state of any node, as long as the brain holds the [`AnyNode`] it came from.
+/// Hands out the state of any node, as long as the brain holds the [`NodeRegistry`] it came from.
 #[derive(Clone, Debug)]
-pub struct Asking {
+pub struct NodeRequests {
     own: Arc<str>,
     /// The brain's own node is followed by this.
     states: Subscription,
@@ -65,7 +65,7 @@ struct Followed {
     is_idle: bool,
 }
 
-impl AnyNode {
+impl NodeRegistry {
     /// All nodes, beside the one of `own`.
     pub fn new(own: Publisher) -> Self {
         let table = Table {
@@ -79,16 +79,16 @@ impl AnyNode {
     }
 
     /// Who serves needs this.
-    pub fn asking(&self) -> Asking {
+    pub fn requests(&self) -> NodeRequests {
         let table = self.shared.table();
         let states = table.own.subscribe();
-        Asking { own: Arc::clone(table.own.node()), states, shared: Arc::downgrade(&self.shared) }
+        NodeRequests { own: Arc::clone(table.own.node()), states, shared: Arc::downgrade(&self.shared) }
     }
 
     /// Waits for nodes that are asked for and have not been handed out here before.
     ///
     /// Nothing is lost if it is dropped while it waits.
-    pub async fn asked(&self) -> Vec<Arc<str>> {
+    pub async fn requested(&self) -> Vec<Arc<str>> {
         loop {
             let asked = std::mem::take(&mut self.shared.table().asked);
             if !asked.is_empty() {
@@ -99,13 +99,13 @@ impl AnyNode {
     }
 
     /// Takes note of the Nodes that there are.
-    pub fn learn(&self, nodes: state::NodeInfos) {
+    pub fn set_cluster_nodes(&self, nodes: state::NodeInfos) {
         self.shared.table().known = Some(nodes);
     }
 
     /// Takes note that there are no facts: lets go of all nodes but the own one, and returns them. Who follows one is told
     /// that it is the end, and refused from now on, until something is learned again.
-    pub fn forget(&self) -> Vec<Arc<str>> {
+    pub fn clear(&self) -> Vec<Arc<str>> {
         let mut table = self.shared.table();
         table.known = None;
         table.strangers = 0;
@@ -121,12 +121,12 @@ impl AnyNode {
         }
     }
 
-    /// Lets go of the nodes that nobody has followed since the last look, and returns them. To be called every [`LOOK`].
-    pub fn look(&self) -> Vec<Arc<str>> {
+    /// Lets go of the nodes that nobody has followed since the last look, and returns them. To be called every [`IDLE_CHECK_INTERVAL`].
+    pub fn remove_idle(&self) -> Vec<Arc<str>> {
         let mut table = self.shared.table();
         let mut gone = Vec::new();
         for (name, it) in &mut table.nodes {
-            let was_idle = std::mem::replace(&mut it.is_idle, it.publisher.followers() == 0);
+            let was_idle = std::mem::replace(&mut it.is_idle, it.publisher.subscribers() == 0);
             if was_idle && it.is_idle {
                 gone.push(Arc::clone(name));
             }
@@ -157,14 +157,14 @@ impl Table {
     }
 
     /// Adds a node that has not been followed.
-    fn add(&mut self, node: &str) -> Result<(), Refusal> {
-        let known = self.known.as_ref().ok_or(Refusal::NoFacts)?;
+    fn add(&mut self, node: &str) -> Result<(), SubscribeError> {
+        let known = self.known.as_ref().ok_or(SubscribeError::NoClusterState)?;
         let is_stranger = !known.contains_key(node);
         if is_stranger && self.strangers >= MOST_STRANGERS {
-            return Err(Refusal::TooManyStrangers(MOST_STRANGERS));
+            return Err(SubscribeError::TooManyUnknownNodes(MOST_STRANGERS));
         }
         let name: Arc<str> = node.into();
-        let publisher = self.own.sibling(Arc::clone(&name));
+        let publisher = self.own.for_node(Arc::clone(&name));
         self.strangers += usize::from(is_stranger);
         self.nodes.insert(Arc::clone(&name), Followed { publisher, is_stranger, is_idle: false });
         self.asked.push(name);
@@ -172,16 +172,16 @@ impl Table {
     }
 }
 
-impl Nodes for Asking {
-    fn follow(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, Refusal> {
+impl NodeStates for NodeRequests {
+    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError> {
         if node.is_empty() || *node == *self.own {
             return Ok(self.states.resume(seen.0, seen.1));
         }
         let fits = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-' || it == b'.';
         if node.len() > LONGEST_NAME || !node.bytes().all(fits) {
-            return Err(Refusal::NoName);
+            return Err(SubscribeError::InvalidName);
         }
-        let shared = self.shared.upgrade().ok_or(Refusal::Ending)?;
+        let shared = self.shared.upgrade().ok_or(SubscribeError::ShuttingDown)?;
         let mut table = shared.table();
         match table.nodes.get_mut(node) {
             Some(it) => it.is_idle = false,
@@ -190,7 +190,7 @@ impl Nodes for Asking {
                 shared.asked.notify_one();
             }
         }
-        let publisher = table.publisher(node).ok_or(Refusal::Ending)?;
+        let publisher = table.publisher(node).ok_or(SubscribeError::ShuttingDown)?;
         Ok(publisher.resume(seen.0, seen.1))
     }
 }

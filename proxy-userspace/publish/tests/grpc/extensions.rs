@@ -7,11 +7,11 @@ use model::{
     state::{NodeState, OtherServing, ServiceState},
 };
 use prost::Message as _;
-use proto::{
+use proxy_contract::{
     Target,
     client::Client,
     localnetv1::{NextFilter, endpoints_client::EndpointsClient},
-    localv1::{Addition, EmptyOp, OpItem, Service, WatchReq, op_item::Op},
+    localv1::{EmptyOp, Extension, OpItem, Service, WatchReq, op_item::Op},
 };
 use publish::upstream::Upstream;
 use tokio::time::timeout;
@@ -24,9 +24,11 @@ const UNKNOWN: i32 = 4711;
 /// Asks, wanting these, and is reset.
 async fn start(folder: &Folder, wanted: &[i32]) -> (Peer, Vec<i32>) {
     let mut peer = Peer::silent(&folder.socket()).await;
-    let request = WatchReq { node_name: String::new(), wanted: wanted.to_vec() };
+    let request = WatchReq { node_name: String::new(), extensions: wanted.to_vec() };
     peer.requests.send(request).await.unwrap();
-    let Op::Reset(EmptyOp { granted, revision: None }) = peer.item().await else { panic!("no reset") };
+    let Op::Reset(EmptyOp { extensions: granted, revision: None }) = peer.item().await else {
+        panic!("no reset")
+    };
     (peer, granted)
 }
 
@@ -42,8 +44,8 @@ async fn revisions_are_said_to_those_who_want_them() {
     let folder = Folder::new();
     let brain = Brain::start(&folder.socket()).await;
     brain.publisher.publish(NodeState::default());
-    let (mut peer, granted) = start(&folder, &[Addition::Revisions.into()]).await;
-    assert_eq!(granted, [i32::from(Addition::Revisions)]);
+    let (mut peer, granted) = start(&folder, &[Extension::Revisions.into()]).await;
+    assert_eq!(granted, [i32::from(Extension::Revisions)]);
     let Op::Sync(sync) = peer.item().await else { panic!("no sync") };
     let current = brain.publisher.current().unwrap();
     let revision = sync.revision.unwrap();
@@ -85,8 +87,8 @@ async fn who_wants_nothing_that_is_known_is_answered_as_kpng_would() {
     }
     assert!(heard.iter().all(|it| *it == heard[0]));
     // Among what is not known, what is known is granted.
-    let (_, granted) = start(&folder, &[UNKNOWN, Addition::TriggerTimes.into()]).await;
-    assert_eq!(granted, [i32::from(Addition::TriggerTimes)]);
+    let (_, granted) = start(&folder, &[UNKNOWN, Extension::TriggerTimes.into()]).await;
+    assert_eq!(granted, [i32::from(Extension::TriggerTimes)]);
     brain.stop().await;
 }
 
@@ -95,7 +97,7 @@ async fn the_trigger_time_travels_with_the_change_it_led_to() {
     let folder = Folder::new();
     let brain = Brain::start(&folder.socket()).await;
     brain.publisher.publish(triggered(1, &[("p", 1)]));
-    let (mut wanting, _) = start(&folder, &[Addition::TriggerTimes.into()]).await;
+    let (mut wanting, _) = start(&folder, &[Extension::TriggerTimes.into()]).await;
     let (mut plain, _) = start(&folder, &[]).await;
     for peer in [&mut wanting, &mut plain] {
         assert_eq!(peer.change_set().await, ["+s ns/a", "+e ns/a/p"]);
@@ -126,7 +128,7 @@ async fn an_agent_hears_of_all_that_is_said_about_a_state() {
     brain.publisher.publish(triggered(1, &[("p", 1)]));
     let client = || Client::new(Target::Unix(folder.socket()), "n1");
     let time = |it: &NodeState| it.services.values().next().unwrap().trigger_time.map(Timestamp::as_micros);
-    for upstream in [Upstream::new(client(), "n1"), Upstream::new(client(), "n1").resuming(0, 0)] {
+    for upstream in [Upstream::new(client(), "n1"), Upstream::new(client(), "n1").resume_from(0, 0)] {
         let mut states = upstream.subscribe();
         let heard = async {
             assert_eq!(time(&states.next().await.unwrap().state), Some(1));
@@ -136,7 +138,7 @@ async fn an_agent_hears_of_all_that_is_said_about_a_state() {
         };
         tokio::select! {
             it = timeout(LIMIT, heard) => it.unwrap(),
-            () = upstream.follow() => panic!("it never ends"),
+            () = upstream.run() => panic!("it never ends"),
         }
     }
     brain.stop().await;
@@ -150,13 +152,13 @@ async fn the_long_poll_says_what_is_wanted() {
     for (wanted, granted, time) in [
         (vec![], vec![], None),
         (vec![UNKNOWN], vec![], None),
-        (vec![UNKNOWN, Addition::TriggerTimes.into()], vec![Addition::TriggerTimes.into()], Some(9)),
+        (vec![UNKNOWN, Extension::TriggerTimes.into()], vec![Extension::TriggerTimes.into()], Some(9)),
     ] {
-        let filter = NextFilter { wanted: wanted.clone(), ..NextFilter::default() };
+        let filter = NextFilter { extensions: wanted.clone(), ..NextFilter::default() };
         let mut client = EndpointsClient::new(channel(&folder.socket()).await);
         let mut items = client.next(filter).await.unwrap().into_inner();
         let first = items.message().await.unwrap().unwrap();
-        assert_eq!((first.granted, first.next.unwrap().wanted), (granted, wanted));
+        assert_eq!((first.extensions, first.next.unwrap().extensions), (granted, wanted));
         let service = items.message().await.unwrap().unwrap().endpoints.unwrap().service.unwrap();
         assert_eq!(service.trigger_time, time);
     }
@@ -182,7 +184,7 @@ async fn nodes_and_unselected_targets_are_told_to_those_who_want_them() {
     let folder = Folder::new();
     let brain = Brain::start(&folder.socket()).await;
     brain.publisher.publish(told("192.0.2.1", 8));
-    let both = [Addition::Nodes.into(), Addition::Unselected.into()];
+    let both = [Extension::Nodes.into(), Extension::OtherServing.into()];
     let (mut wanting, granted) = start(&folder, &both).await;
     assert_eq!(granted, both);
     let (mut plain, _) = start(&folder, &[]).await;
@@ -211,7 +213,7 @@ async fn an_agent_has_the_very_state_of_its_brain() {
     let folder = Folder::new();
     let brain = Brain::start(&folder.socket()).await;
     let client = || Client::new(Target::Unix(folder.socket()), "n1");
-    for upstream in [Upstream::new(client(), "n1"), Upstream::new(client(), "n1").resuming(0, 0)] {
+    for upstream in [Upstream::new(client(), "n1"), Upstream::new(client(), "n1").resume_from(0, 0)] {
         let mut states = upstream.subscribe();
         let heard = async {
             let without_nodes =
@@ -224,7 +226,7 @@ async fn an_agent_has_the_very_state_of_its_brain() {
         };
         tokio::select! {
             it = timeout(LIMIT, heard) => it.expect("each state arrives"),
-            () = upstream.follow() => panic!("it never ends"),
+            () = upstream.run() => panic!("it never ends"),
         }
     }
     brain.stop().await;

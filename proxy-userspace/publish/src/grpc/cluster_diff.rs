@@ -15,7 +15,7 @@ use model::{
     cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
 };
 use prost::Message as _;
-use proto::{
+use proxy_contract::{
     globalv1::ServiceInfo,
     localv1::{OpItem, Set},
 };
@@ -24,7 +24,7 @@ use wire::{
     cluster::{EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info},
 };
 
-use super::changes::{delete, set};
+use super::node_diff::{delete, set};
 
 /// Which facts are told.
 #[derive(Clone, Copy)]
@@ -35,7 +35,7 @@ pub(super) struct Selection<'a> {
 }
 
 /// The operations, made one by one: whoever is slow costs no more than the two states of the facts.
-pub(super) struct FactsChanges {
+pub(super) struct ClusterDiff {
     nodes: Vec<Change<Arc<Node>>>,
     services: Vec<Change<(Arc<Service>, Option<Timestamp>)>>,
     /// By the beginning of the paths of their endpoints.
@@ -71,7 +71,7 @@ const PHASES: [Phase; 6] = [
     Phase::DeleteNodes,
 ];
 
-impl FactsChanges {
+impl ClusterDiff {
     /// What makes `new` of `old`; what both share is not looked into.
     pub(super) fn new(old: &ClusterState, new: &ClusterState, selection: Selection<'_>) -> Self {
         let nodes = differing(old.nodes(), new.nodes()).map(|(name, old, new)| Change {
@@ -124,7 +124,7 @@ impl FactsChanges {
     }
 }
 
-impl Iterator for FactsChanges {
+impl Iterator for ClusterDiff {
     type Item = OpItem;
 
     fn next(&mut self) -> Option<OpItem> {
