@@ -241,7 +241,7 @@ mod tests {
             }
             Saying::NoEndpoint(of, it) => Event::DeleteEndpoint(path(of), it.to_string()),
             Saying::Node(it, value) => {
-                Event::SetNode(it.to_string(), Node { is_leaving: value, ..Node::default() })
+                Event::SetNode(it.to_string(), Node { is_being_deleted: value, ..Node::default() })
             }
             Saying::NoNode(it) => Event::DeleteNode(it.to_string()),
             Saying::Sync => Event::Sync(None),

@@ -209,7 +209,7 @@ impl Reader {
         let mut found = Vec::new();
         for (message, place) in ports.iter().zip(places) {
             let Some(index) = *place else { continue };
-            let targets = message.unselected.iter().filter_map(|it| self.parse("ports.unselected", it));
+            let targets = message.other_serving.iter().filter_map(|it| self.parse("ports.other_serving", it));
             found.extend(targets.map(|target| OtherServing { index, target }));
         }
         found.sort_unstable();
@@ -238,14 +238,15 @@ impl Reader {
             (name, _) => TargetPort::Name(name.to_owned()),
         };
         // A brain that does not say whether a port is usable means: an empty set refuses.
-        let usable = message.usable.unwrap_or_default();
+        let usable = message.has_any_endpoint.unwrap_or_default();
         Some(ServicePort {
             name: message.name.clone(),
             protocol,
             port,
             node_port: node_port.and_then(|it| self.port_number("ports", it)),
             target_port,
-            conflicting_addresses: self.addresses("ports.lost", message.lost.as_ref()),
+            conflicting_addresses: self
+                .addresses("ports.conflicting_addresses", message.conflicting_addresses.as_ref()),
             has_any_endpoint: PerFamily { v4: usable.v4, v6: usable.v6 },
         })
     }
@@ -280,7 +281,7 @@ impl Reader {
             EndpointKey::Anonymous(key.to_owned())
         };
         let (hostname, local, serving_terminating) =
-            (message.hostname.clone(), message.local, message.is_leaving);
+            (message.hostname.clone(), message.local, message.serving_terminating);
         Some(Endpoint { key, hostname, v4, v6, local, serving_terminating, ports })
     }
 

@@ -56,7 +56,7 @@ pub fn service_with_extensions(state: &ServiceState, additions: Extensions) -> l
     if additions.other_serving {
         for it in &*state.other_serving {
             if let Some(port) = message.ports.get_mut(usize::from(it.index)) {
-                port.unselected.push(it.target.to_string());
+                port.other_serving.push(it.target.to_string());
             }
         }
     }
@@ -96,9 +96,13 @@ fn port(port: &ServicePort) -> localv1::PortMapping {
         node_port: port.node_port.map_or(0, |it| it.get().into()),
         target_port,
         target_port_name,
-        usable: Some(localv1::FamilyFlags { v4: port.has_any_endpoint.v4, v6: port.has_any_endpoint.v6 }),
-        lost: (!port.conflicting_addresses.is_empty()).then(|| ip_set(&port.conflicting_addresses)),
-        unselected: Vec::new(),
+        has_any_endpoint: Some(localv1::FamilyFlags {
+            v4: port.has_any_endpoint.v4,
+            v6: port.has_any_endpoint.v6,
+        }),
+        conflicting_addresses: (!port.conflicting_addresses.is_empty())
+            .then(|| ip_set(&port.conflicting_addresses)),
+        other_serving: Vec::new(),
     }
 }
 
@@ -132,7 +136,7 @@ pub fn endpoint(service: &Service, endpoint: &Endpoint) -> localv1::Endpoint {
             v6: endpoint.v6.iter().map(ToString::to_string).collect(),
         }),
         local: endpoint.local,
-        is_leaving: endpoint.serving_terminating,
+        serving_terminating: endpoint.serving_terminating,
         port_overrides: ports.collect(),
         scopes: Some(scopes(all)),
         pod_name: match endpoint.key {

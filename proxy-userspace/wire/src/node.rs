@@ -14,7 +14,7 @@ pub fn node(name: &str, node: &NodeInfo) -> localv1::Node {
         name: name.to_owned(),
         addresses: node.addresses.iter().map(ToString::to_string).collect(),
         pod_cidrs: node.pod_cidrs.iter().map(ToString::to_string).collect(),
-        is_leaving: node.is_being_deleted,
+        is_being_deleted: node.is_being_deleted,
     }
 }
 

@@ -89,7 +89,8 @@ impl NodeStateDecoder {
                 continue;
             };
             let mut reader = Reader::new(format!("node {name}"));
-            let node = node::read(&mut reader, &message.addresses, &message.pod_cidrs, message.is_leaving);
+            let node =
+                node::read(&mut reader, &message.addresses, &message.pod_cidrs, message.is_being_deleted);
             let rejected = reader.into_rejected();
             tell(&rejected, before.as_deref());
             if !rejected.is_empty() {

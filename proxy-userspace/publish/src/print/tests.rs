@@ -69,7 +69,7 @@ fn published() -> Published {
 fn json_is_one_object_on_one_line() {
     let text = render(&published(), Format::Json).unwrap();
     assert_eq!(text.lines().count(), 1);
-    let begin = r#"{"instanceId":"18446744073709551615","rev":"7","node":"n1","items":[{"service":{"namespace":"shop","name":"y","type":"NodePort","ips":{"clusterIps":{"v4":["10.96.0.10"]},"externalIps":{},"loadBalancerIps":{}},"ports":[{"name":"http","protocol":"TCP","port":80,"nodePort":30080,"targetPort":8080,"usable":{"v4":true}},"#;
+    let begin = r#"{"instanceId":"18446744073709551615","rev":"7","node":"n1","items":[{"service":{"namespace":"shop","name":"y","type":"NodePort","ips":{"clusterIps":{"v4":["10.96.0.10"]},"externalIps":{},"loadBalancerIps":{}},"ports":[{"name":"http","protocol":"TCP","port":80,"nodePort":30080,"targetPort":8080,"hasAnyEndpoint":{"v4":true}},"#;
     assert!(text.starts_with(begin), "{text}");
     let endpoint = r#""endpoints":[{"ips":{"v4":["10.1.0.1"]},"local":true,"portOverrides":[{"name":"http","port":8080,"index":0}],"scopes":{"internal":true,"external":true,"cluster":true},"podName":"p1"},"#;
     assert!(text.contains(endpoint), "{text}");

@@ -190,16 +190,16 @@ async fn nodes_and_unselected_targets_are_told_to_those_who_want_them() {
     let (mut plain, _) = start(&folder, &[]).await;
     assert_eq!(wanting.change_set().await, ["+n n7", "+s ns/a", "+e ns/a/p"]);
     assert_eq!(plain.change_set().await, ["+s ns/a", "+e ns/a/p"]);
-    assert_eq!(wanting.services["ns/a"].ports[0].unselected, ["10.1.0.8:53"]);
+    assert_eq!(wanting.services["ns/a"].ports[0].other_serving, ["10.1.0.8:53"]);
     assert_eq!(wanting.nodes["n7"].addresses, ["192.0.2.1", "fd00::7"]);
-    assert!(plain.services["ns/a"].ports[0].unselected.is_empty());
+    assert!(plain.services["ns/a"].ports[0].other_serving.is_empty());
     for peer in [&wanting, &plain] {
         peer.ask("").await;
     }
     // To who does not want them, they are no change at all.
     brain.publisher.publish(told("192.0.2.1", 9));
     assert_eq!(wanting.change_set().await, ["+n n7", "+s ns/a"]);
-    assert!(wanting.nodes["n7"].is_leaving);
+    assert!(wanting.nodes["n7"].is_being_deleted);
     wanting.ask("").await;
     let nodes = model::state::NodeInfos::default();
     brain.publisher.publish(NodeState { nodes, ..told("192.0.2.1", 9) });

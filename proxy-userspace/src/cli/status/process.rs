@@ -153,7 +153,7 @@ mod tests {
             r#"{"namespace":"default","name":"web","type":"NodePort",
                 "ips":{"clusterIps":{"v4":["10.96.0.10"],"v6":["fd00::10"]},"externalIps":{"v4":["192.0.2.1"]}},
                 "ports":[{"name":"http","protocol":"TCP","port":80,"nodePort":30080,"targetPort":8080,
-                          "lost":{"v4":["192.0.2.1"]}}]}"#,
+                          "conflictingAddresses":{"v4":["192.0.2.1"]}}]}"#,
         )
         .unwrap();
         let mut frontends: Vec<_> = names(&service).into_iter().map(|(it, _)| it).collect();

@@ -133,7 +133,7 @@ fn node_fact(name: &Arc<str>, message: &NodeInfo) -> Decoded<Node> {
     let message = message.node.as_ref().unwrap_or(&nothing);
     let topology = message.topology.as_ref().map(|it| &it.zone).filter(|it| !it.is_empty());
     let zone = topology.or_else(|| message.labels.get(ZONE)).filter(|it| !it.is_empty());
-    let info = node::read(&mut reader, &message.addresses, &message.pod_cidrs, message.is_leaving);
+    let info = node::read(&mut reader, &message.addresses, &message.pod_cidrs, message.is_being_deleted);
     let value = Node { name: Arc::clone(name), zone: zone.map(|it| it.as_str().into()), info };
     Decoded { value, rejected: reader.into_rejected() }
 }

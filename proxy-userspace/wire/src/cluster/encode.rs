@@ -66,7 +66,7 @@ pub fn service_info(service: &Service, trigger_time: Option<Timestamp>) -> Optio
     });
     for port in &mut message.ports {
         // That is for each brain to find out.
-        port.usable = None;
+        port.has_any_endpoint = None;
     }
     message.labels = label(PROXY_NAME, service.proxy_name.as_deref());
     let mut info = ServiceInfo {
@@ -137,7 +137,7 @@ pub fn node_info(node: &Node) -> Option<NodeInfo> {
         }),
         addresses: info.addresses,
         pod_cidrs: info.pod_cidrs,
-        is_leaving: info.is_leaving,
+        is_being_deleted: info.is_being_deleted,
         ..globalv1::Node::default()
     };
     let mut info = NodeInfo { hash: 0, node: Some(message) };
