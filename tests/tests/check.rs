@@ -356,7 +356,7 @@ fn status_names_what_is_refused() {
 fn a_node_that_the_cluster_does_not_know_is_told_of() {
     let Some(world) = TestNode::or_skip("a_node_that_the_cluster_does_not_know_is_told_of") else { return };
     let mut agent = serve(&world);
-    const SAYS: &str = "no Node object is called so (there are n2)";
+    const SAYS: &str = "no Node object has this name (found n2)";
     assert!(!status(&world, &[]).contains("REJECTED"), "manifests may do without nodes");
     let node = |name| {
         manifest::write_atomically(&world.manifests().join("node.yaml"), &manifest::node(name)).unwrap()

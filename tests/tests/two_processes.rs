@@ -173,7 +173,7 @@ fn both_halves_say_that_the_cluster_does_not_know_the_node() {
     let (mut brain, mut agent) = (pair.brain(), pair.agent());
     for half in [&mut brain, &mut agent] {
         let log = half.log_path().to_owned();
-        let says = "no Node object is called so (there are n2)";
+        let says = "no Node object has this name (found n2)";
         half.wait_until(LIMIT, || fs::read_to_string(&log).is_ok_and(|it| it.contains(says))).unwrap();
     }
 }

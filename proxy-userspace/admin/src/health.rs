@@ -151,7 +151,7 @@ pub(crate) fn readiness(record: &Record, now: Moment) -> Vec<(String, Result<(),
         let synced = if source.synced { Ok(()) } else { Err(format!("not read to the end yet{error}")) };
         checks.push((format!("source-{name}"), synced));
     }
-    if record.role == Role::Decides {
+    if record.role == Role::Brain {
         let published = record.published.as_ref().map(drop);
         checks.push(("state".into(), published.ok_or_else(|| "none is decided yet".into())));
         return checks;

@@ -61,9 +61,9 @@ pub struct Admin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It brings it into force in the kernel.
-    Serves,
+    Backend,
     /// It only tells others.
-    Decides,
+    Brain,
 }
 
 /// Who refuses things.

@@ -150,7 +150,7 @@ impl Record {
     /// What leads sockets, if any are led; else what leads packets. The words are kube-proxy's where it has them.
     pub(crate) fn mode(&self) -> &'static str {
         // What leads sockets counts.
-        let is_alone = self.role == Role::Serves && self.counters.is_none();
+        let is_alone = self.role == Role::Backend && self.counters.is_none();
         if is_alone { "nftables" } else { "ebpf" }
     }
 
@@ -162,7 +162,7 @@ impl Record {
         let nothing = NodeState::default();
         let before = self.published.as_ref().map_or(&nothing, |(it, _)| &it.state);
         let changes = Changes::between(before, &published.state);
-        if self.role == Role::Decides {
+        if self.role == Role::Brain {
             self.tally.update(before, &published.state);
         }
         self.saw_own_node |= published.state.nodes.contains_key(&self.node);
@@ -255,11 +255,11 @@ impl Record {
     /// What is published and not in force yet.
     pub(crate) fn pending(&self) -> Changes {
         match (self.role, &self.published, &self.in_force) {
-            (Role::Decides, _, _) | (_, None, _) => Changes::default(),
-            (Role::Serves, Some((published, _)), None) => {
+            (Role::Brain, _, _) | (_, None, _) => Changes::default(),
+            (Role::Backend, Some((published, _)), None) => {
                 Changes::between(&NodeState::default(), &published.state)
             }
-            (Role::Serves, Some((published, _)), Some(in_force)) => {
+            (Role::Backend, Some((published, _)), Some(in_force)) => {
                 Changes::between(&in_force.published.state, &published.state)
             }
         }
@@ -267,7 +267,7 @@ impl Record {
 
     /// For how long the oldest change waits that is not in force.
     pub(crate) fn waiting_for(&self, now: Instant) -> Option<Duration> {
-        let since = if self.role == Role::Serves { self.waiting } else { None };
+        let since = if self.role == Role::Backend { self.waiting } else { None };
         since.map(|it| now.duration_since(it))
     }
 }

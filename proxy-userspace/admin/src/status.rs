@@ -185,8 +185,8 @@ impl Record {
     /// The state that is served, by whatever means.
     pub(crate) fn served(&self) -> Option<std::sync::Arc<publish::Published>> {
         match self.role {
-            Role::Serves => self.in_force.as_ref().map(|it| &it.published),
-            Role::Decides => self.published.as_ref().map(|(it, _)| it),
+            Role::Backend => self.in_force.as_ref().map(|it| &it.published),
+            Role::Brain => self.published.as_ref().map(|(it, _)| it),
         }
         .cloned()
     }

@@ -17,7 +17,7 @@ use model::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use source::file::{Format, Object, parse};
+use source::file::{ManifestFormat, Object, parse};
 
 /// How many examples there are: one that is not read is noticed.
 const CASES: usize = 57;
@@ -95,7 +95,7 @@ fn files() -> BTreeSet<PathBuf> {
 
 fn facts_of(manifests: &[Value]) -> ClusterState {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": manifests});
-    let parsed = parse("case", list.to_string().as_bytes(), Format::Json).unwrap();
+    let parsed = parse("case", list.to_string().as_bytes(), ManifestFormat::Json).unwrap();
     let mut facts = ClusterState::default();
     for (_, object) in parsed.objects {
         match object {

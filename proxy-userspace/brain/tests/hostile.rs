@@ -6,7 +6,7 @@ use brain::{Brain, Options, node_state};
 use model::{cluster::ClusterState, state::NodeState};
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use serde_json::{Value, json};
-use source::file::{Format, Object, Parsed, parse};
+use source::file::{ManifestFormat, Object, ParsedManifest, parse};
 
 fn some_word() -> impl Strategy<Value = String> {
     let known = [
@@ -143,9 +143,9 @@ fn some_object() -> impl Strategy<Value = Value> {
     prop_oneof![some_service(), some_slice(), node]
 }
 
-fn read(objects: &[Value]) -> Parsed {
+fn read(objects: &[Value]) -> ParsedManifest {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-    parse("hostile", list.to_string().as_bytes(), Format::Json).unwrap()
+    parse("hostile", list.to_string().as_bytes(), ManifestFormat::Json).unwrap()
 }
 
 proptest! {

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
-mod changes;
+mod cluster_changes;
 pub mod file;
 pub mod kube;
 pub mod kube_types;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use model::cluster::{ClusterState, Rejected};
 
-pub use changes::Changes;
+pub use cluster_changes::ClusterChanges;
 
 /// What a source has to say at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

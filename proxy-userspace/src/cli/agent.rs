@@ -1,4 +1,4 @@
-//! `agent`: does what a brain decides.
+//! `agent`: programs the kernel with the state that a brain serves.
 
 use std::time::SystemTime;
 
@@ -7,27 +7,31 @@ use anyhow::{Result, bail};
 use clap::Args;
 use publish::{Subscription, upstream::Upstream};
 
-use super::{block_on, config, flags, own_node, packets, plane, signals::Signals};
+use super::{
+    config, datapath,
+    flags::{DatapathFlags, NodeFlags, PacketFlags, ReportFlags, UpstreamFlags},
+    runtime::{Signals, block_on},
+};
 
-/// Serve this node as a brain in another process decides
+/// Program this node's kernel with the state that a brain serves
 ///
-/// Follows a `brain` (or KPNG's) over gRPC and keeps the kernel at what it says, until SIGTERM or SIGINT.
-/// While the brain is away the kernel goes on serving the last state, the log says how old it is, and the brain is
-/// asked again until it is back. The kernel goes on serving after the agent has ended, too; `cleanup` takes it all away.
+/// Follows a `brain` (or KPNG) over gRPC and applies its state, until SIGTERM or SIGINT.
+/// While the brain is unreachable, the last state stays active, the log reports its age, and the agent keeps
+/// reconnecting. The kernel keeps serving after the agent exits; `cleanup` removes everything.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
-    upstream: flags::Upstream,
+    upstream: UpstreamFlags,
     #[command(flatten)]
-    node: flags::Node,
+    node: NodeFlags,
     #[command(flatten)]
     _config: config::ConfigFile,
     #[command(flatten)]
-    data_plane: flags::DataPlane,
+    datapath: DatapathFlags,
     #[command(flatten)]
-    packets: packets::PacketFlags,
+    packets: PacketFlags,
     #[command(flatten)]
-    reports: flags::Reports,
+    reports: ReportFlags,
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
@@ -37,38 +41,38 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 async fn agent(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let name = flags.node.name()?;
-    let admin = Admin::new(name.as_str(), Role::Serves);
-    let health_checks = flags.data_plane.health_checks(&admin, &name)?;
-    let options = flags.packets.options(flags.data_plane.options(&name)?)?;
+    let admin = Admin::new(name.as_str(), Role::Backend);
+    let health_checks = flags.datapath.health_checks(&admin, &name)?;
+    let options = flags.packets.options(flags.datapath.options(&name)?)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name);
     let _reports = flags.reports.serve(&admin);
-    let kept = plane::keep(options, health_checks, || upstream.subscribe(), &admin);
+    let datapath = datapath::run(options, health_checks, || upstream.subscribe(), &admin);
     tokio::select! {
-        kept = kept => {
-            kept?;
-            bail!("nothing comes from the brain any more")
+        result = datapath => {
+            result?;
+            bail!("the subscription to the brain has ended")
         }
-        () = admin.follow(upstream.subscribe()) => bail!("nothing comes from the brain any more"),
-        () = tell_of_brain(&admin, upstream.subscribe()) => bail!("nothing comes from the brain any more"),
-        () = upstream.run() => bail!("the brain is not followed any more; the log says why"),
+        () = admin.follow(upstream.subscribe()) => bail!("the subscription to the brain has ended"),
+        () = report_brain(&admin, upstream.subscribe()) => bail!("the subscription to the brain has ended"),
+        () = upstream.run() => bail!("following the brain has stopped; the log names the reason"),
         () = signals.terminated() => {}
     }
-    tracing::info!("stopping; the kernel goes on serving the last state (`cleanup` would end that)");
+    tracing::info!("stopping; the kernel keeps serving the last state (`cleanup` removes it)");
     Ok(())
 }
 
-/// Tells whether the brain has said anything, when it last did, and whether it knows the node.
-async fn tell_of_brain(admin: &Admin, mut states: Subscription) {
+/// Reports whether the brain has sent a state, when it last did, and whether it knows a Node object of this node.
+async fn report_brain(admin: &Admin, mut states: Subscription) {
     const BRAIN: &str = "brain";
     admin.source(BRAIN, Source::default());
-    let mut said = None;
+    let mut reported = None;
     while let Some(published) = states.next().await {
         admin.source(BRAIN, Source { synced: true, last_contact: Some(SystemTime::now()), error: None });
-        let stranger = own_node::stranger(&published.node, &published.state.nodes, false);
-        if let Some(it) = stranger.as_ref().filter(|it| said.as_ref() != Some(*it)) {
+        let unknown = pipeline::unknown_node(&published.node, &published.state.nodes, false);
+        if let Some(it) = unknown.as_ref().filter(|it| reported.as_ref() != Some(*it)) {
             tracing::warn!("{it}");
         }
-        admin.rejected(Stage::Brain, stranger.clone());
-        said = stranger;
+        admin.rejected(Stage::Brain, unknown.clone());
+        reported = unknown;
     }
 }

@@ -1,30 +1,37 @@
-//! `brain`: decides, and lets others do.
+//! `brain`: computes node states and serves them to other processes.
 
 use std::sync::Arc;
 
 use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use clap::Args;
+use pipeline::Pipeline;
 use publish::grpc::{CountedNodes, ServedData};
 
-use super::{block_on, config, flags, pipeline::Pipeline, serving::Serving, signals::Signals};
+use super::{
+    admin_observer::AdminObserver,
+    config,
+    flags::{AnyNodeFlags, BrainReportFlags, ServeFlags, SourceFlags},
+    grpc_server::GrpcServer,
+    runtime::{Signals, block_on, trim_memory},
+};
 
-/// Decide what this node serves and tell others, without touching a kernel
+/// Compute node states and serve them over gRPC, without touching the kernel
 ///
-/// Reads the cluster's facts and serves the node's state over gRPC to `agent`, to `print --target`, and to any backend
-/// written for KPNG, until SIGTERM or SIGINT. A client never gets a partial state: nothing is said before all is known.
+/// Follows the cluster state and serves the state of this node to `agent`, to `print --target` and to backends written
+/// for KPNG, until SIGTERM or SIGINT. Clients never receive a partial state.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
-    facts: flags::Facts,
+    source: SourceFlags,
     #[command(flatten)]
     _config: config::ConfigFile,
     #[command(flatten)]
-    serve: flags::Serve,
+    serve: ServeFlags,
     #[command(flatten)]
-    any_node: flags::ServeAnyNode,
+    any_node: AnyNodeFlags,
     #[command(flatten)]
-    reports: flags::BrainReports,
+    reports: BrainReportFlags,
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
@@ -34,25 +41,27 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
 async fn brain(flags: &Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let serve = &flags.serve;
-    let mut pipeline = Pipeline::start(&flags.facts)?;
+    let mut pipeline = Pipeline::start(flags.source.config()?)?;
     if flags.any_node.serve_any_node {
-        pipeline.serve_others();
+        pipeline = pipeline.without_node_check();
     }
     let served = pipeline.served(flags.any_node.serve_any_node);
-    let admin = Admin::new(pipeline.node(), Role::Decides);
+    let admin = Admin::new(pipeline.node(), Role::Brain);
     let counted = CountedNodes::new(served.nodes);
     admin.watchers(counted.watchers());
     let served = ServedData { nodes: Arc::new(counted), ..served };
-    let mut serving = Serving::start(&serve.listen, &serve.tls, served, &pipeline.subscribe()).await?;
+    let mut server = GrpcServer::start(&serve.listen, &serve.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
+    let observer = AdminObserver(&admin);
     let result = tokio::select! {
-        () = admin.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
-        () = pipeline.publish(Some(&admin)) => Err(anyhow!("the source has ended; the log says why")),
-        result = serving.ended() => result,
+        () = admin.follow(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),
+        () = pipeline.run(&observer) => Err(anyhow!("the source has stopped; the log names the reason")),
+        result = server.failed() => result,
+        () = trim_memory() => Ok(()),
         () = signals.terminated() => Ok(()),
     };
     drop(pipeline);
-    serving.stop().await;
-    tracing::info!("stopping; those who follow keep their last state");
+    server.stop().await;
+    tracing::info!("stopping; clients keep their last state");
     result
 }

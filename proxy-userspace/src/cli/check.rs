@@ -12,7 +12,7 @@ use backend::ebpf::check::{Checkup, Finding, Level};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use super::{config, flags, packets};
+use super::{config, flags};
 
 /// Say whether this node can run the proxy, and whether it runs right
 ///
@@ -22,13 +22,13 @@ use super::{config, flags, packets};
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
-    _config: config::Given,
+    _config: config::ConfigFlag,
     #[command(flatten)]
-    data_plane: flags::DataPlane,
+    datapath: flags::DatapathFlags,
     #[command(flatten)]
-    packets: packets::PacketFlags,
+    packets: flags::PacketFlags,
     #[command(flatten)]
-    reports: flags::Reports,
+    reports: flags::ReportFlags,
     /// How to print it
     #[arg(long, short, value_enum, default_value = "text", env = "KUBE_PROXY_EBPF_OUTPUT")]
     output: Output,
@@ -50,7 +50,7 @@ pub(super) const ELSEWHERE: &str = "it says more where its metrics are: give the
 /// Looks, tells, and says whether nothing is broken.
 pub(super) fn main(flags: Flags) -> Result<bool> {
     // What is looked at does not depend on the name of the node.
-    let options = flags.packets.options(flags.data_plane.options("")?)?;
+    let options = flags.packets.options(flags.datapath.options("")?)?;
     let Checkup { machine, own, rivals } = backend::check(&options);
     let groups = [
         ("This machine", machine),
@@ -89,7 +89,7 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
 }
 
 /// Whether the process tells how it is, and how it is.
-fn process(reports: &flags::Reports) -> Vec<Finding> {
+fn process(reports: &flags::ReportFlags) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut ours = false;
     if let Some(address) = reports.metrics() {

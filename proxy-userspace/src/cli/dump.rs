@@ -16,7 +16,7 @@ use super::flags;
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
-    pins: flags::Pins,
+    pins: flags::PinFlags,
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {

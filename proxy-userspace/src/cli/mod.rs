@@ -1,50 +1,45 @@
-//! The command line: flags, commands, and the wiring of the rooms. The only place that knows them all.
+//! The command line: flags, subcommands and wiring. The only place that knows all crates.
 //!
 //! Exit codes: 0 done, 1 failed, 64 wrong usage (`EX_USAGE` of sysexits(3)).
 
+mod admin_observer;
 mod agent;
 mod brain;
 mod check;
 mod cleanup;
 mod config;
+mod datapath;
 mod dump;
-mod events;
 mod flags;
+mod grpc_server;
+mod health_check_events;
 mod logging;
-mod news;
-mod own_node;
-mod packets;
-mod pipeline;
-mod plane;
 mod print;
 mod run;
-mod serving;
-mod signals;
+mod runtime;
 mod status;
-mod tls;
+mod usage;
 
-use std::{fmt, io, process::ExitCode, time::Duration};
+use std::{io, process::ExitCode};
 
-use clap::{Parser, Subcommand, error::ErrorKind};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use config::{CommandLine, Wrong};
+use config::{CommandLine, ParseError};
 
 const WRONG_USAGE: u8 = 64;
-/// How long a command that has ended waits for what it still does in other threads.
-const STOP: Duration = Duration::from_secs(2);
 
 /// A Kubernetes service proxy with an eBPF data plane.
 ///
-/// It turns Services into translations at socket level: connect(2) to a Service's address goes to one of its endpoints,
-/// and from then on the kernel talks to the endpoint directly. An update takes effect for all sockets at one moment, and
-/// what is in the kernel goes on serving while this program is away.
+/// eBPF programs replace the destination of connect(2), and of UDP sends, to a Service with one of its endpoints; after
+/// that the kernel talks to the endpoint directly. Traffic without a socket on this node is translated by nftables.
+/// Updates are atomic, and the kernel keeps serving while this program is not running.
 #[derive(Debug, Parser)]
 #[command(version, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
     #[command(flatten)]
-    logging: logging::Flags,
+    log: logging::LogFlags,
 }
 
 #[derive(Debug, Subcommand)]
@@ -57,26 +52,30 @@ enum Command {
     Status(status::Flags),
     Dump(dump::Flags),
     Cleanup(cleanup::Flags),
-    /// Try the hooks and say whether they act; what `run` and `agent` start inside the cgroup
+    /// Probe the attached programs; `run` and `agent` start this inside the cgroup
     #[command(name = backend::CANARY, hide = true)]
     Canary,
 }
 
-/// Parses the command line, does what it says, and reports how it went.
+/// Parses the command line, runs the command and reports errors.
 pub(crate) fn main() -> ExitCode {
-    let line = match CommandLine::parse(std::env::args_os()) {
-        Ok(line) => line,
-        Err(Wrong::Usage(error)) => {
-            // The error is help or the version where that was asked for.
+    let parsed = CommandLine::parse(Cli::command(), std::env::args_os()).and_then(|line| {
+        let cli = Cli::from_arg_matches(line.matches())?;
+        Ok((line, cli))
+    });
+    let (line, cli) = match parsed {
+        Ok(parsed) => parsed,
+        Err(ParseError::Usage(error)) => {
+            // Help and version are such errors too.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(WRONG_USAGE) } else { ExitCode::SUCCESS };
         }
-        Err(Wrong::File(error)) => {
+        Err(ParseError::File(error)) => {
             eprintln!("error: {error}");
             return ExitCode::from(WRONG_USAGE);
         }
     };
-    line.cli.logging.start();
+    cli.log.init();
     for it in line.remarks() {
         tracing::info!("{it}");
     }
@@ -84,40 +83,32 @@ pub(crate) fn main() -> ExitCode {
         print!("{text}");
         return ExitCode::SUCCESS;
     }
-    let origins = line.origins();
-    let cli = line.cli;
+    let done = |()| true;
+    // The result is false if `check` or `status` has printed a problem.
     let result = match cli.command {
-        Command::Run(flags) => run::main(flags),
-        Command::Brain(flags) => brain::main(&flags),
-        Command::Agent(flags) => agent::main(flags),
-        Command::Print(flags) => print::main(flags),
-        Command::Check(flags) => match check::main(flags) {
-            Ok(true) => Ok(()),
-            // It has said what is broken.
-            Ok(false) => return ExitCode::FAILURE,
-            Err(error) => Err(error),
-        },
-        Command::Status(flags) => match status::main(flags) {
-            Ok(true) => Ok(()),
-            // It has said what cannot be read.
-            Ok(false) => return ExitCode::FAILURE,
-            Err(error) => Err(error),
-        },
-        Command::Dump(flags) => dump::main(&flags),
-        Command::Cleanup(flags) => cleanup::main(&flags),
-        Command::Canary => backend::obey_as_canary(io::stdin(), io::stdout()).map_err(Into::into),
+        Command::Run(flags) => run::main(flags).map(done),
+        Command::Brain(flags) => brain::main(&flags).map(done),
+        Command::Agent(flags) => agent::main(flags).map(done),
+        Command::Print(flags) => print::main(flags).map(done),
+        Command::Check(flags) => check::main(flags),
+        Command::Status(flags) => status::main(flags),
+        Command::Dump(flags) => dump::main(&flags).map(done),
+        Command::Cleanup(flags) => cleanup::main(&flags).map(done),
+        Command::Canary => backend::obey_as_canary(io::stdin(), io::stdout()).map(done).map_err(Into::into),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         // `print | head` is not a failure.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<clap::Error>() => {
             eprint!("{error}");
-            // Whoever has not written a flag does not know it.
+            // The user may not know a flag whose value comes from the file.
             let text = error.to_string();
             let words = text.split(|it: char| !it.is_ascii_alphanumeric() && it != '-');
-            for (flag, field) in origins.iter().filter(|(flag, _)| words.clone().any(|it| it == flag)) {
-                eprintln!("  {flag} is what the file says: {field}");
+            for (flag, field) in line.origins().iter().filter(|(flag, _)| words.clone().any(|it| it == flag))
+            {
+                eprintln!("  {flag} is set by the file: {field}");
             }
             ExitCode::from(WRONG_USAGE)
         }
@@ -128,48 +119,9 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Flags that make sense one by one, and none together.
-fn wrong_usage(message: impl fmt::Display) -> anyhow::Error {
-    clap::Error::raw(ErrorKind::ArgumentConflict, format!("{message}\n")).into()
-}
-
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Runs a command to its end.
-fn block_on(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
-    // One thread is enough: what takes long waits in the kernel, in a thread of its own.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(command);
-    // Whatever is still under way there may be broken off at any moment.
-    runtime.shutdown_timeout(STOP);
-    result
-}
-
 #[cfg(test)]
-mod tests {
-    use clap::CommandFactory as _;
-
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn each_flag_has_an_environment_variable_but_for_what_one_call_alone_can_mean() {
-        let mut command = Cli::command();
-        command.build();
-        let flags = command.get_subcommands().filter(|it| it.get_name() != "help").flat_map(|it| {
-            let without =
-                it.get_arguments().filter(|it| it.get_env().is_none()).filter_map(clap::Arg::get_long);
-            without.filter(|it| !matches!(*it, "help" | "version"))
-        });
-        let flags: std::collections::BTreeSet<_> = flags.collect();
-        let named: Vec<_> = flags.iter().map(|it| format!("`--{it}`")).collect();
-        let said = format!("Each flag has an environment variable, but for {}", named.join(", "));
-        assert!(include_str!("../../../README.md").contains(&said), "the README does not say: {said}");
-    }
-}
+mod tests;

@@ -1,36 +1,42 @@
-//! `run`: brain and backend in one process.
+//! `run`: brain and datapath in one process.
 
 use std::sync::Arc;
 
 use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use clap::Args;
+use pipeline::Pipeline;
 use publish::grpc::{CountedNodes, ServedData};
 
 use super::{
-    block_on, config, events, flags, packets, pipeline::Pipeline, plane, serving::Serving, signals::Signals,
+    admin_observer::AdminObserver,
+    config, datapath,
+    flags::{AnyNodeFlags, DatapathFlags, ListenFlags, PacketFlags, ReportFlags, SourceFlags},
+    grpc_server::GrpcServer,
+    health_check_events,
+    runtime::{Signals, block_on, trim_memory},
 };
 
-/// Serve this node: brain and backend in one process
+/// Run the proxy on this node: brain and datapath in one process
 ///
-/// Reads the cluster's facts, decides what this node serves, and keeps the kernel at it until SIGTERM or SIGINT.
-/// The kernel goes on serving after that, and the next start takes over without a gap; `cleanup` takes it all away.
+/// Follows the cluster state, computes what this node serves and programs the kernel, until SIGTERM or SIGINT.
+/// The kernel keeps serving after that, and the next start takes over without interruption; `cleanup` removes everything.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
-    facts: flags::Facts,
+    source: SourceFlags,
     #[command(flatten)]
     _config: config::ConfigFile,
     #[command(flatten)]
-    data_plane: flags::DataPlane,
+    datapath: DatapathFlags,
     #[command(flatten)]
-    packets: packets::PacketFlags,
+    packets: PacketFlags,
     #[command(flatten)]
-    listen: flags::Listen,
+    listen: ListenFlags,
     #[command(flatten)]
-    any_node: flags::ServeAnyNode,
+    any_node: AnyNodeFlags,
     #[command(flatten)]
-    reports: flags::Reports,
+    reports: ReportFlags,
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
@@ -39,29 +45,31 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 
 async fn run(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
-    // Whatever is wrong with the source or the addresses is found before the kernel is touched.
-    let pipeline = Pipeline::start(&flags.facts)?;
+    // Errors in the source or the addresses are found before the kernel is touched.
+    let pipeline = Pipeline::start(flags.source.config()?)?;
     let served = pipeline.served(flags.any_node.serve_any_node);
-    let admin = Admin::new(pipeline.node(), Role::Serves);
-    let health_checks = flags.data_plane.health_checks(&admin, pipeline.node())?;
-    let health_checks = events::post(health_checks, &flags.facts, pipeline.node());
-    let options = flags.packets.options(flags.data_plane.options(pipeline.node())?)?;
+    let admin = Admin::new(pipeline.node(), Role::Backend);
+    let health_checks = flags.datapath.health_checks(&admin, pipeline.node())?;
+    let health_checks = health_check_events::post(health_checks, &flags.source, pipeline.node());
+    let options = flags.packets.options(flags.datapath.options(pipeline.node())?)?;
     let counted = CountedNodes::new(served.nodes);
     admin.watchers(counted.watchers());
     let served = ServedData { nodes: Arc::new(counted), ..served };
     let listen = &flags.listen;
-    let mut serving = Serving::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
+    let mut server = GrpcServer::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
-    let kept = plane::keep(options, health_checks, || pipeline.subscribe(), &admin);
+    let observer = AdminObserver(&admin);
+    let datapath = datapath::run(options, health_checks, || pipeline.subscribe(), &admin);
     let result = tokio::select! {
-        kept = kept => kept.and_then(|()| Err(anyhow!("nothing is published any more"))),
-        () = admin.follow(pipeline.subscribe()) => Err(anyhow!("nothing is published any more")),
-        () = pipeline.publish(Some(&admin)) => Err(anyhow!("the source has ended; the log says why")),
-        result = serving.ended() => result,
+        result = datapath => result.and_then(|()| Err(anyhow!("the brain has stopped publishing"))),
+        () = admin.follow(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),
+        () = pipeline.run(&observer) => Err(anyhow!("the source has stopped; the log names the reason")),
+        result = server.failed() => result,
+        () = trim_memory() => Ok(()),
         () = signals.terminated() => Ok(()),
     };
     drop(pipeline);
-    serving.stop().await;
-    tracing::info!("stopping; the kernel goes on serving the last state (`cleanup` would end that)");
+    server.stop().await;
+    tracing::info!("stopping; the kernel keeps serving the last state (`cleanup` removes it)");
     result
 }

@@ -2,14 +2,14 @@
 
 use brain::{Brain, Options, node_state};
 use model::cluster::ClusterState;
-use source::file::{Format, Object, parse};
+use source::file::{ManifestFormat, Object, parse};
 
 use crate::laws;
 
 /// A file is taken as a whole or not at all; what it says is a state, whichever way it is reached.
 pub fn target(bytes: &[u8]) {
     let is_json = matches!(bytes.trim_ascii_start().first(), Some(b'{' | b'['));
-    let format = if is_json { Format::Json } else { Format::Yaml };
+    let format = if is_json { ManifestFormat::Json } else { ManifestFormat::Yaml };
     let parsed = match parse("file", bytes, format) {
         Ok(parsed) => parsed,
         Err(error) => return laws::line(&error.to_string()),

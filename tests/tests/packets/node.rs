@@ -294,11 +294,11 @@ fn a_load_balancer_is_told_whether_this_node_has_endpoints() {
 #[test]
 fn flags_that_cannot_go_together_are_refused() {
     let refused: [(&[&str], &str); 5] = [
-        (&["--nodeport-addresses=primary,10.0.0.0/8"], "`primary` stands alone"),
+        (&["--nodeport-addresses=primary,10.0.0.0/8"], "`primary` cannot be combined with CIDRs"),
         (&["--backend=nft", "--packets=off"], "would serve nothing"),
         (&["--detect-local-mode=BridgeInterface"], "needs --pod-bridge-interface"),
         (&["--detect-local-mode=InterfaceNamePrefix"], "needs --pod-interface-name-prefix"),
-        (&["--pod-bridge-interface=a-name-that-is-too-long"], "no interface has a name"),
+        (&["--pod-bridge-interface=a-name-that-is-too-long"], "interface names have at most 15 bytes"),
     ];
     let folder = tempfile::tempdir().unwrap();
     let check = |flags: &[&str], says: &str| {
@@ -320,6 +320,6 @@ fn flags_that_cannot_go_together_are_refused() {
     let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
                 detectLocalMode: BridgeInterface\n";
     fs::write(&file, text).unwrap();
-    let says = format!("--detect-local-mode is what the file says: {}: detectLocalMode", file.display());
+    let says = format!("--detect-local-mode is set by the file: {}: detectLocalMode", file.display());
     check(&[&format!("--config={}", file.display())], &says);
 }

@@ -35,7 +35,7 @@ fn body(health: &Health) -> serde_json::Value {
 
 /// One with a state in force.
 fn served() -> (Admin, Publisher) {
-    let (admin, publisher) = (Admin::new("n1", Role::Serves), Publisher::new("n1"));
+    let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
     let state = published(&publisher, [service("a", 1, None)]);
     admin.taken(&state);
     admin.in_force(&state, &report(), SECOND);
@@ -96,7 +96,7 @@ async fn bodies_have_the_fields_of_kube_proxy_in_its_order() {
 
 #[tokio::test(start_paused = true)]
 async fn a_node_is_well_while_it_is_being_set_up() {
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     advance(LATE * 10).await;
     let health = eligible(&admin);
     assert!(health.is_ok(), "{health:?}");
@@ -128,7 +128,7 @@ async fn a_change_that_waits_too_long_makes_a_node_unwell_until_it_is_in_force()
 
 #[tokio::test(start_paused = true)]
 async fn the_first_state_must_not_wait_too_long_either() {
-    let (admin, publisher) = (Admin::new("n1", Role::Serves), Publisher::new("n1"));
+    let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
     admin.taken(&published(&publisher, []));
     advance(LATE).await;
     let health = live(&admin);
@@ -220,7 +220,7 @@ async fn where_hooks_can_never_be_tried_a_node_is_well_while_that_is_said() {
 
 #[tokio::test(start_paused = true)]
 async fn without_hooks_no_canary_is_waited_for() {
-    let (admin, publisher) = (Admin::new("n1", Role::Serves), Publisher::new("n1"));
+    let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
     let state = published(&publisher, []);
     admin.taken(&state);
     admin.in_force(&state, &report(), SECOND);
@@ -307,7 +307,7 @@ async fn a_node_that_leaves_or_is_gone_is_not_eligible_and_still_alive() {
 
 #[tokio::test(start_paused = true)]
 async fn readiness_names_what_is_missing() {
-    let (admin, publisher) = (Admin::new("n1", Role::Serves), Publisher::new("n1"));
+    let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
     let text = || readyz(&admin.record(), Moment::now());
     admin.source("file", Source { error: Some("a.yaml: no such thing".into()), ..Source::default() });
     let (ready, says) = text();
@@ -336,7 +336,7 @@ async fn readiness_names_what_is_missing() {
 
 #[tokio::test(start_paused = true)]
 async fn who_only_decides_needs_no_kernel_to_be_ready() {
-    let (admin, publisher) = (Admin::new("n1", Role::Decides), Publisher::new("n1"));
+    let (admin, publisher) = (Admin::new("n1", Role::Brain), Publisher::new("n1"));
     assert!(!readyz(&admin.record(), Moment::now()).0);
     publisher.publish(NodeState::default());
     let following = tokio::spawn({

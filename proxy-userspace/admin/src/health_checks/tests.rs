@@ -78,7 +78,7 @@ fn free<const N: usize>() -> [u16; N] {
 }
 
 fn start() -> (Admin, Publisher, tokio::task::JoinHandle<()>) {
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All);
     let states = publisher.subscribe();
@@ -160,7 +160,7 @@ async fn a_listener_that_stays_is_not_touched_by_a_change() {
 
 #[tokio::test]
 async fn a_port_in_use_is_reported_and_had_as_soon_as_it_is_free() {
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let (failed, mut told) = mpsc::channel(4);
     let checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All).tell_of_failures(failed);
@@ -220,7 +220,7 @@ fn endpoints_that_are_about_to_go_do_not_count_and_an_address_counts_once() {
 
 #[tokio::test]
 async fn of_two_services_with_one_port_the_first_is_told_of_whichever_comes_and_goes() {
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     let mut checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All);
     let [port, other] = free();
     let told = |checks: &HealthChecks, port| {

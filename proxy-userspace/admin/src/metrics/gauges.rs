@@ -34,13 +34,13 @@ impl Collector for Gauges {
         let mut out = Out(&mut encoder);
         general(&record, &mut out)?;
         match record.role {
-            Role::Serves => {
+            Role::Backend => {
                 kube_proxy(&record, &mut out)?;
                 backend(&record, &mut out)?;
                 drop(record);
                 counters(counted.as_ref(), &mut out)
             }
-            Role::Decides => Ok(()),
+            Role::Brain => Ok(()),
         }
     }
 }

@@ -94,7 +94,7 @@ impl Metrics {
         let theirs = self.registry.sub_registry_with_prefix(KUBE_PROXY);
         theirs.register("proxy_healthz", "Cumulative proxy healthz HTTP status", self.healthz.clone());
         theirs.register("proxy_livez", "Cumulative proxy livez HTTP status", self.livez.clone());
-        if role == Role::Decides {
+        if role == Role::Brain {
             return;
         }
         theirs.register(

@@ -65,7 +65,7 @@ fn documented(role: Role) -> BTreeMap<String, (String, BTreeSet<String>)> {
     let rows = table.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
     let rows = rows.filter(|row| match row[4] {
         "all" => true,
-        "backend" => role == Role::Serves,
+        "backend" => role == Role::Backend,
         other => panic!("{other}: neither all nor backend"),
     });
     let word = |it: &str| it.trim_matches('`').to_owned();
@@ -75,14 +75,14 @@ fn documented(role: Role) -> BTreeMap<String, (String, BTreeSet<String>)> {
 
 #[test]
 fn the_table_of_metrics_is_what_is_served() {
-    for role in [Role::Serves, Role::Decides] {
+    for role in [Role::Backend, Role::Brain] {
         assert_eq!(served(&busy(role).metrics.text().unwrap()), documented(role), "{role:?}");
     }
 }
 
 #[test]
 fn only_what_was_counted_is_a_series() {
-    let admin = busy(Role::Serves);
+    let admin = busy(Role::Backend);
     let sample =
         r#"kube_proxy_ebpf_connections_total{namespace="default",service="a",port="",protocol="TCP"}"#;
     assert!((value(&admin, sample) - 7.0).abs() < f64::EPSILON);
@@ -102,7 +102,7 @@ fn value(admin: &Admin, sample: &str) -> f64 {
 
 #[test]
 fn changes_are_counted_when_they_are_published_and_pending_until_they_are_in_force() {
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let count = |name: &str| value(&admin, &format!("kubeproxy_sync_proxy_rules_{name}"));
     let first = published(&publisher, [service("a", 2, None), service("b", 0, None)]);
@@ -120,7 +120,7 @@ fn changes_are_counted_when_they_are_published_and_pending_until_they_are_in_for
 
 #[test]
 fn a_state_that_is_taken_up_twice_is_a_retry_and_no_change() {
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let state = published(&publisher, [service("a", 1, None)]);
     admin.taken(&state);
@@ -133,7 +133,7 @@ fn a_state_that_is_taken_up_twice_is_a_retry_and_no_change() {
 
 #[test]
 fn services_and_endpoints_are_those_in_force() {
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let mut numbers = Vec::new();
     for services in [vec![("a", 2), ("b", 0)], vec![("a", 1), ("b", 3), ("c", 1)], vec![("c", 0)]] {
@@ -150,7 +150,7 @@ fn services_and_endpoints_are_those_in_force() {
 #[test]
 fn the_delay_of_a_change_is_counted_once_and_never_from_before_the_start() {
     let before = seconds(SystemTime::now()) - 1000.0;
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let after = seconds(SystemTime::now());
     let count = || value(&admin, "kubeproxy_network_programming_duration_seconds_count");
@@ -167,7 +167,7 @@ fn the_delay_of_a_change_is_counted_once_and_never_from_before_the_start() {
 
 #[test]
 fn programs_that_are_not_in_effect_are_counted_and_shown() {
-    let admin = busy(Role::Serves);
+    let admin = busy(Role::Backend);
     let shown = || value(&admin, "kube_proxy_ebpf_program_in_effect{hook=\"connect4\"}");
     assert_eq!(shown(), 1.0);
     admin.looked(Ok(&hooks(false)));
@@ -178,7 +178,7 @@ fn programs_that_are_not_in_effect_are_counted_and_shown() {
 
 #[test]
 fn what_is_refused_is_counted_by_who_refuses_it() {
-    let admin = busy(Role::Serves);
+    let admin = busy(Role::Backend);
     let rejected = |n: usize| (0..n).map(|n| Rejected { item: n.to_string(), reason: "for a test".into() });
     admin.rejected(Stage::Brain, rejected(3));
     admin.rejected(Stage::Brain, rejected(2));

@@ -43,7 +43,7 @@ fn local() -> SocketAddr {
 
 #[tokio::test]
 async fn pages_have_the_status_and_headers_of_kube_proxy() {
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     let (_servers, health) = start(&admin, Site::Health, local()).await;
     let answer = get(health, "/healthz").await.to_lowercase();
     for it in ["http/1.1 200 ok", "content-type: application/json\r\n", "x-content-type-options: nosniff\r\n"]
@@ -74,7 +74,7 @@ async fn the_unspecified_address_of_ipv4_stands_for_both_families() {
         eprintln!("skipped: there is no IPv6 here");
         return;
     }
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     let (_servers, address) = start(&admin, Site::Health, "0.0.0.0:0".parse().unwrap()).await;
     for ip in ["127.0.0.1", "::1"] {
         let answer = get(SocketAddr::new(ip.parse().unwrap(), address.port()), "/livez").await;
@@ -84,7 +84,7 @@ async fn the_unspecified_address_of_ipv4_stands_for_both_families() {
 
 #[tokio::test]
 async fn an_address_in_use_is_had_as_soon_as_it_is_free() {
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     let occupant = std::net::TcpListener::bind(local()).unwrap();
     let address = occupant.local_addr().unwrap();
     let _servers =
@@ -96,7 +96,7 @@ async fn an_address_in_use_is_had_as_soon_as_it_is_free() {
 
 #[tokio::test]
 async fn who_says_nothing_is_cut_off_and_keeps_nobody_out() {
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     let (_servers, address) = start(&admin, Site::Health, local()).await;
     let _ = get(address, "/livez").await;
     let mut silent = Vec::new();
@@ -111,7 +111,7 @@ async fn who_says_nothing_is_cut_off_and_keeps_nobody_out() {
 
 #[tokio::test]
 async fn nonsense_is_refused() {
-    let admin = Admin::new("n1", Role::Serves);
+    let admin = Admin::new("n1", Role::Backend);
     let (_servers, address) = start(&admin, Site::Health, local()).await;
     let long = format!("GET /livez HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(2 * LONGEST_HEAD));
     for nonsense in ["\0\0\0\0\r\n\r\n", "GET\r\n\r\n", &long] {

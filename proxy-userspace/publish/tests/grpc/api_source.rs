@@ -21,7 +21,7 @@ use proxy_contract::{
     },
 };
 use publish::cluster::ClusterSnapshot;
-use source::api::{ApiSource, Said};
+use source::api::{ApiSource, Update};
 use tokio::{
     net::UnixListener,
     sync::{mpsc, watch},
@@ -44,8 +44,8 @@ fn source(folder: &Folder) -> ApiSource {
 }
 
 /// What is said when it is as expected.
-async fn until(said: &mut watch::Receiver<Option<Said>>, expected: impl Fn(&Said) -> bool) {
-    let is_so = |it: &Option<Said>| it.as_ref().is_some_and(&expected);
+async fn until(said: &mut watch::Receiver<Option<Update>>, expected: impl Fn(&Update) -> bool) {
+    let is_so = |it: &Option<Update>| it.as_ref().is_some_and(&expected);
     timeout(LIMIT, said.wait_for(is_so)).await.expect("it is said in the end").unwrap();
 }
 
@@ -62,13 +62,13 @@ async fn the_facts_of_another_brain_are_followed_and_stay_while_it_is_away() {
     let brain = Brain::start(&folder.socket()).await;
     brain.cluster.publish(ClusterSnapshot::State(facts("10.1.0.1")));
     let source = source(&folder);
-    let mut said = source.said();
+    let mut said = source.updates();
     let says = |expected: Arc<ClusterState>| {
-        move |said: &Said| match said {
-            Said::Facts(it) => {
+        move |said: &Update| match said {
+            Update::Cluster(it) => {
                 node_state(it, "n1", &Options::default()) == node_state(&expected, "n1", &Options::default())
             }
-            Said::State(_) => false,
+            Update::Node(_) => false,
         }
     };
     until(&mut said, says(facts("10.1.0.1"))).await;
@@ -90,7 +90,7 @@ async fn without_facts_the_state_of_the_node_is_followed_as_it_is() {
     let expected = state([service_state("ns/a", &[("p", 1), ("@x", 2)])]);
     brain.publisher.publish(expected.clone());
     let source = source(&folder);
-    until(&mut source.said(), |said| matches!(said, Said::State(it) if *it == expected)).await;
+    until(&mut source.updates(), |said| matches!(said, Update::Node(it) if *it == expected)).await;
     brain.stop().await;
 }
 
@@ -253,10 +253,10 @@ fn play(folder: &Folder, is_global: bool) -> (watch::Sender<usize>, Arc<AtomicUs
 }
 
 /// The addresses that the Service leads to.
-fn addresses(said: &Said) -> Vec<String> {
+fn addresses(said: &Update) -> Vec<String> {
     let state = match said {
-        Said::Facts(facts) => node_state(facts, "n1", &Options::default()),
-        Said::State(state) => state.clone(),
+        Update::Cluster(facts) => node_state(facts, "n1", &Options::default()),
+        Update::Node(state) => state.clone(),
     };
     let services = state.services.values();
     let of = |it: &Arc<model::state::ServiceState>| {
@@ -272,14 +272,14 @@ async fn a_brain_with_kpngs_habits_is_followed() {
         let folder = Folder::new();
         let (waves, streams, server) = play(&folder, is_global);
         let source = source(&folder);
-        let mut said = source.said();
+        let mut said = source.updates();
         // Its cluster is empty, and it says nothing of that: there is no state, and nobody asks twice.
         assert!(timeout(std::time::Duration::from_millis(200), said.changed()).await.is_err());
         waves.send_replace(1);
         until(&mut said, |it| addresses(it) == ["10.1.0.1:8080"]).await;
         waves.send_replace(2);
         until(&mut said, |it| addresses(it) == ["10.1.0.2:8080"]).await;
-        assert!(said.borrow().as_ref().is_some_and(|it| matches!(it, Said::Facts(_)) == is_global));
+        assert!(said.borrow().as_ref().is_some_and(|it| matches!(it, Update::Cluster(_)) == is_global));
         assert_eq!(streams.load(Ordering::SeqCst), 1);
         server.abort();
     }

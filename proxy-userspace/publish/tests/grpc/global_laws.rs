@@ -14,7 +14,7 @@ use proxy_contract::{
     client::{Client, ClusterWatch},
 };
 use publish::cluster::ClusterSnapshot;
-use source::file::{Format, Object, parse};
+use source::file::{ManifestFormat, Object, parse};
 use tokio::time::timeout;
 use wire::{Extensions, cluster::ClusterDecoder};
 
@@ -245,7 +245,7 @@ fn read(file: &Path) -> Vec<ClusterState> {
         let after = document.split("\nmanifests:").nth(1).unwrap();
         let end = after.find("\nexpect:").unwrap();
         let list = format!("apiVersion: v1\nkind: List\nitems:{}\n", &after[..end]);
-        let parsed = parse("case", list.as_bytes(), Format::Yaml).unwrap();
+        let parsed = parse("case", list.as_bytes(), ManifestFormat::Yaml).unwrap();
         let mut facts = ClusterState::default();
         for (_, object) in parsed.objects {
             match object {

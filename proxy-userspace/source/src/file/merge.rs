@@ -6,12 +6,12 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use model::cluster::{ClusterState, Rejected};
 
-use super::parse::{Object, Parsed, Position};
+use super::parse::{Object, ParsedManifest, Position};
 use crate::Snapshot;
 
 /// Puts the files together, in the order given; of an object that is there twice the last one counts.
 pub(super) fn merge<'a>(
-    files: impl IntoIterator<Item = (&'a Path, &'a Parsed)>,
+    files: impl IntoIterator<Item = (&'a Path, &'a ParsedManifest)>,
     before: &ClusterState,
 ) -> Snapshot {
     let mut facts = ClusterState::default();

@@ -23,7 +23,7 @@ use std::{
 use model::cluster::ClusterState;
 use tokio::{sync::watch as channel, task::JoinHandle, time::Instant};
 
-pub use parse::{Format, Object, ParseError, Parsed, Position, parse};
+pub use parse::{ManifestFormat, Object, ParseError, ParsedManifest, Position, parse};
 
 use self::{store::Store, watch::Watch};
 use crate::{Snapshot, Snapshots};

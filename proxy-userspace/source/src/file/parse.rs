@@ -14,14 +14,14 @@ use crate::kube_types::{self, Converted, objects};
 
 /// How a file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum ManifestFormat {
     /// A stream of YAML documents.
     Yaml,
     /// A stream of JSON values.
     Json,
 }
 
-impl Format {
+impl ManifestFormat {
     /// The format of a file: JSON if it is called so, else YAML, which has JSON in it.
     pub fn of(path: &Path) -> Self {
         let is_json = path.extension().is_some_and(|it| it.eq_ignore_ascii_case("json"));
@@ -69,7 +69,7 @@ pub enum Object {
 
 /// What is in a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Parsed {
+pub struct ParsedManifest {
     /// The objects, and where they stand.
     pub objects: Vec<(Position, Object)>,
     /// Parts of objects that were refused.
@@ -81,8 +81,8 @@ pub struct Parsed {
 }
 
 /// Reads the manifests in `bytes`; `file` is the name for messages.
-pub fn parse(file: &str, bytes: &[u8], format: Format) -> Result<Parsed, ParseError> {
-    let mut parsed = Parsed::default();
+pub fn parse(file: &str, bytes: &[u8], format: ManifestFormat) -> Result<ParsedManifest, ParseError> {
+    let mut parsed = ParsedManifest::default();
     let take = |document: Document| {
         parsed.documents += 1;
         document
@@ -90,8 +90,8 @@ pub fn parse(file: &str, bytes: &[u8], format: Format) -> Result<Parsed, ParseEr
             .map_err(|(at, reason)| ParseError { file: file.to_owned(), at, reason })
     };
     match format {
-        Format::Yaml => documents::yaml(bytes, take)?,
-        Format::Json => documents::json(bytes, take)?,
+        ManifestFormat::Yaml => documents::yaml(bytes, take)?,
+        ManifestFormat::Json => documents::json(bytes, take)?,
     }
     Ok(parsed)
 }
@@ -99,7 +99,7 @@ pub fn parse(file: &str, bytes: &[u8], format: Format) -> Result<Parsed, ParseEr
 /// `apiVersion` and `kind` of the objects in a list of one kind, which may leave them out.
 type Expected = Option<(&'static str, &'static str)>;
 
-impl Parsed {
+impl ParsedManifest {
     fn add(&mut self, at: Position, mut value: Value, expected: Expected) -> Result<(), String> {
         let word = |key| value.get(key).and_then(Value::as_str).map(str::to_owned);
         let (version, kind) = match (word("apiVersion"), word("kind"), expected) {

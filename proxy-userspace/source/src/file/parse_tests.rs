@@ -2,18 +2,18 @@
 
 use proptest::{collection::vec, prelude::*};
 
-use super::{Format, Object, Parsed, parse};
+use super::{ManifestFormat, Object, ParsedManifest, parse};
 
 const MANIFESTS: &str = include_str!("../../tests/manifests.yaml");
 
 #[track_caller]
-fn check(text: &str, expect: &[&str]) -> Parsed {
-    let parsed = parse("file", text.as_bytes(), Format::Yaml).unwrap();
+fn check(text: &str, expect: &[&str]) -> ParsedManifest {
+    let parsed = parse("file", text.as_bytes(), ManifestFormat::Yaml).unwrap();
     assert_eq!(names(&parsed), expect);
     parsed
 }
 
-fn names(parsed: &Parsed) -> Vec<String> {
+fn names(parsed: &ParsedManifest) -> Vec<String> {
     let name = |object: &Object| match object {
         Object::Service(it) => format!("Service {}", it.name),
         Object::EndpointSlice(it) => format!("EndpointSlice {}", it.name),
@@ -23,7 +23,7 @@ fn names(parsed: &Parsed) -> Vec<String> {
 }
 
 #[track_caller]
-fn check_broken(text: &str, format: Format, expect: &str) {
+fn check_broken(text: &str, format: ManifestFormat, expect: &str) {
     let error = parse("file", text.as_bytes(), format).unwrap_err().to_string();
     assert!(error.starts_with(expect), "{error}");
 }
@@ -51,24 +51,24 @@ fn lists_are_read_and_typed_lists_need_not_repeat_the_kind() {
 fn json_is_read_as_a_stream_too() {
     let text = "{\"apiVersion\":\"v1\",\"kind\":\"Node\",\"metadata\":{\"name\":\"a\"}}\n\n\
                 {\"apiVersion\":\"v1\",\"kind\":\"Node\",\"metadata\":{\"name\":\"b\"}}\n";
-    let parsed = parse("file", text.as_bytes(), Format::Json).unwrap();
+    let parsed = parse("file", text.as_bytes(), ManifestFormat::Json).unwrap();
     assert_eq!(names(&parsed), ["Node a", "Node b"]);
     assert_eq!(parsed.objects[1].0.line, 3);
     let one = text.lines().next().unwrap();
     check(one, &["Node a"]);
-    check_broken(&format!("{text}{{"), Format::Json, "file: document 3, line ");
+    check_broken(&format!("{text}{{"), ManifestFormat::Json, "file: document 3, line ");
 }
 
 #[test]
 fn errors_name_document_and_line() {
-    check_broken("a: [", Format::Yaml, "file: document 1, line 1: ");
+    check_broken("a: [", ManifestFormat::Yaml, "file: document 1, line 1: ");
     check_broken(
         "# comment\n---\nkind: x\napiVersion: y\n---\nfoo: bar\n",
-        Format::Yaml,
+        ManifestFormat::Yaml,
         "file: document 2, line 6: ",
     );
-    check_broken("a: 1\nb: }\n", Format::Yaml, "file: document 1, line 2: ");
-    check_broken("a: 1\na: 2\n", Format::Yaml, "file: document 1, line 2: ");
+    check_broken("a: 1\nb: }\n", ManifestFormat::Yaml, "file: document 1, line 2: ");
+    check_broken("a: 1\na: 2\n", ManifestFormat::Yaml, "file: document 1, line 2: ");
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn a_value_of_the_wrong_type_is_named() {
     let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: http}]}\n";
     check_broken(
         text,
-        Format::Yaml,
+        ManifestFormat::Yaml,
         "file: document 1, line 1: Service a: spec.ports[0].port: invalid type: string \"http\"",
     );
 }
@@ -128,29 +128,29 @@ fn aliases_cannot_blow_up() {
         let list = vec![format!("*a{before}"); 10].join(", ");
         text.push_str(&format!("a{level}: &a{level} [{list}]\n"));
     }
-    check_broken(&text, Format::Yaml, "file: document 1, line ");
+    check_broken(&text, ManifestFormat::Yaml, "file: document 1, line ");
 }
 
 #[test]
 fn deep_nesting_is_refused() {
-    for format in [Format::Yaml, Format::Json] {
+    for format in [ManifestFormat::Yaml, ManifestFormat::Json] {
         check_broken(&"[".repeat(100_000), format, "file: document 1, line 1: ");
     }
-    check_broken(&"- ".repeat(100_000), Format::Yaml, "file: document 1, line 1: ");
+    check_broken(&"- ".repeat(100_000), ManifestFormat::Yaml, "file: document 1, line 1: ");
 }
 
 #[test]
 fn a_whole_cluster_is_not_too_large() {
     let one = MANIFESTS.split("---\n").nth(1).unwrap();
     let text: String = (0..3000).map(|it| one.replace("web-1", &format!("web-{it}")) + "---\n").collect();
-    assert_eq!(parse("file", text.as_bytes(), Format::Yaml).unwrap().objects.len(), 3000);
+    assert_eq!(parse("file", text.as_bytes(), ManifestFormat::Yaml).unwrap().objects.len(), 3000);
 }
 
 proptest! {
     #[test]
     fn arbitrary_bytes_do_not_panic(bytes in vec(any::<u8>(), 0..300)) {
-        let _ = parse("file", &bytes, Format::Yaml);
-        let _ = parse("file", &bytes, Format::Json);
+        let _ = parse("file", &bytes, ManifestFormat::Yaml);
+        let _ = parse("file", &bytes, ManifestFormat::Json);
     }
 
     #[test]
@@ -165,7 +165,7 @@ proptest! {
             text.splice(at..end, insert.chars());
         }
         let cut: String = text.iter().take(end.index(text.len() + 1).max(text.len() / 2)).collect();
-        let _ = parse("file", cut.as_bytes(), Format::Yaml);
+        let _ = parse("file", cut.as_bytes(), ManifestFormat::Yaml);
     }
 
     #[test]
@@ -182,6 +182,6 @@ proptest! {
                 "loadBalancerSourceRanges": [word], "healthCheckNodePort": port,
             },
         });
-        prop_assert!(parse("file", json.to_string().as_bytes(), Format::Json).is_ok());
+        prop_assert!(parse("file", json.to_string().as_bytes(), ManifestFormat::Json).is_ok());
     }
 }

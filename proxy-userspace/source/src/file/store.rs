@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::{
     folder, merge,
-    parse::{Format, Parsed, parse},
+    parse::{ManifestFormat, ParsedManifest, parse},
 };
 use crate::Snapshot;
 
@@ -35,7 +35,7 @@ pub(super) struct Store {
 #[derive(Debug, Default)]
 struct File {
     seen: Option<Signature>,
-    good: Option<Arc<Parsed>>,
+    good: Option<Arc<ParsedManifest>>,
     problem: Option<String>,
     /// Since when it is gone from its folder.
     gone: Option<Instant>,
@@ -145,7 +145,7 @@ impl File {
             }
             return true;
         }
-        match parse(&path.display().to_string(), &bytes, Format::of(path)) {
+        match parse(&path.display().to_string(), &bytes, ManifestFormat::of(path)) {
             Ok(parsed) => {
                 self.good = Some(Arc::new(parsed));
                 self.problem = None;

@@ -10,13 +10,13 @@ use model::{
 };
 use serde::de::DeserializeOwned;
 
-use super::own_service::OwnService;
+use super::apiserver_holddown::ApiServerHoldDown;
 use crate::{
-    Changes,
+    ClusterChanges,
     kube_types::{self, Converted, objects},
 };
 
-/// What of a kind has changed: the new object, or none if it is gone.
+/// EventType of a kind has changed: the new object, or none if it is gone.
 pub(super) type Changed<K> = HashMap<<K as Kind>::Name, Option<Arc<<K as Kind>::Fact>>>;
 
 /// A kind of objects.
@@ -39,11 +39,11 @@ pub(super) trait Kind: Send + Sync + 'static {
     fn metadata(object: &Self::Object) -> &objects::Metadata;
     fn convert(object: &Self::Object) -> Converted<Self::Fact>;
     fn name(metadata: &objects::Metadata) -> Self::Name;
-    fn among(changes: &mut Changes) -> &mut Changed<Self>;
+    fn among(changes: &mut ClusterChanges) -> &mut Changed<Self>;
 
     /// Takes out of the news what is not believed, and puts into them what is by now; `server` is the API server's
     /// address.
-    fn doubt(_own: &mut OwnService, _news: &mut Changed<Self>, _server: Option<IpAddr>) {}
+    fn doubt(_own: &mut ApiServerHoldDown, _news: &mut Changed<Self>, _server: Option<IpAddr>) {}
 }
 
 /// `v1 Service`.
@@ -80,11 +80,11 @@ impl Kind for Services {
         ServiceName { namespace, name }
     }
 
-    fn among(changes: &mut Changes) -> &mut Changed<Self> {
+    fn among(changes: &mut ClusterChanges) -> &mut Changed<Self> {
         &mut changes.services
     }
 
-    fn doubt(own: &mut OwnService, news: &mut Changed<Self>, server: Option<IpAddr>) {
+    fn doubt(own: &mut ApiServerHoldDown, news: &mut Changed<Self>, server: Option<IpAddr>) {
         own.services(news, server);
     }
 }
@@ -111,11 +111,11 @@ impl Kind for EndpointSlices {
         SliceName { namespace, name }
     }
 
-    fn among(changes: &mut Changes) -> &mut Changed<Self> {
+    fn among(changes: &mut ClusterChanges) -> &mut Changed<Self> {
         &mut changes.slices
     }
 
-    fn doubt(own: &mut OwnService, news: &mut Changed<Self>, _: Option<IpAddr>) {
+    fn doubt(own: &mut ApiServerHoldDown, news: &mut Changed<Self>, _: Option<IpAddr>) {
         own.slices(news);
     }
 }
@@ -142,7 +142,7 @@ impl Kind for Nodes {
         name
     }
 
-    fn among(changes: &mut Changes) -> &mut Changed<Self> {
+    fn among(changes: &mut ClusterChanges) -> &mut Changed<Self> {
         &mut changes.nodes
     }
 }

@@ -4,15 +4,15 @@
 //! Nothing is handed over before Services, EndpointSlices and Nodes have all been listed once; after that no failure of
 //! any length takes anything away, and what comes back is compared with what was known.
 
-mod access;
-mod events;
-mod failure;
-mod follow;
+mod apiserver_holddown;
+mod client_config;
+mod event_recorder;
 mod kind;
-mod own_service;
+mod reflector;
 mod status;
 mod store;
-mod wire;
+mod watch_error;
+mod watch_stream;
 
 use std::{
     mem,
@@ -24,22 +24,22 @@ use std::{
 use tokio::{sync::Notify, task::JoinSet, time::Instant};
 
 use self::{
-    follow::{Follower, Selectors},
+    apiserver_holddown::ApiServerHoldDown,
     kind::{EndpointSlices, Kind, Nodes, Services},
-    own_service::OwnService,
+    reflector::{Reflector, Selectors},
     store::Store,
 };
-use crate::Changes;
+use crate::ClusterChanges;
 
-pub use access::{Access, AccessError};
-pub use events::{Events, Warning};
-pub use status::KindStatus;
+pub use client_config::{ClientConfig, ClientConfigError};
+pub use event_recorder::{EventRecorder, WarningEvent};
+pub use status::ResourceStatus;
 
-/// What to watch, and where.
+/// EventType to watch, and where.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Where the API server is and who asks.
-    pub access: Access,
+    pub client_config: ClientConfig,
     /// Which Services are served: those whose label names this proxy; without it, those without the label.
     pub service_proxy_name: Option<String>,
     /// The only Node to watch; without it, all of them.
@@ -52,16 +52,16 @@ pub struct Options {
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// The longest pause after the first failure, and after many.
-    pub pauses: (Duration, Duration),
+    pub backoff: (Duration, Duration),
     /// How long to wait for an answer, and for the next part of a list.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for Timing {
     fn default() -> Self {
         Self {
-            pauses: (Duration::from_millis(500), Duration::from_secs(30)),
-            patience: Duration::from_secs(30),
+            backoff: (Duration::from_millis(500), Duration::from_secs(30)),
+            timeout: Duration::from_secs(30),
         }
     }
 }
@@ -81,19 +81,19 @@ impl KubeSource {
     /// # Errors
     ///
     /// If it is not even clear where the server is and who asks.
-    pub fn start(options: &Options) -> Result<Self, AccessError> {
-        let (server, client) = options.access.client()?;
+    pub fn start(options: &Options) -> Result<Self, ClientConfigError> {
+        let (server, client) = options.client_config.client()?;
         tracing::info!("following the API server at {server}");
         let address = server.host().and_then(|it| it.trim_matches(['[', ']']).parse().ok());
         let shared = Arc::new(Shared::new(address));
-        let access = Arc::new(options.access.clone());
+        let access = Arc::new(options.client_config.clone());
         let mut followers = JoinSet::new();
         let [services, slices, nodes] = selectors(options);
         let timing = options.timing;
         let (a, c, s) = (|| Arc::clone(&access), || client.clone(), || Arc::clone(&shared));
-        followers.spawn(Follower::<Services>::new(a(), c(), services, timing, s()).run());
-        followers.spawn(Follower::<EndpointSlices>::new(a(), c(), slices, timing, s()).run());
-        followers.spawn(Follower::<Nodes>::new(a(), c(), nodes, timing, s()).run());
+        followers.spawn(Reflector::<Services>::new(a(), c(), services, timing, s()).run());
+        followers.spawn(Reflector::<EndpointSlices>::new(a(), c(), slices, timing, s()).run());
+        followers.spawn(Reflector::<Nodes>::new(a(), c(), nodes, timing, s()).run());
         Ok(Self { shared, _followers: followers })
     }
 
@@ -101,11 +101,11 @@ impl KubeSource {
     /// broken down.
     ///
     /// Nothing is lost if it is dropped while it waits.
-    pub async fn next(&self) -> Option<Changes> {
+    pub async fn next(&self) -> Option<ClusterChanges> {
         loop {
             let news = self.shared.news.notified();
             match self.shared.take() {
-                Taken::Changes(changes) => return Some(changes),
+                Taken::ClusterChanges(changes) => return Some(changes),
                 Taken::Nothing => news.await,
                 Taken::End => return None,
             }
@@ -124,7 +124,7 @@ pub struct Health(Arc<Shared>);
 
 impl Health {
     /// How it goes kind by kind.
-    pub fn kinds(&self) -> [KindStatus; 3] {
+    pub fn resources(&self) -> [ResourceStatus; 3] {
         self.0.state().kinds.clone()
     }
 
@@ -134,7 +134,7 @@ impl Health {
     }
 }
 
-/// What the server is asked to leave out, as kube-proxy does it.
+/// EventType the server is asked to leave out, as kube-proxy does it.
 fn selectors(options: &Options) -> [Selectors; 3] {
     const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
     let services = Selectors {
@@ -154,7 +154,7 @@ fn selectors(options: &Options) -> [Selectors; 3] {
     [services, slices, nodes]
 }
 
-/// What the followers and their reader share.
+/// EventType the followers and their reader share.
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
@@ -165,19 +165,19 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    /// What has not been handed over yet.
-    changes: Changes,
-    kinds: [KindStatus; 3],
-    own_service: OwnService,
+    /// EventType has not been handed over yet.
+    changes: ClusterChanges,
+    kinds: [ResourceStatus; 3],
+    own_service: ApiServerHoldDown,
     /// Whether everything has been handed over once.
     is_complete: bool,
     /// Whether a follower has ended, which none should.
     is_broken: bool,
 }
 
-/// What there is for the reader.
+/// EventType there is for the reader.
 enum Taken {
-    Changes(Changes),
+    ClusterChanges(ClusterChanges),
     Nothing,
     End,
 }
@@ -190,11 +190,11 @@ impl State {
 
 impl Shared {
     fn new(server: Option<IpAddr>) -> Self {
-        let kinds = [Services::PLURAL, EndpointSlices::PLURAL, Nodes::PLURAL].map(KindStatus::new);
+        let kinds = [Services::PLURAL, EndpointSlices::PLURAL, Nodes::PLURAL].map(ResourceStatus::new);
         let state = State {
-            changes: Changes::default(),
+            changes: ClusterChanges::default(),
             kinds,
-            own_service: OwnService::default(),
+            own_service: ApiServerHoldDown::default(),
             is_complete: false,
             is_broken: false,
         };
@@ -218,7 +218,7 @@ impl Shared {
             let [services, slices, nodes] = state.kinds.each_ref().map(|it| it.objects);
             tracing::info!(services, slices, nodes, "the API server has said everything");
         }
-        Taken::Changes(mem::take(&mut state.changes))
+        Taken::ClusterChanges(mem::take(&mut state.changes))
     }
 
     fn contact(&self, kind: usize) {

@@ -1,4 +1,4 @@
-//! What is known of the connection to the API server, kind by kind.
+//! EventType is known of the connection to the API server, kind by kind.
 //!
 //! The one rule: it says how old the facts are, whatever happens.
 
@@ -8,14 +8,14 @@ use tokio::time::Instant;
 
 /// How following one kind goes.
 #[derive(Clone, Debug)]
-pub struct KindStatus {
+pub struct ResourceStatus {
     /// As in the API's paths: `services`, `endpointslices`, `nodes`.
     pub kind: &'static str,
     /// Whether all objects of the kind have been listed at least once.
     pub is_synced: bool,
     /// When the server last said something about the kind, be it that nothing is new.
     pub last_contact: Option<Instant>,
-    /// What is wrong, while something is.
+    /// EventType is wrong, while something is.
     pub error: Option<String>,
     /// Since when something has been wrong.
     pub failing_since: Option<Instant>,
@@ -25,7 +25,7 @@ pub struct KindStatus {
     pub refused: usize,
 }
 
-impl KindStatus {
+impl ResourceStatus {
     pub(super) fn new(kind: &'static str) -> Self {
         Self {
             kind,

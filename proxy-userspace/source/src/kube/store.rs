@@ -1,4 +1,4 @@
-//! What the server has said of one kind, and what of it is news.
+//! EventType the server has said of one kind, and what of it is news.
 //!
 //! The one rule: an object that says the same as before stays the very same object, and is no news.
 
@@ -21,7 +21,7 @@ pub(super) struct Store<K: Kind + ?Sized> {
     /// Whether a list has been read to its end.
     is_synced: bool,
     news: Changed<K>,
-    /// What was refused of the objects that are not right.
+    /// EventType was refused of the objects that are not right.
     rejected: HashMap<K::Name, Vec<Rejected>>,
 }
 
@@ -96,7 +96,7 @@ impl<K: Kind> Store<K> {
         self.remove(name);
     }
 
-    /// What is news since the last time; nothing while a list is being read.
+    /// EventType is news since the last time; nothing while a list is being read.
     pub(super) fn take_news(&mut self) -> Changed<K> {
         if self.unlisted.is_some() { HashMap::new() } else { mem::take(&mut self.news) }
     }

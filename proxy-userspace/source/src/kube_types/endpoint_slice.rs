@@ -11,8 +11,8 @@ use model::{
 use super::{
     Converted, label_of, names_of,
     objects::{self, Hint, Metadata},
-    refuse::{Refuse, shown},
     timestamp,
+    validation::{Validator, shown},
 };
 
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -22,7 +22,7 @@ const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 ///
 /// There is no object if the slice lists names (`FQDN`) or no label says to which Service it belongs.
 pub fn endpoint_slice(slice: &objects::EndpointSlice) -> Converted<cluster::EndpointSlice> {
-    let mut refuse = Refuse::new(label_of("EndpointSlice", &slice.metadata));
+    let mut refuse = Validator::new(label_of("EndpointSlice", &slice.metadata));
     let object = read(slice, &mut refuse);
     Converted { object, rejected: refuse.into_rejected() }
 }
@@ -32,7 +32,7 @@ pub fn incomplete(slice: &objects::EndpointSlice) -> Option<Rejected> {
     if !matches!(slice.address_type.as_deref(), Some("IPv4" | "IPv6")) {
         return None;
     }
-    let mut refuse = Refuse::new(label_of("EndpointSlice", &slice.metadata));
+    let mut refuse = Validator::new(label_of("EndpointSlice", &slice.metadata));
     let labels = slice.metadata.labels.as_ref();
     let has = |list: Option<usize>| list.is_some_and(|it| it > 0);
     if labels.and_then(|it| it.service_name.as_deref()).is_none_or(str::is_empty) {
@@ -47,7 +47,7 @@ pub fn incomplete(slice: &objects::EndpointSlice) -> Option<Rejected> {
     refuse.into_rejected().pop()
 }
 
-fn read(slice: &objects::EndpointSlice, refuse: &mut Refuse) -> Option<cluster::EndpointSlice> {
+fn read(slice: &objects::EndpointSlice, refuse: &mut Validator) -> Option<cluster::EndpointSlice> {
     let meta = &slice.metadata;
     let family = match slice.address_type.as_deref().unwrap_or("") {
         "IPv4" => Family::V4,
@@ -79,7 +79,7 @@ fn read(slice: &objects::EndpointSlice, refuse: &mut Refuse) -> Option<cluster::
     })
 }
 
-fn trigger_time(meta: &Metadata, refuse: &mut Refuse) -> Option<Timestamp> {
+fn trigger_time(meta: &Metadata, refuse: &mut Validator) -> Option<Timestamp> {
     let text = meta.annotations.as_ref()?.last_change_trigger_time.as_deref().filter(|it| !it.is_empty())?;
     match text.parse::<jiff::Timestamp>() {
         Ok(time) => Some(timestamp(time)),
@@ -92,7 +92,7 @@ fn trigger_time(meta: &Metadata, refuse: &mut Refuse) -> Option<Timestamp> {
 }
 
 /// A port without a number stands for all ports: it is no target, and nothing is wrong with it.
-fn port(index: usize, port: &objects::EndpointPort, refuse: &mut Refuse) -> Option<SlicePort> {
+fn port(index: usize, port: &objects::EndpointPort, refuse: &mut Validator) -> Option<SlicePort> {
     let number = port.port?;
     Some(SlicePort {
         name: port.name.clone().unwrap_or_default(),
@@ -105,7 +105,7 @@ fn endpoint(
     index: usize,
     endpoint: &objects::Endpoint,
     family: Family,
-    refuse: &mut Refuse,
+    refuse: &mut Validator,
 ) -> Option<cluster::Endpoint> {
     let field = format!("endpoints[{index}].addresses[0]");
     let Some(text) = endpoint.addresses.as_deref().and_then(<[_]>::first) else {

@@ -7,8 +7,8 @@
 mod endpoint_slice;
 mod node;
 pub mod objects;
-mod refuse;
 mod service;
+mod validation;
 
 use std::sync::Arc;
 
@@ -35,16 +35,16 @@ const DEFAULT_NAMESPACE: &str = "default";
 
 /// How an object is called in messages: `Service default/web`.
 fn label_of(kind: &str, meta: &Metadata) -> String {
-    let name = refuse::short(meta.name.as_deref().unwrap_or(""));
+    let name = validation::short(meta.name.as_deref().unwrap_or(""));
     match meta.namespace.as_deref() {
         _ if kind == "Node" => format!("{kind} {name}"),
         None | Some("") => format!("{kind} {DEFAULT_NAMESPACE}/{name}"),
-        Some(namespace) => format!("{kind} {}/{name}", refuse::short(namespace)),
+        Some(namespace) => format!("{kind} {}/{name}", validation::short(namespace)),
     }
 }
 
 /// Namespace and name of an object, if both can be part of a path.
-fn names_of(meta: &Metadata, refuse: &mut refuse::Refuse) -> Option<(Arc<str>, Arc<str>)> {
+fn names_of(meta: &Metadata, refuse: &mut validation::Validator) -> Option<(Arc<str>, Arc<str>)> {
     let name = refuse.name("metadata.name", meta.name.as_deref().unwrap_or(""))?;
     let namespace = match meta.namespace.as_deref() {
         None | Some("") => DEFAULT_NAMESPACE,

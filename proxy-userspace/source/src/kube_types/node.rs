@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use model::{cluster, state};
 
-use super::{Converted, label_of, objects, refuse::Refuse};
+use super::{Converted, label_of, objects, validation::Validator};
 
 /// The taint of a node that the cluster autoscaler takes away.
 const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
@@ -14,7 +14,7 @@ const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
 pub fn node(node: &objects::Node) -> Converted<cluster::Node> {
     let meta = &node.metadata;
     let zone = meta.labels.as_ref().and_then(|it| it.zone.as_deref());
-    let mut refuse = Refuse::new(label_of("Node", meta));
+    let mut refuse = Validator::new(label_of("Node", meta));
     let name = refuse.name("metadata.name", meta.name.as_deref().unwrap_or(""));
     let object = name.map(|name| cluster::Node {
         name,
@@ -29,7 +29,7 @@ pub fn node(node: &objects::Node) -> Converted<cluster::Node> {
 }
 
 /// Names are for people and for DNS; traffic comes to addresses.
-fn addresses(node: &objects::Node, refuse: &mut Refuse) -> Vec<IpAddr> {
+fn addresses(node: &objects::Node, refuse: &mut Validator) -> Vec<IpAddr> {
     let listed = node.status.iter().flat_map(|it| it.addresses.iter().flatten()).enumerate();
     let mut found = Vec::new();
     for (index, it) in
@@ -43,7 +43,7 @@ fn addresses(node: &objects::Node, refuse: &mut Refuse) -> Vec<IpAddr> {
 }
 
 /// `podCIDRs`, or `podCIDR` where a manifest made by hand has nothing else.
-fn pod_cidrs(node: &objects::Node, refuse: &mut Refuse) -> Vec<IpNet> {
+fn pod_cidrs(node: &objects::Node, refuse: &mut Validator) -> Vec<IpNet> {
     let Some(spec) = &node.spec else { return Vec::new() };
     let many = spec.pod_cidrs.as_deref().unwrap_or_default();
     if many.is_empty() {

@@ -17,8 +17,8 @@ use model::{
 use super::{
     Converted, label_of, names_of,
     objects::{self, LoadBalancerIngress, ServiceSpec},
-    refuse::{Refuse, shown},
     timestamp,
+    validation::{Validator, shown},
 };
 
 /// Seconds that a client keeps its endpoint if the Service says nothing else: three hours.
@@ -37,7 +37,7 @@ const KINDS: &[(&str, Option<ServiceKind>)] = &[
 
 /// Reads a Service.
 pub fn service(service: &objects::Service) -> Converted<cluster::Service> {
-    let mut refuse = Refuse::new(label_of("Service", &service.metadata));
+    let mut refuse = Validator::new(label_of("Service", &service.metadata));
     let object = read(service, &mut refuse);
     if object.as_ref().is_some_and(|it| it.kind.is_some()) {
         refuse_if_incomplete(service, &mut refuse);
@@ -46,7 +46,7 @@ pub fn service(service: &objects::Service) -> Converted<cluster::Service> {
 }
 
 /// Says what a Service lacks without which it leads nowhere. No API server hands out such a one.
-fn refuse_if_incomplete(service: &objects::Service, refuse: &mut Refuse) {
+fn refuse_if_incomplete(service: &objects::Service, refuse: &mut Validator) {
     let nothing = ServiceSpec::default();
     let spec = service.spec.as_ref().unwrap_or(&nothing);
     let labels = service.metadata.labels.as_ref();
@@ -66,7 +66,7 @@ fn refuse_if_incomplete(service: &objects::Service, refuse: &mut Refuse) {
     }
 }
 
-fn read(service: &objects::Service, refuse: &mut Refuse) -> Option<cluster::Service> {
+fn read(service: &objects::Service, refuse: &mut Validator) -> Option<cluster::Service> {
     let meta = &service.metadata;
     let (namespace, name) = names_of(meta, refuse)?;
     let nothing = ServiceSpec::default();
@@ -99,7 +99,7 @@ fn read(service: &objects::Service, refuse: &mut Refuse) -> Option<cluster::Serv
 }
 
 /// `clusterIPs`, or `clusterIP` where a manifest made by hand has nothing else; `None` and nothing mean headless.
-fn cluster_ips(spec: &ServiceSpec, refuse: &mut Refuse) -> Vec<IpAddr> {
+fn cluster_ips(spec: &ServiceSpec, refuse: &mut Validator) -> Vec<IpAddr> {
     let many = spec.cluster_ips.as_deref().unwrap_or_default();
     let texts = if many.is_empty() { spec.cluster_ip.as_slice() } else { many };
     let field = |index| {
@@ -118,13 +118,13 @@ fn cluster_ips(spec: &ServiceSpec, refuse: &mut Refuse) -> Vec<IpAddr> {
     found
 }
 
-fn external_ips(spec: &ServiceSpec, refuse: &mut Refuse) -> Vec<IpAddr> {
+fn external_ips(spec: &ServiceSpec, refuse: &mut Validator) -> Vec<IpAddr> {
     let texts = spec.external_ips.iter().flatten().enumerate();
     unique(texts.filter_map(|(index, it)| refuse.address(format_args!("spec.externalIPs[{index}]"), it)))
 }
 
 /// Only what the nodes answer for: a load balancer of mode `Proxy` sends to node ports itself (KEP-1860).
-fn load_balancer_ips(ingress: &[LoadBalancerIngress], refuse: &mut Refuse) -> Vec<IpAddr> {
+fn load_balancer_ips(ingress: &[LoadBalancerIngress], refuse: &mut Validator) -> Vec<IpAddr> {
     let mut found = Vec::new();
     for (index, it) in ingress.iter().enumerate() {
         let field = format!("status.loadBalancer.ingress[{index}]");
@@ -136,7 +136,7 @@ fn load_balancer_ips(ingress: &[LoadBalancerIngress], refuse: &mut Refuse) -> Ve
     unique(found)
 }
 
-fn source_ranges(spec: &ServiceSpec, refuse: &mut Refuse) -> Vec<IpNet> {
+fn source_ranges(spec: &ServiceSpec, refuse: &mut Validator) -> Vec<IpNet> {
     let texts = spec.load_balancer_source_ranges.iter().flatten().enumerate();
     unique(
         texts.filter_map(|(index, it)| {
@@ -145,7 +145,7 @@ fn source_ranges(spec: &ServiceSpec, refuse: &mut Refuse) -> Vec<IpNet> {
     )
 }
 
-fn ports(spec: &ServiceSpec, refuse: &mut Refuse) -> Vec<ServicePort> {
+fn ports(spec: &ServiceSpec, refuse: &mut Validator) -> Vec<ServicePort> {
     let mut taken = BTreeSet::new();
     let mut found = Vec::new();
     for (index, it) in spec.ports.iter().flatten().enumerate() {
@@ -174,7 +174,7 @@ fn target_port(
     field: &str,
     port: NonZeroU16,
     target: Option<&IntOrString>,
-    refuse: &mut Refuse,
+    refuse: &mut Validator,
 ) -> TargetPort {
     match target {
         None | Some(IntOrString::Int(0)) => TargetPort::Number(port),
@@ -187,11 +187,11 @@ fn target_port(
 }
 
 /// A port of the node; 0 and nothing mean that there is none.
-fn node_port(field: &str, number: Option<i32>, refuse: &mut Refuse) -> Option<NonZeroU16> {
+fn node_port(field: &str, number: Option<i32>, refuse: &mut Validator) -> Option<NonZeroU16> {
     number.filter(|it| *it != 0).and_then(|it| refuse.port(field, it))
 }
 
-fn affinity(spec: &ServiceSpec, refuse: &mut Refuse) -> Option<ClientIpAffinity> {
+fn affinity(spec: &ServiceSpec, refuse: &mut Validator) -> Option<ClientIpAffinity> {
     let modes = &[("None", false), ("ClientIP", true)];
     if !refuse.word("spec.sessionAffinity", spec.session_affinity.as_deref(), modes) {
         return None;

@@ -214,13 +214,15 @@ fn a_nodes_addresses_and_ranges_are_read_one_by_one() {
 
 #[test]
 fn a_node_is_leaving_when_the_autoscaler_or_its_deletion_says_so() {
-    let is_leaving = |value: Value| {
+    let is_being_deleted = |value: Value| {
         node(&serde_json::from_value::<objects::Node>(value).unwrap()).object.unwrap().info.is_being_deleted
     };
     let taint = |key: &str| json!({"metadata": {"name": "n1"}, "spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
-    assert!(!is_leaving(taint("node.kubernetes.io/unschedulable")));
-    assert!(is_leaving(taint("ToBeDeletedByClusterAutoscaler")));
-    assert!(is_leaving(json!({"metadata": {"name": "n1", "deletionTimestamp": "2030-01-01T00:00:00Z"}})));
+    assert!(!is_being_deleted(taint("node.kubernetes.io/unschedulable")));
+    assert!(is_being_deleted(taint("ToBeDeletedByClusterAutoscaler")));
+    assert!(is_being_deleted(
+        json!({"metadata": {"name": "n1", "deletionTimestamp": "2030-01-01T00:00:00Z"}})
+    ));
 }
 
 #[test]

@@ -14,16 +14,16 @@ use model::{
 };
 use serde_json::{Value, json};
 use source::{
-    Changes,
-    kube::{Access, Health, KubeSource, Options, Timing},
+    ClusterChanges,
+    kube::{ClientConfig, Health, KubeSource, Options, Timing},
 };
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Quick to try again, so that tests are quick.
 pub(crate) const QUICK: Timing = Timing {
-    pauses: (Duration::from_millis(20), Duration::from_millis(200)),
-    patience: Duration::from_millis(700),
+    backoff: (Duration::from_millis(20), Duration::from_millis(200)),
+    timeout: Duration::from_millis(700),
 };
 
 pub(crate) fn service(name: &str, ip: &str) -> Value {
@@ -73,7 +73,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn follow(server: &ApiServer) -> Self {
         Self::start(&Options {
-            access: Access { server: Some(server.url()), ..Access::default() },
+            client_config: ClientConfig { server: Some(server.url()), ..ClientConfig::default() },
             timing: QUICK,
             ..Options::default()
         })
@@ -88,7 +88,7 @@ impl World {
     /// Waits for the next changes, takes them over, and returns how many there are.
     pub(crate) async fn next(&mut self) -> usize {
         let changes = tokio::time::timeout(LIMIT, self.source.next()).await;
-        let changes = changes.unwrap_or_else(|_| panic!("nothing new; {:?}", self.health.kinds()));
+        let changes = changes.unwrap_or_else(|_| panic!("nothing new; {:?}", self.health.resources()));
         self.take(changes.expect("the source runs"))
     }
 
@@ -103,7 +103,7 @@ impl World {
     pub(crate) async fn eventually(&mut self, mut is_so: impl FnMut(&Health) -> bool) {
         let began = Instant::now();
         while !is_so(&self.health) {
-            assert!(began.elapsed() < LIMIT, "{:?}", self.health.kinds());
+            assert!(began.elapsed() < LIMIT, "{:?}", self.health.resources());
             if let Ok(changes) = tokio::time::timeout(Duration::from_millis(10), self.source.next()).await {
                 self.take(changes.expect("the source runs"));
             }
@@ -119,7 +119,7 @@ impl World {
         self.facts.slice(&name).cloned()
     }
 
-    fn take(&mut self, changes: Changes) -> usize {
+    fn take(&mut self, changes: ClusterChanges) -> usize {
         let count = changes.services.len() + changes.slices.len() + changes.nodes.len();
         for (name, it) in changes.services {
             match it {
@@ -151,7 +151,7 @@ pub(crate) fn has_service(name: &str) -> impl Fn(&ClusterState) -> bool + use<> 
 /// Whether something is wrong with a kind, in words that contain these.
 pub(crate) fn complains(kind: usize, words: &'static [&'static str]) -> impl Fn(&Health) -> bool {
     move |health| {
-        let error = health.kinds()[kind].error.clone().unwrap_or_default();
+        let error = health.resources()[kind].error.clone().unwrap_or_default();
         words.iter().all(|it| error.contains(it))
     }
 }

@@ -1,16 +1,19 @@
-//! Events that are posted, and that cannot be.
+//! EventRecorder that are posted, and that cannot be.
 
 use api_server::{ApiServer, Settings};
 use model::ServiceName;
-use source::kube::{Access, Events, Warning};
+use source::kube::{ClientConfig, EventRecorder, WarningEvent};
 
-fn warning(note: &str) -> Warning {
+fn warning(note: &str) -> WarningEvent {
     let service = ServiceName::new("shop", "web");
-    Warning { service, reason: "Broken", action: "Listen", note: note.into() }
+    WarningEvent { service, reason: "Broken", action: "Listen", note: note.into() }
 }
 
-fn events(server: &ApiServer) -> Events {
-    Events::new(Access { server: Some(server.url()), ..Access::default() }, &"n".repeat(200))
+fn events(server: &ApiServer) -> EventRecorder {
+    EventRecorder::new(
+        ClientConfig { server: Some(server.url()), ..ClientConfig::default() },
+        &"n".repeat(200),
+    )
 }
 
 #[tokio::test]
@@ -26,7 +29,7 @@ async fn an_event_stands_beside_its_service() {
         serde_json::json!({"apiVersion": "v1", "kind": "Service", "namespace": "shop", "name": "web"});
     assert_eq!(first["regarding"], regarding);
     for (key, value) in
-        [("type", "Warning"), ("reason", "Broken"), ("action", "Listen"), ("note", "it is broken")]
+        [("type", "WarningEvent"), ("reason", "Broken"), ("action", "Listen"), ("note", "it is broken")]
     {
         assert_eq!(first[key], value);
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use api_server::{Fault, Resource, Settings, Verb};
-use source::kube::{Access, Options};
+use source::kube::{ClientConfig, Options};
 
 use super::common::{QUICK, World, has_service, node, paging, server, service, slice};
 
@@ -12,7 +12,7 @@ async fn nothing_is_handed_over_before_all_kinds_are_listed() {
     let server = server(Settings::default());
     server.inject_fault(Resource::Nodes, Verb::Watch, 1, Fault::NoResponse);
     let mut world = World::follow(&server);
-    world.eventually(|it| it.kinds()[0].is_synced && it.kinds()[1].is_synced).await;
+    world.eventually(|it| it.resources()[0].is_synced && it.resources()[1].is_synced).await;
     assert_eq!(world.facts.services().len(), 0, "Nodes are not known yet");
     assert!(!world.health.is_synced());
     world.next().await;
@@ -93,7 +93,7 @@ async fn what_kube_proxy_leaves_out_is_left_out_at_the_server() {
     server.set(node("n2", "b"));
 
     let mut options = Options {
-        access: Access { server: Some(server.url()), ..Access::default() },
+        client_config: ClientConfig { server: Some(server.url()), ..ClientConfig::default() },
         node: Some("n1".into()),
         timing: QUICK,
         ..Options::default()
@@ -147,7 +147,7 @@ async fn an_object_that_cannot_be_read_takes_nothing_else_down() {
     let mut world = World::follow(&server);
     world.next().await;
     assert_eq!(world.facts.services().len(), 1);
-    assert_eq!(world.health.kinds()[0].refused, 1);
+    assert_eq!(world.health.resources()[0].refused, 1);
 
     // In a watch it stays what it was.
     let before = world.service("web").unwrap();
@@ -156,5 +156,5 @@ async fn an_object_that_cannot_be_read_takes_nothing_else_down() {
     server.set(service("last", "10.96.0.12"));
     world.until(has_service("last")).await;
     assert!(Arc::ptr_eq(&before, &world.service("web").unwrap()));
-    assert_eq!(world.health.kinds()[0].refused, 2);
+    assert_eq!(world.health.resources()[0].refused, 2);
 }

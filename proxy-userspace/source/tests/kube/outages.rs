@@ -12,11 +12,11 @@ async fn a_server_that_is_away_at_the_start_is_waited_for() {
     server.stop();
     let mut world = World::follow(&server);
     world.eventually(complains(0, &["services", "refused"])).await;
-    assert!(world.health.kinds()[0].age().is_none(), "there are no facts");
+    assert!(world.health.resources()[0].age().is_none(), "there are no facts");
     server.resume().unwrap();
     world.next().await;
     assert!(world.service("web").is_some());
-    assert!(world.health.kinds().iter().all(|it| it.error.is_none()));
+    assert!(world.health.resources().iter().all(|it| it.error.is_none()));
 }
 
 #[tokio::test]
@@ -26,16 +26,16 @@ async fn the_last_facts_stay_while_the_server_is_away_and_their_age_is_known() {
     world.next().await;
     let before = world.facts.clone();
     server.stop();
-    world.eventually(|it| it.kinds().iter().all(|it| it.error.is_some())).await;
-    let age = |world: &World| world.health.kinds()[0].age().unwrap();
+    world.eventually(|it| it.resources().iter().all(|it| it.error.is_some())).await;
+    let age = |world: &World| world.health.resources()[0].age().unwrap();
     let first = age(&world);
-    world.eventually(|it| it.kinds()[0].age().unwrap() > first + Duration::from_millis(100)).await;
+    world.eventually(|it| it.resources()[0].age().unwrap() > first + Duration::from_millis(100)).await;
     assert_eq!(world.facts, before);
 
     server.set(service("other", "10.96.0.11"));
     server.resume().unwrap();
     world.until(has_service("other")).await;
-    assert!(world.health.kinds()[0].error.is_none());
+    assert!(world.health.resources()[0].error.is_none());
     let same = |a, b| Arc::ptr_eq(before.service(a).unwrap(), world.facts.service(b).unwrap());
     let web = model::ServiceName::new("default", "web");
     assert!(same(&web, &web));

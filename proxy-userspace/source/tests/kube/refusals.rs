@@ -3,12 +3,12 @@
 use std::fs;
 
 use api_server::{ApiServer, Fault, Resource, Settings, Verb};
-use source::kube::{Access, KubeSource, Options};
+use source::kube::{ClientConfig, KubeSource, Options};
 
 use super::common::{QUICK, World, complains, has_service, server, service};
 
-fn options(access: Access) -> Options {
-    Options { access, timing: QUICK, ..Options::default() }
+fn options(access: ClientConfig) -> Options {
+    Options { client_config: access, timing: QUICK, ..Options::default() }
 }
 
 fn status(code: u16, message: &str) -> Fault {
@@ -74,8 +74,10 @@ async fn a_token_that_expires_is_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(Settings { token: Some("first".into()), ..Settings::default() });
     let kubeconfig = server.kubeconfig(folder.path()).unwrap();
-    let mut world =
-        World::start(&options(Access { kubeconfig: Some(kubeconfig.into()), ..Access::default() }));
+    let mut world = World::start(&options(ClientConfig {
+        kubeconfig: Some(kubeconfig.into()),
+        ..ClientConfig::default()
+    }));
     world.next().await;
     server.configure(|it| it.token = Some("second".into()));
     server.disconnect_all();
@@ -90,7 +92,7 @@ async fn tls_with_the_cas_certificate_works_and_without_it_says_what_is_missing(
     let folder = tempfile::tempdir().unwrap();
     let server = server(Settings { is_tls: true, token: Some("t".into()), ..Settings::default() });
     let path = server.kubeconfig(folder.path()).unwrap();
-    let access = Access { kubeconfig: Some(path.clone().into()), ..Access::default() };
+    let access = ClientConfig { kubeconfig: Some(path.clone().into()), ..ClientConfig::default() };
     let mut world = World::start(&options(access.clone()));
     world.next().await;
     assert!(world.service("web").is_some());
@@ -115,7 +117,7 @@ async fn the_servers_address_can_be_another_than_the_kubeconfigs() {
     let path = server.kubeconfig(folder.path()).unwrap();
     let text = fs::read_to_string(&path).unwrap().replace(&server.url(), "https://192.0.2.1:6443");
     fs::write(&path, text).unwrap();
-    let access = Access { kubeconfig: Some(path.into()), server: Some(server.url()) };
+    let access = ClientConfig { kubeconfig: Some(path.into()), server: Some(server.url()) };
     let mut world = World::start(&options(access));
     world.next().await;
     assert!(world.service("web").is_some());
@@ -130,7 +132,7 @@ async fn a_kubeconfig_that_cannot_work_is_named_with_what_would_do() {
         if let Some(text) = text {
             fs::write(&path, text).unwrap();
         }
-        let access = Access { kubeconfig: Some(path.into()), ..Access::default() };
+        let access = ClientConfig { kubeconfig: Some(path.into()), ..ClientConfig::default() };
         let error = KubeSource::start(&options(access)).unwrap_err().to_string();
         assert!(!error.contains('\n'), "{error}");
         for word in words {
@@ -154,7 +156,7 @@ async fn a_kubeconfig_that_cannot_work_is_named_with_what_would_do() {
 #[tokio::test]
 async fn an_address_that_is_none_is_refused() {
     for text in ["192.0.2.1:6443", "ftp://192.0.2.1", "https://"] {
-        let access = Access { server: Some(text.into()), ..Access::default() };
+        let access = ClientConfig { server: Some(text.into()), ..ClientConfig::default() };
         let error = KubeSource::start(&options(access)).unwrap_err().to_string();
         assert!(error.contains(text) && error.contains("https://192.0.2.1:6443"), "{error}");
     }

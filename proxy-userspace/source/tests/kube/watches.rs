@@ -45,7 +45,7 @@ async fn of_an_object_that_changed_often_only_the_newest_is_handed_over() {
         server.set(service("often", &format!("10.96.1.{n}")));
     }
     server.set(service("last", "10.96.0.12"));
-    world.eventually(|it| it.kinds()[0].objects == 3).await;
+    world.eventually(|it| it.resources()[0].objects == 3).await;
     let often = world.service("often").unwrap();
     assert_eq!(often.cluster_ips[0].to_string(), "10.96.1.200");
 }
@@ -130,12 +130,12 @@ async fn bookmarks_keep_the_place_of_a_kind_that_nothing_happens_to() {
         server.set(slice("web-1", "web", &[&format!("10.244.0.{n}")]));
     }
     let newest = "resourceVersion=52";
-    let contact = world.health.kinds()[2].last_contact;
-    world.eventually(|it| it.kinds()[2].last_contact > contact).await;
-    world.eventually(|it| it.kinds()[1].last_contact > contact).await;
+    let contact = world.health.resources()[2].last_contact;
+    world.eventually(|it| it.resources()[2].last_contact > contact).await;
+    world.eventually(|it| it.resources()[1].last_contact > contact).await;
     // After a whole round of bookmarks the place of the Nodes is the newest of all.
-    let contact = world.health.kinds()[2].last_contact;
-    world.eventually(|it| it.kinds()[2].last_contact > contact).await;
+    let contact = world.health.resources()[2].last_contact;
+    world.eventually(|it| it.resources()[2].last_contact > contact).await;
     let _ = server.requests();
     server.disconnect_all();
     server.set(node("n2", "b"));

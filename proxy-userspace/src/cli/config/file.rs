@@ -41,7 +41,7 @@ pub(in crate::cli) struct File {
 
 impl File {
     /// Reads a file; `is_flag` says which flags there are.
-    pub(super) fn read(path: &Path, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
+    pub(in crate::cli) fn read(path: &Path, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path)
             .map_err(|error| ConfigError::Unreadable { path: path.to_owned(), error })?;
         Self::parse(path, &text, is_flag)

@@ -1,8 +1,8 @@
-//! `--config`: a `KubeProxyConfiguration`, as a kubeadm cluster has it for kube-proxy.
+//! `--config`: a `KubeProxyConfiguration`, as kubeadm writes it for kube-proxy.
 //!
-//! The one rule: every field is used, or said not to be, and why; flags and environment win over it.
-//! What the file says becomes the default of the flag of the same meaning, so that it is read by the flag's own rules.
-//! So does what follows from another flag.
+//! Invariant: every field is used, or a remark names it with the reason; flags and environment override the file.
+//! A value of the file becomes the default of the corresponding flag, and so is validated by the flag's own rules. The same
+//! holds for a value that another flag implies.
 
 mod fields;
 mod file;
@@ -10,57 +10,58 @@ mod file;
 use std::{error::Error as _, ffi::OsString, fmt::Write as _, path::PathBuf};
 
 use clap::{
-    ArgMatches, Args, Command, CommandFactory as _, FromArgMatches as _,
+    Arg, ArgMatches, Args, Command,
     error::{ContextKind, ContextValue},
     parser::ValueSource,
 };
 
-use super::{Cli, packets};
+use super::flags::{PACKETS, PACKETS_OFF, implied_off};
 
 pub(super) use file::{ConfigError, File};
 
-/// A file with flags, for who looks at what was started by it.
+/// The file, for commands that inspect a process which was started with it.
 #[derive(Clone, Debug, Args)]
-pub(super) struct Given {
-    /// A KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1), as kube-proxy reads it; flags and environment win over
-    /// it
+pub(super) struct ConfigFlag {
+    /// kube-proxy configuration file (KubeProxyConfiguration, kubeproxy.config.k8s.io/v1alpha1); flags and environment
+    /// variables override it
     ///
-    /// Fields that are not needed here are named in the log, with the reason. With a file, the source of `run` and `brain`
-    /// is kube if nothing else is said. `check` and `status` find what was started with a file by the same file.
+    /// The log names the fields that are not needed here, with the reason. With a file, the default of --source is kube.
+    /// `check` and `status` take the file that `run` or `agent` was started with.
     #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_CONFIG")]
     config: Option<PathBuf>,
 }
 
-/// A file with flags, for who is started by it.
+/// The file, for commands that are started with it.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ConfigFile {
     #[command(flatten)]
-    _given: Given,
-    /// Print what is in force and where it comes from (flag, environment, file or default), and end
+    _file: ConfigFlag,
+    /// Print the value of every flag and its origin (flag, environment, file or default), and exit
     #[arg(long)]
     print_config: bool,
 }
 
-/// A command line, with what a file adds to it.
+/// A parsed command line, with what the file adds to it.
 #[derive(Debug)]
 pub(super) struct CommandLine {
-    pub(super) cli: Cli,
+    /// The command without the file's defaults.
+    command: Command,
     matches: ArgMatches,
     file: Option<File>,
-    /// The cgroup that keeps packets from being translated unasked.
-    bound: Option<PathBuf>,
+    /// The `--cgroup` that disables the nftables path.
+    packets_off: Option<PathBuf>,
 }
 
-/// Why there is no command line to act on.
+/// Why a command line cannot be used.
 #[derive(Debug)]
-pub(super) enum Wrong {
-    /// Flags that make no sense; or help, where that was asked for.
+pub(super) enum ParseError {
+    /// Invalid flags, or a request for help.
     Usage(clap::Error),
-    /// The file.
+    /// An invalid file.
     File(ConfigError),
 }
 
-impl From<clap::Error> for Wrong {
+impl From<clap::Error> for ParseError {
     fn from(error: clap::Error) -> Self {
         Self::Usage(error)
     }
@@ -68,71 +69,77 @@ impl From<clap::Error> for Wrong {
 
 impl CommandLine {
     /// Parses the words of a command line, and reads the file that they name.
-    pub(super) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Self, Wrong> {
+    pub(super) fn parse(
+        original: Command,
+        words: impl IntoIterator<Item = OsString>,
+    ) -> Result<Self, ParseError> {
         let words: Vec<_> = words.into_iter().collect();
-        let mut command = Cli::command();
+        let mut command = original.clone();
         let mut read = None;
-        if let Some((name, path)) = named_file(&words) {
-            let file = File::read(&path, known(&command, &name)).map_err(Wrong::File)?;
+        if let Some((name, path)) = named_file(&command, &words) {
+            let file = File::read(&path, is_flag_of(&command, &name)).map_err(ParseError::File)?;
             command = with_defaults(command, &name, &file);
             read = Some((name, file));
         }
         let parse = |command: &Command| {
             command.clone().try_get_matches_from(&words).map_err(|error| match &read {
-                Some((name, file)) => blamed(error, command, name, file),
+                Some((name, file)) => with_origin(error, command, name, file),
                 None => error.into(),
             })
         };
         let mut matches = parse(&command)?;
-        let mut bound = None;
+        let mut packets_off = None;
         if let Some((name, given)) = matches.subcommand()
-            && let Some(cgroup) = packets::bound(given)
+            && let Some(cgroup) = implied_off(given)
         {
             let name = name.to_owned();
-            let off = |it: clap::Arg| it.default_value(packets::OFF);
-            command = command.mut_subcommand(name, |it| it.mut_arg(packets::ID, off));
+            let off = |it: Arg| it.default_value(PACKETS_OFF);
+            command = command.mut_subcommand(name, |it| it.mut_arg(PACKETS, off));
             matches = parse(&command)?;
-            bound = Some(cgroup);
+            packets_off = Some(cgroup);
         }
-        let cli = Cli::from_arg_matches(&matches)?;
-        Ok(Self { cli, matches, file: read.map(|(_, file)| file), bound })
+        Ok(Self { command: original, matches, file: read.map(|(_, file)| file), packets_off })
     }
 
-    /// What should be said of the file, and of what follows from flags, line by line.
+    /// The parsed arguments.
+    pub(super) fn matches(&self) -> &ArgMatches {
+        &self.matches
+    }
+
+    /// What to log about the file and about implied values; nothing for commands that only inspect.
     pub(super) fn remarks(&self) -> impl Iterator<Item = String> {
-        let packets = self.bound.iter().map(|it| {
+        let packets = self.packets_off.iter().map(|it| {
             format!(
-                "packets are left alone: --cgroup {} bounds sockets only, and packets would be translated for the whole \
-                 network namespace; --packets nft has them translated",
+                "the nftables path is off, because --cgroup {} is not the root cgroup and nftables would translate the \
+                 packets of the whole network namespace; --packets nft enables it",
                 it.display()
             )
         });
         let all = self.file.iter().flat_map(File::remarks).map(str::to_owned).chain(packets);
-        // Who only looks has nothing to say of what others do by it.
-        let acts =
+        let is_started =
             self.matches.subcommand().is_some_and(|(_, it)| it.try_contains_id("print_config").is_ok());
-        all.filter(move |_| acts)
+        all.filter(move |_| is_started)
     }
 
-    /// Which fields of the file flags have their values from, each as `--flag` and as a person would look for it.
+    /// The flags that have their value from the file, each as `--flag`, with file and field.
     pub(super) fn origins(&self) -> Vec<(String, String)> {
         let (Some(file), Some((name, matches))) = (&self.file, self.matches.subcommand()) else {
             return Vec::new();
         };
-        let command = Cli::command();
         let from_file = file.defaults().filter_map(|(id, _)| {
             let is_default = matches.value_source(id) == Some(ValueSource::DefaultValue);
-            let long = long(&command, name, id).filter(|_| is_default)?;
+            let long = long(&self.command, name, id).filter(|_| is_default)?;
             Some((format!("--{long}"), format!("{}: {}", file.path().display(), file.field_of(id)?)))
         });
         from_file.collect()
     }
 
-    /// What is in force and where it comes from, if that is what was asked for.
+    /// The value of every flag and its origin, if `--print-config` asks for them.
     pub(super) fn printed(&self) -> Option<String> {
         let (name, matches) = self.matches.subcommand()?;
         matches.try_get_one::<bool>("print_config").ok().flatten().filter(|it| **it)?;
-        let mut command = Cli::command();
+        // Global flags are added to subcommands when the command is built.
+        let mut command = self.command.clone();
         command.build();
         let command = command.find_subcommand(name)?;
         let mut rows = Vec::new();
@@ -152,7 +159,9 @@ impl CommandLine {
                     format!("environment: {variable}")
                 }
                 (Some(_), Some(field)) => format!("file: {field}"),
-                _ if id == packets::ID && self.bound.is_some() => "default below the root cgroup".to_owned(),
+                _ if id == PACKETS && self.packets_off.is_some() => {
+                    "default below the root cgroup".to_owned()
+                }
                 _ => "default".to_owned(),
             };
             rows.push((format!("--{long}"), values.join(","), origin));
@@ -167,54 +176,54 @@ fn aligned(rows: &[(String, String, String)]) -> String {
     };
     let (names, values) = (width(|it| &it.0), width(|it| &it.1));
     rows.iter().fold(String::new(), |mut text, (name, value, origin)| {
-        writeln!(text, "{name:names$}  {value:values$}  {origin}").expect("a String takes it");
+        writeln!(text, "{name:names$}  {value:values$}  {origin}").expect("writing to a String cannot fail");
         text
     })
 }
 
-/// What is wrong with a command line that made sense without the file: one of the values that this has given.
-fn blamed(error: clap::Error, command: &Command, name: &str, file: &File) -> Wrong {
-    let said = |kind| match error.get(kind) {
+/// Turns an error about a value of the file into an error that names the field.
+fn with_origin(error: clap::Error, command: &Command, name: &str, file: &File) -> ParseError {
+    let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
         Some(ContextValue::Strings(texts)) => Some(texts.join(", ")),
         _ => None,
     };
-    let blamed = || {
+    let bad_value = || {
         // As in `--cluster-cidr <CIDR,…>`.
-        let flag = said(ContextKind::InvalidArg)?;
+        let flag = context(ContextKind::InvalidArg)?;
         let flag = flag.split_whitespace().next()?.strip_prefix("--")?;
         let (id, _) = file.defaults().find(|(id, _)| long(command, name, id) == Some(flag))?;
-        let because = error.source().map(ToString::to_string);
+        let cause = error.source().map(ToString::to_string);
         let reason =
-            because.or_else(|| said(ContextKind::ValidValue).map(|it| format!("write one of {it}")))?;
+            cause.or_else(|| context(ContextKind::ValidValue).map(|it| format!("use one of {it}")))?;
         let (path, field) = (file.path().to_owned(), file.field_of(id)?.to_owned());
-        Some(ConfigError::BadValue { path, field, value: said(ContextKind::InvalidValue)?, reason })
+        Some(ConfigError::BadValue { path, field, value: context(ContextKind::InvalidValue)?, reason })
     };
-    blamed().map_or_else(|| Wrong::Usage(error), Wrong::File)
+    bad_value().map_or_else(|| ParseError::Usage(error), ParseError::File)
 }
 
-/// What a flag of that id is called, of a subcommand or of all.
+/// The long name of the flag with this id, of a subcommand or of all.
 fn long<'a>(command: &'a Command, name: &str, id: &str) -> Option<&'a str> {
     let own = command.find_subcommand(name).into_iter().flat_map(Command::get_arguments);
     own.chain(command.get_arguments()).find(|it| it.get_id() == id)?.get_long()
 }
 
-/// The subcommand and the file that the words name, if they make sense at all.
-fn named_file(words: &[OsString]) -> Option<(String, PathBuf)> {
-    let mut command = Cli::command();
-    let names: Vec<_> =
-        command.get_subcommands().filter(|it| has(it, "config")).map(|it| it.get_name().to_owned()).collect();
+/// The subcommand and the file that the words name; `None` if they cannot be parsed even without the file's values.
+fn named_file(command: &Command, words: &[OsString]) -> Option<(String, PathBuf)> {
+    let mut command = command.clone();
+    let names: Vec<_> = command
+        .get_subcommands()
+        .filter(|it| has(it, "config") && has(it, "source"))
+        .map(|it| it.get_name().to_owned())
+        .collect();
     for name in &names {
-        // What the file may say need not be said twice.
-        command = command.mut_subcommand(name, |it| match has(&it, "source") {
-            true => it.mut_arg("source", |it| it.required(false)),
-            false => it,
-        });
+        // The file may provide it.
+        command = command.mut_subcommand(name, |it| it.mut_arg("source", |it| it.required(false)));
     }
     let matches = command.try_get_matches_from(words).ok()?;
     let (name, matches) = matches.subcommand()?;
     let path = matches.try_get_one::<PathBuf>("config").ok().flatten()?;
-    // An environment variable that is there but empty says nothing.
+    // An environment variable that is set but empty counts as not set.
     (!path.as_os_str().is_empty()).then(|| (name.to_owned(), path.clone()))
 }
 
@@ -222,8 +231,8 @@ fn has(command: &Command, id: &str) -> bool {
     command.get_arguments().any(|it| it.get_id() == id)
 }
 
-/// Whether a flag of that id can be given to a subcommand.
-fn known<'a>(command: &'a Command, name: &'a str) -> impl Fn(&str) -> bool + 'a {
+/// Whether a subcommand accepts the flag with an id.
+fn is_flag_of<'a>(command: &'a Command, name: &'a str) -> impl Fn(&str) -> bool + 'a {
     move |id| has(command, id) || command.find_subcommand(name).is_some_and(|it| has(it, id))
 }
 
@@ -238,6 +247,3 @@ fn with_defaults(command: Command, name: &str, file: &File) -> Command {
     };
     set(command, shared).mut_subcommand(name, |it| set(it, own))
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,18 +1,18 @@
-//! Where a process tells how it is.
+//! Where a process serves health, metrics and status pages.
 
 use std::net::SocketAddr;
 
 use admin::{Admin, Bind, Endpoint, Servers, Site};
 use clap::Args;
 
-/// Where a node tells how it is.
+/// Pages of a node.
 #[derive(Clone, Debug, Args)]
-pub(in crate::cli) struct Reports {
-    /// Where to be asked for health: IP:PORT; 0 or nothing for nowhere
+pub(in crate::cli) struct ReportFlags {
+    /// Address of the health pages, IP:PORT; 0 or an empty value disables them
     ///
-    /// /healthz is for load balancers, /livez and /readyz are for probes, with the bodies and rules of kube-proxy: 503 if
-    /// a change has waited for a minute to be applied, if the programs are not in effect, or (/healthz) if the node is
-    /// about to go. The unspecified address of either family stands for all addresses of both.
+    /// /healthz is for load balancers, /livez and /readyz are for probes, with the bodies and rules of kube-proxy: status
+    /// 503 if a change has been pending for a minute, if the programs are not attached, or (/healthz) if the node is about
+    /// to be deleted. The unspecified address of either family listens on all addresses of both.
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -21,9 +21,9 @@ pub(in crate::cli) struct Reports {
         help_heading = "Reports"
     )]
     healthz_bind_address: Bind<10256>,
-    /// Where to be asked for metrics: IP:PORT; 0 or nothing for nowhere
+    /// Address of the metrics pages, IP:PORT; 0 or an empty value disables them
     ///
-    /// /metrics is for Prometheus; /status says how the process stands, /state what it serves (both JSON).
+    /// /metrics is for Prometheus; /status (JSON) is the state of the process, /state (JSON) what it serves.
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -34,29 +34,29 @@ pub(in crate::cli) struct Reports {
     metrics_bind_address: Bind<10249>,
 }
 
-impl Reports {
-    /// Begins to tell. Must be called within a tokio runtime.
+impl ReportFlags {
+    /// Starts the servers. Must be called within a tokio runtime.
     pub(in crate::cli) fn serve(&self, admin: &Admin) -> Servers {
-        serve_reports(admin, self.healthz_bind_address, self.metrics_bind_address)
+        serve(admin, self.health(), self.metrics())
     }
 
-    /// Where to be asked for health.
+    /// Address of the health pages.
     pub(in crate::cli) fn health(&self) -> Option<SocketAddr> {
         self.healthz_bind_address.0
     }
 
-    /// Where to be asked for metrics.
+    /// Address of the metrics pages.
     pub(in crate::cli) fn metrics(&self) -> Option<SocketAddr> {
         self.metrics_bind_address.0
     }
 }
 
-/// Where a brain tells how it is, if it is told to: beside an agent on the same node, kube-proxy's ports are the agent's.
+/// Pages of a brain, off by default: kube-proxy's ports belong to the agent on the same node.
 #[derive(Clone, Debug, Args)]
-pub(in crate::cli) struct BrainReports {
-    /// Where to be asked for health, if anywhere: IP:PORT
+pub(in crate::cli) struct BrainReportFlags {
+    /// Address of the health pages, IP:PORT; 0 disables them
     ///
-    /// /healthz, /livez and /readyz, as in `run`, but for the data plane.
+    /// /healthz, /livez and /readyz, as in `run`, without the checks of the datapath.
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -65,9 +65,9 @@ pub(in crate::cli) struct BrainReports {
         help_heading = "Reports"
     )]
     healthz_bind_address: Bind<10256>,
-    /// Where to be asked for metrics, if anywhere: IP:PORT
+    /// Address of the metrics pages, IP:PORT; 0 disables them
     ///
-    /// /metrics is for Prometheus; /status says how the process stands, /state what it decided (both JSON).
+    /// /metrics is for Prometheus; /status (JSON) is the state of the process, /state (JSON) the state of this node.
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -78,17 +78,16 @@ pub(in crate::cli) struct BrainReports {
     metrics_bind_address: Bind<10249>,
 }
 
-impl BrainReports {
-    /// Begins to tell. Must be called within a tokio runtime.
+impl BrainReportFlags {
+    /// Starts the servers. Must be called within a tokio runtime.
     pub(in crate::cli) fn serve(&self, admin: &Admin) -> Servers {
-        serve_reports(admin, self.healthz_bind_address, self.metrics_bind_address)
+        serve(admin, self.healthz_bind_address.0, self.metrics_bind_address.0)
     }
 }
 
-fn serve_reports(admin: &Admin, healthz: Bind<10256>, metrics: Bind<10249>) -> Servers {
-    let health =
-        healthz.0.map(|address| Endpoint { site: Site::Health, address, flag: "healthz-bind-address" });
+fn serve(admin: &Admin, health: Option<SocketAddr>, metrics: Option<SocketAddr>) -> Servers {
+    let health = health.map(|address| Endpoint { site: Site::Health, address, flag: "healthz-bind-address" });
     let metrics =
-        metrics.0.map(|address| Endpoint { site: Site::Metrics, address, flag: "metrics-bind-address" });
+        metrics.map(|address| Endpoint { site: Site::Metrics, address, flag: "metrics-bind-address" });
     Servers::start(admin, health.into_iter().chain(metrics))
 }

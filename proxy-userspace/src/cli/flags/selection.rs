@@ -4,12 +4,11 @@ use clap::Args;
 
 /// Which Services are served.
 #[derive(Clone, Debug, Args)]
-pub(in crate::cli) struct Selection {
-    /// Serve only Services whose label service.kubernetes.io/service-proxy-name says this; without it, those that have
-    /// no such label
+pub(in crate::cli) struct SelectionFlags {
+    /// Serve only Services with the label service.kubernetes.io/service-proxy-name=NAME [default: Services without it]
     #[arg(long, value_name = "NAME", env = "KUBE_PROXY_EBPF_SERVICE_PROXY_NAME")]
     service_proxy_name: Option<String>,
-    /// kube-proxy's feature gates that are known here: AllowServiceExternalIPs=false serves no external IPs (KEP-5707)
+    /// kube-proxy feature gates; only AllowServiceExternalIPs is supported (false: external IPs are not served, KEP-5707)
     #[arg(
         long,
         value_name = "NAME=BOOL,…",
@@ -19,21 +18,21 @@ pub(in crate::cli) struct Selection {
     feature_gates: Vec<FeatureGates>,
 }
 
-/// What was said of kube-proxy's feature gates.
+/// kube-proxy's feature gates, as far as they are set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct FeatureGates {
     allow_service_external_ips: Option<bool>,
 }
 
-impl Selection {
-    /// The same for the brain.
+impl SelectionFlags {
+    /// The options of the brain.
     pub(in crate::cli) fn options(&self) -> brain::Options {
         let mut options = brain::Options {
-            // An environment variable that is there but empty says nothing.
+            // An environment variable that is set but empty counts as not set.
             service_proxy_name: self.service_proxy_name.clone().filter(|it| !it.is_empty()),
             ..brain::Options::default()
         };
-        // As with kube-proxy, the last word on a gate counts.
+        // As with kube-proxy, the last value of a gate wins.
         if let Some(is_on) =
             self.feature_gates.iter().filter_map(|it| it.allow_service_external_ips).next_back()
         {
@@ -54,7 +53,7 @@ fn feature_gates(text: &str) -> Result<FeatureGates, String> {
         };
         match name {
             "AllowServiceExternalIPs" => gates.allow_service_external_ips = Some(is_on),
-            _ => return Err(format!("{name:?} is not known here; AllowServiceExternalIPs is")),
+            _ => return Err(format!("{name:?} is not supported; only AllowServiceExternalIPs is")),
         }
     }
     Ok(gates)
@@ -68,7 +67,7 @@ mod tests {
     fn check(texts: &[&str], expect: Result<bool, &str>) {
         let gates: Result<Vec<_>, _> = texts.iter().map(|it| feature_gates(it)).collect();
         let options =
-            gates.map(|feature_gates| Selection { service_proxy_name: None, feature_gates }.options());
+            gates.map(|feature_gates| SelectionFlags { service_proxy_name: None, feature_gates }.options());
         match (options, expect) {
             (Ok(options), Ok(expect)) => assert_eq!(options.external_ips, expect, "{texts:?}"),
             (Err(error), Err(expect)) => assert!(error.contains(expect), "{texts:?}: {error}"),
@@ -85,6 +84,6 @@ mod tests {
         check(&["AllowServiceExternalIPs=T,AllowServiceExternalIPs=False"], Ok(false));
         check(&["AllowServiceExternalIPs"], Err("NAME=true"));
         check(&["AllowServiceExternalIPs=no"], Err("\"no\""));
-        check(&["Magic=true"], Err("\"Magic\" is not known here"));
+        check(&["Magic=true"], Err("\"Magic\" is not supported"));
     }
 }

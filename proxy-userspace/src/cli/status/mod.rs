@@ -33,11 +33,11 @@ const AGAIN: Duration = Duration::from_secs(2);
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
-    _config: config::Given,
+    _config: config::ConfigFlag,
     #[command(flatten)]
-    data_plane: flags::DataPlane,
+    datapath: flags::DatapathFlags,
     #[command(flatten)]
-    reports: flags::Reports,
+    reports: flags::ReportFlags,
     /// Show it again every two seconds
     #[arg(long)]
     watch: bool,
@@ -57,7 +57,7 @@ enum Output {
 /// Looks, tells, and says whether all could be read.
 pub(super) fn main(flags: Flags) -> Result<bool> {
     // What is looked at does not depend on the name of the node.
-    let options = flags.data_plane.options("")?;
+    let options = flags.datapath.options("")?;
     loop {
         // What the process says comes first: what is in the kernel is then as new, or newer.
         let process = Process::ask(&flags.reports);

@@ -43,7 +43,7 @@ struct Item {
 
 impl Process {
     /// Asks whoever answers where `reports` are served.
-    pub(super) fn ask(reports: &flags::Reports) -> Self {
+    pub(super) fn ask(reports: &flags::ReportFlags) -> Self {
         let asked = reports.metrics().map(|it| (it, admin::ask(it)));
         let Some((address, Asked::Ours(status))) = asked else {
             let elsewhere = reports.health().filter(|it| admin::is_ready(*it).is_some());

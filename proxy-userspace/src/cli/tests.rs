@@ -1,27 +1,31 @@
-//! What a file means, beside flags.
+//! The command line as a whole, and the precedence of flags and configuration file.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use api_server::{ApiServer, Settings};
+use clap::CommandFactory as _;
 
-use super::{CommandLine, ConfigError, Wrong, file::File};
+use super::{
+    Cli,
+    config::{CommandLine, ConfigError, File, ParseError},
+};
 
 const KUBEADM: &str = include_str!("kubeadm-config.yaml");
 
 /// Parses `run --config FILE` with more words, the file having this text.
-fn line(text: &str, words: &[&str]) -> Result<CommandLine, Wrong> {
+fn line(text: &str, words: &[&str]) -> Result<CommandLine, ParseError> {
     line_of("run", text, words)
 }
 
 /// The same with another command.
-fn line_of(command: &str, text: &str, words: &[&str]) -> Result<CommandLine, Wrong> {
+fn line_of(command: &str, text: &str, words: &[&str]) -> Result<CommandLine, ParseError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.conf");
     fs::write(&path, text).unwrap();
     let config = format!("--config={}", path.display());
     let words =
         ["kube-proxy-ebpf", command, &config].into_iter().chain(words.iter().copied()).map(Into::into);
-    CommandLine::parse(words.collect::<Vec<_>>())
+    CommandLine::parse(Cli::command(), words.collect::<Vec<_>>())
 }
 
 fn remarks(text: &str) -> Vec<String> {
@@ -32,7 +36,7 @@ fn remarks(text: &str) -> Vec<String> {
 
 #[track_caller]
 fn check_refused(text: &str, words: &[&str]) {
-    let Err(Wrong::File(error)) = line(text, &[]) else { panic!("{text} is not refused") };
+    let Err(ParseError::File(error)) = line(text, &[]) else { panic!("{text} is not refused") };
     let error = error.to_string();
     assert!(!error.contains('\n'), "{error}");
     for word in words {
@@ -101,7 +105,7 @@ fn an_agent_takes_from_the_file_what_is_its_own() {
 fn who_only_looks_takes_the_file_without_a_word() {
     for command in ["check", "status"] {
         let refused = KUBEADM.replace("metricsBindAddress: \"\"", "metricsBindAddress: nowhere");
-        let Err(Wrong::File(error)) = line_of(command, &refused, &[]) else { panic!("it is not read") };
+        let Err(ParseError::File(error)) = line_of(command, &refused, &[]) else { panic!("it is not read") };
         assert!(error.to_string().contains("nowhere"), "{error}");
         let line = line_of(command, KUBEADM, &[]).unwrap();
         assert_eq!(line.remarks().collect::<Vec<_>>(), [""; 0], "{command}");
@@ -126,10 +130,10 @@ fn a_value_that_the_flag_would_refuse_is_refused_by_its_field() {
     check_refused(&name, &["config.conf: hostnameOverride: \"a/b\" cannot be used: ", "lower-case"]);
     check_refused(&with("clusterCIDR", "10.244.0.0/33"), &["config.conf: clusterCIDR: \"10.244.0.0/33\""]);
     let mode = with("detectLocalMode", "Magic");
-    check_refused(&mode, &["config.conf: detectLocalMode: \"Magic\"", "write one of", "BridgeInterface"]);
+    check_refused(&mode, &["config.conf: detectLocalMode: \"Magic\"", "use one of", "BridgeInterface"]);
     check_refused(&with("healthzBindAddress", "nowhere"), &["healthzBindAddress: \"nowhere\""]);
     // What a flag gets wrong is the flag's fault, and one that is right wins over the file.
-    let Err(Wrong::Usage(error)) = line(&name, &["--cluster-cidr=x"]) else { panic!("it is accepted") };
+    let Err(ParseError::Usage(error)) = line(&name, &["--cluster-cidr=x"]) else { panic!("it is accepted") };
     assert!(error.to_string().contains("--cluster-cidr"), "{error}");
     line(&name, &["--node-name=n1"]).unwrap();
 }
@@ -229,7 +233,9 @@ fn what_is_no_configuration_of_kube_proxy_is_refused_with_what_would_do() {
 
 #[test]
 fn without_a_file_the_source_must_be_named() {
-    let Err(Wrong::Usage(error)) = CommandLine::parse(["kube-proxy-ebpf", "run"].map(Into::into)) else {
+    let Err(ParseError::Usage(error)) =
+        CommandLine::parse(Cli::command(), ["kube-proxy-ebpf", "run"].map(Into::into))
+    else {
         panic!("it is accepted")
     };
     assert!(error.to_string().contains("--source"), "{error}");
@@ -250,8 +256,10 @@ async fn a_kubeadm_clusters_kubeconfig_is_understood() {
     let path = write("kubeconfig.conf", &text);
     write("token", "secret\n");
     let start = || {
-        let access = source::kube::Access { kubeconfig: Some(path.clone().into()), server: None };
-        source::kube::KubeSource::start(&source::kube::Options { access, ..Default::default() }).map(drop)
+        let client_config =
+            source::kube::ClientConfig { kubeconfig: Some(path.clone().into()), server: None };
+        source::kube::KubeSource::start(&source::kube::Options { client_config, ..Default::default() })
+            .map(drop)
     };
     let error = start().unwrap_err().to_string();
     assert!(error.contains("ca.crt"), "{error}");
@@ -259,4 +267,23 @@ async fn a_kubeadm_clusters_kubeconfig_is_understood() {
     let other = ApiServer::start(Settings { is_tls: true, ..Settings::default() }).unwrap();
     other.kubeconfig(folder.path()).unwrap();
     start().unwrap();
+}
+
+#[test]
+fn the_command_line_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn each_flag_has_an_environment_variable_except_those_that_belong_to_one_call() {
+    let mut command = Cli::command();
+    command.build();
+    let flags = command.get_subcommands().filter(|it| it.get_name() != "help").flat_map(|it| {
+        let without = it.get_arguments().filter(|it| it.get_env().is_none()).filter_map(clap::Arg::get_long);
+        without.filter(|it| !matches!(*it, "help" | "version"))
+    });
+    let flags: BTreeSet<_> = flags.collect();
+    let named: Vec<_> = flags.iter().map(|it| format!("`--{it}`")).collect();
+    let expect = format!("Each flag has an environment variable, but for {}", named.join(", "));
+    assert!(include_str!("../../../README.md").contains(&expect), "the README does not contain: {expect}");
 }

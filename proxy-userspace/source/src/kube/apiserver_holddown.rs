@@ -19,11 +19,11 @@ use super::kind::{Changed, EndpointSlices, Services};
 /// How long an API server may take to come back.
 pub(super) const GRACE: Duration = Duration::from_secs(60);
 
-/// What is said of the API server's own Service, and what is believed.
+/// EventType is said of the API server's own Service, and what is believed.
 #[derive(Debug, Default)]
-pub(super) struct OwnService {
-    service: Doubt<Option<Arc<Service>>>,
-    slices: Doubt<BTreeMap<SliceName, Arc<EndpointSlice>>>,
+pub(super) struct ApiServerHoldDown {
+    service: HoldDown<Option<Arc<Service>>>,
+    slices: HoldDown<BTreeMap<SliceName, Arc<EndpointSlice>>>,
 }
 
 fn is_own(name: &ServiceName) -> bool {
@@ -34,7 +34,7 @@ fn leads_somewhere(slices: &BTreeMap<SliceName, Arc<EndpointSlice>>) -> bool {
     slices.values().any(|it| it.endpoints.iter().any(|it| it.conditions.ready))
 }
 
-impl OwnService {
+impl ApiServerHoldDown {
     /// The server has been heard of about Services: takes out of the news what is not believed yet, and puts into them
     /// what is by now.
     pub(super) fn services(&mut self, news: &mut Changed<Services>, server: Option<IpAddr>) {
@@ -98,14 +98,14 @@ fn difference(
 
 /// Something that is believed as long as it is good, and doubted when it is not.
 #[derive(Debug, Default)]
-struct Doubt<T> {
+struct HoldDown<T> {
     said: T,
     believed: T,
     /// Since when what is said has been bad, and what is believed good.
     since: Option<Instant>,
 }
 
-impl<T: Clone> Doubt<T> {
+impl<T: Clone> HoldDown<T> {
     /// Returns whether it is believed.
     fn says(&mut self, said: T, is_good: impl Fn(&T) -> bool, doubt: &str) -> bool {
         self.said = said;
@@ -154,13 +154,13 @@ mod tests {
     }
 
     /// Says something, and returns what is news of it.
-    fn say(own: &mut OwnService, said: Option<&Arc<EndpointSlice>>) -> Changed<EndpointSlices> {
+    fn say(own: &mut ApiServerHoldDown, said: Option<&Arc<EndpointSlice>>) -> Changed<EndpointSlices> {
         let mut news = HashMap::from([(slice(&[]).name.clone(), said.cloned())]);
         own.slices(&mut news);
         news
     }
 
-    fn contact(own: &mut OwnService) -> Changed<EndpointSlices> {
+    fn contact(own: &mut ApiServerHoldDown) -> Changed<EndpointSlices> {
         let mut news = HashMap::new();
         own.slices(&mut news);
         news
@@ -168,7 +168,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn no_endpoints_are_believed_when_a_server_that_is_alive_has_said_so_for_long_enough() {
-        let mut own = OwnService::default();
+        let mut own = ApiServerHoldDown::default();
         let (full, empty) = (slice(&["192.0.2.1"]), slice(&[]));
         assert_eq!(say(&mut own, Some(&full)).len(), 1);
         assert_eq!(say(&mut own, Some(&empty)).len(), 0);
@@ -184,7 +184,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_server_that_comes_back_in_time_is_as_if_it_had_never_been_away() {
-        let mut own = OwnService::default();
+        let mut own = ApiServerHoldDown::default();
         let (full, empty) = (slice(&["192.0.2.1"]), slice(&[]));
         say(&mut own, Some(&full));
         say(&mut own, Some(&empty));
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_cluster_that_begins_without_endpoints_is_believed() {
-        let mut own = OwnService::default();
+        let mut own = ApiServerHoldDown::default();
         assert_eq!(say(&mut own, Some(&slice(&[]))).len(), 1);
     }
 }

@@ -1,6 +1,6 @@
-//! Flags for traffic that has no socket here: who translates it, and what is done to its source.
+//! Flags of the nftables (packet) path, for traffic without a socket on this node.
 //!
-//! The one rule: a flag that kube-proxy has is called as there, and means the same.
+//! Invariant: a flag that kube-proxy also has keeps kube-proxy's name and meaning.
 
 use std::path::PathBuf;
 
@@ -9,22 +9,22 @@ use backend::{
     Options, ebpf,
     nft::{self, Config, DetectLocal},
 };
-use clap::{ArgMatches, Args, ValueEnum, parser::ValueSource};
+use clap::{ArgAction, ArgMatches, Args, ValueEnum, parser::ValueSource, value_parser};
 use ipnet::IpNet;
 
-use super::wrong_usage;
+use crate::cli::usage::wrong_usage;
 
-/// What is translated, and how packets are.
+/// Which datapaths run, and how nftables translates.
 #[derive(Clone, Debug, Args)]
-pub(super) struct PacketFlags {
-    /// How connections to Services are led
+pub(in crate::cli) struct PacketFlags {
+    /// Datapath of connections to Services
     #[arg(long, value_enum, default_value = "ebpf", env = "KUBE_PROXY_EBPF_BACKEND")]
     backend: Backend,
-    /// Who translates packets that have no socket on this node: those to node ports and load balancers, and those of pods
-    /// that are virtual machines
+    /// Who translates packets without a socket on this node, such as those from outside to NodePorts and load balancer
+    /// addresses, and those of virtual machines
     ///
-    /// It counts for the whole network namespace, whatever cgroups are served or left alone. So with a --cgroup below the
-    /// root it is off if nothing else is said.
+    /// Applies to the whole network namespace, regardless of --cgroup and --socket-lb-exclude-cgroup. With a --cgroup below
+    /// the root, the default is off.
     #[arg(
         long,
         value_enum,
@@ -33,8 +33,7 @@ pub(super) struct PacketFlags {
         help_heading = "Packets"
     )]
     packets: Packets,
-    /// Where pods get their addresses from, a range for each family: what comes from elsewhere to a cluster IP gets this
-    /// node as its source
+    /// Pod CIDRs of the cluster, one per family; traffic to cluster IPs from other sources is masqueraded
     #[arg(
         long,
         value_name = "CIDR",
@@ -43,7 +42,7 @@ pub(super) struct PacketFlags {
         help_heading = "Packets"
     )]
     cluster_cidr: Vec<IpNet>,
-    /// What tells traffic of this node's pods from other traffic
+    /// How traffic of this node's pods is recognized
     #[arg(
         long,
         value_enum,
@@ -53,7 +52,7 @@ pub(super) struct PacketFlags {
         help_heading = "Packets"
     )]
     detect_local_mode: DetectLocalMode,
-    /// The bridge that pods are behind, for --detect-local-mode BridgeInterface
+    /// Bridge interface of the pods, for --detect-local-mode BridgeInterface
     #[arg(
         long,
         value_name = "INTERFACE",
@@ -62,7 +61,7 @@ pub(super) struct PacketFlags {
         help_heading = "Packets"
     )]
     pod_bridge_interface: Option<String>,
-    /// What the names of pods' interfaces begin with, for --detect-local-mode InterfaceNamePrefix
+    /// Name prefix of the pods' interfaces, for --detect-local-mode InterfaceNamePrefix
     #[arg(
         long,
         value_name = "PREFIX",
@@ -71,7 +70,7 @@ pub(super) struct PacketFlags {
         help_heading = "Packets"
     )]
     pod_interface_name_prefix: Option<String>,
-    /// Give all packets to cluster IPs this node as their source
+    /// Masquerade all packets to cluster IPs
     #[arg(
         long,
         value_name = "true|false",
@@ -80,17 +79,17 @@ pub(super) struct PacketFlags {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "true",
-        action = clap::ArgAction::Set,
+        action = ArgAction::Set,
         help_heading = "Packets"
     )]
     masquerade_all: bool,
-    /// The bit of the packet mark that nobody else uses: it says that this node is to be the source, until that is done
+    /// Bit of the packet mark that marks packets to masquerade; must not be used by others
     #[arg(
         long,
         value_name = "0-31",
         default_value_t = 14,
         env = "KUBE_PROXY_EBPF_NFT_MASQUERADE_BIT",
-        value_parser = clap::value_parser!(u8).range(0..=31),
+        value_parser = value_parser!(u8).range(0..=31),
         help_heading = "Packets"
     )]
     nft_masquerade_bit: u8,
@@ -98,54 +97,54 @@ pub(super) struct PacketFlags {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Backend {
-    /// Sockets by eBPF, when they connect; what has no socket here by --packets
+    /// eBPF for sockets on this node; other packets as --packets says
     Ebpf,
-    /// Every packet by nftables: for nodes without cgroup2, or with a kernel too old for the eBPF programs
+    /// nftables for all packets: for nodes without cgroup2, or with a kernel too old for the eBPF programs
     Nft,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Packets {
-    /// nftables, in tables of our own
+    /// This program, with nftables tables of its own
     Nft,
-    /// Somebody else
+    /// Another program, or none
     Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DetectLocalMode {
-    /// It comes from an address in --cluster-cidr; without one, no source is changed for want of it
+    /// By a source address in --cluster-cidr; without --cluster-cidr, all traffic counts as local
     #[value(name = "ClusterCIDR")]
     ClusterCidr,
-    /// It comes from an address in the pod CIDRs of the Node object
+    /// By a source address in the pod CIDRs of the Node object
     #[value(name = "NodeCIDR")]
     NodeCidr,
-    /// It comes in by --pod-bridge-interface
+    /// By the incoming interface --pod-bridge-interface
     #[value(name = "BridgeInterface")]
     BridgeInterface,
-    /// It comes in by an interface that begins with --pod-interface-name-prefix
+    /// By an incoming interface whose name starts with --pod-interface-name-prefix
     #[value(name = "InterfaceNamePrefix")]
     InterfaceNamePrefix,
 }
 
-/// The id of `--packets`, and its value by which nobody does it here.
-pub(super) const ID: &str = "packets";
-pub(super) const OFF: &str = "off";
+/// The id of `--packets`, and the value that disables the nftables path.
+pub(in crate::cli) const PACKETS: &str = "packets";
+pub(in crate::cli) const PACKETS_OFF: &str = "off";
 
-/// The cgroup that was named for a command, if it is part of a machine only, and nobody has said what becomes of packets,
-/// which it does not bound.
-pub(super) fn bound(matches: &ArgMatches) -> Option<PathBuf> {
+/// The `--cgroup` below the root that disables the nftables path, unless `--packets` is given: the path would apply to the
+/// whole network namespace, outside the cgroup too.
+pub(in crate::cli) fn implied_off(matches: &ArgMatches) -> Option<PathBuf> {
     let cgroup = matches.try_get_one::<PathBuf>("cgroup").ok().flatten()?;
-    matches.try_get_one::<Packets>(ID).ok().flatten()?;
-    let is_asked_for = matches.value_source(ID) != Some(ValueSource::DefaultValue);
-    // Where all is packets, the cgroup means nothing.
-    let leads_sockets = matches.get_one("backend") == Some(&Backend::Ebpf);
-    (!is_asked_for && leads_sockets && ebpf::is_below_others(cgroup)).then(|| cgroup.clone())
+    matches.try_get_one::<Packets>(PACKETS).ok().flatten()?;
+    let is_given = matches.value_source(PACKETS) != Some(ValueSource::DefaultValue);
+    // Without eBPF, the cgroup has no meaning.
+    let uses_cgroup = matches.get_one("backend") == Some(&Backend::Ebpf);
+    (!is_given && uses_cgroup && ebpf::is_below_others(cgroup)).then(|| cgroup.clone())
 }
 
 impl PacketFlags {
-    /// The same for the backend, with what is said of sockets.
-    pub(super) fn options(self, sockets: ebpf::Options) -> Result<Options> {
+    /// The options of both datapaths, from those of the eBPF datapath.
+    pub(in crate::cli) fn options(self, sockets: ebpf::Options) -> Result<Options> {
         let config = Config {
             node_port_addresses: sockets.node_port_addresses.clone(),
             detect_local: self.detect_local()?,
@@ -166,33 +165,33 @@ impl PacketFlags {
     }
 
     fn detect_local(&self) -> Result<DetectLocal> {
-        // An environment variable that is there but empty says nothing.
-        let name = |value: &Option<String>| value.clone().filter(|it| !it.is_empty());
+        let interface = |value: &Option<String>, flag: &str| {
+            // An environment variable that is set but empty counts as not set.
+            value.clone().filter(|it| !it.is_empty()).ok_or_else(|| {
+                let mode = self.detect_local_mode.to_possible_value().expect("no mode is skipped");
+                wrong_usage(format_args!("--detect-local-mode {} needs {flag}", mode.get_name()))
+            })
+        };
         Ok(match self.detect_local_mode {
             DetectLocalMode::ClusterCidr if self.cluster_cidr.is_empty() => DetectLocal::Off,
             DetectLocalMode::ClusterCidr => DetectLocal::ClusterCidr(self.cluster_cidr.clone()),
             DetectLocalMode::NodeCidr => DetectLocal::NodeCidr,
             DetectLocalMode::BridgeInterface => {
-                let name = name(&self.pod_bridge_interface);
-                DetectLocal::BridgeInterface(name.ok_or_else(|| {
-                    wrong_usage("--detect-local-mode BridgeInterface needs --pod-bridge-interface")
-                })?)
+                DetectLocal::BridgeInterface(interface(&self.pod_bridge_interface, "--pod-bridge-interface")?)
             }
-            DetectLocalMode::InterfaceNamePrefix => {
-                let prefix = name(&self.pod_interface_name_prefix);
-                DetectLocal::InterfaceNamePrefix(prefix.ok_or_else(|| {
-                    wrong_usage("--detect-local-mode InterfaceNamePrefix needs --pod-interface-name-prefix")
-                })?)
-            }
+            DetectLocalMode::InterfaceNamePrefix => DetectLocal::InterfaceNamePrefix(interface(
+                &self.pod_interface_name_prefix,
+                "--pod-interface-name-prefix",
+            )?),
         })
     }
 }
 
-fn interface(name: &str) -> std::result::Result<String, String> {
-    // `IFNAMSIZ`, less the zero byte at its end.
-    const LONGEST: usize = 15;
-    if name.len() > LONGEST {
-        return Err(format!("no interface has a name of more than {LONGEST} bytes"));
+fn interface(name: &str) -> Result<String, String> {
+    // `IFNAMSIZ` without the terminating zero byte.
+    const MAX_INTERFACE_NAME: usize = 15;
+    if name.len() > MAX_INTERFACE_NAME {
+        return Err(format!("interface names have at most {MAX_INTERFACE_NAME} bytes"));
     }
     Ok(name.into())
 }

@@ -1,6 +1,6 @@
-//! Events: what people find beside an object when they ask what is wrong with it.
+//! EventRecorder: what people find beside an object when they ask what is wrong with it.
 //!
-//! The one rule: nobody waits for an event, and nothing depends on one. What cannot be posted is logged and forgotten.
+//! The one rule: nobody waits for an event, and nothing depends on one. EventType cannot be posted is logged and forgotten.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use model::ServiceName;
 use tokio::time::timeout;
 
 use super::{
-    access::Access,
-    failure::{Failure, chain},
+    client_config::ClientConfig,
+    watch_error::{WatchError, chain},
 };
 
 /// Who says it.
@@ -27,8 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Posts events to an API server.
 #[derive(Debug)]
-pub struct Events {
-    access: Access,
+pub struct EventRecorder {
+    access: ClientConfig,
     instance: String,
     /// Whether it was said that events cannot be posted.
     said: bool,
@@ -36,26 +36,26 @@ pub struct Events {
 
 /// Something that is wrong with a Service on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Warning {
+pub struct WarningEvent {
     /// The Service.
     pub service: ServiceName,
-    /// What is wrong, in one word, for programs.
+    /// EventType is wrong, in one word, for programs.
     pub reason: &'static str,
-    /// What was tried.
+    /// EventType was tried.
     pub action: &'static str,
     /// The same for people.
     pub note: String,
 }
 
-impl Events {
-    /// Events of the node of this name. Nobody is asked anything yet.
-    pub fn new(access: Access, node: &str) -> Self {
+impl EventRecorder {
+    /// EventRecorder of the node of this name. Nobody is asked anything yet.
+    pub fn new(access: ClientConfig, node: &str) -> Self {
         let instance = cut(format!("{CONTROLLER}-{node}"), LONGEST.0);
         Self { access, instance, said: false }
     }
 
     /// Posts an event, or says why that cannot be done: once in a way that is seen, until it can be.
-    pub async fn post(&mut self, warning: Warning) {
+    pub async fn post(&mut self, warning: WarningEvent) {
         let text = format!("event {} of {}", warning.reason, warning.service);
         let result = timeout(PATIENCE, self.create(warning)).await;
         let error = match result {
@@ -73,7 +73,7 @@ impl Events {
         }
     }
 
-    async fn create(&self, warning: Warning) -> Result<(), String> {
+    async fn create(&self, warning: WarningEvent) -> Result<(), String> {
         // There are few of them, and what is shown may have been renewed.
         let (_, client) = self.access.client().map_err(|it| chain(&it))?;
         let event = self.event(warning, Timestamp::now());
@@ -86,12 +86,12 @@ impl Events {
                 status.message
             )),
             Err(kube::Error::Api(status)) => Err(status.message.clone()),
-            Err(error) => Err(Failure::connection("events", &error).text),
+            Err(error) => Err(WatchError::connection("events", &error).text),
         }
     }
 
     /// As kube-proxy writes them; but without an id of the Service, which is not known here.
-    fn event(&self, Warning { service, reason, action, note }: Warning, now: Timestamp) -> Event {
+    fn event(&self, WarningEvent { service, reason, action, note }: WarningEvent, now: Timestamp) -> Event {
         let namespace = Some(service.namespace.to_string());
         Event {
             metadata: ObjectMeta {
@@ -102,7 +102,7 @@ impl Events {
             event_time: Some(MicroTime(now)),
             reporting_controller: Some(CONTROLLER.into()),
             reporting_instance: Some(self.instance.clone()),
-            type_: Some("Warning".into()),
+            type_: Some("WarningEvent".into()),
             reason: Some(reason.into()),
             action: Some(action.into()),
             note: Some(cut(note, LONGEST.1)),

@@ -1,7 +1,7 @@
 //! Follows one kind: lists it, watches it, and begins again wherever that ends.
 //!
 //! The one rule: nothing that goes wrong takes anything away.
-//! What is known stays until the server says otherwise, in an event or by leaving it out of a complete list.
+//! EventType is known stays until the server says otherwise, in an event or by leaving it out of a complete list.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,11 +18,11 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
     Shared, Timing,
-    access::Access,
-    failure::{Backoff, Failure, Nature},
+    client_config::ClientConfig,
     kind::Kind,
     store::Store,
-    wire::{Event, Lines, Named, Page, What, object, whole},
+    watch_error::{Backoff, ErrorKind, WatchError},
+    watch_stream::{Event, EventType, Lines, Named, Page, object, whole},
 };
 
 /// How many objects a page of a list has.
@@ -37,7 +37,7 @@ const ERROR_BODY: usize = 64 << 10;
 /// A watch that ends sooner than this without a word is a failure.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// What the server is asked to leave out.
+/// EventType the server is asked to leave out.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selectors {
     pub(super) labels: Option<String>,
@@ -47,15 +47,15 @@ pub(super) struct Selectors {
 }
 
 /// Who follows one kind.
-pub(super) struct Follower<K: Kind> {
-    access: Arc<Access>,
+pub(super) struct Reflector<K: Kind> {
+    access: Arc<ClientConfig>,
     client: Client,
     selectors: Selectors,
     timing: Timing,
     backoff: Backoff,
     shared: Arc<Shared>,
     store: Store<K>,
-    /// What has been seen of the server's history; none if all must be listed.
+    /// EventType has been seen of the server's history; none if all must be listed.
     version: Option<String>,
     /// Whether lists are asked for as the beginning of a watch.
     streams: bool,
@@ -63,15 +63,15 @@ pub(super) struct Follower<K: Kind> {
     is_alive: bool,
 }
 
-impl<K: Kind> Follower<K> {
+impl<K: Kind> Reflector<K> {
     pub(super) fn new(
-        access: Arc<Access>,
+        access: Arc<ClientConfig>,
         client: Client,
         selectors: Selectors,
         timing: Timing,
         shared: Arc<Shared>,
     ) -> Self {
-        let backoff = Backoff::new(timing.pauses);
+        let backoff = Backoff::new(timing.backoff);
         Self {
             access,
             client,
@@ -94,35 +94,39 @@ impl<K: Kind> Follower<K> {
             self.is_alive = false;
             let failure = match self.session().await {
                 Ok(()) if self.is_alive || began.elapsed() > AT_ONCE => continue,
-                Ok(()) => Failure::new(Nature::Other, format!("{}: the watch was ended at once", K::PLURAL)),
+                Ok(()) => {
+                    WatchError::new(ErrorKind::Other, format!("{}: the watch was ended at once", K::PLURAL))
+                }
                 Err(failure) => failure,
             };
-            if self.gives_way(&failure) {
+            if self.downgrade(&failure) {
                 continue;
             }
             let next = self.backoff.failed(failure.retry_after);
-            if failure.nature == Nature::Gone {
+            if failure.kind == ErrorKind::Gone {
                 tracing::info!("{failure}; listing again");
                 self.version = None;
             } else {
                 self.shared.failed(K::INDEX, &failure.text, next);
             }
             sleep_until(next).await;
-            if failure.nature == Nature::Credentials {
+            if failure.kind == ErrorKind::Credentials {
                 self.renew().await;
             }
         }
     }
 
     /// Does without what the server does not know; returns whether there is anything to do without.
-    fn gives_way(&mut self, failure: &Failure) -> bool {
-        match failure.nature {
-            Nature::NoStreaming if self.streams => {
+    fn downgrade(&mut self, failure: &WatchError) -> bool {
+        match failure.kind {
+            ErrorKind::NoStreaming if self.streams => {
                 tracing::debug!("{failure}; listing page by page");
                 self.streams = false;
                 true
             }
-            Nature::NoSelector if self.selectors.fields_are_optional && self.selectors.fields.is_some() => {
+            ErrorKind::NoSelector
+                if self.selectors.fields_are_optional && self.selectors.fields.is_some() =>
+            {
                 tracing::debug!("{failure}; selecting here");
                 self.selectors.fields = None;
                 true
@@ -143,7 +147,7 @@ impl<K: Kind> Follower<K> {
     }
 
     /// Lists if need be, and watches until the watch ends.
-    async fn session(&mut self) -> Result<(), Failure> {
+    async fn session(&mut self) -> Result<(), WatchError> {
         if self.version.is_none() && !self.streams {
             self.list().await?;
         }
@@ -151,7 +155,7 @@ impl<K: Kind> Follower<K> {
     }
 
     /// Page by page.
-    async fn list(&mut self) -> Result<(), Failure> {
+    async fn list(&mut self) -> Result<(), WatchError> {
         self.store.list_begins();
         let mut next = None;
         loop {
@@ -163,7 +167,7 @@ impl<K: Kind> Follower<K> {
                 ..ListParams::default()
             };
             let mut body = self.get(Path::new(K::PATH).list(&parameters)).await?;
-            let bytes = whole(&mut body, K::PLURAL, self.timing.patience, usize::MAX).await?;
+            let bytes = whole(&mut body, K::PLURAL, self.timing.timeout, usize::MAX).await?;
             let page: Page<'_> = serde_json::from_slice(&bytes).map_err(|it| Self::nonsense(&it))?;
             for item in page.items.unwrap_or_default() {
                 self.set(item)?;
@@ -178,7 +182,7 @@ impl<K: Kind> Follower<K> {
     }
 
     /// From where we are; or from the beginning, and then all there is comes first.
-    async fn watch(&mut self) -> Result<(), Failure> {
+    async fn watch(&mut self) -> Result<(), WatchError> {
         let seconds = WATCH.0 + fastrand::u32(0..WATCH.1);
         let parameters = WatchParams {
             label_selector: self.selectors.labels.clone(),
@@ -196,11 +200,11 @@ impl<K: Kind> Follower<K> {
         let mut lines = Lines::new(body);
         loop {
             let patience = match self.version {
-                None => self.timing.patience,
+                None => self.timing.timeout,
                 Some(_) => deadline.saturating_duration_since(Instant::now()),
             };
             let more = lines.read(K::PLURAL, patience, |line| self.event(line)).await;
-            // What came before a failure has been said all the same.
+            // EventType came before a failure has been said all the same.
             self.tell();
             if !more? {
                 break;
@@ -209,30 +213,30 @@ impl<K: Kind> Follower<K> {
         match self.version {
             Some(_) => Ok(()),
             // A server that does not know what it was asked for has watched and sent no end of the list.
-            None => Err(Failure::new(
-                Nature::NoStreaming,
+            None => Err(WatchError::new(
+                ErrorKind::NoStreaming,
                 format!("{}: the list ended without its end", K::PLURAL),
             )),
         }
     }
 
-    fn event(&mut self, line: &[u8]) -> Result<(), Failure> {
+    fn event(&mut self, line: &[u8]) -> Result<(), WatchError> {
         if line.trim_ascii().is_empty() {
             return Ok(());
         }
         let event: Event<'_> = serde_json::from_slice(line).map_err(|it| self.lost(&it))?;
         self.is_alive = true;
         match event.what {
-            What::Added | What::Modified => {
+            EventType::Added | EventType::Modified => {
                 let version = self.set(event.object)?;
                 self.advance(version);
             }
-            What::Deleted => {
+            EventType::Deleted => {
                 let Named { metadata } = self.named(event.object)?;
                 self.store.delete(&K::name(&metadata));
                 self.advance(metadata.resource_version);
             }
-            What::Bookmark => {
+            EventType::Bookmark => {
                 let Named { metadata } = self.named(event.object)?;
                 let annotations = metadata.annotations.unwrap_or_default();
                 if self.version.is_some() {
@@ -241,16 +245,16 @@ impl<K: Kind> Follower<K> {
                     self.listed(metadata.resource_version);
                 }
             }
-            What::Error => {
+            EventType::Error => {
                 let status: Status = serde_json::from_str(event.object.get()).map_err(|it| self.lost(&it))?;
-                return Err(Failure::event(K::PLURAL, &status));
+                return Err(WatchError::event(K::PLURAL, &status));
             }
         }
         Ok(())
     }
 
     /// Takes an object over, and returns its version.
-    fn set(&mut self, text: &RawValue) -> Result<Option<String>, Failure> {
+    fn set(&mut self, text: &RawValue) -> Result<Option<String>, WatchError> {
         match object::<K::Object>(text) {
             Ok(object) => {
                 let metadata = K::metadata(&object);
@@ -270,7 +274,7 @@ impl<K: Kind> Follower<K> {
         }
     }
 
-    fn named(&mut self, text: &RawValue) -> Result<Named, Failure> {
+    fn named(&mut self, text: &RawValue) -> Result<Named, WatchError> {
         serde_json::from_str(text.get()).map_err(|it| self.lost(&it))
     }
 
@@ -297,38 +301,38 @@ impl<K: Kind> Follower<K> {
     }
 
     /// The stream cannot be trusted any more.
-    fn lost(&mut self, error: &serde_json::Error) -> Failure {
+    fn lost(&mut self, error: &serde_json::Error) -> WatchError {
         self.version = None;
         Self::nonsense(error)
     }
 
-    fn nonsense(error: &serde_json::Error) -> Failure {
+    fn nonsense(error: &serde_json::Error) -> WatchError {
         let text = format!("{}: the server has sent something that cannot be read: {error}", K::PLURAL);
-        Failure::new(Nature::Other, text)
+        WatchError::new(ErrorKind::Other, text)
     }
 
     async fn get(
         &self,
         request: Result<Request<Vec<u8>>, kube::core::request::Error>,
-    ) -> Result<Body, Failure> {
+    ) -> Result<Body, WatchError> {
         let what = K::PLURAL;
         let mut request =
-            request.map_err(|it| Failure::new(Nature::Other, format!("{what}: {it}")))?.map(Body::from);
+            request.map_err(|it| WatchError::new(ErrorKind::Other, format!("{what}: {it}")))?.map(Body::from);
         let headers = request.headers_mut();
         headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
         headers.insert(header::USER_AGENT, header::HeaderValue::from_static(USER_AGENT));
-        let Ok(response) = timeout(self.timing.patience, self.client.send(request)).await else {
-            let text = format!("{what}: no answer within {:.0?}", self.timing.patience);
-            return Err(Failure::new(Nature::Credentials, text));
+        let Ok(response) = timeout(self.timing.timeout, self.client.send(request)).await else {
+            let text = format!("{what}: no answer within {:.0?}", self.timing.timeout);
+            return Err(WatchError::new(ErrorKind::Credentials, text));
         };
-        let response: Response<Body> = response.map_err(|it| Failure::connection(what, &it))?;
+        let response: Response<Body> = response.map_err(|it| WatchError::connection(what, &it))?;
         let (parts, mut body) = response.into_parts();
         if parts.status.is_success() {
             self.shared.contact(K::INDEX);
             return Ok(body);
         }
-        let said = whole(&mut body, what, self.timing.patience, ERROR_BODY).await.unwrap_or_default();
-        Err(Failure::status(what, parts.status, &parts.headers, &said))
+        let said = whole(&mut body, what, self.timing.timeout, ERROR_BODY).await.unwrap_or_default();
+        Err(WatchError::status(what, parts.status, &parts.headers, &said))
     }
 }
 

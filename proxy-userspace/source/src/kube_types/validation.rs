@@ -41,12 +41,12 @@ fn cut(text: &str) -> Option<&str> {
 
 /// The refusals of one object.
 #[derive(Debug)]
-pub(super) struct Refuse {
+pub(super) struct Validator {
     object: String,
     rejected: Vec<Rejected>,
 }
 
-impl Refuse {
+impl Validator {
     pub(super) fn new(object: String) -> Self {
         Self { object, rejected: Vec::new() }
     }

@@ -1,28 +1,28 @@
-//! The kernel's side: what is served there, and where it is pinned.
+//! Flags of the eBPF datapath, and of what both datapaths share.
 
 use std::path::{Component, Path, PathBuf};
 
 use admin::{Admin, HealthChecks};
 use backend::ebpf::{self, NodePortAddresses};
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum, value_parser};
 use ipnet::IpNet;
 
-use crate::cli::wrong_usage;
+use crate::cli::usage::wrong_usage;
 
-/// The kernel's side: what is served, and where it is pinned.
+/// The eBPF datapath, and what both datapaths share.
 #[derive(Clone, Debug, Args)]
-pub(in crate::cli) struct DataPlane {
+pub(in crate::cli) struct DatapathFlags {
     #[command(flatten)]
-    pins: Pins,
-    /// The cgroup2 folder whose processes are served, with all below it [default: the machine's root cgroup, or else
-    /// that of the first cgroup2 mount]
+    pins: PinFlags,
+    /// cgroup2 folder whose sockets are load-balanced, with everything below it [default: the root cgroup, or else the
+    /// first cgroup2 mount]
     ///
-    /// It bounds sockets, not packets: below the root, those are translated only if --packets nft is given.
+    /// Below the root cgroup, the nftables path is off unless --packets nft is given.
     #[arg(long, value_name = "PATH", env = "KUBE_PROXY_EBPF_CGROUP", value_parser = absolute)]
     cgroup: Option<PathBuf>,
-    /// Whose sockets are translated: all, or only those in the node's own network namespace
+    /// Sockets to load-balance: all, or only those in the node's own network namespace
     ///
-    /// With host, what pods send to a Service is left to the packet path: for service meshes and others that must see the
+    /// With `host`, connections of pods are left to the nftables path: for service meshes and others that must see the
     /// Service's address on the wire.
     #[arg(
         long,
@@ -32,11 +32,10 @@ pub(in crate::cli) struct DataPlane {
         env = "KUBE_PROXY_EBPF_SOCKET_LB"
     )]
     socket_lb: SocketLb,
-    /// A cgroup2 folder whose processes, with all below, are not translated; can be given several times
+    /// cgroup2 folder whose sockets are not load-balanced, with everything below it; can be repeated
     ///
-    /// For programs in the hands of a service mesh or of a virtual machine. Only their sockets are left alone: packets that
-    /// they send to a Service are translated on their way, as --packets says. It may come later: until then it is told that it
-    /// is missing, and looked for every five seconds.
+    /// For programs behind a service mesh or in a virtual machine. Their packets to Services are still translated as
+    /// --packets says. The folder may be created later: until then a warning names it, and it is looked for every 5 s.
     #[arg(
         long,
         value_name = "PATH",
@@ -45,51 +44,49 @@ pub(in crate::cli) struct DataPlane {
         value_parser = absolute
     )]
     socket_lb_exclude_cgroup: Vec<PathBuf>,
-    /// How many connected sockets have a ready place for the address they were translated from; rounded up to a power of
-    /// two
+    /// Number of connected sockets with a preallocated entry for the Service address; rounded up to a power of two
     ///
-    /// Each takes 64 bytes of kernel memory. A socket beyond that makes room of its own, which takes its connect some
-    /// 700 ns longer. Counts when the places are first made, until `cleanup`.
+    /// Each entry takes 64 bytes of kernel memory. For further sockets an entry is allocated, which takes connect(2) about
+    /// 700 ns longer. Used when the maps are created, until `cleanup`.
     #[arg(
         long,
         value_name = "NUMBER",
         default_value_t = 65_536,
         env = "KUBE_PROXY_EBPF_SOCKET_SLOTS",
-        value_parser = clap::value_parser!(u32).range(1..=1 << 24)
+        value_parser = value_parser!(u32).range(1..=1 << 24)
     )]
     socket_slots: u32,
-    /// How many Service addresses unconnected UDP sockets can remember beyond the first four of each, all sockets
-    /// together; rounded up to a power of two
+    /// Service addresses that unconnected UDP sockets can use beyond the first four of each socket, in total; rounded up
+    /// to a power of two
     ///
-    /// Each takes about 250 bytes of kernel memory while it is remembered, until its socket is closed; it counts as two
-    /// once its endpoint has changed, as long as there is room. What cannot be remembered cannot be sent: it fails with
-    /// ENOBUFS. Counts when the room is first made, until `cleanup`.
+    /// Each takes about 250 bytes of kernel memory until its socket is closed, and twice that after its endpoint has
+    /// changed, as long as there is room. Beyond the limit, sends to further Services fail with ENOBUFS. Used when the map
+    /// is created, until `cleanup`.
     #[arg(
         long,
         value_name = "NUMBER",
         default_value_t = 65_536,
         env = "KUBE_PROXY_EBPF_UDP_ADDRESSES",
-        value_parser = clap::value_parser!(u32).range(1..=1 << 24)
+        value_parser = value_parser!(u32).range(1..=1 << 24)
     )]
     udp_addresses: u32,
-    /// How many clients of Services with session affinity are remembered, each for a service port and an IP version;
-    /// rounded up to a power of two
+    /// Clients with session affinity that are remembered, counted per service port and IP family; rounded up to a power
+    /// of two
     ///
-    /// Beyond that, who connected longest ago is forgotten first. Each takes about 150 bytes of kernel memory. Counts when
-    /// the room is first made, until `cleanup`.
+    /// Beyond the limit, the least recently connected client is evicted. Each takes about 150 bytes of kernel memory. Used
+    /// when the map is created, until `cleanup`.
     #[arg(
         long,
         value_name = "NUMBER",
         default_value_t = 65_536,
         env = "KUBE_PROXY_EBPF_AFFINITY_CLIENTS",
-        value_parser = clap::value_parser!(u32).range(1..=1 << 24)
+        value_parser = value_parser!(u32).range(1..=1 << 24)
     )]
     affinity_clients: u32,
-    /// Which addresses of a node its node ports are served at: ranges as in 192.0.2.0/24, or `primary`, the first of each
-    /// family that its Node object names [default: all, the loopback addresses among them]
+    /// Node addresses at which NodePorts are served: CIDRs such as 192.0.2.0/24, or `primary`, the first address of each
+    /// family in the Node object [default: all, including loopback]
     ///
-    /// The loopback addresses are served if a range has them in it, and only to programs in the node's own network
-    /// namespace.
+    /// Loopback addresses are served if a CIDR contains them, and only to programs in the node's own network namespace.
     #[arg(
         long = "nodeport-addresses",
         value_name = "CIDR|primary",
@@ -98,13 +95,13 @@ pub(in crate::cli) struct DataPlane {
         value_parser = node_port_address
     )]
     node_port_addresses: Vec<NodePortAddress>,
-    /// Keep programs in the node's own network namespace from binding a node port: they would wait there for nobody
+    /// Reject bind(2) to a NodePort with EADDRINUSE, in the node's own network namespace
     #[arg(
         long,
         value_name = "true|false",
         default_value_t = true,
         env = "KUBE_PROXY_EBPF_PROTECT_NODE_PORTS",
-        action = clap::ArgAction::Set
+        action = ArgAction::Set
     )]
     protect_node_ports: bool,
 }
@@ -112,9 +109,9 @@ pub(in crate::cli) struct DataPlane {
 /// The value of `--socket-lb`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum SocketLb {
-    /// Sockets of every network namespace
+    /// Sockets in every network namespace
     All,
-    /// Sockets of the node's own network namespace
+    /// Sockets in the node's own network namespace
     Host,
 }
 
@@ -125,8 +122,8 @@ enum NodePortAddress {
     In(IpNet),
 }
 
-impl DataPlane {
-    /// Who tells load balancers of the endpoints on the node of this name.
+impl DatapathFlags {
+    /// The server of the health-check node ports.
     pub(in crate::cli) fn health_checks(&self, admin: &Admin, node: &str) -> anyhow::Result<HealthChecks> {
         Ok(HealthChecks::new(admin, node, self.node_port_addresses()?))
     }
@@ -141,7 +138,7 @@ impl DataPlane {
                 }
                 NodePortAddress::Primary => {
                     return Err(wrong_usage(
-                        "--nodeport-addresses: `primary` stands alone; give either it or ranges",
+                        "--nodeport-addresses: `primary` cannot be combined with CIDRs; give one or the other",
                     ));
                 }
             }
@@ -149,7 +146,7 @@ impl DataPlane {
         Ok(if ranges.is_empty() { NodePortAddresses::All } else { NodePortAddresses::In(ranges) })
     }
 
-    /// The same for the backend, on the node of this name.
+    /// The options of the eBPF datapath on the node with this name.
     pub(in crate::cli) fn options(self, node: &str) -> anyhow::Result<ebpf::Options> {
         let node_port_addresses = self.node_port_addresses()?;
         Ok(ebpf::Options {
@@ -167,10 +164,10 @@ impl DataPlane {
     }
 }
 
-/// Where the data plane is pinned.
+/// Where maps, links and programs are pinned.
 #[derive(Clone, Debug, Args)]
-pub(in crate::cli) struct Pins {
-    /// The folder for pinned maps, links and programs, on a bpf file system
+pub(in crate::cli) struct PinFlags {
+    /// Folder of the pinned maps, links and programs, on a bpf file system
     #[arg(
         long,
         value_name = "PATH",
@@ -187,7 +184,7 @@ fn node_port_address(text: &str) -> Result<NodePortAddress, String> {
         range => range
             .parse()
             .map(NodePortAddress::In)
-            .map_err(|_| "neither `primary` nor a range as in 192.0.2.0/24".into()),
+            .map_err(|_| "neither `primary` nor a CIDR such as 192.0.2.0/24".into()),
     }
 }
 
@@ -196,9 +193,9 @@ fn absolute(text: &str) -> Result<PathBuf, String> {
     if !path.is_absolute() {
         return Err("not an absolute path".into());
     }
-    // How far down a cgroup is is counted in the path itself.
+    // The depth of a cgroup is derived from its path.
     if path.components().any(|it| it == Component::ParentDir) {
-        return Err("has a `..`: name the place itself".into());
+        return Err("contains `..`; give the resolved path".into());
     }
     Ok(path.into())
 }

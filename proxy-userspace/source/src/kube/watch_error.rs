@@ -1,4 +1,4 @@
-//! What can go wrong between us and an API server, in words for people, and when to try again.
+//! EventType can go wrong between us and an API server, in words for people, and when to try again.
 //!
 //! The one rule: one line that names what was asked, what came back, and what would help.
 
@@ -10,17 +10,17 @@ use tokio::time::Instant;
 
 /// Why a list or a watch ended before its time.
 #[derive(Debug)]
-pub(super) struct Failure {
-    pub(super) nature: Nature,
-    /// What people are told.
+pub(super) struct WatchError {
+    pub(super) kind: ErrorKind,
+    /// EventType people are told.
     pub(super) text: String,
     /// How long the server wants to be left alone.
     pub(super) retry_after: Option<Duration>,
 }
 
-/// What follows from a failure, besides trying again.
+/// EventType follows from a failure, besides trying again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Nature {
+pub(super) enum ErrorKind {
     /// The resource version is too old: everything must be listed again.
     Gone,
     /// The server cannot begin a watch with a list.
@@ -33,9 +33,9 @@ pub(super) enum Nature {
     Other,
 }
 
-impl Failure {
-    pub(super) fn new(nature: Nature, text: impl Into<String>) -> Self {
-        Self { nature, text: text.into(), retry_after: None }
+impl WatchError {
+    pub(super) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into(), retry_after: None }
     }
 
     /// An answer other than 200; `what` is what was asked for, as in `services`.
@@ -46,24 +46,24 @@ impl Failure {
             _ => short(&String::from_utf8_lossy(body)),
         };
         let reason = code.canonical_reason().unwrap_or("");
-        let (nature, remedy) = match code {
-            StatusCode::GONE => (Nature::Gone, ""),
-            StatusCode::UNPROCESSABLE_ENTITY => (Nature::NoStreaming, ""),
-            StatusCode::BAD_REQUEST => (Nature::NoSelector, ""),
+        let (kind, remedy) = match code {
+            StatusCode::GONE => (ErrorKind::Gone, ""),
+            StatusCode::UNPROCESSABLE_ENTITY => (ErrorKind::NoStreaming, ""),
+            StatusCode::BAD_REQUEST => (ErrorKind::NoSelector, ""),
             StatusCode::UNAUTHORIZED => (
-                Nature::Credentials,
+                ErrorKind::Credentials,
                 "; the token or certificate is not, or no longer, accepted: renew it, it is read again at each try",
             ),
             StatusCode::FORBIDDEN => (
-                Nature::Other,
+                ErrorKind::Other,
                 "; allow it by a ClusterRole with the verbs list and watch for services, endpointslices and nodes",
             ),
-            _ => (Nature::Other, ""),
+            _ => (ErrorKind::Other, ""),
         };
         let seconds = headers.get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.trim().parse().ok());
         let details = status.and_then(|it| it.details).map(|it| u64::from(it.retry_after_seconds));
         Self {
-            nature,
+            kind,
             text: format!("{what}: {} {reason}: {said}{remedy}", code.as_u16()),
             retry_after: seconds.or(details.filter(|it| *it > 0)).map(Duration::from_secs),
         }
@@ -94,11 +94,11 @@ impl Failure {
         } else {
             ""
         };
-        Self::new(Nature::Credentials, format!("{what}: {said}{remedy}"))
+        Self::new(ErrorKind::Credentials, format!("{what}: {said}{remedy}"))
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for WatchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }

@@ -11,7 +11,7 @@ use model::{
 
 /// Objects that are new or different, and objects that are gone (none).
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct ClusterChanges {
     /// Services.
     pub services: HashMap<ServiceName, Option<Arc<Service>>>,
     /// EndpointSlices.
@@ -20,7 +20,7 @@ pub struct Changes {
     pub nodes: HashMap<Arc<str>, Option<Arc<Node>>>,
 }
 
-impl Changes {
+impl ClusterChanges {
     /// Whether nothing has changed.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && self.slices.is_empty() && self.nodes.is_empty()

@@ -1,4 +1,4 @@
-//! What an API server sends: lists, and lines of a watch.
+//! EventType an API server sends: lists, and lines of a watch.
 //!
 //! The one rule: an object is decoded alone, straight into what is read of it; no list of objects is ever held.
 
@@ -9,7 +9,7 @@ use kube::client::Body;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use super::failure::{Failure, Nature};
+use super::watch_error::{ErrorKind, WatchError};
 use crate::kube_types::objects::Metadata;
 
 /// One page of a list.
@@ -34,14 +34,14 @@ pub(super) struct PageMetadata {
 #[derive(Deserialize)]
 pub(super) struct Event<'a> {
     #[serde(rename = "type")]
-    pub(super) what: What,
+    pub(super) what: EventType,
     #[serde(borrow)]
     pub(super) object: &'a RawValue,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "UPPERCASE")]
-pub(super) enum What {
+pub(super) enum EventType {
     Added,
     Modified,
     Deleted,
@@ -85,8 +85,8 @@ impl Lines {
         &mut self,
         what: &str,
         patience: Duration,
-        mut line: impl FnMut(&[u8]) -> Result<(), Failure>,
-    ) -> Result<bool, Failure> {
+        mut line: impl FnMut(&[u8]) -> Result<(), WatchError>,
+    ) -> Result<bool, WatchError> {
         let Some(data) = frame(&mut self.body, what, patience).await? else { return Ok(false) };
         let mut rest: &[u8] = &data;
         while let Some(end) = rest.iter().position(|it| *it == b'\n') {
@@ -117,7 +117,7 @@ pub(super) async fn whole(
     what: &str,
     patience: Duration,
     limit: usize,
-) -> Result<Vec<u8>, Failure> {
+) -> Result<Vec<u8>, WatchError> {
     let mut bytes = Vec::new();
     while bytes.len() < limit
         && let Some(data) = frame(body, what, patience).await?
@@ -127,15 +127,15 @@ pub(super) async fn whole(
     Ok(bytes)
 }
 
-async fn frame(body: &mut Body, what: &str, patience: Duration) -> Result<Option<bytes::Bytes>, Failure> {
+async fn frame(body: &mut Body, what: &str, patience: Duration) -> Result<Option<bytes::Bytes>, WatchError> {
     loop {
         let Ok(frame) = tokio::time::timeout(patience, body.frame()).await else {
             let text = format!("{what}: the server has sent nothing for {patience:.0?}");
-            return Err(Failure::new(Nature::Credentials, text));
+            return Err(WatchError::new(ErrorKind::Credentials, text));
         };
         match frame {
             None => return Ok(None),
-            Some(Err(error)) => return Err(Failure::connection(what, &error)),
+            Some(Err(error)) => return Err(WatchError::connection(what, &error)),
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
                     return Ok(Some(data));

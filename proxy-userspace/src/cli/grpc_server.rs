@@ -1,4 +1,4 @@
-//! The states of nodes, served to others at one or more addresses.
+//! The gRPC server of `run` and `brain`, at one or more addresses.
 
 use anyhow::Result;
 use proxy_contract::Target;
@@ -8,19 +8,19 @@ use publish::{
 };
 use tokio::{sync::watch, task::JoinSet};
 
-use super::tls;
+use super::flags::ServerTlsFlags;
 
-/// What serves while it is alive.
-pub(super) struct Serving {
+/// Serves until it is dropped.
+pub(super) struct GrpcServer {
     servers: JoinSet<Result<(), ServeError>>,
     stop: watch::Sender<bool>,
 }
 
-impl Serving {
-    /// Serves what is `served` at all `targets`, or at none if one cannot be had; ready as soon as there is one of `states`.
+impl GrpcServer {
+    /// Serves at all `targets`, or at none if one of them cannot be bound; ready as soon as `states` has a state.
     pub(super) async fn start(
         targets: &[Target],
-        tls: &tls::ServerFlags,
+        tls: &ServerTlsFlags,
         served: ServedData,
         states: &Subscription,
     ) -> Result<Self> {
@@ -43,15 +43,15 @@ impl Serving {
         Ok(Self { servers, stop })
     }
 
-    /// Waits for a server that ends by itself; for ever if there is none.
-    pub(super) async fn ended(&mut self) -> Result<()> {
+    /// Waits until a listener fails; for ever without listeners.
+    pub(super) async fn failed(&mut self) -> Result<()> {
         match self.servers.join_next().await {
             Some(result) => Ok(result??),
             None => std::future::pending().await,
         }
     }
 
-    /// Ends it; the publisher should be gone by then, so that clients are told that it is the end.
+    /// Stops all listeners. Drop the publisher first, so that clients are told that the streams end.
     pub(super) async fn stop(mut self) {
         self.stop.send_replace(true);
         while self.servers.join_next().await.is_some() {}

@@ -1,4 +1,4 @@
-//! The data plane of `run` and `agent`: started, and kept at what is published.
+//! The datapath of `run` and `agent`.
 
 use admin::{Admin, HealthChecks};
 use anyhow::Result;
@@ -6,13 +6,14 @@ use backend::{Node, Options};
 use publish::Subscription;
 use tokio::task::spawn_blocking;
 
-/// Takes over what is in the kernel, and keeps it at what is published, until the publisher is gone. Broken off at any
-/// moment, it is taken up again by the next start.
+/// Takes over the state in the kernel and applies what is published, until the publisher is gone.
+///
+/// May be dropped at any point: the next start continues from there.
 ///
 /// # Errors
 ///
-/// If the kernel cannot do it, or does not let us. Whatever served before goes on serving.
-pub(super) async fn keep(
+/// If the kernel lacks a feature or denies access. What was active before stays active.
+pub(super) async fn run(
     options: Options,
     health_checks: HealthChecks,
     subscribe: impl Fn() -> Subscription,
@@ -22,7 +23,7 @@ pub(super) async fn keep(
         admin.counters(sockets.pin_dir.clone());
     }
     let node = spawn_blocking(move || Node::start(&options)).await??;
-    // Load balancers are answered once there is somebody to serve what they send.
+    // Health checks of load balancers are answered only once the datapath runs.
     tokio::select! {
         () = backend::follow(node, subscribe(), admin) => {}
         () = health_checks.follow(subscribe()) => {}

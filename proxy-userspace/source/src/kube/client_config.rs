@@ -23,7 +23,7 @@ use kube::{
 };
 use tower::{BoxError, ServiceBuilder};
 
-use super::failure::chain;
+use super::watch_error::chain;
 
 /// How long to try to connect to one address.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -33,7 +33,7 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration:
 
 /// Where the API server is and who asks.
 #[derive(Clone, Debug, Default)]
-pub struct Access {
+pub struct ClientConfig {
     /// A kubeconfig, or several in the way that `$KUBECONFIG` lists them; without one, what a pod is given.
     pub kubeconfig: Option<OsString>,
     /// The server to ask, whatever the kubeconfig or the pod's environment says.
@@ -42,15 +42,15 @@ pub struct Access {
 
 /// Why the API server cannot even be asked.
 #[derive(Debug, thiserror::Error)]
-pub enum AccessError {
+pub enum ClientConfigError {
     /// A kubeconfig cannot be read, or is none.
     #[error("kubeconfig {}: {reason}; {remedy}", path.to_string_lossy())]
     Kubeconfig {
         /// The file, or the list of files.
         path: OsString,
-        /// What is wrong.
+        /// EventType is wrong.
         reason: String,
-        /// What would do.
+        /// EventType would do.
         remedy: &'static str,
     },
     /// The address is none.
@@ -62,7 +62,7 @@ pub enum AccessError {
          --kubeconfig or --kube-api-server"
     )]
     Nothing,
-    /// What a pod is given is not complete.
+    /// EventType a pod is given is not complete.
     #[error(
         "what this pod was given to reach the API server cannot be used: {0}; mount a service account's token, or give --kubeconfig"
     )]
@@ -74,7 +74,7 @@ pub enum AccessError {
     Token {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// EventType is wrong.
         reason: String,
     },
     /// Certificates, keys or tokens that cannot be used.
@@ -84,19 +84,19 @@ pub enum AccessError {
     Credentials {
         /// The server's address.
         server: String,
-        /// What is wrong.
+        /// EventType is wrong.
         reason: String,
     },
 }
 
-impl Access {
+impl ClientConfig {
     /// The server's address, and a client for it; files are read again each time.
     ///
     /// Must be called within a tokio runtime.
-    pub(super) fn client(&self) -> Result<(http::Uri, Client), AccessError> {
+    pub(super) fn client(&self) -> Result<(http::Uri, Client), ClientConfigError> {
         let mut config = self.config()?;
         let server = config.cluster_url.clone();
-        let wrong = |error: kube::Error| AccessError::Credentials {
+        let wrong = |error: kube::Error| ClientConfigError::Credentials {
             server: server.to_string(),
             reason: chain(&error),
         };
@@ -127,14 +127,14 @@ impl Access {
         Ok((server, Client::new(service, config.default_namespace)))
     }
 
-    fn config(&self) -> Result<Config, AccessError> {
+    fn config(&self) -> Result<Config, ClientConfigError> {
         let server = self.server.as_deref().map(server).transpose()?;
         let mut config = match (&self.kubeconfig, &server) {
             (Some(path), _) => from_kubeconfig(path)?,
             (None, _) if env::var_os("KUBERNETES_SERVICE_HOST").is_some() => from_pod()?,
             // As with `kubectl proxy`: whoever answers there needs no more.
             (None, Some(server)) => Config::new(server.clone()),
-            (None, None) => return Err(AccessError::Nothing),
+            (None, None) => return Err(ClientConfigError::Nothing),
         };
         if let Some(server) = server {
             config.cluster_url = server;
@@ -153,10 +153,10 @@ struct TokenFile {
 }
 
 impl TokenFile {
-    fn new(path: String) -> Result<Self, AccessError> {
+    fn new(path: String) -> Result<Self, ClientConfigError> {
         match Self::read(&path) {
             Ok(token) => Ok(Self { path, last: Arc::new(Mutex::new(token)) }),
-            Err(reason) => Err(AccessError::Token { path, reason }),
+            Err(reason) => Err(ClientConfigError::Token { path, reason }),
         }
     }
 
@@ -180,18 +180,18 @@ impl TokenFile {
     }
 }
 
-fn server(text: &str) -> Result<http::Uri, AccessError> {
+fn server(text: &str) -> Result<http::Uri, ClientConfigError> {
     let uri = text.parse::<http::Uri>().ok();
     uri.filter(|it| matches!(it.scheme_str(), Some("http" | "https")) && it.host().is_some())
-        .ok_or_else(|| AccessError::Server(text.to_owned()))
+        .ok_or_else(|| ClientConfigError::Server(text.to_owned()))
 }
 
-fn from_pod() -> Result<Config, AccessError> {
-    Config::incluster().map_err(|error: InClusterError| AccessError::Pod(chain(&error)))
+fn from_pod() -> Result<Config, ClientConfigError> {
+    Config::incluster().map_err(|error: InClusterError| ClientConfigError::Pod(chain(&error)))
 }
 
-fn from_kubeconfig(paths: &OsStr) -> Result<Config, AccessError> {
-    let wrong = |path: &Path, error: KubeconfigError| AccessError::Kubeconfig {
+fn from_kubeconfig(paths: &OsStr) -> Result<Config, ClientConfigError> {
+    let wrong = |path: &Path, error: KubeconfigError| ClientConfigError::Kubeconfig {
         path: path.into(),
         reason: match &error {
             KubeconfigError::ReadConfig(error, _) => error.to_string(),

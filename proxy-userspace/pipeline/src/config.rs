@@ -1,0 +1,45 @@
+//! What a pipeline is started with, and why it cannot be.
+
+use std::path::PathBuf;
+
+use proxy_contract::client::Client;
+use source::{
+    file::FileError,
+    kube::{ClientConfig, ClientConfigError},
+};
+
+/// What a pipeline is started with.
+#[derive(Debug)]
+pub struct Config {
+    /// The node to serve.
+    pub node: String,
+    /// Where the cluster state comes from.
+    pub source: SourceConfig,
+    /// Which Services the brain serves.
+    pub brain: brain::Options,
+}
+
+/// Where the cluster state comes from.
+#[derive(Debug)]
+pub enum SourceConfig {
+    /// A manifest or a folder of manifests.
+    File(PathBuf),
+    /// Another brain.
+    Api(Client),
+    /// An API server.
+    Kube(ClientConfig),
+}
+
+/// Why a pipeline cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The manifests cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The configuration of the API server's client is unusable.
+    #[error(transparent)]
+    Kube(#[from] ClientConfigError),
+    /// None of the manifests can be parsed.
+    #[error("no manifest in {} can be parsed; the warnings name the reasons", .0.display())]
+    NoManifest(PathBuf),
+}

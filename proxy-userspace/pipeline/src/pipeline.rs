@@ -1,0 +1,226 @@
+//! The pipeline: follows a source, lets the brain recompute, publishes what has changed.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use brain::Brain;
+use publish::{
+    NodeRegistry, Publisher, Subscription,
+    cluster::{ClusterPublisher, ClusterSnapshot},
+    grpc::{self, ServedData},
+    node_registry,
+};
+use source::ClusterChanges;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::{
+    config::{Config, Error},
+    node_check::unknown_node,
+    observer::{Observer, Stage},
+    source_events::{RunningSource, SourceEvent},
+};
+
+/// A source, a brain and publishers. The source stops when this is dropped.
+#[derive(Debug)]
+pub struct Pipeline {
+    source: RunningSource,
+    nodes: NodeRegistry,
+    cluster: ClusterPublisher,
+    states: Subscription,
+    node: String,
+    /// Whether this node needs a Node object; not so if it only serves the states of other nodes.
+    checks_node: bool,
+    options: brain::Options,
+}
+
+impl Pipeline {
+    /// Starts the source. Must be called within a tokio runtime.
+    pub fn start(config: Config) -> Result<Self, Error> {
+        let Config { node, source, brain: options } = config;
+        let source = RunningSource::start(source, options.service_proxy_name.clone())?;
+        let publisher = Publisher::new(node.as_str());
+        let states = publisher.subscribe();
+        let cluster = ClusterPublisher::new(options.service_proxy_name.as_deref());
+        Ok(Self {
+            source,
+            nodes: NodeRegistry::new(publisher),
+            cluster,
+            states,
+            node,
+            checks_node: true,
+            options,
+        })
+    }
+
+    /// Does not report a missing Node object of this node: clients name the node that they ask for.
+    #[must_use]
+    pub fn without_node_check(mut self) -> Self {
+        self.checks_node = false;
+        self
+    }
+
+    /// The name of this node.
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// Subscribes to the state of this node.
+    pub fn subscribe(&self) -> Subscription {
+        self.states.clone()
+    }
+
+    /// What a gRPC server serves: the state of this node or of any node, and the cluster state.
+    pub fn served(&self, any_node: bool) -> ServedData {
+        let nodes: Arc<dyn grpc::NodeStates> = match any_node {
+            true => Arc::new(self.nodes.requests()),
+            false => Arc::new(grpc::SingleNode::new(self.node.as_str(), self.subscribe())),
+        };
+        ServedData { nodes, cluster: self.cluster.subscribe() }
+    }
+
+    /// Publishes the states of this node and of the requested nodes whenever they change, until the source ends.
+    pub async fn run(&self, observer: &impl Observer) {
+        let mut brain = Brain::new(self.options.clone());
+        brain.start_serving(&self.node);
+        let mut reported = BTreeSet::new();
+        let mut events = self.source.events(observer);
+        // Whether the cluster state is known now, and whether it was at the last recomputation.
+        let (mut is_complete, mut was_complete) = (false, false);
+        let mut idle_check = interval(node_registry::IDLE_CHECK_INTERVAL);
+        idle_check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                event = events.next(observer) => match event {
+                    Some(SourceEvent::Cluster(cluster)) => {
+                        brain.replace_cluster(cluster);
+                        is_complete = true;
+                    }
+                    Some(SourceEvent::Changes(changes)) => {
+                        apply(&mut brain, changes);
+                        is_complete = true;
+                    }
+                    Some(SourceEvent::Node(state)) => {
+                        self.cluster.publish(ClusterSnapshot::Unavailable);
+                        self.nodes.clear().iter().for_each(|it| brain.stop_serving(it));
+                        self.nodes.publish(&self.node, state);
+                        is_complete = false;
+                    }
+                    None => return,
+                },
+                requested = self.nodes.requested() => requested.iter().for_each(|it| brain.start_serving(it)),
+                () = self.cluster.watcher_joined() => {}
+                _ = idle_check.tick() => {
+                    self.nodes.remove_idle().iter().for_each(|it| brain.stop_serving(it));
+                    continue;
+                }
+            }
+            let became_complete = is_complete && !was_complete;
+            was_complete = is_complete;
+            if !is_complete {
+                continue;
+            }
+            let mut changed = brain.recompute();
+            if became_complete {
+                // What was published so far may be the state that another brain computed.
+                changed.extend(brain.served_nodes().cloned());
+            }
+            for node in changed {
+                if let Some(state) = brain.state(&node) {
+                    self.nodes.publish(&node, state.clone());
+                }
+            }
+            self.nodes.set_cluster_nodes(brain.node_infos().clone());
+            self.cluster.publish(if self.cluster.has_watchers() {
+                ClusterSnapshot::State(Arc::clone(brain.cluster_state()))
+            } else {
+                // The brain must copy a cluster state that is shared before it can change it.
+                ClusterSnapshot::Pending
+            });
+            // An API server lists all nodes; manifests and other brains may not.
+            let is_required = matches!(self.source, RunningSource::Kube(_));
+            let unknown =
+                unknown_node(&self.node, brain.node_infos(), is_required).filter(|_| self.checks_node);
+            let rejected: BTreeSet<_> = brain.rejected().chain(unknown).collect();
+            for it in rejected.difference(&reported) {
+                tracing::warn!("{it}");
+            }
+            observer.rejected(Stage::Brain, rejected.iter().cloned().collect());
+            reported = rejected;
+        }
+    }
+}
+
+fn apply(brain: &mut Brain, changes: ClusterChanges) {
+    for (name, service) in changes.services {
+        match service {
+            Some(service) => brain.set_service(service),
+            None => brain.delete_service(&name),
+        }
+    }
+    for (name, slice) in changes.slices {
+        match slice {
+            Some(slice) => brain.set_slice(slice),
+            None => brain.delete_slice(&name),
+        }
+    }
+    for (name, node) in changes.nodes {
+        match node {
+            Some(node) => brain.set_node(node),
+            None => brain.delete_node(&name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, sync::Mutex};
+
+    use super::*;
+    use crate::{SourceConfig, SyncStatus};
+
+    #[derive(Default)]
+    struct Recorder {
+        sources: Mutex<Vec<(String, SyncStatus)>>,
+        rejected: Mutex<Vec<String>>,
+    }
+
+    impl Observer for Recorder {
+        fn source(&self, name: &str, status: SyncStatus) {
+            self.sources.lock().unwrap().push((name.into(), status));
+        }
+
+        fn rejected(&self, _: Stage, items: Vec<model::Rejected>) {
+            self.rejected.lock().unwrap().extend(items.iter().map(ToString::to_string));
+        }
+    }
+
+    const WEB: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n\
+                       ---\napiVersion: v1\nkind: Node\nmetadata: {name: n2}\n";
+
+    #[tokio::test]
+    async fn a_manifest_becomes_a_published_state_and_a_missing_node_object_is_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("web.yaml");
+        fs::write(&path, WEB).unwrap();
+        let config =
+            Config { node: "n1".into(), source: SourceConfig::File(path), brain: brain::Options::default() };
+        let pipeline = Pipeline::start(config).unwrap();
+        let recorder = Recorder::default();
+        let mut states = pipeline.subscribe();
+        let published = tokio::select! {
+            published = states.next() => published.unwrap(),
+            () = pipeline.run(&recorder) => panic!("the source has ended"),
+        };
+        assert_eq!(published.state.services.len(), 1);
+        let sources = recorder.sources.lock().unwrap();
+        let synced: Vec<_> = sources.iter().map(|(name, it)| (name.as_str(), it.is_synced)).collect();
+        assert_eq!(synced, [("file", false), ("file", true)]);
+        let rejected = recorder.rejected.lock().unwrap();
+        assert!(rejected.iter().any(|it| it.contains("(found n2)")), "{rejected:?}");
+    }
+
+    #[test]
+    fn a_missing_manifest_is_an_error() {
+        let error = crate::read_manifests("/no/such/file".as_ref(), "n1", brain::Options::default());
+        assert!(matches!(error, Err(Error::File(_))), "{error:?}");
+    }
+}

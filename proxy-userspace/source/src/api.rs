@@ -1,0 +1,105 @@
+//! The source `api:TARGET`: another brain, ours or KPNG's.
+//!
+//! The cluster state is preferred: from `globalv1.Sets/Watch`, this brain computes the state of any node itself. A peer
+//! that does not offer it, or denies access, is asked for the state of the one node instead (`localv1.Sets/Watch`), which
+//! is used unchanged; from time to time the cluster state is requested again.
+
+use std::{future::pending, sync::Arc};
+
+use model::{cluster::ClusterState, state::NodeState};
+use proxy_contract::client::{ChangeWatch, Client, ClusterWatch, NodeChange, Refused};
+use tokio::{sync::watch, task::JoinHandle};
+use wire::{Extensions, NodeStateDecoder, cluster::ClusterDecoder};
+
+/// What another brain reports.
+#[derive(Clone, Debug)]
+pub enum Update {
+    /// The state of its cluster.
+    Cluster(Arc<ClusterState>),
+    /// The state of the node, as the other brain computed it.
+    Node(NodeState),
+}
+
+/// A running source; it stops when it is dropped.
+///
+/// While the other brain is unreachable, its last update stays active; the log reports its age.
+#[derive(Debug)]
+pub struct ApiSource {
+    updates: watch::Receiver<Option<Update>>,
+    task: JoinHandle<()>,
+}
+
+impl ApiSource {
+    /// Follows the brain of `client`, on behalf of its node. Must be called within a tokio runtime.
+    pub fn start(client: Client) -> Self {
+        let (sender, updates) = watch::channel(None);
+        let task = tokio::spawn(Reflector::new(client, sender).run());
+        Self { updates, task }
+    }
+
+    /// The newest update, `None` before the first one.
+    pub fn updates(&self) -> watch::Receiver<Option<Update>> {
+        self.updates.clone()
+    }
+}
+
+impl Drop for ApiSource {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Copies the state of another brain.
+struct Reflector {
+    client: Client,
+    cluster: ClusterWatch,
+    decoder: ClusterDecoder,
+    /// Follows the node's state, while the cluster state is not offered.
+    local: Option<(ChangeWatch, NodeStateDecoder)>,
+    sender: watch::Sender<Option<Update>>,
+}
+
+impl Reflector {
+    fn new(client: Client, sender: watch::Sender<Option<Update>>) -> Self {
+        let cluster = client.clone().request_extensions(Extensions::GLOBAL.iter()).cluster();
+        Self { client, cluster, decoder: ClusterDecoder::default(), local: None, sender }
+    }
+
+    async fn run(mut self) {
+        loop {
+            tokio::select! {
+                cluster = self.cluster.next() => match cluster {
+                    Ok(cluster) => {
+                        self.local = None;
+                        self.sender.send_replace(Some(Update::Cluster(self.decoder.decode(&cluster))));
+                    }
+                    Err(Refused(reason)) if self.local.is_none() => {
+                        tracing::info!(
+                            "{}: the cluster state is not available ({reason}); following the state of node {} instead",
+                            self.client.target(),
+                            self.client.node(),
+                        );
+                        let client = self.client.clone().request_extensions(Extensions::LOCAL.iter());
+                        self.local = Some((client.changes(), NodeStateDecoder::default()));
+                    }
+                    Err(Refused(reason)) => tracing::debug!("{}: {reason}", self.client.target()),
+                },
+                change = next(&mut self.local) => {
+                    if let Some((_, decoder)) = &mut self.local {
+                        self.sender.send_replace(Some(Update::Node(decoder.apply(&change))));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The next change of the node's state; never without a watch for it.
+async fn next(local: &mut Option<(ChangeWatch, NodeStateDecoder)>) -> NodeChange {
+    if let Some((changes, _)) = local
+        && let Some(change) = changes.next().await
+    {
+        return change;
+    }
+    pending().await
+}

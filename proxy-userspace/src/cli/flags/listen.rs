@@ -1,0 +1,72 @@
+//! Where a brain serves, and where an agent finds it.
+
+use anyhow::Result;
+use clap::Args;
+use proxy_contract::{Target, client::Client};
+
+use super::tls::{ClientTlsFlags, ServerTlsFlags};
+
+/// The default address of a brain.
+const SOCKET: &str = "unix:///run/kube-proxy-ebpf/proxy.sock";
+
+/// The brain that an agent follows.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct UpstreamFlags {
+    /// Address of the brain: unix:///path, tcp://host:port or host:port
+    #[arg(long, value_name = "ADDRESS", default_value = SOCKET, env = "KUBE_PROXY_EBPF_TARGET")]
+    target: Target,
+    #[command(flatten)]
+    tls: ClientTlsFlags,
+}
+
+impl UpstreamFlags {
+    /// A client of the brain, for the state of a node.
+    pub(in crate::cli) fn client(self, node: &str) -> Result<Client> {
+        self.tls.client(Client::new(self.target, node))
+    }
+}
+
+/// Addresses at which `run` serves, none by default.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct ListenFlags {
+    /// Also serve the node's state over gRPC at this address: unix:///path, tcp://host:port or host:port
+    ///
+    /// Can be repeated. Unix sockets have mode 0600. TCP addresses must be loopback addresses unless mutual TLS is enabled
+    /// (--tls-cert). Services: localv1.Sets/Watch (KPNG's backends), localnetv1.Endpoints/Next, globalv1.Sets/Watch
+    /// (other brains), health and reflection.
+    #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_LISTEN", value_delimiter = ',')]
+    pub(in crate::cli) listen: Vec<Target>,
+    #[command(flatten)]
+    pub(in crate::cli) tls: ServerTlsFlags,
+}
+
+/// Addresses at which `brain` serves.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct ServeFlags {
+    /// Serve over gRPC at this address: unix:///path, tcp://host:port or host:port
+    ///
+    /// Can be repeated. Unix sockets have mode 0600. TCP addresses must be loopback addresses unless mutual TLS is enabled
+    /// (--tls-cert). Services: localv1.Sets/Watch (KPNG's backends), localnetv1.Endpoints/Next, globalv1.Sets/Watch
+    /// (other brains), health and reflection.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = SOCKET,
+        env = "KUBE_PROXY_EBPF_LISTEN",
+        value_delimiter = ','
+    )]
+    pub(in crate::cli) listen: Vec<Target>,
+    #[command(flatten)]
+    pub(in crate::cli) tls: ServerTlsFlags,
+}
+
+/// Whose states a brain serves.
+#[derive(Clone, Copy, Debug, Args)]
+pub(in crate::cli) struct AnyNodeFlags {
+    /// Serve the state of any node on request, not only of this node
+    ///
+    /// The state of a node is computed while a client follows it, and for a short time after. A node without a Node object
+    /// has no zone; at most 5,000 such nodes can be followed at a time.
+    #[arg(long, env = "KUBE_PROXY_EBPF_SERVE_ANY_NODE")]
+    pub(in crate::cli) serve_any_node: bool,
+}

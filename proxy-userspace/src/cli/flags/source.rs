@@ -1,0 +1,103 @@
+//! Where the cluster state comes from.
+
+use std::{ffi::OsString, path::PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use pipeline::{Config, SourceConfig};
+use proxy_contract::{Target, TargetError, client::Client};
+use source::kube::ClientConfig;
+
+use super::{node::NodeFlags, selection::SelectionFlags, tls::SourceTlsFlags};
+
+/// The source, and everything else that a pipeline is configured by.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct SourceFlags {
+    /// Where Services and their endpoints come from
+    ///
+    /// kube: the API server of --kubeconfig, or of the cluster in which this process is a pod.
+    ///
+    /// file:PATH: a manifest or a folder of manifests in YAML or JSON (Service, EndpointSlice, Node and lists of them),
+    /// watched for changes. The output of `kubectl get services,endpointslices,nodes -A -o yaml` is such a manifest.
+    ///
+    /// api:TARGET: another brain, this program's or KPNG's, at unix:///path, tcp://host:port or host:port, as in
+    /// api:unix:///run/brain.sock. Its cluster state is followed (globalv1.Sets/Watch) and node states are computed here.
+    /// If it does not offer that, its state of this node is used unchanged (localv1.Sets/Watch), and no other node can be
+    /// served.
+    #[arg(long, value_name = "kube|file:PATH|api:TARGET", env = "KUBE_PROXY_EBPF_SOURCE", value_parser = source)]
+    pub(in crate::cli) source: SourceArg,
+    #[command(flatten)]
+    pub(in crate::cli) options: SourceOptions,
+}
+
+impl SourceFlags {
+    /// The configuration of the pipeline.
+    pub(in crate::cli) fn config(&self) -> Result<Config> {
+        self.options.config(&self.source)
+    }
+}
+
+/// How the source is reached, and what is derived from it.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct SourceOptions {
+    /// kubeconfig file of the API server [default: the pod's service account]
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    kubeconfig: Option<OsString>,
+    /// URL of the API server; overrides the kubeconfig and the pod's environment
+    ///
+    /// Set it to an address that does not depend on this proxy, such as the control plane's endpoint. The default in a pod
+    /// is the cluster IP of default/kubernetes, which this proxy itself serves from what the API server reports.
+    #[arg(long, alias = "master", value_name = "URL", env = "KUBE_PROXY_EBPF_KUBE_API_SERVER")]
+    kube_api_server: Option<String>,
+    #[command(flatten)]
+    tls: SourceTlsFlags,
+    #[command(flatten)]
+    pub(in crate::cli) node: NodeFlags,
+    #[command(flatten)]
+    pub(in crate::cli) selection: SelectionFlags,
+}
+
+impl SourceOptions {
+    /// The configuration of the API server's client.
+    pub(in crate::cli) fn client_config(&self) -> ClientConfig {
+        // An environment variable that is set but empty counts as not set.
+        ClientConfig {
+            kubeconfig: self.kubeconfig.clone().filter(|it| !it.is_empty()),
+            server: self.kube_api_server.clone().filter(|it| !it.is_empty()),
+        }
+    }
+
+    /// The configuration of a pipeline with this source.
+    pub(in crate::cli) fn config(&self, source: &SourceArg) -> Result<Config> {
+        let node = self.node.name()?;
+        let source = match source {
+            SourceArg::File(path) => SourceConfig::File(path.clone()),
+            SourceArg::Api(target) => {
+                SourceConfig::Api(self.tls.client(Client::new(target.clone(), node.as_str()))?)
+            }
+            SourceArg::Kube => SourceConfig::Kube(self.client_config()),
+        };
+        Ok(Config { node, source, brain: self.selection.options() })
+    }
+}
+
+/// The value of `--source`.
+#[derive(Clone, Debug)]
+pub(in crate::cli) enum SourceArg {
+    /// A manifest or a folder of manifests.
+    File(PathBuf),
+    /// Another brain.
+    Api(Target),
+    /// An API server.
+    Kube,
+}
+
+pub(in crate::cli) fn source(text: &str) -> Result<SourceArg, String> {
+    match text.split_once(':') {
+        Some(("file", "")) => Err("file: needs a path, as in file:manifests/".into()),
+        Some(("file", path)) => Ok(SourceArg::File(path.into())),
+        Some(("api", target)) => target.parse().map(SourceArg::Api).map_err(|it: TargetError| it.to_string()),
+        None if text == "kube" => Ok(SourceArg::Kube),
+        _ => Err("unknown source; use kube, file:PATH or api:TARGET".into()),
+    }
+}

@@ -1,0 +1,59 @@
+//! The async runtime of the commands that keep running, and what every such command needs.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::{
+    runtime, select,
+    signal::unix::{Signal, SignalKind, signal},
+    task::spawn_blocking,
+    time::interval,
+};
+
+/// How long a finished command waits for its blocking threads.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often freed heap memory is returned to the kernel, as after a start or a burst of watchers.
+const MEMORY_TRIM_INTERVAL: Duration = Duration::from_secs(15);
+
+/// Runs a command to its end.
+pub(super) fn block_on(command: impl Future<Output = Result<()>>) -> Result<()> {
+    // One thread is enough: slow system calls run in blocking threads.
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(command);
+    // Blocking threads may be interrupted at any point.
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    result
+}
+
+/// SIGTERM and SIGINT.
+pub(super) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Replaces the default action of both signals, which ends the process.
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).context("cannot handle SIGTERM")?,
+            interrupt: signal(SignalKind::interrupt()).context("cannot handle SIGINT")?,
+        })
+    }
+
+    /// Waits for either of them.
+    pub(super) async fn terminated(&mut self) {
+        select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Returns freed heap memory to the kernel, again and again.
+pub(super) async fn trim_memory() {
+    let mut trim = interval(MEMORY_TRIM_INTERVAL);
+    loop {
+        trim.tick().await;
+        spawn_blocking(backend::give_back_memory);
+    }
+}
