@@ -27,6 +27,9 @@ use seccompiler::{
 
 use crate::{Sandbox, deploy, eventually};
 
+/// What the log says of every state that became active.
+pub const APPLIED: &str = "in force";
+
 /// How to start a proxy.
 #[derive(Clone, Debug)]
 pub struct AgentCommand {
@@ -41,20 +44,37 @@ impl AgentCommand {
     /// `BINARY run` on a folder of manifests, for one node, in a sandbox.
     #[must_use]
     pub fn run(binary: &Path, sandbox: &Sandbox, manifests: &Path, node: &str) -> Self {
+        Self::new(binary, &["run".as_ref()]).source(manifests).node(node).kernel(sandbox)
+    }
+
+    /// `BINARY brain` on a folder of manifests, for one node; it serves [`Self::agent`] in the same sandbox.
+    #[must_use]
+    pub fn brain(binary: &Path, sandbox: &Sandbox, manifests: &Path, node: &str) -> Self {
+        Self::new(binary, &["brain".as_ref()])
+            .source(manifests)
+            .node(node)
+            .arg("--listen")
+            .arg(target(sandbox))
+    }
+
+    /// `BINARY agent`, which follows the [`Self::brain`] of the same sandbox.
+    #[must_use]
+    pub fn agent(binary: &Path, sandbox: &Sandbox, node: &str) -> Self {
+        Self::new(binary, &["agent".as_ref()]).node(node).kernel(sandbox).arg("--target").arg(target(sandbox))
+    }
+
+    fn source(self, manifests: &Path) -> Self {
         let mut source = OsString::from("file:");
         source.push(manifests);
-        let arguments: [&OsStr; 9] = [
-            "run".as_ref(),
-            "--source".as_ref(),
-            &source,
-            "--node-name".as_ref(),
-            node.as_ref(),
-            "--cgroup".as_ref(),
-            sandbox.cgroup().as_ref(),
-            "--pin-dir".as_ref(),
-            sandbox.pins().as_ref(),
-        ];
-        Self::new(binary, &arguments)
+        self.arg("--source").arg(source)
+    }
+
+    fn node(self, node: &str) -> Self {
+        self.arg("--node-name").arg(node)
+    }
+
+    fn kernel(self, sandbox: &Sandbox) -> Self {
+        self.arg("--cgroup").arg(sandbox.cgroup()).arg("--pin-dir").arg(sandbox.pins())
     }
 
     /// `BINARY` with arguments of any kind. Packets are left alone unless one of them says otherwise: most places that a
@@ -139,6 +159,13 @@ impl AgentCommand {
         sandbox.adopt(agent.pid())?;
         Ok(agent)
     }
+}
+
+/// The unix socket between brain and agent.
+fn target(sandbox: &Sandbox) -> OsString {
+    let mut target = OsString::from("unix://");
+    target.push(sandbox.files().join("proxy.sock"));
+    target
 }
 
 /// Starts a program that can never have other capabilities than these, whoever it runs as.
@@ -278,6 +305,28 @@ impl Agent {
             bail!("the agent is not ready after {} s; it said:\n{}", limit.as_secs(), self.log());
         }
         Ok(())
+    }
+
+    /// Waits until its log says that a state is active: the programs are attached by then.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::wait_until`].
+    pub fn wait_until_applied(&mut self, limit: Duration) -> Result<()> {
+        let log = self.log.clone();
+        self.wait_until(limit, || fs::read_to_string(&log).is_ok_and(|it| it.contains(APPLIED)))
+    }
+
+    /// A figure of its memory in kB: a field of `/proc/PID/status`, such as `VmRSS`.
+    ///
+    /// # Errors
+    ///
+    /// If it has ended, or the kernel has no such field.
+    pub fn memory_kb(&self, field: &str) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let value = status.lines().find_map(|it| it.strip_prefix(field)?.strip_prefix(':'));
+        let value = value.and_then(|it| it.trim().trim_end_matches(" kB").parse().ok());
+        value.with_context(|| format!("no {field} in /proc/PID/status"))
     }
 
     /// Leaves it running when dropped.

@@ -1,5 +1,5 @@
-//! What asks the Services all the time: fresh sockets of every kind, and sockets that last.
-//! The one rule: whatever comes back is held against the history at once.
+//! The load: threads that send requests to the Services over new and over long-lived sockets.
+//! Invariant: each reply is checked against the history at once.
 
 use std::{
     collections::HashMap,
@@ -17,336 +17,348 @@ use fastrand::Rng;
 use tests::{EchoConnection, Transport, client, request};
 
 use crate::{
-    cluster,
-    history::{Answer, Frontend, History, frontend},
+    history::{FrontendKey, History, Reply, frontend},
+    random_cluster,
 };
 
-/// How long a thread rests between two questions.
-const PAUSE: Duration = Duration::from_millis(1);
-/// How many sockets of each kind last.
-const LASTING: usize = 6;
-/// How many clients come again and again.
+/// How long a thread sleeps between two requests.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(1);
+/// How many long-lived sockets of each kind there are.
+const LONG_LIVED: usize = 6;
+/// How many clients send requests from addresses of their own.
 const CLIENTS: u8 = 8;
-/// How many mistakes are told in full.
-const TOLD: usize = 20;
+/// How many failures are kept as text.
+const MAX_FAILURE_TEXTS: usize = 20;
 
-/// What all threads share.
+/// The state that all threads share.
 #[derive(Default)]
-pub(crate) struct Shared {
-    pub(crate) history: Mutex<History>,
-    pub(crate) counts: Counts,
+pub(crate) struct LoadState {
+    history: Mutex<History>,
+    pub(crate) counts: LoadCounts,
     stop: AtomicBool,
-    mistakes: Mutex<Vec<String>>,
+    failure_texts: Mutex<Vec<String>>,
 }
 
-/// How much was asked, and how much of it went wrong.
+/// How many requests were sent, by kind, and how many checks failed.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct LoadCounts {
     pub(crate) tcp: AtomicU64,
     pub(crate) udp: AtomicU64,
     pub(crate) unconnected: AtomicU64,
-    /// Questions over sockets that last.
-    pub(crate) lasting: AtomicU64,
-    /// Questions where nobody should have answered, and nobody did.
-    pub(crate) refused: AtomicU64,
-    /// Connected UDP sockets that were ended because their endpoint serves no more.
-    pub(crate) ended: AtomicU64,
-    /// Neither an answer nor a refusal that a state explains.
-    pub(crate) failed: AtomicU64,
-    /// Answers from an endpoint that no state explains.
-    pub(crate) misrouted: AtomicU64,
-    /// Questions of clients that come again and again.
-    pub(crate) returning: AtomicU64,
-    /// Lasting sockets that broke, lost the Service's address, or left an endpoint that served; clients that lost the one
-    /// they should have kept.
-    pub(crate) broken: AtomicU64,
+    pub(crate) long_lived: AtomicU64,
+    /// From clients with addresses of their own.
+    repeated: AtomicU64,
+    /// Requests to Services without endpoints that were refused.
+    refused: AtomicU64,
+    /// Connected UDP sockets that were terminated because their endpoint was removed.
+    terminated: AtomicU64,
+    /// Neither a reply nor an error that a state explains.
+    failed: AtomicU64,
+    /// Replies from an endpoint that no state explains.
+    misrouted: AtomicU64,
+    /// Long-lived sockets that broke, lost the Service's address or left an active endpoint; clients that lost an active
+    /// endpoint in spite of affinity.
+    broken: AtomicU64,
 }
 
-pub(crate) fn add(counter: &AtomicU64) {
+impl LoadCounts {
+    /// Every count, with its name for the report.
+    pub(crate) fn rows(&self) -> [(&'static str, &AtomicU64); 10] {
+        [
+            ("TCP connects", &self.tcp),
+            ("requests over new connected UDP sockets", &self.udp),
+            ("requests over new unconnected UDP sockets", &self.unconnected),
+            ("requests from repeat clients", &self.repeated),
+            ("requests over long-lived sockets", &self.long_lived),
+            ("of these requests, correctly refused", &self.refused),
+            ("connected UDP sockets correctly terminated", &self.terminated),
+            ("FAILED", &self.failed),
+            ("MISROUTED", &self.misrouted),
+            ("LONG-LIVED SOCKETS BROKEN", &self.broken),
+        ]
+    }
+}
+
+fn increment(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-impl Shared {
+impl LoadState {
     pub(crate) fn history(&self) -> MutexGuard<'_, History> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many things went wrong.
-    pub(crate) fn wrong(&self) -> u64 {
-        let Counts { failed, misrouted, broken, .. } = &self.counts;
+    /// How many checks failed.
+    pub(crate) fn failures(&self) -> u64 {
+        let LoadCounts { failed, misrouted, broken, .. } = &self.counts;
         [failed, misrouted, broken].iter().map(|it| it.load(Ordering::Relaxed)).sum()
     }
 
-    /// The first of them, in words.
-    pub(crate) fn mistakes(&self) -> Vec<String> {
-        self.mistakes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The first failures.
+    pub(crate) fn failure_texts(&self) -> Vec<String> {
+        self.failure_texts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn mistake(&self, counter: &AtomicU64, what: fmt::Arguments<'_>) {
-        add(counter);
-        let mut mistakes = self.mistakes.lock().unwrap_or_else(PoisonError::into_inner);
-        if mistakes.len() < TOLD {
-            mistakes.push(what.to_string());
+    fn fail(&self, counter: &AtomicU64, text: fmt::Arguments<'_>) {
+        increment(counter);
+        let mut texts = self.failure_texts.lock().unwrap_or_else(PoisonError::into_inner);
+        if texts.len() < MAX_FAILURE_TEXTS {
+            texts.push(text.to_string());
         }
     }
 
-    /// Holds an answer against the history.
-    fn judge(&self, of: Frontend, kind: &str, answer: &Answer, began: Instant) {
+    fn fail_broken(&self, text: fmt::Arguments<'_>) {
+        self.fail(&self.counts.broken, text);
+    }
+
+    /// Checks a reply against the history.
+    fn check(&self, of: FrontendKey, kind: &str, reply: &Reply, began: Instant) {
         let ended = Instant::now();
         let history = self.history();
-        if history.explains(of, answer, began, ended) {
-            if !matches!(answer, Answer::By(_)) {
-                add(&self.counts.refused);
+        if history.explains(of, reply, began, ended) {
+            if !matches!(reply, Reply::From(_)) {
+                increment(&self.counts.refused);
             }
             return;
         }
         let state = history.newest();
         drop(history);
         let counter =
-            if matches!(answer, Answer::By(_)) { &self.counts.misrouted } else { &self.counts.failed };
+            if matches!(reply, Reply::From(_)) { &self.counts.misrouted } else { &self.counts.failed };
         let took = ended.duration_since(began);
-        self.mistake(
+        self.fail(
             counter,
-            format_args!("{kind} {}/{} in state {state}, after {took:?}: {answer:?}", of.0, of.1),
+            format_args!("{kind} {}/{} in state {state}, after {took:?}: {reply:?}", of.0, of.1),
         );
     }
 }
 
 /// The threads; they end when dropped.
-pub(crate) struct Load {
-    shared: Arc<Shared>,
+pub(crate) struct SoakLoad {
+    state: Arc<LoadState>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Load {
-    /// Starts to ask, in the calling thread's network namespace.
+impl SoakLoad {
+    /// Starts the threads in the calling thread's network namespace.
     ///
     /// # Errors
     ///
-    /// If a socket that should last cannot even be made.
-    pub(crate) fn start(shared: &Arc<Shared>, seed: u64) -> io::Result<Self> {
-        let mut lasting = Lasting::begin()?;
-        let mut load = Self { shared: Arc::clone(shared), threads: Vec::new() };
+    /// If a long-lived socket cannot be created.
+    pub(crate) fn start(state: &Arc<LoadState>, seed: u64) -> io::Result<Self> {
+        let mut long_lived = LongLivedSockets::open()?;
+        let mut load = Self { state: Arc::clone(state), threads: Vec::new() };
         let kinds = [Transport::Tcp, Transport::Tcp, Transport::Udp, Transport::UdpUnconnected];
         for (n, transport) in (1..).zip(kinds) {
             let mut rng = Rng::with_seed(seed.wrapping_add(n));
-            load.spawn(move |shared| fresh(shared, transport, &mut rng));
+            load.spawn(move |state| request_over_new_socket(state, transport, &mut rng));
         }
-        load.spawn(move |shared| lasting.ask(shared));
-        let mut returning = Returning::default();
+        load.spawn(move |state| long_lived.request(state));
+        let mut clients = RepeatClients::default();
         let mut rng = Rng::with_seed(seed);
-        load.spawn(move |shared| returning.ask(shared, &mut rng));
+        load.spawn(move |state| clients.request(state, &mut rng));
         Ok(load)
     }
 
-    fn spawn(&mut self, mut ask: impl FnMut(&Shared) + Send + 'static) {
-        let shared = Arc::clone(&self.shared);
+    fn spawn(&mut self, mut request: impl FnMut(&LoadState) + Send + 'static) {
+        let state = Arc::clone(&self.state);
         self.threads.push(thread::spawn(move || {
-            while !shared.stop.load(Ordering::Relaxed) {
-                ask(&shared);
-                thread::sleep(PAUSE);
+            while !state.stop.load(Ordering::Relaxed) {
+                request(&state);
+                thread::sleep(REQUEST_INTERVAL);
             }
         }));
     }
 }
 
-impl Drop for Load {
+impl Drop for SoakLoad {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
+        self.state.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                self.shared
-                    .mistake(&self.shared.counts.broken, format_args!("a thread of the load panicked"));
+                self.state.fail_broken(format_args!("a thread of the load panicked"));
             }
         }
     }
 }
 
-/// A question over a socket of its own.
-fn fresh(shared: &Shared, transport: Transport, rng: &mut Rng) {
-    let Some(address) = rng.choice(cluster::addresses()) else { return };
+fn request_over_new_socket(state: &LoadState, transport: Transport, rng: &mut Rng) {
+    let Some(address) = rng.choice(random_cluster::addresses()) else { return };
     let began = Instant::now();
-    let answer = Answer::of(request(transport, address));
+    let reply = Reply::of(request(transport, address));
     let (counter, kind) = match transport {
-        Transport::Tcp => (&shared.counts.tcp, "connect"),
-        Transport::Udp => (&shared.counts.udp, "connected UDP"),
-        Transport::UdpUnconnected => (&shared.counts.unconnected, "sendto"),
+        Transport::Tcp => (&state.counts.tcp, "connect"),
+        Transport::Udp => (&state.counts.udp, "connected UDP"),
+        Transport::UdpUnconnected => (&state.counts.unconnected, "sendto"),
     };
-    add(counter);
-    shared.judge(frontend(transport, address), kind, &answer, began);
+    increment(counter);
+    state.check(frontend(transport, address), kind, &reply, began);
 }
 
-/// Clients by the address that they are bound to, each with a fresh socket for every question.
+/// Clients with an address each, which open a new socket for every request: they must keep their endpoint where the
+/// Service has affinity.
 #[derive(Default)]
-struct Returning {
+struct RepeatClients {
     last: HashMap<(Ipv4Addr, SocketAddr), (IpAddr, Instant)>,
 }
 
-impl Returning {
-    fn ask(&mut self, shared: &Shared, rng: &mut Rng) {
-        let Some(service) = rng.choice(cluster::cluster_addresses()) else { return };
+impl RepeatClients {
+    fn request(&mut self, state: &LoadState, rng: &mut Rng) {
+        let Some(service) = rng.choice(random_cluster::cluster_addresses()) else { return };
         let source = Ipv4Addr::new(10, 244, 3, rng.u8(1..=CLIENTS));
         let of = frontend(Transport::Udp, service);
         let began = Instant::now();
-        let asked = client::retry_while_terminated(|| {
-            let it = Asker::from(source, service)?;
-            it.socket.connect(service)?;
-            it.socket.send(b"who?")?;
-            it.receive()
-        });
-        add(&shared.counts.returning);
-        let answer = Answer::of(asked);
-        shared.judge(of, "connected UDP of a client", &answer, began);
-        let Answer::By(now) = answer else { return };
-        let before = self.last.insert((source, service), (now, began));
-        if let Some((before, at)) = before
+        let result = client::retry_while_terminated(|| UdpClient::bind(source, service)?.connect());
+        increment(&state.counts.repeated);
+        let reply = Reply::of(result);
+        state.check(of, "connected UDP of a repeat client", &reply, began);
+        let Reply::From(now) = reply else { return };
+        if let Some((before, at)) = self.last.insert((source, service), (now, began))
             && before != now
-            && shared.history().kept_throughout(of, before, at, Instant::now())
+            && state.history().kept_throughout(of, before, at, Instant::now())
         {
-            let text =
-                format_args!("the client {source} of {service} lost {before}, which serves, for {now}");
-            shared.mistake(&shared.counts.broken, text);
+            state.fail_broken(format_args!(
+                "the client {source} of {service} lost the active endpoint {before} to {now}"
+            ));
         }
     }
 }
 
 /// Sockets that live as long as the soak.
-struct Lasting {
-    probes: Vec<(EchoConnection, SocketAddr)>,
-    connected: Vec<Asker>,
-    unconnected: Vec<Asker>,
+struct LongLivedSockets {
+    tcp: Vec<(EchoConnection, SocketAddr)>,
+    connected: Vec<UdpClient>,
+    unconnected: Vec<UdpClient>,
 }
 
-/// A UDP socket, and who answered it last.
-struct Asker {
+/// A UDP socket, and the endpoint that last answered.
+struct UdpClient {
     socket: UdpSocket,
     service: SocketAddr,
     last: Option<(IpAddr, Instant)>,
 }
 
-impl Asker {
+impl UdpClient {
     fn new(service: SocketAddr) -> io::Result<Self> {
         let any: IpAddr =
             if service.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        Self::from(any, service)
+        Self::bind(any, service)
     }
 
-    /// Bound to an address.
-    fn from(source: impl Into<IpAddr>, service: SocketAddr) -> io::Result<Self> {
+    fn bind(source: impl Into<IpAddr>, service: SocketAddr) -> io::Result<Self> {
         let socket = UdpSocket::bind((source.into(), 0))?;
         socket.set_read_timeout(Some(client::LIMIT))?;
         Ok(Self { socket, service, last: None })
     }
 
+    /// Connects and sends the first request; returns the endpoint's name.
+    fn connect(&self) -> io::Result<String> {
+        self.socket.connect(self.service)?;
+        self.socket.send(b"who?")?;
+        self.receive()
+    }
+
     fn receive(&self) -> io::Result<String> {
-        let mut answer = [0; 64];
-        let (length, from) = self.socket.recv_from(&mut answer)?;
+        let mut reply = [0; 64];
+        let (length, from) = self.socket.recv_from(&mut reply)?;
         if (from.ip(), from.port()) != (self.service.ip(), self.service.port()) {
-            return Err(io::Error::other(format!("the answer came from {from}")));
+            return Err(io::Error::other(format!("the reply came from {from}")));
         }
-        Ok(String::from_utf8_lossy(&answer[..length]).trim_end().to_owned())
+        Ok(String::from_utf8_lossy(&reply[..length]).trim_end().to_owned())
+    }
+
+    /// A request over an unconnected socket. It may move to another endpoint only if its own was not active at some time
+    /// since the last request.
+    fn request_unconnected(&mut self, state: &LoadState) {
+        let of = frontend(Transport::UdpUnconnected, self.service);
+        let began = Instant::now();
+        let reply = Reply::of(self.socket.send_to(b"who?", self.service).and_then(|_| self.receive()));
+        state.check(of, "sendto over a long-lived socket", &reply, began);
+        let Reply::From(now) = reply else { return };
+        if let Some((before, at)) = self.last
+            && before != now
+            && state.history().served_throughout(of, before, at, Instant::now())
+        {
+            let service = self.service;
+            state.fail_broken(format_args!(
+                "a socket of {service} left the active endpoint {before} for {now}"
+            ));
+        }
+        self.last = Some((now, began));
+    }
+
+    /// A request over a connected socket. It keeps its endpoint, and may be terminated once that is no longer active.
+    fn request_connected(&mut self, state: &LoadState) {
+        let service = self.service;
+        let of = frontend(Transport::Udp, service);
+        let began = Instant::now();
+        let Some((endpoint, since)) = self.last else {
+            // A new socket: the previous one may have been terminated.
+            let result = client::retry_while_terminated(|| {
+                let client = Self::new(service)?;
+                let name = client.connect()?;
+                *self = client;
+                Ok(name)
+            });
+            let reply = Reply::of(result);
+            state.check(of, "connected UDP", &reply, began);
+            if let Reply::From(endpoint) = reply {
+                self.last = Some((endpoint, began));
+            }
+            return;
+        };
+        // It may be terminated between any two of these calls.
+        let result = self.socket.send(b"who?").and_then(|_| Ok((self.receive()?, self.socket.peer_addr()?)));
+        match result {
+            Ok((name, peer)) if name == endpoint.to_string() && peer == service => {}
+            Ok((name, peer)) => state.fail_broken(format_args!(
+                "a socket connected to {service}, {endpoint}: {name} replies as {peer}"
+            )),
+            Err(error) => {
+                self.last = None;
+                if state.history().served_throughout(of, endpoint, since, Instant::now()) {
+                    state.fail_broken(format_args!("a socket connected to {service}, {endpoint}: {error}"));
+                } else {
+                    increment(&state.counts.terminated);
+                }
+            }
+        }
     }
 }
 
-impl Lasting {
-    fn begin() -> io::Result<Self> {
-        let addresses = cluster::addresses();
-        let some = || addresses.iter().copied().step_by(addresses.len() / LASTING);
-        let askers = || some().map(Asker::new).collect::<io::Result<Vec<_>>>();
-        let mut probes = Vec::new();
-        for address in some() {
-            // Where nobody serves at first there is nothing to last.
-            if let Ok(probe) = EchoConnection::connect(address) {
-                probes.push((probe, address));
-            }
+impl LongLivedSockets {
+    fn open() -> io::Result<Self> {
+        let addresses = random_cluster::addresses();
+        let some = || addresses.iter().copied().step_by(addresses.len() / LONG_LIVED);
+        let udp = || some().map(UdpClient::new).collect::<io::Result<Vec<_>>>();
+        // Some Services have no endpoints at the start.
+        let tcp: Vec<_> =
+            some().filter_map(|address| Some((EchoConnection::connect(address).ok()?, address))).collect();
+        if tcp.is_empty() {
+            return Err(io::Error::other("no Service accepts a connection"));
         }
-        if probes.is_empty() {
-            return Err(io::Error::other("no Service accepts at first"));
-        }
-        Ok(Self { probes, connected: askers()?, unconnected: askers()? })
+        Ok(Self { tcp, connected: udp()?, unconnected: udp()? })
     }
 
-    /// Asks over all of them once.
-    fn ask(&mut self, shared: &Shared) {
-        let broken = &shared.counts.broken;
-        self.probes.retain_mut(|(probe, service)| {
-            add(&shared.counts.lasting);
-            let peer = probe.ping().and_then(|()| probe.stream().peer_addr());
-            let is_fine = matches!(&peer, Ok(peer) if peer == service);
-            if !is_fine {
-                shared.mistake(broken, format_args!("a connection to {service}: {peer:?}"));
+    /// Sends one request over each socket.
+    fn request(&mut self, state: &LoadState) {
+        let count = &state.counts.long_lived;
+        self.tcp.retain_mut(|(connection, service)| {
+            increment(count);
+            let peer = connection.ping().and_then(|()| connection.stream().peer_addr());
+            let is_intact = matches!(&peer, Ok(peer) if peer == service);
+            if !is_intact {
+                state.fail_broken(format_args!("a connection to {service}: {peer:?}"));
             }
-            is_fine
+            is_intact
         });
-        for asker in &mut self.unconnected {
-            add(&shared.counts.lasting);
-            ask_unconnected(shared, asker);
+        for client in &mut self.unconnected {
+            increment(count);
+            client.request_unconnected(state);
         }
-        for asker in &mut self.connected {
-            add(&shared.counts.lasting);
-            ask_connected(shared, asker);
-        }
-    }
-}
-
-/// It may leave its endpoint only if that did not serve at some moment since.
-fn ask_unconnected(shared: &Shared, asker: &mut Asker) {
-    let of = frontend(Transport::UdpUnconnected, asker.service);
-    let began = Instant::now();
-    let result = asker.socket.send_to(b"who?", asker.service).and_then(|_| asker.receive());
-    let answer = Answer::of(result);
-    shared.judge(of, "sendto on a lasting socket", &answer, began);
-    let Answer::By(now) = answer else { return };
-    if let Some((before, at)) = asker.last
-        && before != now
-        && shared.history().served_throughout(of, before, at, Instant::now())
-    {
-        let text = format_args!("a socket asking {} left {before}, which serves, for {now}", asker.service);
-        shared.mistake(&shared.counts.broken, text);
-    }
-    asker.last = Some((now, began));
-}
-
-/// It stays with its endpoint, and may be ended once that does not serve.
-fn ask_connected(shared: &Shared, asker: &mut Asker) {
-    let of = frontend(Transport::Udp, asker.service);
-    let began = Instant::now();
-    let Some((endpoint, since)) = asker.last else {
-        // A new socket: what was connected elsewhere may have been ended.
-        let fresh = client::retry_while_terminated(|| {
-            let it = Asker::new(asker.service)?;
-            it.socket.connect(it.service)?;
-            it.socket.send(b"who?")?;
-            let name = it.receive()?;
-            *asker = it;
-            Ok(name)
-        });
-        let answer = Answer::of(fresh);
-        shared.judge(of, "connected UDP", &answer, began);
-        if let Answer::By(endpoint) = answer {
-            asker.last = Some((endpoint, began));
-        }
-        return;
-    };
-    // It may be ended between any two of these calls.
-    let result = asker.socket.send(b"who?").and_then(|_| Ok((asker.receive()?, asker.socket.peer_addr()?)));
-    match result {
-        Ok((name, peer)) => {
-            let service = asker.service;
-            if name != endpoint.to_string() || peer != service {
-                let text =
-                    format_args!("a socket connected to {service}, {endpoint}: {name} answers as {peer}");
-                shared.mistake(&shared.counts.broken, text);
-            }
-        }
-        Err(error) => {
-            asker.last = None;
-            if shared.history().served_throughout(of, endpoint, since, Instant::now()) {
-                let text = format_args!("a socket connected to {}, {endpoint}: {error}", asker.service);
-                shared.mistake(&shared.counts.broken, text);
-            } else {
-                add(&shared.counts.ended);
-            }
+        for client in &mut self.connected {
+            increment(count);
+            client.request_connected(state);
         }
     }
 }

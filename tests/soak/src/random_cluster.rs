@@ -1,5 +1,5 @@
-//! The Services of a soak, and what happens to them.
-//! The one rule: everything follows from the seed.
+//! The Services of a soak and their random changes.
+//! Invariant: the seed decides everything.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -9,23 +9,23 @@ use tests::{
     test_node::NODE,
 };
 
-/// How many endpoints there are servers for.
+/// How many endpoints have servers.
 pub(crate) const ENDPOINTS: u8 = 10;
 /// How many Services are under load.
 const SERVICES: u8 = 6;
-/// How many others there are at most: the maps grow several times on the way.
-const OTHERS: usize = 300;
-/// For how many seconds a client keeps its endpoint: longer than any soak.
+/// The maximum number of other Services: the maps grow several times on the way there.
+const MAX_OTHERS: usize = 300;
+/// The timeout of session affinity in seconds: longer than any soak.
 const AFFINITY: u32 = 86_400;
-/// States that the beacon can tell apart.
-const BEACONS: u64 = 1 << 15;
+/// How many states the marker distinguishes.
+const MARKERS: u64 = 1 << 15;
 
-/// What serves: the same number in both families.
+/// The addresses of an endpoint, with the same number in both families.
 pub(crate) fn endpoint(n: u8) -> [IpAddr; 2] {
     [Ipv4Addr::new(10, 244, 1, n).into(), Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 1, n.into()).into()]
 }
 
-/// The node's addresses, which no route leads to: what is not translated there is told from what is.
+/// The node's addresses. No route leads to them: a connect that is not translated fails.
 pub(crate) fn node() -> [IpAddr; 2] {
     [Ipv4Addr::new(198, 51, 100, 1).into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()]
 }
@@ -35,20 +35,20 @@ pub(crate) fn node_manifest() -> String {
     node_with_addresses(NODE, &node())
 }
 
-/// The Service whose only endpoint says which state is in force.
-pub(crate) fn beacon() -> SocketAddr {
+/// The marker: a Service whose only endpoint encodes the number of the active state.
+pub(crate) fn marker() -> SocketAddr {
     SocketAddr::from(([10, 96, 255, 1], 80))
 }
 
-/// The state whose beacon leads to this address: one of the last [`BEACONS`] up to `newest`.
-pub(crate) fn beacon_of(address: IpAddr, newest: u64) -> Option<u64> {
+/// The state whose marker has this endpoint: one of the last [`MARKERS`] up to `newest`.
+pub(crate) fn state_of_marker(address: IpAddr, newest: u64) -> Option<u64> {
     let IpAddr::V4(address) = address else { return None };
     let [10, 244, high @ 128..=255, low] = address.octets() else { return None };
     let number = u64::from(high & 0x7f) << 8 | u64::from(low);
-    newest.checked_sub((newest.wrapping_sub(number)) % BEACONS)
+    newest.checked_sub((newest.wrapping_sub(number)) % MARKERS)
 }
 
-/// Every address that a Service under load may ever have.
+/// Every address that a Service under load may have.
 pub(crate) fn addresses() -> Vec<SocketAddr> {
     let of = |n| [cluster_ip(n), cluster_ip6(n), external_ip(n)];
     let mapped = |n| match cluster_ip(n) {
@@ -64,7 +64,7 @@ pub(crate) fn addresses() -> Vec<SocketAddr> {
         .collect()
 }
 
-/// Where Services may have affinity, and where a client that comes again can tell.
+/// The cluster IPs, where Services may have session affinity.
 pub(crate) fn cluster_addresses() -> Vec<SocketAddr> {
     (1..=SERVICES).map(|n| SocketAddr::new(cluster_ip(n), 80)).collect()
 }
@@ -85,134 +85,134 @@ fn external_ip(n: u8) -> IpAddr {
     Ipv4Addr::new(203, 0, 113, n).into()
 }
 
-/// The cluster now.
+/// The current Services.
 #[derive(Clone, Debug)]
-pub(crate) struct Cluster {
-    services: Vec<Changing>,
+pub(crate) struct RandomCluster {
+    services: Vec<RandomService>,
     others: usize,
-    turns: usize,
+    turnovers: usize,
 }
 
 #[derive(Clone, Debug)]
-struct Changing {
-    is_there: bool,
+struct RandomService {
+    exists: bool,
     has_v6: bool,
     has_udp: bool,
-    is_external: bool,
-    is_node_port: bool,
+    has_external_ip: bool,
+    has_node_port: bool,
     has_affinity: bool,
     endpoints: Vec<u8>,
 }
 
-impl Cluster {
-    /// At first: everything is there.
+impl RandomCluster {
+    /// The initial state: every Service exists.
     pub(crate) fn new() -> Self {
-        let service = |n| Changing {
-            is_there: true,
+        let service = |n| RandomService {
+            exists: true,
             has_v6: true,
             has_udp: true,
-            is_external: n % 2 == 0,
-            is_node_port: true,
+            has_external_ip: n % 2 == 0,
+            has_node_port: true,
             has_affinity: n % 3 == 0,
             endpoints: (1..=ENDPOINTS).filter(|it| it % 3 == n % 3).collect(),
         };
-        Self { services: (1..=SERVICES).map(service).collect(), others: 0, turns: 0 }
+        Self { services: (1..=SERVICES).map(service).collect(), others: 0, turnovers: 0 }
     }
 
-    /// Changes something, and says what.
+    /// Makes a random change and returns its description.
     pub(crate) fn change(&mut self, rng: &mut Rng) -> String {
         let n = rng.usize(..self.services.len());
         let service = &mut self.services[n];
         let name = format!("s{}", n + 1);
-        // What is taken away comes back soon.
+        // What is removed returns soon.
         let is_usual = rng.u8(..4) != 0;
         match rng.u8(..20) {
             0 => {
-                service.is_there = is_usual;
-                format!("{name} is there: {}", service.is_there)
+                service.exists = is_usual;
+                format!("{name} exists: {is_usual}")
             }
             1 => {
                 service.has_v6 = is_usual;
-                format!("{name} is dual-stack: {}", service.has_v6)
+                format!("{name} is dual-stack: {is_usual}")
             }
             2 => {
                 service.has_udp = is_usual;
-                format!("{name} has a UDP port: {}", service.has_udp)
+                format!("{name} has a UDP port: {is_usual}")
             }
             3 => {
-                service.is_external = is_usual;
-                format!("{name} has an external IP: {}", service.is_external)
+                service.has_external_ip = is_usual;
+                format!("{name} has an external IP: {is_usual}")
             }
             4 => {
                 service.endpoints.clear();
                 format!("{name} has no endpoints")
             }
-            5 => self.resize(rng.usize(..=OTHERS)),
+            5 => self.resize(rng.usize(..=MAX_OTHERS)),
             6 => {
-                service.is_node_port = is_usual;
-                format!("{name} has node ports: {}", service.is_node_port)
+                service.has_node_port = is_usual;
+                format!("{name} has node ports: {is_usual}")
             }
             7 => {
                 service.has_affinity = rng.bool();
                 format!("{name} has affinity: {}", service.has_affinity)
             }
             8..13 => {
-                service.endpoints = some_endpoints(rng);
+                service.endpoints = random_endpoints(rng);
                 format!("{name} has the endpoints {:?}", service.endpoints)
             }
             _ => {
-                self.services.iter_mut().for_each(|it| it.endpoints = some_endpoints(rng));
+                self.services.iter_mut().for_each(|it| it.endpoints = random_endpoints(rng));
                 "every Service has other endpoints".to_owned()
             }
         }
     }
 
-    /// Has every Service serve, with all the endpoints there are and with one of them in turn, and says so.
+    /// Gives every Service alternately all endpoints and a single one, and returns a description.
     ///
-    /// What a set loses is what shows a program that reads it too late: the slot that it wants is not there any more.
+    /// A set that shrinks exposes a program that reads it too late: the entry that it wants no longer exists.
     pub(crate) fn turn_over(&mut self) -> String {
-        self.turns += 1;
+        self.turnovers += 1;
         for (n, service) in self.services.iter_mut().enumerate() {
-            (service.is_there, service.has_udp, service.has_v6) = (true, true, true);
-            service.endpoints = if self.turns.is_multiple_of(2) {
+            (service.exists, service.has_udp, service.has_v6) = (true, true, true);
+            service.endpoints = if self.turnovers.is_multiple_of(2) {
                 (1..=ENDPOINTS).collect()
             } else {
-                vec![1 + ((self.turns / 2 + n) % usize::from(ENDPOINTS)) as u8]
+                vec![1 + ((self.turnovers / 2 + n) % usize::from(ENDPOINTS)) as u8]
             };
         }
-        format!("every Service turns over, {} endpoints", self.services[0].endpoints.len())
+        format!("every Service has {} endpoints", self.services[0].endpoints.len())
     }
 
-    /// Sets how many Services there are that nobody asks.
+    /// Sets the number of Services without load.
     pub(crate) fn resize(&mut self, others: usize) -> String {
-        self.others = others.min(OTHERS);
+        self.others = others.min(MAX_OTHERS);
         format!("{} other Services", self.others)
     }
 
-    /// As large as it gets.
+    /// Sets the number of Services to the maximum.
     pub(crate) fn grow(&mut self) -> String {
-        self.resize(OTHERS)
+        self.resize(MAX_OTHERS)
     }
 
-    /// As manifests, with the beacon of this state.
+    /// The manifests, with the marker of this state.
     pub(crate) fn services(&self, number: u64) -> Vec<Service> {
-        let [.., high, low] = (number % BEACONS).to_be_bytes();
-        let beacon = Service::new("beacon", &[beacon().ip()])
-            .port("", "UDP", beacon().port(), 8080)
+        let [.., high, low] = (number % MARKERS).to_be_bytes();
+        let marker = Service::new("marker", &[marker().ip()])
+            .port("", "UDP", marker().port(), 8080)
             .endpoint("state", &[Ipv4Addr::new(10, 244, 0x80 | high, low).into()]);
-        let live = (1..).zip(&self.services).filter(|(_, it)| it.is_there).map(|(n, it)| it.service(n));
+        let live = (1..).zip(&self.services).filter(|(_, it)| it.exists).map(|(n, it)| it.manifest(n));
         let other = |n: usize| {
             let ip = Ipv4Addr::new(10, 97, (n / 250) as u8, 1 + (n % 250) as u8);
             Service::new(&format!("other-{n}"), &[ip.into()])
                 .port("", "UDP", 53, 5353)
                 .endpoint("e1", &[[10, 244, 2, 1].into()])
         };
-        std::iter::once(beacon).chain(live).chain((0..self.others).map(other)).collect()
+        std::iter::once(marker).chain(live).chain((0..self.others).map(other)).collect()
     }
 }
 
-/// Often one, or all: what a set loses and gains at a time is what is hard to get right.
-fn some_endpoints(rng: &mut Rng) -> Vec<u8> {
+/// Often one or all: sets that shrink and grow the most are the most likely to expose an error.
+fn random_endpoints(rng: &mut Rng) -> Vec<u8> {
     let count = match rng.u8(..4) {
         0 => 1,
         1 => ENDPOINTS.into(),
@@ -224,21 +224,21 @@ fn some_endpoints(rng: &mut Rng) -> Vec<u8> {
     endpoints
 }
 
-impl Changing {
-    fn service(&self, n: u8) -> Service {
+impl RandomService {
+    fn manifest(&self, n: u8) -> Service {
         let mut ips = vec![cluster_ip(n)];
         ips.extend(self.has_v6.then(|| cluster_ip6(n)));
         let mut service = Service::new(&format!("s{n}"), &ips).port("tcp", "TCP", 80, 8080);
         if self.has_udp {
             service = service.port("udp", "UDP", 80, 8080);
         }
-        if self.is_node_port {
+        if self.has_node_port {
             service.ports.iter_mut().for_each(|it| it.node_port = Some(node_port(n)));
         }
         if self.has_affinity {
             service = service.affinity(AFFINITY);
         }
-        if self.is_external {
+        if self.has_external_ip {
             service = service.external_ips(&[external_ip(n)]);
         }
         self.endpoints.iter().fold(service, |it, n| it.endpoint(&format!("e{n}"), &endpoint(*n)))
@@ -246,24 +246,24 @@ impl Changing {
 }
 
 #[cfg(test)]
-mod tests_of_the_cluster {
+mod tests_of_random_cluster {
     use super::*;
 
     #[test]
-    fn a_beacon_tells_which_state_it_is_of() {
-        let cluster = Cluster::new();
+    fn a_marker_identifies_its_state() {
+        let cluster = RandomCluster::new();
         for (number, newest) in [(1, 1), (1, 300), (300, 300), (32_768, 32_770), (70_000, 70_123)] {
             let services = cluster.services(number);
-            let beacon = services.iter().find(|it| it.name == "beacon").unwrap();
-            assert_eq!(beacon_of(beacon.endpoints[0].addresses[0], newest), Some(number));
+            let marker = services.iter().find(|it| it.name == "marker").unwrap();
+            assert_eq!(state_of_marker(marker.endpoints[0].addresses[0], newest), Some(number));
         }
-        assert_eq!(beacon_of([10, 244, 1, 1].into(), 300), None);
+        assert_eq!(state_of_marker([10, 244, 1, 1].into(), 300), None);
     }
 
     #[test]
     fn a_seed_gives_one_history() {
         let history = |seed| {
-            let (mut rng, mut cluster) = (Rng::with_seed(seed), Cluster::new());
+            let (mut rng, mut cluster) = (Rng::with_seed(seed), RandomCluster::new());
             (0..200).map(|_| cluster.change(&mut rng)).collect::<Vec<_>>()
         };
         assert_eq!(history(7), history(7));
