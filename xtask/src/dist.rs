@@ -19,14 +19,16 @@ use sha2::{Digest as _, Sha256};
 use tar::{Builder, Header};
 
 /// The files beside the binary in the archive: every file that one of them links to is among them.
-const FILES: [&str; 8] = [
+const FILES: [&str; 10] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "LICENSE",
     "README.md",
     "deploy",
+    "docs",
     "proto/examples/print.rs",
-    "proxy-userspace/admin/METRICS.md",
+    "tests/BEHAVIOUR.md",
     "tests/KERNELS.md",
 ];
 
@@ -161,7 +163,7 @@ fn image(tool: Option<ContainerTool>) -> Result<Made> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::FileTimes, time::SystemTime};
+    use std::{fs::FileTimes, path::Component, time::SystemTime};
 
     use super::*;
 
@@ -204,7 +206,15 @@ mod tests {
             let text = fs::read_to_string(path).expect("a text");
             let links = text.split("](").skip(1).filter_map(|it| it.split_once(')')).map(|(it, _)| it);
             for link in links.filter(|it| !it.contains("://") && !it.starts_with('#')) {
-                let to = Path::new(name).parent().expect("a folder").join(link);
+                let to =
+                    Path::new(name).parent().expect("a folder").join(link.split('#').next().expect("a path"));
+                let to = to.components().fold(PathBuf::new(), |mut to, it| {
+                    match it {
+                        Component::ParentDir => assert!(to.pop(), "{name} links to {link}"),
+                        it => to.push(it),
+                    }
+                    to
+                });
                 assert!(files.iter().any(|(it, _)| Path::new(it) == to), "{name} links to {}", to.display());
                 count += 1;
             }

@@ -1,6 +1,6 @@
 //! The page `/metrics`: kube-proxy's names, so that dashboards and alerts go on working, and our own.
 //!
-//! The one rule: `METRICS.md` names every metric that is served, and no other; a test compares the two.
+//! Invariant: `docs/metrics.md` lists every metric that is served and no other; a test compares the two.
 //! What happens is counted here as it happens; what is, is read from the record when somebody asks.
 
 mod gauges;

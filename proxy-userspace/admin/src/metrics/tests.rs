@@ -61,7 +61,7 @@ fn served(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
 
 /// The same as the documentation has it, for one role.
 fn documented(role: Role) -> BTreeMap<String, (String, BTreeSet<String>)> {
-    let table = include_str!("../../METRICS.md").lines().filter(|it| it.starts_with("| `"));
+    let table = include_str!("../../../../docs/metrics.md").lines().filter(|it| it.starts_with("| `"));
     let rows = table.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
     let rows = rows.filter(|row| match row[4] {
         "all" => true,
