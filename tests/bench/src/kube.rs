@@ -1,5 +1,5 @@
-//! `cargo xtask bench kube`: what following a large cluster's API server costs a node.
-//! The one rule: the real binary, a real server in a process of its own, and the kernel's own figures of the binary.
+//! `cargo xtask bench kube`: memory and CPU of `run` that follows the API server of a large cluster.
+//! Invariant: the real binary, a real server in a process of its own, and the kernel's figures of the binary.
 
 use std::{
     fs,
@@ -10,30 +10,31 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use tests::{Agent, Sandbox, agent::AgentCommand, test_node::NODE};
-
-use crate::{Report, TEN_EACH};
 use build_tools::{
     build,
     command::{cargo, run, status, workspace},
 };
+use tests::{Agent, Sandbox, agent::AgentCommand, test_node::NODE};
+
+use crate::report::{FigureTable, TEN_EACH};
 
 const SERVICES: u32 = 10_000;
 const ENDPOINTS: u32 = 10;
 const NODES: u32 = 1_000;
-/// Changes in a second, and for how many seconds.
-const CHANGES: (u32, u32) = (500, 20);
-const LIMIT: Duration = Duration::from_secs(60);
+const CHANGES_PER_SECOND: u32 = 500;
+const CHANGE_SECONDS: u32 = 20;
+const IDLE_SECONDS: u32 = 5;
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Measures, and fails if a goal is missed.
-pub(crate) fn kube() -> Result<()> {
+/// Prints the figures and fails if a goal is missed.
+pub(crate) fn bench() -> Result<()> {
     let binary = build::build(true)?;
     let target = workspace().join("target");
     run(cargo().args(["build", "--release", "--package", "api-server", "--target-dir"]).arg(&target))?;
-    let mut report = Report::new(TEN_EACH);
-    for (name, flag) in [("streamed", "--streaming"), ("by pages", "--paging")] {
+    let mut report = FigureTable::new(TEN_EACH);
+    for (name, flag) in [("streamed", "--streaming"), ("in pages", "--paging")] {
         status("Measuring", &format!("{SERVICES} services, lists {name}"));
-        let mut server = Server::start(flag)?;
+        let mut server = ServerProcess::start(flag)?;
         let sandbox = Sandbox::new("bench-kube")?;
         let begin = Instant::now();
         let arguments = [
@@ -50,28 +51,26 @@ pub(crate) fn kube() -> Result<()> {
             sandbox.pins().as_os_str(),
         ];
         let mut agent = AgentCommand::new(&binary, &arguments).start(&sandbox)?;
-        let log = agent.log_path().to_owned();
-        let is_in_force = || fs::read_to_string(&log).is_ok_and(|it| it.contains("in force"));
-        agent.wait_until(LIMIT, is_in_force)?;
+        agent.wait_until_applied(START_TIMEOUT)?;
         let first = begin.elapsed();
-        // The retired side catches up.
+        // The spare side of the maps catches up.
         thread::sleep(Duration::from_secs(2));
         let listed = resident_mb(&agent)?;
 
-        let (before, began) = (cpu_seconds(&agent)?, Instant::now());
-        server.change(CHANGES.0, CHANGES.1)?;
-        let load = (cpu_seconds(&agent)? - before) / began.elapsed().as_secs_f64() * 100.0;
+        let (before, begin) = (cpu_seconds(&agent)?, Instant::now());
+        server.change(CHANGES_PER_SECOND, CHANGE_SECONDS)?;
+        let load = (cpu_seconds(&agent)? - before) / begin.elapsed().as_secs_f64() * 100.0;
         let changed = resident_mb(&agent)?;
-        let idle = cpu_seconds(&agent)?;
-        thread::sleep(Duration::from_secs(5));
-        let idle = (cpu_seconds(&agent)? - idle) / 5.0 * 100.0;
+        let before = cpu_seconds(&agent)?;
+        thread::sleep(Duration::from_secs(IDLE_SECONDS.into()));
+        let idle = (cpu_seconds(&agent)? - before) / f64::from(IDLE_SECONDS) * 100.0;
         agent.terminate()?;
 
         report.row(&format!("lists {name}: first state in the kernel"), 5.0, first.as_secs_f64(), "s", 2);
         report.row("  resident after the list", 180.0, listed, "MB", 0);
-        report.row("  500 changes a second, of one core", 20.0, load, "%", 1);
+        report.row("  500 changes per second, of one core", 20.0, load, "%", 1);
         report.row("  resident after the changes", 220.0, changed, "MB", 0);
-        report.row("  nothing happens, of one core", 1.0, idle, "%", 1);
+        report.row("  without changes, of one core", 1.0, idle, "%", 1);
     }
     report.print(&format!(
         "`run` on one node of {NODES}, {SERVICES} Services; the API server is a process of its own on the same \
@@ -81,31 +80,32 @@ pub(crate) fn kube() -> Result<()> {
 
 /// The resident memory of a process.
 pub(crate) fn resident_mb(agent: &Agent) -> Result<f64> {
-    let text = fs::read_to_string(format!("/proc/{}/status", agent.pid()))?;
-    let line = text.lines().find_map(|it| it.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    let kilobytes: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kilobytes / 1024.0)
+    Ok(agent.memory_kb("VmRSS")? as f64 / 1024.0)
 }
 
-/// The CPU time of a process so far.
+/// The CPU time that a process has used.
 fn cpu_seconds(agent: &Agent) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{}/stat", agent.pid()))?;
-    // The name, in parentheses, may have anything in it; utime and stime are the 14th and 15th of all.
+    // The second field, in parentheses, may contain anything; utime and stime are the 14th and the 15th.
     let fields: Vec<_> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks: u64 =
-        fields.get(11..13).context("no times")?.iter().filter_map(|it| it.parse::<u64>().ok()).sum();
-    // USER_HZ, which is 100 on every Linux that we run on.
+    let ticks: u64 = fields
+        .get(11..13)
+        .context("no utime and stime")?
+        .iter()
+        .filter_map(|it| it.parse::<u64>().ok())
+        .sum();
+    // USER_HZ is 100 on every supported architecture.
     Ok(f64::from(u32::try_from(ticks)?) / 100.0)
 }
 
 /// The API server.
-struct Server {
+struct ServerProcess {
     child: Child,
     lines: BufReader<ChildStdout>,
     url: String,
 }
 
-impl Server {
+impl ServerProcess {
     fn start(flag: &str) -> Result<Self> {
         let numbers = [SERVICES, ENDPOINTS, NODES].map(|it| it.to_string());
         let mut child = Command::new(workspace().join("target/release/api-server"))
@@ -115,15 +115,15 @@ impl Server {
             .stdout(Stdio::piped())
             .spawn()
             .context("cannot start target/release/api-server")?;
-        let lines = BufReader::new(child.stdout.take().context("it has no output")?);
+        let lines = BufReader::new(child.stdout.take().context("stdout is piped")?);
         let mut server = Self { child, lines, url: String::new() };
         server.url = server.line()?;
         Ok(server)
     }
 
-    /// Lets it change so many objects a second, for so many seconds.
+    /// Changes `rate` objects per second, for `seconds`.
     fn change(&mut self, rate: u32, seconds: u32) -> Result<()> {
-        let input = self.child.stdin.as_mut().context("it has no input")?;
+        let input = self.child.stdin.as_mut().context("stdin is piped")?;
         writeln!(input, "{rate} {seconds}")?;
         self.line().map(drop)
     }
@@ -135,9 +135,9 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // It may be gone already.
+        // It may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
