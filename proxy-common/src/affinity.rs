@@ -1,48 +1,47 @@
-//! Session affinity: which backend a client was given last, per service port.
+//! Session affinity: the backend that each client was given last, per service port.
 //!
-//! The layout outlasts upgrades (see [`crate::AFFINITY_VERSION`]), and so does what it holds: a service port is known by
+//! The layout outlasts upgrades (see [`crate::AFFINITY_VERSION`]), and so do the entries: a service port is identified by
 //! a hash of its name, and a backend by its address, whatever ids a generation gives them.
 
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
 
-use crate::{net::V6, socket::Address};
+use crate::net::{SockAddr, V6};
 
-/// Who asks for affinity.
+/// The client that session affinity applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Client {
-    /// The address that its socket is bound to, v4 ones v4-mapped.
+pub enum AffinityClient {
+    /// The address that its socket is bound to, IPv4 as v4-mapped.
     Address(V6),
-    /// The network namespace of a socket that is not bound, by its cookie: a pod, or the node with all that share its
+    /// The network namespace of an unbound socket, by its cookie: a pod, or the node with every process that shares its
     /// addresses.
     Namespace(u64),
 }
 
-/// What an affinity is found by.
+/// The key of an affinity entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
 pub struct AffinityKey {
-    /// The client: its address, or its namespace's cookie and zeroes.
+    /// The client: its address, or the cookie of its namespace followed by zeroes.
     pub client: [u32; 4],
-    /// The service port ([`crate::tables::Frontend::service`]).
-    pub service: u64,
+    /// The service port ([`crate::tables::Frontend::service_port`]).
+    pub service_port: u64,
     /// 1 if the client is an address, 0 if it is a namespace.
     pub is_address: u32,
-    /// The IP version of the connection, 4 or 6: its backends are others.
-    pub family: u32,
+    /// The IP version of the connection, 4 or 6: each has its own backends.
+    pub ip_version: u32,
 }
 
 impl AffinityKey {
     /// The affinity of `client` to a service port.
     #[inline(always)]
-    pub const fn new(client: Client, service: u64, family: u32) -> Self {
-        match client {
-            Client::Address(address) => Self { client: address.raw(), service, is_address: 1, family },
-            Client::Namespace(cookie) => {
-                Self { client: [cookie as u32, (cookie >> 32) as u32, 0, 0], service, is_address: 0, family }
-            }
-        }
+    pub const fn new(client: AffinityClient, service_port: u64, ip_version: u32) -> Self {
+        let (client, is_address) = match client {
+            AffinityClient::Address(address) => (address.raw(), 1),
+            AffinityClient::Namespace(cookie) => ([cookie as u32, (cookie >> 32) as u32, 0, 0], 0),
+        };
+        Self { client, service_port, is_address, ip_version }
     }
 }
 
@@ -50,26 +49,26 @@ impl AffinityKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct Affinity {
+pub struct AffinityEntry {
     /// The backend.
-    pub backend: Address,
+    pub backend: SockAddr,
     /// Always zero.
     pub zero: u32,
     /// When: nanoseconds of the monotonic clock; 0 for never.
     pub used: u64,
 }
 
-impl Affinity {
-    /// Whether it still counts, `seconds` being the time-out.
+impl AffinityEntry {
+    /// Whether the entry has not expired, `timeout` being in seconds.
     #[inline(always)]
-    pub const fn is_alive(&self, now: u64, seconds: u32) -> bool {
-        // Another CPU may have been here a moment later than `now`.
-        self.used != 0 && now.saturating_sub(self.used) < seconds as u64 * 1_000_000_000
+    pub const fn is_alive(&self, now: u64, timeout: u32) -> bool {
+        // Another CPU may have used it after `now` was read.
+        self.used != 0 && now.saturating_sub(self.used) < timeout as u64 * 1_000_000_000
     }
 }
 
 const _: () = assert!(size_of::<AffinityKey>() == 32);
-const _: () = assert!(size_of::<Affinity>() == 32);
+const _: () = assert!(size_of::<AffinityEntry>() == 32);
 
 #[cfg(test)]
 mod tests {
@@ -77,12 +76,12 @@ mod tests {
 
     #[test]
     fn an_affinity_ends_with_its_time_out_to_the_nanosecond() {
-        let affinity = Affinity { used: 5, ..Affinity::default() };
-        assert!(affinity.is_alive(5, 1));
-        assert!(affinity.is_alive(4, 1));
-        assert!(affinity.is_alive(1_000_000_004, 1));
-        assert!(!affinity.is_alive(1_000_000_005, 1));
-        assert!(affinity.is_alive(86_400_000_000_000, 86_400));
-        assert!(!Affinity::default().is_alive(5, 1));
+        let entry = AffinityEntry { used: 5, ..AffinityEntry::default() };
+        assert!(entry.is_alive(5, 1));
+        assert!(entry.is_alive(4, 1));
+        assert!(entry.is_alive(1_000_000_004, 1));
+        assert!(!entry.is_alive(1_000_000_005, 1));
+        assert!(entry.is_alive(86_400_000_000_000, 86_400));
+        assert!(!AffinityEntry::default().is_alive(5, 1));
     }
 }

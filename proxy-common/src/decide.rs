@@ -1,13 +1,12 @@
 //! The decision: which backend, if any, for a destination, from the tables of exactly one generation.
 //!
-//! The one rule: a decision sees one [`Tables`], which stands for one side; nothing here can reach the other.
+//! Invariant: a decision sees one [`Tables`], which stands for one side; nothing here can reach the other side.
 
 use crate::{
-    affinity::{Affinity, AffinityKey, Client},
-    counters::{Cell, UNCOUNTED},
-    net::Be16,
-    socket::Address,
-    tables::{Frontend, LOOPBACK, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, TCP, UDP},
+    affinity::{AffinityClient, AffinityEntry, AffinityKey},
+    counters::{CounterIndex, NO_COUNTER},
+    net::{Be16, SockAddr},
+    tables::{Frontend, LOCAL_ADDRESSES_ONLY, NodeAddrScope, TCP, UDP},
 };
 
 /// The tables of one side, in one address family.
@@ -16,100 +15,102 @@ pub trait Tables {
     type Ip: Copy + Default + PartialEq;
     /// The family's backend.
     type Backend: Copy + Default + PartialEq;
-
-    /// Whether a frontend may have this address; told without a look-up.
-    fn may_be_frontend(&self, ip: Self::Ip) -> bool;
-    /// What stands behind a destination, if it is ours.
-    fn frontend(&self, ip: Self::Ip, port: Be16, protocol: u8) -> Option<Frontend>;
-    /// Whether a port lies between the least and the greatest node port.
-    fn may_be_node_port(&self, port: Be16) -> bool;
-    /// What stands behind a node port, if it is one.
-    fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend>;
-    /// Whose an address is, if it is a node's.
-    fn place(&self, ip: Self::Ip) -> Option<Place>;
-    /// The backend at a position, and where its connections are counted.
-    fn backend(&self, position: u32) -> Option<(Self::Backend, Cell)>;
-    /// Where the connections of a backend are counted, if a set contains it; asked of UDP frontends and of those with
-    /// affinity only.
-    fn member(&self, set: u32, backend: Self::Backend) -> Option<Cell>;
-
     /// The IP version, 4 or 6.
-    const FAMILY: u32;
-    /// The backend at an address; the default for an address of the other family.
-    fn backend_at(&self, address: Address) -> Self::Backend;
-    /// Where a backend is.
-    fn address_of(&self, backend: Self::Backend) -> Address;
+    const IP_VERSION: u8;
+
+    /// Whether a frontend may have this address, by the prefilter alone.
+    fn may_be_frontend(&self, ip: Self::Ip) -> bool;
+    /// The frontend at a destination.
+    fn frontend(&self, ip: Self::Ip, port: Be16, protocol: u8) -> Option<Frontend>;
+    /// Whether a port lies between the lowest and the highest node port, by the prefilter alone.
+    fn may_be_node_port(&self, port: Be16) -> bool;
+    /// The node port of this number.
+    fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend>;
+    /// Which node an address belongs to, if any.
+    fn node_addr_scope(&self, ip: Self::Ip) -> Option<NodeAddrScope>;
+    /// The backend at a position, and the counter of its connections.
+    fn backend(&self, position: u32) -> Option<(Self::Backend, CounterIndex)>;
+    /// The counter of a backend's connections, if the backend is a member of the set. Only looked up for UDP frontends and
+    /// for those with session affinity.
+    fn member(&self, set: u32, backend: Self::Backend) -> Option<CounterIndex>;
+
+    /// The backend at an address; at the unspecified one for an address of the other family.
+    fn backend_at(address: SockAddr) -> Self::Backend;
+    /// The address of a backend.
+    fn sock_addr(backend: Self::Backend) -> SockAddr;
 }
 
-/// Who connects or sends, as far as the decision asks.
-pub trait Caller {
+/// The socket that connects or sends, and its process, as far as the decision depends on them.
+pub trait SocketContext {
     /// 32 random bits.
     fn random(&self) -> u32;
-    /// Whether it is in the node's own network namespace, where the loopback address is the node's.
-    fn is_host(&self) -> bool;
-    /// Who it is for session affinity.
-    fn client(&self) -> Client;
+    /// Whether the socket is in the node's own network namespace, where the loopback address is the node's.
+    fn is_in_host_netns(&self) -> bool;
+    /// The client that session affinity applies to.
+    fn affinity_client(&self) -> AffinityClient;
     /// The monotonic clock in nanoseconds.
     fn now(&self) -> u64;
-    /// The backend that a client was given last; the default if it is not known.
-    fn affinity(&self, key: &AffinityKey) -> Affinity;
-    /// Keeps the backend that a client was given, unless something else than `last` is kept of it by now: another
-    /// connection of it came first. Returns the backend that is kept.
-    fn keep_affinity(&self, key: &AffinityKey, last: &Affinity, affinity: &Affinity) -> Address;
-    /// A connection to this service port will be counted, or that it found no backend: told before the backend is looked
-    /// up, so that the cells can come into the cache meanwhile.
-    fn will_count(&self, port: Cell);
+    /// The affinity entry of a client; the default if there is none.
+    fn affinity(&self, key: &AffinityKey) -> AffinityEntry;
+    /// Stores the affinity entry of a client, unless it is not `last` any more because a concurrent connection of the client
+    /// was faster. Returns the backend of the entry that is stored.
+    fn update_affinity(&self, key: &AffinityKey, last: &AffinityEntry, entry: &AffinityEntry) -> SockAddr;
+    /// Loads the counters of a service port into the cache, before the backend is looked up: a connection, or that it found
+    /// no backend, is going to be counted.
+    fn prefetch_counters(&self, port_counter: CounterIndex);
 }
 
-/// What is to become of a connect or a send.
+/// The decision on a connect or a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict<Backend> {
-    /// Not ours: leave it untouched.
+    /// No Service: leave the destination as it is.
     Pass,
-    /// Lead it to this backend.
-    To(Led<Backend>),
-    /// Ours, and nobody is there: fail at once.
+    /// Rewrite the destination.
+    Redirect(Selection<Backend>),
+    /// A Service without backends: fail at once.
     Refuse {
-        /// The first cell of the service port.
-        port: Cell,
+        /// The first counter of the service port.
+        port_counter: CounterIndex,
     },
 }
 
 impl<Backend> Verdict<Backend> {
-    /// The same, of backends in another form.
+    /// The same verdict, with the backend in another form.
     #[inline(always)]
     pub fn map<Other>(self, form: impl FnOnce(Backend) -> Other) -> Verdict<Other> {
         match self {
             Self::Pass => Verdict::Pass,
-            Self::Refuse { port } => Verdict::Refuse { port },
-            Self::To(Led { backend, port, cell }) => Verdict::To(Led { backend: form(backend), port, cell }),
+            Self::Refuse { port_counter } => Verdict::Refuse { port_counter },
+            Self::Redirect(Selection { backend, port_counter, backend_counter }) => {
+                Verdict::Redirect(Selection { backend: form(backend), port_counter, backend_counter })
+            }
         }
     }
 }
 
-/// Where a connection or a datagram is led, and where that is counted.
+/// The backend of a connection or a datagram, and where that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Led<Backend> {
+pub struct Selection<Backend> {
     /// The backend.
     pub backend: Backend,
-    /// The first cell of the service port.
-    pub port: Cell,
-    /// The cell of the backend; [`UNCOUNTED`] where nothing new begins.
-    pub cell: Cell,
+    /// The first counter of the service port.
+    pub port_counter: CounterIndex,
+    /// The counter of the backend; [`NO_COUNTER`] for a datagram that is not the first to this backend.
+    pub backend_counter: CounterIndex,
 }
 
 /// Decides where a new connection or a datagram to `(ip, port, protocol)` goes.
 ///
-/// `remembered` is the backend that this socket used for this destination before: it is kept while it is in the set. The
-/// default stands for none; as an `Option` it would be an undefined word in the kernel, which the verifier refuses.
+/// `previous` is the backend that this socket used for this destination before: it is kept while it is in the set. The
+/// default stands for none; as an `Option` it would be an undefined word in the kernel, which the verifier rejects.
 #[inline(always)]
 pub fn decide<T: Tables>(
     tables: &T,
-    caller: &impl Caller,
+    socket: &impl SocketContext,
     ip: T::Ip,
     port: Be16,
     protocol: u8,
-    remembered: T::Backend,
+    previous: T::Backend,
 ) -> Verdict<T::Backend> {
     if protocol != TCP && protocol != UDP {
         return Verdict::Pass;
@@ -117,99 +118,114 @@ pub fn decide<T: Tables>(
     let frontend = if tables.may_be_frontend(ip) { tables.frontend(ip, port, protocol) } else { None };
     let found = match frontend {
         Some(frontend) => Some(frontend),
-        // Told by the port alone, so that what is no node port costs no second look-up.
-        None if tables.may_be_node_port(port) => node_port(tables, caller, ip, port, protocol),
+        // Decided by the port alone, so that other ports cost no second look-up.
+        None if tables.may_be_node_port(port) => node_port(tables, socket, ip, port, protocol),
         None => None,
     };
     let Some(frontend) = found else {
         return Verdict::Pass;
     };
-    if frontend.count == 0 {
-        return Verdict::Refuse { port: frontend.cell };
+    let port_counter = frontend.counter;
+    if frontend.backend_count == 0 {
+        return Verdict::Refuse { port_counter };
     }
-    if remembered != T::Backend::default() && tables.member(frontend.set, remembered).is_some() {
-        return Verdict::To(Led { backend: remembered, port: frontend.cell, cell: UNCOUNTED });
+    if previous != T::Backend::default() && tables.member(frontend.set, previous).is_some() {
+        return Verdict::Redirect(Selection { backend: previous, port_counter, backend_counter: NO_COUNTER });
     }
-    caller.will_count(frontend.cell);
-    let led = match frontend.affinity {
-        0 => choose(tables, caller, &frontend),
-        _ => affine(tables, caller, &frontend),
+    socket.prefetch_counters(port_counter);
+    let selection = match frontend.affinity_timeout {
+        0 => select_random(tables, socket, &frontend),
+        _ => select_with_affinity(tables, socket, &frontend),
     };
-    led.map_or(Verdict::Refuse { port: frontend.cell }, Verdict::To)
+    selection.map_or(Verdict::Refuse { port_counter }, Verdict::Redirect)
 }
 
-/// The backend that this client was given before, while it is in the set and the time-out has not passed; else another.
-/// Either way it counts from now.
+/// The backend that this client was given before, while it is in the set and the entry has not expired; else another one.
+/// Either way the timeout starts again.
 #[inline(always)]
-fn affine<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> Option<Led<T::Backend>> {
-    let key = AffinityKey::new(caller.client(), frontend.service, T::FAMILY);
-    let now = caller.now();
-    let last = caller.affinity(&key);
-    let backend = tables.backend_at(last.backend);
-    let member =
-        if last.is_alive(now, frontend.affinity) { tables.member(frontend.set, backend) } else { None };
-    let led = match member {
-        Some(cell) => Led { backend, port: frontend.cell, cell },
-        None => choose(tables, caller, frontend)?,
+fn select_with_affinity<T: Tables>(
+    tables: &T,
+    socket: &impl SocketContext,
+    frontend: &Frontend,
+) -> Option<Selection<T::Backend>> {
+    let key = AffinityKey::new(socket.affinity_client(), frontend.service_port, u32::from(T::IP_VERSION));
+    let now = socket.now();
+    let last = socket.affinity(&key);
+    let backend = T::backend_at(last.backend);
+    let member = if last.is_alive(now, frontend.affinity_timeout) {
+        tables.member(frontend.set, backend)
+    } else {
+        None
     };
-    let own = tables.address_of(led.backend);
-    let kept = caller.keep_affinity(&key, &last, &Affinity { backend: own, zero: 0, used: now });
-    if kept == own {
-        return Some(led);
+    let selection = match member {
+        Some(backend_counter) => Selection { backend, port_counter: frontend.counter, backend_counter },
+        None => select_random(tables, socket, frontend)?,
+    };
+    let selected = T::sock_addr(selection.backend);
+    let stored =
+        socket.update_affinity(&key, &last, &AffinityEntry { backend: selected, zero: 0, used: now });
+    if stored == selected {
+        return Some(selection);
     }
-    let backend = tables.backend_at(kept);
+    let backend = T::backend_at(stored);
     match tables.member(frontend.set, backend) {
-        Some(cell) => Some(Led { backend, cell, ..led }),
-        None => Some(led),
+        Some(backend_counter) => Some(Selection { backend, backend_counter, ..selection }),
+        None => Some(selection),
     }
 }
 
-/// A backend by chance.
+/// A random backend.
 ///
-/// Every position below the count is there: a whole generation says so. Should it ever not be, failing at once is the
-/// answer a client can act on.
+/// Every position below the count exists, as generations are complete. If one ever did not, failing at once is an answer
+/// that a client can act on.
 #[inline(always)]
-fn choose<T: Tables>(tables: &T, caller: &impl Caller, frontend: &Frontend) -> Option<Led<T::Backend>> {
-    let position = frontend.first + scale(caller.random(), frontend.count);
-    let (backend, cell) = tables.backend(position)?;
-    Some(Led { backend, port: frontend.cell, cell })
+fn select_random<T: Tables>(
+    tables: &T,
+    socket: &impl SocketContext,
+    frontend: &Frontend,
+) -> Option<Selection<T::Backend>> {
+    let position = frontend.backend_offset + scale(socket.random(), frontend.backend_count);
+    let (backend, backend_counter) = tables.backend(position)?;
+    Some(Selection { backend, port_counter: frontend.counter, backend_counter })
 }
 
-/// What stands behind a node port at this address, for this caller.
+/// The node port at this address, if it is served there for this socket.
 #[inline(always)]
 fn node_port<T: Tables>(
     tables: &T,
-    caller: &impl Caller,
+    socket: &impl SocketContext,
     ip: T::Ip,
     port: Be16,
     protocol: u8,
 ) -> Option<Frontend> {
     let frontend = tables.node_port(port, protocol)?;
-    let is_served = match tables.place(ip)? {
-        OWN => true,
-        OTHER => frontend.flags & OWN_ADDRESSES_ONLY == 0,
-        LOOPBACK => caller.is_host(),
+    let is_served = match tables.node_addr_scope(ip)? {
+        NodeAddrScope::LOCAL => true,
+        NodeAddrScope::REMOTE => frontend.flags & LOCAL_ADDRESSES_ONLY == 0,
+        NodeAddrScope::LOOPBACK => socket.is_in_host_netns(),
         _ => false,
     };
     is_served.then_some(frontend)
 }
 
-/// The node port that a program on the node is about to take, by binding its port at this address or at all of them; none
-/// if what comes there reaches the program.
+/// The node port that shadows a bind on the node to this address, or to every address: its connections would go to the
+/// Service and never reach the program.
 #[inline(always)]
-pub fn bound<T: Tables>(tables: &T, ip: T::Ip, port: Be16, protocol: u8) -> Option<Frontend> {
+pub fn node_port_conflict<T: Tables>(tables: &T, ip: T::Ip, port: Be16, protocol: u8) -> Option<Frontend> {
     if !tables.may_be_node_port(port) {
         return None;
     }
     let frontend = tables.node_port(port, protocol)?;
-    if ip != T::Ip::default() && !matches!(tables.place(ip)?, OWN | LOOPBACK) {
+    if ip != T::Ip::default()
+        && !matches!(tables.node_addr_scope(ip)?, NodeAddrScope::LOCAL | NodeAddrScope::LOOPBACK)
+    {
         return None;
     }
     Some(frontend)
 }
 
 /// 32 bits that look random, from a number that is never used twice and a seed (the finalizer of SplitMix64; Steele, Lea and
-/// Flood, 2014). Costs less than to ask the kernel for random ones.
+/// Flood, 2014). Cheaper than the kernel's random numbers.
 #[inline(always)]
 pub const fn mix(number: u64, seed: u64) -> u32 {
     let mut z = number ^ seed;
@@ -218,7 +234,7 @@ pub const fn mix(number: u64, seed: u64) -> u32 {
     (z >> 32) as u32
 }
 
-/// Brings 32 random bits down to `0..count`, by multiplication (no division in the kernel's hot path).
+/// Scales 32 random bits to `0..count` by multiplication (no division in the kernel's hot path).
 /// The bias is below `count / 2^32`.
 #[inline(always)]
 const fn scale(random: u32, count: u32) -> u32 {

@@ -1,32 +1,35 @@
 //! What the kernel side and user space share: the layout of every map, and the decisions made from them.
 //!
-//! The one rule: whatever a map holds is made of fixed-width integers and arrays of them, without implicit padding, and
-//! its size is asserted beside it.
-//! Everything here compiles for the kernel's machine and for the host, so that `cargo test` runs what the kernel runs.
+//! Invariant: map keys and values consist of fixed-width integers and arrays of them, without implicit padding, and their
+//! sizes are asserted beside them.
+//! Everything here compiles for the BPF target and for the host, so that `cargo test` runs what the kernel runs.
 
 #![cfg_attr(not(any(test, feature = "user")), no_std)]
 #![forbid(unsafe_code)]
 
 pub mod affinity;
-pub mod canary;
 pub mod counters;
 pub mod decide;
+pub mod exclusion;
 pub mod net;
-pub mod peers;
-pub mod scope;
-pub mod socket;
+pub mod probe;
+pub mod sock_nat;
 pub mod tables;
+pub mod udp_nat;
+pub mod udp_nat_cache;
 
-/// The version of everything in [`tables`]: part of the path the generation maps are pinned under.
-/// Raise it with every change of a size, a field or a meaning there; a new binary then builds its maps beside the old.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1004 } else { 4 };
+/// The layout version of [`tables`]: part of the path the generation maps are pinned under.
+/// Raise it with every change of a size, a field, a meaning or a pinned name; a new binary then builds its maps beside the
+/// old ones.
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1005 } else { 5 };
 
-/// The version of everything in [`socket`] and [`peers`], apart from [`LAYOUT_VERSION`], because live sockets outlast an upgrade.
+/// The layout version of [`sock_nat`], [`udp_nat_cache`] and [`udp_nat`], separate from [`LAYOUT_VERSION`] because live
+/// sockets outlast an upgrade.
 /// It should never change: socket storage grows into its reserved words, which older programs leave zero.
-pub const SOCKETS_VERSION: u32 = 1;
+pub const SOCK_NAT_VERSION: u32 = 1;
 
-/// The version of everything in [`affinity`], apart from [`LAYOUT_VERSION`], so that clients keep their backends.
-pub const AFFINITY_VERSION: u32 = 1;
+/// The layout version of [`affinity`], separate from [`LAYOUT_VERSION`] so that clients keep their backends.
+pub const AFFINITY_VERSION: u32 = 2;
 
-/// The version of everything in [`counters`], apart from [`LAYOUT_VERSION`], so that what was counted stays.
+/// The layout version of [`counters`], separate from [`LAYOUT_VERSION`] so that counts outlast an upgrade.
 pub const COUNTERS_VERSION: u32 = 1;

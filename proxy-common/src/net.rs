@@ -1,4 +1,4 @@
-//! Network byte order as types, so that it cannot be mixed up with the host's.
+//! Addresses and ports with network byte order in their types, so that it cannot be confused with the host's.
 
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
@@ -10,25 +10,25 @@ use bytemuck::{Pod, Zeroable};
 pub struct Be16(u16);
 
 impl Be16 {
-    /// From the host's order.
+    /// From an integer in host byte order.
     #[inline(always)]
     pub const fn new(value: u16) -> Self {
         Self(value.to_be())
     }
 
-    /// From an integer whose bytes already stand in network order, as the kernel hands it over.
+    /// From an integer that is in network byte order already, as the kernel passes it.
     #[inline(always)]
     pub const fn from_raw(raw: u16) -> Self {
         Self(raw)
     }
 
-    /// The integer whose bytes stand in network order.
+    /// The integer in network byte order.
     #[inline(always)]
     pub const fn raw(self) -> u16 {
         self.0
     }
 
-    /// In the host's order.
+    /// The integer in host byte order.
     #[inline(always)]
     pub const fn get(self) -> u16 {
         u16::from_be(self.0)
@@ -42,13 +42,13 @@ impl Be16 {
 pub struct V4(u32);
 
 impl V4 {
-    /// From an integer whose bytes already stand in network order.
+    /// From an integer that is in network byte order already.
     #[inline(always)]
     pub const fn from_raw(raw: u32) -> Self {
         Self(raw)
     }
 
-    /// The integer whose bytes stand in network order.
+    /// The integer in network byte order.
     #[inline(always)]
     pub const fn raw(self) -> u32 {
         self.0
@@ -57,22 +57,29 @@ impl V4 {
     /// 127.0.0.1.
     pub const LOOPBACK: Self = Self(u32::from_ne_bytes([127, 0, 0, 1]));
 
-    /// Whether it is a host's own, wherever that is.
+    /// Whether it is in 127.0.0.0/8.
     #[inline(always)]
     pub const fn is_loopback(self) -> bool {
         self.0.to_ne_bytes()[0] == 127
     }
 
-    /// Where a connect to this address ends: every loopback address is 127.0.0.1 here, and so is "any address".
+    /// Where a connect to this address arrives: 127.0.0.1 stands for every loopback address and for the unspecified one.
     #[inline(always)]
-    pub const fn reached(self) -> Self {
+    pub const fn effective_destination(self) -> Self {
         if self.0 == 0 || self.is_loopback() { Self::LOOPBACK } else { self }
     }
 
-    /// The same address v4-mapped, `::ffff:a.b.c.d` (RFC 4291, 2.5.5.2).
+    /// The address as v4-mapped, `::ffff:a.b.c.d` (RFC 4291, 2.5.5.2).
     #[inline(always)]
     pub const fn mapped(self) -> V6 {
         V6([0, 0, 0xffff_u32.to_be(), self.0])
+    }
+
+    /// The IPv4 address of a v4-mapped address.
+    #[inline(always)]
+    pub const fn from_mapped(address: V6) -> Option<Self> {
+        let [a, b, c, d] = address.0;
+        if a == 0 && b == 0 && c == 0xffff_u32.to_be() { Some(Self(d)) } else { None }
     }
 }
 
@@ -83,13 +90,13 @@ impl V4 {
 pub struct V6([u32; 4]);
 
 impl V6 {
-    /// From words whose bytes already stand in network order.
+    /// From words that are in network byte order already.
     #[inline(always)]
     pub const fn from_raw(raw: [u32; 4]) -> Self {
         Self(raw)
     }
 
-    /// The words whose bytes stand in network order.
+    /// The words in network byte order.
     #[inline(always)]
     pub const fn raw(self) -> [u32; 4] {
         self.0
@@ -98,27 +105,65 @@ impl V6 {
     /// `::1`.
     pub const LOOPBACK: Self = Self([0, 0, 0, 1_u32.to_be()]);
 
-    /// Whether it is a host's own, wherever that is; v4-mapped ones count as what is inside.
+    /// Whether it is `::1`, or a v4-mapped loopback address.
     #[inline(always)]
     pub const fn is_loopback(self) -> bool {
         let [a, b, c, d] = self.0;
         a == 0 && b == 0 && (c == 0xffff_u32.to_be() && V4(d).is_loopback() || c == 0 && d == 1_u32.to_be())
     }
 
-    /// Where a connect to this address ends: "any address" is the loopback address.
+    /// Where a connect to this address arrives: the loopback address stands for the unspecified one.
     #[inline(always)]
-    pub const fn reached(self) -> Self {
+    pub const fn effective_destination(self) -> Self {
         let [a, b, c, d] = self.0;
         if a == 0 && b == 0 && c == 0 && d == 0 { Self::LOOPBACK } else { self }
     }
 
-    /// The IPv4 address inside, if this is a v4-mapped one.
+    /// The address itself, as [`V4::mapped`] has it for IPv4.
     #[inline(always)]
-    pub const fn to_v4(self) -> Option<V4> {
-        let [a, b, c, d] = self.0;
-        if a == 0 && b == 0 && c == 0xffff_u32.to_be() { Some(V4(d)) } else { None }
+    pub const fn mapped(self) -> Self {
+        self
+    }
+
+    /// The address itself, as [`V4::from_mapped`] has it for IPv4.
+    #[inline(always)]
+    pub const fn from_mapped(address: Self) -> Option<Self> {
+        Some(address)
     }
 }
+
+/// A socket address, IPv4 as v4-mapped: a v6 socket that sends to `::ffff:a.b.c.d` runs the v4 hook and receives its reply
+/// in the v6 one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct SockAddr {
+    /// The IP address.
+    pub ip: V6,
+    /// The port.
+    pub port: Be16,
+    /// Always zero.
+    pub zero: u16,
+}
+
+impl SockAddr {
+    /// No address.
+    pub const UNSET: Self = Self { ip: V6::from_raw([0; 4]), port: Be16::new(0), zero: 0 };
+
+    /// The address `ip` with `port`.
+    #[inline(always)]
+    pub const fn new(ip: V6, port: Be16) -> Self {
+        Self { ip, port, zero: 0 }
+    }
+
+    /// Whether it stands for "no address": nothing is ever redirected to port 0.
+    #[inline(always)]
+    pub const fn is_unset(&self) -> bool {
+        self.port.raw() == 0
+    }
+}
+
+const _: () = assert!(size_of::<SockAddr>() == 20);
 
 #[cfg(feature = "user")]
 mod user {
@@ -153,7 +198,7 @@ mod user {
     impl From<V6> for IpAddr {
         /// A v4-mapped address becomes a v4 one.
         fn from(address: V6) -> Self {
-            address.to_v4().map_or_else(|| Self::V6(address.into()), |v4| Self::V4(v4.into()))
+            V4::from_mapped(address).map_or_else(|| Self::V6(address.into()), |v4| Self::V4(v4.into()))
         }
     }
 }

@@ -1,16 +1,17 @@
-//! The tables of one generation: frontends, node ports, the backends of their sets, and the members of sets.
+//! The tables of one generation: frontends, node ports, node addresses, backends, and the members of backend sets.
 //!
-//! Each table exists once per address family and side, behind a two-slot outer map: backends as an array, all others as
-//! hash maps. A frontend names a *set*, whose backends lie side by side in the array, so that a random one is one load.
-//! Where a socket returns to a backend (unconnected UDP), the members table says whether it is still in the set.
-//! What is nobody's is mostly told by the side's [`Outline`], without a look-up.
+//! Each table exists once per side, most of them also per address family, behind a two-slot outer map: backends as an array,
+//! all others as hash maps. A frontend names a *set* of backends, which are adjacent in the array, so that a random one is
+//! one load. Where a socket returns to a backend (unconnected UDP, session affinity), the members table says whether it is
+//! still in the set.
+//! The side's [`Prefilter`] recognises most untranslated traffic without a look-up.
 
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
 
 use crate::{
-    counters::Cell,
-    net::{Be16, V4, V6},
+    counters::CounterIndex,
+    net::{Be16, SockAddr, V4, V6},
 };
 
 /// IP protocol number of TCP.
@@ -18,64 +19,34 @@ pub const TCP: u8 = 6;
 /// IP protocol number of UDP.
 pub const UDP: u8 = 17;
 
-/// What a frontend is found by, over IPv4.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct FrontendKey4 {
-    /// The destination address.
-    pub address: V4,
-    /// The destination port.
-    pub port: Be16,
-    /// The IP protocol number.
-    pub protocol: u8,
-    /// Always zero.
-    pub zero: u8,
-}
-
-/// What a frontend is found by, over IPv6.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct FrontendKey6 {
-    /// The destination address.
-    pub address: V6,
-    /// The destination port.
-    pub port: Be16,
-    /// The IP protocol number.
-    pub protocol: u8,
-    /// Always zero.
-    pub zero: u8,
-}
-
-/// What stands behind a frontend.
+/// The value of a frontend or a node port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
 pub struct Frontend {
-    /// The set of its backends, as [`MemberKey4`] and [`MemberKey6`] name it.
+    /// The id of its backend set, as in [`BackendSetMemberKey4`] and [`BackendSetMemberKey6`].
     pub set: u32,
-    /// How many backends the set has; with none, the connection is refused.
-    pub count: u32,
-    /// Of a node port: [`OWN_ADDRESSES_ONLY`], or 0.
+    /// How many backends the set has; with none, connections are refused.
+    pub backend_count: u32,
+    /// Of a node port: [`LOCAL_ADDRESSES_ONLY`], or 0.
     pub flags: u32,
-    /// Seconds after its last connection for which a client keeps its backend; 0 for no affinity.
-    pub affinity: u32,
-    /// Which service port it is: the same in every generation, and after every restart.
-    pub service: u64,
-    /// The first of the service port's cells.
-    pub cell: Cell,
-    /// Where its backends are: at this position of the family's array, and at the `count - 1` after it.
-    pub first: u32,
-    /// Makes this layout another one, so that the tests of an upgrade cross a real difference.
+    /// For how many seconds after its last connection a client keeps its backend; 0 for no session affinity.
+    pub affinity_timeout: u32,
+    /// Identifies the service port: the same in every generation, and after every restart.
+    pub service_port: u64,
+    /// The first counter of the service port.
+    pub counter: CounterIndex,
+    /// The position of its first backend in the family's array; `backend_count - 1` more follow.
+    pub backend_offset: u32,
+    /// Makes this layout differ, so that the tests of an upgrade cross a real difference.
     #[cfg(feature = "next-layout")]
     pub other_layout: u64,
 }
 
-/// The node port is left untouched at the addresses of other nodes, which decide for themselves (external policy Local).
-pub const OWN_ADDRESSES_ONLY: u32 = 1;
+/// The node port is not translated at the addresses of other nodes, which decide for themselves (external policy Local).
+pub const LOCAL_ADDRESSES_ONLY: u32 = 1;
 
-/// What a node port is found by. It is in force at every address that is some node's ([`Place`]).
+/// The key of a node port, which is served at every address that belongs to a node ([`NodeAddrScope`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
@@ -85,96 +56,106 @@ pub struct NodePortKey {
     /// The IP protocol number.
     pub protocol: u8,
     /// The IP version, 4 or 6.
-    pub family: u8,
+    pub ip_version: u8,
 }
 
-/// Whose an address is.
-pub type Place = u32;
-/// An address of this node.
-pub const OWN: Place = 1;
-/// An address of another node.
-pub const OTHER: Place = 2;
-/// The loopback address: this node's, in its own network namespace.
-pub const LOOPBACK: Place = 3;
+/// Which node an address belongs to.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct NodeAddrScope(pub u32);
 
-/// The least and the greatest node port of a side.
+impl NodeAddrScope {
+    /// This node.
+    pub const LOCAL: Self = Self(1);
+    /// Another node.
+    pub const REMOTE: Self = Self(2);
+    /// The loopback address: this node, in the node's own network namespace.
+    pub const LOOPBACK: Self = Self(3);
+}
+
+/// A range of ports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct Span {
-    /// The least; above the greatest if there is none.
-    pub least: u16,
-    /// The greatest.
-    pub greatest: u16,
+pub struct PortRange {
+    /// The lowest port; above the highest if the range is empty.
+    pub min: u16,
+    /// The highest port.
+    pub max: u16,
 }
 
-impl Span {
+impl PortRange {
     /// No port at all.
-    pub const NOTHING: Self = Self { least: 1, greatest: 0 };
+    pub const EMPTY: Self = Self { min: 1, max: 0 };
 
-    /// Whether a port lies in it.
+    /// Whether a port is in the range.
     #[inline(always)]
     pub const fn contains(self, port: Be16) -> bool {
-        self.least <= port.get() && port.get() <= self.greatest
+        self.min <= port.get() && port.get() <= self.max
     }
 }
 
-/// Where the frontends of a side may be: what lies outside is told apart by one load, without a look-up.
+/// Where the frontends of a side may be: one load rules out every destination elsewhere, without a look-up.
 ///
-/// Most that a node connects to is nobody's Service, and lies in other networks than Services do.
+/// Most destinations that a node connects to are no Service, and lie in other networks than Services do.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct Outline {
-    /// Between which ports the node ports lie.
-    pub span: Span,
+pub struct Prefilter {
+    /// From the lowest node port to the highest.
+    pub node_ports: PortRange,
     /// Always zero.
     pub zero: u32,
     /// The networks of IPv4 frontends.
-    pub networks4: Networks,
+    pub networks4: NetworkBitmap,
     /// The networks of IPv6 frontends.
-    pub networks6: Networks,
+    pub networks6: NetworkBitmap,
 }
 
-impl Outline {
-    /// Of nothing.
-    pub const EMPTY: Self =
-        Self { span: Span::NOTHING, zero: 0, networks4: Networks::NONE, networks6: Networks::NONE };
+impl Prefilter {
+    /// That of a side without frontends.
+    pub const EMPTY: Self = Self {
+        node_ports: PortRange::EMPTY,
+        zero: 0,
+        networks4: NetworkBitmap::EMPTY,
+        networks6: NetworkBitmap::EMPTY,
+    };
 }
 
-/// Networks, a bit for each.
+/// A set of networks, one bit each.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct Networks([u64; 1 << (Network::BITS - 6)]);
+pub struct NetworkBitmap([u64; 1 << (Network::BITS - 6)]);
 
-impl Networks {
-    /// None of them.
-    pub const NONE: Self = Self([0; _]);
+impl NetworkBitmap {
+    /// No network at all.
+    pub const EMPTY: Self = Self([0; _]);
 
-    /// Whether this one is there.
+    /// Whether a network is in the set.
     #[inline(always)]
-    pub const fn contain(&self, network: Network) -> bool {
+    pub const fn contains(&self, network: Network) -> bool {
         self.0[network as usize >> 6] & 1 << (network & 63) != 0
     }
 
-    /// Adds one.
-    pub const fn add(&mut self, network: Network) {
+    /// Adds a network.
+    pub const fn insert(&mut self, network: Network) {
         self.0[network as usize >> 6] |= 1 << (network & 63);
     }
 }
 
-/// In which of 65,536 networks an address is.
+/// One of 65,536 networks that an address may be in.
 pub type Network = u16;
 
-/// The /16 that an IPv4 address is in.
+/// The /16 of an IPv4 address.
 #[inline(always)]
 pub const fn network4(address: V4) -> Network {
     let [a, b, _, _] = address.raw().to_ne_bytes();
     Network::from_ne_bytes([a, b])
 }
 
-/// What the /64 that an IPv6 address is in folds to.
+/// The /64 of an IPv6 address, folded to 16 bits.
 #[inline(always)]
 pub const fn network6(address: V6) -> Network {
     let [a, b, _, _] = address.raw();
@@ -182,87 +163,170 @@ pub const fn network6(address: V6) -> Network {
     (folded ^ folded >> 16) as Network
 }
 
-/// Where a backend is, over IPv4.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct Backend4 {
-    /// Its address.
-    pub address: V4,
-    /// Its port.
-    pub port: Be16,
-    /// Always zero.
-    pub zero: u16,
+/// The value of a member of a backend set: the counter of the backend's connections.
+pub type BackendSetMember = CounterIndex;
+
+/// An address family, named by the type of its IP addresses: its table entries and how they are made.
+pub trait Family: Copy + Default + PartialEq {
+    /// The IP version, 4 or 6.
+    const VERSION: u8;
+    /// The key of a frontend.
+    type FrontendKey: 'static;
+    /// A backend; the default stands for none.
+    type Backend: Copy + Default + PartialEq;
+    /// An entry of the array of backends.
+    type BackendEntry: Copy + 'static;
+    /// The key of a member of a backend set.
+    type BackendSetMemberKey: 'static;
+
+    /// The key of the frontend at this address.
+    fn frontend_key(self, port: Be16, protocol: u8) -> Self::FrontendKey;
+    /// The backend at this address.
+    fn backend(self, port: Be16) -> Self::Backend;
+    /// The backend of an entry, and its counter.
+    fn backend_of(entry: Self::BackendEntry) -> (Self::Backend, CounterIndex);
+    /// The backend at a socket address; at the unspecified address if that is of the other family.
+    #[inline(always)]
+    fn backend_at(address: SockAddr) -> Self::Backend {
+        Self::from_mapped(address.ip).unwrap_or_default().backend(address.port)
+    }
+    /// The socket address of a backend.
+    fn sock_addr(backend: Self::Backend) -> SockAddr;
+    /// The key of a member of a backend set.
+    fn member_key(set: u32, backend: Self::Backend) -> Self::BackendSetMemberKey;
+    /// Whether a frontend may have this address.
+    fn may_be_frontend(self, prefilter: &Prefilter) -> bool;
+    /// The key of a node address: where a connect to this address arrives, IPv4 as v4-mapped.
+    fn node_addr_key(self) -> V6;
+    /// The address, IPv4 as v4-mapped.
+    fn mapped(self) -> V6;
+    /// The address of this family that a v6 one stands for.
+    fn from_mapped(address: V6) -> Option<Self>;
 }
 
-/// Where a backend is, over IPv6.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct Backend6 {
-    /// Its address.
-    pub address: V6,
-    /// Its port.
-    pub port: Be16,
-    /// Always zero.
-    pub zero: u16,
+/// The table entries of one address family.
+macro_rules! family {
+    (
+        $ip:ident, $version:literal, $networks:ident, $network:ident,
+        $frontend_key:ident, $backend:ident, $backend_entry:ident, $member_key:ident
+    ) => {
+        #[doc = concat!("The key of a frontend over IPv", $version, ".")]
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+        pub struct $frontend_key {
+            /// The destination address.
+            pub address: $ip,
+            /// The destination port.
+            pub port: Be16,
+            /// The IP protocol number.
+            pub protocol: u8,
+            /// Always zero.
+            pub zero: u8,
+        }
+
+        #[doc = concat!("The address of a backend over IPv", $version, ".")]
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+        pub struct $backend {
+            /// Its IP address.
+            pub address: $ip,
+            /// Its port.
+            pub port: Be16,
+            /// Always zero.
+            pub zero: u16,
+        }
+
+        #[doc = concat!("An entry of the array of backends over IPv", $version, "; all zeroes if unused.")]
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+        pub struct $backend_entry {
+            /// The backend.
+            pub backend: $backend,
+            /// The counter of its connections.
+            pub counter: CounterIndex,
+        }
+
+        #[doc = concat!("The key of a member of a backend set over IPv", $version, ".")]
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+        pub struct $member_key {
+            /// The set.
+            pub set: u32,
+            /// The backend that may be in it.
+            pub backend: $backend,
+        }
+
+        impl Family for $ip {
+            const VERSION: u8 = $version;
+            type FrontendKey = $frontend_key;
+            type Backend = $backend;
+            type BackendEntry = $backend_entry;
+            type BackendSetMemberKey = $member_key;
+
+            #[inline(always)]
+            fn frontend_key(self, port: Be16, protocol: u8) -> $frontend_key {
+                $frontend_key { address: self, port, protocol, zero: 0 }
+            }
+
+            #[inline(always)]
+            fn backend(self, port: Be16) -> $backend {
+                $backend { address: self, port, zero: 0 }
+            }
+
+            #[inline(always)]
+            fn backend_of(entry: $backend_entry) -> ($backend, CounterIndex) {
+                (entry.backend, entry.counter)
+            }
+
+            #[inline(always)]
+            fn sock_addr(backend: $backend) -> SockAddr {
+                SockAddr::new(backend.address.mapped(), backend.port)
+            }
+
+            #[inline(always)]
+            fn member_key(set: u32, backend: $backend) -> $member_key {
+                $member_key { set, backend }
+            }
+
+            #[inline(always)]
+            fn may_be_frontend(self, prefilter: &Prefilter) -> bool {
+                prefilter.$networks.contains($network(self))
+            }
+
+            #[inline(always)]
+            fn node_addr_key(self) -> V6 {
+                self.effective_destination().mapped()
+            }
+
+            #[inline(always)]
+            fn mapped(self) -> V6 {
+                self.mapped()
+            }
+
+            #[inline(always)]
+            fn from_mapped(address: V6) -> Option<Self> {
+                Self::from_mapped(address)
+            }
+        }
+    };
 }
 
-/// What is at a position of the array of backends, over IPv4; all zeroes where nothing is.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct Slot4 {
-    /// The backend.
-    pub backend: Backend4,
-    /// Where its connections are counted.
-    pub cell: Cell,
-}
-
-/// What is at a position of the array of backends, over IPv6; all zeroes where nothing is.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct Slot6 {
-    /// The backend.
-    pub backend: Backend6,
-    /// Where its connections are counted.
-    pub cell: Cell,
-}
-
-/// What a member of a set is found by, over IPv4.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct MemberKey4 {
-    /// The set.
-    pub set: u32,
-    /// The backend that may be in it.
-    pub backend: Backend4,
-}
-
-/// What a member of a set is found by, over IPv6.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct MemberKey6 {
-    /// The set.
-    pub set: u32,
-    /// The backend that may be in it.
-    pub backend: Backend6,
-}
-
-/// Says that the key is a member, and where its connections are counted.
-pub type Member = Cell;
+family!(V4, 4, networks4, network4, FrontendKey4, Backend4, BackendEntry4, BackendSetMemberKey4);
+family!(V6, 6, networks6, network6, FrontendKey6, Backend6, BackendEntry6, BackendSetMemberKey6);
 
 const _: () = assert!(size_of::<FrontendKey4>() == 8);
 const _: () = assert!(size_of::<FrontendKey6>() == 20);
 const _: () = assert!(size_of::<Frontend>() == if cfg!(feature = "next-layout") { 40 } else { 32 });
 const _: () = assert!(size_of::<NodePortKey>() == 4);
-const _: () = assert!(size_of::<Outline>() == 8 + 2 * 8192);
+const _: () = assert!(size_of::<NodeAddrScope>() == 4);
+const _: () = assert!(size_of::<Prefilter>() == 8 + 2 * 8192);
 const _: () = assert!(size_of::<Backend4>() == 8);
 const _: () = assert!(size_of::<Backend6>() == 20);
-const _: () = assert!(size_of::<Slot4>() == 12);
-const _: () = assert!(size_of::<Slot6>() == 24);
-const _: () = assert!(size_of::<MemberKey4>() == 12);
-const _: () = assert!(size_of::<MemberKey6>() == 24);
+const _: () = assert!(size_of::<BackendEntry4>() == 12);
+const _: () = assert!(size_of::<BackendEntry6>() == 24);
+const _: () = assert!(size_of::<BackendSetMemberKey4>() == 12);
+const _: () = assert!(size_of::<BackendSetMemberKey6>() == 24);

@@ -1,18 +1,20 @@
-//! bind4, bind6: on the node itself, a node port is taken.
+//! bind4, bind6: refuses to bind a node port on the node.
 //!
-//! Its connections would go to the Service, and never reach the program. Only a port that is asked for is refused: the
-//! kernel's own choice for `bind(0)` never comes here with a number.
+//! Its connections would go to the Service, and never reach the program. Only a port that is asked for is refused: for
+//! `bind(0)`, the port that the kernel selects is not in the context.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
-    decide::bound,
+    decide::node_port_conflict,
     net::{V4, V6},
     tables::Frontend,
 };
 
 use crate::{
-    PASS, counters, ctx,
-    maps::{Side, protects_node_ports},
+    config::PROTECT_NODE_PORTS,
+    counters,
+    ctx::{self, HookFamily as _, PASS},
+    side::Side,
 };
 
 /// IPv4.
@@ -29,33 +31,33 @@ pub(crate) fn bind6(ctx: SockAddrContext) -> i32 {
 
 #[inline(always)]
 fn try_bind(ctx: &SockAddrContext, node_port: impl Fn(&SockAddrContext) -> Option<Frontend>) -> Option<i32> {
-    if !protects_node_ports() {
+    if PROTECT_NODE_PORTS.load() == 0 {
         return Some(PASS);
     }
     let node_port = node_port(ctx)?;
-    if !ctx::is_host(ctx) {
+    if !ctx::is_in_host_netns(ctx) {
         return Some(PASS);
     }
-    counters::rejection(node_port.cell);
+    counters::denied(node_port.counter);
     Some(ctx::refuse_bind())
 }
 
 #[inline(always)]
 fn node_port4(ctx: &SockAddrContext) -> Option<Frontend> {
-    bound(&Side::<V4>::active()?, ctx::ip4(ctx), ctx::port(ctx), ctx::protocol(ctx))
+    node_port_conflict(&Side::<V4>::active()?, V4::address(ctx), ctx::port(ctx), ctx::protocol(ctx))
 }
 
 #[inline(always)]
 fn node_port6(ctx: &SockAddrContext) -> Option<Frontend> {
-    let (ip, port, protocol) = (ctx::ip6(ctx), ctx::port(ctx), ctx::protocol(ctx));
+    let (ip, port, protocol) = (V6::address(ctx), ctx::port(ctx), ctx::protocol(ctx));
     let side = Side::<V6>::active()?;
-    if let Some(ip) = ip.to_v4() {
-        return bound(&side.of_family::<V4>(), ip, port, protocol);
+    if let Some(ip) = V4::from_mapped(ip) {
+        return node_port_conflict(&side.of_family::<V4>(), ip, port, protocol);
     }
-    let found = bound(&side, ip, port, protocol);
+    let found = node_port_conflict(&side, ip, port, protocol);
     if found.is_none() && ip == V6::default() {
-        // Such a socket often serves IPv4 as well.
-        return bound(&side.of_family::<V4>(), V4::default(), port, protocol);
+        // Such a socket often accepts IPv4 as well.
+        return node_port_conflict(&side.of_family::<V4>(), V4::default(), port, protocol);
     }
     found
 }

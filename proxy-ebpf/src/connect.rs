@@ -1,21 +1,22 @@
-//! connect4, connect6: a new connection to a Service goes to one of its backends.
+//! connect4, connect6: redirects a new connection to a Service to one of its backends.
 //!
-//! From here on the kernel talks to the backend directly; nothing is paid per packet.
+//! From then on the kernel talks to the backend directly; there is no cost per packet.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
-    decide::{Tables as _, Verdict, decide},
-    net::{Be16, V4, V6},
-    socket::{Address, Translation},
-    tables::{Backend4, Backend6, UDP},
+    decide::Verdict,
+    net::{SockAddr, V4, V6},
+    sock_nat::SockNat,
+    tables::UDP,
 };
 
 use crate::{
-    PASS, canary, counters, ctx, datagrams,
-    maps::Side,
-    memory::{self, Memory},
-    process::Process,
-    scope,
+    caller::Caller,
+    counters,
+    ctx::{self, HookFamily, PASS},
+    decision::verdict,
+    exclusion::is_excluded,
+    sock_nat, udp_nat,
 };
 
 /// IPv4, also of v6 sockets that were given a v4 address.
@@ -32,101 +33,62 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 
 #[inline(always)]
 fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
-    let (ip, port, protocol) = (ctx::ip4(ctx), ctx::port(ctx), ctx::protocol(ctx));
-    let process = Process::that_connects(ctx);
-    let side = Side::<V4>::active()?;
-    let verdict = match scope::is_left_alone(ctx) {
-        true => Verdict::Pass,
-        false => decide(&side, &process, ip, port, protocol, Backend4::default()),
-    };
-    match canary::lead4(verdict, ip, port, protocol) {
-        Verdict::Pass => forget(ctx, &Address::new(ip.mapped(), port)),
-        Verdict::Refuse { port } => {
-            counters::refusal(port);
-            return Some(ctx::refuse_connect4(ctx));
-        }
-        Verdict::To(led) => {
-            process.counter().connection(&led);
-            let backend = led.backend;
-            remember(ctx, &process.memory()?, ip.mapped(), port, backend.address.mapped(), backend.port);
-            ctx::rewrite4(ctx, backend.address, backend.port);
-        }
-    }
-    Some(PASS)
+    let caller = Caller::for_connect(ctx);
+    let verdict = verdict(ctx, &caller, V4::address(ctx), is_excluded(ctx), SockAddr::UNSET)?;
+    apply(ctx, &caller, verdict, V4::LOOPBACK)
 }
 
 #[inline(always)]
 fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
-    let (ip, port, protocol) = (ctx::ip6(ctx), ctx::port(ctx), ctx::protocol(ctx));
-    let process = Process::that_connects(ctx);
-    let mapped = ip.to_v4();
-    let is_left_alone = scope::is_left_alone(ctx);
+    let caller = Caller::for_connect(ctx);
+    let (ip, is_excluded) = (V6::address(ctx), is_excluded(ctx));
+    let mapped = V4::from_mapped(ip);
     let verdict = match mapped {
-        Some(ip) => {
-            let side = Side::<V4>::active()?;
-            let verdict = match is_left_alone {
-                true => Verdict::Pass,
-                false => decide(&side, &process, ip, port, protocol, Backend4::default()),
-            };
-            canary::lead4(verdict, ip, port, protocol).map(|it| side.address_of(it))
-        }
-        None => {
-            let side = Side::<V6>::active()?;
-            let verdict = match is_left_alone {
-                true => Verdict::Pass,
-                false => decide(&side, &process, ip, port, protocol, Backend6::default()),
-            };
-            canary::lead6(verdict, ip, port, protocol).map(|it| side.address_of(it))
-        }
+        Some(ip) => verdict(ctx, &caller, ip, is_excluded, SockAddr::UNSET),
+        None => verdict(ctx, &caller, ip, is_excluded, SockAddr::UNSET),
     };
+    let loopback = if mapped.is_some() { V4::LOOPBACK.mapped() } else { V6::LOOPBACK };
+    apply(ctx, &caller, verdict?, loopback)
+}
+
+/// Carries out the verdict on a connect.
+#[inline(always)]
+fn apply<F: HookFamily>(
+    ctx: &SockAddrContext,
+    caller: &Caller<'_>,
+    verdict: Verdict<SockAddr>,
+    loopback: F,
+) -> Option<i32> {
+    let destination = ctx::sock_addr::<F>(ctx);
     match verdict {
-        Verdict::Pass => forget(ctx, &Address::new(ip, port)),
-        Verdict::Refuse { port } => {
-            counters::refusal(port);
-            return Some(ctx::refuse_connect6(ctx, mapped.is_some()));
+        Verdict::Pass => remove_nat(ctx, &destination),
+        Verdict::Refuse { port_counter } => {
+            counters::no_backend(port_counter);
+            return Some(ctx::refuse_connect(ctx, loopback));
         }
-        Verdict::To(led) => {
-            process.counter().connection(&led);
-            let backend = led.backend;
-            remember(ctx, &process.memory()?, ip, port, backend.ip, backend.port);
-            ctx::rewrite6(ctx, backend.ip, backend.port);
+        Verdict::Redirect(selection) => {
+            caller.counter().connection(&selection);
+            // For getpeername, and for the source of replies.
+            let nat = SockNat { service: destination, backend: selection.backend };
+            sock_nat::insert(ctx, &caller.slot()?, &nat);
+            ctx::rewrite::<F>(ctx, &selection.backend)?;
         }
     }
     Some(PASS)
 }
 
-/// Keeps the Service's address for getpeername and for the source of replies.
-#[inline(always)]
-fn remember(
-    ctx: &SockAddrContext,
-    memory: &Memory,
-    service: V6,
-    service_port: Be16,
-    backend: V6,
-    backend_port: Be16,
-) {
-    memory::remember(
-        ctx,
-        memory,
-        &Translation {
-            service: Address::new(service, service_port),
-            backend: Address::new(backend, backend_port),
-        },
-    );
-}
-
 /// A socket that is connected elsewhere now must not show the Service it was connected to before.
 ///
-/// (A connect that is refused leaves a UDP socket connected where it was, and so does what is remembered; before 5.18 it
-/// leads nowhere, see [`ctx::refuse_connect4`]. One that fails later, for want of a route, leaves it, too, but that no hook
-/// sees. What is remembered then counts no more, as it is compared with where the socket goes.)
+/// (A refused connect leaves a UDP socket connected to its previous peer, and keeps its translation; before 5.18 it
+/// disconnects the socket, see [`ctx::refuse_connect`]. A connect that fails later, for want of a route, also leaves the
+/// previous peer, but no hook sees that. A translation is therefore compared with the socket's peer before it is used.)
 #[inline(always)]
-fn forget(ctx: &SockAddrContext, destination: &Address) {
+fn remove_nat(ctx: &SockAddrContext, destination: &SockAddr) {
     if ctx::was_never_connected(ctx) {
         return;
     }
-    memory::forget(ctx);
+    sock_nat::remove(ctx);
     if ctx::protocol(ctx) == UDP {
-        datagrams::forget(ctx, destination);
+        udp_nat::remove(ctx, destination);
     }
 }

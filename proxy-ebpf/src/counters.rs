@@ -1,94 +1,94 @@
-//! Counts what becomes of connections, in cells that outlast generations.
+//! Counts connections and refused connections, in counters that outlast generations.
 //!
-//! The one rule: a cell is only ever added to.
+//! Invariant: a counter is only ever added to.
 
 use aya_ebpf::helpers::generated::bpf_get_smp_processor_id;
 use proxy_common::{
-    counters::{CONNECTIONS, Cell, REFUSALS, REJECTIONS, Row, UNCOUNTED, chunk, place},
-    decide::Led,
+    counters::{
+        CONNECTIONS, CounterIndex, CounterStripe, DENIED, NO_BACKEND, NO_COUNTER, chunk_of, index_in_chunk,
+    },
+    decide::Selection,
 };
 
-use crate::{
-    atomic,
-    maps::{COUNTERS, stripe_mask},
-};
+use crate::{atomic, config::STRIPE_MASK, maps::COUNTERS};
 
-/// Where this CPU counts for a service port.
+/// The row in which this CPU counts for a service port.
 #[derive(Clone, Copy)]
 pub(crate) struct Counter(*mut u64);
 
 impl Counter {
-    /// Of nobody.
+    /// No row.
     pub(crate) const NONE: Self = Self(core::ptr::null_mut());
 
-    /// That of a service port, by its first cell, which comes into the cache from here on.
+    /// That of the service port with this first counter, which is prefetched into the cache.
     #[inline(always)]
-    pub(crate) fn of(port: Cell) -> Self {
-        let row = row(port, stripe());
+    pub(crate) fn of(port_counter: CounterIndex) -> Self {
+        let row = row(port_counter, stripe());
         if !row.is_null() {
-            // SAFETY: as in `count`; volatile, or it would be left out.
-            unsafe { row.add(place(port)).read_volatile() };
+            // SAFETY: as in `count`; volatile, or it would be optimised away.
+            unsafe { row.add(index_in_chunk(port_counter)).read_volatile() };
         }
         Self(row)
     }
 
-    /// Counts a connection, or the first datagram to a backend; not what goes on with one.
+    /// Counts a connection, or the first datagram to a backend; not the further datagrams.
     #[inline(always)]
-    pub(crate) fn connection<Backend>(self, led: &Led<Backend>) {
-        if led.cell == UNCOUNTED {
+    pub(crate) fn connection<Backend>(self, selection: &Selection<Backend>) {
+        let backend = selection.backend_counter;
+        if backend == NO_COUNTER {
             return;
         }
-        let port = led.port + CONNECTIONS;
+        let port = selection.port_counter + CONNECTIONS;
         count(self.0, port);
-        // They were handed out together, and are mostly in one chunk.
-        let row = if chunk(led.cell) == chunk(port) { self.0 } else { row(led.cell, stripe()) };
-        count(row, led.cell);
+        // They were allocated together, and are mostly in one chunk.
+        let row = if chunk_of(backend) == chunk_of(port) { self.0 } else { row(backend, stripe()) };
+        count(row, backend);
     }
 }
 
-/// Counts the same where the verifier has enough to follow: a row that may not be there is one case more for all that
-/// comes after it.
+/// Counts the same without a prefetched row, which may be null: one more state for the verifier to follow through
+/// everything in between.
 #[inline(always)]
-pub(crate) fn connection<Backend>(led: &Led<Backend>) {
-    if led.cell != UNCOUNTED {
-        Counter::of(led.port).connection(led);
+pub(crate) fn connection<Backend>(selection: &Selection<Backend>) {
+    if selection.backend_counter != NO_COUNTER {
+        Counter::of(selection.port_counter).connection(selection);
     }
 }
 
 /// Counts a connection that found no backend.
 #[inline(always)]
-pub(crate) fn refusal(port: Cell) {
-    let cell = port + REFUSALS;
-    count(row(cell, stripe()), cell);
+pub(crate) fn no_backend(port_counter: CounterIndex) {
+    let counter = port_counter + NO_BACKEND;
+    count(row(counter, stripe()), counter);
 }
 
-/// Counts what a service port was in the way of, or had no memory for.
+/// Counts a system call that was denied for another reason.
 #[inline(always)]
-pub(crate) fn rejection(port: Cell) {
-    let cell = port + REJECTIONS;
-    count(row(cell, stripe()), cell);
+pub(crate) fn denied(port_counter: CounterIndex) {
+    let counter = port_counter + DENIED;
+    count(row(counter, stripe()), counter);
 }
 
-/// In which row of a chunk this CPU counts.
+/// The row of a chunk in which this CPU counts.
 #[inline(always)]
 fn stripe() -> u32 {
     // SAFETY: the helper takes nothing and touches nothing.
-    unsafe { bpf_get_smp_processor_id() & stripe_mask() }
+    unsafe { bpf_get_smp_processor_id() & STRIPE_MASK.load() }
 }
 
-/// The row with a cell; null if there is none.
+/// The row with a counter; null if there is none.
 #[inline(always)]
-fn row(cell: Cell, stripe: u32) -> *mut u64 {
-    let row = COUNTERS.get(chunk(cell)).and_then(|it| it.get_ptr_mut(stripe));
-    row.map_or(core::ptr::null_mut(), <*mut Row>::cast)
+fn row(counter: CounterIndex, stripe: u32) -> *mut u64 {
+    let row = COUNTERS.get(chunk_of(counter)).and_then(|it| it.get_ptr_mut(stripe));
+    row.map_or(core::ptr::null_mut(), <*mut CounterStripe>::cast)
 }
 
-/// Adds to a cell of a row.
+/// Increments a counter of a row.
 #[inline(always)]
-fn count(row: *mut u64, cell: Cell) {
+fn count(row: *mut u64, counter: CounterIndex) {
     if !row.is_null() {
-        // Another CPU may share the stripe, and a program may be moved from one CPU to another.
-        // SAFETY: the place is within the row, and a row is never freed while its chunk is in the outer map.
-        atomic::add(unsafe { row.add(place(cell)) }, 1);
+        // Another CPU may share the stripe, and a program may migrate from one CPU to another.
+        // SAFETY: the position is within the row, and a row is never freed while its chunk is in the outer map.
+        atomic::add(unsafe { row.add(index_in_chunk(counter)) }, 1);
     }
 }

@@ -1,21 +1,22 @@
-//! The raw accesses to a `bpf_sock_addr`: read and rewrite its address, and refuse.
+//! Raw access to a `bpf_sock_addr`: reads and rewrites its address, and fails its system call.
 
 use aya_ebpf::{
-    EbpfContext as _,
+    EbpfContext,
     bindings::bpf_sock,
-    helpers::generated::{bpf_get_netns_cookie, bpf_set_retval},
+    helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval},
     programs::{SockAddrContext, SockContext},
 };
 use proxy_common::{
-    net::{Be16, V4, V6},
-    socket::Address,
-    tables::TCP,
+    net::{Be16, SockAddr, V4, V6},
+    tables::{Family, TCP},
 };
 
-use crate::{
-    DENY, PASS,
-    maps::{can_set_retval, host_netns},
-};
+use crate::config::{HOST_NETNS, SET_RETVAL};
+
+/// The system call proceeds.
+pub(crate) const PASS: i32 = 1;
+/// The system call fails, with the errno given to `bpf_set_retval`, or else EPERM.
+const DENY: i32 = 0;
 
 const ECONNREFUSED: i32 = 111;
 const ENOBUFS: i32 = 105;
@@ -24,11 +25,25 @@ const EADDRINUSE: i32 = 98;
 const ESTABLISHED: u32 = 1;
 const AF_INET: u32 = 2;
 
-/// Reads a field of the context; volatile, so that the compiler keeps the width the verifier expects.
+/// Reads a field of a context, or of a socket that was checked for null, as the verifier requires; volatile, so that the
+/// compiler keeps the width the verifier expects.
 macro_rules! read {
-    ($ctx:expr, $($field:tt)+) => {
-        // SAFETY: the kernel hands over a valid context, and the verifier checks every access to it.
-        unsafe { core::ptr::addr_of!((*$ctx.sock_addr).$($field)+).read_volatile() }
+    ($from:expr, $($field:tt)+) => {
+        // SAFETY: the kernel passes a valid context, and the verifier checks every access to it.
+        // The fields of `bpf_sock` are readable since Linux 5.1.
+        unsafe { (&raw const (*$from).$($field)+).read_volatile() }
+    };
+}
+
+/// Reads an IPv6 address, a word at a time.
+macro_rules! read_v6 {
+    ($from:expr, $field:ident) => {
+        V6::from_raw([
+            read!($from, $field[0]),
+            read!($from, $field[1]),
+            read!($from, $field[2]),
+            read!($from, $field[3]),
+        ])
     };
 }
 
@@ -36,159 +51,156 @@ macro_rules! read {
 macro_rules! write {
     ($ctx:expr, $value:expr, $($field:tt)+) => {
         // SAFETY: as for `read!`.
-        unsafe { core::ptr::addr_of_mut!((*$ctx.sock_addr).$($field)+).write_volatile($value) }
+        unsafe { (&raw mut (*$ctx.sock_addr).$($field)+).write_volatile($value) }
     };
 }
 
-/// The IP protocol number of the socket; what does not fit is nobody's (MPTCP's 262 becomes 0, not 6).
+/// The address family of a hook.
+pub(crate) trait HookFamily: Family {
+    /// The address in the context: the destination, or the sender's.
+    fn address(ctx: &SockAddrContext) -> Self;
+    /// Rewrites address and port.
+    fn rewrite(ctx: &SockAddrContext, address: Self, port: Be16);
+}
+
+impl HookFamily for V4 {
+    #[inline(always)]
+    fn address(ctx: &SockAddrContext) -> Self {
+        Self::from_raw(read!(ctx.sock_addr, user_ip4))
+    }
+
+    #[inline(always)]
+    fn rewrite(ctx: &SockAddrContext, address: Self, port: Be16) {
+        write!(ctx, address.raw(), user_ip4);
+        write!(ctx, u32::from(port.raw()), user_port);
+    }
+}
+
+/// v4-mapped addresses included.
+impl HookFamily for V6 {
+    #[inline(always)]
+    fn address(ctx: &SockAddrContext) -> Self {
+        read_v6!(ctx.sock_addr, user_ip6)
+    }
+
+    #[inline(always)]
+    fn rewrite(ctx: &SockAddrContext, address: Self, port: Be16) {
+        let [a, b, c, d] = address.raw();
+        write!(ctx, a, user_ip6[0]);
+        write!(ctx, b, user_ip6[1]);
+        write!(ctx, c, user_ip6[2]);
+        write!(ctx, d, user_ip6[3]);
+        write!(ctx, u32::from(port.raw()), user_port);
+    }
+}
+
+/// The IP protocol number of the socket; 0 if it does not fit, so that MPTCP's 262 is not taken for TCP's 6.
 #[inline(always)]
 pub(crate) fn protocol(ctx: &SockAddrContext) -> u8 {
-    u8::try_from(read!(ctx, protocol)).unwrap_or(0)
+    u8::try_from(read!(ctx.sock_addr, protocol)).unwrap_or(0)
 }
 
-/// The same of a socket that is closed.
+/// The same of a socket that is released.
 #[inline(always)]
-pub(crate) fn protocol_of(ctx: &SockContext) -> u8 {
-    // SAFETY: as for `read!`.
-    let protocol = unsafe { core::ptr::addr_of!((*ctx.sock).protocol).read_volatile() };
-    u8::try_from(protocol).unwrap_or(0)
+pub(crate) fn released_protocol(ctx: &SockContext) -> u8 {
+    u8::try_from(read!(ctx.sock, protocol)).unwrap_or(0)
 }
 
-/// The port the program named, or the sender's.
+/// The port in the context: of the destination, or the sender's.
 #[inline(always)]
 pub(crate) fn port(ctx: &SockAddrContext) -> Be16 {
-    Be16::from_raw(read!(ctx, user_port) as u16)
+    Be16::from_raw(read!(ctx.sock_addr, user_port) as u16)
 }
 
-/// The address in a v4 hook.
+/// Address and port in a hook of the family.
 #[inline(always)]
-pub(crate) fn ip4(ctx: &SockAddrContext) -> V4 {
-    V4::from_raw(read!(ctx, user_ip4))
+pub(crate) fn sock_addr<F: HookFamily>(ctx: &SockAddrContext) -> SockAddr {
+    SockAddr::new(F::address(ctx).mapped(), port(ctx))
 }
 
-/// The address in a v6 hook, v4-mapped ones included.
+/// Rewrites address and port in a hook of the family; none if the address is of the other family.
 #[inline(always)]
-pub(crate) fn ip6(ctx: &SockAddrContext) -> V6 {
-    V6::from_raw([
-        read!(ctx, user_ip6[0]),
-        read!(ctx, user_ip6[1]),
-        read!(ctx, user_ip6[2]),
-        read!(ctx, user_ip6[3]),
-    ])
-}
-
-/// Rewrites address and port in a v4 hook.
-#[inline(always)]
-pub(crate) fn rewrite4(ctx: &SockAddrContext, ip: V4, port: Be16) {
-    write!(ctx, ip.raw(), user_ip4);
-    write!(ctx, u32::from(port.raw()), user_port);
-}
-
-/// Rewrites address and port in a v6 hook.
-#[inline(always)]
-pub(crate) fn rewrite6(ctx: &SockAddrContext, ip: V6, port: Be16) {
-    let [a, b, c, d] = ip.raw();
-    write!(ctx, a, user_ip6[0]);
-    write!(ctx, b, user_ip6[1]);
-    write!(ctx, c, user_ip6[2]);
-    write!(ctx, d, user_ip6[3]);
-    write!(ctx, u32::from(port.raw()), user_port);
+pub(crate) fn rewrite<F: HookFamily>(ctx: &SockAddrContext, to: &SockAddr) -> Option<()> {
+    F::rewrite(ctx, F::from_mapped(to.ip)?, to.port);
+    Some(())
 }
 
 /// The socket.
 #[inline(always)]
 pub(crate) fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
-    read!(ctx, __bindgen_anon_1.sk)
+    read!(ctx.sock_addr, __bindgen_anon_1.sk)
+}
+
+/// The socket's cookie, which is never reused.
+#[inline(always)]
+pub(crate) fn cookie(ctx: &impl EbpfContext) -> u64 {
+    // SAFETY: the kernel passes a valid context.
+    unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
 }
 
 /// Whether the socket is connected.
 #[inline(always)]
 pub(crate) fn is_connected(ctx: &SockAddrContext) -> bool {
     let sk = socket(ctx);
-    // SAFETY: checked for null as the verifier asks; `bpf_sock::state` is readable since Linux 5.1.
-    !sk.is_null() && unsafe { core::ptr::addr_of!((*sk).state).read_volatile() } == ESTABLISHED
+    !sk.is_null() && read!(sk, state) == ESTABLISHED
 }
 
-/// Whether it is a TCP socket that was connected to nothing yet, as most are when they connect: the kernel leaves the peer's
-/// address in place when a connection ends. (One whose connect found no route has none either, and then a Service's name
-/// may outlast that in `getpeername`, if the next connect goes straight to the very backend that had no route.)
+/// Whether it is a TCP socket that never was connected, as most are when they connect: the kernel keeps the peer's address
+/// when a connection ends. (It clears the address when a connect finds no route, and then `getpeername` may show a stale
+/// Service, if the next connect goes directly to the very backend that had no route.)
 #[inline(always)]
 pub(crate) fn was_never_connected(ctx: &SockAddrContext) -> bool {
     let sk = socket(ctx);
     if sk.is_null() || protocol(ctx) != TCP {
         return false;
     }
-    // SAFETY: checked for null as the verifier asks; these fields of `bpf_sock` are readable since Linux 5.1.
-    unsafe {
-        core::ptr::addr_of!((*sk).dst_ip4).read_volatile() == 0
-            && core::ptr::addr_of!((*sk).dst_ip6[0]).read_volatile() == 0
-            && core::ptr::addr_of!((*sk).dst_ip6[1]).read_volatile() == 0
-            && core::ptr::addr_of!((*sk).dst_ip6[2]).read_volatile() == 0
-            && core::ptr::addr_of!((*sk).dst_ip6[3]).read_volatile() == 0
-    }
+    read!(sk, dst_ip4) == 0
+        && read!(sk, dst_ip6[0]) == 0
+        && read!(sk, dst_ip6[1]) == 0
+        && read!(sk, dst_ip6[2]) == 0
+        && read!(sk, dst_ip6[3]) == 0
 }
 
-/// Whether a connected socket's packets really go there.
+/// Whether the kernel has connected the socket to this address.
 #[inline(always)]
-pub(crate) fn is_peer(ctx: &SockAddrContext, address: &Address) -> bool {
+pub(crate) fn is_peer(ctx: &SockAddrContext, address: &SockAddr) -> bool {
     let sk = socket(ctx);
-    if sk.is_null() {
+    if sk.is_null() || Be16::from_raw(read!(sk, dst_port)) != address.port {
         return false;
     }
-    // SAFETY: checked for null as the verifier asks; these fields of `bpf_sock` are readable since Linux 5.1.
-    unsafe {
-        if Be16::from_raw(core::ptr::addr_of!((*sk).dst_port).read_volatile()) != address.port {
-            return false;
-        }
-        // All are read in any case: of two places to read from the compiler would make one with a varying offset, which
-        // the verifier does not allow.
-        let ip4 = V4::from_raw(core::ptr::addr_of!((*sk).dst_ip4).read_volatile());
-        let ip6 = V6::from_raw([
-            core::ptr::addr_of!((*sk).dst_ip6[0]).read_volatile(),
-            core::ptr::addr_of!((*sk).dst_ip6[1]).read_volatile(),
-            core::ptr::addr_of!((*sk).dst_ip6[2]).read_volatile(),
-            core::ptr::addr_of!((*sk).dst_ip6[3]).read_volatile(),
-        ]);
-        let family = core::ptr::addr_of!((*sk).family).read_volatile();
-        address.ip == if family == AF_INET { ip4.mapped() } else { ip6 }
-    }
+    // Both are always read: the compiler would merge two alternative reads into one with a variable offset, which the
+    // verifier rejects.
+    let ip4 = V4::from_raw(read!(sk, dst_ip4));
+    let ip6 = read_v6!(sk, dst_ip6);
+    address.ip == if read!(sk, family) == AF_INET { ip4.mapped() } else { ip6 }
 }
 
-/// Ends a connect in a v4 hook with ECONNREFUSED.
-/// Before `bpf_set_retval` (5.18), loopback port 0 gives the same to a TCP client and to a UDP one at its second send.
+/// Fails a connect with ECONNREFUSED.
+/// Before `bpf_set_retval` (5.18), port 0 of the loopback address has the same effect on a TCP client, and on a UDP one at
+/// its second send.
 #[inline(always)]
-pub(crate) fn refuse_connect4(ctx: &SockAddrContext) -> i32 {
-    if can_set_retval() {
+pub(crate) fn refuse_connect<F: HookFamily>(ctx: &SockAddrContext, loopback: F) -> i32 {
+    if SET_RETVAL.load() != 0 {
         return refuse();
     }
-    rewrite4(ctx, V4::LOOPBACK, Be16::new(0));
+    F::rewrite(ctx, loopback, Be16::new(0));
     PASS
 }
 
-/// Ends a connect in a v6 hook with ECONNREFUSED, as [`refuse_connect4`] does.
-#[inline(always)]
-pub(crate) fn refuse_connect6(ctx: &SockAddrContext, mapped: bool) -> i32 {
-    if can_set_retval() {
-        return refuse();
-    }
-    rewrite6(ctx, if mapped { V4::LOOPBACK.mapped() } else { V6::LOOPBACK }, Be16::new(0));
-    PASS
-}
-
-/// Ends the system call with ECONNREFUSED; with EPERM where the kernel cannot be told.
+/// Fails the system call with ECONNREFUSED; before `bpf_set_retval` with EPERM.
 #[inline(always)]
 pub(crate) fn refuse() -> i32 {
     deny(ECONNREFUSED)
 }
 
-/// Ends the system call with ENOBUFS (or EPERM): the socket has no memory left to remember a translation in, and
-/// without it the reply would come from a stranger.
+/// Fails the system call with ENOBUFS (or EPERM): the socket has no memory left for a translation, without which the reply
+/// would show the backend as its source.
 #[inline(always)]
 pub(crate) fn no_memory() -> i32 {
     deny(ENOBUFS)
 }
 
-/// Ends a bind with EADDRINUSE (or EPERM).
+/// Fails a bind with EADDRINUSE (or EPERM).
 #[inline(always)]
 pub(crate) fn refuse_bind() -> i32 {
     deny(EADDRINUSE)
@@ -196,51 +208,43 @@ pub(crate) fn refuse_bind() -> i32 {
 
 #[inline(always)]
 fn deny(errno: i32) -> i32 {
-    if can_set_retval() {
+    if SET_RETVAL.load() != 0 {
         // SAFETY: bind, connect and sendmsg hooks may call it (Linux b44123b4a3dc).
         unsafe { bpf_set_retval(-errno) };
     }
     DENY
 }
 
-/// The source address of the socket, v4 ones v4-mapped; the unspecified one of IPv6 if it has none. It is the address that
-/// the program has bound it to, or, of a socket that is connected, perhaps one that the kernel has chosen.
+/// The source address of the socket, IPv4 as v4-mapped; the unspecified IPv6 address if it has none. The program has bound
+/// the socket to it or, if the socket is connected, the kernel may have selected it.
 #[inline(always)]
 pub(crate) fn source(ctx: &SockAddrContext) -> V6 {
     let sk = socket(ctx);
     if sk.is_null() {
         return V6::default();
     }
-    // SAFETY: checked for null as the verifier asks; these fields of `bpf_sock` are readable since Linux 5.1.
-    unsafe {
-        if core::ptr::addr_of!((*sk).family).read_volatile() == AF_INET {
-            let source = V4::from_raw(core::ptr::addr_of!((*sk).src_ip4).read_volatile());
-            return if source == V4::default() { V6::default() } else { source.mapped() };
-        }
-        let source = V6::from_raw([
-            core::ptr::addr_of!((*sk).src_ip6[0]).read_volatile(),
-            core::ptr::addr_of!((*sk).src_ip6[1]).read_volatile(),
-            core::ptr::addr_of!((*sk).src_ip6[2]).read_volatile(),
-            core::ptr::addr_of!((*sk).src_ip6[3]).read_volatile(),
-        ]);
-        // To be bound to `::ffff:0.0.0.0` is to be bound to any address of IPv4.
-        if source == V4::default().mapped() { V6::default() } else { source }
+    if read!(sk, family) == AF_INET {
+        let source = V4::from_raw(read!(sk, src_ip4));
+        return if source == V4::default() { V6::default() } else { source.mapped() };
     }
+    let source = read_v6!(sk, src_ip6);
+    // Bound to `::ffff:0.0.0.0` means bound to any IPv4 address.
+    if source == V4::default().mapped() { V6::default() } else { source }
 }
 
 /// The cookie of the socket's network namespace.
 #[inline(always)]
 pub(crate) fn netns(ctx: &SockAddrContext) -> u64 {
-    // SAFETY: the kernel hands over a valid context.
+    // SAFETY: the kernel passes a valid context.
     unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }
 
 /// Whether the socket is in the node's own network namespace.
 #[inline(always)]
-pub(crate) fn is_host(ctx: &SockAddrContext) -> bool {
-    let host = match host_netns() {
-        // Not known: then it is the first one of all.
-        // SAFETY: without a context the helper answers for that.
+pub(crate) fn is_in_host_netns(ctx: &SockAddrContext) -> bool {
+    let host = match HOST_NETNS.load() {
+        // Unknown: assume the initial network namespace.
+        // SAFETY: without a context the helper returns the cookie of that.
         0 => unsafe { bpf_get_netns_cookie(core::ptr::null_mut()) },
         known => known,
     };

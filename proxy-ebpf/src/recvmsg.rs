@@ -1,45 +1,45 @@
-//! recvmsg4, recvmsg6: a reply from a backend shows the Service's address as its source.
+//! recvmsg4, recvmsg6: rewrites the source of a backend's reply to the address of the Service.
 //!
-//! Nothing but the socket's own memory is asked: a reply in flight keeps its source whatever became of the Service.
+//! Only the socket's own translations are used: a reply in flight keeps its source whatever happened to the Service.
 //! These hooks must return [`PASS`]; the kernel accepts nothing else.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
-use proxy_common::socket::Address;
+use proxy_common::net::{SockAddr, V4, V6};
 
-use crate::{PASS, ctx, datagrams, memory};
+use crate::{
+    ctx::{self, HookFamily, PASS},
+    sock_nat, udp_nat,
+};
 
 /// Replies to v4 sockets.
 #[cgroup_sock_addr(recvmsg4)]
 pub(crate) fn recvmsg4(ctx: SockAddrContext) -> i32 {
-    let from = Address::new(ctx::ip4(&ctx).mapped(), ctx::port(&ctx));
-    let service = service_of(&ctx, &from);
-    if !service.is_unset()
-        && let Some(ip) = service.ip.to_v4()
-    {
-        ctx::rewrite4(&ctx, ip, service.port);
-    }
-    PASS
+    rewrite_source::<V4>(&ctx)
 }
 
 /// Replies to v6 sockets, v4-mapped ones included.
 #[cgroup_sock_addr(recvmsg6)]
 pub(crate) fn recvmsg6(ctx: SockAddrContext) -> i32 {
-    let from = Address::new(ctx::ip6(&ctx), ctx::port(&ctx));
-    let service = service_of(&ctx, &from);
+    rewrite_source::<V6>(&ctx)
+}
+
+#[inline(always)]
+fn rewrite_source<F: HookFamily>(ctx: &SockAddrContext) -> i32 {
+    let service = service_of(ctx, &ctx::sock_addr::<F>(ctx));
     if !service.is_unset() {
-        ctx::rewrite6(&ctx, service.ip, service.port);
+        let _ = ctx::rewrite::<F>(ctx, &service);
     }
     PASS
 }
 
-/// The Service that this socket was asking when `backend` answers; unset if none.
+/// The Service address that a reply from `backend` to this socket belongs to; unset if none.
 #[inline(always)]
-fn service_of(ctx: &SockAddrContext, backend: &Address) -> Address {
+fn service_of(ctx: &SockAddrContext, backend: &SockAddr) -> SockAddr {
     if ctx::is_connected(ctx)
-        && let Some(translation) = memory::recall(ctx)
-        && translation.backend == *backend
+        && let Some(nat) = sock_nat::lookup(ctx)
+        && nat.backend == *backend
     {
-        return translation.service;
+        return nat.service;
     }
-    datagrams::service_of(ctx, backend)
+    udp_nat::service_of(ctx, backend)
 }

@@ -1,20 +1,22 @@
-//! sock_release: a socket that is closed gives back what was kept for it.
+//! sock_release: frees what was kept for a socket when it is closed.
 
 use aya_ebpf::{macros::cgroup_sock, programs::SockContext};
-
 use proxy_common::tables::{TCP, UDP};
 
-use crate::{PASS, ctx, datagrams, memory};
+use crate::{
+    ctx::{self, PASS},
+    sock_nat, udp_nat,
+};
 
 /// Sockets of both families, when their last descriptor is closed.
 #[cgroup_sock(sock_release)]
 pub(crate) fn sock_release(ctx: SockContext) -> i32 {
-    let protocol = ctx::protocol_of(&ctx);
+    let protocol = ctx::released_protocol(&ctx);
     if matches!(protocol, TCP | UDP) {
-        memory::release(&ctx);
+        sock_nat::release(&ctx);
     }
     if protocol == UDP {
-        datagrams::release(&ctx);
+        udp_nat::release(&ctx);
     }
     PASS
 }

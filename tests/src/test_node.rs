@@ -157,7 +157,7 @@ impl TestNode {
     /// If there are none.
     #[must_use]
     pub fn used_socket_slots(&self) -> usize {
-        let slots = MapData::from_pin(self.sandbox.pins().join("sockets1/slots"));
+        let slots = MapData::from_pin(self.sandbox.pins().join("sock_nat1/slots"));
         let slots = slots.and_then(Map::from_map_data).expect("slots are pinned");
         // The claims are the first of eight words, and two are the address of the Service.
         let slots: Array<MapData, [u64; 8]> = Array::try_from(slots).expect("slots have eight words");
@@ -239,18 +239,17 @@ pub fn kernel_objects() -> BTreeMap<&'static str, usize> {
         [
             "frontends",
             "node_ports",
-            "places",
+            "node_addrs",
             "backends",
             "members",
             "active",
             "grace",
-            "connected",
-            "datagrams",
+            "sk_nat",
+            "udp_sk_nat",
             "slots",
-            "clients",
-            "came",
-            "overflowed",
-            "peer",
+            "affinity",
+            "slot_overflows",
+            "udp_nat",
             "excluded",
         ]
         .iter()

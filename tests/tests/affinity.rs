@@ -92,7 +92,7 @@ fn hear(socket: &std::net::UdpSocket) -> String {
 type Clients = HashMap<MapData, [u64; 4], [u64; 4]>;
 
 fn clients(world: &TestNode) -> Clients {
-    let clients = MapData::from_pin(world.sandbox().pins().join("affinity1/clients")).unwrap();
+    let clients = MapData::from_pin(world.sandbox().pins().join("affinity2/affinity")).unwrap();
     Map::from_map_data(clients).unwrap().try_into().unwrap()
 }
 
@@ -303,7 +303,7 @@ fn the_client_that_was_away_longest_is_forgotten_first() {
     let there = clients(&node.world).keys().count();
     assert!((1..=128).contains(&there), "{there} clients");
     // The table took every one of them.
-    let came = MapData::from_pin(node.world.sandbox().pins().join("affinity1/came")).unwrap();
+    let came = MapData::from_pin(node.world.sandbox().pins().join("affinity2/affinity_inserts")).unwrap();
     let came: Array<_, u64> = Map::from_map_data(came).unwrap().try_into().unwrap();
     assert_eq!(came.get(&0, 0).unwrap(), 0x400);
     assert!(eventually(LIMIT, || metric("kube_proxy_ebpf_affinity_clients_total") == Some(1024.0)));

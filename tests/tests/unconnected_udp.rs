@@ -169,7 +169,7 @@ impl Node {
 
     /// How many entries there are beyond the sockets' own storage.
     fn entries(&self) -> usize {
-        let peers = self.world.sandbox().pins().join("sockets1/peers");
+        let peers = self.world.sandbox().pins().join("sock_nat1/udp_nat");
         let map = Map::from_map_data(MapData::from_pin(peers).unwrap()).unwrap();
         let peers: HashMap<MapData, [u64; 4], [u64; 6]> = HashMap::try_from(map).unwrap();
         peers.keys().count()

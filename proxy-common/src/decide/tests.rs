@@ -1,4 +1,4 @@
-//! What is decided, and what it costs in look-ups, at a table of one frontend.
+//! Decisions, and how many look-ups they cost, on tables with one frontend.
 
 use std::cell;
 
@@ -7,66 +7,71 @@ use proptest::prelude::*;
 use super::*;
 use crate::net::V6;
 
-/// The first cell of the frontend's service port.
-const PORT: Cell = 40;
-/// Where the frontend's backends are.
-const FIRST: u32 = 100;
-const REFUSED: Verdict<u32> = Verdict::Refuse { port: PORT };
+/// The first counter of the frontend's service port.
+const PORT: CounterIndex = 40;
+/// The position of the frontend's first backend.
+const OFFSET: u32 = 100;
+/// The addresses of nodes.
+const LOCAL: u32 = NodeAddrScope::LOCAL.0;
+const REMOTE: u32 = NodeAddrScope::REMOTE.0;
+const LOOPBACK: u32 = NodeAddrScope::LOOPBACK.0;
+const REFUSED: Verdict<u32> = Verdict::Refuse { port_counter: PORT };
 
-fn cell_of(backend: u32) -> Cell {
+fn counter_of(backend: u32) -> CounterIndex {
     1000 + backend
 }
 
-/// What begins anew at a backend.
+/// A new connection to a backend.
 fn to(backend: u32) -> Verdict<u32> {
-    Verdict::To(Led { backend, port: PORT, cell: cell_of(backend) })
+    Verdict::Redirect(Selection { backend, port_counter: PORT, backend_counter: counter_of(backend) })
 }
 
-/// A table of one frontend, `7:80`, with these backends.
-struct One {
+/// Tables with one frontend, `7:80`, with these backends.
+struct OneFrontend {
     protocol: u8,
     backends: &'static [u32],
-    affinity: u32,
-    /// How often something was looked up.
+    affinity_timeout: u32,
+    /// How many look-ups were made.
     lookups: cell::Cell<u32>,
 }
 
-impl One {
-    fn new(protocol: u8, backends: &'static [u32], affinity: u32) -> Self {
-        Self { protocol, backends, affinity, lookups: cell::Cell::new(0) }
+impl OneFrontend {
+    fn new(protocol: u8, backends: &'static [u32], affinity_timeout: u32) -> Self {
+        Self { protocol, backends, affinity_timeout, lookups: cell::Cell::new(0) }
     }
 
-    fn row(&self, flags: u32) -> Frontend {
+    fn value(&self, flags: u32) -> Frontend {
         Frontend {
             set: 1,
-            count: self.backends.len() as u32,
+            backend_count: self.backends.len() as u32,
             flags,
-            affinity: self.affinity,
-            service: 77,
-            cell: PORT,
-            first: FIRST,
+            affinity_timeout: self.affinity_timeout,
+            service_port: 77,
+            counter: PORT,
+            backend_offset: OFFSET,
             #[cfg(feature = "next-layout")]
             other_layout: 0,
         }
     }
 
-    fn count(&self) {
+    fn count_lookup(&self) {
         self.lookups.set(self.lookups.get() + 1);
     }
 }
 
-impl Tables for One {
+impl Tables for OneFrontend {
     type Ip = u32;
     type Backend = u32;
+    const IP_VERSION: u8 = 4;
 
     fn may_be_frontend(&self, ip: u32) -> bool {
         [7, 8].contains(&ip)
     }
 
     fn frontend(&self, ip: u32, port: Be16, protocol: u8) -> Option<Frontend> {
-        assert!([7, 8].contains(&ip), "asked of addresses only that may be frontends");
-        self.count();
-        (ip == 7 && port == Be16::new(80) && protocol == self.protocol).then(|| self.row(0))
+        assert!([7, 8].contains(&ip), "only looked up if the prefilter matches");
+        self.count_lookup();
+        (ip == 7 && port == Be16::new(80) && protocol == self.protocol).then(|| self.value(0))
     }
 
     fn may_be_node_port(&self, port: Be16) -> bool {
@@ -74,98 +79,99 @@ impl Tables for One {
     }
 
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
-        self.count();
-        assert!(self.may_be_node_port(port), "asked of node ports only");
-        let flags = if port.get() == 30_081 { OWN_ADDRESSES_ONLY } else { 0 };
-        ([30_080, 30_081].contains(&port.get()) && protocol == self.protocol).then(|| self.row(flags))
+        self.count_lookup();
+        assert!(self.may_be_node_port(port), "only looked up if the prefilter matches");
+        let flags = if port.get() == 30_081 { LOCAL_ADDRESSES_ONLY } else { 0 };
+        ([30_080, 30_081].contains(&port.get()) && protocol == self.protocol).then(|| self.value(flags))
     }
 
-    fn place(&self, ip: u32) -> Option<Place> {
-        self.count();
-        [OWN, OTHER, LOOPBACK].into_iter().find(|it| *it == ip)
+    fn node_addr_scope(&self, ip: u32) -> Option<NodeAddrScope> {
+        self.count_lookup();
+        (LOCAL..=LOOPBACK).contains(&ip).then_some(NodeAddrScope(ip))
     }
 
-    fn backend(&self, position: u32) -> Option<(u32, Cell)> {
-        self.count();
-        let slot = position.checked_sub(FIRST).expect("a position of the set");
-        self.backends.get(slot as usize).map(|it| (*it, cell_of(*it)))
+    fn backend(&self, position: u32) -> Option<(u32, CounterIndex)> {
+        self.count_lookup();
+        let slot = position.checked_sub(OFFSET).expect("a position of the set");
+        self.backends.get(slot as usize).map(|it| (*it, counter_of(*it)))
     }
 
-    fn member(&self, _: u32, backend: u32) -> Option<Cell> {
-        self.count();
-        assert!(self.protocol == UDP || self.affinity != 0, "only such clients return to a backend");
-        self.backends.contains(&backend).then(|| cell_of(backend))
+    fn member(&self, _: u32, backend: u32) -> Option<CounterIndex> {
+        self.count_lookup();
+        assert!(
+            self.protocol == UDP || self.affinity_timeout != 0,
+            "only then is there a backend to return to"
+        );
+        self.backends.contains(&backend).then(|| counter_of(backend))
     }
 
-    const FAMILY: u32 = 4;
-
-    fn backend_at(&self, address: Address) -> u32 {
+    fn backend_at(address: SockAddr) -> u32 {
         address.ip.raw()[3]
     }
 
-    fn address_of(&self, backend: u32) -> Address {
-        Address::new(V6::from_raw([0, 0, 0, backend]), Be16::new(80))
+    fn sock_addr(backend: u32) -> SockAddr {
+        SockAddr::new(V6::from_raw([0, 0, 0, backend]), Be16::new(80))
     }
 }
 
 #[derive(Default)]
-struct Someone {
+struct FakeSocket {
     random: u32,
     is_host: bool,
     client: u64,
     now: u64,
-    kept: cell::Cell<Option<(AffinityKey, Affinity)>>,
-    /// Where another connection of the same client is led while this one is being decided.
-    meanwhile: Option<Address>,
-    /// How often it was looked up.
+    entry: cell::Cell<Option<(AffinityKey, AffinityEntry)>>,
+    /// The backend of a concurrent connection of the same client.
+    concurrent: Option<SockAddr>,
+    /// How many look-ups were made.
     lookups: cell::Cell<u32>,
 }
 
-impl Caller for Someone {
+impl SocketContext for FakeSocket {
     fn random(&self) -> u32 {
         self.random
     }
 
-    fn is_host(&self) -> bool {
+    fn is_in_host_netns(&self) -> bool {
         self.is_host
     }
 
-    fn client(&self) -> Client {
-        Client::Namespace(self.client)
+    fn affinity_client(&self) -> AffinityClient {
+        AffinityClient::Namespace(self.client)
     }
 
     fn now(&self) -> u64 {
         self.now
     }
 
-    fn affinity(&self, key: &AffinityKey) -> Affinity {
+    fn affinity(&self, key: &AffinityKey) -> AffinityEntry {
         self.lookups.set(self.lookups.get() + 1);
-        self.kept.get().filter(|(kept, _)| kept == key).map_or_else(Affinity::default, |(_, it)| it)
+        self.entry.get().filter(|(stored, _)| stored == key).map_or_else(AffinityEntry::default, |(_, it)| it)
     }
 
-    fn keep_affinity(&self, key: &AffinityKey, last: &Affinity, affinity: &Affinity) -> Address {
-        if let Some(other) = self.meanwhile {
-            self.kept.set(Some((*key, Affinity { backend: other, ..*affinity })));
+    fn update_affinity(&self, key: &AffinityKey, last: &AffinityEntry, entry: &AffinityEntry) -> SockAddr {
+        if let Some(other) = self.concurrent {
+            self.entry.set(Some((*key, AffinityEntry { backend: other, ..*entry })));
         }
-        match self.kept.get() {
-            Some((kept, it)) if kept == *key && it.used != last.used => it.backend,
+        match self.entry.get() {
+            Some((stored, it)) if stored == *key && it.used != last.used => it.backend,
             _ => {
-                self.kept.set(Some((*key, *affinity)));
-                affinity.backend
+                self.entry.set(Some((*key, *entry)));
+                entry.backend
             }
         }
     }
 
-    fn will_count(&self, port: Cell) {
-        assert_eq!(port, PORT);
+    fn prefetch_counters(&self, port_counter: CounterIndex) {
+        assert_eq!(port_counter, PORT);
     }
 }
 
 #[track_caller]
-fn check(protocol: u8, backends: &'static [u32], remembered: u32, random: u32, expect: Verdict<u32>) {
-    let tables = One::new(protocol, backends, 0);
-    let caller = Someone { random, ..Someone::default() };
-    assert_eq!(decide(&tables, &caller, 7, Be16::new(80), protocol, remembered), expect);
+fn check(protocol: u8, backends: &'static [u32], previous: u32, random: u32, expect: Verdict<u32>) {
+    let tables = OneFrontend::new(protocol, backends, 0);
+    let socket = FakeSocket { random, ..FakeSocket::default() };
+    assert_eq!(decide(&tables, &socket, 7, Be16::new(80), protocol, previous), expect);
 }
 
 #[test]
@@ -182,64 +188,70 @@ fn the_random_bits_choose_the_slot() {
 }
 
 #[test]
-fn a_remembered_backend_is_kept_while_it_is_a_member() {
-    // It is the same conversation still, and was counted.
-    check(UDP, &[10, 11, 12], 11, 0, Verdict::To(Led { backend: 11, port: PORT, cell: UNCOUNTED }));
+fn the_previous_backend_is_kept_while_it_is_a_member() {
+    // It is the same exchange of datagrams, which was counted before.
+    check(
+        UDP,
+        &[10, 11, 12],
+        11,
+        0,
+        Verdict::Redirect(Selection { backend: 11, port_counter: PORT, backend_counter: NO_COUNTER }),
+    );
     check(UDP, &[10, 12], 11, 0, to(10));
 }
 
 #[test]
-fn a_client_keeps_its_backend_until_its_time_is_out_or_the_backend_is_gone() {
+fn a_client_keeps_its_backend_until_the_timeout_or_until_the_backend_is_removed() {
     const SECOND: u64 = 1_000_000_000;
     let (first, last) = (0, u32::MAX);
-    let mut someone = Someone { now: SECOND, ..Someone::default() };
+    let mut socket = FakeSocket { now: SECOND, ..FakeSocket::default() };
     let mut check = |random, later, backends, expect| {
-        someone.random = random;
-        someone.now += later;
-        let tables = One::new(TCP, backends, 10);
-        let verdict = decide(&tables, &someone, 7, Be16::new(80), TCP, 0);
+        socket.random = random;
+        socket.now += later;
+        let tables = OneFrontend::new(TCP, backends, 10);
+        let verdict = decide(&tables, &socket, 7, Be16::new(80), TCP, 0);
         assert_eq!(verdict, to(expect));
     };
     check(first, 0, &[10, 11, 12], 10);
     check(last, 9 * SECOND, &[10, 11, 12], 10);
-    // Each connection counts anew.
+    // Each connection restarts the timeout.
     check(last, 9 * SECOND, &[10, 11, 12], 10);
     check(last, 10 * SECOND, &[10, 11, 12], 12);
     check(first, 0, &[12, 10], 12);
     check(first, 0, &[10, 11], 10);
-    someone.client = 1;
-    someone.random = last;
-    let tables = One::new(TCP, &[10, 11], 10);
-    assert_eq!(decide(&tables, &someone, 7, Be16::new(80), TCP, 0), to(11));
+    socket.client = 1;
+    socket.random = last;
+    let tables = OneFrontend::new(TCP, &[10, 11], 10);
+    assert_eq!(decide(&tables, &socket, 7, Be16::new(80), TCP, 0), to(11));
 }
 
 #[test]
-fn connections_of_a_new_client_that_come_at_once_go_to_one_backend() {
-    let tables = One::new(TCP, &[10, 11, 12], 10);
-    let at = |backend| Some(tables.address_of(backend));
-    for (meanwhile, expect) in [(None, 10), (at(10), 10), (at(12), 12), (at(13), 10)] {
-        let someone = Someone { now: 1, meanwhile, ..Someone::default() };
-        assert_eq!(decide(&tables, &someone, 7, Be16::new(80), TCP, 0), to(expect), "{meanwhile:?}");
+fn concurrent_connections_of_a_new_client_go_to_one_backend() {
+    let tables = OneFrontend::new(TCP, &[10, 11, 12], 10);
+    let at = |backend| Some(OneFrontend::sock_addr(backend));
+    for (concurrent, expect) in [(None, 10), (at(10), 10), (at(12), 12), (at(13), 10)] {
+        let socket = FakeSocket { now: 1, concurrent, ..FakeSocket::default() };
+        assert_eq!(decide(&tables, &socket, 7, Be16::new(80), TCP, 0), to(expect), "{concurrent:?}");
     }
 }
 
 #[test]
-fn what_is_not_ours_passes() {
-    let tables = One::new(TCP, &[10], 0);
+fn unmatched_destinations_pass() {
+    let tables = OneFrontend::new(TCP, &[10], 0);
     for (ip, port, protocol) in [(8, 80, TCP), (9, 80, TCP), (7, 81, TCP), (7, 80, UDP), (7, 80, 132)] {
-        assert_eq!(decide(&tables, &Someone::default(), ip, Be16::new(port), protocol, 0), Verdict::Pass);
+        assert_eq!(decide(&tables, &FakeSocket::default(), ip, Be16::new(port), protocol, 0), Verdict::Pass);
     }
 }
 
 #[track_caller]
 fn check_node_port(is_host: bool, ip: u32, port: u16, expect: Verdict<u32>) {
-    let (tables, caller) = (One::new(TCP, &[10], 0), Someone { is_host, ..Someone::default() });
-    assert_eq!(decide(&tables, &caller, ip, Be16::new(port), TCP, 0), expect);
+    let (tables, socket) = (OneFrontend::new(TCP, &[10], 0), FakeSocket { is_host, ..FakeSocket::default() });
+    assert_eq!(decide(&tables, &socket, ip, Be16::new(port), TCP, 0), expect);
 }
 
 #[test]
-fn a_node_port_is_served_at_the_nodes_addresses() {
-    for ip in [OWN, OTHER] {
+fn a_node_port_is_served_at_node_addresses() {
+    for ip in [LOCAL, REMOTE] {
         check_node_port(false, ip, 30_080, to(10));
         check_node_port(false, ip, 30_082, Verdict::Pass);
     }
@@ -247,86 +259,93 @@ fn a_node_port_is_served_at_the_nodes_addresses() {
 }
 
 #[test]
-fn a_node_port_of_local_policy_is_left_to_other_nodes() {
-    check_node_port(false, OWN, 30_081, to(10));
-    check_node_port(false, OTHER, 30_081, Verdict::Pass);
+fn a_node_port_of_local_policy_passes_at_the_addresses_of_other_nodes() {
+    check_node_port(false, LOCAL, 30_081, to(10));
+    check_node_port(false, REMOTE, 30_081, Verdict::Pass);
 }
 
 #[test]
-fn a_node_port_is_taken_where_it_is_served() {
-    let tables = One::new(TCP, &[10], 0);
+fn a_bind_conflicts_with_a_node_port_where_it_is_served() {
+    let tables = OneFrontend::new(TCP, &[10], 0);
     for (ip, port, protocol, expect) in [
         (0, 30_080, TCP, true),
-        (OWN, 30_080, TCP, true),
+        (LOCAL, 30_080, TCP, true),
         (LOOPBACK, 30_081, TCP, true),
-        (OTHER, 30_080, TCP, false),
+        (REMOTE, 30_080, TCP, false),
         (9, 30_080, TCP, false),
         (0, 30_082, TCP, false),
         (0, 80, TCP, false),
         (0, 30_080, UDP, false),
     ] {
-        let found = bound(&tables, ip, Be16::new(port), protocol).is_some();
+        let found = node_port_conflict(&tables, ip, Be16::new(port), protocol).is_some();
         assert_eq!(found, expect, "{ip}:{port}, protocol {protocol}");
     }
 }
 
 #[test]
-fn the_loopback_address_is_the_nodes_only_on_the_node() {
+fn node_ports_are_served_on_loopback_only_in_the_host_namespace() {
     check_node_port(true, LOOPBACK, 30_080, to(10));
     check_node_port(false, LOOPBACK, 30_080, Verdict::Pass);
 }
 
 #[test]
-fn each_decision_costs_so_many_look_ups() {
+fn each_decision_costs_a_fixed_number_of_look_ups() {
     const NETWORK_OF_SERVICES: u32 = 8;
     const ELSEWHERE: u32 = 9;
-    let someone = Someone { now: 3_600_000_000_000, ..Someone::default() };
-    let check = |it: &One, ip, port, remembered, expect, lookups| {
+    let socket = FakeSocket { now: 3_600_000_000_000, ..FakeSocket::default() };
+    let check = |it: &OneFrontend, ip, port, previous, expect, lookups| {
         it.lookups.set(0);
-        someone.lookups.set(0);
-        let verdict = decide(it, &someone, ip, Be16::new(port), it.protocol, remembered);
-        let counted = it.lookups.get() + someone.lookups.get();
+        socket.lookups.set(0);
+        let verdict = decide(it, &socket, ip, Be16::new(port), it.protocol, previous);
+        let counted = it.lookups.get() + socket.lookups.get();
         assert_eq!((verdict, counted), (expect, lookups), "{ip}:{port}");
     };
-    let tcp = One::new(TCP, &[10, 11], 0);
-    // What is nobody's: in a network without frontends, and in one with some.
+    let tcp = OneFrontend::new(TCP, &[10, 11], 0);
+    // Unmatched destinations: in a network without frontends, and in one with some.
     check(&tcp, ELSEWHERE, 80, 0, Verdict::Pass, 0);
     check(&tcp, NETWORK_OF_SERVICES, 80, 0, Verdict::Pass, 1);
-    // The number lies among those of node ports, and it is one's.
+    // A port between the lowest and the highest node port, and a node port elsewhere.
     check(&tcp, ELSEWHERE, 30_082, 0, Verdict::Pass, 1);
     check(&tcp, ELSEWHERE, 30_080, 0, Verdict::Pass, 2);
     check(&tcp, NETWORK_OF_SERVICES, 30_082, 0, Verdict::Pass, 2);
     check(&tcp, NETWORK_OF_SERVICES, 30_080, 0, Verdict::Pass, 3);
     // A Service, and one without endpoints; a node port.
     check(&tcp, 7, 80, 0, to(10), 2);
-    check(&One::new(TCP, &[], 0), 7, 80, 0, REFUSED, 1);
-    check(&tcp, OWN, 30_080, 0, to(10), 3);
-    // An unconnected UDP socket that returns to its backend, and one whose backend is gone.
-    let udp = One::new(UDP, &[10, 11], 0);
+    check(&OneFrontend::new(TCP, &[], 0), 7, 80, 0, REFUSED, 1);
+    check(&tcp, LOCAL, 30_080, 0, to(10), 3);
+    // An unconnected UDP socket: new, returning to its backend, and after its backend was removed.
+    let udp = OneFrontend::new(UDP, &[10, 11], 0);
     check(&udp, 7, 80, 0, to(10), 2);
-    check(&udp, 7, 80, 11, Verdict::To(Led { backend: 11, port: PORT, cell: UNCOUNTED }), 2);
+    check(
+        &udp,
+        7,
+        80,
+        11,
+        Verdict::Redirect(Selection { backend: 11, port_counter: PORT, backend_counter: NO_COUNTER }),
+        2,
+    );
     check(&udp, 7, 80, 12, to(10), 3);
-    // A client with affinity that is new, one that returns, and one whose backend is gone.
-    let mut affine = One::new(TCP, &[10, 11], 60);
-    check(&affine, 7, 80, 0, to(10), 3);
-    check(&affine, 7, 80, 0, to(10), 3);
-    affine.backends = &[11];
-    check(&affine, 7, 80, 0, to(11), 4);
-    // Of no other protocol anything is asked.
-    check(&One::new(132, &[10], 0), 7, 80, 0, Verdict::Pass, 0);
+    // A client with session affinity: new, returning, and after its backend was removed.
+    let mut sticky = OneFrontend::new(TCP, &[10, 11], 60);
+    check(&sticky, 7, 80, 0, to(10), 3);
+    check(&sticky, 7, 80, 0, to(10), 3);
+    sticky.backends = &[11];
+    check(&sticky, 7, 80, 0, to(11), 4);
+    // Other protocols cost no look-up.
+    check(&OneFrontend::new(132, &[10], 0), 7, 80, 0, Verdict::Pass, 0);
 }
 
 proptest! {
-    /// As when a program that does nothing else connects to a Service each time: with one number or every n-th.
+    /// As when a program connects again and again: with every cookie or every n-th.
     #[test]
     fn numbers_in_a_row_are_mixed_evenly(begin: u32, step in 1u64..64, seed: u64, count in 2u32..20) {
-        const EACH: usize = 1000;
+        const EXPECTED: usize = 1000;
         let mut hits = vec![0_usize; count as usize];
-        for n in 0..u64::from(count) * EACH as u64 {
+        for n in 0..u64::from(count) * EXPECTED as u64 {
             hits[scale(mix(u64::from(begin) + n * step, seed), count) as usize] += 1;
         }
         // Six standard deviations.
-        prop_assert!(hits.iter().all(|it| it.abs_diff(EACH) < 190), "{hits:?}");
+        prop_assert!(hits.iter().all(|it| it.abs_diff(EXPECTED) < 190), "{hits:?}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::{
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use proxy_common::canary::{ADDRESS4, ADDRESS6};
+use proxy_common::probe::{ADDRESS4, ADDRESS6};
 use socket2::{Domain, Socket, Type};
 use tokio::{sync::mpsc, task::spawn_blocking, time::sleep};
 

@@ -11,7 +11,10 @@ use aya::{
     util::nr_cpus,
 };
 use aya_obj::generated::bpf_map_type;
-use proxy_common::counters::{CELLS, CHUNKS, Cell, MOST_STRIPES, OWN_ROWS, Row, chunk, place};
+use proxy_common::counters::{
+    COUNTERS_PER_CHUNK, CounterIndex, CounterStripe, MAX_CHUNKS, MAX_STRIPES, METADATA_ROWS, chunk_of,
+    index_in_chunk,
+};
 
 use super::{
     error::Error,
@@ -24,7 +27,7 @@ use super::{
 const ENOTSUPP: i32 = 524;
 
 /// One chunk.
-type Chunk = Array<MapData, Row>;
+type Chunk = Array<MapData, CounterStripe>;
 
 /// Every chunk there is.
 pub(super) struct Chunks {
@@ -37,32 +40,34 @@ pub(super) struct Chunks {
 pub(super) fn stripes(pins: &Pins) -> Result<u32, Error> {
     match pinned::find(&pins.chunk(0))? {
         // A foreign map is found out when its shape is checked.
-        Some(map) => Ok(map.info().map_err(Error::map("chunk0"))?.max_entries().saturating_sub(OWN_ROWS)),
+        Some(map) => {
+            Ok(map.info().map_err(Error::map("chunk0"))?.max_entries().saturating_sub(METADATA_ROWS))
+        }
         None => {
             let cpus = nr_cpus().map_err(|(path, error)| Error::syscall("read", path)(error))?;
-            Ok((cpus as u32).next_power_of_two().min(MOST_STRIPES))
+            Ok((cpus as u32).next_power_of_two().min(MAX_STRIPES))
         }
     }
 }
 
 /// The outer map and the chunks that are pinned, as they have to be.
 pub(super) fn pinned(pins: &Pins, stripes: u32) -> Vec<Pinned> {
-    let word = size_of::<Cell>() as u32;
+    let word = size_of::<CounterIndex>() as u32;
     let outer = Shape {
         map_type: MapType::ArrayOfMaps,
         key_size: word,
         value_size: word,
-        max_entries: CHUNKS,
+        max_entries: MAX_CHUNKS,
         flags: 0,
     };
     let of_chunk = || Shape {
         map_type: MapType::Array,
         key_size: word,
-        value_size: size_of::<Row>() as u32,
-        max_entries: stripes + OWN_ROWS,
+        value_size: size_of::<CounterStripe>() as u32,
+        max_entries: stripes + METADATA_ROWS,
         flags: 0,
     };
-    let numbers = (0..CHUNKS).take_while(|it| pins.chunk(*it).exists());
+    let numbers = (0..MAX_CHUNKS).take_while(|it| pins.chunk(*it).exists());
     let chunks = numbers.map(|it| Pinned { name: CHUNK, path: pins.chunk(it), shape: of_chunk() });
     std::iter::once(Pinned { name: OUTER, path: pins.chunks(), shape: outer }).chain(chunks).collect()
 }
@@ -76,8 +81,8 @@ pub(super) const CHUNK: &str = "chunk";
 /// An empty chunk.
 pub(super) fn create(stripes: u32) -> Result<MapData, Error> {
     let array = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
-    let (key, value) = (size_of::<Cell>() as u32, size_of::<Row>() as u32);
-    let map = aya_obj::Map::new_from_params(array, key, value, stripes + OWN_ROWS, 0);
+    let (key, value) = (size_of::<CounterIndex>() as u32, size_of::<CounterStripe>() as u32);
+    let map = aya_obj::Map::new_from_params(array, key, value, stripes + METADATA_ROWS, 0);
     MapData::create(map, "counters", None).map_err(Error::map("counters"))
 }
 
@@ -93,7 +98,7 @@ impl Chunks {
 
     /// The owner of each cell, in order; 0 for nobody.
     pub(super) fn owners(&self) -> Result<Vec<u64>, Error> {
-        let mut owners = Vec::with_capacity(self.chunks.len() * CELLS);
+        let mut owners = Vec::with_capacity(self.chunks.len() * COUNTERS_PER_CHUNK);
         for it in &self.chunks {
             owners.extend_from_slice(read(it, self.stripes)?.as_slice());
         }
@@ -102,7 +107,7 @@ impl Chunks {
 
     /// What each cell has counted since it got its owner, in order.
     pub(super) fn counts(&self) -> Result<Vec<u64>, Error> {
-        let mut counts = Vec::with_capacity(self.chunks.len() * CELLS);
+        let mut counts = Vec::with_capacity(self.chunks.len() * COUNTERS_PER_CHUNK);
         for it in &self.chunks {
             let bases = read(it, self.stripes + 1)?;
             counts.extend(self.sums(it)?.iter().zip(bases.iter()).map(|(sum, base)| sum.wrapping_sub(*base)));
@@ -113,19 +118,19 @@ impl Chunks {
     /// Gives cells, which are in order, to owners, or to nobody. Programs find chunks in `outer`.
     pub(super) fn own(
         &mut self,
-        cells: &[(Cell, u64)],
+        cells: &[(CounterIndex, u64)],
         outer: &mut ArrayOfMaps<MapData, MapData>,
     ) -> Result<(), Error> {
         if let Some((last, _)) = cells.last() {
-            self.grow(chunk(*last) as usize + 1, outer)?;
+            self.grow(chunk_of(*last) as usize + 1, outer)?;
         }
-        for cells in cells.chunk_by(|(a, _), (b, _)| chunk(*a) == chunk(*b)) {
-            let number = chunk(cells[0].0);
+        for cells in cells.chunk_by(|(a, _), (b, _)| chunk_of(*a) == chunk_of(*b)) {
+            let number = chunk_of(cells[0].0);
             let map = &self.chunks[number as usize];
             let sums = self.sums(map)?;
             let (mut owners, mut bases) = (read(map, self.stripes)?, read(map, self.stripes + 1)?);
             for (cell, owner) in cells {
-                let place = place(*cell);
+                let place = index_in_chunk(*cell);
                 owners[place] = *owner;
                 bases[place] = sums[place];
             }
@@ -191,7 +196,7 @@ impl Chunks {
     }
 
     /// What the stripes of a chunk come to.
-    fn sums(&self, chunk: &Chunk) -> Result<Box<Row>, Error> {
+    fn sums(&self, chunk: &Chunk) -> Result<Box<CounterStripe>, Error> {
         let mut sums = read(chunk, 0)?;
         for stripe in 1..self.stripes {
             for (sum, it) in sums.iter_mut().zip(read(chunk, stripe)?.iter()) {
@@ -206,10 +211,10 @@ fn array(map: MapData) -> Result<Chunk, Error> {
     Map::from_map_data(map).and_then(Array::try_from).map_err(Error::map("counters"))
 }
 
-fn read(chunk: &Chunk, row: u32) -> Result<Box<Row>, Error> {
+fn read(chunk: &Chunk, row: u32) -> Result<Box<CounterStripe>, Error> {
     chunk.get(&row, 0).map(Box::new).map_err(Error::map("counters"))
 }
 
-fn write(chunk: &mut Chunk, row: u32, cells: &Row) -> Result<(), Error> {
+fn write(chunk: &mut Chunk, row: u32, cells: &CounterStripe) -> Result<(), Error> {
     chunk.set(row, *cells, 0).map_err(Error::map("counters"))
 }

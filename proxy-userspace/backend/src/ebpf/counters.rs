@@ -9,7 +9,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use proxy_common::counters::{CHUNKS, Cell, PORT_CELLS, UNCOUNTED, chunk};
+use proxy_common::counters::{COUNTERS_PER_PORT, CounterIndex, MAX_CHUNKS, NO_COUNTER, chunk_of};
 use twox_hash::XxHash64;
 
 /// Whose a counter is: a service port, or a backend of one. Never 0, which stands for nobody.
@@ -62,20 +62,20 @@ pub(super) struct Counters {
     /// Owners that nothing in the tables leads to any more.
     idle: HashSet<Owner, ByItself>,
     /// Single cells without an owner.
-    cells: Vec<Cell>,
-    /// Runs of [`PORT_CELLS`] without an owner, by their first cell.
-    runs: Vec<Cell>,
+    cells: Vec<CounterIndex>,
+    /// Runs of [`COUNTERS_PER_PORT`] without an owner, by their first cell.
+    runs: Vec<CounterIndex>,
     /// The first cell that nobody ever had.
-    next: Cell,
+    next: CounterIndex,
     /// What the kernel has yet to be told: cells and their new owners, 0 for nobody; of a cell the last one counts.
-    news: Vec<(Cell, u64)>,
+    news: Vec<(CounterIndex, u64)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
     /// The first of its cells.
-    cell: Cell,
-    /// Whether it has [`PORT_CELLS`] of them.
+    cell: CounterIndex,
+    /// Whether it has [`COUNTERS_PER_PORT`] of them.
     is_port: bool,
     /// How many rows of the tables lead there.
     uses: u32,
@@ -86,8 +86,11 @@ impl Counters {
     ///
     /// Whatever nobody asks for before the first [`Counters::reclaim`] is taken back.
     pub(super) fn take_over(owners: &[u64]) -> Self {
-        let mut it = Self { next: Cell::try_from(owners.len()).unwrap_or(UNCOUNTED), ..Self::default() };
-        for (run, first) in owners.chunks_exact(PORT_CELLS as usize).zip((0..).step_by(PORT_CELLS as usize)) {
+        let mut it =
+            Self { next: CounterIndex::try_from(owners.len()).unwrap_or(NO_COUNTER), ..Self::default() };
+        for (run, first) in
+            owners.chunks_exact(COUNTERS_PER_PORT as usize).zip((0..).step_by(COUNTERS_PER_PORT as usize))
+        {
             match *run {
                 [0, 0, 0, 0] => it.runs.push(first),
                 // A backend has no more than one cell.
@@ -108,7 +111,7 @@ impl Counters {
         it
     }
 
-    fn adopt(&mut self, owner: u64, cell: Cell, is_port: bool) {
+    fn adopt(&mut self, owner: u64, cell: CounterIndex, is_port: bool) {
         let owner = Owner(owner);
         let known = Known { cell, is_port, uses: 0 };
         if let Some(twice) = self.known.insert(owner, known) {
@@ -124,16 +127,16 @@ impl Counters {
     }
 
     /// The cells of a service port, by the first one.
-    pub(super) fn take_port(&mut self, owner: Owner) -> Cell {
+    pub(super) fn take_port(&mut self, owner: Owner) -> CounterIndex {
         self.take(owner, true)
     }
 
     /// The cell of a backend.
-    pub(super) fn take_backend(&mut self, owner: Owner) -> Cell {
+    pub(super) fn take_backend(&mut self, owner: Owner) -> CounterIndex {
         self.take(owner, false)
     }
 
-    fn take(&mut self, owner: Owner, is_port: bool) -> Cell {
+    fn take(&mut self, owner: Owner, is_port: bool) -> CounterIndex {
         if let Entry::Occupied(mut known) = self.known.entry(owner) {
             if known.get().is_port == is_port {
                 known.get_mut().uses += 1;
@@ -148,7 +151,7 @@ impl Counters {
             self.free(half);
         }
         let found = if is_port { self.run() } else { self.cell() };
-        let Some(cell) = found else { return UNCOUNTED };
+        let Some(cell) = found else { return NO_COUNTER };
         self.known.insert(owner, Known { cell, is_port, uses: 1 });
         self.tell(cell, is_port, owner.0);
         cell
@@ -165,8 +168,8 @@ impl Counters {
     }
 
     /// The first cell of an owner that has one.
-    pub(super) fn cell_of(&self, owner: Owner) -> Cell {
-        self.known.get(&owner).map_or(UNCOUNTED, |it| it.cell)
+    pub(super) fn cell_of(&self, owner: Owner) -> CounterIndex {
+        self.known.get(&owner).map_or(NO_COUNTER, |it| it.cell)
     }
 
     /// Takes back the cells of those whom nothing leads to any more. To be called when no program that is running, or
@@ -181,7 +184,7 @@ impl Counters {
 
     /// Cells whose owners have changed, in order, and of a cell that is there twice the newest last; the kernel's side has to
     /// learn of it.
-    pub(super) fn news(&mut self) -> &[(Cell, u64)] {
+    pub(super) fn news(&mut self) -> &[(CounterIndex, u64)] {
         self.news.sort_by_key(|(cell, _)| *cell);
         &self.news
     }
@@ -197,27 +200,27 @@ impl Counters {
         if known.is_port { &mut self.runs } else { &mut self.cells }.push(known.cell);
     }
 
-    fn tell(&mut self, first: Cell, is_port: bool, owner: u64) {
-        let count = if is_port { PORT_CELLS } else { 1 };
+    fn tell(&mut self, first: CounterIndex, is_port: bool, owner: u64) {
+        let count = if is_port { COUNTERS_PER_PORT } else { 1 };
         self.news.extend((first..first + count).map(|it| (it, owner)));
     }
 
-    fn run(&mut self) -> Option<Cell> {
+    fn run(&mut self) -> Option<CounterIndex> {
         if let Some(first) = self.runs.pop() {
             return Some(first);
         }
         let first = self.next;
-        if chunk(first) >= CHUNKS {
+        if chunk_of(first) >= MAX_CHUNKS {
             return None;
         }
-        self.next += PORT_CELLS;
+        self.next += COUNTERS_PER_PORT;
         Some(first)
     }
 
-    fn cell(&mut self) -> Option<Cell> {
+    fn cell(&mut self) -> Option<CounterIndex> {
         if self.cells.is_empty() {
             let first = self.run()?;
-            self.cells.extend((first..first + PORT_CELLS).rev());
+            self.cells.extend((first..first + COUNTERS_PER_PORT).rev());
         }
         self.cells.pop()
     }
@@ -275,13 +278,13 @@ mod tests {
 
     #[test]
     fn a_port_that_was_told_of_by_half_gets_cells_of_its_own() {
-        for told in 1..PORT_CELLS as usize {
-            let mut owners = vec![0; 2 * PORT_CELLS as usize];
+        for told in 1..COUNTERS_PER_PORT as usize {
+            let mut owners = vec![0; 2 * COUNTERS_PER_PORT as usize];
             owners[..told].fill(PORT.0);
             let mut counters = Counters::take_over(&owners);
             let port = counters.take_port(PORT);
             learn(&mut owners, &mut counters);
-            let (port, cells) = (port as usize, PORT_CELLS as usize);
+            let (port, cells) = (port as usize, COUNTERS_PER_PORT as usize);
             assert!(owners[port..port + cells].iter().all(|it| *it == PORT.0));
             assert_eq!(owners.iter().filter(|it| **it == PORT.0).count(), cells, "nothing is left over");
             let others: HashSet<_> = (0..20).map(|n| counters.take_backend(backend(n)) as usize).collect();
@@ -295,8 +298,8 @@ mod tests {
         let mut seen = HashSet::new();
         for n in 1..=100 {
             let port = counters.take_port(Owner(n));
-            assert_eq!(port % PORT_CELLS, 0, "all of them are in one chunk");
-            assert!((port..port + PORT_CELLS).all(|it| seen.insert(it)));
+            assert_eq!(port % COUNTERS_PER_PORT, 0, "all of them are in one chunk");
+            assert!((port..port + COUNTERS_PER_PORT).all(|it| seen.insert(it)));
             assert!((0..n).all(|it| seen.insert(counters.take_backend(Owner(1000 * n + it)))));
         }
     }
@@ -313,6 +316,6 @@ mod tests {
         assert_eq!(counters.take_backend(backend(0)), cell, "it came back in time");
         counters.give_back(backend(0));
         counters.reclaim();
-        assert_eq!(counters.cell_of(backend(0)), UNCOUNTED);
+        assert_eq!(counters.cell_of(backend(0)), NO_COUNTER);
     }
 }

@@ -5,7 +5,7 @@
 use std::{collections::HashMap, net::SocketAddr, path::Path};
 
 use model::{Protocol, ServiceName};
-use proxy_common::counters::{CONNECTIONS, Cell, REFUSALS, REJECTIONS};
+use proxy_common::counters::{CONNECTIONS, CounterIndex, DENIED, NO_BACKEND};
 
 use super::{
     chunks::{self, Chunks},
@@ -20,7 +20,7 @@ use super::{
 pub struct Counts {
     counts: Vec<u64>,
     /// The first cell of each owner.
-    cells: HashMap<Owner, Cell>,
+    cells: HashMap<Owner, CounterIndex>,
 }
 
 /// What a service port has counted since it came to the node, over all of its addresses; a restart changes nothing.
@@ -68,8 +68,8 @@ impl Counts {
     /// What a service port has counted; nothing, if nobody knows it.
     pub fn of(&self, port: PortId) -> PortCounts {
         let Some(&first) = self.cells.get(&Owner::port(port.0)) else { return PortCounts::default() };
-        let at = |cell: Cell| self.at(first + cell);
-        PortCounts { connections: at(CONNECTIONS), refusals: at(REFUSALS), rejections: at(REJECTIONS) }
+        let at = |cell: CounterIndex| self.at(first + cell);
+        PortCounts { connections: at(CONNECTIONS), refusals: at(NO_BACKEND), rejections: at(DENIED) }
     }
 
     /// How many connections a service port has led to one of its backends.
@@ -77,7 +77,7 @@ impl Counts {
         self.cells.get(&Owner::backend(port.0, backend)).map_or(0, |cell| self.at(*cell))
     }
 
-    fn at(&self, cell: Cell) -> u64 {
+    fn at(&self, cell: CounterIndex) -> u64 {
         self.counts.get(cell as usize).copied().unwrap_or_default()
     }
 }

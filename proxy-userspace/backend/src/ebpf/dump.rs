@@ -14,8 +14,9 @@ use model::Family;
 use proxy_common::{
     net::{Be16, V6},
     tables::{
-        Backend4, Backend6, Frontend, FrontendKey4, FrontendKey6, LOOPBACK, Member, MemberKey4, MemberKey6,
-        NodePortKey, OTHER, OWN, OWN_ADDRESSES_ONLY, Place, Slot4, Slot6, TCP, UDP,
+        Backend4, Backend6, BackendEntry4, BackendEntry6, BackendSetMember, BackendSetMemberKey4,
+        BackendSetMemberKey6, Frontend, FrontendKey4, FrontendKey6, LOCAL_ADDRESSES_ONLY, NodeAddrScope,
+        NodePortKey, TCP, UDP,
     },
 };
 
@@ -103,7 +104,7 @@ struct Generation {
     /// By family, and by position there.
     backends: BTreeMap<(Family, u32), SocketAddr>,
     members: Vec<(u32, SocketAddr)>,
-    places: Vec<(IpAddr, Place)>,
+    places: Vec<(IpAddr, NodeAddrScope)>,
 }
 
 impl Generation {
@@ -118,29 +119,29 @@ impl Generation {
             it.frontends.push((name, Family::V6, row));
         }
         for (key, row) in rows::<NodePortKey, Frontend>(pins, side, Table::NodePorts)? {
-            let any = match key.family {
+            let any = match key.ip_version {
                 4 => IpAddr::from(Ipv4Addr::UNSPECIFIED),
                 _ => Ipv6Addr::UNSPECIFIED.into(),
             };
             it.frontends.push((frontend(any, key.port, key.protocol), Family::of(any), row));
         }
-        for (key, place) in rows::<V6, Place>(pins, side, Table::Places)? {
+        for (key, place) in rows::<V6, NodeAddrScope>(pins, side, Table::NodeAddrs)? {
             it.places.push((key.into(), place));
         }
-        for (position, row) in rows::<u32, Slot4>(pins, side, Table::Backends4)? {
-            if row != Slot4::zeroed() {
+        for (position, row) in rows::<u32, BackendEntry4>(pins, side, Table::Backends4)? {
+            if row != BackendEntry4::zeroed() {
                 it.backends.insert((Family::V4, position), backend4(&row.backend));
             }
         }
-        for (position, row) in rows::<u32, Slot6>(pins, side, Table::Backends6)? {
-            if row != Slot6::zeroed() {
+        for (position, row) in rows::<u32, BackendEntry6>(pins, side, Table::Backends6)? {
+            if row != BackendEntry6::zeroed() {
                 it.backends.insert((Family::V6, position), backend6(&row.backend));
             }
         }
-        for (key, _) in rows::<MemberKey4, Member>(pins, side, Table::Members4)? {
+        for (key, _) in rows::<BackendSetMemberKey4, BackendSetMember>(pins, side, Table::Members4)? {
             it.members.push((key.set, backend4(&key.backend)));
         }
-        for (key, _) in rows::<MemberKey6, Member>(pins, side, Table::Members6)? {
+        for (key, _) in rows::<BackendSetMemberKey6, BackendSetMember>(pins, side, Table::Members6)? {
             it.members.push((key.set, backend6(&key.backend)));
         }
         Ok(it)
@@ -150,7 +151,7 @@ impl Generation {
         let led = self.frontends.iter().map(|(name, family, row)| {
             let mut backends: Vec<_> = self.behind(*family, row).map(|(_, it)| it).collect();
             backends.sort_unstable();
-            Led { frontend: name.clone(), backends, port: Some(PortId(row.service)) }
+            Led { frontend: name.clone(), backends, port: Some(PortId(row.service_port)) }
         });
         let mut led: Vec<_> = led.collect();
         led.sort_unstable();
@@ -159,7 +160,8 @@ impl Generation {
 
     /// The backends of a frontend, with their positions.
     fn behind(&self, family: Family, row: &Frontend) -> impl Iterator<Item = (u32, SocketAddr)> {
-        let positions = (family, row.first)..(family, row.first.saturating_add(row.count));
+        let positions =
+            (family, row.backend_offset)..(family, row.backend_offset.saturating_add(row.backend_count));
         self.backends.range(positions).map(|((_, position), it)| (*position, *it))
     }
 
@@ -173,20 +175,20 @@ impl Generation {
             .frontends
             .iter()
             .map(|(name, _, row)| {
-                let own_only = row.flags & OWN_ADDRESSES_ONLY != 0;
-                let own_only = if own_only { " own-addresses-only" } else { "" };
-                let affinity = match row.affinity {
+                let local_only = row.flags & LOCAL_ADDRESSES_ONLY != 0;
+                let local_only = if local_only { " local-addresses-only" } else { "" };
+                let affinity = match row.affinity_timeout {
                     0 => String::new(),
                     seconds => format!(" affinity={seconds}s"),
                 };
-                format!("frontend {name} backends={}{affinity}{own_only}", row.count)
+                format!("frontend {name} backends={}{affinity}{local_only}", row.backend_count)
             })
             .collect();
         lines.extend(self.places.iter().map(|(address, place)| match *place {
-            OWN => format!("node-address {address} own"),
-            OTHER => format!("node-address {address} other"),
-            LOOPBACK => format!("node-address {address} loopback"),
-            unknown => format!("node-address {address} {unknown}"),
+            NodeAddrScope::LOCAL => format!("node-address {address} local"),
+            NodeAddrScope::REMOTE => format!("node-address {address} remote"),
+            NodeAddrScope::LOOPBACK => format!("node-address {address} loopback"),
+            NodeAddrScope(unknown) => format!("node-address {address} {unknown}"),
         }));
         let mut orphans = self.backends.clone();
         for (name, family, row) in &self.frontends {

@@ -14,8 +14,9 @@ use std::{
 use aya::maps::{Array, HashMap, Map, MapData};
 use model::state::NodeState;
 use proxy_common::{
-    peers::{Peer, PeerKey},
-    socket::{Address, Slot, Translation},
+    net::SockAddr,
+    sock_nat::{NatSlot, SockNat},
+    udp_nat::{UdpNatEntry, UdpNatKey},
 };
 
 use super::{error::Error, flows::Flows, pinned, pins::Pins};
@@ -42,20 +43,20 @@ pub struct Ender {
 }
 
 /// A slot in words.
-const WORDS: usize = size_of::<Slot>() / size_of::<u64>();
+const WORDS: usize = size_of::<NatSlot>() / size_of::<u64>();
 /// An entry in words.
-const KEY: usize = size_of::<PeerKey>() / size_of::<u64>();
-const VALUE: usize = size_of::<Peer>() / size_of::<u64>();
+const KEY: usize = size_of::<UdpNatKey>() / size_of::<u64>();
+const VALUE: usize = size_of::<UdpNatEntry>() / size_of::<u64>();
 
 impl Ender {
     /// Opens what sockets remember.
     pub(super) fn open(pins: &Pins) -> Result<Self, Error> {
-        let slots = pinned::get(&pins.socket_map("slots"))?;
+        let slots = pinned::get(&pins.sock_nat_map("slots"))?;
         let info = slots.info().map_err(Error::map("slots"))?;
         let slot_mask = u64::from(info.max_entries().saturating_sub(1));
         let slots = Map::from_map_data(slots).and_then(Array::try_from).map_err(Error::map("slots"))?;
-        let peers = pinned::get(&pins.socket_map("peers"))?;
-        let peers = Map::from_map_data(peers).and_then(HashMap::try_from).map_err(Error::map("peers"))?;
+        let peers = pinned::get(&pins.sock_nat_map("udp_nat"))?;
+        let peers = Map::from_map_data(peers).and_then(HashMap::try_from).map_err(Error::map("udp_nat"))?;
         Ok(Self { slots, slot_mask, peers })
     }
 
@@ -114,16 +115,16 @@ impl Ender {
         (address(translation.backend) == socket.peer()).then(|| address(translation.service))
     }
 
-    fn translation(&self, socket: &Connected) -> Option<Translation> {
+    fn translation(&self, socket: &Connected) -> Option<SockNat> {
         let cookie = socket.cookie();
         let index = u32::try_from(cookie & self.slot_mask).ok()?;
-        let slot: Slot = bytemuck::cast(self.slots.get(&index, 0).ok()?);
+        let slot: NatSlot = bytemuck::cast(self.slots.get(&index, 0).ok()?);
         if slot.cookie == cookie && slot.claims != 0 {
-            return Some(slot.translation);
+            return Some(slot.nat);
         }
-        let key: [u64; KEY] = bytemuck::cast(PeerKey::connected(cookie));
-        let Peer { other, next, .. } = bytemuck::cast(self.peers.get(&key, 0).ok()?);
-        Some(Translation { service: next, backend: other })
+        let key: [u64; KEY] = bytemuck::cast(UdpNatKey::connected(cookie));
+        let UdpNatEntry { peer: backend, next: service, .. } = bytemuck::cast(self.peers.get(&key, 0).ok()?);
+        Some(SockNat { service, backend })
     }
 }
 
@@ -132,6 +133,6 @@ pub(super) fn is_possible() -> io::Result<()> {
     SockDiag::open()?.can_end()
 }
 
-fn address(address: Address) -> SocketAddr {
+fn address(address: SockAddr) -> SocketAddr {
     SocketAddr::new(IpAddr::V6(address.ip.into()).to_canonical(), address.port.get())
 }

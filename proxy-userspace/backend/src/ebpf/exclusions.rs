@@ -14,7 +14,7 @@ use aya::{
     Ebpf,
     maps::{HashMap, MapData},
 };
-use proxy_common::scope::{LEVELS, MOST};
+use proxy_common::exclusion::{MAX_EXCLUDED, MAX_LEVELS};
 
 use super::{
     cgroup::{is_cgroup2, mount_of},
@@ -97,7 +97,7 @@ fn id(path: &Path) -> Result<Option<u64>, Error> {
 ///
 /// If a path is not below a cgroup2 mount, or too far below, or is its root; or if there are too many.
 pub(super) fn levels(paths: &[PathBuf]) -> Result<u32, Error> {
-    if paths.len() > MOST as usize {
+    if paths.len() > MAX_EXCLUDED as usize {
         return Err(Error::TooManyExclusions(paths.len()));
     }
     paths.iter().try_fold(0, |levels, path| Ok(levels | level(path)?))
@@ -111,10 +111,10 @@ fn level(path: &Path) -> Result<u32, Error> {
     let below = path.strip_prefix(top).map_or(0, |it| it.components().count());
     // Only the root of the machine has no type (cgroups(7)): how far down any other is nobody says here.
     if top.join("cgroup.type").exists() {
-        return Ok((1 << LEVELS) - 2);
+        return Ok((1 << MAX_LEVELS) - 2);
     }
     match u32::try_from(below) {
-        Ok(level @ 1..LEVELS) => Ok(1 << level),
+        Ok(level @ 1..MAX_LEVELS) => Ok(1 << level),
         _ => Err(Error::BadExclusion(path.to_path_buf())),
     }
 }

@@ -13,7 +13,7 @@ use model::{
     state::{NodeState, ServiceState},
 };
 
-use proxy_common::{canary, net::V6};
+use proxy_common::{net::V6, probe};
 
 use super::compile::{Frontend, Transport, compile};
 use crate::claim::Claim;
@@ -37,7 +37,7 @@ impl Flows {
     /// Whether `backend` still serves a Service's address, or the node port that it is.
     pub(super) fn serves(&self, service: SocketAddr, backend: SocketAddr) -> bool {
         // The canary's are nobody's, and end by themselves.
-        if canary::is(mapped(service.ip())) {
+        if probe::is_probe(mapped(service.ip())) {
             return true;
         }
         let any = match service {

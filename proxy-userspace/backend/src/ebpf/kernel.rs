@@ -15,8 +15,8 @@ use aya::{
 use aya_obj::generated::{BPF_F_INNER_MAP, bpf_map_type};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
-    counters::{CHUNKS, Cell},
-    tables::Outline,
+    counters::{CounterIndex, MAX_CHUNKS},
+    tables::Prefilter,
 };
 
 use super::{
@@ -40,7 +40,7 @@ const FLIPS: u32 = 1;
 pub(super) struct KernelMaps {
     pins: Pins,
     active: Array<MapData, u32>,
-    outlines: MapData,
+    prefilters: MapData,
     outer: Vec<ArrayOfMaps<MapData, MapData>>,
     inner: [[Option<MapData>; Table::COUNT]; 2],
     counters: ArrayOfMaps<MapData, MapData>,
@@ -56,14 +56,14 @@ pub(super) struct KernelMaps {
 pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result<(Ebpf, KernelMaps), Error> {
     // Map memory counts against this limit before Linux 5.11; where it cannot be raised, the load says so.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-    let slots = pinned::size(&pins.socket_map("slots"), options.socket_slots, "sockets have slots")?;
+    let slots = pinned::size(&pins.sock_nat_map("slots"), options.socket_slots, "sockets have slots")?;
     let clients = pinned::size(
-        &pins.affinity().join("clients"),
+        &pins.affinity().join("affinity"),
         options.affinity_clients,
         "clients keep their endpoint",
     )?;
     let peers = pinned::size(
-        &pins.socket_map("peers"),
+        &pins.sock_nat_map("udp_nat"),
         options.udp_addresses.saturating_mul(2),
         "places are there for further addresses of UDP sockets",
     )?;
@@ -77,7 +77,7 @@ pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result
         let template = || create_table(table, table.name(), 1);
         make_outer(table.map(), &pins.outer(table), 2, template)?;
     }
-    make_outer(chunks::OUTER, &pins.chunks(), CHUNKS, || chunks::create(stripes))?;
+    make_outer(chunks::OUTER, &pins.chunks(), MAX_CHUNKS, || chunks::create(stripes))?;
     let excluded_levels = exclusions::levels(&options.excluded_cgroups)?;
     let host_only = u32::from(options.host_only);
     let slot_mask = slots - 1;
@@ -96,8 +96,8 @@ pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result
     loader.override_global("HOST_NETNS", &host_netns, true);
     loader.override_global("SEED", &seed, true);
     loader.map_max_entries("SLOTS", slots);
-    loader.map_max_entries("CLIENTS", clients);
-    loader.map_max_entries("PEERS", peers);
+    loader.map_max_entries("AFFINITY", clients);
+    loader.map_max_entries("UDP_NAT", peers);
     // The chunks themselves are not maps of the object.
     for map in shared.iter().filter(|it| it.name != chunks::CHUNK) {
         loader.map_pin_path(map.name, map.path.clone());
@@ -112,8 +112,8 @@ impl KernelMaps {
         let mut map =
             |name: &str| ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")));
         let active = Array::try_from(map("ACTIVE")?).map_err(Error::map("ACTIVE"))?;
-        let Map::Array(outlines) = map("OUTLINES")? else {
-            return Err(Error::Incomplete("map OUTLINES".into()));
+        let Map::Array(prefilters) = map("PREFILTER")? else {
+            return Err(Error::Incomplete("map PREFILTER".into()));
         };
         let outer = Table::ALL
             .iter()
@@ -128,7 +128,7 @@ impl KernelMaps {
         Ok(Self {
             pins: pins.clone(),
             active,
-            outlines,
+            prefilters,
             outer,
             inner: Default::default(),
             counters,
@@ -185,11 +185,11 @@ impl Store for KernelMaps {
         Ok(())
     }
 
-    fn set_outline(&mut self, side: Side, outline: &Outline) -> Result<(), Error> {
-        let entry = sys::Entry { key: size_of::<u32>(), value: size_of::<Outline>() };
-        let (key, value) = (side.word(), bytemuck::bytes_of(outline));
-        sys::update_batch(self.outlines.fd().as_fd(), entry, bytemuck::bytes_of(&key), value)
-            .map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", "outlines"))
+    fn set_prefilter(&mut self, side: Side, prefilter: &Prefilter) -> Result<(), Error> {
+        let entry = sys::Entry { key: size_of::<u32>(), value: size_of::<Prefilter>() };
+        let (key, value) = (side.word(), bytemuck::bytes_of(prefilter));
+        sys::update_batch(self.prefilters.fd().as_fd(), entry, bytemuck::bytes_of(&key), value)
+            .map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", "prefilter"))
     }
 
     fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error> {
@@ -214,7 +214,7 @@ impl Store for KernelMaps {
         self.chunks.owners()
     }
 
-    fn own(&mut self, cells: &[(Cell, u64)]) -> Result<(), Error> {
+    fn own(&mut self, cells: &[(CounterIndex, u64)]) -> Result<(), Error> {
         self.chunks.own(cells, &mut self.counters)
     }
 }

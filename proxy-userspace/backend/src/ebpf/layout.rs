@@ -17,7 +17,9 @@ use model::{
     Family, ServiceName,
     state::{NodeState, PerFamily},
 };
-use proxy_common::tables::{Frontend as Row, Network, OWN_ADDRESSES_ONLY, Outline, Place, Span};
+use proxy_common::tables::{
+    Frontend as Row, LOCAL_ADDRESSES_ONLY, Network, NodeAddrScope, PortRange, Prefilter,
+};
 
 use self::{
     ranges::Ranges,
@@ -61,7 +63,7 @@ pub(super) struct Layout {
 }
 
 /// Whose the addresses of nodes are.
-pub(super) type Places = BTreeMap<IpAddr, Place>;
+pub(super) type Places = BTreeMap<IpAddr, NodeAddrScope>;
 
 /// A Service that is laid out.
 #[derive(Debug, Default)]
@@ -173,7 +175,7 @@ impl Layout {
     pub(super) fn whole(&self, table: Table) -> Changes {
         let mut changes = Changes::default();
         match table {
-            Table::Places => {
+            Table::NodeAddrs => {
                 for (address, place) in &self.places {
                     put_place(&mut changes, *address, *place);
                 }
@@ -235,16 +237,16 @@ impl Layout {
     }
 
     /// Where the frontends may be.
-    pub(super) fn outline(&self) -> Outline {
-        let mut outline = Outline::EMPTY;
-        if let (Some((&least, _)), Some((&greatest, _))) =
+    pub(super) fn prefilter(&self) -> Prefilter {
+        let mut prefilter = Prefilter::EMPTY;
+        if let (Some((&min, _)), Some((&max, _))) =
             (self.node_ports.first_key_value(), self.node_ports.last_key_value())
         {
-            outline.span = Span { least, greatest };
+            prefilter.node_ports = PortRange { min, max };
         }
-        self.networks.of(Family::V4).keys().for_each(|it| outline.networks4.add(*it));
-        self.networks.of(Family::V6).keys().for_each(|it| outline.networks6.add(*it));
-        outline
+        self.networks.of(Family::V4).keys().for_each(|it| prefilter.networks4.insert(*it));
+        self.networks.of(Family::V6).keys().for_each(|it| prefilter.networks6.insert(*it));
+        prefilter
     }
 
     /// How many Services there are.
@@ -277,12 +279,12 @@ fn row(owner: &Known, frontend: &Frontend, counters: &Counters) -> Option<Row> {
     let set = owner.sets.get(frontend.set)?;
     Some(Row {
         set: set.id,
-        count: count_of(&set.slots),
-        flags: if frontend.own_addresses_only { OWN_ADDRESSES_ONLY } else { 0 },
-        affinity: frontend.affinity,
-        service: frontend.service,
-        cell: counters.cell_of(Owner::port(frontend.service)),
-        first: set.range.first,
+        backend_count: count_of(&set.slots),
+        flags: if frontend.own_addresses_only { LOCAL_ADDRESSES_ONLY } else { 0 },
+        affinity_timeout: frontend.affinity,
+        service_port: frontend.service,
+        counter: counters.cell_of(Owner::port(frontend.service)),
+        backend_offset: set.range.first,
         #[cfg(feature = "next-layout")]
         other_layout: u64::MAX,
     })

@@ -3,17 +3,17 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    marker::PhantomData,
     net::{IpAddr, SocketAddr},
 };
 
 use proxy_common::{
-    counters::{CELLS, Cell, PORT_CELLS},
+    counters::{COUNTERS_PER_CHUNK, COUNTERS_PER_PORT, CounterIndex},
     decide::Tables,
-    net::{Be16, V4, V6},
-    socket::Address,
+    net::{Be16, SockAddr, V4, V6},
     tables::{
-        Backend4, Backend6, Frontend, FrontendKey4, FrontendKey6, MemberKey4, MemberKey6, NodePortKey,
-        Outline, Place, Slot4, Slot6, network4, network6,
+        Backend4, Backend6, BackendEntry4, BackendEntry6, Family, Frontend, NodeAddrScope, NodePortKey,
+        Prefilter,
     },
 };
 
@@ -31,7 +31,7 @@ pub(super) struct Memory {
     active: Side,
     /// Whether a program that is still running may have begun on a side.
     read: [bool; 2],
-    outlines: Box<[Outline; 2]>,
+    prefilters: Box<[Prefilter; 2]>,
     tables: [[(u32, Rows); Table::COUNT]; 2],
     /// Fails one operation in so many, half done; never if 0.
     pub(super) fails_one_in: u32,
@@ -46,7 +46,7 @@ impl Memory {
         Self {
             active: Side::BOTH[0],
             read: [true; 2],
-            outlines: Box::new([Outline::EMPTY; 2]),
+            prefilters: Box::new([Prefilter::EMPTY; 2]),
             tables: Default::default(),
             fails_one_in: 0,
             random: seed | 1,
@@ -78,16 +78,16 @@ impl Memory {
         let (port, protocol) = (Be16::new(frontend.address.port()), frontend.transport.number());
         let mut backends: Vec<SocketAddr> = match frontend.address.ip() {
             IpAddr::V4(ip) => {
-                let row = find(&V4Side(self), ip.into(), ip.is_unspecified(), port, protocol)?;
-                (row.first..row.first + row.count)
-                    .map(|it| V4Side(self).backend(it).expect("every slot is there"))
+                let row = find(side::<V4>(self), ip.into(), ip.is_unspecified(), port, protocol)?;
+                (row.backend_offset..row.backend_offset + row.backend_count)
+                    .map(|it| side::<V4>(self).backend(it).expect("every slot is there"))
                     .map(|(it, _)| at4(&it))
                     .collect()
             }
             IpAddr::V6(ip) => {
-                let row = find(&V6Side(self), ip.into(), ip.is_unspecified(), port, protocol)?;
-                (row.first..row.first + row.count)
-                    .map(|it| V6Side(self).backend(it).expect("every slot is there"))
+                let row = find(side::<V6>(self), ip.into(), ip.is_unspecified(), port, protocol)?;
+                (row.backend_offset..row.backend_offset + row.backend_count)
+                    .map(|it| side::<V6>(self).backend(it).expect("every slot is there"))
                     .map(|(it, _)| at6(&it))
                     .collect()
             }
@@ -102,15 +102,15 @@ impl Memory {
         let backend_port = Be16::new(backend.port());
         match (frontend.address.ip(), backend.ip()) {
             (IpAddr::V4(ip), IpAddr::V4(to)) => {
-                find(&V4Side(self), ip.into(), ip.is_unspecified(), port, protocol).is_some_and(|row| {
-                    V4Side(self)
+                find(side::<V4>(self), ip.into(), ip.is_unspecified(), port, protocol).is_some_and(|row| {
+                    side::<V4>(self)
                         .member(row.set, Backend4 { address: to.into(), port: backend_port, zero: 0 })
                         .is_some()
                 })
             }
             (IpAddr::V6(ip), IpAddr::V6(to)) => {
-                find(&V6Side(self), ip.into(), ip.is_unspecified(), port, protocol).is_some_and(|row| {
-                    V6Side(self)
+                find(side::<V6>(self), ip.into(), ip.is_unspecified(), port, protocol).is_some_and(|row| {
+                    side::<V6>(self)
                         .member(row.set, Backend6 { address: to.into(), port: backend_port, zero: 0 })
                         .is_some()
                 })
@@ -120,10 +120,10 @@ impl Memory {
     }
 
     /// Whose an address of the active side is.
-    pub(super) fn place(&self, address: IpAddr) -> Option<Place> {
+    pub(super) fn node_addr_scope(&self, address: IpAddr) -> Option<NodeAddrScope> {
         match address {
-            IpAddr::V4(ip) => V4Side(self).place(ip.into()),
-            IpAddr::V6(ip) => V6Side(self).place(ip.into()),
+            IpAddr::V4(ip) => side::<V4>(self).node_addr_scope(ip.into()),
+            IpAddr::V6(ip) => side::<V6>(self).node_addr_scope(ip.into()),
         }
     }
 
@@ -133,27 +133,31 @@ impl Memory {
     }
 
     /// The cells that a program could add to which is running, or will be.
-    pub(super) fn reached(&self) -> BTreeSet<Cell> {
+    pub(super) fn reached(&self) -> BTreeSet<CounterIndex> {
         let readable = |it: &Side| *it == self.active || self.read[it.index()];
         Side::BOTH.into_iter().filter(readable).flat_map(|side| self.cells(side)).collect()
     }
 
     /// The cells that the rows of a side lead to.
-    pub(super) fn cells(&self, side: Side) -> BTreeSet<Cell> {
+    pub(super) fn cells(&self, side: Side) -> BTreeSet<CounterIndex> {
         let mut cells = BTreeSet::new();
         for table in Table::ALL {
             for row in self.tables[side.index()][table.index()].1.values() {
                 match table {
                     Table::Frontends4 | Table::Frontends6 | Table::NodePorts => {
-                        let first = bytemuck::pod_read_unaligned::<Frontend>(row).cell;
-                        cells.extend(first..first + PORT_CELLS);
+                        let first = bytemuck::pod_read_unaligned::<Frontend>(row).counter;
+                        cells.extend(first..first + COUNTERS_PER_PORT);
                     }
-                    Table::Backends4 => drop(cells.insert(bytemuck::pod_read_unaligned::<Slot4>(row).cell)),
-                    Table::Backends6 => drop(cells.insert(bytemuck::pod_read_unaligned::<Slot6>(row).cell)),
+                    Table::Backends4 => {
+                        cells.insert(bytemuck::pod_read_unaligned::<BackendEntry4>(row).counter);
+                    }
+                    Table::Backends6 => {
+                        cells.insert(bytemuck::pod_read_unaligned::<BackendEntry6>(row).counter);
+                    }
                     Table::Members4 | Table::Members6 => {
-                        cells.insert(bytemuck::pod_read_unaligned::<Cell>(row));
+                        cells.insert(bytemuck::pod_read_unaligned::<CounterIndex>(row));
                     }
-                    Table::Places => {}
+                    Table::NodeAddrs => {}
                 }
             }
         }
@@ -161,12 +165,12 @@ impl Memory {
     }
 
     /// The cells that have an owner.
-    pub(super) fn owned(&self) -> BTreeSet<Cell> {
+    pub(super) fn owned(&self) -> BTreeSet<CounterIndex> {
         (0..).zip(&self.owners).filter(|(_, owner)| **owner != 0).map(|(cell, _)| cell).collect()
     }
 
-    fn outline(&self) -> &Outline {
-        &self.outlines[self.active.index()]
+    fn prefilter(&self) -> &Prefilter {
+        &self.prefilters[self.active.index()]
     }
 
     fn get<V: bytemuck::AnyBitPattern>(&self, table: Table, key: &impl bytemuck::NoUninit) -> Option<V> {
@@ -176,7 +180,7 @@ impl Memory {
 }
 
 /// What a program finds there; the unspecified address stands for a node port.
-fn find<T: Tables>(tables: &T, ip: T::Ip, any: bool, port: Be16, protocol: u8) -> Option<Frontend> {
+fn find<T: Tables>(tables: T, ip: T::Ip, any: bool, port: Be16, protocol: u8) -> Option<Frontend> {
     match any {
         true if tables.may_be_node_port(port) => tables.node_port(port, protocol),
         true => None,
@@ -193,93 +197,76 @@ fn at6(backend: &Backend6) -> SocketAddr {
     SocketAddr::new(IpAddr::V6(backend.address.into()), backend.port.get())
 }
 
-/// The active side as a program of each family sees it.
-struct V4Side<'a>(&'a Memory);
-struct V6Side<'a>(&'a Memory);
+/// The active side, as a program of one address family sees it.
+struct ActiveSide<'a, F>(&'a Memory, PhantomData<F>);
 
-impl Tables for V4Side<'_> {
-    type Ip = V4;
-    type Backend = Backend4;
+fn side<F: Family>(maps: &Memory) -> ActiveSide<'_, F> {
+    ActiveSide(maps, PhantomData)
+}
 
-    fn may_be_frontend(&self, ip: V4) -> bool {
-        self.0.outline().networks4.contain(network4(ip))
-    }
-
-    fn frontend(&self, address: V4, port: Be16, protocol: u8) -> Option<Frontend> {
-        self.0.get(Table::Frontends4, &FrontendKey4 { address, port, protocol, zero: 0 })
-    }
-
-    fn may_be_node_port(&self, port: Be16) -> bool {
-        self.0.outline().span.contains(port)
-    }
-
-    fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
-        self.0.get(Table::NodePorts, &NodePortKey { port, protocol, family: 4 })
-    }
-
-    fn place(&self, address: V4) -> Option<Place> {
-        self.0.get(Table::Places, &address.reached().mapped())
-    }
-
-    fn backend(&self, position: u32) -> Option<(Backend4, Cell)> {
-        self.0.get(Table::Backends4, &position).map(|it: Slot4| (it.backend, it.cell))
-    }
-
-    fn member(&self, set: u32, backend: Backend4) -> Option<Cell> {
-        self.0.get(Table::Members4, &MemberKey4 { set, backend })
-    }
-
-    const FAMILY: u32 = 4;
-
-    fn backend_at(&self, address: Address) -> Backend4 {
-        Backend4 { address: address.ip.to_v4().unwrap_or_default(), port: address.port, zero: 0 }
-    }
-
-    fn address_of(&self, backend: Backend4) -> Address {
-        Address::new(backend.address.mapped(), backend.port)
+impl<F> ActiveSide<'_, F>
+where
+    F: Family<
+            FrontendKey: bytemuck::NoUninit,
+            BackendEntry: bytemuck::AnyBitPattern,
+            BackendSetMemberKey: bytemuck::NoUninit,
+        >,
+{
+    /// The table of the family.
+    fn of_family(v4: Table, v6: Table) -> Table {
+        if F::VERSION == 4 { v4 } else { v6 }
     }
 }
 
-impl Tables for V6Side<'_> {
-    type Ip = V6;
-    type Backend = Backend6;
+impl<F> Tables for ActiveSide<'_, F>
+where
+    F: Family<
+            FrontendKey: bytemuck::NoUninit,
+            BackendEntry: bytemuck::AnyBitPattern,
+            BackendSetMemberKey: bytemuck::NoUninit,
+        >,
+{
+    type Ip = F;
+    type Backend = F::Backend;
+    const IP_VERSION: u8 = F::VERSION;
 
-    fn may_be_frontend(&self, ip: V6) -> bool {
-        self.0.outline().networks6.contain(network6(ip))
+    fn may_be_frontend(&self, ip: F) -> bool {
+        ip.may_be_frontend(self.0.prefilter())
     }
 
-    fn frontend(&self, address: V6, port: Be16, protocol: u8) -> Option<Frontend> {
-        self.0.get(Table::Frontends6, &FrontendKey6 { address, port, protocol, zero: 0 })
+    fn frontend(&self, ip: F, port: Be16, protocol: u8) -> Option<Frontend> {
+        let table = Self::of_family(Table::Frontends4, Table::Frontends6);
+        self.0.get(table, &ip.frontend_key(port, protocol))
     }
 
     fn may_be_node_port(&self, port: Be16) -> bool {
-        self.0.outline().span.contains(port)
+        self.0.prefilter().node_ports.contains(port)
     }
 
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
-        self.0.get(Table::NodePorts, &NodePortKey { port, protocol, family: 6 })
+        self.0.get(Table::NodePorts, &NodePortKey { port, protocol, ip_version: F::VERSION })
     }
 
-    fn place(&self, address: V6) -> Option<Place> {
-        self.0.get(Table::Places, &address.reached())
+    fn node_addr_scope(&self, ip: F) -> Option<NodeAddrScope> {
+        self.0.get(Table::NodeAddrs, &ip.node_addr_key())
     }
 
-    fn backend(&self, position: u32) -> Option<(Backend6, Cell)> {
-        self.0.get(Table::Backends6, &position).map(|it: Slot6| (it.backend, it.cell))
+    fn backend(&self, position: u32) -> Option<(F::Backend, CounterIndex)> {
+        let table = Self::of_family(Table::Backends4, Table::Backends6);
+        self.0.get(table, &position).map(F::backend_of)
     }
 
-    fn member(&self, set: u32, backend: Backend6) -> Option<Cell> {
-        self.0.get(Table::Members6, &MemberKey6 { set, backend })
+    fn member(&self, set: u32, backend: F::Backend) -> Option<CounterIndex> {
+        let table = Self::of_family(Table::Members4, Table::Members6);
+        self.0.get(table, &F::member_key(set, backend))
     }
 
-    const FAMILY: u32 = 6;
-
-    fn backend_at(&self, address: Address) -> Backend6 {
-        Backend6 { address: address.ip, port: address.port, zero: 0 }
+    fn backend_at(address: SockAddr) -> F::Backend {
+        F::backend_at(address)
     }
 
-    fn address_of(&self, backend: Backend6) -> Address {
-        Address::new(backend.address, backend.port)
+    fn sock_addr(backend: F::Backend) -> SockAddr {
+        F::sock_addr(backend)
     }
 }
 
@@ -319,12 +306,12 @@ impl Store for Memory {
         Ok(())
     }
 
-    fn set_outline(&mut self, side: Side, outline: &Outline) -> Result<(), Error> {
+    fn set_prefilter(&mut self, side: Side, prefilter: &Prefilter) -> Result<(), Error> {
         if self.fails_after(0).is_some() {
-            return Err(refused("set_outline", Table::NodePorts, libc::ENOMEM));
+            return Err(refused("set_prefilter", Table::NodePorts, libc::ENOMEM));
         }
         self.writable(side, Table::NodePorts);
-        self.outlines[side.index()] = *outline;
+        self.prefilters[side.index()] = *prefilter;
         Ok(())
     }
 
@@ -373,7 +360,7 @@ impl Store for Memory {
         Ok(self.owners.clone())
     }
 
-    fn own(&mut self, cells: &[(Cell, u64)]) -> Result<(), Error> {
+    fn own(&mut self, cells: &[(CounterIndex, u64)]) -> Result<(), Error> {
         let fails_after = self.fails_after(cells.len());
         let reached = self.reached();
         for (done, (cell, owner)) in cells.iter().enumerate() {
@@ -382,7 +369,7 @@ impl Store for Memory {
             }
             assert!(!reached.contains(cell), "cell {cell} changed hands while a program could add to it");
             let place = *cell as usize;
-            self.owners.resize(self.owners.len().max(place + 1).next_multiple_of(CELLS), 0);
+            self.owners.resize(self.owners.len().max(place + 1).next_multiple_of(COUNTERS_PER_CHUNK), 0);
             self.owners[place] = *owner;
         }
         if fails_after.is_some() { Err(refused("own", Table::Frontends4, libc::EBUSY)) } else { Ok(()) }

@@ -8,12 +8,12 @@ use aya::{
     Ebpf,
     maps::{Array, Map, MapData},
 };
-use proxy_common::peers::{CAME, LEFT, Peer, PeerKey, REFUSED, SWEPT, WENT, left_over};
+use proxy_common::udp_nat::{COLLECTED, DELETED, INSERTED, LEAKED, REFUSED, UdpNatEntry, UdpNatKey, leaked};
 
 use super::{error::Error, sys};
 
-const TABLE: &str = "PEERS";
-const COUNTS: &str = "PEER_COUNTS";
+const TABLE: &str = "UDP_NAT";
+const COUNTS: &str = "UDP_NAT_STATS";
 
 /// How full the table is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,25 +49,25 @@ impl Peers {
 
     /// Says how full the table is, after it has taken away what closed sockets have left over.
     pub(super) fn look(&mut self) -> Result<UdpMemory, Error> {
-        let left = self.count(LEFT)?;
+        let left = self.count(LEAKED)?;
         if left != self.left {
             self.sweep()?;
             self.left = left;
         }
-        let entries = self.count(CAME)?.saturating_sub(self.count(WENT)? + self.count(SWEPT)?);
+        let entries = self.count(INSERTED)?.saturating_sub(self.count(DELETED)? + self.count(COLLECTED)?);
         Ok(UdpMemory { entries, capacity: self.capacity, refused: self.count(REFUSED)? })
     }
 
     fn sweep(&mut self) -> Result<(), Error> {
-        let entry = sys::Entry { key: size_of::<PeerKey>(), value: size_of::<Peer>() };
+        let entry = sys::Entry { key: size_of::<UdpNatKey>(), value: size_of::<UdpNatEntry>() };
         let (keys, values) = sys::lookup_all(self.table.fd().as_fd(), entry, self.capacity)
             .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", TABLE))?;
         let keys = keys.chunks_exact(entry.key).map(bytemuck::pod_read_unaligned);
         let values = values.chunks_exact(entry.value).map(bytemuck::pod_read_unaligned);
-        let entries: Vec<(PeerKey, Peer)> = keys.zip(values).collect();
+        let entries: Vec<(UdpNatKey, UdpNatEntry)> = keys.zip(values).collect();
         let mut swept = 0;
         let mut result = Ok(());
-        for key in left_over(&entries) {
+        for key in leaked(&entries) {
             // One by one: a batch ends at the first that is gone, and does not say how far it came.
             match sys::delete_batch(self.table.fd().as_fd(), entry, bytemuck::bytes_of(key)) {
                 Ok(()) => swept += 1,
@@ -80,8 +80,8 @@ impl Peers {
         }
         if swept > 0 {
             // Programs count what they take away themselves; this one is ours alone.
-            let swept = self.count(SWEPT)? + swept;
-            self.counts.set(SWEPT, swept, 0).map_err(Error::map(COUNTS))?;
+            let swept = self.count(COLLECTED)? + swept;
+            self.counts.set(COLLECTED, swept, 0).map_err(Error::map(COUNTS))?;
         }
         result
     }

@@ -11,10 +11,11 @@ use std::{
 use aya::maps::{MapData, MapType};
 use aya_obj::generated::BPF_F_NO_PREALLOC;
 use proxy_common::{
-    affinity::{Affinity, AffinityKey},
-    peers::{COUNTS, Peer, PeerKey},
-    socket::{Connected, Datagrams, Slot},
-    tables::Outline,
+    affinity::{AffinityEntry, AffinityKey},
+    sock_nat::{ConnectedNat, NatSlot},
+    tables::Prefilter,
+    udp_nat::{STAT_COUNT, UdpNatEntry, UdpNatKey},
+    udp_nat_cache::UdpNatCache,
 };
 
 use super::{error::Error, pins::Pins, store::Table, sys};
@@ -118,61 +119,61 @@ pub(super) fn maps(pins: &Pins, slots: u32, clients: u32, peers: u32) -> Vec<Pin
     let mut maps = vec![
         Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 2, 0) },
         Pinned {
-            name: "OUTLINES",
-            path: pins.outlines(),
-            shape: shape(MapType::Array, size_of::<Outline>() as u32, 2, 0),
+            name: "PREFILTER",
+            path: pins.prefilters(),
+            shape: shape(MapType::Array, size_of::<Prefilter>() as u32, 2, 0),
         },
         Pinned {
             name: "SLOTS",
-            path: pins.socket_map("slots"),
-            shape: shape(MapType::Array, size_of::<Slot>() as u32, slots, 0),
+            path: pins.sock_nat_map("slots"),
+            shape: shape(MapType::Array, size_of::<NatSlot>() as u32, slots, 0),
         },
         Pinned {
-            name: "CLIENTS",
-            path: pins.affinity().join("clients"),
+            name: "AFFINITY",
+            path: pins.affinity().join("affinity"),
             shape: Shape {
                 map_type: MapType::LruHash,
                 key_size: size_of::<AffinityKey>() as u32,
-                value_size: size_of::<Affinity>() as u32,
+                value_size: size_of::<AffinityEntry>() as u32,
                 max_entries: clients,
                 flags: 0,
             },
         },
         Pinned {
-            name: "CAME",
-            path: pins.affinity().join("came"),
+            name: "AFFINITY_INSERTS",
+            path: pins.affinity().join("affinity_inserts"),
             shape: shape(MapType::Array, size_of::<u64>() as u32, 1, 0),
         },
         Pinned {
-            name: "OVERFLOWED",
-            path: pins.socket_map("overflowed"),
+            name: "SLOT_OVERFLOWS",
+            path: pins.sock_nat_map("slot_overflows"),
             shape: shape(MapType::Array, size_of::<u64>() as u32, 1, 0),
         },
         Pinned {
-            name: "CONNECTED",
-            path: pins.socket_map("connected"),
-            shape: storage(size_of::<Connected>()),
+            name: "SK_NAT",
+            path: pins.sock_nat_map("sk_nat"),
+            shape: storage(size_of::<ConnectedNat>()),
         },
         Pinned {
-            name: "DATAGRAMS",
-            path: pins.socket_map("datagrams"),
-            shape: storage(size_of::<Datagrams>()),
+            name: "UDP_SK_NAT",
+            path: pins.sock_nat_map("udp_sk_nat"),
+            shape: storage(size_of::<UdpNatCache>()),
         },
         Pinned {
-            name: "PEERS",
-            path: pins.socket_map("peers"),
+            name: "UDP_NAT",
+            path: pins.sock_nat_map("udp_nat"),
             shape: Shape {
                 map_type: MapType::Hash,
-                key_size: size_of::<PeerKey>() as u32,
-                value_size: size_of::<Peer>() as u32,
+                key_size: size_of::<UdpNatKey>() as u32,
+                value_size: size_of::<UdpNatEntry>() as u32,
                 max_entries: peers,
                 flags: BPF_F_NO_PREALLOC,
             },
         },
         Pinned {
-            name: "PEER_COUNTS",
-            path: pins.socket_map("peer_counts"),
-            shape: shape(MapType::Array, size_of::<u64>() as u32, COUNTS, 0),
+            name: "UDP_NAT_STATS",
+            path: pins.sock_nat_map("udp_nat_stats"),
+            shape: shape(MapType::Array, size_of::<u64>() as u32, STAT_COUNT, 0),
         },
     ];
     maps.extend(Table::ALL.map(|table| Pinned {

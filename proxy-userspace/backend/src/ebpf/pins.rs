@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! PIN_DIR/links/connect4 …          links, whatever the version: they are updated, never made anew
-//! PIN_DIR/sockets1/{slots,connected,…}     what sockets remember; the version of proxy_common::socket
-//! PIN_DIR/affinity1/{clients,came}       which client was given which backend; the version of proxy_common::affinity
+//! PIN_DIR/sock_nat1/{slots,sk_nat,…}     what sockets remember; the version of proxy_common::socket
+//! PIN_DIR/affinity2/{affinity,…}        which client was given which backend; the version of proxy_common::affinity
 //! PIN_DIR/counters1/{chunks,chunk0,…}   what is counted; the version of proxy_common::counters
-//! PIN_DIR/v4/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
-//! PIN_DIR/v4/side0/frontends4 …     the inner maps
-//! PIN_DIR/v4/programs/connect4 …    the programs
+//! PIN_DIR/v5/{active,frontends4,…}  the side word and the outer maps; the version of proxy_common::tables
+//! PIN_DIR/v5/side0/frontends4 …     the inner maps
+//! PIN_DIR/v5/programs/connect4 …    the programs
 //! ```
 //!
 //! The one rule: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.
@@ -27,7 +27,7 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
     unistd::geteuid,
 };
-use proxy_common::{AFFINITY_VERSION, COUNTERS_VERSION, LAYOUT_VERSION, SOCKETS_VERSION};
+use proxy_common::{AFFINITY_VERSION, COUNTERS_VERSION, LAYOUT_VERSION, SOCK_NAT_VERSION};
 
 use super::{
     error::Error,
@@ -40,6 +40,9 @@ const BPFFS: &str = "/sys/fs/bpf";
 /// How often, and after which pause, the lock is tried for: whoever has it for long works there.
 const LOCK_TRIES: u32 = 10;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// The folders whose names end with a layout version. Before `sock_nat` there was `sockets`.
+const VERSIONED: [&str; 5] = ["v", "sock_nat", "sockets", "affinity", "counters"];
 
 /// The folder of all pins.
 #[derive(Clone, Debug)]
@@ -83,7 +86,7 @@ impl Pins {
         };
         self.check_owner()?;
         create_dir(&self.links())?;
-        create_dir(&self.sockets())?;
+        create_dir(&self.sock_nat())?;
         create_dir(&self.affinity())?;
         create_dir(&self.counters())?;
         create_dir(&self.programs())?;
@@ -160,8 +163,8 @@ impl Pins {
     }
 
     /// The folder of what sockets remember.
-    pub(super) fn sockets(&self) -> PathBuf {
-        self.dir.join(format!("sockets{SOCKETS_VERSION}"))
+    pub(super) fn sock_nat(&self) -> PathBuf {
+        self.dir.join(format!("sock_nat{SOCK_NAT_VERSION}"))
     }
 
     /// The folder of which client was given which backend.
@@ -185,8 +188,8 @@ impl Pins {
     }
 
     /// A map of what sockets remember.
-    pub(super) fn socket_map(&self, name: &str) -> PathBuf {
-        self.sockets().join(name)
+    pub(super) fn sock_nat_map(&self, name: &str) -> PathBuf {
+        self.sock_nat().join(name)
     }
 
     /// The folder of this version's programs.
@@ -200,8 +203,8 @@ impl Pins {
     }
 
     /// The map that says where the frontends of both sides may be.
-    pub(super) fn outlines(&self) -> PathBuf {
-        self.layout().join("outlines")
+    pub(super) fn prefilters(&self) -> PathBuf {
+        self.layout().join("prefilter")
     }
 
     /// The outer map of a table.
@@ -249,13 +252,8 @@ impl Pins {
     ///
     /// If the folder is not on a bpf file system, nothing is removed: nothing of ours can be there.
     pub(super) fn remove_all(&self) -> Result<Vec<PathBuf>, Error> {
-        for folder in read_dir(&self.dir)? {
-            let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let numbered =
-                |prefix| name.strip_prefix(prefix).is_some_and(|it: &str| it.parse::<u32>().is_ok());
-            if ["v", "sockets", "affinity", "counters"].into_iter().any(numbered) {
-                remove_tree(&folder)?;
-            }
+        for folder in self.versioned()? {
+            remove_tree(&folder)?;
         }
         remove_empty(&self.links())?;
         remove_empty(&self.dir)?;
@@ -265,20 +263,36 @@ impl Pins {
         Ok(left)
     }
 
-    /// Takes away the tables of other versions. To be called when no link leads to their programs any more.
+    /// Removes the folders of other versions. To be called when no link refers to their programs any more.
     pub(super) fn remove_other_layouts(&self) -> Result<Vec<String>, Error> {
-        let others = self.other_layouts()?;
-        for name in &others {
-            remove_tree(&self.dir.join(name))?;
+        let current = [self.layout(), self.sock_nat(), self.affinity(), self.counters()];
+        let mut others = self.versioned()?;
+        others.retain(|it| !current.contains(it));
+        for folder in &others {
+            remove_tree(folder)?;
         }
-        Ok(others)
+        Ok(others.iter().map(|it| file_name(it)).collect())
+    }
+
+    /// The folders of any version.
+    fn versioned(&self) -> Result<Vec<PathBuf>, Error> {
+        let mut folders = read_dir(&self.dir)?;
+        folders.retain(|folder| {
+            let name = file_name(folder);
+            let has_version =
+                |prefix| name.strip_prefix(prefix).is_some_and(|it: &str| it.parse::<u32>().is_ok());
+            VERSIONED.into_iter().any(has_version)
+        });
+        Ok(folders)
     }
 
     /// The tables of other versions, by the names of their folders.
     pub(super) fn other_layouts(&self) -> Result<Vec<String>, Error> {
         let names = read_dir(&self.dir)?.into_iter().filter(|it| *it != self.layout());
-        let names = names.map(|it| it.file_name().unwrap_or_default().to_string_lossy().into_owned());
-        Ok(names.filter(|it| it.strip_prefix('v').is_some_and(|it| it.parse::<u32>().is_ok())).collect())
+        Ok(names
+            .map(|it| file_name(&it))
+            .filter(|it| it.strip_prefix('v').is_some_and(|it| it.parse::<u32>().is_ok()))
+            .collect())
     }
 }
 
@@ -335,6 +349,10 @@ pub(super) fn remove_pin(path: &Path) -> Result<(), Error> {
     }
 }
 
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 fn read_dir(path: &Path) -> Result<Vec<PathBuf>, Error> {
     let failed = || Error::syscall("readdir", path.display());
     let entries = match fs::read_dir(path) {
@@ -389,5 +407,26 @@ mod tests {
             }
             remove_tree(&pins.dir).unwrap();
         }
+    }
+
+    #[test]
+    fn folders_of_other_versions_are_removed_and_nothing_else() {
+        let pins =
+            Pins::new(&Path::new(BPFFS).join(format!("kube-proxy-ebpf-versions-{}", std::process::id())));
+        if !geteuid().is_root() || !is_bpffs(&pins.dir).is_ok_and(|it| it) {
+            eprintln!("skipped: no folder can be made on a bpf file system at {BPFFS}");
+            return;
+        }
+        let _lock = pins.prepare().unwrap();
+        let current = read_dir(&pins.dir).unwrap();
+        let others = ["affinity1", "counters7", "sock_nat9", "sockets1", "v4"];
+        for name in others {
+            create_dir(&pins.dir.join(name).join("programs")).unwrap();
+        }
+        create_dir(&pins.dir.join("vault")).unwrap();
+        assert_eq!(pins.remove_other_layouts().unwrap(), others);
+        assert_eq!(pins.remove_all().unwrap(), [pins.dir.join("vault")]);
+        assert!(current.iter().all(|it| !it.exists()));
+        remove_tree(&pins.dir).unwrap();
     }
 }

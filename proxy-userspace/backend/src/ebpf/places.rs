@@ -9,7 +9,7 @@ use std::{
 
 use ipnet::IpNet;
 use model::state::{NodeInfo, NodeInfos};
-use proxy_common::tables::{LOOPBACK, OTHER, OWN};
+use proxy_common::tables::NodeAddrScope;
 
 use super::layout::Places;
 
@@ -61,15 +61,19 @@ pub(super) fn places(
 ) -> Places {
     let mut places = Places::new();
     for node in nodes.iter().filter(|(name, _)| &***name != own).map(|(_, node)| node) {
-        places.extend(named(node, which).map(|address| (address, OTHER)));
+        places.extend(named(node, which).map(|address| (address, NodeAddrScope::REMOTE)));
     }
     // What is ours stays ours, whoever else claims it.
     if let Some(node) = nodes.get(own) {
-        places.extend(named(node, which).map(|address| (address, OWN)));
+        places.extend(named(node, which).map(|address| (address, NodeAddrScope::LOCAL)));
     }
-    places.extend(interfaces.iter().filter(|it| which.contains(**it)).map(|address| (*address, OWN)));
+    places.extend(
+        interfaces.iter().filter(|it| which.contains(**it)).map(|address| (*address, NodeAddrScope::LOCAL)),
+    );
     let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()];
-    places.extend(loopback.into_iter().filter(|it| which.contains(*it)).map(|it| (it, LOOPBACK)));
+    places.extend(
+        loopback.into_iter().filter(|it| which.contains(*it)).map(|it| (it, NodeAddrScope::LOOPBACK)),
+    );
     places
 }
 
@@ -88,7 +92,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(which: NodePortAddresses, expect: &[(&str, u32)]) {
+    fn check(which: NodePortAddresses, expect: &[(&str, NodeAddrScope)]) {
         let node = |addresses: &[&str]| NodeInfo {
             addresses: addresses.iter().map(|it| ip(it)).collect(),
             ..NodeInfo::default()
@@ -112,22 +116,29 @@ mod tests {
         check(
             NodePortAddresses::All,
             &[
-                ("127.0.0.1", LOOPBACK),
-                ("::1", LOOPBACK),
-                ("192.0.2.1", OWN),
-                ("2001:db8::1", OWN),
-                ("203.0.113.1", OWN),
+                ("127.0.0.1", NodeAddrScope::LOOPBACK),
+                ("::1", NodeAddrScope::LOOPBACK),
+                ("192.0.2.1", NodeAddrScope::LOCAL),
+                ("2001:db8::1", NodeAddrScope::LOCAL),
+                ("203.0.113.1", NodeAddrScope::LOCAL),
                 // Another node says it is its own; but it is on an interface of ours.
-                ("198.51.100.1", OWN),
-                ("192.0.2.2", OTHER),
-                ("203.0.113.2", OTHER),
+                ("198.51.100.1", NodeAddrScope::LOCAL),
+                ("192.0.2.2", NodeAddrScope::REMOTE),
+                ("203.0.113.2", NodeAddrScope::REMOTE),
             ],
         );
     }
 
     #[test]
     fn only_the_primary_addresses_count_if_so_asked() {
-        check(NodePortAddresses::Primary, &[("192.0.2.1", OWN), ("2001:db8::1", OWN), ("192.0.2.2", OTHER)]);
+        check(
+            NodePortAddresses::Primary,
+            &[
+                ("192.0.2.1", NodeAddrScope::LOCAL),
+                ("2001:db8::1", NodeAddrScope::LOCAL),
+                ("192.0.2.2", NodeAddrScope::REMOTE),
+            ],
+        );
     }
 
     #[test]
@@ -135,7 +146,11 @@ mod tests {
         let ranges = ["203.0.113.0/24", "127.0.0.0/8"].map(|it| it.parse().unwrap());
         check(
             NodePortAddresses::In(ranges.into()),
-            &[("203.0.113.1", OWN), ("203.0.113.2", OTHER), ("127.0.0.1", LOOPBACK)],
+            &[
+                ("203.0.113.1", NodeAddrScope::LOCAL),
+                ("203.0.113.2", NodeAddrScope::REMOTE),
+                ("127.0.0.1", NodeAddrScope::LOOPBACK),
+            ],
         );
     }
 }

@@ -198,7 +198,7 @@ impl<S: Store> Plane<S> {
         // Until it is done, it is not known what is there.
         known.standing = Standing::Unknown;
         let mut entries = 0;
-        self.store.set_outline(side, &self.layout.outline())?;
+        self.store.set_prefilter(side, &self.layout.prefilter())?;
         let is_small = |it: &Table| self.layout.need(*it) > known.capacity[it.index()];
         let new: Vec<_> = Table::ALL
             .into_iter()

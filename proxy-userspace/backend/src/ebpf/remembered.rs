@@ -12,9 +12,9 @@ use super::{
     peers::{Peers, UdpMemory},
 };
 
-const OVERFLOWED: &str = "OVERFLOWED";
-const CAME: &str = "CAME";
-const CLIENTS: &str = "CLIENTS";
+const SLOT_OVERFLOWS: &str = "SLOT_OVERFLOWS";
+const AFFINITY_INSERTS: &str = "AFFINITY_INSERTS";
+const AFFINITY: &str = "AFFINITY";
 
 /// What is remembered, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,13 +42,13 @@ impl Remembered {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
         let peers = Peers::take(ebpf)?;
         let mut map = |name| ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")));
-        let overflowed = Array::try_from(map(OVERFLOWED)?).map_err(Error::map(OVERFLOWED))?;
-        let came = Array::try_from(map(CAME)?).map_err(Error::map(CAME))?;
+        let overflowed = Array::try_from(map(SLOT_OVERFLOWS)?).map_err(Error::map(SLOT_OVERFLOWS))?;
+        let came = Array::try_from(map(AFFINITY_INSERTS)?).map_err(Error::map(AFFINITY_INSERTS))?;
         // The programs are not loaded yet, and need the table itself.
-        let Some(Map::LruHashMap(clients)) = ebpf.map(CLIENTS) else {
-            return Err(Error::Incomplete(format!("table {CLIENTS}")));
+        let Some(Map::LruHashMap(clients)) = ebpf.map(AFFINITY) else {
+            return Err(Error::Incomplete(format!("table {AFFINITY}")));
         };
-        let client_capacity = clients.info().map_err(Error::map(CLIENTS))?.max_entries();
+        let client_capacity = clients.info().map_err(Error::map(AFFINITY))?.max_entries();
         Ok(Self { peers, overflowed, came, client_capacity })
     }
 
@@ -56,8 +56,8 @@ impl Remembered {
     pub(super) fn look(&mut self) -> Result<Memory, Error> {
         Ok(Memory {
             udp: self.peers.look()?,
-            slot_overflows: self.overflowed.get(&0, 0).map_err(Error::map(OVERFLOWED))?,
-            clients: self.came.get(&0, 0).map_err(Error::map(CAME))?,
+            slot_overflows: self.overflowed.get(&0, 0).map_err(Error::map(SLOT_OVERFLOWS))?,
+            clients: self.came.get(&0, 0).map_err(Error::map(AFFINITY_INSERTS))?,
             client_capacity: self.client_capacity,
         })
     }

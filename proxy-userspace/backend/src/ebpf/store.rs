@@ -3,11 +3,11 @@
 use std::fmt;
 
 use proxy_common::{
-    counters::Cell,
+    counters::CounterIndex,
     net::V6,
     tables::{
-        Frontend, FrontendKey4, FrontendKey6, Member, MemberKey4, MemberKey6, NodePortKey, Outline, Place,
-        Slot4, Slot6,
+        BackendEntry4, BackendEntry6, BackendSetMember, BackendSetMemberKey4, BackendSetMemberKey6, Frontend,
+        FrontendKey4, FrontendKey6, NodeAddrScope, NodePortKey, Prefilter,
     },
 };
 
@@ -58,15 +58,15 @@ pub(super) enum Table {
     Frontends6,
     /// [`NodePortKey`] to [`Frontend`].
     NodePorts,
-    /// An address, v4 ones v4-mapped, to its [`Place`].
-    Places,
-    /// A position to [`Slot4`].
+    /// An address, v4 ones v4-mapped, to its [`NodeAddrScope`].
+    NodeAddrs,
+    /// A position to [`BackendEntry4`].
     Backends4,
-    /// A position to [`Slot6`].
+    /// A position to [`BackendEntry6`].
     Backends6,
-    /// [`MemberKey4`] to [`Member`].
+    /// [`BackendSetMemberKey4`] to [`BackendSetMember`].
     Members4,
-    /// [`MemberKey6`] to [`Member`].
+    /// [`BackendSetMemberKey6`] to [`BackendSetMember`].
     Members6,
 }
 
@@ -78,7 +78,7 @@ impl Table {
         Self::Frontends4,
         Self::Frontends6,
         Self::NodePorts,
-        Self::Places,
+        Self::NodeAddrs,
         Self::Backends4,
         Self::Backends6,
         Self::Members4,
@@ -96,7 +96,7 @@ impl Table {
             Self::Frontends4 => "frontends4",
             Self::Frontends6 => "frontends6",
             Self::NodePorts => "node_ports",
-            Self::Places => "places",
+            Self::NodeAddrs => "node_addrs",
             Self::Backends4 => "backends4",
             Self::Backends6 => "backends6",
             Self::Members4 => "members4",
@@ -110,7 +110,7 @@ impl Table {
             Self::Frontends4 => "FRONTENDS4",
             Self::Frontends6 => "FRONTENDS6",
             Self::NodePorts => "NODE_PORTS",
-            Self::Places => "PLACES",
+            Self::NodeAddrs => "NODE_ADDRS",
             Self::Backends4 => "BACKENDS4",
             Self::Backends6 => "BACKENDS6",
             Self::Members4 => "MEMBERS4",
@@ -129,10 +129,10 @@ impl Table {
             Self::Frontends4 => size_of::<FrontendKey4>(),
             Self::Frontends6 => size_of::<FrontendKey6>(),
             Self::NodePorts => size_of::<NodePortKey>(),
-            Self::Places => size_of::<V6>(),
+            Self::NodeAddrs => size_of::<V6>(),
             Self::Backends4 | Self::Backends6 => size_of::<u32>(),
-            Self::Members4 => size_of::<MemberKey4>(),
-            Self::Members6 => size_of::<MemberKey6>(),
+            Self::Members4 => size_of::<BackendSetMemberKey4>(),
+            Self::Members6 => size_of::<BackendSetMemberKey6>(),
         }
     }
 
@@ -140,10 +140,10 @@ impl Table {
     pub(super) fn value_size(self) -> usize {
         match self {
             Self::Frontends4 | Self::Frontends6 | Self::NodePorts => size_of::<Frontend>(),
-            Self::Places => size_of::<Place>(),
-            Self::Backends4 => size_of::<Slot4>(),
-            Self::Backends6 => size_of::<Slot6>(),
-            Self::Members4 | Self::Members6 => size_of::<Member>(),
+            Self::NodeAddrs => size_of::<NodeAddrScope>(),
+            Self::Backends4 => size_of::<BackendEntry4>(),
+            Self::Backends6 => size_of::<BackendEntry6>(),
+            Self::Members4 | Self::Members6 => size_of::<BackendSetMember>(),
         }
     }
 }
@@ -169,7 +169,7 @@ pub(super) trait Store {
     fn replace(&mut self, side: Side, maps: &[(Table, u32)]) -> Result<(), Error>;
 
     /// Says where the frontends of a side may be.
-    fn set_outline(&mut self, side: Side, outline: &Outline) -> Result<(), Error>;
+    fn set_prefilter(&mut self, side: Side, prefilter: &Prefilter) -> Result<(), Error>;
 
     /// Writes entries, new ones and changed ones; keys and values lie one after the other.
     fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error>;
@@ -182,5 +182,5 @@ pub(super) trait Store {
 
     /// Gives cells, which are in order, to owners, who begin at zero, or to nobody; makes room where there is none. Of a cell
     /// that is there twice the last owner counts. No program may be adding to them.
-    fn own(&mut self, cells: &[(Cell, u64)]) -> Result<(), Error>;
+    fn own(&mut self, cells: &[(CounterIndex, u64)]) -> Result<(), Error>;
 }

@@ -5,11 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use bytemuck::Zeroable as _;
 use model::Family;
 use proxy_common::{
-    counters::Cell,
+    counters::CounterIndex,
     net::{Be16, V4, V6},
     tables::{
-        Backend4, Backend6, Frontend, FrontendKey4, FrontendKey6, MemberKey4, MemberKey6, Network,
-        NodePortKey, Place, Slot4, Slot6, network4, network6,
+        Backend4, Backend6, BackendEntry4, BackendEntry6, BackendSetMemberKey4, BackendSetMemberKey6,
+        Frontend, FrontendKey4, FrontendKey6, Network, NodeAddrScope, NodePortKey, network4, network6,
     },
 };
 
@@ -43,7 +43,7 @@ macro_rules! with_frontend_key {
         match $address.address.ip() {
             ip if ip.is_unspecified() => {
                 let family = if ip.is_ipv4() { 4 } else { 6 };
-                let ($table, $key) = (Table::NodePorts, NodePortKey { port, protocol, family });
+                let ($table, $key) = (Table::NodePorts, NodePortKey { port, protocol, ip_version: family });
                 $then
             }
             IpAddr::V4(ip) => {
@@ -75,24 +75,24 @@ fn place_key(address: IpAddr) -> V6 {
     }
 }
 
-pub(super) fn put_place(changes: &mut Changes, address: IpAddr, place: Place) {
-    changes.put(Table::Places, &place_key(address), &place);
+pub(super) fn put_place(changes: &mut Changes, address: IpAddr, place: NodeAddrScope) {
+    changes.put(Table::NodeAddrs, &place_key(address), &place);
 }
 
 pub(super) fn delete_place(changes: &mut Changes, address: IpAddr) {
-    changes.delete(Table::Places, &place_key(address));
+    changes.delete(Table::NodeAddrs, &place_key(address));
 }
 
-pub(super) fn put_backend(changes: &mut Changes, position: u32, backend: SocketAddr, cell: Cell) {
+pub(super) fn put_backend(changes: &mut Changes, position: u32, backend: SocketAddr, cell: CounterIndex) {
     let port = Be16::new(backend.port());
     match backend.ip() {
         IpAddr::V4(ip) => {
             let backend = Backend4 { address: ip.into(), port, zero: 0 };
-            changes.put(Table::Backends4, &position, &Slot4 { backend, cell });
+            changes.put(Table::Backends4, &position, &BackendEntry4 { backend, counter: cell });
         }
         IpAddr::V6(ip) => {
             let backend = Backend6 { address: ip.into(), port, zero: 0 };
-            changes.put(Table::Backends6, &position, &Slot6 { backend, cell });
+            changes.put(Table::Backends6, &position, &BackendEntry6 { backend, counter: cell });
         }
     }
 }
@@ -100,8 +100,8 @@ pub(super) fn put_backend(changes: &mut Changes, position: u32, backend: SocketA
 /// Nothing can be taken out of an array: zeroes stand for nothing.
 pub(super) fn clear_backend(changes: &mut Changes, family: Family, position: u32) {
     match family {
-        Family::V4 => changes.put(Table::Backends4, &position, &Slot4::zeroed()),
-        Family::V6 => changes.put(Table::Backends6, &position, &Slot6::zeroed()),
+        Family::V4 => changes.put(Table::Backends4, &position, &BackendEntry4::zeroed()),
+        Family::V6 => changes.put(Table::Backends6, &position, &BackendEntry6::zeroed()),
     }
 }
 
@@ -113,15 +113,15 @@ pub(super) fn network(address: IpAddr) -> Network {
     }
 }
 
-fn member_key4(set: u32, ip: Ipv4Addr, port: Be16) -> MemberKey4 {
-    MemberKey4 { set, backend: Backend4 { address: ip.into(), port, zero: 0 } }
+fn member_key4(set: u32, ip: Ipv4Addr, port: Be16) -> BackendSetMemberKey4 {
+    BackendSetMemberKey4 { set, backend: Backend4 { address: ip.into(), port, zero: 0 } }
 }
 
-fn member_key6(set: u32, ip: Ipv6Addr, port: Be16) -> MemberKey6 {
-    MemberKey6 { set, backend: Backend6 { address: ip.into(), port, zero: 0 } }
+fn member_key6(set: u32, ip: Ipv6Addr, port: Be16) -> BackendSetMemberKey6 {
+    BackendSetMemberKey6 { set, backend: Backend6 { address: ip.into(), port, zero: 0 } }
 }
 
-pub(super) fn put_member(changes: &mut Changes, set: u32, backend: SocketAddr, cell: Cell) {
+pub(super) fn put_member(changes: &mut Changes, set: u32, backend: SocketAddr, cell: CounterIndex) {
     let port = Be16::new(backend.port());
     match backend.ip() {
         IpAddr::V4(ip) => changes.put(Table::Members4, &member_key4(set, ip, port), &cell),

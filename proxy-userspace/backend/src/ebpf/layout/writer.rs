@@ -6,7 +6,7 @@
 use std::{collections::HashMap, net::SocketAddr};
 
 use model::{Family, state::PerFamily};
-use proxy_common::{counters::Cell, tables::Frontend as Row};
+use proxy_common::{counters::CounterIndex, tables::Frontend as Row};
 
 use super::{
     Known, Places,
@@ -143,14 +143,14 @@ impl Writer<'_> {
 
     pub(super) fn places(&mut self, old: &Places, new: &Places) {
         for address in old.keys().filter(|it| !new.contains_key(it)) {
-            self.rows[Table::Places.index()] -= 1;
+            self.rows[Table::NodeAddrs.index()] -= 1;
             delete_place(&mut self.changes, *address);
         }
         for (address, place) in new {
             match old.get(address) {
                 Some(before) if before == place => continue,
                 Some(_) => {}
-                None => self.rows[Table::Places.index()] += 1,
+                None => self.rows[Table::NodeAddrs.index()] += 1,
             }
             put_place(&mut self.changes, *address, *place);
         }
@@ -193,7 +193,7 @@ pub(super) struct Set {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
     pub(super) backend: SocketAddr,
-    pub(super) cell: Cell,
+    pub(super) cell: CounterIndex,
 }
 
 impl Set {

@@ -15,7 +15,7 @@ use model::{
     },
 };
 use proptest::prelude::*;
-use proxy_common::tables::{OTHER, OWN};
+use proxy_common::tables::NodeAddrScope;
 
 use super::*;
 use crate::ebpf::{
@@ -95,10 +95,10 @@ fn state(services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>) -
 /// An address of this node for every Service, and one of another node.
 fn places(state: &NodeState) -> Places {
     let own = state.services.values().map(|it| match it.service.cluster_ips[0] {
-        IpAddr::V4(ip) => (IpAddr::from([192, 0, 2, ip.octets()[3]]), OWN),
+        IpAddr::V4(ip) => (IpAddr::from([192, 0, 2, ip.octets()[3]]), NodeAddrScope::LOCAL),
         IpAddr::V6(_) => unreachable!("the first cluster IP is a v4 one"),
     });
-    own.chain([(IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]), OTHER)]).collect()
+    own.chain([(IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]), NodeAddrScope::REMOTE)]).collect()
 }
 
 impl Plane<Memory> {
@@ -164,12 +164,12 @@ fn serves(memory: &Memory, state: &NodeState) {
         (Table::Frontends4, count(|it| it.is_ipv4() && !it.is_unspecified())),
         (Table::Frontends6, count(|it| it.is_ipv6() && !it.is_unspecified())),
         (Table::NodePorts, count(IpAddr::is_unspecified)),
-        (Table::Places, places(state).len()),
+        (Table::NodeAddrs, places(state).len()),
     ] {
         assert_eq!(memory.rows(active, table), count as u32, "no other entry is in {table}");
     }
     for (address, place) in places(state) {
-        assert_eq!(memory.place(address), Some(place), "{address}");
+        assert_eq!(memory.node_addr_scope(address), Some(place), "{address}");
     }
 }
 

@@ -1,0 +1,137 @@
+//! The socket and the process of a system call, as the decision sees them.
+
+use core::cell::Cell;
+
+use aya_ebpf::{
+    bindings::BPF_NOEXIST,
+    helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns},
+    programs::SockAddrContext,
+};
+use proxy_common::{
+    affinity::{AffinityClient, AffinityEntry, AffinityKey},
+    counters::CounterIndex,
+    decide::{SocketContext, mix},
+    net::{SockAddr, V6},
+};
+
+use crate::{
+    atomic,
+    config::SEED,
+    counters::Counter,
+    ctx,
+    maps::{AFFINITY, AFFINITY_INSERTS},
+    sock_nat::SlotRef,
+};
+
+/// The caller, by the context of its system call.
+pub(crate) struct Caller<'a> {
+    ctx: &'a SockAddrContext,
+    connects: bool,
+    counter: Cell<Counter>,
+    slot: Cell<SlotRef>,
+}
+
+impl<'a> Caller<'a> {
+    /// The caller of a send.
+    #[inline(always)]
+    pub(crate) fn for_sendmsg(ctx: &'a SockAddrContext) -> Self {
+        Self { ctx, connects: false, counter: Cell::new(Counter::NONE), slot: Cell::new(SlotRef::UNKNOWN) }
+    }
+
+    /// The caller of a connect.
+    #[inline(always)]
+    pub(crate) fn for_connect(ctx: &'a SockAddrContext) -> Self {
+        Self { connects: true, ..Self::for_sendmsg(ctx) }
+    }
+
+    /// The slot of the socket.
+    #[inline(always)]
+    pub(crate) fn slot(&self) -> Option<SlotRef> {
+        self.slot.get().known().or_else(|| SlotRef::of(self.ctx))
+    }
+
+    /// The prefetched counters of the service port.
+    #[inline(always)]
+    pub(crate) fn counter(&self) -> Counter {
+        self.counter.get()
+    }
+}
+
+impl SocketContext for Caller<'_> {
+    #[inline(always)]
+    fn random(&self) -> u32 {
+        // A socket that connects again may have been refused by its backend, and should try another one.
+        if let Some(slot) = self.slot.get().known()
+            && ctx::was_never_connected(self.ctx)
+        {
+            return mix(slot.cookie(), SEED.load());
+        }
+        // SAFETY: the helper takes nothing and touches nothing.
+        unsafe { bpf_get_prandom_u32() }
+    }
+
+    #[inline(always)]
+    fn is_in_host_netns(&self) -> bool {
+        ctx::is_in_host_netns(self.ctx)
+    }
+
+    /// A loopback address identifies no more than the namespace, and there are too many for each to be a client.
+    ///
+    /// A connected UDP socket always has a source address, and the kernel does not report who selected it. It counts as
+    /// selected by the kernel, since hardly any program binds an address and connects twice: one that does is the client of
+    /// its namespace from the second connect on, and when it sends to another Service than its peer.
+    #[inline(always)]
+    fn affinity_client(&self) -> AffinityClient {
+        let source = ctx::source(self.ctx);
+        if source == V6::default() || source.is_loopback() || ctx::is_connected(self.ctx) {
+            AffinityClient::Namespace(ctx::netns(self.ctx))
+        } else {
+            AffinityClient::Address(source)
+        }
+    }
+
+    #[inline(always)]
+    fn now(&self) -> u64 {
+        // SAFETY: the helper takes nothing and touches nothing.
+        unsafe { bpf_ktime_get_ns() }
+    }
+
+    #[inline(always)]
+    fn affinity(&self, key: &AffinityKey) -> AffinityEntry {
+        // SAFETY: another connection of the client may write meanwhile, and an evicted entry may be reused for another
+        // client while it is copied. Whatever is read, only a member of the set is selected.
+        unsafe { AFFINITY.get(key) }.copied().unwrap_or_default()
+    }
+
+    #[inline(always)]
+    fn update_affinity(&self, key: &AffinityKey, last: &AffinityEntry, entry: &AffinityEntry) -> SockAddr {
+        if last.used == 0 && AFFINITY.insert(key, entry, u64::from(BPF_NOEXIST)).is_ok() {
+            if let Some(count) = AFFINITY_INSERTS.get_ptr_mut(0) {
+                atomic::add(count, 1);
+            }
+            return entry.backend;
+        }
+        // Updated in place: inserting an entry for a client that has one would evict a third one's in a full map.
+        let Some(stored) = AFFINITY.get_ptr_mut(key) else {
+            // There is no room at all: the next connection selects a backend anew.
+            return entry.backend;
+        };
+        // SAFETY: as in `affinity`.
+        let stored = unsafe { &mut *stored };
+        if stored.used == last.used {
+            *stored = *entry;
+        }
+        stored.backend
+    }
+
+    #[inline(always)]
+    fn prefetch_counters(&self, port_counter: CounterIndex) {
+        self.counter.set(Counter::of(port_counter));
+        // The slot is rarely in the cache either.
+        if self.connects
+            && let Some(slot) = SlotRef::of(self.ctx)
+        {
+            self.slot.set(slot);
+        }
+    }
+}

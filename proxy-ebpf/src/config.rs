@@ -1,0 +1,59 @@
+//! Read-only globals that user space sets when it loads the programs.
+//!
+//! The verifier knows their values, and removes the branches that they rule out.
+
+use aya_ebpf::Global;
+
+/// The levels of the cgroup hierarchy on which there may be excluded cgroups, one bit each.
+#[unsafe(no_mangle)]
+pub(crate) static EXCLUDED_LEVELS: Global<u32> = Global::new(0);
+
+/// Not zero if only sockets of the node's own network namespace are load-balanced.
+#[unsafe(no_mangle)]
+pub(crate) static HOST_ONLY: Global<u32> = Global::new(0);
+
+/// Not zero if the kernel has `bpf_set_retval` (5.18): a program may choose the errno of the system call it ends.
+#[unsafe(no_mangle)]
+pub(crate) static SET_RETVAL: Global<u32> = Global::new(0);
+
+/// The number of [`SLOTS`](crate::maps::SLOTS) minus one: the bits of a cookie that select its slot.
+#[unsafe(no_mangle)]
+pub(crate) static SLOT_MASK: Global<u32> = Global::new(0);
+
+/// The number of stripes of [`COUNTERS`](crate::maps::COUNTERS) minus one: the bits of a CPU's number that select its stripe.
+#[unsafe(no_mangle)]
+pub(crate) static STRIPE_MASK: Global<u32> = Global::new(0);
+
+/// Makes the random choices of each load of the programs, and of each node, different.
+#[unsafe(no_mangle)]
+pub(crate) static SEED: Global<u64> = Global::new(0);
+
+/// The cookie of the node's own network namespace; 0 if the kernel does not report it (before 5.14).
+#[unsafe(no_mangle)]
+pub(crate) static HOST_NETNS: Global<u64> = Global::new(0);
+
+/// Not zero if a program on the node may not bind a node port.
+#[unsafe(no_mangle)]
+pub(crate) static PROTECT_NODE_PORTS: Global<u32> = Global::new(0);
+
+/// Not zero if the kernel has `bpf_skc_to_mptcp_sock` (5.19).
+#[unsafe(no_mangle)]
+pub(crate) static MPTCP: Global<u32> = Global::new(0);
+
+/// Not zero if [`KERN_SOCK_BIT`] of a TCP socket can be read: the kernel has `bpf_skc_to_tcp_sock` (5.10), and type
+/// information that locates the bit.
+#[unsafe(no_mangle)]
+pub(crate) static TCP_SOCK: Global<u32> = Global::new(0);
+
+/// Not zero if [`KERN_SOCK_BIT`] of any socket can be read: the kernel has `bpf_probe_read_kernel` for these programs, and
+/// type information that locates the bit.
+#[unsafe(no_mangle)]
+pub(crate) static ANY_SOCK: Global<u32> = Global::new(0);
+
+/// The offset of the byte of `struct sock` that holds `sk_kern_sock` in this kernel.
+#[unsafe(no_mangle)]
+pub(crate) static KERN_SOCK_BYTE: Global<u32> = Global::new(0);
+
+/// The mask of `sk_kern_sock` in that byte: set for a socket of the kernel's own.
+#[unsafe(no_mangle)]
+pub(crate) static KERN_SOCK_BIT: Global<u32> = Global::new(0);

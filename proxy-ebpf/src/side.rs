@@ -1,0 +1,155 @@
+//! The one way to read a generation: [`Side`].
+//!
+//! Invariant: the active-side word is read exactly once per decision; everything after uses the side it named.
+
+use core::marker::PhantomData;
+
+use proxy_common::{
+    counters::CounterIndex,
+    decide::Tables,
+    net::{Be16, SockAddr, V4, V6},
+    tables::{Family, Frontend, NodeAddrScope, NodePortKey, Prefilter},
+};
+
+use crate::maps::{
+    ACTIVE, BACKENDS4, BACKENDS6, Backends, FRONTENDS4, FRONTENDS6, Frontends, MEMBERS4, MEMBERS6, Members,
+    NODE_ADDRS, NODE_PORTS, PREFILTER,
+};
+
+/// An address family and its tables.
+pub(crate) trait FamilyTables: Family {
+    /// Its frontends.
+    fn frontends() -> &'static Frontends<Self>;
+    /// Its backends.
+    fn backends() -> &'static Backends<Self>;
+    /// The members of its backend sets.
+    fn members() -> &'static Members<Self>;
+}
+
+macro_rules! family_tables {
+    ($family:ty, $frontends:ident, $backends:ident, $members:ident) => {
+        impl FamilyTables for $family {
+            #[inline(always)]
+            fn frontends() -> &'static Frontends<Self> {
+                &$frontends
+            }
+
+            #[inline(always)]
+            fn backends() -> &'static Backends<Self> {
+                &$backends
+            }
+
+            #[inline(always)]
+            fn members() -> &'static Members<Self> {
+                &$members
+            }
+        }
+    };
+}
+
+family_tables!(V4, FRONTENDS4, BACKENDS4, MEMBERS4);
+family_tables!(V6, FRONTENDS6, BACKENDS6, MEMBERS6);
+
+/// The side that was active when the decision began, in one address family.
+pub(crate) struct Side<F> {
+    index: u32,
+    family: PhantomData<F>,
+}
+
+impl<F> Side<F> {
+    /// Reads the active-side word.
+    #[inline(always)]
+    pub(crate) fn active() -> Option<Self> {
+        // SAFETY: a slot of an array is never freed; volatile, so that it is one load and not repeated.
+        let index = unsafe { ACTIVE.get_ptr(0)?.read_volatile() };
+        Some(Self { index, family: PhantomData })
+    }
+
+    /// The same side in another address family.
+    #[inline(always)]
+    pub(crate) fn of_family<Other>(&self) -> Side<Other> {
+        Side { index: self.index, family: PhantomData }
+    }
+
+    #[inline(always)]
+    fn prefilter(&self) -> Option<&Prefilter> {
+        PREFILTER.get(self.index)
+    }
+}
+
+// SAFETY of every `get` below: user space never writes to the tables of a side that a program may still be reading, so an
+// entry neither changes nor is reused under the reference; and it is copied out at once.
+// The same holds for the reference to the prefilter.
+
+impl<F: FamilyTables> Tables for Side<F> {
+    type Ip = F;
+    type Backend = F::Backend;
+    const IP_VERSION: u8 = F::VERSION;
+
+    #[inline(always)]
+    fn may_be_frontend(&self, ip: F) -> bool {
+        self.prefilter().is_some_and(|it| ip.may_be_frontend(it))
+    }
+
+    #[inline(always)]
+    fn frontend(&self, ip: F, port: Be16, protocol: u8) -> Option<Frontend> {
+        // SAFETY: see above.
+        unsafe { F::frontends().get(self.index)?.get(ip.frontend_key(port, protocol)) }.copied()
+    }
+
+    #[inline(always)]
+    fn may_be_node_port(&self, port: Be16) -> bool {
+        self.prefilter().is_some_and(|it| it.node_ports.contains(port))
+    }
+
+    #[inline(always)]
+    fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
+        let key = NodePortKey { port, protocol, ip_version: F::VERSION };
+        // SAFETY: see above.
+        unsafe { NODE_PORTS.get(self.index)?.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn node_addr_scope(&self, ip: F) -> Option<NodeAddrScope> {
+        // SAFETY: see above.
+        unsafe { NODE_ADDRS.get(self.index)?.get(ip.node_addr_key()) }.copied()
+    }
+
+    #[inline(always)]
+    fn backend(&self, position: u32) -> Option<(F::Backend, CounterIndex)> {
+        #[cfg(feature = "fault-points")]
+        delay();
+        Some(F::backend_of(*F::backends().get(self.index)?.get(position)?))
+    }
+
+    #[inline(always)]
+    fn member(&self, set: u32, backend: F::Backend) -> Option<CounterIndex> {
+        // SAFETY: see above.
+        unsafe { F::members().get(self.index)?.get(F::member_key(set, backend)) }.copied()
+    }
+
+    #[inline(always)]
+    fn backend_at(address: SockAddr) -> F::Backend {
+        F::backend_at(address)
+    }
+
+    #[inline(always)]
+    fn sock_addr(backend: F::Backend) -> SockAddr {
+        F::sock_addr(backend)
+    }
+}
+
+/// Spends hundreds of microseconds between two steps of a decision: longer than user space takes from a flip to its next
+/// write, so that only the grace period separates the two. It copies memory, as the verifier follows each iteration of a
+/// loop anew at every call.
+#[cfg(feature = "fault-points")]
+#[inline(always)]
+fn delay() {
+    use crate::maps::DELAY;
+
+    let Some(from) = DELAY.get_ptr(0) else { return };
+    for _ in 0..8 {
+        // SAFETY: a slot of an array is never freed, and no program writes to this one.
+        let _ = DELAY.set(1, unsafe { &*from }, 0);
+    }
+}

@@ -1,0 +1,99 @@
+//! Whether a socket belongs to a process or to the kernel (to a file system, or as a subflow of MPTCP).
+//!
+//! Invariant: the socket decides, not the caller: the kernel may connect a socket of its own on behalf of a process, and a
+//! process may be in the root cgroup. Only where programs cannot read the kernel's sockets, the caller decides.
+//! The release hook does not run for the kernel's own sockets.
+
+use aya_ebpf::{
+    helpers::generated::{
+        bpf_get_current_cgroup_id, bpf_probe_read_kernel, bpf_skc_to_mptcp_sock, bpf_skc_to_tcp_sock,
+    },
+    programs::SockAddrContext,
+};
+use proxy_common::tables::TCP;
+
+use crate::{
+    config::{ANY_SOCK, KERN_SOCK_BIT, KERN_SOCK_BYTE, MPTCP, TCP_SOCK},
+    ctx,
+};
+
+/// The id of the root of the cgroup2 hierarchy.
+const ROOT_CGROUP: u64 = 1;
+
+/// The owner of a socket.
+#[derive(Clone, Copy)]
+pub(crate) enum SockOwner {
+    /// A process: the release hook will run.
+    Process,
+    /// Presumably the kernel; its translation may be looked up.
+    Kernel,
+    /// The kernel, with TCP: its translation is never looked up.
+    KernelTcp,
+}
+
+impl SockOwner {
+    /// The owner of a TCP or UDP socket.
+    #[inline(always)]
+    pub(crate) fn of(ctx: &SockAddrContext) -> Self {
+        if ctx::protocol(ctx) == TCP {
+            return Self::of_tcp(ctx);
+        }
+        let is_kernel = if ANY_SOCK.load() != 0 { is_kernel(ctx) } else { is_in_root_cgroup() };
+        // Its replies show the Service as their source.
+        if is_kernel { Self::Kernel } else { Self::Process }
+    }
+
+    #[inline(always)]
+    fn of_tcp(ctx: &SockAddrContext) -> Self {
+        if TCP_SOCK.load() != 0 {
+            return if is_kernel_tcp(ctx) { Self::KernelTcp } else { Self::Process };
+        }
+        if is_subflow(ctx) {
+            return Self::KernelTcp;
+        }
+        if is_in_root_cgroup() { Self::Kernel } else { Self::Process }
+    }
+}
+
+/// Whether a TCP socket is the kernel's own.
+#[inline(always)]
+fn is_kernel_tcp(ctx: &SockAddrContext) -> bool {
+    // SAFETY: the socket of the context is valid.
+    let sk = unsafe { bpf_skc_to_tcp_sock(ctx::socket(ctx).cast()) };
+    if sk.is_null() {
+        return false;
+    }
+    // SAFETY: a `tcp_sock` begins with its `sock`, which contains this byte; the verifier checks that it may be read. The
+    // offset is loaded after the null check, as nothing may be added to null.
+    let byte = unsafe { sk.cast::<u8>().add(KERN_SOCK_BYTE.load() as usize).read_volatile() };
+    u32::from(byte) & KERN_SOCK_BIT.load() != 0
+}
+
+/// Whether any socket is the kernel's own. Costs more than [`is_kernel_tcp`].
+#[inline(always)]
+fn is_kernel(ctx: &SockAddrContext) -> bool {
+    // Negated twice, a pointer is a number to the verifier, which allows arithmetic on it. The compiler would optimise both
+    // negations away.
+    let mut address = ctx::socket(ctx) as u64;
+    // SAFETY: nothing but that register is touched.
+    unsafe { core::arch::asm!("{0} = -{0}", inout(reg) address) };
+    let address = address.wrapping_neg().wrapping_add(u64::from(KERN_SOCK_BYTE.load()));
+    let mut byte = 0_u8;
+    // SAFETY: the helper writes one byte, for which there is room, and fails if it cannot read.
+    unsafe { bpf_probe_read_kernel((&raw mut byte).cast(), 1, address as *const _) };
+    u32::from(byte) & KERN_SOCK_BIT.load() != 0
+}
+
+/// Whether the caller is in the root cgroup, as kernel threads are.
+#[inline(always)]
+fn is_in_root_cgroup() -> bool {
+    // SAFETY: the helper takes nothing and touches nothing.
+    unsafe { bpf_get_current_cgroup_id() == ROOT_CGROUP }
+}
+
+/// Whether the socket is a subflow of MPTCP.
+#[inline(always)]
+fn is_subflow(ctx: &SockAddrContext) -> bool {
+    // SAFETY: the socket of the context is valid; its subflow is compared to null only.
+    MPTCP.load() != 0 && unsafe { !bpf_skc_to_mptcp_sock(ctx::socket(ctx).cast()).is_null() }
+}
