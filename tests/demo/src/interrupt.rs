@@ -1,9 +1,9 @@
-//! Ctrl-C, as something that can be asked for. The one rule: the first ends the demo in order, the second at once.
+//! Ctrl-C and SIGTERM: the first ends the demo and removes the sandbox, the second ends it at once.
 
 use std::{
     fmt,
     sync::{
-        Arc, OnceLock,
+        Arc, LazyLock,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -16,9 +16,9 @@ use signal_hook::{
     flag,
 };
 
-static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+static REQUESTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// The demo was asked to end.
+/// The demo was interrupted.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 
@@ -29,31 +29,30 @@ impl Interrupted {
 
 impl fmt::Display for Interrupted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("interrupted; the sandbox is taken down")
+        f.write_str("interrupted; the sandbox is removed")
     }
 }
 
 impl std::error::Error for Interrupted {}
 
-/// From now on a signal to end is remembered instead of obeyed.
+/// Installs the signal handlers.
 pub(crate) fn watch() -> Result<()> {
-    let asked = ASKED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        flag::register_conditional_shutdown(signal, Interrupted::EXIT_CODE.into(), Arc::clone(asked))?;
-        flag::register(signal, Arc::clone(asked))?;
+        flag::register_conditional_shutdown(signal, Interrupted::EXIT_CODE.into(), Arc::clone(&REQUESTED))?;
+        flag::register(signal, Arc::clone(&REQUESTED))?;
     }
     Ok(())
 }
 
-/// Fails if the demo was asked to end.
+/// Fails if the demo was interrupted.
 pub(crate) fn check() -> Result<()> {
-    if ASKED.get().is_some_and(|it| it.load(Ordering::Relaxed)) {
+    if REQUESTED.load(Ordering::Relaxed) {
         return Err(Interrupted.into());
     }
     Ok(())
 }
 
-/// Sleeps, and fails as soon as the demo is asked to end.
+/// Sleeps; fails as soon as the demo is interrupted.
 pub(crate) fn sleep(duration: Duration) -> Result<()> {
     let end = Instant::now() + duration;
     while Instant::now() < end {

@@ -1,19 +1,22 @@
-//! The pods: one process each, real servers at real addresses.
+//! The pods: one process each, with real servers at real addresses.
 
 use std::{
     collections::BTreeMap,
+    env,
     io::{BufRead as _, BufReader},
     net::SocketAddr,
     os::unix::process::CommandExt as _,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     thread,
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
 use tests::{EchoServer, Sandbox};
 
-use crate::{ourselves, topology::Topology};
+use crate::topology::Topology;
+
+/// The line by which a pod reports that it listens.
+const READY: &str = "ready";
 
 pub(crate) struct Pods {
     children: Vec<Child>,
@@ -26,16 +29,17 @@ impl Pods {
         sandbox: &Sandbox,
         pods: &BTreeMap<String, Vec<SocketAddr>>,
     ) -> Result<Self> {
+        let program = env::current_exe().context("cannot find the path of this program")?;
         let mut running = Self { children: Vec::new() };
         for (name, addresses) in pods {
             for address in addresses {
                 topology.add_pod_address(address.ip())?;
             }
             let _inside = topology.pods()?;
-            let child = ourselves()?
+            let child = Command::new(&program)
                 .args(["--pod", name])
                 .args(addresses.iter().map(ToString::to_string))
-                // Ctrl-C is for the demo, which then ends the pods.
+                // Ctrl-C reaches only the demo, which then ends the pods.
                 .process_group(0)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
@@ -45,10 +49,10 @@ impl Pods {
             running.children.push(child);
         }
         for (child, name) in running.children.iter_mut().zip(pods.keys()) {
-            let mut said = String::new();
+            let mut line = String::new();
             let stdout = child.stdout.take().context("stdout is piped")?;
-            BufReader::new(stdout).read_line(&mut said)?;
-            if said.trim() != "ready" {
+            BufReader::new(stdout).read_line(&mut line)?;
+            if line.trim() != READY {
                 bail!("pod {name} does not listen (see its message above)");
             }
         }
@@ -59,6 +63,7 @@ impl Pods {
         self.children.len()
     }
 
+    /// Leaves them running when dropped.
     pub(crate) fn leave(&mut self) {
         self.children.clear();
     }
@@ -67,19 +72,18 @@ impl Pods {
 impl Drop for Pods {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // It may be gone already.
+            // It may have ended.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// Is a pod, until killed.
+/// Serves as a pod until killed.
 pub(crate) fn serve(name: &str, addresses: &[SocketAddr]) -> Result<()> {
-    let servers: Result<Vec<_>> = addresses.iter().map(|&it| EchoServer::start(name, it)).collect();
-    let _servers = servers?;
-    println!("ready");
+    let _servers: Vec<_> = addresses.iter().map(|&it| EchoServer::start(name, it)).collect::<Result<_>>()?;
+    println!("{READY}");
     loop {
-        thread::sleep(Duration::from_secs(3600));
+        thread::park();
     }
 }

@@ -1,4 +1,4 @@
-//! How the demo looks. The one rule: plain text; bold where there is a terminal to show it.
+//! The layout of the demo: plain text, bold on a terminal.
 
 use std::{env, fmt::Display, io::IsTerminal as _, time::Duration};
 
@@ -6,19 +6,19 @@ use comfy_table::{CellAlignment, Table, TableComponent, presets::UTF8_HORIZONTAL
 
 /// The start of a phase.
 pub(crate) fn heading(number: &str, text: &str) {
-    let (bold, plain) = if styled() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
+    let (bold, plain) = if is_styled() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
     println!("\n{bold}{number}  {text}{plain}\n");
 }
 
-/// A line of a phase.
+/// A line of text in a phase.
 pub(crate) fn line(text: &str) {
     println!("   {text}");
 }
 
-/// A table of a phase; `right` are the columns that hold numbers.
+/// A table of a phase; `right` are the columns with numbers.
 pub(crate) fn table(columns: &[&str], right: &[usize], rows: &[Vec<String>]) {
     let mut table = Table::new();
-    // Rows need no lines between them.
+    // Without lines between rows.
     table.load_preset(UTF8_HORIZONTAL_ONLY);
     table.remove_style(TableComponent::HorizontalLines).remove_style(TableComponent::MiddleIntersections);
     table.set_header(columns.iter());
@@ -49,7 +49,7 @@ pub(crate) fn number(value: impl Display) -> String {
     text
 }
 
-/// A duration with the unit that suits it.
+/// A duration in a suitable unit.
 pub(crate) fn duration(value: Duration) -> String {
     let micros = value.as_secs_f64() * 1e6;
     match micros {
@@ -60,13 +60,13 @@ pub(crate) fn duration(value: Duration) -> String {
     }
 }
 
-/// A part of a whole, in per cent.
+/// A part of a whole in percent.
 pub(crate) fn share(part: usize, whole: usize) -> String {
     let rounded = (part * 200 + whole) / (whole * 2).max(1);
     format!("{rounded} %")
 }
 
-fn styled() -> bool {
+fn is_styled() -> bool {
     std::io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none()
 }
 
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_written_for_people() {
+    fn numbers_are_formatted_for_people() {
         assert_eq!([number(7), number(1234), number(1_234_567)], ["7", "1,234", "1,234,567"]);
         assert_eq!(duration(Duration::from_nanos(52_400)), "52 µs");
         assert_eq!(duration(Duration::from_micros(3_240)), "3.2 ms");

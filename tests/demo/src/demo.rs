@@ -1,0 +1,151 @@
+//! The demo's node: pods, manifests, and the agent in a sandbox.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context as _, Result};
+use build_tools::command::workspace;
+use tests::{
+    Agent, EchoConnection, Host, Sandbox, Transport, agent::AgentCommand, load::LoadReport, request,
+};
+
+use crate::{
+    interrupt,
+    manifests::{MAX_ENDPOINTS, Manifests},
+    pods::Pods,
+    screen::{heading, line},
+    topology::Topology,
+};
+
+/// How long the proxy may take for a change.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the phases share. Fields are dropped in this order: processes, their namespaces, then the sandbox.
+pub(crate) struct Demo {
+    pub(crate) agent: Option<Agent>,
+    pods: Pods,
+    pub(crate) topology: Topology,
+    pub(crate) manifests: Manifests,
+    command: AgentCommand,
+    pub(crate) totals: Totals,
+    pub(crate) sandbox: Sandbox,
+}
+
+/// How many connects there were, and how many were wrong: that must be 0.
+#[derive(Default)]
+pub(crate) struct Totals {
+    pub(crate) connects: usize,
+    pub(crate) failed: usize,
+    /// Answered by an endpoint that the Service did not have.
+    pub(crate) wrong: usize,
+}
+
+impl Demo {
+    pub(crate) fn new(host: &Host, binary: &Path) -> Result<Self> {
+        let sandbox = Sandbox::new("demo")?;
+        let topology = Topology::new()?;
+        let manifests =
+            Manifests::copy(&workspace().join("deploy/demo"), &sandbox.files().join("manifests"))?;
+        let pods = Pods::start(&topology, &sandbox, &manifests.pods()?)?;
+        // The nftables path would affect the host's own packets.
+        let command = AgentCommand::run(binary, &sandbox, manifests.folder(), "n1").arg("--packets=off");
+
+        heading("0", "A node in a sandbox");
+        line(&format!("Linux {}; the proxy is attached to one cgroup only.", host.kernel));
+        line(&format!(
+            "{} pods are in one network namespace, the client is in another; there is no route to a Service's address.",
+            pods.count()
+        ));
+        println!();
+        let text = command.line().replace(&format!("{}/", workspace().display()), "");
+        line(&format!("$ {}", text.replace(" --", " \\\n         --")));
+        println!();
+        Ok(Self { agent: None, pods, topology, manifests, command, totals: Totals::default(), sandbox })
+    }
+
+    pub(crate) fn start_agent(&mut self) -> Result<()> {
+        self.agent = Some(self.command.start(&self.sandbox)?);
+        Ok(())
+    }
+
+    pub(crate) fn agent(&mut self) -> Result<&mut Agent> {
+        self.agent.as_mut().context("the agent runs")
+    }
+
+    pub(crate) fn wait_until_served(&mut self) -> Result<()> {
+        let address = self.manifests.web()?.addresses()[0];
+        let inside = self.sandbox.enter()?;
+        let client = self.topology.client()?;
+        let served = self
+            .agent()?
+            .wait_until(TIMEOUT, || interrupt::check().is_err() || request(Transport::Tcp, address).is_ok());
+        drop((client, inside));
+        served
+    }
+
+    /// The names of the endpoints of `web`, as in its manifest.
+    pub(crate) fn web_endpoints(&self) -> Result<Vec<String>> {
+        let mut names: Vec<_> = self.manifests.web()?.endpoints.iter().map(|it| it.0.clone()).collect();
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// The names of the endpoints of `web` when it has [`MAX_ENDPOINTS`].
+    pub(crate) fn max_web_endpoints() -> Vec<String> {
+        (1..=MAX_ENDPOINTS).map(|it| format!("web-{it}")).collect()
+    }
+
+    /// Long-lived connections to every address of `web`.
+    pub(crate) fn connections(&self) -> Result<Vec<EchoConnection>> {
+        let _client = self.topology.client()?;
+        let addresses = self.manifests.web()?.addresses();
+        let connect = |&it| EchoConnection::connect(it).with_context(|| format!("cannot connect to {it}"));
+        addresses.iter().cycle().take(8).map(connect).collect()
+    }
+
+    /// Keeps everything running and prints how to enter and to remove it.
+    pub(crate) fn keep(mut self, binary: &Path) -> Result<()> {
+        let agent = self.agent.take().context("the agent runs")?.leave();
+        let web = self.manifests.web()?.addresses()[0];
+        heading("→", "The sandbox is kept");
+        for (purpose, command) in [
+            (
+                "A shell of the client:",
+                format!(
+                    "sh -c 'echo $$ > {}; exec nsenter --net=/run/netns/{} bash'",
+                    self.sandbox.cgroup().join("cgroup.procs").display(),
+                    self.topology.client_name(),
+                ),
+            ),
+            (
+                "In that shell, connect to a Service; the endpoint replies with its name:",
+                format!("head -n 1 < /dev/tcp/{}/{}", web.ip(), web.port()),
+            ),
+            (
+                "The programmed state:",
+                format!("{} dump --pin-dir {}", binary.display(), self.sandbox.pins().display()),
+            ),
+            ("The manifests, to be edited:", self.manifests.folder().display().to_string()),
+            ("The log of the agent:", format!("tail -f {}/agent-*.log", self.sandbox.files().display())),
+            ("Remove the sandbox:", "cargo xtask demo --clean".to_owned()),
+        ] {
+            line(purpose);
+            line(&format!("  {command}"));
+        }
+        self.pods.leave();
+        self.topology.leave();
+        self.sandbox.keep(agent)
+    }
+}
+
+impl Totals {
+    pub(crate) fn add(&mut self, report: &LoadReport, may_answer: &[String]) {
+        self.connects += report.connects;
+        self.failed += report.failed;
+        let wrong = report.by.iter().filter(|(name, _)| !may_answer.contains(name));
+        self.wrong += wrong.map(|(_, count)| count).sum::<usize>();
+        for error in &report.errors {
+            line(&format!("failed: {error}"));
+        }
+    }
+}
