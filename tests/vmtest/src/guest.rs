@@ -1,84 +1,28 @@
-//! Runs the tests one by one, each in a process of its own, and tells what became of them.
-//! The one rule: the same in a virtual machine and on the machine's own kernel.
+//! Runs the tests of a plan, each in a process of its own, and reports events.
+//! Invariant: it does the same in a virtual machine and on the host's kernel.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     env,
     fs::{self, File},
     io::{self, Write as _},
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
-    thread,
+    path::Path,
+    process::{Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
-use serde::{Deserialize, Serialize};
+use build_tools::{SKIPPED_TESTS_FILE, command::wait_or_kill};
 
-/// How much of what a failed test said is passed on, from its end.
-const SAID: usize = 32 << 10;
+use crate::plan::{Event, Outcome, Test, TestPlan};
 
-/// What to run.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Plan {
-    pub(crate) tests: Vec<Test>,
-    /// Names to look up in the kernel's BTF.
-    pub(crate) features: BTreeSet<String>,
-    pub(crate) environment: BTreeMap<String, String>,
-    /// How long one test may take, in seconds.
-    pub(crate) limit: u64,
-}
+/// How much of a failed test's output is reported, from its end.
+const MAX_OUTPUT: usize = 32 << 10;
 
-/// A test of a test binary.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Test {
-    pub(crate) binary: PathBuf,
-    /// The binary's name in the workspace, such as `sockets`.
-    pub(crate) suite: String,
-    pub(crate) name: String,
-}
-
-impl Test {
-    /// Its name in reports.
-    pub(crate) fn title(&self) -> String {
-        format!("{}::{}", self.suite, self.name)
-    }
-}
-
-/// What happens, in the order in which it does.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub(crate) enum Event {
-    /// The kernel is up: its release, and which of the features it has.
-    Ready { release: String, features: BTreeSet<String> },
-    /// A test begins.
-    Started { test: String },
-    /// A test has ended.
-    Ended { test: String, outcome: Outcome, seconds: f64 },
-    /// All have.
-    Done,
-}
-
-/// What became of a test.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Outcome {
-    Passed,
-    /// It says that this machine lacks something.
-    Skipped(String),
-    /// What it said.
-    Failed(String),
-}
-
-/// Runs a plan that lies in a file, and writes a line of JSON per event to standard output.
-///
-/// # Errors
-///
-/// If the plan cannot be read, or nobody reads the events.
-pub(crate) fn guest(plan: &Path) -> Result<()> {
+/// Runs a plan that is in a file, and writes a line of JSON per event to standard output.
+pub(crate) fn run_file(plan: &Path) -> Result<()> {
     let text = fs::read(plan).with_context(|| format!("cannot read {}", plan.display()))?;
-    let plan: Plan = serde_json::from_slice(&text).context("this is no plan")?;
-    perform(&plan, |event| {
+    let plan: TestPlan = serde_json::from_slice(&text).context("cannot parse the plan")?;
+    run(&plan, |event| {
         let mut out = io::stdout().lock();
         writeln!(out, "{}", serde_json::to_string(&event)?)?;
         Ok(out.flush()?)
@@ -89,67 +33,51 @@ pub(crate) fn guest(plan: &Path) -> Result<()> {
 ///
 /// # Errors
 ///
-/// If a test cannot be started at all, or `tell` fails.
-pub(crate) fn perform(plan: &Plan, mut tell: impl FnMut(Event) -> Result<()>) -> Result<()> {
+/// If a test cannot be started at all, or `on_event` fails.
+pub(crate) fn run(plan: &TestPlan, mut on_event: impl FnMut(Event) -> Result<()>) -> Result<()> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
     let btf = fs::read("/sys/kernel/btf/vmlinux").unwrap_or_default();
-    let features = plan.features.iter().filter(|it| is_named(&btf, it)).cloned().collect();
-    tell(Event::Ready { release, features })?;
+    let features = plan.features.iter().filter(|it| has_name(&btf, it)).cloned().collect();
+    on_event(Event::Ready { release, features })?;
     for test in &plan.tests {
-        tell(Event::Started { test: test.title() })?;
+        on_event(Event::Started { test: test.title() })?;
         let begin = Instant::now();
-        let outcome = run(plan, test)?;
-        tell(Event::Ended { test: test.title(), outcome, seconds: begin.elapsed().as_secs_f64() })?;
+        let outcome = run_test(plan, test)?;
+        on_event(Event::Ended { test: test.title(), outcome, seconds: begin.elapsed().as_secs_f64() })?;
     }
-    tell(Event::Done)
+    on_event(Event::Done)
 }
 
-fn run(plan: &Plan, test: &Test) -> Result<Outcome> {
+fn run_test(plan: &TestPlan, test: &Test) -> Result<Outcome> {
     let folder = env::temp_dir().join(format!("kpe-test-{}", std::process::id()));
-    let (said, skipped) = (folder.join("said"), folder.join("skipped"));
+    let (output, skipped) = (folder.join("output"), folder.join("skipped"));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let out = File::create(&said)?;
+    let file = File::create(&output)?;
     let mut child = Command::new(&test.binary)
         .args(["--exact", &test.name, "--nocapture", "--test-threads=1"])
         .envs(&plan.environment)
-        .env(::tests::sandbox::SKIPPED_TESTS_FILE, &skipped)
+        .env(SKIPPED_TESTS_FILE, &skipped)
         .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
-        .stdout(out.try_clone()?)
-        .stderr(out)
+        .stdout(file.try_clone()?)
+        .stderr(file)
         .spawn()
         .with_context(|| format!("cannot start {}", test.binary.display()))?;
-    let status = wait(&mut child, Duration::from_secs(plan.limit))?;
-    let said = String::from_utf8_lossy(&fs::read(&said)?).into_owned();
+    let status = wait_or_kill(&mut child, Duration::from_secs(plan.timeout))?;
+    let output = String::from_utf8_lossy(&fs::read(&output)?).into_owned();
     let skipped = fs::read_to_string(&skipped).unwrap_or_default();
     fs::remove_dir_all(&folder)?;
-    Ok(judge(status, plan.limit, &said, &skipped))
+    Ok(outcome(status, plan.timeout, &output, &skipped))
 }
 
-/// `None` if it did not end in time and was killed.
-fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
-    let begin = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if begin.elapsed() > limit {
-            child.kill()?;
-            child.wait()?;
-            return Ok(None);
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
-fn judge(status: Option<ExitStatus>, limit: u64, said: &str, skipped: &str) -> Outcome {
-    let failed = |why: &str| Outcome::Failed(format!("{}\n{why}", tail(said)));
+fn outcome(status: Option<ExitStatus>, timeout: u64, output: &str, skipped: &str) -> Outcome {
+    let failed = |reason: &str| Outcome::Failed(format!("{}\n{reason}", tail(output)));
     match status {
-        None => failed(&format!("it did not end within {limit} s")),
+        None => failed(&format!("it did not end within {timeout} s")),
         Some(status) if !status.success() => failed(&format!("it ended with {status}")),
-        // A name that the binary does not know is no failure to libtest.
-        Some(_) if !said.contains("test result: ok. 1 passed") => failed("it ran no test of this name"),
+        // libtest succeeds without a test of this name.
+        Some(_) if !output.contains("test result: ok. 1 passed") => failed("it ran no test of this name"),
         Some(_) => match skipped.lines().next() {
             // `skipped: NAME: REASON`
             Some(line) => Outcome::Skipped(line.splitn(3, ": ").last().unwrap_or(line).to_owned()),
@@ -158,16 +86,12 @@ fn judge(status: Option<ExitStatus>, limit: u64, said: &str, skipped: &str) -> O
     }
 }
 
-fn tail(said: &str) -> &str {
-    let mut begin = said.len().saturating_sub(SAID);
-    while !said.is_char_boundary(begin) {
-        begin += 1;
-    }
-    said[begin..].trim()
+fn tail(output: &str) -> &str {
+    output[output.ceil_char_boundary(output.len().saturating_sub(MAX_OUTPUT))..].trim()
 }
 
-/// Whether the strings of the kernel's BTF hold this name: a type, a function, or a value of an enum.
-fn is_named(btf: &[u8], name: &str) -> bool {
+/// Whether the strings of the kernel's BTF contain this name: a type, a function, or a value of an enum.
+fn has_name(btf: &[u8], name: &str) -> bool {
     let wanted = [b"\0", name.as_bytes(), b"\0"].concat();
     btf.windows(wanted.len()).any(|it| it == wanted)
 }
@@ -178,8 +102,8 @@ mod tests {
 
     use super::*;
 
-    fn of(code: i32, said: &str, skipped: &str) -> Outcome {
-        judge(Some(ExitStatus::from_raw(code << 8)), 60, said, skipped)
+    fn of(code: i32, output: &str, skipped: &str) -> Outcome {
+        outcome(Some(ExitStatus::from_raw(code << 8)), 60, output, skipped)
     }
 
     #[test]
@@ -190,28 +114,19 @@ mod tests {
             of(0, ok, "skipped: a_name: no SCTP: load sctp\n"),
             Outcome::Skipped("no SCTP: load sctp".to_owned())
         );
-        for (code, said) in
+        for (code, output) in
             [(101, "panicked"), (101, ok), (0, "test result: ok. 0 passed; 0 failed"), (0, "")]
         {
-            assert!(matches!(of(code, said, ""), Outcome::Failed(_)), "{code} {said}");
+            assert!(matches!(of(code, output, ""), Outcome::Failed(_)), "{code} {output}");
         }
-        assert!(matches!(judge(None, 60, ok, ""), Outcome::Failed(it) if it.contains("60 s")));
+        assert!(matches!(outcome(None, 60, ok, ""), Outcome::Failed(it) if it.contains("60 s")));
     }
 
     #[test]
-    fn a_feature_is_a_whole_name_of_the_kernels_btf() {
+    fn a_feature_is_a_whole_name_in_the_kernels_btf() {
         let btf = b"\x9f\xeb\x01\0\0BPF_FUNC_set_retval\0BPF_MAP_UPDATE_BATCH_2\0";
-        assert!(is_named(btf, "BPF_FUNC_set_retval"));
-        assert!(!is_named(btf, "BPF_MAP_UPDATE_BATCH"));
-        assert!(!is_named(b"", "x"));
-    }
-
-    #[test]
-    fn an_event_is_one_line() {
-        let event =
-            Event::Ended { test: "a::b".into(), outcome: Outcome::Failed("two\nlines".into()), seconds: 1.5 };
-        let line = serde_json::to_string(&event).unwrap();
-        assert!(!line.contains('\n'));
-        assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), event);
+        assert!(has_name(btf, "BPF_FUNC_set_retval"));
+        assert!(!has_name(btf, "BPF_MAP_UPDATE_BATCH"));
+        assert!(!has_name(b"", "x"));
     }
 }

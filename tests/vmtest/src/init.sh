@@ -1,12 +1,12 @@
 #!/bin/sh
-# The first program of a virtual machine: mounts, loads modules, runs the plan, and ends the machine.
+# The init of a virtual machine: mounts file systems, loads modules, runs the plan, and shuts down.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 mount -t devtmpfs dev /dev
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t cgroup2 none /sys/fs/cgroup
 ip link set lo up
-# As container runtimes do: an old kernel counts maps as locked memory.
+# As container runtimes do: an old kernel accounts maps as locked memory.
 ulimit -l unlimited
 while read -r module; do
     insmod "/modules/$module.ko" || echo "cannot load $module"

@@ -1,5 +1,5 @@
-//! What a virtual machine boots into: an archive in the format `newc` that the kernel unpacks to its root.
-//! The one rule: a program lies where it lies here, with every library it needs.
+//! The initramfs of a virtual machine: an archive in the format `newc`, which the kernel unpacks to its root.
+//! Invariant: a program has the same path as on this machine, and every library it needs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ const PROGRAM: u32 = 0o10_0755;
 const LINK: u32 = 0o12_0777;
 const CONSOLE: u32 = 0o02_0600;
 
-/// The files of a root, by path.
+/// The files of the root, by path.
 #[derive(Clone, Default)]
 pub(crate) struct Initramfs {
     entries: BTreeMap<PathBuf, Entry>,
@@ -31,12 +31,12 @@ enum Entry {
     Directory,
     Program(Arc<[u8]>),
     Link(PathBuf),
-    /// The device that the kernel gives its first program as standard output.
+    /// The device that is the standard output of init.
     Console,
 }
 
 impl Initramfs {
-    /// Empty folders, and the console.
+    /// The standard folders, empty, and the console.
     pub(crate) fn new() -> Self {
         let mut initramfs = Self::default();
         for folder in ["/proc", "/sys", "/dev", "/tmp", "/run", "/root"] {
@@ -46,16 +46,12 @@ impl Initramfs {
         initramfs
     }
 
-    /// A file that may be executed.
+    /// Adds an executable file.
     pub(crate) fn file(&mut self, path: impl AsRef<Path>, bytes: impl Into<Vec<u8>>) {
         self.insert(path.as_ref(), Entry::Program(bytes.into().into()));
     }
 
-    /// A folder of this machine, at the same place.
-    ///
-    /// # Errors
-    ///
-    /// If something in it cannot be read.
+    /// Adds a folder of this machine, at the same path.
     pub(crate) fn folder(&mut self, folder: &Path) -> Result<()> {
         for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
             let path = entry?.path();
@@ -64,24 +60,20 @@ impl Initramfs {
         Ok(())
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub(crate) fn link(&mut self, path: impl AsRef<Path>, target: impl Into<PathBuf>) {
         self.insert(path.as_ref(), Entry::Link(target.into()));
     }
 
-    /// A program of this machine, at another place if one is given, without what a debugger wants, and its libraries.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be read.
-    pub(crate) fn program(&mut self, program: &Path, place: Option<&Path>) -> Result<()> {
+    /// Adds a program of this machine, at another path if one is given, without debug information, and its libraries.
+    pub(crate) fn program(&mut self, program: &Path, path: Option<&Path>) -> Result<()> {
         for library in libraries(program)? {
             if self.libraries.insert(library.clone()) {
                 self.insert(&library, Entry::Program(read(&library)?.into()));
             }
         }
         let bytes = stripped(program)?;
-        self.insert(place.unwrap_or(program), Entry::Program(bytes.into()));
+        self.insert(path.unwrap_or(program), Entry::Program(bytes.into()));
         Ok(())
     }
 
@@ -93,14 +85,10 @@ impl Initramfs {
     }
 
     /// Writes the archive.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be written.
     pub(crate) fn write(&self, file: &Path) -> Result<()> {
         let archive = || -> io::Result<()> {
             let mut out = BufWriter::new(File::create(file)?);
-            // In the order of paths a folder comes before what is in it.
+            // Ordered by path, a folder comes before its files.
             for (number, (path, entry)) in (1_u32..).zip(&self.entries) {
                 let name = path.strip_prefix("/").unwrap_or(path).to_string_lossy();
                 let (mode, data, device) = match entry {
@@ -141,7 +129,7 @@ fn record(
     pad(out, data.len())
 }
 
-/// Everything begins at a multiple of four.
+/// Every part begins at a multiple of four.
 fn pad(out: &mut impl io::Write, length: usize) -> io::Result<()> {
     out.write_all(&[0; 3][..length.next_multiple_of(4) - length])
 }
@@ -149,7 +137,7 @@ fn pad(out: &mut impl io::Write, length: usize) -> io::Result<()> {
 /// The libraries that the dynamic linker loads for a program, itself included; none for a static one.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot start `ldd`")?;
-    // It fails, too, for a static program.
+    // It fails for a static program.
     Ok(parse_ldd(&String::from_utf8_lossy(&output.stdout)))
 }
 
@@ -163,10 +151,11 @@ fn parse_ldd(text: &str) -> Vec<PathBuf> {
 }
 
 fn stripped(program: &Path) -> Result<Vec<u8>> {
-    let draft = std::env::temp_dir().join(format!("kpe-strip-{}", std::process::id()));
-    let result = output(Command::new("strip").arg("-o").arg(&draft).arg(program)).and_then(|_| read(&draft));
-    let _ = fs::remove_file(&draft);
-    // Without `strip`, or for what it does not know, the file as it is does as well, only larger.
+    let stripped = std::env::temp_dir().join(format!("kpe-strip-{}", std::process::id()));
+    let result =
+        output(Command::new("strip").arg("-o").arg(&stripped).arg(program)).and_then(|_| read(&stripped));
+    let _ = fs::remove_file(&stripped);
+    // Without `strip`, or for a format it does not know, the file is only larger.
     result.or_else(|_| read(program))
 }
 
@@ -179,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_archive_is_what_cpio_reads() {
+    fn an_archive_has_the_format_newc() {
         let folder = tempfile::tempdir().unwrap();
         let mut initramfs = Initramfs::default();
         initramfs.file("/a/b/three", "abc");
@@ -219,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_are_taken_from_what_ldd_says() {
+    fn libraries_are_read_from_the_output_of_ldd() {
         let text = "\tlinux-vdso.so.1 (0x00007f01)\n\
                     \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f02)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x00007f03)\n";

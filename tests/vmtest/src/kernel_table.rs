@@ -1,33 +1,33 @@
-//! tests/KERNELS.md: what older kernels lack, and which tests some kernels cannot run.
-//! The one rule: what it says is compared with what was seen, in both directions.
+//! tests/KERNELS.md: the features that older kernels lack, and the tests that some kernels cannot run.
+//! Invariant: the file is compared with the observations in both directions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail};
 
-/// Where it lies in the workspace.
+/// Its path in the workspace.
 pub(crate) const FILE: &str = "tests/KERNELS.md";
 
-/// A version of the kernel, as far as features go by it.
-pub(crate) type Version = (u32, u32);
+/// A version of the kernel, major and minor.
+type Version = (u32, u32);
 
-/// What the file says.
+/// The contents of the file.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Table {
-    pub(crate) features: Vec<Feature>,
+pub(crate) struct KernelTable {
+    pub(crate) features: Vec<KernelFeature>,
     pub(crate) exceptions: Vec<Exception>,
 }
 
-/// Something that a kernel has or lacks.
+/// A feature that a kernel may lack.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Feature {
+pub(crate) struct KernelFeature {
     pub(crate) name: String,
     /// The first version that has it.
     pub(crate) since: Version,
-    /// The name in the kernel's BTF that is there if the feature is; none if nothing there tells.
-    pub(crate) seen_as: Option<String>,
-    /// The tests that hold what is done with it and without it.
-    pub(crate) shown_by: Vec<String>,
+    /// The name that a kernel with the feature has in its BTF, if there is one.
+    pub(crate) btf_name: Option<String>,
+    /// The tests of the behaviour with and without it.
+    pub(crate) tests: Vec<String>,
 }
 
 /// A test that some kernels cannot run.
@@ -35,11 +35,11 @@ pub(crate) struct Feature {
 pub(crate) struct Exception {
     pub(crate) test: String,
     pub(crate) kernels: Kernels,
-    /// What the test must say.
+    /// The reason that the test must report.
     pub(crate) reason: String,
 }
 
-/// Some kernels.
+/// The kernels of an exception.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Kernels {
     Before(Version),
@@ -60,21 +60,21 @@ impl Kernels {
     }
 }
 
-/// What was seen on one kernel.
+/// The observations on one kernel.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Observed {
     pub(crate) release: String,
     pub(crate) features: BTreeSet<String>,
     pub(crate) skipped: BTreeMap<String, String>,
     pub(crate) passed: BTreeSet<String>,
 }
 
-impl Table {
+impl KernelTable {
     /// Reads the text of the file.
     ///
     /// # Errors
     ///
-    /// The line that is not understood.
+    /// If a line cannot be parsed.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut table = Self::default();
         let mut section = "";
@@ -87,17 +87,17 @@ impl Table {
             if cells[0].is_empty() || ["feature", "test"].contains(&cells[0]) {
                 continue;
             }
-            let row = || format!("{FILE} is not understood: {line:?}");
+            let row = || format!("{FILE}: cannot parse {line:?}");
             match (section, &cells[..]) {
-                ("Features", [name, since, seen_as, _, shown_by]) => table.features.push(Feature {
+                ("Features", [name, since, btf_name, _, tests]) => table.features.push(KernelFeature {
                     name: name.replace('`', ""),
                     since: version(since).with_context(row)?,
-                    seen_as: if seen_as.is_empty() {
+                    btf_name: if btf_name.is_empty() {
                         None
                     } else {
-                        Some(quoted(seen_as).pop().with_context(row)?)
+                        Some(quoted(btf_name).pop().with_context(row)?)
                     },
-                    shown_by: quoted(shown_by),
+                    tests: quoted(tests),
                 }),
                 ("Tests that some kernels cannot run", [test, kernels, reason]) => {
                     table.exceptions.push(Exception {
@@ -112,47 +112,49 @@ impl Table {
         Ok(table)
     }
 
-    /// The tests that it names and that there are none of.
+    /// Errors for the tests that it names and that do not exist.
     pub(crate) fn unknown_tests(&self, names: &BTreeSet<&str>) -> Vec<String> {
         let named =
-            self.features.iter().flat_map(|it| &it.shown_by).chain(self.exceptions.iter().map(|it| &it.test));
+            self.features.iter().flat_map(|it| &it.tests).chain(self.exceptions.iter().map(|it| &it.test));
         named
             .filter(|it| !names.contains(it.as_str()))
-            .map(|it| format!("{FILE} names a test that there is not: {it}"))
+            .map(|it| format!("{FILE} names the test {it}, which does not exist"))
             .collect()
     }
 
-    /// Where it and what was seen on a kernel differ.
-    pub(crate) fn differences(&self, seen: &Seen) -> Vec<String> {
+    /// The differences between the file and the observations on a kernel.
+    pub(crate) fn differences(&self, observed: &Observed) -> Vec<String> {
         let mut differences = Vec::new();
-        let Some(kernel) = version(&seen.release) else {
-            return vec![format!("{:?} is no release of a kernel", seen.release)];
+        let Some(kernel) = version(&observed.release) else {
+            return vec![format!("cannot parse the kernel release {:?}", observed.release)];
         };
-        for Feature { name, since, seen_as, .. } in &self.features {
-            let Some(seen_as) = seen_as else { continue };
-            let (has, should) = (seen.features.contains(seen_as), kernel >= *since);
+        for KernelFeature { name, since, btf_name, .. } in &self.features {
+            let Some(btf_name) = btf_name else { continue };
+            let (has, should) = (observed.features.contains(btf_name), kernel >= *since);
             if has != should {
-                let has = if has { "has" } else { "has not" };
+                let has = if has { "has" } else { "lacks" };
                 let (major, minor) = since;
-                differences.push(format!(
-                    "{FILE} says {name} is there since {major}.{minor}, but this kernel {has} it"
-                ));
+                differences
+                    .push(format!("{FILE} has {name} since {major}.{minor}, but this kernel {has} it"));
             }
         }
-        for (test, reason) in &seen.skipped {
+        for (test, reason) in &observed.skipped {
             let row = self.exceptions.iter().find(|it| it.test == *test && it.kernels.include(kernel));
             match row {
                 Some(row) if row.reason == *reason => {}
-                Some(row) => differences
-                    .push(format!("{test} is skipped for {reason:?}, {FILE} says {:?}", row.reason)),
+                Some(row) => differences.push(format!(
+                    "{test} was skipped because of {reason:?}; the reason in {FILE} is {:?}",
+                    row.reason
+                )),
                 None => {
-                    differences.push(format!("{test} is skipped ({reason}), and {FILE} knows nothing of it"));
+                    differences.push(format!("{test} was skipped ({reason}), and {FILE} does not list it"));
                 }
             }
         }
-        let cannot = |it: &&Exception| it.kernels.include(kernel) && seen.passed.contains(&it.test);
+        let cannot = |it: &&Exception| it.kernels.include(kernel) && observed.passed.contains(&it.test);
         for row in self.exceptions.iter().filter(cannot) {
-            differences.push(format!("{FILE} says {} cannot run here, but it passed", row.test));
+            differences
+                .push(format!("{FILE} lists {} as impossible on this kernel, but it passed", row.test));
         }
         differences
     }
@@ -164,7 +166,7 @@ fn quoted(cell: &str) -> Vec<String> {
 }
 
 /// The first two numbers of a release.
-pub(crate) fn version(text: &str) -> Option<Version> {
+fn version(text: &str) -> Option<Version> {
     let mut numbers = text.split(|it: char| !it.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
@@ -180,8 +182,8 @@ mod tests {
         ## Tests that some kernels cannot run\n\n| test | kernels | reason |\n|---|---|---|\n\
         | `needs_much` | before 6.6 | no TCX |\n";
 
-    fn seen(release: &str, features: &[&str], skipped: &[(&str, &str)], passed: &[&str]) -> Seen {
-        Seen {
+    fn observed(release: &str, features: &[&str], skipped: &[(&str, &str)], passed: &[&str]) -> Observed {
+        Observed {
             release: release.to_owned(),
             features: features.iter().map(|&it| it.to_owned()).collect(),
             skipped: skipped.iter().map(|&(test, why)| (test.to_owned(), why.to_owned())).collect(),
@@ -190,41 +192,41 @@ mod tests {
     }
 
     #[test]
-    fn the_table_in_the_workspace_is_understood() {
+    fn the_table_of_the_workspace_can_be_parsed() {
         let text = std::fs::read_to_string(build_tools::command::workspace().join(FILE)).unwrap();
-        let table = Table::parse(&text).unwrap();
+        let table = KernelTable::parse(&text).unwrap();
         assert!(!table.features.is_empty());
     }
 
     #[test]
-    fn a_row_is_read_as_it_is_written() {
-        let table = Table::parse(TEXT).unwrap();
+    fn every_cell_of_a_row_is_parsed() {
+        let table = KernelTable::parse(TEXT).unwrap();
         assert_eq!(table.features[0].name, "helper bpf_set_retval");
         assert_eq!(table.features[0].since, (5, 18));
-        assert_eq!(table.features[0].shown_by, ["refuses", "stays"]);
-        assert_eq!(table.features[1].seen_as, None);
+        assert_eq!(table.features[0].tests, ["refuses", "stays"]);
+        assert_eq!(table.features[1].btf_name, None);
         assert_eq!(table.exceptions[0].kernels, Kernels::Before((6, 6)));
-        let since = Table::parse(&TEXT.replace("before 6.6", "since 7.1")).unwrap();
+        let since = KernelTable::parse(&TEXT.replace("before 6.6", "since 7.1")).unwrap();
         assert!(!since.exceptions[0].kernels.include((7, 0)) && since.exceptions[0].kernels.include((7, 1)));
         assert_eq!(table.unknown_tests(&BTreeSet::from(["refuses", "needs_much"])).len(), 1);
-        let error = Table::parse(&TEXT.replace("5.18", "always")).unwrap_err();
+        let error = KernelTable::parse(&TEXT.replace("5.18", "always")).unwrap_err();
         assert!(error.to_string().contains("always"), "{error}");
     }
 
     #[test]
-    fn whatever_differs_from_the_table_is_said() {
-        let table = Table::parse(TEXT).unwrap();
+    fn every_difference_from_the_table_is_reported() {
+        let table = KernelTable::parse(TEXT).unwrap();
         let retval = "BPF_FUNC_set_retval";
-        let check = |seen: Seen| table.differences(&seen);
-        assert!(check(seen("5.10.0-46", &[], &[("needs_much", "no TCX")], &["refuses"])).is_empty());
-        assert!(check(seen("6.6.1", &[retval], &[], &["needs_much"])).is_empty());
+        let check = |observed: Observed| table.differences(&observed);
+        assert!(check(observed("5.10.0-46", &[], &[("needs_much", "no TCX")], &["refuses"])).is_empty());
+        assert!(check(observed("6.6.1", &[retval], &[], &["needs_much"])).is_empty());
         for (wrong, says) in [
-            (seen("5.10.0", &[retval], &[], &[]), "has it"),
-            (seen("6.1.0", &[], &[], &[]), "has not it"),
-            (seen("5.10.0", &[], &[("refuses", "tired")], &[]), "knows nothing"),
-            (seen("6.12.0", &[retval], &[("needs_much", "no TCX")], &[]), "knows nothing"),
-            (seen("5.10.0", &[], &[("needs_much", "tired")], &[]), "tired"),
-            (seen("5.10.0", &[], &[], &["needs_much"]), "but it passed"),
+            (observed("5.10.0", &[retval], &[], &[]), "has it"),
+            (observed("6.1.0", &[], &[], &[]), "lacks it"),
+            (observed("5.10.0", &[], &[("refuses", "tired")], &[]), "does not list"),
+            (observed("6.12.0", &[retval], &[("needs_much", "no TCX")], &[]), "does not list"),
+            (observed("5.10.0", &[], &[("needs_much", "tired")], &[]), "tired"),
+            (observed("5.10.0", &[], &[], &["needs_much"]), "but it passed"),
         ] {
             let differences = check(wrong);
             assert!(differences.len() == 1 && differences[0].contains(says), "{says}: {differences:?}");

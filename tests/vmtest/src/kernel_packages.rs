@@ -1,5 +1,5 @@
-//! Kernels from the packages of Debian and Ubuntu: which there are, and what is in them.
-//! The one rule: the machine's own apt state is only read; what is fetched lies below target/vmtest.
+//! Kernels from the packages of Debian and Ubuntu: which exist, fetched and unpacked.
+//! Invariant: the machine's own apt state is only read; everything fetched is below target/vmtest.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 
 use build_tools::command::{output, run, status, workspace};
 
-/// Where the kernels of the matrix come from: a suite, and the archive it belongs to.
+/// The suites with the kernels of the matrix, and the archive of each.
 const SUITES: [(Archive, &str); 5] = [
     (Archive::Security, "bullseye-security"),
     (Archive::Security, "bookworm-security"),
@@ -21,13 +21,13 @@ const SUITES: [(Archive, &str); 5] = [
     (Archive::Main, "trixie-backports"),
     (Archive::Ubuntu, "jammy-updates"),
 ];
-/// Ubuntu's own archive: a Debian knows no mirror of it.
+/// Ubuntu's own archive: Debian configures no mirror of it.
 const UBUNTU: &str = "http://archive.ubuntu.com/ubuntu/";
-/// What Ubuntu's suites are signed with: its archive's key of 2018, F6EC B376 2474 EDA9 D21B 7022 8719 20D1 991B C93C,
+/// The key of Ubuntu's suites: its archive's key of 2018, F6EC B376 2474 EDA9 D21B 7022 8719 20D1 991B C93C,
 /// from the package ubuntu-keyring.
 const UBUNTU_KEY: &[u8] = include_bytes!("ubuntu-archive.asc");
-/// How long the lists of packages are believed.
-const LISTS_LAST: Duration = Duration::from_hours(24);
+/// How old the lists of packages may become.
+const MAX_LIST_AGE: Duration = Duration::from_hours(24);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Archive {
@@ -46,32 +46,32 @@ pub(crate) struct Kernel {
     pub(crate) modules: PathBuf,
 }
 
-/// What is on offer, by an apt state of our own.
-pub(crate) struct Packages {
+/// The packages that exist, from an apt state of vmtest's own.
+pub(crate) struct KernelPackages {
     folder: PathBuf,
     names: BTreeSet<String>,
 }
 
-impl Packages {
-    /// Reads the lists of packages, and fetches them first if they are old.
+impl KernelPackages {
+    /// Reads the lists of packages; fetches them first if they are old.
     ///
     /// # Errors
     ///
-    /// If this is no Debian, or there are no lists and none can be had.
+    /// If this machine has no apt, or the lists are missing and cannot be fetched.
     pub(crate) fn open() -> Result<Self> {
         let folder = workspace().join("target/vmtest/apt");
         let packages = Self { folder, names: BTreeSet::new() };
-        let sources = packages.lay_out()?;
-        // When they were fetched, and from where.
+        let sources = packages.write_settings()?;
+        // Its modification time is that of the lists; it contains their sources.
         let fetched = packages.folder.join("fetched");
         let age = fs::metadata(&fetched).and_then(|it| it.modified()).ok();
         let age = age.and_then(|it| SystemTime::now().duration_since(it).ok());
-        let is_ours = fs::read_to_string(&fetched).is_ok_and(|it| it == sources);
-        if !is_ours || age.is_none_or(|it| it > LISTS_LAST) {
+        let is_current = fs::read_to_string(&fetched).is_ok_and(|it| it == sources);
+        if !is_current || age.is_none_or(|it| it > MAX_LIST_AGE) {
             status("Fetching", "the lists of kernels");
             match output(packages.apt("apt-get").args(["-q", "update"])) {
                 Ok(_) => fs::write(&fetched, &sources)?,
-                // What is there already may do.
+                // The old lists may suffice.
                 Err(error) => status("Warning", &format!("{error:#}")),
             }
         }
@@ -80,11 +80,7 @@ impl Packages {
         Ok(Self { names, ..packages })
     }
 
-    /// The newest kernel of a series such as `5.10` or `7`, unpacked; `None` if there is none.
-    ///
-    /// # Errors
-    ///
-    /// If its packages cannot be fetched, or are not what they should be.
+    /// The newest kernel of a series such as `5.10` or `7`, unpacked; `None` if there is no package.
     pub(crate) fn kernel(&self, series: &str) -> Result<Option<Kernel>> {
         let Some(release) = newest(&self.names, series, flavours()?) else { return Ok(None) };
         let folder = workspace().join("target/vmtest/kernels").join(&release);
@@ -101,12 +97,15 @@ impl Packages {
                 Ok(Some(Kernel { release, image, modules }))
             }
             _ => {
-                bail!("the packages of Linux {release} hold no image or no modules, see {}", folder.display())
+                bail!(
+                    "the packages of Linux {release} contain no image or no modules, see {}",
+                    folder.display()
+                )
             }
         }
     }
 
-    /// The names of the suites, for who finds nothing in them.
+    /// The names of the suites, for messages.
     pub(crate) fn suites() -> String {
         SUITES.map(|(_, suite)| suite).join(", ")
     }
@@ -116,7 +115,7 @@ impl Packages {
         status("Fetching", &format!("Linux {release} ({})", packages.join(", ")));
         let _ = fs::remove_dir_all(folder);
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        // As root, apt would rather download as another user, who may not write here.
+        // As root, apt downloads as another user by default, who cannot write to this folder.
         let mut download = self.apt("apt-get");
         download.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(&packages);
         output(download.current_dir(folder))?;
@@ -129,15 +128,15 @@ impl Packages {
         Ok(())
     }
 
-    /// An apt that knows only our suites, and writes only below our folder.
+    /// An apt with only these suites, which writes only below `folder`.
     fn apt(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.env("APT_CONFIG", self.folder.join("apt.conf"));
         command
     }
 
-    /// Writes its settings; returns the sources that are in them.
-    fn lay_out(&self) -> Result<String> {
+    /// Writes apt's settings; returns the sources in them.
+    fn write_settings(&self) -> Result<String> {
         let folder = self.folder.display();
         for it in ["state/lists/partial", "cache/archives/partial"] {
             let it = self.folder.join(it);
@@ -166,10 +165,10 @@ impl Packages {
     }
 }
 
-/// Debian's keys, of all its suites.
+/// Debian's keys for all its suites.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Our suites; Debian's at the mirrors that the machine itself uses (`ORIGIN|LABEL|URI` per line).
+/// A sources.list of the suites; Debian's at the mirrors that this machine uses (`ORIGIN|LABEL|URI` per line).
 fn sources(targets: &str, has_keyring: bool, ubuntu_key: &Path) -> Result<String> {
     let mirror = |wanted: &str| {
         targets.lines().find_map(|line| {
@@ -190,24 +189,26 @@ fn sources(targets: &str, has_keyring: bool, ubuntu_key: &Path) -> Result<String
             }
         };
         let uri = mirror(label).with_context(|| {
-            format!("apt knows no mirror of {label}: the kernels come from Debian's packages; run `apt-get update` there")
+            format!("apt has no mirror of {label}, where Debian's kernels come from; add one to its sources and run `apt-get update`")
         })?;
         lines += &format!("deb {signed}{uri} {suite} main\n");
     }
     Ok(lines)
 }
 
-/// Which builds of a kernel do, the smallest first: Debian's, and Ubuntu's.
+/// The suitable flavours, in order of preference: Debian's, the smallest, and Ubuntu's.
 fn flavours() -> Result<&'static [&'static str]> {
     match env::consts::ARCH {
         "x86_64" => Ok(&["-cloud-amd64", "-generic"]),
         other => {
-            bail!("virtual machines are made for x86_64 only, and this is {other}; `vmtest own` works")
+            bail!(
+                "virtual machines are supported on x86_64 only, and this machine is {other}; `vmtest own` works"
+            )
         }
     }
 }
 
-/// The newest release of a series that there is a package of, in the first of the flavours that has one.
+/// The newest release of a series that has a package, in the first of the flavours that has one.
 fn newest(names: &BTreeSet<String>, series: &str, flavours: &[&str]) -> Option<String> {
     let prefixes = ["linux-image-", "linux-modules-"];
     let releases = names.iter().filter_map(|name| prefixes.iter().find_map(|it| name.strip_prefix(it)));
@@ -219,12 +220,12 @@ fn newest(names: &BTreeSet<String>, series: &str, flavours: &[&str]) -> Option<S
     })
 }
 
-/// A release as what it is compared by.
+/// The numbers of a release, by which releases are compared.
 fn numbers(release: &str) -> Vec<u64> {
     release.split(|it: char| !it.is_ascii_digit()).filter_map(|it| it.parse().ok()).collect()
 }
 
-/// The packages that hold a release: with Debian one until Linux 7.1, several since and with Ubuntu.
+/// The packages of a release: one for Debian's until Linux 7.1, several since then and for Ubuntu's.
 fn packages_of(names: &BTreeSet<String>, release: &str) -> Vec<String> {
     let mut packages = Vec::new();
     for part in ["image", "binary", "modules", "modules-extra", "base"] {
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_release_of_a_series_is_chosen_by_numbers() {
+    fn releases_are_compared_by_their_numbers() {
         let names = names(&[
             "linux-image-5.10.0-9-cloud-amd64",
             "linux-image-5.10.0-46-cloud-amd64",
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_may_be_in_one_package_or_in_several() {
+    fn a_release_is_in_one_package_or_in_several() {
         let names = names(&[
             "linux-image-5.10.0-46-cloud-amd64",
             "linux-image-5.10.0-46-cloud-amd64-unsigned",
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn debians_mirrors_are_the_machines_own() {
+    fn debians_mirrors_are_those_of_the_machine() {
         let targets = "Other|Other|http://other.example/\n\
                        Debian|Debian|http://mirror.example/debian/\n\
                        Debian|Debian-Security|http://mirror.example/security/\n";

@@ -1,5 +1,5 @@
-//! The modules that a kernel needs for the tests, in the order in which they can be loaded.
-//! The one rule: what a module depends on is read from the module itself, so that nothing has to be installed.
+//! The kernel modules that the tests need, in the order in which they can be loaded.
+//! Dependencies are read from the modules themselves: no depmod is needed.
 
 use std::{
     collections::BTreeMap,
@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-/// What the tests use of the kernel that distributions build as modules.
-/// One that a kernel does not have is left out: a test that needs it says so.
+/// Features that the tests use and distributions build as modules.
+/// A module that a kernel does not have is omitted: the tests that need it are skipped with that reason.
 const WANTED: &[&str] = &[
     "inet_diag",
     "tcp_diag",
@@ -37,17 +37,13 @@ const WANTED: &[&str] = &[
 ];
 
 /// A module, ready for `insmod`.
-pub(crate) struct Module {
+pub(crate) struct KernelModule {
     pub(crate) name: String,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The wanted modules of a kernel and what they depend on, each after its dependencies.
-///
-/// # Errors
-///
-/// If a module cannot be read, or depends on one that is not there.
-pub(crate) fn modules(folder: &Path) -> Result<Vec<Module>> {
+/// The wanted modules of a kernel and their dependencies, each after those it depends on.
+pub(crate) fn modules(folder: &Path) -> Result<Vec<KernelModule>> {
     let mut files = BTreeMap::new();
     list(folder, &mut files)?;
     let mut loader = Loader { files, loaded: Vec::new() };
@@ -61,7 +57,7 @@ pub(crate) fn modules(folder: &Path) -> Result<Vec<Module>> {
 
 struct Loader {
     files: BTreeMap<String, PathBuf>,
-    loaded: Vec<Module>,
+    loaded: Vec<KernelModule>,
 }
 
 impl Loader {
@@ -71,15 +67,15 @@ impl Loader {
         }
         let file = self.files.get(name).with_context(|| format!("there is no module {name}"))?;
         let bytes = read(file)?;
-        for other in depends(&bytes).with_context(|| format!("{} is no module", file.display()))? {
+        for other in dependencies(&bytes).with_context(|| format!("{} is not a module", file.display()))? {
             self.load(&other).with_context(|| format!("{name} depends on {other}"))?;
         }
-        self.loaded.push(Module { name: name.to_owned(), bytes });
+        self.loaded.push(KernelModule { name: name.to_owned(), bytes });
         Ok(())
     }
 }
 
-/// Every module below a folder, by its name as the kernel says it.
+/// Every module below a folder, by the kernel's name of it.
 fn list(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
         let path = entry?.path();
@@ -111,8 +107,8 @@ fn read(file: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// What a module says it depends on, in its section `.modinfo`: `depends=` and names with commas, then a NUL.
-fn depends(module: &[u8]) -> Option<Vec<String>> {
+/// The dependencies in a module's section `.modinfo`: `depends=`, names separated by commas, and a NUL.
+fn dependencies(module: &[u8]) -> Option<Vec<String>> {
     const KEY: &[u8] = b"\0depends=";
     let begin = module.windows(KEY.len()).position(|it| it == KEY)? + KEY.len();
     let rest = module.get(begin..)?;
@@ -129,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_comes_after_what_it_depends_on() {
+    fn a_module_comes_after_its_dependencies() {
         let folder = tempfile::tempdir().unwrap();
         let write = |path: &str, bytes: &[u8]| {
             let path = folder.path().join(path);
@@ -148,9 +144,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_module_depends_on_is_read_from_it() {
-        assert_eq!(depends(&module("")), Some(vec![]));
-        assert_eq!(depends(&module("a,b-c")), Some(vec!["a".to_owned(), "b_c".to_owned()]));
-        assert_eq!(depends(b"garbage"), None);
+    fn dependencies_are_read_from_the_module() {
+        assert_eq!(dependencies(&module("")), Some(vec![]));
+        assert_eq!(dependencies(&module("a,b-c")), Some(vec!["a".to_owned(), "b_c".to_owned()]));
+        assert_eq!(dependencies(b"garbage"), None);
     }
 }

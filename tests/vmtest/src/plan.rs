@@ -1,0 +1,79 @@
+//! The tests to run on a kernel, and the events of a run: JSON between the host and a virtual machine.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
+
+use serde::{Deserialize, Serialize};
+
+/// What to run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct TestPlan {
+    pub(crate) tests: Vec<Test>,
+    /// Names to look up in the kernel's BTF.
+    pub(crate) features: BTreeSet<String>,
+    pub(crate) environment: BTreeMap<String, String>,
+    /// The timeout of a test, in seconds.
+    pub(crate) timeout: u64,
+}
+
+/// A test of a test binary.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Test {
+    pub(crate) binary: PathBuf,
+    /// The binary's name in the workspace, such as `sockets`.
+    pub(crate) suite: String,
+    pub(crate) name: String,
+}
+
+impl Test {
+    /// Its name in reports.
+    pub(crate) fn title(&self) -> String {
+        format!("{}::{}", self.suite, self.name)
+    }
+}
+
+/// The name of a test without its suite and modules, as in tests/KERNELS.md.
+pub(crate) fn short_name(test: &str) -> &str {
+    test.rsplit("::").next().unwrap_or(test)
+}
+
+/// The events of a run, in this order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum Event {
+    /// The kernel has booted: its release, and which of the features it has.
+    Ready { release: String, features: BTreeSet<String> },
+    /// A test has started.
+    Started { test: String },
+    /// A test has ended.
+    Ended { test: String, outcome: Outcome, seconds: f64 },
+    /// All tests have ended.
+    Done,
+}
+
+/// The result of a test.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    Passed,
+    /// The test's reason: something that this kernel or machine lacks.
+    Skipped(String),
+    /// The test's output.
+    Failed(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line() {
+        let event =
+            Event::Ended { test: "a::b".into(), outcome: Outcome::Failed("two\nlines".into()), seconds: 1.5 };
+        let line = serde_json::to_string(&event).unwrap();
+        assert!(!line.contains('\n'));
+        assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), event);
+    }
+}

@@ -1,0 +1,195 @@
+//! Runs the end-to-end tests on a kernel: in a virtual machine, or on this machine's own.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{self, Write as _},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use build_tools::{
+    build::build_for_tests,
+    command::workspace,
+    programs::{find_or_install, test_programs},
+};
+
+use crate::{
+    guest,
+    initramfs::Initramfs,
+    kernel_modules,
+    kernel_packages::{Kernel, KernelPackages},
+    kernel_table::{KernelTable, Observed},
+    plan::{Event, Outcome, Test, TestPlan, short_name},
+    report::{Column, KernelRun},
+    rootfs, test_list, virtual_machine,
+};
+
+/// This machine's own kernel, without a virtual machine.
+pub(crate) const HOST: &str = "own";
+/// By how much timeouts are multiplied in an emulated machine.
+const EMULATED_TIMEOUT_FACTOR: u32 = 20;
+/// By how much repetitions are divided there.
+const EMULATED_REPETITION_DIVISOR: u32 = 50;
+/// The timeout of a test, in seconds.
+const TEST_TIMEOUT: u64 = 2400;
+
+/// What all kernels share.
+pub(crate) struct Runner<'a> {
+    table: &'a KernelTable,
+    pub(crate) plan: TestPlan,
+    /// `None` if there are no virtual machines.
+    supplies: Option<Supplies>,
+}
+
+/// What all virtual machines share.
+struct Supplies {
+    packages: KernelPackages,
+    root: Initramfs,
+}
+
+impl<'a> Runner<'a> {
+    /// Builds and fetches everything.
+    pub(crate) fn prepare(table: &'a KernelTable, kernels: &[String], filters: &[String]) -> Result<Self> {
+        let programs = test_programs();
+        let mut packages = None;
+        if kernels.iter().any(|it| it != HOST) {
+            find_or_install("qemu-system-x86_64", "qemu-system-x86")?;
+            packages = Some(KernelPackages::open()?);
+        }
+        build_for_tests()?;
+        let tests = test_list::end_to_end_tests()?;
+        let names: BTreeSet<_> = tests.iter().map(|it| short_name(&it.name)).collect();
+        if let Some(unknown) = table.unknown_tests(&names).first() {
+            bail!("{unknown}");
+        }
+        let binaries: BTreeSet<_> = tests.iter().map(|it| it.binary.clone()).collect();
+        let is_wanted =
+            |it: &Test| filters.is_empty() || filters.iter().any(|part| it.title().contains(part));
+        let tests: Vec<_> = tests.into_iter().filter(is_wanted).collect();
+        if tests.is_empty() {
+            bail!("no test's name contains {}", filters.join(" or "));
+        }
+        let features = table.features.iter().filter_map(|it| it.btf_name.clone()).collect();
+        let plan = TestPlan { tests, features, environment: BTreeMap::new(), timeout: TEST_TIMEOUT };
+        let supply = |packages| {
+            anyhow::Ok(Supplies { packages, root: rootfs::root(binaries.into_iter().chain(programs))? })
+        };
+        Ok(Self { table, plan, supplies: packages.map(supply).transpose()? })
+    }
+
+    /// Runs the tests on a kernel of a series.
+    pub(crate) fn run(&self, number: usize, series: &str, mut on_event: impl FnMut(&Event)) -> Column {
+        let begin = Instant::now();
+        let mut observed = Observed::default();
+        let mut run = KernelRun { series: series.to_owned(), ..KernelRun::default() };
+        let mut journal = journal(number, series);
+        let mut record = |event: Event| {
+            // The final report contains the event, too.
+            let _ = serde_json::to_writer(&mut journal, &event).map(|()| writeln!(journal));
+            on_event(&event);
+            match event {
+                Event::Ready { release, features } => {
+                    (observed.release, observed.features) = (release, features);
+                }
+                Event::Ended { test, outcome, seconds } => {
+                    let name = short_name(&test).to_owned();
+                    match &outcome {
+                        Outcome::Passed => drop(observed.passed.insert(name)),
+                        Outcome::Skipped(reason) => drop(observed.skipped.insert(name, reason.clone())),
+                        Outcome::Failed(_) => {}
+                    }
+                    run.outcomes.insert(test, (outcome, seconds));
+                }
+                Event::Started { .. } | Event::Done => {}
+            }
+        };
+        let result = if series == HOST {
+            let result = guest::run(&self.plan, |event| {
+                record(event);
+                Ok(())
+            });
+            result.map(|()| None)
+        } else {
+            self.boot(number, series, &mut record)
+        };
+        match result {
+            Ok(Some(Boot::NoPackage(reason))) => return Column::NoPackage { series: run.series, reason },
+            Ok(Some(Boot::Ended(ended))) => {
+                run.faults.extend(ended.faults);
+                run.console = Some(ended.console);
+            }
+            Ok(None) => {}
+            Err(error) => run.faults.push(format!("{error:#}")),
+        }
+        if !observed.release.is_empty() {
+            if series == HOST {
+                // This machine may lack things that do not depend on the kernel's version.
+                observed.skipped.clear();
+            }
+            run.faults.extend(self.table.differences(&observed));
+        }
+        run.release = observed.release;
+        run.took = begin.elapsed();
+        Column::Ran(run)
+    }
+
+    fn boot(&self, number: usize, series: &str, on_event: &mut dyn FnMut(Event)) -> Result<Option<Boot>> {
+        let Supplies { packages, root } = self.supplies.as_ref().context("there are no packages")?;
+        let kernel = {
+            // Two lanes may need the same kernel.
+            static UNPACKING: Mutex<()> = Mutex::new(());
+            let _guard = UNPACKING.lock().unwrap_or_else(PoisonError::into_inner);
+            packages.kernel(series)?
+        };
+        let Some(kernel) = kernel else {
+            let reason = format!("none of {} has a package of it", KernelPackages::suites());
+            return Ok(Some(Boot::NoPackage(reason)));
+        };
+        let folder = workspace().join("target/vmtest/runs").join(format!("{number}-{}", kernel.release));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let archive = folder.join("initramfs");
+        self.complete(root.clone(), &kernel)?.write(&archive)?;
+        let silence = Duration::from_secs(self.plan.timeout + 60);
+        let ended = virtual_machine::boot(&kernel, &archive, &folder, silence, on_event);
+        let _ = fs::remove_file(&archive);
+        Ok(Some(Boot::Ended(ended?)))
+    }
+
+    /// Adds the modules of a kernel, and the plan.
+    fn complete(&self, mut root: Initramfs, kernel: &Kernel) -> Result<Initramfs> {
+        let mut order = String::new();
+        for module in kernel_modules::modules(&kernel.modules)? {
+            order += &format!("{}\n", module.name);
+            root.file(format!("/modules/{}.ko", module.name), module.bytes);
+        }
+        root.file("/modules/order", order);
+        let mut plan = self.plan.clone();
+        if !virtual_machine::has_kvm() {
+            plan.environment.extend([
+                (tests::TIMEOUT_FACTOR.to_owned(), EMULATED_TIMEOUT_FACTOR.to_string()),
+                (tests::REPETITION_DIVISOR.to_owned(), EMULATED_REPETITION_DIVISOR.to_string()),
+            ]);
+        }
+        root.file("/plan", serde_json::to_vec(&plan)?);
+        Ok(root)
+    }
+}
+
+enum Boot {
+    NoPackage(String),
+    Ended(virtual_machine::Ended),
+}
+
+/// A file that gets every event as it happens, for runs that are watched or interrupted.
+fn journal(number: usize, kernel: &str) -> Box<dyn io::Write + Send> {
+    let folder = workspace().join("target/vmtest");
+    let file = fs::create_dir_all(&folder)
+        .and_then(|()| fs::File::create(folder.join(format!("{number}-{kernel}.jsonl"))));
+    match file {
+        Ok(file) => Box::new(file),
+        Err(_) => Box::new(io::sink()),
+    }
+}
