@@ -108,7 +108,7 @@ fn the_kernel_follows_an_api_server_and_goes_on_without_it() {
 
     // It goes away; much happens, and is forgotten; it comes back.
     server.stop();
-    says(&mut agent, "what was known stays in force");
+    says(&mut agent, "stays active; retrying in");
     assert_eq!(
         world.dump(Build::Product).unwrap(),
         expected_dump(&[other(), service("web", web().ip(), &[1, 2])])
@@ -126,7 +126,7 @@ fn the_kernel_follows_an_api_server_and_goes_on_without_it() {
     agent.kill9().unwrap();
     server.stop();
     let mut agent = start(&world, &kubeconfig);
-    says(&mut agent, "there are no facts yet");
+    says(&mut agent, "there is no cluster state yet");
     assert_eq!(world.dump(Build::Product).unwrap(), expected_dump(&after));
     connection.ping().unwrap();
     server.resume().unwrap();

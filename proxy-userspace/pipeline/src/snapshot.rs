@@ -17,12 +17,12 @@ pub fn read_manifests(path: &Path, node: &str, options: brain::Options) -> Resul
     for it in &snapshot.rejected {
         tracing::warn!("{it}");
     }
-    if *snapshot.facts == ClusterState::default() && !snapshot.problems.is_empty() {
+    if *snapshot.cluster == ClusterState::default() && !snapshot.problems.is_empty() {
         return Err(Error::NoManifest(path.to_owned()));
     }
     let mut brain = Brain::new(options);
     brain.start_serving(node);
-    brain.replace_cluster(snapshot.facts);
+    brain.replace_cluster(snapshot.cluster);
     brain.recompute();
     for it in brain.rejected().chain(unknown_node(node, brain.node_infos(), false)) {
         tracing::warn!("{it}");

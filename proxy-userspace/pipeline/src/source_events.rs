@@ -89,7 +89,7 @@ impl RunningSource {
 fn report(source: &KubeSource, observer: &impl Observer) {
     for it in source.health().resources() {
         let last_contact = it.last_contact.map(|it| SystemTime::now() - it.elapsed());
-        observer.source(it.kind, SyncStatus { is_synced: it.is_synced, last_contact, error: it.error });
+        observer.source(it.resource, SyncStatus { is_synced: it.is_synced, last_contact, error: it.error });
     }
 }
 
@@ -110,7 +110,7 @@ impl SourceEvents<'_> {
                         let error = Some(snapshot.problems.join("; ")).filter(|it| !it.is_empty());
                         observer.source(FILE, SyncStatus { is_synced: true, last_contact: None, error });
                         observer.rejected(Stage::Source, snapshot.rejected.clone());
-                        SourceEvent::Cluster(Arc::clone(&snapshot.facts))
+                        SourceEvent::Cluster(Arc::clone(&snapshot.cluster))
                     })
                 }
                 Self::Api(updates) => {

@@ -1,6 +1,4 @@
-//! What has changed in a cluster.
-//!
-//! The one rule: of each object only the newest counts, so that changes never pile up.
+//! Changes of the cluster state.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,14 +7,17 @@ use model::{
     cluster::{EndpointSlice, Node, Service, SliceName},
 };
 
-/// Objects that are new or different, and objects that are gone (none).
+/// Changed objects of one kind by name; `None` for a deleted object.
+pub(crate) type Changed<N, T> = HashMap<N, Option<Arc<T>>>;
+
+/// Changes of the cluster state: of each object only the newest version, so that changes never pile up.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ClusterChanges {
-    /// Services.
+    /// Changed Services, `None` for deleted ones.
     pub services: HashMap<ServiceName, Option<Arc<Service>>>,
-    /// EndpointSlices.
+    /// Changed EndpointSlices, `None` for deleted ones.
     pub slices: HashMap<SliceName, Option<Arc<EndpointSlice>>>,
-    /// Nodes.
+    /// Changed Nodes, `None` for deleted ones.
     pub nodes: HashMap<Arc<str>, Option<Arc<Node>>>,
 }
 

@@ -1,27 +1,43 @@
 //! Splits a file into documents.
 //!
-//! The one rule: what a file asks for is bounded by its size.
-//! Nesting is limited, and what aliases may grow to; and one document at a time is in memory, which is many times its text.
+//! Invariant: memory is bounded by the size of the file. Nesting and alias expansion are limited, and only one document,
+//! which takes many times the memory of its text, is held at a time.
+
+use std::fmt;
 
 use serde_json::Value;
 use serde_saphyr::{Options, Spanned, options::AliasLimits};
 
-use super::parse::Position;
+use crate::text::one_line;
 
-/// How deep a document may be nested: the stack of a thread holds it with room to spare, and a manifest is not half as
-/// deep.
-const DEEPEST: usize = 64;
-/// How many nodes all aliases of a file may add up to.
-const MOST_REPLAYED: usize = 100_000;
+/// Nesting limit of a document: fits the stack of a thread with room to spare, and is far above that of manifests.
+const MAX_DEPTH: usize = 64;
+/// Limit of the nodes that all aliases of a file expand to.
+const MAX_ALIAS_NODES: usize = 100_000;
 
-/// A document and where it is, or what is wrong with it and where.
+/// A place in a file; both numbers start at 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// The document.
+    pub document: usize,
+    /// The line; for an object in a list, the line of the document.
+    pub line: usize,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "document {}, line {}", self.document, self.line)
+    }
+}
+
+/// A document or an error, with its position.
 pub(super) type Document = Result<(Position, Value), (Position, String)>;
 
-/// Hands over the documents of a YAML stream, until one is broken or not wanted; empty ones are left out.
+/// Passes the documents of a YAML stream to `take`, until one is invalid or `take` fails; empty documents are skipped.
 pub(super) fn yaml<E>(bytes: &[u8], mut take: impl FnMut(Document) -> Result<(), E>) -> Result<(), E> {
     let mut reader = bytes;
-    let begins = begins(bytes);
-    let position = |line| Position { document: begins.partition_point(|it| *it <= line).max(1), line };
+    let starts = document_starts(bytes);
+    let position = |line| Position { document: starts.partition_point(|it| *it <= line).max(1), line };
     let mut line = 1;
     for document in serde_saphyr::read_with_options::<_, Spanned<Value>>(&mut reader, yaml_options()) {
         match document {
@@ -31,8 +47,7 @@ pub(super) fn yaml<E>(bytes: &[u8], mut take: impl FnMut(Document) -> Result<(),
             }
             Err(error) => {
                 let at = error.location().and_then(|it| usize::try_from(it.line()).ok()).unwrap_or(line);
-                let text = error.without_snippet().to_string();
-                return take(Err((position(at), format!("{}; correct it", one_line(&text)))));
+                return take(Err((position(at), one_line(&error.without_snippet().to_string()))));
             }
         }
     }
@@ -41,21 +56,21 @@ pub(super) fn yaml<E>(bytes: &[u8], mut take: impl FnMut(Document) -> Result<(),
 
 fn yaml_options() -> Options {
     let mut limits = AliasLimits::default();
-    limits.max_total_replayed_events = MOST_REPLAYED;
-    // A whole cluster may be in one file: what is bounded is depth and repetition, not size.
+    limits.max_total_replayed_events = MAX_ALIAS_NODES;
+    // One file may hold a whole cluster: depth and repetition are limited, not size.
     let budget = serde_saphyr::budget! {
-        max_depth: DEEPEST,
+        max_depth: MAX_DEPTH,
         max_events: usize::MAX,
         max_nodes: usize::MAX,
         max_documents: usize::MAX,
         max_total_scalar_bytes: usize::MAX,
         max_reader_input_bytes: None,
     };
-    // YAML 1.2: a Node may be called `n`, and a label say `yes`.
+    // Booleans as in YAML 1.2: a Node may have the name `n`, and a label the value `yes`.
     serde_saphyr::options! { budget: budget, alias_limits: limits, strict_booleans: true, with_snippet: false }
 }
 
-/// Hands over the values of a JSON stream, until one is broken or not wanted.
+/// Passes the values of a JSON stream to `take`, until one is invalid or `take` fails.
 pub(super) fn json<E>(bytes: &[u8], mut take: impl FnMut(Document) -> Result<(), E>) -> Result<(), E> {
     let mut stream = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
     let (mut line, mut counted) = (1, 0);
@@ -68,26 +83,20 @@ pub(super) fn json<E>(bytes: &[u8], mut take: impl FnMut(Document) -> Result<(),
         match stream.next() {
             None => break,
             Some(Ok(value)) => take(Ok((at, value)))?,
-            Some(Err(error)) => {
-                return take(Err((Position { line: error.line(), ..at }, format!("{error}; correct it"))));
-            }
+            Some(Err(error)) => return take(Err((Position { line: error.line(), ..at }, error.to_string()))),
         }
     }
     Ok(())
 }
 
-/// The lines on which the documents of a YAML stream begin: a marker in the first column can be nothing else.
-fn begins(bytes: &[u8]) -> Vec<usize> {
-    let mut begins = Vec::new();
+/// The lines on which the documents of a YAML stream start. `---` in the first column is always a document marker.
+fn document_starts(bytes: &[u8]) -> Vec<usize> {
+    let mut starts = Vec::new();
     for (line, text) in (1..).zip(bytes.split(|it| *it == b'\n')) {
         let is_content = !matches!(text.trim_ascii().first(), None | Some(b'#' | b'%'));
-        if text.starts_with(b"---") || (begins.is_empty() && is_content) {
-            begins.push(line);
+        if text.starts_with(b"---") || (starts.is_empty() && is_content) {
+            starts.push(line);
         }
     }
-    begins
-}
-
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    starts
 }

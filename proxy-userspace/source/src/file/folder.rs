@@ -1,4 +1,4 @@
-//! Which files a path stands for.
+//! The files that a path stands for.
 
 use std::{
     fs, io,
@@ -6,18 +6,17 @@ use std::{
 };
 
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
-/// The same for people.
+/// The same for messages.
 pub(super) const PATTERNS: &str = "*.json, *.yaml or *.yml";
 
-/// The file itself, or the manifests that lie directly in the folder.
+/// The file itself, or the manifests directly in the folder.
 pub(super) fn list(path: &Path) -> io::Result<Vec<PathBuf>> {
-    match fs::metadata(path) {
-        Ok(it) if it.is_dir() => {}
-        Ok(it) if it.is_file() => return Ok(vec![path.to_owned()]),
-        Ok(_) => {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a folder; name one"));
-        }
-        Err(error) => return Err(error),
+    let metadata = fs::metadata(path)?;
+    if metadata.is_file() {
+        return Ok(vec![path.to_owned()]);
+    }
+    if !metadata.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a folder"));
     }
     let mut found = Vec::new();
     for entry in fs::read_dir(path)? {
@@ -30,7 +29,7 @@ pub(super) fn list(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The folder a path lies in.
+/// The folder that contains a path.
 pub(super) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -38,7 +37,7 @@ pub(super) fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Whether a name is that of a manifest, and not of something hidden or an editor's own.
+/// Whether a file name is that of a manifest, not that of a hidden file or an editor's temporary file.
 fn is_manifest(path: &Path) -> bool {
     let Some(name) = path.file_name() else { return false };
     let name = name.to_string_lossy();

@@ -1,43 +1,46 @@
-//! From the objects of many files to one snapshot.
+//! Merges the objects of many files into one snapshot.
 //!
-//! The one rule: the order of the files' names decides, and what did not change stays the same object in memory.
+//! Invariant: files are merged in the order of their names, and an unchanged object stays the same object in memory.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use model::cluster::{ClusterState, Rejected};
 
-use super::parse::{Object, ParsedManifest, Position};
-use crate::Snapshot;
+use super::{
+    documents::Position,
+    parse::{Object, ParsedManifest},
+};
+use crate::snapshot::Snapshot;
 
-/// Puts the files together, in the order given; of an object that is there twice the last one counts.
+/// Merges the files in the given order; the last of several definitions of an object wins.
 pub(super) fn merge<'a>(
     files: impl IntoIterator<Item = (&'a Path, &'a ParsedManifest)>,
-    before: &ClusterState,
+    previous: &ClusterState,
 ) -> Snapshot {
-    let mut facts = ClusterState::default();
+    let mut cluster = ClusterState::default();
     let mut rejected = Vec::new();
     let mut problems = Vec::new();
-    let mut places: BTreeMap<String, (&Path, Position)> = BTreeMap::new();
+    let mut positions: BTreeMap<String, (&Path, Position)> = BTreeMap::new();
     for (path, parsed) in files {
         for (at, object) in &parsed.objects {
-            let name = add(&mut facts, object, before);
-            if let Some((first, first_at)) = places.insert(name.clone(), (path, *at)) {
+            let name = add(&mut cluster, object, previous);
+            if let Some((first, first_at)) = positions.insert(name.clone(), (path, *at)) {
                 problems.push(format!(
-                    "{}: {at}: {name} is also in {}, {first_at}; this one counts, remove the other",
+                    "{}: {at}: {name} is also defined in {}, {first_at}; this definition is used, remove the other",
                     path.display(),
                     first.display(),
                 ));
             }
         }
-        problems.extend(parsed.ignored.iter().map(|(at, what)| {
+        problems.extend(parsed.ignored.iter().map(|(at, kind)| {
             format!(
-                "{}: {at}: {what} is ignored; only v1 Service, v1 Node, discovery.k8s.io/v1 EndpointSlice and \
-                 lists of them are read",
+                "{}: {at}: {kind} is ignored; supported are v1 Service, v1 Node, discovery.k8s.io/v1 EndpointSlice and \
+                 lists of them",
                 path.display()
             )
         }));
         if parsed.documents == 0 {
-            let reason = "there is nothing in it; write a `kind: List` with `items: []` to mean nothing";
+            let reason = "the file is empty; write a `kind: List` with `items: []` if that is intended";
             rejected.push(Rejected { item: path.display().to_string(), reason: reason.into() });
         }
         rejected.extend(parsed.rejected.iter().map(|it| Rejected {
@@ -45,28 +48,28 @@ pub(super) fn merge<'a>(
             reason: it.reason.clone(),
         }));
     }
-    Snapshot { facts: Arc::new(facts), rejected, problems }
+    Snapshot { cluster: Arc::new(cluster), rejected, problems }
 }
 
-/// Adds an object and says what it is called.
-fn add(facts: &mut ClusterState, object: &Object, before: &ClusterState) -> String {
+/// Adds an object and returns its kind and name.
+fn add(cluster: &mut ClusterState, object: &Object, previous: &ClusterState) -> String {
     match object {
         Object::Service(it) => {
-            facts.set_service(same_as(before.service(&it.name), it));
+            cluster.set_service(reuse(previous.service(&it.name), it));
             format!("Service {}", it.name)
         }
         Object::EndpointSlice(it) => {
-            facts.set_slice(same_as(before.slice(&it.name), it));
+            cluster.set_slice(reuse(previous.slice(&it.name), it));
             format!("EndpointSlice {}", it.name)
         }
         Object::Node(it) => {
-            facts.set_node(same_as(before.node(&it.name), it));
+            cluster.set_node(reuse(previous.node(&it.name), it));
             format!("Node {}", it.name)
         }
     }
 }
 
-/// The old object if it says the same as the new one.
-fn same_as<T: PartialEq>(before: Option<&Arc<T>>, now: &Arc<T>) -> Arc<T> {
-    Arc::clone(before.filter(|before| **before == *now).unwrap_or(now))
+/// The previous object if it equals the new one.
+fn reuse<T: PartialEq>(previous: Option<&Arc<T>>, new: &Arc<T>) -> Arc<T> {
+    Arc::clone(previous.filter(|previous| **previous == *new).unwrap_or(new))
 }

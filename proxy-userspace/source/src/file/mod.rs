@@ -1,9 +1,8 @@
-//! The source `file:PATH`: a manifest, or a folder of them, that is watched.
+//! The source `file:PATH`: a manifest or a folder of manifests, watched for changes.
 //!
-//! The one rule: the last good state is kept.
-//! What is broken, half-written or just being replaced changes nothing.
-//! The one thing that cannot be told from an edit is a half-written file that is valid up to where it ends:
-//! write to another name and rename, which is atomic.
+//! Invariant: the last valid content of a file stays active while the file is invalid, incomplete or being replaced.
+//! A file that is written in place cannot be told from an edit if it is valid up to where it ends: write to another name
+//! and rename, which is atomic.
 
 mod documents;
 mod folder;
@@ -14,6 +13,7 @@ mod watch;
 
 use std::{
     collections::BTreeSet,
+    future::pending,
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -21,30 +21,35 @@ use std::{
 };
 
 use model::cluster::ClusterState;
-use tokio::{sync::watch as channel, task::JoinHandle, time::Instant};
+use tokio::{
+    sync::watch as channel,
+    task::{JoinHandle, spawn_blocking},
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
+};
 
-pub use parse::{ManifestFormat, Object, ParseError, ParsedManifest, Position, parse};
+pub use documents::Position;
+pub use parse::{ManifestFormat, Object, ParseError, ParsedManifest, parse};
 
-use self::{store::Store, watch::Watch};
-use crate::{Snapshot, Snapshots};
+use self::{store::FileStore, watch::FolderWatch};
+use crate::snapshot::{Snapshot, Snapshots};
 
-/// How long to wait after a change for those that belong to it.
+/// How long to wait after a change for further changes that belong to it.
 const DEBOUNCE: Duration = Duration::from_millis(3);
-/// How often to look without having been told of a change: some file systems tell nothing.
-const POLL: Duration = Duration::from_secs(1);
+/// How often the files are checked without a notification: some file systems send none.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why a file source could not be started.
+/// Why a file source cannot be started.
 #[derive(Debug, thiserror::Error)]
-#[error("{} cannot be read; name a manifest or a folder of manifests that can", path.display())]
+#[error("cannot read {}; give a readable manifest or a folder of manifests", path.display())]
 pub struct FileError {
-    /// The path that was given.
+    /// The given path.
     pub path: PathBuf,
-    /// What the system said about it.
+    /// The system's error.
     #[source]
     pub error: io::Error,
 }
 
-/// A running file source; it ends when it is dropped.
+/// A running file source; it stops when it is dropped.
 #[derive(Debug)]
 pub struct FileSource {
     snapshots: Snapshots,
@@ -52,23 +57,23 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Reads `path`, and from then on follows it.
+    /// Reads `path` and follows it from then on.
     ///
-    /// The first snapshot is there on return, unless there are files and none of them can be parsed.
+    /// On return there is a first snapshot, unless there are files and none of them can be parsed.
     /// Must be called within a tokio runtime.
     pub fn start(path: impl Into<PathBuf>) -> Result<Self, FileError> {
         let path = path.into();
         check(&path)?;
-        // Watched before it is read, so that no change falls between the two.
-        let watch = Watch::new(&path);
-        let mut follower = Follower::new(path);
+        // The watch is set up before the first read, so that no change is missed between them.
+        let watch = FolderWatch::new(&path);
+        let mut reader = Reader { store: FileStore::new(path), reported: BTreeSet::new() };
         let (sender, snapshots) = channel::channel(None);
-        follower.refresh(&BTreeSet::new(), &sender);
-        let task = tokio::spawn(follow(follower, watch, sender));
+        reader.refresh(&BTreeSet::new(), &sender);
+        let task = tokio::spawn(follow(reader, watch, sender));
         Ok(Self { snapshots, task })
     }
 
-    /// Where its snapshots arrive.
+    /// Receives the snapshots.
     pub fn snapshots(&self) -> Snapshots {
         self.snapshots.clone()
     }
@@ -80,10 +85,10 @@ impl Drop for FileSource {
     }
 }
 
-/// Reads `path` once; what does not parse is among the problems.
+/// Reads `path` once; parse errors are among the snapshot's problems.
 pub fn read(path: &Path) -> Result<Snapshot, FileError> {
     check(path)?;
-    let mut store = Store::new(path.to_owned());
+    let mut store = FileStore::new(path.to_owned());
     store.refresh(&BTreeSet::new(), Instant::now());
     Ok(store
         .snapshot(&ClusterState::default())
@@ -91,81 +96,73 @@ pub fn read(path: &Path) -> Result<Snapshot, FileError> {
 }
 
 fn check(path: &Path) -> Result<(), FileError> {
-    std::fs::metadata(path)
-        .and_then(|_| folder::list(path))
-        .map(drop)
-        .map_err(|error| FileError { path: path.to_owned(), error })
+    folder::list(path).map(drop).map_err(|error| FileError { path: path.to_owned(), error })
 }
 
-async fn follow(mut follower: Follower, mut watch: Watch, sender: channel::Sender<Option<Arc<Snapshot>>>) {
-    let mut poll = tokio::time::interval(POLL);
-    poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+async fn follow(mut reader: Reader, mut watch: FolderWatch, sender: channel::Sender<Option<Arc<Snapshot>>>) {
+    let mut poll = interval(POLL_INTERVAL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let next_look = follower.store.next_look();
+        let deadline = reader.store.next_deadline();
+        let grace_elapsed = async {
+            match deadline {
+                Some(deadline) => sleep_until(deadline).await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
-            () = watch.changed() => tokio::time::sleep(DEBOUNCE).await,
-            () = sleep_until(next_look) => {}
+            () = watch.changed() => sleep(DEBOUNCE).await,
+            () = grace_elapsed => {}
             _ = poll.tick() => watch.renew(),
         }
-        let touched = watch.take();
+        let touched = watch.take_touched();
         let sender = sender.clone();
-        let reading = tokio::task::spawn_blocking(move || {
-            follower.refresh(&touched, &sender);
-            follower
+        let reading = spawn_blocking(move || {
+            reader.refresh(&touched, &sender);
+            reader
         });
-        follower = match reading.await {
-            Ok(follower) => follower,
+        reader = match reading.await {
+            Ok(reader) => reader,
             Err(error) => {
-                tracing::error!(%error, "the file source has ended");
+                tracing::error!(%error, "the file source has stopped");
                 return;
             }
         };
     }
 }
 
-async fn sleep_until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
-    }
-}
-
-/// The store, and what was said of it before.
+/// Reads the files, and logs what is new among the problems.
 #[derive(Debug)]
-struct Follower {
-    store: Store,
-    /// What has been complained about and still holds.
-    said: BTreeSet<String>,
+struct Reader {
+    store: FileStore,
+    /// The logged problems that still exist.
+    reported: BTreeSet<String>,
 }
 
-impl Follower {
-    fn new(path: PathBuf) -> Self {
-        Self { store: Store::new(path), said: BTreeSet::new() }
-    }
-
+impl Reader {
     fn refresh(&mut self, touched: &BTreeSet<PathBuf>, sender: &channel::Sender<Option<Arc<Snapshot>>>) {
-        let changed = self.store.refresh(touched, Instant::now());
-        let before = sender.borrow().clone();
-        if !changed && before.is_some() {
+        let has_changed = self.store.refresh(touched, Instant::now());
+        let previous = sender.borrow().clone();
+        if !has_changed && previous.is_some() {
             return;
         }
-        let facts = before.as_ref().map(|it| Arc::clone(&it.facts)).unwrap_or_default();
-        let Some(now) = self.store.snapshot(&facts) else {
-            self.say(self.store.problems().collect());
+        let cluster = previous.as_ref().map(|it| Arc::clone(&it.cluster)).unwrap_or_default();
+        let Some(snapshot) = self.store.snapshot(&cluster) else {
+            self.report(self.store.problems().collect());
             return;
         };
-        self.say(now.problems.iter().cloned().chain(now.rejected.iter().map(ToString::to_string)).collect());
-        if before.is_none_or(|before| *before != now) {
-            sender.send_replace(Some(Arc::new(now)));
+        let rejected = snapshot.rejected.iter().map(ToString::to_string);
+        self.report(snapshot.problems.iter().cloned().chain(rejected).collect());
+        if previous.is_none_or(|previous| *previous != snapshot) {
+            sender.send_replace(Some(Arc::new(snapshot)));
         }
     }
 
-    /// Complains about what is new.
-    fn say(&mut self, problems: BTreeSet<String>) {
-        for problem in problems.difference(&self.said) {
+    fn report(&mut self, problems: BTreeSet<String>) {
+        for problem in problems.difference(&self.reported) {
             tracing::warn!("{problem}");
         }
-        self.said = problems;
+        self.reported = problems;
     }
 }
 

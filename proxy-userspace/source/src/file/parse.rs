@@ -1,18 +1,21 @@
-//! From the bytes of one file to objects.
+//! Parses the objects in one file.
 //!
-//! The one rule: a file is taken as a whole or not at all, and never panics.
-//! A document that does not parse makes the whole file unusable; a bad part of an object is refused alone.
+//! Invariant: a file is used as a whole or not at all, and parsing never panics. A document that does not parse makes the
+//! whole file unusable; an invalid part of an object is rejected alone.
 
-use std::{fmt, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use model::cluster::{self, Rejected};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::documents::{self, Document};
-use crate::kube_types::{self, Converted, objects};
+use super::documents::{self, Document, Position};
+use crate::{
+    kube_types::{self, Converted, objects},
+    text::shortened,
+};
 
-/// How a file is written.
+/// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ManifestFormat {
     /// A stream of YAML documents.
@@ -22,41 +25,26 @@ pub enum ManifestFormat {
 }
 
 impl ManifestFormat {
-    /// The format of a file: JSON if it is called so, else YAML, which has JSON in it.
+    /// JSON for a name that ends in `.json`, else YAML, which contains JSON.
     pub fn of(path: &Path) -> Self {
         let is_json = path.extension().is_some_and(|it| it.eq_ignore_ascii_case("json"));
         if is_json { Self::Json } else { Self::Yaml }
     }
 }
 
-/// Why a file could not be used.
+/// Why a file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{file}: document {}, line {}: {reason}", at.document, at.line)]
+#[error("{file}: {at}: {reason}")]
 pub struct ParseError {
-    /// The file, as it was named.
+    /// The name of the file.
     pub file: String,
     /// Where in the file.
     pub at: Position,
-    /// What is wrong there, and with which value.
+    /// What is wrong, and with which value.
     pub reason: String,
 }
 
-/// A place in a file, both counted from 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Position {
-    /// The document.
-    pub document: usize,
-    /// The line; within a list, that of the document.
-    pub line: usize,
-}
-
-impl fmt::Display for Position {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "document {}, line {}", self.document, self.line)
-    }
-}
-
-/// An object that the brain reads.
+/// An object that the brain needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
     /// `v1 Service`.
@@ -67,20 +55,20 @@ pub enum Object {
     Node(Arc<cluster::Node>),
 }
 
-/// What is in a file.
+/// The content of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParsedManifest {
-    /// The objects, and where they stand.
+    /// The objects and their positions.
     pub objects: Vec<(Position, Object)>,
-    /// Parts of objects that were refused.
+    /// Rejected parts of objects.
     pub rejected: Vec<Rejected>,
-    /// Objects of kinds that are not read, and where they stand.
+    /// Positions of objects of other kinds, with `apiVersion kind`.
     pub ignored: Vec<(Position, String)>,
-    /// How many documents there are, lists of nothing among them.
+    /// The number of documents, empty lists included.
     pub documents: usize,
 }
 
-/// Reads the manifests in `bytes`; `file` is the name for messages.
+/// Parses the manifests in `bytes`; `file` is the name for messages.
 pub fn parse(file: &str, bytes: &[u8], format: ManifestFormat) -> Result<ParsedManifest, ParseError> {
     let mut parsed = ParsedManifest::default();
     let take = |document: Document| {
@@ -96,13 +84,13 @@ pub fn parse(file: &str, bytes: &[u8], format: ManifestFormat) -> Result<ParsedM
     Ok(parsed)
 }
 
-/// `apiVersion` and `kind` of the objects in a list of one kind, which may leave them out.
-type Expected = Option<(&'static str, &'static str)>;
+/// `apiVersion` and `kind` of the items of a typed list, which may omit them.
+type ItemKind = Option<(&'static str, &'static str)>;
 
 impl ParsedManifest {
-    fn add(&mut self, at: Position, mut value: Value, expected: Expected) -> Result<(), String> {
-        let word = |key| value.get(key).and_then(Value::as_str).map(str::to_owned);
-        let (version, kind) = match (word("apiVersion"), word("kind"), expected) {
+    fn add(&mut self, at: Position, mut value: Value, item_kind: ItemKind) -> Result<(), String> {
+        let field = |key| value.get(key).and_then(Value::as_str).map(str::to_owned);
+        let (version, kind) = match (field("apiVersion"), field("kind"), item_kind) {
             (Some(version), Some(kind), _) => (version, kind),
             (_, _, Some((version, kind))) => (version.to_owned(), kind.to_owned()),
             _ => return Err(format!("{} is not a manifest; it needs apiVersion and kind", excerpt(&value))),
@@ -113,7 +101,7 @@ impl ParsedManifest {
             ("discovery.k8s.io/v1", "EndpointSlice") => {
                 let convert = |it: &objects::EndpointSlice| {
                     let mut converted = kube_types::endpoint_slice(it);
-                    converted.rejected.extend(kube_types::incomplete(it));
+                    converted.rejected.extend(kube_types::missing_field(it));
                     converted
                 };
                 self.convert(at, value, convert, Object::EndpointSlice)
@@ -131,27 +119,27 @@ impl ParsedManifest {
         }
     }
 
-    fn add_all(&mut self, at: Position, list: &mut Value, expected: Expected) -> Result<(), String> {
+    fn add_all(&mut self, at: Position, list: &mut Value, item_kind: ItemKind) -> Result<(), String> {
         match list.get_mut("items").map(Value::take) {
             None | Some(Value::Null) => Ok(()),
             Some(Value::Array(items)) => items.into_iter().enumerate().try_for_each(|(index, item)| {
-                self.add(at, item, expected).map_err(|reason| format!("items[{index}]: {reason}"))
+                self.add(at, item, item_kind).map_err(|reason| format!("items[{index}]: {reason}"))
             }),
-            Some(other) => Err(format!("items: {} is not a list of objects; write one", excerpt(&other))),
+            Some(other) => Err(format!("items: {} is not a list of objects", excerpt(&other))),
         }
     }
 
-    fn convert<K: DeserializeOwned, F>(
+    fn convert<K: DeserializeOwned, T>(
         &mut self,
         at: Position,
         value: Value,
-        convert: impl Fn(&K) -> Converted<F>,
-        object: impl Fn(Arc<F>) -> Object,
+        convert: impl Fn(&K) -> Converted<T>,
+        object: impl Fn(Arc<T>) -> Object,
     ) -> Result<(), String> {
         let name = name_of(&value);
         let typed: K = serde_path_to_error::deserialize(value).map_err(|error| {
             let path = error.path().to_string();
-            format!("{name}: {path}: {}; correct the field", error.into_inner())
+            format!("{name}: {path}: {}", error.into_inner())
         })?;
         let converted = convert(&typed);
         self.rejected.extend(converted.rejected);
@@ -160,25 +148,21 @@ impl ParsedManifest {
     }
 }
 
-/// `kind namespace/name`, as far as they can be read.
+/// `kind namespace/name`, as far as they are readable.
 fn name_of(value: &Value) -> String {
-    let meta = |key| value.pointer(key).and_then(Value::as_str);
-    let kind = meta("/kind").unwrap_or("object");
-    let name = meta("/metadata/name").unwrap_or("without a name");
-    match meta("/metadata/namespace") {
+    let field = |key| value.pointer(key).and_then(Value::as_str);
+    let kind = field("/kind").unwrap_or("object");
+    let name = field("/metadata/name").unwrap_or("without a name");
+    match field("/metadata/namespace") {
         Some(namespace) => format!("{kind} {namespace}/{name}"),
         None => format!("{kind} {name}"),
     }
 }
 
-/// The beginning of a value, for messages.
+/// The start of a value, for messages.
 fn excerpt(value: &Value) -> String {
-    const LONGEST: usize = 60;
-    let text = value.to_string();
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
+    const MAX_EXCERPT: usize = 60;
+    shortened(value.to_string(), MAX_EXCERPT)
 }
 
 #[cfg(test)]

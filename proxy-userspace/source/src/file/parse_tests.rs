@@ -1,4 +1,4 @@
-//! What a file may contain.
+//! Parsing of files.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -39,7 +39,7 @@ fn a_stream_of_documents_is_read() {
 }
 
 #[test]
-fn lists_are_read_and_typed_lists_need_not_repeat_the_kind() {
+fn lists_are_read_and_items_of_typed_lists_may_omit_the_kind() {
     let text = "apiVersion: v1\nkind: ServiceList\nitems:\n- metadata: {name: a}\n- metadata: {name: b}\n";
     check(text, &["Service default/a", "Service default/b"]);
     let text = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Node, metadata: {name: n}}\n";
@@ -82,7 +82,7 @@ fn a_value_of_the_wrong_type_is_named() {
 }
 
 #[test]
-fn a_bad_part_takes_nothing_else_down() {
+fn an_invalid_part_is_rejected_alone() {
     let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  clusterIP: 10.96.0.1\n  externalIPs: [x]\n  \
                 ports: [{port: 0}, {port: 70000}, {port: 80, protocol: ICMP}, {port: 81}, {port: 81}]\n";
     let parsed = check(text, &["Service default/a"]);
@@ -92,10 +92,10 @@ fn a_bad_part_takes_nothing_else_down() {
         [
             "Service default/a: spec.externalIPs[0]: \"x\" is not an IP address; write it as 192.0.2.1 (no leading \
              zeros) or 2001:db8::1",
-            "Service default/a: spec.ports[0].port: 0 is not a port; write a number from 1 to 65535",
-            "Service default/a: spec.ports[1].port: 70000 is not a port; write a number from 1 to 65535",
-            "Service default/a: spec.ports[2].protocol: \"ICMP\" is not a protocol; write TCP, UDP or SCTP",
-            "Service default/a: spec.ports[4]: 81/TCP is there twice; keep one",
+            "Service default/a: spec.ports[0].port: 0 is not a port; use a number from 1 to 65535",
+            "Service default/a: spec.ports[1].port: 70000 is not a port; use a number from 1 to 65535",
+            "Service default/a: spec.ports[2].protocol: \"ICMP\" is not a protocol; use TCP, UDP or SCTP",
+            "Service default/a: spec.ports[4]: 81/TCP is listed twice; keep one",
         ]
     );
     let Object::Service(service) = &parsed.objects[0].1 else { panic!() };
@@ -103,7 +103,7 @@ fn a_bad_part_takes_nothing_else_down() {
 }
 
 #[test]
-fn what_a_manifest_lacks_is_told_once_each() {
+fn missing_fields_of_a_manifest_are_reported_once_each() {
     let text = "apiVersion: v1\nkind: Service\nmetadata: {name: np}\nspec: {type: NodePort, ports: [{port: 80}]}\n---\n\
                 apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: np-1}\naddressType: IPv4\n\
                 ports: [{port: 80}]\nendpoints: [{addresses: [10.1.0.1]}]\n";
@@ -112,16 +112,16 @@ fn what_a_manifest_lacks_is_told_once_each() {
     assert_eq!(
         rejected,
         [
-            "Service default/np: spec.clusterIP: there is none, and without one nothing of the Service is served, not \
-             even its node ports; write one, as a cluster's API server does, or None if it is headless",
-            "EndpointSlice default/np-1: metadata.labels[kubernetes.io/service-name]: there is none, so the slice \
-             belongs to no Service; write the name of one",
+            "Service default/np: spec.clusterIP: the cluster IP is missing, and without one the Service is not served, \
+             not even its node ports; set it as an API server does, or to None for a headless Service",
+            "EndpointSlice default/np-1: metadata.labels[kubernetes.io/service-name]: the label is missing, so the \
+             slice belongs to no Service; set it to the name of the Service",
         ]
     );
 }
 
 #[test]
-fn aliases_cannot_blow_up() {
+fn alias_expansion_is_limited() {
     let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for level in 1..12 {
         let before = level - 1;
@@ -132,7 +132,7 @@ fn aliases_cannot_blow_up() {
 }
 
 #[test]
-fn deep_nesting_is_refused() {
+fn deep_nesting_is_rejected() {
     for format in [ManifestFormat::Yaml, ManifestFormat::Json] {
         check_broken(&"[".repeat(100_000), format, "file: document 1, line 1: ");
     }
@@ -140,7 +140,7 @@ fn deep_nesting_is_refused() {
 }
 
 #[test]
-fn a_whole_cluster_is_not_too_large() {
+fn a_manifest_of_a_whole_cluster_is_read() {
     let one = MANIFESTS.split("---\n").nth(1).unwrap();
     let text: String = (0..3000).map(|it| one.replace("web-1", &format!("web-{it}")) + "---\n").collect();
     assert_eq!(parse("file", text.as_bytes(), ManifestFormat::Yaml).unwrap().objects.len(), 3000);
@@ -169,7 +169,7 @@ proptest! {
     }
 
     #[test]
-    fn mutated_numbers_and_words_do_not_panic(
+    fn arbitrary_numbers_and_words_do_not_panic(
         port in any::<i32>(), word in "[\\PC]{0,12}", other in "[\\PC]{0,12}",
     ) {
         let json = serde_json::json!({

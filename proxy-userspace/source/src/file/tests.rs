@@ -1,4 +1,4 @@
-//! Files that change on a real file system.
+//! Changing files on a real file system.
 
 use std::{
     fs,
@@ -11,11 +11,11 @@ use model::ServiceName;
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-use super::{FileSource, read, store::GRACE};
+use super::{FileSource, read, store::GRACE_PERIOD};
 use crate::{Snapshot, Snapshots};
 
-/// How long anything may take that should happen at once; a loaded machine is slow.
-const SOON: Duration = Duration::from_secs(10);
+/// Time-out of what should happen at once, with room for a loaded machine.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn service(name: &str, port: u16) -> String {
     format!(
@@ -25,41 +25,44 @@ fn service(name: &str, port: u16) -> String {
 }
 
 fn names(snapshot: &Snapshot) -> String {
-    let names: Vec<_> = snapshot.facts.services().keys().map(|it| it.name.to_string()).collect();
+    let names: Vec<_> = snapshot.cluster.services().keys().map(|it| it.name.to_string()).collect();
     names.join(" ")
 }
 
 fn port(snapshot: &Snapshot, name: &str) -> Option<u16> {
-    let service = snapshot.facts.service(&ServiceName::new("default", name))?;
+    let service = snapshot.cluster.service(&ServiceName::new("default", name))?;
     Some(service.ports.first()?.port.get())
 }
 
-/// Waits until what is newest is as it should be.
+/// Waits until the newest snapshot fulfils a condition.
 #[track_caller]
-fn wait_for(snapshots: &mut Snapshots, mut what: impl FnMut(&Snapshot) -> bool) -> impl Future<Output = ()> {
+fn wait_for(
+    snapshots: &mut Snapshots,
+    mut condition: impl FnMut(&Snapshot) -> bool,
+) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
     async move {
-        let found = snapshots.wait_for(|it| it.as_deref().is_some_and(&mut what));
-        let outcome = timeout(SOON, found).await.map(drop);
-        assert!(outcome.is_ok(), "{caller}: it stays {:?}", snapshots.borrow());
+        let found = snapshots.wait_for(|it| it.as_deref().is_some_and(&mut condition));
+        let outcome = timeout(TIMEOUT, found).await.map(drop);
+        assert!(outcome.is_ok(), "{caller}: the snapshot is still {:?}", snapshots.borrow());
     }
 }
 
-/// What is refused of a snapshot, which is well otherwise.
+/// The rejected items of a snapshot, which has no problems otherwise.
 #[track_caller]
-fn refused(snapshot: &Snapshot) -> Vec<String> {
+fn rejected(snapshot: &Snapshot) -> Vec<String> {
     assert_eq!(snapshot.problems, Vec::<String>::new());
     snapshot.rejected.iter().map(ToString::to_string).collect()
 }
 
 fn replace(path: &Path, text: &str) {
-    let aside = path.with_extension("tmp");
-    fs::write(&aside, text).unwrap();
-    fs::rename(aside, path).unwrap();
+    let temporary = path.with_extension("tmp");
+    fs::write(&temporary, text).unwrap();
+    fs::rename(temporary, path).unwrap();
 }
 
 #[test]
-fn a_refusal_names_the_file() {
+fn a_rejected_item_names_the_file() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("web.yaml");
     fs::write(
@@ -68,13 +71,12 @@ fn a_refusal_names_the_file() {
     )
     .unwrap();
     let rejected: Vec<_> = read(folder.path()).unwrap().rejected.iter().map(ToString::to_string).collect();
-    let expect =
-        "Service default/web: spec.ports[0].port: 70000 is not a port; write a number from 1 to 65535";
+    let expect = "Service default/web: spec.ports[0].port: 70000 is not a port; use a number from 1 to 65535";
     assert_eq!(rejected, [format!("{}: {expect}", file.display())]);
 }
 
 #[tokio::test]
-async fn an_edit_reaches_the_state_at_once() {
+async fn an_edit_takes_effect_at_once() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("web.yaml");
     fs::write(&file, service("web", 80)).unwrap();
@@ -88,7 +90,7 @@ async fn an_edit_reaches_the_state_at_once() {
         wait_for(&mut snapshots, |it| port(it, "web") == Some(number)).await;
         best = best.min(begin.elapsed());
     }
-    // The slow poll alone would take a second.
+    // Polling alone would take a second.
     assert!(best < Duration::from_millis(100), "{best:?}");
 }
 
@@ -105,7 +107,7 @@ async fn a_file_written_in_place_is_read() {
 }
 
 #[tokio::test]
-async fn a_broken_file_keeps_its_last_good_state_and_the_others_go_on() {
+async fn an_invalid_file_keeps_its_last_valid_content_and_others_are_updated() {
     let folder = TempDir::new().unwrap();
     let [a, b] = ["a.yaml", "b.yaml"].map(|it| folder.path().join(it));
     fs::write(&a, service("a", 80)).unwrap();
@@ -120,13 +122,13 @@ async fn a_broken_file_keeps_its_last_good_state_and_the_others_go_on() {
     assert_eq!(port(&snapshot, "a"), Some(80));
     let [problem] = snapshot.problems.as_slice() else { panic!("{:?}", snapshot.problems) };
     assert!(problem.contains("a.yaml: document 2, line "), "{problem}");
-    assert!(problem.ends_with("what the file said before is kept"), "{problem}");
+    assert!(problem.ends_with("its last valid content stays active"), "{problem}");
     replace(&a, &service("a", 82));
     wait_for(&mut snapshots, |it| port(it, "a") == Some(82) && it.problems.is_empty()).await;
 }
 
 #[tokio::test]
-async fn a_broken_file_at_the_start_is_left_out_and_the_others_are_served() {
+async fn a_file_that_is_invalid_at_the_start_is_skipped_and_others_are_served() {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("a.yaml"), "kind: [").unwrap();
     fs::write(folder.path().join("b.yaml"), service("b", 80)).unwrap();
@@ -136,7 +138,7 @@ async fn a_broken_file_at_the_start_is_left_out_and_the_others_are_served() {
 }
 
 #[tokio::test]
-async fn nothing_is_published_while_no_file_has_ever_made_sense() {
+async fn nothing_is_published_before_a_file_is_valid() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("a.yaml");
     fs::write(&file, "kind: [").unwrap();
@@ -149,22 +151,25 @@ async fn nothing_is_published_while_no_file_has_ever_made_sense() {
 }
 
 #[test]
-fn a_path_that_is_missing_is_an_error_at_the_start() {
+fn a_missing_path_is_an_error_at_the_start() {
     let folder = TempDir::new().unwrap();
     let error = read(&folder.path().join("none.yaml")).unwrap_err();
-    assert!(error.to_string().contains("none.yaml cannot be read"), "{error}");
+    assert!(
+        error.to_string().starts_with("cannot read ") && error.to_string().contains("none.yaml"),
+        "{error}"
+    );
     assert_eq!(error.error.kind(), std::io::ErrorKind::NotFound);
 }
 
 #[tokio::test]
-async fn an_empty_folder_is_a_state_and_is_told_of() {
+async fn an_empty_folder_is_an_empty_state_and_is_reported() {
     let folder = TempDir::new().unwrap();
     let source = FileSource::start(folder.path()).unwrap();
     let mut snapshots = source.snapshots();
     assert_eq!(
-        refused(snapshots.borrow().as_ref().unwrap()),
+        rejected(snapshots.borrow().as_ref().unwrap()),
         [format!(
-            "{}: there is no manifest in it; call them *.json, *.yaml or *.yml",
+            "{}: the folder has no manifests; expected are *.json, *.yaml or *.yml",
             folder.path().display()
         )]
     );
@@ -173,21 +178,21 @@ async fn an_empty_folder_is_a_state_and_is_told_of() {
 }
 
 #[test]
-fn a_file_with_nothing_in_it_is_told_of_and_the_others_are_served() {
+fn an_empty_file_is_reported_and_others_are_served() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("a.yaml");
     fs::write(folder.path().join("b.yaml"), service("b", 80)).unwrap();
-    for nothing in ["", "\n\n", "# nothing yet\n---\n"] {
-        fs::write(&file, nothing).unwrap();
+    for empty in ["", "\n\n", "# nothing yet\n---\n"] {
+        fs::write(&file, empty).unwrap();
         let snapshot = read(folder.path()).unwrap();
-        assert_eq!((names(&snapshot).as_str(), refused(&snapshot).len()), ("b", 1), "{nothing:?}");
-        let expect = format!("{}: there is nothing in it; ", file.display());
-        assert!(refused(&snapshot)[0].starts_with(&expect), "{:?}", refused(&snapshot));
+        assert_eq!((names(&snapshot).as_str(), rejected(&snapshot).len()), ("b", 1), "{empty:?}");
+        let expect = format!("{}: the file is empty; ", file.display());
+        assert!(rejected(&snapshot)[0].starts_with(&expect), "{:?}", rejected(&snapshot));
     }
 }
 
 #[tokio::test]
-async fn a_deleted_file_takes_its_objects_away() {
+async fn deleting_a_file_removes_its_objects() {
     let folder = TempDir::new().unwrap();
     let [a, b] = ["a.yaml", "b.json"].map(|it| folder.path().join(it));
     fs::write(&a, service("a", 80)).unwrap();
@@ -204,7 +209,7 @@ async fn a_deleted_file_takes_its_objects_away() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_emptied_and_written_again_loses_nothing_in_between() {
+async fn a_file_that_is_truncated_and_written_again_keeps_its_objects() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("a.yaml");
     fs::write(&file, service("a", 80)).unwrap();
@@ -213,20 +218,20 @@ async fn a_file_that_is_emptied_and_written_again_loses_nothing_in_between() {
     snapshots.mark_unchanged();
     for number in 81..84 {
         fs::write(&file, "").unwrap();
-        tokio::time::sleep(GRACE / 20).await;
+        tokio::time::sleep(GRACE_PERIOD / 20).await;
         fs::write(&file, service("a", number)).unwrap();
-        timeout(SOON, snapshots.changed()).await.unwrap().unwrap();
+        timeout(TIMEOUT, snapshots.changed()).await.unwrap().unwrap();
         assert_eq!(port(snapshots.borrow_and_update().as_ref().unwrap(), "a"), Some(number));
     }
-    // Left empty, it is complained about, and means what it meant.
+    // If it stays empty, that is reported, and the last valid content stays active.
     fs::write(&file, "").unwrap();
     wait_for(&mut snapshots, |it| it.problems.iter().any(|it| it.contains("a.yaml: empty"))).await;
-    tokio::time::sleep(GRACE * 2).await;
+    tokio::time::sleep(GRACE_PERIOD * 2).await;
     assert_eq!(names(snapshots.borrow().as_ref().unwrap()), "a");
 }
 
 #[tokio::test]
-async fn a_source_that_is_gone_keeps_what_it_said() {
+async fn a_deleted_source_keeps_its_last_content() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("a.yaml");
     fs::write(&file, service("a", 80)).unwrap();
@@ -234,14 +239,14 @@ async fn a_source_that_is_gone_keeps_what_it_said() {
     let mut snapshots = source.snapshots();
     fs::remove_file(&file).unwrap();
     wait_for(&mut snapshots, |it| !it.problems.is_empty()).await;
-    tokio::time::sleep(GRACE * 2).await;
+    tokio::time::sleep(GRACE_PERIOD * 2).await;
     assert_eq!(names(snapshots.borrow().as_ref().unwrap()), "a");
     fs::write(&file, service("b", 80)).unwrap();
     wait_for(&mut snapshots, |it| names(it) == "b").await;
 }
 
 #[tokio::test]
-async fn a_file_that_is_deleted_and_written_again_loses_nothing_in_between() {
+async fn a_file_that_is_deleted_and_written_again_keeps_its_objects() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("a.yaml");
     fs::write(&file, service("a", 80)).unwrap();
@@ -249,15 +254,15 @@ async fn a_file_that_is_deleted_and_written_again_loses_nothing_in_between() {
     let mut snapshots = source.snapshots();
     snapshots.mark_unchanged();
     fs::remove_file(&file).unwrap();
-    tokio::time::sleep(GRACE / 20).await;
+    tokio::time::sleep(GRACE_PERIOD / 20).await;
     fs::write(&file, service("a", 81)).unwrap();
-    timeout(SOON, snapshots.changed()).await.unwrap().unwrap();
+    timeout(TIMEOUT, snapshots.changed()).await.unwrap().unwrap();
     assert_eq!(port(snapshots.borrow().as_ref().unwrap(), "a"), Some(81));
 }
 
 #[tokio::test]
-async fn a_swapped_symbolic_link_is_seen() {
-    // As a ConfigMap is mounted: the file leads through `..data`, which is swapped.
+async fn a_replaced_symbolic_link_is_noticed() {
+    // As in a mounted ConfigMap: the file is a link through `..data`, which is replaced.
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name);
     for (version, number) in [("..1", 80), ("..2", 81)] {
@@ -291,7 +296,7 @@ async fn a_folder_that_is_replaced_is_followed() {
 }
 
 #[test]
-fn what_is_hidden_or_an_editors_own_is_not_read() {
+fn hidden_and_temporary_files_are_not_read() {
     let folder = TempDir::new().unwrap();
     for name in [".a.yaml", "a.yaml~", "#a.yaml#", "a.yaml.swp", "a.txt", ".a.yaml.swp"] {
         fs::write(folder.path().join(name), service("a", 80)).unwrap();
@@ -299,33 +304,36 @@ fn what_is_hidden_or_an_editors_own_is_not_read() {
     fs::create_dir(folder.path().join("sub.yaml")).unwrap();
     fs::write(folder.path().join("sub.yaml/b.yaml"), service("b", 80)).unwrap();
     let snapshot = read(folder.path()).unwrap();
-    assert!(refused(&snapshot)[0].contains("there is no manifest in it"), "{snapshot:?}");
+    assert!(rejected(&snapshot)[0].contains("the folder has no manifests"), "{snapshot:?}");
     assert!(names(&snapshot).is_empty());
 }
 
 #[test]
-fn of_an_object_in_two_files_the_last_counts() {
+fn the_last_of_two_definitions_of_an_object_wins() {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("1.yaml"), service("a", 80)).unwrap();
     fs::write(folder.path().join("2.yaml"), service("a", 81)).unwrap();
     let snapshot = read(folder.path()).unwrap();
     assert_eq!(port(&snapshot, "a"), Some(81));
     let [problem] = snapshot.problems.as_slice() else { panic!("{:?}", snapshot.problems) };
-    assert!(problem.contains("2.yaml: document 1, line 1: Service default/a is also in "), "{problem}");
+    assert!(
+        problem.contains("2.yaml: document 1, line 1: Service default/a is also defined in "),
+        "{problem}"
+    );
 }
 
 #[test]
-fn what_did_not_change_stays_the_same_object() {
+fn an_unchanged_object_stays_the_same_object_in_memory() {
     let folder = TempDir::new().unwrap();
     let before = {
         fs::write(folder.path().join("a.yaml"), service("a", 80)).unwrap();
         read(folder.path()).unwrap()
     };
-    let mut store = super::Store::new(folder.path().to_owned());
+    let mut store = super::FileStore::new(folder.path().to_owned());
     store.refresh(&std::collections::BTreeSet::new(), tokio::time::Instant::now());
-    let after = store.snapshot(&before.facts).unwrap();
+    let after = store.snapshot(&before.cluster).unwrap();
     let name = ServiceName::new("default", "a");
     let [before, after] =
-        [&before, &after].map(|it| std::sync::Arc::as_ptr(it.facts.service(&name).unwrap()));
+        [&before, &after].map(|it| std::sync::Arc::as_ptr(it.cluster.service(&name).unwrap()));
     assert_eq!(before, after);
 }

@@ -1,10 +1,10 @@
-//! Being told of changes to a path.
+//! Notifications of changes to a path, by inotify.
 //!
-//! The one rule: it is a hint.
-//! What is missed is found by the slow poll, so that a system without it is slower and nothing else.
+//! They are hints: a missed change is found by polling, so a system without notifications is slower, but not wrong.
 
 use std::{
     collections::BTreeSet,
+    fs, mem,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -18,15 +18,15 @@ use tokio::sync::Notify;
 
 use super::folder;
 
-/// Watches the folder that holds the manifests.
+/// Watches the folders of the manifests.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct FolderWatch {
     folders: Vec<(PathBuf, Option<Identity>)>,
     watcher: Option<RecommendedWatcher>,
     shared: Arc<Shared>,
 }
 
-/// Device and inode: a folder that is replaced has another.
+/// Device and inode: a replaced folder has another one.
 type Identity = (u64, u64);
 
 #[derive(Debug, Default)]
@@ -35,13 +35,15 @@ struct Shared {
     changed: Notify,
 }
 
-impl Watch {
+impl FolderWatch {
     pub(super) fn new(path: &Path) -> Self {
         let shared = Arc::new(Shared::default());
-        let told = Arc::clone(&shared);
-        let watcher = notify::recommended_watcher(move |event| told.hear(event));
+        let receiver = Arc::clone(&shared);
+        let watcher = notify::recommended_watcher(move |event| receiver.receive(event));
         let watcher = watcher
-            .inspect_err(|error| tracing::warn!(%error, "no notice of changes; looking every second instead"))
+            .inspect_err(
+                |error| tracing::warn!(%error, "inotify is not available; polling every second instead"),
+            )
             .ok();
         let mut watch = Self { folders: folders(path), watcher, shared };
         watch.renew();
@@ -53,16 +55,16 @@ impl Watch {
         self.shared.changed.notified().await;
     }
 
-    /// What has been touched since the last call.
-    pub(super) fn take(&mut self) -> BTreeSet<PathBuf> {
-        std::mem::take(&mut self.shared.touched.lock().unwrap_or_else(PoisonError::into_inner))
+    /// The paths that have been touched since the last call.
+    pub(super) fn take_touched(&mut self) -> BTreeSet<PathBuf> {
+        mem::take(&mut self.shared.touched.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Watches folders that are there again, or that others have taken the place of.
+    /// Watches folders that have been created or replaced.
     pub(super) fn renew(&mut self) {
         let Some(watcher) = &mut self.watcher else { return };
         for (folder, watched) in &mut self.folders {
-            let identity = std::fs::metadata(&*folder).ok().map(|it| (it.dev(), it.ino()));
+            let identity = fs::metadata(&*folder).ok().map(|it| (it.dev(), it.ino()));
             if identity == *watched {
                 continue;
             }
@@ -71,7 +73,8 @@ impl Watch {
             *watched = identity.filter(|_| match watcher.watch(folder, RecursiveMode::NonRecursive) {
                 Ok(()) => true,
                 Err(error) => {
-                    tracing::debug!(folder = %folder.display(), %error, "looking every second instead");
+                    let folder = folder.display();
+                    tracing::debug!(%folder, %error, "the folder cannot be watched; polling every second instead");
                     false
                 }
             });
@@ -80,10 +83,10 @@ impl Watch {
 }
 
 impl Shared {
-    fn hear(&self, event: notify::Result<Event>) {
+    fn receive(&self, event: notify::Result<Event>) {
         let paths = match event {
             Ok(Event { kind: EventKind::Access(kind), paths, .. }) => {
-                // Our own reading is an event, too.
+                // Our own reads are such events too.
                 if kind != AccessKind::Close(AccessMode::Write) {
                     return;
                 }
@@ -97,15 +100,15 @@ impl Shared {
     }
 }
 
-/// The folder itself, or the one a file lies in; and the one that a symbolic link leads to.
+/// The folder, or that of the file; and if it is a symbolic link, the folder of its target.
 fn folders(path: &Path) -> Vec<(PathBuf, Option<Identity>)> {
     let folder = |path: &Path| if path.is_dir() { path.to_owned() } else { folder::parent(path).to_owned() };
     let mut folders = vec![folder(path)];
-    if let Ok(real) = path.canonicalize()
+    if let Ok(target) = path.canonicalize()
         && let Ok(first) = folders[0].canonicalize()
-        && folder(&real) != first
+        && folder(&target) != first
     {
-        folders.push(folder(&real));
+        folders.push(folder(&target));
     }
     folders.into_iter().map(|it| (it, None)).collect()
 }

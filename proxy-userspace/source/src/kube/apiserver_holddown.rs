@@ -1,10 +1,10 @@
-//! The Service `default/kubernetes`: the API server's own address, which this proxy may be serving to itself.
+//! Hold-down of the Service `default/kubernetes`: the API server's own address, which this proxy may serve to itself.
 //!
-//! The one rule: that it leads nowhere is believed late.
-//! An API server that stops takes itself out of the endpoints first. If that were believed at once, nobody on the node
-//! could reach it when it is back at the same address, and nobody would ever hear that it is.
-//! So the last endpoints (and the Service itself) stay for [`GRACE`], and then until the server is heard of again and
-//! has not said anything else: a server that is alive puts itself back within seconds.
+//! Invariant: the removal of its last endpoint takes effect late.
+//! An API server that stops removes itself from the endpoints first. If that took effect at once, nothing on the node could
+//! reach it when it is back at the same address, and its return would never be noticed. So the last endpoints (and the
+//! Service itself) stay for [`HOLD_DOWN`], and then until the server responds again and still reports no endpoint: a
+//! running server adds itself within seconds.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
@@ -14,124 +14,126 @@ use model::{
 };
 use tokio::time::Instant;
 
-use super::kind::{Changed, EndpointSlices, Services};
+use crate::cluster_changes::Changed;
 
 /// How long an API server may take to come back.
-pub(super) const GRACE: Duration = Duration::from_secs(60);
+pub(super) const HOLD_DOWN: Duration = Duration::from_secs(60);
 
-/// EventType is said of the API server's own Service, and what is believed.
+type Slices = BTreeMap<SliceName, Arc<EndpointSlice>>;
+
+/// The reported and the active state of the API server's own Service.
 #[derive(Debug, Default)]
 pub(super) struct ApiServerHoldDown {
     service: HoldDown<Option<Arc<Service>>>,
-    slices: HoldDown<BTreeMap<SliceName, Arc<EndpointSlice>>>,
+    slices: HoldDown<Slices>,
 }
 
-fn is_own(name: &ServiceName) -> bool {
+fn is_apiserver(name: &ServiceName) -> bool {
     &*name.namespace == "default" && &*name.name == "kubernetes"
 }
 
-fn leads_somewhere(slices: &BTreeMap<SliceName, Arc<EndpointSlice>>) -> bool {
+fn has_ready_endpoint(slices: &Slices) -> bool {
     slices.values().any(|it| it.endpoints.iter().any(|it| it.conditions.ready))
 }
 
 impl ApiServerHoldDown {
-    /// The server has been heard of about Services: takes out of the news what is not believed yet, and puts into them
-    /// what is by now.
-    pub(super) fn services(&mut self, news: &mut Changed<Services>, server: Option<IpAddr>) {
-        if let Some(name) = self.service.believed.as_ref().map(|it| it.name.clone())
+    /// The server has responded about Services: removes a held-down deletion from the changes, and adds one whose
+    /// hold-down has ended.
+    pub(super) fn services(&mut self, changes: &mut Changed<ServiceName, Service>, server: Option<IpAddr>) {
+        if let Some(name) = self.service.active.as_ref().map(|it| it.name.clone())
             && self.service.contact()
         {
-            news.insert(name, None);
+            changes.insert(name, None);
         }
-        let said = news.iter().find(|(name, _)| is_own(name)).map(|(name, it)| (name.clone(), it.clone()));
-        let Some((name, said)) = said else { return };
-        if let Some(service) = &said
+        let change = changes.iter().find(|(name, _)| is_apiserver(name));
+        let Some((name, reported)) = change.map(|(name, it)| (name.clone(), it.clone())) else { return };
+        if let Some(service) = &reported
             && server.is_some_and(|it| service.cluster_ips.contains(&it))
         {
             tracing::warn!(
-                "the API server is asked at its Service's address, which this node serves from what the API server \
-                 says; give the server's own address by --kube-api-server"
+                "the API server is accessed through the cluster IP of default/kubernetes, which this node serves from \
+                 what the API server reports; set --kube-api-server to the server's own address"
             );
         }
-        if !self.service.says(said, Option::is_some, "the Service default/kubernetes is gone") {
-            news.remove(&name);
+        if !self.service.report(reported, Option::is_some, "the Service default/kubernetes has been deleted")
+        {
+            changes.remove(&name);
         }
     }
 
-    /// The same about EndpointSlices.
-    pub(super) fn slices(&mut self, news: &mut Changed<EndpointSlices>) {
-        if self.slices.since.is_some() {
-            let before = self.slices.believed.clone();
+    /// The same for EndpointSlices.
+    pub(super) fn slices(&mut self, changes: &mut Changed<SliceName, EndpointSlice>) {
+        if self.slices.held_since.is_some() {
+            let previous = self.slices.active.clone();
             if self.slices.contact() {
-                news.extend(difference(&before, &self.slices.believed));
+                changes.extend(difference(&previous, &self.slices.active));
             }
         }
-        let mut said = self.slices.said.clone();
-        for (name, slice) in &*news {
+        let mut reported = self.slices.reported.clone();
+        for (name, slice) in &*changes {
             match slice {
-                Some(slice) if is_own(&slice.service) => said.insert(name.clone(), Arc::clone(slice)),
-                _ => said.remove(name),
+                Some(slice) if is_apiserver(&slice.service) => {
+                    reported.insert(name.clone(), Arc::clone(slice))
+                }
+                _ => reported.remove(name),
             };
         }
-        if said == self.slices.said {
+        if reported == self.slices.reported {
             return;
         }
-        let before = self.slices.believed.clone();
-        news.retain(|name, slice| {
-            let is_own = slice.as_ref().map_or(before.contains_key(name), |it| is_own(&it.service));
-            !is_own
+        let previous = self.slices.active.clone();
+        changes.retain(|name, slice| {
+            !slice.as_ref().map_or(previous.contains_key(name), |it| is_apiserver(&it.service))
         });
-        if self.slices.says(said, leads_somewhere, "default/kubernetes has no endpoint any more") {
-            news.extend(difference(&before, &self.slices.believed));
+        if self.slices.report(reported, has_ready_endpoint, "default/kubernetes has no endpoint left") {
+            changes.extend(difference(&previous, &self.slices.active));
         }
     }
 }
 
-fn difference(
-    before: &BTreeMap<SliceName, Arc<EndpointSlice>>,
-    after: &BTreeMap<SliceName, Arc<EndpointSlice>>,
-) -> Changed<EndpointSlices> {
-    let gone = before.keys().filter(|it| !after.contains_key(*it)).map(|it| (it.clone(), None));
-    let new = after.iter().filter(|(name, it)| before.get(*name) != Some(it));
-    gone.chain(new.map(|(name, it)| (name.clone(), Some(Arc::clone(it))))).collect()
+fn difference(previous: &Slices, next: &Slices) -> Changed<SliceName, EndpointSlice> {
+    let deleted = previous.keys().filter(|it| !next.contains_key(*it)).map(|it| (it.clone(), None));
+    let changed = next.iter().filter(|(name, it)| previous.get(*name) != Some(it));
+    deleted.chain(changed.map(|(name, it)| (name.clone(), Some(Arc::clone(it))))).collect()
 }
 
-/// Something that is believed as long as it is good, and doubted when it is not.
+/// A value that becomes active at once while it is good, and late when it turns bad.
 #[derive(Debug, Default)]
 struct HoldDown<T> {
-    said: T,
-    believed: T,
-    /// Since when what is said has been bad, and what is believed good.
-    since: Option<Instant>,
+    reported: T,
+    active: T,
+    /// Since when the reported value is bad and the active one good.
+    held_since: Option<Instant>,
 }
 
 impl<T: Clone> HoldDown<T> {
-    /// Returns whether it is believed.
-    fn says(&mut self, said: T, is_good: impl Fn(&T) -> bool, doubt: &str) -> bool {
-        self.said = said;
-        if is_good(&self.said) || !is_good(&self.believed) {
-            self.believed = self.said.clone();
-            self.since = None;
+    /// A new value is reported; returns whether it is active.
+    fn report(&mut self, reported: T, is_good: impl Fn(&T) -> bool, event: &str) -> bool {
+        self.reported = reported;
+        if is_good(&self.reported) || !is_good(&self.active) {
+            self.active = self.reported.clone();
+            self.held_since = None;
             return true;
         }
-        if self.since.is_none() {
-            let limit = GRACE.as_secs();
+        if self.held_since.is_none() {
+            let seconds = HOLD_DOWN.as_secs();
             tracing::warn!(
-                "{doubt}; that is not believed before {limit} s have passed: it may be the API server's restart"
+                "{event}; the API server may be restarting: the last state stays active for {seconds} s and until the \
+                 server responds again"
             );
-            self.since = Some(Instant::now());
+            self.held_since = Some(Instant::now());
         }
         false
     }
 
-    /// Returns whether something is believed now that was not before.
+    /// The server has responded; returns whether the hold-down has ended and the reported value is active now.
     fn contact(&mut self) -> bool {
-        if self.since.is_none_or(|since| since.elapsed() < GRACE) {
+        if self.held_since.is_none_or(|since| since.elapsed() < HOLD_DOWN) {
             return false;
         }
-        self.since = None;
-        self.believed = self.said.clone();
-        tracing::warn!("that nothing stands behind default/kubernetes is believed now");
+        self.held_since = None;
+        self.active = self.reported.clone();
+        tracing::warn!("default/kubernetes still has no endpoint after the hold-down; it is removed now");
         true
     }
 }
@@ -143,6 +145,8 @@ mod tests {
     use super::*;
     use crate::kube_types::{self, objects};
 
+    type Changes = Changed<SliceName, EndpointSlice>;
+
     fn slice(addresses: &[&str]) -> Arc<EndpointSlice> {
         let endpoints: Vec<_> = addresses.iter().map(|it| serde_json::json!({"addresses": [it]})).collect();
         let value = serde_json::json!({
@@ -153,49 +157,49 @@ mod tests {
         Arc::new(kube_types::endpoint_slice(&object).object.unwrap())
     }
 
-    /// Says something, and returns what is news of it.
-    fn say(own: &mut ApiServerHoldDown, said: Option<&Arc<EndpointSlice>>) -> Changed<EndpointSlices> {
-        let mut news = HashMap::from([(slice(&[]).name.clone(), said.cloned())]);
-        own.slices(&mut news);
-        news
+    /// Reports a slice, and returns the changes that take effect.
+    fn report(hold_down: &mut ApiServerHoldDown, slice_now: Option<&Arc<EndpointSlice>>) -> Changes {
+        let mut changes = HashMap::from([(slice(&[]).name.clone(), slice_now.cloned())]);
+        hold_down.slices(&mut changes);
+        changes
     }
 
-    fn contact(own: &mut ApiServerHoldDown) -> Changed<EndpointSlices> {
-        let mut news = HashMap::new();
-        own.slices(&mut news);
-        news
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn no_endpoints_are_believed_when_a_server_that_is_alive_has_said_so_for_long_enough() {
-        let mut own = ApiServerHoldDown::default();
-        let (full, empty) = (slice(&["192.0.2.1"]), slice(&[]));
-        assert_eq!(say(&mut own, Some(&full)).len(), 1);
-        assert_eq!(say(&mut own, Some(&empty)).len(), 0);
-        tokio::time::advance(GRACE / 2).await;
-        assert_eq!(contact(&mut own).len(), 0);
-        assert_eq!(say(&mut own, None).len(), 0, "gone instead of empty begins no new doubt");
-        tokio::time::advance(GRACE / 2).await;
-        // The time alone is not enough: the server must be heard of.
-        let news = contact(&mut own);
-        assert_eq!(news.values().collect::<Vec<_>>(), [&None]);
-        assert_eq!(contact(&mut own).len(), 0);
+    fn contact(hold_down: &mut ApiServerHoldDown) -> Changes {
+        let mut changes = HashMap::new();
+        hold_down.slices(&mut changes);
+        changes
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_comes_back_in_time_is_as_if_it_had_never_been_away() {
-        let mut own = ApiServerHoldDown::default();
+    async fn the_last_endpoint_is_removed_after_the_hold_down_when_the_server_responds() {
+        let mut hold_down = ApiServerHoldDown::default();
         let (full, empty) = (slice(&["192.0.2.1"]), slice(&[]));
-        say(&mut own, Some(&full));
-        say(&mut own, Some(&empty));
-        assert_eq!(say(&mut own, Some(&full)).len(), 0);
-        tokio::time::advance(GRACE * 2).await;
-        assert_eq!(contact(&mut own).len(), 0);
+        assert_eq!(report(&mut hold_down, Some(&full)).len(), 1);
+        assert_eq!(report(&mut hold_down, Some(&empty)).len(), 0);
+        tokio::time::advance(HOLD_DOWN / 2).await;
+        assert_eq!(contact(&mut hold_down).len(), 0);
+        assert_eq!(report(&mut hold_down, None).len(), 0, "a deletion does not restart the hold-down");
+        tokio::time::advance(HOLD_DOWN / 2).await;
+        // The time alone is not enough: the server must respond.
+        let changes = contact(&mut hold_down);
+        assert_eq!(changes.values().collect::<Vec<_>>(), [&None]);
+        assert_eq!(contact(&mut hold_down).len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_returns_during_the_hold_down_changes_nothing() {
+        let mut hold_down = ApiServerHoldDown::default();
+        let (full, empty) = (slice(&["192.0.2.1"]), slice(&[]));
+        report(&mut hold_down, Some(&full));
+        report(&mut hold_down, Some(&empty));
+        assert_eq!(report(&mut hold_down, Some(&full)).len(), 0);
+        tokio::time::advance(HOLD_DOWN * 2).await;
+        assert_eq!(contact(&mut hold_down).len(), 0);
     }
 
     #[test]
-    fn a_cluster_that_begins_without_endpoints_is_believed() {
-        let mut own = ApiServerHoldDown::default();
-        assert_eq!(say(&mut own, Some(&slice(&[]))).len(), 1);
+    fn a_cluster_that_starts_without_endpoints_is_accepted() {
+        let mut hold_down = ApiServerHoldDown::default();
+        assert_eq!(report(&mut hold_down, Some(&slice(&[]))).len(), 1);
     }
 }

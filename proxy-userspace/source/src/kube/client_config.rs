@@ -1,6 +1,6 @@
-//! How to get to the API server: where it is, and who we say we are.
+//! Where the API server is, and the credentials.
 //!
-//! The one rule: whatever is wrong is named with its file or value, and with what would do.
+//! An error names the file or value, and the remedy.
 
 use std::{
     env,
@@ -13,7 +13,7 @@ use std::{
 
 use http::{HeaderValue, header::AUTHORIZATION};
 use hyper_util::{
-    client::legacy::{Client as Http, connect::HttpConnector},
+    client::legacy::{Client as HttpClient, connect::HttpConnector},
     rt::TokioExecutor,
 };
 use kube::{
@@ -23,118 +23,117 @@ use kube::{
 };
 use tower::{BoxError, ServiceBuilder};
 
-use super::watch_error::chain;
+use crate::text::error_chain;
 
-/// How long to try to connect to one address.
-const CONNECT: Duration = Duration::from_secs(10);
-/// How long a connection is silent before the other side is asked whether it is still there, how often it is asked
-/// then, and how often in vain: a machine that vanished is noticed after half a minute.
+/// Time-out of connecting to one address.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// TCP keepalive: idle time before the first probe, interval of the probes, and their number. A host that has vanished is
+/// noticed after half a minute.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 3);
 
-/// Where the API server is and who asks.
+/// Where the API server is, and the credentials.
 #[derive(Clone, Debug, Default)]
 pub struct ClientConfig {
-    /// A kubeconfig, or several in the way that `$KUBECONFIG` lists them; without one, what a pod is given.
+    /// A kubeconfig, or several in the format of `$KUBECONFIG`; by default the pod's service account.
     pub kubeconfig: Option<OsString>,
-    /// The server to ask, whatever the kubeconfig or the pod's environment says.
+    /// The URL of the API server; overrides the kubeconfig and the pod's environment.
     pub server: Option<String>,
 }
 
-/// Why the API server cannot even be asked.
+/// Why a client configuration is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientConfigError {
-    /// A kubeconfig cannot be read, or is none.
+    /// A kubeconfig cannot be read or parsed.
     #[error("kubeconfig {}: {reason}; {remedy}", path.to_string_lossy())]
     Kubeconfig {
         /// The file, or the list of files.
         path: OsString,
-        /// EventType is wrong.
+        /// What is wrong.
         reason: String,
-        /// EventType would do.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// The address is none.
-    #[error("{0:?} is not the address of an API server; write it as https://192.0.2.1:6443")]
+    /// The URL is invalid.
+    #[error("{0:?} is not the URL of an API server; write it as https://192.0.2.1:6443")]
     Server(String),
-    /// There is nothing to go by.
+    /// There is no configuration.
     #[error(
-        "there is no kubeconfig, and this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set); give \
+        "no kubeconfig is given and this is not a pod of a cluster (KUBERNETES_SERVICE_HOST is not set); set \
          --kubeconfig or --kube-api-server"
     )]
-    Nothing,
-    /// EventType a pod is given is not complete.
+    Missing,
+    /// The pod's service account is incomplete.
     #[error(
-        "what this pod was given to reach the API server cannot be used: {0}; mount a service account's token, or give --kubeconfig"
+        "the pod's service account cannot be used: {0}; mount a service account token, or set --kubeconfig"
     )]
     Pod(String),
     /// A token cannot be read.
     #[error(
-        "token file {path}: {reason}; mount the service account's token, or name another in the kubeconfig as tokenFile"
+        "token file {path}: {reason}; mount the service account's token, or set tokenFile in the kubeconfig to another \
+         file"
     )]
     Token {
         /// The file.
         path: String,
-        /// EventType is wrong.
+        /// What is wrong.
         reason: String,
     },
-    /// Certificates, keys or tokens that cannot be used.
-    #[error(
-        "what is to be shown to {server} cannot be used: {reason}; correct the certificate, key or token"
-    )]
+    /// Certificates, keys or tokens are unusable.
+    #[error("the credentials for {server} cannot be used: {reason}; correct the certificate, key or token")]
     Credentials {
-        /// The server's address.
+        /// The server's URL.
         server: String,
-        /// EventType is wrong.
+        /// What is wrong.
         reason: String,
     },
 }
 
 impl ClientConfig {
-    /// The server's address, and a client for it; files are read again each time.
+    /// The server's URL and a client for it; files are read on each call.
     ///
     /// Must be called within a tokio runtime.
     pub(super) fn client(&self) -> Result<(http::Uri, Client), ClientConfigError> {
         let mut config = self.config()?;
         let server = config.cluster_url.clone();
-        let wrong = |error: kube::Error| ClientConfigError::Credentials {
+        let invalid = |error: kube::Error| ClientConfigError::Credentials {
             server: server.to_string(),
-            reason: chain(&error),
+            reason: error_chain(&error),
         };
         if let Some(proxy) = &config.proxy_url {
             tracing::warn!(
-                "{server} is asked directly, not through the proxy {proxy}: proxies are not supported"
+                "connecting to {server} directly, not through {proxy}: HTTP proxies are not supported"
             );
         }
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
-        tcp.set_connect_timeout(Some(CONNECT));
+        tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
         tcp.set_keepalive(Some(KEEPALIVE.0));
         tcp.set_keepalive_interval(Some(KEEPALIVE.1));
         tcp.set_keepalive_retries(Some(KEEPALIVE.2));
         let token = config.auth_info.token_file.take().map(TokenFile::new).transpose()?;
-        let tls = config.rustls_https_connector_with_connector(tcp).map_err(wrong)?;
+        let tls = config.rustls_https_connector_with_connector(tcp).map_err(invalid)?;
         let service = ServiceBuilder::new()
             .layer(config.base_uri_layer())
-            .option_layer(config.auth_layer().map_err(wrong)?)
+            .option_layer(config.auth_layer().map_err(invalid)?)
             .map_request(move |request| match &token {
-                Some(token) => token.show(request),
+                Some(token) => token.add_to(request),
                 None => request,
             })
-            .layer(config.extra_headers_layer().map_err(wrong)?)
+            .layer(config.extra_headers_layer().map_err(invalid)?)
             .map_err(BoxError::from)
-            .service(Http::builder(TokioExecutor::new()).build::<_, Body>(tls));
+            .service(HttpClient::builder(TokioExecutor::new()).build::<_, Body>(tls));
         Ok((server, Client::new(service, config.default_namespace)))
     }
 
     fn config(&self) -> Result<Config, ClientConfigError> {
-        let server = self.server.as_deref().map(server).transpose()?;
+        let server = self.server.as_deref().map(parse_server).transpose()?;
         let mut config = match (&self.kubeconfig, &server) {
             (Some(path), _) => from_kubeconfig(path)?,
             (None, _) if env::var_os("KUBERNETES_SERVICE_HOST").is_some() => from_pod()?,
-            // As with `kubectl proxy`: whoever answers there needs no more.
+            // Without credentials, as for `kubectl proxy`.
             (None, Some(server)) => Config::new(server.clone()),
-            (None, None) => return Err(ClientConfigError::Nothing),
+            (None, None) => return Err(ClientConfigError::Missing),
         };
         if let Some(server) = server {
             config.cluster_url = server;
@@ -143,19 +142,19 @@ impl ClientConfig {
     }
 }
 
-/// A token in a file, which is read again for each request: there are few of them, and tokens are renewed in place.
+/// A token file, read again for each request: requests are few, and tokens are renewed in place.
 ///
-/// (The client library's own reading stumbles over the line break at the end of a file.)
+/// (The client library's own reader fails on a trailing line break.)
 #[derive(Clone, Debug)]
 struct TokenFile {
     path: String,
-    last: Arc<Mutex<HeaderValue>>,
+    last_valid: Arc<Mutex<HeaderValue>>,
 }
 
 impl TokenFile {
     fn new(path: String) -> Result<Self, ClientConfigError> {
         match Self::read(&path) {
-            Ok(token) => Ok(Self { path, last: Arc::new(Mutex::new(token)) }),
+            Ok(token) => Ok(Self { path, last_valid: Arc::new(Mutex::new(token)) }),
             Err(reason) => Err(ClientConfigError::Token { path, reason }),
         }
     }
@@ -163,70 +162,68 @@ impl TokenFile {
     fn read(path: &str) -> Result<HeaderValue, String> {
         let text = fs::read_to_string(path).map_err(|it| it.to_string())?;
         let value = format!("Bearer {}", text.trim());
-        let mut value = HeaderValue::try_from(value).map_err(|_| "it is not a token".to_owned())?;
+        let mut value = HeaderValue::try_from(value).map_err(|_| "the content is not a token".to_owned())?;
         value.set_sensitive(true);
         Ok(value)
     }
 
-    /// Adds the token; the last good one if the file cannot be read.
-    fn show(&self, mut request: http::Request<Body>) -> http::Request<Body> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Adds the token, or the last valid one if the file cannot be read.
+    fn add_to(&self, mut request: http::Request<Body>) -> http::Request<Body> {
+        let mut last_valid = self.last_valid.lock().unwrap_or_else(PoisonError::into_inner);
         match Self::read(&self.path) {
-            Ok(token) => *last = token,
-            Err(reason) => tracing::warn!("token file {}: {reason}; the last one is shown", self.path),
+            Ok(token) => *last_valid = token,
+            Err(reason) => tracing::warn!("token file {}: {reason}; using the last valid token", self.path),
         }
-        request.headers_mut().insert(AUTHORIZATION, last.clone());
+        request.headers_mut().insert(AUTHORIZATION, last_valid.clone());
         request
     }
 }
 
-fn server(text: &str) -> Result<http::Uri, ClientConfigError> {
+fn parse_server(text: &str) -> Result<http::Uri, ClientConfigError> {
     let uri = text.parse::<http::Uri>().ok();
     uri.filter(|it| matches!(it.scheme_str(), Some("http" | "https")) && it.host().is_some())
         .ok_or_else(|| ClientConfigError::Server(text.to_owned()))
 }
 
 fn from_pod() -> Result<Config, ClientConfigError> {
-    Config::incluster().map_err(|error: InClusterError| ClientConfigError::Pod(chain(&error)))
+    Config::incluster().map_err(|error: InClusterError| ClientConfigError::Pod(error_chain(&error)))
 }
 
 fn from_kubeconfig(paths: &OsStr) -> Result<Config, ClientConfigError> {
-    let wrong = |path: &Path, error: KubeconfigError| ClientConfigError::Kubeconfig {
+    let invalid = |path: &Path, error: KubeconfigError| ClientConfigError::Kubeconfig {
         path: path.into(),
         reason: match &error {
             KubeconfigError::ReadConfig(error, _) => error.to_string(),
-            // The parser's own words have a drawing of the place.
-            other => chain(other).lines().next().unwrap_or_default().to_owned(),
+            // The parser's message continues with an excerpt of the file.
+            other => error_chain(other).lines().next().unwrap_or_default().to_owned(),
         },
         remedy: remedy(&error),
     };
     let mut merged: Option<Kubeconfig> = None;
     for path in env::split_paths(paths).filter(|it| !it.as_os_str().is_empty()) {
         let path: &PathBuf = &path;
-        let next = Kubeconfig::read_from(path).map_err(|it| wrong(path, it))?;
+        let next = Kubeconfig::read_from(path).map_err(|it| invalid(path, it))?;
         merged = Some(match merged {
-            Some(before) => before.merge(next).map_err(|it| wrong(path, it))?,
+            Some(first) => first.merge(next).map_err(|it| invalid(path, it))?,
             None => next,
         });
     }
-    let config = Config::try_from(merged.unwrap_or_default()).map_err(|it| wrong(Path::new(paths), it))?;
-    server(&config.cluster_url.to_string()).map(|_| config)
+    let config = Config::try_from(merged.unwrap_or_default()).map_err(|it| invalid(Path::new(paths), it))?;
+    parse_server(&config.cluster_url.to_string()).map(|_| config)
 }
 
 fn remedy(error: &KubeconfigError) -> &'static str {
     match error {
-        KubeconfigError::ReadConfig(..) | KubeconfigError::FindPath => {
-            "name a file that can be read with --kubeconfig"
-        }
+        KubeconfigError::ReadConfig(..) | KubeconfigError::FindPath => "set --kubeconfig to a readable file",
         KubeconfigError::Parse(_) | KubeconfigError::KindMismatch | KubeconfigError::ApiVersionMismatch => {
-            "write it as `kubectl config view --raw` shows it"
+            "write it in the format of `kubectl config view --raw`"
         }
-        KubeconfigError::CurrentContextNotSet => "set one with `kubectl config use-context`",
+        KubeconfigError::CurrentContextNotSet => "set it with `kubectl config use-context`",
         KubeconfigError::LoadContext(_) | KubeconfigError::LoadClusterOfContext(_) => {
-            "current-context must name a context, and that a cluster, which are in the file"
+            "current-context must name a context in the file, and the context a cluster in the file"
         }
         KubeconfigError::MissingClusterUrl | KubeconfigError::ParseClusterUrl(_) => {
-            "write the cluster's server as https://192.0.2.1:6443"
+            "set the cluster's server, as in https://192.0.2.1:6443"
         }
         _ => "correct it",
     }

@@ -1,6 +1,6 @@
-//! EventRecorder: what people find beside an object when they ask what is wrong with it.
+//! Posts Kubernetes Events, which `kubectl describe` shows with an object.
 //!
-//! The one rule: nobody waits for an event, and nothing depends on one. EventType cannot be posted is logged and forgotten.
+//! Posting is best effort: nothing waits for it, and a failure is only logged.
 
 use std::time::Duration;
 
@@ -13,84 +13,82 @@ use kube::{Api, api::PostParams};
 use model::ServiceName;
 use tokio::time::timeout;
 
-use super::{
-    client_config::ClientConfig,
-    watch_error::{WatchError, chain},
-};
+use super::{client_config::ClientConfig, watch_error::WatchError};
+use crate::text::error_chain;
 
-/// Who says it.
+/// The `reportingController`.
 const CONTROLLER: &str = "kube-proxy-ebpf";
-/// The longest `reportingInstance`, and the longest `note`, in bytes.
-const LONGEST: (usize, usize) = (128, 1024);
-/// How long to wait for the API server.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Limit of `reportingInstance`, in bytes.
+const MAX_INSTANCE: usize = 128;
+/// Limit of `note`, in bytes.
+const MAX_NOTE: usize = 1024;
+const POST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Posts events to an API server.
+/// Posts Events to an API server.
 #[derive(Debug)]
 pub struct EventRecorder {
-    access: ClientConfig,
+    client_config: ClientConfig,
     instance: String,
-    /// Whether it was said that events cannot be posted.
-    said: bool,
+    /// Whether the last post failed, which has been logged.
+    is_failing: bool,
 }
 
-/// Something that is wrong with a Service on this node.
+/// A problem of a Service on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WarningEvent {
     /// The Service.
     pub service: ServiceName,
-    /// EventType is wrong, in one word, for programs.
+    /// The reason in one word, for programs.
     pub reason: &'static str,
-    /// EventType was tried.
+    /// The action that failed.
     pub action: &'static str,
-    /// The same for people.
+    /// The description for users.
     pub note: String,
 }
 
 impl EventRecorder {
-    /// EventRecorder of the node of this name. Nobody is asked anything yet.
-    pub fn new(access: ClientConfig, node: &str) -> Self {
-        let instance = cut(format!("{CONTROLLER}-{node}"), LONGEST.0);
-        Self { access, instance, said: false }
+    /// A recorder for the node with this name; does not connect yet.
+    pub fn new(client_config: ClientConfig, node: &str) -> Self {
+        let instance = truncated(format!("{CONTROLLER}-{node}"), MAX_INSTANCE);
+        Self { client_config, instance, is_failing: false }
     }
 
-    /// Posts an event, or says why that cannot be done: once in a way that is seen, until it can be.
+    /// Posts an Event. Of several failures in a row, only the first is logged as a warning.
     pub async fn post(&mut self, warning: WarningEvent) {
-        let text = format!("event {} of {}", warning.reason, warning.service);
-        let result = timeout(PATIENCE, self.create(warning)).await;
+        let text = format!("cannot post the event {} of Service {}", warning.reason, warning.service);
+        let result = timeout(POST_TIMEOUT, self.create(warning)).await;
         let error = match result {
             Ok(Ok(())) => {
-                self.said = false;
+                self.is_failing = false;
                 return;
             }
             Ok(Err(error)) => error,
-            Err(_) => format!("the server has not answered for {PATIENCE:?}"),
+            Err(_) => format!("no response within {POST_TIMEOUT:?}"),
         };
-        if std::mem::replace(&mut self.said, true) {
-            tracing::debug!("{text} cannot be posted: {error}");
+        if std::mem::replace(&mut self.is_failing, true) {
+            tracing::debug!("{text}: {error}");
         } else {
-            tracing::warn!("{text} cannot be posted: {error}; nothing depends on it");
+            tracing::warn!("{text}: {error}; the event is dropped, Services are not affected");
         }
     }
 
     async fn create(&self, warning: WarningEvent) -> Result<(), String> {
-        // There are few of them, and what is shown may have been renewed.
-        let (_, client) = self.access.client().map_err(|it| chain(&it))?;
+        // Events are rare, and the credentials may have been renewed.
+        let (_, client) = self.client_config.client().map_err(|it| error_chain(&it))?;
         let event = self.event(warning, Timestamp::now());
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let api = Api::<Event>::namespaced(client, &namespace);
         match api.create(&PostParams::default(), &event).await {
             Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.code == 403 => Err(format!(
-                "{}; allow it by a ClusterRole with the verb create for events of events.k8s.io",
-                status.message
-            )),
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                Err(format!("{}; grant create of events.k8s.io events by a ClusterRole", status.message))
+            }
             Err(kube::Error::Api(status)) => Err(status.message.clone()),
             Err(error) => Err(WatchError::connection("events", &error).text),
         }
     }
 
-    /// As kube-proxy writes them; but without an id of the Service, which is not known here.
+    /// The fields as kube-proxy sets them, except for the Service's uid, which is not known.
     fn event(&self, WarningEvent { service, reason, action, note }: WarningEvent, now: Timestamp) -> Event {
         let namespace = Some(service.namespace.to_string());
         Event {
@@ -102,10 +100,10 @@ impl EventRecorder {
             event_time: Some(MicroTime(now)),
             reporting_controller: Some(CONTROLLER.into()),
             reporting_instance: Some(self.instance.clone()),
-            type_: Some("WarningEvent".into()),
+            type_: Some("Warning".into()),
             reason: Some(reason.into()),
             action: Some(action.into()),
-            note: Some(cut(note, LONGEST.1)),
+            note: Some(truncated(note, MAX_NOTE)),
             regarding: Some(ObjectReference {
                 api_version: Some("v1".into()),
                 kind: Some("Service".into()),
@@ -118,8 +116,7 @@ impl EventRecorder {
     }
 }
 
-/// The beginning of a text, of so many bytes at most.
-fn cut(mut text: String, longest: usize) -> String {
-    text.truncate(text.floor_char_boundary(longest));
+fn truncated(mut text: String, max_bytes: usize) -> String {
+    text.truncate(text.floor_char_boundary(max_bytes));
     text
 }

@@ -1,7 +1,7 @@
-//! Follows one kind: lists it, watches it, and begins again wherever that ends.
+//! Lists and watches one resource, and starts again whenever that ends.
 //!
-//! The one rule: nothing that goes wrong takes anything away.
-//! EventType is known stays until the server says otherwise, in an event or by leaving it out of a complete list.
+//! Invariant: no failure removes an object. Objects are removed by a delete event, or if a complete list does not contain
+//! them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,117 +17,109 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
-    Shared, Timing,
     client_config::ClientConfig,
-    kind::Kind,
+    options::{Options, Selectors, Timing},
+    resource::Resource,
+    shared::Shared,
     store::Store,
     watch_error::{Backoff, ErrorKind, WatchError},
-    watch_stream::{Event, EventType, Lines, Named, Page, object, whole},
+    watch_stream::{EventType, Lines, Page, PartialObject, WatchEvent, decode, read_all},
 };
 
-/// How many objects a page of a list has.
-const PAGE: u32 = 500;
-/// How long the server lets a watch last, in seconds: this, and up to as much again as chance adds, so that not all
-/// nodes come back at once.
-const WATCH: (u32, u32) = (240, 50);
-/// How much longer than that a watch may last before it is taken to be dead.
-const SLACK: Duration = Duration::from_secs(15);
-/// The most of an error's body that is read.
-const ERROR_BODY: usize = 64 << 10;
-/// A watch that ends sooner than this without a word is a failure.
-const AT_ONCE: Duration = Duration::from_secs(1);
+/// Number of objects in a page of a list.
+const PAGE_SIZE: u32 = 500;
+/// Duration of a watch in seconds: the first number, and up to the second one more at random, so that not all nodes
+/// reconnect at once.
+const WATCH_SECONDS: (u32, u32) = (240, 50);
+/// How much longer a watch may last before it is considered dead.
+const WATCH_SLACK: Duration = Duration::from_secs(15);
+/// How much of the body of an error response is read, in bytes.
+const MAX_ERROR_BODY: usize = 64 << 10;
+/// A watch without events that ends sooner than this has failed.
+const MIN_WATCH: Duration = Duration::from_secs(1);
+const USER_AGENT: &str = concat!("kube-proxy-ebpf/", env!("CARGO_PKG_VERSION"));
 
-/// EventType the server is asked to leave out.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Selectors {
-    pub(super) labels: Option<String>,
-    pub(super) fields: Option<String>,
-    /// Whether all is well without the selection of fields, which older servers do not know.
-    pub(super) fields_are_optional: bool,
-}
-
-/// Who follows one kind.
-pub(super) struct Reflector<K: Kind> {
-    access: Arc<ClientConfig>,
+/// Keeps a copy of all objects of one resource.
+pub(super) struct Reflector<R: Resource> {
+    client_config: ClientConfig,
     client: Client,
     selectors: Selectors,
     timing: Timing,
     backoff: Backoff,
     shared: Arc<Shared>,
-    store: Store<K>,
-    /// EventType has been seen of the server's history; none if all must be listed.
+    store: Store<R>,
+    /// The resource version to continue from; `None` if everything must be listed.
     version: Option<String>,
-    /// Whether lists are asked for as the beginning of a watch.
-    streams: bool,
-    /// Whether the watch has said something.
-    is_alive: bool,
+    /// Whether lists are requested as the start of a watch (KEP-3157).
+    uses_watch_list: bool,
+    /// Whether the watch has sent an event.
+    has_events: bool,
 }
 
-impl<K: Kind> Reflector<K> {
+impl<R: Resource> Reflector<R> {
     pub(super) fn new(
-        access: Arc<ClientConfig>,
-        client: Client,
+        options: &Options,
+        client: &Client,
         selectors: Selectors,
-        timing: Timing,
-        shared: Arc<Shared>,
+        shared: &Arc<Shared>,
     ) -> Self {
-        let backoff = Backoff::new(timing.backoff);
         Self {
-            access,
-            client,
+            client_config: options.client_config.clone(),
+            client: client.clone(),
             selectors,
-            timing,
-            backoff,
-            shared,
+            timing: options.timing,
+            backoff: Backoff::new(options.timing.backoff),
+            shared: Arc::clone(shared),
             store: Store::new(),
             version: None,
-            streams: true,
-            is_alive: false,
+            uses_watch_list: true,
+            has_events: false,
         }
     }
 
-    /// Follows for ever.
+    /// Runs for ever.
     pub(super) async fn run(mut self) {
-        let _guard = Guard(Arc::clone(&self.shared));
+        let _guard = BrokenGuard(Arc::clone(&self.shared));
         loop {
-            let began = Instant::now();
-            self.is_alive = false;
-            let failure = match self.session().await {
-                Ok(()) if self.is_alive || began.elapsed() > AT_ONCE => continue,
+            let start = Instant::now();
+            self.has_events = false;
+            let error = match self.session().await {
+                Ok(()) if self.has_events || start.elapsed() > MIN_WATCH => continue,
                 Ok(()) => {
-                    WatchError::new(ErrorKind::Other, format!("{}: the watch was ended at once", K::PLURAL))
+                    let text = format!("{}: the API server ended the watch at once", R::PLURAL);
+                    WatchError::new(ErrorKind::Other, text)
                 }
-                Err(failure) => failure,
+                Err(error) => error,
             };
-            if self.downgrade(&failure) {
+            if self.downgrade(&error) {
                 continue;
             }
-            let next = self.backoff.failed(failure.retry_after);
-            if failure.kind == ErrorKind::Gone {
-                tracing::info!("{failure}; listing again");
+            let next = self.backoff.failed(error.retry_after);
+            if error.kind == ErrorKind::Expired {
+                tracing::info!("{error}; listing again");
                 self.version = None;
             } else {
-                self.shared.failed(K::INDEX, &failure.text, next);
+                self.shared.failed(R::INDEX, &error.text, next);
             }
             sleep_until(next).await;
-            if failure.kind == ErrorKind::Credentials {
-                self.renew().await;
+            if error.kind == ErrorKind::Connection {
+                self.reload_config().await;
             }
         }
     }
 
-    /// Does without what the server does not know; returns whether there is anything to do without.
-    fn downgrade(&mut self, failure: &WatchError) -> bool {
-        match failure.kind {
-            ErrorKind::NoStreaming if self.streams => {
-                tracing::debug!("{failure}; listing page by page");
-                self.streams = false;
+    /// Stops using the feature that the server does not support; returns whether there is one.
+    fn downgrade(&mut self, error: &WatchError) -> bool {
+        match error.kind {
+            ErrorKind::NoWatchList if self.uses_watch_list => {
+                tracing::debug!("{error}; listing in pages");
+                self.uses_watch_list = false;
                 true
             }
-            ErrorKind::NoSelector
+            ErrorKind::NoFieldSelector
                 if self.selectors.fields_are_optional && self.selectors.fields.is_some() =>
             {
-                tracing::debug!("{failure}; selecting here");
+                tracing::debug!("{error}; watching without the field selector");
                 self.selectors.fields = None;
                 true
             }
@@ -135,55 +127,59 @@ impl<K: Kind> Reflector<K> {
         }
     }
 
-    /// Reads anew who we are and where the server is.
-    async fn renew(&mut self) {
-        let access = Arc::clone(&self.access);
-        // Files are read, and the kubeconfig may name a program to be run.
-        match tokio::task::spawn_blocking(move || access.client()).await {
-            Ok(Ok((_, client))) => self.client = client,
-            Ok(Err(error)) => self.shared.failed(K::INDEX, &error.to_string(), Instant::now()),
-            Err(error) => self.shared.failed(K::INDEX, &error.to_string(), Instant::now()),
-        }
+    /// Reads the client configuration and the credentials again.
+    async fn reload_config(&mut self) {
+        let config = self.client_config.clone();
+        // Blocks: files are read, and the kubeconfig may run a credential plugin.
+        let error = match tokio::task::spawn_blocking(move || config.client()).await {
+            Ok(Ok((_, client))) => {
+                self.client = client;
+                return;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        self.shared.failed(R::INDEX, &error, Instant::now());
     }
 
-    /// Lists if need be, and watches until the watch ends.
+    /// Lists if necessary, and watches until the watch ends.
     async fn session(&mut self) -> Result<(), WatchError> {
-        if self.version.is_none() && !self.streams {
+        if self.version.is_none() && !self.uses_watch_list {
             self.list().await?;
         }
         self.watch().await
     }
 
-    /// Page by page.
+    /// Lists in pages.
     async fn list(&mut self) -> Result<(), WatchError> {
-        self.store.list_begins();
-        let mut next = None;
+        self.store.begin_list();
+        let mut continue_token = None;
         loop {
             let parameters = ListParams {
                 label_selector: self.selectors.labels.clone(),
                 field_selector: self.selectors.fields.clone(),
-                limit: Some(PAGE),
-                continue_token: next.take(),
+                limit: Some(PAGE_SIZE),
+                continue_token: continue_token.take(),
                 ..ListParams::default()
             };
-            let mut body = self.get(Path::new(K::PATH).list(&parameters)).await?;
-            let bytes = whole(&mut body, K::PLURAL, self.timing.timeout, usize::MAX).await?;
-            let page: Page<'_> = serde_json::from_slice(&bytes).map_err(|it| Self::nonsense(&it))?;
+            let mut body = self.get(Path::new(R::PATH).list(&parameters)).await?;
+            let bytes = read_all(&mut body, R::PLURAL, self.timing.timeout, usize::MAX).await?;
+            let page: Page<'_> = serde_json::from_slice(&bytes).map_err(|it| Self::invalid(&it))?;
             for item in page.items.unwrap_or_default() {
                 self.set(item)?;
             }
-            next = page.metadata.next.filter(|it| !it.is_empty());
-            if next.is_none() {
+            continue_token = page.metadata.continue_token.filter(|it| !it.is_empty());
+            if continue_token.is_none() {
                 self.listed(page.metadata.resource_version);
                 return Ok(());
             }
-            self.shared.contact(K::INDEX);
+            self.shared.contact(R::INDEX);
         }
     }
 
-    /// From where we are; or from the beginning, and then all there is comes first.
+    /// Watches from the known resource version; without one, the watch starts with a list.
     async fn watch(&mut self) -> Result<(), WatchError> {
-        let seconds = WATCH.0 + fastrand::u32(0..WATCH.1);
+        let seconds = WATCH_SECONDS.0 + fastrand::u32(0..WATCH_SECONDS.1);
         let parameters = WatchParams {
             label_selector: self.selectors.labels.clone(),
             field_selector: self.selectors.fields.clone(),
@@ -192,30 +188,30 @@ impl<K: Kind> Reflector<K> {
             send_initial_events: self.version.is_none(),
         };
         if self.version.is_none() {
-            self.store.list_begins();
+            self.store.begin_list();
         }
         let version = self.version.as_deref().unwrap_or("");
-        let body = self.get(Path::new(K::PATH).watch(&parameters, version)).await?;
-        let deadline = Instant::now() + Duration::from_secs(seconds.into()) + SLACK;
+        let body = self.get(Path::new(R::PATH).watch(&parameters, version)).await?;
+        let deadline = Instant::now() + Duration::from_secs(seconds.into()) + WATCH_SLACK;
         let mut lines = Lines::new(body);
         loop {
-            let patience = match self.version {
+            let limit = match self.version {
                 None => self.timing.timeout,
                 Some(_) => deadline.saturating_duration_since(Instant::now()),
             };
-            let more = lines.read(K::PLURAL, patience, |line| self.event(line)).await;
-            // EventType came before a failure has been said all the same.
-            self.tell();
+            let more = lines.read(R::PLURAL, limit, |line| self.event(line)).await;
+            // Events before an error are valid.
+            self.shared.publish(&mut self.store);
             if !more? {
                 break;
             }
         }
         match self.version {
             Some(_) => Ok(()),
-            // A server that does not know what it was asked for has watched and sent no end of the list.
+            // A server that ignores the request for a list watches only, and never marks the end of a list.
             None => Err(WatchError::new(
-                ErrorKind::NoStreaming,
-                format!("{}: the list ended without its end", K::PLURAL),
+                ErrorKind::NoWatchList,
+                format!("{}: the watch ended before the list was complete", R::PLURAL),
             )),
         }
     }
@@ -224,20 +220,20 @@ impl<K: Kind> Reflector<K> {
         if line.trim_ascii().is_empty() {
             return Ok(());
         }
-        let event: Event<'_> = serde_json::from_slice(line).map_err(|it| self.lost(&it))?;
-        self.is_alive = true;
-        match event.what {
+        let event: WatchEvent<'_> = serde_json::from_slice(line).map_err(|it| self.out_of_sync(&it))?;
+        self.has_events = true;
+        match event.event_type {
             EventType::Added | EventType::Modified => {
                 let version = self.set(event.object)?;
                 self.advance(version);
             }
             EventType::Deleted => {
-                let Named { metadata } = self.named(event.object)?;
-                self.store.delete(&K::name(&metadata));
+                let PartialObject { metadata } = self.partial(event.object)?;
+                self.store.delete(&R::name(&metadata));
                 self.advance(metadata.resource_version);
             }
             EventType::Bookmark => {
-                let Named { metadata } = self.named(event.object)?;
+                let PartialObject { metadata } = self.partial(event.object)?;
                 let annotations = metadata.annotations.unwrap_or_default();
                 if self.version.is_some() {
                     self.advance(metadata.resource_version);
@@ -246,27 +242,28 @@ impl<K: Kind> Reflector<K> {
                 }
             }
             EventType::Error => {
-                let status: Status = serde_json::from_str(event.object.get()).map_err(|it| self.lost(&it))?;
-                return Err(WatchError::event(K::PLURAL, &status));
+                let status: Status =
+                    serde_json::from_str(event.object.get()).map_err(|it| self.out_of_sync(&it))?;
+                return Err(WatchError::event(R::PLURAL, &status));
             }
         }
         Ok(())
     }
 
-    /// Takes an object over, and returns its version.
+    /// Stores an object and returns its resource version.
     fn set(&mut self, text: &RawValue) -> Result<Option<String>, WatchError> {
-        match object::<K::Object>(text) {
+        match decode::<R::Object>(text) {
             Ok(object) => {
-                let metadata = K::metadata(&object);
-                self.store.set(K::name(metadata), K::convert(&object));
+                let metadata = R::metadata(&object);
+                self.store.set(R::name(metadata), R::convert(&object));
                 Ok(metadata.resource_version.clone())
             }
             Err(reason) => {
-                let Named { metadata } = self.named(text)?;
-                let name = K::name(&metadata);
+                let PartialObject { metadata } = self.partial(text)?;
+                let name = R::name(&metadata);
                 let rejected = Rejected {
-                    item: format!("{} {name}", K::KIND),
-                    reason: format!("{reason}; what it said before is kept, correct the field"),
+                    item: format!("{} {name}", R::KIND),
+                    reason: format!("{reason}; the last valid version stays active"),
                 };
                 self.store.keep(&name, rejected);
                 Ok(metadata.resource_version)
@@ -274,20 +271,20 @@ impl<K: Kind> Reflector<K> {
         }
     }
 
-    fn named(&mut self, text: &RawValue) -> Result<Named, WatchError> {
-        serde_json::from_str(text.get()).map_err(|it| self.lost(&it))
+    fn partial(&mut self, text: &RawValue) -> Result<PartialObject, WatchError> {
+        serde_json::from_str(text.get()).map_err(|it| self.out_of_sync(&it))
     }
 
     /// The list is complete.
     fn listed(&mut self, version: Option<String>) {
-        self.store.list_ends();
-        // Without a version there is nothing to go on from, and the next session lists again.
+        self.store.end_list();
+        // Without a version, the next session lists again.
         self.version = version.filter(|it| !it.is_empty());
         self.backoff.reset();
-        self.tell();
+        self.shared.publish(&mut self.store);
     }
 
-    /// An event has been seen. While a list streams in, the version is that of its end.
+    /// Continues from the version of an event. While a list is read, its end has the version.
     fn advance(&mut self, version: Option<String>) {
         if self.version.is_some() && version.as_deref().is_some_and(|it| !it.is_empty()) {
             self.version = version;
@@ -295,19 +292,14 @@ impl<K: Kind> Reflector<K> {
         }
     }
 
-    /// Hands over what is new.
-    fn tell(&mut self) {
-        self.shared.tell(&mut self.store);
-    }
-
-    /// The stream cannot be trusted any more.
-    fn lost(&mut self, error: &serde_json::Error) -> WatchError {
+    /// An event cannot be decoded, not even its name: list again.
+    fn out_of_sync(&mut self, error: &serde_json::Error) -> WatchError {
         self.version = None;
-        Self::nonsense(error)
+        Self::invalid(error)
     }
 
-    fn nonsense(error: &serde_json::Error) -> WatchError {
-        let text = format!("{}: the server has sent something that cannot be read: {error}", K::PLURAL);
+    fn invalid(error: &serde_json::Error) -> WatchError {
+        let text = format!("{}: the response of the API server cannot be decoded: {error}", R::PLURAL);
         WatchError::new(ErrorKind::Other, text)
     }
 
@@ -315,33 +307,31 @@ impl<K: Kind> Reflector<K> {
         &self,
         request: Result<Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<Body, WatchError> {
-        let what = K::PLURAL;
-        let mut request =
-            request.map_err(|it| WatchError::new(ErrorKind::Other, format!("{what}: {it}")))?.map(Body::from);
+        let mut request = request
+            .map_err(|it| WatchError::new(ErrorKind::Other, format!("{}: {it}", R::PLURAL)))?
+            .map(Body::from);
         let headers = request.headers_mut();
         headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
         headers.insert(header::USER_AGENT, header::HeaderValue::from_static(USER_AGENT));
         let Ok(response) = timeout(self.timing.timeout, self.client.send(request)).await else {
-            let text = format!("{what}: no answer within {:.0?}", self.timing.timeout);
-            return Err(WatchError::new(ErrorKind::Credentials, text));
+            let text = format!("{}: no response within {:.0?}", R::PLURAL, self.timing.timeout);
+            return Err(WatchError::new(ErrorKind::Connection, text));
         };
-        let response: Response<Body> = response.map_err(|it| WatchError::connection(what, &it))?;
+        let response: Response<Body> = response.map_err(|it| WatchError::connection(R::PLURAL, &it))?;
         let (parts, mut body) = response.into_parts();
         if parts.status.is_success() {
-            self.shared.contact(K::INDEX);
+            self.shared.contact(R::INDEX);
             return Ok(body);
         }
-        let said = whole(&mut body, what, self.timing.timeout, ERROR_BODY).await.unwrap_or_default();
-        Err(WatchError::status(what, parts.status, &parts.headers, &said))
+        let body = read_all(&mut body, R::PLURAL, self.timing.timeout, MAX_ERROR_BODY).await;
+        Err(WatchError::status(R::PLURAL, parts.status, &parts.headers, &body.unwrap_or_default()))
     }
 }
 
-const USER_AGENT: &str = concat!("kube-proxy-ebpf/", env!("CARGO_PKG_VERSION"));
+/// Tells the reader that a reflector has ended, for whatever reason.
+struct BrokenGuard(Arc<Shared>);
 
-/// Tells the reader that nothing more will come, however it ends.
-struct Guard(Arc<Shared>);
-
-impl Drop for Guard {
+impl Drop for BrokenGuard {
     fn drop(&mut self) {
         self.0.broken();
     }

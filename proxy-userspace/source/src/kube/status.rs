@@ -1,70 +1,68 @@
-//! EventType is known of the connection to the API server, kind by kind.
-//!
-//! The one rule: it says how old the facts are, whatever happens.
+//! The status of the watch of one resource: how old the known state is, and the current error.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How following one kind goes.
+/// The status of the watch of one resource.
 #[derive(Clone, Debug)]
 pub struct ResourceStatus {
-    /// As in the API's paths: `services`, `endpointslices`, `nodes`.
-    pub kind: &'static str,
-    /// Whether all objects of the kind have been listed at least once.
+    /// The resource, as in the API's paths: `services`, `endpointslices`, `nodes`.
+    pub resource: &'static str,
+    /// Whether all objects have been listed at least once.
     pub is_synced: bool,
-    /// When the server last said something about the kind, be it that nothing is new.
+    /// When the server last responded, be it only that nothing has changed.
     pub last_contact: Option<Instant>,
-    /// EventType is wrong, while something is.
+    /// The current error.
     pub error: Option<String>,
-    /// Since when something has been wrong.
+    /// Since when requests have failed.
     pub failing_since: Option<Instant>,
-    /// How many objects there are.
+    /// Number of objects.
     pub objects: usize,
-    /// How many parts of them are refused.
-    pub refused: usize,
+    /// Number of rejected parts of objects.
+    pub rejected: usize,
 }
 
 impl ResourceStatus {
-    pub(super) fn new(kind: &'static str) -> Self {
+    pub(super) fn new(resource: &'static str) -> Self {
         Self {
-            kind,
+            resource,
             is_synced: false,
             last_contact: None,
             error: None,
             failing_since: None,
             objects: 0,
-            refused: 0,
+            rejected: 0,
         }
     }
 
-    /// How old the facts of this kind may be: none have been seen, or the time since the last contact.
+    /// The time since the last contact, which is the maximum age of the known state; `None` before the first list.
     pub fn age(&self) -> Option<Duration> {
         self.last_contact.filter(|_| self.is_synced).map(|it| it.elapsed())
     }
 
-    /// The server has answered.
+    /// The server has responded.
     pub(super) fn contact(&mut self) {
         self.last_contact = Some(Instant::now());
         self.error = None;
         if let Some(since) = self.failing_since.take() {
-            tracing::info!("{}: followed again, after {:.1?}", self.kind, since.elapsed());
+            tracing::info!("{}: connected again after {:.1?}", self.resource, since.elapsed());
         }
     }
 
-    /// It has not, or something else than was asked for.
+    /// A request has failed; the next one is at `next`.
     pub(super) fn failed(&mut self, error: &str, next: Instant) {
         let now = Instant::now();
         self.failing_since.get_or_insert(now);
         if self.error.as_deref() == Some(error) {
             return;
         }
-        let pause = next.saturating_duration_since(now);
+        let delay = next.saturating_duration_since(now);
         match self.age() {
             Some(age) => tracing::warn!(
-                "{error}; what was known stays in force, it is {age:.1?} old; trying again in {pause:.1?}"
+                "{error}; the last state, {age:.1?} old, stays active; retrying in {delay:.1?}"
             ),
-            None => tracing::warn!("{error}; there are no facts yet; trying again in {pause:.1?}"),
+            None => tracing::warn!("{error}; there is no cluster state yet; retrying in {delay:.1?}"),
         }
         self.error = Some(error.to_owned());
     }

@@ -1,6 +1,6 @@
-//! EventType the server has said of one kind, and what of it is news.
+//! The known objects of one resource, and their changes.
 //!
-//! The one rule: an object that says the same as before stays the very same object, and is no news.
+//! Invariant: an object whose relevant fields are unchanged stays the same object in memory and is not a change.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,49 +10,49 @@ use std::{
 
 use model::cluster::Rejected;
 
-use super::kind::{Changed, Kind};
+use super::resource::{ChangesOf, Resource};
 use crate::kube_types::Converted;
 
-/// The objects of a kind.
-pub(super) struct Store<K: Kind + ?Sized> {
-    objects: HashMap<K::Name, Arc<K::Fact>>,
-    /// The objects that the list which is being read has not named so far.
-    unlisted: Option<HashSet<K::Name>>,
+/// The objects of a resource.
+pub(super) struct Store<R: Resource + ?Sized> {
+    objects: HashMap<R::Name, Arc<R::Value>>,
+    /// While a list is read: the objects that it has not contained so far.
+    unlisted: Option<HashSet<R::Name>>,
     /// Whether a list has been read to its end.
     is_synced: bool,
-    news: Changed<K>,
-    /// EventType was refused of the objects that are not right.
-    rejected: HashMap<K::Name, Vec<Rejected>>,
+    changes: ChangesOf<R>,
+    /// The rejected parts, by object.
+    rejected: HashMap<R::Name, Vec<Rejected>>,
 }
 
-impl<K: Kind> Store<K> {
+impl<R: Resource> Store<R> {
     pub(super) fn new() -> Self {
         Self {
             objects: HashMap::new(),
             unlisted: None,
             is_synced: false,
-            news: HashMap::new(),
+            changes: HashMap::new(),
             rejected: HashMap::new(),
         }
     }
 
-    /// How many objects there are.
+    /// The number of objects.
     pub(super) fn len(&self) -> usize {
         self.objects.len()
     }
 
-    /// How many parts of them are refused.
-    pub(super) fn refusals(&self) -> usize {
+    /// The number of rejected parts of objects.
+    pub(super) fn rejected(&self) -> usize {
         self.rejected.values().map(Vec::len).sum()
     }
 
-    /// A list begins; one that began before has come to nothing.
-    pub(super) fn list_begins(&mut self) {
+    /// Begins a list; an unfinished one is abandoned.
+    pub(super) fn begin_list(&mut self) {
         self.unlisted = Some(self.objects.keys().cloned().collect());
     }
 
-    /// The list is complete: what it did not name is gone.
-    pub(super) fn list_ends(&mut self) {
+    /// Completes the list: objects that it did not contain are deleted.
+    pub(super) fn end_list(&mut self) {
         for name in self.unlisted.take().unwrap_or_default() {
             self.delete(&name);
         }
@@ -64,57 +64,57 @@ impl<K: Kind> Store<K> {
         self.is_synced
     }
 
-    /// The server says that an object is so.
-    pub(super) fn set(&mut self, name: K::Name, converted: Converted<K::Fact>) {
+    /// Adds or replaces an object.
+    pub(super) fn set(&mut self, name: R::Name, converted: Converted<R::Value>) {
         if let Some(unlisted) = &mut self.unlisted {
             unlisted.remove(&name);
         }
-        self.refused(&name, converted.rejected);
+        self.set_rejected(&name, converted.rejected);
         match converted.object {
-            Some(object) if self.objects.get(&name).is_some_and(|before| **before == object) => {}
+            Some(object) if self.objects.get(&name).is_some_and(|previous| **previous == object) => {}
             Some(object) => {
                 let object = Arc::new(object);
                 self.objects.insert(name.clone(), Arc::clone(&object));
-                self.news.insert(name, Some(object));
+                self.changes.insert(name, Some(object));
             }
-            // Nothing that is read any more, as a slice that has lost its label.
+            // No longer of interest, such as a slice that has lost its label.
             None => self.remove(&name),
         }
     }
 
-    /// An object cannot be read: it stays what it was.
-    pub(super) fn keep(&mut self, name: &K::Name, rejected: Rejected) {
+    /// Keeps the last version of an object that cannot be decoded.
+    pub(super) fn keep(&mut self, name: &R::Name, rejected: Rejected) {
         if let Some(unlisted) = &mut self.unlisted {
             unlisted.remove(name);
         }
-        self.refused(name, vec![rejected]);
+        self.set_rejected(name, vec![rejected]);
     }
 
-    /// The server says that an object is gone.
-    pub(super) fn delete(&mut self, name: &K::Name) {
+    /// Deletes an object.
+    pub(super) fn delete(&mut self, name: &R::Name) {
         self.rejected.remove(name);
         self.remove(name);
     }
 
-    /// EventType is news since the last time; nothing while a list is being read.
-    pub(super) fn take_news(&mut self) -> Changed<K> {
-        if self.unlisted.is_some() { HashMap::new() } else { mem::take(&mut self.news) }
+    /// The changes since the last call; none while a list is being read.
+    pub(super) fn take_changes(&mut self) -> ChangesOf<R> {
+        if self.unlisted.is_some() { HashMap::new() } else { mem::take(&mut self.changes) }
     }
 
-    fn remove(&mut self, name: &K::Name) {
+    fn remove(&mut self, name: &R::Name) {
         if self.objects.remove(name).is_some() {
-            self.news.insert(name.clone(), None);
+            self.changes.insert(name.clone(), None);
         }
     }
 
-    /// Complains about what is new.
-    fn refused(&mut self, name: &K::Name, rejected: Vec<Rejected>) {
-        let before = match rejected.is_empty() {
+    /// Replaces the rejected parts of an object, and logs the new ones.
+    fn set_rejected(&mut self, name: &R::Name, rejected: Vec<Rejected>) {
+        let previous = match rejected.is_empty() {
             true => self.rejected.remove(name),
             false => self.rejected.insert(name.clone(), rejected.clone()),
         };
         for it in rejected {
-            if before.as_ref().is_none_or(|before| !before.contains(&it)) {
+            if previous.as_ref().is_none_or(|previous| !previous.contains(&it)) {
                 tracing::warn!("{it}");
             }
         }

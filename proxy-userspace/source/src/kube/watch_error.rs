@@ -1,34 +1,39 @@
-//! EventType can go wrong between us and an API server, in words for people, and when to try again.
+//! Errors of requests to the API server, and the back-off after them.
 //!
-//! The one rule: one line that names what was asked, what came back, and what would help.
+//! A message is one line that names the resource, the response and the remedy.
 
-use std::{error::Error, fmt, time::Duration};
+use std::{fmt, time::Duration};
 
-use http::{StatusCode, header::RETRY_AFTER};
+use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 use kube::core::Status;
 use tokio::time::Instant;
 
-/// Why a list or a watch ended before its time.
+use crate::text::{error_chain, one_line, shortened};
+
+/// How much of a response is quoted, in characters.
+const MAX_QUOTE: usize = 300;
+
+/// Why a list or a watch has ended early.
 #[derive(Debug)]
 pub(super) struct WatchError {
     pub(super) kind: ErrorKind,
-    /// EventType people are told.
+    /// The message for users.
     pub(super) text: String,
-    /// How long the server wants to be left alone.
+    /// How long to wait at least, as the server requests.
     pub(super) retry_after: Option<Duration>,
 }
 
-/// EventType follows from a failure, besides trying again.
+/// What an error requires besides a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ErrorKind {
-    /// The resource version is too old: everything must be listed again.
-    Gone,
-    /// The server cannot begin a watch with a list.
-    NoStreaming,
-    /// The server does not know what is to be left out.
-    NoSelector,
-    /// Who we are, or how to get there, should be read again.
-    Credentials,
+    /// The resource version has expired: list again.
+    Expired,
+    /// The server does not support watch-list: list in pages.
+    NoWatchList,
+    /// The server does not support the field selector.
+    NoFieldSelector,
+    /// The connection or the credentials failed: read the configuration again.
+    Connection,
     /// Nothing.
     Other,
 }
@@ -38,25 +43,26 @@ impl WatchError {
         Self { kind, text: text.into(), retry_after: None }
     }
 
-    /// An answer other than 200; `what` is what was asked for, as in `services`.
-    pub(super) fn status(what: &str, code: StatusCode, headers: &http::HeaderMap, body: &[u8]) -> Self {
+    /// A response other than 200.
+    pub(super) fn status(resource: &str, code: StatusCode, headers: &HeaderMap, body: &[u8]) -> Self {
         let status = serde_json::from_slice::<Status>(body).ok();
-        let said = match &status {
-            Some(status) if !status.message.is_empty() => short(&status.message),
-            _ => short(&String::from_utf8_lossy(body)),
+        let message = match &status {
+            Some(status) if !status.message.is_empty() => one_line(&status.message),
+            _ => one_line(&String::from_utf8_lossy(body)),
         };
+        let message = shortened(message, MAX_QUOTE);
         let reason = code.canonical_reason().unwrap_or("");
         let (kind, remedy) = match code {
-            StatusCode::GONE => (ErrorKind::Gone, ""),
-            StatusCode::UNPROCESSABLE_ENTITY => (ErrorKind::NoStreaming, ""),
-            StatusCode::BAD_REQUEST => (ErrorKind::NoSelector, ""),
+            StatusCode::GONE => (ErrorKind::Expired, ""),
+            StatusCode::UNPROCESSABLE_ENTITY => (ErrorKind::NoWatchList, ""),
+            StatusCode::BAD_REQUEST => (ErrorKind::NoFieldSelector, ""),
             StatusCode::UNAUTHORIZED => (
-                ErrorKind::Credentials,
-                "; the token or certificate is not, or no longer, accepted: renew it, it is read again at each try",
+                ErrorKind::Connection,
+                "; renew the token or certificate, it is read again before each retry",
             ),
             StatusCode::FORBIDDEN => (
                 ErrorKind::Other,
-                "; allow it by a ClusterRole with the verbs list and watch for services, endpointslices and nodes",
+                "; grant list and watch of services, endpointslices and nodes by a ClusterRole",
             ),
             _ => (ErrorKind::Other, ""),
         };
@@ -64,37 +70,37 @@ impl WatchError {
         let details = status.and_then(|it| it.details).map(|it| u64::from(it.retry_after_seconds));
         Self {
             kind,
-            text: format!("{what}: {} {reason}: {said}{remedy}", code.as_u16()),
+            text: format!("{resource}: {} {reason}: {message}{remedy}", code.as_u16()),
             retry_after: seconds.or(details.filter(|it| *it > 0)).map(Duration::from_secs),
         }
     }
 
     /// An event of type ERROR in a watch.
-    pub(super) fn event(what: &str, status: &Status) -> Self {
+    pub(super) fn event(resource: &str, status: &Status) -> Self {
         let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = serde_json::to_vec(status).unwrap_or_default();
-        Self::status(what, code, &http::HeaderMap::new(), &body)
+        Self::status(resource, code, &HeaderMap::new(), &body)
     }
 
-    /// No answer.
-    pub(super) fn connection(what: &str, error: &kube::Error) -> Self {
-        let said = match error {
-            kube::Error::Service(error) => chain(&**error),
-            kube::Error::HyperError(error) => chain(error),
-            other => chain(other),
+    /// No response.
+    pub(super) fn connection(resource: &str, error: &kube::Error) -> Self {
+        let cause = match error {
+            kube::Error::Service(error) => error_chain(&**error),
+            kube::Error::HyperError(error) => error_chain(error),
+            other => error_chain(other),
         };
-        // Clusters' CAs often bear the same name: then it is the signature that does not fit.
-        let is_unknown = ["UnknownIssuer", "BadSignature"].iter().any(|it| said.contains(it));
-        let remedy = if is_unknown {
-            "; give the CA that has signed it, as certificate-authority in the kubeconfig"
-        } else if said.contains("certificate not valid for name") {
-            "; give an address that is in it by --kube-api-server, or tls-server-name in the kubeconfig"
-        } else if said.contains("invalid peer certificate") {
-            "; renew the API server's certificate, or correct this machine's clock"
+        // The CAs of clusters often have the same name: then the error is a bad signature.
+        let is_unknown_ca = ["UnknownIssuer", "BadSignature"].iter().any(|it| cause.contains(it));
+        let remedy = if is_unknown_ca {
+            "; set certificate-authority in the kubeconfig to the CA that signed it"
+        } else if cause.contains("certificate not valid for name") {
+            "; use an address in the certificate for --kube-api-server, or set tls-server-name in the kubeconfig"
+        } else if cause.contains("invalid peer certificate") {
+            "; renew the API server's certificate, or correct this host's clock"
         } else {
             ""
         };
-        Self::new(ErrorKind::Credentials, format!("{what}: {said}{remedy}"))
+        Self::new(ErrorKind::Connection, format!("{resource}: {cause}{remedy}"))
     }
 }
 
@@ -104,10 +110,10 @@ impl fmt::Display for WatchError {
     }
 }
 
-/// The longest that a server is left alone because it said so.
-const LONGEST: Duration = Duration::from_secs(600);
+/// Limit of the delay that a server requests.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
 
-/// When to try again: later each time, and everybody at another time.
+/// Exponential back-off with jitter.
 #[derive(Debug)]
 pub(super) struct Backoff {
     limits: (Duration, Duration),
@@ -115,47 +121,22 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// Pauses that grow from the first to the second limit.
+    /// Delays that grow from the first to the second limit.
     pub(super) fn new(limits: (Duration, Duration)) -> Self {
         Self { limits, next: limits.0 }
     }
 
-    /// It worked.
+    /// After a success.
     pub(super) fn reset(&mut self) {
         self.next = self.limits.0;
     }
 
-    /// It did not: the moment of the next try; never before the server wants it.
+    /// After a failure: the time of the next try, not before the server allows it.
     pub(super) fn failed(&mut self, retry_after: Option<Duration>) -> Instant {
-        let pause = self.next.mul_f64(0.5 + fastrand::f64() / 2.0);
+        let delay = self.next.mul_f64(0.5 + fastrand::f64() / 2.0);
         self.next = (self.next * 2).min(self.limits.1);
-        // All that were told the same time would come back at the same time.
-        Instant::now() + retry_after.map_or(pause, |it| it.min(LONGEST) + pause)
-    }
-}
-
-/// An error and what caused it, in one line, and nothing twice.
-pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = String::new();
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let part = error.to_string();
-        if text.is_empty() {
-            text = part;
-        } else if !text.contains(&part) {
-            text = format!("{text}: {part}");
-        }
-        next = error.source();
-    }
-    text
-}
-
-fn short(text: &str) -> String {
-    const LONGEST: usize = 300;
-    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}…", &line[..end]),
-        None => line,
+        // Jitter is added to the server's delay too: all nodes may have received the same one.
+        Instant::now() + retry_after.map_or(delay, |it| it.min(MAX_RETRY_AFTER) + delay)
     }
 }
 
@@ -166,14 +147,14 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn pauses_grow_to_a_limit_differ_and_respect_the_server() {
+    async fn delays_grow_to_a_limit_differ_and_respect_the_server() {
         let limits = (Duration::from_millis(500), Duration::from_secs(30));
         let mut backoff = Backoff::new(limits);
         let now = Instant::now();
-        let pauses: Vec<_> = (0..12).map(|_| backoff.failed(None) - now).collect();
-        assert!(pauses[0] >= limits.0 / 2 && pauses[0] <= limits.0);
-        assert!(pauses[11] >= limits.1 / 2 && pauses.iter().all(|it| *it <= limits.1));
-        assert!(pauses[8..].iter().collect::<BTreeSet<_>>().len() > 1, "{pauses:?}");
+        let delays: Vec<_> = (0..12).map(|_| backoff.failed(None) - now).collect();
+        assert!(delays[0] >= limits.0 / 2 && delays[0] <= limits.0);
+        assert!(delays[11] >= limits.1 / 2 && delays.iter().all(|it| *it <= limits.1));
+        assert!(delays[8..].iter().collect::<BTreeSet<_>>().len() > 1, "{delays:?}");
         backoff.reset();
         assert!(backoff.failed(None) - now <= limits.0);
         assert!(backoff.failed(Some(Duration::from_secs(7))) - now >= Duration::from_secs(7));

@@ -1,6 +1,7 @@
-//! EventType an API server sends: lists, and lines of a watch.
+//! Decodes lists and the lines of a watch.
 //!
-//! The one rule: an object is decoded alone, straight into what is read of it; no list of objects is ever held.
+//! Invariant: objects are decoded one by one, straight into the fields that are needed; a list of decoded objects is never
+//! held.
 
 use std::time::Duration;
 
@@ -8,9 +9,13 @@ use http_body_util::BodyExt as _;
 use kube::client::Body;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
+use tokio::time::timeout;
 
 use super::watch_error::{ErrorKind, WatchError};
 use crate::kube_types::objects::Metadata;
+
+/// A larger buffer is freed when it is empty.
+const MAX_IDLE_BUFFER: usize = 64 << 10;
 
 /// One page of a list.
 #[derive(Deserialize)]
@@ -25,16 +30,16 @@ pub(super) struct Page<'a> {
 #[serde(rename_all = "camelCase")]
 pub(super) struct PageMetadata {
     pub(super) resource_version: Option<String>,
-    /// Where the next page begins; nothing, or empty, after the last one.
+    /// The token of the next page; absent or empty on the last one.
     #[serde(rename = "continue")]
-    pub(super) next: Option<String>,
+    pub(super) continue_token: Option<String>,
 }
 
 /// One line of a watch.
 #[derive(Deserialize)]
-pub(super) struct Event<'a> {
+pub(super) struct WatchEvent<'a> {
     #[serde(rename = "type")]
-    pub(super) what: EventType,
+    pub(super) event_type: EventType,
     #[serde(borrow)]
     pub(super) object: &'a RawValue,
 }
@@ -49,25 +54,25 @@ pub(super) enum EventType {
     Error,
 }
 
-/// Any object, as far as its name goes.
+/// The metadata of any object.
 #[derive(Default, Deserialize)]
-pub(super) struct Named {
+pub(super) struct PartialObject {
     #[serde(default)]
     pub(super) metadata: Metadata,
 }
 
-/// Decodes an object, or says which field does not fit.
-pub(super) fn object<T: DeserializeOwned>(text: &RawValue) -> Result<T, String> {
+/// Decodes an object; the error names the offending field.
+pub(super) fn decode<T: DeserializeOwned>(text: &RawValue) -> Result<T, String> {
     serde_json::from_str(text.get()).map_err(|_| {
         let mut deserializer = serde_json::Deserializer::from_str(text.get());
         match serde_path_to_error::deserialize::<_, T>(&mut deserializer) {
-            Ok(_) => "it cannot be read".to_owned(),
+            Ok(_) => "the object cannot be decoded".to_owned(),
             Err(error) => format!("{}: {}", error.path(), error.inner()),
         }
     })
 }
 
-/// A body that arrives line by line.
+/// A response body that arrives line by line.
 pub(super) struct Lines {
     body: Body,
     buffer: Vec<u8>,
@@ -78,16 +83,16 @@ impl Lines {
         Self { body, buffer: Vec::new() }
     }
 
-    /// Waits for more, and hands over all lines that are complete; false at the end of the body.
+    /// Waits for data and passes all complete lines to `line`; false at the end of the body.
     ///
-    /// A line that never became complete is dropped with the body.
+    /// An incomplete last line is dropped with the body.
     pub(super) async fn read(
         &mut self,
-        what: &str,
-        patience: Duration,
+        resource: &str,
+        limit: Duration,
         mut line: impl FnMut(&[u8]) -> Result<(), WatchError>,
     ) -> Result<bool, WatchError> {
-        let Some(data) = frame(&mut self.body, what, patience).await? else { return Ok(false) };
+        let Some(data) = next_data(&mut self.body, resource, limit).await? else { return Ok(false) };
         let mut rest: &[u8] = &data;
         while let Some(end) = rest.iter().position(|it| *it == b'\n') {
             let (head, tail) = rest.split_at(end);
@@ -101,41 +106,42 @@ impl Lines {
             }
         }
         self.buffer.extend_from_slice(rest);
-        if self.buffer.is_empty() && self.buffer.capacity() > LARGE {
+        if self.buffer.is_empty() && self.buffer.capacity() > MAX_IDLE_BUFFER {
             self.buffer = Vec::new();
         }
         Ok(true)
     }
 }
 
-/// A buffer above this is given back when it is empty.
-const LARGE: usize = 64 << 10;
-
-/// A whole body, of `limit` bytes at most.
-pub(super) async fn whole(
+/// Reads a whole body, at least its first `max` bytes.
+pub(super) async fn read_all(
     body: &mut Body,
-    what: &str,
-    patience: Duration,
-    limit: usize,
+    resource: &str,
+    limit: Duration,
+    max: usize,
 ) -> Result<Vec<u8>, WatchError> {
     let mut bytes = Vec::new();
-    while bytes.len() < limit
-        && let Some(data) = frame(body, what, patience).await?
+    while bytes.len() < max
+        && let Some(data) = next_data(body, resource, limit).await?
     {
         bytes.extend_from_slice(&data);
     }
     Ok(bytes)
 }
 
-async fn frame(body: &mut Body, what: &str, patience: Duration) -> Result<Option<bytes::Bytes>, WatchError> {
+async fn next_data(
+    body: &mut Body,
+    resource: &str,
+    limit: Duration,
+) -> Result<Option<bytes::Bytes>, WatchError> {
     loop {
-        let Ok(frame) = tokio::time::timeout(patience, body.frame()).await else {
-            let text = format!("{what}: the server has sent nothing for {patience:.0?}");
-            return Err(WatchError::new(ErrorKind::Credentials, text));
+        let Ok(frame) = timeout(limit, body.frame()).await else {
+            let text = format!("{resource}: the API server has not sent anything for {limit:.0?}");
+            return Err(WatchError::new(ErrorKind::Connection, text));
         };
         match frame {
             None => return Ok(None),
-            Some(Err(error)) => return Err(WatchError::connection(what, &error)),
+            Some(Err(error)) => return Err(WatchError::connection(resource, &error)),
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
                     return Ok(Some(data));

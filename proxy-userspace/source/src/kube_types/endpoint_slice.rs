@@ -1,4 +1,4 @@
-//! `discovery.k8s.io/v1 EndpointSlice` to a fact.
+//! Converts `discovery.k8s.io/v1 EndpointSlice`.
 
 use std::sync::Arc;
 
@@ -9,95 +9,95 @@ use model::{
 };
 
 use super::{
-    Converted, label_of, names_of,
+    conversion::{Converted, names_of, timestamp, validator},
     objects::{self, Hint, Metadata},
-    timestamp,
-    validation::{Validator, shown},
+    validation::{Validator, quoted},
 };
 
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// Reads an EndpointSlice.
+/// Converts an EndpointSlice.
 ///
-/// There is no object if the slice lists names (`FQDN`) or no label says to which Service it belongs.
+/// There is no object if the slice contains names (`FQDN`) or has no label with the name of its Service.
 pub fn endpoint_slice(slice: &objects::EndpointSlice) -> Converted<cluster::EndpointSlice> {
-    let mut refuse = Validator::new(label_of("EndpointSlice", &slice.metadata));
-    let object = read(slice, &mut refuse);
-    Converted { object, rejected: refuse.into_rejected() }
+    let mut validator = validator("EndpointSlice", &slice.metadata);
+    let object = convert(slice, &mut validator);
+    Converted { object, rejected: validator.into_rejected() }
 }
 
-/// What a slice lacks that is written in a manifest. In a cluster there are such for others than Services.
-pub fn incomplete(slice: &objects::EndpointSlice) -> Option<Rejected> {
+/// A field that a slice in a manifest needs and lacks. In a cluster, slices of other controllers may lack it.
+pub fn missing_field(slice: &objects::EndpointSlice) -> Option<Rejected> {
     if !matches!(slice.address_type.as_deref(), Some("IPv4" | "IPv6")) {
         return None;
     }
-    let mut refuse = Validator::new(label_of("EndpointSlice", &slice.metadata));
+    let mut validator = validator("EndpointSlice", &slice.metadata);
     let labels = slice.metadata.labels.as_ref();
-    let has = |list: Option<usize>| list.is_some_and(|it| it > 0);
+    let has_items = |count: Option<usize>| count.is_some_and(|it| it > 0);
     if labels.and_then(|it| it.service_name.as_deref()).is_none_or(str::is_empty) {
-        let reason = "there is none, so the slice belongs to no Service; write the name of one";
-        refuse.push(format_args!("metadata.labels[{SERVICE_NAME}]"), reason);
-    } else if has(slice.endpoints.as_ref().map(Vec::len))
-        && !has(slice.ports.as_ref().map(Vec::len))
+        let reason =
+            "the label is missing, so the slice belongs to no Service; set it to the name of the Service";
+        validator.reject(format_args!("metadata.labels[{SERVICE_NAME}]"), reason);
+    } else if has_items(slice.endpoints.as_ref().map(Vec::len))
+        && !has_items(slice.ports.as_ref().map(Vec::len))
         && labels.is_none_or(|it| it.headless.is_none())
     {
-        refuse.push("ports", "there are none, so no Service leads to these endpoints; write them");
+        validator.reject("ports", "the slice has no ports, so no Service can use its endpoints; add them");
     }
-    refuse.into_rejected().pop()
+    validator.into_rejected().pop()
 }
 
-fn read(slice: &objects::EndpointSlice, refuse: &mut Validator) -> Option<cluster::EndpointSlice> {
+fn convert(slice: &objects::EndpointSlice, validator: &mut Validator) -> Option<cluster::EndpointSlice> {
     let meta = &slice.metadata;
     let family = match slice.address_type.as_deref().unwrap_or("") {
         "IPv4" => Family::V4,
         "IPv6" => Family::V6,
         "FQDN" => return None,
         other => {
-            refuse.push("addressType", format!("{} is not known; write IPv4 or IPv6", shown(other)));
+            validator.reject("addressType", format!("{} is unknown; use IPv4 or IPv6", quoted(other)));
             return None;
         }
     };
     let labels = meta.labels.as_ref()?;
     let service = labels.service_name.as_deref().filter(|it| !it.is_empty())?;
-    let (namespace, name) = names_of(meta, refuse)?;
-    let service = refuse.name(format_args!("metadata.labels[{SERVICE_NAME}]"), service)?;
+    let (namespace, name) = names_of(meta, validator)?;
+    let service = validator.name(format_args!("metadata.labels[{SERVICE_NAME}]"), service)?;
     let ports = slice.ports.iter().flatten().enumerate();
     let endpoints = slice.endpoints.iter().flatten().enumerate();
     let mut endpoints: Vec<_> =
-        endpoints.filter_map(|(index, it)| endpoint(index, it, family, refuse)).collect();
-    // It has grown by doubling, and stays for long.
+        endpoints.filter_map(|(index, it)| endpoint(index, it, family, validator)).collect();
+    // The vector has grown by doubling, and is kept for long.
     endpoints.shrink_to_fit();
     Some(cluster::EndpointSlice {
         service: ServiceName { namespace: namespace.clone(), name: service },
         name: SliceName { namespace, name },
         headless: labels.headless.is_some(),
         family,
-        ports: ports.filter_map(|(index, it)| port(index, it, refuse)).collect(),
+        ports: ports.filter_map(|(index, it)| port(index, it, validator)).collect(),
         endpoints,
-        trigger_time: trigger_time(meta, refuse),
+        trigger_time: trigger_time(meta, validator),
     })
 }
 
-fn trigger_time(meta: &Metadata, refuse: &mut Validator) -> Option<Timestamp> {
+fn trigger_time(meta: &Metadata, validator: &mut Validator) -> Option<Timestamp> {
     let text = meta.annotations.as_ref()?.last_change_trigger_time.as_deref().filter(|it| !it.is_empty())?;
     match text.parse::<jiff::Timestamp>() {
         Ok(time) => Some(timestamp(time)),
         Err(_) => {
-            let reason = format!("{} is not a time; write it as 2006-01-02T15:04:05.999Z", shown(text));
-            refuse.push(format_args!("metadata.annotations[{TRIGGER_TIME}]"), reason);
+            let reason = format!("{} is not a time; write it as 2006-01-02T15:04:05.999Z", quoted(text));
+            validator.reject(format_args!("metadata.annotations[{TRIGGER_TIME}]"), reason);
             None
         }
     }
 }
 
-/// A port without a number stands for all ports: it is no target, and nothing is wrong with it.
-fn port(index: usize, port: &objects::EndpointPort, refuse: &mut Validator) -> Option<SlicePort> {
+/// A port without a number means all ports: it is valid, but not a target.
+fn port(index: usize, port: &objects::EndpointPort, validator: &mut Validator) -> Option<SlicePort> {
     let number = port.port?;
     Some(SlicePort {
         name: port.name.clone().unwrap_or_default(),
-        protocol: refuse.protocol(format_args!("ports[{index}].protocol"), port.protocol.as_deref())?,
-        port: refuse.port(format_args!("ports[{index}].port"), number)?,
+        protocol: validator.protocol(format_args!("ports[{index}].protocol"), port.protocol.as_deref())?,
+        port: validator.port(format_args!("ports[{index}].port"), number)?,
     })
 }
 
@@ -105,17 +105,17 @@ fn endpoint(
     index: usize,
     endpoint: &objects::Endpoint,
     family: Family,
-    refuse: &mut Validator,
+    validator: &mut Validator,
 ) -> Option<cluster::Endpoint> {
     let field = format!("endpoints[{index}].addresses[0]");
     let Some(text) = endpoint.addresses.as_deref().and_then(<[_]>::first) else {
-        refuse.push(field, "there is no address; write one");
+        validator.reject(field, "the endpoint has no address; add one");
         return None;
     };
-    let address = refuse.address(&field, text)?;
+    let address = validator.address(&field, text)?;
     if Family::of(address) != family {
-        let reason = format!("{} is not of the slice's addressType; give each family a slice", shown(text));
-        refuse.push(field, reason);
+        let reason = format!("{} is not of the slice's addressType; use one slice per family", quoted(text));
+        validator.reject(field, reason);
         return None;
     }
     let conditions = endpoint.conditions.as_ref();
@@ -130,7 +130,7 @@ fn endpoint(
             terminating: conditions.and_then(|it| it.terminating).unwrap_or(false),
         },
         node: endpoint.node_name.as_deref().filter(|it| !it.is_empty()).map(Arc::from),
-        pod: pod.and_then(|it| refuse.name(format_args!("endpoints[{index}].targetRef.name"), it)),
+        pod: pod.and_then(|it| validator.name(format_args!("endpoints[{index}].targetRef.name"), it)),
         hostname: endpoint.hostname.clone().unwrap_or_default(),
         node_hints: names(hints.and_then(|it| it.for_nodes.as_deref())),
         zone_hints: names(hints.and_then(|it| it.for_zones.as_deref())),

@@ -1,61 +1,66 @@
-//! `v1 Node` to a fact.
+//! Converts `v1 Node`.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use model::{cluster, state};
 
-use super::{Converted, label_of, objects, validation::Validator};
+use super::{
+    conversion::{Converted, validator},
+    objects,
+    validation::Validator,
+};
 
-/// The taint of a node that the cluster autoscaler takes away.
-const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
+/// The taint of a node that the cluster autoscaler is about to delete.
+const DELETION_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// Reads a Node.
+/// Converts a Node.
 pub fn node(node: &objects::Node) -> Converted<cluster::Node> {
     let meta = &node.metadata;
     let zone = meta.labels.as_ref().and_then(|it| it.zone.as_deref());
-    let mut refuse = Validator::new(label_of("Node", meta));
-    let name = refuse.name("metadata.name", meta.name.as_deref().unwrap_or(""));
+    let mut validator = validator("Node", meta);
+    let name = validator.name("metadata.name", meta.name.as_deref().unwrap_or(""));
     let object = name.map(|name| cluster::Node {
         name,
         zone: zone.filter(|zone| !zone.is_empty()).map(Into::into),
         info: state::NodeInfo {
-            addresses: addresses(node, &mut refuse),
-            pod_cidrs: pod_cidrs(node, &mut refuse),
+            addresses: addresses(node, &mut validator),
+            pod_cidrs: pod_cidrs(node, &mut validator),
             is_being_deleted: is_being_deleted(node),
         },
     });
-    Converted { object, rejected: refuse.into_rejected() }
+    Converted { object, rejected: validator.into_rejected() }
 }
 
-/// Names are for people and for DNS; traffic comes to addresses.
-fn addresses(node: &objects::Node, refuse: &mut Validator) -> Vec<IpAddr> {
+/// The IP addresses; host names and DNS names are of no interest.
+fn addresses(node: &objects::Node, validator: &mut Validator) -> Vec<IpAddr> {
     let listed = node.status.iter().flat_map(|it| it.addresses.iter().flatten()).enumerate();
     let mut found = Vec::new();
     for (index, it) in
         listed.filter(|(_, it)| matches!(it.type_.as_deref(), Some("InternalIP" | "ExternalIP")))
     {
         let text = it.address.as_deref().unwrap_or_default();
-        let address = refuse.address(format_args!("status.addresses[{index}].address"), text);
+        let address = validator.address(format_args!("status.addresses[{index}].address"), text);
         found.extend(address.filter(|it| !found.contains(it)));
     }
     found
 }
 
-/// `podCIDRs`, or `podCIDR` where a manifest made by hand has nothing else.
-fn pod_cidrs(node: &objects::Node, refuse: &mut Validator) -> Vec<IpNet> {
+/// `podCIDRs`, or `podCIDR` where a hand-written manifest has only that.
+fn pod_cidrs(node: &objects::Node, validator: &mut Validator) -> Vec<IpNet> {
     let Some(spec) = &node.spec else { return Vec::new() };
     let many = spec.pod_cidrs.as_deref().unwrap_or_default();
     if many.is_empty() {
         let one = spec.pod_cidr.as_deref().filter(|it| !it.is_empty());
-        return one.and_then(|it| refuse.range("spec.podCIDR", it)).into_iter().collect();
+        return one.and_then(|it| validator.cidr("spec.podCIDR", it)).into_iter().collect();
     }
     let many = many.iter().enumerate();
-    many.filter_map(|(index, it)| refuse.range(format_args!("spec.podCIDRs[{index}]"), it)).collect()
+    many.filter_map(|(index, it)| validator.cidr(format_args!("spec.podCIDRs[{index}]"), it)).collect()
 }
 
-/// What kube-proxy calls not eligible (KEP-3836).
+/// Whether load balancers should not use the node: kube-proxy's "not eligible" (KEP-3836).
 fn is_being_deleted(node: &objects::Node) -> bool {
     let taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
-    node.metadata.deletion_timestamp.is_some() || { taints }.any(|it| it.key.as_deref() == Some(LEAVING))
+    node.metadata.deletion_timestamp.is_some() || { taints }
+        .any(|it| it.key.as_deref() == Some(DELETION_TAINT))
 }

@@ -1,7 +1,7 @@
-//! Kubernetes' objects as they are written, reduced to the fields that are read.
+//! Kubernetes' objects in JSON, reduced to the fields that are needed.
 //!
-//! The one rule: what is not read is never kept.
-//! Managed fields, other labels, the rest of a status: they are passed over while decoding, and cost no memory.
+//! Other fields, such as managed fields, other labels and the rest of a status, are skipped while decoding and take no
+//! memory.
 
 use k8s_openapi::apimachinery::pkg::{apis::meta::v1::Time, util::intstr::IntOrString};
 use serde::{Deserialize, Deserializer};
@@ -16,11 +16,11 @@ pub struct Metadata {
     pub(crate) deletion_timestamp: Option<Time>,
     pub(crate) labels: Option<Labels>,
     pub(crate) annotations: Option<Annotations>,
-    /// The version that a watch goes on from.
+    /// The version from which a watch continues.
     pub(crate) resource_version: Option<String>,
 }
 
-/// The labels that mean something.
+/// The labels that are evaluated.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Labels {
     #[serde(rename = "kubernetes.io/service-name")]
@@ -33,12 +33,12 @@ pub(crate) struct Labels {
     pub(crate) zone: Option<String>,
 }
 
-/// The annotations that mean something.
+/// The annotations that are evaluated.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Annotations {
     #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
     pub(crate) last_change_trigger_time: Option<String>,
-    /// Ends the list at the beginning of a watch.
+    /// Marks the end of the list at the start of a watch (KEP-3157).
     #[serde(rename = "k8s.io/initial-events-end")]
     pub(crate) initial_events_end: Option<String>,
 }
@@ -161,7 +161,7 @@ pub(crate) struct EndpointHints {
     pub(crate) for_zones: Option<Vec<Hint>>,
 }
 
-/// A node or a zone.
+/// The name of a node or a zone.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Hint {
     #[serde(default, deserialize_with = "or_default")]
@@ -203,7 +203,7 @@ pub(crate) struct NodeAddress {
     pub(crate) address: Option<String>,
 }
 
-/// `null` means the same as nothing.
+/// `null` means the same as a missing field.
 fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
     T: Default + Deserialize<'de>,

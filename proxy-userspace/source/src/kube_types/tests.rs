@@ -1,6 +1,6 @@
-//! From Kubernetes' types to facts.
+//! Conversion of Kubernetes' objects.
 
-#![expect(clippy::needless_pass_by_value, reason = "the values are made for the call")]
+#![expect(clippy::needless_pass_by_value, reason = "the values are created for the call")]
 
 use std::fmt::Debug;
 
@@ -10,19 +10,19 @@ use model::{
 };
 use serde_json::{Value, json};
 
-use super::{Converted, endpoint_slice, incomplete, node, objects, service};
+use super::{Converted, endpoint_slice, missing_field, node, objects, service};
 
-fn of<T>(converted: Converted<T>) -> (Option<T>, Vec<String>) {
+fn parts<T>(converted: Converted<T>) -> (Option<T>, Vec<String>) {
     (converted.object, converted.rejected.iter().map(|it| it.item.clone()).collect())
 }
 
-/// A Service of which nothing is refused but what `spec` brings.
+/// A Service with more fields in its spec, and the rejected fields.
 fn read_service(spec: Value) -> (cluster::Service, Vec<String>) {
     let mut value = json!({
         "metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
     });
     value["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
-    let (object, rejected) = of(service(&serde_json::from_value::<objects::Service>(value).unwrap()));
+    let (object, rejected) = parts(service(&serde_json::from_value::<objects::Service>(value).unwrap()));
     (object.unwrap(), rejected)
 }
 
@@ -31,7 +31,7 @@ fn read_slice(slice: Value) -> (Option<cluster::EndpointSlice>, Vec<String>) {
         "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4",
     });
     value.as_object_mut().unwrap().extend(slice.as_object().unwrap().clone());
-    of(endpoint_slice(&serde_json::from_value::<objects::EndpointSlice>(value).unwrap()))
+    parts(endpoint_slice(&serde_json::from_value::<objects::EndpointSlice>(value).unwrap()))
 }
 
 #[track_caller]
@@ -48,7 +48,7 @@ fn check<T: PartialEq + Debug>(
 }
 
 #[test]
-fn what_a_service_does_not_say_has_a_default() {
+fn missing_fields_of_a_service_have_defaults() {
     let (service, rejected) = read_service(json!({}));
     assert_eq!(service.kind, Some(ServiceKind::ClusterIp));
     assert_eq!(service.internal_policy, TrafficPolicy::Cluster);
@@ -56,16 +56,16 @@ fn what_a_service_does_not_say_has_a_default() {
 }
 
 #[test]
-fn a_service_that_lacks_what_it_is_served_by_is_told_of() {
-    let refused = |value: Value| of(service(&serde_json::from_value(value).unwrap())).1;
-    let missing = |field: &str| vec![format!("Service default/np: {field}")];
+fn a_service_without_addresses_or_ports_is_rejected() {
+    let refused = |value: Value| parts(service(&serde_json::from_value(value).unwrap())).1;
+    let fields = |field: &str| vec![format!("Service default/np: {field}")];
     let named = |spec: Value| json!({"metadata": {"name": "np"}, "spec": spec});
     let ports = json!([{"port": 80, "nodePort": 30_080}]);
-    assert_eq!(refused(json!({"metadata": {"name": "np"}})), missing("spec.clusterIP"));
-    assert_eq!(refused(named(json!({"type": "NodePort", "ports": ports}))), missing("spec.clusterIP"));
-    assert_eq!(refused(named(json!({"clusterIP": "", "ports": ports}))), missing("spec.clusterIP"));
-    assert_eq!(refused(named(json!({"clusterIP": "10.96.0.1", "prots": ports}))), missing("spec.ports"));
-    // Nothing is wrong with those that are not to be served here.
+    assert_eq!(refused(json!({"metadata": {"name": "np"}})), fields("spec.clusterIP"));
+    assert_eq!(refused(named(json!({"type": "NodePort", "ports": ports}))), fields("spec.clusterIP"));
+    assert_eq!(refused(named(json!({"clusterIP": "", "ports": ports}))), fields("spec.clusterIP"));
+    assert_eq!(refused(named(json!({"clusterIP": "10.96.0.1", "prots": ports}))), fields("spec.ports"));
+    // Services that this proxy does not serve may lack them.
     for spec in [
         json!({"clusterIP": "None"}),
         json!({"clusterIPs": ["None"], "ports": ports}),
@@ -80,35 +80,35 @@ fn a_service_that_lacks_what_it_is_served_by_is_told_of() {
 }
 
 #[test]
-fn a_slice_of_nobody_and_one_without_ports_are_told_of_where_they_are_written_by_hand() {
-    let said = |labels: Value, slice: Value| {
+fn a_slice_without_a_service_or_ports_is_rejected_in_a_manifest() {
+    let missing = |labels: Value, slice: Value| {
         let mut value = json!({"metadata": {"name": "web-1", "labels": labels}, "addressType": "IPv4"});
         value.as_object_mut().unwrap().extend(slice.as_object().unwrap().clone());
-        incomplete(&serde_json::from_value(value).unwrap()).map(|it| it.item)
+        missing_field(&serde_json::from_value(value).unwrap()).map(|it| it.item)
     };
     let endpoints = json!([{"addresses": ["10.1.0.1"]}]);
     let whole = json!({"endpoints": endpoints, "ports": [{"port": 80}]});
     let of_web = || json!({"kubernetes.io/service-name": "web"});
     assert_eq!(
-        said(json!({}), whole.clone()).unwrap(),
+        missing(json!({}), whole.clone()).unwrap(),
         "EndpointSlice default/web-1: metadata.labels[kubernetes.io/service-name]"
     );
     assert_eq!(
-        said(of_web(), json!({"endpoints": endpoints, "prots": [{"port": 80}]})).unwrap(),
+        missing(of_web(), json!({"endpoints": endpoints, "prots": [{"port": 80}]})).unwrap(),
         "EndpointSlice default/web-1: ports"
     );
-    assert_eq!(said(of_web(), whole), None);
-    // As the cluster itself writes them: for a Service without pods, without ports, and for names.
-    assert_eq!(said(of_web(), json!({"endpoints": [], "ports": null})), None);
+    assert_eq!(missing(of_web(), whole), None);
+    // As a cluster's controllers write them: without endpoints, without ports, and with names.
+    assert_eq!(missing(of_web(), json!({"endpoints": [], "ports": null})), None);
     let headless = json!({"kubernetes.io/service-name": "peers", "service.kubernetes.io/headless": ""});
-    assert_eq!(said(headless, json!({"endpoints": endpoints})), None);
-    assert_eq!(said(json!({}), json!({"addressType": "FQDN", "endpoints": endpoints})), None);
+    assert_eq!(missing(headless, json!({"endpoints": endpoints})), None);
+    assert_eq!(missing(json!({}), json!({"addressType": "FQDN", "endpoints": endpoints})), None);
 }
 
 #[test]
-fn the_age_of_a_service_is_read() {
+fn the_creation_time_of_a_service_is_read() {
     let created = |metadata: Value| {
-        let (object, rejected) = of(service(
+        let (object, rejected) = parts(service(
             &serde_json::from_value(json!({"metadata": metadata, "spec": {"clusterIP": "None"}})).unwrap(),
         ));
         assert!(rejected.is_empty());
@@ -119,13 +119,13 @@ fn the_age_of_a_service_is_read() {
 }
 
 #[test]
-fn headless_is_to_have_no_cluster_ip() {
+fn a_headless_service_has_no_cluster_ip() {
     check(json!({"clusterIP": "None", "clusterIPs": ["None"]}), |it| it.cluster_ips.len(), 0, &[]);
     check(json!({"clusterIP": ""}), |it| it.cluster_ips.len(), 0, &["spec.clusterIP"]);
 }
 
 #[test]
-fn cluster_ips_come_first_and_cluster_ip_fills_in() {
+fn cluster_ips_take_precedence_over_cluster_ip() {
     let ips =
         |it: &cluster::Service| it.cluster_ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     check(json!({"clusterIP": "10.0.0.1"}), ips, "10.0.0.1".to_owned(), &[]);
@@ -140,7 +140,7 @@ fn cluster_ips_come_first_and_cluster_ip_fills_in() {
 }
 
 #[test]
-fn addresses_of_no_single_host_are_refused() {
+fn addresses_that_are_not_unicast_are_rejected() {
     let texts = ["0.0.0.0", "224.0.0.1", "255.255.255.255", "::", "ff02::1", "010.0.0.1", "10.0.0.1/32"];
     let refused: Vec<_> = (0..texts.len()).map(|it| format!("spec.externalIPs[{it}]")).collect();
     let refused: Vec<_> = refused.iter().map(String::as_str).collect();
@@ -148,7 +148,7 @@ fn addresses_of_no_single_host_are_refused() {
 }
 
 #[test]
-fn a_bad_target_port_does_not_take_the_port_down() {
+fn an_invalid_target_port_does_not_reject_the_port() {
     let spec = json!({"ports": [{"port": 80, "targetPort": 70_000}]});
     let target = |it: &cluster::Service| it.ports[0].target_port.clone();
     check(spec, target, TargetPort::Number(80.try_into().unwrap()), &["spec.ports[0].targetPort"]);
@@ -157,7 +157,7 @@ fn a_bad_target_port_does_not_take_the_port_down() {
 }
 
 #[test]
-fn unknown_words_become_the_default() {
+fn unknown_enumeration_values_become_the_default() {
     check(json!({"type": "Magic"}), |it| it.kind, Some(ServiceKind::ClusterIp), &["spec.type"]);
     let policy = json!({"internalTrafficPolicy": "Near"});
     check(policy, |it| it.internal_policy, TrafficPolicy::Cluster, &["spec.internalTrafficPolicy"]);
@@ -165,7 +165,7 @@ fn unknown_words_become_the_default() {
 }
 
 #[test]
-fn a_bad_affinity_time_out_becomes_three_hours() {
+fn an_invalid_affinity_time_out_becomes_three_hours() {
     let seconds = |it: &cluster::Service| it.affinity.map(|it| it.timeout_seconds.get());
     let spec = |it: i32| json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": it}}});
     let field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
@@ -176,20 +176,20 @@ fn a_bad_affinity_time_out_becomes_three_hours() {
 }
 
 #[test]
-fn a_name_that_cannot_be_part_of_a_path_refuses_the_object() {
+fn an_invalid_name_rejects_the_object() {
     for name in ["", "a/b", "a|b", "A", "ä"] {
         let value = json!({"metadata": {"name": name}});
         let (object, rejected) =
-            of(service(&serde_json::from_value::<objects::Service>(value.clone()).unwrap()));
+            parts(service(&serde_json::from_value::<objects::Service>(value.clone()).unwrap()));
         assert_eq!((object, rejected.len()), (None, 1));
-        let (object, rejected) = of(node(&serde_json::from_value::<objects::Node>(value).unwrap()));
+        let (object, rejected) = parts(node(&serde_json::from_value::<objects::Node>(value).unwrap()));
         assert_eq!((object, rejected.len()), (None, 1));
     }
 }
 
 #[test]
-fn a_nodes_addresses_and_ranges_are_read_one_by_one() {
-    let node = |value: Value| of(node(&serde_json::from_value::<objects::Node>(value).unwrap()));
+fn a_nodes_addresses_and_cidrs_are_validated_one_by_one() {
+    let node = |value: Value| parts(node(&serde_json::from_value::<objects::Node>(value).unwrap()));
     let (read, rejected) = node(json!({
         "metadata": {"name": "n1"},
         "spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24", "fd00:1::/64", "10.1.0.0"]},
@@ -213,7 +213,7 @@ fn a_nodes_addresses_and_ranges_are_read_one_by_one() {
 }
 
 #[test]
-fn a_node_is_leaving_when_the_autoscaler_or_its_deletion_says_so() {
+fn a_node_is_being_deleted_with_a_deletion_timestamp_or_the_autoscalers_taint() {
     let is_being_deleted = |value: Value| {
         node(&serde_json::from_value::<objects::Node>(value).unwrap()).object.unwrap().info.is_being_deleted
     };
@@ -226,21 +226,21 @@ fn a_node_is_leaving_when_the_autoscaler_or_its_deletion_says_so() {
 }
 
 #[test]
-fn slices_of_names_and_slices_of_nobody_are_no_facts() {
+fn slices_of_names_and_slices_without_a_service_are_ignored() {
     assert_eq!(read_slice(json!({"addressType": "FQDN"})), (None, vec![]));
     assert_eq!(read_slice(json!({"metadata": {"name": "web-1"}})), (None, vec![]));
     assert_eq!(read_slice(json!({"addressType": "IPv5"})).1, ["EndpointSlice default/web-1: addressType"]);
 }
 
 #[test]
-fn conditions_that_are_not_set_are_filled_in() {
+fn conditions_that_are_not_set_have_defaults() {
     let slice = json!({"endpoints": [{"addresses": ["10.1.0.1"], "conditions": {"ready": false}}]});
     let conditions = read_slice(slice).0.unwrap().endpoints[0].conditions;
     assert_eq!((conditions.ready, conditions.serving, conditions.terminating), (false, true, false));
 }
 
 #[test]
-fn only_the_first_address_counts_and_it_must_be_of_the_family() {
+fn only_the_first_address_is_used_and_it_must_be_of_the_slices_family() {
     let endpoint = |it: &[&str]| json!({"addresses": it});
     let slice = json!({"endpoints": [endpoint(&["10.1.0.1", "x"]), endpoint(&["fd00::1"]), endpoint(&[])]});
     let (slice, rejected) = read_slice(slice);
@@ -249,7 +249,7 @@ fn only_the_first_address_counts_and_it_must_be_of_the_family() {
 }
 
 #[test]
-fn slice_ports_without_a_number_are_no_mistake_and_wrong_ones_are() {
+fn slice_ports_without_a_number_are_valid_and_invalid_ones_are_rejected() {
     let (slice, rejected) =
         read_slice(json!({"ports": [{"name": "a"}, {"port": 0}, {"port": 80, "protocol": "TCP"}]}));
     assert_eq!(slice.unwrap().ports.len(), 1);
@@ -257,7 +257,7 @@ fn slice_ports_without_a_number_are_no_mistake_and_wrong_ones_are() {
 }
 
 #[test]
-fn the_trigger_time_is_read_and_a_wrong_one_refused() {
+fn the_trigger_time_is_read_and_an_invalid_one_rejected() {
     let slice = |time: &str| {
         let labels = json!({"kubernetes.io/service-name": "web"});
         let annotations = json!({"endpoints.kubernetes.io/last-change-trigger-time": time});
@@ -278,7 +278,7 @@ fn the_trigger_time_is_read_and_a_wrong_one_refused() {
 }
 
 #[test]
-fn a_message_quotes_no_more_than_the_beginning_of_a_value() {
+fn a_message_quotes_only_the_start_of_a_long_value() {
     let long = "ä".repeat(5_000_000);
     let spec = json!({"type": long, "clusterIP": "None", "externalIPs": [long]});
     let value = json!({"metadata": {"name": "web"}, "spec": spec});
@@ -292,7 +292,7 @@ fn a_message_quotes_no_more_than_the_beginning_of_a_value() {
 }
 
 #[test]
-fn only_a_pod_gives_an_endpoint_its_name() {
+fn only_a_pod_names_an_endpoint() {
     let endpoint = |kind: &str| json!({"addresses": ["10.1.0.1"], "targetRef": {"kind": kind, "name": "p"}});
     let (slice, _) = read_slice(json!({"endpoints": [endpoint("Pod"), endpoint("Node")]}));
     let pods: Vec<_> = slice.unwrap().endpoints.into_iter().map(|it| it.pod).collect();

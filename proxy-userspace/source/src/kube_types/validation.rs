@@ -1,6 +1,6 @@
-//! Reads single values and collects what is refused on the way.
+//! Validates single values, and collects the rejected ones.
 //!
-//! The one rule: every refusal names the object, the field, the value, and what would do.
+//! Invariant: every rejection names the object, the field, the value and the remedy.
 
 use std::{
     fmt,
@@ -13,33 +13,31 @@ use std::{
 use ipnet::IpNet;
 use model::{Protocol, cluster::Rejected};
 
-/// The longest name that Kubernetes gives an object.
-const LONGEST_NAME: usize = 253;
+use crate::text::prefix;
 
-/// The longest part of a value that a message quotes, in characters.
-const LONGEST_QUOTE: usize = 60;
+/// Limit of the name of a Kubernetes object.
+const MAX_NAME: usize = 253;
 
-/// A value in quotes, or its beginning where it is long: a message stays readable, whatever an object holds.
-pub(super) fn shown(text: &str) -> String {
-    match cut(text) {
-        Some(beginning) => format!("{beginning:?}… ({} bytes)", text.len()),
+/// How much of a value a message quotes, in characters.
+const MAX_QUOTE: usize = 60;
+
+/// A value in quotes, shortened so that messages stay readable.
+pub(super) fn quoted(text: &str) -> String {
+    match prefix(text, MAX_QUOTE) {
+        Some(start) => format!("{start:?}… ({} bytes)", text.len()),
         None => format!("{text:?}"),
     }
 }
 
-/// A name as it is, or its beginning where it is longer than a name can be.
+/// A name, shortened if it is longer than a valid one.
 pub(super) fn short(name: &str) -> String {
-    match cut(name).filter(|_| name.len() > LONGEST_NAME) {
-        Some(beginning) => format!("{beginning}…"),
+    match prefix(name, MAX_QUOTE).filter(|_| name.len() > MAX_NAME) {
+        Some(start) => format!("{start}…"),
         None => name.to_owned(),
     }
 }
 
-fn cut(text: &str) -> Option<&str> {
-    text.char_indices().nth(LONGEST_QUOTE).map(|(end, _)| &text[..end])
-}
-
-/// The refusals of one object.
+/// Validates the fields of one object.
 #[derive(Debug)]
 pub(super) struct Validator {
     object: String,
@@ -55,55 +53,54 @@ impl Validator {
         self.rejected
     }
 
-    /// Notes down that `field` was refused.
-    pub(super) fn push(&mut self, field: impl fmt::Display, reason: impl Into<String>) {
+    /// Rejects `field`.
+    pub(super) fn reject(&mut self, field: impl fmt::Display, reason: impl Into<String>) {
         self.rejected.push(Rejected { item: format!("{}: {field}", self.object), reason: reason.into() });
     }
 
-    /// A name that can be part of a path: lower case letters, digits, `-` and `.`.
+    /// A name that can be part of a path: lower-case letters, digits, `-` and `.`.
     pub(super) fn name(&mut self, field: impl fmt::Display, name: &str) -> Option<Arc<str>> {
-        let fits = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
+        let is_allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
         if name.is_empty() {
-            self.push(field, "the object has no name; give it one");
+            self.reject(field, "the object has no name; give it one");
             return None;
         }
-        if name.len() > LONGEST_NAME || !name.bytes().all(fits) {
+        if name.len() > MAX_NAME || !name.bytes().all(is_allowed) {
             let reason = format!(
-                "{} is not a name; write at most {LONGEST_NAME} lower case letters, digits, `-` and `.`",
-                shown(name)
+                "{} is not a name; use at most {MAX_NAME} lower-case letters, digits, `-` and `.`",
+                quoted(name)
             );
-            self.push(field, reason);
+            self.reject(field, reason);
             return None;
         }
         Some(name.into())
     }
 
-    /// An address that something can be sent to.
+    /// A unicast address.
     pub(super) fn address(&mut self, field: impl fmt::Display, text: &str) -> Option<IpAddr> {
         let Ok(address) = IpAddr::from_str(text) else {
             let hint = "write it as 192.0.2.1 (no leading zeros) or 2001:db8::1";
-            self.push(field, format!("{} is not an IP address; {hint}", shown(text)));
+            self.reject(field, format!("{} is not an IP address; {hint}", quoted(text)));
             return None;
         };
         if address.is_unspecified() || address.is_multicast() || address == Ipv4Addr::BROADCAST {
-            let reason =
-                format!("{} is the address of no single host; write the address of one", shown(text));
-            self.push(field, reason);
+            self.reject(
+                field,
+                format!("{} is not a unicast address; use the address of a host", quoted(text)),
+            );
             return None;
         }
         Some(address)
     }
 
-    /// A range of addresses; blanks around it are allowed.
-    pub(super) fn range(&mut self, field: impl fmt::Display, text: &str) -> Option<IpNet> {
+    /// A CIDR, which may be surrounded by blanks.
+    pub(super) fn cidr(&mut self, field: impl fmt::Display, text: &str) -> Option<IpNet> {
         match IpNet::from_str(text.trim()) {
-            Ok(range) => Some(range.trunc()),
+            Ok(cidr) => Some(cidr.trunc()),
             Err(_) => {
-                let reason = format!(
-                    "{} is not a range of addresses; write it as 192.0.2.0/24 or 2001:db8::/32",
-                    shown(text)
-                );
-                self.push(field, reason);
+                let reason =
+                    format!("{} is not a CIDR; write it as 192.0.2.0/24 or 2001:db8::/32", quoted(text));
+                self.reject(field, reason);
                 None
             }
         }
@@ -113,38 +110,38 @@ impl Validator {
     pub(super) fn port(&mut self, field: impl fmt::Display, number: i32) -> Option<NonZeroU16> {
         let port = u16::try_from(number).ok().and_then(NonZeroU16::new);
         if port.is_none() {
-            self.push(field, format!("{number} is not a port; write a number from 1 to 65535"));
+            self.reject(field, format!("{number} is not a port; use a number from 1 to 65535"));
         }
         port
     }
 
-    /// A protocol; TCP where none is written.
+    /// A protocol, TCP by default.
     pub(super) fn protocol(&mut self, field: impl fmt::Display, text: Option<&str>) -> Option<Protocol> {
         match text {
             None | Some("" | "TCP") => Some(Protocol::Tcp),
             Some("UDP") => Some(Protocol::Udp),
             Some("SCTP") => Some(Protocol::Sctp),
             Some(other) => {
-                self.push(field, format!("{} is not a protocol; write TCP, UDP or SCTP", shown(other)));
+                self.reject(field, format!("{} is not a protocol; use TCP, UDP or SCTP", quoted(other)));
                 None
             }
         }
     }
 
-    /// One of the words of an enumeration, or its default with a refusal.
-    pub(super) fn word<T: Clone>(&mut self, field: &str, text: Option<&str>, words: &[(&str, T)]) -> T {
-        let (first, default) = words.first().expect("an enumeration has words");
+    /// A value of an enumeration. The first one is the default, and replaces an unknown one.
+    pub(super) fn one_of<T: Clone>(&mut self, field: &str, text: Option<&str>, values: &[(&str, T)]) -> T {
+        let (default_name, default) = values.first().expect("an enumeration has values");
         let text = text.unwrap_or("");
         if text.is_empty() {
             return default.clone();
         }
-        if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
+        if let Some((_, value)) = values.iter().find(|(name, _)| *name == text) {
             return value.clone();
         }
-        let known: Vec<_> = words.iter().map(|(word, _)| *word).collect();
-        self.push(
+        let names: Vec<_> = values.iter().map(|(name, _)| *name).collect();
+        self.reject(
             field,
-            format!("{} is not known, {first} is used; write one of {}", shown(text), known.join(", ")),
+            format!("{} is unknown, {default_name} is used; use one of {}", quoted(text), names.join(", ")),
         );
         default.clone()
     }

@@ -1,60 +1,60 @@
-//! The first list, and what is asked for.
+//! The first list, and the selectors.
 
 use std::sync::Arc;
 
 use api_server::{Fault, Resource, Settings, Verb};
 use source::kube::{ClientConfig, Options};
 
-use super::common::{QUICK, World, has_service, node, paging, server, service, slice};
+use super::source_test::{QUICK, SourceTest, has_service, node, paging, server, service, slice};
 
 #[tokio::test]
-async fn nothing_is_handed_over_before_all_kinds_are_listed() {
+async fn nothing_is_handed_over_before_all_resources_are_listed() {
     let server = server(Settings::default());
     server.inject_fault(Resource::Nodes, Verb::Watch, 1, Fault::NoResponse);
-    let mut world = World::follow(&server);
-    world.eventually(|it| it.resources()[0].is_synced && it.resources()[1].is_synced).await;
-    assert_eq!(world.facts.services().len(), 0, "Nodes are not known yet");
-    assert!(!world.health.is_synced());
-    world.next().await;
-    assert!(world.health.is_synced());
-    assert!(world.service("web").is_some() && world.slice("web-1").is_some());
-    assert!(world.facts.node("n1").is_some());
+    let mut test = SourceTest::follow(&server);
+    test.wait_for(|it| it.resources()[0].is_synced && it.resources()[1].is_synced).await;
+    assert_eq!(test.cluster.services().len(), 0, "Nodes are not listed yet");
+    assert!(!test.health.is_synced());
+    test.next().await;
+    assert!(test.health.is_synced());
+    assert!(test.service("web").is_some() && test.slice("web-1").is_some());
+    assert!(test.cluster.node("n1").is_some());
 }
 
 #[tokio::test]
-async fn an_empty_cluster_is_everything_too() {
+async fn an_empty_cluster_is_handed_over() {
     let server = api_server::ApiServer::start(Settings::default()).unwrap();
-    let mut world = World::follow(&server);
-    assert_eq!(world.next().await, 0);
-    assert!(world.health.is_synced());
+    let mut test = SourceTest::follow(&server);
+    assert_eq!(test.next().await, 0);
+    assert!(test.health.is_synced());
 }
 
 #[tokio::test]
-async fn lists_stream_in_where_the_server_can() {
+async fn lists_are_streamed_if_the_server_supports_it() {
     let server = server(Settings::default());
-    let mut world = World::follow(&server);
-    world.next().await;
+    let mut test = SourceTest::follow(&server);
+    test.next().await;
     let requests = server.requests();
     assert_eq!(requests.len(), 3, "{requests:?}");
     assert!(requests.iter().all(|it| it.contains("sendInitialEvents=true")), "{requests:?}");
 }
 
 #[tokio::test]
-async fn lists_come_in_pages_where_the_server_cannot_stream() {
+async fn lists_are_paged_if_the_server_cannot_stream() {
     let server = server(paging());
     for n in 0..1200 {
         server.set(service(&format!("s{n}"), &format!("10.97.{}.{}", n / 250, 1 + n % 250)));
     }
-    let mut world = World::follow(&server);
-    world.next().await;
-    assert_eq!(world.facts.services().len(), 1201);
+    let mut test = SourceTest::follow(&server);
+    test.next().await;
+    assert_eq!(test.cluster.services().len(), 1201);
     let pages = server.requests();
     let pages = pages.iter().filter(|it| it.starts_with("/api/v1/services?") && it.contains("limit=500"));
     assert_eq!(pages.count(), 3);
 }
 
 #[tokio::test]
-async fn a_page_that_has_expired_begins_the_list_anew() {
+async fn an_expired_page_restarts_the_list() {
     let server = server(paging());
     for n in 0..600 {
         server.set(service(&format!("s{n}"), &format!("10.97.{}.{}", n / 250, 1 + n % 250)));
@@ -62,26 +62,26 @@ async fn a_page_that_has_expired_begins_the_list_anew() {
     let gone = Fault::Status { code: 410, message: "too old".into(), retry_after: None };
     server.inject_fault(Resource::Services, Verb::List, 1, Fault::Fragments(1000));
     server.inject_fault(Resource::Services, Verb::List, 1, gone);
-    let mut world = World::follow(&server);
-    world.next().await;
-    assert_eq!(world.facts.services().len(), 601);
+    let mut test = SourceTest::follow(&server);
+    test.next().await;
+    assert_eq!(test.cluster.services().len(), 601);
 }
 
 #[tokio::test]
-async fn a_list_that_breaks_off_hands_over_nothing() {
+async fn an_interrupted_list_hands_over_nothing() {
     for settings in [Settings::default(), paging()] {
         let verb = if settings.has_watch_list { Verb::Watch } else { Verb::List };
         let server = server(settings);
         server.set(service("other", "10.96.0.11"));
         server.inject_fault(Resource::Services, verb, 2, Fault::DisconnectAfter(900));
-        let mut world = World::follow(&server);
-        world.next().await;
-        assert_eq!(world.facts.services().len(), 2);
+        let mut test = SourceTest::follow(&server);
+        test.next().await;
+        assert_eq!(test.cluster.services().len(), 2);
     }
 }
 
 #[tokio::test]
-async fn what_kube_proxy_leaves_out_is_left_out_at_the_server() {
+async fn the_server_filters_by_kube_proxys_selectors() {
     let server = server(Settings::default());
     let mut labelled = service("other", "10.96.0.11");
     labelled["metadata"]["labels"] = serde_json::json!({"service.kubernetes.io/service-proxy-name": "mine"});
@@ -98,11 +98,11 @@ async fn what_kube_proxy_leaves_out_is_left_out_at_the_server() {
         timing: QUICK,
         ..Options::default()
     };
-    let mut world = World::start(&options);
-    world.next().await;
-    assert_eq!(world.facts.services().len(), 1);
-    assert_eq!(world.facts.slices().count(), 1);
-    assert_eq!(world.facts.nodes().len(), 1);
+    let mut test = SourceTest::start(&options);
+    test.next().await;
+    assert_eq!(test.cluster.services().len(), 1);
+    assert_eq!(test.cluster.slices().count(), 1);
+    assert_eq!(test.cluster.nodes().len(), 1);
     let selectors = server.requests().concat();
     for it in [
         "labelSelector=%21service.kubernetes.io%2Fservice-proxy-name",
@@ -114,47 +114,47 @@ async fn what_kube_proxy_leaves_out_is_left_out_at_the_server() {
     }
 
     options.service_proxy_name = Some("mine".into());
-    let mut mine = World::start(&options);
+    let mut mine = SourceTest::start(&options);
     mine.next().await;
-    assert_eq!(mine.facts.services().len(), 1);
+    assert_eq!(mine.cluster.services().len(), 1);
     assert!(mine.service("other").is_some());
 
-    // A label that comes takes the Service away, and one that goes brings it back.
+    // Adding the label removes the Service, and removing it adds the Service.
     let mut web = service("web", "10.96.0.10");
     server.set(service("other", "10.96.0.11"));
-    world.until(has_service("other")).await;
+    test.until(has_service("other")).await;
     web["metadata"]["labels"] = serde_json::json!({"service.kubernetes.io/service-proxy-name": "mine"});
     server.set(web);
-    world.until(|it| !has_service("web")(it)).await;
+    test.until(|it| !has_service("web")(it)).await;
 }
 
 #[tokio::test]
-async fn a_body_in_small_pieces_is_put_together() {
+async fn a_fragmented_body_is_reassembled() {
     let server = server(Settings::default());
     server.inject_fault(Resource::EndpointSlices, Verb::Watch, 1, Fault::Fragments(3));
-    let mut world = World::follow(&server);
-    world.next().await;
+    let mut test = SourceTest::follow(&server);
+    test.next().await;
     server.set(slice("web-1", "web", &["10.244.0.1", "10.244.0.2"]));
-    world.until(|it| it.slices().any(|it| it.endpoints.len() == 2)).await;
+    test.until(|it| it.slices().any(|it| it.endpoints.len() == 2)).await;
 }
 
 #[tokio::test]
-async fn an_object_that_cannot_be_read_takes_nothing_else_down() {
+async fn an_object_that_cannot_be_decoded_is_rejected_alone() {
     let server = server(paging());
     let mut broken = service("broken", "10.96.0.11");
     broken["spec"]["ports"] = "none".into();
     server.set(broken.clone());
-    let mut world = World::follow(&server);
-    world.next().await;
-    assert_eq!(world.facts.services().len(), 1);
-    assert_eq!(world.health.resources()[0].refused, 1);
+    let mut test = SourceTest::follow(&server);
+    test.next().await;
+    assert_eq!(test.cluster.services().len(), 1);
+    assert_eq!(test.health.resources()[0].rejected, 1);
 
-    // In a watch it stays what it was.
-    let before = world.service("web").unwrap();
+    // In a watch, the last valid version stays active.
+    let before = test.service("web").unwrap();
     broken["metadata"]["name"] = "web".into();
     server.set(broken);
     server.set(service("last", "10.96.0.12"));
-    world.until(has_service("last")).await;
-    assert!(Arc::ptr_eq(&before, &world.service("web").unwrap()));
-    assert_eq!(world.health.resources()[0].refused, 2);
+    test.until(has_service("last")).await;
+    assert!(Arc::ptr_eq(&before, &test.service("web").unwrap()));
+    assert_eq!(test.health.resources()[0].rejected, 2);
 }

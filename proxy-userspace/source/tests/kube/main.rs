@@ -1,10 +1,10 @@
-//! The source `kube` against a real HTTP server, in all that can happen between the two.
+//! The source `kube` against a real HTTP server, with every failure that can happen between them.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
-mod common;
-mod events;
+mod errors;
+mod event_recorder;
 mod lists;
 mod outages;
-mod refusals;
+mod source_test;
 mod watches;

@@ -1,4 +1,4 @@
-//! EventRecorder that are posted, and that cannot be.
+//! Posting of Events.
 
 use api_server::{ApiServer, Settings};
 use model::ServiceName;
@@ -9,7 +9,7 @@ fn warning(note: &str) -> WarningEvent {
     WarningEvent { service, reason: "Broken", action: "Listen", note: note.into() }
 }
 
-fn events(server: &ApiServer) -> EventRecorder {
+fn recorder(server: &ApiServer) -> EventRecorder {
     EventRecorder::new(
         ClientConfig { server: Some(server.url()), ..ClientConfig::default() },
         &"n".repeat(200),
@@ -17,11 +17,11 @@ fn events(server: &ApiServer) -> EventRecorder {
 }
 
 #[tokio::test]
-async fn an_event_stands_beside_its_service() {
+async fn an_event_refers_to_its_service() {
     let server = ApiServer::start(Settings::default()).unwrap();
-    let mut events = events(&server);
-    events.post(warning("it is broken")).await;
-    events.post(warning(&"ä".repeat(1_000))).await;
+    let mut recorder = recorder(&server);
+    recorder.post(warning("it is broken")).await;
+    recorder.post(warning(&"ä".repeat(1_000))).await;
     let posted = server.events();
     assert_eq!(posted.len(), 2, "{posted:?}");
     let first = &posted[0];
@@ -29,11 +29,11 @@ async fn an_event_stands_beside_its_service() {
         serde_json::json!({"apiVersion": "v1", "kind": "Service", "namespace": "shop", "name": "web"});
     assert_eq!(first["regarding"], regarding);
     for (key, value) in
-        [("type", "WarningEvent"), ("reason", "Broken"), ("action", "Listen"), ("note", "it is broken")]
+        [("type", "Warning"), ("reason", "Broken"), ("action", "Listen"), ("note", "it is broken")]
     {
         assert_eq!(first[key], value);
     }
-    // Whatever is too long is cut where the API would refuse it.
+    // Longer fields, which the API would reject, are truncated.
     assert_eq!(posted[1]["note"].as_str().unwrap().len(), 1_024);
     let instance = first["reportingInstance"].as_str().unwrap();
     assert!(instance.starts_with("kube-proxy-ebpf-n") && instance.len() == 128, "{instance}");
@@ -41,15 +41,15 @@ async fn an_event_stands_beside_its_service() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_posted_is_forgotten() {
+async fn events_that_cannot_be_posted_are_dropped() {
     let mut server = ApiServer::start(Settings { accepts_events: false, ..Settings::default() }).unwrap();
-    let mut events = events(&server);
-    events.post(warning("refused")).await;
+    let mut recorder = recorder(&server);
+    recorder.post(warning("forbidden")).await;
     server.stop();
-    events.post(warning("nobody is there")).await;
+    recorder.post(warning("not reachable")).await;
     server.resume().unwrap();
     server.configure(|it| it.accepts_events = true);
-    events.post(warning("heard")).await;
+    recorder.post(warning("accepted")).await;
     let notes: Vec<_> = server.events().iter().map(|it| it["note"].clone()).collect();
-    assert_eq!(notes, ["heard"]);
+    assert_eq!(notes, ["accepted"]);
 }

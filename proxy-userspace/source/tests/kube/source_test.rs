@@ -1,6 +1,6 @@
-//! A server, a source that follows it, and the facts that come out.
+//! A source that follows a test server, and the resulting cluster state.
 //!
-//! The one rule: tests wait for what must come, and never for time to pass.
+//! Tests wait for conditions, never for time to pass.
 
 use std::{
     sync::Arc,
@@ -18,9 +18,9 @@ use source::{
     kube::{ClientConfig, Health, KubeSource, Options, Timing},
 };
 
-const LIMIT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Quick to try again, so that tests are quick.
+/// Short delays, for quick tests.
 pub(crate) const QUICK: Timing = Timing {
     backoff: (Duration::from_millis(20), Duration::from_millis(200)),
     timeout: Duration::from_millis(700),
@@ -50,7 +50,7 @@ pub(crate) fn node(name: &str, zone: &str) -> Value {
     })
 }
 
-/// A server with `web` and its slice and `n1`.
+/// A server with the Service `web`, its slice and the Node `n1`.
 pub(crate) fn server(settings: Settings) -> ApiServer {
     let server = ApiServer::start(settings).unwrap();
     server.set(node("n1", "a"));
@@ -63,14 +63,14 @@ pub(crate) fn paging() -> Settings {
     Settings { has_watch_list: false, has_field_selectors: false, ..Settings::default() }
 }
 
-/// A source, and what it has said so far.
-pub(crate) struct World {
+/// A source, and the cluster state that it has handed over so far.
+pub(crate) struct SourceTest {
     pub(crate) source: KubeSource,
-    pub(crate) facts: ClusterState,
+    pub(crate) cluster: ClusterState,
     pub(crate) health: Health,
 }
 
-impl World {
+impl SourceTest {
     pub(crate) fn follow(server: &ApiServer) -> Self {
         Self::start(&Options {
             client_config: ClientConfig { server: Some(server.url()), ..ClientConfig::default() },
@@ -82,61 +82,61 @@ impl World {
     pub(crate) fn start(options: &Options) -> Self {
         let source = KubeSource::start(options).unwrap();
         let health = source.health();
-        Self { source, facts: ClusterState::default(), health }
+        Self { source, cluster: ClusterState::default(), health }
     }
 
-    /// Waits for the next changes, takes them over, and returns how many there are.
+    /// Waits for the next changes, applies them, and returns their number.
     pub(crate) async fn next(&mut self) -> usize {
-        let changes = tokio::time::timeout(LIMIT, self.source.next()).await;
-        let changes = changes.unwrap_or_else(|_| panic!("nothing new; {:?}", self.health.resources()));
-        self.take(changes.expect("the source runs"))
+        let changes = tokio::time::timeout(TIMEOUT, self.source.next()).await;
+        let changes = changes.unwrap_or_else(|_| panic!("no changes; {:?}", self.health.resources()));
+        self.apply(changes.expect("the source is running"))
     }
 
-    /// Takes changes over until it is so.
-    pub(crate) async fn until(&mut self, is_so: impl Fn(&ClusterState) -> bool) {
-        while !is_so(&self.facts) {
+    /// Applies changes until the cluster state fulfils a condition.
+    pub(crate) async fn until(&mut self, condition: impl Fn(&ClusterState) -> bool) {
+        while !condition(&self.cluster) {
             self.next().await;
         }
     }
 
-    /// Waits until the server's part in it is so, while the source says whatever it says.
-    pub(crate) async fn eventually(&mut self, mut is_so: impl FnMut(&Health) -> bool) {
-        let began = Instant::now();
-        while !is_so(&self.health) {
-            assert!(began.elapsed() < LIMIT, "{:?}", self.health.resources());
+    /// Applies changes until the health of the source fulfils a condition.
+    pub(crate) async fn wait_for(&mut self, mut condition: impl FnMut(&Health) -> bool) {
+        let start = Instant::now();
+        while !condition(&self.health) {
+            assert!(start.elapsed() < TIMEOUT, "{:?}", self.health.resources());
             if let Ok(changes) = tokio::time::timeout(Duration::from_millis(10), self.source.next()).await {
-                self.take(changes.expect("the source runs"));
+                self.apply(changes.expect("the source is running"));
             }
         }
     }
 
     pub(crate) fn service(&self, name: &str) -> Option<Arc<Service>> {
-        self.facts.service(&ServiceName::new("default", name)).cloned()
+        self.cluster.service(&ServiceName::new("default", name)).cloned()
     }
 
     pub(crate) fn slice(&self, name: &str) -> Option<Arc<EndpointSlice>> {
         let name = SliceName { namespace: "default".into(), name: name.into() };
-        self.facts.slice(&name).cloned()
+        self.cluster.slice(&name).cloned()
     }
 
-    fn take(&mut self, changes: ClusterChanges) -> usize {
+    fn apply(&mut self, changes: ClusterChanges) -> usize {
         let count = changes.services.len() + changes.slices.len() + changes.nodes.len();
         for (name, it) in changes.services {
             match it {
-                Some(it) => drop(self.facts.set_service(it)),
-                None => drop(self.facts.delete_service(&name)),
+                Some(it) => drop(self.cluster.set_service(it)),
+                None => drop(self.cluster.delete_service(&name)),
             }
         }
         for (name, it) in changes.slices {
             match it {
-                Some(it) => drop(self.facts.set_slice(it)),
-                None => drop(self.facts.delete_slice(&name)),
+                Some(it) => drop(self.cluster.set_slice(it)),
+                None => drop(self.cluster.delete_slice(&name)),
             }
         }
         for (name, it) in changes.nodes {
             match it {
-                Some(it) => drop(self.facts.set_node(it)),
-                None => drop(self.facts.delete_node(&name)),
+                Some(it) => drop(self.cluster.set_node(it)),
+                None => drop(self.cluster.delete_node(&name)),
             }
         }
         count
@@ -145,13 +145,13 @@ impl World {
 
 pub(crate) fn has_service(name: &str) -> impl Fn(&ClusterState) -> bool + use<> {
     let name = ServiceName::new("default", name);
-    move |facts| facts.service(&name).is_some()
+    move |cluster| cluster.service(&name).is_some()
 }
 
-/// Whether something is wrong with a kind, in words that contain these.
-pub(crate) fn complains(kind: usize, words: &'static [&'static str]) -> impl Fn(&Health) -> bool {
+/// Whether the error of a resource contains all these words.
+pub(crate) fn has_error(resource: usize, words: &'static [&'static str]) -> impl Fn(&Health) -> bool {
     move |health| {
-        let error = health.resources()[kind].error.clone().unwrap_or_default();
+        let error = health.resources()[resource].error.clone().unwrap_or_default();
         words.iter().all(|it| error.contains(it))
     }
 }

@@ -1,6 +1,4 @@
-//! The three kinds of objects that are watched.
-//!
-//! The one rule: what can be left out at the server is left out there.
+//! The three watched resources.
 
 use std::{collections::HashMap, fmt, hash::Hash, net::IpAddr, sync::Arc};
 
@@ -16,34 +14,33 @@ use crate::{
     kube_types::{self, Converted, objects},
 };
 
-/// EventType of a kind has changed: the new object, or none if it is gone.
-pub(super) type Changed<K> = HashMap<<K as Kind>::Name, Option<Arc<<K as Kind>::Fact>>>;
+/// Changed objects of a resource by name; `None` for a deleted object.
+pub(super) type ChangesOf<R> = HashMap<<R as Resource>::Name, Option<Arc<<R as Resource>::Value>>>;
 
-/// A kind of objects.
-pub(super) trait Kind: Send + Sync + 'static {
-    /// Its place among the three.
+/// A resource of the API server.
+pub(super) trait Resource: Send + Sync + 'static {
+    /// Its index in the list of resources.
     const INDEX: usize;
-    /// As in a manifest.
+    /// The kind, as in a manifest.
     const KIND: &'static str;
-    /// As in a path and in messages.
+    /// The plural name, as in a path and in messages.
     const PLURAL: &'static str;
-    /// Where the server has all of them.
+    /// The path of all objects.
     const PATH: &'static str;
-    /// As it is written.
+    /// The object in JSON.
     type Object: DeserializeOwned + Send;
-    /// Its identity.
+    /// The identity of an object.
     type Name: Clone + Eq + Hash + fmt::Display + Send;
-    /// As the brain reads it.
-    type Fact: PartialEq + Send + Sync + fmt::Debug;
+    /// The object as the brain uses it.
+    type Value: PartialEq + Send + Sync + fmt::Debug;
 
     fn metadata(object: &Self::Object) -> &objects::Metadata;
-    fn convert(object: &Self::Object) -> Converted<Self::Fact>;
+    fn convert(object: &Self::Object) -> Converted<Self::Value>;
     fn name(metadata: &objects::Metadata) -> Self::Name;
-    fn among(changes: &mut ClusterChanges) -> &mut Changed<Self>;
+    fn changes_in(changes: &mut ClusterChanges) -> &mut ChangesOf<Self>;
 
-    /// Takes out of the news what is not believed, and puts into them what is by now; `server` is the API server's
-    /// address.
-    fn doubt(_own: &mut ApiServerHoldDown, _news: &mut Changed<Self>, _server: Option<IpAddr>) {}
+    /// Removes changes that are held down, and adds those whose hold-down has ended; `server` is the API server's address.
+    fn hold_down(_: &mut ApiServerHoldDown, _changes: &mut ChangesOf<Self>, _server: Option<IpAddr>) {}
 }
 
 /// `v1 Service`.
@@ -58,20 +55,20 @@ pub(super) struct EndpointSlices;
 #[derive(Debug)]
 pub(super) struct Nodes;
 
-impl Kind for Services {
+impl Resource for Services {
     const INDEX: usize = 0;
     const KIND: &'static str = "Service";
     const PLURAL: &'static str = "services";
     const PATH: &'static str = "/api/v1/services";
     type Object = objects::Service;
     type Name = ServiceName;
-    type Fact = cluster::Service;
+    type Value = cluster::Service;
 
     fn metadata(object: &Self::Object) -> &objects::Metadata {
         &object.metadata
     }
 
-    fn convert(object: &Self::Object) -> Converted<Self::Fact> {
+    fn convert(object: &Self::Object) -> Converted<Self::Value> {
         kube_types::service(object)
     }
 
@@ -80,29 +77,29 @@ impl Kind for Services {
         ServiceName { namespace, name }
     }
 
-    fn among(changes: &mut ClusterChanges) -> &mut Changed<Self> {
+    fn changes_in(changes: &mut ClusterChanges) -> &mut ChangesOf<Self> {
         &mut changes.services
     }
 
-    fn doubt(own: &mut ApiServerHoldDown, news: &mut Changed<Self>, server: Option<IpAddr>) {
-        own.services(news, server);
+    fn hold_down(it: &mut ApiServerHoldDown, changes: &mut ChangesOf<Self>, server: Option<IpAddr>) {
+        it.services(changes, server);
     }
 }
 
-impl Kind for EndpointSlices {
+impl Resource for EndpointSlices {
     const INDEX: usize = 1;
     const KIND: &'static str = "EndpointSlice";
     const PLURAL: &'static str = "endpointslices";
     const PATH: &'static str = "/apis/discovery.k8s.io/v1/endpointslices";
     type Object = objects::EndpointSlice;
     type Name = SliceName;
-    type Fact = cluster::EndpointSlice;
+    type Value = cluster::EndpointSlice;
 
     fn metadata(object: &Self::Object) -> &objects::Metadata {
         &object.metadata
     }
 
-    fn convert(object: &Self::Object) -> Converted<Self::Fact> {
+    fn convert(object: &Self::Object) -> Converted<Self::Value> {
         kube_types::endpoint_slice(object)
     }
 
@@ -111,29 +108,29 @@ impl Kind for EndpointSlices {
         SliceName { namespace, name }
     }
 
-    fn among(changes: &mut ClusterChanges) -> &mut Changed<Self> {
+    fn changes_in(changes: &mut ClusterChanges) -> &mut ChangesOf<Self> {
         &mut changes.slices
     }
 
-    fn doubt(own: &mut ApiServerHoldDown, news: &mut Changed<Self>, _: Option<IpAddr>) {
-        own.slices(news);
+    fn hold_down(it: &mut ApiServerHoldDown, changes: &mut ChangesOf<Self>, _: Option<IpAddr>) {
+        it.slices(changes);
     }
 }
 
-impl Kind for Nodes {
+impl Resource for Nodes {
     const INDEX: usize = 2;
     const KIND: &'static str = "Node";
     const PLURAL: &'static str = "nodes";
     const PATH: &'static str = "/api/v1/nodes";
     type Object = objects::Node;
     type Name = Arc<str>;
-    type Fact = cluster::Node;
+    type Value = cluster::Node;
 
     fn metadata(object: &Self::Object) -> &objects::Metadata {
         &object.metadata
     }
 
-    fn convert(object: &Self::Object) -> Converted<Self::Fact> {
+    fn convert(object: &Self::Object) -> Converted<Self::Value> {
         kube_types::node(object)
     }
 
@@ -142,7 +139,7 @@ impl Kind for Nodes {
         name
     }
 
-    fn among(changes: &mut ClusterChanges) -> &mut Changed<Self> {
+    fn changes_in(changes: &mut ClusterChanges) -> &mut ChangesOf<Self> {
         &mut changes.nodes
     }
 }

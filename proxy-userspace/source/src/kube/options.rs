@@ -1,0 +1,65 @@
+//! What is watched, and how.
+
+use std::time::Duration;
+
+use super::client_config::ClientConfig;
+
+/// What is watched, and where.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The API server and the credentials.
+    pub client_config: ClientConfig,
+    /// The label value of the Services to serve; by default those without the label.
+    pub service_proxy_name: Option<String>,
+    /// The only Node to watch; by default all Nodes.
+    pub node: Option<String>,
+    /// Time-outs and delays.
+    pub timing: Timing,
+}
+
+/// Time-outs and delays.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// The maximum delay after the first failure, and after many.
+    pub backoff: (Duration, Duration),
+    /// How long to wait for a response, and for the next part of a list.
+    pub timeout: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            backoff: (Duration::from_millis(500), Duration::from_secs(30)),
+            timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The selectors of a list or watch.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Selectors {
+    pub(super) labels: Option<String>,
+    pub(super) fields: Option<String>,
+    /// Whether the field selector may be dropped, because older servers do not support it.
+    pub(super) fields_are_optional: bool,
+}
+
+impl Options {
+    /// The selectors of Services, EndpointSlices and Nodes, the same as kube-proxy's.
+    pub(super) fn selectors(&self) -> [Selectors; 3] {
+        const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+        let services = Selectors {
+            labels: Some(match &self.service_proxy_name {
+                Some(name) => format!("{PROXY_NAME}={name}"),
+                None => format!("!{PROXY_NAME}"),
+            }),
+            // Excludes headless Services; supported from Kubernetes 1.31 on.
+            fields: Some("spec.clusterIP!=None".into()),
+            fields_are_optional: true,
+        };
+        let slices =
+            Selectors { labels: Some("!service.kubernetes.io/headless".into()), ..Selectors::default() };
+        let fields = self.node.as_ref().map(|it| format!("metadata.name={it}"));
+        [services, slices, Selectors { fields, ..Selectors::default() }]
+    }
+}
