@@ -76,7 +76,7 @@ fn brains_that_follow_each_other_decide_alike() {
     let write = |policy: &str| {
         std::fs::write(&manifest, MANIFESTS.replace("POLICY", policy)).expect("it can be written");
     };
-    write("TestCluster");
+    write("Cluster");
     let sockets = ["a", "b", "c"].map(|it| folder.path().join(it));
     let file = format!("file:{}", manifest.display());
     let api = |socket: &Path| format!("api:unix://{}", socket.display());
@@ -85,7 +85,7 @@ fn brains_that_follow_each_other_decide_alike() {
     for pair in sockets.windows(2) {
         brains.push(brain(&api(&pair[0]), &pair[1]));
     }
-    for policy in ["TestCluster", "Local"] {
+    for policy in ["Cluster", "Local"] {
         write(policy);
         for node in ["n1", "n2", "n3"] {
             let expected = printed("--source", &file, node).expect("a state");

@@ -162,7 +162,7 @@ fn kubernetes_knows_every_field_of_the_manifests() {
     for (folder, objects) in rendered {
         for object in &objects {
             assert_eq!(unknown(object), [""; 0], "{folder}");
-            let namespaced = !object["kind"].as_str().unwrap().starts_with("TestCluster");
+            let namespaced = !object["kind"].as_str().unwrap().starts_with("Cluster");
             if namespaced {
                 assert_eq!(object["metadata"]["namespace"], "kube-system", "{folder}: {object}");
             }
@@ -309,7 +309,7 @@ struct Kubeadms(PathBuf);
 
 impl Kubeadms {
     fn write() -> Self {
-        let file = deploy::folder().join("../proxy-userspace/src/cli/config/kubeadm-config.yaml");
+        let file = deploy::folder().join("../proxy-userspace/src/cli/kubeadm-config.yaml");
         let text = fs::read_to_string(file).unwrap();
         let changed = text.replace("healthzBindAddress: \"\"", "healthzBindAddress: 127.0.0.1:10256");
         assert_ne!(text, changed);
