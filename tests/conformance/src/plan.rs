@@ -1,72 +1,72 @@
-//! Every step of a run, as a command line for a shell in the root of the workspace.
-//! The one rule: pure; what is printed is what is run.
+//! Every step of a run, as a shell command in the root of the workspace.
+//! Invariant: pure; the commands that are printed are those that run.
 
 use std::{env, fmt::Write as _};
 
 use anyhow::{Result, bail};
 
-use crate::{IpFamily, Options, skips};
-use build_tools::container::{ContainerTool as Tool, IMAGE};
+use build_tools::container::{ContainerTool, IMAGE};
 
-/// Makes the nodes, the node image that this version of it was released with, and what runs in that.
+use crate::{
+    options::{IpFamily, Options},
+    skips,
+};
+
+/// kind, and the node image that this version was released with.
 const KIND: &str = "v0.32.0";
 const NODE_IMAGE: &str =
     "kindest/node:v1.36.1@sha256:3489c7674813ba5d8b1a9977baea8a6e553784dab7b84759d1014dbd78f7ebd5";
-/// The tests' version is the cluster's.
+/// The version of the cluster and of the tests.
 const KUBERNETES: &str = "v1.36.1";
 
-/// Where everything of a run is, from the root of the workspace.
+/// The files of a run, from the root of the workspace.
 pub(crate) const FOLDER: &str = "target/conformance";
-/// The cluster's.
+/// The kubeconfig of the cluster.
 pub(crate) const KUBECONFIG: &str = "target/conformance/kubeconfig";
-/// Where programs are kept from run to run.
+/// Programs that are kept between runs.
 const TOOLS: &str = "target/tools/conformance";
 
 /// A step of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
-    what: String,
-    command: String,
+    /// What it is for.
+    pub(crate) purpose: String,
+    pub(crate) command: String,
 }
 
 impl Step {
-    fn new(what: impl Into<String>, command: impl Into<String>) -> Self {
-        Self { what: what.into(), command: command.into() }
-    }
-
-    /// What it is for.
-    pub(crate) fn what(&self) -> &str {
-        &self.what
-    }
-
-    /// The command line.
-    pub(crate) fn command(&self) -> String {
-        self.command.clone()
+    fn new(purpose: impl Into<String>, command: impl Into<String>) -> Self {
+        Self { purpose: purpose.into(), command: command.into() }
     }
 }
 
 /// All steps of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// What needs no cluster.
+    /// The steps before there is a cluster.
     pub(crate) prepare: Vec<Step>,
-    /// Until the cluster serves.
+    /// Until every node of the cluster serves.
     pub(crate) cluster: Vec<Step>,
     /// The tests.
     pub(crate) test: Vec<Step>,
-    /// If something failed.
+    /// Only after a failure.
     pub(crate) evidence: Vec<Step>,
-    /// In any case, unless the cluster is to be kept.
+    /// In any case, unless the cluster is kept.
     pub(crate) end: Vec<Step>,
 }
 
 impl Plan {
     /// The plan for these options.
-    pub(crate) fn new(options: &Options, tool: Tool, skips: &[skips::Skip], revision: &str) -> Result<Self> {
+    pub(crate) fn new(
+        options: &Options,
+        tool: ContainerTool,
+        skips: &[skips::Skip],
+        revision: &str,
+    ) -> Result<Self> {
         let arch = match env::consts::ARCH {
             "x86_64" => "amd64",
             "aarch64" => "arm64",
-            other => bail!("kind has no nodes for {other}"),
+            other => bail!("kind has no node image for {other}"),
         };
         let run = Run { options, tool, arch };
         Ok(Self {
@@ -81,20 +81,20 @@ impl Plan {
         })
     }
 
-    /// The whole run as a shell script that one can read, or run.
+    /// The whole run as a shell script.
     pub(crate) fn script(&self) -> String {
         let mut script = String::from("#!/bin/sh\n# In the root of the workspace.\nset -eu\n");
         let parts = [
             ("Before there is a cluster", &self.prepare),
-            ("The cluster, without kube-proxy and with us", &self.cluster),
+            ("The cluster, with kube-proxy-ebpf instead of kube-proxy", &self.cluster),
             ("The tests", &self.test),
-            ("Only if something failed", &self.evidence),
+            ("Only after a failure", &self.evidence),
             ("In any case, without --keep", &self.end),
         ];
         for (part, steps) in parts {
             let _ = writeln!(script, "\n### {part}");
             for step in steps {
-                let _ = writeln!(script, "\n# {}\n{}", step.what, step.command);
+                let _ = writeln!(script, "\n# {}\n{}", step.purpose, step.command);
             }
         }
         script
@@ -103,7 +103,7 @@ impl Plan {
 
 struct Run<'a> {
     options: &'a Options,
-    tool: Tool,
+    tool: ContainerTool,
     arch: &'a str,
 }
 
@@ -114,7 +114,10 @@ impl Run<'_> {
         let build: Vec<_> = words.iter().map(String::as_str).collect();
         let tests = format!("kubernetes-test-linux-{arch}.tar.gz");
         vec![
-            Step::new("begin anew", format!("rm -rf {FOLDER} && mkdir -p {FOLDER}/report {TOOLS}")),
+            Step::new(
+                "remove the files of the last run",
+                format!("rm -rf {FOLDER} && mkdir -p {FOLDER}/report {TOOLS}"),
+            ),
             Step::new("build the image", line(&build)),
             Step::new(
                 "write the image to a file",
@@ -139,7 +142,7 @@ impl Run<'_> {
                 ),
             ),
             Step::new(
-                format!("fetch upstream's tests {KUBERNETES}, once"),
+                format!("fetch Kubernetes' tests {KUBERNETES}, once"),
                 fetch(
                     &format!("https://dl.k8s.io/release/{KUBERNETES}/{tests}"),
                     "sha256",
@@ -161,7 +164,7 @@ impl Run<'_> {
     fn cluster(&self) -> Vec<Step> {
         let name = &self.options.name;
         let mut steps = vec![Step::new(
-            "make the cluster",
+            "create the cluster",
             self.kind(&[
                 "create",
                 "cluster",
@@ -179,20 +182,19 @@ impl Run<'_> {
             ]),
         )];
         for node in self.nodes() {
-            // systemd leaves that out in a container. Each node gets one of its own.
+            // systemd does not mount it in a container. Each node gets a file system of its own.
             let mount = "mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf";
             let exec = [self.tool.program(), "exec", &node, "sh", "-c", mount];
             steps.push(Step::new(format!("mount a bpf file system on {node}"), line(&exec)));
         }
         steps.extend([
             Step::new(
-                "bring the image to the nodes",
+                "load the image on the nodes",
                 self.kind(&["load", "image-archive", &format!("{FOLDER}/image.tar"), "--name", name]),
             ),
             Step::new(
-                "tell where the API server is",
-                on_cluster(&[
-                    "--namespace=kube-system",
+                "configure the address of the API server",
+                kube_system(&[
                     "create",
                     "configmap",
                     "kube-proxy-ebpf-api-server",
@@ -200,36 +202,17 @@ impl Run<'_> {
                 ]),
             ),
             Step::new("deploy", on_cluster(&["apply", "--kustomize", "deploy/overlays/kind"])),
-            Step::new(
-                "wait until every node serves",
-                on_cluster(&[
-                    "--namespace=kube-system",
-                    "rollout",
-                    "status",
-                    "daemonset/kube-proxy-ebpf",
-                    "--timeout=5m",
-                ]),
-            ),
+            rollout("wait until every node serves", "daemonset/kube-proxy-ebpf"),
         ]);
         if self.options.ip_family == IpFamily::Ipv6 {
-            // What upstream's own IPv6 jobs do: no name is asked of a resolver that only IPv4 leads to.
+            // As Kubernetes' own IPv6 jobs do: names are not forwarded to a resolver that is reachable only over IPv4.
             let drop = r"-e '/forward \. /,/}/d' -e '/^ *loop$/d' -e '/fallthrough/d'";
-            let get =
-                on_cluster(&["--namespace=kube-system", "get", "configmap", "coredns", "--output=yaml"]);
+            let get = kube_system(&["get", "configmap", "coredns", "--output=yaml"]);
             let apply = on_cluster(&["apply", "--filename=-"]);
             steps.push(Step::new("keep DNS inside the cluster", format!("{get} | sed {drop} | {apply}")));
         }
-        steps.push(Step::new(
-            // Which it can only be by Services.
-            "wait until DNS is ready",
-            on_cluster(&[
-                "--namespace=kube-system",
-                "rollout",
-                "status",
-                "deployment/coredns",
-                "--timeout=5m",
-            ]),
-        ));
+        // CoreDNS reaches the API server by its Service.
+        steps.push(rollout("wait until DNS is ready", "deployment/coredns"));
         steps
     }
 
@@ -237,7 +220,7 @@ impl Run<'_> {
         let Options { focus, parallel, .. } = self.options;
         let ginkgo = format!("{}/ginkgo", test_folder());
         let e2e = format!("{}/e2e.test", test_folder());
-        // No provider's set-up, and what the tests of RuntimeClass ask for.
+        // For the tests of RuntimeClass.
         let environment = "KUBERNETES_CONFORMANCE_TEST=y KUBE_CONTAINER_RUNTIME=remote \
                            KUBE_CONTAINER_RUNTIME_ENDPOINT=unix:///run/containerd/containerd.sock \
                            KUBE_CONTAINER_RUNTIME_NAME=containerd";
@@ -263,16 +246,9 @@ impl Run<'_> {
         let name = &self.options.name;
         let pods = "--selector=app.kubernetes.io/name=kube-proxy-ebpf";
         let to = |file: &str, words: &[&str]| format!("{} > {FOLDER}/{file}", on_cluster(words));
-        let list = on_cluster(&["--namespace=kube-system", "get", "pods", pods, "--output=name"]);
-        let dump = on_cluster(&[
-            "--namespace=kube-system",
-            "exec",
-            "POD",
-            "--",
-            "/usr/local/bin/kube-proxy-ebpf",
-            "dump",
-        ])
-        .replace("POD", "\"$pod\"");
+        let list = kube_system(&["get", "pods", pods, "--output=name"]);
+        let dump = kube_system(&["exec", "POD", "--", "/usr/local/bin/kube-proxy-ebpf", "dump"])
+            .replace("POD", "\"$pod\"");
         vec![
             Step::new(
                 "keep the state of the cluster",
@@ -283,14 +259,14 @@ impl Run<'_> {
             ),
             Step::new("keep the pods", to("pods.txt", &["get", "pods", "--all-namespaces", "--output=wide"])),
             Step::new(
-                "keep our logs",
+                "keep the logs of kube-proxy-ebpf",
                 to(
                     "kube-proxy-ebpf.log",
                     &["--namespace=kube-system", "logs", pods, "--all-containers", "--prefix", "--tail=-1"],
                 ),
             ),
             Step::new(
-                "keep what is in each node's kernel",
+                "keep the programmed state of each node",
                 format!("for pod in $({list}); do {dump} > {FOLDER}/\"${{pod#pod/}}\".dump; done"),
             ),
             Step::new(
@@ -309,13 +285,13 @@ impl Run<'_> {
         let kind = kind();
         let command = line(&[&[kind.as_str()], words].concat());
         match self.tool {
-            Tool::Docker => command,
+            ContainerTool::Docker => command,
             other => format!("KIND_EXPERIMENTAL_PROVIDER={} {command}", other.program()),
         }
     }
 }
 
-/// Conformance wants two.
+/// The conformance tests need two.
 const WORKERS: usize = 2;
 
 /// kind's configuration of the cluster.
@@ -326,7 +302,7 @@ fn cluster(family: IpFamily) -> String {
          networking:\n  \
            ipFamily: {}\n  \
            kubeProxyMode: none\n  \
-           # The host's search domains are not the cluster's.\n  \
+           # Without the host's search domains.\n  \
            dnsSearch: []\n\
          nodes:\n  \
            - role: control-plane\n",
@@ -356,7 +332,15 @@ fn on_cluster(words: &[&str]) -> String {
     line(&[&[kubectl.as_str(), &config], words].concat())
 }
 
-/// Fetches a file that is not there yet, and checks it against the checksum that is published beside it.
+fn kube_system(words: &[&str]) -> String {
+    on_cluster(&[&["--namespace=kube-system"], words].concat())
+}
+
+fn rollout(purpose: &str, workload: &str) -> Step {
+    Step::new(purpose, kube_system(&["rollout", "status", workload, "--timeout=5m"]))
+}
+
+/// Fetches a file unless it exists, and compares it with the checksum published next to it.
 fn fetch(url: &str, sum: &str, to: &str, unpack: &str) -> String {
     let folder = to.rsplit_once('/').map_or(".", |(folder, _)| folder);
     format!(
@@ -370,7 +354,7 @@ fn fetch(url: &str, sum: &str, to: &str, unpack: &str) -> String {
     )
 }
 
-/// Words as a shell reads them.
+/// A command line, quoted for a shell.
 fn line(words: &[&str]) -> String {
     words.iter().map(|it| quoted(it)).collect::<Vec<_>>().join(" ")
 }

@@ -1,37 +1,36 @@
-//! The list of upstream's tests that are left out.
-//! The one rule: no entry without a reason, and none that cannot match.
+//! The list of skipped tests.
+//! Invariant: every entry has a reason and a pattern that can match.
 
 use anyhow::{Context as _, Result, bail};
 use regex::Regex;
 use serde::Deserialize;
 
-use crate::IpFamily;
+use crate::options::IpFamily;
 
-/// Where the list is, from the root of the workspace.
+/// Its path in the workspace.
 pub(crate) const FILE: &str = "deploy/conformance/skip.yaml";
 
-/// Some tests that are left out.
+/// An entry: some skipped tests.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Skip {
     /// Matches a test's full name.
     #[serde(rename = "match")]
     pattern: String,
-    /// For clusters of these families; all if there is none.
+    /// In clusters of these families; empty for all.
     #[serde(default)]
     families: Vec<String>,
-    /// Why.
     reason: String,
 }
 
-/// Reads the list.
-pub(crate) fn read(text: &str) -> Result<Vec<Skip>> {
+/// Parses the list.
+pub(crate) fn parse(text: &str) -> Result<Vec<Skip>> {
     let skips: Vec<Skip> =
-        serde_saphyr::from_str(text).with_context(|| format!("{FILE} is no list of skips"))?;
+        serde_saphyr::from_str(text).with_context(|| format!("{FILE} is not a list of skips"))?;
     for Skip { pattern, families, reason } in &skips {
         Regex::new(pattern).with_context(|| format!("{FILE}: {pattern:?}"))?;
         if pattern.trim().is_empty() {
-            bail!("{FILE}: an empty `match` would leave out every test");
+            bail!("{FILE}: an empty `match` would skip every test");
         }
         if reason.split_whitespace().count() < 3 {
             bail!("{FILE}: {pattern:?} needs a reason, not {reason:?}");
@@ -39,13 +38,13 @@ pub(crate) fn read(text: &str) -> Result<Vec<Skip>> {
         if let Some(family) =
             families.iter().find(|it| !IpFamily::ALL.iter().any(|known| known.name() == **it))
         {
-            bail!("{FILE}: {pattern:?}: {family:?} is no family: use ipv4, ipv6 or dual");
+            bail!("{FILE}: {pattern:?}: {family:?} is not a family: use ipv4, ipv6 or dual");
         }
     }
     Ok(skips)
 }
 
-/// One regular expression for all that is left out in a cluster of these families.
+/// One regular expression for all tests that are skipped in a cluster of these families.
 pub(crate) fn expression(skips: &[Skip], family: IpFamily) -> String {
     let here =
         skips.iter().filter(|it| it.families.is_empty() || it.families.iter().any(|it| it == family.name()));
@@ -59,20 +58,20 @@ mod tests {
     use super::*;
     use build_tools::command::workspace;
 
-    fn ours(family: IpFamily) -> Regex {
+    fn skip_list(family: IpFamily) -> Regex {
         let skips =
-            read(&fs::read_to_string(workspace().join(FILE)).expect("the list")).expect("a good list");
+            parse(&fs::read_to_string(workspace().join(FILE)).expect("the list")).expect("a good list");
         Regex::new(&expression(&skips, family)).expect("an expression")
     }
 
     #[track_caller]
     fn check(test: &str, skipped_for: &[&str]) {
-        let families = IpFamily::ALL.iter().filter(|it| ours(**it).is_match(test));
+        let families = IpFamily::ALL.iter().filter(|it| skip_list(**it).is_match(test));
         assert_eq!(families.map(|it| it.name()).collect::<Vec<_>>(), skipped_for, "{test}");
     }
 
     #[test]
-    fn the_list_in_use_leaves_out_what_it_says() {
+    fn the_list_skips_what_it_says() {
         const ALL: [&str; 3] = ["ipv4", "ipv6", "dual"];
         check("[sig-network] KubeProxy should set TCP CLOSE_WAIT timeout [Privileged]", &ALL);
         check(
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_in_use_leaves_in_what_services_are_about() {
+    fn the_list_keeps_the_tests_of_services() {
         for test in [
             "[sig-network] Services should serve a basic endpoint from pods [Conformance]",
             "[sig-network] Services should be rejected when no endpoints exist",
@@ -109,17 +108,17 @@ mod tests {
     }
 
     #[track_caller]
-    fn refused(text: &str, expect: &str) {
-        let error = format!("{:#}", read(text).expect_err("a bad list"));
+    fn rejects(text: &str, expect: &str) {
+        let error = format!("{:#}", parse(text).expect_err("a bad list"));
         assert!(error.contains(expect), "{error}");
     }
 
     #[test]
-    fn a_bad_entry_is_named() {
-        refused("- {match: 'a(', reason: one two three}", "\"a(\"");
-        refused("- {match: a, reason: ''}", "needs a reason");
-        refused("- {match: '', reason: one two three}", "every test");
-        refused("- {match: a, reason: one two three, families: [ipv5]}", "\"ipv5\" is no family");
-        refused("- {match: a, why: one two three}", "why");
+    fn an_invalid_entry_is_named() {
+        rejects("- {match: 'a(', reason: one two three}", "\"a(\"");
+        rejects("- {match: a, reason: ''}", "needs a reason");
+        rejects("- {match: '', reason: one two three}", "every test");
+        rejects("- {match: a, reason: one two three, families: [ipv5]}", "\"ipv5\" is not a family");
+        rejects("- {match: a, why: one two three}", "why");
     }
 }

@@ -1,4 +1,4 @@
-//! The plan, as far as it can be tried without a cluster.
+//! The plan, as far as it can be tested without a cluster.
 
 use std::{
     io::Write as _,
@@ -21,8 +21,8 @@ fn options(ip_family: IpFamily) -> Options {
     }
 }
 
-fn plan(ip_family: IpFamily, tool: Tool) -> Plan {
-    let skips = skips::read("- {match: '\\[Disruptive\\]', reason: it breaks nodes}").expect("a good list");
+fn plan(ip_family: IpFamily, tool: ContainerTool) -> Plan {
+    let skips = skips::parse("- {match: '\\[Disruptive\\]', reason: it breaks nodes}").expect("a good list");
     Plan::new(&options(ip_family), tool, &skips, "abc").expect("an architecture that kind knows")
 }
 
@@ -41,9 +41,9 @@ fn the_cluster_has_two_workers_and_no_kube_proxy() {
 }
 
 #[test]
-fn a_shell_understands_every_plan() {
+fn a_shell_can_parse_every_plan() {
     for family in IpFamily::ALL {
-        for tool in Tool::ALL.into_iter().filter(|it| it.runs_kind()) {
+        for tool in ContainerTool::ALL.into_iter().filter(|it| it.runs_kind()) {
             let mut shell = Command::new("sh").arg("-n").stdin(Stdio::piped()).spawn().expect("a shell");
             let script = plan(family, tool).script();
             shell.stdin.take().expect("it is piped").write_all(script.as_bytes()).expect("it reads");
@@ -53,7 +53,7 @@ fn a_shell_understands_every_plan() {
 }
 
 #[test]
-fn words_reach_the_program_as_they_are() {
+fn words_reach_the_program_unchanged() {
     let words = [r"--focus=\[Conformance\]|it's $HOME `x`", "", "plain", "a\nb"];
     let output = Command::new("sh").args(["-c", &format!("printf '%s\\0' {}", line(&words))]).output();
     let output = output.expect("a shell").stdout;
@@ -62,9 +62,9 @@ fn words_reach_the_program_as_they_are() {
 }
 
 #[test]
-fn the_tests_are_those_of_the_node_image() {
+fn the_tests_have_the_version_of_the_node_image() {
     assert!(NODE_IMAGE.starts_with(&format!("kindest/node:{KUBERNETES}@sha256:")));
-    let test = &plan(IpFamily::Ipv4, Tool::Docker).test[0].command;
+    let test = &plan(IpFamily::Ipv4, ContainerTool::Docker).test[0].command;
     assert!(
         test.contains(&format!("{TOOLS}/tests-{KUBERNETES}/e2e.test -- --kubeconfig={KUBECONFIG}")),
         "{test}"
@@ -73,28 +73,28 @@ fn the_tests_are_those_of_the_node_image() {
 }
 
 #[test]
-fn kind_is_told_which_tool_runs_its_nodes() {
+fn kind_uses_the_container_tool() {
     let with = |tool| plan(IpFamily::Ipv4, tool).end[0].command.clone();
-    assert_eq!(with(Tool::Docker), format!("{TOOLS}/kind-{KIND} delete cluster --name kpe"));
-    assert!(with(Tool::Podman).starts_with("KIND_EXPERIMENTAL_PROVIDER=podman "));
+    assert_eq!(with(ContainerTool::Docker), format!("{TOOLS}/kind-{KIND} delete cluster --name kpe"));
+    assert!(with(ContainerTool::Podman).starts_with("KIND_EXPERIMENTAL_PROVIDER=podman "));
 }
 
 #[test]
 fn only_an_ipv6_cluster_keeps_dns_inside() {
     for family in IpFamily::ALL {
-        let script = plan(family, Tool::Docker).script();
+        let script = plan(family, ContainerTool::Docker).script();
         assert_eq!(script.contains("coredns --output=yaml"), family == IpFamily::Ipv6);
     }
 }
 
 /// The CoreDNS configuration of kubeadm, after the step that keeps DNS inside.
 #[test]
-fn a_corefile_without_forward_is_still_one() {
+fn a_corefile_without_forward_is_valid() {
     let corefile = "    .:53 {\n        errors\n        kubernetes cluster.local in-addr.arpa ip6.arpa {\n           \
                     pods insecure\n           fallthrough in-addr.arpa ip6.arpa\n           ttl 30\n        }\n        \
                     forward . /etc/resolv.conf {\n           max_concurrent 1000\n        }\n        \
                     loop\n        reload\n    }\n";
-    let plan = plan(IpFamily::Ipv6, Tool::Docker);
+    let plan = plan(IpFamily::Ipv6, ContainerTool::Docker);
     let step = plan.cluster.iter().find(|it| it.command.contains("| sed ")).expect("the step");
     let sed = step.command.split(" | ").nth(1).expect("the middle of the pipe");
     let mut shell = Command::new("sh");
@@ -108,12 +108,12 @@ fn a_corefile_without_forward_is_still_one() {
 }
 
 #[test]
-fn what_is_deployed_is_what_is_built_and_brought() {
-    let script = plan(IpFamily::Ipv4, Tool::Docker).script();
+fn the_deployed_image_is_the_one_that_was_built() {
+    let script = plan(IpFamily::Ipv4, ContainerTool::Docker).script();
     let Ok(renderer) = ::tests::deploy::Renderer::find() else {
         ::tests::sandbox::skip(
-            "what_is_deployed_is_what_is_built_and_brought",
-            "nothing renders kustomizations",
+            "the_deployed_image_is_the_one_that_was_built",
+            "no program renders kustomizations",
         );
         return;
     };
