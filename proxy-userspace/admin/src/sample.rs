@@ -1,6 +1,6 @@
 //! States and reports for tests.
 
-use std::{collections::BTreeMap, num::NonZeroU16, sync::Arc};
+use std::{num::NonZeroU16, sync::Arc};
 
 use backend::ebpf::{Hook, Hooks, Other, Report, TableFill};
 use model::{
@@ -58,8 +58,8 @@ pub(crate) fn published(
     publisher: &Publisher,
     services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>,
 ) -> Arc<Published> {
-    let services: BTreeMap<_, _> = services.into_iter().collect();
-    publisher.publish(NodeState { services: services.into(), ..NodeState::default() });
+    let services = services.into_iter().collect();
+    publisher.publish(NodeState { services, ..NodeState::default() });
     publisher.current().unwrap()
 }
 

@@ -1,124 +1,77 @@
-//! From slices to candidates, and from what was chosen of them to endpoints.
+//! Assembles the selected addresses and ports of a Service into endpoints.
 //!
-//! The one rule: order does not matter.
-//! Slices may repeat an address, and list it in any order; the same endpoints with the same keys come out.
+//! Invariant: order does not matter.
+//! Slices may repeat an address and list it in any order; the endpoints and their keys stay the same.
 
 use std::{
-    cmp::Reverse,
     collections::BTreeSet,
     fmt::Write as _,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    num::NonZeroU16,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use model::{
-    Family,
-    cluster::{self, EndpointSlice, ServicePort},
-    state::{Endpoint, EndpointKey, EndpointPort, Scopes},
-};
+use model::state::{Endpoint, EndpointKey, EndpointPort, Scopes};
 use twox_hash::XxHash64;
 
-use crate::{NodeView, select::is_local};
+use crate::{
+    NodeView,
+    candidates::{Candidate, is_local},
+};
 
-/// An endpoint that stands behind one service port in one family.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate<'a> {
-    /// The endpoint as its slice describes it.
-    pub(crate) endpoint: &'a cluster::Endpoint,
-    /// The port it listens on, from its own slice.
-    pub(crate) target: NonZeroU16,
-}
-
-impl Candidate<'_> {
-    /// Where it listens.
-    pub(crate) fn place(&self) -> SocketAddr {
-        SocketAddr::new(self.endpoint.address, self.target.get())
-    }
-}
-
-/// The candidates for a service port: each (address, target port) once, the ready copy before an unready one.
-pub(crate) fn candidates<'a>(
-    slices: &[&'a EndpointSlice],
-    port: &ServicePort,
-    family: Family,
-) -> Vec<Candidate<'a>> {
-    let mut found: Vec<Candidate<'a>> = Vec::new();
-    for slice in slices.iter().filter(|it| it.family == family) {
-        let matching = slice.ports.iter().filter(|it| it.name == port.name && it.protocol == port.protocol);
-        for target in matching.map(|it| it.port) {
-            found.extend(slice.endpoints.iter().map(|endpoint| Candidate { endpoint, target }));
-        }
-    }
-    let place = |it: &Candidate<'_>| (it.endpoint.address, it.target);
-    found.sort_unstable_by(|a, b| {
-        place(a).cmp(&place(b)).then_with(|| preference(a.endpoint).cmp(&preference(b.endpoint)))
-    });
-    found.dedup_by(|next, first| place(next) == place(first));
-    found
-}
-
-/// Which of two copies counts: the lesser. All fields take part, so that two copies of one rank are the same.
-fn preference(endpoint: &cluster::Endpoint) -> impl Ord + '_ {
-    let conditions = endpoint.conditions;
-    let serves = conditions.ready || (conditions.serving && conditions.terminating);
-    (Reverse(conditions.ready), Reverse(serves), Reverse(endpoint.pod.is_some()), endpoint)
-}
-
-/// A candidate that was chosen for a port.
+/// A candidate that was selected for a port.
 #[derive(Debug)]
-pub(crate) struct Served<'a> {
-    source: Source<'a>,
+pub(crate) struct SelectedPort<'a> {
+    identity: Identity<'a>,
     address: IpAddr,
     port: EndpointPort,
 }
 
-impl<'a> Served<'a> {
-    pub(crate) fn new(candidate: &Candidate<'a>, index: u16, scopes: Scopes, node: NodeView<'_>) -> Self {
-        let endpoint = candidate.endpoint;
-        Self {
-            source: Source {
-                pod: endpoint.pod.as_deref(),
-                local: is_local(endpoint, node),
-                // It was chosen all the same: nobody else is left.
-                serving_terminating: !endpoint.conditions.ready,
-                hostname: &endpoint.hostname,
-            },
-            address: endpoint.address,
-            port: EndpointPort { index, port: candidate.target, scopes },
-        }
-    }
-}
-
 /// What the addresses of one endpoint have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Source<'a> {
+struct Identity<'a> {
     pod: Option<&'a str>,
     local: bool,
     serving_terminating: bool,
     hostname: &'a str,
 }
 
+impl<'a> SelectedPort<'a> {
+    pub(crate) fn new(candidate: &Candidate<'a>, index: u16, scopes: Scopes, node: NodeView<'_>) -> Self {
+        let endpoint = candidate.endpoint;
+        Self {
+            identity: Identity {
+                pod: endpoint.pod.as_deref(),
+                local: is_local(endpoint, node),
+                // An endpoint that is not ready is selected only if it is serving and terminating.
+                serving_terminating: !endpoint.conditions.ready,
+                hostname: &endpoint.hostname,
+            },
+            address: endpoint.address,
+            port: EndpointPort { index, port: candidate.port, scopes },
+        }
+    }
+}
+
 /// The endpoints of a Service, sorted by key.
-pub(crate) fn assemble(mut served: Vec<Served<'_>>) -> Vec<Endpoint> {
-    served.sort_unstable_by_key(|it| (it.source, it.address, it.port.index, it.port.port));
-    let mut pods_named = BTreeSet::new();
+pub(crate) fn assemble(mut selected: Vec<SelectedPort<'_>>) -> Vec<Endpoint> {
+    selected.sort_unstable_by_key(|it| (it.identity, it.address, it.port.index, it.port.port));
+    let mut named_pods = BTreeSet::new();
     let mut endpoints = Vec::new();
-    for group in served.chunk_by(|a, b| a.source == b.source) {
-        let Some(Served { source, .. }) = group.first() else { continue };
-        for shape in shapes(group) {
-            // A path of the wire names one endpoint: whatever else a pod serves goes without its name.
-            let key = match source.pod {
-                Some(pod) if pods_named.insert(pod) => EndpointKey::Pod(pod.to_owned()),
-                _ => shape.anonymous_key(),
+    for group in selected.chunk_by(|a, b| a.identity == b.identity) {
+        let Some(SelectedPort { identity, .. }) = group.first() else { continue };
+        for it in dual_stack(group) {
+            // A key names one endpoint: a pod's further endpoints go without its name.
+            let key = match identity.pod {
+                Some(pod) if named_pods.insert(pod) => EndpointKey::Pod(pod.to_owned()),
+                _ => it.anonymous_key(),
             };
-            let Shape { v4, v6, ports } = shape;
+            let DualStack { v4, v6, ports } = it;
             endpoints.push(Endpoint {
                 key,
-                hostname: source.hostname.to_owned(),
+                hostname: identity.hostname.to_owned(),
                 v4,
                 v6,
-                local: source.local,
-                serving_terminating: source.serving_terminating,
+                local: identity.local,
+                serving_terminating: identity.serving_terminating,
                 ports,
             });
         }
@@ -127,16 +80,16 @@ pub(crate) fn assemble(mut served: Vec<Served<'_>>) -> Vec<Endpoint> {
     endpoints
 }
 
-/// Addresses and the ports that are served there.
+/// The addresses of one endpoint and the ports that it serves there.
 #[derive(Debug)]
-struct Shape {
+struct DualStack {
     v4: Option<Ipv4Addr>,
     v6: Option<Ipv6Addr>,
     ports: Vec<EndpointPort>,
 }
 
-impl Shape {
-    /// A stable id: the hash of the addresses and target ports. A pod's name cannot begin like it.
+impl DualStack {
+    /// A stable id: the hash of the addresses and target ports. The name of a pod cannot begin with `@`.
     fn anonymous_key(&self) -> EndpointKey {
         let mut text = String::new();
         for address in self.v4.map(IpAddr::V4).into_iter().chain(self.v6.map(IpAddr::V6)) {
@@ -149,21 +102,20 @@ impl Shape {
     }
 }
 
-/// The shapes of one source, from what it serves in order; the two families of a pod become one where they serve alike.
-fn shapes(group: &[Served<'_>]) -> Vec<Shape> {
-    let mut found: Vec<Shape> = Vec::new();
-    for served in group.chunk_by(|a, b| a.address == b.address) {
-        let Some(Served { address, source, .. }) = served.first() else { continue };
-        let is_pod = source.pod.is_some();
-        for ports in one_target_each(served) {
+/// The endpoints of one identity: an IPv4 and an IPv6 address of a pod with the same ports are one endpoint.
+fn dual_stack(group: &[SelectedPort<'_>]) -> Vec<DualStack> {
+    let mut found: Vec<DualStack> = Vec::new();
+    for selected in group.chunk_by(|a, b| a.address == b.address) {
+        let Some(SelectedPort { address, identity, .. }) = selected.first() else { continue };
+        for ports in one_target_each(selected) {
             match *address {
-                IpAddr::V4(v4) => found.push(Shape { v4: Some(v4), v6: None, ports }),
-                // IPv4 comes first in the order of addresses: the twin, if there is one, is there already.
+                IpAddr::V4(v4) => found.push(DualStack { v4: Some(v4), v6: None, ports }),
+                // IPv4 addresses are sorted first: if there is one with these ports, it was found already.
                 IpAddr::V6(v6) => {
-                    let twin = found.iter_mut().find(|it| is_pod && it.v6.is_none() && it.ports == ports);
-                    match twin {
+                    let is_pod = identity.pod.is_some();
+                    match found.iter_mut().find(|it| is_pod && it.v6.is_none() && it.ports == ports) {
                         Some(twin) => twin.v6 = Some(v6),
-                        None => found.push(Shape { v4: None, v6: Some(v6), ports }),
+                        None => found.push(DualStack { v4: None, v6: Some(v6), ports }),
                     }
                 }
             }
@@ -172,16 +124,17 @@ fn shapes(group: &[Served<'_>]) -> Vec<Shape> {
     found
 }
 
-/// An endpoint has one target per service port: an address with two for one port is two endpoints.
-fn one_target_each(served: &[Served<'_>]) -> impl Iterator<Item = Vec<EndpointPort>> {
-    let ports = || served.iter().map(|it| it.port);
-    let is_one = served.is_sorted_by(|a, b| a.port.index < b.port.index);
-    let mut layers: Vec<Vec<EndpointPort>> = Vec::new();
-    for port in ports().filter(|_| !is_one) {
-        match layers.iter_mut().find(|it| it.last().is_some_and(|last| last.index < port.index)) {
-            Some(layer) => layer.push(port),
-            None => layers.push(vec![port]),
+/// Splits the ports of one address so that each list has one target per service port: an address with two targets for one
+/// port is two endpoints.
+fn one_target_each(selected: &[SelectedPort<'_>]) -> Vec<Vec<EndpointPort>> {
+    let mut lists: Vec<Vec<EndpointPort>> = Vec::with_capacity(1);
+    for port in selected.iter().map(|it| it.port) {
+        match lists.iter_mut().find(|it| it.last().is_some_and(|last| last.index < port.index)) {
+            Some(list) => list.push(port),
+            None => lists.push(vec![port]),
         }
     }
-    is_one.then(|| ports().collect()).into_iter().chain(layers)
+    // Endpoints are kept for long, and there are many.
+    lists.iter_mut().for_each(Vec::shrink_to_fit);
+    lists
 }

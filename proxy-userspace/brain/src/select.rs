@@ -1,126 +1,115 @@
-//! Which endpoints of one service port, in one family, this node may use for which traffic.
+//! Selects the endpoints that a node may use for one service port in one family.
 //!
-//! The one rule: a port and a family decide for themselves.
-//! Hints, fallbacks and reachability of one never touch another.
+//! Invariant: each port and family is decided independently.
+//! Topology hints, fallbacks and reachability of one never affect another.
 
 use model::{
     cluster::Endpoint,
     state::{Scopes, TrafficPolicy},
 };
 
-use crate::{NodeView, endpoints::Candidate};
+use crate::{
+    NodeView,
+    candidates::{Candidate, is_local, is_serving_terminating},
+};
 
-/// What a service port asks about its endpoints.
+/// What the selection depends on, besides the candidates.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Question<'a> {
+pub(crate) struct Criteria<'a> {
     /// The policy for traffic to the cluster IP.
     pub(crate) internal: TrafficPolicy,
     /// The policy for traffic from outside.
     pub(crate) external: TrafficPolicy,
-    /// Whether it has a node port, an external IP or a load balancer IP.
-    pub(crate) from_outside: bool,
-    /// The node that asks.
+    /// Whether the port has a node port, an external IP or a load balancer IP.
+    pub(crate) is_external: bool,
+    /// The node whose state is derived.
     pub(crate) node: NodeView<'a>,
 }
 
-/// The answer, for the candidates in their order.
+/// The result of a selection.
 #[derive(Debug)]
-pub(crate) struct Answer {
-    /// What each may be used for; nothing, for most that are not ready.
+pub(crate) struct Selection {
+    /// The scopes of each candidate, in the order of the candidates; most that are not ready have none.
     pub(crate) scopes: Vec<Scopes>,
-    /// Whether some candidate could serve, on some node.
+    /// Whether any candidate could serve, on any node.
     pub(crate) has_any_endpoint: bool,
 }
 
-/// Decides.
-pub(crate) fn select(candidates: &[Candidate<'_>], question: &Question<'_>) -> Answer {
-    let local = |it: &Endpoint| is_local(it, question.node);
-    let cluster = topology(candidates, question.node);
-    let cluster = with_fallback(candidates, |it| cluster.keeps(it, question.node), |_| true);
+/// Selects from the candidates of one port and family.
+pub(crate) fn select(candidates: &[Candidate<'_>], criteria: &Criteria<'_>) -> Selection {
+    let local = |it: &Endpoint| is_local(it, criteria.node);
+    let topology = Topology::of(candidates, criteria.node);
+    let cluster = with_fallback(candidates, |it| topology.accepts(it, criteria.node), |_| true);
     let local = with_fallback(candidates, local, local);
     let set = |policy| match policy {
         TrafficPolicy::Cluster => &cluster,
         TrafficPolicy::Local => &local,
     };
-    let (internal, external) = (set(question.internal), set(question.external));
+    let (internal, external) = (set(criteria.internal), set(criteria.external));
     let scopes = (0..candidates.len()).map(|index| Scopes {
         internal: internal[index],
-        external: question.from_outside && external[index],
-        cluster: question.from_outside && cluster[index],
+        external: criteria.is_external && external[index],
+        cluster: criteria.is_external && cluster[index],
     });
-    let has_any_endpoint =
-        candidates.iter().any(|it| it.endpoint.conditions.ready || is_leaving(it.endpoint));
-    Answer { scopes: scopes.collect(), has_any_endpoint }
+    let could_serve = |it: &Endpoint| it.conditions.ready || is_serving_terminating(it);
+    Selection {
+        scopes: scopes.collect(),
+        has_any_endpoint: candidates.iter().any(|it| could_serve(it.endpoint)),
+    }
 }
 
-/// The ready candidates that `ready` accepts; if there are none, those that serve although they are going away
-/// (KEP-1669) and that `leaving` accepts.
+/// The ready candidates that `ready` accepts; if there are none, the serving terminating ones that `terminating` accepts
+/// (KEP-1669).
 fn with_fallback(
     candidates: &[Candidate<'_>],
     ready: impl Fn(&Endpoint) -> bool,
-    leaving: impl Fn(&Endpoint) -> bool,
+    terminating: impl Fn(&Endpoint) -> bool,
 ) -> Vec<bool> {
-    let chosen: Vec<_> =
+    let selected: Vec<_> =
         candidates.iter().map(|it| it.endpoint.conditions.ready && ready(it.endpoint)).collect();
-    if chosen.contains(&true) {
-        return chosen;
+    if selected.contains(&true) {
+        return selected;
     }
-    candidates.iter().map(|it| is_leaving(it.endpoint) && leaving(it.endpoint)).collect()
+    candidates.iter().map(|it| is_serving_terminating(it.endpoint) && terminating(it.endpoint)).collect()
 }
 
-/// Not ready, serving and terminating.
-fn is_leaving(endpoint: &Endpoint) -> bool {
-    let conditions = endpoint.conditions;
-    !conditions.ready && conditions.serving && conditions.terminating
-}
-
-/// Whether it answers, chosen or not.
-pub(crate) fn serves(endpoint: &Endpoint) -> bool {
-    endpoint.conditions.ready || endpoint.conditions.serving
-}
-
-/// An endpoint whose node is not known is never local.
-pub(crate) fn is_local(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
-    endpoint.node.as_deref() == Some(node.name)
-}
-
-/// Which hints count (KEP-2433, KEP-3015).
+/// The topology hints that are used (KEP-2433, KEP-3015).
 #[derive(Clone, Copy, Debug)]
 enum Topology {
     /// Those for nodes.
     Node,
     /// Those for zones.
     Zone,
-    /// None: every endpoint is used.
-    All,
+    /// None: every endpoint is accepted.
+    Unrestricted,
 }
 
 impl Topology {
-    fn keeps(self, endpoint: &Endpoint, node: NodeView<'_>) -> bool {
+    /// Hints are used only if every ready endpoint has one and at least one of them matches the node or its zone.
+    fn of(candidates: &[Candidate<'_>], node: NodeView<'_>) -> Self {
+        let ready = || candidates.iter().map(|it| it.endpoint).filter(|it| it.conditions.ready);
+        if ready().all(|it| !it.node_hints.is_empty()) && ready().any(|it| matches_node(it, node)) {
+            Self::Node
+        } else if ready().all(|it| !it.zone_hints.is_empty()) && ready().any(|it| matches_zone(it, node)) {
+            Self::Zone
+        } else {
+            Self::Unrestricted
+        }
+    }
+
+    fn accepts(self, endpoint: &Endpoint, node: NodeView<'_>) -> bool {
         match self {
-            Self::Node => names_node(endpoint, node),
-            Self::Zone => names_zone(endpoint, node),
-            Self::All => true,
+            Self::Node => matches_node(endpoint, node),
+            Self::Zone => matches_zone(endpoint, node),
+            Self::Unrestricted => true,
         }
     }
 }
 
-/// Hints count only if every ready endpoint has one and at least one of them names this node, or its zone.
-fn topology(candidates: &[Candidate<'_>], node: NodeView<'_>) -> Topology {
-    let ready = || candidates.iter().map(|it| it.endpoint).filter(|it| it.conditions.ready);
-    if ready().all(|it| !it.node_hints.is_empty()) && ready().any(|it| names_node(it, node)) {
-        Topology::Node
-    } else if ready().all(|it| !it.zone_hints.is_empty()) && ready().any(|it| names_zone(it, node)) {
-        Topology::Zone
-    } else {
-        Topology::All
-    }
-}
-
-fn names_node(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
+fn matches_node(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
     endpoint.node_hints.iter().any(|it| &**it == node.name)
 }
 
-fn names_zone(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
+fn matches_zone(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
     endpoint.zone_hints.iter().any(|it| Some(&**it) == node.zone)
 }

@@ -1,7 +1,7 @@
-//! What a cluster says: Services, EndpointSlices and Nodes, reduced to what the brain reads.
+//! A snapshot of a cluster: Services, EndpointSlices and Nodes, reduced to the fields that the brain reads.
 //!
-//! The one rule: what is written down here has been understood.
-//! Addresses, ports and protocols are values of their types; what could not be read was [`Rejected`] at the rim.
+//! Invariant: every value is valid.
+//! Addresses, ports and protocols are parsed; a field that cannot be parsed is [`Rejected`] by the source.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,15 +19,14 @@ use crate::{
     state::{self, ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
 };
 
-/// Everything a cluster says, as one snapshot.
+/// A snapshot of a cluster.
 ///
-/// Objects stand behind an [`Arc`]: a snapshot shares with the one before it what did not change, and two snapshots
-/// are compared by pointers first.
+/// Objects are behind an [`Arc`]: successive snapshots share what did not change, and are compared by pointer first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterState {
     services: BTreeMap<ServiceName, Arc<Service>>,
     slices: BTreeMap<ServiceName, BTreeMap<SliceName, Arc<EndpointSlice>>>,
-    /// Which Service a slice is filed under: a slice may be given another label.
+    /// The key in `slices` of each slice: the label of a slice can change.
     slice_owners: HashMap<SliceName, ServiceName>,
     nodes: BTreeMap<Arc<str>, Arc<Node>>,
 }
@@ -43,7 +42,7 @@ impl ClusterState {
         self.services.get(name)
     }
 
-    /// The EndpointSlices that name a Service, whether it exists or not, in the order of their names.
+    /// The EndpointSlices of a Service, in the order of their names; the Service need not exist.
     pub fn slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         self.slices.get(service).into_iter().flat_map(BTreeMap::values)
     }
@@ -68,20 +67,20 @@ impl ClusterState {
         self.nodes.get(name)
     }
 
-    /// Adds a Service, or puts it in the place of the one of the same name; returns that one.
+    /// Adds a Service, or replaces the one of the same name, which is returned.
     pub fn set_service(&mut self, service: impl Into<Arc<Service>>) -> Option<Arc<Service>> {
         let service = service.into();
         self.services.insert(service.name.clone(), service)
     }
 
-    /// Takes a Service away and returns it.
+    /// Removes a Service and returns it.
     pub fn delete_service(&mut self, name: &ServiceName) -> Option<Arc<Service>> {
         self.services.remove(name)
     }
 
-    /// Adds an EndpointSlice, or puts it in the place of the one of the same name; returns that one.
+    /// Adds an EndpointSlice, or replaces the one of the same name, which is returned.
     ///
-    /// Both may belong to different Services: those of the old and of the new slice are affected.
+    /// The old slice may belong to another Service than the new one.
     pub fn set_slice(&mut self, slice: impl Into<Arc<EndpointSlice>>) -> Option<Arc<EndpointSlice>> {
         let slice = slice.into();
         if self.slice_owners.get(&slice.name) == Some(&slice.service)
@@ -95,7 +94,7 @@ impl ClusterState {
         old
     }
 
-    /// Takes an EndpointSlice away and returns it.
+    /// Removes an EndpointSlice and returns it.
     pub fn delete_slice(&mut self, name: &SliceName) -> Option<Arc<EndpointSlice>> {
         let owner = self.slice_owners.remove(name)?;
         let siblings = self.slices.get_mut(&owner)?;
@@ -106,13 +105,13 @@ impl ClusterState {
         old
     }
 
-    /// Adds a Node, or puts it in the place of the one of the same name; returns that one.
+    /// Adds a Node, or replaces the one of the same name, which is returned.
     pub fn set_node(&mut self, node: impl Into<Arc<Node>>) -> Option<Arc<Node>> {
         let node = node.into();
         self.nodes.insert(node.name.clone(), node)
     }
 
-    /// Takes a Node away and returns it.
+    /// Removes a Node and returns it.
     pub fn delete_node(&mut self, name: &str) -> Option<Arc<Node>> {
         self.nodes.remove(name)
     }
@@ -123,17 +122,17 @@ impl ClusterState {
 pub struct Service {
     /// Its identity.
     pub name: ServiceName,
-    /// When it was created: of two Services that want one address, the older one has it.
+    /// `metadata.creationTimestamp`, which decides conflicts, see [`crate::conflicts`].
     pub created: Option<Timestamp>,
-    /// Its type; none for `ExternalName`, which is an entry in DNS and nothing to be served.
+    /// Its type; none for `ExternalName`, which is a DNS entry only.
     pub kind: Option<ServiceKind>,
-    /// The label `service.kubernetes.io/service-proxy-name`: the proxy that is to serve it.
+    /// The label `service.kubernetes.io/service-proxy-name`: the proxy that serves it.
     pub proxy_name: Option<String>,
-    /// Its cluster IPs, the primary family first; none if it is headless or has not been given one yet.
+    /// Its cluster IPs, the primary family first; none if it is headless or none is allocated yet.
     pub cluster_ips: Vec<IpAddr>,
     /// `spec.externalIPs`, of any family.
     pub external_ips: Vec<IpAddr>,
-    /// The ingress IPs that nodes answer for (`ipMode: VIP` or none), of any family.
+    /// The ingress IPs that nodes handle themselves (`ipMode: VIP` or none), of any family.
     pub load_balancer_ips: Vec<IpAddr>,
     /// Its ports in the order of the manifest; (port, protocol) is unique.
     pub ports: Vec<ServicePort>,
@@ -141,7 +140,7 @@ pub struct Service {
     pub internal_policy: TrafficPolicy,
     /// The policy for traffic from outside the cluster.
     pub external_policy: TrafficPolicy,
-    /// `sessionAffinity: ClientIP` with its time-out, if asked for.
+    /// `sessionAffinity: ClientIP` with its timeout, if set.
     pub affinity: Option<ClientIpAffinity>,
     /// `spec.loadBalancerSourceRanges`, of any family.
     pub source_ranges: Vec<IpNet>,
@@ -160,14 +159,14 @@ pub struct ServicePort {
     pub port: NonZeroU16,
     /// The port at the nodes' addresses.
     pub node_port: Option<NonZeroU16>,
-    /// Where the manifest says that it leads.
+    /// `targetPort`.
     pub target_port: TargetPort,
 }
 
 /// An EndpointSlice's identity: `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SliceName {
-    /// The namespace it lives in.
+    /// Its namespace.
     pub namespace: Arc<str>,
     /// Its name in that namespace.
     pub name: Arc<str>,
@@ -184,9 +183,9 @@ impl fmt::Display for SliceName {
 pub struct EndpointSlice {
     /// Its identity.
     pub name: SliceName,
-    /// The Service that its label `kubernetes.io/service-name` names, in its own namespace.
+    /// The Service of its label `kubernetes.io/service-name`, in its own namespace.
     pub service: ServiceName,
-    /// Whether it carries the label `service.kubernetes.io/headless`.
+    /// Whether it has the label `service.kubernetes.io/headless`.
     pub headless: bool,
     /// The family of all its addresses.
     pub family: Family,
@@ -194,14 +193,14 @@ pub struct EndpointSlice {
     pub ports: Vec<SlicePort>,
     /// Its endpoints.
     pub endpoints: Vec<Endpoint>,
-    /// When the change that it was last written for happened (`endpoints.kubernetes.io/last-change-trigger-time`).
+    /// The time of the last change that it reflects (`endpoints.kubernetes.io/last-change-trigger-time`).
     pub trigger_time: Option<Timestamp>,
 }
 
 /// One port of an [`EndpointSlice`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicePort {
-    /// The name of the service port that it stands for, often empty.
+    /// The name of its service port, often empty.
     pub name: String,
     /// Its protocol.
     pub protocol: Protocol,
@@ -216,9 +215,9 @@ pub struct Endpoint {
     pub address: IpAddr,
     /// Its conditions.
     pub conditions: Conditions,
-    /// The node it runs on, if the slice says so.
+    /// The node that it runs on, if set.
     pub node: Option<Arc<str>>,
-    /// The name of the pod behind it, if there is one.
+    /// The name of its pod, if it has one.
     pub pod: Option<Arc<str>>,
     /// Its host name, often empty.
     pub hostname: String,
@@ -228,14 +227,14 @@ pub struct Endpoint {
     pub zone_hints: Vec<Arc<str>>,
 }
 
-/// The conditions of an [`Endpoint`], with what is not set filled in.
+/// The conditions of an [`Endpoint`], with the defaults of Kubernetes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Conditions {
-    /// It takes new connections; true if not set.
+    /// It accepts new connections; true if not set.
     pub ready: bool,
-    /// It answers, ready or not; true if not set.
+    /// It serves traffic, ready or not; true if not set.
     pub serving: bool,
-    /// It is going away; false if not set.
+    /// It is being deleted; false if not set.
     pub terminating: bool,
 }
 
@@ -246,7 +245,7 @@ pub struct Node {
     pub name: Arc<str>,
     /// Its label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
-    /// What backends need to know of it.
+    /// What datapaths and health checks use.
     pub info: state::NodeInfo,
 }
 
@@ -267,21 +266,21 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_can_move_to_another_service() {
-        let mut facts = ClusterState::default();
-        assert_eq!(facts.set_slice(slice("s", "a")), None);
-        assert_eq!(facts.set_slice(slice("s", "b")), Some(Arc::new(slice("s", "a"))));
-        assert_eq!(facts.slices_of(&ServiceName::new("ns", "a")).count(), 0);
-        assert_eq!(facts.slices_of(&ServiceName::new("ns", "b")).count(), 1);
+    fn a_slice_moves_to_another_service() {
+        let mut cluster = ClusterState::default();
+        assert_eq!(cluster.set_slice(slice("s", "a")), None);
+        assert_eq!(cluster.set_slice(slice("s", "b")), Some(Arc::new(slice("s", "a"))));
+        assert_eq!(cluster.slices_of(&ServiceName::new("ns", "a")).count(), 0);
+        assert_eq!(cluster.slices_of(&ServiceName::new("ns", "b")).count(), 1);
     }
 
     #[test]
-    fn what_was_set_and_deleted_leaves_no_trace() {
-        let mut facts = ClusterState::default();
-        facts.set_slice(slice("s", "a"));
-        facts.delete_slice(&slice("s", "a").name);
-        facts.set_node(Node { name: "n".into(), zone: None, info: state::NodeInfo::default() });
-        facts.delete_node("n");
-        assert_eq!(facts, ClusterState::default());
+    fn a_deleted_object_leaves_no_trace() {
+        let mut cluster = ClusterState::default();
+        cluster.set_slice(slice("s", "a"));
+        cluster.delete_slice(&slice("s", "a").name);
+        cluster.set_node(Node { name: "n".into(), zone: None, info: state::NodeInfo::default() });
+        cluster.delete_node("n");
+        assert_eq!(cluster, ClusterState::default());
     }
 }

@@ -1,18 +1,22 @@
-//! The vocabulary: what a cluster says ([`cluster`]) and what one node must do about it ([`state`]).
+//! The types of the domain: the state of a cluster ([`cluster`]), and the state that one node must serve ([`state`]).
 //!
-//! The one rule: plain data only.
-//! No IO, no clock, no wire format, no Kubernetes client types, no kernel types.
+//! Invariant: plain data only.
+//! No I/O, no clock, no wire format, no types of a Kubernetes client or of the kernel.
 
 #![forbid(unsafe_code)]
 
-mod name;
+mod net;
 mod rejected;
+mod service_name;
 mod time;
 
 pub mod cluster;
+pub mod conflicts;
+pub mod diff;
 pub mod services;
 pub mod state;
 
-pub use name::{Family, Protocol, ServiceName};
+pub use net::{Family, PerFamily, Protocol};
 pub use rejected::Rejected;
+pub use service_name::ServiceName;
 pub use time::Timestamp;

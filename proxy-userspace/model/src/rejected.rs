@@ -1,13 +1,13 @@
-//! What is not served, beside what is.
+//! A part of the input that is not served.
 
 use std::fmt;
 
-/// Something that was refused, alone: what it is part of goes on without it.
+/// One rejected part of an object; the rest of the object is served without it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rejected {
-    /// What was refused: the object and the field.
+    /// The object and the field.
     pub item: String,
-    /// Why, with the value, and what would do.
+    /// Why it was rejected, with the value, and what would be accepted.
     pub reason: String,
 }
 

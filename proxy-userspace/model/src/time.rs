@@ -1,16 +1,16 @@
-//! A moment, as objects of a cluster name it. Nothing here asks for the time.
+//! Timestamps of Kubernetes objects. Nothing here reads a clock.
 
-/// Microseconds since the beginning of 1970, UTC.
+/// Microseconds since the Unix epoch, UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// The moment so many microseconds after the beginning of 1970.
+    /// From microseconds since the Unix epoch.
     pub const fn from_micros(micros: i64) -> Self {
         Self(micros)
     }
 
-    /// Microseconds since the beginning of 1970.
+    /// Microseconds since the Unix epoch.
     pub const fn as_micros(self) -> i64 {
         self.0
     }

@@ -1,8 +1,8 @@
-//! The rules of what a Service means, one test each.
+//! How a Service becomes the state of a node.
 
-mod clashes;
-mod histories;
-mod laws;
+mod conflicts;
+mod incremental;
+mod properties;
 mod rules;
 
 use std::{num::NonZeroU16, sync::Arc};
@@ -17,7 +17,7 @@ use model::{
 
 use crate::{NodeView, Options, service_state};
 
-/// The node that asks: n1, in zone a.
+/// The node whose state is derived: n1, in zone a.
 const NODE: NodeView<'_> = NodeView { name: "n1", zone: Some("a") };
 
 fn number(port: u16) -> NonZeroU16 {
@@ -48,7 +48,7 @@ fn service_port(name: &str, protocol: Protocol, port: u16) -> ServicePort {
     ServicePort { name: name.into(), protocol, port: number(port), node_port: None, target_port }
 }
 
-/// The Service with a node port, so that it can be reached from outside.
+/// The Service with a node port, reachable from outside.
 fn with_node_port() -> Service {
     let mut service = service();
     service.ports[0].node_port = Some(number(30080));
@@ -67,7 +67,7 @@ fn slice_named(name: &str, family: Family, endpoints: Vec<Endpoint>) -> Endpoint
     }
 }
 
-/// A slice of IPv4 whose port is 8080.
+/// A slice of IPv4 endpoints with port 8080.
 fn slice(endpoints: impl Into<Vec<Endpoint>>) -> EndpointSlice {
     slice_named("web-1", Family::V4, endpoints.into())
 }
@@ -94,8 +94,8 @@ fn unready(endpoint: Endpoint) -> Endpoint {
     Endpoint { conditions: Conditions { ready: false, serving: false, terminating: false }, ..endpoint }
 }
 
-/// Going away, and still serving.
-fn leaving(endpoint: Endpoint) -> Endpoint {
+/// Terminating, and still serving.
+fn terminating(endpoint: Endpoint) -> Endpoint {
     Endpoint { conditions: Conditions { ready: false, serving: true, terminating: true }, ..endpoint }
 }
 
@@ -111,25 +111,25 @@ fn pod(endpoint: Endpoint, pod: &str) -> Endpoint {
     Endpoint { pod: Some(pod.into()), ..endpoint }
 }
 
-/// A Node of which nothing else is known.
+/// A Node without addresses.
 fn node(name: &str, zone: Option<&str>) -> Node {
     Node { name: name.into(), zone: zone.map(Into::into), info: state::NodeInfo::default() }
 }
 
-fn facts(service: &Service, slices: &[EndpointSlice]) -> ClusterState {
-    let mut facts = ClusterState::default();
-    facts.set_service(service.clone());
+fn cluster(service: &Service, slices: &[EndpointSlice]) -> ClusterState {
+    let mut cluster = ClusterState::default();
+    cluster.set_service(service.clone());
     for slice in slices {
-        facts.set_slice(slice.clone());
+        cluster.set_slice(slice.clone());
     }
-    facts
+    cluster
 }
 
 fn state(service: &Service, slices: &[EndpointSlice]) -> ServiceState {
     service_state(service, slices, NODE, &Options::default()).unwrap()
 }
 
-/// The last parts of the addresses that a port leads to: `1 2 v6:1`, with the target port where it is not 8080.
+/// The targets of a port by the last part of their address, as `1 2 v6:1`, with `@port` if it is not 8080.
 fn targets(state: &ServiceState, port: usize, scope: Scope) -> String {
     let mut targets: Vec<_> =
         [Family::V4, Family::V6].into_iter().flat_map(|it| state.targets(port, it, scope)).collect();
@@ -144,15 +144,15 @@ fn targets(state: &ServiceState, port: usize, scope: Scope) -> String {
     texts.collect::<Vec<_>>().join(" ")
 }
 
-/// Checks the first port: where traffic to the cluster IP, from outside, and short-circuited may go.
+/// Checks the targets of the first port for each scope: internal, external, cluster.
 #[track_caller]
-fn check(service: &Service, endpoints: &[Endpoint], internal: &str, external: &str, cluster: &str) {
+fn check(service: &Service, endpoints: &[Endpoint], internal: &str, external: &str, short_circuit: &str) {
     let state = state(service, &[slice(endpoints)]);
     let found = [Scope::Internal, Scope::External, Scope::Cluster].map(|it| targets(&state, 0, it));
-    assert_eq!(found, [internal, external, cluster]);
+    assert_eq!(found, [internal, external, short_circuit]);
 }
 
-/// Checks where traffic to the cluster IP may go.
+/// Checks the targets of the first port for traffic to the cluster IP.
 #[track_caller]
 fn check_internal(slices: &[EndpointSlice], internal: &str) {
     assert_eq!(targets(&state(&service(), slices), 0, Scope::Internal), internal);

@@ -1,4 +1,4 @@
-//! One test for each rule of what a Service means.
+//! One test for each rule of how Services and slices are read.
 
 use model::{
     Family, Protocol,
@@ -15,7 +15,7 @@ fn is_served(service: &Service, options: &Options) -> bool {
     service_state(service, [], NODE, options).is_some()
 }
 
-// Which Services and slices count.
+// Which Services and slices are used.
 
 #[test]
 fn external_names_are_not_served() {
@@ -23,7 +23,7 @@ fn external_names_are_not_served() {
 }
 
 #[test]
-fn without_a_cluster_ip_nothing_is_served() {
+fn a_service_without_a_cluster_ip_is_not_served() {
     assert!(!is_served(&Service { cluster_ips: Vec::new(), ..service() }, &Options::default()));
 }
 
@@ -44,20 +44,20 @@ fn a_service_of_another_proxy_is_not_served() {
 }
 
 #[test]
-fn headless_slices_are_not_read() {
+fn headless_slices_are_ignored() {
     let headless = EndpointSlice { headless: true, ..slice([at("10.1.0.1")]) };
     check_internal(&[headless, slice([at("10.1.0.2")])], "2");
 }
 
 #[test]
-fn slices_of_other_services_are_not_read() {
+fn slices_of_other_services_are_ignored() {
     let other = EndpointSlice { service: ServiceName::new("ns", "other"), ..slice([at("10.1.0.1")]) };
-    let state = node_state(&facts(&service(), &[other]), "n1", &Options::default());
+    let state = node_state(&cluster(&service(), &[other]), "n1", &Options::default());
     assert!(state.services.values().all(|it| it.endpoints.is_empty()));
 }
 
 #[test]
-fn an_address_in_two_slices_counts_once_and_the_ready_copy_wins() {
+fn of_an_address_in_two_slices_the_ready_copy_is_used() {
     let slices = [
         slice([at("10.1.0.1"), unready(at("10.1.0.2"))]),
         slice_named("web-2", Family::V4, vec![unready(at("10.1.0.1")), at("10.1.0.2")]),
@@ -66,9 +66,11 @@ fn an_address_in_two_slices_counts_once_and_the_ready_copy_wins() {
 }
 
 #[test]
-fn a_leaving_copy_wins_over_an_unready_one() {
-    let slices =
-        [slice([unready(at("10.1.0.1"))]), slice_named("web-2", Family::V4, vec![leaving(at("10.1.0.1"))])];
+fn a_serving_terminating_copy_is_preferred_to_an_unready_one() {
+    let slices = [
+        slice([unready(at("10.1.0.1"))]),
+        slice_named("web-2", Family::V4, vec![terminating(at("10.1.0.1"))]),
+    ];
     check_internal(&slices, "1");
 }
 
@@ -92,7 +94,7 @@ fn ports_match_by_name_and_protocol() {
 }
 
 #[test]
-fn a_target_comes_from_its_own_slice() {
+fn the_target_port_comes_from_the_slice_of_the_endpoint() {
     let mut other = slice_named("web-2", Family::V4, vec![at("10.1.0.2")]);
     other.ports[0].port = number(9090);
     check_internal(&[slice([at("10.1.0.1")]), other], "1 2@9090");
@@ -109,7 +111,7 @@ fn one_address_with_two_targets_is_two_endpoints() {
 }
 
 #[test]
-fn an_endpoint_is_local_if_it_names_this_node() {
+fn an_endpoint_is_local_if_it_is_on_this_node() {
     let endpoints = [here("10.1.0.1"), at("10.1.0.2"), Endpoint { node: None, ..at("10.1.0.3") }];
     let local: Vec<_> =
         state(&service(), &[slice(endpoints)]).endpoints.iter().map(|it| (it.v4, it.local)).collect();
@@ -119,23 +121,23 @@ fn an_endpoint_is_local_if_it_names_this_node() {
 }
 
 #[test]
-fn a_node_that_is_not_known_is_served_too() {
-    let facts = facts(&service(), &[slice([zones(at("10.1.0.1"), &["b"])])]);
-    let state = node_state(&facts, "unknown", &Options::default());
+fn an_unknown_node_gets_a_state_too() {
+    let cluster = cluster(&service(), &[slice([zones(at("10.1.0.1"), &["b"])])]);
+    let state = node_state(&cluster, "unknown", &Options::default());
     assert_eq!(state.services.values().map(|it| it.endpoints.len()).collect::<Vec<_>>(), [1]);
 }
 
 #[test]
 fn the_zone_comes_from_the_node() {
     let endpoints = [zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])];
-    let mut facts = facts(&service(), &[slice(endpoints)]);
-    facts.set_node(node("n1", Some("b")));
-    let state = node_state(&facts, "n1", &Options::default());
+    let mut cluster = cluster(&service(), &[slice(endpoints)]);
+    cluster.set_node(node("n1", Some("b")));
+    let state = node_state(&cluster, "n1", &Options::default());
     let state = state.services.values().next().unwrap();
     assert_eq!(targets(state, 0, Scope::Internal), "2");
 }
 
-// What serves, and is not chosen.
+// Endpoints that serve and are not selected.
 
 /// The same Service and slice for UDP.
 fn over_udp(mut service: Service, endpoints: impl Into<Vec<Endpoint>>) -> ServiceState {
@@ -150,12 +152,12 @@ fn other_serving(state: &ServiceState) -> Vec<String> {
 }
 
 #[test]
-fn udp_endpoints_that_serve_unselected_are_named() {
-    let endpoints = [here("10.1.0.1"), leaving(at("10.1.0.2")), unready(at("10.1.0.3"))];
+fn udp_endpoints_that_serve_unselected_are_listed() {
+    let endpoints = [here("10.1.0.1"), terminating(at("10.1.0.2")), unready(at("10.1.0.3"))];
     assert_eq!(other_serving(&over_udp(service(), endpoints.clone())), ["0 10.1.0.2:8080"]);
     let hinted = [zones(at("10.1.0.5"), &["b"]), zones(here("10.1.0.1"), &["a"])];
     assert_eq!(other_serving(&over_udp(service(), hinted)), ["0 10.1.0.5:8080"]);
-    // A connection of TCP is left alone in any case.
+    // TCP connections continue in any case.
     assert_eq!(other_serving(&state(&service(), &[slice(endpoints)])), [""; 0]);
 }
 
@@ -186,7 +188,7 @@ fn external_ips_can_be_turned_off() {
 }
 
 #[test]
-fn reachability_of_one_family_does_not_touch_the_other() {
+fn reachability_of_one_family_does_not_affect_the_other() {
     let service = Service { external_ips: vec!["2001:db8::1".parse().unwrap()], ..service() };
     let slices = [slice([at("10.1.0.1")]), slice_named("web-6", Family::V6, vec![at("fd00:1::1")])];
     let state = state(&service, &slices);
@@ -195,7 +197,7 @@ fn reachability_of_one_family_does_not_touch_the_other() {
 }
 
 #[test]
-fn reachability_of_one_port_does_not_touch_another() {
+fn reachability_of_one_port_does_not_affect_another() {
     let mut service = with_node_port();
     service.ports.push(service_port("", Protocol::Udp, 80));
     let mut slice = slice([at("10.1.0.1")]);
@@ -205,7 +207,7 @@ fn reachability_of_one_port_does_not_touch_another() {
 }
 
 #[test]
-fn only_a_load_balancer_with_policy_local_is_asked_for_its_health() {
+fn only_a_load_balancer_with_policy_local_has_a_health_check_port() {
     let health = |kind, external_policy| {
         let kind = Some(kind);
         let health_check_node_port = Some(number(32000));
@@ -217,7 +219,7 @@ fn only_a_load_balancer_with_policy_local_is_asked_for_its_health() {
     assert!(!health(ServiceKind::NodePort, LOCAL));
 }
 
-// Which endpoints: policies and fallbacks.
+// Selection: policies and fallbacks.
 
 #[test]
 fn cluster_policy_uses_every_ready_endpoint() {
@@ -236,76 +238,77 @@ fn policy_local_uses_local_endpoints_and_the_short_circuit_all() {
 }
 
 #[test]
-fn leaving_endpoints_serve_only_if_none_is_ready() {
-    check(&service(), &[leaving(at("10.1.0.1")), unready(at("10.1.0.2"))], "1", "", "");
-    check(&service(), &[leaving(at("10.1.0.1")), at("10.1.0.2")], "2", "", "");
+fn serving_terminating_endpoints_are_used_only_if_none_is_ready() {
+    check(&service(), &[terminating(at("10.1.0.1")), unready(at("10.1.0.2"))], "1", "", "");
+    check(&service(), &[terminating(at("10.1.0.1")), at("10.1.0.2")], "2", "", "");
 }
 
 #[test]
-fn leaving_endpoints_that_no_longer_serve_are_not_used() {
-    let mut gone = leaving(at("10.1.0.1"));
+fn terminating_endpoints_that_no_longer_serve_are_not_used() {
+    let mut gone = terminating(at("10.1.0.1"));
     gone.conditions.serving = false;
     check(&service(), &[gone], "", "", "");
 }
 
 #[test]
-fn cluster_and_local_fall_back_apart() {
+fn cluster_and_local_fall_back_independently() {
     let service = Service { external_policy: LOCAL, ..with_node_port() };
-    check(&service, &[leaving(here("10.1.0.1")), at("10.1.0.2")], "2", "1", "2");
+    check(&service, &[terminating(here("10.1.0.1")), at("10.1.0.2")], "2", "1", "2");
 }
 
 #[test]
-fn who_serves_only_because_no_other_does_is_said_to_leave() {
+fn an_endpoint_selected_as_a_fallback_is_marked_serving_terminating() {
     let service = Service { external_policy: LOCAL, ..with_node_port() };
-    let said = |endpoints: &[Endpoint]| -> Vec<_> {
+    let marks = |endpoints: &[Endpoint]| -> Vec<_> {
         let state = state(&service, &[slice(endpoints)]);
         state.endpoints.iter().map(|it| (it.local, it.serving_terminating)).collect()
     };
     assert_eq!(
-        said(&[leaving(pod(here("10.1.0.1"), "a")), pod(at("10.1.0.2"), "b")]),
+        marks(&[terminating(pod(here("10.1.0.1"), "a")), pod(at("10.1.0.2"), "b")]),
         [(true, true), (false, false)]
     );
-    assert_eq!(said(&[leaving(here("10.1.0.1")), here("10.1.0.2")]), [(true, false)]);
-    // It is served on purpose, whatever becomes of it (publishNotReadyAddresses).
+    assert_eq!(marks(&[terminating(here("10.1.0.1")), here("10.1.0.2")]), [(true, false)]);
+    // Ready although it is terminating (publishNotReadyAddresses): no fallback.
     let mut wanted = here("10.1.0.1");
     wanted.conditions.terminating = true;
-    assert_eq!(said(&[wanted]), [(true, false)]);
+    assert_eq!(marks(&[wanted]), [(true, false)]);
 }
 
 #[test]
-fn families_fall_back_apart() {
-    let slices = [slice([at("10.1.0.1")]), slice_named("web-6", Family::V6, vec![leaving(at("fd00:1::2"))])];
+fn families_fall_back_independently() {
+    let slices =
+        [slice([at("10.1.0.1")]), slice_named("web-6", Family::V6, vec![terminating(at("fd00:1::2"))])];
     check_internal(&slices, "1 v6:2");
 }
 
 #[test]
-fn usable_says_whether_anyone_could_serve() {
-    let usable = |endpoints: &[Endpoint]| {
+fn has_any_endpoint_is_true_if_any_endpoint_could_serve() {
+    let has_any = |endpoints: &[Endpoint]| {
         let service = Service { internal_policy: LOCAL, ..service() };
         state(&service, &[slice(endpoints)]).service.ports[0].has_any_endpoint.v4
     };
-    assert!(usable(&[at("10.1.0.1")]));
-    assert!(usable(&[leaving(at("10.1.0.1"))]));
-    assert!(!usable(&[unready(at("10.1.0.1"))]));
-    assert!(!usable(&[]));
+    assert!(has_any(&[at("10.1.0.1")]));
+    assert!(has_any(&[terminating(at("10.1.0.1"))]));
+    assert!(!has_any(&[unready(at("10.1.0.1"))]));
+    assert!(!has_any(&[]));
 }
 
-// Which endpoints: topology.
+// Selection: topology.
 
 #[test]
-fn zone_hints_keep_this_zone() {
+fn zone_hints_select_this_zone() {
     let endpoints = [zones(at("10.1.0.1"), &["a", "b"]), zones(at("10.1.0.2"), &["b"])];
     check(&service(), &endpoints, "1", "", "");
 }
 
 #[test]
-fn one_endpoint_without_a_hint_turns_hints_off() {
+fn one_endpoint_without_a_hint_disables_hints() {
     check(&service(), &[zones(at("10.1.0.1"), &["a"]), at("10.1.0.2")], "1 2", "", "");
     check(&service(), &[nodes(at("10.1.0.1"), &["n1"]), at("10.1.0.2")], "1 2", "", "");
 }
 
 #[test]
-fn hints_that_name_another_zone_only_are_ignored() {
+fn hints_for_other_zones_only_are_ignored() {
     check(&service(), &[zones(at("10.1.0.1"), &["b"]), zones(at("10.1.0.2"), &["c"])], "1 2", "", "");
 }
 
@@ -318,41 +321,42 @@ fn hints_without_a_zone_are_ignored() {
 }
 
 #[test]
-fn node_hints_come_before_zone_hints() {
+fn node_hints_take_precedence_over_zone_hints() {
     let endpoints =
         [nodes(zones(at("10.1.0.1"), &["a"]), &["n2"]), nodes(zones(at("10.1.0.2"), &["b"]), &["n1"])];
     check(&service(), &endpoints, "2", "", "");
 }
 
 #[test]
-fn node_hints_for_other_nodes_leave_it_to_the_zone() {
+fn without_a_matching_node_hint_zone_hints_are_used() {
     let endpoints =
         [nodes(zones(at("10.1.0.1"), &["a"]), &["n2"]), nodes(zones(at("10.1.0.2"), &["b"]), &["n3"])];
     check(&service(), &endpoints, "1", "", "");
 }
 
 #[test]
-fn hints_of_endpoints_that_are_not_ready_do_not_count() {
+fn hints_of_endpoints_that_are_not_ready_are_ignored() {
     let endpoints = [zones(at("10.1.0.1"), &["b"]), zones(unready(at("10.1.0.2")), &["a"])];
     check(&service(), &endpoints, "1", "", "");
-    let endpoints = [zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"]), leaving(at("10.1.0.3"))];
+    let endpoints =
+        [zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"]), terminating(at("10.1.0.3"))];
     check(&service(), &endpoints, "1", "", "");
 }
 
 #[test]
 fn hints_do_not_filter_the_fallback() {
-    let endpoints = [zones(leaving(at("10.1.0.1")), &["a"]), zones(leaving(at("10.1.0.2")), &["b"])];
+    let endpoints = [zones(terminating(at("10.1.0.1")), &["a"]), zones(terminating(at("10.1.0.2")), &["b"])];
     check(&service(), &endpoints, "1 2", "", "");
 }
 
 #[test]
-fn hints_do_not_touch_the_local_set() {
+fn hints_do_not_filter_policy_local() {
     let endpoints = [zones(here("10.1.0.1"), &["b"]), zones(at("10.1.0.2"), &["a"])];
     check(&Service { external_policy: LOCAL, ..with_node_port() }, &endpoints, "2", "1", "2");
 }
 
 #[test]
-fn hints_of_one_family_do_not_touch_the_other() {
+fn hints_of_one_family_do_not_affect_the_other() {
     let v6 = slice_named("web-6", Family::V6, vec![at("fd00:1::1"), at("fd00:1::2")]);
     check_internal(
         &[slice([zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])]), v6],
@@ -360,10 +364,10 @@ fn hints_of_one_family_do_not_touch_the_other() {
     );
 }
 
-// How endpoints are told.
+// Endpoints and their keys.
 
 #[test]
-fn a_pod_that_serves_alike_in_both_families_is_one_endpoint() {
+fn a_pod_with_the_same_ports_in_both_families_is_one_endpoint() {
     let v6 = slice_named("web-6", Family::V6, vec![pod(here("fd00:1::1"), "p")]);
     let state = state(&service(), &[slice([pod(here("10.1.0.1"), "p")]), v6]);
     let [endpoint] = state.endpoints.as_slice() else { panic!("{:?}", state.endpoints) };
@@ -372,7 +376,7 @@ fn a_pod_that_serves_alike_in_both_families_is_one_endpoint() {
 }
 
 #[test]
-fn a_pod_that_serves_differently_per_family_is_two_endpoints() {
+fn a_pod_with_different_ports_per_family_is_two_endpoints() {
     let v6 = slice_named("web-6", Family::V6, vec![pod(here("fd00:1::1"), "p")]);
     let service = Service { external_ips: vec!["192.0.2.1".parse().unwrap()], ..service() };
     let state = state(&service, &[slice([pod(here("10.1.0.1"), "p")]), v6]);
@@ -383,13 +387,13 @@ fn a_pod_that_serves_differently_per_family_is_two_endpoints() {
 }
 
 #[test]
-fn addresses_without_a_pod_stay_apart() {
+fn addresses_without_a_pod_are_separate_endpoints() {
     let v6 = slice_named("web-6", Family::V6, vec![at("fd00:1::1")]);
     assert_eq!(state(&service(), &[slice([at("10.1.0.1")]), v6]).endpoints.len(), 2);
 }
 
 #[test]
-fn an_anonymous_key_stays_the_same_from_build_to_build() {
+fn an_anonymous_key_is_the_same_in_every_build() {
     let state = state(&service(), &[slice([at("10.1.0.1")])]);
     assert_eq!(state.endpoints[0].key, EndpointKey::Anonymous("@48cf66649cd26ca7".into()));
 }

@@ -1,68 +1,31 @@
-//! What differs between two maps.
+//! The difference between two maps.
 
 use std::{cmp::Ordering, sync::Arc};
 
 use crate::{ServiceName, state::ServiceState};
 
-use super::tree::{Kids, Node};
+use super::{
+    cursor::{Cursor, CursorItem},
+    tree::{Children, Tree, TreeNode},
+};
 
-/// Goes through what differs between two maps, in the order of the names: name, before, after.
+/// Iterates over the differences between two maps, in the order of the names: name, before, after.
 #[derive(Debug)]
 pub struct Diff<'a> {
     before: Cursor<'a>,
     after: Cursor<'a>,
-    /// Whether copies of the same value differ.
+    /// Whether equal Services differ if they are not the same object.
     by_pointer: bool,
 }
 
-/// What is still to be looked at, the next at the end.
-type Cursor<'a> = Vec<Item<'a>>;
-
-#[derive(Clone, Copy, Debug)]
-enum Item<'a> {
-    Node(&'a Arc<Node>),
-    Service(&'a Arc<ServiceState>),
-}
-
-impl<'a> Item<'a> {
-    /// The name that nothing in here comes before.
-    fn least(self) -> &'a ServiceName {
-        match self {
-            Self::Node(node) => &node.least,
-            Self::Service(state) => &state.service.name,
-        }
-    }
-
-    /// Whether both are one in memory.
-    fn is(self, other: Self) -> bool {
-        match (self, other) {
-            (Self::Node(a), Self::Node(b)) => Arc::ptr_eq(a, b),
-            (Self::Service(a), Self::Service(b)) => Arc::ptr_eq(a, b),
-            _ => false,
-        }
-    }
-}
-
 impl<'a> Diff<'a> {
-    pub(super) fn new(before: Option<&'a Arc<Node>>, after: Option<&'a Arc<Node>>) -> Self {
-        let cursor = |root: Option<&'a Arc<Node>>| root.map(Item::Node).into_iter().collect();
-        Self { before: cursor(before), after: cursor(after), by_pointer: false }
+    pub(super) fn new(before: &'a Tree, after: &'a Tree) -> Self {
+        Self { before: Cursor::new(before), after: Cursor::new(after), by_pointer: false }
     }
 
-    /// Copies of the same value differ as well.
-    pub(super) fn of_pointers(before: Option<&'a Arc<Node>>, after: Option<&'a Arc<Node>>) -> Self {
+    /// Equal Services that are not the same object differ as well.
+    pub(super) fn of_pointers(before: &'a Tree, after: &'a Tree) -> Self {
         Self { by_pointer: true, ..Self::new(before, after) }
-    }
-}
-
-/// Puts what is in the next node in its place.
-fn open(cursor: &mut Cursor<'_>) {
-    if let Some(Item::Node(node)) = cursor.last().copied() {
-        cursor.pop();
-        match &node.kids {
-            Kids::Services(states) => cursor.extend(states.iter().rev().map(Item::Service)),
-            Kids::Nodes(nodes) => cursor.extend(nodes.iter().rev().map(Item::Node)),
-        }
     }
 }
 
@@ -70,14 +33,15 @@ impl<'a> Iterator for Diff<'a> {
     type Item = (&'a ServiceName, Option<&'a Arc<ServiceState>>, Option<&'a Arc<ServiceState>>);
 
     fn next(&mut self) -> Option<Self::Item> {
+        use CursorItem::{Node, Service};
         loop {
-            let (before, after) = (self.before.last().copied(), self.after.last().copied());
-            // Most of what is next to a change is shared: its names are not even looked at.
+            let (before, after) = (self.before.peek(), self.after.peek());
+            // Most of what surrounds a change is shared: its names are not compared.
             if let (Some(old), Some(new)) = (before, after)
-                && old.is(new)
+                && old.is_same(new)
             {
-                self.before.pop();
-                self.after.pop();
+                self.before.skip();
+                self.after.skip();
                 continue;
             }
             let order = match (before, after) {
@@ -87,32 +51,32 @@ impl<'a> Iterator for Diff<'a> {
                 (Some(before), Some(after)) => before.least().cmp(after.least()),
             };
             match (before, after, order) {
-                // What begins first is looked into first, or there is nothing like it on the other side.
-                (Some(Item::Node(_)), _, Ordering::Less) => open(&mut self.before),
-                (_, Some(Item::Node(_)), Ordering::Greater) => open(&mut self.after),
-                (Some(Item::Service(old)), _, Ordering::Less) => {
-                    self.before.pop();
+                // The subtree that begins first is entered first: the other side may have nothing in its range.
+                (Some(Node(node)), _, Ordering::Less) => self.before.enter(node),
+                (_, Some(Node(node)), Ordering::Greater) => self.after.enter(node),
+                (Some(Service(old)), _, Ordering::Less) => {
+                    self.before.skip();
                     return Some((&old.service.name, Some(old), None));
                 }
-                (_, Some(Item::Service(new)), Ordering::Greater) => {
-                    self.after.pop();
+                (_, Some(Service(new)), Ordering::Greater) => {
+                    self.after.skip();
                     return Some((&new.service.name, None, Some(new)));
                 }
-                (Some(Item::Node(old)), Some(Item::Node(new)), _) => {
-                    // The taller one may have the other inside it.
-                    let (old, new) = (height(old), height(new));
-                    if old >= new {
-                        open(&mut self.before);
+                (Some(Node(old)), Some(Node(new)), _) => {
+                    // The higher one may contain the other.
+                    let heights = height(old).cmp(&height(new));
+                    if heights.is_ge() {
+                        self.before.enter(old);
                     }
-                    if new >= old {
-                        open(&mut self.after);
+                    if heights.is_le() {
+                        self.after.enter(new);
                     }
                 }
-                (Some(Item::Node(_)), _, _) => open(&mut self.before),
-                (_, Some(Item::Node(_)), _) => open(&mut self.after),
-                (Some(Item::Service(old)), Some(Item::Service(new)), _) => {
-                    self.before.pop();
-                    self.after.pop();
+                (Some(Node(node)), _, _) => self.before.enter(node),
+                (_, Some(Node(node)), _) => self.after.enter(node),
+                (Some(Service(old)), Some(Service(new)), _) => {
+                    self.before.skip();
+                    self.after.skip();
                     if self.by_pointer || old != new {
                         return Some((&new.service.name, Some(old), Some(new)));
                     }
@@ -123,10 +87,10 @@ impl<'a> Iterator for Diff<'a> {
     }
 }
 
-/// How many levels are below.
-fn height(mut node: &Node) -> usize {
+/// The number of levels below a node.
+fn height(mut node: &TreeNode) -> usize {
     let mut height = 0;
-    while let Kids::Nodes(nodes) = &node.kids
+    while let Children::Nodes(nodes) = &node.children
         && let Some(first) = nodes.first()
     {
         node = first;

@@ -1,157 +1,150 @@
-//! One change, made to one map or to many.
+//! One change, applied to one map or to many.
 
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{ServiceName, state::ServiceState};
 
-use super::{
-    Services,
-    tree::{FEWEST, Kids, MOST, Node, child, find},
-};
+use super::tree::{Children, MAX_CHILDREN, MIN_CHILDREN, Tree, TreeNode, child, find};
 
-/// A change of one Service, to be made to any number of maps: what they share before it, they share after it.
+/// A change of one Service that can be applied to any number of maps: what they share before it, they share after it.
 #[derive(Debug)]
 pub struct Edit {
     name: ServiceName,
     state: Option<Arc<ServiceState>>,
-    /// Whether another copy of the same value is put in the old one's place.
+    /// Whether to replace an equal Service as well.
     replaces_equal: bool,
-    /// What became of the nodes met so far; each is kept alive, so that its address stays its own.
-    done: HashMap<usize, (Arc<Node>, After)>,
+    /// The results for the nodes visited so far, by address. Each node is kept alive, so that no other one gets its address.
+    results: HashMap<usize, (Arc<TreeNode>, Edited)>,
 }
 
-/// What became of a node.
+/// What a node is replaced with.
 #[derive(Clone, Debug)]
-struct After {
-    nodes: [Option<Arc<Node>>; 2],
-    change: Change,
+struct Edited {
+    nodes: [Option<Arc<TreeNode>>; 2],
+    outcome: Outcome,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    Nothing,
+enum Outcome {
+    Unchanged,
     Added,
     Replaced,
     Removed,
 }
 
 impl Edit {
-    /// Adds a Service, or puts it in the place of the one of the same name, unless that one is of the same value.
+    /// Adds a Service or replaces the one of the same name; a map that has an equal one is not changed.
     pub fn set(state: Arc<ServiceState>) -> Self {
         let name = state.service.name.clone();
-        Self { name, state: Some(state), replaces_equal: false, done: HashMap::new() }
+        Self { name, state: Some(state), replaces_equal: false, results: HashMap::new() }
     }
 
-    /// Takes a Service away.
+    /// Removes a Service.
     pub fn delete(name: ServiceName) -> Self {
-        Self { name, state: None, replaces_equal: false, done: HashMap::new() }
+        Self { name, state: None, replaces_equal: false, results: HashMap::new() }
     }
 
-    /// Puts a Service in the place of one of the same value.
+    /// Replaces a Service by an equal one.
     pub(super) fn replace(state: Arc<ServiceState>) -> Self {
         Self { replaces_equal: true, ..Self::set(state) }
     }
 
-    /// The Service as it is after the change.
+    /// The Service after the change.
     pub fn state(&self) -> Option<&Arc<ServiceState>> {
         self.state.as_ref()
     }
 
-    /// Makes the change; false if the map says so already, and is left as it is.
-    pub fn apply(&mut self, services: &mut Services) -> bool {
-        let Some(root) = &services.root else {
-            let Some(state) = &self.state else { return false };
-            *services = std::iter::once(Arc::clone(state)).collect();
-            return true;
+    /// Changes a tree; false if there is nothing to change.
+    pub(super) fn apply(&mut self, tree: &mut Tree) -> bool {
+        let Some(root) = &tree.root else {
+            *tree = Tree::build(self.state.as_slice());
+            return tree.len > 0;
         };
-        let After { nodes, change } = self.node(root);
-        match change {
-            Change::Nothing => return false,
-            Change::Added => services.len += 1,
-            Change::Removed => services.len -= 1,
-            Change::Replaced => {}
+        let Edited { nodes, outcome } = self.node(root);
+        match outcome {
+            Outcome::Unchanged => return false,
+            Outcome::Added => tree.len += 1,
+            Outcome::Removed => tree.len -= 1,
+            Outcome::Replaced => {}
         }
-        services.root = match nodes {
-            [Some(a), Some(b)] => Node::new(Kids::Nodes(vec![a, b])),
+        tree.root = match nodes {
+            [Some(a), Some(b)] => TreeNode::new(Children::Nodes(vec![a, b])),
             [first, second] => first.or(second).map(collapse),
         };
         true
     }
 
-    fn node(&mut self, node: &Arc<Node>) -> After {
+    fn node(&mut self, node: &Arc<TreeNode>) -> Edited {
         let address = Arc::as_ptr(node).addr();
-        if let Some((_, after)) = self.done.get(&address) {
-            return after.clone();
+        if let Some((_, edited)) = self.results.get(&address) {
+            return edited.clone();
         }
-        let unchanged = || After { nodes: [Some(Arc::clone(node)), None], change: Change::Nothing };
-        let after = match &node.kids {
-            Kids::Services(states) => match self.leaf(states) {
-                Some((states, change)) => After { nodes: Kids::Services(states).into_nodes(), change },
-                None => unchanged(),
-            },
-            Kids::Nodes(nodes) => {
-                let at = child(nodes, &self.name);
-                match nodes.get(at).map(|it| self.node(it)) {
-                    None | Some(After { change: Change::Nothing, .. }) => unchanged(),
-                    Some(after) => After {
-                        nodes: Kids::Nodes(branch(nodes, at, after.nodes)).into_nodes(),
-                        change: after.change,
-                    },
-                }
-            }
+        let edited = match &node.children {
+            Children::Services(states) => self.leaf(states),
+            Children::Nodes(nodes) => self.branch(nodes),
         };
-        self.done.insert(address, (Arc::clone(node), after.clone()));
-        after
+        let edited = edited.map_or_else(
+            || Edited { nodes: [Some(Arc::clone(node)), None], outcome: Outcome::Unchanged },
+            |(children, outcome)| Edited { nodes: children.into_nodes(), outcome },
+        );
+        self.results.insert(address, (Arc::clone(node), edited.clone()));
+        edited
     }
 
-    /// The leaf after the change, if it changes.
-    fn leaf(&self, states: &[Arc<ServiceState>]) -> Option<(Vec<Arc<ServiceState>>, Change)> {
+    /// The children of a leaf after the change, if it changes.
+    fn leaf(&self, states: &[Arc<ServiceState>]) -> Option<(Children, Outcome)> {
         let (at, old) = match find(states, &self.name) {
             Ok(at) => (at, states.get(at)),
             Err(at) => (at, None),
         };
-        let (before, after) = (&states[..at], &states[at + usize::from(old.is_some())..]);
-        let change = match (old, &self.state) {
+        let outcome = match (old, &self.state) {
             (None, None) => return None,
             (Some(old), Some(new)) if Arc::ptr_eq(old, new) || (!self.replaces_equal && old == new) => {
                 return None;
             }
-            (None, Some(_)) => Change::Added,
-            (Some(_), Some(_)) => Change::Replaced,
-            (Some(_), None) => Change::Removed,
+            (None, Some(_)) => Outcome::Added,
+            (Some(_), Some(_)) => Outcome::Replaced,
+            (Some(_), None) => Outcome::Removed,
         };
-        Some((before.iter().chain(&self.state).chain(after).cloned().collect(), change))
+        let (before, after) = (&states[..at], &states[at + usize::from(old.is_some())..]);
+        let states = before.iter().chain(&self.state).chain(after).cloned().collect();
+        Some((Children::Services(states), outcome))
+    }
+
+    /// The children of a branch after the change, if it changes.
+    fn branch(&mut self, nodes: &[Arc<TreeNode>]) -> Option<(Children, Outcome)> {
+        let at = child(nodes, &self.name);
+        let Edited { nodes: replacement, outcome } = self.node(nodes.get(at)?);
+        if outcome == Outcome::Unchanged {
+            return None;
+        }
+        let mut edited = Vec::with_capacity(nodes.len() + 1);
+        edited.extend(nodes[..at].iter().cloned());
+        edited.extend(replacement.into_iter().flatten());
+        edited.extend(nodes[at + 1..].iter().cloned());
+        merge_small(&mut edited, at);
+        Some((Children::Nodes(edited), outcome))
     }
 }
 
-/// The children, with the one at `at` replaced by what became of it.
-fn branch(nodes: &[Arc<Node>], at: usize, now: [Option<Arc<Node>>; 2]) -> Vec<Arc<Node>> {
-    let mut found = Vec::with_capacity(nodes.len() + 1);
-    found.extend(nodes[..at].iter().cloned());
-    found.extend(now.into_iter().flatten());
-    found.extend(nodes[at + 1..].iter().cloned());
-    join_small(&mut found, at);
-    found
-}
-
-/// Joins a node that has become small with a neighbour: many deletes leave no crumbs.
-fn join_small(nodes: &mut Vec<Arc<Node>>, at: usize) {
-    if nodes.get(at).is_none_or(|it| it.kids.len() >= FEWEST) {
+/// Merges a node that has become small with a neighbour, so that many deletions leave no tiny nodes.
+fn merge_small(nodes: &mut Vec<Arc<TreeNode>>, at: usize) {
+    if nodes.get(at).is_none_or(|it| it.children.len() >= MIN_CHILDREN) {
         return;
     }
     let first = if at + 1 < nodes.len() { at } else { at.saturating_sub(1) };
     let [a, b, ..] = &nodes[first..] else { return };
-    if a.kids.len() + b.kids.len() > MOST {
+    if a.children.len() + b.children.len() > MAX_CHILDREN {
         return;
     }
-    if let Some(joined) = a.kids.join(&b.kids).and_then(Node::new) {
-        nodes.splice(first..first + 2, [joined]);
+    if let Some(merged) = a.children.join(&b.children).and_then(TreeNode::new) {
+        nodes.splice(first..first + 2, [merged]);
     }
 }
 
-/// A root with one child is no more than the child.
-fn collapse(mut root: Arc<Node>) -> Arc<Node> {
-    while let Kids::Nodes(nodes) = &root.kids
+/// Replaces a root that has one child by this child.
+fn collapse(mut root: Arc<TreeNode>) -> Arc<TreeNode> {
+    while let Children::Nodes(nodes) = &root.children
         && let [only] = nodes.as_slice()
     {
         root = Arc::clone(only);

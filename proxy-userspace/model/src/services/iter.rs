@@ -1,34 +1,24 @@
-//! All Services of a map, in order.
+//! The Services of a map, in order.
 
-use std::{slice, sync::Arc};
+use std::sync::Arc;
 
 use crate::{ServiceName, state::ServiceState};
 
-use super::tree::{Kids, Node};
+use super::{
+    cursor::{Cursor, CursorItem},
+    tree::Tree,
+};
 
-/// Goes through a map in the order of the names.
+/// Iterates over a map in the order of the names.
 #[derive(Clone, Debug)]
 pub struct Iter<'a> {
-    /// What is left of the branches on the way to the leaf.
-    branches: Vec<slice::Iter<'a, Arc<Node>>>,
-    leaf: slice::Iter<'a, Arc<ServiceState>>,
-    left: usize,
+    cursor: Cursor<'a>,
+    remaining: usize,
 }
 
 impl<'a> Iter<'a> {
-    pub(super) fn new(root: Option<&'a Arc<Node>>, len: usize) -> Self {
-        let mut iter = Self { branches: Vec::new(), leaf: [].iter(), left: len };
-        if let Some(root) = root {
-            iter.enter(root);
-        }
-        iter
-    }
-
-    fn enter(&mut self, node: &'a Node) {
-        match &node.kids {
-            Kids::Services(states) => self.leaf = states.iter(),
-            Kids::Nodes(nodes) => self.branches.push(nodes.iter()),
-        }
+    pub(super) fn new(tree: &'a Tree) -> Self {
+        Self { cursor: Cursor::new(tree), remaining: tree.len }
     }
 }
 
@@ -37,19 +27,19 @@ impl<'a> Iterator for Iter<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if let Some(state) = self.leaf.next() {
-                self.left -= 1;
-                return Some((&state.service.name, state));
-            }
-            match self.branches.last_mut()?.next() {
-                Some(node) => self.enter(node),
-                None => drop(self.branches.pop()),
+            match self.cursor.peek()? {
+                CursorItem::Node(node) => self.cursor.enter(node),
+                CursorItem::Service(state) => {
+                    self.cursor.skip();
+                    self.remaining -= 1;
+                    return Some((&state.service.name, state));
+                }
             }
         }
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left, Some(self.left))
+        (self.remaining, Some(self.remaining))
     }
 }
 

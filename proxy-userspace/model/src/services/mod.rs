@@ -1,9 +1,13 @@
-//! The Services of a node's state: an ordered map that is cheap to copy.
+//! The Services of a node state: an ordered, persistent map.
 //!
-//! The one rule: what is not changed is shared.
-//! A copy costs one reference; a change copies the way to it, a few hundred bytes at any size; a difference is found
-//! without a look at what two maps share.
+//! Invariant: copies share what did not change.
+//! A copy costs one reference; a change copies the path to one leaf, a few hundred bytes at any size; a diff skips what
+//! both maps share.
+//!
+//! It is hand-written because an [`Edit`] that is applied to many maps must leave them sharing the result, and because
+//! the common persistent maps (`im`, `imbl`, `rpds`) are under the MPL-2.0, which `deny.toml` does not allow.
 
+mod cursor;
 mod diff;
 mod edit;
 mod iter;
@@ -13,43 +17,40 @@ use std::{collections::BTreeMap, fmt, ops::Index, sync::Arc};
 
 use crate::{ServiceName, state::ServiceState};
 
-use self::tree::Node;
+use self::tree::Tree;
 
 pub use diff::Diff;
 pub use edit::Edit;
 pub use iter::Iter;
 
-/// Services by name, in the order of their names. A Service is filed under the name that it bears.
+/// Services in the order of their names. The key of a Service is its own name.
 #[derive(Clone, Default)]
-pub struct Services {
-    root: Option<Arc<Node>>,
-    len: usize,
-}
+pub struct Services(Tree);
 
 impl Services {
-    /// How many there are.
+    /// The number of Services.
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len
     }
 
-    /// Whether there is none.
+    /// Whether there is no Service.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.len == 0
     }
 
     /// One Service.
     pub fn get(&self, name: &ServiceName) -> Option<&Arc<ServiceState>> {
-        self.root.as_ref()?.get(name)
+        self.0.get(name)
     }
 
-    /// Whether a Service is there.
+    /// Whether there is a Service of this name.
     pub fn contains_key(&self, name: &ServiceName) -> bool {
         self.get(name).is_some()
     }
 
     /// All Services with their names, in order.
     pub fn iter(&self) -> Iter<'_> {
-        Iter::new(self.root.as_ref(), self.len)
+        Iter::new(&self.0)
     }
 
     /// The names, in order.
@@ -62,44 +63,49 @@ impl Services {
         self.iter().map(|(_, state)| state)
     }
 
-    /// Adds a Service, or puts it in the place of the one of the same name; returns that one.
+    /// Adds a Service, or replaces the one of the same name, which is returned.
     pub fn insert(&mut self, state: impl Into<Arc<ServiceState>>) -> Option<Arc<ServiceState>> {
         let state = state.into();
         let old = self.get(&state.service.name).cloned();
-        Edit::set(state).apply(self);
+        self.apply(&mut Edit::set(state));
         old
     }
 
-    /// Takes a Service away and returns it.
+    /// Removes a Service and returns it.
     pub fn remove(&mut self, name: &ServiceName) -> Option<Arc<ServiceState>> {
         let old = self.get(name).cloned()?;
-        Edit::delete(name.clone()).apply(self);
+        self.apply(&mut Edit::delete(name.clone()));
         Some(old)
     }
 
-    /// What differs from `before`, in the order of the names: costs what differs, where one map came from the other.
-    ///
-    /// Services of the same value do not differ.
-    pub fn diff<'a>(&'a self, before: &'a Self) -> Diff<'a> {
-        Diff::new(before.root.as_ref(), self.root.as_ref())
+    /// Applies a change; false if there is nothing to change.
+    pub fn apply(&mut self, edit: &mut Edit) -> bool {
+        edit.apply(&mut self.0)
     }
 
-    /// Takes from `before` the Services that are of the same value here, so that both maps share them.
+    /// The differences from `before`, in the order of the names; equal Services do not differ.
+    ///
+    /// If one map was made from the other, the cost is proportional to the difference.
+    pub fn diff<'a>(&'a self, before: &'a Self) -> Diff<'a> {
+        Diff::new(&before.0, &self.0)
+    }
+
+    /// Replaces the Services that are equal in `before` by the objects in `before`, so that both maps share them.
     pub fn reuse_equal(&mut self, before: &Self) {
         if self == before {
             *self = before.clone();
             return;
         }
-        let copies = Diff::of_pointers(before.root.as_ref(), self.root.as_ref());
-        let same = copies.filter_map(|(_, old, new)| old.filter(|old| new == Some(*old)));
-        for state in same.cloned().collect::<Vec<_>>() {
-            Edit::replace(state).apply(self);
+        let copies = Diff::of_pointers(&before.0, &self.0);
+        let equal = copies.filter_map(|(_, old, new)| old.filter(|old| new == Some(*old)));
+        for state in equal.cloned().collect::<Vec<_>>() {
+            self.apply(&mut Edit::replace(state));
         }
     }
 
-    /// Whether both are one map in memory: nothing was ever changed between them.
+    /// Whether both are the same map in memory: nothing was changed between them.
     pub fn ptr_eq(&self, other: &Self) -> bool {
-        match (&self.root, &other.root) {
+        match (&self.0.root, &other.0.root) {
             (None, None) => true,
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),
             _ => false,
@@ -109,7 +115,7 @@ impl Services {
 
 impl PartialEq for Services {
     fn eq(&self, other: &Self) -> bool {
-        self.len == other.len && self.diff(other).next().is_none()
+        self.len() == other.len() && self.diff(other).next().is_none()
     }
 }
 
@@ -124,9 +130,9 @@ impl fmt::Debug for Services {
 impl Index<&ServiceName> for Services {
     type Output = Arc<ServiceState>;
 
-    /// One Service that is known to be there; panics if it is not.
+    /// One Service; panics if there is none of this name.
     fn index(&self, name: &ServiceName) -> &Self::Output {
-        self.get(name).expect("the service is there")
+        self.get(name).expect("there is a Service of this name")
     }
 }
 
@@ -140,7 +146,7 @@ impl<'a> IntoIterator for &'a Services {
 }
 
 impl FromIterator<Arc<ServiceState>> for Services {
-    /// Of two Services of one name, the last one counts.
+    /// Of several Services of the same name, the last one remains.
     fn from_iter<I: IntoIterator<Item = Arc<ServiceState>>>(states: I) -> Self {
         let mut states: Vec<_> = states.into_iter().collect();
         if !states.is_sorted_by(|a, b| a.service.name < b.service.name) {
@@ -148,24 +154,18 @@ impl FromIterator<Arc<ServiceState>> for Services {
                 states.into_iter().map(|state| (state.service.name.clone(), state)).collect();
             states = by_name.into_values().collect();
         }
-        Self { len: states.len(), root: tree::build(states) }
+        Self(Tree::build(&states))
     }
 }
 
 impl FromIterator<(ServiceName, Arc<ServiceState>)> for Services {
     /// The names must be those of the Services.
     fn from_iter<I: IntoIterator<Item = (ServiceName, Arc<ServiceState>)>>(states: I) -> Self {
-        let own = |(name, state): (ServiceName, Arc<ServiceState>)| {
-            debug_assert_eq!(name, state.service.name, "a service is filed under the name it bears");
+        let state = |(name, state): (ServiceName, Arc<ServiceState>)| {
+            debug_assert_eq!(name, state.service.name, "the key of a Service is its own name");
             state
         };
-        states.into_iter().map(own).collect()
-    }
-}
-
-impl From<BTreeMap<ServiceName, Arc<ServiceState>>> for Services {
-    fn from(states: BTreeMap<ServiceName, Arc<ServiceState>>) -> Self {
-        states.into_iter().collect()
+        states.into_iter().map(state).collect()
     }
 }
 

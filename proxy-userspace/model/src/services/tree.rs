@@ -1,52 +1,77 @@
-//! The tree behind the map: sorted leaves of Services, all at one depth.
+//! The persistent B-tree behind [`Services`](super::Services): sorted leaves, all at the same depth.
 
 use std::sync::Arc;
 
 use crate::{ServiceName, state::ServiceState};
 
-/// The most that a node holds: what a change copies, and how deep the tree is.
-pub(super) const MOST: usize = 32;
-/// A node with fewer is joined with its neighbour, if it fits in.
-pub(super) const FEWEST: usize = 8;
-/// What a node holds in a map that was made in one go: there is room for what comes.
-const FILLED: usize = 24;
+/// The maximum number of children of a node; it bounds what a change copies.
+pub(super) const MAX_CHILDREN: usize = 32;
+/// A node with fewer children is merged with a neighbour, if both fit into one.
+pub(super) const MIN_CHILDREN: usize = 8;
+/// The number of children in a tree that is built in one go: it leaves room for inserts.
+const INITIAL_CHILDREN: usize = 24;
+
+/// A sorted tree of Services; copies share all nodes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tree {
+    pub(super) root: Option<Arc<TreeNode>>,
+    /// The number of Services.
+    pub(super) len: usize,
+}
 
 /// A node; never empty.
 #[derive(Debug)]
-pub(super) struct Node {
-    /// No name in here comes before this one.
+pub(super) struct TreeNode {
+    /// The first name in this subtree, or one before it.
     pub(super) least: ServiceName,
-    pub(super) kids: Kids,
+    pub(super) children: Children,
 }
 
-/// What is in a node.
+/// The children of a node.
 #[derive(Clone, Debug)]
-pub(super) enum Kids {
-    /// A leaf.
+pub(super) enum Children {
+    /// The node is a leaf.
     Services(Vec<Arc<ServiceState>>),
     /// All of the same depth.
-    Nodes(Vec<Arc<Node>>),
+    Nodes(Vec<Arc<TreeNode>>),
 }
 
-impl Node {
-    /// A node with these kids; none if there are none.
-    pub(super) fn new(kids: Kids) -> Option<Arc<Self>> {
-        let least = match &kids {
-            Kids::Services(states) => states.first()?.service.name.clone(),
-            Kids::Nodes(nodes) => nodes.first()?.least.clone(),
-        };
-        Some(Arc::new(Self { least, kids }))
+impl Tree {
+    /// A tree of Services in ascending order.
+    pub(super) fn build(states: &[Arc<ServiceState>]) -> Self {
+        let leaves = states.chunks(INITIAL_CHILDREN);
+        let mut level: Vec<_> =
+            leaves.filter_map(|it| TreeNode::new(Children::Services(it.to_vec()))).collect();
+        while level.len() > 1 {
+            let nodes = level.chunks(INITIAL_CHILDREN);
+            level = nodes.filter_map(|it| TreeNode::new(Children::Nodes(it.to_vec()))).collect();
+        }
+        Self { root: level.pop(), len: states.len() }
     }
 
     pub(super) fn get(&self, name: &ServiceName) -> Option<&Arc<ServiceState>> {
-        match &self.kids {
-            Kids::Services(states) => find(states, name).ok().and_then(|at| states.get(at)),
-            Kids::Nodes(nodes) => nodes.get(child(nodes, name))?.get(name),
+        let mut node = self.root.as_ref()?;
+        loop {
+            match &node.children {
+                Children::Services(states) => return states.get(find(states, name).ok()?),
+                Children::Nodes(nodes) => node = nodes.get(child(nodes, name))?,
+            }
         }
     }
 }
 
-impl Kids {
+impl TreeNode {
+    /// A node with these children; none if there are none.
+    pub(super) fn new(children: Children) -> Option<Arc<Self>> {
+        let least = match &children {
+            Children::Services(states) => states.first()?.service.name.clone(),
+            Children::Nodes(nodes) => nodes.first()?.least.clone(),
+        };
+        Some(Arc::new(Self { least, children }))
+    }
+}
+
+impl Children {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Services(states) => states.len(),
@@ -54,7 +79,7 @@ impl Kids {
         }
     }
 
-    /// Both, if they are of one kind, as neighbours are.
+    /// Both, if they are of the same kind, as those of neighbours are.
     pub(super) fn join(&self, next: &Self) -> Option<Self> {
         match (self, next) {
             (Self::Services(a), Self::Services(b)) => Some(Self::Services([a.as_slice(), b].concat())),
@@ -63,32 +88,22 @@ impl Kids {
         }
     }
 
-    /// One node, or two where it is too much for one, or none.
-    pub(super) fn into_nodes(mut self) -> [Option<Arc<Node>>; 2] {
-        let second = (self.len() > MOST).then(|| match &mut self {
+    /// No node, one, or two if there are too many children for one.
+    pub(super) fn into_nodes(mut self) -> [Option<Arc<TreeNode>>; 2] {
+        let second = (self.len() > MAX_CHILDREN).then(|| match &mut self {
             Self::Services(states) => Self::Services(states.split_off(states.len() / 2)),
             Self::Nodes(nodes) => Self::Nodes(nodes.split_off(nodes.len() / 2)),
         });
-        [Node::new(self), second.and_then(Node::new)]
+        [TreeNode::new(self), second.and_then(TreeNode::new)]
     }
 }
 
-/// Where a Service is in a leaf, or would be.
+/// The position of a Service in a leaf, or where to insert it.
 pub(super) fn find(states: &[Arc<ServiceState>], name: &ServiceName) -> Result<usize, usize> {
     states.binary_search_by(|it| it.service.name.cmp(name))
 }
 
-/// The child that has a Service, or would have it.
-pub(super) fn child(nodes: &[Arc<Node>], name: &ServiceName) -> usize {
+/// The child that contains a Service, or into which to insert it.
+pub(super) fn child(nodes: &[Arc<TreeNode>], name: &ServiceName) -> usize {
     nodes.partition_point(|it| it.least <= *name).saturating_sub(1)
-}
-
-/// A tree of Services in ascending order.
-pub(super) fn build(states: Vec<Arc<ServiceState>>) -> Option<Arc<Node>> {
-    let mut level: Vec<_> =
-        states.chunks(FILLED).filter_map(|it| Node::new(Kids::Services(it.to_vec()))).collect();
-    while level.len() > 1 {
-        level = level.chunks(FILLED).filter_map(|it| Node::new(Kids::Nodes(it.to_vec()))).collect();
-    }
-    level.pop()
 }

@@ -1,4 +1,4 @@
-//! The brain at work, against the pure function.
+//! The incremental brain compared with the pure function.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use model::{
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
-    laws::{some_service, some_slice},
+    properties::{some_service, some_slice},
     *,
 };
-use crate::{Brain, conflicts::Claims, node_state};
+use crate::{Brain, frontend_owners, node_state};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
@@ -26,8 +26,8 @@ enum Step {
     DeleteSlice(SliceName),
     Node(Node),
     DeleteNode(&'static str),
-    Serve(&'static str),
-    Dismiss(&'static str),
+    StartServing(&'static str),
+    StopServing(&'static str),
 }
 
 fn some_name() -> impl Strategy<Value = ServiceName> {
@@ -56,18 +56,18 @@ fn some_step() -> impl Strategy<Value = Step> {
         1 => some_name().prop_map(Step::DeleteService),
         6 => slice,
         2 => slice_name.prop_map(Step::DeleteSlice),
-        2 => (name(), zone, any::<bool>()).prop_map(|(name, zone, is_leaving)| {
+        2 => (name(), zone, any::<bool>()).prop_map(|(name, zone, is_being_deleted)| {
             let mut node = node(name, zone);
-            node.info.is_being_deleted = is_leaving;
+            node.info.is_being_deleted = is_being_deleted;
             Step::Node(node)
         }),
         1 => name().prop_map(Step::DeleteNode),
-        1 => name().prop_map(Step::Serve),
-        1 => name().prop_map(Step::Dismiss),
+        1 => name().prop_map(Step::StartServing),
+        1 => name().prop_map(Step::StopServing),
     ]
 }
 
-fn take(brain: &mut Brain, step: &Step) {
+fn apply(brain: &mut Brain, step: &Step) {
     match step.clone() {
         Step::Service(it) => brain.set_service(*it),
         Step::DeleteService(name) => brain.delete_service(&name),
@@ -75,8 +75,8 @@ fn take(brain: &mut Brain, step: &Step) {
         Step::DeleteSlice(name) => brain.delete_slice(&name),
         Step::Node(it) => brain.set_node(it),
         Step::DeleteNode(name) => brain.delete_node(name),
-        Step::Serve(name) => brain.start_serving(name),
-        Step::Dismiss(name) => brain.stop_serving(name),
+        Step::StartServing(name) => brain.start_serving(name),
+        Step::StopServing(name) => brain.stop_serving(name),
     }
 }
 
@@ -84,8 +84,8 @@ fn states(brain: &Brain) -> BTreeMap<Arc<str>, NodeState> {
     brain.served_nodes().filter_map(|it| Some((Arc::clone(it), brain.state(it)?.clone()))).collect()
 }
 
-/// Settles, and checks that the states are those of the pure function, and that only what changed is another one.
-fn settle(brain: &mut Brain) -> Result<(), TestCaseError> {
+/// Recomputes, and checks that the states equal those of the pure function and that unchanged states stay the same object.
+fn recompute(brain: &mut Brain) -> Result<(), TestCaseError> {
     let before = states(brain);
     let changed = brain.recompute();
     let after = states(brain);
@@ -96,7 +96,7 @@ fn settle(brain: &mut Brain) -> Result<(), TestCaseError> {
         prop_assert!(old.is_none_or(|old| old != state || old.services.ptr_eq(&state.services)));
     }
     prop_assert!(changed.iter().all(|it| after.contains_key(it)));
-    let expect: Vec<_> = Claims::of(brain.cluster_state(), &Options::default()).rejected().collect();
+    let expect: Vec<_> = frontend_owners(brain.cluster_state(), &Options::default()).rejected().collect();
     prop_assert_eq!(brain.rejected().collect::<Vec<_>>(), expect);
     Ok(())
 }
@@ -109,27 +109,27 @@ proptest! {
         let mut brain = Brain::new(Options::default());
         brain.start_serving("n1");
         brain.start_serving("n2");
-        for (step, settles) in &steps {
-            take(&mut brain, step);
-            if *settles {
-                settle(&mut brain)?;
+        for (step, recomputes) in &steps {
+            apply(&mut brain, step);
+            if *recomputes {
+                recompute(&mut brain)?;
             }
         }
-        settle(&mut brain)?;
+        recompute(&mut brain)?;
     }
 
     #[test]
-    fn snapshots_and_single_changes_lead_to_the_same_state(steps in vec((some_step(), any::<bool>()), 1..40)) {
+    fn snapshots_and_single_changes_give_the_same_state(steps in vec((some_step(), any::<bool>()), 1..40)) {
         let [mut single, mut whole] = [0, 1].map(|_| Brain::new(Options::default()));
-        for (step, settles) in &steps {
-            take(&mut single, step);
-            if let Step::Serve(_) | Step::Dismiss(_) = step {
-                take(&mut whole, step);
+        for (step, recomputes) in &steps {
+            apply(&mut single, step);
+            if let Step::StartServing(_) | Step::StopServing(_) = step {
+                apply(&mut whole, step);
             }
-            if *settles {
-                settle(&mut single)?;
+            if *recomputes {
+                recompute(&mut single)?;
                 whole.replace_cluster(Arc::clone(single.cluster_state()));
-                settle(&mut whole)?;
+                recompute(&mut whole)?;
                 prop_assert_eq!(states(&single), states(&whole));
             }
         }
@@ -159,7 +159,7 @@ fn of<'a>(brain: &'a Brain, node: &str, service: &str) -> &'a Arc<ServiceState> 
 }
 
 #[test]
-fn nodes_share_what_they_see_alike() {
+fn nodes_share_equal_services_and_endpoints() {
     let brain = brain();
     assert!(Arc::ptr_eq(of(&brain, "n1", "api"), of(&brain, "n3", "api")));
     let [near, far] = ["n1", "n3"].map(|it| of(&brain, it, "web"));
@@ -175,7 +175,7 @@ fn nodes_share_what_they_see_alike() {
 }
 
 #[test]
-fn nodes_that_share_their_state_share_it_after_a_change() {
+fn nodes_with_a_shared_state_share_it_after_a_change() {
     let mut brain = brain();
     brain.start_serving("n4");
     assert_eq!(brain.recompute().len(), 1);
@@ -186,7 +186,7 @@ fn nodes_that_share_their_state_share_it_after_a_change() {
 }
 
 #[test]
-fn a_change_that_matters_to_no_node_changes_no_state() {
+fn a_change_that_affects_no_node_changes_no_state() {
     let mut brain = brain();
     brain.set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.2"), "q"), unready(at("10.1.0.4"))]));
     brain.set_node(node("n1", Some("a")));
@@ -197,7 +197,7 @@ fn a_change_that_matters_to_no_node_changes_no_state() {
 }
 
 #[test]
-fn every_state_tells_of_every_node() {
+fn every_state_contains_every_node() {
     let mut brain = brain();
     let elsewhere =
         state::NodeInfo { addresses: vec!["192.0.2.9".parse().unwrap()], ..state::NodeInfo::default() };
@@ -212,7 +212,7 @@ fn every_state_tells_of_every_node() {
 }
 
 #[test]
-fn the_trigger_time_travels_along_and_makes_no_state_by_itself() {
+fn the_trigger_time_alone_makes_no_new_state() {
     let mut brain = brain();
     let at_time = |micros, endpoints: &[Endpoint]| EndpointSlice {
         trigger_time: Some(Timestamp::from_micros(micros)),
@@ -230,12 +230,12 @@ fn the_trigger_time_travels_along_and_makes_no_state_by_itself() {
 }
 
 #[test]
-fn only_the_nodes_that_see_a_change_have_a_new_state() {
+fn only_affected_nodes_get_a_new_state() {
     let mut brain = brain();
-    // Named by a hint that does not count: nothing changes anywhere.
+    // Only one endpoint has a hint, so hints are ignored: no state changes.
     brain.set_slice(slice([pod(nodes(here("10.1.0.1"), &["n2"]), "p"), pod(at("10.1.0.2"), "q")]));
     assert!(brain.recompute().is_empty());
-    // Now each has one: n2 and n3 keep to their own, n1 has none.
+    // Now all endpoints have hints: n2 and n3 use their own endpoint, n1 has no hint.
     brain.set_slice(slice([
         pod(nodes(here("10.1.0.1"), &["n2"]), "p"),
         pod(nodes(at("10.1.0.2"), &["n3"]), "q"),
@@ -245,7 +245,7 @@ fn only_the_nodes_that_see_a_change_have_a_new_state() {
 }
 
 #[test]
-fn a_zone_counts_when_the_node_is_known_to_be_in_it() {
+fn zone_hints_apply_once_the_zone_of_the_node_is_known() {
     let mut brain = brain();
     brain.set_slice(slice([zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])]));
     brain.set_node(node("n3", None));

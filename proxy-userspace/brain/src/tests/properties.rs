@@ -1,4 +1,4 @@
-//! What holds for all facts.
+//! Properties that hold for every cluster state.
 
 use std::collections::BTreeSet;
 
@@ -56,8 +56,8 @@ pub(super) fn some_service() -> impl Strategy<Value = Service> {
     })
 }
 
-/// The slices, with everything in them in another order.
-fn turned(slices: &[EndpointSlice]) -> Vec<EndpointSlice> {
+/// The slices, in reverse order, and so is everything in them.
+fn reversed(slices: &[EndpointSlice]) -> Vec<EndpointSlice> {
     let mut slices = slices.to_vec();
     slices.reverse();
     for slice in &mut slices {
@@ -69,12 +69,12 @@ fn turned(slices: &[EndpointSlice]) -> Vec<EndpointSlice> {
 
 proptest! {
     #[test]
-    fn order_does_not_matter(service in some_service(), slices in vec(some_slice(), 0..5)) {
-        prop_assert_eq!(state(&service, &slices), state(&service, &turned(&slices)));
+    fn the_order_changes_nothing(service in some_service(), slices in vec(some_slice(), 0..5)) {
+        prop_assert_eq!(state(&service, &slices), state(&service, &reversed(&slices)));
     }
 
     #[test]
-    fn splitting_slices_does_not_matter(service in some_service(), slices in vec(some_slice(), 0..5)) {
+    fn splitting_slices_changes_nothing(service in some_service(), slices in vec(some_slice(), 0..5)) {
         let single = slices.iter().flat_map(|slice| {
             slice.endpoints.iter().map(|it| EndpointSlice { endpoints: vec![it.clone()], ..slice.clone() })
         });
@@ -82,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn every_endpoint_has_a_use_and_a_key_of_its_own(
+    fn every_endpoint_has_a_scope_and_a_unique_key(
         service in some_service(),
         slices in vec(some_slice(), 0..5),
     ) {
@@ -98,7 +98,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cluster_policy_leaves_nobody_out_while_someone_could_serve(
+    fn policy_cluster_has_a_target_if_any_endpoint_could_serve(
         slices in vec(some_slice(), 0..5),
     ) {
         let state = state(&service(), &slices);

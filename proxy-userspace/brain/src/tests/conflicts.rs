@@ -1,4 +1,4 @@
-//! Two Services that want one address.
+//! Several Services that claim the same frontend.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use model::Timestamp;
 use super::*;
 use crate::Brain;
 
-/// A Service with one IPv4 address and port 80, created so many seconds after the beginning.
+/// A Service with one IPv4 cluster IP and port 80, created at `created` seconds.
 fn named(name: &str, address: &str, created: Option<i64>) -> Service {
     Service {
         name: ServiceName::new("ns", name),
@@ -27,13 +27,13 @@ fn brain(services: impl IntoIterator<Item = Service>) -> Brain {
     brain
 }
 
-/// Where the ports of a Service do not answer.
+/// The addresses that each port of a Service has lost.
 fn lost(brain: &Brain, name: &str) -> Vec<Vec<IpAddr>> {
     let state = &brain.state("n1").unwrap().services[&ServiceName::new("ns", name)];
     state.service.ports.iter().map(|it| it.conflicting_addresses.clone()).collect()
 }
 
-fn items(brain: &Brain) -> Vec<String> {
+fn rejected_items(brain: &Brain) -> Vec<String> {
     brain.rejected().map(|it| it.item).collect()
 }
 
@@ -45,47 +45,47 @@ fn check_winner(a: Option<i64>, b: Option<i64>, winner: &str) {
     let loser = if winner == "a" { "b" } else { "a" };
     assert_eq!(lost(&brain, winner), [vec![]; 1] as [Vec<IpAddr>; 1]);
     assert_eq!(lost(&brain, loser), [[ONE.parse::<IpAddr>().unwrap()]]);
-    assert_eq!(items(&brain), [format!("Service ns/{loser}: 10.96.0.1:80/TCP")]);
+    assert_eq!(rejected_items(&brain), [format!("Service ns/{loser}: 10.96.0.1:80/TCP")]);
 }
 
 #[test]
-fn the_older_of_two_clashing_services_wins() {
+fn the_older_service_wins() {
     check_winner(Some(1), Some(2), "a");
     check_winner(Some(2), Some(1), "b");
     check_winner(None, Some(2), "b");
 }
 
 #[test]
-fn of_two_clashing_services_of_one_age_the_first_by_name_wins() {
+fn of_services_of_the_same_age_the_first_by_name_wins() {
     check_winner(Some(1), Some(1), "a");
     check_winner(None, None, "a");
 }
 
 #[test]
-fn the_loser_answers_when_the_winner_goes() {
+fn the_loser_gets_the_address_when_the_winner_is_deleted() {
     let mut brain = brain([named("a", ONE, Some(2)), named("b", ONE, Some(1))]);
     brain.delete_service(&ServiceName::new("ns", "b"));
     assert_eq!(brain.recompute().len(), 1);
-    assert!(lost(&brain, "a").concat().is_empty() && items(&brain).is_empty());
+    assert!(lost(&brain, "a").concat().is_empty() && rejected_items(&brain).is_empty());
     brain.set_service(named("b", ONE, Some(1)));
     brain.recompute();
-    assert_eq!(items(&brain), ["Service ns/a: 10.96.0.1:80/TCP"]);
+    assert_eq!(rejected_items(&brain), ["Service ns/a: 10.96.0.1:80/TCP"]);
     brain.set_service(named("b", "10.96.0.2", Some(1)));
     brain.recompute();
-    assert!(lost(&brain, "a").concat().is_empty() && items(&brain).is_empty());
+    assert!(lost(&brain, "a").concat().is_empty() && rejected_items(&brain).is_empty());
 }
 
 #[test]
-fn an_external_ip_does_not_take_a_cluster_ip_away() {
-    let mut thief = named("a", "10.96.0.2", Some(1));
-    thief.external_ips = vec![ONE.parse().unwrap()];
-    let brain = brain([thief, named("b", ONE, Some(2))]);
-    assert_eq!(items(&brain), ["Service ns/a: 10.96.0.1:80/TCP"]);
+fn an_external_ip_does_not_take_over_a_cluster_ip() {
+    let mut attacker = named("a", "10.96.0.2", Some(1));
+    attacker.external_ips = vec![ONE.parse().unwrap()];
+    let brain = brain([attacker, named("b", ONE, Some(2))]);
+    assert_eq!(rejected_items(&brain), ["Service ns/a: 10.96.0.1:80/TCP"]);
     assert!(lost(&brain, "b").concat().is_empty());
 }
 
 #[test]
-fn only_what_clashes_is_lost() {
+fn only_the_conflicting_port_is_lost() {
     let other = named("b", ONE, Some(1));
     let mut loser = named("a", ONE, Some(2));
     loser.ports.push(service_port("b", Protocol::Tcp, 81));
@@ -95,7 +95,7 @@ fn only_what_clashes_is_lost() {
 }
 
 #[test]
-fn a_node_port_is_lost_alone() {
+fn losing_a_node_port_leaves_the_rest() {
     let with_node_port = |name, address, created| {
         let mut service = named(name, address, created);
         service.ports[0].node_port = Some(number(30080));
@@ -107,22 +107,22 @@ fn a_node_port_is_lost_alone() {
         state.service.ports[0].node_port
     };
     assert_eq!((port("a"), port("b")), (None, Some(number(30080))));
-    assert_eq!(items(&brain), ["Service ns/a: node port 30080/TCP"]);
+    assert_eq!(rejected_items(&brain), ["Service ns/a: node port 30080/TCP"]);
 }
 
 #[test]
 fn services_that_are_not_served_claim_nothing() {
     let foreign = Service { proxy_name: Some("mesh".into()), ..named("a", ONE, Some(1)) };
     let brain = brain([foreign, named("b", ONE, Some(2))]);
-    assert!(lost(&brain, "b").concat().is_empty() && items(&brain).is_empty());
+    assert!(lost(&brain, "b").concat().is_empty() && rejected_items(&brain).is_empty());
 }
 
 #[test]
-fn however_many_want_an_address_each_loser_is_named_and_the_next_one_follows() {
+fn with_many_claims_every_loser_is_reported_and_the_next_one_follows() {
     const MANY: u32 = 20_000;
     let name = |n| format!("s{n:05}");
     let one = ONE.parse::<IpAddr>().unwrap();
-    // Each is older than those before it, so that each takes it away again.
+    // Each one is older than those before it and takes over the address.
     let mut brain = brain((1..=MANY).map(|n| {
         let own = IpAddr::from(std::net::Ipv4Addr::from(0x0a40_0000 + n));
         let external_ips = vec![one];
@@ -133,7 +133,7 @@ fn however_many_want_an_address_each_loser_is_named_and_the_next_one_follows() {
     let rejected: Vec<_> = brain.rejected().collect();
     assert_eq!(rejected.len() as u32, MANY - 1);
     assert!(rejected.iter().all(|it| it.reason.starts_with("Service ns/s20000 has it")));
-    // From the winner's end on, one after the other gets it.
+    // The winners are deleted one by one, and the next one gets the address.
     for n in (2..=MANY).rev() {
         brain.delete_service(&ServiceName::new("ns", name(n)));
         if n % 5_000 == 1 {
@@ -143,5 +143,5 @@ fn however_many_want_an_address_each_loser_is_named_and_the_next_one_follows() {
         }
     }
     brain.recompute();
-    assert!(items(&brain).is_empty() && lost(&brain, &name(1)).concat().is_empty());
+    assert!(rejected_items(&brain).is_empty() && lost(&brain, &name(1)).concat().is_empty());
 }

@@ -1,0 +1,78 @@
+//! The frontends of a Service: whether it is served, and at which addresses and ports.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use model::{
+    Family,
+    cluster::Service,
+    conflicts::Claim,
+    state::{self, PerFamily, ServiceKind, ServicePort, TrafficPolicy},
+};
+
+use crate::Options;
+
+/// A Service with its addresses, without endpoints and before conflicts are resolved; none if it is not served.
+pub(crate) fn frontends(service: &Service, options: &Options) -> Option<state::Service> {
+    let kind = service.kind?;
+    if service.cluster_ips.is_empty() || service.proxy_name != options.service_proxy_name {
+        return None;
+    }
+    // A family without a cluster IP has no frontends at all.
+    let addresses = |from: &[IpAddr]| -> Vec<IpAddr> {
+        by_family(from, |it| Family::of(*it)).filter(|it| has_family(service, Family::of(*it))).collect()
+    };
+    let load_balancer_ips = addresses(&service.load_balancer_ips);
+    let has_load_balancer = |family| load_balancer_ips.iter().any(|it| Family::of(*it) == family);
+    let range_family = |range: &IpNet| Family::of(range.addr());
+    let source_ranges =
+        by_family(&service.source_ranges, range_family).filter(|it| has_load_balancer(range_family(it)));
+    let source_ranges = source_ranges.collect();
+    let has_health_check =
+        kind == ServiceKind::LoadBalancer && service.external_policy == TrafficPolicy::Local;
+    let ports = service.ports.iter().map(|port| ServicePort {
+        name: port.name.clone(),
+        protocol: port.protocol,
+        port: port.port,
+        node_port: port.node_port,
+        conflicting_addresses: Vec::new(),
+        target_port: port.target_port.clone(),
+        has_any_endpoint: PerFamily::default(),
+    });
+    Some(state::Service {
+        name: service.name.clone(),
+        kind,
+        cluster_ips: service.cluster_ips.clone(),
+        external_ips: if options.external_ips { addresses(&service.external_ips) } else { Vec::new() },
+        source_ranges,
+        load_balancer_ips,
+        ports: ports.collect(),
+        internal_policy: service.internal_policy,
+        external_policy: service.external_policy,
+        affinity: service.affinity,
+        health_check_node_port: service.health_check_node_port.filter(|_| has_health_check),
+    })
+}
+
+/// The frontends that a Service claims; none if it is not served.
+pub(crate) fn claim(service: &Service, options: &Options) -> Claim {
+    frontends(service, options).map(|it| Claim::new(&it, service.created)).unwrap_or_default()
+}
+
+pub(crate) fn has_family(service: &Service, family: Family) -> bool {
+    service.cluster_ips.iter().any(|it| Family::of(*it) == family)
+}
+
+/// Whether a port has a node port, an external IP or a load balancer IP in this family.
+pub(crate) fn is_external(service: &state::Service, port: &ServicePort, family: Family) -> bool {
+    let mut addresses = service.external_ips.iter().chain(&service.load_balancer_ips);
+    port.node_port.is_some()
+        || addresses.any(|it| Family::of(*it) == family && !port.conflicting_addresses.contains(it))
+}
+
+/// The items of IPv4 and then those of IPv6, each in their own order: the order of the wire format.
+fn by_family<T: Copy>(items: &[T], family: impl Fn(&T) -> Family) -> impl Iterator<Item = T> {
+    Family::ALL
+        .into_iter()
+        .flat_map(move |it| items.iter().filter(|item| family(item) == it).copied().collect::<Vec<_>>())
+}

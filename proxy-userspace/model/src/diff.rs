@@ -1,0 +1,44 @@
+//! Merge join of two sorted sequences.
+
+use std::{cmp::Ordering, sync::Arc};
+
+use itertools::{EitherOrBoth, Itertools};
+
+/// Pairs the entries of two maps by key: each key once, with its value before and after.
+///
+/// Both sequences must be in ascending order of keys, each key once.
+pub fn pairs<K: Ord, V>(
+    before: impl IntoIterator<Item = (K, V)>,
+    after: impl IntoIterator<Item = (K, V)>,
+) -> impl Iterator<Item = (K, Option<V>, Option<V>)> {
+    merge(before, after, |(a, _), (b, _)| a.cmp(b))
+}
+
+/// The entries of two maps that are not the same object in memory: key, value before, value after.
+///
+/// Both sequences must be in ascending order of keys, each key once.
+pub fn differing<'a, K: Ord, V: 'a>(
+    before: impl IntoIterator<Item = (K, &'a Arc<V>)>,
+    after: impl IntoIterator<Item = (K, &'a Arc<V>)>,
+) -> impl Iterator<Item = (K, Option<&'a Arc<V>>, Option<&'a Arc<V>>)> {
+    // The same object has the same key: most keys need no comparison.
+    let order = |a: &(K, &Arc<V>), b: &(K, &Arc<V>)| {
+        if Arc::ptr_eq(a.1, b.1) { Ordering::Equal } else { a.0.cmp(&b.0) }
+    };
+    merge(before, after, order).filter(|(_, before, after)| match (before, after) {
+        (Some(before), Some(after)) => !Arc::ptr_eq(before, after),
+        _ => true,
+    })
+}
+
+fn merge<K, V>(
+    before: impl IntoIterator<Item = (K, V)>,
+    after: impl IntoIterator<Item = (K, V)>,
+    order: impl Fn(&(K, V), &(K, V)) -> Ordering,
+) -> impl Iterator<Item = (K, Option<V>, Option<V>)> {
+    before.into_iter().merge_join_by(after, order).map(|pair| match pair {
+        EitherOrBoth::Left((key, before)) => (key, Some(before), None),
+        EitherOrBoth::Right((key, after)) => (key, None, Some(after)),
+        EitherOrBoth::Both((key, before), (_, after)) => (key, Some(before), Some(after)),
+    })
+}

@@ -1,0 +1,25 @@
+//! The identity of a Service.
+
+use std::{fmt, sync::Arc};
+
+/// `namespace/name` of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceName {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name in that namespace.
+    pub name: Arc<str>,
+}
+
+impl ServiceName {
+    /// The Service `namespace/name`.
+    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}

@@ -1,0 +1,106 @@
+//! Endpoints of a Service, as one node may use them.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    num::NonZeroU16,
+};
+
+use crate::Family;
+
+/// A pod, or an address without a pod. A dual-stack pod whose ports are the same in both families is one endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Stable, and unique within its Service.
+    pub key: EndpointKey,
+    /// Its host name, often empty.
+    pub hostname: String,
+    /// Its IPv4 address.
+    pub v4: Option<Ipv4Addr>,
+    /// Its IPv6 address.
+    pub v6: Option<Ipv6Addr>,
+    /// Whether it runs on this node.
+    pub local: bool,
+    /// Whether it is terminating and selected only because no endpoint is ready (KEP-1669): load balancers should send
+    /// new traffic elsewhere.
+    pub serving_terminating: bool,
+    /// The service ports that it serves, in ascending order of index.
+    pub ports: Vec<EndpointPort>,
+}
+
+impl Endpoint {
+    /// Its address in one family.
+    pub fn address(&self, family: Family) -> Option<IpAddr> {
+        match family {
+            Family::V4 => self.v4.map(IpAddr::V4),
+            Family::V6 => self.v6.map(IpAddr::V6),
+        }
+    }
+}
+
+/// The identity of an endpoint within its Service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EndpointKey {
+    /// The name of its pod.
+    Pod(String),
+    /// An endpoint without a pod: any stable, opaque id without a slash.
+    Anonymous(String),
+}
+
+/// One port of its Service that an endpoint serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointPort {
+    /// The position in [`Service::ports`](super::Service::ports).
+    pub index: u16,
+    /// The port that the endpoint listens on.
+    pub port: NonZeroU16,
+    /// The traffic that it may receive.
+    pub scopes: Scopes,
+}
+
+/// A target that serves a port of a Service and was not selected for this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OtherServing {
+    /// The position in [`Service::ports`](super::Service::ports).
+    pub index: u16,
+    /// The address and port that it listens on.
+    pub target: SocketAddr,
+}
+
+/// A kind of traffic to a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// To a cluster IP.
+    Internal,
+    /// From outside the cluster, to a node port, an external IP or a load balancer IP.
+    External,
+    /// From a pod or the node itself, to a node port, an external IP or a load balancer IP: the short circuit, which
+    /// skips the load balancer and ignores `externalTrafficPolicy: Local`.
+    Cluster,
+}
+
+/// A set of [`Scope`]s.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Scopes {
+    /// Contains [`Scope::Internal`].
+    pub internal: bool,
+    /// Contains [`Scope::External`].
+    pub external: bool,
+    /// Contains [`Scope::Cluster`].
+    pub cluster: bool,
+}
+
+impl Scopes {
+    /// Whether the set contains `scope`.
+    pub fn contains(self, scope: Scope) -> bool {
+        match scope {
+            Scope::Internal => self.internal,
+            Scope::External => self.external,
+            Scope::Cluster => self.cluster,
+        }
+    }
+
+    /// Whether the set is empty.
+    pub fn is_empty(self) -> bool {
+        self == Self::default()
+    }
+}

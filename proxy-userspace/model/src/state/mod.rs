@@ -1,0 +1,16 @@
+//! The full state of one node: the output of the brain and the input of the datapaths.
+//!
+//! Every decision has been made: an [`Endpoint`] is present only if this node may use it, and its [`Scopes`] say for
+//! which traffic.
+//! EndpointSlices, conditions, topology hints and fallbacks do not appear here.
+
+mod endpoint;
+mod node;
+mod service;
+
+pub use crate::PerFamily;
+pub use endpoint::{Endpoint, EndpointKey, EndpointPort, OtherServing, Scope, Scopes};
+pub use node::{NodeInfo, NodeInfos, NodeState};
+pub use service::{
+    ClientIpAffinity, Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
+};

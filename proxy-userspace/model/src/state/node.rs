@@ -1,0 +1,83 @@
+//! The state of one node, and what it says about every node of the cluster.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+
+use crate::services::{Diff, Services};
+
+/// The full state of one node.
+///
+/// Revisions, and the states of different nodes, share what is equal: a copy is cheap, and so is a diff.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeState {
+    /// The Services, by name.
+    pub services: Services,
+    /// All nodes of the cluster, this one included.
+    pub nodes: NodeInfos,
+}
+
+impl NodeState {
+    /// The Services that differ from those of `before`, in the order of their names: name, before, after.
+    ///
+    /// If one state was made from the other, the cost is proportional to the difference.
+    pub fn diff<'a>(&'a self, before: &'a Self) -> Diff<'a> {
+        self.services.diff(&before.services)
+    }
+
+    /// Replaces what is equal in `before` by the object in `before`, so that both share it.
+    pub fn reuse_equal(&mut self, before: &Self) {
+        self.services.reuse_equal(&before.services);
+        if self.nodes == before.nodes {
+            self.nodes = before.nodes.clone();
+        }
+    }
+}
+
+/// All nodes of a cluster by name; the states of all nodes share it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeInfos(Arc<BTreeMap<Arc<str>, NodeInfo>>);
+
+impl NodeInfos {
+    /// Whether both are the same object in memory.
+    pub fn ptr_eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Deref for NodeInfos {
+    type Target = BTreeMap<Arc<str>, NodeInfo>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for NodeInfos {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl FromIterator<(Arc<str>, NodeInfo)> for NodeInfos {
+    fn from_iter<T: IntoIterator<Item = (Arc<str>, NodeInfo)>>(nodes: T) -> Self {
+        Self(Arc::new(nodes.into_iter().collect()))
+    }
+}
+
+/// The properties of a node that datapaths and health checks use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// Its addresses (`status.addresses` of the types InternalIP and ExternalIP), in the order of the manifest.
+    pub addresses: Vec<IpAddr>,
+    /// The ranges of its pods (`spec.podCIDRs`).
+    pub pod_cidrs: Vec<IpNet>,
+    /// Whether load balancers should send new traffic to other nodes (KEP-3836): it has a deletion timestamp, or the
+    /// taint `ToBeDeletedByClusterAutoscaler`.
+    pub is_being_deleted: bool,
+}

@@ -1,0 +1,171 @@
+//! Services, as one node serves them.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    num::{NonZeroU16, NonZeroU32},
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+
+use super::endpoint::{Endpoint, OtherServing, Scope};
+use crate::{Family, PerFamily, Protocol, ServiceName, Timestamp};
+
+/// One Service together with the endpoints that this node may use for it.
+///
+/// Two states are equal if a node serves them alike: the trigger time is not compared.
+#[derive(Clone, Debug)]
+pub struct ServiceState {
+    /// The Service.
+    pub service: Arc<Service>,
+    /// Its endpoints, sorted by [`Endpoint::key`]; most are shared with the states of other nodes.
+    pub endpoints: Vec<Arc<Endpoint>>,
+    /// Targets that serve it and were not selected for this node, in ascending order; never for TCP.
+    ///
+    /// Existing flows to them continue: a flow without a connection ends when its endpoint stops serving, not when the
+    /// endpoint is no longer selected.
+    pub other_serving: Arc<[OtherServing]>,
+    /// The time of the last change of the endpoints in the cluster that led to this state
+    /// (`endpoints.kubernetes.io/last-change-trigger-time`), if known.
+    ///
+    /// If it did not change between two states, something else did: the Service itself or a Node.
+    pub trigger_time: Option<Timestamp>,
+}
+
+impl PartialEq for ServiceState {
+    fn eq(&self, other: &Self) -> bool {
+        self.service == other.service
+            && self.endpoints == other.endpoints
+            && self.other_serving == other.other_serving
+    }
+}
+
+impl Eq for ServiceState {}
+
+impl ServiceState {
+    /// A Service and its endpoints, which must be sorted by [`Endpoint::key`].
+    pub fn new(service: impl Into<Arc<Service>>, endpoints: impl IntoIterator<Item = Endpoint>) -> Self {
+        let mut endpoints: Vec<_> = endpoints.into_iter().map(Arc::new).collect();
+        // `collect` reuses the memory of a source vector of endpoints, 13 times as much.
+        endpoints.shrink_to_fit();
+        Self { service: service.into(), endpoints, other_serving: Arc::default(), trigger_time: None }
+    }
+
+    /// Replaces the Service and the endpoints that are equal in `other` by the objects in `other`, so that both share them.
+    pub fn reuse_equal(&mut self, other: &Self) {
+        if self.service == other.service {
+            self.service = Arc::clone(&other.service);
+        }
+        if self.other_serving == other.other_serving {
+            self.other_serving = Arc::clone(&other.other_serving);
+        }
+        let mut others = other.endpoints.iter().peekable();
+        for own in &mut self.endpoints {
+            while others.next_if(|it| it.key < own.key).is_some() {}
+            if let Some(same) = others.next_if(|it| *it == own) {
+                *own = Arc::clone(same);
+            }
+        }
+    }
+
+    /// The targets for traffic of `scope` to `service.ports[port]` in one family, in the order of the endpoints.
+    pub fn targets(&self, port: usize, family: Family, scope: Scope) -> impl Iterator<Item = SocketAddr> {
+        self.endpoints.iter().filter_map(move |endpoint| {
+            let address = endpoint.address(family)?;
+            let target = endpoint.ports.binary_search_by_key(&port, |it| it.index.into()).ok()?;
+            let target = endpoint.ports.get(target)?;
+            target.scopes.contains(scope).then(|| SocketAddr::new(address, target.port.get()))
+        })
+    }
+}
+
+/// A Service without its endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Its identity.
+    pub name: ServiceName,
+    /// Its `type`.
+    pub kind: ServiceKind,
+    /// Its cluster IPs, the primary family first; at most one of each family.
+    pub cluster_ips: Vec<IpAddr>,
+    /// Its external IPs, of families that have a cluster IP.
+    pub external_ips: Vec<IpAddr>,
+    /// The load balancer IPs that nodes handle themselves (`ipMode: VIP`).
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// Its ports, in the order of the manifest; (port, protocol) is unique.
+    pub ports: Vec<ServicePort>,
+    /// The policy for traffic to a cluster IP.
+    pub internal_policy: TrafficPolicy,
+    /// The policy for traffic from outside the cluster.
+    pub external_policy: TrafficPolicy,
+    /// `sessionAffinity: ClientIP` with its timeout, if set.
+    pub affinity: Option<ClientIpAffinity>,
+    /// The source ranges that may use a load balancer IP; a family without a range is open.
+    pub source_ranges: Vec<IpNet>,
+    /// The port of the health check of the local endpoints (external policy Local).
+    pub health_check_node_port: Option<NonZeroU16>,
+}
+
+impl Service {
+    /// All its addresses: cluster, external and load balancer IPs; an address may appear twice.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        [&self.cluster_ips, &self.external_ips, &self.load_balancer_ips].into_iter().flatten().copied()
+    }
+}
+
+/// The `type` of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceKind {
+    /// Reachable at its cluster IPs.
+    ClusterIp,
+    /// Also at a port of every node.
+    NodePort,
+    /// Also at the addresses of a load balancer.
+    LoadBalancer,
+}
+
+/// A traffic policy of a Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TrafficPolicy {
+    /// Any endpoint of the cluster.
+    #[default]
+    Cluster,
+    /// Only endpoints on this node.
+    Local,
+}
+
+/// Session affinity by client address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientIpAffinity {
+    /// Seconds after its last connection for which a client keeps its endpoint.
+    pub timeout_seconds: NonZeroU32,
+}
+
+/// One port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Its name, often empty.
+    pub name: String,
+    /// Its protocol; the same number may be used once per protocol.
+    pub protocol: Protocol,
+    /// The port at the Service's addresses.
+    pub port: NonZeroU16,
+    /// The port at the nodes' addresses.
+    pub node_port: Option<NonZeroU16>,
+    /// Addresses of the Service at which this port belongs to another Service, see [`crate::conflicts`].
+    pub conflicting_addresses: Vec<IpAddr>,
+    /// The target port of the manifest, for display: the endpoints have the actual numbers.
+    pub target_port: TargetPort,
+    /// Whether any endpoint in the cluster could serve it, even if this node may not use it, per family.
+    /// A port without a target on this node drops traffic if so, and otherwise rejects it.
+    pub has_any_endpoint: PerFamily<bool>,
+}
+
+/// The `targetPort` of a Service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetPort {
+    /// A number; `port` if the manifest has none.
+    Number(NonZeroU16),
+    /// The name of a container port.
+    Name(String),
+}
