@@ -7,6 +7,6 @@ mod cli;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    backend::keep_one_heap();
+    datapath_ebpf::keep_one_heap();
     cli::main()
 }

@@ -28,7 +28,7 @@ use seccompiler::{
 use crate::{Sandbox, deploy, eventually};
 
 /// What the log says of every state that became active.
-pub const APPLIED: &str = "in force";
+pub const APPLIED: &str = "state active";
 
 /// How to start a proxy.
 #[derive(Clone, Debug)]

@@ -167,7 +167,7 @@ fn comes_to(world: &TestNode, agent: &mut Agent, services: &[Service], (wrong, r
     let says = format!(" services={count} ");
     let is_told = || {
         let log = fs::read_to_string(&log).unwrap_or_default();
-        log.lines().rfind(|it| it.contains("in force")).is_some_and(|it| it.contains(&says))
+        log.lines().rfind(|it| it.contains("state active")).is_some_and(|it| it.contains(&says))
     };
     agent.wait_until(LIMIT, is_told).unwrap();
     let mut expect = expected_dump(services);

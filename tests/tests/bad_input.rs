@@ -105,7 +105,7 @@ fn what_cannot_be_started_is_named_and_leaves_nothing_behind() {
     run(&source, cgroup, files, &[files, "bpf file system", "--pin-dir"]);
     run(&source, cgroup, &format!("{pins}/a.b"), &["a.b", "dot"]);
     run("file:/no/such/manifests", cgroup, pins, &["/no/such/manifests"]);
-    fails(&["dump", "--pin-dir", pins], 1, &[pins, "nothing is in force"]);
+    fails(&["dump", "--pin-dir", pins], 1, &[pins, "no state is active"]);
     assert!(eventually(LIMIT, || kernel_objects() == before), "something was left in the kernel");
 }
 

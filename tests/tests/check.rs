@@ -87,12 +87,12 @@ fn a_node_that_is_served_has_nothing_broken() {
     let degraded = u8::from(!kernel_at_least(5, 18));
     assert!(said.text.contains(&format!("0 broken, {degraded} degraded")), "{}", said.text);
     said.has(if degraded == 0 { "ok" } else { "degraded" }, "kernel", &["Linux"]);
-    said.has("ok", "instance", &["one runs"]);
-    said.has("ok", "state", &["in force"]);
-    said.has("ok", "programs", &["in effect at all"]);
-    said.has("ok", "canary", &["hooks act"]);
-    said.has("ok", "UDP flows", &["are ended"]);
-    said.has("ok", "other programs", &["nobody else"]);
+    said.has("ok", "instance", &["one is running"]);
+    said.has("ok", "state", &["is active"]);
+    said.has("ok", "programs", &["attached at all"]);
+    said.has("ok", "probe", &["hooks work"]);
+    said.has("ok", "UDP termination", &["are terminated"]);
+    said.has("ok", "other programs", &["no other programs"]);
     said.has("ok", "health", &["1 Services with 1 endpoints"]);
     said.has("ok", "source", &["file"]);
     // To look is to change nothing.
@@ -118,12 +118,12 @@ fn programs_that_are_off_are_broken_and_an_agent_that_is_away_degraded() {
     let away = check(&world);
     assert_eq!(away.code, Some(0), "{}", away.text);
     away.has("degraded", "instance", &["none is running", "start `run`"]);
-    away.has("ok", "programs", &["in effect at all"]);
+    away.has("ok", "programs", &["attached at all"]);
     fs::remove_file(world.sandbox().pins().join("links/connect4")).unwrap();
     assert!(eventually(LIMIT, || request(Transport::Tcp, (WEB, 80).into()).is_err()));
     let off = check(&world);
     assert_eq!(off.code, Some(1), "{}", off.text);
-    off.has("broken", "programs", &["connect4", "puts them back"]);
+    off.has("broken", "programs", &["connect4", "attaches them again"]);
 }
 
 #[test]
@@ -142,7 +142,9 @@ fn programs_of_others_are_named() {
     let log = agent.log_path().to_owned();
     let log = || fs::read_to_string(&log).unwrap_or_default();
     let told = agent.wait_until(LIMIT, || {
-        log().lines().any(|it| it.contains("somebody else runs at our hooks") && it.contains("at connect4"))
+        log()
+            .lines()
+            .any(|it| it.contains("a foreign program is attached to our hooks") && it.contains("at connect4"))
     });
     let said = check(&world);
     let _ = other.kill();
@@ -151,10 +153,10 @@ fn programs_of_others_are_named() {
         Command::new(Build::Product.binary()).args(["cleanup", "--pin-dir", &pins]).output().unwrap();
     assert!(cleanup.status.success());
     told.unwrap();
-    agent.wait_until(LIMIT, || log().contains("is gone from our hooks")).unwrap();
+    agent.wait_until(LIMIT, || log().contains("is no longer attached to our hooks")).unwrap();
     assert!(named, "{}", said.text);
     said.has("degraded", "other programs", &["connect4 (id ", "another instance", "cleanup --pin-dir"]);
-    said.has("ok", "programs", &["in effect at all"]);
+    said.has("ok", "programs", &["attached at all"]);
 }
 
 #[test]
@@ -241,7 +243,7 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
         "revision 1 in force",
         "1 Services, 1 endpoints",
         "generation 1 in force",
-        "in effect at all",
+        "attached at all",
     ] {
         assert!(says.contains(it), "{it} is not in\n{says}");
     }
@@ -291,7 +293,7 @@ fn what_cannot_be_read_is_not_taken_for_nothing() {
         assert_eq!(code, Some(1), "{arguments:?}: {says}");
         let flat = says.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.contains("Permission denied") && flat.contains("run as root"), "{arguments:?}: {says}");
-        for wrong in ["nothing is in force", "packets alone", "nothing to remove: there is no"] {
+        for wrong in ["no state is active", "packets alone", "nothing to remove: there is no"] {
             assert!(!flat.contains(wrong), "{arguments:?} says {wrong:?}: {says}");
         }
     }
@@ -414,6 +416,6 @@ fn a_cgroup_that_is_frozen_does_not_hold_check_up() {
     // Whoever was put there is gone, or this fails.
     let removed = eventually(LIMIT, || fs::remove_dir(&frozen).is_ok());
     let said = Said { code: check.status.code(), text: String::from_utf8(check.stdout).unwrap() };
-    said.has("degraded", "canary", &["connect4 cannot be tried", "see whether the cgroup is frozen"]);
+    said.has("degraded", "probe", &["connect4 cannot be probed", "the cgroup may be frozen"]);
     assert!(removed, "a child was left behind");
 }

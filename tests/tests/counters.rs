@@ -47,8 +47,8 @@ fn server(n: u8) -> EchoServer {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Counted {
     connections: u64,
-    refusals: u64,
-    rejections: u64,
+    no_backend: u64,
+    denied: u64,
     endpoints: BTreeMap<String, u64>,
 }
 
@@ -66,8 +66,8 @@ fn counted(world: &TestNode, build: Build) -> BTreeMap<String, Counted> {
             endpoints.map(|it| (it["endpoint"].as_str().unwrap().to_owned(), number(&it["connections"])));
         let counted = Counted {
             connections: number(&it["connections"]),
-            refusals: number(&it["refusals"]),
-            rejections: number(&it["rejections"]),
+            no_backend: number(&it["noBackend"]),
+            denied: number(&it["denied"]),
             endpoints: endpoints.collect(),
         };
         (it["port"].as_str().unwrap().to_owned(), counted)
@@ -76,8 +76,8 @@ fn counted(world: &TestNode, build: Build) -> BTreeMap<String, Counted> {
 }
 
 #[test]
-fn connections_refusals_and_rejections_are_counted_by_service_port_and_endpoint() {
-    let name = "connections_refusals_and_rejections_are_counted_by_service_port_and_endpoint";
+fn connections_no_backend_and_denied_are_counted_by_service_port_and_endpoint() {
+    let name = "connections_no_backend_and_denied_are_counted_by_service_port_and_endpoint";
     let Some(world) = TestNode::or_skip(name) else { return };
     world.netns().add_address(OWN.into()).unwrap();
     manifest::write_atomically(
@@ -117,9 +117,9 @@ fn connections_refusals_and_rejections_are_counted_by_service_port_and_endpoint(
     assert_eq!(counted(&world, Build::Product)["dns"].connections, 2);
 
     // Whoever binds the node port is refused, and counted apart. (Before, a kernel does not tell that this is the node.)
-    let rejections = u64::from(kernel_at_least(5, 14));
+    let denied = u64::from(kernel_at_least(5, 14));
     let bound = TcpListener::bind((OWN, 30_080));
-    assert_eq!(bound.is_err(), rejections == 1, "{bound:?}");
+    assert_eq!(bound.is_err(), denied == 1, "{bound:?}");
     drop(bound);
     world.write(&[web(&[])]);
     let refused = |address: SocketAddr| TcpStream::connect(address).is_err();
@@ -129,16 +129,16 @@ fn connections_refusals_and_rejections_are_counted_by_service_port_and_endpoint(
     }
     assert!(socket.send_to(b"who?", dns).is_err());
     let all = counted(&world, Build::Product);
-    assert_eq!(all["http"], Counted { connections: 30, refusals: 3, rejections, ..Counted::default() });
-    assert_eq!(all["dns"], Counted { connections: 2, refusals: 1, ..Counted::default() });
+    assert_eq!(all["http"], Counted { connections: 30, no_backend: 3, denied, ..Counted::default() });
+    assert_eq!(all["dns"], Counted { connections: 2, no_backend: 1, ..Counted::default() });
 
     // The pages say the same.
     let page = |path: &str| get((Ipv4Addr::LOCALHOST, 10249).into(), path).unwrap().body;
     let series =
-        r#"kube_proxy_ebpf_refusals_total{namespace="default",service="web",port="http",protocol="TCP"} 3"#;
+        r#"kube_proxy_ebpf_no_backend_total{namespace="default",service="web",port="http",protocol="TCP"} 3"#;
     assert!(page("/metrics").contains(series));
     let status = page("/status");
-    let sums = format!(r#""counted":{{"connections":32,"refusals":4,"rejections":{rejections}}}"#);
+    let sums = format!(r#""counted":{{"connections":32,"noBackend":4,"denied":{denied}}}"#);
     assert!(status.contains(&sums), "{status}");
 }
 

@@ -41,7 +41,7 @@ fn start(world: &TestNode, arguments: &[&Path]) -> Agent {
     let setting = arguments.iter().fold(setting, tests::agent::AgentCommand::arg);
     let mut agent = setting.start(world.sandbox()).unwrap();
     let log = agent.log_path().to_owned();
-    agent.wait_until(LIMIT, || fs::read_to_string(&log).is_ok_and(|it| it.contains("in force"))).unwrap();
+    agent.wait_until(LIMIT, || fs::read_to_string(&log).is_ok_and(|it| it.contains("state active"))).unwrap();
     agent
 }
 
@@ -251,7 +251,7 @@ fn a_cgroup_below_the_root_bounds_packets_too_unless_they_are_asked_for() {
     let dump = || say(&["dump".as_ref(), "--pin-dir".as_ref(), pins]);
     for (setting, is_asked_for) in [(unasked.clone(), false), (unasked.arg("--packets=nft"), true)] {
         let mut agent = setting.start(world.sandbox()).unwrap();
-        let is_in_force = |it: &str| it.contains("in force");
+        let is_in_force = |it: &str| it.contains("state active");
         let log = agent.log_path().to_owned();
         agent.wait_until(LIMIT, || fs::read_to_string(&log).is_ok_and(|it| is_in_force(&it))).unwrap();
         assert_served();

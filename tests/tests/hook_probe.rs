@@ -47,7 +47,7 @@ fn check(world: &TestNode) -> (String, String) {
         .unwrap();
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let findings = said["findings"].as_array().unwrap();
-    let canary = findings.iter().find(|it| it["subject"] == "canary").unwrap();
+    let canary = findings.iter().find(|it| it["subject"] == "probe").unwrap();
     (canary["level"].as_str().unwrap().to_owned(), canary["says"].as_str().unwrap().to_owned())
 }
 
@@ -63,7 +63,7 @@ fn every_hook_is_seen_to_act() {
         let mut agent = serve(&world, arguments);
         agent.wait_until(LIMIT, || HOOKS.iter().all(|it| is_heard(it))).unwrap();
         assert_eq!(get((Ipv4Addr::LOCALHOST, 10256).into(), "/livez").unwrap().status, 200);
-        assert_eq!(check(&world), ("ok".into(), "8 hooks act when they are used".into()));
+        assert_eq!(check(&world), ("ok".into(), "8 hooks work".into()));
         // It is nobody's Service.
         for text in [page("/status"), page("/state"), world.dump(Build::Product).unwrap().join("\n")] {
             assert!(
@@ -84,7 +84,7 @@ fn from_outside_of_the_cgroup_a_child_is_sent() {
     assert!(TcpStream::connect(SocketAddr::from(([10, 96, 0, 10], 80))).is_err(), "here is nobody served");
     let outside = check(&world);
     enter(&cgroup);
-    assert_eq!(outside, ("ok".into(), "8 hooks act when they are used".into()));
+    assert_eq!(outside, ("ok".into(), "8 hooks work".into()));
     assert_eq!(check(&world), outside);
 }
 
@@ -108,7 +108,7 @@ fn a_hook_that_does_not_act_is_named() {
         // The kernel takes it off a while later.
         let is_named = || {
             let (level, says) = check(&world);
-            level == "broken" && says.contains(&format!("{hook} does not act"))
+            level == "broken" && says.contains(&format!("{hook} does not work"))
         };
         assert!(eventually(LIMIT, is_named), "{hook}: {:?}", check(&world));
     }

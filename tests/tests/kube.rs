@@ -73,7 +73,7 @@ fn comes_to(world: &TestNode, agent: &mut Agent, services: &[Service]) {
     let expect = expected_dump(services);
     let log = agent.log_path().to_owned();
     // The programs are attached after the first state has been written.
-    let is_attached = || fs::read_to_string(&log).is_ok_and(|it| it.contains("in force"));
+    let is_attached = || fs::read_to_string(&log).is_ok_and(|it| it.contains("state active"));
     let is_so = || is_attached() && world.dump(Build::Product).is_ok_and(|it| it == expect);
     agent.wait_until(LIMIT, is_so).unwrap();
 }
@@ -130,7 +130,7 @@ fn the_kernel_follows_an_api_server_and_goes_on_without_it() {
     assert_eq!(world.dump(Build::Product).unwrap(), expected_dump(&after));
     connection.ping().unwrap();
     server.resume().unwrap();
-    says(&mut agent, "in force");
+    says(&mut agent, "state active");
     comes_to(&world, &mut agent, &after);
 
     let report = LoadReport::of(&load.stop());

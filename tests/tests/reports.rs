@@ -204,7 +204,7 @@ fn pins_that_cannot_be_made_leave_the_old_generation_serving_and_are_told_of() {
         assert!(says.contains(it), "{it} is not in\n{says}");
     }
     assert_eq!(
-        metric("kube_proxy_ebpf_failures_total{step=\"settle\"}"),
+        metric("kube_proxy_ebpf_failures_total{step=\"finish\"}"),
         Some(0.0),
         "each failure counts once"
     );

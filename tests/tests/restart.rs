@@ -109,7 +109,7 @@ fn die_at(world: &TestNode, fault: &str, round: &mut usize, others: &mut usize) 
     let mut agent = setting.start(world.sandbox()).unwrap();
     let grows = fault.starts_with("mid-growth");
     let log = agent.log_path().to_owned();
-    let told = || std::fs::read_to_string(&log).unwrap_or_default().matches("in force rev").count();
+    let told = || std::fs::read_to_string(&log).unwrap_or_default().matches("state active rev").count();
     let died = eventually(LIMIT, || {
         *round += 1;
         let before = told();

@@ -87,7 +87,7 @@ impl<'a> Pair<'a> {
         let expect = expected_dump(services);
         let log = agent.log_path().to_owned();
         // The programs are attached after the first state has been written.
-        let is_attached = || fs::read_to_string(&log).is_ok_and(|it| it.contains("in force"));
+        let is_attached = || fs::read_to_string(&log).is_ok_and(|it| it.contains("state active"));
         let is_so = || is_attached() && self.world.dump(Build::Product).is_ok_and(|it| it == expect);
         agent.wait_until(LIMIT, is_so).expect("the kernel has the state");
     }
@@ -128,12 +128,12 @@ fn two_processes_behave_as_one() {
     agent.wait_until(LIMIT, || is_said(&pair, "the last state stays")).unwrap();
     assert_eq!(world.dump(Build::Product).unwrap(), expected_dump(&services(&[1, 2])));
     connection.ping().unwrap();
-    let before = count(&agent, "in force");
+    let before = count(&agent, "state active");
     brain = pair.brain();
     pair.comes_to(&mut agent, &services(&[3]));
-    assert!(eventually(LIMIT, || count(&agent, "in force") > before));
-    assert_eq!(count(&agent, "in force"), before + 1, "{}", agent.log());
-    let last = agent.log().lines().rfind(|it| it.contains("in force")).unwrap().to_owned();
+    assert!(eventually(LIMIT, || count(&agent, "state active") > before));
+    assert_eq!(count(&agent, "state active"), before + 1, "{}", agent.log());
+    let last = agent.log().lines().rfind(|it| it.contains("state active")).unwrap().to_owned();
     assert!(last.contains("changed=1"), "only what differs is written: {last}");
 
     // One that comes back with what it said before changes nothing at all: what changes next is the next.
@@ -143,8 +143,8 @@ fn two_processes_behave_as_one() {
     assert!(eventually(LIMIT, || count(&agent, "followed again") > followed), "{}", agent.log());
     world.write(&services(&[1, 3]));
     pair.comes_to(&mut agent, &services(&[1, 3]));
-    assert!(eventually(LIMIT, || count(&agent, "in force") > before + 1));
-    assert_eq!(count(&agent, "in force"), before + 2, "{}", agent.log());
+    assert!(eventually(LIMIT, || count(&agent, "state active") > before + 1));
+    assert_eq!(count(&agent, "state active"), before + 2, "{}", agent.log());
 
     // And the agent itself, with a change while it is away.
     agent.kill9().unwrap();

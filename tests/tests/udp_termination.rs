@@ -67,7 +67,7 @@ impl Node {
         let mut agent = setting.start(self.world.sandbox()).unwrap();
         let log = agent.log_path().to_owned();
         agent
-            .wait_until(LIMIT, || std::fs::read_to_string(&log).is_ok_and(|it| it.contains("in force")))
+            .wait_until(LIMIT, || std::fs::read_to_string(&log).is_ok_and(|it| it.contains("state active")))
             .unwrap();
         self.agent = Some(agent);
     }

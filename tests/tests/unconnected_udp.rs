@@ -87,7 +87,7 @@ impl Node {
         let setting = arguments.iter().fold(setting, tests::agent::AgentCommand::arg);
         let mut agent = setting.start(self.world.sandbox()).unwrap();
         let log = agent.log_path().to_owned();
-        let is_attached = || std::fs::read_to_string(&log).is_ok_and(|it| it.contains("in force"));
+        let is_attached = || std::fs::read_to_string(&log).is_ok_and(|it| it.contains("state active"));
         agent.wait_until(LIMIT, is_attached).unwrap();
         self.agent = Some(agent);
     }

@@ -85,7 +85,7 @@ impl Asker {
 fn start(world: &TestNode, build: Build, services: &[Service]) -> Agent {
     let mut agent = world.command(build).start(world.sandbox()).unwrap();
     // The log says so only after the links were switched and what was before was removed.
-    let in_force = |log: &str| log.contains("in force");
+    let in_force = |log: &str| log.contains("state active");
     let log = agent_log(&mut agent, in_force);
     assert_eq!(world.dump(build).unwrap(), expected_dump(services), "{log}");
     agent

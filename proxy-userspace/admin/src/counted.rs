@@ -4,18 +4,18 @@
 
 use std::sync::{Arc, Mutex};
 
-use backend::ebpf::PortCounts;
+use datapath::PortCounts;
 use model::{Protocol, ServiceName, state::NodeState};
 use publish::Published;
 
 use crate::{
     lock,
-    record::{Counts, Record},
+    record::{PortCountLookup, Record},
 };
 
 /// The counters, and the state that says whose they are.
 pub(crate) struct Counted {
-    counts: Counts,
+    counts: PortCountLookup,
     published: Arc<Published>,
 }
 
@@ -52,8 +52,8 @@ impl Counted {
     pub(crate) fn total(&self) -> PortCounts {
         self.ports().fold(PortCounts::default(), |sum, (_, it)| PortCounts {
             connections: sum.connections + it.connections,
-            refusals: sum.refusals + it.refusals,
-            rejections: sum.rejections + it.rejections,
+            no_backend: sum.no_backend + it.no_backend,
+            denied: sum.denied + it.denied,
         })
     }
 }

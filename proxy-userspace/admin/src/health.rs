@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
-use backend::{Answer, ebpf::Hooks};
+use datapath::{AttachStatus, HookBehavior};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -108,7 +108,7 @@ fn problems(record: &Record, now: Moment) -> Vec<String> {
 
 /// Which tables of nftables somebody has changed, if some are.
 fn changed_tables(record: &Record) -> Option<String> {
-    let tables: Vec<_> = record.hooks.iter().flat_map(Hooks::missing_tables).collect();
+    let tables: Vec<_> = record.hooks.iter().flat_map(AttachStatus::missing_tables).collect();
     let says = || format!("not as they were written: {}; it is tried to put them right", tables.join(", "));
     (!tables.is_empty()).then(says)
 }
@@ -117,7 +117,7 @@ fn changed_tables(record: &Record) -> Option<String> {
 fn unproven(record: &Record, now: Moment) -> Option<String> {
     let proven = record.proven?;
     if let Some(hooks) = &record.hooks
-        && !hooks.are_in_effect()
+        && !hooks.is_complete()
     {
         let missing: Vec<_> = hooks.missing().map(|it| it.name).collect();
         let cgroup = hooks.cgroup.display();
@@ -126,7 +126,7 @@ fn unproven(record: &Record, now: Moment) -> Option<String> {
             missing.join(", ")
         ));
     }
-    let fails = record.canary.iter().filter(|it| matches!(it.answer, Answer::Fails(_)));
+    let fails = record.canary.iter().filter(|it| matches!(it.behavior, HookBehavior::Fails(_)));
     let fails: Vec<_> = fails.map(ToString::to_string).collect();
     if !fails.is_empty() {
         return Some(format!("the canary says: {}", fails.join("; ")));
@@ -137,7 +137,7 @@ fn unproven(record: &Record, now: Moment) -> Option<String> {
         return Some(format!("the programs were last seen in effect {} s ago: {why}", age.as_secs()));
     }
     let silent = now.instant.duration_since(record.sung?);
-    let why = record.canary.iter().find(|it| matches!(it.answer, Answer::Untold(_)));
+    let why = record.canary.iter().find(|it| matches!(it.behavior, HookBehavior::Unknown(_)));
     let why = why.map_or_else(|| "it hangs".to_owned(), ToString::to_string);
     (silent >= LATE)
         .then(|| format!("the canary has not told for {} s whether the hooks act: {why}", silent.as_secs()))

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use backend::ebpf::NodePortAddresses;
+use datapath::NodePortAddresses;
 use http_body_util::Full;
 use hyper::{
     Response, StatusCode,
@@ -178,7 +178,7 @@ impl HealthChecks {
     /// Where to listen.
     fn addresses(&self) -> BTreeSet<IpAddr> {
         // Without them, the Node object's have to do; the next look tries again.
-        let interfaces = backend::interfaces().unwrap_or_default();
+        let interfaces = netlink::host_addresses::read().unwrap_or_default();
         let node = self.state.nodes.get(self.node.as_str()).cloned().unwrap_or_default();
         // It means all addresses of both families, also where there is no IPv6.
         self.which.own(&node, &interfaces).unwrap_or_else(|| [Ipv4Addr::UNSPECIFIED.into()].into())

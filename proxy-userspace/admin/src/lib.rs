@@ -22,17 +22,14 @@ mod sample;
 
 use std::{
     io,
-    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
-use backend::{
-    Doing, Heard, Observer,
-    ebpf::{self, Ended, Hooks, Memory, Report},
-};
+use datapath::{ApplyReport, AttachStatus, ProbeResult, TableStats, TerminationReport};
 use model::Rejected;
 use publish::{Published, Subscription};
+use reconciler::{Observer, Step};
 use tokio::time::Instant;
 
 pub use ask::{Asked, ask, get, is_ready};
@@ -40,12 +37,13 @@ pub use flag::Bind;
 pub use health::LATE;
 pub use health_checks::{FailedCheck, HealthChecks};
 pub use pages::Site;
+pub use record::PortCountLookup;
 pub use server::{Endpoint, Servers};
 pub use status::{CountedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus};
 
 use crate::{
     metrics::Metrics,
-    record::{Count, Counters, Counts, Moment, Record},
+    record::{Count, Counters, Moment, Record},
 };
 
 /// What is known of this process, and who is told what happens.
@@ -128,13 +126,8 @@ impl Admin {
         self.record().watchers = Some(Count(Box::new(count)));
     }
 
-    /// Says below which folder the kernel's maps are pinned, the counters among them. What cannot be read is left out.
-    pub fn counters(&self, pin_dir: PathBuf) {
-        let read = move || {
-            let counts = ebpf::counts(&pin_dir).ok()?;
-            let of: Counts = Box::new(move |service, port, protocol| counts.port(service, port, protocol));
-            Some(of)
-        };
+    /// Sets how the counters of service ports are read; they are left out while they cannot be.
+    pub fn set_counter_source(&self, read: impl Fn() -> Option<PortCountLookup> + Send + Sync + 'static) {
         self.record().counters = Some(Counters(Arc::new(read)));
     }
 
@@ -157,7 +150,7 @@ fn lock<T>(record: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Observer for Admin {
-    fn taken(&self, published: &Arc<Published>) {
+    fn on_dequeued(&self, published: &Arc<Published>) {
         let mut record = self.record();
         // Who publishes and who takes up are not heard in order.
         let changes = record.published(published, Moment::now());
@@ -167,7 +160,7 @@ impl Observer for Admin {
         self.metrics.taken(again);
     }
 
-    fn in_force(&self, published: &Arc<Published>, report: &Report, took: Duration) {
+    fn on_applied(&self, published: &Arc<Published>, report: &ApplyReport, took: Duration) {
         let mut record = self.record();
         // The same state once more is an update only where it leads elsewhere, as when the host's addresses are others.
         let is_update = report.flipped || !record.is_in_force(published);
@@ -178,29 +171,29 @@ impl Observer for Admin {
         }
     }
 
-    fn failed(&self, doing: Doing, error: &str) {
+    fn on_failed(&self, doing: Step, error: &str) {
         self.record().failed(doing, error);
         self.metrics.failed(doing);
     }
 
-    fn looked(&self, hooks: Result<&Hooks, &str>) {
+    fn on_attach_checked(&self, hooks: Result<&AttachStatus, &str>) {
         self.metrics.looked(hooks);
         self.record().looked(hooks, Instant::now());
     }
 
-    fn lacking(&self, packets: Option<&Rejected>) {
+    fn on_packet_path(&self, packets: Option<&Rejected>) {
         self.record().lacking = packets.cloned();
     }
 
-    fn tried(&self, heard: &[Heard]) {
+    fn on_probed(&self, heard: &[ProbeResult]) {
         self.record().tried(heard, Instant::now());
     }
 
-    fn ended(&self, ended: &io::Result<Ended>) {
+    fn on_terminated(&self, ended: &io::Result<TerminationReport>) {
         self.metrics.ended(ended.as_ref().map_or(0, |it| it.sockets));
     }
 
-    fn memory(&self, memory: Memory) {
+    fn on_table_stats(&self, memory: TableStats) {
         self.record().memory = memory;
     }
 }

@@ -9,12 +9,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use backend::{
-    Answer, Doing, Heard,
-    ebpf::{Hooks, Memory, PortCounts, Report, TableFill},
-};
+use datapath::{ApplyReport, AttachStatus, HookBehavior, PortCounts, ProbeResult, TableFill, TableStats};
 use model::{Protocol, Rejected, ServiceName, Timestamp, state::NodeState};
 use publish::Published;
+use reconciler::Step;
 use tokio::time::Instant;
 
 use crate::{
@@ -55,7 +53,7 @@ pub(crate) struct Record {
     /// What failed since a state came into force.
     pub(crate) failure: Option<Failure>,
     /// What the kernel said last of the programs.
-    pub(crate) hooks: Option<Hooks>,
+    pub(crate) hooks: Option<AttachStatus>,
     /// When it last said that all of them are in effect; when they were first looked for, before that.
     pub(crate) proven: Option<Instant>,
     /// Why it would not say, the last time.
@@ -63,14 +61,14 @@ pub(crate) struct Record {
     /// Why traffic that has no socket here is not served though it should be.
     pub(crate) lacking: Option<Rejected>,
     /// What was heard last when the hooks were tried.
-    pub(crate) canary: Vec<Heard>,
+    pub(crate) canary: Vec<ProbeResult>,
     /// When that said last whether hooks act; since when it is waited for, before that. Where they could never be tried,
     /// when that was said last.
     pub(crate) sung: Option<Instant>,
     /// Whether it ever said so.
     has_sung: bool,
     /// What the kernel said last of what is remembered for sockets and clients.
-    pub(crate) memory: Memory,
+    pub(crate) memory: TableStats,
     pub(crate) rejected: BTreeMap<Stage, Vec<Rejected>>,
     pub(crate) tally: Tally,
     /// Whether this node was ever among the cluster's nodes.
@@ -83,10 +81,10 @@ pub(crate) struct Record {
 
 /// Reads what was counted. Never under the lock of the record: it takes a while.
 #[derive(Clone)]
-pub(crate) struct Counters(pub(crate) Arc<dyn Fn() -> Option<Counts> + Send + Sync>);
+pub(crate) struct Counters(pub(crate) Arc<dyn Fn() -> Option<PortCountLookup> + Send + Sync>);
 
 /// What was counted, by service port; `None` for one that is not programmed.
-pub(crate) type Counts = Box<dyn Fn(&ServiceName, &str, Protocol) -> Option<PortCounts>>;
+pub type PortCountLookup = Box<dyn Fn(&ServiceName, &str, Protocol) -> Option<PortCounts>>;
 
 impl fmt::Debug for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -114,7 +112,7 @@ pub(crate) struct InForce {
 /// Something that failed and is tried again.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    pub(crate) doing: Doing,
+    pub(crate) doing: Step,
     pub(crate) error: String,
 }
 
@@ -138,7 +136,7 @@ impl Record {
             canary: Vec::new(),
             sung: None,
             has_sung: false,
-            memory: Memory::default(),
+            memory: TableStats::default(),
             rejected: BTreeMap::new(),
             tally: Tally::default(),
             saw_own_node: false,
@@ -182,7 +180,7 @@ impl Record {
     pub(crate) fn in_force(
         &mut self,
         published: &Arc<Published>,
-        report: &Report,
+        report: &ApplyReport,
         now: Moment,
     ) -> Vec<Duration> {
         let nothing = NodeState::default();
@@ -214,17 +212,17 @@ impl Record {
         self.in_force.as_ref().is_some_and(|it| key(&it.published) == key(published))
     }
 
-    pub(crate) fn failed(&mut self, doing: Doing, error: &str) {
+    pub(crate) fn failed(&mut self, doing: Step, error: &str) {
         self.failure = Some(Failure { doing, error: error.to_owned() });
     }
 
-    pub(crate) fn looked(&mut self, hooks: Result<&Hooks, &str>, now: Instant) {
+    pub(crate) fn looked(&mut self, hooks: Result<&AttachStatus, &str>, now: Instant) {
         let first = *self.proven.get_or_insert(now);
         match hooks {
             Ok(hooks) => {
-                self.proven = Some(if hooks.are_in_effect() { now } else { first });
+                self.proven = Some(if hooks.is_complete() { now } else { first });
                 // From now on they are tried, if there are any.
-                if hooks.are_in_effect() && hooks.hooks.iter().any(|it| it.program.is_some()) {
+                if hooks.is_complete() && hooks.hooks.iter().any(|it| it.program.is_some()) {
                     self.sung.get_or_insert(now);
                 }
                 self.look_error = None;
@@ -234,8 +232,8 @@ impl Record {
         }
     }
 
-    pub(crate) fn tried(&mut self, heard: &[Heard], now: Instant) {
-        let is_told = heard.iter().any(|it| !matches!(it.answer, Answer::Untold(_)));
+    pub(crate) fn tried(&mut self, heard: &[ProbeResult], now: Instant) {
+        let is_told = heard.iter().any(|it| !matches!(it.behavior, HookBehavior::Unknown(_)));
         self.has_sung |= is_told;
         if is_told || !self.has_sung {
             self.sung = Some(now);

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU16, sync::Arc};
 
-use backend::ebpf::{Hook, Hooks, Other, Report, TableFill};
+use datapath::{ApplyReport, AttachStatus, ForeignProgram, HookStatus, TableFill};
 use model::{
     Protocol, Rejected, ServiceName, Timestamp,
     state::{
@@ -63,14 +63,14 @@ pub(crate) fn published(
     publisher.current().unwrap()
 }
 
-pub(crate) fn hooks(in_effect: bool) -> Hooks {
-    let others = vec![Other { id: 7, name: "cil_sock4_connect".into() }];
-    let hook = Hook { name: "connect4", program: Some(1), in_effect, others };
-    Hooks { cgroup: "/sys/fs/cgroup".into(), hooks: vec![hook], ..Hooks::default() }
+pub(crate) fn hooks(in_effect: bool) -> AttachStatus {
+    let foreign = vec![ForeignProgram { id: 7, name: "cil_sock4_connect".into() }];
+    let hook = HookStatus { name: "connect4", program: Some(1), is_attached: in_effect, foreign };
+    AttachStatus { cgroup: "/sys/fs/cgroup".into(), hooks: vec![hook], ..AttachStatus::default() }
 }
 
-pub(crate) fn report() -> Report {
+pub(crate) fn report() -> ApplyReport {
     let rejected = vec![Rejected { item: "default/a".into(), reason: "for a test".into() }];
     let tables = vec![TableFill { name: "frontends4", entries: 3, capacity: 64 }];
-    Report { rejected, tables, flipped: true, whole: true, ..Report::default() }
+    ApplyReport { rejected, tables, flipped: true, is_full: true, ..ApplyReport::default() }
 }

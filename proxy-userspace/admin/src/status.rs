@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use backend::ebpf::PortCounts;
+use datapath::PortCounts;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -60,15 +60,15 @@ pub struct CountedStatus {
     /// Connections, and UDP associations, that were led to an endpoint.
     pub connections: u64,
     /// Those that were refused for want of endpoints.
-    pub refusals: u64,
+    pub no_backend: u64,
     /// What was refused for another reason.
-    pub rejections: u64,
+    pub denied: u64,
 }
 
 impl From<PortCounts> for CountedStatus {
     fn from(it: PortCounts) -> Self {
-        let PortCounts { connections, refusals, rejections } = it;
-        Self { connections, refusals, rejections }
+        let PortCounts { connections, no_backend, denied } = it;
+        Self { connections, no_backend, denied }
     }
 }
 

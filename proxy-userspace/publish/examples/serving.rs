@@ -83,7 +83,7 @@ async fn measure(cluster: Cluster, watched: u32, changes: u32, streams: u32) -> 
     first.told(&mut bench, 1).await?;
     bench.change(&mut [&mut first]).await?;
     // As a brain does every few seconds.
-    backend::give_back_memory();
+    datapath_ebpf::give_back_memory();
     let with_one = resident()?;
     let start = cpu()?;
     let mut others = Watchers::start(&socket, 1..watched, streams)?;
@@ -93,7 +93,7 @@ async fn measure(cluster: Cluster, watched: u32, changes: u32, streams: u32) -> 
     for _ in 0..changes.min(20) {
         bench.change(&mut [&mut first, &mut others]).await?;
     }
-    backend::give_back_memory();
+    datapath_ebpf::give_back_memory();
     let with_all = resident()?;
 
     let (mut times, mut cpus) = (Vec::new(), Vec::new());

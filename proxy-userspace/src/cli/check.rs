@@ -8,8 +8,8 @@ use std::{
 
 use admin::{Asked, Status};
 use anyhow::Result;
-use backend::ebpf::check::{Checkup, Finding, Level};
 use clap::{Args, ValueEnum};
+use datapath::{Checkup, Finding, Level};
 use serde_json::json;
 
 use super::{config, flags};
@@ -51,12 +51,12 @@ pub(super) const ELSEWHERE: &str = "it says more where its metrics are: give the
 pub(super) fn main(flags: Flags) -> Result<bool> {
     // What is looked at does not depend on the name of the node.
     let options = flags.packets.options(flags.datapath.options("")?)?;
-    let Checkup { machine, own, rivals } = backend::check(&options);
+    let Checkup { host, installation, conflicts } = reconciler::check(&options);
     let groups = [
-        ("This machine", machine),
-        ("What is in the kernel", own),
-        ("Others on this node", rivals),
-        ("The process", process(&flags.reports)),
+        ("Host", host),
+        ("Installation", installation),
+        ("Conflicts", conflicts),
+        ("Process", process(&flags.reports)),
     ];
     let count = |level| groups.iter().flat_map(|(_, it)| it).filter(|it| it.level == level).count();
     let counts = [Level::Ok, Level::Degraded, Level::Broken].map(count);

@@ -3,11 +3,9 @@
 use std::path::Path;
 
 use anyhow::Result;
-use backend::{
-    ebpf::{self, Cleaned},
-    nft,
-};
 use clap::Args;
+use datapath_ebpf::{self as ebpf, Cleaned};
+use datapath_nft as nft;
 
 use super::flags;
 

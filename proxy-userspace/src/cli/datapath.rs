@@ -2,8 +2,8 @@
 
 use admin::{Admin, HealthChecks};
 use anyhow::Result;
-use backend::{Node, Options};
 use publish::Subscription;
+use reconciler::{Datapath, Options, Reconciler};
 use tokio::task::spawn_blocking;
 
 /// Takes over the state in the kernel and applies what is published, until the publisher is gone.
@@ -20,12 +20,16 @@ pub(super) async fn run(
     admin: &Admin,
 ) -> Result<()> {
     if let Some(sockets) = &options.sockets {
-        admin.counters(sockets.pin_dir.clone());
+        let pin_dir = sockets.pin_dir.clone();
+        admin.set_counter_source(move || {
+            let counts = datapath_ebpf::counts(&pin_dir).ok()?;
+            Some(Box::new(move |service, port, protocol| counts.port(service, port, protocol)))
+        });
     }
-    let node = spawn_blocking(move || Node::start(&options)).await??;
+    let datapath = spawn_blocking(move || Datapath::start(&options)).await??;
     // Health checks of load balancers are answered only once the datapath runs.
     tokio::select! {
-        () = backend::follow(node, subscribe(), admin) => {}
+        () = Reconciler::new(datapath, subscribe(), admin).run() => {}
         () = health_checks.follow(subscribe()) => {}
     }
     Ok(())

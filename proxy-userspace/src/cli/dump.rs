@@ -3,7 +3,6 @@
 use std::io::Write as _;
 
 use anyhow::{Error, Result, anyhow};
-use backend::ebpf;
 use clap::Args;
 
 use super::flags;
@@ -20,14 +19,14 @@ pub(super) struct Flags {
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
-    let sockets = ebpf::dump(&flags.pins.pin_dir);
-    let packets = backend::nft::dump();
+    let sockets = datapath_ebpf::dump(&flags.pins.pin_dir);
+    let packets = datapath_nft::dump();
     let mut errors = Vec::new();
     let mut lines = Vec::new();
     match sockets {
         Ok(sockets) => lines = sockets,
         // Packets may be served alone: that nothing is there is said where it is known of both.
-        Err(ebpf::Error::Nothing(_)) if !packets.as_ref().is_ok_and(Vec::is_empty) => {}
+        Err(datapath_ebpf::Error::Nothing(_)) if !packets.as_ref().is_ok_and(Vec::is_empty) => {}
         Err(error) => errors.push(Error::from(error)),
     }
     match packets {

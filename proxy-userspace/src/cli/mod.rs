@@ -53,7 +53,7 @@ enum Command {
     Dump(dump::Flags),
     Cleanup(cleanup::Flags),
     /// Probe the attached programs; `run` and `agent` start this inside the cgroup
-    #[command(name = backend::CANARY, hide = true)]
+    #[command(name = datapath_ebpf::probe::SUBCOMMAND, hide = true)]
     Canary,
 }
 
@@ -94,7 +94,9 @@ pub(crate) fn main() -> ExitCode {
         Command::Status(flags) => status::main(flags),
         Command::Dump(flags) => dump::main(&flags).map(done),
         Command::Cleanup(flags) => cleanup::main(&flags).map(done),
-        Command::Canary => backend::obey_as_canary(io::stdin(), io::stdout()).map(done).map_err(Into::into),
+        Command::Canary => {
+            datapath_ebpf::probe::child_main(io::stdin(), io::stdout()).map(done).map_err(Into::into)
+        }
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -24,7 +24,7 @@ struct NftFigures {
 
 /// Prints the figures and fails if a goal is missed.
 pub(crate) fn bench() -> Result<()> {
-    example::build(&[("backend", "bench_nft")])?;
+    example::build(&[("datapath-nft", "bench_nft")])?;
     let small = measure(1_000, 0)?;
     let large = measure(10_000, 0)?;
     let sticky = measure(10_000, AFFINITY)?;

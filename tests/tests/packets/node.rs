@@ -71,7 +71,7 @@ fn sockets_are_served_where_packets_cannot_be_and_what_is_missing_is_said() {
     let mut agent = cluster.start(&setting);
     agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
     assert_eq!(ask_led(&cluster, Transport::Tcp, at(ips(1)[0], 80)).unwrap().name, "p1");
-    let says = "not served: traffic that has no socket here: cannot talk to nftables";
+    let says = "not served: traffic without a local socket: cannot talk to nftables";
     assert!(agent.log().contains(says), "{}", agent.log());
     let metrics = {
         let _there = cluster.n1.enter().unwrap();
@@ -119,8 +119,8 @@ fn sockets_are_brought_into_force_while_packets_cannot_be() {
     let mut agent = cluster.start(&cluster.command("ebpf"));
     let log = agent.log_path().to_owned();
     let has = |says: &str| fs::read_to_string(&log).is_ok_and(|it| it.contains(says));
-    agent.wait_until(LIMIT, || has("in force for sockets alone")).unwrap();
-    assert!(has("not served: traffic that has no socket here"), "{}", agent.log());
+    agent.wait_until(LIMIT, || has("only the socket path is up to date")).unwrap();
+    assert!(has("not served: traffic without a local socket"), "{}", agent.log());
     agent.wait_until(LIMIT, || agent_is_ready(&cluster)).unwrap();
     let led = || ask_led(&cluster, Transport::Tcp, at(ips(1)[0], 80)).map(|it| it.name);
     assert_eq!(led().unwrap(), "p1");
@@ -168,7 +168,7 @@ fn a_half_that_is_left_out_goes_once_the_other_serves() {
     assert!(programs.exists() && !dump(&cluster).is_empty());
     let agent = ready(&cluster.command("nft"));
     assert!(eventually(LIMIT, || !programs.exists()), "{}", agent.log());
-    assert!(agent.log().contains("sockets are not led any more"), "{}", agent.log());
+    assert!(agent.log().contains("the socket path is off"), "{}", agent.log());
     let door = at(ips(1)[0], 80);
     assert_eq!(ask_led(&cluster, Transport::Tcp, door).unwrap().name, "p1", "as any packet");
     agent.terminate().unwrap();

@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use backend::{
-    Answer, Doing, Heard, Observer as _,
-    ebpf::{Hooks, Report},
-};
+use datapath::{ApplyReport, AttachStatus, HookBehavior, ProbeResult};
 use model::{
     Rejected,
     state::{NodeInfo, NodeState},
 };
 use publish::Publisher;
+use reconciler::{Observer as _, Step};
 use tokio::time::advance;
 
 use super::*;
@@ -37,22 +35,22 @@ fn body(health: &Health) -> serde_json::Value {
 fn served() -> (Admin, Publisher) {
     let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
     let state = published(&publisher, [service("a", 1, None)]);
-    admin.taken(&state);
-    admin.in_force(&state, &report(), SECOND);
-    admin.looked(Ok(&hooks(true)));
+    admin.on_dequeued(&state);
+    admin.on_applied(&state, &report(), SECOND);
+    admin.on_attach_checked(Ok(&hooks(true)));
     (admin, publisher)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_hook_that_does_not_act_is_not_well() {
     let (admin, _publisher) = served();
-    let heard = |answer| [Heard { hook: "connect4", answer }];
+    let heard = |answer| [ProbeResult { hook: "connect4", behavior: answer }];
     for (answer, is_well) in [
-        (Answer::Acts, true),
-        (Answer::Fails("it went past".into()), false),
-        (Answer::Untold("no IPv4".into()), true),
+        (HookBehavior::Ok, true),
+        (HookBehavior::Fails("it went past".into()), false),
+        (HookBehavior::Unknown("no IPv4".into()), true),
     ] {
-        admin.tried(&heard(answer));
+        admin.on_probed(&heard(answer));
         assert_eq!(live(&admin).is_ok(), is_well);
         assert_eq!(readyz(&admin.record(), Moment::now()).1.contains("[-]programs failed"), !is_well);
     }
@@ -63,7 +61,7 @@ async fn a_node_that_serves_sockets_alone_lives_and_gets_nothing_from_outside() 
     let (admin, _publisher) = served();
     let lacking = Rejected { item: "traffic".into(), reason: "no nftables".into() };
     for lacking in [Some(&lacking), None] {
-        admin.lacking(lacking);
+        admin.on_packet_path(lacking);
         let health = eligible(&admin);
         assert_eq!(health.is_ok(), lacking.is_none());
         assert_eq!(body(&health).to_string().contains("no nftables"), lacking.is_some());
@@ -107,10 +105,10 @@ async fn a_node_is_well_while_it_is_being_set_up() {
 async fn a_change_that_waits_too_long_makes_a_node_unwell_until_it_is_in_force() {
     let (admin, publisher) = served();
     let next = published(&publisher, [service("a", 2, None)]);
-    admin.taken(&next);
-    admin.failed(Doing::Apply, "no room");
+    admin.on_dequeued(&next);
+    admin.on_failed(Step::Apply, "no room");
     advance(LATE - SECOND).await;
-    admin.looked(Ok(&hooks(true)));
+    admin.on_attach_checked(Ok(&hooks(true)));
     assert!(live(&admin).is_ok());
     advance(SECOND).await;
     let health = live(&admin);
@@ -120,16 +118,16 @@ async fn a_change_that_waits_too_long_makes_a_node_unwell_until_it_is_in_force()
     assert_ne!(json["lastUpdated"], json["currentTime"]);
     assert_eq!(json["status"]["IPv6"]["healthy"], false);
     assert!(!eligible(&admin).is_ok());
-    admin.taken(&next);
-    admin.in_force(&next, &report(), SECOND);
-    admin.tried(&[Heard { hook: "connect4", answer: Answer::Acts }]);
+    admin.on_dequeued(&next);
+    admin.on_applied(&next, &report(), SECOND);
+    admin.on_probed(&[ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }]);
     assert!(live(&admin).is_ok());
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_first_state_must_not_wait_too_long_either() {
     let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
-    admin.taken(&published(&publisher, []));
+    admin.on_dequeued(&published(&publisher, []));
     advance(LATE).await;
     let health = live(&admin);
     assert!(!health.is_ok());
@@ -147,14 +145,14 @@ async fn a_change_that_came_during_another_waits_since_it_came() {
     let following = follow(&admin);
     let second = published(&publisher, [service("a", 2, None)]);
     tokio::task::yield_now().await;
-    admin.taken(&second);
+    admin.on_dequeued(&second);
     advance(SECOND * 30).await;
     published(&publisher, [service("a", 3, None)]);
     tokio::task::yield_now().await;
     advance(SECOND * 5).await;
     let waiting = || admin.record().waiting_for(tokio::time::Instant::now());
     assert_eq!(waiting(), Some(SECOND * 35));
-    admin.in_force(&second, &report(), SECOND * 35);
+    admin.on_applied(&second, &report(), SECOND * 35);
     assert_eq!(waiting(), Some(SECOND * 5));
     following.abort();
 }
@@ -162,24 +160,24 @@ async fn a_change_that_came_during_another_waits_since_it_came() {
 #[tokio::test(start_paused = true)]
 async fn programs_that_were_taken_off_make_a_node_unwell_at_once() {
     let (admin, _publisher) = served();
-    admin.looked(Ok(&hooks(false)));
+    admin.on_attach_checked(Ok(&hooks(false)));
     let health = live(&admin);
     assert!(!health.is_ok());
     assert!(body(&health)["problems"][0].as_str().unwrap().contains("connect4"));
-    admin.looked(Ok(&hooks(true)));
+    admin.on_attach_checked(Ok(&hooks(true)));
     assert!(live(&admin).is_ok());
 }
 
 /// Time passes, and the kernel goes on saying that all programs are in effect.
 async fn pass(admin: &Admin, time: Duration) {
     advance(time).await;
-    admin.looked(Ok(&hooks(true)));
+    admin.on_attach_checked(Ok(&hooks(true)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_canary_that_falls_silent_is_not_well() {
-    let untold = [Heard { hook: "connect4", answer: Answer::Untold("no child".into()) }];
-    let acts = [Heard { hook: "connect4", answer: Answer::Acts }];
+    let untold = [ProbeResult { hook: "connect4", behavior: HookBehavior::Unknown("no child".into()) }];
+    let acts = [ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }];
     let problem = |admin: &Admin| body(&live(admin))["problems"][0].as_str().unwrap_or_default().to_owned();
 
     // It was never heard of.
@@ -193,25 +191,25 @@ async fn a_canary_that_falls_silent_is_not_well() {
     assert!(readyz(&admin.record(), Moment::now()).1.contains("[-]programs failed: the canary"));
 
     // It hangs, and then cannot sing.
-    admin.tried(&acts);
+    admin.on_probed(&acts);
     assert_eq!(problem(&admin), "");
     pass(&admin, LATE / 2).await;
-    admin.tried(&untold);
+    admin.on_probed(&untold);
     pass(&admin, LATE / 2 - SECOND).await;
     assert_eq!(problem(&admin), "");
     pass(&admin, SECOND).await;
     assert!(problem(&admin).contains("no child"), "{}", problem(&admin));
-    admin.tried(&acts);
+    admin.on_probed(&acts);
     assert_eq!(problem(&admin), "");
 }
 
 #[tokio::test(start_paused = true)]
 async fn where_hooks_can_never_be_tried_a_node_is_well_while_that_is_said() {
-    let untold = [Heard { hook: "connect4", answer: Answer::Untold("no child".into()) }];
+    let untold = [ProbeResult { hook: "connect4", behavior: HookBehavior::Unknown("no child".into()) }];
     let (admin, _publisher) = served();
     for _ in 0..10 {
         pass(&admin, LATE / 2).await;
-        admin.tried(&untold);
+        admin.on_probed(&untold);
         assert!(live(&admin).is_ok());
     }
     pass(&admin, LATE).await;
@@ -222,12 +220,12 @@ async fn where_hooks_can_never_be_tried_a_node_is_well_while_that_is_said() {
 async fn without_hooks_no_canary_is_waited_for() {
     let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
     let state = published(&publisher, []);
-    admin.taken(&state);
-    admin.in_force(&state, &report(), SECOND);
-    let tables = Hooks { hooks: vec![], ..hooks(true) };
-    admin.looked(Ok(&tables));
+    admin.on_dequeued(&state);
+    admin.on_applied(&state, &report(), SECOND);
+    let tables = AttachStatus { hooks: vec![], ..hooks(true) };
+    admin.on_attach_checked(Ok(&tables));
     advance(LATE * 2).await;
-    admin.looked(Ok(&tables));
+    admin.on_attach_checked(Ok(&tables));
     assert!(live(&admin).is_ok());
 }
 
@@ -245,27 +243,27 @@ async fn the_same_state_once_more_is_as_old_as_before() {
     };
     let before = seen(&admin);
     advance(SECOND).await;
-    admin.taken(&state);
-    admin.in_force(&state, &Report { flipped: false, ..report() }, SECOND);
+    admin.on_dequeued(&state);
+    admin.on_applied(&state, &ApplyReport { flipped: false, ..report() }, SECOND);
     assert_eq!(seen(&admin), before);
     // At other addresses of the host it leads elsewhere.
-    admin.in_force(&state, &report(), SECOND);
+    admin.on_applied(&state, &report(), SECOND);
     assert_eq!(seen(&admin).0, before.0);
     assert_ne!(seen(&admin).1, before.1);
     let next = published(&publisher, [service("a", 2, None)]);
-    admin.in_force(&next, &report(), SECOND);
+    admin.on_applied(&next, &report(), SECOND);
     assert_ne!(seen(&admin).0, before.0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cgroup_that_leaves_processes_out_is_not_ready_and_alive() {
     let (admin, _publisher) = served();
-    let nested = Hooks { unreached: Some("a nested cgroup".into()), ..hooks(true) };
-    admin.looked(Ok(&nested));
+    let nested = AttachStatus { unreached: Some("a nested cgroup".into()), ..hooks(true) };
+    admin.on_attach_checked(Ok(&nested));
     let (ready, says) = readyz(&admin.record(), Moment::now());
     assert!(!ready && says.contains("[-]programs failed: a nested cgroup"), "{says}");
     assert!(live(&admin).is_ok(), "no restart would mend it");
-    admin.looked(Ok(&hooks(true)));
+    admin.on_attach_checked(Ok(&hooks(true)));
     assert!(readyz(&admin.record(), Moment::now()).0);
 }
 
@@ -275,7 +273,7 @@ async fn a_proof_grows_old() {
         let (admin, _publisher) = served();
         advance(LATE - SECOND).await;
         if looks {
-            admin.looked(Err("operation not permitted"));
+            admin.on_attach_checked(Err("operation not permitted"));
         }
         assert!(live(&admin).is_ok());
         advance(SECOND).await;
@@ -293,7 +291,7 @@ async fn a_node_that_leaves_or_is_gone_is_not_eligible_and_still_alive() {
         let node = |leaving: &bool| NodeInfo { is_being_deleted: *leaving, ..NodeInfo::default() };
         let nodes = nodes.iter().map(|(name, leaving)| (Arc::from(*name), node(leaving))).collect();
         publisher.publish(NodeState { nodes, ..NodeState::default() });
-        admin.taken(&publisher.current().unwrap());
+        admin.on_dequeued(&publisher.current().unwrap());
         assert!(live(&admin).is_ok());
         eligible(&admin).is_ok()
     };
@@ -322,12 +320,12 @@ async fn readiness_names_what_is_missing() {
     }
     admin.source("file", Source { synced: true, ..Source::default() });
     let state = published(&publisher, []);
-    admin.taken(&state);
-    admin.failed(Doing::Apply, "no room");
+    admin.on_dequeued(&state);
+    admin.on_failed(Step::Apply, "no room");
     assert!(text().1.contains("not in force yet: apply failed: no room"));
-    admin.in_force(&state, &report(), SECOND);
+    admin.on_applied(&state, &report(), SECOND);
     assert!(!text().0, "the programs are not attached");
-    admin.looked(Ok(&hooks(true)));
+    admin.on_attach_checked(Ok(&hooks(true)));
     assert_eq!(
         text(),
         (true, "[+]source-file ok\n[+]state ok\n[+]programs ok\n[+]changes ok\nreadyz check passed\n".into())

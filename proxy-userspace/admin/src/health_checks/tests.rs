@@ -6,7 +6,6 @@ use std::{
     sync::Arc,
 };
 
-use backend::Observer as _;
 use model::{
     Protocol,
     state::{
@@ -14,6 +13,7 @@ use model::{
     },
 };
 use publish::Publisher;
+use reconciler::Observer as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -136,9 +136,9 @@ async fn a_load_balancer_is_told_to_go_elsewhere_while_packets_are_not_served() 
     publisher.publish(state([service("web", port, 2)]));
     check(port, &["200 OK"]).await;
     let lacking = Rejected { item: "traffic".into(), reason: "no nftables".into() };
-    admin.lacking(Some(&lacking));
+    admin.on_packet_path(Some(&lacking));
     check(port, &["HTTP/1.1 503 ", "\"localEndpoints\":2,\"serviceProxyHealthy\":false"]).await;
-    admin.lacking(None);
+    admin.on_packet_path(None);
     check(port, &["200 OK"]).await;
 }
 

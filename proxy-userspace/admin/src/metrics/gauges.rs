@@ -5,10 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use backend::{
-    Answer,
-    ebpf::{Memory, PortCounts, UdpMemory},
-};
+use datapath::{HookBehavior, PortCounts, TableStats, UdpNatStats};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -174,7 +171,7 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         "1 if the kernel runs our program at the hook",
         "hook",
         hooks()
-            .map(|it| (it.name, it.in_effect))
+            .map(|it| (it.name, it.is_attached))
             .chain(tables)
             .map(|(name, it)| (name, f64::from(u8::from(it)))),
     )?;
@@ -182,12 +179,12 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         "kube_proxy_ebpf_foreign_programs",
         "Programs of others that the kernel runs at the hook",
         "hook",
-        hooks().map(|it| (it.name, it.others.len() as f64)),
+        hooks().map(|it| (it.name, it.foreign.len() as f64)),
     )?;
-    let tried = record.canary.iter().filter_map(|it| match it.answer {
-        Answer::Acts => Some((it.hook, 1.0)),
-        Answer::Fails(_) => Some((it.hook, 0.0)),
-        Answer::Untold(_) => None,
+    let tried = record.canary.iter().filter_map(|it| match it.behavior {
+        HookBehavior::Ok => Some((it.hook, 1.0)),
+        HookBehavior::Fails(_) => Some((it.hook, 0.0)),
+        HookBehavior::Unknown(_) => None,
     });
     out.family(
         "kube_proxy_ebpf_canary",
@@ -195,8 +192,8 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         "hook",
         tried,
     )?;
-    let Memory { udp, slot_overflows, clients, client_capacity } = record.memory;
-    let UdpMemory { entries, capacity, refused } = udp;
+    let TableStats { udp_nat, slot_overflows, affinity_inserts, affinity_capacity } = record.memory;
+    let UdpNatStats { entries, capacity, refused } = udp_nat;
     out.gauge(
         "kube_proxy_ebpf_udp_memory_entries",
         "Entries that unconnected UDP sockets have beyond their own storage",
@@ -208,7 +205,7 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         f64::from(capacity),
     )?;
     out.counter(
-        "kube_proxy_ebpf_udp_memory_refusals",
+        "kube_proxy_ebpf_udp_nat_refused",
         "Datagrams that were not sent for want of such an entry",
         refused as f64,
     )?;
@@ -220,12 +217,12 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
     out.counter(
         "kube_proxy_ebpf_affinity_clients",
         "Clients of Services with session affinity that came to be remembered",
-        clients as f64,
+        affinity_inserts as f64,
     )?;
     out.gauge(
         "kube_proxy_ebpf_affinity_capacity",
         "How many such clients are remembered at once",
-        f64::from(client_capacity),
+        f64::from(affinity_capacity),
     )
 }
 
@@ -256,13 +253,13 @@ fn counters(counted: Option<&Counted>, out: &mut Out<'_, '_>) -> fmt::Result {
         "Connections and UDP associations that were led to an endpoint",
         |it| it.connections,
     )?;
-    family("kube_proxy_ebpf_refusals", "Connections that were refused for want of endpoints", |it| {
-        it.refusals
+    family("kube_proxy_ebpf_no_backend", "Connections that were refused for want of endpoints", |it| {
+        it.no_backend
     })?;
     family(
-        "kube_proxy_ebpf_rejections",
+        "kube_proxy_ebpf_denied",
         "Binds to a node port that were refused, and datagrams that found no memory",
-        |it| it.rejections,
+        |it| it.denied,
     )
 }
 

@@ -13,10 +13,7 @@ use std::{
     time::Duration,
 };
 
-use backend::{
-    Doing,
-    ebpf::{Hooks, Report},
-};
+use datapath::{ApplyReport, AttachStatus};
 use prometheus_client::{
     encoding,
     metrics::{
@@ -26,6 +23,7 @@ use prometheus_client::{
     },
     registry::Registry,
 };
+use reconciler::Step;
 
 use crate::{Role, lock, record::Record, tally::Changes};
 
@@ -80,7 +78,7 @@ impl Metrics {
             drop(it.healthz.get_or_create(&[("code", code)]));
             drop(it.livez.get_or_create(&[("code", code)]));
         }
-        for doing in Doing::ALL {
+        for doing in Step::ALL {
             drop(it.failures.get_or_create(&[("step", doing.name())]));
         }
         let role = lock(&record).role;
@@ -168,22 +166,22 @@ impl Metrics {
     }
 
     /// `triggers`: how long ago the changes happened that have come into force.
-    pub(crate) fn in_force(&self, report: &Report, took: Duration, triggers: &[Duration]) {
+    pub(crate) fn in_force(&self, report: &ApplyReport, took: Duration, triggers: &[Duration]) {
         let seconds = took.as_secs_f64();
         self.sync.observe(seconds);
         self.apply.observe(seconds);
-        if report.whole { &self.full_sync } else { &self.partial_sync }.observe(seconds);
+        if report.is_full { &self.full_sync } else { &self.partial_sync }.observe(seconds);
         for it in triggers {
             self.programming.observe(it.as_secs_f64());
         }
     }
 
-    pub(crate) fn failed(&self, doing: Doing) {
+    pub(crate) fn failed(&self, doing: Step) {
         self.failures.get_or_create(&[("step", doing.name())]).inc();
     }
 
-    pub(crate) fn looked(&self, hooks: Result<&Hooks, &str>) {
-        self.losses.inc_by(u64::from(hooks.is_ok_and(|it| !it.are_in_effect())));
+    pub(crate) fn looked(&self, hooks: Result<&AttachStatus, &str>) {
+        self.losses.inc_by(u64::from(hooks.is_ok_and(|it| !it.is_complete())));
     }
 
     pub(crate) fn ended(&self, sockets: usize) {

@@ -6,9 +6,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use backend::{Answer, Doing, Heard, Observer as _, ebpf::PortCounts};
+use datapath::{HookBehavior, PortCounts, ProbeResult};
 use model::Rejected;
 use publish::Publisher;
+use reconciler::{Observer as _, Step};
 
 use crate::{
     Admin, Role, Source, Stage,
@@ -24,12 +25,12 @@ fn busy(role: Role) -> Admin {
     admin.watchers(|| 2);
     let publisher = Publisher::new("n1");
     let state = published(&publisher, [service("a", 1, Some(seconds(now) + 1.0))]);
-    admin.taken(&state);
-    admin.in_force(&state, &report(), Duration::from_millis(3));
-    admin.looked(Ok(&hooks(true)));
-    admin.tried(&[Heard { hook: "connect4", answer: Answer::Acts }]);
+    admin.on_dequeued(&state);
+    admin.on_applied(&state, &report(), Duration::from_millis(3));
+    admin.on_attach_checked(Ok(&hooks(true)));
+    admin.on_probed(&[ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }]);
     admin.record().counters = Some(Counters(Arc::new(|| {
-        let counts = PortCounts { connections: 7, refusals: 2, rejections: 1 };
+        let counts = PortCounts { connections: 7, no_backend: 2, denied: 1 };
         Some(Box::new(move |_, _, _| Some(counts)))
     })));
     admin
@@ -106,14 +107,14 @@ fn changes_are_counted_when_they_are_published_and_pending_until_they_are_in_for
     let publisher = Publisher::new("n1");
     let count = |name: &str| value(&admin, &format!("kubeproxy_sync_proxy_rules_{name}"));
     let first = published(&publisher, [service("a", 2, None), service("b", 0, None)]);
-    admin.taken(&first);
+    admin.on_dequeued(&first);
     assert_eq!((count("service_changes_total"), count("endpoint_changes_total")), (2.0, 1.0));
     assert_eq!((count("service_changes_pending"), count("endpoint_changes_pending")), (2.0, 1.0));
-    admin.in_force(&first, &report(), Duration::from_millis(1));
+    admin.on_applied(&first, &report(), Duration::from_millis(1));
     assert_eq!((count("service_changes_pending"), count("endpoint_changes_pending")), (0.0, 0.0));
     // One that is gone and one that has another endpoint.
     let second = published(&publisher, [service("a", 3, None)]);
-    admin.taken(&second);
+    admin.on_dequeued(&second);
     assert_eq!((count("service_changes_total"), count("endpoint_changes_total")), (3.0, 2.0));
     assert_eq!((count("service_changes_pending"), count("endpoint_changes_pending")), (1.0, 1.0));
 }
@@ -123,9 +124,9 @@ fn a_state_that_is_taken_up_twice_is_a_retry_and_no_change() {
     let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let state = published(&publisher, [service("a", 1, None)]);
-    admin.taken(&state);
-    admin.failed(Doing::Apply, "no room");
-    admin.taken(&state);
+    admin.on_dequeued(&state);
+    admin.on_failed(Step::Apply, "no room");
+    admin.on_dequeued(&state);
     assert_eq!(value(&admin, "kube_proxy_ebpf_apply_retries_total"), 1.0);
     assert_eq!(value(&admin, "kube_proxy_ebpf_failures_total{step=\"apply\"}"), 1.0);
     assert_eq!(value(&admin, "kubeproxy_sync_proxy_rules_service_changes_total"), 1.0);
@@ -138,8 +139,8 @@ fn services_and_endpoints_are_those_in_force() {
     let mut numbers = Vec::new();
     for services in [vec![("a", 2), ("b", 0)], vec![("a", 1), ("b", 3), ("c", 1)], vec![("c", 0)]] {
         let state = published(&publisher, services.into_iter().map(|(name, n)| service(name, n, None)));
-        admin.taken(&state);
-        admin.in_force(&state, &report(), Duration::from_millis(1));
+        admin.on_dequeued(&state);
+        admin.on_applied(&state, &report(), Duration::from_millis(1));
         let own = |name: &str| value(&admin, &format!("kube_proxy_ebpf_{name}"));
         let local = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"}";
         numbers.push((own("generation"), own("services"), own("endpoints"), value(&admin, local)));
@@ -158,8 +159,8 @@ fn the_delay_of_a_change_is_counted_once_and_never_from_before_the_start() {
     // From before the start; a new one; the same again, because only the Service changed; another one.
     for (endpoints, time) in [(1, before), (2, after), (3, after), (4, after + 0.001)] {
         let state = published(&publisher, [service("a", endpoints, Some(time))]);
-        admin.taken(&state);
-        admin.in_force(&state, &report(), Duration::from_millis(1));
+        admin.on_dequeued(&state);
+        admin.on_applied(&state, &report(), Duration::from_millis(1));
         counts.push(count());
     }
     assert_eq!(counts, [0.0, 1.0, 1.0, 2.0]);
@@ -170,7 +171,7 @@ fn programs_that_are_not_in_effect_are_counted_and_shown() {
     let admin = busy(Role::Backend);
     let shown = || value(&admin, "kube_proxy_ebpf_program_in_effect{hook=\"connect4\"}");
     assert_eq!(shown(), 1.0);
-    admin.looked(Ok(&hooks(false)));
+    admin.on_attach_checked(Ok(&hooks(false)));
     assert_eq!(shown(), 0.0);
     assert_eq!(value(&admin, "kube_proxy_ebpf_program_losses_total"), 1.0);
     assert_eq!(value(&admin, "kube_proxy_ebpf_foreign_programs{hook=\"connect4\"}"), 1.0);

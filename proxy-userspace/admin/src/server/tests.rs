@@ -61,7 +61,7 @@ async fn pages_have_the_status_and_headers_of_kube_proxy() {
     assert!(answer.contains("text/plain; version=0.0.4"), "{answer}");
     assert!(answer.contains("kubeproxy_proxy_healthz_total{code=\"200\"} 1\n"), "{answer}");
     assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nnftables"), "nobody leads sockets");
-    admin.counters("/no/such/pins".into());
+    admin.set_counter_source(|| None);
     assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nebpf"));
     assert!(get(metrics, "/healthz").await.ends_with("\r\n\r\nok"));
     assert!(get(metrics, "/state").await.starts_with("HTTP/1.1 503 "));

@@ -3,8 +3,9 @@
 use std::path::{Component, Path, PathBuf};
 
 use admin::{Admin, HealthChecks};
-use backend::ebpf::{self, NodePortAddresses};
 use clap::{ArgAction, Args, ValueEnum, value_parser};
+use datapath::NodePortAddresses;
+use datapath_ebpf as ebpf;
 use ipnet::IpNet;
 
 use crate::cli::usage::wrong_usage;

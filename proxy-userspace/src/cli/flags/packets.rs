@@ -5,12 +5,11 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use backend::{
-    Options, ebpf,
-    nft::{self, Config, DetectLocal},
-};
 use clap::{ArgAction, ArgMatches, Args, ValueEnum, parser::ValueSource, value_parser};
+use datapath_ebpf as ebpf;
+use datapath_nft::{self as nft, Config, DetectLocal};
 use ipnet::IpNet;
+use reconciler::Options;
 
 use crate::cli::usage::wrong_usage;
 
@@ -152,7 +151,7 @@ impl PacketFlags {
             masquerade_bit: self.nft_masquerade_bit,
         };
         let packets = nft::Options { node_name: sockets.node_name.clone(), config };
-        let former_pins = (self.backend == Backend::Nft).then(|| sockets.pin_dir.clone());
+        let stale_pin_dir = (self.backend == Backend::Nft).then(|| sockets.pin_dir.clone());
         let (sockets, packets) = match (self.backend, self.packets) {
             (Backend::Ebpf, Packets::Nft) => (Some(sockets), Some(packets)),
             (Backend::Ebpf, Packets::Off) => (Some(sockets), None),
@@ -161,7 +160,7 @@ impl PacketFlags {
                 return Err(wrong_usage("--backend nft with --packets off would serve nothing"));
             }
         };
-        Ok(Options { sockets, packets, former_pins })
+        Ok(Options { sockets, packets, stale_pin_dir })
     }
 
     fn detect_local(&self) -> Result<DetectLocal> {

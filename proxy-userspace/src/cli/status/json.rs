@@ -5,7 +5,8 @@ use std::{
     net::SocketAddr,
 };
 
-use backend::ebpf::{self, Led, PortCounts, PortId, check};
+use datapath::{ActiveFrontend, HookStatus, PortCounts, PortId};
+use datapath_ebpf::check;
 use serde_json::json;
 
 use super::{Name, Seen};
@@ -19,7 +20,7 @@ impl Seen {
         let programs = match &self.hooks {
             _ if self.are_packets_alone() => json!({}),
             Ok(hooks) => {
-                let hook = |it: &ebpf::Hook| (it.name.to_owned(), json!(it.in_effect));
+                let hook = |it: &HookStatus| (it.name.to_owned(), json!(it.is_attached));
                 json!({
                     "cgroup": hooks.cgroup,
                     "inEffect": hooks.hooks.iter().map(hook).collect::<serde_json::Map<_, _>>(),
@@ -42,7 +43,7 @@ impl Seen {
     /// What each service port has counted, and each of its endpoints.
     fn counted(&self) -> Vec<serde_json::Value> {
         let Ok(counts) = &self.counts else { return Vec::new() };
-        let mut ports: Vec<(Name, PortId, Vec<&Led>)> = Vec::new();
+        let mut ports: Vec<(Name, PortId, Vec<&ActiveFrontend>)> = Vec::new();
         let mut places = HashMap::new();
         for (name, led) in self.rows() {
             let Some(id) = led.port else { continue };
@@ -53,15 +54,15 @@ impl Seen {
             ports[place].2.push(led);
         }
         let counted = ports.into_iter().map(|(name, port, leds)| {
-            let PortCounts { connections, refusals, rejections } = counts.of(port);
+            let PortCounts { connections, no_backend, denied } = counts.of(port);
             let backends: BTreeSet<_> = leds.iter().flat_map(|it| &it.backends).collect();
             let endpoint = |it: &SocketAddr| json!({ "endpoint": it, "connections": counts.to(port, *it) });
             json!({
                 "service": known(name.service),
                 "port": name.port,
                 "connections": connections,
-                "refusals": refusals,
-                "rejections": rejections,
+                "noBackend": no_backend,
+                "denied": denied,
                 "endpoints": backends.into_iter().map(endpoint).collect::<Vec<_>>(),
             })
         });

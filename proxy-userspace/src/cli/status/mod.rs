@@ -13,11 +13,10 @@ use std::{
 };
 
 use anyhow::Result;
-use backend::{
-    ebpf::{self, Counts, Hooks, Led, Options},
-    nft,
-};
 use clap::{Args, ValueEnum};
+use datapath::{ActiveFrontend, AttachStatus};
+use datapath_ebpf::{self as ebpf, Counts, Options};
+use datapath_nft as nft;
 
 use self::process::{Name, Process};
 use super::{config, flags};
@@ -82,11 +81,11 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
 
 /// What was seen at one time. What could not be read is a text that says why.
 struct Seen {
-    led: Vec<Led>,
+    led: Vec<ActiveFrontend>,
     /// How many generations the programs have led by; none where there are no maps of theirs.
     generation: Result<Option<u32>, String>,
     counts: Result<Counts, String>,
-    hooks: Result<Hooks, String>,
+    hooks: Result<AttachStatus, String>,
     packets: Result<String, String>,
     process: Process,
 }
@@ -99,12 +98,12 @@ impl Seen {
     /// If it is known that nothing is in force.
     fn look(options: &Options, process: Process) -> Result<Self> {
         let pins = &options.pin_dir;
-        let led = ebpf::led(pins).and_then(|led| Ok((led, ebpf::generation(pins)?)));
+        let led = ebpf::active_frontends(pins).and_then(|led| Ok((led, ebpf::generation(pins)?)));
         let (led, generation) = match led {
             Ok((led, generation)) => (led, Ok(Some(generation))),
             Err(error) => {
                 // If these cannot be read, that is what is said of packets.
-                let packets = nft::led();
+                let packets = nft::active_frontends();
                 match error {
                     ebpf::Error::Nothing(_) if packets.as_ref().is_ok_and(Vec::is_empty) => {
                         return Err(error.into());
@@ -114,7 +113,7 @@ impl Seen {
                 }
             }
         };
-        let packets = match nft::check(matches!(generation, Ok(Some(_)))) {
+        let packets = match nft::check::tables(matches!(generation, Ok(Some(_)))) {
             Ok(finding) => Ok(finding.says),
             // That is a fact, and no failure to see.
             Err(error) if error.is_for_want_of_nftables() => Ok(said(error)),
@@ -125,15 +124,15 @@ impl Seen {
             generation,
             // Packets are not counted by Service.
             counts: ebpf::counts(pins).map_err(said),
-            hooks: ebpf::look_at(options.cgroup.as_deref(), pins).map_err(said),
+            hooks: ebpf::query_at(options.cgroup.as_deref(), pins).map_err(said),
             packets,
             process,
         })
     }
 
     /// With their names, in the order of these.
-    fn rows(&self) -> Vec<(Name, &Led)> {
-        let name = |it: &Led| self.process.names.get(&it.frontend).cloned().unwrap_or_default();
+    fn rows(&self) -> Vec<(Name, &ActiveFrontend)> {
+        let name = |it: &ActiveFrontend| self.process.names.get(&it.frontend).cloned().unwrap_or_default();
         let mut rows: Vec<_> = self.led.iter().map(|it| (name(it), it)).collect();
         rows.sort_by(|(a, _), (b, _)| (&a.service, &a.port).cmp(&(&b.service, &b.port)));
         rows
@@ -141,7 +140,7 @@ impl Seen {
 
     /// Whether there are no programs to be in effect: then nothing is pinned either.
     fn are_packets_alone(&self) -> bool {
-        let is_pinned = |it: &Hooks| it.hooks.iter().any(|it| it.program.is_some());
+        let is_pinned = |it: &AttachStatus| it.hooks.iter().any(|it| it.program.is_some());
         self.generation == Ok(None) && self.packets.is_ok() && !self.hooks.as_ref().is_ok_and(is_pinned)
     }
 

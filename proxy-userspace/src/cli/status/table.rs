@@ -3,8 +3,9 @@
 
 use std::{collections::HashSet, fmt::Write as _};
 
-use backend::ebpf::{Led, PortCounts, check};
 use comfy_table::{Table, presets};
+use datapath::{ActiveFrontend, PortCounts};
+use datapath_ebpf::check;
 
 use super::{Name, Seen};
 
@@ -73,12 +74,12 @@ impl Seen {
         table.load_preset(presets::NOTHING).set_header(HEADER);
         let mut told = HashSet::new();
         for (Name { service, port }, led) in self.rows() {
-            let Led { frontend, backends, port: id, .. } = led;
+            let ActiveFrontend { frontend, backends, port: id, .. } = led;
             // They are the service port's: with the first of its addresses they are told.
-            let (connections, refusals) = match id.filter(|it| told.insert(*it)) {
+            let (connections, no_backend) = match id.filter(|it| told.insert(*it)) {
                 Some(id) if let Ok(counts) = &self.counts => {
-                    let PortCounts { connections, refusals, .. } = counts.of(id);
-                    (connections.to_string(), refusals.to_string())
+                    let PortCounts { connections, no_backend, .. } = counts.of(id);
+                    (connections.to_string(), no_backend.to_string())
                 }
                 _ => Default::default(),
             };
@@ -97,7 +98,7 @@ impl Seen {
                 frontend.clone(),
                 endpoints,
                 connections,
-                refusals,
+                no_backend,
                 named.join(" "),
             ]);
         }

@@ -1,0 +1,207 @@
+//! The cgroup whose sockets are translated: which one it is, and who is below it.
+//!
+//! The one rule: where none is named, the one that serves most is taken, and whoever it leaves out is told of.
+
+use std::{
+    fs::{self, File},
+    io::ErrorKind,
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+
+use crate::error::Error;
+
+/// What it means that a cgroup is [`Reach::Nested`], and what to do about it.
+pub(super) const NESTED: &str = "is a nested cgroup without pods below it: nobody outside is served";
+pub(super) const NESTED_REMEDY: &str =
+    "mount the host's /sys/fs/cgroup into this container, or name the right one with --cgroup";
+
+/// A cgroup to attach to.
+#[derive(Debug)]
+pub(crate) struct Cgroup {
+    path: PathBuf,
+    dir: File,
+    /// Its id in the kernel, which is its inode number.
+    id: u64,
+    /// Whether it was asked for by its path.
+    is_named: bool,
+}
+
+/// Whose sockets are below a cgroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Every process of the machine.
+    Machine,
+    /// Those of a machine that is a container itself, with kubelet's pods, whose folder is named.
+    Pods(&'static str),
+    /// Whoever was asked for.
+    Named,
+    /// Those of one container, and nobody has asked for that.
+    Nested,
+}
+
+impl Cgroup {
+    /// Opens a cgroup; where none is named, the root of a cgroup2 mount, the machine's own before others.
+    pub(crate) fn open(path: Option<&Path>) -> Result<Self, Error> {
+        match path {
+            Some(path) => Self::at(path.to_path_buf(), true),
+            None => Self::at(find_cgroup2()?, false),
+        }
+    }
+
+    fn at(path: PathBuf, is_named: bool) -> Result<Self, Error> {
+        let failed = |call| Error::syscall(call, path.display());
+        let dir = match File::open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(Error::NoCgroup(path)),
+            opened => opened.map_err(failed("open"))?,
+        };
+        let stat = statfs(&path).map_err(|errno| failed("statfs")(errno.into()))?;
+        if stat.filesystem_type() != CGROUP2_SUPER_MAGIC {
+            return Err(Error::NotCgroup2(path));
+        }
+        let id = dir.metadata().map_err(failed("stat"))?.ino();
+        Ok(Self { path, dir, id, is_named })
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its id in the kernel.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The folder.
+    pub(super) fn dir(&self) -> &File {
+        &self.dir
+    }
+
+    /// Whether this process is in it or below, as far as that can be told.
+    pub(crate) fn has_own_process(&self) -> bool {
+        if is_machines_root(&self.path) {
+            return true;
+        }
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let own = own.lines().find_map(|it| it.strip_prefix("0::/"));
+        // The path is one from the root that this process sees; that may be another than what is mounted here.
+        let here = own.and_then(|own| fs::canonicalize(mount_of(&self.path).join(own)).ok());
+        let is_own = |it: &Path| fs::metadata(it).is_ok_and(|it| it.ino() == self.id);
+        here.is_some_and(|it| it.ancestors().take_while(|it| is_cgroup2(it)).any(is_own))
+    }
+
+    /// Who is below it, by now.
+    pub(super) fn reach(&self) -> Reach {
+        reach(&self.path, self.is_named)
+    }
+
+    /// The open folder.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
+    }
+
+    /// The cgroup that is at its place now, if that is another one.
+    pub(super) fn successor(&self) -> Result<Option<Self>, Error> {
+        let now = Self::at(self.path.clone(), self.is_named)?;
+        Ok((now.id != self.id).then_some(now))
+    }
+}
+
+/// The topmost folder of the mount that a cgroup is on, or the cgroup itself.
+pub(super) fn mount_of(path: &Path) -> &Path {
+    path.ancestors().take_while(|it| is_cgroup2(it)).last().unwrap_or(path)
+}
+
+/// Whether a folder is a cgroup with others above it: not the topmost of its mount, which in a container that is a machine
+/// of its own has a parent that is not seen.
+pub fn is_below_others(path: &Path) -> bool {
+    fs::canonicalize(path).is_ok_and(|it| mount_of(&it) != it)
+}
+
+/// Whether a folder is a cgroup.
+pub(super) fn is_cgroup2(path: &Path) -> bool {
+    statfs(path).is_ok_and(|it| it.filesystem_type() == CGROUP2_SUPER_MAGIC)
+}
+
+/// Whether a cgroup is the root of the machine: every other one has a type (cgroups(7)).
+fn is_machines_root(path: &Path) -> bool {
+    !path.join("cgroup.type").exists()
+}
+
+fn reach(path: &Path, is_named: bool) -> Reach {
+    if is_machines_root(path) {
+        return Reach::Machine;
+    }
+    match pods_below(path) {
+        Some(pods) => Reach::Pods(pods),
+        None if is_named => Reach::Named,
+        None => Reach::Nested,
+    }
+}
+
+/// The folder of kubelet's pods below a cgroup.
+fn pods_below(path: &Path) -> Option<&'static str> {
+    // kubelet's two cgroup drivers, and the level that kind and minikube put above.
+    ["kubepods.slice", "kubepods", "kubelet.slice/kubelet-kubepods.slice", "kubelet/kubepods"]
+        .into_iter()
+        .find(|it| path.join(it).is_dir())
+}
+
+/// The root of a cgroup2 mount.
+fn find_cgroup2() -> Result<PathBuf, Error> {
+    const MOUNTS: &str = "/proc/self/mountinfo";
+    let mounts = fs::read_to_string(MOUNTS).map_err(Error::syscall("read", MOUNTS))?;
+    choose(&mounts, is_machines_root).ok_or_else(|| Error::NotCgroup2(PathBuf::from("/sys/fs/cgroup")))
+}
+
+/// Of the cgroup2 mounts the first that shows the machine's root; in a container that may be the host's beside its own.
+fn choose(mounts: &str, is_machines_root: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    // The mount point is the fifth field, the type comes first after a lone dash (proc_pid_mountinfo(5)).
+    let found = mounts.lines().filter_map(|line| {
+        let (fields, kind) = line.split_once(" - ")?;
+        kind.starts_with("cgroup2 ").then(|| fields.split(' ').nth(4)).flatten()
+    });
+    let found: Vec<_> = found.map(Path::new).collect();
+    found.iter().find(|it| is_machines_root(it)).or(found.first()).map(|it| it.to_path_buf())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 0:26 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory
+31 22 0:27 / /sys/fs/cgroup ro,nosuid master:9 shared:10 - cgroup2 cgroup rw
+32 22 0:27 / /host/cgroup rw,nosuid - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn the_machines_root_comes_before_a_containers_own() {
+        let at = |root: Option<&str>| choose(MOUNTS, |it| root.is_some_and(|root| it == Path::new(root)));
+        assert_eq!(at(Some("/host/cgroup")), Some("/host/cgroup".into()));
+        assert_eq!(at(Some("/sys/fs/cgroup")), Some("/sys/fs/cgroup".into()));
+        assert_eq!(at(None), Some("/sys/fs/cgroup".into()), "the first, where none is");
+        assert_eq!(choose("30 22 0:26 / /sys/fs/cgroup rw - cgroup cgroup rw\n", |_| true), None);
+    }
+
+    #[test]
+    fn a_nested_cgroup_reaches_the_pods_below_it() {
+        // A folder stands for a cgroup: what is looked at are names.
+        let dir = std::env::temp_dir().join(format!("kpe-reach-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        assert_eq!(reach(&dir, false), Reach::Machine);
+        fs::write(dir.join("cgroup.type"), "domain\n").unwrap();
+        assert_eq!(reach(&dir, false), Reach::Nested);
+        assert_eq!(reach(&dir, true), Reach::Named);
+        fs::create_dir_all(dir.join("kubelet/kubepods")).unwrap();
+        assert_eq!(reach(&dir, false), Reach::Pods("kubelet/kubepods"));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,199 @@
+//! Whether the host has what the datapath needs.
+
+use std::path::Path;
+
+use aya::{
+    programs::ProgramType,
+    sys::{BpfHelper, is_helper_supported},
+};
+use datapath::{Finding, Level};
+use netlink::netns::sees_all_processes;
+
+use crate::{
+    capabilities::{
+        Capabilities, SYS_ADMIN, SYS_PTRACE, SYS_RESOURCE, charges_memlock, kernel_release, kernel_version,
+        memlock_limit,
+    },
+    cgroup::{Cgroup, NESTED, NESTED_REMEDY, Reach},
+    exclusions,
+    options::Options,
+    pins::Pins,
+    udp_termination,
+};
+
+/// The oldest kernel with everything that the programs need.
+const OLDEST: (u32, u32) = (5, 10);
+/// From this kernel on a program can choose the errno of a refused call (`bpf_set_retval`).
+const HAS_SET_RETVAL: (u32, u32) = (5, 18);
+
+pub(super) fn check(options: &Options) -> Vec<Finding> {
+    let capabilities = Capabilities::own();
+    let mut findings = vec![kernel(&kernel_release()), btf(), cgroup(options), pin_dir(options)];
+    findings.extend(exclusions::missing(&options.excluded_cgroups).map(|it| {
+        Finding::degraded(
+            "exclusion",
+            format!("{} does not exist: nothing is excluded there", it.display()),
+            "--socket-lb-exclude-cgroup takes the path below /sys/fs/cgroup; the cgroup may be created later",
+        )
+    }));
+    findings.push(capability_finding(capabilities));
+    findings.push(termination(capabilities));
+    findings.extend(memlock());
+    findings
+}
+
+pub(super) fn kernel(release: &str) -> Finding {
+    const SUBJECT: &str = "kernel";
+    let Some(version) = kernel_version(release) else {
+        let says = format!("{release:?} is not a kernel version");
+        return Finding::degraded(SUBJECT, says, "make sure that it is Linux 5.10 or later");
+    };
+    if version < OLDEST {
+        let says = format!("Linux {release} lacks what the programs need");
+        return Finding::broken(SUBJECT, says, "use Linux 5.10 or later");
+    }
+    let helper = is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval);
+    match helper.unwrap_or(version >= HAS_SET_RETVAL) {
+        true => Finding::ok(SUBJECT, format!("Linux {release} has everything that is used")),
+        false => Finding::degraded(
+            SUBJECT,
+            format!(
+                "Linux {release} cannot refuse UDP at once: a program gets ECONNREFUSED from its second send on"
+            ),
+            "use Linux 5.18 or later if that matters; TCP is refused at once on any kernel",
+        ),
+    }
+}
+
+fn btf() -> Finding {
+    const SUBJECT: &str = "BTF";
+    const FILE: &str = "/sys/kernel/btf/vmlinux";
+    if Path::new(FILE).exists() {
+        return Finding::ok(SUBJECT, format!("{FILE} exists"));
+    }
+    let says = format!("{FILE} does not exist; socket storage needs it");
+    Finding::broken(SUBJECT, says, "use a kernel built with CONFIG_DEBUG_INFO_BTF=y, and mount sysfs at /sys")
+}
+
+fn cgroup(options: &Options) -> Finding {
+    const SUBJECT: &str = "cgroup";
+    let cgroup = match Cgroup::open(options.cgroup.as_deref()) {
+        Ok(cgroup) => cgroup,
+        Err(error) if options.cgroup.is_some() => return Finding::failed(SUBJECT, Level::Broken, &error),
+        Err(error) => {
+            let remedy = "mount it: `mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified`; \
+                          in a container, mount the host's /sys/fs/cgroup";
+            return Finding::broken(SUBJECT, error.to_string(), remedy);
+        }
+    };
+    let shown = cgroup.path().display();
+    match cgroup.reach() {
+        Reach::Machine => {
+            Finding::ok(SUBJECT, format!("{shown} is the machine's root cgroup: every process is served"))
+        }
+        Reach::Pods(pods) => {
+            Finding::ok(SUBJECT, format!("{shown} is a nested root with the pods below it ({pods})"))
+        }
+        Reach::Named => Finding::ok(
+            SUBJECT,
+            format!("{shown}: as requested, only sockets of processes in it and below are translated"),
+        ),
+        Reach::Nested => Finding::degraded(SUBJECT, format!("{shown} {NESTED}"), NESTED_REMEDY),
+    }
+}
+
+fn pin_dir(options: &Options) -> Finding {
+    const SUBJECT: &str = "bpf file system";
+    let pins = Pins::new(&options.pin_dir);
+    match pins.place() {
+        Ok(true) => Finding::ok(SUBJECT, format!("{} is on a bpf file system", options.pin_dir.display())),
+        Ok(false) => Finding::degraded(
+            SUBJECT,
+            "none is mounted at /sys/fs/bpf: `run` mounts it, for the lifetime of its mount namespace",
+            "mount it on the host: `mount -t bpf bpf /sys/fs/bpf`; in a container, mount the host's",
+        ),
+        Err(error) => Finding::failed(SUBJECT, Level::Broken, &error),
+    }
+}
+
+/// Whether connected UDP sockets can be terminated when their endpoint is removed.
+fn termination(capabilities: Capabilities) -> Finding {
+    const SUBJECT: &str = "UDP termination";
+    match udp_termination::is_supported() {
+        Ok(()) if [SYS_ADMIN, SYS_PTRACE].iter().all(|it| capabilities.has(*it)) && sees_all_processes() => {
+            Finding::ok(SUBJECT, "connected sockets are terminated when their endpoint is removed")
+        }
+        Ok(()) => Finding::ok(
+            SUBJECT,
+            "connected sockets of this network namespace are terminated when their endpoint is removed; those of pods \
+             also need CAP_SYS_ADMIN, CAP_SYS_PTRACE and the host's process ids (hostPID)",
+        ),
+        Err(error) => Finding::degraded(
+            SUBJECT,
+            format!("connected sockets stay with a removed endpoint: {error}"),
+            "use a kernel with CONFIG_INET_DIAG_DESTROY=y if programs here keep UDP sockets connected to Services",
+        ),
+    }
+}
+
+fn capability_finding(capabilities: Capabilities) -> Finding {
+    const SUBJECT: &str = "capabilities";
+    let names = |only_missing: bool| {
+        let needed = capabilities.needed().iter().filter(|it| !only_missing || !capabilities.has(**it));
+        needed.map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+    };
+    let missing = names(true);
+    if missing.is_empty() {
+        return Finding::ok(SUBJECT, format!("{} are effective", names(false)));
+    }
+    Finding::broken(
+        SUBJECT,
+        format!("missing: {missing}"),
+        "run as root; in a container, add them (securityContext.capabilities) or make it privileged",
+    )
+}
+
+/// Only older kernels count maps as locked memory.
+fn memlock() -> Option<Finding> {
+    const SUBJECT: &str = "locked memory";
+    if !charges_memlock(&kernel_release()) {
+        return None;
+    }
+    Some(match memlock_limit() {
+        None => Finding::ok(SUBJECT, "the limit can be lifted"),
+        Some(limit) => Finding::degraded(
+            SUBJECT,
+            format!(
+                "this kernel counts maps as locked memory, limited to {} KiB (RLIMIT_MEMLOCK)",
+                limit / 1024
+            ),
+            format!("add {}, or raise the limit (`ulimit -l unlimited`)", SYS_RESOURCE.0),
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capabilities::{BPF, Capability, NET_ADMIN, PERFMON};
+
+    #[test]
+    fn a_kernel_that_is_too_old_is_broken() {
+        assert_eq!(kernel("5.9.16-generic").level, Level::Broken);
+        assert_eq!(kernel("unreadable").level, Level::Degraded);
+        assert_ne!(kernel("5.10.0").level, Level::Broken);
+    }
+
+    #[test]
+    fn missing_capabilities_are_named() {
+        let check = |capabilities: &[Capability]| {
+            let mask = capabilities.iter().map(|it| 1 << it.1).sum();
+            let Finding { level, says, .. } = capability_finding(Capabilities(mask));
+            (level, says)
+        };
+        assert_eq!(check(&[SYS_ADMIN, NET_ADMIN]).0, Level::Ok);
+        assert_eq!(check(&[BPF, PERFMON, NET_ADMIN]).0, Level::Ok);
+        assert_eq!(check(&[SYS_ADMIN]), (Level::Broken, "missing: CAP_NET_ADMIN".into()));
+        assert_eq!(check(&[PERFMON]), (Level::Broken, "missing: CAP_BPF, CAP_NET_ADMIN".into()));
+    }
+}

@@ -1,0 +1,30 @@
+//! Whether this node can run the datapath, and whether it works: findings with remedies.
+//!
+//! Invariant: read-only. Nothing is mounted, attached or repaired, and no lock is held beyond a query.
+
+mod conflicts;
+mod host;
+mod installation;
+
+use datapath::{Checkup, Finding};
+
+use crate::{capabilities::kernel_release, options::Options, pins::Pins};
+
+/// What this kernel offers.
+pub fn kernel() -> Finding {
+    host::kernel(&kernel_release())
+}
+
+/// Whether an instance runs or has run here.
+pub fn has_run(options: &Options) -> bool {
+    !Pins::new(&options.pin_dir).is_empty()
+}
+
+/// Checks this node.
+pub fn check(options: &Options) -> Checkup {
+    Checkup {
+        host: host::check(options),
+        installation: installation::check(options),
+        conflicts: conflicts::check(options),
+    }
+}

@@ -1,0 +1,49 @@
+//! The eBPF datapath: compiles a state into tables, writes them into double-buffered maps, and keeps the programs attached.
+
+mod bpf_maps;
+mod btf;
+mod capabilities;
+mod cgroup;
+mod compile;
+mod counter_alloc;
+mod counter_maps;
+mod counter_reader;
+mod datapath;
+mod double_buffer;
+mod dump;
+mod embedded;
+mod error;
+mod exclusions;
+mod failpoint;
+mod features;
+mod hook_status;
+mod hooks;
+mod layout;
+mod map_spec;
+mod map_updates;
+mod node_addresses;
+mod options;
+mod pins;
+mod raw_bpf;
+mod store;
+mod table_stats;
+mod udp_backends;
+mod udp_nat_gc;
+mod udp_termination;
+
+pub mod check;
+pub mod probe;
+
+#[cfg(test)]
+mod fake_maps;
+
+pub use self::datapath::{Cleaned, Datapath, cleanup};
+pub use cgroup::is_below_others;
+pub use counter_reader::{Counts, counts};
+pub use dump::{active_frontends, dump, generation};
+pub use error::Error;
+pub use hook_status::query_at;
+pub use options::Options;
+pub use raw_bpf::{give_back_memory, keep_one_heap};
+pub use udp_backends::{differ as udp_backends_differ, lost as udp_backends_lost};
+pub use udp_termination::UdpTerminator;

@@ -1,0 +1,33 @@
+//! How the datapath is configured.
+
+use std::path::PathBuf;
+
+use datapath::NodePortAddresses;
+
+/// How the datapath is configured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The cgroup whose sockets are translated; by default the root of a cgroup2 mount, preferably the machine's own.
+    pub cgroup: Option<PathBuf>,
+    /// The folder for pins, on a bpf file system.
+    pub pin_dir: PathBuf,
+    /// How many connected sockets have a slot for their translation, a power of two; further ones allocate socket storage,
+    /// which is slower.
+    pub socket_slots: u32,
+    /// How many entries the UDP NAT table has, which holds the Service addresses of unconnected UDP sockets beyond the
+    /// first few of each; a power of two.
+    pub udp_addresses: u32,
+    /// How many clients of Services with session affinity are remembered, a power of two; the least recently used one is
+    /// evicted first.
+    pub affinity_clients: u32,
+    /// Whether only sockets of the node's own network namespace are translated.
+    pub host_only: bool,
+    /// Cgroups whose processes are excluded from translation, with all cgroups below; they need not exist yet.
+    pub excluded_cgroups: Vec<PathBuf>,
+    /// The name of this node's Node object.
+    pub node_name: String,
+    /// Which addresses of a node its node ports are served at.
+    pub node_port_addresses: NodePortAddresses,
+    /// Whether processes on the node are kept from binding a node port.
+    pub protect_node_ports: bool,
+}

@@ -1,0 +1,94 @@
+//! Elements of maps and sets, and differences between many of them.
+
+use std::collections::BTreeMap;
+
+use model::Family;
+
+use crate::{
+    schema::{Bytes, Map},
+    tables::Verdict,
+};
+
+/// A key in a map or a set of one table.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Element {
+    /// The family of the table.
+    pub(super) family: Family,
+    /// The map or the set.
+    pub(super) map: Map,
+    /// The key, or the first one of a range.
+    pub(super) key: Bytes,
+    /// The last one of a range.
+    pub(super) end: Option<Bytes>,
+}
+
+/// What an element leads to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Value {
+    /// Nothing: it is an element of a set.
+    None,
+    /// Data.
+    Data(Bytes),
+    /// A verdict.
+    Verdict(Verdict),
+}
+
+/// Many elements.
+pub(super) type Elements = BTreeMap<Element, Value>;
+
+/// How elements change. What is deleted is deleted first; an element whose value changes is in both.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Changes {
+    /// What is deleted.
+    pub(super) delete: Elements,
+    /// What is added.
+    pub(super) add: Elements,
+}
+
+impl Changes {
+    /// The difference between what is there and what should be.
+    pub(super) fn between(before: &Elements, after: &Elements) -> Self {
+        let mut changes = Self::default();
+        for (element, value) in before {
+            if after.get(element) != Some(value) {
+                changes.delete.insert(element.clone(), value.clone());
+            }
+        }
+        for (element, value) in after {
+            if before.get(element) != Some(value) {
+                changes.add.insert(element.clone(), value.clone());
+            }
+        }
+        changes
+    }
+
+    /// One element more.
+    pub(super) fn add(&mut self, element: Element, value: Value) {
+        if self.delete.get(&element) == Some(&value) {
+            self.delete.remove(&element);
+        } else {
+            self.add.insert(element, value);
+        }
+    }
+
+    /// One element less.
+    pub(super) fn delete(&mut self, element: Element, value: Value) {
+        if self.add.get(&element) == Some(&value) {
+            self.add.remove(&element);
+        } else {
+            self.delete.insert(element, value);
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.delete.len() + self.add.len()
+    }
+}
+
+impl Element {
+    /// An element that is no range.
+    pub(super) fn new(family: Family, map: Map, key: Bytes) -> Self {
+        Self { family, map, key, end: None }
+    }
+}

@@ -1,0 +1,351 @@
+//! Rules as the kernel takes them: a list of expressions, each of which reads or writes registers.
+//!
+//! The one rule: a register is written in a rule before it is read in it.
+//! The kernel refuses anything else; nothing passes from one rule to the next.
+//! The numbers are those of linux/netfilter/nf_tables.h.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use model::Family;
+
+use crate::{
+    schema::Map,
+    tables::{DATA_VALUE, DATA_VERDICT, ELEMENT, Verdict},
+};
+use netlink::Attribute;
+
+/// A register of four bytes, 0 to 15. A longer value takes the ones that follow, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Register(pub(super) u32);
+
+impl Register {
+    /// The register that holds the verdict.
+    const VERDICT: u32 = 0;
+    /// `NFT_REG32_00`.
+    const FIRST: u32 = 8;
+
+    fn number(self) -> u32 {
+        Self::FIRST + self.0
+    }
+}
+
+/// A rule that is being written.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rule {
+    /// What it is for, in a few words; shown by `nft list`.
+    pub(super) comment: String,
+    expressions: Vec<Attribute>,
+    family: Option<Family>,
+}
+
+const NAME: u16 = 1;
+const DATA: u16 = 2;
+
+const META_PRIORITY: u32 = 2;
+const META_MARK: u32 = 3;
+const META_IIFNAME: u32 = 6;
+const META_L4PROTO: u32 = 16;
+const NETWORK_HEADER: u32 = 1;
+const TRANSPORT_HEADER: u32 = 2;
+const EQUAL: u32 = 0;
+const NOT_EQUAL: u32 = 1;
+const CT_STATUS: u32 = 2;
+/// `IPS_DST_NAT`.
+const DESTINATION_TRANSLATED: u32 = 1 << 5;
+const FIB_ADDRESS_TYPE: u32 = 3;
+const FIB_SOURCE: u32 = 1;
+/// `RTN_LOCAL`.
+const LOCAL: u32 = 2;
+const NUMGEN_RANDOM: u32 = 1;
+const NAT_DESTINATION: u32 = 1;
+/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`.
+const FULLY_RANDOM: u32 = 1 << 4;
+const REJECT_ICMP: u32 = 0;
+const REJECT_RESET: u32 = 1;
+/// `NFPROTO_…`; the same as the address families'.
+const PROTO_V4: u32 = 2;
+const PROTO_V6: u32 = 10;
+const TCP: u8 = 6;
+/// The length of an interface's name, with the zero byte at its end.
+const INTERFACE_NAME: usize = 16;
+
+/// `NFT_LOOKUP_F_INV`.
+const INVERTED: u32 = 1;
+/// `NFT_DYNSET_OP_UPDATE`.
+const UPDATE: u32 = 1;
+/// `NFT_DYNSET_OP_DELETE`.
+const DELETE: u32 = 2;
+
+impl Rule {
+    /// A rule without a condition.
+    pub(super) fn new(family: Family, comment: impl Into<String>) -> Self {
+        Self { comment: comment.into(), expressions: Vec::new(), family: Some(family) }
+    }
+
+    /// The list of its expressions.
+    pub(super) fn expressions(&self) -> Vec<Attribute> {
+        self.expressions.clone()
+    }
+
+    /// The family of the table that it is for.
+    pub(super) fn family(&self) -> Family {
+        self.family.unwrap_or(Family::V4)
+    }
+
+    fn push(mut self, name: &str, data: Vec<Attribute>) -> Self {
+        let it = [Attribute::text(NAME, name), Attribute::nested(DATA, data)];
+        self.expressions.push(Attribute::nested(ELEMENT, it));
+        self
+    }
+
+    fn payload(self, base: u32, offset: u32, length: u32, to: Register) -> Self {
+        let data = [to.number(), base, offset, length];
+        self.push("payload", (1..).zip(data).map(|(kind, it)| Attribute::u32(kind, it)).collect())
+    }
+
+    /// Reads the source address.
+    pub(super) fn source(self, to: Register) -> Self {
+        match self.family() {
+            Family::V4 => self.payload(NETWORK_HEADER, 12, 4, to),
+            Family::V6 => self.payload(NETWORK_HEADER, 8, 16, to),
+        }
+    }
+
+    /// Reads the destination address.
+    pub(super) fn destination(self, to: Register) -> Self {
+        match self.family() {
+            Family::V4 => self.payload(NETWORK_HEADER, 16, 4, to),
+            Family::V6 => self.payload(NETWORK_HEADER, 24, 16, to),
+        }
+    }
+
+    /// Reads the destination port.
+    pub(super) fn destination_port(self, to: Register) -> Self {
+        self.payload(TRANSPORT_HEADER, 2, 2, to)
+    }
+
+    /// Reads the transport protocol.
+    pub(super) fn protocol(self, to: Register) -> Self {
+        self.meta(META_L4PROTO, to)
+    }
+
+    fn meta(self, key: u32, to: Register) -> Self {
+        self.push("meta", vec![Attribute::u32(1, to.number()), Attribute::u32(2, key)])
+    }
+
+    fn compare(self, register: Register, operation: u32, value: impl Into<Vec<u8>>) -> Self {
+        let data = vec![
+            Attribute::u32(1, register.number()),
+            Attribute::u32(2, operation),
+            Attribute::nested(3, [Attribute::bytes(DATA_VALUE, value)]),
+        ];
+        self.push("cmp", data)
+    }
+
+    fn bitwise(self, register: Register, mask: Vec<u8>, xor: Vec<u8>) -> Self {
+        let length = u32::try_from(mask.len()).unwrap_or_default();
+        let data = vec![
+            Attribute::u32(1, register.number()),
+            Attribute::u32(2, register.number()),
+            Attribute::u32(3, length),
+            Attribute::nested(4, [Attribute::bytes(DATA_VALUE, mask)]),
+            Attribute::nested(5, [Attribute::bytes(DATA_VALUE, xor)]),
+        ];
+        self.push("bitwise", data)
+    }
+
+    /// Goes on if the protocol is TCP.
+    pub(super) fn if_tcp(self) -> Self {
+        let scratch = Register(0);
+        self.protocol(scratch).compare(scratch, EQUAL, [TCP])
+    }
+
+    /// Goes on if the source address lies within a prefix.
+    pub(super) fn if_from(self, net: IpNet) -> Self {
+        let scratch = Register(0);
+        self.source(scratch).bitwise(scratch, octets(net.netmask()), zeros(net.netmask())).compare(
+            scratch,
+            EQUAL,
+            octets(net.network()),
+        )
+    }
+
+    /// Goes on if the packet came in by an interface.
+    pub(super) fn came_by(self, interface: &str) -> Self {
+        let mut name = interface.as_bytes().to_vec();
+        name.truncate(INTERFACE_NAME - 1);
+        name.resize(INTERFACE_NAME, 0);
+        self.meta(META_IIFNAME, Register(0)).compare(Register(0), EQUAL, name)
+    }
+
+    /// Goes on if the name of the interface it came in by begins like this.
+    pub(super) fn came_by_prefix(self, prefix: &str) -> Self {
+        let mut name = prefix.as_bytes().to_vec();
+        name.truncate(INTERFACE_NAME - 1);
+        self.meta(META_IIFNAME, Register(0)).compare(Register(0), EQUAL, name)
+    }
+
+    /// Goes on if the source address is one of this host's.
+    pub(super) fn if_from_here(self) -> Self {
+        let scratch = Register(0);
+        let data = [scratch.number(), FIB_ADDRESS_TYPE, FIB_SOURCE];
+        self.push("fib", (1..).zip(data).map(|(kind, it)| Attribute::u32(kind, it)).collect()).compare(
+            scratch,
+            EQUAL,
+            LOCAL.to_ne_bytes(),
+        )
+    }
+
+    /// Goes on if the destination was translated.
+    pub(super) fn if_translated(self) -> Self {
+        let scratch = Register(0);
+        self.push("ct", vec![Attribute::u32(1, scratch.number()), Attribute::u32(2, CT_STATUS)])
+            .bitwise(scratch, DESTINATION_TRANSLATED.to_ne_bytes().into(), vec![0; 4])
+            .compare(scratch, NOT_EQUAL, [0; 4])
+    }
+
+    /// Sets a bit of the packet mark.
+    pub(super) fn set_mark(self, bit: u32) -> Self {
+        self.change_mark((!bit).to_ne_bytes().into(), bit.to_ne_bytes().into())
+    }
+
+    /// Goes on if a bit of the packet mark is set, and takes it away.
+    pub(super) fn take_mark(self, bit: u32) -> Self {
+        let scratch = Register(0);
+        self.meta(META_MARK, scratch)
+            .bitwise(scratch, bit.to_ne_bytes().into(), vec![0; 4])
+            .compare(scratch, EQUAL, bit.to_ne_bytes())
+            .change_mark((!bit).to_ne_bytes().into(), vec![0; 4])
+    }
+
+    fn change_mark(self, mask: Vec<u8>, xor: Vec<u8>) -> Self {
+        let scratch = Register(0);
+        let set = vec![Attribute::u32(2, META_MARK), Attribute::u32(3, scratch.number())];
+        self.meta(META_MARK, scratch).bitwise(scratch, mask, xor).push("meta", set)
+    }
+
+    /// Puts what the key leads to into the packet's priority, and goes on if there is such a key.
+    pub(super) fn carry(self, map: Map, key: Register) -> Self {
+        let set = vec![Attribute::u32(2, META_PRIORITY), Attribute::u32(3, Register(0).number())];
+        self.look_up(map, key, Register(0)).push("meta", set)
+    }
+
+    /// Puts a number into the packet's priority.
+    pub(super) fn carry_number(self, number: u32) -> Self {
+        let value = Attribute::nested(2, [Attribute::bytes(DATA_VALUE, number.to_ne_bytes())]);
+        let set = vec![Attribute::u32(2, META_PRIORITY), Attribute::u32(3, Register(0).number())];
+        self.push("immediate", vec![Attribute::u32(1, Register(0).number()), value]).push("meta", set)
+    }
+
+    /// Does what the packet's priority leads to, if it leads anywhere.
+    pub(super) fn dispatch(self, map: Map) -> Self {
+        self.meta(META_PRIORITY, Register(0)).look_up_into(map, Register(0), Register::VERDICT)
+    }
+
+    /// Writes a random number between `offset` and `offset + count`.
+    pub(super) fn random(self, to: Register, count: u32, offset: u32) -> Self {
+        let data = [to.number(), count, NUMGEN_RANDOM, offset];
+        self.push("numgen", (1..).zip(data).map(|(kind, it)| Attribute::u32(kind, it)).collect())
+    }
+
+    /// Goes on if the key is an element of the set.
+    pub(super) fn if_in(self, map: Map, key: Register) -> Self {
+        self.push("lookup", vec![Attribute::text(1, map.name()), Attribute::u32(2, key.number())])
+    }
+
+    /// Reads what the key leads to, and goes on if there is such a key.
+    pub(super) fn look_up(self, map: Map, key: Register, to: Register) -> Self {
+        self.look_up_into(map, key, to.number())
+    }
+
+    fn look_up_into(self, map: Map, key: Register, to: u32) -> Self {
+        let data =
+            vec![Attribute::text(1, map.name()), Attribute::u32(2, key.number()), Attribute::u32(3, to)];
+        self.push("lookup", data)
+    }
+
+    /// Goes on if the key is no element of the set.
+    pub(super) fn if_not_in(self, map: Map, key: Register) -> Self {
+        let data = vec![
+            Attribute::text(1, map.name()),
+            Attribute::u32(2, key.number()),
+            Attribute::u32(5, INVERTED),
+        ];
+        self.push("lookup", data)
+    }
+
+    /// Writes that the key leads to a value, unless it leads to one already, for so many seconds from now; goes on if there
+    /// is room.
+    pub(super) fn remember(self, map: Map, key: Register, value: Register, seconds: u32) -> Self {
+        self.write(map, UPDATE, key, value, vec![Attribute::u64(6, u64::from(seconds) * 1000)])
+    }
+
+    /// Takes a key away. The value is not looked at, but the kernel wants one.
+    pub(super) fn forget(self, map: Map, key: Register, value: Register) -> Self {
+        self.write(map, DELETE, key, value, Vec::new())
+    }
+
+    fn write(self, map: Map, operation: u32, key: Register, value: Register, others: Vec<Attribute>) -> Self {
+        let mut data = vec![
+            Attribute::text(1, map.name()),
+            Attribute::u32(3, operation),
+            Attribute::u32(4, key.number()),
+            Attribute::u32(5, value.number()),
+        ];
+        data.extend(others);
+        self.push("dynset", data)
+    }
+
+    /// Translates the destination to an address and a port.
+    pub(super) fn translate(self, address: Register, port: Register) -> Self {
+        let family = match self.family() {
+            Family::V4 => PROTO_V4,
+            Family::V6 => PROTO_V6,
+        };
+        let data = vec![
+            Attribute::u32(1, NAT_DESTINATION),
+            Attribute::u32(2, family),
+            Attribute::u32(3, address.number()),
+            Attribute::u32(5, port.number()),
+        ];
+        self.push("nat", data)
+    }
+
+    /// Gives the connection this node as its source.
+    pub(super) fn masquerade(self) -> Self {
+        self.push("masq", vec![Attribute::u32(1, FULLY_RANDOM)])
+    }
+
+    /// Answers with a reset.
+    pub(super) fn reset(self) -> Self {
+        self.push("reject", vec![Attribute::u32(1, REJECT_RESET), Attribute::u8(2, 0)])
+    }
+
+    /// Answers that the port cannot be reached.
+    pub(super) fn unreachable(self) -> Self {
+        let code = match self.family() {
+            Family::V4 => 3,
+            Family::V6 => 4,
+        };
+        self.push("reject", vec![Attribute::u32(1, REJECT_ICMP), Attribute::u8(2, code)])
+    }
+
+    /// Ends the rule with a verdict.
+    pub(super) fn verdict(self, verdict: &Verdict) -> Self {
+        let verdict = Attribute::nested(DATA_VERDICT, verdict.attributes());
+        let data = vec![Attribute::u32(1, Register::VERDICT), Attribute::nested(2, [verdict])];
+        self.push("immediate", data)
+    }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(it) => it.octets().to_vec(),
+        IpAddr::V6(it) => it.octets().to_vec(),
+    }
+}
+
+fn zeros(address: IpAddr) -> Vec<u8> {
+    vec![0; octets(address).len()]
+}

@@ -1,0 +1,401 @@
+//! What a state means in elements, and what a change of it costs.
+
+use std::{net::IpAddr, num::NonZeroU16};
+
+use model::{
+    Protocol,
+    state::{
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, OtherServing, PerFamily, Scopes, Service,
+        ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
+    },
+};
+use proptest::prelude::*;
+
+use super::*;
+use crate::dump::lines;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn number(it: u16) -> NonZeroU16 {
+    NonZeroU16::new(it).unwrap()
+}
+
+/// A Service of UDP port 53 at `10.96.0.n`, with pods `10.244.0.x`; the first `local` of them are on this node.
+#[derive(Clone, Debug)]
+struct Made {
+    n: u8,
+    pods: Vec<u8>,
+    local: usize,
+    external_local: bool,
+    affinity: bool,
+    node_port: Option<u16>,
+    balancer: Option<u8>,
+    ranges: Vec<&'static str>,
+    usable: bool,
+}
+
+impl Made {
+    fn new(n: u8, pods: &[u8]) -> Self {
+        Self {
+            n,
+            pods: pods.to_vec(),
+            local: 0,
+            external_local: false,
+            affinity: false,
+            node_port: None,
+            balancer: None,
+            ranges: Vec::new(),
+            usable: !pods.is_empty(),
+        }
+    }
+
+    fn state(&self) -> ServiceState {
+        let policy = |local| if local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
+        let service = Service {
+            name: ServiceName::new("default", format!("service-{}", self.n)),
+            kind: ServiceKind::LoadBalancer,
+            cluster_ips: vec![IpAddr::from([10, 96, 0, self.n])],
+            external_ips: Vec::new(),
+            load_balancer_ips: self.balancer.map(|it| IpAddr::from([203, 0, 113, it])).into_iter().collect(),
+            ports: vec![ServicePort {
+                name: String::new(),
+                protocol: Protocol::Udp,
+                port: number(53),
+                node_port: self.node_port.map(number),
+                conflicting_addresses: Vec::new(),
+                target_port: TargetPort::Number(number(5353)),
+                has_any_endpoint: PerFamily { v4: self.usable, v6: false },
+            }],
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: policy(self.external_local),
+            affinity: self.affinity.then(|| ClientIpAffinity { timeout_seconds: 60.try_into().unwrap() }),
+            source_ranges: self.ranges.iter().map(|it| it.parse().unwrap()).collect(),
+            health_check_node_port: None,
+        };
+        let endpoints = self.pods.iter().enumerate().map(|(position, pod)| {
+            let local = position < self.local;
+            let external = local || !self.external_local;
+            Endpoint {
+                key: EndpointKey::Pod(format!("pod-{pod}")),
+                hostname: String::new(),
+                v4: Some([10, 244, 0, *pod].into()),
+                v6: None,
+                local,
+                serving_terminating: false,
+                ports: vec![EndpointPort {
+                    index: 0,
+                    port: number(5353),
+                    scopes: Scopes { internal: true, external, cluster: true },
+                }],
+            }
+        });
+        ServiceState::new(service, endpoints)
+    }
+}
+
+fn state(services: &[Made]) -> NodeState {
+    let mut state = NodeState::default();
+    for it in services {
+        state.services.insert(it.state());
+    }
+    state
+}
+
+/// Does to the elements what the kernel would do.
+fn apply(elements: &mut Elements, changes: &Changes) {
+    for (element, value) in &changes.delete {
+        assert_eq!(
+            elements.remove(element).as_ref(),
+            Some(value),
+            "{element:?} is deleted and was not there"
+        );
+    }
+    for (element, value) in &changes.add {
+        let before = elements.insert(element.clone(), value.clone());
+        assert_eq!(before, None, "{element:?} is added and was there");
+    }
+}
+
+#[track_caller]
+fn check(service: &Made, expect: &[&str]) {
+    let mut layout = Layout::default();
+    layout.update(&state(std::slice::from_ref(service)), &[ip("192.168.0.1")], &mut Hints::new());
+    let mut lines = lines(&layout.elements());
+    lines.sort_unstable();
+    let lines: Vec<_> = lines.iter().map(|it| it.strip_prefix("packets ").unwrap()).collect();
+    assert_eq!(lines, expect);
+}
+
+#[test]
+fn a_cluster_ip_leads_to_its_endpoints() {
+    check(
+        &Made::new(1, &[1, 2]),
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
+            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.2:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "inside 10.96.0.1:53/UDP endpoints=2 any",
+        ],
+    );
+}
+
+#[test]
+fn without_an_endpoint_anywhere_it_is_refused() {
+    check(
+        &Made::new(1, &[]),
+        &["cluster-ip 10.96.0.1", "frontend 10.96.0.1:53/UDP cluster-ip", "inside 10.96.0.1:53/UDP refused"],
+    );
+}
+
+#[test]
+fn with_endpoints_on_other_nodes_alone_traffic_from_outside_is_dropped_under_a_local_policy() {
+    check(
+        &Made { external_local: true, node_port: Some(30_053), ..Made::new(1, &[1]) },
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
+            "endpoint node:30053/UDP any -> 10.244.0.1:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "frontend node:30053/UDP node-port-local",
+            "inside 10.96.0.1:53/UDP endpoints=1 any",
+            "inside node:30053/UDP endpoints=1 any",
+            "outside node:30053/UDP dropped",
+        ],
+    );
+}
+
+#[test]
+fn under_a_local_policy_there_are_two_sets_and_a_pod_here_may_need_another_source() {
+    let it = Made { external_local: true, balancer: Some(9), local: 1, ..Made::new(1, &[1, 2]) };
+    check(
+        &it,
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
+            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.2:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.2:5353",
+            "endpoint 203.0.113.9:53/UDP external -> 10.244.0.1:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "frontend 203.0.113.9:53/UDP external-local",
+            "hairpin 10.244.0.1",
+            "inside 10.96.0.1:53/UDP endpoints=2 any",
+            "inside 203.0.113.9:53/UDP endpoints=2 any",
+            "outside 203.0.113.9:53/UDP endpoints=1 external",
+        ],
+    );
+}
+
+#[test]
+fn ranges_guard_a_load_balancer_ip_each_source_once_and_let_this_node_in_if_it_is_in_one() {
+    let ranges = vec!["10.0.0.0/8", "10.1.0.0/16", "192.168.0.0/24", "2001:db8::/32"];
+    check(
+        &Made { balancer: Some(9), ranges, affinity: true, ..Made::new(1, &[1]) },
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.1:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "frontend 203.0.113.9:53/UDP guarded",
+            "inside 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
+            "inside 203.0.113.9:53/UDP endpoints=1 any for 60 s",
+            "member 10.96.0.1:53/UDP any 10.244.0.1:5353",
+            "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
+            "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
+            "service-port 203.0.113.9:53/UDP of 10.96.0.1:53/UDP",
+            "source 203.0.113.9:53/UDP from 10.0.0.0 to 10.255.255.255",
+            "source 203.0.113.9:53/UDP from 192.168.0.0 to 192.168.0.255",
+            "source 203.0.113.9:53/UDP from 203.0.113.9 to 203.0.113.9",
+        ],
+    );
+}
+
+#[test]
+fn equal_sets_are_not_one_where_clients_keep_their_endpoints() {
+    check(
+        &Made { affinity: true, balancer: Some(9), ..Made::new(1, &[1]) },
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.1:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "frontend 203.0.113.9:53/UDP external",
+            "inside 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
+            "inside 203.0.113.9:53/UDP endpoints=1 any for 60 s",
+            "member 10.96.0.1:53/UDP any 10.244.0.1:5353",
+            "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
+            "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
+            "service-port 203.0.113.9:53/UDP of 10.96.0.1:53/UDP",
+        ],
+    );
+}
+
+#[test]
+fn a_client_of_any_address_may_keep_the_endpoints_that_this_address_leads_to() {
+    let it = Made { external_local: true, node_port: Some(30_053), affinity: true, ..Made::new(1, &[1, 2]) };
+    let mut layout = Layout::default();
+    layout.update(&state(&[Made { local: 1, ..it.clone() }]), &[], &mut Hints::new());
+    let about = |layout: &Layout| -> Vec<_> {
+        let mut lines = lines(&layout.elements());
+        lines.retain(|it| it.contains("member") || it.contains("service-port"));
+        lines.sort_unstable();
+        lines
+    };
+    let expect = [
+        "packets member 10.96.0.1:53/UDP any 10.244.0.1:5353",
+        "packets member 10.96.0.1:53/UDP any 10.244.0.2:5353",
+        "packets member 10.96.0.1:53/UDP external 10.244.0.1:5353",
+        "packets member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
+        "packets member 10.96.0.1:53/UDP internal 10.244.0.2:5353",
+        "packets service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
+        "packets service-port node:30053/UDP of 10.96.0.1:53/UDP",
+    ];
+    assert_eq!(about(&layout), expect);
+    // Who goes is no member from the same moment on.
+    let update = layout.update(&state(&[Made { local: 1, pods: vec![1], ..it }]), &[], &mut Hints::new());
+    let mut gone = lines(&update.changes.delete);
+    gone.retain(|it| it.contains("member"));
+    gone.sort_unstable();
+    assert_eq!(gone, [expect[1], expect[4]]);
+}
+
+#[test]
+fn a_family_without_ranges_or_with_everybody_is_open() {
+    for ranges in [vec!["2001:db8::/32"], vec!["10.0.0.0/8", "0.0.0.0/0"]] {
+        let mut layout = Layout::default();
+        let service = Made { balancer: Some(9), ranges, ..Made::new(1, &[1]) };
+        layout.update(&state(&[service]), &[], &mut Hints::new());
+        let lines = lines(&layout.elements());
+        assert!(lines.contains(&"packets frontend 203.0.113.9:53/UDP external".to_owned()), "{lines:?}");
+    }
+}
+
+#[test]
+fn the_first_of_two_services_at_an_address_has_it_and_the_other_is_named_and_gets_it_later() {
+    let mut layout = Layout::default();
+    let (one, two) =
+        (Made { balancer: Some(9), ..Made::new(1, &[1]) }, Made { balancer: Some(9), ..Made::new(2, &[2]) });
+    layout.update(&state(&[one, two.clone()]), &[], &mut Hints::new());
+    let led_to = |layout: &Layout, pod: u8| {
+        let line = format!("packets endpoint 203.0.113.9:53/UDP any -> 10.244.0.{pod}:5353");
+        lines(&layout.elements()).contains(&line)
+    };
+    assert!(led_to(&layout, 1) && !led_to(&layout, 2));
+    let rejected = layout.rejected();
+    assert_eq!(rejected.len(), 1);
+    assert!(rejected[0].item.contains("service-2 load balancer IP 203.0.113.9:53/UDP"), "{rejected:?}");
+    layout.update(&state(&[two]), &[], &mut Hints::new());
+    assert!(led_to(&layout, 2) && layout.rejected().is_empty());
+}
+
+#[test]
+fn a_change_costs_what_it_touches() {
+    let mut services: Vec<_> = (1..=200).map(|n| Made::new(n, &[1, 2, 3])).collect();
+    let mut layout = Layout::default();
+    layout.update(&state(&services), &[], &mut Hints::new());
+    // One endpoint in the place of another: its slot, and nothing else.
+    services[7].pods = vec![4, 2, 3];
+    let update = layout.update(&state(&services), &[], &mut Hints::new());
+    assert_eq!((update.changes.delete.len(), update.changes.add.len()), (1, 1));
+    assert!(update.new_picks.is_empty() && update.old_picks.is_empty());
+    // The first of three goes: the last one takes its slot, and there is another number.
+    services[9].pods = vec![2, 3];
+    let update = layout.update(&state(&services), &[], &mut Hints::new());
+    assert_eq!((update.changes.delete.len(), update.changes.add.len()), (3, 2));
+    let names: Vec<_> = update.new_picks.iter().map(|(_, pick)| pick.chain_name()).collect();
+    assert_eq!(names, ["pick-0-of-2"]);
+    let update = layout.update(&state(&services), &[], &mut Hints::new());
+    assert_eq!((update.changes, update.services.len()), (Changes::default(), 0));
+}
+
+#[test]
+fn flows_need_not_be_looked_at_where_every_endpoint_stays() {
+    let balanced = |pods: &[u8]| Made { balancer: Some(9), usable: true, ..Made::new(1, pods) };
+    let mut left = balanced(&[1, 2]).state();
+    left.other_serving =
+        [OtherServing { index: 0, target: SocketAddr::new([10, 244, 0, 3].into(), 5353) }].into();
+    let of = |it: Made| it.state();
+    let cases = [
+        (of(balanced(&[1])), of(balanced(&[1, 2])), true),
+        (of(balanced(&[1, 2, 3])), left.clone(), true),
+        (left, of(balanced(&[1, 2])), false),
+        (of(balanced(&[1, 2])), of(balanced(&[1])), false),
+        (of(balanced(&[])), of(balanced(&[1])), false),
+        (of(balanced(&[1])), of(Made::new(1, &[1])), false),
+        (of(Made { external_local: true, ..balanced(&[1]) }), of(Made { local: 1, ..balanced(&[1]) }), false),
+    ];
+    for (before, after, keeps) in cases {
+        let port = |it: &ServiceState| compile(it, &[]).ports.remove(0);
+        assert_eq!(port(&after).keeps_flows_of(&port(&before)), keeps, "{before:?} {after:?}");
+    }
+}
+
+#[test]
+fn an_endpoint_keeps_the_slot_that_it_is_found_in() {
+    let mut layout = Layout::default();
+    let identity = FrontendAddress { address: SocketAddr::new(ip("10.96.0.1"), 53), protocol: Protocol::Udp };
+    let at = |pod: u8| SocketAddr::new([10, 244, 0, pod].into(), 5353);
+    let mut hints = Hints::from([((identity, 0), vec![at(3), at(9), at(1), at(3)])]);
+    layout.update(&state(&[Made::new(1, &[1, 2, 3])]), &[], &mut hints);
+    let known = &layout.services[&ServiceName::new("default", "service-1")];
+    assert_eq!(known.slots, [[vec![at(3), at(2), at(1)]]]);
+}
+
+fn made() -> impl Strategy<Value = Made> {
+    let pods = prop::collection::btree_set(1_u8..6, 0..5);
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 0_usize..4);
+    (1_u8..6, pods, flags, prop::option::of(30_000_u16..30_003), prop::option::of(1_u8..4)).prop_map(
+        |(n, pods, (external_local, affinity, usable, local), node_port, balancer)| Made {
+            local,
+            external_local,
+            affinity,
+            node_port,
+            balancer,
+            usable,
+            ..Made::new(n, &pods.into_iter().collect::<Vec<_>>())
+        },
+    )
+}
+
+proptest! {
+    /// Whatever came before, what is there is what the last state means; and differences add up to it.
+    #[test]
+    fn any_history_means_its_last_state(history in prop::collection::vec(prop::collection::vec(made(), 0..6), 1..8)) {
+        let mut layout = Layout::default();
+        let (mut elements, mut picks) = (Elements::new(), BTreeSet::new());
+        for services in &history {
+            let update = layout.update(&state(services), &[], &mut Hints::new());
+            apply(&mut elements, &update.changes);
+            for it in &update.old_picks {
+                prop_assert!(picks.remove(it));
+            }
+            for it in &update.new_picks {
+                prop_assert!(picks.insert(*it));
+            }
+            prop_assert_eq!(&elements, &layout.elements());
+            prop_assert_eq!(&picks, &layout.picks());
+        }
+        let mut fresh = Layout::default();
+        fresh.update(&state(&history[history.len() - 1]), &[], &mut Hints::new());
+        let sorted = |layout: &Layout| {
+            let mut lines = lines(&layout.elements());
+            lines.sort_unstable();
+            lines
+        };
+        prop_assert_eq!(sorted(&layout), sorted(&fresh));
+        prop_assert_eq!(layout.picks(), fresh.picks());
+        // Every number leads somewhere: to a chain that picks among as many slots as there are.
+        for (element, value) in &elements {
+            if [Map::Inside, Map::Outside, Map::NodeInside, Map::NodeOutside].contains(&element.map)
+                && let Value::Data(it) = value
+                && let Some(word) = crate::schema::Parts::of(it, element.family).number()
+            {
+                let is_known = |(_, pick): &(Family, Pick)| pick.word() == word;
+                prop_assert!(word == REFUSE || word == DROP || layout.picks().iter().any(is_known));
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! What is in our tables now, as far as it matters: read once at a start, and when somebody else has changed something.
+//!
+//! The one rule: rules are known by their comments, elements by their bytes.
+//! Whoever changes a rule of ours has to delete it or to put another in its place, and then its comment is not there.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use model::{Family, Protocol};
+use nix::errno::Errno;
+
+use crate::{
+    TABLE,
+    compile::FrontendAddress,
+    elements::{Element, Elements, Value},
+    endpoint_selector::SET_SHIFT,
+    error::{Error, TABLES},
+    layout::Hints,
+    schema::{Bytes, Map, Parts, number},
+    tables::{
+        CHAIN_NAME, CHAIN_POLICY, Command, DATA_VALUE, DATA_VERDICT, ELEMENT_DATA, ELEMENT_KEY,
+        ELEMENT_KEY_END, ELEMENTS, RULE_CHAIN, RULE_USERDATA, SET_DATA_LENGTH, SET_KEY_LENGTH, SET_NAME,
+        TABLE_FLAGS, TABLE_NAME, TABLE_USERDATA, VERDICT_CHAIN, VERDICT_CODE, Verdict, comment, message,
+        protocol,
+    },
+};
+use netlink::{Attribute, Message, Netfilter, each, find, text, u32};
+
+/// How often to begin anew because the table changed while it was read.
+const ATTEMPTS: usize = 20;
+
+/// The table of one family.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Snapshot {
+    /// Its comment.
+    pub(super) comment: String,
+    /// Its flags (`NFT_TABLE_F_…`).
+    pub(super) flags: u32,
+    /// What becomes of packets at the end of those of its chains that they come to from the kernel (`NF_…`).
+    pub(super) policies: BTreeMap<String, u32>,
+    /// Its chains, each with the comments of its rules.
+    pub(super) chains: BTreeMap<String, Vec<String>>,
+    /// Its sets, each with the lengths of keys and values.
+    pub(super) sets: BTreeMap<String, (u32, u32)>,
+    /// What is in the sets that we know.
+    pub(super) elements: Elements,
+}
+
+impl Snapshot {
+    /// Reads the table of a family; none if it is not there.
+    pub(super) fn read(netfilter: &mut Netfilter, family: Family) -> Result<Option<Self>, Error> {
+        for _ in 1..ATTEMPTS {
+            match Self::attempt(netfilter, family) {
+                Err(Error::Read { errno: Errno::EINTR | Errno::ENOENT, .. }) => {}
+                result => return result,
+            }
+        }
+        Self::attempt(netfilter, family)
+    }
+
+    /// The comment of the table of a family; none if it is not there.
+    pub(super) fn find(netfilter: &mut Netfilter, family: Family) -> Result<Option<String>, Error> {
+        Ok(Self::table(netfilter, family)?.map(|(comment, _)| comment))
+    }
+
+    /// The comment and the flags of the table of a family; none if it is not there.
+    fn table(netfilter: &mut Netfilter, family: Family) -> Result<Option<(String, u32)>, Error> {
+        let mut found = None;
+        let all = Message {
+            kind: Command::GetTable.kind(),
+            flags: 0,
+            family: protocol(family),
+            attributes: Vec::new(),
+        };
+        let read = netfilter.dump(&all, |it| {
+            if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE) {
+                let flags = find(it, TABLE_FLAGS).and_then(u32).unwrap_or_default();
+                found = Some((find(it, TABLE_USERDATA).map(comment).unwrap_or_default(), flags));
+            }
+        });
+        match read {
+            // Tables come and go; what was seen was seen.
+            Ok(()) | Err(Errno::EINTR) => Ok(found),
+            Err(errno) => Err(Error::Read { what: TABLES, errno }),
+        }
+    }
+
+    fn attempt(netfilter: &mut Netfilter, family: Family) -> Result<Option<Self>, Error> {
+        let failed = |what| move |errno| Error::Read { what, errno };
+        let Some((comment, flags)) = Self::table(netfilter, family)? else { return Ok(None) };
+        let mut snapshot = Self { comment, flags, ..Self::default() };
+        netfilter
+            .dump(&message(Command::GetChain, 0, family, []), |it| {
+                if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE)
+                    && let Some(name) = find(it, CHAIN_NAME)
+                {
+                    snapshot.chains.entry(text(name)).or_default();
+                    if let Some(policy) = find(it, CHAIN_POLICY).and_then(u32) {
+                        snapshot.policies.insert(text(name), policy);
+                    }
+                }
+            })
+            .map_err(failed("chains"))?;
+        netfilter
+            .dump(&message(Command::GetRule, 0, family, []), |it| {
+                if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE)
+                    && let Some(chain) = find(it, RULE_CHAIN)
+                {
+                    let comment = find(it, RULE_USERDATA).map(self::comment).unwrap_or_default();
+                    snapshot.chains.entry(text(chain)).or_default().push(comment);
+                }
+            })
+            .map_err(failed("rules"))?;
+        netfilter
+            .dump(&message(Command::GetSet, 0, family, []), |it| {
+                let length = |kind| find(it, kind).and_then(u32).unwrap_or_default();
+                if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE)
+                    && let Some(name) = find(it, SET_NAME)
+                {
+                    let lengths = (length(SET_KEY_LENGTH), length(SET_DATA_LENGTH));
+                    snapshot.sets.insert(text(name), lengths);
+                }
+            })
+            .map_err(failed("sets"))?;
+        for map in Map::ALL.into_iter().filter(|it| !it.is_dynamic()) {
+            if snapshot.sets.contains_key(map.name()) {
+                read_elements(netfilter, family, map, &mut snapshot.elements).map_err(failed("elements"))?;
+            }
+        }
+        Ok(Some(snapshot))
+    }
+
+    /// Which endpoint has which slot.
+    pub(super) fn slots(&self) -> Hints {
+        let mut slots: BTreeMap<(FrontendAddress, u32), BTreeMap<u32, SocketAddr>> = BTreeMap::new();
+        for (element, value) in &self.elements {
+            if element.map == Map::Endpoints
+                && let Value::Data(value) = value
+                && let Some((port, slot)) = slot(element)
+                && let Some(endpoint) = endpoint(value, element.family)
+            {
+                let (set, slot) = (slot >> SET_SHIFT, slot & ((1 << SET_SHIFT) - 1));
+                slots.entry((port, set)).or_default().insert(slot, endpoint);
+            }
+        }
+        slots.into_iter().map(|(key, slots)| (key, slots.into_values().collect())).collect()
+    }
+}
+
+/// Adds what is in a set.
+pub(super) fn read_elements(
+    netfilter: &mut Netfilter,
+    family: Family,
+    map: Map,
+    elements: &mut Elements,
+) -> Result<(), Errno> {
+    let question = message(Command::GetElements, 0, family, [Attribute::text(SET_NAME, map.name())]);
+    netfilter.dump(&question, |it| {
+        for (_, element) in find(it, ELEMENTS).into_iter().flat_map(each) {
+            let part = |kind| Some(Bytes(find(find(element, kind)?, DATA_VALUE)?.to_vec()));
+            let Some(key) = part(ELEMENT_KEY) else { continue };
+            let end = part(ELEMENT_KEY_END);
+            let verdict = || {
+                let verdict = find(find(element, ELEMENT_DATA)?, DATA_VERDICT)?;
+                let chain = find(verdict, VERDICT_CHAIN).map(text);
+                Verdict::of(find(verdict, VERDICT_CODE).and_then(u32)?, chain)
+            };
+            let value = match part(ELEMENT_DATA) {
+                Some(data) => Value::Data(data),
+                None => verdict().map_or(Value::None, Value::Verdict),
+            };
+            elements.insert(Element { family, map, key, end }, value);
+        }
+    })
+}
+
+/// The address, protocol and port at the beginning of a key.
+pub(super) fn frontend(key: &mut Parts<'_>) -> Option<FrontendAddress> {
+    let address = key.address()?;
+    let protocol = protocol_of(key.protocol()?)?;
+    Some(FrontendAddress { address: SocketAddr::new(address, key.port()?), protocol })
+}
+
+fn slot(element: &Element) -> Option<(FrontendAddress, u32)> {
+    let mut key = Parts::of(&element.key, element.family);
+    Some((frontend(&mut key)?, key.number()?))
+}
+
+/// The endpoint in a value.
+pub(super) fn endpoint(value: &Bytes, family: Family) -> Option<SocketAddr> {
+    let mut parts = Parts::of(value, family);
+    let address: IpAddr = parts.address()?;
+    Some(SocketAddr::new(address, parts.port()?))
+}
+
+/// The protocol that a number stands for.
+pub(super) fn protocol_of(it: u8) -> Option<Protocol> {
+    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|protocol| number(*protocol) == it)
+}

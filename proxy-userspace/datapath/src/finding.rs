@@ -1,0 +1,73 @@
+//! Findings of `check`: what was examined on a node, how good it is, and what to do about it.
+
+use std::error::Error;
+
+use crate::error_chain;
+
+/// How good something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// It works, with something missing or in the way.
+    Degraded,
+    /// It does not work.
+    Broken,
+}
+
+impl Level {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Degraded => "degraded",
+            Self::Broken => "broken",
+        }
+    }
+}
+
+/// The result of one check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What was checked, in a word or two.
+    pub subject: &'static str,
+    /// How good it is.
+    pub level: Level,
+    /// What was found, and what it means.
+    pub says: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    /// As it should be.
+    pub fn ok(subject: &'static str, says: impl Into<String>) -> Self {
+        Self { subject, level: Level::Ok, says: says.into(), remedy: None }
+    }
+
+    /// Works with limits.
+    pub fn degraded(subject: &'static str, says: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { subject, level: Level::Degraded, says: says.into(), remedy: Some(remedy.into()) }
+    }
+
+    /// Does not work.
+    pub fn broken(subject: &'static str, says: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { subject, level: Level::Broken, says: says.into(), remedy: Some(remedy.into()) }
+    }
+
+    /// The check itself met an error; its text names the remedy where one is known.
+    pub fn failed(subject: &'static str, level: Level, error: &dyn Error) -> Self {
+        Self { subject, level, says: error_chain(error), remedy: None }
+    }
+}
+
+/// All findings of one `check`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checkup {
+    /// Whether the host has what the datapaths need.
+    pub host: Vec<Finding>,
+    /// Whether what is installed works.
+    pub installation: Vec<Finding>,
+    /// Who else translates Services on this node.
+    pub conflicts: Vec<Finding>,
+}

@@ -1,0 +1,28 @@
+//! Why a Service answers at an address.
+
+use std::fmt;
+
+/// Why a Service answers at an address. Of several Services at one address the one of the lower kind gets it: nobody can
+/// take over a cluster IP by listing it as an external IP of their own Service (CVE-2020-8554).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FrontendKind {
+    /// Its `clusterIPs`.
+    ClusterIp,
+    /// Its `status.loadBalancer.ingress`.
+    LoadBalancerIp,
+    /// Its `externalIPs`.
+    ExternalIp,
+    /// Its node port, at every node.
+    NodePort,
+}
+
+impl fmt::Display for FrontendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ClusterIp => "cluster IP",
+            Self::LoadBalancerIp => "load balancer IP",
+            Self::ExternalIp => "external IP",
+            Self::NodePort => "node port",
+        })
+    }
+}

@@ -1,0 +1,21 @@
+//! What the eBPF and the nftables datapath share, and what they report.
+//!
+//! Invariant: plain data and pure functions. Nothing here talks to the kernel or knows either datapath.
+
+mod attach_status;
+mod error_chain;
+mod finding;
+mod frontend_kind;
+mod node_port_addresses;
+mod probe_result;
+mod report;
+
+pub use attach_status::{AttachStatus, ForeignProgram, HookStatus};
+pub use error_chain::error_chain;
+pub use finding::{Checkup, Finding, Level};
+pub use frontend_kind::FrontendKind;
+pub use node_port_addresses::NodePortAddresses;
+pub use probe_result::{HookBehavior, ProbeResult};
+pub use report::{
+    ActiveFrontend, ApplyReport, PortCounts, PortId, TableFill, TableStats, TerminationReport, UdpNatStats,
+};

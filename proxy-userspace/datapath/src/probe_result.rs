@@ -1,0 +1,33 @@
+//! What probing the hooks found.
+
+use std::fmt;
+
+/// The result of probing one hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeResult {
+    /// The hook's name, as in `connect4`.
+    pub hook: &'static str,
+    /// What it did.
+    pub behavior: HookBehavior,
+}
+
+/// What a hook did when it was probed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HookBehavior {
+    /// It translated as it should.
+    Ok,
+    /// It did not translate, with details.
+    Fails(String),
+    /// It could not be probed, with the reason.
+    Unknown(String),
+}
+
+impl fmt::Display for ProbeResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.behavior {
+            HookBehavior::Ok => write!(f, "{} works", self.hook),
+            HookBehavior::Fails(how) => write!(f, "{} does not work: {how}", self.hook),
+            HookBehavior::Unknown(why) => write!(f, "{} cannot be probed: {why}", self.hook),
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Netlink attributes as a tree, for messages that no library has types for.
+//!
+//! The library does lengths, padding and nesting; here is only the content.
+
+use netlink_packet_core::{Emitable as _, NLA_F_NESTED, Nla, NlasIterator};
+
+/// An attribute to send: its type and its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attribute {
+    /// Bytes, in the byte order that the kernel expects.
+    Value(u16, Vec<u8>),
+    /// Other attributes.
+    Nested(u16, Vec<Attribute>),
+}
+
+impl Attribute {
+    /// Bytes.
+    pub fn bytes(kind: u16, value: impl Into<Vec<u8>>) -> Self {
+        Self::Value(kind, value.into())
+    }
+
+    /// A string, which the kernel expects to end with a zero byte.
+    pub fn text(kind: u16, value: &str) -> Self {
+        Self::Value(kind, [value.as_bytes(), &[0]].concat())
+    }
+
+    /// 32 bits in network byte order.
+    pub fn u32(kind: u16, value: u32) -> Self {
+        Self::Value(kind, value.to_be_bytes().to_vec())
+    }
+
+    /// 64 bits in network byte order.
+    pub fn u64(kind: u16, value: u64) -> Self {
+        Self::Value(kind, value.to_be_bytes().to_vec())
+    }
+
+    /// One byte.
+    pub fn u8(kind: u16, value: u8) -> Self {
+        Self::Value(kind, vec![value])
+    }
+
+    /// Other attributes.
+    pub fn nested(kind: u16, value: impl Into<Vec<Self>>) -> Self {
+        Self::Nested(kind, value.into())
+    }
+
+    /// Its length in a message, with header and padding.
+    pub fn length(&self) -> usize {
+        self.buffer_len()
+    }
+}
+
+impl Nla for Attribute {
+    fn value_len(&self) -> usize {
+        match self {
+            Self::Value(_, value) => value.len(),
+            Self::Nested(_, attributes) => attributes.as_slice().buffer_len(),
+        }
+    }
+
+    fn kind(&self) -> u16 {
+        match self {
+            Self::Value(kind, _) => *kind,
+            Self::Nested(kind, _) => kind | NLA_F_NESTED,
+        }
+    }
+
+    fn emit_value(&self, buffer: &mut [u8]) {
+        match self {
+            Self::Value(_, value) => buffer.copy_from_slice(value),
+            Self::Nested(_, attributes) => attributes.as_slice().emit(buffer),
+        }
+    }
+}
+
+/// The attributes of a message from the kernel: type and value. It ends at the first malformed one.
+pub fn each(buffer: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    NlasIterator::new(buffer).map_while(Result::ok).map(|it| {
+        let length = usize::from(it.length());
+        (it.kind(), &it.into_inner()[4..length])
+    })
+}
+
+/// The value of the attribute of one type.
+pub fn find(buffer: &[u8], kind: u16) -> Option<&[u8]> {
+    each(buffer).find_map(|(it, value)| (it == kind).then_some(value))
+}
+
+/// A string from the kernel.
+pub fn text(value: &[u8]) -> String {
+    let end = value.iter().position(|it| *it == 0).unwrap_or(value.len());
+    String::from_utf8_lossy(&value[..end]).into_owned()
+}
+
+/// 32 bits in network byte order from the kernel.
+pub fn u32(value: &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(value.try_into().ok()?))
+}

@@ -1,0 +1,132 @@
+//! Deletes stale conntrack entries of protocols without connections (UDP, SCTP).
+//!
+//! Invariant: one pass over conntrack per change, however much has changed.
+//! The kernel translates a flow as it translated its first packet, for as long as packets come. Without a cleanup, a UDP
+//! client that keeps sending would never leave a removed endpoint, nor find the first endpoint of an address that had none.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::{IpAddr, SocketAddr},
+};
+
+use nix::errno::Errno;
+
+use crate::conntrack::{self, Flow};
+
+/// Where flows may lead, by protocol and destination; flows to other destinations are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FlowRules(HashMap<(u8, SocketAddr), AllowedBackends>);
+
+/// Where flows to one destination may lead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum AllowedBackends {
+    /// To one of these endpoints.
+    Only(BTreeSet<SocketAddr>),
+    /// To the destination itself, untranslated.
+    Untranslated,
+}
+
+impl FlowRules {
+    /// Whether there is no rule.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Flows to this address may lead to these endpoints only; to none if there is none.
+    ///
+    /// The protocol is the number of UDP (17) or SCTP (132). The unspecified address stands for all of this host's.
+    pub fn allow(&mut self, protocol: u8, address: SocketAddr, endpoints: BTreeSet<SocketAddr>) {
+        self.0.insert((protocol, address), AllowedBackends::Only(endpoints));
+    }
+
+    /// No Service has the address any more: flows that were translated are stale.
+    pub fn withdraw(&mut self, protocol: u8, address: SocketAddr) {
+        self.0.insert((protocol, address), AllowedBackends::Untranslated);
+    }
+
+    fn is_stale(&self, flow: &Flow, own: &BTreeSet<IpAddr>) -> bool {
+        let allowed = self.0.get(&(flow.protocol, flow.destination)).or_else(|| {
+            let any: IpAddr = match flow.destination {
+                SocketAddr::V4(_) => [0; 4].into(),
+                SocketAddr::V6(_) => [0; 16].into(),
+            };
+            let any = SocketAddr::new(any, flow.destination.port());
+            self.0.get(&(flow.protocol, any)).filter(|_| own.contains(&flow.destination.ip()))
+        });
+        match allowed {
+            None => false,
+            Some(AllowedBackends::Only(endpoints)) => !endpoints.contains(&flow.reply_source),
+            Some(AllowedBackends::Untranslated) => flow.reply_source != flow.destination,
+        }
+    }
+}
+
+/// Lists all flows once and deletes the stale ones; returns how many. `own` are this host's addresses.
+///
+/// # Errors
+///
+/// If the kernel refuses to list or delete entries. Those that were deleted stay deleted.
+pub fn delete_stale_flows(rules: &FlowRules, own: &BTreeSet<IpAddr>) -> Result<usize, Errno> {
+    let protocols: BTreeSet<_> = rules.0.keys().map(|(protocol, _)| *protocol).collect();
+    conntrack::delete_stale(&protocols, |flow| rules.is_stale(flow, own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[track_caller]
+    fn check(destinations: &FlowRules, destination: &str, reply_source: &str, is_stale: bool) {
+        let flow = Flow { protocol: 17, destination: at(destination), reply_source: at(reply_source) };
+        assert_eq!(
+            destinations.is_stale(&flow, &["192.168.0.1".parse().expect("an address")].into()),
+            is_stale
+        );
+    }
+
+    fn one() -> FlowRules {
+        let mut one = FlowRules::default();
+        one.allow(17, at("10.96.0.10:53"), BTreeSet::from([at("10.244.0.1:53")]));
+        one.allow(17, at("0.0.0.0:30053"), BTreeSet::from([at("10.244.0.1:53")]));
+        one
+    }
+
+    #[test]
+    fn a_flow_to_a_serving_endpoint_is_kept() {
+        check(&one(), "10.96.0.10:53", "10.244.0.1:53", false);
+    }
+
+    #[test]
+    fn a_flow_to_a_removed_endpoint_is_deleted() {
+        check(&one(), "10.96.0.10:53", "10.244.0.2:53", true);
+    }
+
+    #[test]
+    fn an_untranslated_flow_is_deleted_once_there_is_an_endpoint() {
+        check(&one(), "10.96.0.10:53", "10.96.0.10:53", true);
+    }
+
+    #[test]
+    fn flows_to_a_node_port_are_deleted_at_this_hosts_addresses_only() {
+        check(&one(), "192.168.0.1:30053", "10.244.0.2:53", true);
+        check(&one(), "192.168.0.2:30053", "10.244.0.2:53", false);
+    }
+
+    #[test]
+    fn flows_to_other_addresses_are_kept() {
+        check(&one(), "8.8.8.8:53", "8.8.8.8:53", false);
+        check(&one(), "10.96.0.10:54", "10.244.0.2:53", false);
+    }
+
+    #[test]
+    fn a_withdrawn_address_keeps_the_flows_that_were_never_translated() {
+        let mut destinations = one();
+        destinations.withdraw(17, at("10.96.0.10:53"));
+        check(&destinations, "10.96.0.10:53", "10.244.0.1:53", true);
+        check(&destinations, "10.96.0.10:53", "10.96.0.10:53", false);
+    }
+}

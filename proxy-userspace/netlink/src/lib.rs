@@ -1,0 +1,16 @@
+//! What is asked of the kernel over netlink: nf_tables and conntrack, sockets, host addresses; and network namespaces.
+
+mod attribute;
+mod conntrack;
+mod multicast;
+mod netfilter;
+mod socket;
+
+pub mod flow_cleanup;
+pub mod host_addresses;
+pub mod netns;
+pub mod sock_diag;
+
+pub use attribute::{Attribute, each, find, text, u32};
+pub use multicast::{ChangeFlag, MulticastListener};
+pub use netfilter::{ChainName, Message, NFGENMSG, Netfilter, Refused, nf_tables_chains};

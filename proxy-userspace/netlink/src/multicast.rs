@@ -1,0 +1,133 @@
+//! Multicast notifications of the kernel.
+//!
+//! Invariant: no loss is silent. When the kernel drops notifications for want of room, that counts as a notification.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+use netlink_packet_core::NetlinkHeader;
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        eventfd::{EfdFlags, EventFd},
+        socket::{MsgFlags, SockFlag, SockProtocol, recv, setsockopt, sockopt},
+    },
+};
+use tokio::sync::Notify;
+
+use crate::socket::{DATAGRAM_SIZE, messages, open};
+
+/// The size of the receive buffer in bytes.
+const RECEIVE_BUFFER: usize = 16 << 20;
+
+/// Whether something has changed since the flag was taken last.
+#[derive(Debug, Default)]
+pub struct ChangeFlag {
+    is_set: AtomicBool,
+    notify: Notify,
+}
+
+impl ChangeFlag {
+    /// Sets the flag.
+    pub fn set(&self) {
+        self.is_set.store(true, Ordering::Release);
+        self.notify.notify_one();
+    }
+
+    /// Clears the flag; returns whether it was set.
+    pub fn take(&self) -> bool {
+        self.is_set.swap(false, Ordering::AcqRel)
+    }
+
+    /// Waits until the flag is set.
+    pub async fn wait(&self) {
+        self.notify.notified().await;
+    }
+}
+
+/// Listens in a thread of its own until it is dropped.
+#[derive(Debug)]
+pub struct MulticastListener {
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl MulticastListener {
+    /// Listens to multicast groups of a protocol, given as a mask, in the calling thread's network namespace.
+    /// Sets `changed` for each message that is `relevant`, and when messages were lost.
+    ///
+    /// # Errors
+    ///
+    /// If the socket or the thread cannot be created.
+    pub fn start(
+        protocol: SockProtocol,
+        groups: u32,
+        changed: Arc<ChangeFlag>,
+        is_relevant: impl FnMut(&NetlinkHeader, &[u8]) -> bool + Send + 'static,
+    ) -> io::Result<Self> {
+        let socket = open(protocol, groups, SockFlag::empty())?;
+        setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
+        let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?);
+        let stopped = Arc::clone(&stop);
+        let thread = thread::Builder::new()
+            .name("netlink".into())
+            .spawn(move || listen(&socket, &stopped, &changed, is_relevant))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for MulticastListener {
+    fn drop(&mut self) {
+        // A thread that cannot be stopped is not waited for.
+        if self.stop.write(1).is_ok()
+            && let Some(thread) = self.thread.take()
+        {
+            // A thread that has panicked has stopped, too.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen(
+    socket: &OwnedFd,
+    stop: &EventFd,
+    changed: &ChangeFlag,
+    mut is_relevant: impl FnMut(&NetlinkHeader, &[u8]) -> bool,
+) {
+    let mut datagram = vec![0; DATAGRAM_SIZE];
+    loop {
+        let mut fds =
+            [PollFd::new(socket.as_fd(), PollFlags::POLLIN), PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return report_end(errno),
+        }
+        if fds[1].any() == Some(true) {
+            return;
+        }
+        match recv(socket.as_raw_fd(), &mut datagram, MsgFlags::MSG_DONTWAIT) {
+            Ok(length) => {
+                if messages(&datagram[..length]).any(|(header, payload)| is_relevant(&header, payload)) {
+                    changed.set();
+                }
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(Errno::ENOBUFS) => changed.set(),
+            Err(errno) => return report_end(errno),
+        }
+    }
+}
+
+fn report_end(errno: Errno) {
+    tracing::error!(
+        "netlink notifications ended: {errno}; changes by others are noticed only at the next restart"
+    );
+}

@@ -1,0 +1,270 @@
+//! Lists and terminates the UDP sockets of a network namespace (`NETLINK_SOCK_DIAG`).
+//!
+//! Invariant: a socket is terminated by its cookie, so that it cannot be mistaken for another one.
+
+use std::{
+    io,
+    net::SocketAddr,
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_sock_diag::{
+    SOCK_DESTROY, SockDiagMessage,
+    inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags},
+};
+use nix::{
+    errno::Errno,
+    libc,
+    sys::{
+        socket::{MsgFlags, SockFlag, SockProtocol, recv, send, setsockopt, sockopt::ReceiveTimeout},
+        time::{TimeVal, TimeValLike as _},
+    },
+};
+
+use crate::socket::{DATAGRAM_SIZE, open};
+
+/// A connected UDP socket.
+#[derive(Clone, Debug)]
+pub struct ConnectedUdp {
+    family: u8,
+    id: SocketId,
+}
+
+impl ConnectedUdp {
+    /// Its cookie.
+    pub fn cookie(&self) -> u64 {
+        // Two words in native byte order, the lower half first.
+        let [a, b, c, d, e, f, g, h] = self.id.cookie;
+        u64::from(u32::from_ne_bytes([a, b, c, d])) | u64::from(u32::from_ne_bytes([e, f, g, h])) << 32
+    }
+
+    /// The address that the kernel sends its datagrams to; a v4-mapped one as IPv4.
+    pub fn peer(&self) -> SocketAddr {
+        SocketAddr::new(self.id.destination_address.to_canonical(), self.id.destination_port)
+    }
+}
+
+/// A socket to sock_diag, in the network namespace in which it was opened.
+#[derive(Debug)]
+pub struct SockDiag(OwnedFd);
+
+impl SockDiag {
+    /// Opens one in the namespace of the calling thread.
+    pub fn open() -> io::Result<Self> {
+        let socket = open(SockProtocol::NetlinkSockDiag, 0, SockFlag::empty())?;
+        setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(5))?;
+        Ok(Self(socket))
+    }
+
+    /// Every connected UDP socket.
+    pub fn connected_udp(&self) -> io::Result<Vec<ConnectedUdp>> {
+        let mut found = Vec::new();
+        for family in [AF_INET, AF_INET6] {
+            self.send(&message(family, unspecified(family), StateFlags::ESTABLISHED, NLM_F_DUMP))?;
+            match self.receive(|it| found.push(ConnectedUdp { family, id: it.header.socket_id })) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                    let text = "this kernel cannot list UDP sockets (load the module udp_diag, or use a kernel with \
+                                CONFIG_INET_UDP_DIAG)";
+                    return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+                }
+                result => result?,
+            }
+        }
+        Ok(found)
+    }
+
+    /// Terminates a socket: its program gets ECONNABORTED, or EDESTADDRREQ if it sends first. False if it is already closed.
+    pub fn terminate(&self, socket: &ConnectedUdp) -> io::Result<bool> {
+        self.destroy(socket.family, socket.id.clone())
+    }
+
+    /// Whether this kernel can list UDP sockets (`CONFIG_INET_UDP_DIAG`) and terminate sockets (`CONFIG_INET_DIAG_DESTROY`),
+    /// and this process may.
+    pub fn check_termination(&self) -> io::Result<()> {
+        self.connected_udp()?;
+        // No socket has port 0 or this cookie.
+        let id = SocketId { cookie: [0xfe; 8], ..unspecified(AF_INET) };
+        self.destroy(AF_INET, id).map(drop)
+    }
+
+    fn destroy(&self, family: u8, id: SocketId) -> io::Result<bool> {
+        let mut request = message(family, id, StateFlags::empty(), NLM_F_ACK);
+        // The message type follows the length in the header.
+        request[4..6].copy_from_slice(&SOCK_DESTROY.to_ne_bytes());
+        self.send(&request)?;
+        match self.receive(|_| ()) {
+            Ok(()) => Ok(true),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ESTALE) => Ok(false),
+                Some(libc::EOPNOTSUPP) => {
+                    let text =
+                        "this kernel cannot terminate sockets (it is built without CONFIG_INET_DIAG_DESTROY)";
+                    Err(io::Error::new(io::ErrorKind::Unsupported, text))
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn send(&self, request: &[u8]) -> io::Result<()> {
+        send(self.0.as_raw_fd(), request, MsgFlags::empty())?;
+        Ok(())
+    }
+
+    /// Receives answers until the last one.
+    fn receive(&self, mut answer: impl FnMut(InetResponse)) -> io::Result<()> {
+        let mut buffer = vec![0; DATAGRAM_SIZE];
+        loop {
+            let length = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+            let mut rest = &buffer[..length];
+            while !rest.is_empty() {
+                let message =
+                    NetlinkMessage::<SockDiagMessage>::deserialize(rest).map_err(io::Error::other)?;
+                match message.payload {
+                    // A kernel without udp_diag reports that here.
+                    NetlinkPayload::Done(it) if it.code < 0 => {
+                        return Err(io::Error::from_raw_os_error(-it.code));
+                    }
+                    NetlinkPayload::Done(_) => return Ok(()),
+                    NetlinkPayload::Error(it) => {
+                        return it.code.map_or(Ok(()), |it| Err(Errno::from_raw(-it.get()).into()));
+                    }
+                    NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(it)) => answer(*it),
+                    _ => {}
+                }
+                // Messages are padded to words.
+                let next = (message.header.length as usize).next_multiple_of(4).max(4);
+                rest = rest.get(next..).unwrap_or_default();
+            }
+        }
+    }
+}
+
+const AF_INET: u8 = libc::AF_INET as u8;
+const AF_INET6: u8 = libc::AF_INET6 as u8;
+
+fn unspecified(family: u8) -> SocketId {
+    if family == AF_INET { SocketId::new_v4() } else { SocketId::new_v6() }
+}
+
+/// A request about UDP sockets.
+fn message(family: u8, socket_id: SocketId, states: StateFlags, flags: u16) -> Vec<u8> {
+    let request = InetRequest {
+        family,
+        protocol: libc::IPPROTO_UDP as u8,
+        extensions: ExtensionFlags::empty(),
+        states,
+        socket_id,
+    };
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | flags;
+    let mut message = NetlinkMessage::new(header, SockDiagMessage::InetRequest(request).into());
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    use super::*;
+
+    const ERROR: u16 = 2;
+    const DONE: u16 = 3;
+
+    /// One that is answered by these datagrams, each of so many messages of a type and its body, and then by nothing; and
+    /// the other end, where what is asked goes.
+    fn answered(datagrams: &[&[(u16, Vec<u8>)]]) -> (SockDiag, UnixDatagram) {
+        let (kernel, ours) = UnixDatagram::pair().unwrap();
+        for datagram in datagrams {
+            kernel
+                .send(&datagram.iter().flat_map(|(kind, body)| raw(*kind, body)).collect::<Vec<_>>())
+                .unwrap();
+        }
+        // Nothing more will come.
+        ours.set_nonblocking(true).unwrap();
+        (SockDiag(ours.into()), kernel)
+    }
+
+    /// A message with its header, padded to words.
+    fn raw(kind: u16, body: &[u8]) -> Vec<u8> {
+        let length = 16 + body.len();
+        let mut bytes = (length as u32).to_ne_bytes().to_vec();
+        bytes.extend([kind.to_ne_bytes(), [0; 2]].concat());
+        bytes.extend([0; 8]);
+        bytes.extend(body);
+        bytes.resize(length.next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn done(code: i32) -> (u16, Vec<u8>) {
+        (DONE, (-code).to_ne_bytes().to_vec())
+    }
+
+    /// An error, with the header of what it is about; 0 is none.
+    fn error(code: i32) -> (u16, Vec<u8>) {
+        (ERROR, [&(-code).to_ne_bytes()[..], &raw(20, &[])].concat())
+    }
+
+    fn some_socket() -> ConnectedUdp {
+        ConnectedUdp { family: AF_INET, id: unspecified(AF_INET) }
+    }
+
+    #[test]
+    fn a_missing_udp_diag_is_not_confused_with_a_refusal() {
+        for refusal in [done(libc::ENOENT), error(libc::ENOENT)] {
+            let error = answered(&[&[refusal]]).0.connected_udp().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+            assert!(error.to_string().contains("udp_diag"), "{error}");
+        }
+        for refusal in [done(libc::EPERM), error(libc::EPERM)] {
+            let error = answered(&[&[refusal]]).0.connected_udp().unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+        }
+        // IPv6 is listed as well, and its refusal counts, too.
+        let error = answered(&[&[done(0)], &[done(libc::EPERM)]]).0.connected_udp().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+        assert!(answered(&[&[done(0)], &[done(0)]]).0.connected_udp().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_closed_socket_is_not_confused_with_one_that_cannot_be_terminated() {
+        let end = |code| answered(&[&[error(code)]]).0.terminate(&some_socket());
+        assert!(end(0).unwrap());
+        assert!(!end(libc::ENOENT).unwrap() && !end(libc::ESTALE).unwrap());
+        let error = end(libc::EOPNOTSUPP).unwrap_err();
+        assert!(error.to_string().contains("CONFIG_INET_DIAG_DESTROY"), "{error}");
+        assert_eq!(end(libc::EPERM).unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+
+    #[test]
+    fn a_truncated_or_malformed_answer_is_an_error() {
+        // No final message.
+        let error = answered(&[&[]]).0.connected_udp().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+        // An answer of four bytes, and a header with a length beyond the datagram.
+        assert!(answered(&[&[(20, vec![0; 4]), done(0)]]).0.connected_udp().is_err());
+        let (kernel, ours) = UnixDatagram::pair().unwrap();
+        let mut lie = raw(DONE, &0_i32.to_ne_bytes());
+        lie[0] = 255;
+        kernel.send(&lie).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        assert!(SockDiag(ours.into()).connected_udp().is_err());
+    }
+
+    #[test]
+    fn the_real_kernel_answers() {
+        let diag = SockDiag::open().unwrap();
+        let Err(error) = diag.check_termination() else { return };
+        // The kernel may lack support, or this process the permission.
+        assert!(
+            matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,65 @@
+//! Netlink sockets and the framing of their messages.
+
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use netlink_packet_core::{ErrorBuffer, NetlinkBuffer, NetlinkHeader};
+use nix::{
+    errno::Errno,
+    sys::socket::{AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, socket},
+};
+
+/// More bytes than the kernel puts into one datagram.
+pub(crate) const DATAGRAM_SIZE: usize = 64 << 10;
+
+/// Opens a netlink socket in the calling thread's network namespace that receives these multicast groups, as a mask.
+pub(crate) fn open(protocol: SockProtocol, groups: u32, flags: SockFlag) -> Result<OwnedFd, Errno> {
+    let flags = flags | SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
+    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
+    Ok(socket)
+}
+
+/// The messages of a datagram: header and payload.
+pub(crate) fn messages(datagram: &[u8]) -> impl Iterator<Item = (NetlinkHeader, &[u8])> {
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        let buffer = NetlinkBuffer::new_checked(rest).ok()?;
+        let mut header = NetlinkHeader::default();
+        header.length = buffer.length();
+        header.message_type = buffer.message_type();
+        header.flags = buffer.flags();
+        header.sequence_number = buffer.sequence_number();
+        header.port_number = buffer.port_number();
+        let payload = buffer.payload();
+        rest = rest.get((header.length as usize).next_multiple_of(4)..).unwrap_or_default();
+        Some((header, payload))
+    })
+}
+
+/// The errno of an `NLMSG_ERROR` payload; `None` if it is an acknowledgement.
+pub(crate) fn error_code(payload: &[u8]) -> Option<Errno> {
+    let code = ErrorBuffer::new_checked(payload).ok()?.code()?;
+    Some(Errno::from_raw(code.get().wrapping_neg()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_datagram_of_any_bytes_is_parsed_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
+            for (_, payload) in messages(&bytes) {
+                let _ = error_code(payload);
+                let _ = crate::attribute::find(payload, 1).map(crate::attribute::text);
+            }
+        }
+    }
+
+    #[test]
+    fn a_length_of_zero_ends_the_datagram() {
+        assert_eq!(messages(&[0; 64]).count(), 0);
+    }
+}

@@ -1,0 +1,18 @@
+//! Follows the published state of this node and drives both datapaths: sockets by eBPF, packets by nftables.
+//!
+//! Invariant: nothing here knows Kubernetes; everything is decided in the state.
+
+mod check;
+mod datapath;
+mod log_dedup;
+mod observer;
+mod reconciler;
+mod stale_datapath;
+mod udp_termination;
+
+pub use self::{
+    check::check,
+    datapath::{Datapath, Error, Options},
+    observer::{Observer, Step},
+    reconciler::Reconciler,
+};

@@ -1,0 +1,114 @@
+//! Log lines about conditions that last.
+//!
+//! Invariant: each condition is logged once, and again when it changes.
+
+use std::{collections::BTreeMap, io, mem};
+
+use datapath::{
+    AttachStatus, ForeignProgram, HookBehavior, ProbeResult, TableStats, TerminationReport, error_chain,
+};
+
+use crate::datapath::Error;
+
+/// What was logged last.
+#[derive(Debug, Default)]
+pub(crate) struct LogDedup {
+    /// The hooks that did not work at the last probe.
+    failed_probes: Vec<ProbeResult>,
+    /// Whose sockets are not served though they should be.
+    unreached: Option<String>,
+    /// Foreign programs, each with the hooks that it is attached to.
+    foreign: BTreeMap<ForeignProgram, Vec<&'static str>>,
+    has_logged_no_termination: bool,
+    has_logged_hidden_namespaces: bool,
+    /// How many datagrams had been refused.
+    refused_datagrams: Option<u64>,
+}
+
+impl LogDedup {
+    pub(crate) fn probed(&mut self, results: &[ProbeResult]) {
+        let failed: Vec<_> = results.iter().filter(|it| it.behavior != HookBehavior::Ok).cloned().collect();
+        // The details name ports and times, which differ each time.
+        let is_known = |it: &ProbeResult| {
+            let is_same =
+                |known: &ProbeResult| mem::discriminant(&known.behavior) == mem::discriminant(&it.behavior);
+            self.failed_probes.iter().any(|known| known.hook == it.hook && is_same(known))
+        };
+        for it in failed.iter().filter(|it| !is_known(it)) {
+            match it.behavior {
+                HookBehavior::Fails(_) => tracing::error!("probe: {it}"),
+                _ => tracing::info!("probe: {it}"),
+            }
+        }
+        if failed.is_empty() && !self.failed_probes.is_empty() {
+            tracing::info!("probe: all hooks work");
+        }
+        self.failed_probes = failed;
+    }
+
+    /// Whom the cgroup does not include, and which other programs are attached to it.
+    pub(crate) fn attach_checked(&mut self, status: &AttachStatus) {
+        if self.unreached != status.unreached {
+            match &status.unreached {
+                Some(unreached) => tracing::warn!("{unreached}"),
+                None => tracing::info!("{} includes the pods now", status.cgroup.display()),
+            }
+            self.unreached.clone_from(&status.unreached);
+        }
+        let foreign: BTreeMap<_, _> =
+            status.foreign_programs().into_iter().map(|(it, hooks)| (it.clone(), hooks)).collect();
+        for (it, hooks) in foreign.iter().filter(|(it, hooks)| self.foreign.get(it) != Some(hooks)) {
+            tracing::warn!(
+                "a foreign program is attached to our hooks: {it} at {}; the first one to match translates a \
+                 connection; `check` says what to do",
+                hooks.join(", ")
+            );
+        }
+        for it in self.foreign.keys().filter(|it| !foreign.contains_key(it)) {
+            tracing::info!("the foreign program is no longer attached to our hooks: {it}");
+        }
+        self.foreign = foreign;
+    }
+
+    pub(crate) fn terminated(&mut self, report: &io::Result<TerminationReport>) {
+        match report {
+            Ok(report) => {
+                if report.sockets != 0 {
+                    tracing::info!(
+                        "terminated {} UDP sockets connected to a removed endpoint",
+                        report.sockets
+                    );
+                }
+                if !report.all_namespaces && !mem::replace(&mut self.has_logged_hidden_namespaces, true) {
+                    tracing::info!(
+                        "UDP sockets of some pods stay connected to removed endpoints, because their network \
+                         namespaces cannot be entered: that takes CAP_SYS_ADMIN, CAP_SYS_PTRACE and the host's \
+                         process ids (hostPID)"
+                    );
+                }
+            }
+            Err(error) => {
+                if !mem::replace(&mut self.has_logged_no_termination, true) {
+                    tracing::warn!("UDP sockets stay connected to removed endpoints: {error}");
+                }
+            }
+        }
+    }
+
+    pub(crate) fn table_stats(&mut self, stats: Result<TableStats, Error>) -> Option<TableStats> {
+        let stats = stats
+            .inspect_err(|error| tracing::warn!("table usage cannot be read: {}", error_chain(error)))
+            .ok()?;
+        let refused = stats.udp_nat.refused;
+        // What was refused before this process started has been logged.
+        let before = self.refused_datagrams.replace(refused).unwrap_or(refused);
+        if refused > before {
+            tracing::warn!(
+                "{} datagrams to Services were refused (ENOBUFS), because the UDP NAT table is full: raise \
+                 --udp-addresses and run `cleanup` once",
+                refused - before
+            );
+        }
+        Some(stats)
+    }
+}

@@ -1,0 +1,77 @@
+//! What an earlier start with other options left: attached programs or nftables tables that nobody updates any more.
+//!
+//! Invariant: it is removed only once its replacement is in effect.
+
+use std::path::{Path, PathBuf};
+
+use datapath::error_chain;
+use datapath_ebpf::Cleaned;
+use model::Rejected;
+use nix::errno::Errno;
+
+/// What may be left and has not been removed yet.
+#[derive(Debug)]
+pub(crate) struct StaleDatapath {
+    /// Where programs and maps may be pinned.
+    pin_dir: Option<PathBuf>,
+    /// Whether there may be nftables tables.
+    tables: bool,
+}
+
+impl StaleDatapath {
+    /// Programs pinned at `pin_dir`, and nftables tables if `tables`.
+    pub(crate) fn new(pin_dir: Option<PathBuf>, tables: bool) -> Self {
+        Self { pin_dir, tables }
+    }
+
+    /// Removes it; returns what could not be removed, which the next call retries.
+    pub(crate) fn remove(&mut self) -> Vec<Rejected> {
+        let mut rejected = Vec::new();
+        if let Some(dir) = &self.pin_dir {
+            match remove_programs(dir) {
+                Ok(()) => self.pin_dir = None,
+                Err(error) => rejected.push(Rejected {
+                    item: format!(
+                        "the socket path: programs pinned at {} still use an old state",
+                        dir.display()
+                    ),
+                    reason: format!("{}; run `cleanup` as root, once", error_chain(&error)),
+                }),
+            }
+        }
+        if self.tables {
+            match remove_tables() {
+                Ok(()) => self.tables = false,
+                Err(error) => rejected.push(Rejected {
+                    item: "the packet path: our nftables tables still hold an old state".into(),
+                    reason: format!("{}; run `cleanup` as root, once", error_chain(&error)),
+                }),
+            }
+        }
+        rejected
+    }
+}
+
+fn remove_programs(dir: &Path) -> Result<(), datapath_ebpf::Error> {
+    match datapath_ebpf::cleanup(dir)? {
+        Cleaned::Nothing => {}
+        Cleaned::Removed { left } => {
+            tracing::info!("the socket path is off: removed its programs and maps below {}", dir.display());
+            for it in left {
+                tracing::warn!("{} is not ours and was kept", it.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn remove_tables() -> Result<(), datapath_nft::Error> {
+    match datapath_nft::cleanup() {
+        Ok(true) => tracing::info!("the packet path is off: removed its nftables tables"),
+        // Without nftables there is no table of ours.
+        Ok(false)
+        | Err(datapath_nft::Error::Open(_) | datapath_nft::Error::Read { errno: Errno::EOPNOTSUPP, .. }) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
