@@ -34,10 +34,8 @@ pub(crate) struct Step {
     pub(crate) command: String,
 }
 
-impl Step {
-    fn new(purpose: impl Into<String>, command: impl Into<String>) -> Self {
-        Self { purpose: purpose.into(), command: command.into() }
-    }
+fn step(purpose: impl Into<String>, command: impl Into<String>) -> Step {
+    Step { purpose: purpose.into(), command: command.into() }
 }
 
 /// All steps of a run.
@@ -68,16 +66,14 @@ impl Plan {
             "aarch64" => "arm64",
             other => bail!("kind has no node image for {other}"),
         };
-        let run = Run { options, tool, arch };
+        let commands = Commands::new(options, tool);
+        let Commands { kind, name, .. } = &commands;
         Ok(Self {
-            prepare: run.prepare(revision),
-            cluster: run.cluster(),
-            test: vec![run.test(&skips::expression(skips, options.ip_family))],
-            evidence: run.evidence(),
-            end: vec![Step::new(
-                "remove the cluster",
-                run.kind(&["delete", "cluster", "--name", &options.name]),
-            )],
+            prepare: commands.prepare(arch, options.ip_family, revision),
+            cluster: commands.cluster(options.ip_family),
+            test: vec![commands.test(options, &skips::expression(skips, options.ip_family))],
+            evidence: commands.evidence(),
+            end: vec![step("remove the cluster", format!("{kind} delete cluster --name {name}"))],
         })
     }
 
@@ -101,193 +97,175 @@ impl Plan {
     }
 }
 
-struct Run<'a> {
-    options: &'a Options,
+/// The programs of a run as the first words of a shell command, and the cluster's name, quoted.
+struct Commands {
     tool: ContainerTool,
-    arch: &'a str,
+    kind: String,
+    kubectl: String,
+    /// kubectl in the namespace of the proxy and of CoreDNS.
+    kubectl_system: String,
+    name: String,
 }
 
-impl Run<'_> {
-    fn prepare(&self, revision: &str) -> Vec<Step> {
-        let arch = self.arch;
-        let words = self.tool.build(revision);
-        let build: Vec<_> = words.iter().map(String::as_str).collect();
-        let tests = format!("kubernetes-test-linux-{arch}.tar.gz");
+impl Commands {
+    fn new(options: &Options, tool: ContainerTool) -> Self {
+        let provider = match tool {
+            ContainerTool::Docker => String::new(),
+            other => format!("KIND_EXPERIMENTAL_PROVIDER={} ", other.program()),
+        };
+        let kubectl = format!("{TOOLS}/kubectl-{KUBERNETES} --kubeconfig={KUBECONFIG}");
+        Self {
+            tool,
+            kind: format!("{provider}{TOOLS}/kind-{KIND}"),
+            kubectl_system: format!("{kubectl} --namespace=kube-system"),
+            kubectl,
+            name: quoted(&options.name),
+        }
+    }
+
+    fn prepare(&self, arch: &str, family: IpFamily, revision: &str) -> Vec<Step> {
+        let tool = self.tool.program();
+        let build: Vec<_> = self.tool.build(revision).iter().map(|it| quoted(it)).collect();
+        let (kind, kubectl) = (format!("{TOOLS}/kind-{KIND}"), format!("{TOOLS}/kubectl-{KUBERNETES}"));
+        let tests = format!("{TOOLS}/tests-{KUBERNETES}");
+        let executable = |it: &str| format!("chmod +x {it}.part && mv {it}.part {it}");
         vec![
-            Step::new(
+            step(
                 "remove the files of the last run",
                 format!("rm -rf {FOLDER} && mkdir -p {FOLDER}/report {TOOLS}"),
             ),
-            Step::new("build the image", line(&build)),
-            Step::new(
-                "write the image to a file",
-                line(&[self.tool.program(), "save", "--output", &format!("{FOLDER}/image.tar"), IMAGE]),
-            ),
-            Step::new(
+            step("build the image", build.join(" ")),
+            step("write the image to a file", format!("{tool} save --output {FOLDER}/image.tar {IMAGE}")),
+            step(
                 format!("fetch kind {KIND}, once"),
                 fetch(
                     &format!("https://kind.sigs.k8s.io/dl/{KIND}/kind-linux-{arch}"),
                     "sha256sum",
-                    &kind(),
-                    &format!("chmod +x {0}.part && mv {0}.part {0}", kind()),
+                    &kind,
+                    &executable(&kind),
                 ),
             ),
-            Step::new(
+            step(
                 format!("fetch kubectl {KUBERNETES}, once"),
                 fetch(
                     &format!("https://dl.k8s.io/release/{KUBERNETES}/bin/linux/{arch}/kubectl"),
                     "sha256",
-                    &kubectl(),
-                    &format!("chmod +x {0}.part && mv {0}.part {0}", kubectl()),
+                    &kubectl,
+                    &executable(&kubectl),
                 ),
             ),
-            Step::new(
+            step(
                 format!("fetch Kubernetes' tests {KUBERNETES}, once"),
                 fetch(
-                    &format!("https://dl.k8s.io/release/{KUBERNETES}/{tests}"),
+                    &format!("https://dl.k8s.io/release/{KUBERNETES}/kubernetes-test-linux-{arch}.tar.gz"),
                     "sha256",
-                    &format!("{}/e2e.test", test_folder()),
+                    &format!("{tests}/e2e.test"),
                     &format!(
-                        "tar -xzf {0}/e2e.test.part -C {0} --strip-components=3 \
-                         kubernetes/test/bin/ginkgo kubernetes/test/bin/e2e.test && rm {0}/e2e.test.part",
-                        test_folder()
+                        "tar -xzf {tests}/e2e.test.part -C {tests} --strip-components=3 \
+                         kubernetes/test/bin/ginkgo kubernetes/test/bin/e2e.test && rm {tests}/e2e.test.part"
                     ),
                 ),
             ),
-            Step::new(
+            step(
                 "write the cluster's configuration",
-                format!("cat > {FOLDER}/kind.yaml <<'EOF'\n{}EOF", cluster(self.options.ip_family)),
+                format!("cat > {FOLDER}/kind.yaml <<'EOF'\n{}EOF", cluster(family)),
             ),
         ]
     }
 
-    fn cluster(&self) -> Vec<Step> {
-        let name = &self.options.name;
-        let mut steps = vec![Step::new(
+    fn cluster(&self, family: IpFamily) -> Vec<Step> {
+        let Self { tool, kind, kubectl, kubectl_system, name } = self;
+        let rollout = |purpose: &str, workload: &str| {
+            step(purpose, format!("{kubectl_system} rollout status {workload} --timeout=5m"))
+        };
+        let mut steps = vec![step(
             "create the cluster",
-            self.kind(&[
-                "create",
-                "cluster",
-                "--name",
-                name,
-                "--image",
-                NODE_IMAGE,
-                "--config",
-                &format!("{FOLDER}/kind.yaml"),
-                "--kubeconfig",
-                KUBECONFIG,
-                "--retain",
-                "--wait",
-                "3m",
-            ]),
+            format!(
+                "{kind} create cluster --name {name} --image {NODE_IMAGE} --config {FOLDER}/kind.yaml \
+                 --kubeconfig {KUBECONFIG} --retain --wait 3m"
+            ),
         )];
-        for node in self.nodes() {
+        for node in ["control-plane", "worker", "worker2"].map(|it| format!("{name}-{it}")) {
             // systemd does not mount it in a container. Each node gets a file system of its own.
-            let mount = "mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf";
-            let exec = [self.tool.program(), "exec", &node, "sh", "-c", mount];
-            steps.push(Step::new(format!("mount a bpf file system on {node}"), line(&exec)));
+            let mount = "'mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf'";
+            let command = format!("{} exec {node} sh -c {mount}", tool.program());
+            steps.push(step(format!("mount a bpf file system on {node}"), command));
         }
         steps.extend([
-            Step::new(
+            step(
                 "load the image on the nodes",
-                self.kind(&["load", "image-archive", &format!("{FOLDER}/image.tar"), "--name", name]),
+                format!("{kind} load image-archive {FOLDER}/image.tar --name {name}"),
             ),
-            Step::new(
+            step(
                 "configure the address of the API server",
-                kube_system(&[
-                    "create",
-                    "configmap",
-                    "kube-proxy-ebpf-api-server",
-                    &format!("--from-literal=url=https://{name}-control-plane:6443"),
-                ]),
+                format!(
+                    "{kubectl_system} create configmap kube-proxy-ebpf-api-server \
+                     --from-literal=url=https://{name}-control-plane:6443"
+                ),
             ),
-            Step::new("deploy", on_cluster(&["apply", "--kustomize", "deploy/overlays/kind"])),
+            step("deploy", format!("{kubectl} apply --kustomize deploy/overlays/kind")),
             rollout("wait until every node serves", "daemonset/kube-proxy-ebpf"),
         ]);
-        if self.options.ip_family == IpFamily::Ipv6 {
+        if family == IpFamily::Ipv6 {
             // As Kubernetes' own IPv6 jobs do: names are not forwarded to a resolver that is reachable only over IPv4.
             let drop = r"-e '/forward \. /,/}/d' -e '/^ *loop$/d' -e '/fallthrough/d'";
-            let get = kube_system(&["get", "configmap", "coredns", "--output=yaml"]);
-            let apply = on_cluster(&["apply", "--filename=-"]);
-            steps.push(Step::new("keep DNS inside the cluster", format!("{get} | sed {drop} | {apply}")));
+            let get = format!("{kubectl_system} get configmap coredns --output=yaml");
+            steps.push(step(
+                "keep DNS inside the cluster",
+                format!("{get} | sed {drop} | {kubectl} apply --filename=-"),
+            ));
         }
         // CoreDNS reaches the API server by its Service.
         steps.push(rollout("wait until DNS is ready", "deployment/coredns"));
         steps
     }
 
-    fn test(&self, skip: &str) -> Step {
-        let Options { focus, parallel, .. } = self.options;
-        let ginkgo = format!("{}/ginkgo", test_folder());
-        let e2e = format!("{}/e2e.test", test_folder());
-        // For the tests of RuntimeClass.
-        let environment = "KUBERNETES_CONFORMANCE_TEST=y KUBE_CONTAINER_RUNTIME=remote \
-                           KUBE_CONTAINER_RUNTIME_ENDPOINT=unix:///run/containerd/containerd.sock \
-                           KUBE_CONTAINER_RUNTIME_NAME=containerd";
-        let command = line(&[
-            &ginkgo,
-            &format!("--nodes={parallel}"),
-            "--timeout=6h",
-            "--no-color",
-            &format!("--focus={focus}"),
-            &format!("--skip={skip}"),
-            &e2e,
-            "--",
-            &format!("--kubeconfig={KUBECONFIG}"),
-            "--provider=skeleton",
-            &format!("--num-nodes={WORKERS}"),
-            &format!("--report-dir={FOLDER}/report"),
-            "--disable-log-dump=true",
-        ]);
-        Step::new("run the tests", format!("{environment} {command}"))
+    fn test(&self, Options { focus, parallel, .. }: &Options, skip: &str) -> Step {
+        let tests = format!("{TOOLS}/tests-{KUBERNETES}");
+        let [focus, skip] = [format!("--focus={focus}"), format!("--skip={skip}")].map(|it| quoted(&it));
+        // The environment is for the tests of RuntimeClass.
+        step(
+            "run the tests",
+            format!(
+                "KUBERNETES_CONFORMANCE_TEST=y KUBE_CONTAINER_RUNTIME=remote \
+                 KUBE_CONTAINER_RUNTIME_ENDPOINT=unix:///run/containerd/containerd.sock \
+                 KUBE_CONTAINER_RUNTIME_NAME=containerd \
+                 {tests}/ginkgo --nodes={parallel} --timeout=6h --no-color {focus} {skip} {tests}/e2e.test -- \
+                 --kubeconfig={KUBECONFIG} --provider=skeleton --num-nodes={WORKERS} \
+                 --report-dir={FOLDER}/report --disable-log-dump=true"
+            ),
+        )
     }
 
     fn evidence(&self) -> Vec<Step> {
-        let name = &self.options.name;
+        let Self { kind, kubectl, kubectl_system, name, .. } = self;
         let pods = "--selector=app.kubernetes.io/name=kube-proxy-ebpf";
-        let to = |file: &str, words: &[&str]| format!("{} > {FOLDER}/{file}", on_cluster(words));
-        let list = kube_system(&["get", "pods", pods, "--output=name"]);
-        let dump = kube_system(&["exec", "POD", "--", "/usr/local/bin/kube-proxy-ebpf", "dump"])
-            .replace("POD", "\"$pod\"");
         vec![
-            Step::new(
+            step(
                 "keep the state of the cluster",
-                to(
-                    "objects.yaml",
-                    &["get", "nodes,services,endpointslices", "--all-namespaces", "--output=yaml"],
+                format!(
+                    "{kubectl} get nodes,services,endpointslices --all-namespaces --output=yaml > {FOLDER}/objects.yaml"
                 ),
             ),
-            Step::new("keep the pods", to("pods.txt", &["get", "pods", "--all-namespaces", "--output=wide"])),
-            Step::new(
+            step(
+                "keep the pods",
+                format!("{kubectl} get pods --all-namespaces --output=wide > {FOLDER}/pods.txt"),
+            ),
+            step(
                 "keep the logs of kube-proxy-ebpf",
-                to(
-                    "kube-proxy-ebpf.log",
-                    &["--namespace=kube-system", "logs", pods, "--all-containers", "--prefix", "--tail=-1"],
+                format!(
+                    "{kubectl_system} logs {pods} --all-containers --prefix --tail=-1 > {FOLDER}/kube-proxy-ebpf.log"
                 ),
             ),
-            Step::new(
+            step(
                 "keep the programmed state of each node",
-                format!("for pod in $({list}); do {dump} > {FOLDER}/\"${{pod#pod/}}\".dump; done"),
+                format!(
+                    "for pod in $({kubectl_system} get pods {pods} --output=name); do {kubectl_system} exec \"$pod\" \
+                     -- /usr/local/bin/kube-proxy-ebpf dump > {FOLDER}/\"${{pod#pod/}}\".dump; done"
+                ),
             ),
-            Step::new(
-                "keep kind's logs",
-                self.kind(&["export", "logs", &format!("{FOLDER}/logs"), "--name", name]),
-            ),
+            step("keep kind's logs", format!("{kind} export logs {FOLDER}/logs --name {name}")),
         ]
-    }
-
-    fn nodes(&self) -> Vec<String> {
-        let name = &self.options.name;
-        vec![format!("{name}-control-plane"), format!("{name}-worker"), format!("{name}-worker2")]
-    }
-
-    fn kind(&self, words: &[&str]) -> String {
-        let kind = kind();
-        let command = line(&[&[kind.as_str()], words].concat());
-        match self.tool {
-            ContainerTool::Docker => command,
-            other => format!("KIND_EXPERIMENTAL_PROVIDER={} {command}", other.program()),
-        }
     }
 }
 
@@ -314,32 +292,6 @@ fn cluster(family: IpFamily) -> String {
     text
 }
 
-fn kind() -> String {
-    format!("{TOOLS}/kind-{KIND}")
-}
-
-fn kubectl() -> String {
-    format!("{TOOLS}/kubectl-{KUBERNETES}")
-}
-
-fn test_folder() -> String {
-    format!("{TOOLS}/tests-{KUBERNETES}")
-}
-
-fn on_cluster(words: &[&str]) -> String {
-    let kubectl = kubectl();
-    let config = format!("--kubeconfig={KUBECONFIG}");
-    line(&[&[kubectl.as_str(), &config], words].concat())
-}
-
-fn kube_system(words: &[&str]) -> String {
-    on_cluster(&[&["--namespace=kube-system"], words].concat())
-}
-
-fn rollout(purpose: &str, workload: &str) -> Step {
-    Step::new(purpose, kube_system(&["rollout", "status", workload, "--timeout=5m"]))
-}
-
 /// Fetches a file unless it exists, and compares it with the checksum published next to it.
 fn fetch(url: &str, sum: &str, to: &str, unpack: &str) -> String {
     let folder = to.rsplit_once('/').map_or(".", |(folder, _)| folder);
@@ -354,11 +306,7 @@ fn fetch(url: &str, sum: &str, to: &str, unpack: &str) -> String {
     )
 }
 
-/// A command line, quoted for a shell.
-fn line(words: &[&str]) -> String {
-    words.iter().map(|it| quoted(it)).collect::<Vec<_>>().join(" ")
-}
-
+/// A word, quoted for a shell.
 fn quoted(word: &str) -> String {
     let plain = |it: char| it.is_ascii_alphanumeric() || "-_./:=,@%+".contains(it);
     if !word.is_empty() && word.chars().all(plain) {

@@ -55,7 +55,8 @@ fn a_shell_can_parse_every_plan() {
 #[test]
 fn words_reach_the_program_unchanged() {
     let words = [r"--focus=\[Conformance\]|it's $HOME `x`", "", "plain", "a\nb"];
-    let output = Command::new("sh").args(["-c", &format!("printf '%s\\0' {}", line(&words))]).output();
+    let line = words.map(quoted).join(" ");
+    let output = Command::new("sh").args(["-c", &format!("printf '%s\\0' {line}")]).output();
     let output = output.expect("a shell").stdout;
     let seen: Vec<_> = output.split(|it| *it == 0).map(String::from_utf8_lossy).collect();
     assert_eq!(seen[..words.len()], words);
