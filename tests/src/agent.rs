@@ -69,11 +69,15 @@ impl AgentCommand {
         self.arg("--source").arg(source)
     }
 
-    fn node(self, node: &str) -> Self {
+    /// For this node.
+    #[must_use]
+    pub fn node(self, node: &str) -> Self {
         self.arg("--node-name").arg(node)
     }
 
-    fn kernel(self, sandbox: &Sandbox) -> Self {
+    /// In the cgroup and with the pins of a sandbox.
+    #[must_use]
+    pub fn kernel(self, sandbox: &Sandbox) -> Self {
         self.arg("--cgroup").arg(sandbox.cgroup()).arg("--pin-dir").arg(sandbox.pins())
     }
 

@@ -11,7 +11,7 @@ use std::{ffi::OsString, os::unix::process::CommandExt as _, process::ExitCode};
 use anyhow::{Context as _, Result};
 use build_tools::{
     build,
-    command::{cargo, run, status, workspace},
+    command::{cargo, exit_code, run, status, workspace},
     container::ContainerTool,
     programs::find,
     toolchain::Toolchain,
@@ -100,13 +100,7 @@ struct Forwarded {
 }
 
 fn main() -> ExitCode {
-    match perform(Arguments::parse().task) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("\nerror: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(perform(Arguments::parse().task))
 }
 
 fn perform(task: Task) -> Result<()> {

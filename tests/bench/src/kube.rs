@@ -37,20 +37,11 @@ pub(crate) fn bench() -> Result<()> {
         let mut server = ServerProcess::start(flag)?;
         let sandbox = Sandbox::new("bench-kube")?;
         let begin = Instant::now();
-        let arguments = [
-            "run".as_ref(),
-            "--source".as_ref(),
-            "kube".as_ref(),
-            "--kube-api-server".as_ref(),
-            server.url.as_ref(),
-            "--node-name".as_ref(),
-            NODE.as_ref(),
-            "--cgroup".as_ref(),
-            sandbox.cgroup().as_os_str(),
-            "--pin-dir".as_ref(),
-            sandbox.pins().as_os_str(),
-        ];
-        let mut agent = AgentCommand::new(&binary, &arguments).start(&sandbox)?;
+        let command = AgentCommand::new(&binary, &["run".as_ref(), "--source=kube".as_ref()])
+            .arg(format!("--kube-api-server={}", server.url))
+            .node(NODE)
+            .kernel(&sandbox);
+        let mut agent = command.start(&sandbox)?;
         agent.wait_until_applied(START_TIMEOUT)?;
         let first = begin.elapsed();
         // The spare side of the maps catches up.

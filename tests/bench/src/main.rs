@@ -11,6 +11,7 @@ mod report;
 
 use std::process::ExitCode;
 
+use build_tools::command::exit_code;
 use clap::{Parser, ValueEnum};
 
 /// Measure latency, CPU and memory, and print the figures next to their goals.
@@ -36,18 +37,11 @@ enum Subject {
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().subject {
+    exit_code(match Arguments::parse().subject {
         Subject::Apply => apply::bench(),
         Subject::Brain => brain::bench(),
         Subject::Connect => connect::bench(),
         Subject::Kube => kube::bench(),
         Subject::Nft => nft::bench(),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("\nerror: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use build_tools::{
-    command::{status, workspace},
+    command::{exit_code, status, workspace},
     container::{self, ContainerTool},
 };
 use clap::Parser as _;
@@ -23,13 +23,7 @@ use crate::{
 };
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("\nerror: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(run(&Options::parse()))
 }
 
 fn run(options: &Options) -> Result<()> {

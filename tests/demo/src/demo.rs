@@ -114,7 +114,7 @@ impl Demo {
                 format!(
                     "sh -c 'echo $$ > {}; exec nsenter --net=/run/netns/{} bash'",
                     self.sandbox.cgroup().join("cgroup.procs").display(),
-                    self.topology.client_name(),
+                    self.topology.keep()?,
                 ),
             ),
             (
@@ -133,7 +133,6 @@ impl Demo {
             line(&format!("  {command}"));
         }
         self.pods.leave();
-        self.topology.leave();
         self.sandbox.keep(agent)
     }
 }

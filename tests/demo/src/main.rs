@@ -12,7 +12,11 @@ mod topology;
 use std::{net::SocketAddr, process::ExitCode, time::Instant};
 
 use anyhow::{Result, anyhow, bail};
-use build_tools::{build, command::status, programs::find_or_install};
+use build_tools::{
+    build,
+    command::{exit_code, status},
+    programs::find_or_install,
+};
 use clap::Parser;
 use tests::{Host, requirements, sandbox};
 
@@ -50,15 +54,11 @@ fn main() -> ExitCode {
         None => run(keep),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<Interrupted>() => {
             eprintln!("\n{error}");
             ExitCode::from(Interrupted::EXIT_CODE)
         }
-        Err(error) => {
-            eprintln!("\nerror: {error:#}");
-            ExitCode::FAILURE
-        }
+        other => exit_code(other),
     }
 }
 

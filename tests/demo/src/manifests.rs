@@ -9,8 +9,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use serde::Deserialize;
-use tests::{Transport, manifest};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tests::{Transport, deploy, manifest};
 
 /// The largest number of endpoints that the demo scales to.
 pub(crate) const MAX_ENDPOINTS: u8 = 4;
@@ -42,57 +43,19 @@ impl DemoService {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(tag = "kind", rename_all_fields = "camelCase")]
-enum Document {
-    Service { metadata: Metadata, spec: Spec },
-    EndpointSlice { metadata: Metadata, ports: Vec<Port>, endpoints: Vec<Endpoint> },
-    Node {},
-}
-
-#[derive(Deserialize)]
-struct Metadata {
-    name: String,
-    #[serde(default)]
-    labels: BTreeMap<String, String>,
-}
-
-#[derive(Deserialize)]
-struct Spec {
-    #[serde(rename = "clusterIPs")]
-    cluster_ips: Vec<IpAddr>,
-    ports: Vec<Port>,
-}
-
-#[derive(Deserialize)]
-struct Port {
-    protocol: String,
-    port: u16,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Endpoint {
-    addresses: Vec<IpAddr>,
-    target_ref: Metadata,
-}
-
 impl Manifests {
     /// Copies a folder of manifests and reads them.
     pub(crate) fn copy(from: &Path, to: &Path) -> Result<Self> {
         fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
-        let mut documents: Vec<Document> = Vec::new();
+        let mut documents = Vec::new();
         for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
             let file = entry?.path();
             let text =
                 fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-            documents.extend::<Vec<_>>(
-                serde_saphyr::from_multiple(&text)
-                    .with_context(|| format!("cannot parse {}", file.display()))?,
-            );
+            documents.extend(deploy::documents(&text).with_context(|| file.display().to_string())?);
             manifest::write_atomically(&to.join(file.file_name().context("a file has a name")?), &text)?;
         }
-        Ok(Self { folder: to.to_owned(), services: services(documents)? })
+        Ok(Self { folder: to.to_owned(), services: services(&documents)? })
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -134,40 +97,37 @@ impl Manifests {
     }
 }
 
-fn services(documents: Vec<Document>) -> Result<BTreeMap<String, DemoService>> {
-    let (mut services, mut slices) = (BTreeMap::new(), Vec::new());
-    for document in documents {
-        match document {
-            Document::Service { metadata: Metadata { name, .. }, spec: Spec { cluster_ips, ports } } => {
-                let Port { protocol, port } =
-                    ports.first().with_context(|| format!("Service {name} has no port"))?;
-                let transport = if protocol == "UDP" { Transport::Udp } else { Transport::Tcp };
-                let service = DemoService {
-                    name: name.clone(),
-                    transport,
-                    port: *port,
-                    cluster_ips,
-                    endpoints: vec![],
-                };
-                services.insert(name, service);
-            }
-            Document::EndpointSlice { metadata, ports, endpoints } => {
-                slices.push((metadata, ports, endpoints));
-            }
-            Document::Node {} => {}
-        }
+fn services(documents: &[Value]) -> Result<BTreeMap<String, DemoService>> {
+    let of_kind = |kind| documents.iter().filter(move |it| it["kind"] == kind);
+    let mut services = BTreeMap::new();
+    for service in of_kind("Service") {
+        let name: String = field(service, "/metadata/name")?;
+        let is_udp = field::<String>(service, "/spec/ports/0/protocol")? == "UDP";
+        let service = DemoService {
+            name: name.clone(),
+            transport: if is_udp { Transport::Udp } else { Transport::Tcp },
+            port: field(service, "/spec/ports/0/port")?,
+            cluster_ips: field(service, "/spec/clusterIPs")?,
+            endpoints: Vec::new(),
+        };
+        services.insert(name, service);
     }
-    for (Metadata { name, labels }, ports, endpoints) in slices {
-        let service = labels.get("kubernetes.io/service-name").and_then(|it| services.get_mut(it));
-        let service = service.with_context(|| format!("EndpointSlice {name} has no Service"))?;
-        for (endpoint, port) in endpoints.iter().flat_map(|it| ports.iter().map(move |port| (it, port))) {
-            for &ip in &endpoint.addresses {
-                let address = SocketAddr::new(ip, port.port);
-                service.endpoints.push((endpoint.target_ref.name.clone(), address));
-            }
+    for slice in of_kind("EndpointSlice") {
+        let name: String = field(slice, "/metadata/labels/kubernetes.io~1service-name")?;
+        let service = services.get_mut(&name).with_context(|| format!("there is no Service {name}"))?;
+        let port: u16 = field(slice, "/ports/0/port")?;
+        for endpoint in slice["endpoints"].as_array().into_iter().flatten() {
+            let pod: String = field(endpoint, "/targetRef/name")?;
+            let addresses: Vec<IpAddr> = field(endpoint, "/addresses")?;
+            service.endpoints.extend(addresses.iter().map(|&ip| (pod.clone(), SocketAddr::new(ip, port))));
         }
     }
     Ok(services)
+}
+
+fn field<T: DeserializeOwned>(object: &Value, pointer: &str) -> Result<T> {
+    let value = object.pointer(pointer).with_context(|| format!("no {pointer} in {object}"))?;
+    T::deserialize(value).with_context(|| format!("{pointer} in {object}"))
 }
 
 /// `web` as in the repository's manifest, with the first `endpoints` pods.

@@ -9,7 +9,7 @@ mod soak;
 use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, Result};
-use build_tools::{build::build_for_tests, programs::test_programs};
+use build_tools::{build::build_for_tests, command::exit_code, programs::test_programs};
 use clap::Parser;
 use tests::{Sandbox, TestNode};
 
@@ -29,13 +29,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("\nerror: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(run(&Arguments::parse()))
 }
 
 fn run(Arguments { minutes, seed }: &Arguments) -> Result<()> {

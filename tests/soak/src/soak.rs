@@ -16,7 +16,6 @@ use build_tools::{
     command::{status, workspace},
     progress::ProgressLine,
 };
-use comfy_table::{CellAlignment, Table, presets};
 use fastrand::Rng;
 use tests::{
     Build, EchoServer, TestNode, eventually, manifest,
@@ -369,10 +368,8 @@ impl Soak {
     }
 
     fn print(&self) {
-        let mut table = Table::new();
-        table.load_preset(presets::NOTHING);
-        let mut row =
-            |name: &str, count: u64| table.add_row([name.to_owned(), count.to_string()]).to_string();
+        println!();
+        let row = |name: &str, count: u64| println!(" {name:<58}  {count:>9}");
         row("states", self.newest);
         for (event, count) in &self.faults {
             row(event, *count);
@@ -381,10 +378,6 @@ impl Soak {
             row(name, count.load(Ordering::Relaxed));
         }
         row("LEAKED (entries, pins, kernel objects, open files, memory)", self.leaks.len() as u64);
-        if let Some(column) = table.column_mut(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        println!("\n{}", table.trim_fmt());
         if let Some((warm, last)) = self.memory {
             println!(
                 "\nmemory of the agent in the steady phase: {warm} kB at most at first, {last} kB at the end"

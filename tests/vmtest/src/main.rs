@@ -26,7 +26,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use build_tools::command::workspace;
+use build_tools::command::{exit_code, workspace};
 use clap::Parser;
 
 use crate::{
@@ -62,14 +62,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let Arguments { only, repeat, guest } = Arguments::parse();
-    let result = guest.map_or_else(|| run(&only, repeat), |plan| guest::run_file(&plan));
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("\nerror: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(guest.map_or_else(|| run(&only, repeat), |plan| guest::run_file(&plan)))
 }
 
 /// Runs the tests `repeat` times on each kernel: on the whole matrix if `only` names none.

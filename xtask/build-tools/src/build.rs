@@ -50,11 +50,7 @@ impl Build {
         workspace().join("target/test-binaries").join(folder).join("kube-proxy-ebpf")
     }
 
-    /// The binary that [`build_for_tests`] has built.
-    ///
-    /// # Panics
-    ///
-    /// If it has not.
+    /// The binary that [`build_for_tests`] has built; panics if it has not.
     #[must_use]
     pub fn binary(self) -> PathBuf {
         let binary = self.test_binary();
@@ -64,10 +60,6 @@ impl Build {
 }
 
 /// Builds the kernel object of the product.
-///
-/// # Errors
-///
-/// If the toolchain is incomplete or the build fails.
 pub fn build_ebpf() -> Result<()> {
     build_object(&Toolchain::find_or_install()?, Build::Product)
 }
@@ -102,10 +94,6 @@ fn build_object(toolchain: &Toolchain, build: Build) -> Result<()> {
 }
 
 /// Builds the product, kernel object included, and returns its path.
-///
-/// # Errors
-///
-/// If the toolchain is incomplete or the build fails.
 pub fn build(release: bool) -> Result<PathBuf> {
     build_ebpf()?;
     build_binary(Build::Product, release)
@@ -127,10 +115,6 @@ fn build_binary(build: Build, release: bool) -> Result<PathBuf> {
 }
 
 /// Builds every [`Build`], kernel objects included, and copies the binaries to where no other build replaces them.
-///
-/// # Errors
-///
-/// If the toolchain is incomplete or a build fails.
 pub fn build_for_tests() -> Result<()> {
     let toolchain = Toolchain::find_or_install()?;
     Build::ALL.into_iter().try_for_each(|build| build_object(&toolchain, build))?;

@@ -6,7 +6,7 @@ use std::{
     ffi::OsStr,
     io,
     path::Path,
-    process::{Child, Command, ExitStatus},
+    process::{Child, Command, ExitCode, ExitStatus},
     thread,
     time::{Duration, Instant},
 };
@@ -18,11 +18,19 @@ pub fn status(verb: &str, message: &str) {
     eprintln!("{verb:>12} {message}");
 }
 
+/// The exit code of a task; an error is printed.
+#[must_use]
+pub fn exit_code(result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nerror: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// The root of the workspace.
-///
-/// # Panics
-///
-/// Never: this crate is two folders below it.
 #[must_use]
 pub fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -32,10 +40,6 @@ pub fn workspace() -> &'static Path {
 }
 
 /// Runs `command` to completion and passes its output through.
-///
-/// # Errors
-///
-/// If it cannot be started or fails.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start `{}`", line(command)))?;
     if !status.success() {
@@ -44,11 +48,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `command` to completion and returns its standard output, trimmed.
-///
-/// # Errors
-///
-/// If it cannot be started or fails: with its standard error.
+/// Runs `command` to completion and returns its standard output, trimmed; the error contains its standard error.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot start `{}`", line(command)))?;
     if !output.status.success() {
@@ -59,10 +59,6 @@ pub fn output(command: &mut Command) -> Result<String> {
 }
 
 /// Waits for a child for at most `timeout`; kills it and returns `None` if it is still running then.
-///
-/// # Errors
-///
-/// If the child cannot be waited for.
 pub fn wait_or_kill(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
     let begin = Instant::now();
     while begin.elapsed() <= timeout {

@@ -47,11 +47,7 @@ impl ContainerTool {
         self != Self::Buildah
     }
 
-    /// The first tool that is installed and works.
-    ///
-    /// # Errors
-    ///
-    /// If none does: the reason for each.
+    /// The first tool that is installed and works; the error contains the reason for each that does not.
     pub fn find() -> Result<Self> {
         let mut reasons = Vec::new();
         for tool in Self::ALL {

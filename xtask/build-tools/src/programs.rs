@@ -28,10 +28,6 @@ fn is_executable(file: &Path) -> bool {
 }
 
 /// Finds a program, or installs the Debian package that contains it.
-///
-/// # Errors
-///
-/// If it is missing and cannot be installed.
 pub fn find_or_install(program: &str, package: &str) -> Result<PathBuf> {
     if let Some(path) = find(program) {
         return Ok(path);

@@ -42,11 +42,7 @@ pub struct Toolchain {
 }
 
 impl Toolchain {
-    /// Finds the toolchain, or installs what is missing of it.
-    ///
-    /// # Errors
-    ///
-    /// If something is missing and cannot be installed: with the remedy.
+    /// Finds the toolchain, or installs what is missing of it; the error contains the remedy.
     pub fn find_or_install() -> Result<Self> {
         let Compiler { cargo, rustc, llvm } = compiler()?;
         Ok(Self { cargo, rustc, linker: linker()?, llvm: lay_out_llvm(&llvm)? })
