@@ -240,9 +240,9 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
     assert_eq!(row(&says), ["default/web", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
     for it in [
         "node n1: healthy",
-        "revision 1 in force",
+        "revision 1 active",
         "1 Services, 1 endpoints",
-        "generation 1 in force",
+        "generation 1 active",
         "attached at all",
     ] {
         assert!(says.contains(it), "{it} is not in\n{says}");
@@ -259,7 +259,7 @@ fn status_shows_what_is_in_the_kernel_with_and_without_a_process() {
     agent.kill9().unwrap();
     let says = status(&world, &[]);
     assert_eq!(row(&says), ["?", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
-    assert!(says.contains("none answers") && says.contains("generation 1 in force"), "{says}");
+    assert!(says.contains("none answers") && says.contains("generation 1 active"), "{says}");
 }
 
 /// Runs a command of the product's that only looks, without the privilege to look into everybody's folders.
@@ -293,7 +293,7 @@ fn what_cannot_be_read_is_not_taken_for_nothing() {
         assert_eq!(code, Some(1), "{arguments:?}: {says}");
         let flat = says.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.contains("Permission denied") && flat.contains("run as root"), "{arguments:?}: {says}");
-        for wrong in ["no state is active", "packets alone", "nothing to remove: there is no"] {
+        for wrong in ["no state is active", "nftables only", "nothing to remove: "] {
             assert!(!flat.contains(wrong), "{arguments:?} says {wrong:?}: {says}");
         }
     }
@@ -324,15 +324,15 @@ fn check_and_status_find_a_proxy_by_the_file_that_it_was_started_with() {
     // Without it, one that runs is not taken for somebody who is in the way.
     let said = check(&world);
     said.has("ok", "metrics port", &["127.0.0.1:10249 is free"]);
-    said.has("ok", "health", &["one of ours answers", "--config"]);
+    said.has("ok", "health", &["kube-proxy-ebpf answers", "--config"]);
     assert!(!said.text.contains("in use"), "{}", said.text);
     let says = status(&world, &[]);
-    assert!(says.contains("one of ours answers at") && says.contains("--config"), "{says}");
+    assert!(says.contains("kube-proxy-ebpf answers at") && says.contains("--config"), "{says}");
 
     // Whoever is one is.
     assert!(agent.terminate().unwrap().success());
     let _other = TcpListener::bind("0.0.0.0:10256").unwrap();
-    check(&world).has("degraded", "health port", &["in use", "end whoever listens there"]);
+    check(&world).has("degraded", "health port", &["in use", "stop the process that listens there"]);
     assert!(status(&world, &[]).contains("none answers"));
 }
 

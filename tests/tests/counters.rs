@@ -60,7 +60,7 @@ fn counted(world: &TestNode, build: Build) -> BTreeMap<String, Counted> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let number = |it: &serde_json::Value| it.as_u64().unwrap();
-    let counted = status["counted"].as_array().unwrap().iter().map(|it| {
+    let counted = status["counters"].as_array().unwrap().iter().map(|it| {
         let endpoints = it["endpoints"].as_array().unwrap().iter();
         let endpoints =
             endpoints.map(|it| (it["endpoint"].as_str().unwrap().to_owned(), number(&it["connections"])));

@@ -48,7 +48,7 @@ fn check(world: &TestNode) -> (String, String) {
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let findings = said["findings"].as_array().unwrap();
     let canary = findings.iter().find(|it| it["subject"] == "probe").unwrap();
-    (canary["level"].as_str().unwrap().to_owned(), canary["says"].as_str().unwrap().to_owned())
+    (canary["level"].as_str().unwrap().to_owned(), canary["message"].as_str().unwrap().to_owned())
 }
 
 fn enter(cgroup: &Path) {

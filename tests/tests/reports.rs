@@ -199,7 +199,7 @@ fn pins_that_cannot_be_made_leave_the_old_generation_serving_and_are_told_of() {
     agent.wait_until(LIMIT, || failures() >= Some(3.0)).unwrap();
     let says = status(&world);
     for it in
-        ["revision 1 in force", "waiting    a change, for ", "apply: unlink of ", "_new failed", "irectory"]
+        ["revision 1 active", "pending    a change, for ", "apply: unlink of ", "_new failed", "irectory"]
     {
         assert!(says.contains(it), "{it} is not in\n{says}");
     }
@@ -214,7 +214,7 @@ fn pins_that_cannot_be_made_leave_the_old_generation_serving_and_are_told_of() {
     folders.iter().for_each(|it| fs::remove_dir(it).unwrap());
     let expected = expected_dump(&[web(), grown()]);
     agent.wait_until(LIMIT, || world.dump(Build::Product).is_ok_and(|it| it == expected)).unwrap();
-    agent.wait_until(LIMIT, || !status(&world).contains("waiting")).unwrap();
+    agent.wait_until(LIMIT, || !status(&world).contains("pending")).unwrap();
     let report = LoadReport::of(&load.stop());
     assert_eq!(report.failed, 0, "{:?}", report.errors);
     assert!(report.connects > 10);

@@ -1,4 +1,4 @@
-//! `check`: can this node run it, and is it running right?
+//! `check`: whether this node can run the proxy, and whether it works.
 
 use std::{
     fmt::Write as _,
@@ -12,44 +12,43 @@ use clap::{Args, ValueEnum};
 use datapath::{Checkup, Finding, Level};
 use serde_json::json;
 
-use super::{config, flags};
+use super::{
+    config,
+    flags::{DatapathFlags, METRICS_HINT, PacketFlags, ReportFlags},
+};
 
-/// Say whether this node can run the proxy, and whether it runs right
+/// Check whether this node can run the proxy, and whether it works
 ///
-/// Looks at the kernel, at what is pinned, in nftables and in effect, at who else leads Services here, and at the ports; asks the
-/// process that runs, if one does. Each line says ok, degraded or broken, what that means, and what to do about it.
-/// Nothing is changed. The exit code is 1 if something is broken.
+/// Checks the kernel, the pinned maps, the attached programs, the nftables tables, other service proxies on this node and
+/// the ports, and queries the running process. Each line says ok, degraded or broken, the finding and the remedy. Changes
+/// nothing. The exit code is 1 if something is broken.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
     _config: config::ConfigFlag,
     #[command(flatten)]
-    datapath: flags::DatapathFlags,
+    datapath: DatapathFlags,
     #[command(flatten)]
-    packets: flags::PacketFlags,
+    packets: PacketFlags,
     #[command(flatten)]
-    reports: flags::ReportFlags,
-    /// How to print it
+    reports: ReportFlags,
+    /// Output format
     #[arg(long, short, value_enum, default_value = "text", env = "KUBE_PROXY_EBPF_OUTPUT")]
     output: Output,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Output {
-    /// Lines for people
+    /// Human-readable lines
     #[value(alias = "table")]
     Text,
     /// One JSON object
     Json,
 }
 
-/// What to do where one of ours runs, and is not asked where its metrics are.
-pub(super) const ELSEWHERE: &str = "it says more where its metrics are: give the --config or \
-                                    --metrics-bind-address that it was started with";
-
-/// Looks, tells, and says whether nothing is broken.
+/// Prints the findings; returns whether nothing is broken.
 pub(super) fn main(flags: Flags) -> Result<bool> {
-    // What is looked at does not depend on the name of the node.
+    // The name of the node does not matter for checking.
     let options = flags.packets.options(flags.datapath.options("")?)?;
     let Checkup { host, installation, conflicts } = reconciler::check(&options);
     let groups = [
@@ -72,7 +71,7 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
                         "group": group,
                         "subject": it.subject,
                         "level": it.level.name(),
-                        "says": it.says,
+                        "message": it.says,
                         "remedy": it.remedy,
                     })
                 })
@@ -88,14 +87,14 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
     Ok(broken == 0)
 }
 
-/// Whether the process tells how it is, and how it is.
-fn process(reports: &flags::ReportFlags) -> Vec<Finding> {
+/// Findings about the running process.
+fn process(reports: &ReportFlags) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut ours = false;
+    let mut is_found = false;
     if let Some(address) = reports.metrics() {
         match admin::ask(address) {
             Asked::Ours(status) => {
-                ours = true;
+                is_found = true;
                 findings.extend(running(&status, address));
             }
             Asked::Other => findings.push(in_use("metrics port", address, "metrics-bind-address")),
@@ -103,25 +102,26 @@ fn process(reports: &flags::ReportFlags) -> Vec<Finding> {
         }
     }
     if let Some(address) = reports.health()
-        // If one of ours runs, the port is its own: it says in its log if it is not.
-        && !ours
+        // If the process was found, it owns the port, or its log says that it does not.
+        && !is_found
     {
         findings.push(match admin::is_ready(address) {
-            Some(ready) => elsewhere(ready, address),
+            Some(ready) => health_only(ready, address),
             None => port("health port", address, "healthz-bind-address"),
         });
     }
     findings
 }
 
-/// One of ours answers for its health, and tells the rest where it was not asked.
-fn elsewhere(ready: Result<(), String>, address: SocketAddr) -> Finding {
+/// The process serves its health pages here, and its metrics pages at an unknown address.
+fn health_only(ready: Result<(), String>, address: SocketAddr) -> Finding {
     match ready {
-        Ok(()) => {
-            Finding::ok("health", format!("one of ours answers at http://{address}/readyz; {ELSEWHERE}"))
-        }
+        Ok(()) => Finding::ok(
+            "health",
+            format!("kube-proxy-ebpf answers at http://{address}/readyz; {METRICS_HINT}"),
+        ),
         Err(missing) => {
-            Finding::degraded("health", format!("{missing} (http://{address}/readyz)"), ELSEWHERE)
+            Finding::degraded("health", format!("{missing} (http://{address}/readyz)"), METRICS_HINT)
         }
     }
 }
@@ -131,7 +131,7 @@ fn port(subject: &'static str, address: SocketAddr, flag: &str) -> Finding {
         Ok(_) => Finding::ok(subject, format!("{address} is free")),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => in_use(subject, address, flag),
         Err(error) => {
-            let says = format!("{address} cannot be listened at: {error}");
+            let says = format!("cannot listen on {address}: {error}");
             Finding::degraded(subject, says, format!("choose another --{flag}"))
         }
     }
@@ -140,14 +140,12 @@ fn port(subject: &'static str, address: SocketAddr, flag: &str) -> Finding {
 fn in_use(subject: &'static str, address: SocketAddr, flag: &str) -> Finding {
     Finding::degraded(
         subject,
-        format!("{address} is in use: `run` serves Services all the same, and cannot be asked there"),
-        format!(
-            "end whoever listens there (`ss -ltnp` shows who; kube-proxy perhaps), or choose another --{flag}"
-        ),
+        format!("{address} is in use: Services are served, but this page is not"),
+        format!("stop the process that listens there (`ss -ltnp` names it), or choose another --{flag}"),
     )
 }
 
-/// What a running process says of itself.
+/// Findings from the status of a running process.
 fn running(status: &Status, address: SocketAddr) -> Vec<Finding> {
     let Status { node, version, services, endpoints, .. } = status;
     let mut findings = Vec::new();
@@ -157,53 +155,52 @@ fn running(status: &Status, address: SocketAddr) -> Vec<Finding> {
         );
         findings.push(Finding::ok("health", says));
     } else {
-        let remedy = "its log says more; a restart interrupts nothing";
+        let remedy = "its log has the details; a restart does not interrupt connections";
         findings.push(Finding::broken("health", status.problems.join("; "), remedy));
     }
     for it in &status.sources {
         let error = it.error.as_deref();
         findings.push(match (it.synced, error) {
-            (true, None) => Finding::ok("source", format!("{}: read to the end", it.name)),
+            (true, None) => Finding::ok("source", format!("{}: synced", it.name)),
             (true, Some(error)) => Finding::degraded(
                 "source",
                 format!("{}: {error}", it.name),
-                "mend it; what was good before is still served",
+                "correct it; the last valid state stays active",
             ),
             (false, error) => {
-                let says =
-                    format!("{}: not read to the end yet: {}", it.name, error.unwrap_or("nothing came yet"));
+                let says = format!("{}: not synced yet: {}", it.name, error.unwrap_or("no response yet"));
                 Finding::degraded(
                     "source",
                     says,
-                    "see that it can be reached; until then the kernel keeps what it has",
+                    "make sure that it is reachable; until then the last state in the kernel stays active",
                 )
             }
         });
     }
     if !status.rejected.is_empty() {
         let first = status.rejected.iter().take(3).map(|it| format!("{}: {}", it.item, it.reason));
-        let says = format!("{} refused: {}", status.rejected.len(), first.collect::<Vec<_>>().join("; "));
+        let says = format!("{} rejected: {}", status.rejected.len(), first.collect::<Vec<_>>().join("; "));
         findings.push(Finding::degraded(
             "items",
             says,
-            format!("mend the objects; http://{address}/status lists all"),
+            format!("correct the objects; http://{address}/status lists all of them"),
         ));
     }
     if !status.node_eligible {
-        let says = "this node is about to go, and load balancers are told so";
+        let says = "this node is about to be deleted; load balancers are told not to use it";
         findings.push(Finding::ok("node", says));
     }
     findings
 }
 
-/// How wide a line may be.
-const WIDTH: usize = 110;
+/// Maximum width of a line.
+const MAX_WIDTH: usize = 110;
 
 fn text(groups: &[(&str, Vec<Finding>)], [ok, degraded, broken]: [usize; 3], colours: bool) -> String {
     let mut out = String::new();
     let width = groups.iter().flat_map(|(_, it)| it).map(|it| it.subject.len()).max().unwrap_or_default();
     let indent = 2 + 8 + 2 + width + 2;
-    // Writing to a string cannot fail.
+    // Writing to a String cannot fail.
     for (group, findings) in groups.iter().filter(|(_, it)| !it.is_empty()) {
         let _ = writeln!(out, "{group}");
         for Finding { subject, level, says, remedy } in findings {
@@ -225,14 +222,14 @@ fn text(groups: &[(&str, Vec<Finding>)], [ok, degraded, broken]: [usize; 3], col
     out
 }
 
-/// Breaks a text between words, all lines but the first indented.
+/// Wraps a text; all lines but the first are indented.
 fn wrapped(text: &str, indent: usize) -> String {
     let mut out = String::new();
     let mut column = indent;
     for word in text.split_whitespace() {
         let length = word.chars().count();
         if column > indent {
-            if column + 1 + length > WIDTH {
+            if column + 1 + length > MAX_WIDTH {
                 let _ = write!(out, "\n{:indent$}", "");
                 column = indent;
             } else {

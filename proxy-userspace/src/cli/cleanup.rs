@@ -1,4 +1,4 @@
-//! `cleanup`: every trace off the node.
+//! `cleanup`: removes everything from the node.
 
 use std::path::Path;
 
@@ -7,27 +7,27 @@ use clap::Args;
 use datapath_ebpf::{self as ebpf, Cleaned};
 use datapath_nft as nft;
 
-use super::flags;
+use super::flags::PinFlags;
 
-/// Take every trace off the node: detach the programs, remove the maps and the nftables tables
+/// Remove the programs, maps and nftables tables of the proxy from this node
 ///
-/// New connections are not translated any more. Those that were led at sockets stay connected; those whose packets are
-/// translated by nftables may break.
+/// New connections to Services are no longer translated. Connections that eBPF has redirected stay open; connections that
+/// nftables translates may break.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
-    pins: flags::PinFlags,
+    pins: PinFlags,
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
     match sockets(&flags.pins.pin_dir) {
-        // Whoever runs there would put the tables back.
+        // The running process would create the tables again.
         Err(error @ ebpf::Error::Locked(_)) => Err(error.into()),
         Ok(()) => Ok(packets()?),
-        // What stays of one half is no reason to leave the other.
+        // The other datapath is cleaned up all the same.
         Err(error) => {
             if let Err(error) = packets() {
-                tracing::error!("our nftables tables stay: {:#}", anyhow::Error::from(error));
+                tracing::error!("cannot remove the nftables tables: {:#}", anyhow::Error::from(error));
             }
             Err(error.into())
         }
@@ -38,20 +38,20 @@ fn sockets(dir: &Path) -> Result<(), ebpf::Error> {
     match ebpf::cleanup(dir)? {
         Cleaned::Removed { left } => {
             for it in left {
-                tracing::warn!("{} is not ours and was left alone", it.display());
+                tracing::warn!("{} does not belong to kube-proxy-ebpf and was kept", it.display());
             }
-            tracing::info!("removed everything of ours below {}", dir.display());
+            tracing::info!("removed all pinned programs and maps below {}", dir.display());
         }
-        Cleaned::Nothing => tracing::info!("nothing to remove: there is no {}", dir.display()),
+        Cleaned::Nothing => tracing::info!("nothing to remove: {} does not exist", dir.display()),
     }
     Ok(())
 }
 
 fn packets() -> Result<(), nft::Error> {
     match nft::cleanup() {
-        Ok(true) => tracing::info!("removed our nftables tables"),
+        Ok(true) => tracing::info!("removed the nftables tables"),
         Ok(false) => tracing::info!("nothing to remove from nftables"),
-        // Where there is no nftables, there is no trace of ours.
+        // A kernel without nftables has no tables.
         Err(error @ nft::Error::Open(_)) => tracing::info!("nothing to remove from nftables: {error}"),
         Err(error) => return Err(error),
     }

@@ -1,21 +1,21 @@
-//! `dump`: what is in the kernel.
+//! `dump`: the active entries in the kernel.
 
 use std::io::Write as _;
 
 use anyhow::{Error, Result, anyhow};
 use clap::Args;
 
-use super::flags;
+use super::flags::PinFlags;
 
-/// Show what is in the kernel: every entry in force, a line each, sorted
+/// Print all active entries in the kernel, one sorted line each
 ///
-/// Two equal states of the kernel print equal lines, whatever their history. A line that begins with "orphan" is an
-/// entry that no address leads to: it belongs to a Service whose address another one has. Lines that begin with "packets"
-/// come from nftables, and follow those of eBPF. What cannot be read is named, beside what can, and the exit code is 1.
+/// Equal states print equal lines, regardless of history. A line that starts with "orphan" is an entry without an address:
+/// another Service has its address. Lines that start with "packets" come from nftables, and follow those of eBPF. What
+/// cannot be read is named, and the exit code is 1.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
-    pins: flags::PinFlags,
+    pins: PinFlags,
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
@@ -25,7 +25,7 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
     let mut lines = Vec::new();
     match sockets {
         Ok(sockets) => lines = sockets,
-        // Packets may be served alone: that nothing is there is said where it is known of both.
+        // nftables may be the only datapath: an empty state is an error only if both are empty.
         Err(datapath_ebpf::Error::Nothing(_)) if !packets.as_ref().is_ok_and(Vec::is_empty) => {}
         Err(error) => errors.push(Error::from(error)),
     }

@@ -12,7 +12,7 @@ use super::{
 
 const KUBEADM: &str = include_str!("kubeadm-config.yaml");
 
-/// Parses `run --config FILE` with more words, the file having this text.
+/// Parses `run --config FILE` with more words, where the file has this text.
 fn line(text: &str, words: &[&str]) -> Result<CommandLine, ParseError> {
     line_of("run", text, words)
 }
@@ -35,8 +35,8 @@ fn remarks(text: &str) -> Vec<String> {
 }
 
 #[track_caller]
-fn check_refused(text: &str, words: &[&str]) {
-    let Err(ParseError::File(error)) = line(text, &[]) else { panic!("{text} is not refused") };
+fn check_rejected(text: &str, words: &[&str]) {
+    let Err(ParseError::File(error)) = line(text, &[]) else { panic!("{text} is accepted") };
     let error = error.to_string();
     assert!(!error.contains('\n'), "{error}");
     for word in words {
@@ -44,7 +44,7 @@ fn check_refused(text: &str, words: &[&str]) {
     }
 }
 
-/// The row of a flag in what is printed, blanks collapsed.
+/// The row of a flag in the output of `--print-config`, with single blanks.
 #[track_caller]
 fn row(line: &CommandLine, flag: &str) -> String {
     let printed = line.printed().unwrap();
@@ -54,7 +54,7 @@ fn row(line: &CommandLine, flag: &str) -> String {
 }
 
 #[test]
-fn a_kubeadm_clusters_configuration_is_accepted_unchanged() {
+fn a_kubeadm_configuration_is_accepted_unchanged() {
     let line = line(KUBEADM, &["--node-name=worker-1", "--print-config"]).unwrap();
     let remarks: Vec<_> = line.remarks().collect();
     assert!(remarks.is_empty(), "{remarks:?}");
@@ -67,7 +67,7 @@ fn a_kubeadm_clusters_configuration_is_accepted_unchanged() {
 }
 
 #[test]
-fn a_flag_wins_over_the_file() {
+fn a_flag_overrides_the_file() {
     let text = KUBEADM.replace("hostnameOverride: \"\"", "hostnameOverride: from-file");
     let from_file = line(&text, &["--print-config"]).unwrap();
     assert_eq!(row(&from_file, "--node-name"), "--node-name from-file file: hostnameOverride");
@@ -79,7 +79,7 @@ fn a_flag_wins_over_the_file() {
 }
 
 #[test]
-fn an_agent_takes_from_the_file_what_is_its_own() {
+fn an_agent_uses_its_part_of_the_file() {
     let text = KUBEADM
         .replacen("masqueradeAll: false", "masqueradeAll: true", 1)
         .replace("metricsBindAddress: \"\"", "metricsBindAddress: 127.0.0.2:10249")
@@ -98,14 +98,16 @@ fn an_agent_takes_from_the_file_what_is_its_own() {
     assert_eq!(row(&line, "--node-name"), "--node-name n1 file: hostnameOverride");
     let remarks: Vec<_> = line.remarks().collect();
     assert_eq!(remarks.len(), 1, "{remarks:?}");
-    assert!(remarks[0].contains("clientConnection.kubeconfig"), "the brain's: {remarks:?}");
+    assert!(remarks[0].contains("clientConnection.kubeconfig"), "only the brain needs it: {remarks:?}");
 }
 
 #[test]
-fn who_only_looks_takes_the_file_without_a_word() {
+fn commands_that_only_inspect_use_the_file_without_remarks() {
     for command in ["check", "status"] {
-        let refused = KUBEADM.replace("metricsBindAddress: \"\"", "metricsBindAddress: nowhere");
-        let Err(ParseError::File(error)) = line_of(command, &refused, &[]) else { panic!("it is not read") };
+        let invalid = KUBEADM.replace("metricsBindAddress: \"\"", "metricsBindAddress: nowhere");
+        let Err(ParseError::File(error)) = line_of(command, &invalid, &[]) else {
+            panic!("the file is ignored")
+        };
         assert!(error.to_string().contains("nowhere"), "{error}");
         let line = line_of(command, KUBEADM, &[]).unwrap();
         assert_eq!(line.remarks().collect::<Vec<_>>(), [""; 0], "{command}");
@@ -113,7 +115,7 @@ fn who_only_looks_takes_the_file_without_a_word() {
 }
 
 #[test]
-fn the_log_is_as_the_file_says() {
+fn the_file_configures_the_log() {
     let text = KUBEADM.replace("  verbosity: 0", "  verbosity: 4\n  format: json");
     let line = line(&text, &["--print-config"]).unwrap();
     assert_eq!(row(&line, "--verbose"), "--verbose 1 file: logging.verbosity");
@@ -121,47 +123,49 @@ fn the_log_is_as_the_file_says() {
 }
 
 #[test]
-fn a_value_that_the_flag_would_refuse_is_refused_by_its_field() {
+fn an_invalid_value_is_reported_with_its_field() {
     let with = |field: &str, value: &str| {
         let others = KUBEADM.lines().filter(|it| !it.starts_with(&format!("{field}:")));
         format!("{}\n{field}: {value}\n", others.collect::<Vec<_>>().join("\n"))
     };
     let name = with("hostnameOverride", "a/b");
-    check_refused(&name, &["config.conf: hostnameOverride: \"a/b\" cannot be used: ", "lower-case"]);
-    check_refused(&with("clusterCIDR", "10.244.0.0/33"), &["config.conf: clusterCIDR: \"10.244.0.0/33\""]);
+    check_rejected(&name, &["config.conf: hostnameOverride: \"a/b\" cannot be used: ", "lower-case"]);
+    check_rejected(&with("clusterCIDR", "10.244.0.0/33"), &["config.conf: clusterCIDR: \"10.244.0.0/33\""]);
     let mode = with("detectLocalMode", "Magic");
-    check_refused(&mode, &["config.conf: detectLocalMode: \"Magic\"", "use one of", "BridgeInterface"]);
-    check_refused(&with("healthzBindAddress", "nowhere"), &["healthzBindAddress: \"nowhere\""]);
-    // What a flag gets wrong is the flag's fault, and one that is right wins over the file.
-    let Err(ParseError::Usage(error)) = line(&name, &["--cluster-cidr=x"]) else { panic!("it is accepted") };
+    check_rejected(&mode, &["config.conf: detectLocalMode: \"Magic\"", "use one of", "BridgeInterface"]);
+    check_rejected(&with("healthzBindAddress", "nowhere"), &["healthzBindAddress: \"nowhere\""]);
+    // An invalid flag is reported as such, and a valid one overrides the file.
+    let Err(ParseError::Usage(error)) = line(&name, &["--cluster-cidr=x"]) else {
+        panic!("the command line is accepted")
+    };
     assert!(error.to_string().contains("--cluster-cidr"), "{error}");
     line(&name, &["--node-name=n1"]).unwrap();
 }
 
 #[test]
-fn the_fields_behind_flags_are_known() {
+fn the_field_of_a_flags_value_is_known() {
     let text = KUBEADM.replace("detectLocalMode: \"\"", "detectLocalMode: BridgeInterface");
     let line = line(&text, &["--cluster-cidr=10.0.0.0/8"]).unwrap();
     let origins = line.origins();
     let of = |flag: &str| origins.iter().find(|it| it.0 == flag).map(|it| it.1.as_str());
     assert!(of("--detect-local-mode").is_some_and(|it| it.ends_with("config.conf: detectLocalMode")));
-    assert_eq!(of("--cluster-cidr"), None, "the flag wins");
+    assert_eq!(of("--cluster-cidr"), None, "the flag overrides the file");
 }
 
 #[test]
-fn what_is_set_and_not_needed_is_said_with_the_reason() {
+fn ignored_fields_are_reported_with_the_reason() {
     assert_eq!(
         remarks("ipvs: {scheduler: rr}\nmode: ipvs\nwinkernel: {enableDSR: true}\n"),
         [
-            "ipvs.scheduler: rr is not needed here, because IPVS is not used",
-            "mode: ipvs is not needed here, because --backend says how connections are led, by eBPF or by nftables",
-            "winkernel.enableDSR: true is not needed here, because this is no Windows node",
+            "ipvs.scheduler: rr is ignored, because IPVS is not used",
+            "mode: ipvs is ignored, because --backend chooses between eBPF and nftables",
+            "winkernel.enableDSR: true is ignored, because this is not a Windows node",
         ]
     );
 }
 
 #[test]
-fn packets_are_treated_as_the_file_says() {
+fn the_file_configures_the_nftables_path() {
     let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
                 clusterCIDR: 10.244.0.0/16,fd00:10:244::/56\ndetectLocalMode: InterfaceNamePrefix\n\
                 detectLocal: {interfaceNamePrefix: veth}\n\
@@ -184,8 +188,8 @@ fn packets_are_treated_as_the_file_says() {
     );
     let remarks: Vec<_> = iptables.remarks().collect();
     assert_eq!(remarks.len(), 1, "{remarks:?}");
-    assert!(remarks[0].contains("nftables.masqueradeBit: 16 is not needed here"), "{remarks:?}");
-    // Of two sections the one of the mode counts.
+    assert!(remarks[0].contains("nftables.masqueradeBit: 16 is ignored"), "{remarks:?}");
+    // Only the section of the mode is used.
     let nftables = line(&format!("{text}mode: nftables\n"), &["--print-config"]).unwrap();
     assert_eq!(row(&nftables, "--masquerade-all"), "--masquerade-all false default");
     assert_eq!(
@@ -195,14 +199,14 @@ fn packets_are_treated_as_the_file_says() {
 }
 
 #[test]
-fn kube_proxys_own_defaults_are_no_news() {
+fn kube_proxys_defaults_are_not_reported() {
     let defaults = "bindAddress: 0.0.0.0\nconfigSyncPeriod: 15m0s\nconntrack: {maxPerCore: 32768, min: 131072}\n\
                     iptables: {masqueradeBit: 14, syncPeriod: 30s, minSyncPeriod: 1s}\noomScoreAdj: -999\n";
     assert_eq!(remarks(defaults), Vec::<String>::new());
 }
 
 #[test]
-fn an_unknown_field_is_named() {
+fn an_unknown_field_is_reported() {
     let remarks = remarks("clientConection: {kubeconfig: x}\nconntrack: {maximum: 0}\n");
     assert_eq!(remarks.len(), 2);
     assert!(remarks[0].starts_with("clientConection.kubeconfig is unknown"), "{remarks:?}");
@@ -210,19 +214,19 @@ fn an_unknown_field_is_named() {
 }
 
 #[test]
-fn what_is_no_configuration_of_kube_proxy_is_refused_with_what_would_do() {
-    check_refused("a: [", &["config.conf", "correct it"]);
-    check_refused("a: b", &["without apiVersion and kind", "KubeProxyConfiguration"]);
-    check_refused(
+fn other_files_are_rejected_with_a_remedy() {
+    check_rejected("a: [", &["config.conf", "correct the YAML"]);
+    check_rejected("a: b", &["without apiVersion and kind", "KubeProxyConfiguration"]);
+    check_rejected(
         "apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\n",
-        &["v1alpha2", "write it as kubeproxy.config.k8s.io/v1alpha1"],
+        &["v1alpha2", "convert it to kubeproxy.config.k8s.io/v1alpha1"],
     );
-    check_refused("apiVersion: v1\nkind: ConfigMap\n", &["v1 ConfigMap", "config.conf"]);
-    check_refused(
+    check_rejected("apiVersion: v1\nkind: ConfigMap\n", &["v1 ConfigMap", "config.conf"]);
+    check_rejected(
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n",
         &["KubeletConf"],
     );
-    check_refused(
+    check_rejected(
         &KUBEADM.replace("hostnameOverride: \"\"", "hostnameOverride: [a, b]"),
         &["hostnameOverride", "single value"],
     );
@@ -232,25 +236,25 @@ fn what_is_no_configuration_of_kube_proxy_is_refused_with_what_would_do() {
 }
 
 #[test]
-fn without_a_file_the_source_must_be_named() {
+fn without_a_file_the_source_is_required() {
     let Err(ParseError::Usage(error)) =
         CommandLine::parse(Cli::command(), ["kube-proxy-ebpf", "run"].map(Into::into))
     else {
-        panic!("it is accepted")
+        panic!("the command line is accepted")
     };
     assert!(error.to_string().contains("--source"), "{error}");
 }
 
-/// The kubeconfig beside it must be one that can be followed.
+/// The kubeconfig of kubeadm's kube-proxy.
 #[tokio::test]
-async fn a_kubeadm_clusters_kubeconfig_is_understood() {
+async fn a_kubeadm_kubeconfig_is_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
         fs::write(&path, text).unwrap();
         path
     };
-    // Its files are at home in a pod.
+    // It refers to files in a pod.
     let mounted = "/var/run/secrets/kubernetes.io/serviceaccount";
     let text = include_str!("kubeadm-kubeconfig.yaml").replace(mounted, &folder.path().display().to_string());
     let path = write("kubeconfig.conf", &text);
@@ -263,7 +267,7 @@ async fn a_kubeadm_clusters_kubeconfig_is_understood() {
     };
     let error = start().unwrap_err().to_string();
     assert!(error.contains("ca.crt"), "{error}");
-    // Any CA will do: nobody is asked.
+    // Any CA works: no connection is made.
     let other = ApiServer::start(Settings { is_tls: true, ..Settings::default() }).unwrap();
     other.kubeconfig(folder.path()).unwrap();
     start().unwrap();

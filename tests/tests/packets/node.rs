@@ -229,7 +229,7 @@ fn check_says_whether_packets_can_be_and_are_translated() {
     let (code, status, _) = look("status");
     assert_eq!(code, Some(0), "{status}");
     check_row(&status);
-    assert!(status.contains("programs   none: packets alone\n"), "{status}");
+    assert!(status.contains("programs   none: nftables only\n"), "{status}");
     assert_eq!(look("dump").0, Some(0));
     // What leads sockets, if anything does, cannot be read: packets are shown all the same, and it is said.
     let layout = cluster.sandbox().pins().join("v4");
@@ -238,7 +238,7 @@ fn check_says_whether_packets_can_be_and_are_translated() {
     let (code, status, _) = look("status");
     assert_eq!(code, Some(1), "{status}");
     check_row(&status);
-    assert!(status.contains("maps       cannot be read: ") && !status.contains("alone"), "{status}");
+    assert!(status.contains("maps       cannot be read: ") && !status.contains("nftables only"), "{status}");
     let (code, lines, error) = look("dump");
     assert_eq!(code, Some(1), "{error}");
     assert!(lines.contains("packets frontend 10.96.0.1:80/TCP "), "{lines}");

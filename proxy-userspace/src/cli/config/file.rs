@@ -1,6 +1,6 @@
-//! Reads the file.
+//! Reads a `KubeProxyConfiguration`.
 //!
-//! The one rule: what is not understood is named; only what is no `KubeProxyConfiguration` at all is refused.
+//! Unknown fields are logged; only a file of another kind is an error.
 
 use std::{
     collections::BTreeMap,
@@ -18,29 +18,29 @@ const KIND: &str = "KubeProxyConfiguration";
 /// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::cli) enum ConfigError {
-    #[error("{}: {error}; name a file that can be read with --config", path.display())]
+    #[error("{}: {error}; set --config to a readable file", path.display())]
     Unreadable { path: PathBuf, error: io::Error },
-    #[error("{}: {reason}; correct it", path.display())]
+    #[error("{}: {reason}; correct the YAML", path.display())]
     NotYaml { path: PathBuf, reason: String },
-    #[error("{}: {what} is not what --config reads; {remedy}", path.display())]
+    #[error("{}: --config does not support {what}; {remedy}", path.display())]
     OtherKind { path: PathBuf, what: String, remedy: String },
-    #[error("{}: {field}: {value} is not a single value; write one", path.display())]
+    #[error("{}: {field}: {value} is not a single value", path.display())]
     NotSingle { path: PathBuf, field: String, value: String },
     #[error("{}: {field}: {value:?} cannot be used: {reason}", path.display())]
     BadValue { path: PathBuf, field: String, value: String, reason: String },
 }
 
-/// What a file says.
+/// The content of a file.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct File {
     path: PathBuf,
-    /// The values of flags, by their ids, and the fields that they come from.
+    /// Values of flags by id, with the fields that they come from.
     values: BTreeMap<&'static str, (Vec<String>, String)>,
     remarks: Vec<String>,
 }
 
 impl File {
-    /// Reads a file; `is_flag` says which flags there are.
+    /// Reads a file; `is_flag` tells which flags the command has.
     pub(in crate::cli) fn read(path: &Path, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path)
             .map_err(|error| ConfigError::Unreadable { path: path.to_owned(), error })?;
@@ -59,7 +59,7 @@ impl File {
         })?;
         check_kind(path, &value)?;
         let mut file = Self { path: path.to_owned(), ..Self::default() };
-        // With a cluster's configuration the source is the cluster.
+        // The configuration is that of a cluster, so the cluster is the source.
         if is_flag("source") {
             file.values.insert("source", (vec!["kube".into()], "kind".into()));
         }
@@ -67,23 +67,23 @@ impl File {
         let mut leaves = Vec::new();
         collect("", &value, &mut leaves);
         for (at, value) in leaves {
-            let is_meant = is_meant(&at, mode);
-            file.add(path, &at, value, |it| is_meant && is_flag(it), is_meant)?;
+            let is_used = is_used_in(&at, mode);
+            file.add(path, &at, value, |it| is_used && is_flag(it), is_used)?;
         }
         Ok(file)
     }
 
-    /// The flags that the file gives values to.
+    /// The flags that have a value in the file.
     pub(super) fn defaults(&self) -> impl Iterator<Item = (&'static str, &[String])> {
         self.values.iter().map(|(id, (values, _))| (*id, values.as_slice()))
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The field that gives a flag its value.
+    /// The field with the value of a flag.
     pub(super) fn field_of(&self, id: &str) -> Option<&str> {
         self.values.get(id).map(|(_, field)| field.as_str())
     }
@@ -98,11 +98,11 @@ impl File {
         at: &str,
         value: &Value,
         is_flag: impl Fn(&str) -> bool,
-        is_meant: bool,
+        is_used: bool,
     ) -> Result<(), ConfigError> {
         let shown = path.display();
-        let Some(Field { defaults, flag, because, .. }) = field(at) else {
-            self.remarks.push(format!("{shown}: {at} is unknown and passed over; is it misspelt?"));
+        let Some(Field { defaults, flag, reason, .. }) = field(at) else {
+            self.remarks.push(format!("{shown}: {at} is unknown and ignored; is it misspelled?"));
             return Ok(());
         };
         if is_empty(value) {
@@ -116,18 +116,17 @@ impl File {
             let (field, value) = (at.to_owned(), value.to_string());
             return Err(ConfigError::NotSingle { path: path.to_owned(), field, value });
         }
-        let because =
-            if is_meant { because } else { "kube-proxy reads the section of its mode, which is another" };
+        let reason = if is_used { reason } else { "it belongs to another mode" };
         let text = plain(value);
         if !defaults.contains(&text.as_str()) {
-            self.remarks.push(format!("{shown}: {at}: {text} is not needed here, because {because}"));
+            self.remarks.push(format!("{shown}: {at}: {text} is ignored, because {reason}"));
         }
         Ok(())
     }
 }
 
-/// Whether kube-proxy would read a field in this mode, of which iptables is the usual one.
-fn is_meant(at: &str, mode: &str) -> bool {
+/// Whether kube-proxy uses a field in this mode; the default mode is iptables.
+fn is_used_in(at: &str, mode: &str) -> bool {
     match mode {
         "nftables" => !at.starts_with("iptables."),
         _ => !at.starts_with("nftables."),
@@ -141,18 +140,18 @@ fn check_kind(path: &Path, value: &Value) -> Result<(), ConfigError> {
         return Ok(());
     }
     let what = match (version, kind) {
-        ("", "") => "something without apiVersion and kind".to_owned(),
+        ("", "") => "a file without apiVersion and kind".to_owned(),
         _ => format!("{version} {kind}"),
     };
     let remedy = match kind {
-        "ConfigMap" => "give the content of its config.conf as a file".to_owned(),
-        KIND => format!("write it as {VERSION}"),
-        _ => format!("give a {KIND} of {VERSION}"),
+        "ConfigMap" => "extract its config.conf to a file".to_owned(),
+        KIND => format!("convert it to {VERSION}"),
+        _ => format!("use a {KIND} of {VERSION}"),
     };
     Err(ConfigError::OtherKind { path: path.to_owned(), what, remedy })
 }
 
-/// The values in a document, with their paths.
+/// Collects the values of a document, with their paths.
 fn collect<'a>(at: &str, value: &'a Value, found: &mut Vec<(String, &'a Value)>) {
     for (key, value) in value.as_object().into_iter().flatten() {
         let at = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
@@ -164,7 +163,7 @@ fn collect<'a>(at: &str, value: &'a Value, found: &mut Vec<(String, &'a Value)>)
     }
 }
 
-/// Whether it says no more than if it were left out: Go writes out what is not set.
+/// Whether a value means the same as a missing field: Go serializes fields that are not set.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -176,13 +175,13 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// The values for a flag.
+/// The values of a flag.
 fn values(at: &str, value: &Value) -> Option<Vec<String>> {
     match (at, value) {
-        // klog's levels: 4 is for those who look for a mistake, 6 and more for those who look closely.
+        // klog's levels: 4 is for debugging, 6 and more for tracing.
         ("logging.verbosity", _) => value.as_u64().map(|it| {
-            let ours = if it >= 6 { 2 } else { u8::from(it >= 4) };
-            vec![ours.to_string()]
+            let level = if it >= 6 { 2 } else { u8::from(it >= 4) };
+            vec![level.to_string()]
         }),
         ("nodePortAddresses", Value::Array(items)) => Some(items.iter().map(plain).collect()),
         ("featureGates", Value::Object(gates)) => {

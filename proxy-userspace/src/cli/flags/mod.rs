@@ -14,7 +14,7 @@ pub(super) use self::{
     listen::{AnyNodeFlags, ListenFlags, ServeFlags, UpstreamFlags},
     node::NodeFlags,
     packets::{PACKETS, PACKETS_OFF, PacketFlags, implied_off},
-    reports::{BrainReportFlags, ReportFlags},
+    reports::{BrainReportFlags, METRICS_HINT, ReportFlags},
     source::{SourceArg, SourceFlags, SourceOptions, source},
     tls::{ClientTlsFlags, ServerTlsFlags},
 };

@@ -5,6 +5,10 @@ use std::net::SocketAddr;
 use admin::{Admin, Bind, Endpoint, Servers, Site};
 use clap::Args;
 
+/// For messages about a process that was not found at the address of its metrics pages.
+pub(in crate::cli) const METRICS_HINT: &str =
+    "for details give the --config or --metrics-bind-address that it was started with";
+
 /// Pages of a node.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct ReportFlags {

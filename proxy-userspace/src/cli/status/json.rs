@@ -1,4 +1,4 @@
-//! What was seen, for programs.
+//! The status as JSON.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -7,70 +7,73 @@ use std::{
 
 use datapath::{ActiveFrontend, HookStatus, PortCounts, PortId};
 use datapath_ebpf::check;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
-use super::{Name, Seen};
+use super::{process::PortName, seen::Seen};
 
-impl Seen {
-    /// One object.
-    pub(super) fn json(&self) -> serde_json::Value {
-        let frontends = self.rows().into_iter().map(|(name, it)| {
-            json!({ "service": known(name.service), "port": name.port, "frontend": it.frontend, "endpoints": it.backends })
-        });
-        let programs = match &self.hooks {
-            _ if self.are_packets_alone() => json!({}),
-            Ok(hooks) => {
-                let hook = |it: &HookStatus| (it.name.to_owned(), json!(it.is_attached));
-                json!({
-                    "cgroup": hooks.cgroup,
-                    "inEffect": hooks.hooks.iter().map(hook).collect::<serde_json::Map<_, _>>(),
-                })
-            }
-            Err(error) => json!({ "error": error }),
-        };
+/// One object.
+pub(super) fn render(seen: &Seen) -> Value {
+    let frontends = seen.rows().into_iter().map(|(name, it)| {
         json!({
-            "process": self.process.status,
-            "kernel": check::kernel().says,
-            "generation": self.generation.as_ref().ok(),
-            "programs": programs,
-            "packets": match &self.packets { Ok(it) | Err(it) => it },
-            "errors": self.errors(),
-            "frontends": frontends.collect::<Vec<_>>(),
-            "counted": self.counted(),
+            "service": service(name.service),
+            "port": name.port,
+            "frontend": it.frontend,
+            "endpoints": it.backends,
         })
-    }
-
-    /// What each service port has counted, and each of its endpoints.
-    fn counted(&self) -> Vec<serde_json::Value> {
-        let Ok(counts) = &self.counts else { return Vec::new() };
-        let mut ports: Vec<(Name, PortId, Vec<&ActiveFrontend>)> = Vec::new();
-        let mut places = HashMap::new();
-        for (name, led) in self.rows() {
-            let Some(id) = led.port else { continue };
-            let place = *places.entry(id).or_insert(ports.len());
-            if place == ports.len() {
-                ports.push((name, id, Vec::new()));
-            }
-            ports[place].2.push(led);
-        }
-        let counted = ports.into_iter().map(|(name, port, leds)| {
-            let PortCounts { connections, no_backend, denied } = counts.of(port);
-            let backends: BTreeSet<_> = leds.iter().flat_map(|it| &it.backends).collect();
-            let endpoint = |it: &SocketAddr| json!({ "endpoint": it, "connections": counts.to(port, *it) });
+    });
+    let programs = match &seen.hooks {
+        _ if seen.is_nftables_only() => json!({}),
+        Ok(hooks) => {
+            let attached = |it: &HookStatus| (it.name.to_owned(), json!(it.is_attached));
             json!({
-                "service": known(name.service),
-                "port": name.port,
-                "connections": connections,
-                "noBackend": no_backend,
-                "denied": denied,
-                "endpoints": backends.into_iter().map(endpoint).collect::<Vec<_>>(),
+                "cgroup": hooks.cgroup,
+                "attached": hooks.hooks.iter().map(attached).collect::<Map<_, _>>(),
             })
-        });
-        counted.collect()
-    }
+        }
+        Err(error) => json!({ "error": error }),
+    };
+    json!({
+        "process": seen.process.status,
+        "kernel": check::kernel().says,
+        "generation": seen.generation.as_ref().ok(),
+        "programs": programs,
+        "packets": match &seen.packets { Ok(it) | Err(it) => it },
+        "errors": seen.errors(),
+        "frontends": frontends.collect::<Vec<_>>(),
+        "counters": counters(seen),
+    })
 }
 
-/// The name of a Service, if it is known.
-fn known(service: String) -> Option<String> {
-    Some(service).filter(|it| !it.is_empty())
+/// The counters of each service port and of its endpoints.
+fn counters(seen: &Seen) -> Vec<Value> {
+    let Ok(counts) = &seen.counts else { return Vec::new() };
+    let mut ports: Vec<(PortName, PortId, Vec<&ActiveFrontend>)> = Vec::new();
+    let mut indices = HashMap::new();
+    for (name, frontend) in seen.rows() {
+        let Some(id) = frontend.port else { continue };
+        let index = *indices.entry(id).or_insert(ports.len());
+        if index == ports.len() {
+            ports.push((name, id, Vec::new()));
+        }
+        ports[index].2.push(frontend);
+    }
+    let counters = ports.into_iter().map(|(name, port, frontends)| {
+        let PortCounts { connections, no_backend, denied } = counts.of(port);
+        let backends: BTreeSet<_> = frontends.iter().flat_map(|it| &it.backends).collect();
+        let endpoint = |it: &SocketAddr| json!({ "endpoint": it, "connections": counts.to(port, *it) });
+        json!({
+            "service": service(name.service),
+            "port": name.port,
+            "connections": connections,
+            "noBackend": no_backend,
+            "denied": denied,
+            "endpoints": backends.into_iter().map(endpoint).collect::<Vec<_>>(),
+        })
+    });
+    counters.collect()
+}
+
+/// The name of a Service, `None` if it is unknown.
+fn service(name: String) -> Option<String> {
+    Some(name).filter(|it| !it.is_empty())
 }

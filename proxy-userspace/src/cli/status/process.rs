@@ -1,4 +1,4 @@
-//! What the process that runs says: of itself, and how the frontends are called.
+//! The running process: its status, and the names of the frontends.
 
 use std::{
     collections::HashMap,
@@ -11,26 +11,26 @@ use jiff::Timestamp;
 use proxy_contract::localv1;
 use serde::Deserialize;
 
-use crate::cli::{check::ELSEWHERE, flags};
+use crate::cli::flags::{METRICS_HINT, ReportFlags};
 
-/// What the process says that runs.
+/// What the running process reports.
 #[derive(Default)]
 pub(super) struct Process {
     pub(super) status: Option<Box<Status>>,
-    /// Where it answers for its health, if it was not asked where it says more.
-    pub(super) elsewhere: Option<SocketAddr>,
+    /// Address of its health pages, if it does not answer at the address of the metrics pages.
+    pub(super) health_only: Option<SocketAddr>,
     /// Service and port by frontend.
-    pub(super) names: HashMap<String, Name>,
+    pub(super) names: HashMap<String, PortName>,
 }
 
-/// How a frontend is called; empty if that is not known.
+/// The name of a service port; empty if it is unknown.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Name {
+pub(super) struct PortName {
     pub(super) service: String,
     pub(super) port: String,
 }
 
-/// The page `/state`, as far as it is read.
+/// The page `/state`, as far as it is needed.
 #[derive(Deserialize)]
 struct State {
     items: Vec<Item>,
@@ -42,35 +42,35 @@ struct Item {
 }
 
 impl Process {
-    /// Asks whoever answers where `reports` are served.
-    pub(super) fn ask(reports: &flags::ReportFlags) -> Self {
+    /// Queries the process that serves its pages at these addresses.
+    pub(super) fn query(reports: &ReportFlags) -> Self {
         let asked = reports.metrics().map(|it| (it, admin::ask(it)));
         let Some((address, Asked::Ours(status))) = asked else {
-            let elsewhere = reports.health().filter(|it| admin::is_ready(*it).is_some());
-            return Self { elsewhere, ..Self::default() };
+            let health_only = reports.health().filter(|it| admin::is_ready(*it).is_some());
+            return Self { health_only, ..Self::default() };
         };
         let state = admin::get(address, "/state").ok();
         let state = state.and_then(|it| serde_json::from_str::<State>(&it).ok());
         let names = state.into_iter().flat_map(|it| it.items).flat_map(|it| names(&it.service)).collect();
-        Self { status: Some(status), elsewhere: None, names }
+        Self { status: Some(status), health_only: None, names }
     }
 
-    /// What it says of itself, in lines.
-    pub(super) fn told(&self) -> String {
-        match (&self.status, self.elsewhere) {
+    /// The status of the process in lines.
+    pub(super) fn summary(&self) -> String {
+        match (&self.status, self.health_only) {
             (Some(status), _) => describe(status, Timestamp::now()),
             (None, Some(address)) => {
-                format!("process    one of ours answers at http://{address}/readyz; {ELSEWHERE}\n")
+                format!("process    kube-proxy-ebpf answers at http://{address}/readyz; {METRICS_HINT}\n")
             }
             (None, None) => {
-                "process    none answers: names and age are not known; the kernel serves what it has\n".into()
+                "process    none answers: names and age are unknown; the kernel keeps serving the last state\n".into()
             }
         }
     }
 }
 
-/// The frontends of a Service.
-fn names(service: &localv1::Service) -> Vec<(String, Name)> {
+/// The frontends of a Service, and their names.
+fn names(service: &localv1::Service) -> Vec<(String, PortName)> {
     let Some(state) = wire::service_state(service, []).value else { return Vec::new() };
     let service = &state.service;
     let ips: Vec<IpAddr> = service
@@ -80,11 +80,11 @@ fn names(service: &localv1::Service) -> Vec<(String, Name)> {
         .chain(&service.load_balancer_ips)
         .copied()
         .collect();
-    // A node port stands under the unspecified address of each family.
+    // A node port is listed with the unspecified address of each family.
     let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let frontends = service.ports.iter().flat_map(|port| {
-        let name = Name { service: service.name.to_string(), port: port.name.clone() };
-        // Where another Service answers, the name is that one's.
+        let name = PortName { service: service.name.to_string(), port: port.name.clone() };
+        // At a conflicting address, another Service is served.
         let own = ips
             .iter()
             .filter(|it| !port.conflicting_addresses.contains(it))
@@ -96,43 +96,46 @@ fn names(service: &localv1::Service) -> Vec<(String, Name)> {
     frontends.collect()
 }
 
-/// What a process says of itself at this moment, in lines.
+/// The status of a process in lines.
 fn describe(status: &Status, now: Timestamp) -> String {
     // Writing to a string cannot fail.
     let mut out = String::new();
     let Status { node, version, services, endpoints, .. } = status;
     let health = if status.problems.is_empty() { "healthy".to_owned() } else { status.problems.join("; ") };
-    let runs = age(now, status.started);
-    let _ = writeln!(out, "process    node {node}: {health}; version {version}, running for {runs}");
+    let uptime = age(now, status.started);
+    let _ = writeln!(out, "process    node {node}: {health}; version {version}, running for {uptime}");
     let _ = match &status.in_force {
         Some(it) => writeln!(
             out,
-            "state      revision {} in force for {}: {services} Services, {endpoints} endpoints",
+            "state      revision {} active for {}: {services} Services, {endpoints} endpoints",
             it.rev,
             age(now, it.since)
         ),
-        None => writeln!(out, "state      none of this process is in force yet"),
+        None => writeln!(out, "state      no revision of this process is active yet"),
     };
-    if let Some(waiting) = status.waiting_seconds {
-        let _ =
-            writeln!(out, "waiting    a change, for {waiting:.1} s{}", because(status.failure.as_deref()));
+    if let Some(pending) = status.waiting_seconds {
+        let _ = writeln!(
+            out,
+            "pending    a change, for {pending:.1} s{}",
+            reason_suffix(status.failure.as_deref())
+        );
     }
     for it in &status.sources {
-        let stands = match (it.synced, &it.error) {
-            (true, None) => "read to the end".to_owned(),
+        let state = match (it.synced, &it.error) {
+            (true, None) => "synced".to_owned(),
             (true, Some(error)) => error.clone(),
-            (false, error) => format!("not read to the end yet{}", because(error.as_deref())),
+            (false, error) => format!("not synced yet{}", reason_suffix(error.as_deref())),
         };
-        let _ = writeln!(out, "source     {}: {stands}", it.name);
+        let _ = writeln!(out, "source     {}: {state}", it.name);
     }
     out
 }
 
-fn because(reason: Option<&str>) -> String {
+fn reason_suffix(reason: Option<&str>) -> String {
     reason.map_or_else(String::new, |it| format!(": {it}"))
 }
 
-/// The time between two moments, in the two largest units that matter.
+/// A duration in its two largest units.
 fn age(now: Timestamp, since: Timestamp) -> String {
     let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
     match seconds {
@@ -148,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_is_named_at_every_address_that_is_its_own() {
+    fn a_service_is_named_at_each_of_its_own_addresses() {
         let service: localv1::Service = serde_json::from_str(
             r#"{"namespace":"default","name":"web","type":"NodePort",
                 "ips":{"clusterIps":{"v4":["10.96.0.10"],"v6":["fd00::10"]},"externalIps":{"v4":["192.0.2.1"]}},
@@ -165,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_told_in_two_units() {
+    fn ages_have_two_units() {
         let now = Timestamp::constant(1_000_000, 0);
         let since = |seconds: i64| age(now, Timestamp::constant(1_000_000 - seconds, 0));
         assert_eq!(since(0), "0 s");
