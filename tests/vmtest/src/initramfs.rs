@@ -11,8 +11,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-
 use build_tools::command::output;
+use cpio::newc;
 
 const DIRECTORY: u32 = 0o04_0755;
 const PROGRAM: u32 = 0o10_0755;
@@ -89,49 +89,24 @@ impl Initramfs {
         let archive = || -> io::Result<()> {
             let mut out = BufWriter::new(File::create(file)?);
             // Ordered by path, a folder comes before its files.
-            for (number, (path, entry)) in (1_u32..).zip(&self.entries) {
+            for (number, (path, entry)) in (1..).zip(&self.entries) {
                 let name = path.strip_prefix("/").unwrap_or(path).to_string_lossy();
-                let (mode, data, device) = match entry {
+                let (mode, data, (major, minor)) = match entry {
                     Entry::Directory => (DIRECTORY, &[][..], (0, 0)),
                     Entry::Program(bytes) => (PROGRAM, &bytes[..], (0, 0)),
                     Entry::Link(target) => (LINK, target.as_os_str().as_encoded_bytes(), (0, 0)),
                     Entry::Console => (CONSOLE, &[][..], (5, 1)),
                 };
-                record(&mut out, number, &name, mode, device, data)?;
+                let entry = newc::Builder::new(&name).ino(number).mode(mode).nlink(1);
+                let length = u32::try_from(data.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
+                let mut entry = entry.rdev_major(major).rdev_minor(minor).write(out, length);
+                entry.write_all(data)?;
+                out = entry.finish()?;
             }
-            record(&mut out, 0, "TRAILER!!!", 0, (0, 0), &[])?;
-            out.flush()
+            newc::trailer(out)?.flush()
         };
         archive().with_context(|| format!("cannot write {}", file.display()))
     }
-}
-
-/// One entry of an archive, see the kernel's Documentation/driver-api/early-userspace/buffer-format.rst.
-fn record(
-    out: &mut impl io::Write,
-    number: u32,
-    name: &str,
-    mode: u32,
-    device: (u32, u32),
-    data: &[u8],
-) -> io::Result<()> {
-    let length = u32::try_from(data.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
-    let name_length = u32::try_from(name.len() + 1).map_err(|_| io::ErrorKind::InvalidFilename)?;
-    let fields = [number, mode, 0, 0, 1, 0, length, 0, 0, device.0, device.1, name_length, 0];
-    out.write_all(b"070701")?;
-    for field in fields {
-        write!(out, "{field:08x}")?;
-    }
-    out.write_all(name.as_bytes())?;
-    out.write_all(&[0])?;
-    pad(out, 110 + name.len() + 1)?;
-    out.write_all(data)?;
-    pad(out, data.len())
-}
-
-/// Every part begins at a multiple of four.
-fn pad(out: &mut impl io::Write, length: usize) -> io::Result<()> {
-    out.write_all(&[0; 3][..length.next_multiple_of(4) - length])
 }
 
 /// The libraries that the dynamic linker loads for a program, itself included; none for a static one.
@@ -165,6 +140,8 @@ fn read(file: &Path) -> Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
     use super::*;
 
     #[test]
@@ -179,19 +156,17 @@ mod tests {
         let bytes = fs::read(&archive).unwrap();
 
         let mut names = Vec::new();
-        let mut at = 0;
-        while at < bytes.len() {
-            assert_eq!(&bytes[at..at + 6], b"070701");
-            let field = |n: usize| {
-                let begin = at + 6 + n * 8;
-                usize::from_str_radix(std::str::from_utf8(&bytes[begin..begin + 8]).unwrap(), 16).unwrap()
-            };
-            let (mode, length, name_length) = (field(1), field(6), field(11));
-            let name = String::from_utf8(bytes[at + 110..at + 110 + name_length - 1].to_vec()).unwrap();
-            let data = (at + 110 + name_length).next_multiple_of(4);
-            let text = String::from_utf8(bytes[data..data + length].to_vec()).unwrap();
+        let mut rest = &bytes[..];
+        loop {
+            let mut reader = newc::Reader::new(rest).unwrap();
+            let mut text = String::new();
+            reader.read_to_string(&mut text).unwrap();
+            let (mode, name) = (reader.entry().mode(), reader.entry().name().to_owned());
+            if reader.entry().is_trailer() {
+                break;
+            }
             names.push(format!("{mode:o} {name} {text}"));
-            at = (data + length).next_multiple_of(4);
+            rest = reader.finish().unwrap();
         }
         assert_eq!(
             names,
@@ -202,7 +177,6 @@ mod tests {
                 "100755 a/b/three abc",
                 "40755 bin ",
                 "120777 bin/sh busybox",
-                "0 TRAILER!!! ",
             ]
         );
     }
