@@ -4,7 +4,6 @@
 use std::{env, fmt::Write as _};
 
 use anyhow::{Result, bail};
-
 use build_tools::container::{ContainerTool, IMAGE};
 
 use crate::{

@@ -10,7 +10,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-
 use build_tools::command::{output, run, status, workspace};
 
 /// The suites with the kernels of the matrix, and the archive of each.
