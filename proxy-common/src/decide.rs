@@ -6,42 +6,48 @@ use crate::{
     affinity::{AffinityClient, AffinityEntry, AffinityKey},
     counters::{CounterIndex, NO_COUNTER},
     net::{Be16, SockAddr},
-    tables::{Frontend, LOCAL_ADDRESSES_ONLY, NodeAddrScope, TCP, UDP},
+    tables::{Family, Frontend, LOCAL_ADDRESSES_ONLY, NodeAddrScope, Prefilter, TCP, UDP},
 };
+
+/// A backend in tables.
+type BackendOf<T> = <<T as Tables>::Ip as Family>::Backend;
 
 /// The tables of one side, in one address family.
 pub trait Tables {
-    /// The family's IP address; the default is the unspecified one.
-    type Ip: Copy + Default + PartialEq;
-    /// The family's backend.
-    type Backend: Copy + Default + PartialEq;
-    /// The IP version, 4 or 6.
-    const IP_VERSION: u8;
+    /// The family's IP address.
+    type Ip: Family;
 
-    /// Whether a frontend may have this address, by the prefilter alone.
-    fn may_be_frontend(&self, ip: Self::Ip) -> bool;
+    /// The prefilter.
+    fn prefilter(&self) -> Option<&Prefilter>;
     /// The frontend at a destination.
     fn frontend(&self, ip: Self::Ip, port: Be16, protocol: u8) -> Option<Frontend>;
-    /// Whether a port lies between the lowest and the highest node port, by the prefilter alone.
-    fn may_be_node_port(&self, port: Be16) -> bool;
     /// The node port of this number.
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend>;
     /// Which node an address belongs to, if any.
     fn node_addr_scope(&self, ip: Self::Ip) -> Option<NodeAddrScope>;
     /// The backend at a position, and the counter of its connections.
-    fn backend(&self, position: u32) -> Option<(Self::Backend, CounterIndex)>;
+    fn backend(&self, position: u32) -> Option<(BackendOf<Self>, CounterIndex)>;
     /// The counter of a backend's connections, if the backend is a member of the set. Only looked up for UDP frontends and
     /// for those with session affinity.
-    fn member(&self, set: u32, backend: Self::Backend) -> Option<CounterIndex>;
+    fn member(&self, set: u32, backend: BackendOf<Self>) -> Option<CounterIndex>;
 
-    /// The backend at an address; at the unspecified one for an address of the other family.
-    fn backend_at(address: SockAddr) -> Self::Backend;
-    /// The address of a backend.
-    fn sock_addr(backend: Self::Backend) -> SockAddr;
+    /// Whether a frontend may have this address, by the prefilter alone.
+    #[inline(always)]
+    fn may_be_frontend(&self, ip: Self::Ip) -> bool {
+        self.prefilter().is_some_and(|it| ip.may_be_frontend(it))
+    }
+
+    /// Whether a port lies between the lowest and the highest node port, by the prefilter alone.
+    #[inline(always)]
+    fn may_be_node_port(&self, port: Be16) -> bool {
+        self.prefilter().is_some_and(|it| it.node_ports.contains(port))
+    }
 }
 
 /// The socket that connects or sends, and its process, as far as the decision depends on them.
 pub trait SocketContext {
+    /// Whether the process is excluded from load balancing.
+    fn is_excluded(&self) -> bool;
     /// 32 random bits.
     fn random(&self) -> u32;
     /// Whether the socket is in the node's own network namespace, where the loopback address is the node's.
@@ -62,7 +68,7 @@ pub trait SocketContext {
 
 /// The decision on a connect or a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict<Backend> {
+pub enum Verdict<Backend = SockAddr> {
     /// No Service: leave the destination as it is.
     Pass,
     /// Rewrite the destination.
@@ -74,23 +80,9 @@ pub enum Verdict<Backend> {
     },
 }
 
-impl<Backend> Verdict<Backend> {
-    /// The same verdict, with the backend in another form.
-    #[inline(always)]
-    pub fn map<Other>(self, form: impl FnOnce(Backend) -> Other) -> Verdict<Other> {
-        match self {
-            Self::Pass => Verdict::Pass,
-            Self::Refuse { port_counter } => Verdict::Refuse { port_counter },
-            Self::Redirect(Selection { backend, port_counter, backend_counter }) => {
-                Verdict::Redirect(Selection { backend: form(backend), port_counter, backend_counter })
-            }
-        }
-    }
-}
-
 /// The backend of a connection or a datagram, and where that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Selection<Backend> {
+pub struct Selection<Backend = SockAddr> {
     /// The backend.
     pub backend: Backend,
     /// The first counter of the service port.
@@ -101,8 +93,10 @@ pub struct Selection<Backend> {
 
 /// Decides where a new connection or a datagram to `(ip, port, protocol)` goes.
 ///
-/// `previous` is the backend that this socket used for this destination before: it is kept while it is in the set. The
-/// default stands for none; as an `Option` it would be an undefined word in the kernel, which the verifier rejects.
+/// `previous` is the backend that this socket used for this destination before, or unset: it is kept while it is in the set.
+/// (As an `Option` it would be an undefined word in the kernel, which the verifier rejects.)
+///
+/// The probe address is redirected to the loopback address if nothing else matches, also for an excluded process.
 #[inline(always)]
 pub fn decide<T: Tables>(
     tables: &T,
@@ -110,11 +104,38 @@ pub fn decide<T: Tables>(
     ip: T::Ip,
     port: Be16,
     protocol: u8,
-    previous: T::Backend,
-) -> Verdict<T::Backend> {
+    previous: SockAddr,
+) -> Verdict {
     if protocol != TCP && protocol != UDP {
         return Verdict::Pass;
     }
+    let verdict = match socket.is_excluded() {
+        true => Verdict::Pass,
+        false => decide_by_tables(tables, socket, ip, port, protocol, previous),
+    };
+    match verdict {
+        Verdict::Pass if ip == T::Ip::PROBE => Verdict::Redirect(Selection {
+            backend: SockAddr::new(T::Ip::LOOPBACK.mapped(), port),
+            port_counter: NO_COUNTER,
+            backend_counter: NO_COUNTER,
+        }),
+        Verdict::Pass => Verdict::Pass,
+        Verdict::Refuse { port_counter } => Verdict::Refuse { port_counter },
+        Verdict::Redirect(Selection { backend, port_counter, backend_counter }) => {
+            Verdict::Redirect(Selection { backend: T::Ip::sock_addr(backend), port_counter, backend_counter })
+        }
+    }
+}
+
+#[inline(always)]
+fn decide_by_tables<T: Tables>(
+    tables: &T,
+    socket: &impl SocketContext,
+    ip: T::Ip,
+    port: Be16,
+    protocol: u8,
+    previous: SockAddr,
+) -> Verdict<BackendOf<T>> {
     let frontend = if tables.may_be_frontend(ip) { tables.frontend(ip, port, protocol) } else { None };
     let found = match frontend {
         Some(frontend) => Some(frontend),
@@ -129,7 +150,8 @@ pub fn decide<T: Tables>(
     if frontend.backend_count == 0 {
         return Verdict::Refuse { port_counter };
     }
-    if previous != T::Backend::default() && tables.member(frontend.set, previous).is_some() {
+    let previous = T::Ip::backend_at(previous);
+    if previous != Default::default() && tables.member(frontend.set, previous).is_some() {
         return Verdict::Redirect(Selection { backend: previous, port_counter, backend_counter: NO_COUNTER });
     }
     socket.prefetch_counters(port_counter);
@@ -147,11 +169,11 @@ fn select_with_affinity<T: Tables>(
     tables: &T,
     socket: &impl SocketContext,
     frontend: &Frontend,
-) -> Option<Selection<T::Backend>> {
-    let key = AffinityKey::new(socket.affinity_client(), frontend.service_port, u32::from(T::IP_VERSION));
+) -> Option<Selection<BackendOf<T>>> {
+    let key = AffinityKey::new(socket.affinity_client(), frontend.service_port, u32::from(T::Ip::VERSION));
     let now = socket.now();
     let last = socket.affinity(&key);
-    let backend = T::backend_at(last.backend);
+    let backend = T::Ip::backend_at(last.backend);
     let member = if last.is_alive(now, frontend.affinity_timeout) {
         tables.member(frontend.set, backend)
     } else {
@@ -161,13 +183,13 @@ fn select_with_affinity<T: Tables>(
         Some(backend_counter) => Selection { backend, port_counter: frontend.counter, backend_counter },
         None => select_random(tables, socket, frontend)?,
     };
-    let selected = T::sock_addr(selection.backend);
+    let selected = T::Ip::sock_addr(selection.backend);
     let stored =
         socket.update_affinity(&key, &last, &AffinityEntry { backend: selected, zero: 0, used: now });
     if stored == selected {
         return Some(selection);
     }
-    let backend = T::backend_at(stored);
+    let backend = T::Ip::backend_at(stored);
     match tables.member(frontend.set, backend) {
         Some(backend_counter) => Some(Selection { backend, backend_counter, ..selection }),
         None => Some(selection),
@@ -183,7 +205,7 @@ fn select_random<T: Tables>(
     tables: &T,
     socket: &impl SocketContext,
     frontend: &Frontend,
-) -> Option<Selection<T::Backend>> {
+) -> Option<Selection<BackendOf<T>>> {
     let position = frontend.backend_offset + scale(socket.random(), frontend.backend_count);
     let (backend, backend_counter) = tables.backend(position)?;
     Some(Selection { backend, port_counter: frontend.counter, backend_counter })

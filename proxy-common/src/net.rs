@@ -167,9 +167,9 @@ const _: () = assert!(size_of::<SockAddr>() == 20);
 
 #[cfg(feature = "user")]
 mod user {
-    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-    use super::{V4, V6};
+    use super::{Be16, SockAddr, V4, V6};
 
     impl From<Ipv4Addr> for V4 {
         fn from(address: Ipv4Addr) -> Self {
@@ -199,6 +199,29 @@ mod user {
         /// A v4-mapped address becomes a v4 one.
         fn from(address: V6) -> Self {
             V4::from_mapped(address).map_or_else(|| Self::V6(address.into()), |v4| Self::V4(v4.into()))
+        }
+    }
+    impl From<IpAddr> for V6 {
+        /// A v4 address becomes a v4-mapped one.
+        fn from(address: IpAddr) -> Self {
+            match address {
+                IpAddr::V4(ip) => V4::from(ip).mapped(),
+                IpAddr::V6(ip) => ip.into(),
+            }
+        }
+    }
+
+    impl From<SockAddr> for SocketAddr {
+        /// A v4-mapped address becomes a v4 one.
+        fn from(address: SockAddr) -> Self {
+            Self::new(address.ip.into(), address.port.get())
+        }
+    }
+
+    impl From<SocketAddr> for SockAddr {
+        /// A v4 address becomes a v4-mapped one.
+        fn from(address: SocketAddr) -> Self {
+            Self::new(address.ip().into(), Be16::new(address.port()))
         }
     }
 }

@@ -12,6 +12,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::{
     counters::CounterIndex,
     net::{Be16, SockAddr, V4, V6},
+    probe,
 };
 
 /// IP protocol number of TCP.
@@ -170,6 +171,10 @@ pub type BackendSetMember = CounterIndex;
 pub trait Family: Copy + Default + PartialEq {
     /// The IP version, 4 or 6.
     const VERSION: u8;
+    /// The loopback address.
+    const LOOPBACK: Self;
+    /// The probe address.
+    const PROBE: Self;
     /// The key of a frontend.
     type FrontendKey: 'static;
     /// A backend; the default stands for none.
@@ -181,15 +186,10 @@ pub trait Family: Copy + Default + PartialEq {
 
     /// The key of the frontend at this address.
     fn frontend_key(self, port: Be16, protocol: u8) -> Self::FrontendKey;
-    /// The backend at this address.
-    fn backend(self, port: Be16) -> Self::Backend;
     /// The backend of an entry, and its counter.
     fn backend_of(entry: Self::BackendEntry) -> (Self::Backend, CounterIndex);
     /// The backend at a socket address; at the unspecified address if that is of the other family.
-    #[inline(always)]
-    fn backend_at(address: SockAddr) -> Self::Backend {
-        Self::from_mapped(address.ip).unwrap_or_default().backend(address.port)
-    }
+    fn backend_at(address: SockAddr) -> Self::Backend;
     /// The socket address of a backend.
     fn sock_addr(backend: Self::Backend) -> SockAddr;
     /// The key of a member of a backend set.
@@ -207,7 +207,7 @@ pub trait Family: Copy + Default + PartialEq {
 /// The table entries of one address family.
 macro_rules! family {
     (
-        $ip:ident, $version:literal, $networks:ident, $network:ident,
+        $ip:ident, $version:literal, $probe:ident, $networks:ident, $network:ident,
         $frontend_key:ident, $backend:ident, $backend_entry:ident, $member_key:ident
     ) => {
         #[doc = concat!("The key of a frontend over IPv", $version, ".")]
@@ -262,6 +262,8 @@ macro_rules! family {
 
         impl Family for $ip {
             const VERSION: u8 = $version;
+            const LOOPBACK: Self = Self::LOOPBACK;
+            const PROBE: Self = probe::$probe;
             type FrontendKey = $frontend_key;
             type Backend = $backend;
             type BackendEntry = $backend_entry;
@@ -273,13 +275,13 @@ macro_rules! family {
             }
 
             #[inline(always)]
-            fn backend(self, port: Be16) -> $backend {
-                $backend { address: self, port, zero: 0 }
+            fn backend_of(entry: $backend_entry) -> ($backend, CounterIndex) {
+                (entry.backend, entry.counter)
             }
 
             #[inline(always)]
-            fn backend_of(entry: $backend_entry) -> ($backend, CounterIndex) {
-                (entry.backend, entry.counter)
+            fn backend_at(SockAddr { ip, port, .. }: SockAddr) -> $backend {
+                $backend { address: Self::from_mapped(ip).unwrap_or_default(), port, zero: 0 }
             }
 
             #[inline(always)]
@@ -315,8 +317,8 @@ macro_rules! family {
     };
 }
 
-family!(V4, 4, networks4, network4, FrontendKey4, Backend4, BackendEntry4, BackendSetMemberKey4);
-family!(V6, 6, networks6, network6, FrontendKey6, Backend6, BackendEntry6, BackendSetMemberKey6);
+family!(V4, 4, ADDRESS4, networks4, network4, FrontendKey4, Backend4, BackendEntry4, BackendSetMemberKey4);
+family!(V6, 6, ADDRESS6, networks6, network6, FrontendKey6, Backend6, BackendEntry6, BackendSetMemberKey6);
 
 const _: () = assert!(size_of::<FrontendKey4>() == 8);
 const _: () = assert!(size_of::<FrontendKey6>() == 20);

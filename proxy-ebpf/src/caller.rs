@@ -10,7 +10,7 @@ use aya_ebpf::{
 use proxy_common::{
     affinity::{AffinityClient, AffinityEntry, AffinityKey},
     counters::CounterIndex,
-    decide::{SocketContext, mix},
+    decide::{SocketContext, Verdict, decide, mix},
     net::{SockAddr, V6},
 };
 
@@ -19,13 +19,16 @@ use crate::{
     config::SEED,
     counters::Counter,
     ctx,
+    exclusion::is_excluded,
     maps::{AFFINITY, AFFINITY_INSERTS},
+    side::{FamilyTables, Side},
     sock_nat::SlotRef,
 };
 
 /// The caller, by the context of its system call.
 pub(crate) struct Caller<'a> {
     ctx: &'a SockAddrContext,
+    is_excluded: bool,
     connects: bool,
     counter: Cell<Counter>,
     slot: Cell<SlotRef>,
@@ -35,13 +38,28 @@ impl<'a> Caller<'a> {
     /// The caller of a send.
     #[inline(always)]
     pub(crate) fn for_sendmsg(ctx: &'a SockAddrContext) -> Self {
-        Self { ctx, connects: false, counter: Cell::new(Counter::NONE), slot: Cell::new(SlotRef::UNKNOWN) }
+        Self {
+            ctx,
+            is_excluded: is_excluded(ctx),
+            connects: false,
+            counter: Cell::new(Counter::NONE),
+            slot: Cell::new(SlotRef::UNKNOWN),
+        }
     }
 
     /// The caller of a connect.
     #[inline(always)]
     pub(crate) fn for_connect(ctx: &'a SockAddrContext) -> Self {
         Self { connects: true, ..Self::for_sendmsg(ctx) }
+    }
+
+    /// The verdict on the destination `ip`, with the port and protocol of the context; none if there is no generation.
+    ///
+    /// `previous` is the backend that this socket used for this destination before, or unset.
+    #[inline(always)]
+    pub(crate) fn decide<F: FamilyTables>(&self, ip: F, previous: SockAddr) -> Option<Verdict> {
+        let (port, protocol) = (ctx::port(self.ctx), ctx::protocol(self.ctx));
+        Some(decide(&Side::<F>::active()?, self, ip, port, protocol, previous))
     }
 
     /// The slot of the socket.
@@ -58,6 +76,11 @@ impl<'a> Caller<'a> {
 }
 
 impl SocketContext for Caller<'_> {
+    #[inline(always)]
+    fn is_excluded(&self) -> bool {
+        self.is_excluded
+    }
+
     #[inline(always)]
     fn random(&self) -> u32 {
         // A socket that connects again may have been refused by its backend, and should try another one.

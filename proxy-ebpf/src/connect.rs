@@ -14,8 +14,6 @@ use crate::{
     caller::Caller,
     counters,
     ctx::{self, HookFamily, PASS},
-    decision::verdict,
-    exclusion::is_excluded,
     sock_nat, udp_nat,
 };
 
@@ -34,18 +32,18 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 #[inline(always)]
 fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
     let caller = Caller::for_connect(ctx);
-    let verdict = verdict(ctx, &caller, V4::address(ctx), is_excluded(ctx), SockAddr::UNSET)?;
+    let verdict = caller.decide(V4::address(ctx), SockAddr::UNSET)?;
     apply(ctx, &caller, verdict, V4::LOOPBACK)
 }
 
 #[inline(always)]
 fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
     let caller = Caller::for_connect(ctx);
-    let (ip, is_excluded) = (V6::address(ctx), is_excluded(ctx));
+    let ip = V6::address(ctx);
     let mapped = V4::from_mapped(ip);
     let verdict = match mapped {
-        Some(ip) => verdict(ctx, &caller, ip, is_excluded, SockAddr::UNSET),
-        None => verdict(ctx, &caller, ip, is_excluded, SockAddr::UNSET),
+        Some(ip) => caller.decide(ip, SockAddr::UNSET),
+        None => caller.decide(ip, SockAddr::UNSET),
     };
     let loopback = if mapped.is_some() { V4::LOOPBACK.mapped() } else { V6::LOOPBACK };
     apply(ctx, &caller, verdict?, loopback)
@@ -56,7 +54,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
 fn apply<F: HookFamily>(
     ctx: &SockAddrContext,
     caller: &Caller<'_>,
-    verdict: Verdict<SockAddr>,
+    verdict: Verdict,
     loopback: F,
 ) -> Option<i32> {
     let destination = ctx::sock_addr::<F>(ctx);

@@ -33,7 +33,7 @@ impl Counter {
 
     /// Counts a connection, or the first datagram to a backend; not the further datagrams.
     #[inline(always)]
-    pub(crate) fn connection<Backend>(self, selection: &Selection<Backend>) {
+    pub(crate) fn connection(self, selection: &Selection) {
         let backend = selection.backend_counter;
         if backend == NO_COUNTER {
             return;
@@ -49,7 +49,7 @@ impl Counter {
 /// Counts the same without a prefetched row, which may be null: one more state for the verifier to follow through
 /// everything in between.
 #[inline(always)]
-pub(crate) fn connection<Backend>(selection: &Selection<Backend>) {
+pub(crate) fn connection(selection: &Selection) {
     if selection.backend_counter != NO_COUNTER {
         Counter::of(selection.port_counter).connection(selection);
     }

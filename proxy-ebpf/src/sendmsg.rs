@@ -15,9 +15,6 @@ use crate::{
     caller::Caller,
     counters,
     ctx::{self, HookFamily, PASS},
-    decision::verdict,
-    exclusion::is_excluded,
-    probe::ProbeFamily,
     side::FamilyTables,
     sock_nat, udp_nat,
 };
@@ -35,7 +32,7 @@ pub(crate) fn sendmsg6(ctx: SockAddrContext) -> i32 {
 }
 
 #[inline(always)]
-fn try_sendmsg<F: HookFamily + FamilyTables + ProbeFamily>(ctx: &SockAddrContext) -> Option<i32> {
+fn try_sendmsg<F: HookFamily + FamilyTables>(ctx: &SockAddrContext) -> Option<i32> {
     let service = ctx::sock_addr::<F>(ctx);
     if ctx::is_connected(ctx) {
         if let Some(backend) = connected_backend(ctx, &service) {
@@ -47,8 +44,7 @@ fn try_sendmsg<F: HookFamily + FamilyTables + ProbeFamily>(ctx: &SockAddrContext
         }
     }
     let previous = udp_nat::backend_of(ctx, &service);
-    let caller = Caller::for_sendmsg(ctx);
-    match verdict(ctx, &caller, F::address(ctx), is_excluded(ctx), previous)? {
+    match Caller::for_sendmsg(ctx).decide(F::address(ctx), previous)? {
         Verdict::Pass => {
             udp_nat::remove(ctx, &service);
             Some(PASS)

@@ -7,7 +7,7 @@ use core::marker::PhantomData;
 use proxy_common::{
     counters::CounterIndex,
     decide::Tables,
-    net::{Be16, SockAddr, V4, V6},
+    net::{Be16, V4, V6},
     tables::{Family, Frontend, NodeAddrScope, NodePortKey, Prefilter},
 };
 
@@ -70,11 +70,6 @@ impl<F> Side<F> {
     pub(crate) fn of_family<Other>(&self) -> Side<Other> {
         Side { index: self.index, family: PhantomData }
     }
-
-    #[inline(always)]
-    fn prefilter(&self) -> Option<&Prefilter> {
-        PREFILTER.get(self.index)
-    }
 }
 
 // SAFETY of every `get` below: user space never writes to the tables of a side that a program may still be reading, so an
@@ -83,23 +78,16 @@ impl<F> Side<F> {
 
 impl<F: FamilyTables> Tables for Side<F> {
     type Ip = F;
-    type Backend = F::Backend;
-    const IP_VERSION: u8 = F::VERSION;
 
     #[inline(always)]
-    fn may_be_frontend(&self, ip: F) -> bool {
-        self.prefilter().is_some_and(|it| ip.may_be_frontend(it))
+    fn prefilter(&self) -> Option<&Prefilter> {
+        PREFILTER.get(self.index)
     }
 
     #[inline(always)]
     fn frontend(&self, ip: F, port: Be16, protocol: u8) -> Option<Frontend> {
         // SAFETY: see above.
         unsafe { F::frontends().get(self.index)?.get(ip.frontend_key(port, protocol)) }.copied()
-    }
-
-    #[inline(always)]
-    fn may_be_node_port(&self, port: Be16) -> bool {
-        self.prefilter().is_some_and(|it| it.node_ports.contains(port))
     }
 
     #[inline(always)]
@@ -126,16 +114,6 @@ impl<F: FamilyTables> Tables for Side<F> {
     fn member(&self, set: u32, backend: F::Backend) -> Option<CounterIndex> {
         // SAFETY: see above.
         unsafe { F::members().get(self.index)?.get(F::member_key(set, backend)) }.copied()
-    }
-
-    #[inline(always)]
-    fn backend_at(address: SockAddr) -> F::Backend {
-        F::backend_at(address)
-    }
-
-    #[inline(always)]
-    fn sock_addr(backend: F::Backend) -> SockAddr {
-        F::sock_addr(backend)
     }
 }
 

@@ -5,25 +5,43 @@ use std::cell;
 use proptest::prelude::*;
 
 use super::*;
-use crate::net::V6;
+use crate::{
+    net::V4,
+    tables::{Backend4, PortRange, network4},
+};
 
 /// The first counter of the frontend's service port.
 const PORT: CounterIndex = 40;
 /// The position of the frontend's first backend.
 const OFFSET: u32 = 100;
-/// The addresses of nodes.
+/// The last bytes of node addresses.
 const LOCAL: u32 = NodeAddrScope::LOCAL.0;
 const REMOTE: u32 = NodeAddrScope::REMOTE.0;
 const LOOPBACK: u32 = NodeAddrScope::LOOPBACK.0;
-const REFUSED: Verdict<u32> = Verdict::Refuse { port_counter: PORT };
+const REFUSED: Verdict = Verdict::Refuse { port_counter: PORT };
 
 fn counter_of(backend: u32) -> CounterIndex {
     1000 + backend
 }
 
+/// An address, each in a network of its own, or the unspecified one.
+fn ip(n: u32) -> V4 {
+    V4::from_raw(n.to_le())
+}
+
+/// The address of a backend, or no address.
+fn backend(n: u32) -> SockAddr {
+    if n == 0 { SockAddr::UNSET } else { SockAddr::new(ip(n).mapped(), Be16::new(80)) }
+}
+
 /// A new connection to a backend.
-fn to(backend: u32) -> Verdict<u32> {
-    Verdict::Redirect(Selection { backend, port_counter: PORT, backend_counter: counter_of(backend) })
+fn to(n: u32) -> Verdict {
+    Verdict::Redirect(Selection { backend: backend(n), port_counter: PORT, backend_counter: counter_of(n) })
+}
+
+/// A datagram to the same backend as the one before, which is not counted again.
+fn again_to(n: u32) -> Verdict {
+    Verdict::Redirect(Selection { backend: backend(n), port_counter: PORT, backend_counter: NO_COUNTER })
 }
 
 /// Tables with one frontend, `7:80`, with these backends.
@@ -31,13 +49,17 @@ struct OneFrontend {
     protocol: u8,
     backends: &'static [u32],
     affinity_timeout: u32,
+    prefilter: Box<Prefilter>,
     /// How many look-ups were made.
     lookups: cell::Cell<u32>,
 }
 
 impl OneFrontend {
     fn new(protocol: u8, backends: &'static [u32], affinity_timeout: u32) -> Self {
-        Self { protocol, backends, affinity_timeout, lookups: cell::Cell::new(0) }
+        let mut prefilter = Box::new(Prefilter::EMPTY);
+        prefilter.node_ports = PortRange { min: 30_000, max: 30_100 };
+        [7, 8].into_iter().for_each(|it| prefilter.networks4.insert(network4(ip(it))));
+        Self { protocol, backends, affinity_timeout, prefilter, lookups: cell::Cell::new(0) }
     }
 
     fn value(&self, flags: u32) -> Frontend {
@@ -60,62 +82,50 @@ impl OneFrontend {
 }
 
 impl Tables for OneFrontend {
-    type Ip = u32;
-    type Backend = u32;
-    const IP_VERSION: u8 = 4;
+    type Ip = V4;
 
-    fn may_be_frontend(&self, ip: u32) -> bool {
-        [7, 8].contains(&ip)
+    fn prefilter(&self) -> Option<&Prefilter> {
+        Some(&self.prefilter)
     }
 
-    fn frontend(&self, ip: u32, port: Be16, protocol: u8) -> Option<Frontend> {
-        assert!([7, 8].contains(&ip), "only looked up if the prefilter matches");
+    fn frontend(&self, address: V4, port: Be16, protocol: u8) -> Option<Frontend> {
+        assert!([ip(7), ip(8)].contains(&address), "only looked up if the prefilter matches");
         self.count_lookup();
-        (ip == 7 && port == Be16::new(80) && protocol == self.protocol).then(|| self.value(0))
-    }
-
-    fn may_be_node_port(&self, port: Be16) -> bool {
-        (30_000..=30_100).contains(&port.get())
+        (address == ip(7) && port == Be16::new(80) && protocol == self.protocol).then(|| self.value(0))
     }
 
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
         self.count_lookup();
-        assert!(self.may_be_node_port(port), "only looked up if the prefilter matches");
+        assert!((30_000..=30_100).contains(&port.get()), "only looked up if the prefilter matches");
         let flags = if port.get() == 30_081 { LOCAL_ADDRESSES_ONLY } else { 0 };
         ([30_080, 30_081].contains(&port.get()) && protocol == self.protocol).then(|| self.value(flags))
     }
 
-    fn node_addr_scope(&self, ip: u32) -> Option<NodeAddrScope> {
+    fn node_addr_scope(&self, address: V4) -> Option<NodeAddrScope> {
         self.count_lookup();
-        (LOCAL..=LOOPBACK).contains(&ip).then_some(NodeAddrScope(ip))
+        (LOCAL..=LOOPBACK).find(|it| ip(*it) == address).map(NodeAddrScope)
     }
 
-    fn backend(&self, position: u32) -> Option<(u32, CounterIndex)> {
+    fn backend(&self, position: u32) -> Option<(Backend4, CounterIndex)> {
         self.count_lookup();
         let slot = position.checked_sub(OFFSET).expect("a position of the set");
-        self.backends.get(slot as usize).map(|it| (*it, counter_of(*it)))
+        self.backends.get(slot as usize).map(|it| (V4::backend_at(backend(*it)), counter_of(*it)))
     }
 
-    fn member(&self, _: u32, backend: u32) -> Option<CounterIndex> {
+    fn member(&self, _: u32, member: Backend4) -> Option<CounterIndex> {
         self.count_lookup();
         assert!(
             self.protocol == UDP || self.affinity_timeout != 0,
             "only then is there a backend to return to"
         );
-        self.backends.contains(&backend).then(|| counter_of(backend))
-    }
-
-    fn backend_at(address: SockAddr) -> u32 {
-        address.ip.raw()[3]
-    }
-
-    fn sock_addr(backend: u32) -> SockAddr {
-        SockAddr::new(V6::from_raw([0, 0, 0, backend]), Be16::new(80))
+        let found = self.backends.iter().find(|it| V4::sock_addr(member) == backend(**it));
+        found.map(|it| counter_of(*it))
     }
 }
 
 #[derive(Default)]
 struct FakeSocket {
+    is_excluded: bool,
     random: u32,
     is_host: bool,
     client: u64,
@@ -128,6 +138,10 @@ struct FakeSocket {
 }
 
 impl SocketContext for FakeSocket {
+    fn is_excluded(&self) -> bool {
+        self.is_excluded
+    }
+
     fn random(&self) -> u32 {
         self.random
     }
@@ -167,11 +181,16 @@ impl SocketContext for FakeSocket {
     }
 }
 
+/// The verdict on `address:port`, over the protocol of the frontend.
+fn verdict(tables: &OneFrontend, socket: &FakeSocket, address: u32, port: u16, previous: u32) -> Verdict {
+    decide(tables, socket, ip(address), Be16::new(port), tables.protocol, backend(previous))
+}
+
 #[track_caller]
-fn check(protocol: u8, backends: &'static [u32], previous: u32, random: u32, expect: Verdict<u32>) {
+fn check(protocol: u8, backends: &'static [u32], previous: u32, random: u32, expect: Verdict) {
     let tables = OneFrontend::new(protocol, backends, 0);
     let socket = FakeSocket { random, ..FakeSocket::default() };
-    assert_eq!(decide(&tables, &socket, 7, Be16::new(80), protocol, previous), expect);
+    assert_eq!(verdict(&tables, &socket, 7, 80, previous), expect);
 }
 
 #[test]
@@ -190,13 +209,7 @@ fn the_random_bits_choose_the_slot() {
 #[test]
 fn the_previous_backend_is_kept_while_it_is_a_member() {
     // It is the same exchange of datagrams, which was counted before.
-    check(
-        UDP,
-        &[10, 11, 12],
-        11,
-        0,
-        Verdict::Redirect(Selection { backend: 11, port_counter: PORT, backend_counter: NO_COUNTER }),
-    );
+    check(UDP, &[10, 11, 12], 11, 0, again_to(11));
     check(UDP, &[10, 12], 11, 0, to(10));
 }
 
@@ -209,8 +222,7 @@ fn a_client_keeps_its_backend_until_the_timeout_or_until_the_backend_is_removed(
         socket.random = random;
         socket.now += later;
         let tables = OneFrontend::new(TCP, backends, 10);
-        let verdict = decide(&tables, &socket, 7, Be16::new(80), TCP, 0);
-        assert_eq!(verdict, to(expect));
+        assert_eq!(verdict(&tables, &socket, 7, 80, 0), to(expect));
     };
     check(first, 0, &[10, 11, 12], 10);
     check(last, 9 * SECOND, &[10, 11, 12], 10);
@@ -222,38 +234,55 @@ fn a_client_keeps_its_backend_until_the_timeout_or_until_the_backend_is_removed(
     socket.client = 1;
     socket.random = last;
     let tables = OneFrontend::new(TCP, &[10, 11], 10);
-    assert_eq!(decide(&tables, &socket, 7, Be16::new(80), TCP, 0), to(11));
+    assert_eq!(verdict(&tables, &socket, 7, 80, 0), to(11));
 }
 
 #[test]
 fn concurrent_connections_of_a_new_client_go_to_one_backend() {
     let tables = OneFrontend::new(TCP, &[10, 11, 12], 10);
-    let at = |backend| Some(OneFrontend::sock_addr(backend));
+    let at = |n| Some(backend(n));
     for (concurrent, expect) in [(None, 10), (at(10), 10), (at(12), 12), (at(13), 10)] {
         let socket = FakeSocket { now: 1, concurrent, ..FakeSocket::default() };
-        assert_eq!(decide(&tables, &socket, 7, Be16::new(80), TCP, 0), to(expect), "{concurrent:?}");
+        assert_eq!(verdict(&tables, &socket, 7, 80, 0), to(expect), "{concurrent:?}");
     }
 }
 
 #[test]
 fn unmatched_destinations_pass() {
     let tables = OneFrontend::new(TCP, &[10], 0);
-    for (ip, port, protocol) in [(8, 80, TCP), (9, 80, TCP), (7, 81, TCP), (7, 80, UDP), (7, 80, 132)] {
-        assert_eq!(decide(&tables, &FakeSocket::default(), ip, Be16::new(port), protocol, 0), Verdict::Pass);
+    for (address, port, protocol) in [(8, 80, TCP), (9, 80, TCP), (7, 81, TCP), (7, 80, UDP), (7, 80, 132)] {
+        assert_eq!(
+            decide(&tables, &FakeSocket::default(), ip(address), Be16::new(port), protocol, SockAddr::UNSET),
+            Verdict::Pass
+        );
+    }
+}
+
+#[test]
+fn the_probe_address_is_redirected_even_for_excluded_processes() {
+    let tables = OneFrontend::new(TCP, &[10], 0);
+    let socket = FakeSocket { is_excluded: true, ..FakeSocket::default() };
+    assert_eq!(verdict(&tables, &socket, 7, 80, 0), Verdict::Pass);
+    for (protocol, is_redirected) in [(TCP, true), (UDP, true), (132, false)] {
+        let verdict = decide(&tables, &socket, V4::PROBE, Be16::new(80), protocol, SockAddr::UNSET);
+        let loopback = SockAddr::new(V4::LOOPBACK.mapped(), Be16::new(80));
+        let selection =
+            Selection { backend: loopback, port_counter: NO_COUNTER, backend_counter: NO_COUNTER };
+        assert_eq!(verdict, if is_redirected { Verdict::Redirect(selection) } else { Verdict::Pass });
     }
 }
 
 #[track_caller]
-fn check_node_port(is_host: bool, ip: u32, port: u16, expect: Verdict<u32>) {
+fn check_node_port(is_host: bool, address: u32, port: u16, expect: Verdict) {
     let (tables, socket) = (OneFrontend::new(TCP, &[10], 0), FakeSocket { is_host, ..FakeSocket::default() });
-    assert_eq!(decide(&tables, &socket, ip, Be16::new(port), TCP, 0), expect);
+    assert_eq!(verdict(&tables, &socket, address, port, 0), expect);
 }
 
 #[test]
 fn a_node_port_is_served_at_node_addresses() {
-    for ip in [LOCAL, REMOTE] {
-        check_node_port(false, ip, 30_080, to(10));
-        check_node_port(false, ip, 30_082, Verdict::Pass);
+    for address in [LOCAL, REMOTE] {
+        check_node_port(false, address, 30_080, to(10));
+        check_node_port(false, address, 30_082, Verdict::Pass);
     }
     check_node_port(false, 9, 30_080, Verdict::Pass);
 }
@@ -267,7 +296,7 @@ fn a_node_port_of_local_policy_passes_at_the_addresses_of_other_nodes() {
 #[test]
 fn a_bind_conflicts_with_a_node_port_where_it_is_served() {
     let tables = OneFrontend::new(TCP, &[10], 0);
-    for (ip, port, protocol, expect) in [
+    for (address, port, protocol, expect) in [
         (0, 30_080, TCP, true),
         (LOCAL, 30_080, TCP, true),
         (LOOPBACK, 30_081, TCP, true),
@@ -277,8 +306,8 @@ fn a_bind_conflicts_with_a_node_port_where_it_is_served() {
         (0, 80, TCP, false),
         (0, 30_080, UDP, false),
     ] {
-        let found = node_port_conflict(&tables, ip, Be16::new(port), protocol).is_some();
-        assert_eq!(found, expect, "{ip}:{port}, protocol {protocol}");
+        let found = node_port_conflict(&tables, ip(address), Be16::new(port), protocol).is_some();
+        assert_eq!(found, expect, "{address}:{port}, protocol {protocol}");
     }
 }
 
@@ -293,12 +322,12 @@ fn each_decision_costs_a_fixed_number_of_look_ups() {
     const NETWORK_OF_SERVICES: u32 = 8;
     const ELSEWHERE: u32 = 9;
     let socket = FakeSocket { now: 3_600_000_000_000, ..FakeSocket::default() };
-    let check = |it: &OneFrontend, ip, port, previous, expect, lookups| {
+    let check = |it: &OneFrontend, address, port, previous, expect, lookups| {
         it.lookups.set(0);
         socket.lookups.set(0);
-        let verdict = decide(it, &socket, ip, Be16::new(port), it.protocol, previous);
+        let verdict = verdict(it, &socket, address, port, previous);
         let counted = it.lookups.get() + socket.lookups.get();
-        assert_eq!((verdict, counted), (expect, lookups), "{ip}:{port}");
+        assert_eq!((verdict, counted), (expect, lookups), "{address}:{port}");
     };
     let tcp = OneFrontend::new(TCP, &[10, 11], 0);
     // Unmatched destinations: in a network without frontends, and in one with some.
@@ -316,14 +345,7 @@ fn each_decision_costs_a_fixed_number_of_look_ups() {
     // An unconnected UDP socket: new, returning to its backend, and after its backend was removed.
     let udp = OneFrontend::new(UDP, &[10, 11], 0);
     check(&udp, 7, 80, 0, to(10), 2);
-    check(
-        &udp,
-        7,
-        80,
-        11,
-        Verdict::Redirect(Selection { backend: 11, port_counter: PORT, backend_counter: NO_COUNTER }),
-        2,
-    );
+    check(&udp, 7, 80, 11, again_to(11), 2);
     check(&udp, 7, 80, 12, to(10), 3);
     // A client with session affinity: new, returning, and after its backend was removed.
     let mut sticky = OneFrontend::new(TCP, &[10, 11], 60);

@@ -10,11 +10,8 @@ use std::{
 use proxy_common::{
     counters::{COUNTERS_PER_CHUNK, COUNTERS_PER_PORT, CounterIndex},
     decide::Tables,
-    net::{Be16, SockAddr, V4, V6},
-    tables::{
-        Backend4, Backend6, BackendEntry4, BackendEntry6, Family, Frontend, NodeAddrScope, NodePortKey,
-        Prefilter,
-    },
+    net::{Be16, V4, V6},
+    tables::{BackendEntry4, BackendEntry6, Family, Frontend, NodeAddrScope, NodePortKey, Prefilter},
 };
 
 use crate::{
@@ -76,21 +73,9 @@ impl Memory {
     /// Where a frontend of the active side leads: every backend a program could choose.
     pub(super) fn backends(&self, frontend: FrontendAddress) -> Option<Vec<SocketAddr>> {
         let (port, protocol) = (Be16::new(frontend.address.port()), frontend.transport.number());
-        let mut backends: Vec<SocketAddr> = match frontend.address.ip() {
-            IpAddr::V4(ip) => {
-                let row = find(side::<V4>(self), ip.into(), ip.is_unspecified(), port, protocol)?;
-                (row.backend_offset..row.backend_offset + row.backend_count)
-                    .map(|it| side::<V4>(self).backend(it).expect("every slot is there"))
-                    .map(|(it, _)| at4(&it))
-                    .collect()
-            }
-            IpAddr::V6(ip) => {
-                let row = find(side::<V6>(self), ip.into(), ip.is_unspecified(), port, protocol)?;
-                (row.backend_offset..row.backend_offset + row.backend_count)
-                    .map(|it| side::<V6>(self).backend(it).expect("every slot is there"))
-                    .map(|(it, _)| at6(&it))
-                    .collect()
-            }
+        let mut backends = match frontend.address.ip() {
+            IpAddr::V4(ip) => side::<V4>(self).backends(side(self).find(V4::from(ip), port, protocol)?),
+            IpAddr::V6(ip) => side::<V6>(self).backends(side(self).find(V6::from(ip), port, protocol)?),
         };
         backends.sort_unstable();
         Some(backends)
@@ -99,23 +84,15 @@ impl Memory {
     /// Whether the set of a frontend of the active side lists a member.
     pub(super) fn is_member(&self, frontend: FrontendAddress, backend: SocketAddr) -> bool {
         let (port, protocol) = (Be16::new(frontend.address.port()), frontend.transport.number());
-        let backend_port = Be16::new(backend.port());
-        match (frontend.address.ip(), backend.ip()) {
-            (IpAddr::V4(ip), IpAddr::V4(to)) => {
-                find(side::<V4>(self), ip.into(), ip.is_unspecified(), port, protocol).is_some_and(|row| {
-                    side::<V4>(self)
-                        .member(row.set, Backend4 { address: to.into(), port: backend_port, zero: 0 })
-                        .is_some()
-                })
+        match frontend.address.ip() {
+            IpAddr::V4(ip) => {
+                let found = side(self).find(V4::from(ip), port, protocol);
+                found.is_some_and(|it| side::<V4>(self).has_member(it, backend))
             }
-            (IpAddr::V6(ip), IpAddr::V6(to)) => {
-                find(side::<V6>(self), ip.into(), ip.is_unspecified(), port, protocol).is_some_and(|row| {
-                    side::<V6>(self)
-                        .member(row.set, Backend6 { address: to.into(), port: backend_port, zero: 0 })
-                        .is_some()
-                })
+            IpAddr::V6(ip) => {
+                let found = side(self).find(V6::from(ip), port, protocol);
+                found.is_some_and(|it| side::<V6>(self).has_member(it, backend))
             }
-            _ => false,
         }
     }
 
@@ -179,68 +156,65 @@ impl Memory {
     }
 }
 
-/// What a program finds there; the unspecified address stands for a node port.
-fn find<T: Tables>(tables: T, ip: T::Ip, any: bool, port: Be16, protocol: u8) -> Option<Frontend> {
-    match any {
-        true if tables.may_be_node_port(port) => tables.node_port(port, protocol),
-        true => None,
-        false if tables.may_be_frontend(ip) => tables.frontend(ip, port, protocol),
-        false => None,
-    }
+/// An address family whose table entries are plain bytes.
+trait TestFamily:
+    Family<
+        FrontendKey: bytemuck::NoUninit,
+        BackendEntry: bytemuck::AnyBitPattern,
+        BackendSetMemberKey: bytemuck::NoUninit,
+    >
+{
 }
 
-fn at4(backend: &Backend4) -> SocketAddr {
-    SocketAddr::new(IpAddr::V4(backend.address.into()), backend.port.get())
-}
-
-fn at6(backend: &Backend6) -> SocketAddr {
-    SocketAddr::new(IpAddr::V6(backend.address.into()), backend.port.get())
-}
+impl TestFamily for V4 {}
+impl TestFamily for V6 {}
 
 /// The active side, as a program of one address family sees it.
 struct ActiveSide<'a, F>(&'a Memory, PhantomData<F>);
 
-fn side<F: Family>(maps: &Memory) -> ActiveSide<'_, F> {
+fn side<F: TestFamily>(maps: &Memory) -> ActiveSide<'_, F> {
     ActiveSide(maps, PhantomData)
 }
 
-impl<F> ActiveSide<'_, F>
-where
-    F: Family<
-            FrontendKey: bytemuck::NoUninit,
-            BackendEntry: bytemuck::AnyBitPattern,
-            BackendSetMemberKey: bytemuck::NoUninit,
-        >,
-{
+impl<F: TestFamily> ActiveSide<'_, F> {
     /// The table of the family.
     fn of_family(v4: Table, v6: Table) -> Table {
         if F::VERSION == 4 { v4 } else { v6 }
     }
+
+    /// The frontend at an address; the unspecified one stands for a node port.
+    fn find(&self, address: F, port: Be16, protocol: u8) -> Option<Frontend> {
+        match address == F::default() {
+            true if self.may_be_node_port(port) => self.node_port(port, protocol),
+            true => None,
+            false if self.may_be_frontend(address) => self.frontend(address, port, protocol),
+            false => None,
+        }
+    }
+
+    /// The backends of a frontend.
+    fn backends(&self, frontend: Frontend) -> Vec<SocketAddr> {
+        let positions = frontend.backend_offset..frontend.backend_offset + frontend.backend_count;
+        let entries = positions.map(|it| self.backend(it).expect("every position is there"));
+        entries.map(|(backend, _)| F::sock_addr(backend).into()).collect()
+    }
+
+    /// Whether the set of a frontend has this member.
+    fn has_member(&self, frontend: Frontend, backend: SocketAddr) -> bool {
+        self.member(frontend.set, F::backend_at(backend.into())).is_some()
+    }
 }
 
-impl<F> Tables for ActiveSide<'_, F>
-where
-    F: Family<
-            FrontendKey: bytemuck::NoUninit,
-            BackendEntry: bytemuck::AnyBitPattern,
-            BackendSetMemberKey: bytemuck::NoUninit,
-        >,
-{
+impl<F: TestFamily> Tables for ActiveSide<'_, F> {
     type Ip = F;
-    type Backend = F::Backend;
-    const IP_VERSION: u8 = F::VERSION;
 
-    fn may_be_frontend(&self, ip: F) -> bool {
-        ip.may_be_frontend(self.0.prefilter())
+    fn prefilter(&self) -> Option<&Prefilter> {
+        Some(self.0.prefilter())
     }
 
     fn frontend(&self, ip: F, port: Be16, protocol: u8) -> Option<Frontend> {
         let table = Self::of_family(Table::Frontends4, Table::Frontends6);
         self.0.get(table, &ip.frontend_key(port, protocol))
-    }
-
-    fn may_be_node_port(&self, port: Be16) -> bool {
-        self.0.prefilter().node_ports.contains(port)
     }
 
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
@@ -259,14 +233,6 @@ where
     fn member(&self, set: u32, backend: F::Backend) -> Option<CounterIndex> {
         let table = Self::of_family(Table::Members4, Table::Members6);
         self.0.get(table, &F::member_key(set, backend))
-    }
-
-    fn backend_at(address: SockAddr) -> F::Backend {
-        F::backend_at(address)
-    }
-
-    fn sock_addr(backend: F::Backend) -> SockAddr {
-        F::sock_addr(backend)
     }
 }
 
