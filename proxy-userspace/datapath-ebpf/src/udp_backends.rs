@@ -13,7 +13,7 @@ use model::{
     state::{NodeState, ServiceState},
 };
 
-use proxy_common::{net::V6, probe};
+use proxy_common::probe;
 
 use crate::compile::{Frontend, Transport, compile};
 use datapath::FrontendKind;
@@ -37,7 +37,7 @@ impl Flows {
     /// Whether `backend` still serves a Service's address, or the node port that it is.
     pub(crate) fn serves(&self, service: SocketAddr, backend: SocketAddr) -> bool {
         // The canary's are nobody's, and end by themselves.
-        if probe::is_probe(mapped(service.ip())) {
+        if probe::is_probe(service.ip().into()) {
             return true;
         }
         let any = match service {
@@ -46,13 +46,6 @@ impl Flows {
         };
         let backends = self.0.get(&service).or_else(|| self.0.get(&SocketAddr::new(any, service.port())));
         backends.is_some_and(|it| it.contains(&backend))
-    }
-}
-
-fn mapped(ip: IpAddr) -> V6 {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().into(),
-        IpAddr::V6(ip) => ip.into(),
     }
 }
 

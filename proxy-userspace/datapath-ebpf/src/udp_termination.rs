@@ -5,11 +5,7 @@
 //! The one rule: a socket is ended only if its own memory says that we have led it there. Who connected to a pod directly
 //! is spared.
 
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    thread,
-};
+use std::{io, net::SocketAddr, thread};
 
 use aya::maps::{Array, HashMap, Map, MapData};
 use datapath::TerminationReport;
@@ -19,7 +15,6 @@ use netlink::{
     sock_diag::{ConnectedUdp, SockDiag},
 };
 use proxy_common::{
-    net::SockAddr,
     sock_nat::{NatSlot, SockNat},
     udp_nat::{UdpNatEntry, UdpNatKey},
 };
@@ -103,11 +98,11 @@ impl UdpTerminator {
 
     /// The Service address that the socket was led away from, if it was.
     fn service_of(&self, socket: &ConnectedUdp) -> Option<SocketAddr> {
-        let translation = self.translation(socket)?;
-        (address(translation.backend) == socket.peer()).then(|| address(translation.service))
+        let nat = self.nat(socket)?;
+        (SocketAddr::from(nat.backend) == socket.peer()).then(|| nat.service.into())
     }
 
-    fn translation(&self, socket: &ConnectedUdp) -> Option<SockNat> {
+    fn nat(&self, socket: &ConnectedUdp) -> Option<SockNat> {
         let cookie = socket.cookie();
         let index = u32::try_from(cookie & self.slot_mask).ok()?;
         let slot: NatSlot = bytemuck::cast(self.slots.get(&index, 0).ok()?);
@@ -123,8 +118,4 @@ impl UdpTerminator {
 /// Whether sockets can be ended: the kernel may have been built without it.
 pub(super) fn is_supported() -> io::Result<()> {
     SockDiag::open()?.check_termination()
-}
-
-fn address(address: SockAddr) -> SocketAddr {
-    SocketAddr::new(IpAddr::V6(address.ip.into()).to_canonical(), address.port.get())
 }

@@ -6,7 +6,7 @@ use bytemuck::Zeroable as _;
 use model::Family;
 use proxy_common::{
     counters::CounterIndex,
-    net::{Be16, V4, V6},
+    net::{Be16, V6},
     tables::{
         Backend4, Backend6, BackendEntry4, BackendEntry6, BackendSetMemberKey4, BackendSetMemberKey6,
         Frontend, FrontendKey4, FrontendKey6, Network, NodeAddrScope, NodePortKey, network4, network6,
@@ -68,19 +68,12 @@ pub(super) fn delete_frontend(changes: &mut Changes, address: FrontendAddress) {
     with_frontend_key!(address, |table, key| changes.delete(table, &key));
 }
 
-fn place_key(address: IpAddr) -> V6 {
-    match address {
-        IpAddr::V4(ip) => V4::from(ip).mapped(),
-        IpAddr::V6(ip) => ip.into(),
-    }
-}
-
 pub(super) fn put_place(changes: &mut Changes, address: IpAddr, place: NodeAddrScope) {
-    changes.put(Table::NodeAddrs, &place_key(address), &place);
+    changes.put(Table::NodeAddrs, &V6::from(address), &place);
 }
 
 pub(super) fn delete_place(changes: &mut Changes, address: IpAddr) {
-    changes.delete(Table::NodeAddrs, &place_key(address));
+    changes.delete(Table::NodeAddrs, &V6::from(address));
 }
 
 pub(super) fn put_backend(changes: &mut Changes, position: u32, backend: SocketAddr, cell: CounterIndex) {
