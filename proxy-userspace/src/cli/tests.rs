@@ -291,3 +291,20 @@ fn each_flag_has_an_environment_variable_except_those_that_belong_to_one_call() 
     let expect = format!("Each flag has an environment variable, but for {}", named.join(", "));
     assert!(include_str!("../../../README.md").contains(&expect), "the README does not contain: {expect}");
 }
+
+#[test]
+fn the_configuration_page_names_every_flag_and_variable() {
+    const PAGE: &str = include_str!("../../../docs/configuration.md");
+    let mut command = Cli::command();
+    command.build();
+    for it in
+        command.get_subcommands().filter(|it| it.get_name() != "help").flat_map(clap::Command::get_arguments)
+    {
+        let flag =
+            it.get_long().filter(|it| !matches!(*it, "help" | "version")).map(|it| format!("`--{it}`"));
+        let variable = it.get_env().map(|it| format!("`{}`", it.display()));
+        for name in flag.into_iter().chain(variable) {
+            assert!(PAGE.contains(&name), "{name} is missing");
+        }
+    }
+}
