@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     tonic_prost_build::configure()
         .btree_map(".")
         .codec_path("crate::codec::SmallBuffers")
-        // Whose connection it is, is not for the messages to know.
+        // The client library has its own connection code.
         .build_transport(false)
         .client_mod_attribute(".", "#[cfg(feature = \"client\")]")
         .server_mod_attribute(".", "#[cfg(feature = \"server\")]")

@@ -1,7 +1,7 @@
-//! A backend that computes rules from each state, and applies only the difference:
+//! A backend that computes rules from each state and applies only the difference:
 //! `difference unix:///run/kube-proxy-ebpf/proxy.sock NODE`.
 //!
-//! The rules are lines here; they could be those of any table in the kernel.
+//! Here the rules are printed; they could be the entries of any table in the kernel.
 
 use std::{collections::BTreeMap, error::Error};
 
@@ -10,16 +10,16 @@ use proxy_contract::{
     client::{Client, ServiceEndpoints, State},
 };
 
-/// Which address and port lead to which endpoints, of IPv4.
+/// The endpoints of each frontend (address, port and protocol), IPv4 only.
 fn rules(state: &State) -> BTreeMap<String, String> {
     let mut rules = BTreeMap::new();
     for ServiceEndpoints { service, endpoints } in state.services.values().map(|it| &**it) {
         let ips = service.ips.iter().filter_map(|it| it.cluster_ips.as_ref()).flat_map(|it| &it.v4);
         for ip in ips {
             for (index, port) in service.ports.iter().enumerate() {
-                // To a cluster IP, not from outside.
-                let inside = endpoints.values().filter(|it| it.scopes_at(service, index).internal);
-                let targets = inside.filter_map(|it| {
+                // For traffic to a cluster IP.
+                let internal = endpoints.values().filter(|it| it.scopes_at(service, index).internal);
+                let targets = internal.filter_map(|it| {
                     let ip = it.ips.as_ref()?.v4.first()?;
                     Some(format!("{ip}:{}", it.port(service, index)?))
                 });
@@ -35,7 +35,7 @@ fn rules(state: &State) -> BTreeMap<String, String> {
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let mut arguments = std::env::args().skip(1);
-    let target = arguments.next().ok_or("the first argument is an address, as in unix:///path")?;
+    let target = arguments.next().ok_or("the first argument must be an address, such as unix:///path")?;
     let mut states = Client::new(target.parse()?, arguments.next().unwrap_or_default()).watch();
     let mut store = DiffStore::new();
     while let Some(state) = states.next().await {

@@ -1,6 +1,6 @@
-//! A backend that is told of every change: `incremental unix:///run/kube-proxy-ebpf/proxy.sock NODE`.
+//! A backend with a callback per change: `incremental unix:///run/kube-proxy-ebpf/proxy.sock NODE`.
 //!
-//! A brain that is restarted makes no call for what has not changed: that is what `ResetFilter` is for.
+//! `ResetFilter` suppresses callbacks for what has not changed when the brain restarts.
 
 use std::error::Error;
 
@@ -30,11 +30,11 @@ impl Incremental for Printer {
     }
 
     fn sync(&mut self) {
-        println!("= in force now");
+        println!("= in sync");
     }
 
     fn reset(&mut self) {
-        unreachable!("a backend behind `ResetFilter` is never reset");
+        unreachable!("`ResetFilter` never calls it");
     }
 }
 
@@ -42,7 +42,7 @@ impl Incremental for Printer {
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let mut arguments = std::env::args().skip(1);
-    let target = arguments.next().ok_or("the first argument is an address, as in unix:///path")?;
+    let target = arguments.next().ok_or("the first argument must be an address, such as unix:///path")?;
     let client = Client::new(target.parse()?, arguments.next().unwrap_or_default());
     client.run(&mut ResetFilter::new(Printer)).await;
     Ok(())

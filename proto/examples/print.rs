@@ -8,7 +8,7 @@ use proxy_contract::client::Client;
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let mut arguments = std::env::args().skip(1);
-    let target = arguments.next().ok_or("the first argument is an address, as in unix:///path")?;
+    let target = arguments.next().ok_or("the first argument must be an address, such as unix:///path")?;
     let mut states = Client::new(target.parse()?, arguments.next().unwrap_or_default()).watch();
     while let Some(state) = states.next().await {
         for (name, it) in &state.services {

@@ -1,7 +1,4 @@
-//! How messages are buffered.
-//!
-//! The one rule: a stream that waits costs little.
-//! A brain has a thousand of them, and what a buffer has grown to for one full state stays with it.
+//! The protobuf codec with small buffers: a brain has a thousand idle streams, and tonic's buffers never shrink.
 
 use std::marker::PhantomData;
 
@@ -9,12 +6,12 @@ use prost::Message;
 use tonic::codec::{BufferSettings, Codec};
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
-/// What a stream begins with, in bytes: more than most messages.
-const BUFFER: usize = 1 << 10;
-/// How much is put together before it is sent, in bytes.
-const TOGETHER: usize = 4 << 10;
+/// The initial size of a stream's buffer, in bytes; most messages fit.
+const BUFFER_SIZE: usize = 1 << 10;
+/// How many bytes are collected before they are sent.
+const YIELD_THRESHOLD: usize = 4 << 10;
 
-/// The encoding of prost, with small buffers.
+/// Prost's encoding with small buffers.
 #[derive(Debug)]
 pub(crate) struct SmallBuffers<T, U>(PhantomData<(T, U)>);
 
@@ -35,10 +32,10 @@ where
     type Decoder = ProstDecoder<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
-        ProstCodec::<T, U>::raw_encoder(BufferSettings::new(BUFFER, TOGETHER))
+        ProstCodec::<T, U>::raw_encoder(BufferSettings::new(BUFFER_SIZE, YIELD_THRESHOLD))
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        ProstCodec::<T, U>::raw_decoder(BufferSettings::new(BUFFER, TOGETHER))
+        ProstCodec::<T, U>::raw_decoder(BufferSettings::new(BUFFER_SIZE, YIELD_THRESHOLD))
     }
 }

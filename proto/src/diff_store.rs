@@ -1,16 +1,15 @@
-//! A store that knows what changed: write a wave, read the difference to the wave before.
+//! A key-value store that computes the difference between two states.
 //!
-//! The one rule: a difference is between two finished waves.
-//! What came and went within one wave is not in it, however often it changed.
+//! A difference is between two finished states; intermediate values do not appear in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Keys and values, written in waves.
+/// Keys and values, written in batches.
 ///
-/// A wave is what is set and deleted until [`done`](Self::done). Then [`created`](Self::created),
-/// [`updated`](Self::updated) and [`deleted`](Self::deleted) say what it changed.
-/// The next wave changes what is there, at the cost of what it touches; or it is written whole, after
-/// [`reset`](Self::reset): what is not set again is deleted when the wave is done.
+/// A batch consists of the calls of `set` and `delete` until [`done`](Self::done); after that, [`created`](Self::created),
+/// [`updated`](Self::updated) and [`deleted`](Self::deleted) return the difference to the previous batch.
+/// A batch either changes the existing entries, at the cost of those that it touches, or replaces them all, after
+/// [`reset`](Self::reset): `done` deletes the entries that were not set again.
 ///
 /// ```
 /// use proxy_contract::DiffStore;
@@ -30,12 +29,12 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug)]
 pub struct DiffStore<K, V> {
     entries: BTreeMap<K, Entry<V>>,
-    /// What this wave has touched, as it was when the wave before was done.
+    /// The entries that this batch has touched, as they were before it.
     before: BTreeMap<K, Option<V>>,
-    /// Counts the resets.
+    /// The number of resets.
     epoch: u64,
-    /// Whether this wave is written whole.
-    whole: bool,
+    /// Whether this batch replaces all entries.
+    replaces_all: bool,
     created: BTreeSet<K>,
     updated: BTreeSet<K>,
     deleted: BTreeMap<K, V>,
@@ -44,7 +43,7 @@ pub struct DiffStore<K, V> {
 #[derive(Clone, Debug)]
 struct Entry<V> {
     value: V,
-    /// The epoch in which it was set last.
+    /// The epoch in which it was last set.
     epoch: u64,
 }
 
@@ -54,7 +53,7 @@ impl<K, V> Default for DiffStore<K, V> {
             entries: BTreeMap::new(),
             before: BTreeMap::new(),
             epoch: 0,
-            whole: false,
+            replaces_all: false,
             created: BTreeSet::new(),
             updated: BTreeSet::new(),
             deleted: BTreeMap::new(),
@@ -63,13 +62,13 @@ impl<K, V> Default for DiffStore<K, V> {
 }
 
 impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
-    /// An empty store, in its first wave.
+    /// An empty store.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets a value in this wave.
+    /// Sets a value.
     pub fn set(&mut self, key: K, value: V) {
         let epoch = self.epoch;
         match self.entries.get_mut(&key) {
@@ -85,42 +84,42 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
-    /// Takes a value away in this wave, if it is there.
+    /// Deletes a value, if it exists.
     pub fn delete(&mut self, key: &K) {
         if let Some((key, old)) = self.entries.remove_entry(key) {
             self.before.entry(key).or_insert(Some(old.value));
         }
     }
 
-    /// The value as this wave has it so far.
+    /// The current value.
     pub fn get(&self, key: &K) -> Option<&V> {
-        self.entries.get(key).filter(|it| self.is_there(it)).map(|it| &it.value)
+        self.entries.get(key).filter(|it| self.exists(it)).map(|it| &it.value)
     }
 
-    /// Everything as this wave has it so far, in ascending order of keys.
+    /// All current entries, in ascending order of keys.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.entries.iter().filter(|(_, it)| self.is_there(it)).map(|(key, it)| (key, &it.value))
+        self.entries.iter().filter(|(_, it)| self.exists(it)).map(|(key, it)| (key, &it.value))
     }
 
-    fn is_there(&self, entry: &Entry<V>) -> bool {
-        !self.whole || entry.epoch == self.epoch
+    fn exists(&self, entry: &Entry<V>) -> bool {
+        !self.replaces_all || entry.epoch == self.epoch
     }
 
-    /// Begins this wave anew, to be written whole: what is not set again is deleted when it is done.
+    /// Starts to replace all entries: `done` deletes those that were not set again.
     pub fn reset(&mut self) {
         self.epoch += 1;
-        self.whole = true;
+        self.replaces_all = true;
     }
 
-    /// Ends this wave: its difference to the one before can be read until the next one ends.
+    /// Ends the batch. Its difference to the previous one can be read until the next call.
     pub fn done(&mut self) {
-        if self.whole {
+        if self.replaces_all {
             let epoch = self.epoch;
             let before = &mut self.before;
             for (key, old) in self.entries.extract_if(.., |_, it| it.epoch != epoch) {
                 before.entry(key).or_insert(Some(old.value));
             }
-            self.whole = false;
+            self.replaces_all = false;
         }
         self.created.clear();
         self.updated.clear();
@@ -141,17 +140,22 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
-    /// What the last finished wave added, in ascending order of keys, with the values as they are now.
+    /// Whether the last batch changed anything.
+    pub fn has_changes(&self) -> bool {
+        !(self.created.is_empty() && self.updated.is_empty() && self.deleted.is_empty())
+    }
+
+    /// The entries that the last batch added, in ascending order of keys, with their current values.
     pub fn created(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
         self.values(&self.created)
     }
 
-    /// What the last finished wave gave another value, in ascending order of keys, with the values as they are now.
+    /// The entries that the last batch changed, in ascending order of keys, with their current values.
     pub fn updated(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
         self.values(&self.updated)
     }
 
-    /// What the last finished wave took away, in ascending order of keys, with the values as they were.
+    /// The entries that the last batch deleted, in ascending order of keys, with their former values.
     pub fn deleted(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
         self.deleted.iter()
     }
@@ -186,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_difference_is_that_of_two_plain_maps(steps in proptest::collection::vec(step(), 0..60)) {
+        fn the_difference_is_that_of_two_maps(steps in proptest::collection::vec(step(), 0..60)) {
             let mut store = DiffStore::new();
             let (mut before, mut now) = (BTreeMap::new(), BTreeMap::new());
             for step in steps {

@@ -1,18 +1,18 @@
-//! Where an endpoint listens, and for whom.
+//! The ports of an endpoint and the traffic that it may serve.
 //!
-//! The one rule: what a brain does not say so is not served.
+//! An endpoint serves only the ports that the brain lists for it.
 
 use crate::localv1::{Endpoint, EndpointScopes, PortName, Service};
 
 impl Endpoint {
-    /// The port that it listens on for the one at position `index` of its Service's ports; none if it does not serve that.
+    /// The port that the endpoint listens on for `service.ports[index]`; `None` if it does not serve that port.
     ///
     /// ```
     /// # use proxy_contract::localv1::{Endpoint, PortMapping, PortName, Service};
     /// let port = PortMapping { name: "http".into(), port: 80, ..PortMapping::default() };
     /// let service = Service { ports: vec![port], ..Service::default() };
-    /// let said = PortName { name: "http".into(), port: 8080, index: Some(0), ..PortName::default() };
-    /// let endpoint = Endpoint { port_overrides: vec![said], ..Endpoint::default() };
+    /// let target = PortName { name: "http".into(), port: 8080, index: Some(0), ..PortName::default() };
+    /// let endpoint = Endpoint { port_overrides: vec![target], ..Endpoint::default() };
     /// assert_eq!(endpoint.port(&service, 0), Some(8080));
     /// assert_eq!(endpoint.port(&service, 1), None);
     /// ```
@@ -20,7 +20,7 @@ impl Endpoint {
         let it = service.ports.get(index)?;
         let has_name = !(it.name.is_empty() && it.target_port_name.is_empty());
         let port = match self.entry(service, index) {
-            Some(said) => said.port,
+            Some(entry) => entry.port,
             None if has_name || self.has_indices() => return None,
             None if it.target_port == 0 => it.port,
             None => it.target_port,
@@ -28,15 +28,15 @@ impl Endpoint {
         u16::try_from(port).ok().filter(|it| *it > 0)
     }
 
-    /// What it may be used for at the port at position `index` of its Service's ports. `cluster` is always said here: by a
-    /// brain that does not know it, whatever may be used from inside or from outside may be used so, too.
+    /// The traffic that the endpoint may serve on `service.ports[index]`. `cluster` is always set: if the brain does not
+    /// send it, it is the union of `internal` and `external`.
     pub fn scopes_at(&self, service: &Service, index: usize) -> EndpointScopes {
         let own = self.entry(service, index).and_then(|it| it.scopes);
         let it = own.or(self.scopes).unwrap_or_default();
         EndpointScopes { cluster: Some(it.cluster.unwrap_or(it.internal || it.external)), ..it }
     }
 
-    /// What is said of a port.
+    /// The entry of `service.ports[index]`.
     fn entry(&self, service: &Service, index: usize) -> Option<&PortName> {
         let port = service.ports.get(index)?;
         if self.has_indices() {
@@ -47,7 +47,7 @@ impl Endpoint {
         self.port_overrides.iter().find(|it| it.name == *name)
     }
 
-    /// Whether ports are told apart by their positions, as our brain does.
+    /// Whether entries are found by index, as this project's brain sends them, or by name, as KPNG's does.
     fn has_indices(&self) -> bool {
         self.port_overrides.iter().any(|it| it.index.is_some())
     }
@@ -63,46 +63,46 @@ mod tests {
         PortMapping { name, port: 80, target_port, target_port_name, ..PortMapping::default() }
     }
 
-    fn said(name: &str, port: i32, index: Option<u32>) -> PortName {
+    fn entry(name: &str, port: i32, index: Option<u32>) -> PortName {
         PortName { name: name.to_owned(), port, index, ..PortName::default() }
     }
 
     #[track_caller]
-    fn check(ports: &[PortMapping], said: &[PortName], expect: &[Option<u16>]) {
+    fn check(ports: &[PortMapping], entries: &[PortName], expect: &[Option<u16>]) {
         let service = Service { ports: ports.to_vec(), ..Service::default() };
-        let endpoint = Endpoint { port_overrides: said.to_vec(), ..Endpoint::default() };
+        let endpoint = Endpoint { port_overrides: entries.to_vec(), ..Endpoint::default() };
         let found: Vec<_> = (0..ports.len()).map(|it| endpoint.port(&service, it)).collect();
         assert_eq!(found, expect);
         assert_eq!(endpoint.port(&service, ports.len()), None);
     }
 
     #[test]
-    fn a_position_tells_ports_of_one_name_apart() {
+    fn the_index_distinguishes_ports_of_the_same_name() {
         let ports = [port("dns", 0, ""), port("dns", 0, ""), port("", 9, "")];
-        let said = [said("dns", 54, Some(1)), said("dns", 53, Some(0))];
-        check(&ports, &said, &[Some(53), Some(54), None]);
+        let entries = [entry("dns", 54, Some(1)), entry("dns", 53, Some(0))];
+        check(&ports, &entries, &[Some(53), Some(54), None]);
     }
 
     #[test]
-    fn without_positions_names_count_and_then_the_services_own_number() {
+    fn without_an_index_the_name_counts_and_then_the_services_own_port() {
         let ports = [port("http", 1, ""), port("", 2, "web"), port("", 3, ""), port("gone", 4, "")];
         check(
             &ports,
-            &[said("http", 8080, None), said("web", 8081, None)],
+            &[entry("http", 8080, None), entry("web", 8081, None)],
             &[Some(8080), Some(8081), Some(3), None],
         );
-        check(&[port("", 3, "")], &[said("", 8080, None)], &[Some(8080)]);
+        check(&[port("", 3, "")], &[entry("", 8080, None)], &[Some(8080)]);
         check(&[port("", 0, "")], &[], &[Some(80)]);
-        check(&[port("http", 80, "")], &[said("http", 70_000, None)], &[None]);
+        check(&[port("http", 80, "")], &[entry("http", 70_000, None)], &[None]);
     }
 
     #[test]
-    fn a_port_may_have_scopes_of_its_own() {
+    fn a_port_can_have_its_own_scopes() {
         let scopes = |internal, external, cluster| EndpointScopes { internal, external, cluster };
         let service = Service { ports: vec![port("a", 0, ""), port("b", 0, "")], ..Service::default() };
-        let own = PortName { scopes: Some(scopes(true, false, Some(false))), ..said("b", 2, Some(1)) };
+        let own = PortName { scopes: Some(scopes(true, false, Some(false))), ..entry("b", 2, Some(1)) };
         let endpoint = Endpoint {
-            port_overrides: vec![said("a", 1, Some(0)), own],
+            port_overrides: vec![entry("a", 1, Some(0)), own],
             scopes: Some(scopes(false, true, None)),
             ..Endpoint::default()
         };

@@ -1,31 +1,30 @@
-//! The contract between a brain and its backends: the messages, and a library for those who want to follow a brain.
+//! The contract between a brain, which computes what each node serves, and the backends that program it: the protobuf
+//! messages and a client library.
 //!
 //! | feature | |
 //! |---|---|
-//! | `client` (on by default) | [`client`]: follows a brain, whatever happens to it |
-//! | `tls` | [`tls`]: mutual TLS, with certificates that are read again when they change |
-//! | `server` | the traits that a brain implements |
-//! | `json` | the messages in their proto3 JSON form, by way of serde |
+//! | `client` (default) | [`client`]: follows a brain across restarts and outages |
+//! | `tls` | [`tls`]: mutual TLS, with certificates that are reloaded when they change |
+//! | `server` | the gRPC traits that a brain implements |
+//! | `json` | proto3 JSON of the messages, for serde |
 //!
-//! It is no package of a registry: a program outside of this repository depends on it by its place, with a commit or a tag
-//! (`rev = "…"`, `tag = "…"`) to stay at. It takes Rust 1.95, no `protoc`, and a tokio runtime of the program's own:
+//! The crate is not in a registry yet: depend on the repository, with a fixed commit or tag (`rev = "…"`, `tag = "…"`).
+//! It needs Rust 1.95 and a tokio runtime, but no `protoc`:
 //!
 //! ```toml
 //! [dependencies]
-//! proto = { git = "https://github.com/kube-proxy-ebpf/kube-proxy-ebpf", rev = "…" }
+//! proxy-contract = { git = "https://github.com/kube-proxy-ebpf/kube-proxy-ebpf", rev = "…" }
 //! tokio = { version = "1", features = ["macros", "rt"] }
 //! tracing-subscriber = "0.3"
 //! ```
 //!
-//! [`client`] never fails, and says what goes wrong in the log alone, by `tracing`: without a subscriber a wrong address
-//! looks like a brain that has nothing to say.
+//! [`client`] returns no errors but logs them with `tracing`: without a subscriber, a wrong address causes no output.
 //!
-//! How two versions get along, and how both get along with KPNG's: see the head of `localv1.proto`.
-//! A client names the additions that it wants ([`localv1::Extension`]), and passes over those that it does not know.
-//! The reset of a server names those of them that it says; a server that names none says none.
+//! Versions are compatible with each other and with KPNG's: the client requests extensions ([`localv1::Extension`]) and the
+//! reset of the server lists those that it sends; see the head of `localv1.proto`.
 //!
-//! The one rule: what is on the wire stays on the wire.
-//! Numbers and types are never changed; what is new has a new number, and may be absent.
+//! Invariant: the wire format is stable.
+//! Field numbers and types never change; a new field has a new number and may be absent.
 
 #![forbid(unsafe_code)]
 
@@ -34,7 +33,7 @@
     expect(clippy::allow_attributes_without_reason, unused_qualifications, reason = "generated")
 )]
 #[cfg_attr(any(feature = "server", feature = "json"), expect(clippy::allow_attributes, reason = "generated"))]
-#[expect(missing_docs, reason = "generated from the .proto files, which have the words")]
+#[expect(missing_docs, reason = "generated from the .proto files, which have the documentation")]
 #[cfg_attr(feature = "json", expect(clippy::cloned_instead_of_copied, reason = "generated"))]
 mod generated {
     /// The state of one node as a stream of changes; wire-compatible with KPNG.

@@ -1,28 +1,26 @@
-//! Where a brain is reached, or serves: an address as gRPC and Docker write it.
-//!
-//! The one rule: what parses can be tried. Nothing is looked up here.
+//! The address of a brain, as gRPC and Docker write it. Parsing resolves no names.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
 /// `unix:///path`, `tcp://host:port` or `host:port`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Target {
-    /// A socket in the file system, by its absolute path.
+    /// The absolute path of a unix socket.
     Unix(PathBuf),
-    /// A host, by its name or address, and a port of TCP.
+    /// A host and a TCP port.
     Tcp {
         /// A name, an IPv4 address, or an IPv6 address without brackets.
         host: String,
-        /// The port; 0 is any free one to a server, and no address to a client.
+        /// The port; 0 lets a server choose a free one, and is invalid for a client.
         port: u16,
     },
 }
 
-/// Why a text is no [`Target`].
+/// Why a text is not a [`Target`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not an address: {reason}; write unix:///path, tcp://host:port or host:port")]
+#[error("{text:?} is not an address: {reason}; use unix:///path, tcp://host:port or host:port")]
 pub struct TargetError {
-    /// What was given.
+    /// The text.
     pub text: String,
     /// What is wrong with it.
     pub reason: &'static str,
@@ -38,30 +36,30 @@ impl FromStr for Target {
 
 fn parse(text: &str) -> Result<Target, &'static str> {
     if let Some(path) = text.strip_prefix("unix:") {
-        // `unix:/path` is what gRPC writes for short.
+        // gRPC also accepts `unix:/path`.
         let path = path.strip_prefix("//").unwrap_or(path);
         return match path {
-            it if it.contains('\0') => Err("a path has no zero byte"),
-            it if !it.starts_with('/') => Err("the path of a socket begins with /"),
-            it if it.ends_with('/') => Err("the path of a socket is not a folder's"),
+            it if it.contains('\0') => Err("the path of a socket cannot contain a null byte"),
+            it if !it.starts_with('/') => Err("the path of a socket must be absolute"),
+            it if it.ends_with('/') => Err("the path of a socket cannot end with /"),
             it => Ok(Target::Unix(it.into())),
         };
     }
     let address = text.strip_prefix("tcp://").unwrap_or(text);
     if address.contains("//") {
-        return Err("it is of a kind that is not known");
+        return Err("unknown scheme");
     }
     let Some((host, port)) = address.rsplit_once(':') else { return Err("the port is missing") };
-    let Ok(port) = port.parse() else { return Err("the port is not a number up to 65535") };
+    let Ok(port) = port.parse() else { return Err("the port must be a number up to 65535") };
     let host = match host.strip_prefix('[').and_then(|it| it.strip_suffix(']')) {
         Some(v6) if v6.parse::<std::net::Ipv6Addr>().is_ok() => v6,
-        Some(_) => return Err("there is no IPv6 address between the brackets"),
-        None if host.contains(':') => return Err("an IPv6 address stands in brackets"),
+        Some(_) => return Err("the brackets must contain an IPv6 address"),
+        None if host.contains(':') => return Err("an IPv6 address must be in brackets"),
         None => host,
     };
     let is_name = |it: char| it.is_ascii_alphanumeric() || matches!(it, '-' | '.' | '_' | ':');
     if host.is_empty() || !host.chars().all(is_name) {
-        return Err("the host is missing, or cannot be a name");
+        return Err("the host is missing or not a valid name");
     }
     Ok(Target::Tcp { host: host.to_owned(), port })
 }
@@ -91,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_written_as_grpc_and_docker_do() {
+    fn addresses_have_the_form_of_grpc_and_docker() {
         check("unix:///run/a.sock", Ok("unix:///run/a.sock"));
         check("unix:/run/a.sock", Ok("unix:///run/a.sock"));
         check("tcp://127.0.0.1:12345", Ok("tcp://127.0.0.1:12345"));
@@ -101,17 +99,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_says_why() {
-        check("unix://run/a.sock", Err("the path of a socket begins with /"));
-        check("unix:///run/", Err("the path of a socket is not a folder's"));
-        check("unix:", Err("the path of a socket begins with /"));
-        check("http://a:1", Err("it is of a kind that is not known"));
+    fn an_invalid_address_is_rejected_with_the_reason() {
+        check("unix://run/a.sock", Err("the path of a socket must be absolute"));
+        check("unix:///run/", Err("the path of a socket cannot end with /"));
+        check("unix:", Err("the path of a socket must be absolute"));
+        check("http://a:1", Err("unknown scheme"));
         check("localhost", Err("the port is missing"));
-        check("localhost:http", Err("the port is not a number up to 65535"));
-        check("localhost:65536", Err("the port is not a number up to 65535"));
-        check("::1:80", Err("an IPv6 address stands in brackets"));
-        check("[x]:80", Err("there is no IPv6 address between the brackets"));
-        check(":80", Err("the host is missing, or cannot be a name"));
-        check("a b:80", Err("the host is missing, or cannot be a name"));
+        check("localhost:http", Err("the port must be a number up to 65535"));
+        check("localhost:65536", Err("the port must be a number up to 65535"));
+        check("::1:80", Err("an IPv6 address must be in brackets"));
+        check("[x]:80", Err("the brackets must contain an IPv6 address"));
+        check(":80", Err("the host is missing or not a valid name"));
+        check("a b:80", Err("the host is missing or not a valid name"));
     }
 }

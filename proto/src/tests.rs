@@ -1,4 +1,4 @@
-//! The bytes and the JSON that peers see.
+//! The wire format and the JSON form.
 
 use prost::Message;
 
@@ -37,7 +37,7 @@ fn a_recorded_exchange_has_the_same_bytes() {
 }
 
 #[test]
-fn a_recorded_service_is_understood() {
+fn a_recorded_service_is_decoded() {
     let bytes = "0a0764656661756c7412096974702d6c6f63616c1a09436c75737465724950220e0a0c0a0a31302e39362e302e323032\
                  08100118bb0328fb416001";
     let bytes: Vec<u8> = (0..bytes.len())
@@ -52,7 +52,7 @@ fn a_recorded_service_is_understood() {
 }
 
 #[test]
-fn json_is_lower_camel_case_with_names_of_enumerations() {
+fn json_is_lower_camel_case_with_names_of_enum_values() {
     let port = localv1::PortMapping {
         protocol: localv1::Protocol::Udp.into(),
         node_port: 30053,

@@ -1,15 +1,16 @@
-//! Mutual TLS: a certificate, its key and the authorities to trust, out of files that are read again when they change.
+//! Mutual TLS: a certificate, its key and the trusted authorities, from files that are reloaded when they change.
 //!
-//! The one rule: the last good set stays until there is a better one.
-//! A file that is missing, half written, or does not belong to the others changes nothing, and is reported once.
+//! Invariant: the last valid set of files stays in use until there is a new valid set.
+//! A file that is missing, incomplete, or does not match the others changes nothing, and is reported once.
 //!
-//! The files are PEM, as cert-manager, kubelet and openssl write them; links may be swapped beneath them.
-//! They are looked at whenever a connection begins, and no connection that is there notices.
+//! The files are PEM, as cert-manager, kubelet and openssl write them, and may be behind symbolic links.
+//! They are read for each new connection; established connections are not affected.
 
 use std::{
     fmt, fs,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use rustls::{
@@ -23,16 +24,17 @@ use rustls::{
 };
 use tonic::transport::{ClientTlsConfig, Identity};
 
-use crate::client::PATIENCE;
+/// How long a client's handshake may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the three are.
+/// The paths of the three files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The certificate to show, followed by those that lead from it to an authority.
+    /// The certificate, followed by its intermediate certificates.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// The private key.
     pub key: PathBuf,
-    /// The certificates of the authorities that the other side's certificate must come from.
+    /// The certificates of the authorities that must have issued the peer's certificate.
     pub authorities: PathBuf,
 }
 
@@ -41,60 +43,60 @@ pub struct TlsFiles {
 pub enum TlsFile {
     /// The certificate.
     Certificate,
-    /// Its key.
+    /// The private key.
     Key,
     /// The authorities.
     Authorities,
 }
 
-/// Why files cannot be used.
+/// Why the files cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {reason}", .path.display())]
 pub struct TlsError {
-    /// Which of them.
-    pub part: TlsFile,
-    /// Its file.
+    /// The file that is wrong.
+    pub file: TlsFile,
+    /// Its path.
     pub path: PathBuf,
     /// What is wrong with it.
     pub reason: String,
 }
 
-/// Why a text cannot be the name of a server.
+/// The text is not a valid server name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is neither a DNS name nor an address")]
+#[error("{0:?} is neither a DNS name nor an IP address")]
 pub struct NameError(pub String);
 
-/// What a set of files says, and that it fits together.
+/// The content of a valid set of files.
 #[derive(Debug)]
 pub struct Credentials {
-    /// The certificate to show, and those that lead from it to an authority.
+    /// The certificate and its intermediate certificates.
     pub chain: Vec<CertificateDer<'static>>,
-    /// Its private key.
+    /// The private key.
     pub key: PrivateKeyDer<'static>,
-    /// Whom to trust.
+    /// The trusted authorities.
     pub authorities: Arc<RootCertStore>,
-    /// Chain and key as they were written.
+    /// Chain and key as PEM.
     identity: Identity,
 }
 
-/// The content of the files, in the order of their fields.
+/// The bytes of the files, in the order of the fields of [`TlsFiles`].
 type Contents = [Vec<u8>; 3];
 
 impl TlsFiles {
-    fn path(&self, part: TlsFile) -> &Path {
-        match part {
+    fn path(&self, file: TlsFile) -> &Path {
+        match file {
             TlsFile::Certificate => &self.certificate,
             TlsFile::Key => &self.key,
             TlsFile::Authorities => &self.authorities,
         }
     }
 
-    fn error(&self, part: TlsFile, reason: impl fmt::Display) -> TlsError {
-        TlsError { part, path: self.path(part).to_owned(), reason: reason.to_string() }
+    fn error(&self, file: TlsFile, reason: impl fmt::Display) -> TlsError {
+        TlsError { file, path: self.path(file).to_owned(), reason: reason.to_string() }
     }
 
     fn read(&self) -> Result<Contents, TlsError> {
-        let read = |part| fs::read(self.path(part)).map_err(|it| self.error(part, it));
+        let read = |file| fs::read(self.path(file)).map_err(|it| self.error(file, it));
         Ok([read(TlsFile::Certificate)?, read(TlsFile::Key)?, read(TlsFile::Authorities)?])
     }
 
@@ -102,19 +104,21 @@ impl TlsFiles {
         let chain = self.certificates(TlsFile::Certificate, chain_pem)?;
         let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|it| {
             let reason = match it {
-                pem::Error::NoItemsFound => "there is no private key in it (PEM)".to_owned(),
-                other => format!("it cannot be read as PEM: {other}"),
+                pem::Error::NoItemsFound => "contains no PEM private key".to_owned(),
+                other => format!("invalid PEM: {other}"),
             };
             self.error(TlsFile::Key, reason)
         })?;
-        CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider()).map_err(|it| match it {
-            rustls::Error::InconsistentKeys(_) => {
-                let certificate = self.certificate.display();
-                self.error(TlsFile::Key, format!("it is not the key of the certificate in {certificate}"))
-            }
-            rustls::Error::InvalidCertificate(_) => self.error(TlsFile::Certificate, it),
-            _ => self.error(TlsFile::Key, it),
-        })?;
+        CertifiedKey::from_der(chain.clone(), key.clone_key(), &crypto_provider()).map_err(
+            |it| match it {
+                rustls::Error::InconsistentKeys(_) => {
+                    let certificate = self.certificate.display();
+                    self.error(TlsFile::Key, format!("does not match the certificate in {certificate}"))
+                }
+                rustls::Error::InvalidCertificate(_) => self.error(TlsFile::Certificate, it),
+                _ => self.error(TlsFile::Key, it),
+            },
+        )?;
         let mut roots = RootCertStore::empty();
         for it in self.certificates(TlsFile::Authorities, authorities)? {
             roots.add(it).map_err(|it| self.error(TlsFile::Authorities, it))?;
@@ -123,36 +127,36 @@ impl TlsFiles {
         Ok(Credentials { chain, key, authorities: Arc::new(roots), identity })
     }
 
-    fn certificates(&self, part: TlsFile, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    fn certificates(&self, file: TlsFile, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
             .collect::<Result<_, _>>()
-            .map_err(|it| self.error(part, format!("it cannot be read as PEM: {it}")))?;
+            .map_err(|it| self.error(file, format!("invalid PEM: {it}")))?;
         if certificates.is_empty() {
-            return Err(self.error(part, "there is no certificate in it (PEM)"));
+            return Err(self.error(file, "contains no PEM certificate"));
         }
         Ok(certificates)
     }
 }
 
-/// The cryptography that is used, for both sides.
+/// The cryptography of both clients and servers.
 #[must_use]
-pub fn provider() -> Arc<CryptoProvider> {
+pub fn crypto_provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// What is made of files, made again when they change.
+/// A value built from files, which is rebuilt when they change.
 pub struct Reloader<T> {
     files: TlsFiles,
-    make: fn(&Credentials) -> Result<T, String>,
+    build: fn(&Credentials) -> Result<T, String>,
     state: Mutex<State<T>>,
 }
 
 struct State<T> {
-    made: Arc<T>,
-    /// What it is made of.
+    value: Arc<T>,
+    /// The contents that it was built from.
     contents: Contents,
-    /// What was said about the files last, if they are no good.
-    complaint: Option<TlsError>,
+    /// The last error that was logged, as long as it persists.
+    reported: Option<TlsError>,
 }
 
 impl<T> fmt::Debug for Reloader<T> {
@@ -162,62 +166,60 @@ impl<T> fmt::Debug for Reloader<T> {
 }
 
 impl<T> Reloader<T> {
-    /// Reads the files for the first time: now they must be good.
-    pub fn new(files: TlsFiles, make: fn(&Credentials) -> Result<T, String>) -> Result<Self, TlsError> {
+    /// Reads the files, which must be valid now.
+    pub fn new(files: TlsFiles, build: fn(&Credentials) -> Result<T, String>) -> Result<Self, TlsError> {
         let contents = files.read()?;
-        let made = Arc::new(make_of(&files, &contents, make)?);
-        Ok(Self { files, make, state: Mutex::new(State { made, contents, complaint: None }) })
+        let value = Arc::new(build_from(&files, &contents, build)?);
+        Ok(Self { files, build, state: Mutex::new(State { value, contents, reported: None }) })
     }
 
-    /// What the files say now, or said when they were good last.
+    /// Reads the files again; returns the value of the last valid contents.
     pub fn current(&self) -> Arc<T> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.renewed(&state.contents) {
-            Ok(None) => state.complaint = None,
-            Ok(Some((contents, made))) => {
-                tracing::info!("{}: the certificates have been read anew", self.files.certificate.display());
-                *state = State { made: Arc::new(made), contents, complaint: None };
+        match self.reload(&state.contents) {
+            Ok(None) => state.reported = None,
+            Ok(Some((contents, value))) => {
+                tracing::info!("{}: certificates reloaded", self.files.certificate.display());
+                *state = State { value: Arc::new(value), contents, reported: None };
             }
             Err(error) => {
-                if state.complaint.as_ref() != Some(&error) {
-                    tracing::warn!("{error}; what was read before stays in use");
-                    state.complaint = Some(error);
+                if state.reported.as_ref() != Some(&error) {
+                    tracing::warn!("{error}; the certificates read before stay in use");
+                    state.reported = Some(error);
                 }
             }
         }
-        Arc::clone(&state.made)
+        Arc::clone(&state.value)
     }
 
-    /// What other contents of the files mean.
-    fn renewed(&self, before: &Contents) -> Result<Option<(Contents, T)>, TlsError> {
+    /// The contents and their value, if they have changed.
+    fn reload(&self, before: &Contents) -> Result<Option<(Contents, T)>, TlsError> {
         let contents = self.files.read()?;
         if contents == *before {
             return Ok(None);
         }
-        let error = match make_of(&self.files, &contents, self.make) {
-            Ok(made) => return Ok(Some((contents, made))),
+        let error = match build_from(&self.files, &contents, self.build) {
+            Ok(value) => return Ok(Some((contents, value))),
             Err(error) => error,
         };
-        // They may have been exchanged between the reading of one and that of the next.
+        // They may have been replaced while they were being read.
         let again = self.files.read()?;
         if again == contents {
             return Err(error);
         }
-        make_of(&self.files, &again, self.make).map(|made| Some((again, made)))
+        build_from(&self.files, &again, self.build).map(|value| Some((again, value)))
     }
 }
 
-fn make_of<T>(
+fn build_from<T>(
     files: &TlsFiles,
     contents: &Contents,
-    make: fn(&Credentials) -> Result<T, String>,
+    build: fn(&Credentials) -> Result<T, String>,
 ) -> Result<T, TlsError> {
-    make(&files.parse(contents)?).map_err(|it| files.error(TlsFile::Certificate, it))
+    build(&files.parse(contents)?).map_err(|it| files.error(TlsFile::Certificate, it))
 }
 
-/// How a client shows who it is, and knows the brain.
-///
-/// The files are read at each connect; what is connected is not touched by what they say by then.
+/// The client side of mutual TLS. The files are read for each connection.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -239,23 +241,23 @@ pub struct ClientTls {
 }
 
 impl ClientTls {
-    /// Reads the files; the brain's certificate must name the host that is connected to.
+    /// Reads the files. The brain's certificate must contain the host name of the target.
     pub fn new(files: TlsFiles) -> Result<Self, TlsError> {
-        let make = |it: &Credentials| {
+        let build = |it: &Credentials| {
             let anchors = it.authorities.roots.iter().cloned();
             let config = ClientTlsConfig::new().trust_anchors(anchors).identity(it.identity.clone());
-            Ok(config.timeout(PATIENCE))
+            Ok(config.timeout(HANDSHAKE_TIMEOUT))
         };
-        Ok(Self { config: Arc::new(Reloader::new(files, make)?), server_name: None })
+        Ok(Self { config: Arc::new(Reloader::new(files, build)?), server_name: None })
     }
 
-    /// Another name that the brain's certificate must have instead: a DNS name or an address.
+    /// Expects this DNS name or IP address in the brain's certificate instead of the host name.
     pub fn server_name(self, name: &str) -> Result<Self, NameError> {
         ServerName::try_from(name).map_err(|_| NameError(name.to_owned()))?;
         Ok(Self { server_name: Some(name.to_owned()), ..self })
     }
 
-    /// For a connection to `host` that begins now.
+    /// The configuration for a new connection to `host`.
     pub(crate) fn config(&self, host: &str) -> ClientTlsConfig {
         let name = self.server_name.as_deref().unwrap_or(host);
         ClientTlsConfig::clone(&self.config.current()).domain_name(name)

@@ -1,18 +1,18 @@
-//! What somebody who uses the client library compiles.
+//! The dependencies of the client library.
 
-#![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+#![expect(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
 use std::{collections::BTreeSet, process::Command};
 
-/// What a client of gRPC needs, and nothing else. Whoever adds to it says why.
+/// The dependencies of a gRPC client, and backon with its fastrand for the back-off.
 const ALLOWED: &str = "
-    anyhow async-trait atomic-waker base64 bytes either equivalent fnv futures-channel futures-core futures-sink
+    anyhow async-trait atomic-waker backon base64 bytes either equivalent fastrand fnv futures-channel futures-core futures-sink
     futures-task futures-util h2 hashbrown http http-body http-body-util httparse hyper hyper-timeout hyper-util indexmap
     itertools itoa libc mio once_cell percent-encoding pin-project pin-project-internal pin-project-lite proc-macro2 prost
     prost-derive proxy-contract quote slab smallvec socket2 syn sync_wrapper thiserror thiserror-impl tokio tokio-stream tokio-util
     tonic tonic-prost tower tower-layer tower-service tracing tracing-attributes tracing-core try-lock unicode-ident want
 ";
-/// What mutual TLS needs besides.
+/// The further dependencies of mutual TLS.
 const ALLOWED_FOR_TLS: &str = "
     cfg-if getrandom log ring rustls rustls-pki-types rustls-webpki subtle tokio-macros tokio-rustls untrusted zeroize
 ";
@@ -23,7 +23,7 @@ fn the_client_library_has_few_dependencies() {
 }
 
 #[test]
-fn mutual_tls_adds_few_to_them() {
+fn mutual_tls_adds_few_dependencies() {
     check(&["--features", "tls"], &[ALLOWED, ALLOWED_FOR_TLS].concat());
 }
 

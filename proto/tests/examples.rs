@@ -1,6 +1,6 @@
-//! The examples do what they say, against a brain that has two states to tell.
+//! Runs the examples against a brain that sends two states.
 
-#![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+#![expect(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
 use std::{
     path::{Path, PathBuf},
@@ -57,7 +57,7 @@ fn service(path: &str, ip: &str) -> Op {
 fn endpoint(path: &str, ip: &str) -> Op {
     let ips = Some(IpSet { v4: vec![ip.to_owned()], v6: Vec::new() });
     let scopes = Some(EndpointScopes { internal: true, ..EndpointScopes::default() });
-    // It serves the first port alone.
+    // It serves only the first port.
     let port_overrides = vec![PortName { port: 9090, index: Some(0), ..PortName::default() }];
     set(Set::EndpointsSet, path, &Endpoint { ips, scopes, port_overrides, ..Endpoint::default() })
 }
@@ -96,7 +96,7 @@ impl Sets for Brain {
         let (sender, items) = mpsc::channel(16);
         tokio::spawn(async move {
             for change_set in [first, second] {
-                // One request buys one change set.
+                // One change set per request.
                 if requests.message().await.unwrap().unwrap().node_name != "n1" {
                     return;
                 }
@@ -113,7 +113,7 @@ impl Sets for Brain {
 fn binary(example: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let binary = test.parent().and_then(Path::parent).unwrap().join("examples").join(example);
-    assert!(binary.exists(), "{} is missing: run the tests by `cargo xtask test`", binary.display());
+    assert!(binary.exists(), "{} is missing: run the tests with `cargo xtask test`", binary.display());
     binary
 }
 
@@ -136,7 +136,7 @@ async fn check(example: &str, expect: &str) {
         let line = timeout(Duration::from_secs(10), lines.next_line()).await.unwrap().unwrap().unwrap();
         assert_eq!(line, expect);
     }
-    // It goes on.
+    // The example keeps running.
     assert!(timeout(Duration::from_millis(100), lines.next_line()).await.is_err());
     child.kill().await.unwrap();
     serving.abort();
@@ -149,8 +149,8 @@ async fn print() {
 
 #[tokio::test]
 async fn incremental() {
-    let first = "+ ns/a\n+ ns/b\n+ ns/a/p 10.1.0.1\n+ ns/b/p 10.1.0.2\n= in force now\n";
-    let second = "+ ns/c\n+ ns/a/q 10.1.0.3\n- ns/b/p\n- ns/b\n= in force now";
+    let first = "+ ns/a\n+ ns/b\n+ ns/a/p 10.1.0.1\n+ ns/b/p 10.1.0.2\n= in sync\n";
+    let second = "+ ns/c\n+ ns/a/q 10.1.0.3\n- ns/b/p\n- ns/b\n= in sync";
     check("incremental", &[first, second].concat()).await;
 }
 
@@ -165,7 +165,7 @@ async fn difference() {
 }
 
 #[tokio::test]
-async fn an_address_where_there_is_no_brain_is_told_of() {
+async fn an_address_without_a_brain_is_logged() {
     for example in ["print", "incremental", "difference"] {
         let mut child = Command::new(binary(example))
             .args(["unix:///no/such.sock", "n1"])
@@ -175,7 +175,7 @@ async fn an_address_where_there_is_no_brain_is_told_of() {
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let line = timeout(Duration::from_secs(10), lines.next_line()).await.unwrap().unwrap().unwrap();
-        assert!(line.contains("unix:///no/such.sock: ") && line.contains("trying again"), "{line}");
+        assert!(line.contains("unix:///no/such.sock: ") && line.contains("reconnecting in"), "{line}");
         child.kill().await.unwrap();
     }
 }

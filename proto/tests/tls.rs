@@ -1,6 +1,6 @@
-//! Certificates in files, as they come and go.
+//! Reloading of certificates.
 
-#![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+#![expect(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
 use std::{
     fs, io,
@@ -12,8 +12,8 @@ use std::{
 use proxy_contract::tls::{Reloader, TlsFile, TlsFiles};
 use rcgen::{CertificateParams, CertifiedKey, KeyPair};
 
-/// What is made here: the certificate itself.
-type Made = Reloader<Vec<u8>>;
+/// The value is the certificate itself.
+type Certificate = Reloader<Vec<u8>>;
 
 fn pair() -> CertifiedKey<KeyPair> {
     let key = KeyPair::generate().unwrap();
@@ -35,12 +35,12 @@ fn files(folder: &Path) -> TlsFiles {
     }
 }
 
-fn made(folder: &Path) -> Result<Made, proxy_contract::tls::TlsError> {
+fn reloader(folder: &Path) -> Result<Certificate, proxy_contract::tls::TlsError> {
     Reloader::new(files(folder), |it| Ok(it.chain[0].to_vec()))
 }
 
 #[test]
-fn what_is_wrong_at_the_beginning_names_the_file() {
+fn an_error_at_the_start_names_the_file() {
     let (folder, good, other) = (tempfile::tempdir().unwrap(), pair(), pair());
     let folder = folder.path();
     let pem = good.cert.pem();
@@ -48,33 +48,33 @@ fn what_is_wrong_at_the_beginning_names_the_file() {
     let key = other.signing_key.serialize_pem();
     let cases = [
         ("tls.crt", None, TlsFile::Certificate, "No such file"),
-        ("tls.crt", Some(""), TlsFile::Certificate, "there is no certificate in it"),
-        ("tls.crt", Some(half), TlsFile::Certificate, "cannot be read as PEM"),
+        ("tls.crt", Some(""), TlsFile::Certificate, "contains no PEM certificate"),
+        ("tls.crt", Some(half), TlsFile::Certificate, "invalid PEM"),
         ("tls.key", None, TlsFile::Key, "No such file"),
-        ("tls.key", Some(&*pem), TlsFile::Key, "there is no private key in it"),
-        ("tls.key", Some(&*key), TlsFile::Key, "it is not the key of the certificate in"),
+        ("tls.key", Some(&*pem), TlsFile::Key, "contains no PEM private key"),
+        ("tls.key", Some(&*key), TlsFile::Key, "does not match the certificate in"),
         ("ca.crt", None, TlsFile::Authorities, "No such file"),
-        ("ca.crt", Some("text"), TlsFile::Authorities, "there is no certificate in it"),
+        ("ca.crt", Some("text"), TlsFile::Authorities, "contains no PEM certificate"),
     ];
-    for (name, text, part, reason) in cases {
+    for (name, text, file, reason) in cases {
         write(folder, &good);
         match text {
             Some(text) => fs::write(folder.join(name), text).unwrap(),
             None => fs::remove_file(folder.join(name)).unwrap(),
         }
-        let error = made(folder).unwrap_err();
-        assert_eq!((error.part, &*error.path), (part, &*folder.join(name)), "{error}");
+        let error = reloader(folder).unwrap_err();
+        assert_eq!((error.file, &*error.path), (file, &*folder.join(name)), "{error}");
         assert!(error.to_string().contains(reason), "{error}");
     }
     write(folder, &good);
-    assert_eq!(*made(folder).unwrap().current(), good.cert.der().to_vec());
+    assert_eq!(*reloader(folder).unwrap().current(), good.cert.der().to_vec());
 }
 
 #[test]
-fn links_that_are_swapped_are_followed() {
+fn swapped_symlinks_are_followed() {
     let (folder, [first, second]) = (tempfile::tempdir().unwrap(), [pair(), pair()]);
     let folder = folder.path();
-    // As kubelet writes a Secret: the files lead through a link to a folder of its own.
+    // As kubelet writes a Secret: the files are links through `..data`, which is a link to a directory.
     for (name, pair) in [("..1", &first), ("..2", &second)] {
         fs::create_dir(folder.join(name)).unwrap();
         write(&folder.join(name), pair);
@@ -83,16 +83,16 @@ fn links_that_are_swapped_are_followed() {
     for name in ["tls.crt", "tls.key", "ca.crt"] {
         symlink(Path::new("..data").join(name), folder.join(name)).unwrap();
     }
-    let made = made(folder).unwrap();
-    let before = made.current();
-    assert!(Arc::ptr_eq(&before, &made.current()), "nothing is made anew while nothing changes");
+    let reloader = reloader(folder).unwrap();
+    let before = reloader.current();
+    assert!(Arc::ptr_eq(&before, &reloader.current()), "nothing is rebuilt while nothing changes");
     symlink("..2", folder.join("..data_tmp")).unwrap();
     fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
-    assert_eq!(*made.current(), second.cert.der().to_vec());
+    assert_eq!(*reloader.current(), second.cert.der().to_vec());
     assert_eq!(*before, first.cert.der().to_vec());
 }
 
-/// A log to look at.
+/// Captures the log.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -106,7 +106,7 @@ impl io::Write for Log {
 }
 
 impl Log {
-    /// How often something is said of the files in a folder.
+    /// How many lines about the files in a folder contain a text.
     fn count(&self, folder: &Path, what: &str) -> usize {
         let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
         text.lines().filter(|it| it.contains(folder.to_str().unwrap()) && it.contains(what)).count()
@@ -114,31 +114,31 @@ impl Log {
 }
 
 #[test]
-fn the_last_good_set_stays_and_what_is_wrong_is_said_once() {
+fn the_last_valid_set_stays_and_an_error_is_logged_once() {
     let (folder, [first, second]) = (tempfile::tempdir().unwrap(), [pair(), pair()]);
     let folder = folder.path();
     write(folder, &first);
-    let made = made(folder).unwrap();
+    let reloader = reloader(folder).unwrap();
     let log = Log::default();
     let writer = log.clone();
-    // Other tests write into it, too.
+    // Other tests log to it too.
     tracing_subscriber::fmt().with_writer(move || writer.clone()).init();
     let count = |what| log.count(folder, what);
-    let look = |times| (0..times).for_each(|_| assert_eq!(*made.current(), first.cert.der().to_vec()));
+    let reload = |times| (0..times).for_each(|_| assert_eq!(*reloader.current(), first.cert.der().to_vec()));
 
     fs::write(folder.join("tls.key"), second.signing_key.serialize_pem()).unwrap();
-    look(3);
-    assert_eq!((count("it is not the key of"), count("stays in use")), (1, 1));
+    reload(3);
+    assert_eq!((count("does not match the certificate"), count("stay in use")), (1, 1));
     fs::remove_file(folder.join("tls.crt")).unwrap();
-    look(3);
-    assert_eq!((count("No such file"), count("stays in use")), (1, 2));
-    // As it was: nothing to say; then the same complaint is a new one.
+    reload(3);
+    assert_eq!((count("No such file"), count("stay in use")), (1, 2));
+    // Restored: nothing to log. After that, the same error is a new one.
     write(folder, &first);
-    look(1);
+    reload(1);
     fs::remove_file(folder.join("tls.crt")).unwrap();
-    look(2);
-    assert_eq!((count("No such file"), count("read anew")), (2, 0));
+    reload(2);
+    assert_eq!((count("No such file"), count("reloaded")), (2, 0));
     write(folder, &second);
-    assert_eq!(*made.current(), second.cert.der().to_vec());
-    assert_eq!(count("read anew"), 1);
+    assert_eq!(*reloader.current(), second.cert.der().to_vec());
+    assert_eq!(count("reloaded"), 1);
 }

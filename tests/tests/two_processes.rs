@@ -115,7 +115,7 @@ fn two_processes_behave_as_one() {
 
     // The same in two, whichever is first; what was connected stays so.
     let mut agent = pair.agent();
-    agent.wait_until(LIMIT, || is_said(&pair, "there is no state yet")).unwrap();
+    agent.wait_until(LIMIT, || is_said(&pair, "no state received yet")).unwrap();
     assert_eq!(world.dump(Build::Product).unwrap(), expected_dump(&services(&[1])));
     let mut brain = pair.brain();
     world.write(&services(&[1, 2]));
@@ -137,10 +137,10 @@ fn two_processes_behave_as_one() {
     assert!(last.contains("changed=1"), "only what differs is written: {last}");
 
     // One that comes back with what it said before changes nothing at all: what changes next is the next.
-    let followed = count(&agent, "followed again");
+    let followed = count(&agent, "in sync again");
     assert!(brain.terminate().unwrap().success());
     brain = pair.brain();
-    assert!(eventually(LIMIT, || count(&agent, "followed again") > followed), "{}", agent.log());
+    assert!(eventually(LIMIT, || count(&agent, "in sync again") > followed), "{}", agent.log());
     world.write(&services(&[1, 3]));
     pair.comes_to(&mut agent, &services(&[1, 3]));
     assert!(eventually(LIMIT, || count(&agent, "state active") > before + 1));

@@ -1,78 +1,75 @@
-//! Failures, and when to try again.
+//! When to reconnect, and what the log says about it.
 //!
-//! The one rule: everybody waits for another time, so that a brain that comes back is not asked by all at once.
+//! The delays are jittered: after an outage of the brain, its clients do not reconnect all at once.
 
-use std::{
-    hash::{BuildHasher as _, Hasher as _, RandomState},
-    time::Duration,
-};
+use std::time::Duration;
 
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use tokio::time::Instant;
 
 use crate::Target;
 
-/// The longest pause after the first failure, and after many.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// With jitter: 50 to 100 ms after the first failure, growing to 5 to 10 s.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(50))
+    .with_max_delay(Duration::from_secs(5))
+    .with_jitter()
+    .without_max_times();
 
-/// How long to wait before asking for what was refused.
-const REFUSED: Duration = Duration::from_secs(60);
+/// After a refusal, with jitter: 30 to 60 s.
+const REFUSED_BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_secs(30))
+    .with_max_delay(Duration::from_secs(30))
+    .with_jitter();
 
-/// What is known of the connection to a brain.
+/// The failures of the connection to a brain since the last complete state.
 #[derive(Debug)]
-pub(super) struct Backoff {
+pub(super) struct ReconnectBackoff {
     target: Target,
-    /// The longest that the next pause may be.
-    pause: Duration,
-    /// Since when there has been no connection.
-    since: Option<Instant>,
-    /// Whether there has been a state.
+    delays: ExponentialBackoff,
+    failing_since: Option<Instant>,
     has_state: bool,
 }
 
-impl Backoff {
+impl ReconnectBackoff {
     pub(super) fn new(target: &Target) -> Self {
-        Self { target: target.clone(), pause: PAUSE.0, since: None, has_state: false }
+        Self { target: target.clone(), delays: BACKOFF.build(), failing_since: None, has_state: false }
     }
 
-    /// Something failed: says so, and when to try again.
+    /// Logs a failure, and returns when to reconnect.
     pub(super) fn failed(&mut self, reason: &str) -> Instant {
         let now = Instant::now();
-        let since = *self.since.get_or_insert(now);
-        let pause = jittered(self.pause);
-        self.pause = (self.pause * 2).min(PAUSE.1);
+        let since = *self.failing_since.get_or_insert(now);
+        let delay = next_delay(&mut self.delays);
         let target = &self.target;
         if self.has_state {
             let age = now - since;
             tracing::warn!(
-                "{target}: {reason}; the last state stays, {age:.1?} old; trying again in {pause:.1?}"
+                "{target}: {reason}; the last state stays active ({age:.1?} old); reconnecting in {delay:.1?}"
             );
         } else {
-            tracing::warn!("{target}: {reason}; there is no state yet; trying again in {pause:.1?}");
+            tracing::warn!("{target}: {reason}; no state received yet; reconnecting in {delay:.1?}");
         }
-        now + pause
+        now + delay
     }
 
-    /// It was refused: when to ask again.
-    pub(super) fn refused(&self) -> Instant {
-        Instant::now() + jittered(REFUSED)
+    /// When to reconnect after a refusal.
+    pub(super) fn refused() -> Instant {
+        Instant::now() + next_delay(&mut REFUSED_BACKOFF.build())
     }
 
-    /// A state is complete.
+    /// A state is complete: the next failure is a first one again.
     pub(super) fn synced(&mut self) {
         self.has_state = true;
-        self.pause = PAUSE.0;
-        if let Some(since) = self.since.take() {
-            tracing::info!("{}: followed again, after {:.1?}", self.target, since.elapsed());
+        self.delays = BACKOFF.build();
+        if let Some(since) = self.failing_since.take() {
+            tracing::info!("{}: in sync again after {:.1?}", self.target, since.elapsed());
         }
     }
 }
 
-/// Between half and all of it.
-fn jittered(longest: Duration) -> Duration {
-    // Every RandomState has keys of its own, which come from the system's randomness.
-    let random = RandomState::new().build_hasher().finish() >> 32;
-    let part = u32::try_from(random).unwrap_or(u32::MAX);
-    longest / 2 + longest.mul_f64(f64::from(part) / f64::from(u32::MAX)) / 2
+fn next_delay(delays: &mut ExponentialBackoff) -> Duration {
+    delays.next().expect("the number of attempts is not limited")
 }
 
 #[cfg(test)]
@@ -82,14 +79,18 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn pauses_grow_to_a_limit_and_differ() {
-        let mut backoff = Backoff::new(&"unix:///x".parse().unwrap());
-        let pauses: Vec<_> = (0..12).map(|_| backoff.failed("gone") - Instant::now()).collect();
-        assert!(pauses[0] >= PAUSE.0 / 2 && pauses[0] <= PAUSE.0);
-        assert!(pauses[11] >= PAUSE.1 / 2 && pauses.iter().all(|it| *it <= PAUSE.1));
-        let last: BTreeSet<_> = pauses[8..].iter().collect();
+    async fn delays_grow_to_a_limit_and_differ() {
+        let mut backoff = ReconnectBackoff::new(&"unix:///x".parse().unwrap());
+        let first = Duration::from_millis(50)..=Duration::from_millis(100);
+        let limit = Duration::from_secs(5)..=Duration::from_secs(10);
+        let delays: Vec<_> = (0..12).map(|_| backoff.failed("gone") - Instant::now()).collect();
+        assert!(first.contains(&delays[0]));
+        assert!(limit.contains(&delays[11]) && delays.iter().all(|it| it <= limit.end()));
+        let last: BTreeSet<_> = delays[8..].iter().collect();
         assert!(last.len() > 1, "{last:?}");
         backoff.synced();
-        assert!(backoff.failed("gone again") - Instant::now() <= PAUSE.0);
+        assert!(first.contains(&(backoff.failed("gone again") - Instant::now())));
+        let refused = ReconnectBackoff::refused() - Instant::now();
+        assert!((Duration::from_secs(30)..=Duration::from_secs(60)).contains(&refused));
     }
 }

@@ -1,46 +1,46 @@
-//! One call for every change.
+//! One callback per change.
 //!
-//! The one rule: an endpoint is never there without its Service.
-//! Services are set before their endpoints, and deleted after them.
+//! Invariant: an endpoint never exists without its Service.
+//! Services are set before their endpoints and deleted after them.
 
 use std::convert::Infallible;
 
 use super::{
-    Client,
-    local::{Event, Local},
-    session::Session,
+    connect::Connector,
+    node_view::NodeView,
+    session::{Event, Session},
 };
 use crate::{
     DiffStore,
     localv1::{Endpoint, Node, Service},
 };
 
-/// A backend that is told of every change.
+/// A backend with a callback for each kind of change.
 ///
-/// The calls come in change sets, each of which ends with [`sync`](Self::sync): what is there then is a state, and what
-/// is there in between is not. A call must not block for long, as the connection waits for it.
+/// The callbacks come in change sets, each of which ends with [`sync`](Self::sync). Only at a sync is the state consistent.
+/// A callback must not block for long, since it blocks the connection.
 pub trait Incremental {
-    /// A Service is new, or another than before.
+    /// A Service was added or changed.
     fn set_service(&mut self, service: &Service);
-    /// A Service is gone; its endpoints are gone already.
+    /// A Service was deleted; its endpoints were deleted before.
     fn delete_service(&mut self, namespace: &str, name: &str);
-    /// An endpoint of a Service is new, or another than before; within the Service, it is called `key`.
+    /// An endpoint was added or changed; `key` identifies it within its Service.
     fn set_endpoint(&mut self, namespace: &str, service: &str, key: &str, endpoint: &Endpoint);
-    /// An endpoint is gone.
+    /// An endpoint was deleted.
     fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str);
-    /// A node of the cluster is new, or another than before; for a client that wants `Nodes`, of a brain that says them.
+    /// A node of the cluster was added or changed; only with the extension `Nodes`.
     fn set_node(&mut self, _node: &Node) {}
-    /// A node of the cluster is gone.
+    /// A node of the cluster was deleted.
     fn delete_node(&mut self, _name: &str) {}
     /// The change set is complete.
     fn sync(&mut self);
-    /// What was said so far is void, and all of it is said again: a new connection. What was in force may stay so until
-    /// the next [`sync`](Self::sync).
+    /// A new connection: everything set so far is void and will be set again. The last state may stay active until the
+    /// next [`sync`](Self::sync).
     fn reset(&mut self);
 }
 
-pub(super) async fn run(client: &Client, backend: &mut impl Incremental) -> Infallible {
-    let mut session = Session::new(client, Local::new(client));
+pub(super) async fn run(connector: &Connector, backend: &mut impl Incremental) -> Infallible {
+    let mut session = Session::<NodeView>::new(connector);
     loop {
         match session.next().await {
             Event::Reset(_) => backend.reset(),
@@ -68,16 +68,16 @@ fn split(service: &str) -> (&str, &str) {
     service.split_once('/').unwrap_or(("", service))
 }
 
-/// A backend that remembers what was sent: it turns a [`reset`](Incremental::reset) into a minimal difference.
+/// A backend that stores the state and turns a [`reset`](Incremental::reset) into a minimal difference.
 ///
-/// Nothing is passed on before a change set is complete. Then come, in this order, the Services and the endpoints that
-/// are new or others than before, and the endpoints and the Services that are gone: after a reset, those that were not
-/// sent again. A change set without any change is not passed on at all, except for the first.
+/// It calls the inner backend only at a sync: first the Services and endpoints that were added or changed, then the
+/// endpoints and Services that were deleted, which after a reset are those that were not set again. It skips change sets
+/// without changes, except for the first.
 ///
 /// ```no_run
 /// # use proxy_contract::{client::{Client, Incremental, ResetFilter}, Target};
 /// # async fn example(target: Target, backend: impl Incremental) {
-/// // `backend.reset()` is never called, and a restart of the brain that changes nothing makes no call at all.
+/// // `backend.reset()` is never called, and a restart of the brain without changes causes no call at all.
 /// Client::new(target, "node-1").run(&mut ResetFilter::new(backend)).await;
 /// # }
 /// ```
@@ -91,13 +91,13 @@ pub struct ResetFilter<B> {
 }
 
 impl<B: Incremental> ResetFilter<B> {
-    /// Passes on to `backend` what changes.
+    /// Wraps `backend`.
     pub fn new(backend: B) -> Self {
         let (nodes, services, endpoints) = Default::default();
         Self { backend, nodes, services, endpoints, has_synced: false }
     }
 
-    /// The backend.
+    /// The wrapped backend.
     pub fn get_ref(&self) -> &B {
         &self.backend
     }
@@ -133,34 +133,27 @@ impl<B: Incremental> Incremental for ResetFilter<B> {
         self.nodes.done();
         self.services.done();
         self.endpoints.done();
-        let backend = &mut self.backend;
-        let mut changed = !self.has_synced;
-        for (_, node) in self.nodes.created().chain(self.nodes.updated()) {
+        let Self { backend, nodes, services, endpoints, has_synced } = self;
+        for (_, node) in nodes.created().chain(nodes.updated()) {
             backend.set_node(node);
-            changed = true;
         }
-        for (_, service) in self.services.created().chain(self.services.updated()) {
+        for (_, service) in services.created().chain(services.updated()) {
             backend.set_service(service);
-            changed = true;
         }
-        for ((namespace, service, key), it) in self.endpoints.created().chain(self.endpoints.updated()) {
+        for ((namespace, service, key), it) in endpoints.created().chain(endpoints.updated()) {
             backend.set_endpoint(namespace, service, key, it);
-            changed = true;
         }
-        for ((namespace, service, key), _) in self.endpoints.deleted().rev() {
+        for ((namespace, service, key), _) in endpoints.deleted().rev() {
             backend.delete_endpoint(namespace, service, key);
-            changed = true;
         }
-        for ((namespace, name), _) in self.services.deleted().rev() {
+        for ((namespace, name), _) in services.deleted().rev() {
             backend.delete_service(namespace, name);
-            changed = true;
         }
-        for (name, _) in self.nodes.deleted().rev() {
+        for (name, _) in nodes.deleted().rev() {
             backend.delete_node(name);
-            changed = true;
         }
-        self.has_synced = true;
-        if changed {
+        let is_first = !std::mem::replace(has_synced, true);
+        if is_first || nodes.has_changes() || services.has_changes() || endpoints.has_changes() {
             backend.sync();
         }
     }

@@ -1,57 +1,61 @@
-//! One full state at a time, by the long poll of KEP-2104.
+//! The long poll of KEP-2104: one full state at a time.
 //!
-//! The one rule: what was handed out is not handed out again, and its revision is enough to go on from there in another
-//! process.
+//! A state that was returned is not returned again; its revision suffices to continue in another process.
 
 use std::{collections::BTreeMap, fmt, future::Future, pin::Pin, sync::Arc};
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{Client, LONGEST_MESSAGE, ServiceEndpoints, State, backoff::Backoff, connect, failure};
+use super::{
+    backoff::ReconnectBackoff,
+    connect::{Connector, MAX_MESSAGE_SIZE, error_chain},
+    state::{ServiceEndpoints, State},
+};
 use crate::{
     localnetv1::{self, NextFilter, NextItem, endpoints_client::EndpointsClient},
     localv1::Revision,
 };
 
-type Asking = Pin<Box<dyn Future<Output = Result<State, String>> + Send>>;
+type Pending = Pin<Box<dyn Future<Output = Result<State, String>> + Send>>;
 
-/// Asks for one full state after the other: what [`Client::poll`] returns.
+/// Polls for full states; returned by [`Client::poll`](super::Client::poll).
 pub struct Poll {
-    client: Client,
+    connector: Connector,
     filter: NextFilter,
-    backoff: Backoff,
+    backoff: ReconnectBackoff,
     retry_at: Instant,
-    asking: Option<Asking>,
+    pending: Option<Pending>,
 }
 
 impl fmt::Debug for Poll {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Poll").field("client", &self.client).finish_non_exhaustive()
+        f.debug_struct("Poll").field("connector", &self.connector).finish_non_exhaustive()
     }
 }
 
 impl Poll {
-    pub(super) fn new(client: &Client, from: NextFilter) -> Self {
-        let filter = NextFilter { node_name: client.node.clone(), extensions: client.requested(), ..from };
-        let backoff = Backoff::new(&client.target);
-        Self { client: client.clone(), filter, backoff, retry_at: Instant::now(), asking: None }
+    pub(super) fn new(connector: &Connector, from: NextFilter) -> Self {
+        let extensions = connector.extension_numbers();
+        let filter = NextFilter { node_name: connector.node.clone(), extensions, ..from };
+        let backoff = ReconnectBackoff::new(&connector.target);
+        Self { connector: connector.clone(), filter, backoff, retry_at: Instant::now(), pending: None }
     }
 
-    /// Waits for a state of another revision than the last one: the newest.
+    /// Waits for a state whose revision differs from that of the last one, and returns the newest.
     ///
-    /// It is never `None`: no error and no outage is the end. Nothing is lost if it is dropped while it waits.
+    /// Never returns `None`: errors and outages are logged, and it reconnects. Cancel safe.
     pub async fn next(&mut self) -> Option<Arc<State>> {
         loop {
-            let asking = match &mut self.asking {
-                Some(asking) => asking,
+            let pending = match &mut self.pending {
+                Some(pending) => pending,
                 none => {
                     sleep_until(self.retry_at).await;
-                    none.insert(Box::pin(ask(self.client.clone(), self.filter.clone())))
+                    none.insert(Box::pin(request(self.connector.clone(), self.filter.clone())))
                 }
             };
-            let answer = asking.await;
-            self.asking = None;
-            match answer {
+            let response = pending.await;
+            self.pending = None;
+            match response {
                 Ok(state) => {
                     self.backoff.synced();
                     let Revision { instance_id, rev } = state.revision.unwrap_or_default();
@@ -64,15 +68,15 @@ impl Poll {
     }
 }
 
-async fn ask(client: Client, filter: NextFilter) -> Result<State, String> {
-    let channel = connect(&client).await?;
-    let mut endpoints = EndpointsClient::new(channel).max_decoding_message_size(LONGEST_MESSAGE);
-    let mut items = endpoints.next(filter).await.map_err(|it| failure(&it))?.into_inner();
-    let mut message = async || items.message().await.map_err(|it| failure(&it));
+async fn request(connector: Connector, filter: NextFilter) -> Result<State, String> {
+    let channel = connector.connect().await?;
+    let mut endpoints = EndpointsClient::new(channel).max_decoding_message_size(MAX_MESSAGE_SIZE);
+    let mut items = endpoints.next(filter).await.map_err(|it| error_chain(&it))?.into_inner();
+    let mut message = async || items.message().await.map_err(|it| error_chain(&it));
     let first = message().await?;
     let extensions = first.iter().flat_map(NextItem::extensions).collect();
     let Some(NextItem { next: Some(next), .. }) = first else {
-        return Err("the brain has ended the stream without a state".to_owned());
+        return Err("the brain ended the stream without a state".to_owned());
     };
     let (mut services, mut nodes) = (BTreeMap::new(), BTreeMap::new());
     while let Some(item) = message().await? {
@@ -92,7 +96,7 @@ fn service_endpoints(message: localnetv1::ServiceEndpoints) -> Option<(String, S
     let mut keys = keys.into_iter();
     let endpoints = endpoints.into_iter().enumerate().map(|(position, it)| {
         let key = keys.next().filter(|key| !key.is_empty());
-        // A server that does not say what an endpoint is called: any word that is its own will do.
+        // A server without keys: any unique key will do.
         let key = key.or_else(|| Some(it.pod_name.clone()).filter(|pod| !pod.is_empty()));
         (key.unwrap_or_else(|| format!("#{position}")).into(), Arc::new(it))
     });

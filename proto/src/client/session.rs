@@ -1,9 +1,8 @@
-//! One conversation after the other, as one stream of events.
+//! A `Sets/Watch` stream that reconnects, as a sequence of events.
 //!
-//! The one rule: a change set is asked for only when somebody waits for it, so that whoever is slow skips what was
-//! overtaken.
+//! A change set is requested only while the caller waits for an event: a slow caller skips intermediate states.
 
-use std::{fmt, future::Future, pin::Pin};
+use std::{fmt, future::Future, pin::Pin, time::Duration};
 
 use prost::Message;
 use tokio::{
@@ -13,62 +12,95 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming, transport::Channel};
 
-use super::{Client, PATIENCE, backoff::Backoff, connect, failure};
-use crate::localv1::{OpItem, Ref, Set, Value, op_item::Op};
+use super::{
+    backoff::ReconnectBackoff,
+    connect::{Connector, error_chain},
+};
+use crate::localv1::{Extension, OpItem, Ref, Revision, Set, Value, op_item::Op};
 
-/// What is followed: one of the services whose streams carry change sets.
-pub(super) trait View: Clone + Send + Sync + 'static {
-    type Request: Send + 'static;
-    type Event: Send;
+/// How long to wait for the response headers of the stream.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-    fn request(&self) -> Self::Request;
+/// One of the services whose streams carry change sets.
+pub(super) trait View: fmt::Debug + Send + 'static {
+    type Request: Clone + Send + 'static;
+    type Node: Message + Clone + Default + PartialEq;
+    type Service: Message + Clone + Default + PartialEq;
+    type Endpoint: Message + Clone + Default + PartialEq;
 
-    /// Begins a conversation.
+    fn request(connector: &Connector) -> Self::Request;
+
+    /// Opens the stream.
     fn open(
         channel: Channel,
         requests: ReceiverStream<Self::Request>,
     ) -> impl Future<Output = Result<Streaming<OpItem>, Status>> + Send;
 
-    /// What an item means; what cannot be read is refused alone.
-    fn decode_op(op: Op) -> Result<Self::Event, String>;
+    /// What the path in a set refers to; `None` if it is invalid.
+    fn parse_path(set: Set, path: &str) -> Option<Path>;
 }
 
-/// The peer does not offer a view, or not to us; what it said.
+/// What a path refers to. The name of a Service is `namespace/name`.
+pub(super) enum Path {
+    Node(String),
+    Service(String),
+    /// The Service, and the key of the endpoint within it.
+    Endpoint(String, String),
+    /// An endpoint that is also sent under another path.
+    Duplicate,
+}
+
+/// An operation of the stream. Names are those of [`Path`].
+#[derive(Debug)]
+pub(super) enum Event<V: View> {
+    /// Everything received before is void; the stream carries these extensions.
+    Reset(Vec<Extension>),
+    SetNode(String, V::Node),
+    DeleteNode(String),
+    SetService(String, V::Service),
+    DeleteService(String),
+    SetEndpoint(String, String, V::Endpoint),
+    DeleteEndpoint(String, String),
+    /// The change set is complete.
+    Sync(Option<Revision>),
+}
+
+/// The peer does not offer a view, or does not permit it; with its message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
 
 pub(super) struct Session<V: View> {
-    client: Client,
-    view: V,
-    backoff: Backoff,
+    connector: Connector,
+    backoff: ReconnectBackoff,
     stage: Stage<V>,
 }
 
 enum Stage<V: View> {
-    /// Until it is time to try again.
+    /// Until it is time to connect.
     Waiting(Instant),
-    Opening(Pin<Box<dyn Future<Output = Result<Conversation<V>, Failure>> + Send>>),
-    Open(Box<Conversation<V>>),
+    Opening(Pin<Box<dyn Future<Output = Result<WatchStream<V>, Failure>> + Send>>),
+    Open(Box<WatchStream<V>>),
 }
 
-struct Conversation<V: View> {
+struct WatchStream<V: View> {
+    request: V::Request,
     requests: mpsc::Sender<V::Request>,
     items: Streaming<OpItem>,
     /// Whether the last request has been answered.
-    answered: bool,
+    is_answered: bool,
 }
 
-/// Why a conversation is over.
+/// Why a stream ended.
 struct Failure {
     reason: String,
     is_refusal: bool,
 }
 
-impl Failure {
-    fn new(status: &Status) -> Self {
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
         let is_refusal = matches!(status.code(), Code::Unimplemented | Code::PermissionDenied);
-        Self { reason: failure(status), is_refusal }
+        Self { reason: error_chain(&status), is_refusal }
     }
 }
 
@@ -80,18 +112,18 @@ impl From<String> for Failure {
 
 impl<V: View> fmt::Debug for Session<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session").field("client", &self.client).finish_non_exhaustive()
+        f.debug_struct("Session").field("connector", &self.connector).finish_non_exhaustive()
     }
 }
 
 impl<V: View> Session<V> {
-    pub(super) fn new(client: &Client, view: V) -> Self {
-        let backoff = Backoff::new(&client.target);
-        Self { client: client.clone(), view, backoff, stage: Stage::Waiting(Instant::now()) }
+    pub(super) fn new(connector: &Connector) -> Self {
+        let backoff = ReconnectBackoff::new(&connector.target);
+        Self { connector: connector.clone(), backoff, stage: Stage::Waiting(Instant::now()) }
     }
 
-    /// The next event, however long it takes. Nothing is lost if it is dropped while it waits.
-    pub(super) async fn next(&mut self) -> V::Event {
+    /// Waits for the next event. Cancel safe.
+    pub(super) async fn next(&mut self) -> Event<V> {
         loop {
             match self.try_next().await {
                 Ok(event) => return event,
@@ -100,93 +132,108 @@ impl<V: View> Session<V> {
         }
     }
 
-    /// The same; but whoever is refused is told so at once, and is not asked again for a long while.
-    pub(super) async fn try_next(&mut self) -> Result<V::Event, Refused> {
+    /// Waits for the next event, but returns at once if the peer refuses; the call after that waits before it reconnects.
+    pub(super) async fn try_next(&mut self) -> Result<Event<V>, Refused> {
         loop {
-            let failed = match &mut self.stage {
+            let failure = match &mut self.stage {
                 Stage::Waiting(until) => {
                     sleep_until(*until).await;
-                    let (client, view) = (self.client.clone(), self.view.clone());
-                    self.stage = Stage::Opening(Box::pin(open(client, view)));
+                    self.stage = Stage::Opening(Box::pin(open(self.connector.clone())));
                     continue;
                 }
                 Stage::Opening(opening) => match opening.await {
-                    Ok(conversation) => {
-                        self.stage = Stage::Open(Box::new(conversation));
+                    Ok(stream) => {
+                        self.stage = Stage::Open(Box::new(stream));
                         continue;
                     }
-                    Err(failed) => failed,
+                    Err(failure) => failure,
                 },
-                Stage::Open(conversation) => match conversation.next(&self.view).await {
+                Stage::Open(stream) => match stream.next().await {
                     Ok(op) => {
-                        let is_sync = matches!(op, Op::Sync(_));
-                        match V::decode_op(op) {
-                            Ok(event) => {
-                                if is_sync {
+                        match decode(op) {
+                            Ok(Some(event)) => {
+                                if matches!(event, Event::Sync(_)) {
                                     self.backoff.synced();
                                 }
                                 return Ok(event);
                             }
-                            Err(reason) => tracing::warn!("{}: passed over: {reason}", self.client.target),
+                            Ok(None) => {}
+                            Err(reason) => tracing::warn!("{}: ignored {reason}", self.connector.target),
                         }
                         continue;
                     }
-                    Err(failed) => failed,
+                    Err(failure) => failure,
                 },
             };
-            if failed.is_refusal {
-                self.stage = Stage::Waiting(self.backoff.refused());
-                return Err(Refused(failed.reason));
+            if failure.is_refusal {
+                self.stage = Stage::Waiting(ReconnectBackoff::refused());
+                return Err(Refused(failure.reason));
             }
-            self.stage = Stage::Waiting(self.backoff.failed(&failed.reason));
+            self.stage = Stage::Waiting(self.backoff.failed(&failure.reason));
         }
     }
 }
 
-async fn open<V: View>(client: Client, view: V) -> Result<Conversation<V>, Failure> {
-    let channel = connect(&client).await?;
+async fn open<V: View>(connector: Connector) -> Result<WatchStream<V>, Failure> {
+    let channel = connector.connect().await?;
     let (requests, outgoing) = mpsc::channel(1);
-    requests.try_send(view.request()).map_err(|it| it.to_string())?;
-    let answer = timeout(PATIENCE, V::open(channel, ReceiverStream::new(outgoing))).await;
-    let answer = answer.map_err(|_| format!("no answer within {PATIENCE:?}"))?;
-    let items = answer.map_err(|it| Failure::new(&it))?;
-    Ok(Conversation { requests, items, answered: false })
+    let request = V::request(&connector);
+    requests.try_send(request.clone()).map_err(|it| it.to_string())?;
+    let response = timeout(RESPONSE_TIMEOUT, V::open(channel, ReceiverStream::new(outgoing))).await;
+    let items = response.map_err(|_| format!("no response within {RESPONSE_TIMEOUT:?}"))??;
+    Ok(WatchStream { request, requests, items, is_answered: false })
 }
 
-impl<V: View> Conversation<V> {
-    async fn next(&mut self, view: &V) -> Result<Op, Failure> {
+impl<V: View> WatchStream<V> {
+    async fn next(&mut self) -> Result<Op, Failure> {
         loop {
-            if self.answered {
-                self.answered = false;
-                // There is room for it: the one before has been answered. If it cannot be sent any more, the items end.
-                let _ = self.requests.try_send(view.request());
+            if self.is_answered {
+                self.is_answered = false;
+                // The channel has room, since the last request was answered. If it is closed, the items end.
+                let _ = self.requests.try_send(self.request.clone());
             }
-            let item = self.items.message().await.map_err(|it| Failure::new(&it))?;
-            let item = item.ok_or_else(|| "the brain has ended the stream".to_owned())?;
+            let item = self.items.message().await?;
+            let item = item.ok_or_else(|| "the brain ended the stream".to_owned())?;
             let Some(op) = item.op else {
-                tracing::warn!("passed over: an operation that is not known");
+                tracing::warn!("ignored an unknown operation");
                 continue;
             };
-            self.answered = matches!(op, Op::Sync(_));
+            self.is_answered = matches!(op, Op::Sync(_));
             return Ok(op);
         }
     }
 }
 
-/// A value that was set, with its place: the set, the path, and the bytes.
-pub(super) fn value(it: Value) -> Result<(Set, String, Vec<u8>), String> {
-    let (set, path) = place(it.r#ref)?;
-    Ok((set, path, it.bytes))
+/// The event of an operation; `None` for an endpoint's second path.
+fn decode<V: View>(op: Op) -> Result<Option<Event<V>>, String> {
+    Ok(Some(match op {
+        Op::Reset(it) => Event::Reset(it.extensions().collect()),
+        Op::Sync(it) => Event::Sync(it.revision),
+        Op::Set(Value { r#ref, bytes }) => match parse_ref::<V>(r#ref)? {
+            Path::Node(name) => Event::SetNode(name.clone(), message("node", &name, &bytes)?),
+            Path::Service(name) => Event::SetService(name.clone(), message("service", &name, &bytes)?),
+            Path::Endpoint(service, key) => {
+                let endpoint = message("endpoint", &format!("{service}/{key}"), &bytes)?;
+                Event::SetEndpoint(service, key, endpoint)
+            }
+            Path::Duplicate => return Ok(None),
+        },
+        Op::Delete(it) => match parse_ref::<V>(Some(it))? {
+            Path::Node(name) => Event::DeleteNode(name),
+            Path::Service(name) => Event::DeleteService(name),
+            Path::Endpoint(service, key) => Event::DeleteEndpoint(service, key),
+            Path::Duplicate => return Ok(None),
+        },
+    }))
 }
 
-/// Where something is: the set and the path.
-pub(super) fn place(it: Option<Ref>) -> Result<(Set, String), String> {
-    let Ref { set, path } = it.ok_or("an item without a place")?;
-    let set = Set::try_from(set).map_err(|_| format!("the path {path:?} in set {set}"))?;
-    Ok((set, path))
+fn parse_ref<V: View>(it: Option<Ref>) -> Result<Path, String> {
+    let Ref { set, path } = it.ok_or("an item without a path")?;
+    let known = Set::try_from(set).map_err(|_| format!("path {path:?} of the unknown set {set}"))?;
+    V::parse_path(known, &path)
+        .ok_or_else(|| format!("path {path:?}, which is invalid in set {}", known.as_str_name()))
 }
 
-/// The message in a value.
-pub(super) fn decode<T: Message + Default>(path: &str, bytes: &[u8]) -> Result<T, String> {
-    T::decode(bytes).map_err(|it| format!("the value of {path}: {it}"))
+fn message<T: Message + Default>(kind: &str, name: &str, bytes: &[u8]) -> Result<T, String> {
+    T::decode(bytes).map_err(|it| format!("{kind} {name}: {it}"))
 }

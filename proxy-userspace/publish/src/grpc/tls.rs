@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
-use proxy_contract::tls::{Credentials, Reloader, TlsError, TlsFiles, provider};
+use proxy_contract::tls::{Credentials, Reloader, TlsError, TlsFiles, crypto_provider};
 use tokio::{
     net::TcpStream,
     time::{sleep, timeout},
@@ -68,8 +68,8 @@ impl ServerTls {
 fn config(credentials: &Credentials) -> Result<ServerConfig, String> {
     let make = || -> Result<_, Box<dyn std::error::Error>> {
         let authorities = Arc::clone(&credentials.authorities);
-        let verifier = WebPkiClientVerifier::builder_with_provider(authorities, provider()).build()?;
-        let mut config = ServerConfig::builder_with_provider(provider())
+        let verifier = WebPkiClientVerifier::builder_with_provider(authorities, crypto_provider()).build()?;
+        let mut config = ServerConfig::builder_with_provider(crypto_provider())
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(verifier)
             .with_single_cert(credentials.chain.clone(), credentials.key.clone_key())?;

@@ -151,7 +151,7 @@ fn files([certificate, key, authorities]: [&Option<PathBuf>; 3]) -> Option<TlsFi
 
 /// The error, with the flag of the file that it is about.
 fn with_flag(error: &TlsError, [cert, key, ca]: [&str; 3]) -> anyhow::Error {
-    let flag = match error.part {
+    let flag = match error.file {
         TlsFile::Certificate => cert,
         TlsFile::Key => key,
         TlsFile::Authorities => ca,

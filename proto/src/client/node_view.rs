@@ -1,0 +1,42 @@
+//! The state of one node: `localv1.Sets/Watch`.
+
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming, transport::Channel};
+
+use super::{
+    connect::{Connector, MAX_MESSAGE_SIZE},
+    session::{Path, View},
+};
+use crate::localv1::{Endpoint, Node, OpItem, Service, Set, WatchReq, sets_client::SetsClient};
+
+#[derive(Debug)]
+pub(super) enum NodeView {}
+
+impl View for NodeView {
+    type Request = WatchReq;
+    type Node = Node;
+    type Service = Service;
+    type Endpoint = Endpoint;
+
+    fn request(connector: &Connector) -> WatchReq {
+        WatchReq { node_name: connector.node.clone(), extensions: connector.extension_numbers() }
+    }
+
+    async fn open(channel: Channel, requests: ReceiverStream<WatchReq>) -> Result<Streaming<OpItem>, Status> {
+        let mut sets = SetsClient::new(channel).max_decoding_message_size(MAX_MESSAGE_SIZE);
+        Ok(sets.watch(requests).await?.into_inner())
+    }
+
+    fn parse_path(set: Set, path: &str) -> Option<Path> {
+        let parts: Vec<_> = path.split('/').collect();
+        match (set, parts.as_slice()) {
+            (_, parts) if parts.contains(&"") => None,
+            (Set::ServicesSet, [_, _]) => Some(Path::Service(path.to_owned())),
+            (Set::NodesSet, [_]) => Some(Path::Node(path.to_owned())),
+            (Set::EndpointsSet, [namespace, service, key]) => {
+                Some(Path::Endpoint(format!("{namespace}/{service}"), (*key).to_owned()))
+            }
+            _ => None,
+        }
+    }
+}

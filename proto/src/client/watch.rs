@@ -1,0 +1,65 @@
+//! Follows the state of a node: as full states, or as differences.
+
+use std::sync::Arc;
+
+use super::{
+    connect::Connector,
+    node_view::NodeView,
+    session::{Event, Session},
+    state::{Difference, NodeChange, State},
+    tracker::Tracker,
+};
+
+/// Follows the changes of a node's state; returned by [`Client::changes`](super::Client::changes).
+#[derive(Debug)]
+pub struct ChangeWatch {
+    session: Session<NodeView>,
+    tracker: Tracker<NodeView>,
+}
+
+/// Follows the full state of a node; returned by [`Client::watch`](super::Client::watch).
+#[derive(Debug)]
+pub struct Watch {
+    changes: ChangeWatch,
+    last: Arc<State>,
+}
+
+impl ChangeWatch {
+    pub(super) fn new(connector: &Connector) -> Self {
+        Self { session: Session::new(connector), tracker: Tracker::default() }
+    }
+
+    /// Waits for a state that differs from the last one, and returns the difference; the first one is that to the empty
+    /// state. Intermediate states are skipped.
+    ///
+    /// Never returns `None`: errors and outages are logged, and it reconnects. Cancel safe.
+    pub async fn next(&mut self) -> Option<NodeChange> {
+        loop {
+            match self.session.next().await {
+                Event::Sync(revision) => {
+                    if let Some(Difference { extensions, nodes, services }) = self.tracker.finish() {
+                        return Some(NodeChange { revision, extensions, nodes, services });
+                    }
+                }
+                event => self.tracker.apply(event),
+            }
+        }
+    }
+}
+
+impl Watch {
+    pub(super) fn new(connector: &Connector) -> Self {
+        Self { changes: ChangeWatch::new(connector), last: Arc::default() }
+    }
+
+    /// Waits for a state that differs from the last one, and returns the newest; intermediate states are skipped.
+    ///
+    /// The cost is that of the changes, plus a copy of the maps if the caller still holds the previous state.
+    ///
+    /// Never returns `None`: errors and outages are logged, and it reconnects. Cancel safe.
+    pub async fn next(&mut self) -> Option<Arc<State>> {
+        let change = self.changes.next().await?;
+        Arc::make_mut(&mut self.last).apply(change);
+        Some(Arc::clone(&self.last))
+    }
+}
