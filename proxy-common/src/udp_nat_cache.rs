@@ -180,15 +180,15 @@ impl UdpNatCache {
 const _: () = assert!(size_of::<UdpNatCache>() == 192);
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::net::{Be16, V6};
 
-    fn address(n: u32) -> SockAddr {
+    pub(crate) fn address(n: u32) -> SockAddr {
         SockAddr::new(V6::from_raw([1, 2, 3, n]), Be16::new(53))
     }
 
-    fn nat(service: u32, backend: u32) -> SockNat {
+    pub(crate) fn nat(service: u32, backend: u32) -> SockNat {
         SockNat { service: address(service), backend: address(backend) }
     }
 

@@ -5,6 +5,7 @@
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
+    counters::DENIED,
     decide::node_port_conflict,
     net::{V4, V6},
     tables::Frontend,
@@ -13,7 +14,7 @@ use proxy_common::{
 use crate::{
     config::PROTECT_NODE_PORTS,
     counters,
-    ctx::{self, HookFamily as _, PASS},
+    ctx::{self, EADDRINUSE, HookFamily as _, PASS},
     side::Side,
 };
 
@@ -38,8 +39,8 @@ fn try_bind(ctx: &SockAddrContext, node_port: impl Fn(&SockAddrContext) -> Optio
     if !ctx::is_in_host_netns(ctx) {
         return Some(PASS);
     }
-    counters::denied(node_port.counter);
-    Some(ctx::refuse_bind())
+    counters::failure(node_port.counter, DENIED);
+    Some(ctx::fail(EADDRINUSE))
 }
 
 #[inline(always)]

@@ -4,6 +4,7 @@
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
+    counters::NO_BACKEND,
     decide::Verdict,
     net::{SockAddr, V4, V6},
     sock_nat::SockNat,
@@ -61,7 +62,7 @@ fn apply<F: HookFamily>(
     match verdict {
         Verdict::Pass => remove_nat(ctx, &destination),
         Verdict::Refuse { port_counter } => {
-            counters::no_backend(port_counter);
+            counters::failure(port_counter, NO_BACKEND);
             return Some(ctx::refuse_connect(ctx, loopback));
         }
         Verdict::Redirect(selection) => {

@@ -4,9 +4,7 @@
 
 use aya_ebpf::helpers::generated::bpf_get_smp_processor_id;
 use proxy_common::{
-    counters::{
-        CONNECTIONS, CounterIndex, CounterStripe, DENIED, NO_BACKEND, NO_COUNTER, chunk_of, index_in_chunk,
-    },
+    counters::{CONNECTIONS, CounterIndex, CounterStripe, NO_COUNTER, chunk_of, index_in_chunk},
     decide::Selection,
 };
 
@@ -55,17 +53,13 @@ pub(crate) fn connection(selection: &Selection) {
     }
 }
 
-/// Counts a connection that found no backend.
+/// Counts a failed system call: `reason` is [`NO_BACKEND`] or [`DENIED`].
+///
+/// [`NO_BACKEND`]: proxy_common::counters::NO_BACKEND
+/// [`DENIED`]: proxy_common::counters::DENIED
 #[inline(always)]
-pub(crate) fn no_backend(port_counter: CounterIndex) {
-    let counter = port_counter + NO_BACKEND;
-    count(row(counter, stripe()), counter);
-}
-
-/// Counts a system call that was denied for another reason.
-#[inline(always)]
-pub(crate) fn denied(port_counter: CounterIndex) {
-    let counter = port_counter + DENIED;
+pub(crate) fn failure(port_counter: CounterIndex, reason: CounterIndex) {
+    let counter = port_counter + reason;
     count(row(counter, stripe()), counter);
 }
 

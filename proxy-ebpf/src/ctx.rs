@@ -18,9 +18,12 @@ pub(crate) const PASS: i32 = 1;
 /// The system call fails, with the errno given to `bpf_set_retval`, or else EPERM.
 const DENY: i32 = 0;
 
-const ECONNREFUSED: i32 = 111;
-const ENOBUFS: i32 = 105;
-const EADDRINUSE: i32 = 98;
+/// A Service has no backends.
+pub(crate) const ECONNREFUSED: i32 = 111;
+/// A socket has no memory left for a translation, without which the reply would show the backend as its source.
+pub(crate) const ENOBUFS: i32 = 105;
+/// A node port is bound.
+pub(crate) const EADDRINUSE: i32 = 98;
 /// `TCP_ESTABLISHED`, which is also the state of a connected UDP socket.
 const ESTABLISHED: u32 = 1;
 const AF_INET: u32 = 2;
@@ -181,33 +184,15 @@ pub(crate) fn is_peer(ctx: &SockAddrContext, address: &SockAddr) -> bool {
 #[inline(always)]
 pub(crate) fn refuse_connect<F: HookFamily>(ctx: &SockAddrContext, loopback: F) -> i32 {
     if SET_RETVAL.load() != 0 {
-        return refuse();
+        return fail(ECONNREFUSED);
     }
     F::rewrite(ctx, loopback, Be16::new(0));
     PASS
 }
 
-/// Fails the system call with ECONNREFUSED; before `bpf_set_retval` with EPERM.
+/// Fails the system call; before `bpf_set_retval` with EPERM.
 #[inline(always)]
-pub(crate) fn refuse() -> i32 {
-    deny(ECONNREFUSED)
-}
-
-/// Fails the system call with ENOBUFS (or EPERM): the socket has no memory left for a translation, without which the reply
-/// would show the backend as its source.
-#[inline(always)]
-pub(crate) fn no_memory() -> i32 {
-    deny(ENOBUFS)
-}
-
-/// Fails a bind with EADDRINUSE (or EPERM).
-#[inline(always)]
-pub(crate) fn refuse_bind() -> i32 {
-    deny(EADDRINUSE)
-}
-
-#[inline(always)]
-fn deny(errno: i32) -> i32 {
+pub(crate) fn fail(errno: i32) -> i32 {
     if SET_RETVAL.load() != 0 {
         // SAFETY: bind, connect and sendmsg hooks may call it (Linux b44123b4a3dc).
         unsafe { bpf_set_retval(-errno) };

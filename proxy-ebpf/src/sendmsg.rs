@@ -6,6 +6,7 @@
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
+    counters::{DENIED, NO_BACKEND},
     decide::Verdict,
     net::{SockAddr, V4, V6},
     sock_nat::SockNat,
@@ -14,7 +15,7 @@ use proxy_common::{
 use crate::{
     caller::Caller,
     counters,
-    ctx::{self, HookFamily, PASS},
+    ctx::{self, ECONNREFUSED, ENOBUFS, HookFamily, PASS},
     side::FamilyTables,
     sock_nat, udp_nat,
 };
@@ -50,13 +51,13 @@ fn try_sendmsg<F: HookFamily + FamilyTables>(ctx: &SockAddrContext) -> Option<i3
             Some(PASS)
         }
         Verdict::Refuse { port_counter } => {
-            counters::no_backend(port_counter);
-            Some(ctx::refuse())
+            counters::failure(port_counter, NO_BACKEND);
+            Some(ctx::fail(ECONNREFUSED))
         }
         Verdict::Redirect(selection) => {
             if !udp_nat::insert(ctx, SockNat { service, backend: selection.backend }) {
-                counters::denied(selection.port_counter);
-                return Some(ctx::no_memory());
+                counters::failure(selection.port_counter, DENIED);
+                return Some(ctx::fail(ENOBUFS));
             }
             counters::connection(&selection);
             ctx::rewrite::<F>(ctx, &selection.backend)?;

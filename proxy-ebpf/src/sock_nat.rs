@@ -8,6 +8,7 @@ use aya_ebpf::programs::{SockAddrContext, SockContext};
 use proxy_common::{
     sock_nat::{ConnectedNat, NatSlot, SockNat},
     tables::UDP,
+    udp_nat::{insert_connected, remove_connected},
 };
 
 use crate::{
@@ -16,7 +17,7 @@ use crate::{
     ctx,
     maps::{SK_NAT, SLOT_OVERFLOWS, SLOTS},
     sock_owner::SockOwner,
-    udp_nat,
+    udp_nat::Table,
 };
 
 /// The slot of a socket that connects.
@@ -78,7 +79,7 @@ pub(crate) fn insert(ctx: &SockAddrContext, slot: &SlotRef, nat: &SockNat) {
         }
         storage.nat = *nat;
         if ctx::protocol(ctx) == UDP {
-            udp_nat::insert_connected(ctx, nat);
+            insert_connected(&Table(ctx), nat);
         }
     }
 }
@@ -97,7 +98,7 @@ pub(crate) fn remove(ctx: &SockAddrContext) {
     {
         storage.nat = SockNat::default();
         if ctx::protocol(ctx) == UDP {
-            udp_nat::remove_connected(ctx);
+            remove_connected(&Table(ctx));
         }
     }
 }

@@ -22,7 +22,8 @@ use crate::{
 };
 
 /// The context of a program, which identifies a socket.
-trait Socket: EbpfContext {
+pub(crate) trait Socket: EbpfContext {
+    /// As [`UdpNatTable::has_release_hook`].
     fn has_release_hook(&self) -> bool;
 }
 
@@ -41,7 +42,7 @@ impl Socket for SockContext {
 }
 
 /// The table in the kernel, as one socket sees it.
-struct Table<'a, S>(&'a S);
+pub(crate) struct Table<'a, S>(pub(crate) &'a S);
 
 impl<S: Socket> UdpNatTable for Table<'_, S> {
     #[inline(always)]
@@ -97,19 +98,13 @@ impl<S: Socket> UdpNatTable for Table<'_, S> {
 /// The current backend of `service`; unset if this socket never sent there.
 #[inline(always)]
 pub(crate) fn backend_of(ctx: &SockAddrContext, service: &SockAddr) -> SockAddr {
-    match cache(ctx) {
-        Some(cache) => udp_nat::backend_of(cache, &Table(ctx), service),
-        None => SockAddr::UNSET,
-    }
+    cache(ctx).map_or(SockAddr::UNSET, |it| udp_nat::backend_of(it, &Table(ctx), service))
 }
 
 /// The Service address that a reply from `backend` to this socket belongs to; unset if none.
 #[inline(always)]
 pub(crate) fn service_of(ctx: &SockAddrContext, backend: &SockAddr) -> SockAddr {
-    match cache(ctx) {
-        Some(cache) => udp_nat::service_of(cache, &Table(ctx), backend),
-        None => SockAddr::UNSET,
-    }
+    cache(ctx).map_or(SockAddr::UNSET, |it| udp_nat::service_of(it, &Table(ctx), backend))
 }
 
 /// Stores a translation; false if there is no memory left.
@@ -133,18 +128,6 @@ pub(crate) fn remove(ctx: &SockAddrContext, destination: &SockAddr) {
     if let Some(cache) = cache(ctx) {
         udp_nat::remove(cache, &Table(ctx), destination);
     }
-}
-
-/// Shows user space the translation of a connected socket without a slot.
-#[inline(always)]
-pub(crate) fn insert_connected(ctx: &SockAddrContext, nat: &SockNat) {
-    udp_nat::insert_connected(&Table(ctx), nat);
-}
-
-/// Removes what [`insert_connected`] has inserted: the socket is connected elsewhere now.
-#[inline(always)]
-pub(crate) fn remove_connected(ctx: &SockAddrContext) {
-    udp_nat::remove_connected(&Table(ctx));
 }
 
 /// Removes the entries of a socket that is released.

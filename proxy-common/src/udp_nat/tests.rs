@@ -10,7 +10,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     net::{Be16, V4, V6},
-    udp_nat_cache::UDP_NAT_CACHE_SLOTS,
+    udp_nat_cache::{
+        UDP_NAT_CACHE_SLOTS,
+        tests::{address, nat},
+    },
 };
 
 /// A table with room for `room` entries.
@@ -76,14 +79,6 @@ impl UdpNatTable for View<'_> {
     fn count_deleted(&self, entries: u64) {
         self.table.deleted.update(|it| it + entries);
     }
-}
-
-fn address(n: u32) -> SockAddr {
-    SockAddr::new(V6::from_raw([1, 2, 3, n]), Be16::new(53))
-}
-
-fn nat(service: u32, backend: u32) -> SockNat {
-    SockNat { service: address(service), backend: address(backend) }
 }
 
 /// One socket and the table.
