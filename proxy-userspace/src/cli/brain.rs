@@ -11,7 +11,7 @@ use publish::grpc::{CountedNodes, ServedData};
 use super::{
     admin_observer::AdminObserver,
     config,
-    flags::{AnyNodeFlags, BrainReportFlags, ServeFlags, SourceFlags},
+    flags::{AnyNodeFlags, DEFAULT_SOCKET, ListenFlags, ReportFlags, SourceFlags},
     grpc_server::GrpcServer,
     runtime::{Signals, block_on, trim_memory},
 };
@@ -20,18 +20,24 @@ use super::{
 ///
 /// Follows the cluster state and serves the state of this node to `agent`, to `print --target` and to backends written
 /// for KPNG, until SIGTERM or SIGINT. Clients never receive a partial state.
+// The pages are off by default: beside an agent on the same node, kube-proxy's ports are the agent's.
 #[derive(Debug, Args)]
+#[command(
+    mut_arg("listen", |it| it.default_value(DEFAULT_SOCKET)),
+    mut_arg("healthz_bind_address", |it| it.default_value("0").env("KUBE_PROXY_EBPF_BRAIN_HEALTHZ_BIND_ADDRESS")),
+    mut_arg("metrics_bind_address", |it| it.default_value("0").env("KUBE_PROXY_EBPF_BRAIN_METRICS_BIND_ADDRESS")),
+)]
 pub(super) struct Flags {
     #[command(flatten)]
     source: SourceFlags,
     #[command(flatten)]
     _config: config::ConfigFile,
     #[command(flatten)]
-    serve: ServeFlags,
+    listen: ListenFlags,
     #[command(flatten)]
     any_node: AnyNodeFlags,
     #[command(flatten)]
-    reports: BrainReportFlags,
+    reports: ReportFlags,
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
@@ -40,7 +46,7 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
 
 async fn brain(flags: &Flags) -> Result<()> {
     let mut signals = Signals::new()?;
-    let serve = &flags.serve;
+    let listen = &flags.listen;
     let mut pipeline = Pipeline::start(flags.source.config()?)?;
     if flags.any_node.serve_any_node {
         pipeline = pipeline.without_node_check();
@@ -50,7 +56,7 @@ async fn brain(flags: &Flags) -> Result<()> {
     let counted = CountedNodes::new(served.nodes);
     admin.watchers(counted.watchers());
     let served = ServedData { nodes: Arc::new(counted), ..served };
-    let mut server = GrpcServer::start(&serve.listen, &serve.tls, served, &pipeline.subscribe()).await?;
+    let mut server = GrpcServer::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
     let observer = AdminObserver(&admin);
     let result = tokio::select! {

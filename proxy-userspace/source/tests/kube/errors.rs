@@ -5,7 +5,7 @@ use std::fs;
 use api_server::{ApiServer, Fault, Resource, Settings, Verb};
 use source::kube::{ClientConfig, KubeSource, Options};
 
-use super::source_test::{QUICK, SourceTest, has_error, has_service, server, service};
+use super::source_test::{QUICK, SourceTest, has_error, has_service, server, service, synced};
 
 fn options(access: ClientConfig) -> Options {
     Options { client_config: access, timing: QUICK, ..Options::default() }
@@ -57,9 +57,7 @@ async fn retry_after_is_respected() {
 
 #[tokio::test]
 async fn an_error_after_the_first_list_removes_nothing() {
-    let server = server(Settings::default());
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let (server, mut test) = synced(Settings::default()).await;
     server.inject_fault(Resource::Services, Verb::Watch, 1000, status(403, "no longer"));
     server.disconnect_all();
     test.wait_for(has_error(0, &["403"])).await;

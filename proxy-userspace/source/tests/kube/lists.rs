@@ -5,7 +5,7 @@ use std::sync::Arc;
 use api_server::{Fault, Resource, Settings, Verb};
 use source::kube::{ClientConfig, Options};
 
-use super::source_test::{QUICK, SourceTest, has_service, node, paging, server, service, slice};
+use super::source_test::{QUICK, SourceTest, has_service, node, paging, server, service, slice, synced};
 
 #[tokio::test]
 async fn nothing_is_handed_over_before_all_resources_are_listed() {
@@ -31,9 +31,7 @@ async fn an_empty_cluster_is_handed_over() {
 
 #[tokio::test]
 async fn lists_are_streamed_if_the_server_supports_it() {
-    let server = server(Settings::default());
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let (server, _test) = synced(Settings::default()).await;
     let requests = server.requests();
     assert_eq!(requests.len(), 3, "{requests:?}");
     assert!(requests.iter().all(|it| it.contains("sendInitialEvents=true")), "{requests:?}");

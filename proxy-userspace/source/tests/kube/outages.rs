@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use api_server::{Fault, Resource, Settings, Verb};
 
-use super::source_test::{SourceTest, has_error, has_service, paging, server, service, slice};
+use super::source_test::{SourceTest, has_error, has_service, paging, server, service, slice, synced};
 
 #[tokio::test]
 async fn a_server_that_is_down_at_the_start_is_waited_for() {
@@ -21,9 +21,7 @@ async fn a_server_that_is_down_at_the_start_is_waited_for() {
 
 #[tokio::test]
 async fn the_last_state_stays_active_during_an_outage_and_its_age_is_reported() {
-    let mut server = server(Settings::default());
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let (mut server, mut test) = synced(Settings::default()).await;
     let before = test.cluster.clone();
     server.stop();
     test.wait_for(|it| it.resources().iter().all(|it| it.error.is_some())).await;
@@ -54,9 +52,7 @@ async fn a_server_that_does_not_respond_times_out() {
 
 #[tokio::test]
 async fn a_server_that_returns_empty_deletes_all_objects() {
-    let mut server = server(Settings::default());
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let (mut server, mut test) = synced(Settings::default()).await;
     server.stop();
     server.delete(Resource::Services, "default/web");
     server.delete(Resource::EndpointSlices, "default/web-1");

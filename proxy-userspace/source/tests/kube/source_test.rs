@@ -59,6 +59,14 @@ pub(crate) fn server(settings: Settings) -> ApiServer {
     server
 }
 
+/// Such a server, and a source that has taken its first list over.
+pub(crate) async fn synced(settings: Settings) -> (ApiServer, SourceTest) {
+    let server = server(settings);
+    let mut test = SourceTest::follow(&server);
+    test.next().await;
+    (server, test)
+}
+
 pub(crate) fn paging() -> Settings {
     Settings { has_watch_list: false, has_field_selectors: false, ..Settings::default() }
 }

@@ -4,13 +4,11 @@ use std::sync::Arc;
 
 use api_server::{Fault, Resource, Settings, Verb};
 
-use super::source_test::{SourceTest, has_service, node, paging, server, service, slice};
+use super::source_test::{SourceTest, has_service, node, paging, server, service, slice, synced};
 
 #[tokio::test]
 async fn added_changed_and_deleted_objects_are_followed() {
-    let server = server(Settings::default());
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let (server, mut test) = synced(Settings::default()).await;
     server.set(service("other", "10.96.0.11"));
     test.until(has_service("other")).await;
     server.set(service("other", "10.96.0.12"));
@@ -22,9 +20,7 @@ async fn added_changed_and_deleted_objects_are_followed() {
 
 #[tokio::test]
 async fn a_node_heartbeat_is_not_a_change() {
-    let server = server(Settings::default());
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let (server, mut test) = synced(Settings::default()).await;
     let before = Arc::clone(test.cluster.node("n1").unwrap());
     let mut heartbeat = node("n1", "a");
     heartbeat["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-01T00:05:00Z".into();
@@ -38,9 +34,7 @@ async fn a_node_heartbeat_is_not_a_change() {
 
 #[tokio::test]
 async fn only_the_newest_version_of_an_object_is_handed_over() {
-    let server = server(Settings::default());
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let (server, mut test) = synced(Settings::default()).await;
     for n in 1..=200 {
         server.set(service("often", &format!("10.96.1.{n}")));
     }
@@ -71,9 +65,7 @@ async fn an_expired_version_is_listed_again_and_missing_objects_are_deleted() {
 
 #[tokio::test]
 async fn an_error_event_for_an_expired_version_lists_again() {
-    let server = server(Settings::default());
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let (server, mut test) = synced(Settings::default()).await;
     let gone = Fault::ErrorEvent { code: 410, message: "too old resource version".into() };
     server.inject_fault(Resource::Services, Verb::Watch, 1, gone);
     let _ = server.requests();
@@ -89,9 +81,7 @@ async fn an_error_event_for_an_expired_version_lists_again() {
 
 #[tokio::test]
 async fn other_error_events_do_not_list_again() {
-    let server = server(Settings::default());
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let (server, mut test) = synced(Settings::default()).await;
     let failure = Fault::ErrorEvent { code: 500, message: "etcd is down".into() };
     server.inject_fault(Resource::Services, Verb::Watch, 2, failure);
     let _ = server.requests();
@@ -103,9 +93,7 @@ async fn other_error_events_do_not_list_again() {
 
 #[tokio::test]
 async fn a_watch_interrupted_within_an_object_continues_from_its_version() {
-    let server = server(Settings::default());
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let (server, mut test) = synced(Settings::default()).await;
     let before = test.service("web").unwrap();
     let _ = server.requests();
     server.inject_fault(Resource::Services, Verb::Watch, 1, Fault::DisconnectAfter(700));
@@ -122,9 +110,7 @@ async fn a_watch_interrupted_within_an_object_continues_from_its_version() {
 async fn bookmarks_advance_the_version_of_an_idle_resource() {
     let settings =
         Settings { bookmark_interval: std::time::Duration::from_millis(20), ..Settings::default() };
-    let server = server(settings);
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let (server, mut test) = synced(settings).await;
     // Other resources change.
     for n in 1..50 {
         server.set(slice("web-1", "web", &[&format!("10.244.0.{n}")]));
@@ -147,9 +133,7 @@ async fn bookmarks_advance_the_version_of_an_idle_resource() {
 
 #[tokio::test]
 async fn a_slice_that_loses_its_label_is_removed() {
-    let server = server(Settings::default());
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let (server, mut test) = synced(Settings::default()).await;
     let mut orphan = slice("web-1", "web", &["10.244.0.1"]);
     orphan["metadata"]["labels"] = serde_json::json!({});
     server.set(orphan);

@@ -7,13 +7,13 @@ use proxy_contract::{Target, client::Client};
 use super::tls::{ClientTlsFlags, ServerTlsFlags};
 
 /// The default address of a brain.
-const SOCKET: &str = "unix:///run/kube-proxy-ebpf/proxy.sock";
+pub(in crate::cli) const DEFAULT_SOCKET: &str = "unix:///run/kube-proxy-ebpf/proxy.sock";
 
 /// The brain that an agent follows.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct UpstreamFlags {
     /// Address of the brain: unix:///path, tcp://host:port or host:port
-    #[arg(long, value_name = "ADDRESS", default_value = SOCKET, env = "KUBE_PROXY_EBPF_TARGET")]
+    #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_SOCKET, env = "KUBE_PROXY_EBPF_TARGET")]
     target: Target,
     #[command(flatten)]
     tls: ClientTlsFlags,
@@ -26,35 +26,15 @@ impl UpstreamFlags {
     }
 }
 
-/// Addresses at which `run` serves, none by default.
+/// Addresses at which a brain serves, none by default.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct ListenFlags {
-    /// Also serve the node's state over gRPC at this address: unix:///path, tcp://host:port or host:port
+    /// Serve the node's state over gRPC at this address: unix:///path, tcp://host:port or host:port
     ///
     /// Can be repeated. Unix sockets have mode 0600. TCP addresses must be loopback addresses unless mutual TLS is enabled
     /// (--tls-cert). Services: localv1.Sets/Watch (KPNG's backends), localnetv1.Endpoints/Next, globalv1.Sets/Watch
     /// (other brains), health and reflection.
     #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_LISTEN", value_delimiter = ',')]
-    pub(in crate::cli) listen: Vec<Target>,
-    #[command(flatten)]
-    pub(in crate::cli) tls: ServerTlsFlags,
-}
-
-/// Addresses at which `brain` serves.
-#[derive(Clone, Debug, Args)]
-pub(in crate::cli) struct ServeFlags {
-    /// Serve over gRPC at this address: unix:///path, tcp://host:port or host:port
-    ///
-    /// Can be repeated. Unix sockets have mode 0600. TCP addresses must be loopback addresses unless mutual TLS is enabled
-    /// (--tls-cert). Services: localv1.Sets/Watch (KPNG's backends), localnetv1.Endpoints/Next, globalv1.Sets/Watch
-    /// (other brains), health and reflection.
-    #[arg(
-        long,
-        value_name = "ADDRESS",
-        default_value = SOCKET,
-        env = "KUBE_PROXY_EBPF_LISTEN",
-        value_delimiter = ','
-    )]
     pub(in crate::cli) listen: Vec<Target>,
     #[command(flatten)]
     pub(in crate::cli) tls: ServerTlsFlags,
