@@ -7,7 +7,7 @@ use model::{
     Family,
     cluster::Service,
     conflicts::Claim,
-    state::{self, PerFamily, ServiceKind, ServicePort, TrafficPolicy},
+    state::{self, ServiceKind, ServicePort, TrafficPolicy},
 };
 
 use crate::Options;
@@ -30,15 +30,6 @@ pub(crate) fn frontends(service: &Service, options: &Options) -> Option<state::S
     let source_ranges = source_ranges.collect();
     let has_health_check =
         kind == ServiceKind::LoadBalancer && service.external_policy == TrafficPolicy::Local;
-    let ports = service.ports.iter().map(|port| ServicePort {
-        name: port.name.clone(),
-        protocol: port.protocol,
-        port: port.port,
-        node_port: port.node_port,
-        conflicting_addresses: Vec::new(),
-        target_port: port.target_port.clone(),
-        has_any_endpoint: PerFamily::default(),
-    });
     Some(state::Service {
         name: service.name.clone(),
         kind,
@@ -46,7 +37,7 @@ pub(crate) fn frontends(service: &Service, options: &Options) -> Option<state::S
         external_ips: if options.external_ips { addresses(&service.external_ips) } else { Vec::new() },
         source_ranges,
         load_balancer_ips,
-        ports: ports.collect(),
+        ports: service.ports.iter().map(Into::into).collect(),
         internal_policy: service.internal_policy,
         external_policy: service.external_policy,
         affinity: service.affinity,

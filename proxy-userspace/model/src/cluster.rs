@@ -15,7 +15,7 @@ use ipnet::IpNet;
 
 pub use crate::Rejected;
 use crate::{
-    Family, Protocol, ServiceName, Timestamp,
+    Family, PerFamily, Protocol, ServiceName, Timestamp,
     state::{self, ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
 };
 
@@ -161,6 +161,21 @@ pub struct ServicePort {
     pub node_port: Option<NonZeroU16>,
     /// `targetPort`.
     pub target_port: TargetPort,
+}
+
+impl From<&ServicePort> for state::ServicePort {
+    /// The port without conflicts and endpoints.
+    fn from(port: &ServicePort) -> Self {
+        Self {
+            name: port.name.clone(),
+            protocol: port.protocol,
+            port: port.port,
+            node_port: port.node_port,
+            conflicting_addresses: Vec::new(),
+            target_port: port.target_port.clone(),
+            has_any_endpoint: PerFamily::default(),
+        }
+    }
 }
 
 /// An EndpointSlice's identity: `namespace/name`.

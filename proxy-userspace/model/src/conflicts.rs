@@ -130,7 +130,7 @@ impl FrontendOwners {
             Some(Rejected {
                 item: format!("Service {service}: {frontend}"),
                 reason: format!(
-                    "Service {owner} has it (its cluster IP, or the older one, or the first by name); give one of them another"
+                    "it belongs to Service {owner} (by cluster IP, then age, then name); give one of them another"
                 ),
             })
         })

@@ -1,4 +1,4 @@
-//! State to messages.
+//! Encodes Services and endpoints.
 
 use std::net::IpAddr;
 
@@ -11,9 +11,9 @@ use model::{
 };
 use proxy_contract::localv1;
 
-use super::{Extensions, key};
+use crate::extensions::Extensions;
 
-/// A Service as a message; everything that KPNG's backends expect to be present is.
+/// Encodes a Service, with all fields that KPNG's backends require.
 pub fn service(service: &Service) -> localv1::Service {
     let affinity = service.affinity.map(|it| {
         let timeout_seconds = i32::try_from(it.timeout_seconds.get()).unwrap_or(i32::MAX);
@@ -47,13 +47,13 @@ pub fn service(service: &Service) -> localv1::Service {
     }
 }
 
-/// A Service as a message, with the additions that are on its state.
-pub fn service_with_extensions(state: &ServiceState, additions: Extensions) -> localv1::Service {
+/// Encodes a Service, with the extensions that depend on its state.
+pub fn service_with_extensions(state: &ServiceState, extensions: Extensions) -> localv1::Service {
     let mut message = service(&state.service);
-    if additions.trigger_times {
+    if extensions.trigger_times {
         message.trigger_time = state.trigger_time.map(Timestamp::as_micros);
     }
-    if additions.other_serving {
+    if extensions.other_serving {
         for it in &*state.other_serving {
             if let Some(port) = message.ports.get_mut(usize::from(it.index)) {
                 port.other_serving.push(it.target.to_string());
@@ -69,7 +69,7 @@ fn ip_set(addresses: &[IpAddr]) -> localv1::IpSet {
     localv1::IpSet { v4: of(Family::V4), v6: of(Family::V6) }
 }
 
-/// A filter per family: a family that no range speaks of is open.
+/// One filter per family that has a source range; the other family is open.
 fn ip_filters(service: &Service, load_balancer_ips: &localv1::IpSet) -> Vec<localv1::IpFilter> {
     let filter = |family| {
         let ranges = service.source_ranges.iter().filter(|it| Family::of(it.addr()) == family);
@@ -81,7 +81,7 @@ fn ip_filters(service: &Service, load_balancer_ips: &localv1::IpSet) -> Vec<loca
         let is_needed = !source_ranges.is_empty();
         is_needed.then_some(localv1::IpFilter { target_ips: Some(target_ips), source_ranges })
     };
-    [Family::V4, Family::V6].into_iter().filter_map(filter).collect()
+    Family::ALL.into_iter().filter_map(filter).collect()
 }
 
 fn port(port: &ServicePort) -> localv1::PortMapping {
@@ -114,7 +114,7 @@ pub(crate) fn protocol(protocol: Protocol) -> localv1::Protocol {
     }
 }
 
-/// An endpoint of `service` as a message; its key is in its path.
+/// Encodes an endpoint of `service`; its path contains its key.
 pub fn endpoint(service: &Service, endpoint: &Endpoint) -> localv1::Endpoint {
     let all = endpoint.ports.iter().fold(Scopes::default(), |all, it| Scopes {
         internal: all.internal || it.scopes.internal,
@@ -123,7 +123,11 @@ pub fn endpoint(service: &Service, endpoint: &Endpoint) -> localv1::Endpoint {
     });
     let differ = endpoint.ports.iter().any(|it| it.scopes != all);
     let ports = endpoint.ports.iter().map(|it| localv1::PortName {
-        name: service.ports.get(usize::from(it.index)).map_or_else(String::new, look_up_name),
+        name: service
+            .ports
+            .get(usize::from(it.index))
+            .map_or("", |it| look_up_name(&it.name, &it.target_port))
+            .to_owned(),
         port: it.port.get().into(),
         scopes: differ.then(|| scopes(it.scopes)),
         index: Some(it.index.into()),
@@ -139,18 +143,18 @@ pub fn endpoint(service: &Service, endpoint: &Endpoint) -> localv1::Endpoint {
         serving_terminating: endpoint.serving_terminating,
         port_overrides: ports.collect(),
         scopes: Some(scopes(all)),
-        pod_name: match endpoint.key {
-            EndpointKey::Pod(_) => key(endpoint).to_owned(),
+        pod_name: match &endpoint.key {
+            EndpointKey::Pod(name) => name.clone(),
             EndpointKey::Anonymous(_) => String::new(),
         },
     }
 }
 
-/// The name that KPNG's backends look for among an endpoint's ports.
-fn look_up_name(port: &ServicePort) -> String {
-    match &port.target_port {
-        TargetPort::Name(name) if port.name.is_empty() => name.clone(),
-        _ => port.name.clone(),
+/// The name by which KPNG finds a service port among the ports of an endpoint.
+pub(crate) fn look_up_name<'a>(name: &'a str, target_port: &'a TargetPort) -> &'a str {
+    match target_port {
+        TargetPort::Name(target) if name.is_empty() => target,
+        _ => name,
     }
 }
 

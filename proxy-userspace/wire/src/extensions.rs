@@ -1,29 +1,29 @@
-//! What is said beyond KPNG's API, to those who want it.
+//! Extensions of KPNG's API, which a client requests and a server confirms.
 //!
-//! The one rule: who does not ask for it is not told, and who asks for what is not known is not told either.
+//! Invariant: a server uses an extension only if the client requested it and the server knows it.
 
 use proxy_contract::localv1::Extension;
 
 /// A set of [`Extension`]s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
-    /// The revision of the state that is complete, with each sync.
+    /// The revision of the complete state, with each sync.
     pub revisions: bool,
-    /// When the last change happened in the cluster that led to the state of a Service.
+    /// The time of the last change in the cluster that led to the state of a Service.
     pub trigger_times: bool,
     /// The nodes of the cluster.
     pub nodes: bool,
-    /// Where a port is served besides, though nothing new is sent there.
+    /// Targets that serve a port and were not selected for this node.
     pub other_serving: bool,
-    /// Services that other proxies serve.
+    /// Services of other proxies.
     pub other_proxies: bool,
 }
 
 impl Extensions {
-    /// What a stream of one node's state can say.
+    /// What a stream of the state of one node supports.
     pub const LOCAL: Self =
         Self { revisions: true, trigger_times: true, nodes: true, other_serving: true, other_proxies: false };
-    /// What a stream of the cluster's facts can say.
+    /// What a stream of the state of the cluster supports.
     pub const GLOBAL: Self = Self {
         revisions: false,
         trigger_times: true,
@@ -32,24 +32,24 @@ impl Extensions {
         other_proxies: true,
     };
 
-    /// Those of `wanted` that are among these.
+    /// The requested extensions that this set contains.
     #[must_use]
-    pub fn negotiate(self, wanted: impl IntoIterator<Item = Extension>) -> Self {
-        let mut granted = Self::default();
-        for it in wanted {
+    pub fn negotiate(self, requested: impl IntoIterator<Item = Extension>) -> Self {
+        let mut accepted = Self::default();
+        for it in requested {
             match it {
                 Extension::UnknownExtension => {}
-                Extension::Revisions => granted.revisions = self.revisions,
-                Extension::TriggerTimes => granted.trigger_times = self.trigger_times,
-                Extension::Nodes => granted.nodes = self.nodes,
-                Extension::OtherServing => granted.other_serving = self.other_serving,
-                Extension::OtherProxies => granted.other_proxies = self.other_proxies,
+                Extension::Revisions => accepted.revisions = self.revisions,
+                Extension::TriggerTimes => accepted.trigger_times = self.trigger_times,
+                Extension::Nodes => accepted.nodes = self.nodes,
+                Extension::OtherServing => accepted.other_serving = self.other_serving,
+                Extension::OtherProxies => accepted.other_proxies = self.other_proxies,
             }
         }
-        granted
+        accepted
     }
 
-    /// The same as a list.
+    /// The extensions of this set.
     pub fn iter(self) -> impl Iterator<Item = Extension> {
         let all = [
             (self.revisions, Extension::Revisions),
@@ -61,7 +61,7 @@ impl Extensions {
         all.into_iter().filter_map(|(is_in, it)| is_in.then_some(it))
     }
 
-    /// The same as it stands in a message.
+    /// The extensions of this set, as the numbers of a message.
     pub fn numbers(self) -> Vec<i32> {
         self.iter().map(Into::into).collect()
     }

@@ -1,7 +1,8 @@
-//! What the messages of the contract mean: a node's state here, the cluster's facts in [`cluster`]; both ways.
+//! Encodes and decodes the messages of the contract: the state of a node here, the state of a cluster in [`cluster`].
 //!
-//! The one rule: there and back again is the same state.
-//! What another brain leaves unsaid has the meaning the contract gives to it; what cannot be read is refused alone.
+//! Invariant: decoding an encoded state gives the same state.
+//! Fields that another brain does not send have the meaning that the contract gives them; a field that cannot be parsed is
+//! rejected, and the rest of its object is used.
 
 #![forbid(unsafe_code)]
 
@@ -11,34 +12,16 @@ mod encode;
 mod extensions;
 mod node;
 mod node_state;
+mod path;
+mod reader;
 
-use model::{
-    ServiceName,
-    state::{Endpoint, EndpointKey},
-};
-
-pub use decode::{Decoded, service_state};
+pub use decode::service_state;
 pub use encode::{endpoint, service, service_with_extensions};
 pub use extensions::Extensions;
 pub use node::node;
 pub use node_state::NodeStateDecoder;
-
-/// The path of a Service in the services set.
-pub fn service_path(name: &ServiceName) -> String {
-    name.to_string()
-}
-
-/// The path of an endpoint in the endpoints set.
-pub fn endpoint_path(service: &ServiceName, endpoint: &Endpoint) -> String {
-    format!("{service}/{}", key(endpoint))
-}
-
-/// What stands for an endpoint in its path.
-pub fn key(endpoint: &Endpoint) -> &str {
-    match &endpoint.key {
-        EndpointKey::Pod(key) | EndpointKey::Anonymous(key) => key,
-    }
-}
+pub use path::{endpoint_key, endpoint_path, service_path};
+pub use reader::Decoded;
 
 #[cfg(test)]
 mod tests;

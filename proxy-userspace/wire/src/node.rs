@@ -1,4 +1,4 @@
-//! Nodes of the cluster as messages, and back.
+//! Encodes and decodes the nodes of the cluster.
 
 use std::net::IpAddr;
 
@@ -6,9 +6,9 @@ use ipnet::IpNet;
 use model::state::NodeInfo;
 use proxy_contract::localv1;
 
-use crate::decode::Reader;
+use crate::reader::Reader;
 
-/// A node as a message.
+/// Encodes a node.
 pub fn node(name: &str, node: &NodeInfo) -> localv1::Node {
     localv1::Node {
         name: name.to_owned(),
@@ -18,14 +18,14 @@ pub fn node(name: &str, node: &NodeInfo) -> localv1::Node {
     }
 }
 
-/// What a message says of a node; what cannot be read is refused alone.
-pub(crate) fn read(
+/// Decodes a node from the fields that the messages of both APIs share.
+pub(crate) fn node_info(
     reader: &mut Reader,
     addresses: &[String],
-    ranges: &[String],
+    pod_cidrs: &[String],
     is_being_deleted: bool,
 ) -> NodeInfo {
     let addresses = addresses.iter().filter_map(|it| reader.parse::<IpAddr>("addresses", it)).collect();
-    let ranges = ranges.iter().filter_map(|it| reader.parse::<IpNet>("pod_cidrs", it));
-    NodeInfo { addresses, pod_cidrs: ranges.map(|it| it.trunc()).collect(), is_being_deleted }
+    let pod_cidrs = pod_cidrs.iter().filter_map(|it| reader.parse::<IpNet>("pod_cidrs", it));
+    NodeInfo { addresses, pod_cidrs: pod_cidrs.map(|it| it.trunc()).collect(), is_being_deleted }
 }

@@ -1,12 +1,16 @@
-//! The state of a node from one message after the other.
+//! Decodes the state of a node, change by change.
 //!
-//! The one rule: only what changed is decoded, and what is refused is said once.
+//! Invariant: only what changed is decoded, and a rejection is logged once.
+//! The state comes from another brain: conflicts between its Services are resolved here again.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use model::{
-    ServiceName,
-    cluster::Rejected,
+    Rejected, ServiceName,
+    conflicts::{Claim, FrontendOwners, remove_conflicting},
     state::{NodeState, ServiceState},
 };
 use proxy_contract::{
@@ -14,50 +18,72 @@ use proxy_contract::{
     localv1,
 };
 
-use crate::{decode::Reader, node, service_path, service_state};
+use crate::{
+    decode::service_state,
+    node::node_info,
+    path::service_path,
+    reader::{Decoded, Reader},
+};
 
-/// Messages to state. A copy of the state that it hands out is cheap, and so is its difference from the one before.
+/// Decodes messages to a state. Copies of the state are cheap, and so are diffs between them.
 #[derive(Debug, Default)]
 pub struct NodeStateDecoder {
     state: NodeState,
-    /// The Services by their paths, those that are not served among them.
-    services: BTreeMap<Arc<str>, Known>,
-    /// What of the nodes was refused.
+    /// The Services by their paths, also those that are not served.
+    services: BTreeMap<Arc<str>, DecodedService>,
+    owners: FrontendOwners,
+    /// What was rejected of each node.
     nodes: BTreeMap<Arc<str>, Vec<Rejected>>,
 }
 
-/// What a message said.
-#[derive(Debug)]
-struct Known {
-    /// None if it is not to be served.
-    name: Option<ServiceName>,
+/// A Service as its message describes it.
+#[derive(Debug, Default)]
+struct DecodedService {
+    /// Before conflicts are resolved; none if it is not served.
+    state: Option<Arc<ServiceState>>,
+    /// What was rejected of its message.
     rejected: Vec<Rejected>,
+    /// What it lost to other Services.
+    conflicts: Vec<Rejected>,
 }
 
 impl NodeStateDecoder {
-    /// The state that follows on the one before; says in the log what of the change was refused, if it has not said so
-    /// before. It costs what changes.
+    /// Applies a change and returns the state after it; logs what is rejected, unless it was before.
+    ///
+    /// The cost is proportional to the change.
     pub fn apply(&mut self, change: &NodeChange) -> NodeState {
-        self.take_nodes(&change.nodes);
-        let mut served = Vec::new();
+        self.apply_nodes(&change.nodes);
+        let mut affected = BTreeSet::new();
         for (path, message) in &change.services {
-            let before = self.services.remove(path);
-            let mut name = None;
+            let before = self.services.remove(path).unwrap_or_default();
+            let mut after = DecodedService { conflicts: before.conflicts, ..DecodedService::default() };
             if let Some(message) = message {
-                let (state, rejected) = decode(path, message);
-                tell(&rejected, before.as_ref().map(|it| it.rejected.as_slice()));
-                name = state.as_ref().map(|it| it.service.name.clone());
-                self.services.insert(Arc::clone(path), Known { name: name.clone(), rejected });
-                served.extend(state.map(Arc::new));
+                let Decoded { value, rejected } = decode(path, message);
+                log_new(&rejected, &before.rejected);
+                let state = value.map(Arc::new);
+                after.state = if state == before.state { before.state.clone() } else { state };
+                after.rejected = rejected;
             }
-            if name.is_none()
-                && let Some(gone) = before.and_then(|it| it.name)
-            {
-                self.state.services.remove(&gone);
+            if let Some(it) = after.state.as_ref().or(before.state.as_ref()) {
+                let name = &it.service.name;
+                let claim = after.state.as_ref().map(|it| Claim::new(&it.service, None)).unwrap_or_default();
+                affected.extend(self.owners.set(name, claim));
+                affected.insert(name.clone());
+            }
+            if message.is_some() {
+                self.services.insert(Arc::clone(path), after);
             }
         }
-        if self.state.services.is_empty() {
-            // The first time it is nearly all there is.
+        let is_first = self.state.services.is_empty();
+        let mut served = Vec::new();
+        for name in affected {
+            match self.resolve(&name) {
+                Some(state) => served.push(state),
+                None => drop(self.state.services.remove(&name)),
+            }
+        }
+        if is_first {
+            // Building the map at once is cheaper than single inserts.
             self.state.services = served.into_iter().collect();
         } else {
             for state in served {
@@ -67,7 +93,7 @@ impl NodeStateDecoder {
         self.state.clone()
     }
 
-    /// The state that one message is; what it does not name is gone.
+    /// Decodes a full state; what it does not contain is removed.
     pub fn decode(&mut self, state: &State) -> NodeState {
         let mut change = NodeChange::default();
         let gone = self.services.keys().filter(|it| !state.services.contains_key(*it));
@@ -81,49 +107,62 @@ impl NodeStateDecoder {
         self.apply(&change)
     }
 
-    fn take_nodes(&mut self, nodes: &BTreeMap<Arc<str>, Option<Arc<localv1::Node>>>) {
+    /// A Service without the frontends that another one owns; none if it is not served. Logs what it loses.
+    fn resolve(&mut self, name: &ServiceName) -> Option<Arc<ServiceState>> {
+        let decoded = self.services.get_mut(service_path(name).as_str())?;
+        let conflicts: Vec<_> = self.owners.rejected_of(name).collect();
+        log_new(&conflicts, &decoded.conflicts);
+        decoded.conflicts = conflicts;
+        let mut state = Arc::clone(decoded.state.as_ref()?);
+        if let Some(conflicting) = self.owners.conflicting(name) {
+            remove_conflicting(Arc::make_mut(&mut Arc::make_mut(&mut state).service), conflicting);
+        }
+        Some(state)
+    }
+
+    fn apply_nodes(&mut self, nodes: &BTreeMap<Arc<str>, Option<Arc<localv1::Node>>>) {
         for (name, message) in nodes {
-            let before = self.nodes.remove(name);
+            let before = self.nodes.remove(name).unwrap_or_default();
             let Some(message) = message else {
                 self.state.nodes.remove(name);
                 continue;
             };
-            let mut reader = Reader::new(format!("node {name}"));
-            let node =
-                node::read(&mut reader, &message.addresses, &message.pod_cidrs, message.is_being_deleted);
-            let rejected = reader.into_rejected();
-            tell(&rejected, before.as_deref());
+            let mut reader = Reader::new(&format!("node {name}"));
+            let info =
+                node_info(&mut reader, &message.addresses, &message.pod_cidrs, message.is_being_deleted);
+            let Decoded { value: info, rejected } = reader.finish(info);
+            log_new(&rejected, &before);
             if !rejected.is_empty() {
                 self.nodes.insert(Arc::clone(name), rejected);
             }
-            if self.state.nodes.get(name) != Some(&node) {
-                self.state.nodes.insert(Arc::clone(name), node);
+            if self.state.nodes.get(name) != Some(&info) {
+                self.state.nodes.insert(Arc::clone(name), info);
             }
         }
     }
 }
 
-/// What a message says of a Service, which is filed under its namespace and name.
-fn decode(path: &str, message: &ServiceEndpoints) -> (Option<ServiceState>, Vec<Rejected>) {
+/// The state of a Service; none if its path is not its own.
+fn decode(path: &str, message: &ServiceEndpoints) -> Decoded<Option<ServiceState>> {
     let endpoints = message.endpoints.iter().map(|(key, it)| (&**key, &**it));
-    let decoded = service_state(&message.service, endpoints);
-    let (state, mut rejected) = (decoded.value, decoded.rejected);
-    let state = state.filter(|it| {
-        let own = service_path(&it.service.name);
-        if own != path {
-            let mut reader = Reader::new(format!("service {path}"));
-            reader.refuse("name", format!("it is that of {own}; the peer should file it there"));
-            rejected.extend(reader.into_rejected());
+    let Decoded { value, mut rejected } = service_state(&message.service, endpoints);
+    let own = value.as_ref().map(|it| service_path(&it.service.name));
+    let value = match own {
+        Some(own) if own != path => {
+            let mut reader = Reader::new(&format!("service {path}"));
+            reader.reject("name", format!("the path must be that of the Service, {own}"));
+            rejected.extend(reader.finish(()).rejected);
+            None
         }
-        own == path
-    });
-    (state, rejected)
+        _ => value,
+    };
+    Decoded { value, rejected }
 }
 
-/// Says what is refused, unless it was before.
-fn tell(rejected: &[Rejected], before: Option<&[Rejected]>) {
-    for it in rejected.iter().filter(|it| before.is_none_or(|before| !before.contains(it))) {
-        tracing::warn!("not taken over from the brain: {it}");
+/// Logs what was not rejected before.
+fn log_new(rejected: &[Rejected], before: &[Rejected]) {
+    for it in rejected.iter().filter(|it| !before.contains(it)) {
+        tracing::warn!("ignored in the state of the peer: {it}");
     }
 }
 
@@ -153,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_touches_what_it_names_and_nothing_else() {
+    fn a_change_affects_only_what_it_contains() {
         let mut decoder = NodeStateDecoder::default();
         let first = decoder.apply(&change(&[
             ("a/x", Some(message("a", "x", "10.96.0.1"))),
@@ -168,21 +207,21 @@ mod tests {
         assert_eq!(names(&second), ["a/y", "a/z"]);
         let name = ServiceName::new("a", "y");
         assert!(Arc::ptr_eq(&first.services[&name], &second.services[&name]));
-        assert_eq!(names(&first), ["a/x", "a/y"], "a state that was handed out stays what it was");
+        assert_eq!(names(&first), ["a/x", "a/y"], "a returned state does not change");
     }
 
     #[test]
-    fn what_is_not_to_be_served_any_more_goes() {
+    fn a_service_that_becomes_invalid_is_removed() {
         let mut decoder = NodeStateDecoder::default();
         decoder.apply(&change(&[("a/x", Some(message("a", "x", "10.96.0.1")))]));
-        let refused = decoder.apply(&change(&[("a/x", Some(message("a", "x", "nowhere")))]));
-        assert_eq!(names(&refused), [""; 0]);
+        let invalid = decoder.apply(&change(&[("a/x", Some(message("a", "x", "nowhere")))]));
+        assert_eq!(names(&invalid), [""; 0]);
         let again = decoder.apply(&change(&[("a/x", Some(message("a", "x", "10.96.0.1")))]));
         assert_eq!(names(&again), ["a/x"]);
     }
 
     #[test]
-    fn a_service_under_the_path_of_another_is_refused() {
+    fn a_service_under_the_path_of_another_is_rejected() {
         let mut decoder = NodeStateDecoder::default();
         let state = decoder.apply(&change(&[
             ("a/x", Some(message("a", "x", "10.96.0.1"))),
@@ -198,14 +237,38 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_state_takes_away_what_it_does_not_name() {
+    fn a_full_state_replaces_everything() {
         let mut decoder = NodeStateDecoder::default();
         decoder.apply(&change(&[("a/x", Some(message("a", "x", "10.96.0.1")))]));
-        let mut whole = State::default();
-        whole.services.insert("a/y".into(), message("a", "y", "10.96.0.2"));
-        whole.nodes.insert("n".into(), Arc::default());
-        let state = decoder.decode(&whole);
+        let mut full = State::default();
+        full.services.insert("a/y".into(), message("a", "y", "10.96.0.2"));
+        full.nodes.insert("n".into(), Arc::default());
+        let state = decoder.decode(&full);
         assert_eq!((names(&state), state.nodes.len()), (vec!["a/y".to_owned()], 1));
         assert_eq!(decoder.decode(&State::default()), NodeState::default());
+    }
+
+    #[test]
+    fn conflicts_are_resolved_by_name_and_reported() {
+        let mut decoder = NodeStateDecoder::default();
+        let port = localv1::PortMapping { port: 80, node_port: 30080, protocol: 1, ..Default::default() };
+        let with_port = |name: &str| {
+            let mut message = ServiceEndpoints::clone(&message("a", name, "10.96.0.1"));
+            message.service.ports = vec![port.clone()];
+            Some(Arc::new(message))
+        };
+        let frontends = |state: &NodeState, name: &str| {
+            let port = &state.services[&ServiceName::new("a", name)].service.ports[0];
+            (port.conflicting_addresses.len(), port.node_port.is_some())
+        };
+        let state = decoder.apply(&change(&[("a/y", with_port("y"))]));
+        assert_eq!(frontends(&state, "y"), (0, true));
+        let state = decoder.apply(&change(&[("a/x", with_port("x"))]));
+        assert_eq!((frontends(&state, "x"), frontends(&state, "y")), ((0, true), (1, false)));
+        assert_eq!(decoder.services["a/y"].conflicts.len(), 2);
+        assert_eq!(decoder.services["a/x"].conflicts, []);
+        let state = decoder.apply(&change(&[("a/x", None)]));
+        assert_eq!(frontends(&state, "y"), (0, true));
+        assert_eq!(decoder.services["a/y"].conflicts, []);
     }
 }

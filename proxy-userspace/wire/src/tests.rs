@@ -1,4 +1,4 @@
-//! There and back again.
+//! Round trips, and the messages of other brains.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,7 @@ use proptest::{collection::vec, option, prelude::*};
 use prost::Message;
 use proxy_contract::localv1;
 
-use super::{endpoint, endpoint_path, key, service, service_path, service_state};
+use super::{endpoint, endpoint_key, endpoint_path, service, service_path, service_state};
 
 fn addresses() -> impl Strategy<Value = Vec<IpAddr>> {
     (vec(any::<Ipv4Addr>(), 0..3), vec(any::<Ipv6Addr>(), 0..3))
@@ -89,8 +89,8 @@ fn some_service() -> impl Strategy<Value = Service> {
     let rest = (affinity, ranges(), option::of(any::<NonZeroU16>()));
     (kind(), cluster_ips(), addresses(), addresses(), vec(port(), 0..4), policies, rest).prop_map(
         |(kind, cluster_ips, external_ips, load_balancer_ips, mut ports, policies, rest)| {
-            let mut taken = BTreeSet::new();
-            ports.retain(|it| taken.insert((it.port, it.protocol)));
+            let mut seen = BTreeSet::new();
+            ports.retain(|it| seen.insert((it.port, it.protocol)));
             Service {
                 name: ServiceName::new("ns", "svc"),
                 kind,
@@ -157,11 +157,11 @@ fn some_state() -> impl Strategy<Value = ServiceState> {
     })
 }
 
-fn there_and_back(state: &ServiceState) -> ServiceState {
+fn round_trip(state: &ServiceState) -> ServiceState {
     let bytes = service(&state.service).encode_to_vec();
     let message = localv1::Service::decode(bytes.as_slice()).unwrap();
     let endpoints: Vec<_> =
-        state.endpoints.iter().map(|it| (key(it), endpoint(&state.service, it))).collect();
+        state.endpoints.iter().map(|it| (endpoint_key(it), endpoint(&state.service, it))).collect();
     let decoded = service_state(&message, endpoints.iter().map(|(key, it)| (*key, it)));
     assert_eq!(decoded.rejected, []);
     decoded.value.unwrap()
@@ -169,22 +169,22 @@ fn there_and_back(state: &ServiceState) -> ServiceState {
 
 proptest! {
     #[test]
-    fn there_and_back_is_the_same_state(state in some_state()) {
-        prop_assert_eq!(there_and_back(&state), state);
+    fn a_round_trip_gives_the_same_state(state in some_state()) {
+        prop_assert_eq!(round_trip(&state), state);
     }
 
     #[test]
-    fn the_client_library_finds_the_ports_that_are_meant(state in some_state()) {
+    fn the_client_library_finds_the_same_ports(state in some_state()) {
         let message = service(&state.service);
         for it in &*state.endpoints {
-            let said = endpoint(&state.service, it);
+            let sent = endpoint(&state.service, it);
             for index in 0..message.ports.len() {
-                let meant = it.ports.iter().find(|it| usize::from(it.index) == index);
-                prop_assert_eq!(said.port(&message, index), meant.map(|it| it.port.get()));
-                if let Some(EndpointPort { scopes, .. }) = meant {
+                let expected = it.ports.iter().find(|it| usize::from(it.index) == index);
+                prop_assert_eq!(sent.port(&message, index), expected.map(|it| it.port.get()));
+                if let Some(EndpointPort { scopes, .. }) = expected {
                     let cluster = Some(scopes.cluster);
                     let scopes = localv1::EndpointScopes { internal: scopes.internal, external: scopes.external, cluster };
-                    prop_assert_eq!(said.scopes_at(&message, index), scopes);
+                    prop_assert_eq!(sent.scopes_at(&message, index), scopes);
                 }
             }
         }
@@ -244,11 +244,11 @@ fn check_target(port: localv1::PortMapping, ports: &[(&str, i32)], expect: Optio
     let endpoint = kpng_endpoint(ports);
     let state = service_state(&kpng_service(port.clone()), [("pod", &endpoint)]).value.unwrap();
     assert_eq!(state.endpoints.first().map(|it| it.ports[0].port.get()), expect);
-    assert_eq!(endpoint.port(&kpng_service(port), 0), expect, "what the client library tells other backends");
+    assert_eq!(endpoint.port(&kpng_service(port), 0), expect, "the port that the client library finds");
 }
 
 #[test]
-fn a_port_of_another_brain_is_found_by_its_name() {
+fn a_port_of_another_brain_is_found_by_name() {
     let port = || localv1::PortMapping { name: "web".into(), target_port: 80, ..Default::default() };
     check_target(port(), &[("web", 8443)], Some(8443));
     check_target(port(), &[("other", 8443)], None);
@@ -256,7 +256,7 @@ fn a_port_of_another_brain_is_found_by_its_name() {
 }
 
 #[test]
-fn a_port_of_another_brain_without_a_name_is_found_by_its_target() {
+fn a_port_of_another_brain_without_a_name_is_found_by_target_port() {
     let named = localv1::PortMapping { target_port_name: "web".into(), ..Default::default() };
     check_target(named, &[("web", 8443)], Some(8443));
     let number = localv1::PortMapping { target_port: 8443, ..Default::default() };
@@ -264,7 +264,7 @@ fn a_port_of_another_brain_without_a_name_is_found_by_its_target() {
 }
 
 #[test]
-fn without_a_cluster_scope_whatever_may_be_used_may_be_short_circuited() {
+fn an_absent_cluster_scope_means_every_usable_endpoint() {
     let endpoint = kpng_endpoint(&[("", 1)]);
     let state =
         service_state(&kpng_service(localv1::PortMapping::default()), [("pod", &endpoint)]).value.unwrap();
@@ -273,7 +273,7 @@ fn without_a_cluster_scope_whatever_may_be_used_may_be_short_circuited() {
 }
 
 #[test]
-fn a_bad_port_moves_no_endpoint_to_another_port() {
+fn an_invalid_port_shifts_no_endpoint_to_another_port() {
     let good = |port| localv1::PortMapping { protocol: 1, port, ..Default::default() };
     let mut service = kpng_service(localv1::PortMapping::default());
     service.ports = vec![good(0), good(443)];
@@ -287,7 +287,7 @@ fn a_bad_port_moves_no_endpoint_to_another_port() {
 }
 
 #[test]
-fn paths_are_as_kpng_has_them() {
+fn paths_are_those_of_kpng() {
     let name = ServiceName::new("ns", "svc");
     assert_eq!(service_path(&name), "ns/svc");
     let key = EndpointKey::Pod("pod".into());
@@ -304,7 +304,7 @@ fn paths_are_as_kpng_has_them() {
 }
 
 #[test]
-fn what_kpng_needs_is_present_even_if_empty() {
+fn fields_that_kpng_requires_are_present_if_empty() {
     let message = service(&Service {
         name: ServiceName::new("ns", "svc"),
         kind: ServiceKind::ClusterIp,

@@ -23,8 +23,11 @@ pub fn target(bytes: &[u8]) {
 pub fn there_and_back(state: &ServiceState) {
     laws::service_state(state);
     let service = wire::service_with_extensions(state, Extensions::LOCAL);
-    let endpoints: Vec<_> =
-        state.endpoints.iter().map(|it| (wire::key(it), wire::endpoint(&state.service, it))).collect();
+    let endpoints: Vec<_> = state
+        .endpoints
+        .iter()
+        .map(|it| (wire::endpoint_key(it), wire::endpoint(&state.service, it)))
+        .collect();
     let back = wire::service_state(&service, endpoints.iter().map(|(key, it)| (*key, it)));
     assert_eq!(back.rejected, [], "nothing of what we say is refused");
     let back = back.value.expect("what was a state is one");

@@ -132,7 +132,7 @@ fn with_many_claims_every_loser_is_reported_and_the_next_one_follows() {
     assert_eq!(lost(&brain, &name(1)), [[one]]);
     let rejected: Vec<_> = brain.rejected().collect();
     assert_eq!(rejected.len() as u32, MANY - 1);
-    assert!(rejected.iter().all(|it| it.reason.starts_with("Service ns/s20000 has it")));
+    assert!(rejected.iter().all(|it| it.reason.starts_with("it belongs to Service ns/s20000 ")));
     // The winners are deleted one by one, and the next one gets the address.
     for n in (2..=MANY).rev() {
         brain.delete_service(&ServiceName::new("ns", name(n)));

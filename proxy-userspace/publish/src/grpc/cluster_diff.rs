@@ -5,7 +5,6 @@
 //! descending order.
 
 use std::{
-    cmp::Ordering,
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
@@ -13,6 +12,7 @@ use std::{
 use model::{
     ServiceName, Timestamp,
     cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
+    diff::differing,
 };
 use prost::Message as _;
 use proxy_contract::{
@@ -273,35 +273,4 @@ impl<'a> Touched<'a> {
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         changes
     }
-}
-
-/// What differs between two maps, in pointers; both are in ascending order.
-fn differing<'a, K: Ord, V: 'a>(
-    old: impl IntoIterator<Item = (K, &'a Arc<V>)>,
-    new: impl IntoIterator<Item = (K, &'a Arc<V>)>,
-) -> impl Iterator<Item = (K, Option<&'a Arc<V>>, Option<&'a Arc<V>>)> {
-    let (mut old, mut new) = (old.into_iter().peekable(), new.into_iter().peekable());
-    std::iter::from_fn(move || {
-        loop {
-            let order = match (old.peek(), new.peek()) {
-                (None, None) => return None,
-                (Some(_), None) => Ordering::Less,
-                (None, Some(_)) => Ordering::Greater,
-                (Some((_, before)), Some((_, after))) if Arc::ptr_eq(before, after) => {
-                    old.next();
-                    new.next();
-                    continue;
-                }
-                (Some((before, _)), Some((after, _))) => before.cmp(after),
-            };
-            return match order {
-                Ordering::Less => old.next().map(|(key, before)| (key, Some(before), None)),
-                Ordering::Greater => new.next().map(|(key, after)| (key, None, Some(after))),
-                Ordering::Equal => {
-                    let (key, before) = old.next()?;
-                    Some((key, Some(before), new.next().map(|(_, after)| after)))
-                }
-            };
-        }
-    })
 }

@@ -70,6 +70,6 @@ fn service_endpoints(state: &ServiceState, additions: Extensions) -> ServiceEndp
     ServiceEndpoints {
         service: Some(wire::service_with_extensions(state, additions)),
         endpoints: state.endpoints.iter().map(|it| wire::endpoint(&state.service, it)).collect(),
-        keys: state.endpoints.iter().map(|it| wire::key(it).to_owned()).collect(),
+        keys: state.endpoints.iter().map(|it| wire::endpoint_key(it).to_owned()).collect(),
     }
 }

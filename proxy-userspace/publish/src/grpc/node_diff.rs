@@ -4,10 +4,10 @@
 //! First nodes and Services are set, then anonymous endpoints deleted, pods' set, pods' deleted, anonymous ones set, and at last
 //! Services and nodes deleted; what is set comes in ascending order of paths, what is deleted in descending order.
 
-use std::{cmp::Ordering, collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc};
 
 use model::{
-    ServiceName,
+    ServiceName, diff,
     services::Services,
     state::{Endpoint, EndpointKey, NodeInfo, NodeInfos, NodeState, ServiceState},
 };
@@ -210,7 +210,7 @@ impl Change<'_> {
         fn of(state: Option<&Arc<ServiceState>>) -> impl Iterator<Item = (&EndpointKey, &Endpoint)> {
             state.into_iter().flat_map(|it| &it.endpoints).map(|it| (&it.key, &**it))
         }
-        Merge { old: of(self.old).peekable(), new: of(self.new).peekable() }.map(|(_, old, new)| (old, new))
+        diff::pairs(of(self.old), of(self.new)).map(|(_, old, new)| (old, new))
     }
 }
 
@@ -219,8 +219,7 @@ fn differing_nodes(old: &NodeInfos, new: &NodeInfos) -> Vec<(Arc<str>, Option<No
     if old.ptr_eq(new) {
         return Vec::new();
     }
-    let pairs = Merge { old: old.iter().peekable(), new: new.iter().peekable() };
-    let differing = pairs.filter(|(_, old, new)| old != new);
+    let differing = diff::pairs(old.iter(), new.iter()).filter(|(_, old, new)| old != new);
     differing.map(|(name, _, new)| (Arc::clone(name), new.cloned())).collect()
 }
 
@@ -234,34 +233,4 @@ pub(super) fn set(set: Set, path: String, bytes: Vec<u8>) -> OpItem {
 
 pub(super) fn delete(set: Set, path: String) -> OpItem {
     OpItem { op: Some(Op::Delete(Ref { set: set.into(), path })) }
-}
-
-/// Joins two sorted sequences by their keys.
-struct Merge<A: Iterator, B: Iterator> {
-    old: std::iter::Peekable<A>,
-    new: std::iter::Peekable<B>,
-}
-
-impl<'a, K: Ord + 'a, V, A, B> Iterator for Merge<A, B>
-where
-    A: Iterator<Item = (&'a K, V)>,
-    B: Iterator<Item = (&'a K, V)>,
-{
-    type Item = (&'a K, Option<V>, Option<V>);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let order = match (self.old.peek(), self.new.peek()) {
-            (Some((old, _)), Some((new, _))) => old.cmp(new),
-            (Some(_), None) => Ordering::Less,
-            (None, _) => Ordering::Greater,
-        };
-        match order {
-            Ordering::Less => self.old.next().map(|(key, old)| (key, Some(old), None)),
-            Ordering::Greater => self.new.next().map(|(key, new)| (key, None, Some(new))),
-            Ordering::Equal => {
-                let (key, old) = self.old.next()?;
-                Some((key, Some(old), self.new.next().map(|(_, new)| new)))
-            }
-        }
-    }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use model::{
-    ServiceName,
+    ServiceName, diff,
     state::{
         Endpoint, NodeInfo, NodeInfos, NodeState, Scope, Scopes, Service, ServiceState, TargetPort,
         TrafficPolicy,
@@ -131,13 +131,7 @@ fn pairs<'a, K: Ord>(
 
 /// What differs among things, in the order of their keys.
 fn differing_things<'a, K: Ord>(old: BTreeMap<K, Thing<'a>>, new: BTreeMap<K, Thing<'a>>) -> Vec<Sides<'a>> {
-    let gone = old.iter().filter(|(key, _)| !new.contains_key(key)).map(|(key, it)| (key, (Some(*it), None)));
-    let there = new.iter().filter_map(|(key, it)| {
-        let sides = differing(old.get(key).copied(), Some(*it))?;
-        Some((key, sides))
-    });
-    let all: BTreeMap<_, _> = gone.chain(there).collect();
-    all.into_values().collect()
+    diff::pairs(old, new).filter_map(|(_, old, new)| differing(old, new)).collect()
 }
 
 fn differing<'a>(old: Option<Thing<'a>>, new: Option<Thing<'a>>) -> Option<Sides<'a>> {
@@ -187,7 +181,7 @@ impl Thing<'_> {
             Self::Port(state, index) => {
                 state.service.ports.get(index).map(|it| format!("{}/{}", it.port, it.protocol))
             }
-            Self::Endpoint(_, it) => Some(wire::key(it).to_owned()),
+            Self::Endpoint(_, it) => Some(wire::endpoint_key(it).to_owned()),
         }
     }
 

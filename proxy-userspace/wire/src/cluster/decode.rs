@@ -1,4 +1,4 @@
-//! Messages to facts, whoever has written them.
+//! Decodes the state of a cluster from the messages of any brain.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,24 +20,26 @@ use proxy_contract::{
     localv1,
 };
 
-use super::{PROXY_NAME, ZONE};
+use super::labels::{PROXY_NAME, ZONE};
 use crate::{
-    Decoded,
-    decode::{Reader, shown},
+    decode,
+    encode::look_up_name,
     node,
+    reader::{Decoded, Reader},
 };
 
-/// The facts of a cluster from one state after the other; what is the same message again is not decoded again.
+/// Decodes successive states of a cluster; a message that did not change is not decoded again.
 #[derive(Debug, Default)]
 pub struct ClusterDecoder {
-    facts: Arc<ClusterState>,
+    cluster: Arc<ClusterState>,
     nodes: BTreeMap<Arc<str>, (Arc<NodeInfo>, Vec<Rejected>)>,
-    services: BTreeMap<Arc<str>, Known>,
-    said: BTreeSet<Rejected>,
+    services: BTreeMap<Arc<str>, DecodedService>,
+    rejected: BTreeSet<Rejected>,
 }
 
+/// What the message of a Service contained.
 #[derive(Debug)]
-struct Known {
+struct DecodedService {
     message: Arc<ClusterService>,
     service: Option<ServiceName>,
     slices: Vec<SliceName>,
@@ -45,15 +47,12 @@ struct Known {
 }
 
 impl ClusterDecoder {
-    /// The facts; says in the log what was refused, if it has not said so before.
+    /// Decodes a state; logs what is rejected, unless it was before.
     pub fn decode(&mut self, cluster: &Cluster) -> Arc<ClusterState> {
-        self.nodes(cluster);
-        let gone: Vec<_> =
-            self.services.keys().filter(|it| !cluster.services.contains_key(*it)).cloned().collect();
-        for path in gone {
-            if let Some(before) = self.services.remove(&path) {
-                self.take_over(None, Vec::new(), Some(before));
-            }
+        self.decode_nodes(cluster);
+        let gone = self.services.extract_if(.., |path, _| !cluster.services.contains_key(path));
+        for (_, before) in gone.collect::<Vec<_>>() {
+            self.replace(None, Vec::new(), Some(before));
         }
         for (path, message) in &cluster.services {
             if self.services.get(path).is_some_and(|it| Arc::ptr_eq(&it.message, message)) {
@@ -62,99 +61,102 @@ impl ClusterDecoder {
             let Decoded { value, rejected } = service_with_slices(message);
             let (service, slices) = value.unzip();
             let slices = slices.unwrap_or_default();
-            let known = Known {
+            let decoded = DecodedService {
                 message: Arc::clone(message),
                 service: service.as_ref().map(|it: &Service| it.name.clone()),
                 slices: slices.iter().map(|it: &EndpointSlice| it.name.clone()).collect(),
                 rejected,
             };
-            let before = self.services.insert(Arc::clone(path), known);
-            self.take_over(service, slices, before);
+            let before = self.services.insert(Arc::clone(path), decoded);
+            self.replace(service, slices, before);
         }
         let of_nodes = self.nodes.values().flat_map(|(_, rejected)| rejected);
         let of_services = self.services.values().flat_map(|it| &it.rejected);
-        let refused: BTreeSet<_> = of_nodes.chain(of_services).cloned().collect();
-        for it in refused.difference(&self.said) {
-            tracing::warn!("not taken over from the brain: {it}");
+        let rejected: BTreeSet<_> = of_nodes.chain(of_services).cloned().collect();
+        for it in rejected.difference(&self.rejected) {
+            tracing::warn!("ignored in the cluster state of the peer: {it}");
         }
-        self.said = refused;
-        Arc::clone(&self.facts)
+        self.rejected = rejected;
+        Arc::clone(&self.cluster)
     }
 
-    /// Puts a Service and its slices in the place of what was there before.
-    fn take_over(&mut self, service: Option<Service>, slices: Vec<EndpointSlice>, before: Option<Known>) {
-        let facts = Arc::make_mut(&mut self.facts);
+    /// Replaces what a message contained before by a Service and its slices.
+    fn replace(
+        &mut self,
+        service: Option<Service>,
+        slices: Vec<EndpointSlice>,
+        before: Option<DecodedService>,
+    ) {
+        let cluster = Arc::make_mut(&mut self.cluster);
         if let Some(before) = before {
             for name in before.slices.iter().filter(|name| slices.iter().all(|it| it.name != **name)) {
-                // Another Service may have it by now.
-                let owner = facts.slice(name).map(|it| &it.service);
+                // The slice may belong to another Service by now.
+                let owner = cluster.slice(name).map(|it| &it.service);
                 if owner.is_some() && owner == before.service.as_ref() {
-                    facts.delete_slice(name);
+                    cluster.delete_slice(name);
                 }
             }
             if service.is_none()
                 && let Some(name) = &before.service
             {
-                facts.delete_service(name);
+                cluster.delete_service(name);
             }
         }
-        // What is equal stays the same object, so that nothing is derived from it again.
+        // An equal object is kept, so that nothing is derived from it again.
         for slice in slices {
-            if facts.slice(&slice.name).is_none_or(|it| **it != slice) {
-                facts.set_slice(slice);
+            if cluster.slice(&slice.name).is_none_or(|it| **it != slice) {
+                cluster.set_slice(slice);
             }
         }
         if let Some(service) = service
-            && facts.service(&service.name).is_none_or(|it| **it != service)
+            && cluster.service(&service.name).is_none_or(|it| **it != service)
         {
-            facts.set_service(service);
+            cluster.set_service(service);
         }
     }
 
-    fn nodes(&mut self, cluster: &Cluster) {
-        let gone: Vec<_> = self.nodes.keys().filter(|it| !cluster.nodes.contains_key(*it)).cloned().collect();
-        for name in gone {
-            self.nodes.remove(&name);
-            Arc::make_mut(&mut self.facts).delete_node(&name);
+    fn decode_nodes(&mut self, cluster: &Cluster) {
+        let gone = self.nodes.extract_if(.., |name, _| !cluster.nodes.contains_key(name));
+        for (name, _) in gone {
+            Arc::make_mut(&mut self.cluster).delete_node(&name);
         }
         for (name, message) in &cluster.nodes {
             if !self.nodes.get(name).is_some_and(|(it, _)| Arc::ptr_eq(it, message)) {
-                let Decoded { value, rejected } = node_fact(name, message);
-                Arc::make_mut(&mut self.facts).set_node(value);
+                let Decoded { value, rejected } = decode_node(name, message);
+                Arc::make_mut(&mut self.cluster).set_node(value);
                 self.nodes.insert(Arc::clone(name), (Arc::clone(message), rejected));
             }
         }
     }
 }
 
-fn node_fact(name: &Arc<str>, message: &NodeInfo) -> Decoded<Node> {
-    let mut reader = Reader::new(format!("node {name}"));
-    let nothing = Default::default();
-    let message = message.node.as_ref().unwrap_or(&nothing);
+fn decode_node(name: &Arc<str>, message: &NodeInfo) -> Decoded<Node> {
+    let mut reader = Reader::new(&format!("node {name}"));
+    let empty = Default::default();
+    let message = message.node.as_ref().unwrap_or(&empty);
     let topology = message.topology.as_ref().map(|it| &it.zone).filter(|it| !it.is_empty());
     let zone = topology.or_else(|| message.labels.get(ZONE)).filter(|it| !it.is_empty());
-    let info = node::read(&mut reader, &message.addresses, &message.pod_cidrs, message.is_being_deleted);
-    let value = Node { name: Arc::clone(name), zone: zone.map(|it| it.as_str().into()), info };
-    Decoded { value, rejected: reader.into_rejected() }
+    let info = node::node_info(&mut reader, &message.addresses, &message.pod_cidrs, message.is_being_deleted);
+    reader.finish(Node { name: Arc::clone(name), zone: zone.map(|it| it.as_str().into()), info })
 }
 
-/// A Service with its slices; none if it could not be served.
+/// A Service with its slices; none if it cannot be served.
 pub fn service_with_slices(message: &ClusterService) -> Decoded<Option<(Service, Vec<EndpointSlice>)>> {
-    let nothing = Default::default();
-    let said = message.service.service.as_ref().unwrap_or(&nothing);
-    let mut reader = Reader::new(format!("service {}/{}", said.namespace, said.name));
-    let value = service(message, said, &mut reader).map(|service| {
+    let empty = Default::default();
+    let body = message.service.service.as_ref().unwrap_or(&empty);
+    let mut reader = Reader::new(&format!("service {}/{}", body.namespace, body.name));
+    let value = service(message, body, &mut reader).map(|service| {
         let trigger_time = message.service.trigger_time.map(Timestamp::from_micros);
         let slices = slices(message, &service, trigger_time, &mut reader);
         (service, slices)
     });
-    Decoded { value, rejected: reader.into_rejected() }
+    reader.finish(value)
 }
 
-fn service(message: &ClusterService, said: &localv1::Service, reader: &mut Reader) -> Option<Service> {
-    // Endpoints whose Service is not there have nobody to refuse them.
+fn service(message: &ClusterService, body: &localv1::Service, reader: &mut Reader) -> Option<Service> {
+    // Endpoints without a Service are ignored.
     message.service.service.as_ref()?;
-    let (service, _) = reader.service(said)?;
+    let (service, _) = decode::service(reader, body)?;
     let ports = service.ports.into_iter().map(|it| ServicePort {
         name: it.name,
         protocol: it.protocol,
@@ -166,7 +168,7 @@ fn service(message: &ClusterService, said: &localv1::Service, reader: &mut Reade
         name: service.name,
         created: message.service.created.map(Timestamp::from_micros),
         kind: Some(service.kind),
-        proxy_name: said.labels.get(PROXY_NAME).cloned(),
+        proxy_name: body.labels.get(PROXY_NAME).cloned(),
         cluster_ips: service.cluster_ips,
         external_ips: service.external_ips,
         load_balancer_ips: service.load_balancer_ips,
@@ -187,20 +189,20 @@ fn slices(
     trigger_time: Option<Timestamp>,
     reader: &mut Reader,
 ) -> Vec<EndpointSlice> {
-    // From our brain, all endpoints of a slice are alike here.
-    let mut alike: BTreeMap<(&str, Family, Ports), Vec<Endpoint>> = BTreeMap::new();
+    // Our brain sends the same ports with all endpoints of a slice; other brains need not.
+    let mut groups: BTreeMap<(&str, Family, Ports), Vec<Endpoint>> = BTreeMap::new();
     for (key, it) in &message.endpoints {
         let ports = ports(it, service, reader);
-        let addresses = addresses(key, it, reader);
-        for address in addresses {
-            let family = Family::of(address);
-            let place = (it.source_name.as_str(), family, ports.clone());
-            alike.entry(place).or_default().push(endpoint(it, address));
+        let ips = it.endpoint.as_ref().and_then(|it| it.ips.as_ref());
+        let (v4, v6) = reader.endpoint_addresses(key, ips);
+        for address in v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6)) {
+            let group = (it.source_name.as_str(), Family::of(address), ports.clone());
+            groups.entry(group).or_default().push(endpoint(it, address));
         }
     }
     let name = |name: String| SliceName { namespace: Arc::clone(&service.name.namespace), name: name.into() };
-    if alike.is_empty() && trigger_time.is_some() {
-        // The last endpoint has gone, and that was a change, too. No slice of a cluster is called so.
+    if groups.is_empty() && trigger_time.is_some() {
+        // The last endpoint was removed, which is a change as well. No slice of a cluster has such a name.
         return vec![EndpointSlice {
             name: name(format!("{}+", service.name.name)),
             service: service.name.clone(),
@@ -212,7 +214,7 @@ fn slices(
         }];
     }
     let mut names = BTreeMap::<&str, usize>::new();
-    let slices = alike.into_iter().map(|((source, family, ports), mut endpoints)| {
+    let slices = groups.into_iter().map(|((source, family, ports), mut endpoints)| {
         let count = names.entry(source).or_default();
         let name = name(if *count == 0 { source.to_owned() } else { format!("{source}+{count}") });
         *count += 1;
@@ -231,17 +233,6 @@ fn slices(
     slices.collect()
 }
 
-/// The first address of each family.
-fn addresses(key: &str, message: &EndpointInfo, reader: &mut Reader) -> Vec<IpAddr> {
-    let ips = message.endpoint.as_ref().and_then(|it| it.ips.clone()).unwrap_or_default();
-    let v4 = reader.v4("endpoint", &ips).first().copied().map(IpAddr::V4);
-    let v6 = reader.v6("endpoint", &ips).first().copied().map(IpAddr::V6);
-    if v4.is_none() && v6.is_none() {
-        reader.refuse("endpoint", format!("{} has no address; the peer should send one", shown(key)));
-    }
-    v4.into_iter().chain(v6).collect()
-}
-
 fn endpoint(message: &EndpointInfo, address: IpAddr) -> Endpoint {
     let name = |it: &str| Some(it).filter(|it| !it.is_empty()).map(Arc::from);
     let names = |it: &[String]| {
@@ -250,7 +241,7 @@ fn endpoint(message: &EndpointInfo, address: IpAddr) -> Endpoint {
         names
     };
     let TopologyHints { zones, nodes } = message.hints.clone().unwrap_or_default();
-    // A condition that is not said is what Kubernetes takes it to be.
+    // Absent conditions have the defaults of Kubernetes.
     let conditions = message.conditions;
     Endpoint {
         address,
@@ -260,7 +251,7 @@ fn endpoint(message: &EndpointInfo, address: IpAddr) -> Endpoint {
             terminating: conditions.and_then(|it| it.terminating).unwrap_or(false),
         },
         node: message.topology.as_ref().and_then(|it| name(&it.node)),
-        // It becomes part of a path.
+        // The name becomes part of a path.
         pod: name(&message.pod_name).filter(|it| !it.contains(['/', '|'])),
         hostname: message.endpoint.as_ref().map(|it| it.hostname.clone()).unwrap_or_default(),
         node_hints: names(&nodes),
@@ -271,20 +262,17 @@ fn endpoint(message: &EndpointInfo, address: IpAddr) -> Endpoint {
 /// The ports that an endpoint listens on.
 fn ports(message: &EndpointInfo, service: &Service, reader: &mut Reader) -> Ports {
     let overrides = message.endpoint.as_ref().map(|it| it.port_overrides.as_slice()).unwrap_or_default();
-    let is_ours = |it: &localv1::PortName| it.protocol != i32::from(localv1::Protocol::UnknownProtocol);
-    if !overrides.is_empty() && overrides.iter().all(is_ours) {
-        let said = overrides.iter().filter_map(|it| {
+    let has_protocol = |it: &localv1::PortName| it.protocol != i32::from(localv1::Protocol::UnknownProtocol);
+    if !overrides.is_empty() && overrides.iter().all(has_protocol) {
+        let ports = overrides.iter().filter_map(|it| {
             let protocol = reader.protocol("endpoint", it.protocol)?;
             Some((it.name.clone(), protocol, reader.port_number("endpoint", it.port)?))
         });
-        return said.collect();
+        return ports.collect();
     }
-    // KPNG's: by name, or the Service's own number where there is none.
-    let said = service.ports.iter().filter_map(|port| {
-        let target_name = match &port.target_port {
-            TargetPort::Name(name) if port.name.is_empty() => name.as_str(),
-            _ => port.name.as_str(),
-        };
+    // KPNG's brain sends names; a port without a name has the number of the Service.
+    let ports = service.ports.iter().filter_map(|port| {
+        let target_name = look_up_name(&port.name, &port.target_port);
         let named = |name: &str| overrides.iter().find(|it| it.name == name);
         let number = match (named(target_name).or_else(|| named(&port.name)), &port.target_port) {
             (Some(it), _) => reader.port_number("endpoint", it.port)?,
@@ -293,5 +281,5 @@ fn ports(message: &EndpointInfo, service: &Service, reader: &mut Reader) -> Port
         };
         Some((port.name.clone(), port.protocol, number))
     });
-    said.collect()
+    ports.collect()
 }

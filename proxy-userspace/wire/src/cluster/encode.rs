@@ -1,11 +1,11 @@
-//! Facts to messages.
+//! Encodes the objects of a cluster.
 
 use std::collections::BTreeMap;
 
 use model::{
     Family, Timestamp,
     cluster::{Endpoint, EndpointSlice, Node, Service},
-    state::{self, PerFamily},
+    state,
 };
 use prost::Message;
 use proxy_contract::{
@@ -14,72 +14,66 @@ use proxy_contract::{
 };
 use twox_hash::XxHash64;
 
-use super::{PROXY_NAME, ZONE};
-use crate::{encode, encode::protocol};
+use super::labels::{PROXY_NAME, ZONE};
+use crate::{
+    encode::{protocol, service},
+    node::node,
+};
 
-/// Whether a Service is to be sent: if it could be served, by this proxy or by any.
+/// Whether a Service is sent: if it can be served, by this proxy or by any.
 pub fn is_service_sent(service: &Service, proxy_name: Option<&str>, other_proxies: bool) -> bool {
     service.kind.is_some()
         && !service.cluster_ips.is_empty()
         && (other_proxies || service.proxy_name.as_deref() == proxy_name)
-        && is_path(&service.name.namespace)
-        && is_path(&service.name.name)
+        && is_path_component(&service.name.namespace)
+        && is_path_component(&service.name.name)
 }
 
-/// Whether the endpoints of a slice could serve anything.
+/// Whether a slice is sent: if its endpoints can serve anything.
 pub fn is_slice_sent(slice: &EndpointSlice) -> bool {
-    !slice.headless && !slice.ports.is_empty() && is_path(&slice.name.name)
+    !slice.headless && !slice.ports.is_empty() && is_path_component(&slice.name.name)
 }
 
-/// Whether a name can be part of a path: a pipe too many makes some clients crash.
-fn is_path(name: &str) -> bool {
+/// Whether a name can be part of a path: some clients crash on an additional pipe.
+fn is_path_component(name: &str) -> bool {
     !name.contains(['|', '/'])
 }
 
-/// A Service as a message; none if it is not to be served by anybody.
+/// Encodes a Service; none if no proxy serves it.
 ///
-/// `trigger_time` is that of its slices, if it is said.
-pub fn service_info(service: &Service, trigger_time: Option<Timestamp>) -> Option<ServiceInfo> {
-    let ports = service.ports.iter().map(|it| state::ServicePort {
-        name: it.name.clone(),
-        protocol: it.protocol,
-        port: it.port,
-        node_port: it.node_port,
-        conflicting_addresses: Vec::new(),
-        target_port: it.target_port.clone(),
-        has_any_endpoint: PerFamily::default(),
-    });
-    let guarded = |family| service.load_balancer_ips.iter().any(|it| Family::of(*it) == family);
-    let source_ranges = service.source_ranges.iter().filter(|it| guarded(Family::of(it.addr())));
-    let mut message = encode::service(&state::Service {
-        name: service.name.clone(),
-        kind: service.kind?,
-        cluster_ips: service.cluster_ips.clone(),
-        external_ips: service.external_ips.clone(),
-        load_balancer_ips: service.load_balancer_ips.clone(),
-        ports: ports.collect(),
-        internal_policy: service.internal_policy,
-        external_policy: service.external_policy,
-        affinity: service.affinity,
+/// `trigger_time` is that of its slices, if it is to be sent.
+pub fn service_info(object: &Service, trigger_time: Option<Timestamp>) -> Option<ServiceInfo> {
+    let has_load_balancer = |family| object.load_balancer_ips.iter().any(|it| Family::of(*it) == family);
+    let source_ranges = object.source_ranges.iter().filter(|it| has_load_balancer(Family::of(it.addr())));
+    let mut message = service(&state::Service {
+        name: object.name.clone(),
+        kind: object.kind?,
+        cluster_ips: object.cluster_ips.clone(),
+        external_ips: object.external_ips.clone(),
+        load_balancer_ips: object.load_balancer_ips.clone(),
+        ports: object.ports.iter().map(Into::into).collect(),
+        internal_policy: object.internal_policy,
+        external_policy: object.external_policy,
+        affinity: object.affinity,
         source_ranges: source_ranges.copied().collect(),
-        health_check_node_port: service.health_check_node_port,
+        health_check_node_port: object.health_check_node_port,
     });
     for port in &mut message.ports {
-        // That is for each brain to find out.
+        // Each brain decides this itself.
         port.has_any_endpoint = None;
     }
-    message.labels = label(PROXY_NAME, service.proxy_name.as_deref());
+    message.labels = label(PROXY_NAME, object.proxy_name.as_deref());
     let mut info = ServiceInfo {
         hash: 0,
         service: Some(message),
-        created: service.created.map(Timestamp::as_micros),
+        created: object.created.map(Timestamp::as_micros),
         trigger_time: trigger_time.map(Timestamp::as_micros),
     };
     info.hash = hash(&info);
     Some(info)
 }
 
-/// An endpoint of a slice as a message.
+/// Encodes an endpoint of a slice.
 pub fn endpoint_info(slice: &EndpointSlice, endpoint: &Endpoint) -> EndpointInfo {
     let address = vec![endpoint.address.to_string()];
     let ips = match slice.family {
@@ -102,7 +96,7 @@ pub fn endpoint_info(slice: &EndpointSlice, endpoint: &Endpoint) -> EndpointInfo
             hostname: endpoint.hostname.clone(),
             ips: Some(ips),
             port_overrides: ports.collect(),
-            // What it may be used for is for each brain to find out; but it must be there.
+            // Each brain decides the scopes itself, but the field is required.
             scopes: Some(localv1::EndpointScopes::default()),
             ..localv1::Endpoint::default()
         }),
@@ -122,18 +116,18 @@ pub fn endpoint_info(slice: &EndpointSlice, endpoint: &Endpoint) -> EndpointInfo
     info
 }
 
-/// A Node as a message.
-pub fn node_info(node: &Node) -> Option<NodeInfo> {
-    if !is_path(&node.name) {
+/// Encodes a Node; none if its name cannot be part of a path.
+pub fn node_info(object: &Node) -> Option<NodeInfo> {
+    if !is_path_component(&object.name) {
         return None;
     }
-    let info = crate::node(&node.name, &node.info);
+    let info = node(&object.name, &object.info);
     let message = globalv1::Node {
-        name: node.name.to_string(),
-        labels: label(ZONE, node.zone.as_deref()),
+        name: object.name.to_string(),
+        labels: label(ZONE, object.zone.as_deref()),
         topology: Some(TopologyInfo {
-            node: node.name.to_string(),
-            zone: node.zone.as_deref().unwrap_or_default().to_owned(),
+            node: object.name.to_string(),
+            zone: object.zone.as_deref().unwrap_or_default().to_owned(),
         }),
         addresses: info.addresses,
         pod_cidrs: info.pod_cidrs,
@@ -149,17 +143,17 @@ fn label(name: &str, value: Option<&str>) -> BTreeMap<String, String> {
     value.map(|it| (name.to_owned(), it.to_owned())).into_iter().collect()
 }
 
-/// The hash of a message whose own hash is 0.
+/// The hash of a message whose field `hash` is 0.
 fn hash(message: &impl Message) -> u64 {
     XxHash64::oneshot(0, &message.encode_to_vec())
 }
 
-/// The endpoints of a slice by what they are called within it: their addresses. The order in the slice plays no part.
+/// The endpoints of a slice by their keys, which are their addresses. The order in the slice does not matter.
 #[derive(Debug, Default)]
 pub struct EndpointKeys<'a>(BTreeMap<String, &'a Endpoint>);
 
 impl<'a> EndpointKeys<'a> {
-    /// Those of a slice.
+    /// The endpoints of a slice.
     pub fn of(slice: &'a EndpointSlice) -> Self {
         let mut sorted: Vec<_> = slice.endpoints.iter().collect();
         sorted.sort_unstable();
@@ -169,7 +163,7 @@ impl<'a> EndpointKeys<'a> {
             for (position, it) in same.iter().enumerate() {
                 let key = match position {
                     0 => it.address.to_string(),
-                    // A slice should not, but may list an address twice.
+                    // A slice should not list an address twice, but may.
                     _ => format!("{}+{position}", it.address),
                 };
                 keys.insert(key, *it);

@@ -1,18 +1,14 @@
-//! The cluster's facts as the messages of `globalv1`, and back.
+//! Encodes and decodes the state of a cluster as messages of `globalv1`.
 //!
-//! The one rule: facts that came this way give every node the state that they gave before.
-//! What is of no consequence to any state is left out: headless Services and slices, slices without ports.
+//! Invariant: a decoded cluster state gives every node the same state as the original.
+//! Objects that affect no node state are not sent: headless Services and slices, and slices without ports.
 
 mod decode;
 mod encode;
+mod labels;
 
 pub use decode::{ClusterDecoder, service_with_slices};
 pub use encode::{EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info};
-
-/// The label that names the proxy which serves a Service.
-const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-/// The label that names the zone of a Node.
-const ZONE: &str = "topology.kubernetes.io/zone";
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! What KPNG's brain says, and what nobody should; there and back again is tested over real streams, in `publish`.
+//! Messages of KPNG's brain, and invalid ones. Round trips are tested over real streams, in `publish`.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -32,7 +32,7 @@ fn port(name: &str, port: i32, target_port: i32, target_port_name: &str) -> Port
     }
 }
 
-/// A Service as KPNG's brain says it: nothing of ours.
+/// A Service as KPNG's brain sends it, without our extensions.
 fn service(ports: Vec<PortMapping>) -> ServiceInfo {
     let service = localv1::Service {
         namespace: "ns".into(),
@@ -71,7 +71,7 @@ fn endpoint(addresses: IpSet, overrides: &[(&str, i32)], node: &str, ready: bool
     }
 }
 
-fn facts_of(service: ServiceInfo, endpoints: Vec<EndpointInfo>) -> Arc<ClusterService> {
+fn cluster_service(service: ServiceInfo, endpoints: Vec<EndpointInfo>) -> Arc<ClusterService> {
     let endpoints = endpoints.into_iter().enumerate();
     let endpoints = endpoints.map(|(at, it)| (format!("web-1|{at}").into(), Arc::new(it))).collect();
     Arc::new(ClusterService { service, endpoints })
@@ -82,13 +82,13 @@ fn cluster(service: Arc<ClusterService>) -> Cluster {
     Cluster { services, ..Cluster::default() }
 }
 
-fn state(facts: &ClusterState, node: &str) -> NodeState {
-    node_state(facts, node, &Options::default())
+fn state_of(cluster: &ClusterState, node: &str) -> NodeState {
+    node_state(cluster, node, &Options::default())
 }
 
-/// Where each port leads from a node that is no endpoint's.
-fn targets(facts: &ClusterState) -> Vec<Vec<String>> {
-    let state = state(facts, "elsewhere");
+/// The targets of each port on a node without endpoints.
+fn targets(cluster: &ClusterState) -> Vec<Vec<String>> {
+    let state = state_of(cluster, "elsewhere");
     let Some(it) = state.services.get(&ServiceName::new("ns", "web")) else { return Vec::new() };
     let families = [model::Family::V4, model::Family::V6];
     let of = |port| families.into_iter().flat_map(move |family| it.targets(port, family, Scope::Internal));
@@ -96,19 +96,19 @@ fn targets(facts: &ClusterState) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn an_endpoint_of_kpngs_serves_by_name_or_by_the_services_own_number() {
+fn ports_of_kpng_are_found_by_name_or_have_the_number_of_the_service() {
     let check = |ports: Vec<PortMapping>, overrides: &[(&str, i32)], expect: &[&str]| {
         let count = ports.len();
         let one = endpoint(ips(&["10.1.0.1"], &[]), overrides, "n1", true);
-        let facts = ClusterDecoder::default().decode(&cluster(facts_of(service(ports), vec![one])));
-        let found: Vec<_> = targets(&facts).iter().map(|it| it.join(" ")).collect();
+        let state = ClusterDecoder::default().decode(&cluster(cluster_service(service(ports), vec![one])));
+        let found: Vec<_> = targets(&state).iter().map(|it| it.join(" ")).collect();
         assert_eq!((found, count), (expect.iter().map(ToString::to_string).collect(), expect.len()));
     };
     let two = || vec![port("http", 80, 8080, ""), port("metrics", 9090, 0, "prom")];
     check(two(), &[("http", 8081), ("metrics", 9091)], &["10.1.0.1:8081", "10.1.0.1:9091"]);
-    // An endpoint that does not have a port's name does not serve it.
+    // An endpoint without a port of this name does not serve it.
     check(two(), &[("http", 8081), ("prom", 9091)], &["10.1.0.1:8081", ""]);
-    // A port without a name is called as its target is; and without that it has a number.
+    // A port without a name is found by its target port, which is a name or a number.
     check(vec![port("", 53, 0, "dns")], &[("dns", 5353)], &["10.1.0.1:5353"]);
     check(vec![port("", 53, 0, "dns")], &[("", 5353)], &["10.1.0.1:5353"]);
     check(vec![port("", 443, 8443, "")], &[], &["10.1.0.1:8443"]);
@@ -116,36 +116,36 @@ fn an_endpoint_of_kpngs_serves_by_name_or_by_the_services_own_number() {
 }
 
 #[test]
-fn conditions_that_are_not_said_are_those_of_kubernetes() {
+fn absent_conditions_have_the_defaults_of_kubernetes() {
     let ready = endpoint(ips(&["10.1.0.1"], &[]), &[("", 8080)], "n1", true);
     let unready = endpoint(ips(&["10.1.0.2"], &[]), &[("", 8080)], "n1", false);
-    let unsaid =
+    let absent =
         EndpointInfo { conditions: None, ..endpoint(ips(&["10.1.0.3"], &[]), &[("", 8080)], "n1", false) };
-    let it = facts_of(service(vec![port("", 80, 8080, "")]), vec![ready, unready, unsaid]);
+    let it = cluster_service(service(vec![port("", 80, 8080, "")]), vec![ready, unready, absent]);
     let (_, slices) = service_with_slices(&it).value.unwrap();
     let conditions: Vec<_> = slices[0].endpoints.iter().map(|it| it.conditions).collect();
     let of = |ready| Conditions { ready, serving: true, terminating: false };
     assert_eq!(conditions, [of(true), of(false), of(true)]);
-    // Without a word about its going away, an endpoint that is not ready is never fallen back to.
-    let facts = ClusterDecoder::default().decode(&cluster(it));
-    assert_eq!(targets(&facts), [["10.1.0.1:8080", "10.1.0.3:8080"]]);
+    // Without the condition terminating, an endpoint that is not ready is no fallback.
+    let state = ClusterDecoder::default().decode(&cluster(it));
+    assert_eq!(targets(&state), [["10.1.0.1:8080", "10.1.0.3:8080"]]);
 }
 
 #[test]
-fn both_families_of_one_record_are_served() {
+fn both_families_of_one_message_are_served() {
     let both = endpoint(ips(&["10.1.0.1"], &["fd00:1::1"]), &[("", 8080)], "n1", true);
-    let it = facts_of(service(vec![port("", 80, 8080, "")]), vec![both]);
-    let facts = ClusterDecoder::default().decode(&cluster(it));
-    assert_eq!(targets(&facts), [["10.1.0.1:8080", "[fd00:1::1]:8080"]]);
+    let it = cluster_service(service(vec![port("", 80, 8080, "")]), vec![both]);
+    let state = ClusterDecoder::default().decode(&cluster(it));
+    assert_eq!(targets(&state), [["10.1.0.1:8080", "[fd00:1::1]:8080"]]);
 }
 
 #[test]
-fn hints_and_zones_of_kpngs_count() {
+fn hints_and_zones_of_kpng_are_used() {
     let hinted = |address: &str, zone: &str| EndpointInfo {
         hints: Some(TopologyHints { zones: vec![zone.into()], nodes: Vec::new() }),
         ..endpoint(ips(&[address], &[]), &[("", 8080)], "n1", true)
     };
-    let it = facts_of(
+    let it = cluster_service(
         service(vec![port("", 80, 8080, "")]),
         vec![hinted("10.1.0.1", "a"), hinted("10.1.0.2", "b")],
     );
@@ -158,52 +158,55 @@ fn hints_and_zones_of_kpngs_count() {
     for (zone, label, expect) in [("a", "", "10.1.0.1:8080"), ("", "b", "10.1.0.2:8080")] {
         let info = NodeInfo { hash: 1, node: Some(node(zone, label)) };
         let nodes = BTreeMap::from([("elsewhere".into(), Arc::new(info))]);
-        let facts = ClusterDecoder::default().decode(&Cluster { nodes, ..cluster(Arc::clone(&it)) });
-        assert_eq!(targets(&facts), [[expect]]);
+        let state = ClusterDecoder::default().decode(&Cluster { nodes, ..cluster(Arc::clone(&it)) });
+        assert_eq!(targets(&state), [[expect]]);
     }
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_alone() {
+fn an_invalid_field_is_rejected_and_the_rest_is_used() {
     let good = endpoint(ips(&["10.1.0.1"], &[]), &[("", 8080)], "n1", true);
-    let nowhere = EndpointInfo { endpoint: None, ..good.clone() };
-    let odd_port = endpoint(ips(&["10.1.0.2"], &[]), &[("", 70_000)], "n1", true);
-    let odd_address = endpoint(ips(&["10.1.0.300"], &[]), &[("", 8080)], "n1", true);
-    let it = facts_of(service(vec![port("", 80, 8080, "")]), vec![good, nowhere, odd_port, odd_address]);
+    let no_address = EndpointInfo { endpoint: None, ..good.clone() };
+    let invalid_port = endpoint(ips(&["10.1.0.2"], &[]), &[("", 70_000)], "n1", true);
+    let invalid_address = endpoint(ips(&["10.1.0.300"], &[]), &[("", 8080)], "n1", true);
+    let it = cluster_service(
+        service(vec![port("", 80, 8080, "")]),
+        vec![good, no_address, invalid_port, invalid_address],
+    );
     let decoded = service_with_slices(&it);
     assert_eq!(decoded.rejected.len(), 4, "{:?}", decoded.rejected);
-    let facts = ClusterDecoder::default().decode(&cluster(it));
-    assert_eq!(targets(&facts), [["10.1.0.1:8080"]]);
-    // No Service at all, and one that cannot be called so.
-    for odd in [
+    let state = ClusterDecoder::default().decode(&cluster(it));
+    assert_eq!(targets(&state), [["10.1.0.1:8080"]]);
+    // No Service, and one with an invalid name.
+    for invalid in [
         ServiceInfo::default(),
         ServiceInfo {
             service: Some(localv1::Service { name: "a|b".into(), ..Default::default() }),
             ..Default::default()
         },
     ] {
-        let it = facts_of(odd, vec![endpoint(ips(&["10.1.0.1"], &[]), &[("", 8080)], "n1", true)]);
+        let it = cluster_service(invalid, vec![endpoint(ips(&["10.1.0.1"], &[]), &[("", 8080)], "n1", true)]);
         assert_eq!(*ClusterDecoder::default().decode(&cluster(it)), ClusterState::default());
     }
 }
 
 #[test]
-fn what_did_not_change_stays_the_same_object() {
+fn an_unchanged_object_stays_the_same_object() {
     let ports = || vec![port("", 80, 8080, "")];
     let at = |source: &str, address: &str| EndpointInfo {
         source_name: source.into(),
         ..endpoint(ips(&[address], &[]), &[("", 8080)], "n1", true)
     };
     let mut decoder = ClusterDecoder::default();
-    let before =
-        decoder.decode(&cluster(facts_of(service(ports()), vec![at("a", "10.1.0.1"), at("b", "10.1.0.2")])));
-    let after =
-        decoder.decode(&cluster(facts_of(service(ports()), vec![at("a", "10.1.0.1"), at("b", "10.1.0.3")])));
+    let before = decoder
+        .decode(&cluster(cluster_service(service(ports()), vec![at("a", "10.1.0.1"), at("b", "10.1.0.2")])));
+    let after = decoder
+        .decode(&cluster(cluster_service(service(ports()), vec![at("a", "10.1.0.1"), at("b", "10.1.0.3")])));
     let name = ServiceName::new("ns", "web");
     assert!(Arc::ptr_eq(before.service(&name).unwrap(), after.service(&name).unwrap()));
     let same: Vec<_> =
         before.slices_of(&name).zip(after.slices_of(&name)).map(|(a, b)| Arc::ptr_eq(a, b)).collect();
     assert_eq!(same, [true, false]);
-    // What is taken away leaves nothing.
+    // A removed object leaves no trace.
     assert_eq!(*decoder.decode(&Cluster::default()), ClusterState::default());
 }

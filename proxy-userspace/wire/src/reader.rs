@@ -1,0 +1,117 @@
+//! Parses single fields of messages and collects what is rejected.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU16,
+    str::FromStr,
+};
+
+use model::{Protocol, Rejected};
+use proxy_contract::localv1;
+
+/// How much of a peer's text a log line shows.
+const MAX_SHOWN_TEXT: usize = 80;
+/// How much of the kind, namespace and name of an object a log line shows.
+const MAX_SHOWN_OBJECT: usize = 160;
+
+/// A decoded value, and the parts of the messages that were rejected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decoded<T> {
+    /// The value.
+    pub value: T,
+    /// The parts that were rejected.
+    pub rejected: Vec<Rejected>,
+}
+
+/// Parses the fields of one object.
+pub(crate) struct Reader {
+    object: String,
+    rejected: Vec<Rejected>,
+}
+
+impl Reader {
+    /// A reader of an object by its kind and name, which may be any text.
+    pub(crate) fn new(object: &str) -> Self {
+        Self { object: shorten(object, MAX_SHOWN_OBJECT), rejected: Vec::new() }
+    }
+
+    /// The value together with what was rejected.
+    pub(crate) fn finish<T>(self, value: T) -> Decoded<T> {
+        Decoded { value, rejected: self.rejected }
+    }
+
+    pub(crate) fn reject(&mut self, field: &str, reason: impl Into<String>) {
+        self.rejected.push(Rejected { item: format!("{}: {field}", self.object), reason: reason.into() });
+    }
+
+    pub(crate) fn parse<T: FromStr>(&mut self, field: &str, text: &str) -> Option<T> {
+        let parsed = text.parse().ok();
+        if parsed.is_none() {
+            self.reject(field, format!("\"{}\" is not a valid address or range", shown(text)));
+        }
+        parsed
+    }
+
+    pub(crate) fn port_number(&mut self, field: &str, number: i32) -> Option<NonZeroU16> {
+        let port = u16::try_from(number).ok().and_then(NonZeroU16::new);
+        if port.is_none() {
+            self.reject(field, format!("{number} is not a port; it must be 1 to 65535"));
+        }
+        port
+    }
+
+    pub(crate) fn protocol(&mut self, field: &str, number: i32) -> Option<Protocol> {
+        match localv1::Protocol::try_from(number) {
+            Ok(localv1::Protocol::Tcp) => Some(Protocol::Tcp),
+            Ok(localv1::Protocol::Udp) => Some(Protocol::Udp),
+            Ok(localv1::Protocol::Sctp) => Some(Protocol::Sctp),
+            Ok(localv1::Protocol::UnknownProtocol) | Err(_) => {
+                self.reject(field, format!("unknown protocol {number}; it must be TCP, UDP or SCTP"));
+                None
+            }
+        }
+    }
+
+    pub(crate) fn v4(&mut self, field: &str, set: &localv1::IpSet) -> Vec<Ipv4Addr> {
+        set.v4.iter().filter_map(|it| self.parse(field, it)).collect()
+    }
+
+    pub(crate) fn v6(&mut self, field: &str, set: &localv1::IpSet) -> Vec<Ipv6Addr> {
+        set.v6.iter().filter_map(|it| self.parse(field, it)).collect()
+    }
+
+    pub(crate) fn addresses(&mut self, field: &str, set: Option<&localv1::IpSet>) -> Vec<IpAddr> {
+        let Some(set) = set else { return Vec::new() };
+        let v4 = self.v4(field, set).into_iter().map(IpAddr::V4);
+        let v6 = self.v6(field, set).into_iter().map(IpAddr::V6);
+        v4.chain(v6).collect()
+    }
+
+    /// The first address of each family of an endpoint; rejected if there is none.
+    pub(crate) fn endpoint_addresses(
+        &mut self,
+        key: &str,
+        set: Option<&localv1::IpSet>,
+    ) -> (Option<Ipv4Addr>, Option<Ipv6Addr>) {
+        let set = set.cloned().unwrap_or_default();
+        let v4 = self.v4("endpoint", &set).first().copied();
+        let v6 = self.v6("endpoint", &set).first().copied();
+        if v4.is_none() && v6.is_none() {
+            self.reject("endpoint", format!("{} has no address", shown(key)));
+        }
+        (v4, v6)
+    }
+}
+
+/// The beginning of a text, escaped for a log line.
+pub(crate) fn shown(text: &str) -> String {
+    shorten(text, MAX_SHOWN_TEXT)
+}
+
+fn shorten(text: &str, max: usize) -> String {
+    let mut shown: String = text.chars().take(max).flat_map(char::escape_debug).collect();
+    if text.chars().nth(max).is_some() {
+        shown.push('…');
+    }
+    shown
+}
