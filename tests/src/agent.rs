@@ -1,5 +1,6 @@
-//! The proxy itself, as a process, with the capabilities that its DaemonSet gives it and no others.
-//! The one rule: what it says is kept, and shown when a test fails.
+//! The binary under test: one-shot commands, and the proxy as a process with exactly the capabilities of its DaemonSet.
+//!
+//! The log of a proxy is kept, and printed when its test fails.
 
 use std::{
     collections::BTreeMap,
@@ -19,18 +20,56 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set, set_no_new_privs};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 
+pub use build_tools::build::Build;
+
 use crate::{Sandbox, deploy, eventually};
 
-/// What the log says of every state that became active.
+/// Logged whenever a state has become active, after the programs were attached.
 pub const APPLIED: &str = "state active";
 
-/// How to start a proxy.
+/// How a command ended and what it wrote.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// The exit code; `None` after a signal.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Output {
+    /// Standard output, if the command succeeded.
+    ///
+    /// # Panics
+    ///
+    /// If it failed.
+    #[must_use]
+    #[track_caller]
+    pub fn success(self) -> String {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        self.stdout
+    }
+}
+
+/// Runs a command to its end.
+///
+/// # Panics
+///
+/// If it cannot be started or does not write UTF-8.
+#[track_caller]
+pub fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+    let text = |bytes| String::from_utf8(bytes).expect("commands write UTF-8");
+    Output { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// The command line and the environment of a proxy.
 #[derive(Clone, Debug)]
 pub struct AgentCommand {
     binary: PathBuf,
@@ -41,26 +80,24 @@ pub struct AgentCommand {
 }
 
 impl AgentCommand {
-    /// `BINARY run` on a folder of manifests, for one node, in a sandbox.
+    /// `BINARY run` with a folder of manifests as its source, for one node, in a sandbox.
     #[must_use]
     pub fn run(binary: &Path, sandbox: &Sandbox, manifests: &Path, node: &str) -> Self {
         Self::new(binary, &["run".as_ref()]).source(manifests).node(node).kernel(sandbox)
     }
 
-    /// `BINARY brain` on a folder of manifests, for one node; it serves [`Self::agent`] in the same sandbox.
+    /// `BINARY brain` with a folder of manifests as its source, for one node; [`Self::agent`] in the same sandbox uses it.
     #[must_use]
     pub fn brain(binary: &Path, sandbox: &Sandbox, manifests: &Path, node: &str) -> Self {
-        Self::new(binary, &["brain".as_ref()])
-            .source(manifests)
-            .node(node)
-            .arg("--listen")
-            .arg(target(sandbox))
+        let command = Self::new(binary, &["brain".as_ref()]).source(manifests).node(node);
+        command.arg("--listen").arg(brain_socket(sandbox))
     }
 
-    /// `BINARY agent`, which follows the [`Self::brain`] of the same sandbox.
+    /// `BINARY agent` with the [`Self::brain`] of the same sandbox.
     #[must_use]
     pub fn agent(binary: &Path, sandbox: &Sandbox, node: &str) -> Self {
-        Self::new(binary, &["agent".as_ref()]).node(node).kernel(sandbox).arg("--target").arg(target(sandbox))
+        let command = Self::new(binary, &["agent".as_ref()]).node(node).kernel(sandbox);
+        command.arg("--target").arg(brain_socket(sandbox))
     }
 
     fn source(self, manifests: &Path) -> Self {
@@ -69,62 +106,61 @@ impl AgentCommand {
         self.arg("--source").arg(source)
     }
 
-    /// For this node.
+    /// Adds `--node-name`.
     #[must_use]
     pub fn node(self, node: &str) -> Self {
-        self.arg("--node-name").arg(node)
+        self.args(["--node-name", node])
     }
 
-    /// In the cgroup and with the pins of a sandbox.
+    /// `BINARY` with any arguments. The packet path is off unless an argument turns it on: most places in which tests
+    /// start a proxy share their network namespace with others, whose traffic must not be translated.
+    #[must_use]
+    pub fn new(binary: &Path, arguments: &[&OsStr]) -> Self {
+        let environment = vec![("KUBE_PROXY_EBPF_PACKETS".into(), "off".into())];
+        Self {
+            binary: binary.to_owned(),
+            arguments: Vec::new(),
+            environment,
+            capabilities: None,
+            without_netfilter: false,
+        }
+        .args(arguments)
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(self, argument: impl AsRef<OsStr>) -> Self {
+        self.args([argument])
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args(mut self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(|it| it.as_ref().to_owned()));
+        self
+    }
+
+    /// Adds `--cgroup` and `--pin-dir` of a sandbox.
     #[must_use]
     pub fn kernel(self, sandbox: &Sandbox) -> Self {
         self.arg("--cgroup").arg(sandbox.cgroup()).arg("--pin-dir").arg(sandbox.pins())
     }
 
-    /// `BINARY` with arguments of any kind. Packets are left alone unless one of them says otherwise: most places that a
-    /// proxy is started in are not its own, and what is in no sandbox should not be translated.
-    #[must_use]
-    pub fn new(binary: &Path, arguments: &[&OsStr]) -> Self {
-        let arguments = arguments.iter().map(|&it| it.to_owned()).collect();
-        let environment = vec![("KUBE_PROXY_EBPF_PACKETS".into(), "off".into())];
-        Self {
-            binary: binary.to_owned(),
-            arguments,
-            environment,
-            capabilities: None,
-            without_netfilter: false,
-        }
-    }
-
-    /// Another argument.
-    #[must_use]
-    pub fn arg(mut self, argument: impl Into<OsString>) -> Self {
-        self.arguments.push(argument.into());
-        self
-    }
-
-    /// An environment variable.
+    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, key: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.push((key.into(), value.into()));
         self
     }
 
-    /// Another binary, for an upgrade.
-    #[must_use]
-    pub fn binary(mut self, binary: &Path) -> Self {
-        binary.clone_into(&mut self.binary);
-        self
-    }
-
-    /// Other capabilities than those of the DaemonSet.
+    /// Replaces the capabilities of the DaemonSet.
     #[must_use]
     pub fn capabilities(mut self, capabilities: CapabilitySet) -> Self {
         self.capabilities = Some(capabilities);
         self
     }
 
-    /// Without a way to netfilter, as where the kernel has none.
+    /// Denies netlink sockets of netfilter, as on a kernel without it.
     #[must_use]
     pub fn without_netfilter(mut self) -> Self {
         self.without_netfilter = true;
@@ -139,64 +175,63 @@ impl AgentCommand {
         words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
     }
 
-    /// Starts it, inside the sandbox's cgroup, so that it cannot outlive the sandbox.
+    /// Starts the proxy inside the sandbox's cgroup, so that it cannot outlive the sandbox.
     ///
     /// # Errors
     ///
     /// If the binary cannot be started.
     pub fn start(&self, sandbox: &Sandbox) -> Result<Agent> {
-        let log = sandbox.files().join(format!("agent-{}.log", count(sandbox.files())));
+        let log = sandbox.files().join(format!("agent-{}.log", count_logs(sandbox.files())));
         let stderr = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
         let capabilities = self.capabilities.map_or_else(deploy::capabilities, Ok)?;
         let mut command = Command::new(&self.binary);
         command
             .args(&self.arguments)
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
-            // Ctrl-C is for whoever watches it.
+            // Ctrl-C must reach the harness only.
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(stderr.try_clone()?)
             .stderr(stderr);
         let child = spawn_with(capabilities, self.without_netfilter, &mut command)
             .with_context(|| format!("cannot start `{}`", self.line()))?;
-        let agent = Agent { child, log, left: false };
-        sandbox.adopt(agent.pid())?;
+        let agent = Agent { child, log, detached: false };
+        sandbox.add_process(agent.pid())?;
         Ok(agent)
     }
 }
 
-/// The unix socket between brain and agent.
-fn target(sandbox: &Sandbox) -> OsString {
-    let mut target = OsString::from("unix://");
-    target.push(sandbox.files().join("proxy.sock"));
-    target
+/// The address of the Unix socket between brain and agent.
+#[must_use]
+pub fn brain_socket(sandbox: &Sandbox) -> String {
+    format!("unix://{}", sandbox.files().join("proxy.sock").display())
 }
 
-/// Starts a program that can never have other capabilities than these, whoever it runs as.
+/// Starts a program that can never gain other capabilities than these, even as root.
 fn spawn_with(
     capabilities: CapabilitySet,
     without_netfilter: bool,
     command: &mut Command,
 ) -> io::Result<Child> {
     let bounded = || {
-        // Those that have a name; the others are none.
+        // Only named capabilities exist.
         for (_, capability) in CapabilitySet::all().difference(capabilities).iter_names() {
             remove_capability_from_bounding_set(capability)?;
         }
         set_no_new_privs(true)?;
         if without_netfilter {
-            refuse_netfilter().map_err(io::Error::other)?;
+            deny_netfilter().map_err(io::Error::other)?;
         }
         command.spawn()
     };
-    // What is given up is given up by a thread, for itself and for what it starts.
+    // Both restrictions hold for a thread and its children: this thread is used once.
     thread::scope(|scope| {
         scope.spawn(bounded).join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
     })
 }
 
-/// From now on, no netlink socket to netfilter is made for this thread and what it starts.
-fn refuse_netfilter() -> Result<(), seccompiler::Error> {
+/// Denies netlink sockets of netfilter to this thread and its children.
+fn deny_netfilter() -> Result<(), seccompiler::Error> {
     let argument = |index, value: i32| {
         let value = u64::from(value.cast_unsigned());
         SeccompCondition::new(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
@@ -214,7 +249,7 @@ fn refuse_netfilter() -> Result<(), seccompiler::Error> {
     seccompiler::apply_filter(&BpfProgram::try_from(filter)?)
 }
 
-fn count(folder: &Path) -> usize {
+fn count_logs(folder: &Path) -> usize {
     fs::read_dir(folder).map_or(0, |it| {
         it.flatten().filter(|file| file.file_name().to_string_lossy().starts_with("agent-")).count()
     })
@@ -225,7 +260,7 @@ fn count(folder: &Path) -> usize {
 pub struct Agent {
     child: Child,
     log: PathBuf,
-    left: bool,
+    detached: bool,
 }
 
 impl Agent {
@@ -235,36 +270,42 @@ impl Agent {
         self.child.id()
     }
 
-    /// What it has said so far.
+    /// The log so far.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// The file that what it says is kept in.
+    /// The file of the log.
     #[must_use]
     pub fn log_path(&self) -> &Path {
         &self.log
     }
 
-    /// Kills it without a chance to do anything, and waits until it is gone.
+    /// How often the log contains a text.
+    #[must_use]
+    pub fn count_logged(&self, text: &str) -> usize {
+        self.log().matches(text).count()
+    }
+
+    /// Sends SIGKILL and waits for the end.
     ///
     /// # Errors
     ///
-    /// If it was gone before.
+    /// If it had ended before.
     pub fn kill9(mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            bail!("the agent ended by itself: {status}\n{}", self.log());
+            bail!("the agent had already ended: {status}\n{}", self.log());
         }
         self.child.kill()?;
         let status = self.child.wait()?;
         if status.signal() != Some(Signal::SIGKILL as i32) {
-            bail!("the agent ended by itself: {status}\n{}", self.log());
+            bail!("the agent had already ended: {status}\n{}", self.log());
         }
         Ok(())
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Sends SIGTERM and waits for the end.
     ///
     /// # Errors
     ///
@@ -274,11 +315,11 @@ impl Agent {
         self.wait(Duration::from_secs(5))
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until it ends.
     ///
     /// # Errors
     ///
-    /// If it does not within `limit`.
+    /// If it still runs after `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let mut status = None;
         let ended = eventually(limit, || {
@@ -291,37 +332,43 @@ impl Agent {
         }
     }
 
-    /// Waits until `ready` holds.
+    /// Waits until `condition` holds.
     ///
     /// # Errors
     ///
-    /// If the agent ends first, or it does not hold within `limit`: with all it said.
-    pub fn wait_until(&mut self, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
-        let mut ended = None;
-        let done = eventually(limit, || {
-            ended = self.child.try_wait().ok().flatten();
-            ended.is_some() || ready()
-        });
-        if let Some(status) = ended {
-            bail!("the agent ended ({status}); it said:\n{}", self.log());
-        }
-        if !done {
-            bail!("the agent is not ready after {} s; it said:\n{}", limit.as_secs(), self.log());
-        }
-        Ok(())
+    /// If the agent ends first, or the condition does not hold within `limit`; the message has the whole log.
+    pub fn wait_until(&mut self, limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
+        self.poll(limit, |_| condition())
     }
 
-    /// Waits until its log says that a state is active: the programs are attached by then.
+    /// Waits until the log satisfies a condition.
     ///
     /// # Errors
     ///
-    /// As for [`Self::wait_until`].
+    /// As [`Self::wait_until`].
+    pub fn wait_for_log(&mut self, limit: Duration, mut condition: impl FnMut(&str) -> bool) -> Result<()> {
+        self.poll(limit, |agent| condition(&agent.log()))
+    }
+
+    /// Waits until the log contains a text.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::wait_until`].
+    pub fn wait_until_logged(&mut self, limit: Duration, text: &str) -> Result<()> {
+        self.wait_for_log(limit, |log| log.contains(text)).with_context(|| format!("{text:?} was not logged"))
+    }
+
+    /// Waits until the log reports an active state: the programs are attached by then.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::wait_until`].
     pub fn wait_until_applied(&mut self, limit: Duration) -> Result<()> {
-        let log = self.log.clone();
-        self.wait_until(limit, || fs::read_to_string(&log).is_ok_and(|it| it.contains(APPLIED)))
+        self.wait_until_logged(limit, APPLIED)
     }
 
-    /// A figure of its memory in kB: a field of `/proc/PID/status`, such as `VmRSS`.
+    /// A field of `/proc/PID/status` in kB, such as `VmRSS`.
     ///
     /// # Errors
     ///
@@ -333,10 +380,29 @@ impl Agent {
         value.with_context(|| format!("no {field} in /proc/PID/status"))
     }
 
-    /// Leaves it running when dropped.
+    fn poll(&mut self, limit: Duration, mut condition: impl FnMut(&Self) -> bool) -> Result<()> {
+        let mut ended = None;
+        let done = eventually(limit, || {
+            ended = self.child.try_wait().ok().flatten();
+            ended.is_some() || condition(self)
+        });
+        if let Some(status) = ended {
+            bail!("the agent ended ({status}); its log:\n{}", self.log());
+        }
+        if !done {
+            bail!(
+                "the condition does not hold after {} s; the agent's log:\n{}",
+                limit.as_secs(),
+                self.log()
+            );
+        }
+        Ok(())
+    }
+
+    /// Leaves it running when this value is dropped.
     #[must_use]
-    pub fn leave(mut self) -> u32 {
-        self.left = true;
+    pub fn detach(mut self) -> u32 {
+        self.detached = true;
         self.pid()
     }
 }
@@ -344,10 +410,10 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("--- what the agent said:\n{}---", self.log());
+            eprintln!("--- the agent's log:\n{}---", self.log());
         }
-        if !self.left {
-            // It may be gone already.
+        if !self.detached {
+            // Both fail if it has ended already.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

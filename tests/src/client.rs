@@ -1,5 +1,6 @@
-//! One question to an address, and who answered.
-//! The one rule: every question ends within [`LIMIT`], and leaves no port behind that waits.
+//! Clients of an [`EchoServer`](crate::EchoServer): one request, or one long-lived connection.
+//!
+//! Every request ends within [`REQUEST_TIMEOUT`] and leaves no port in TIME_WAIT.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -14,90 +15,137 @@ use nix::{
 
 use crate::scaled;
 
-/// How long anything may take, on an ordinary machine.
-pub const LIMIT: Duration = Duration::from_secs(2);
+/// How long a request may take on an ordinary machine.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How a question travels.
+/// How a request is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// A TCP connection.
     Tcp,
     /// A connected UDP socket.
     Udp,
-    /// `sendto` and `recvfrom` on a UDP socket that is not connected; the answer must come from where it was asked.
+    /// `sendto` and `recvfrom` on an unconnected UDP socket; the reply must come from the address of the request.
     UdpUnconnected,
 }
 
-/// Asks who serves `address`.
+impl Transport {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::UdpUnconnected];
+}
+
+/// Requests the name of the server at `address`.
 ///
 /// # Errors
 ///
-/// The system call's, or [`io::ErrorKind::InvalidData`] if the answer is none.
+/// The system call's, or [`io::ErrorKind::InvalidData`] for an invalid reply.
 pub fn request(transport: Transport, address: SocketAddr) -> io::Result<String> {
-    request_within(scaled(LIMIT), transport, address)
+    request_within(scaled(REQUEST_TIMEOUT), transport, address)
 }
 
-/// Asks where nobody should answer. An answer that did come would be there within [`LIMIT`] on any machine.
+/// Sends a request that should get no reply. The timeout is not scaled: a reply would arrive within
+/// [`REQUEST_TIMEOUT`] on any machine.
 ///
 /// # Errors
 ///
 /// As for [`request`].
 pub fn request_unanswered(transport: Transport, address: SocketAddr) -> io::Result<String> {
-    request_within(LIMIT, transport, address)
+    request_within(REQUEST_TIMEOUT, transport, address)
 }
 
 fn request_within(limit: Duration, transport: Transport, address: SocketAddr) -> io::Result<String> {
     match transport {
         Transport::Tcp => Ok(EchoConnection::connect_within(limit, address)?.name),
-        Transport::Udp => retry_while_terminated(|| request_connected(limit, address)),
+        Transport::Udp => retry_while_terminated(|| {
+            let socket = udp_socket_with(limit, address)?;
+            socket.connect(address)?;
+            exchange_connected(&socket)
+        }),
         Transport::UdpUnconnected => {
-            let socket = udp(limit, address)?;
-            socket.send_to(b"who?", address)?;
-            let mut answer = [0; 256];
-            let (length, from) = socket.recv_from(&mut answer)?;
+            let (name, from) = exchange(&udp_socket_with(limit, address)?, address)?;
             if (from.ip(), from.port()) != (address.ip(), address.port()) {
-                let text = format!("asked {address}, the answer came from {from}");
+                let text = format!("the reply to a request to {address} came from {from}");
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text));
             }
-            name(&answer[..length])
+            Ok(name)
         }
     }
 }
 
-/// Whether this is what a program gets whose connected UDP socket was ended: a send asks first whether it is connected.
-fn is_ended(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::ConnectionAborted || error.raw_os_error() == Some(EDESTADDRREQ)
-}
-
-/// Asks anew for as long as the endpoint goes meanwhile, as a program does whose connected UDP socket is ended.
+/// Repeats a request whose connected UDP socket the proxy terminates meanwhile because its endpoint is gone. A program
+/// sees ECONNABORTED, or EDESTADDRREQ from the next send.
 ///
 /// # Errors
 ///
-/// The last one's.
-pub fn retry_while_terminated<T>(mut ask: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// The last request's.
+pub fn retry_while_terminated<T>(mut request: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let is_terminated = |error: &io::Error| {
+        error.kind() == io::ErrorKind::ConnectionAborted || error.raw_os_error() == Some(EDESTADDRREQ)
+    };
     let begin = Instant::now();
     loop {
-        match ask() {
-            Err(error) if is_ended(&error) && begin.elapsed() < scaled(LIMIT) => {}
-            answer => return answer,
+        match request() {
+            Err(error) if is_terminated(&error) && begin.elapsed() < scaled(REQUEST_TIMEOUT) => {}
+            result => return result,
         }
     }
 }
 
-fn request_connected(limit: Duration, address: SocketAddr) -> io::Result<String> {
-    let socket = udp(limit, address)?;
-    socket.connect(address)?;
-    socket.send(b"who?")?;
-    let mut answer = [0; 256];
-    let length = socket.recv(&mut answer)?;
-    name(&answer[..length])
-}
-
-/// Connects to an address that should refuse: the error and how long it took.
+/// An unconnected UDP socket of an address' family, with [`REQUEST_TIMEOUT`] (scaled) as its read timeout.
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::AlreadyExists`] with the answerer's name, if somebody answers.
+/// The system call's.
+pub fn udp_socket(for_address: SocketAddr) -> io::Result<UdpSocket> {
+    udp_socket_with(scaled(REQUEST_TIMEOUT), for_address)
+}
+
+fn udp_socket_with(limit: Duration, for_address: SocketAddr) -> io::Result<UdpSocket> {
+    let any = match for_address {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+    };
+    let socket = UdpSocket::bind(any)?;
+    socket.set_read_timeout(Some(limit))?;
+    Ok(socket)
+}
+
+/// Sends a request with `sendto`: the server's name, and the source of the reply.
+///
+/// # Errors
+///
+/// The system call's.
+pub fn exchange(socket: &UdpSocket, address: SocketAddr) -> io::Result<(String, SocketAddr)> {
+    socket.send_to(b"who?", address)?;
+    receive(socket)
+}
+
+/// Sends a request on a connected socket: the server's name.
+///
+/// # Errors
+///
+/// The system call's.
+pub fn exchange_connected(socket: &UdpSocket) -> io::Result<String> {
+    socket.send(b"who?")?;
+    Ok(receive(socket)?.0)
+}
+
+/// Receives a reply: the server's name, and the source.
+///
+/// # Errors
+///
+/// The system call's.
+pub fn receive(socket: &UdpSocket) -> io::Result<(String, SocketAddr)> {
+    let mut reply = [0; 256];
+    let (length, from) = socket.recv_from(&mut reply)?;
+    Ok((name(&reply[..length])?, from))
+}
+
+/// Connects to an address that should refuse: the error, and after how long it came.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::AlreadyExists`] if the connection is accepted.
 pub fn connect_error(address: SocketAddr) -> io::Result<(io::Error, Duration)> {
     let started = Instant::now();
     match TcpStream::connect(address) {
@@ -106,7 +154,7 @@ pub fn connect_error(address: SocketAddr) -> io::Result<(io::Error, Duration)> {
     }
 }
 
-/// A connection that lasts, to see whether it still works.
+/// A long-lived TCP connection to an echo server.
 #[derive(Debug)]
 pub struct EchoConnection {
     stream: TcpStream,
@@ -114,13 +162,13 @@ pub struct EchoConnection {
 }
 
 impl EchoConnection {
-    /// Connects and reads who is there.
+    /// Connects and reads the server's name.
     ///
     /// # Errors
     ///
     /// The system call's.
     pub fn connect(address: SocketAddr) -> io::Result<Self> {
-        Self::connect_within(scaled(LIMIT), address)
+        Self::connect_within(scaled(REQUEST_TIMEOUT), address)
     }
 
     fn connect_within(limit: Duration, address: SocketAddr) -> io::Result<Self> {
@@ -133,7 +181,7 @@ impl EchoConnection {
         Ok(Self { name: name(&line)?, stream })
     }
 
-    /// Who accepted.
+    /// The server's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -160,23 +208,13 @@ impl EchoConnection {
     }
 }
 
-/// Has the connection end with a reset when it is closed.
+/// Makes close send a reset.
 ///
 /// # Errors
 ///
 /// The system call's.
 pub fn reset_on_close(stream: &TcpStream) -> io::Result<()> {
     Ok(setsockopt(stream, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 })?)
-}
-
-fn udp(limit: Duration, address: SocketAddr) -> io::Result<UdpSocket> {
-    let any = match address {
-        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
-    };
-    let socket = UdpSocket::bind(any)?;
-    socket.set_read_timeout(Some(limit))?;
-    Ok(socket)
 }
 
 fn read_line(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
@@ -195,8 +233,8 @@ fn read_line(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     }
 }
 
-fn name(answer: &[u8]) -> io::Result<String> {
+fn name(reply: &[u8]) -> io::Result<String> {
     let text =
-        std::str::from_utf8(answer).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        std::str::from_utf8(reply).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
     Ok(text.trim_end().to_owned())
 }

@@ -1,5 +1,6 @@
-//! What `deploy/` says, as far as tests and the sandbox go by it.
-//! The one rule: it is read from the manifests themselves, so that what is tested is what a cluster applies.
+//! The manifests in `deploy/`, as far as tests depend on them.
+//!
+//! They are read from the files themselves, so that tests use what a cluster applies.
 
 use std::{
     fs,
@@ -11,14 +12,16 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::thread::CapabilitySet;
 use serde_json::Value;
 
-/// The name of the image in the manifests, before a kustomization says where it is.
+use crate::sandbox::skip;
+
+/// The name of the image in the manifests, before a kustomization adds a registry.
 pub const IMAGE: &str = "kube-proxy-ebpf";
 
 /// The capabilities that the DaemonSet gives its container.
 ///
 /// # Errors
 ///
-/// If the manifest cannot be read or names what is no capability.
+/// If the manifest cannot be read or names an unknown capability.
 pub fn capabilities() -> Result<CapabilitySet> {
     let file = folder().join("base/daemonset.yaml");
     let documents =
@@ -28,15 +31,17 @@ pub fn capabilities() -> Result<CapabilitySet> {
     capabilities_of(container)
 }
 
-/// The capabilities that a container is given.
+/// The capabilities that a container adds.
 ///
 /// # Errors
 ///
-/// If one has no name that the kernel knows.
+/// If one is unknown.
 pub fn capabilities_of(container: &Value) -> Result<CapabilitySet> {
     let added = container["securityContext"]["capabilities"]["add"].as_array();
     let names = added.into_iter().flatten().map(|it| it.as_str().unwrap_or_default());
-    names.map(|it| CapabilitySet::from_name(it).with_context(|| format!("{it:?} is no capability"))).collect()
+    names
+        .map(|it| CapabilitySet::from_name(it).with_context(|| format!("{it:?} is not a capability")))
+        .collect()
 }
 
 /// The folder `deploy`.
@@ -49,21 +54,21 @@ pub fn folder() -> PathBuf {
 ///
 /// # Errors
 ///
-/// If it is not YAML.
+/// If the text is not YAML.
 pub fn documents(text: &str) -> Result<Vec<Value>> {
     serde_saphyr::from_multiple(text).map_err(|error| anyhow!("not YAML: {error}"))
 }
 
-/// A program that renders kustomizations.
+/// A program that renders kustomizations (`kubectl` or `kustomize`).
 #[derive(Clone, Debug)]
 pub struct Renderer(&'static [&'static str]);
 
 impl Renderer {
-    /// Finds one that is new enough.
+    /// Finds one of a supported version.
     ///
     /// # Errors
     ///
-    /// What is missing, and what to do about it.
+    /// If there is none: what to install.
     pub fn find() -> Result<Self> {
         const KNOWN: [(&[&str], &[&str]); 2] = [
             (&["kubectl", "version", "--client"], &["kubectl", "kustomize"]),
@@ -79,27 +84,33 @@ impl Renderer {
             }
         }
         let old = if found.is_empty() { String::new() } else { format!(" ({} is older)", found.join(", ")) };
-        bail!("nothing here renders kustomizations: install kubectl 1.27 or kustomize 5, or later{old}")
+        bail!("no program renders kustomizations: install kubectl 1.27 or kustomize 5, or later{old}")
     }
 
-    /// The objects of a kustomization, in a folder below `deploy` or, if the path is absolute, anywhere.
+    /// Finds one, or reports that the current test is skipped.
+    #[must_use]
+    pub fn or_skip() -> Option<Self> {
+        Self::find().inspect_err(|reason| skip(&reason.to_string())).ok()
+    }
+
+    /// The objects of a kustomization in a folder: relative to `deploy`, or absolute.
     ///
     /// # Errors
     ///
-    /// What the program said.
+    /// If the program fails: its standard error.
     pub fn render(&self, folder: impl AsRef<Path>) -> Result<Vec<Value>> {
         let folder = self::folder().join(folder);
         let Self(program) = self;
         let output = Command::new(program[0]).args(&program[1..]).arg(&folder).output()?;
         if !output.status.success() {
             let error = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            bail!("{} does not render: {error}", folder.display());
+            bail!("cannot render {}: {error}", folder.display());
         }
         documents(&String::from_utf8(output.stdout)?)
     }
 }
 
-/// The major version of the kustomize that a version text tells of: `Kustomize Version: v5.5.0`, or `v5.5.0` alone.
+/// The major version in the output of a version command: `Kustomize Version: v5.5.0`, or `v5.5.0` alone.
 fn major(text: &str) -> Option<u32> {
     let version = text.split_once("Kustomize Version:").map_or(text, |(_, rest)| rest).trim();
     version.trim_start_matches('v').split('.').next()?.parse().ok()
@@ -110,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_of_kustomize_is_found_in_what_either_program_says() {
+    fn the_version_of_kustomize_is_parsed_from_either_output() {
         assert_eq!(major("Client Version: v1.32.4\nKustomize Version: v5.5.0\n"), Some(5));
         assert_eq!(major("v5.7.1\n"), Some(5));
         assert_eq!(major("Client Version: version.Info{Major:\"1\", Minor:\"20\"}"), None);

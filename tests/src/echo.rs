@@ -1,5 +1,6 @@
-//! An endpoint: a server that answers with its name.
-//! The one rule: it accepts whoever comes for as long as it lives, and stops when dropped.
+//! An endpoint: a server that replies with its name.
+//!
+//! It accepts every connection while it lives, and stops when dropped.
 
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
@@ -16,13 +17,13 @@ use std::{
 use anyhow::{Context as _, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// How soon a server notices that it is dropped.
-const TICK_MS: u16 = 20;
+/// How often a server checks whether it was dropped.
+const POLL_INTERVAL_MS: u16 = 20;
 
-/// TCP and UDP at one address.
+/// A TCP and UDP server at one address.
 ///
-/// A TCP connection gets the name and a line feed at once, and then an echo of what it sends; a datagram is answered
-/// with the name.
+/// A TCP connection receives the name and a line feed at once, and then an echo of what it sends; the reply to a datagram
+/// is the name.
 #[derive(Debug)]
 pub struct EchoServer {
     address: SocketAddr,
@@ -39,7 +40,7 @@ struct Shared {
 }
 
 impl EchoServer {
-    /// Serves `address` in the network namespace of the calling thread.
+    /// Starts a server in the network namespace of the calling thread.
     ///
     /// # Errors
     ///
@@ -48,11 +49,11 @@ impl EchoServer {
         let tcp =
             TcpListener::bind(address).with_context(|| format!("{name} cannot listen on TCP {address}"))?;
         tcp.set_nonblocking(true)?;
-        // Port 0 is chosen once, for both.
+        // If the port is 0, UDP gets the port that the kernel chose for TCP.
         let address = tcp.local_addr()?;
         let udp =
             UdpSocket::bind(address).with_context(|| format!("{name} cannot listen on UDP {address}"))?;
-        udp.set_read_timeout(Some(Duration::from_millis(TICK_MS.into())))?;
+        udp.set_read_timeout(Some(Duration::from_millis(POLL_INTERVAL_MS.into())))?;
 
         let shared = Arc::new(Shared {
             name: name.to_owned(),
@@ -73,19 +74,19 @@ impl EchoServer {
         Ok(Self { address, shared, threads })
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many TCP connections it accepted.
+    /// The number of accepted TCP connections.
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// How many datagrams it answered.
+    /// The number of received datagrams.
     #[must_use]
     pub fn datagrams(&self) -> u64 {
         self.shared.datagrams.load(Ordering::Relaxed)
@@ -96,23 +97,23 @@ impl Drop for EchoServer {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // It panicked: its test sees that nobody answers.
+            // If it panicked, the test fails for lack of replies.
             let _ = thread.join();
         }
     }
 }
 
-/// One thread for the listener and all its connections: they live for microseconds, a thread each would cost more.
+/// One thread for the listener and all its connections: most live for microseconds, for which a thread is expensive.
 fn serve_tcp(shared: &Shared, listener: &TcpListener) {
     let greeting = format!("{}\n", shared.name);
     let mut streams: Vec<TcpStream> = Vec::new();
     while !shared.stop.load(Ordering::Relaxed) {
-        let mut watched = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-        watched.extend(streams.iter().map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)));
-        if poll(&mut watched, PollTimeout::from(TICK_MS)).unwrap_or(0) <= 0 {
+        let mut polled = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        polled.extend(streams.iter().map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)));
+        if poll(&mut polled, PollTimeout::from(POLL_INTERVAL_MS)).unwrap_or(0) <= 0 {
             continue;
         }
-        let ready: Vec<bool> = watched.iter().map(|it| it.any().unwrap_or(true)).collect();
+        let ready: Vec<bool> = polled.iter().map(|it| it.any().unwrap_or(true)).collect();
         let mut ready_streams = ready.iter().skip(1);
         streams.retain_mut(|stream| !ready_streams.next().copied().unwrap_or(false) || echo(stream));
         while let Ok((mut stream, _)) = listener.accept() {
@@ -125,7 +126,7 @@ fn serve_tcp(shared: &Shared, listener: &TcpListener) {
     }
 }
 
-/// Sends back what came. `false` at the end of the connection.
+/// Sends back what was received. `false` at the end of the connection.
 fn echo(stream: &mut TcpStream) -> bool {
     let mut part = [0; 4096];
     match stream.read(&mut part) {
@@ -141,7 +142,7 @@ fn serve_udp(shared: &Shared, socket: &UdpSocket) {
         let received: io::Result<_> = socket.recv_from(&mut part);
         if let Ok((_, from)) = received {
             shared.datagrams.fetch_add(1, Ordering::Relaxed);
-            // A client that has gone meanwhile gets none.
+            // The client may have closed its socket.
             let _ = socket.send_to(shared.name.as_bytes(), from);
         }
     }

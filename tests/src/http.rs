@@ -1,4 +1,4 @@
-//! The least that asks a page over HTTP.
+//! A minimal HTTP client for the pages of the proxy.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -6,37 +6,72 @@ use std::{
     time::Duration,
 };
 
-/// An answer: its status and its body.
+/// The default port of the health pages.
+pub const HEALTH_PORT: u16 = 10256;
+/// The default port of the metrics and status pages.
+pub const METRICS_PORT: u16 = 10249;
+
+/// A response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// As in 200.
+    /// The status code.
     pub status: u16,
-    /// What comes after the head.
+    /// The body.
     pub body: String,
 }
 
-/// Asks for a page.
+/// Requests a page.
 ///
 /// # Errors
 ///
-/// If nobody answers there, or with something else than HTTP.
+/// If nothing listens there, or the response is not HTTP.
 pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
-    let answer = || {
+    let response = || {
         let (head, body) = text.split_once("\r\n\r\n")?;
         let status = head.split(' ').nth(1)?.parse().ok()?;
         Some(Response { status, body: body.to_owned() })
     };
-    answer().ok_or_else(|| io::Error::other(format!("not an answer: {text:?}")))
+    response().ok_or_else(|| io::Error::other(format!("not an HTTP response: {text:?}")))
 }
 
-/// The value of a sample among the proxy's metrics, if it is there.
+/// Requests a page of the proxy in this network namespace from its health port.
+///
+/// # Errors
+///
+/// As [`get`].
+pub fn health(path: &str) -> io::Result<Response> {
+    get((Ipv4Addr::LOCALHOST, HEALTH_PORT).into(), path)
+}
+
+/// The status code of a health page; 0 if there is no response.
 #[must_use]
-pub fn metric(name: &str) -> Option<f64> {
-    let text = get((Ipv4Addr::LOCALHOST, 10249).into(), "/metrics").ok()?.body;
-    text.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+pub fn health_status(path: &str) -> u16 {
+    health(path).map_or(0, |it| it.status)
+}
+
+/// Whether the proxy in this network namespace reports that it is ready.
+#[must_use]
+pub fn is_ready() -> bool {
+    health_status("/readyz") == 200
+}
+
+/// Requests a page of the proxy in this network namespace from its metrics port.
+///
+/// # Errors
+///
+/// As [`get`].
+pub fn metrics(path: &str) -> io::Result<Response> {
+    get((Ipv4Addr::LOCALHOST, METRICS_PORT).into(), path)
+}
+
+/// The value of a series among the proxy's metrics, if it exists.
+#[must_use]
+pub fn metric(series: &str) -> Option<f64> {
+    let text = metrics("/metrics").ok()?.body;
+    text.lines().find_map(|it| it.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }

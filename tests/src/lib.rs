@@ -1,9 +1,11 @@
-//! The sandbox in which kube-proxy-ebpf is tested and shown: real processes, real sockets, the real kernel.
-//! The one rule: nothing outside the sandbox is touched, and nothing of it stays.
+//! The harness for end-to-end tests, benchmarks and the demo: real processes, real sockets, the real kernel.
 //!
-//! A test that needs the kernel opens a [`Sandbox`] (a child cgroup and a folder for pins) and a [`NetNs`], puts
-//! [`EchoServer`]s at the endpoints' addresses, writes [`manifest`]s, starts an [`Agent`], and then connects: once
-//! ([`request`]), over one lasting connection ([`EchoConnection`]), or without pause ([`ConnectLoad`]).
+//! Nothing outside a sandbox is changed, and nothing is left behind.
+//!
+//! A test that needs the kernel enters a [`TestNode`] (a [`Sandbox`] with a child cgroup and a pin folder, and a network
+//! namespace), starts [`EchoServer`]s at the endpoints' addresses, writes [`manifest`]s, starts the proxy, and then
+//! connects: once ([`request`]), over one long-lived connection ([`EchoConnection`]), or continuously ([`ConnectLoad`]).
+//! Tests of forwarded traffic use a [`TestCluster`] of several network namespaces.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +13,9 @@ pub mod agent;
 pub mod client;
 pub mod deploy;
 pub mod echo;
+pub mod fixtures;
 pub mod http;
+pub mod kernel_objects;
 pub mod load;
 pub mod manifest;
 pub mod netns;
@@ -21,15 +25,16 @@ pub mod sandbox;
 pub mod test_cluster;
 pub mod test_node;
 
-pub use agent::Agent;
+pub use agent::{Agent, AgentCommand, Build, run};
 pub use client::{EchoConnection, Transport, connect_error, request};
 pub use echo::EchoServer;
+pub use kernel_objects::ObjectTracker;
 pub use load::ConnectLoad;
 pub use netns::NetNs;
 pub use requirements::{Host, requirements};
 pub use sandbox::Sandbox;
 pub use test_cluster::TestCluster;
-pub use test_node::{Build, TestNode};
+pub use test_node::TestNode;
 
 use std::{
     env,
@@ -38,10 +43,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Names the number by which every limit is multiplied where everything is slow: in an emulated machine.
+/// How long tests wait for an expected event before they fail.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The environment variable with the factor that multiplies every timeout on a slow (emulated) machine.
 pub const TIMEOUT_FACTOR: &str = "KUBE_PROXY_EBPF_TEST_TIMEOUT_FACTOR";
 
-/// How long something may really take that may take this long on an ordinary machine.
+/// A timeout, multiplied by [`TIMEOUT_FACTOR`].
 #[must_use]
 pub fn scaled(limit: Duration) -> Duration {
     static FACTOR: OnceLock<u32> = OnceLock::new();
@@ -49,17 +57,17 @@ pub fn scaled(limit: Duration) -> Duration {
     limit * *FACTOR.get_or_init(factor)
 }
 
-/// Names the number by which repetitions are divided where everything is slow.
+/// The environment variable with the divisor of every number of repetitions on a slow machine.
 pub const REPETITION_DIVISOR: &str = "KUBE_PROXY_EBPF_TEST_REPETITION_DIVISOR";
 
-/// How often something is really done that is done this often on an ordinary machine: three times at the least.
+/// A number of repetitions, divided by [`REPETITION_DIVISOR`], but at least three.
 #[must_use]
 pub fn repetitions(times: usize) -> usize {
     let divisor = env::var(REPETITION_DIVISOR).ok().and_then(|it| it.parse().ok()).unwrap_or(1);
     times.checked_div(divisor).unwrap_or(times).max(3)
 }
 
-/// Waits until `condition` holds and says whether it did within `limit`.
+/// Polls until `condition` holds; `false` if it does not within `limit` (scaled).
 pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let limit = scaled(limit);
     let started = Instant::now();

@@ -1,5 +1,6 @@
-//! Connecting without pause, and what became of each connect.
-//! The one rule: every connect is kept, with its time and its outcome; what they mean is decided afterwards.
+//! Continuous connects, and the result of each.
+//!
+//! Every connect is recorded with its time and its result, and evaluated afterwards.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,61 +18,61 @@ use crate::client::{Transport, request};
 /// One connect.
 #[derive(Clone, Debug)]
 pub struct ConnectSample {
-    /// When it began.
-    pub began: Instant,
-    /// How long it took until the answer, or the error, was there.
-    pub took: Duration,
-    /// Who answered, or the error.
-    pub outcome: Result<Arc<str>, Arc<str>>,
+    /// When it started.
+    pub started: Instant,
+    /// How long it took until the reply or the error.
+    pub duration: Duration,
+    /// The server's name, or the error.
+    pub result: Result<Arc<str>, Arc<str>>,
 }
 
 impl ConnectSample {
-    /// When the answer was there.
+    /// When it ended.
     #[must_use]
     pub fn ended(&self) -> Instant {
-        self.began + self.took
+        self.started + self.duration
     }
 
-    /// Was the answer this name's?
+    /// Whether the server of this name replied.
     #[must_use]
     pub fn is_from(&self, name: &str) -> bool {
-        self.outcome.as_ref().is_ok_and(|it| &**it == name)
+        self.result.as_ref().is_ok_and(|it| &**it == name)
     }
 }
 
-/// What many connects came to.
+/// A summary of many connects.
 #[derive(Clone, Debug, Default)]
 pub struct LoadReport {
     /// How many there were.
     pub connects: usize,
     /// How many of them failed.
     pub failed: usize,
-    /// What the first failures said.
+    /// The first errors.
     pub errors: Vec<String>,
-    /// How many each answered.
-    pub by: BTreeMap<String, usize>,
+    /// The number of replies by each server.
+    pub by_server: BTreeMap<String, usize>,
     /// The median duration of those that succeeded.
     pub p50: Duration,
-    /// The duration 99 of 100 stayed below.
+    /// The 99th percentile of the durations.
     pub p99: Duration,
-    /// The longest.
+    /// The maximum of the durations.
     pub max: Duration,
 }
 
 impl LoadReport {
-    /// Counts the samples.
+    /// Summarizes the samples.
     pub fn of<'a>(samples: impl IntoIterator<Item = &'a ConnectSample>) -> Self {
         let mut report = Self::default();
         let mut durations = Vec::new();
         for sample in samples {
             report.connects += 1;
-            match &sample.outcome {
+            match &sample.result {
                 Ok(name) => {
-                    durations.push(sample.took);
-                    if let Some(count) = report.by.get_mut(&**name) {
+                    durations.push(sample.duration);
+                    if let Some(count) = report.by_server.get_mut(&**name) {
                         *count += 1;
                     } else {
-                        report.by.insert(name.to_string(), 1);
+                        report.by_server.insert(name.to_string(), 1);
                     }
                 }
                 Err(error) => {
@@ -106,43 +107,44 @@ struct Shared {
 }
 
 impl ConnectLoad {
-    /// Starts `threads` threads in the calling thread's network namespace; each waits for `pause` between two connects.
+    /// Starts `threads` threads in the calling thread's network namespace; each waits for `interval` between two connects.
     #[must_use]
-    pub fn start(transport: Transport, address: SocketAddr, threads: usize, pause: Duration) -> Self {
+    pub fn start(transport: Transport, address: SocketAddr, threads: usize, interval: Duration) -> Self {
         let shared = Arc::new(Shared::default());
         let threads = (0..threads)
             .map(|_| {
                 let shared = Arc::clone(&shared);
-                thread::spawn(move || connect_until_stopped(&shared, transport, address, pause))
+                thread::spawn(move || connect_until_stopped(&shared, transport, address, interval))
             })
             .collect();
         Self { shared, threads }
     }
 
-    /// The samples so far, from number `first` on.
+    /// The samples so far, from index `first`.
     #[must_use]
     pub fn since(&self, first: usize) -> Vec<ConnectSample> {
         let samples = self.shared.samples.lock().unwrap_or_else(PoisonError::into_inner);
         samples.get(first..).unwrap_or_default().to_vec()
     }
 
-    /// How many samples there are.
+    /// The number of samples so far.
     #[must_use]
     pub fn count(&self) -> usize {
         self.shared.samples.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Waits until `threads` more connects than now have begun and ended, so that none of before is under way.
+    /// Waits until more connects than there are threads have started and ended, so that every connect that was in
+    /// progress has ended; `false` if they have not within `limit`.
     #[must_use]
-    pub fn settle(&self, limit: Duration) -> bool {
+    pub fn wait_for_new_connects(&self, limit: Duration) -> bool {
         let now = Instant::now();
         let first = self.count();
         crate::eventually(limit, || {
-            self.since(first).iter().filter(|it| it.began > now).count() > self.threads.len()
+            self.since(first).iter().filter(|it| it.started > now).count() > self.threads.len()
         })
     }
 
-    /// Stops and gives back every connect.
+    /// Stops and returns every connect.
     #[must_use]
     pub fn stop(mut self) -> Vec<ConnectSample> {
         self.end();
@@ -152,7 +154,7 @@ impl ConnectLoad {
     fn end(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A thread that panicked has left its samples.
+            // The samples of a thread that panicked are kept.
             let _ = thread.join();
         }
     }
@@ -164,14 +166,14 @@ impl Drop for ConnectLoad {
     }
 }
 
-fn connect_until_stopped(shared: &Shared, transport: Transport, address: SocketAddr, pause: Duration) {
-    // A name is stored once, not once per connect.
+fn connect_until_stopped(shared: &Shared, transport: Transport, address: SocketAddr, interval: Duration) {
+    // Each distinct text is stored once, not once per connect.
     let mut known: HashMap<String, Arc<str>> = HashMap::new();
     while !shared.stop.load(Ordering::Relaxed) {
-        let began = Instant::now();
-        let outcome = request(transport, address);
-        let took = began.elapsed();
-        let mut shorten = |text: String| match known.get(&text) {
+        let started = Instant::now();
+        let result = request(transport, address);
+        let duration = started.elapsed();
+        let mut interned = |text: String| match known.get(&text) {
             Some(known) => Arc::clone(known),
             None => {
                 let new: Arc<str> = text.as_str().into();
@@ -179,14 +181,14 @@ fn connect_until_stopped(shared: &Shared, transport: Transport, address: SocketA
                 new
             }
         };
-        let outcome = match outcome {
-            Ok(name) => Ok(shorten(name)),
-            Err(error) => Err(shorten(error.to_string())),
+        let result = match result {
+            Ok(name) => Ok(interned(name)),
+            Err(error) => Err(interned(error.to_string())),
         };
-        let sample = ConnectSample { began, took, outcome };
+        let sample = ConnectSample { started, duration, result };
         shared.samples.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
-        if !pause.is_zero() {
-            thread::sleep(pause);
+        if !interval.is_zero() {
+            thread::sleep(interval);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Manifests, written the way a careful person edits them: a new file, moved over the old one.
+//! Builders of manifests, which are written atomically: a new file is renamed over the old one.
 
 use std::{
     fmt::{self, Write as _},
@@ -9,6 +9,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+
+use crate::fixtures;
 
 /// A Service together with its EndpointSlices, one per family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,17 +27,17 @@ pub struct Service {
     pub load_balancer_ips: Vec<IpAddr>,
     /// Its ports.
     pub ports: Vec<Port>,
-    /// What serves it.
+    /// Its endpoints.
     pub endpoints: Vec<Endpoint>,
-    /// Whether its external traffic policy is Local.
+    /// Whether `externalTrafficPolicy` is Local.
     pub external_local: bool,
-    /// Whether its internal traffic policy is Local.
+    /// Whether `internalTrafficPolicy` is Local.
     pub internal_local: bool,
-    /// The sources that may use the load balancer; all, if none is named.
+    /// `loadBalancerSourceRanges`; none allows all sources.
     pub source_ranges: Vec<String>,
-    /// Where the health of its endpoints on a node is told.
+    /// `healthCheckNodePort`.
     pub health_check_node_port: Option<u16>,
-    /// The time-out of its session affinity in seconds, if it has one.
+    /// The timeout of its session affinity in seconds, if it has one.
     pub affinity: Option<u32>,
 }
 
@@ -50,7 +52,7 @@ pub struct Port {
     pub port: u16,
     /// The endpoints' port.
     pub target: u16,
-    /// The port at the nodes' addresses.
+    /// The node port.
     pub node_port: Option<u16>,
 }
 
@@ -63,10 +65,10 @@ pub struct Endpoint {
     pub node: String,
     /// Its addresses, at most one of each family.
     pub addresses: Vec<IpAddr>,
-    /// Whether it takes traffic.
+    /// Whether it is ready.
     pub ready: bool,
-    /// Whether it is about to go, and still serves.
-    pub leaving: bool,
+    /// Whether it is serving and terminating.
+    pub terminating: bool,
 }
 
 impl Service {
@@ -81,103 +83,108 @@ impl Service {
         }
     }
 
-    /// With external IPs.
+    /// Sets its external IPs.
     #[must_use]
     pub fn external_ips(mut self, ips: &[IpAddr]) -> Self {
         self.external_ips = ips.to_vec();
         self
     }
 
-    /// With a load balancer that has these addresses.
+    /// Sets the addresses of its load balancer.
     #[must_use]
     pub fn load_balancer_ips(mut self, ips: &[IpAddr]) -> Self {
         self.load_balancer_ips = ips.to_vec();
         self
     }
 
-    /// With another port.
+    /// Adds a port.
     #[must_use]
     pub fn port(mut self, name: &str, protocol: &'static str, port: u16, target: u16) -> Self {
         self.ports.push(Port { name: name.to_owned(), protocol, port, target, node_port: None });
         self
     }
 
-    /// With a node port for the port that was added last.
+    /// Sets the node port of the port that was added last.
     ///
     /// # Panics
     ///
     /// If there is none.
     #[must_use]
     pub fn node_port(mut self, number: u16) -> Self {
-        self.ports.last_mut().expect("a port comes before its node port").node_port = Some(number);
+        self.ports.last_mut().expect("a port is added before its node port").node_port = Some(number);
         self
     }
 
-    /// With session affinity by client.
+    /// Sets the session affinity ClientIP.
     #[must_use]
     pub fn affinity(mut self, seconds: u32) -> Self {
         self.affinity = Some(seconds);
         self
     }
 
-    /// With the external traffic policy Local.
+    /// Sets `externalTrafficPolicy: Local`.
     #[must_use]
     pub fn external_local(mut self) -> Self {
         self.external_local = true;
         self
     }
 
-    /// With the internal traffic policy Local.
+    /// Sets `internalTrafficPolicy: Local`.
     #[must_use]
     pub fn internal_local(mut self) -> Self {
         self.internal_local = true;
         self
     }
 
-    /// With ranges of sources that may use the load balancer.
+    /// Sets `loadBalancerSourceRanges`.
     #[must_use]
     pub fn source_ranges(mut self, ranges: &[&str]) -> Self {
         self.source_ranges = ranges.iter().map(|&it| it.to_owned()).collect();
         self
     }
 
-    /// With a port at which the health of its endpoints on a node is told.
+    /// Sets `healthCheckNodePort`.
     #[must_use]
     pub fn health_check_node_port(mut self, number: u16) -> Self {
         self.health_check_node_port = Some(number);
         self
     }
 
-    /// With another endpoint, ready, on node `n1`.
+    /// Adds a ready endpoint on node `n1`.
     #[must_use]
     pub fn endpoint(self, name: &str, addresses: &[IpAddr]) -> Self {
         self.endpoint_on("n1", name, addresses)
     }
 
-    /// With another endpoint, ready, on a node.
+    /// Adds the ready endpoints `web-N` at [`fixtures::endpoint`]`(N)`.
+    #[must_use]
+    pub fn endpoints(self, numbers: impl IntoIterator<Item = u8>) -> Self {
+        numbers.into_iter().fold(self, |it, n| it.endpoint(&format!("web-{n}"), &fixtures::endpoint(n)))
+    }
+
+    /// Adds a ready endpoint on a node.
     #[must_use]
     pub fn endpoint_on(mut self, node: &str, name: &str, addresses: &[IpAddr]) -> Self {
-        let (name, node) = (name.to_owned(), node.to_owned());
         self.endpoints.push(Endpoint {
-            name,
-            node,
+            name: name.to_owned(),
+            node: node.to_owned(),
             addresses: addresses.to_vec(),
             ready: true,
-            leaving: false,
+            terminating: false,
         });
         self
     }
 
-    /// All endpoints so far are about to go, and still serve.
+    /// Makes all endpoints so far serving and terminating.
     #[must_use]
-    pub fn leaving(mut self) -> Self {
+    pub fn terminating(mut self) -> Self {
         for it in &mut self.endpoints {
-            (it.ready, it.leaving) = (false, true);
+            (it.ready, it.terminating) = (false, true);
         }
         self
     }
 
-    /// The Service alone.
+    /// The manifest of the Service alone.
     #[must_use]
     pub fn service(&self) -> String {
         let ips: Vec<_> = self.cluster_ips.iter().map(|it| format!("'{it}'")).collect();
@@ -196,44 +203,41 @@ impl Service {
             ips.join(", "),
             families.join(", "),
         );
+        let mut add = |line: fmt::Arguments<'_>| write(&mut text, line);
         for port in &self.ports {
-            write(&mut text, format_args!("  - port: {}\n    targetPort: {}\n", port.port, port.target));
-            write(&mut text, format_args!("    protocol: {}\n", port.protocol));
+            add(format_args!("  - port: {}\n    targetPort: {}\n", port.port, port.target));
+            add(format_args!("    protocol: {}\n", port.protocol));
             if let Some(number) = port.node_port {
-                write(&mut text, format_args!("    nodePort: {number}\n"));
+                add(format_args!("    nodePort: {number}\n"));
             }
             if !port.name.is_empty() {
-                write(&mut text, format_args!("    name: {}\n", port.name));
+                add(format_args!("    name: {}\n", port.name));
             }
         }
         if let Some(seconds) = self.affinity {
-            write(&mut text, format_args!("  sessionAffinity: ClientIP\n  sessionAffinityConfig:\n"));
-            write(&mut text, format_args!("    clientIP: {{timeoutSeconds: {seconds}}}\n"));
+            add(format_args!("  sessionAffinity: ClientIP\n  sessionAffinityConfig:\n"));
+            add(format_args!("    clientIP: {{timeoutSeconds: {seconds}}}\n"));
         }
         if self.external_local {
-            text.push_str("  externalTrafficPolicy: Local\n");
+            add(format_args!("  externalTrafficPolicy: Local\n"));
         }
         if self.internal_local {
-            text.push_str("  internalTrafficPolicy: Local\n");
+            add(format_args!("  internalTrafficPolicy: Local\n"));
         }
         if let Some(number) = self.health_check_node_port {
-            write(&mut text, format_args!("  healthCheckNodePort: {number}\n"));
+            add(format_args!("  healthCheckNodePort: {number}\n"));
         }
         if !self.source_ranges.is_empty() {
             let ranges: Vec<_> = self.source_ranges.iter().map(|it| format!("'{it}'")).collect();
-            write(&mut text, format_args!("  loadBalancerSourceRanges: [{}]\n", ranges.join(", ")));
+            add(format_args!("  loadBalancerSourceRanges: [{}]\n", ranges.join(", ")));
         }
         if !self.external_ips.is_empty() {
-            text.push_str("  externalIPs:\n");
-            for ip in &self.external_ips {
-                write(&mut text, format_args!("  - '{ip}'\n"));
-            }
+            let ips: Vec<_> = self.external_ips.iter().map(|it| format!("'{it}'")).collect();
+            add(format_args!("  externalIPs: [{}]\n", ips.join(", ")));
         }
         if !self.load_balancer_ips.is_empty() {
-            text.push_str("status:\n  loadBalancer:\n    ingress:\n");
-            for ip in &self.load_balancer_ips {
-                write(&mut text, format_args!("    - ip: '{ip}'\n"));
-            }
+            let ips: Vec<_> = self.load_balancer_ips.iter().map(|it| format!("{{ip: '{it}'}}")).collect();
+            add(format_args!("status:\n  loadBalancer:\n    ingress: [{}]\n", ips.join(", ")));
         }
         text
     }
@@ -264,11 +268,11 @@ impl Service {
             .collect();
         text.push_str(if members.is_empty() { "endpoints: []\n" } else { "endpoints:\n" });
         for (endpoint, address) in members {
-            let Endpoint { name, node, ready, leaving, .. } = endpoint;
-            let leaving = if *leaving { ", serving: true, terminating: true" } else { "" };
+            let Endpoint { name, node, ready, terminating, .. } = endpoint;
+            let terminating = if *terminating { ", serving: true, terminating: true" } else { "" };
             write(
                 &mut text,
-                format_args!("- addresses: ['{address}']\n  conditions: {{ready: {ready}{leaving}}}\n"),
+                format_args!("- addresses: ['{address}']\n  conditions: {{ready: {ready}{terminating}}}\n"),
             );
             write(&mut text, format_args!("  nodeName: {node}\n  targetRef: {{kind: Pod, name: {name}, "));
             write(&mut text, format_args!("namespace: {}}}\n", self.namespace));
@@ -297,13 +301,13 @@ pub fn node_with_addresses(name: &str, addresses: &[IpAddr]) -> String {
     format!("{}status:\n  addresses: [{}]\n", node(name), addresses.join(", "))
 }
 
-/// Writes a file so that a reader sees all of the old or all of the new, and gives back when it became the new.
+/// Replaces a file so that a reader sees all of the old or all of the new text; returns the time just before.
 ///
 /// # Errors
 ///
-/// If the folder cannot be written to.
+/// If the folder is not writable.
 pub fn write_atomically(file: &Path, text: &str) -> Result<Instant> {
-    // A reader of manifests passes over files of other kinds.
+    // The file source ignores files with this extension.
     let draft = file.with_extension("draft");
     fs::write(&draft, text).with_context(|| format!("cannot write {}", draft.display()))?;
     let before = Instant::now();
@@ -317,5 +321,5 @@ fn family(address: IpAddr) -> &'static str {
 }
 
 fn write(text: &mut String, arguments: fmt::Arguments<'_>) {
-    text.write_fmt(arguments).expect("a String takes whatever is written");
+    text.write_fmt(arguments).expect("a String accepts all text");
 }

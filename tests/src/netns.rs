@@ -1,5 +1,6 @@
-//! A network namespace of one's own.
-//! The one rule: a thread that enters one leaves it again; threads and processes it starts inside stay inside.
+//! Network namespaces.
+//!
+//! A thread that enters one leaves it again; threads and processes it starts inside stay inside.
 
 use std::{
     fs::{self, File},
@@ -17,12 +18,12 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::eventually;
 
-/// How long a route may take.
-const LIMIT: Duration = Duration::from_secs(10);
-/// The port of the service `discard`: nothing is sent there.
+/// How long the kernel may take to install a route.
+const ROUTE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The port of the `discard` service; nothing is sent to it.
 const DISCARD: u16 = 9;
 
-/// A network namespace; it lives as long as somebody holds it or is in it.
+/// A network namespace; it exists while this value or a process in it does.
 #[derive(Debug)]
 pub struct NetNs {
     file: File,
@@ -37,7 +38,7 @@ impl NetNs {
     pub fn new() -> Result<Self> {
         let made = thread::spawn(|| -> Result<File> {
             unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace: unshare")?;
-            own()
+            current()
         });
         let file = made.join().map_err(|_| anyhow!("the thread that makes a namespace panicked"))??;
         let namespace = Self { file };
@@ -45,7 +46,18 @@ impl NetNs {
         Ok(namespace)
     }
 
-    /// Opens one that is there already, for example `/run/netns/NAME`.
+    /// Makes a namespace in which the IPv4 addresses of all endpoints are local.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn with_local_endpoints() -> Result<Self> {
+        let namespace = Self::new()?;
+        namespace.ip(&["route", "add", "local", "10.244.0.0/16", "dev", "lo"])?;
+        Ok(namespace)
+    }
+
+    /// Opens an existing namespace, for example `/run/netns/NAME`.
     ///
     /// # Errors
     ///
@@ -55,7 +67,7 @@ impl NetNs {
         Ok(Self { file })
     }
 
-    /// A path that other programs can open it by, while this value lives.
+    /// A path by which other programs can open it while this value lives.
     #[must_use]
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", process::id(), self.file.as_raw_fd())
@@ -67,16 +79,26 @@ impl NetNs {
     ///
     /// If the kernel refuses.
     pub fn enter(&self) -> Result<NetNsGuard> {
-        let home = own()?;
+        let home = current()?;
         setns(&self.file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace: setns")?;
         Ok(NetNsGuard { home, _thread: PhantomData })
     }
 
-    /// Gives the namespace an address, on its loopback interface, and waits until it can be reached.
+    /// Calls a function in the namespace.
+    ///
+    /// # Panics
+    ///
+    /// If the kernel refuses to enter it.
+    pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _inside = self.enter().expect("a thread can enter a network namespace of its own");
+        work()
+    }
+
+    /// Adds an address to the loopback interface and waits until it is reachable.
     ///
     /// # Errors
     ///
-    /// If `ip` refuses, or the kernel never makes the route.
+    /// If `ip` fails, or the kernel does not install the route.
     pub fn add_address(&self, ip: IpAddr) -> Result<()> {
         let (prefix, any) = match ip {
             IpAddr::V4(_) => ("32", IpAddr::from(Ipv4Addr::UNSPECIFIED)),
@@ -86,52 +108,47 @@ impl NetNs {
         let address = format!("{ip}/{prefix}");
         words.extend([&*address, "dev", "lo"]);
         if prefix == "128" {
-            // Usable at once, without looking for another owner of it; and with the one route that makes it this host's: by that
-            // of its prefix, which comes first, a socket connects whose packets nobody takes.
+            // Usable at once, without duplicate address detection; and with the route of the local table only: through a route
+            // of the prefix, which is installed first, a socket would connect before its packets are delivered.
             words.extend(["nodad", "noprefixroute"]);
         }
         self.ip(&words)?;
-        // The kernel makes the route to an IPv6 address a moment later, on its own.
+        // The kernel installs the route of an IPv6 address asynchronously.
         let _inside = self.enter()?;
         let socket = UdpSocket::bind((any, 0))?;
-        if !eventually(LIMIT, || socket.connect((ip, DISCARD)).is_ok()) {
-            bail!("no route leads to {ip}, which this namespace has");
+        if !eventually(ROUTE_TIMEOUT, || socket.connect((ip, DISCARD)).is_ok()) {
+            bail!("there is no route to {ip}, which this namespace has");
         }
         Ok(())
     }
 
-    /// Takes an address from the namespace's loopback interface.
+    /// Removes an address from the loopback interface.
     ///
     /// # Errors
     ///
     /// If it does not have it.
     pub fn remove_address(&self, address: IpAddr) -> Result<()> {
-        self.ip(&[
-            "address",
-            "del",
-            &format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 }),
-            "dev",
-            "lo",
-        ])
+        let prefix = if address.is_ipv4() { 32 } else { 128 };
+        self.ip(&["address", "del", &format!("{address}/{prefix}"), "dev", "lo"])
     }
 
-    /// Writes a setting of the kernel inside, given by its path below `/proc/sys/net`.
+    /// Writes a sysctl of the namespace, given by its path below `/proc/sys/net`.
     ///
     /// # Errors
     ///
-    /// If there is no such setting.
-    pub fn set(&self, setting: &str, value: &str) -> Result<()> {
+    /// If it does not exist.
+    pub fn set_sysctl(&self, name: &str, value: &str) -> Result<()> {
         let _inside = self.enter()?;
-        let path = Path::new("/proc/sys/net").join(setting);
+        let path = Path::new("/proc/sys/net").join(name);
         fs::write(&path, value).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Joins it to another one by a cable, of which each end bears a name.
+    /// Connects it to another namespace by a veth pair with these interface names.
     ///
     /// # Errors
     ///
-    /// If `ip` refuses.
-    pub fn join(&self, end: &str, other: &Self, other_end: &str) -> Result<()> {
+    /// If `ip` fails.
+    pub fn connect_veth(&self, end: &str, other: &Self, other_end: &str) -> Result<()> {
         let words = ["link", "add", end, "type", "veth", "peer", "name", other_end, "netns", &other.path()];
         self.ip(&words)?;
         self.ip(&["link", "set", end, "up"])?;
@@ -142,19 +159,19 @@ impl NetNs {
     ///
     /// # Errors
     ///
-    /// If it fails: what it said.
+    /// If it fails: its standard error.
     pub fn ip(&self, arguments: &[&str]) -> Result<()> {
         let _inside = self.enter()?;
         ip(arguments)
     }
 }
 
-/// The calling thread is inside a namespace.
+/// Moves the calling thread back to its former namespace when dropped.
 #[derive(Debug)]
 #[must_use = "the thread leaves the namespace when this is dropped"]
 pub struct NetNsGuard {
     home: File,
-    /// It is this thread that must go back.
+    /// Not `Send`: this thread must go back.
     _thread: PhantomData<*const ()>,
 }
 
@@ -166,11 +183,11 @@ impl Drop for NetNsGuard {
     }
 }
 
-/// Runs `ip` where the calling thread is.
+/// Runs `ip` in the calling thread's namespace.
 ///
 /// # Errors
 ///
-/// If it fails: what it said.
+/// If it fails: its standard error.
 pub fn ip(arguments: &[&str]) -> Result<()> {
     let line = arguments.join(" ");
     let Output { status, stderr, .. } = Command::new("ip")
@@ -183,7 +200,7 @@ pub fn ip(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn own() -> Result<File> {
-    const OWN: &str = "/proc/thread-self/ns/net";
-    File::open(OWN).with_context(|| format!("cannot open {OWN}"))
+fn current() -> Result<File> {
+    const CURRENT: &str = "/proc/thread-self/ns/net";
+    File::open(CURRENT).with_context(|| format!("cannot open {CURRENT}"))
 }

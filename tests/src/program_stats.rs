@@ -1,5 +1,6 @@
-//! What the kernel's programs cost, by the kernel's own count.
-//! The one rule: nothing is counted outside [`ProgramStats::of`], since counting itself costs.
+//! The cost of BPF programs, as the kernel counts it.
+//!
+//! Counting is on only inside [`ProgramStats::of`], because counting itself costs time.
 
 use std::path::Path;
 
@@ -10,22 +11,21 @@ use aya::{
 };
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
-/// How often a program ran, and for how long altogether.
+/// How often a program ran and for how long in total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgramStats {
-    /// How often.
+    /// The number of runs.
     pub runs: u64,
-    /// How long, in nanoseconds; the kernel's two looks at its clock are part of it.
+    /// The total run time in nanoseconds, including two reads of the clock per run.
     pub nanoseconds: u64,
 }
 
 impl ProgramStats {
-    /// Counts what the program pinned at `pin` does while `work` runs. What else uses it meanwhile is
-    /// counted too.
+    /// Counts the runs of the program pinned at `pin` during `work`, whatever causes them.
     ///
     /// # Errors
     ///
-    /// If the kernel cannot count (before Linux 5.8), there is no such program, or `work` fails.
+    /// If the kernel cannot count (before Linux 5.8), the program does not exist, or `work` fails.
     pub fn of(pin: &Path, work: impl FnOnce() -> Result<()>) -> Result<Self> {
         let _counting = enable_stats(Stats::RunTime).context("cannot have the kernel count run times")?;
         let before = Self::read(pin)?;
@@ -34,7 +34,7 @@ impl ProgramStats {
         Ok(Self { runs: after.runs - before.runs, nanoseconds: after.nanoseconds - before.nanoseconds })
     }
 
-    /// Has the program of sock_release run `times` times for sockets that are none of its business.
+    /// Runs the sock_release program `times` times for sockets without an entry.
     ///
     /// # Errors
     ///
@@ -51,17 +51,17 @@ impl ProgramStats {
         Ok(Self { runs: info.run_count(), nanoseconds: info.run_time().as_nanos() as u64 })
     }
 
-    /// How many instructions the verifier went through for the program pinned at `pin`; at a million it gives up.
-    /// `None` if the kernel does not tell (before Linux 5.16).
+    /// How many instructions the verifier processed for the program pinned at `pin`; its limit is a million.
+    /// `None` if the kernel does not report it (before Linux 5.16).
     ///
     /// # Errors
     ///
-    /// If there is no such program.
-    pub fn of_verifier(pin: &Path) -> Result<Option<u32>> {
+    /// If the program does not exist.
+    pub fn verified_instructions(pin: &Path) -> Result<Option<u32>> {
         Ok(info(pin)?.verified_instruction_count())
     }
 
-    /// The mean of a run in nanoseconds.
+    /// The mean run time in nanoseconds.
     #[must_use]
     pub fn mean(self) -> f64 {
         self.nanoseconds as f64 / self.runs.max(1) as f64

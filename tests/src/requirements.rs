@@ -1,33 +1,37 @@
-//! What a machine must have for the real thing.
-//! The one rule: whatever is missing is named together with its remedy.
+//! What end-to-end tests require of a machine.
+//!
+//! Every missing requirement is reported together with its remedy.
 
 use std::{
     fmt, fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use nix::unistd::geteuid;
 
-/// The oldest kernel that has every feature the data plane needs.
-const OLDEST_KERNEL: (u32, u32) = (5, 10);
+use crate::sandbox::skip;
 
-/// Where the kernel's file systems are on this machine.
+/// The oldest supported kernel.
+const MIN_KERNEL: (u32, u32) = (5, 10);
+
+/// Where this machine mounts the kernel's file systems.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// The root of the cgroup2 hierarchy.
     pub cgroup2: PathBuf,
-    /// The BPF file system; `None` if it must be mounted first.
+    /// The BPF file system; `None` if it is not mounted.
     pub bpffs: Option<PathBuf>,
     /// `uname -r`.
     pub kernel: String,
 }
 
-/// Something that is not there, and what to do about it.
+/// A missing requirement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingRequirement {
-    /// What.
+    /// What is missing.
     pub what: String,
-    /// What to do.
+    /// What to do about it.
     pub remedy: &'static str,
 }
 
@@ -37,11 +41,11 @@ impl fmt::Display for MissingRequirement {
     }
 }
 
-/// Looks for what the real thing needs.
+/// Checks the requirements.
 ///
 /// # Errors
 ///
-/// Everything that is missing.
+/// Every missing one.
 pub fn requirements() -> Result<Host, Vec<MissingRequirement>> {
     let mut missing = Vec::new();
     let mut need = |what: String, remedy| missing.push(MissingRequirement { what, remedy });
@@ -54,7 +58,7 @@ pub fn requirements() -> Result<Host, Vec<MissingRequirement>> {
     }
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     match version(&kernel) {
-        Some(version) if version >= OLDEST_KERNEL => {}
+        Some(version) if version >= MIN_KERNEL => {}
         _ => need(format!("the kernel is {kernel:?}"), "use a Linux kernel of 5.10 or later"),
     }
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
@@ -80,11 +84,21 @@ pub fn requirements() -> Result<Host, Vec<MissingRequirement>> {
     }
 }
 
-/// Whether the kernel is at least this one, for what an older one does in another way.
+/// Whether the kernel is at least of this version, for tests of features that older kernels lack.
 #[must_use]
 pub fn kernel_at_least(major: u32, minor: u32) -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     version(release.trim()) >= Some((major, minor))
+}
+
+/// Whether `nft` is installed; the current test is reported as skipped otherwise.
+#[must_use]
+pub fn nft_or_skip() -> bool {
+    let is_installed = Command::new("nft").arg("--version").output().is_ok_and(|it| it.status.success());
+    if !is_installed {
+        skip("nft is not installed");
+    }
+    is_installed
 }
 
 fn version(release: &str) -> Option<(u32, u32)> {
@@ -92,11 +106,11 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Where a file system of this type is mounted, according to `/proc/self/mountinfo` (proc(5)).
+/// The mount point of a file system type in `/proc/self/mountinfo` (proc(5)).
 fn mounted(mounts: &str, kind: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
-        let (place, source) = line.split_once(" - ")?;
-        let point = place.split(' ').nth(4)?;
+        let (mount, source) = line.split_once(" - ")?;
+        let point = mount.split(' ').nth(4)?;
         (source.split(' ').next() == Some(kind)).then(|| PathBuf::from(point))
     })
 }
@@ -109,7 +123,7 @@ mod tests {
     fn kernel_versions_are_compared_as_numbers() {
         assert_eq!(version("5.10.0-28-cloud-amd64"), Some((5, 10)));
         assert_eq!(version("6.18.44-fc"), Some((6, 18)));
-        assert!(version("5.9.0") < Some(OLDEST_KERNEL));
+        assert!(version("5.9.0") < Some(MIN_KERNEL));
         assert_eq!(version(""), None);
     }
 

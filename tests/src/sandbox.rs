@@ -1,5 +1,6 @@
-//! A child cgroup, a folder for pins and a folder for files, all of one name.
-//! The one rule: dropping it leaves no trace, and what a killed run left is swept by the next.
+//! A child cgroup, a pin folder and a folder for files, all of one name.
+//!
+//! Dropping a sandbox removes all of it; what a killed process left behind is removed when the next sandbox is made.
 
 use std::{
     fs,
@@ -19,15 +20,17 @@ use nix::{
 
 use crate::requirements::{Host, requirements};
 
-/// All sandboxes are named like this, then comes the test's name, then the owner's process id.
-/// No dots: a BPF file system refuses them.
+/// A sandbox's name is this, then the test's name, then its owner's process id.
+/// It has no dots: a BPF file system refuses them.
 const PREFIX: &str = "kpe-sandbox-";
-/// Where a BPF file system is mounted by custom.
+/// The longest name of a test in a sandbox's name: the path of a Unix socket inside must be shorter than 108 bytes.
+const MAX_NAME: usize = 48;
+/// Where a BPF file system is usually mounted.
 const BPFFS: &str = "/sys/fs/bpf";
-/// The file that says who keeps a sandbox up after its owner's death.
+/// The file with the id of the process that keeps a sandbox after its owner has ended.
 const KEEPER: &str = "keeper";
 
-/// A place to run a proxy in without touching the machine's own traffic.
+/// A place to run a proxy without touching the machine's own traffic.
 #[derive(Debug)]
 pub struct Sandbox {
     name: String,
@@ -42,45 +45,46 @@ impl Sandbox {
     ///
     /// # Errors
     ///
-    /// If a requirement is missing or a folder cannot be made.
+    /// If a requirement is missing or a folder cannot be created.
     pub fn new(name: &str) -> Result<Self> {
-        let machine = requirements().map_err(|missing| {
+        let host = requirements().map_err(|missing| {
             let lines: Vec<_> = missing.iter().map(ToString::to_string).collect();
-            anyhow::anyhow!("this machine lacks something:\n{}", lines.join("\n"))
+            anyhow::anyhow!("requirements are missing:\n{}", lines.join("\n"))
         })?;
         if name.is_empty() || !name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_' || it == b'-') {
             bail!("a sandbox cannot be named {name:?}: use letters, digits, `-` and `_`");
         }
-        remove_stale(&machine, false);
-        let sandbox = Self::of(&machine, format!("{PREFIX}{name}-{}", process::id()))?;
+        remove_stale(&host, false);
+        let sandbox = Self::of(&host, format!("{PREFIX}{name}-{}", process::id()))?;
         for folder in [&sandbox.cgroup, &sandbox.pins, &sandbox.files] {
             fs::create_dir(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         }
         Ok(sandbox)
     }
 
-    /// Makes a sandbox, or says why the test that wants it is skipped.
+    /// Makes a sandbox for the current test, or reports why the test is skipped.
     ///
     /// # Panics
     ///
-    /// If the machine has everything and it still fails.
+    /// If no requirement is missing and it fails nevertheless.
     #[must_use]
-    pub fn or_skip(name: &str) -> Option<Self> {
+    pub fn or_skip() -> Option<Self> {
         if let Err(missing) = requirements() {
             let reasons: Vec<_> = missing.iter().map(ToString::to_string).collect();
-            skip(name, &reasons.join("; "));
+            skip(&reasons.join("; "));
             return None;
         }
-        Some(Self::new(name).expect("the machine has everything a sandbox needs"))
+        let name: String = current_test().chars().take(MAX_NAME).collect();
+        Some(Self::new(&name).expect("the machine has everything a sandbox needs"))
     }
 
-    fn of(machine: &Host, name: String) -> Result<Self> {
-        let bpffs = match &machine.bpffs {
+    fn of(host: &Host, name: String) -> Result<Self> {
+        let bpffs = match &host.bpffs {
             Some(path) => path.clone(),
             None => mount_bpffs()?,
         };
         let files = std::env::temp_dir().join(&name);
-        Ok(Self { cgroup: machine.cgroup2.join(&name), pins: bpffs.join(&name), files, name, kept: false })
+        Ok(Self { cgroup: host.cgroup2.join(&name), pins: bpffs.join(&name), files, name, kept: false })
     }
 
     /// Its name, unique on this machine.
@@ -95,7 +99,17 @@ impl Sandbox {
         &self.cgroup
     }
 
-    /// The folder for pins: the value of `--pin-dir`.
+    /// The root of the cgroup2 hierarchy.
+    ///
+    /// # Panics
+    ///
+    /// Never: the child cgroup has a parent.
+    #[must_use]
+    pub fn root_cgroup(&self) -> &Path {
+        self.cgroup.parent().expect("a child cgroup has a parent")
+    }
+
+    /// The pin folder: the value of `--pin-dir`.
     #[must_use]
     pub fn pins(&self) -> &Path {
         &self.pins
@@ -107,7 +121,7 @@ impl Sandbox {
         &self.files
     }
 
-    /// Moves this process, all its threads, into the cgroup until the guard is dropped.
+    /// Moves this process with all its threads into the cgroup until the guard is dropped.
     ///
     /// # Errors
     ///
@@ -115,37 +129,43 @@ impl Sandbox {
     pub fn enter(&self) -> Result<CgroupGuard> {
         let own = fs::read_to_string("/proc/self/cgroup")?;
         let own = own.lines().find_map(|it| it.strip_prefix("0::/")).unwrap_or_default();
-        let home = self.cgroup.parent().context("a cgroup has a parent")?.join(own);
-        self.adopt(process::id())?;
+        let home = self.root_cgroup().join(own);
+        self.add_process(process::id())?;
         Ok(CgroupGuard { home })
     }
 
-    /// Has this process, all its threads, call from the root of the hierarchy until the guard is dropped. The sockets
-    /// that it has stay the sandbox's.
+    /// Moves this process with all its threads into the root cgroup until the guard is dropped. Sockets made before
+    /// stay associated with the sandbox's cgroup.
     ///
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn call_from_root(&self) -> Result<CgroupGuard> {
-        let root = self.cgroup.parent().context("a cgroup has a parent")?;
-        move_to(root, process::id())?;
+    pub fn enter_root_cgroup(&self) -> Result<CgroupGuard> {
+        move_to(self.root_cgroup(), process::id())?;
         Ok(CgroupGuard { home: self.cgroup.clone() })
     }
 
-    /// Moves another process into the cgroup. It dies with the sandbox.
+    /// Moves another process into the cgroup; it is killed with the sandbox.
     ///
     /// # Errors
     ///
-    /// If there is no such process.
-    pub fn adopt(&self, process: u32) -> Result<()> {
+    /// If the process does not exist.
+    pub fn add_process(&self, process: u32) -> Result<()> {
         move_to(&self.cgroup, process)
     }
 
-    /// Leaves the sandbox up when its owner ends, as long as the process `keeper` lives.
+    /// The processes in the cgroup.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        let members = fs::read_to_string(self.cgroup.join("cgroup.procs")).unwrap_or_default();
+        members.lines().filter_map(|it| it.parse().ok()).collect()
+    }
+
+    /// Keeps the sandbox after its owner has ended, while the process `keeper` lives.
     ///
     /// # Errors
     ///
-    /// If that cannot be written down.
+    /// If the keeper cannot be recorded.
     pub fn keep(mut self, keeper: u32) -> Result<()> {
         let note = self.files.join(KEEPER);
         fs::write(&note, keeper.to_string()).with_context(|| format!("cannot write {}", note.display()))?;
@@ -154,7 +174,7 @@ impl Sandbox {
     }
 
     fn remove(&self) -> Result<()> {
-        // What lives in a cgroup keeps it; what is pinned keeps the programs attached.
+        // Processes keep a cgroup, and pins keep programs attached.
         for _ in 0..100 {
             if empty(&self.cgroup)? {
                 break;
@@ -184,12 +204,12 @@ impl Drop for Sandbox {
             return;
         }
         if let Err(error) = self.remove() {
-            eprintln!("warning: the sandbox {} is not gone: {error:#}", self.name);
+            eprintln!("warning: the sandbox {} was not removed: {error:#}", self.name);
         }
     }
 }
 
-/// This process is in another cgroup than before.
+/// Moves this process back to its former cgroup when dropped.
 #[derive(Debug)]
 #[must_use = "the process goes back when this is dropped"]
 pub struct CgroupGuard {
@@ -206,10 +226,19 @@ impl Drop for CgroupGuard {
 
 pub use build_tools::SKIPPED_TESTS_FILE;
 
-/// Says that a test is skipped, past the test runner, which keeps to itself what a passing test prints.
-pub fn skip(test: &str, reason: &str) {
-    let line = format!("skipped: {test}: {reason}\n");
-    // There is nobody to tell if this fails.
+/// The name of the test that runs in this thread, without its modules: libtest names the thread after the test.
+#[must_use]
+pub fn current_test() -> String {
+    let thread = thread::current();
+    let name = thread.name().unwrap_or("unknown");
+    name.rsplit("::").next().unwrap_or(name).to_owned()
+}
+
+/// Reports that the current test is skipped: in [`SKIPPED_TESTS_FILE`], because the test runner hides the output of a
+/// test that passes.
+pub fn skip(reason: &str) {
+    let line = format!("skipped: {}: {reason}\n", current_test());
+    // Nothing else can be done if this fails.
     let _ = io::stderr().write_all(line.as_bytes());
     if let Some(file) = std::env::var_os(SKIPPED_TESTS_FILE) {
         let file = fs::OpenOptions::new().create(true).append(true).open(file);
@@ -217,29 +246,30 @@ pub fn skip(test: &str, reason: &str) {
     }
 }
 
-/// Removes the sandboxes whose owner is dead, `kept` ones too if asked for, and gives back their names.
-pub fn remove_stale(machine: &Host, kept: bool) -> Vec<String> {
-    let mut swept = Vec::new();
-    for entry in fs::read_dir(&machine.cgroup2).into_iter().flatten().flatten() {
+/// Removes the sandboxes whose owner has ended, and returns their names. Those with a living keeper are removed only if
+/// `kept` is set.
+pub fn remove_stale(host: &Host, kept: bool) -> Vec<String> {
+    let mut removed = Vec::new();
+    for entry in fs::read_dir(&host.cgroup2).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
         let owner = name.strip_prefix(PREFIX).and_then(|it| it.rsplit('-').next()?.parse().ok());
         let Some(owner) = owner else { continue };
-        if alive(owner) {
+        if is_alive(owner) {
             continue;
         }
-        let Ok(sandbox) = Sandbox::of(machine, name.clone()) else { continue };
+        let Ok(sandbox) = Sandbox::of(host, name.clone()) else { continue };
         let keeper = fs::read_to_string(sandbox.files.join(KEEPER)).ok();
-        if !kept && keeper.and_then(|it| it.parse().ok()).is_some_and(alive) {
-            // Not ours to drop.
+        if !kept && keeper.and_then(|it| it.parse().ok()).is_some_and(is_alive) {
+            // Dropping it would remove it.
             std::mem::forget(sandbox);
             continue;
         }
-        swept.push(name);
+        removed.push(name);
     }
-    swept
+    removed
 }
 
-fn alive(process: u32) -> bool {
+fn is_alive(process: u32) -> bool {
     Path::new("/proc").join(process.to_string()).exists()
 }
 
@@ -249,13 +279,18 @@ fn mount_bpffs() -> Result<PathBuf> {
     Ok(PathBuf::from(BPFFS))
 }
 
-fn move_to(cgroup: &Path, process: u32) -> Result<()> {
+/// Moves a process into a cgroup.
+///
+/// # Errors
+///
+/// If either does not exist.
+pub fn move_to(cgroup: &Path, process: u32) -> Result<()> {
     let file = cgroup.join("cgroup.procs");
     fs::write(&file, process.to_string())
         .with_context(|| format!("cannot write process {process} to {}", file.display()))
 }
 
-/// Kills what lives in the cgroup, or, if that is us, moves it up. Says whether there was nobody.
+/// Kills the processes in a cgroup; moves this one to the parent instead. Whether the cgroup was empty.
 fn empty(cgroup: &Path) -> Result<bool> {
     let Ok(members) = fs::read_to_string(cgroup.join("cgroup.procs")) else { return Ok(true) };
     for member in members.lines() {

@@ -1,8 +1,9 @@
-//! A small cluster: two nodes, pods behind them, and a client outside; each in a network namespace of its own.
-//! The one rule: a packet finds its way as it does in a real one. Nodes forward, pods know only their node, and what has to
-//! come back through a node does so because of its source.
+//! A small cluster: two nodes, pods behind them, and a client outside, each in a network namespace of its own.
 //!
-//! Nobody who asks here is in the sandbox's cgroup: no socket is led by eBPF, so that every packet is.
+//! Packets are routed as in a real cluster: nodes forward, pods have a route to their node only, and what must return
+//! through a node does so because of its source address.
+//!
+//! No client is in the sandbox's cgroup unless a test enters it, so that traffic takes the packet path.
 //!
 //! ```text
 //!                 lan, 192.168.50.0/24 and fd00:50::/64
@@ -17,6 +18,7 @@ use std::{
     io::{self, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
     path::PathBuf,
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -28,8 +30,7 @@ use std::{
 use anyhow::Result;
 
 use crate::{
-    Agent, Build, NetNs, Sandbox, Transport,
-    agent::AgentCommand,
+    Agent, AgentCommand, Build, NetNs, Sandbox, Transport,
     client::request_unanswered,
     manifest::{self, Service},
     request,
@@ -48,12 +49,12 @@ pub const N1: [IpAddr; 2] =
 /// The addresses of node n2.
 pub const N2: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 168, 50, 2)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x50, 0, 0, 0, 0, 0, 2))];
-/// Pods on n1.
+/// A pod on n1.
 pub const P1: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(10, 244, 1, 10)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x244, 1, 0, 0, 0, 0, 0x10)),
 ];
-/// The other one.
+/// Another pod on n1.
 pub const P2: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(10, 244, 1, 11)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x244, 1, 0, 0, 0, 0, 0x11)),
@@ -67,74 +68,69 @@ pub const P3: [IpAddr; 2] = [
 /// The cluster, with a folder of manifests and a sandbox for the proxy on n1.
 #[derive(Debug)]
 pub struct TestCluster {
-    /// The client outside. What is neither on the lan nor its own it sends to n1.
+    /// The client outside. Its default route leads to n1.
     pub client: NetNs,
     /// The node where the proxy runs.
     pub n1: NetNs,
-    /// The other node; nobody translates there.
+    /// The other node, without a proxy.
     pub n2: NetNs,
     /// The pods p1, p2 and p3.
     pub pods: [NetNs; 3],
     _lan: NetNs,
-    _servers: Vec<Witness>,
+    _servers: Vec<SourceEchoServer>,
     sandbox: Sandbox,
 }
 
 impl TestCluster {
-    /// Makes one in which every pod serves, or says why the test that wants it is skipped.
+    /// Makes a cluster in which every pod serves, or reports why the current test is skipped.
     ///
     /// # Panics
     ///
-    /// If the machine has everything and it still fails.
+    /// If no requirement is missing and it fails nevertheless.
     #[must_use]
-    pub fn or_skip(name: &str) -> Option<Self> {
-        let sandbox = Sandbox::or_skip(name)?;
+    pub fn or_skip() -> Option<Self> {
+        let sandbox = Sandbox::or_skip()?;
         Some(Self::new(sandbox).expect("the machine has everything a test needs"))
     }
 
     fn new(sandbox: Sandbox) -> Result<Self> {
-        let lan = place()?;
+        let lan = new_netns()?;
         lan.ip(&["link", "add", "br0", "type", "bridge"])?;
         lan.ip(&["link", "set", "br0", "up"])?;
         let host = |name: &str, addresses: [IpAddr; 2]| -> Result<NetNs> {
-            let host = place()?;
-            lan.join(name, &host, "eth0")?;
+            let host = new_netns()?;
+            lan.connect_veth(name, &host, "eth0")?;
             lan.ip(&["link", "set", name, "master", "br0"])?;
             for (address, length) in addresses.iter().zip([24, 64]) {
-                add(&host, &format!("{address}/{length}"), "eth0")?;
+                add_address(&host, &format!("{address}/{length}"), "eth0")?;
             }
             Ok(host)
         };
-        let client = host("client", CLIENT)?;
-        for (family, via) in ["-4", "-6"].iter().zip(N1) {
-            client.ip(&[family, "route", "add", "default", "via", &via.to_string()])?;
-        }
-        let n1 = host("n1", N1)?;
-        let n2 = host("n2", N2)?;
+        let (client, n1, n2) = (host("client", CLIENT)?, host("n1", N1)?, host("n2", N2)?);
         for node in [&n1, &n2] {
-            node.set("ipv4/ip_forward", "1")?;
-            node.set("ipv6/conf/all/forwarding", "1")?;
-            for (family, via) in ["-4", "-6"].iter().zip(CLIENT) {
-                node.ip(&[family, "route", "add", "default", "via", &via.to_string()])?;
-            }
+            node.set_sysctl("ipv4/ip_forward", "1")?;
+            node.set_sysctl("ipv6/conf/all/forwarding", "1")?;
         }
         let routes = [
+            (&client, ["default"; 2], N1),
+            (&n1, ["default"; 2], CLIENT),
+            (&n2, ["default"; 2], CLIENT),
             (&n1, ["10.244.2.0/24", "fd00:244:2::/64"], N2),
             (&n2, ["10.244.1.0/24", "fd00:244:1::/64"], N1),
-            // What is not the cluster's comes and goes by n1.
+            // The Services' addresses.
             (&n2, ["10.96.0.0/16", "fd00:96::/64"], N1),
         ];
-        for (node, networks, via) in routes {
+        for (host, networks, via) in routes {
             for ((family, network), via) in ["-4", "-6"].iter().zip(networks).zip(via) {
-                node.ip(&[family, "route", "add", network, "via", &via.to_string()])?;
+                host.ip(&[family, "route", "add", network, "via", &via.to_string()])?;
             }
         }
         let pods = [pod(&n1, "p1", P1)?, pod(&n1, "p2", P2)?, pod(&n2, "p3", P3)?];
         let mut servers = Vec::new();
         for ((name, pod), addresses) in ["p1", "p2", "p3"].iter().zip(&pods).zip([P1, P2, P3]) {
-            let _there = pod.enter()?;
+            let _inside = pod.enter()?;
             for address in addresses {
-                servers.push(Witness::start(name, SocketAddr::new(address, TARGET))?);
+                servers.push(SourceEchoServer::start(name, SocketAddr::new(address, TARGET))?);
             }
         }
         fs::create_dir(sandbox.files().join("manifests"))?;
@@ -153,12 +149,24 @@ impl TestCluster {
         self.sandbox.files().join("manifests")
     }
 
-    /// How to start the proxy on n1, with a backend.
+    /// The command line of the proxy on n1, with a value of `--backend`.
     #[must_use]
     pub fn command(&self, backend: &str) -> AgentCommand {
+        self.default_command().arg(format!("--backend={backend}")).arg("--packets=nft")
+    }
+
+    /// The command line of the proxy on n1, with the default backend and without the packet path.
+    #[must_use]
+    pub fn default_command(&self) -> AgentCommand {
         AgentCommand::run(&Build::Product.binary(), &self.sandbox, &self.manifests(), "n1")
-            .arg(format!("--backend={backend}"))
-            .arg("--packets=nft")
+    }
+
+    /// A subcommand of the binary that is given the pin folder; to be run on n1.
+    #[must_use]
+    pub fn cli(&self, subcommand: &str) -> Command {
+        let mut command = Command::new(Build::Product.binary());
+        command.arg(subcommand).arg("--pin-dir").arg(self.sandbox.pins());
+        command
     }
 
     /// Starts the proxy on n1.
@@ -167,16 +175,15 @@ impl TestCluster {
     ///
     /// If it cannot be started.
     #[must_use]
-    pub fn start(&self, setting: &AgentCommand) -> Agent {
-        let _there = self.n1.enter().expect("a thread can enter n1");
-        setting.start(&self.sandbox).expect("the proxy starts")
+    pub fn start(&self, command: &AgentCommand) -> Agent {
+        self.n1.run(|| command.start(&self.sandbox).expect("the proxy starts"))
     }
 
-    /// Writes the Services, and both Nodes, all of them in one moment.
+    /// Writes the Services and both Nodes to one file, atomically.
     ///
     /// # Panics
     ///
-    /// If the folder cannot be written to.
+    /// If the folder is not writable.
     pub fn write(&self, services: &[Service]) {
         let mut text: Vec<_> = services.iter().map(ToString::to_string).collect();
         for (name, addresses, number) in [("n1", N1, 1), ("n2", N2, 2)] {
@@ -184,10 +191,10 @@ impl TestCluster {
             text.push(manifest::node_with_addresses(name, &addresses) + &cidrs);
         }
         manifest::write_atomically(&self.manifests().join("all.yaml"), &text.join("---\n"))
-            .expect("manifests are written");
+            .expect("the folder of manifests is writable");
     }
 
-    /// Asks an address from somewhere: who answers, and as whom it sees who asks.
+    /// Sends a request from a namespace.
     ///
     /// # Errors
     ///
@@ -195,12 +202,12 @@ impl TestCluster {
     ///
     /// # Panics
     ///
-    /// If the place cannot be entered.
+    /// If the namespace cannot be entered.
     pub fn request(from: &NetNs, transport: Transport, address: SocketAddr) -> io::Result<Reply> {
-        Self::request_by(request, from, transport, address)
+        Reply::parse(&from.run(|| request(transport, address))?)
     }
 
-    /// The same where nobody should answer.
+    /// The same where no reply is expected.
     ///
     /// # Errors
     ///
@@ -208,55 +215,50 @@ impl TestCluster {
     ///
     /// # Panics
     ///
-    /// If the place cannot be entered.
+    /// If the namespace cannot be entered.
     pub fn request_unanswered(from: &NetNs, transport: Transport, address: SocketAddr) -> io::Result<Reply> {
-        Self::request_by(request_unanswered, from, transport, address)
-    }
-
-    fn request_by(
-        request: fn(Transport, SocketAddr) -> io::Result<String>,
-        from: &NetNs,
-        transport: Transport,
-        address: SocketAddr,
-    ) -> io::Result<Reply> {
-        let _there = from.enter().expect("a thread can enter a namespace of its own");
-        let answer = request(transport, address)?;
-        let (name, sees) = answer.split_once(' ').ok_or(io::ErrorKind::InvalidData)?;
-        let sees = sees.parse().map_err(|_| io::ErrorKind::InvalidData)?;
-        Ok(Reply { name: name.to_owned(), sees })
+        Reply::parse(&from.run(|| request_unanswered(transport, address))?)
     }
 }
 
-/// What a pod says.
+/// The reply of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reply {
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// The address that it was asked from.
-    pub sees: IpAddr,
+    /// The source address of the request, as the pod saw it.
+    pub source: IpAddr,
 }
 
-/// A namespace in which an address of IPv6 is good as soon as it is there.
-fn place() -> Result<NetNs> {
-    let place = NetNs::new()?;
-    place.set("ipv6/conf/default/accept_dad", "0")?;
-    Ok(place)
+impl Reply {
+    fn parse(text: &str) -> io::Result<Self> {
+        let (name, source) = text.split_once(' ').ok_or(io::ErrorKind::InvalidData)?;
+        let source = source.parse().map_err(|_| io::ErrorKind::InvalidData)?;
+        Ok(Self { name: name.to_owned(), source })
+    }
 }
 
-fn add(host: &NetNs, address: &str, device: &str) -> Result<()> {
+/// A namespace in which IPv6 addresses are usable at once.
+fn new_netns() -> Result<NetNs> {
+    let namespace = NetNs::new()?;
+    namespace.set_sysctl("ipv6/conf/default/accept_dad", "0")?;
+    Ok(namespace)
+}
+
+fn add_address(host: &NetNs, address: &str, device: &str) -> Result<()> {
     let nodad = if address.contains(':') { &["nodad"][..] } else { &[] };
     host.ip(&[&["address", "add", address, "dev", device], nodad].concat())
 }
 
-/// A pod as most networks make it: a cable to its node, and every packet goes there.
+/// A pod as most network plugins make it: a veth pair to its node, and a default route through it.
 fn pod(node: &NetNs, name: &str, addresses: [IpAddr; 2]) -> Result<NetNs> {
     const GATEWAYS: [&str; 2] = ["169.254.1.1", "fe80::1"];
-    let pod = place()?;
-    node.join(name, &pod, "eth0")?;
+    let pod = new_netns()?;
+    node.connect_veth(name, &pod, "eth0")?;
     for ((address, gateway), family) in addresses.iter().zip(GATEWAYS).zip(["-4", "-6"]) {
-        let length = if address.is_ipv4() { 32 } else { 128 };
-        add(&pod, &format!("{address}/{length}"), "eth0")?;
-        add(node, &format!("{gateway}/{}", if address.is_ipv4() { 32 } else { 64 }), name)?;
+        let (length, gateway_length) = if address.is_ipv4() { (32, 32) } else { (128, 64) };
+        add_address(&pod, &format!("{address}/{length}"), "eth0")?;
+        add_address(node, &format!("{gateway}/{gateway_length}"), name)?;
         node.ip(&[family, "route", "add", &format!("{address}/{length}"), "dev", name])?;
         pod.ip(&[family, "route", "add", gateway, "dev", "eth0"])?;
         pod.ip(&[family, "route", "add", "default", "via", gateway, "dev", "eth0"])?;
@@ -264,16 +266,16 @@ fn pod(node: &NetNs, name: &str, addresses: [IpAddr; 2]) -> Result<NetNs> {
     Ok(pod)
 }
 
-/// A server that says its name, and who asked: `NAME ADDRESS`. It stops when dropped.
+/// A TCP and UDP server that replies with its name and the source of the request: `NAME ADDRESS`. It stops when dropped.
 #[derive(Debug)]
-struct Witness {
+struct SourceEchoServer {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Witness {
+impl SourceEchoServer {
     fn start(name: &str, address: SocketAddr) -> Result<Self> {
-        const TICK: Duration = Duration::from_millis(20);
+        const POLL_INTERVAL: Duration = Duration::from_millis(20);
         let stop = Arc::new(AtomicBool::new(false));
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -282,7 +284,7 @@ impl Witness {
             move || {
                 while !stop.load(Ordering::Relaxed) {
                     match listener.accept() {
-                        // Who has gone meanwhile is told nothing.
+                        // The client may have closed its socket.
                         Ok((mut stream, from)) => drop(writeln!(stream, "{name} {}", from.ip())),
                         Err(_) => thread::sleep(Duration::from_millis(1)),
                     }
@@ -290,14 +292,14 @@ impl Witness {
             }
         };
         let socket = UdpSocket::bind(address)?;
-        socket.set_read_timeout(Some(TICK))?;
+        socket.set_read_timeout(Some(POLL_INTERVAL))?;
         let udp = {
             let (name, stop) = (name.to_owned(), Arc::clone(&stop));
             move || {
-                let mut question = [0; 256];
+                let mut request = [0; 256];
                 while !stop.load(Ordering::Relaxed) {
-                    if let Ok((_, from)) = socket.recv_from(&mut question) {
-                        // The same.
+                    if let Ok((_, from)) = socket.recv_from(&mut request) {
+                        // The client may have closed its socket.
                         let _ = socket.send_to(format!("{name} {}", from.ip()).as_bytes(), from);
                     }
                 }
@@ -307,11 +309,11 @@ impl Witness {
     }
 }
 
-impl Drop for Witness {
+impl Drop for SourceEchoServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // It panicked: its test sees that nobody answers.
+            // If it panicked, the test fails for lack of replies.
             let _ = thread.join();
         }
     }

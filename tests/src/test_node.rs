@@ -1,74 +1,73 @@
-//! All an end-to-end test needs at once: the test's process inside a sandbox and a network namespace of its own, where
-//! every endpoint's address is local and no Service's address leads anywhere.
-//! The one rule: what is not translated fails at once, so that nothing can pass by accident.
+//! What most end-to-end tests need: the test's process in a sandbox and in a network namespace of its own, where the
+//! endpoints' addresses are local and a Service's address has no route, and a proxy.
+//!
+//! Untranslated connects fail at once, so that no test passes by accident.
 
 use std::{
-    collections::BTreeMap,
     fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    path::{Path, PathBuf},
-    process::{Command, Output},
-    thread,
-    time::Duration,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    process::Command,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use aya::maps::{Array, Map, MapData};
 
-pub use build_tools::build::Build;
-
 use crate::{
-    NetNs, Sandbox,
-    agent::AgentCommand,
+    Agent, AgentCommand, Build, EchoServer, NetNs, Sandbox, TIMEOUT, agent,
+    fixtures::{TARGET_PORT, endpoint},
+    http,
+    kernel_objects::pins_below,
     manifest::{self, Service},
     netns::NetNsGuard,
     sandbox::CgroupGuard,
 };
 
-/// The node that tests serve.
+/// The name of the node.
 pub const NODE: &str = "n1";
 
-/// Where the agent's canary asks.
-pub const CANARY: [IpAddr; 2] = [
+/// The addresses that the agent's probe connects to.
+pub const PROBE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(127, 107, 112, 101)),
     IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0x6b, 0x7065)),
 ];
 
-/// The test's own place.
+/// A node under test. Dropping it stops the servers, kills the proxy, leaves the namespace and the cgroup, and removes
+/// the sandbox, in this order.
 #[derive(Debug)]
 pub struct TestNode {
-    _entered: NetNsGuard,
-    _inside: CgroupGuard,
+    servers: Vec<EchoServer>,
+    agent: Option<Agent>,
+    _netns_guard: NetNsGuard,
+    _cgroup_guard: CgroupGuard,
     netns: NetNs,
     sandbox: Sandbox,
 }
 
 impl TestNode {
-    /// Enters a new one, or says why the test that wants it is skipped.
+    /// Enters a new node, or reports why the current test is skipped.
     ///
     /// # Panics
     ///
-    /// If the machine has everything and it still fails.
+    /// If no requirement is missing and it fails nevertheless.
     #[must_use]
-    pub fn or_skip(name: &str) -> Option<Self> {
-        let sandbox = Sandbox::or_skip(name)?;
+    pub fn or_skip() -> Option<Self> {
+        let sandbox = Sandbox::or_skip()?;
         Some(Self::enter(sandbox).expect("the machine has everything a test needs"))
     }
 
-    /// Enters a new one around a sandbox.
+    /// Enters a new node in a sandbox.
     ///
     /// # Errors
     ///
     /// If the kernel refuses, or `ip` is missing.
     pub fn enter(sandbox: Sandbox) -> Result<Self> {
-        let netns = NetNs::new()?;
-        // Whoever is asked for at these addresses is us.
-        netns.ip(&["route", "add", "local", "10.244.0.0/16", "dev", "lo"])?;
+        let netns = NetNs::with_local_endpoints()?;
         netns.ip(&["-6", "route", "add", "local", "fd00:10:244::/64", "dev", "lo"])?;
         fs::create_dir(sandbox.files().join("manifests"))?;
-        let inside = sandbox.enter()?;
-        let entered = netns.enter()?;
-        Ok(Self { _entered: entered, _inside: inside, netns, sandbox })
+        let _cgroup_guard = sandbox.enter()?;
+        let _netns_guard = netns.enter()?;
+        Ok(Self { servers: Vec::new(), agent: None, _netns_guard, _cgroup_guard, netns, sandbox })
     }
 
     /// Its sandbox.
@@ -89,131 +88,311 @@ impl TestNode {
         self.sandbox.files().join("manifests")
     }
 
-    /// How to start the proxy here.
+    /// The folder of manifests as a value of `--source`.
+    #[must_use]
+    pub fn source(&self) -> String {
+        format!("file:{}", self.manifests().display())
+    }
+
+    /// Starts echo servers `web-N` at both addresses of the endpoints N.
+    ///
+    /// # Panics
+    ///
+    /// If one cannot be started.
+    pub fn serve(&mut self, endpoints: impl IntoIterator<Item = u8>) {
+        for n in endpoints {
+            for ip in endpoint(n) {
+                if ip.is_ipv6() {
+                    self.netns.add_address(ip).expect("the address is free");
+                }
+                let server = EchoServer::start(&format!("web-{n}"), SocketAddr::new(ip, TARGET_PORT));
+                self.servers.push(server.expect("the address is local"));
+            }
+        }
+    }
+
+    /// The servers started by [`Self::serve`].
+    #[must_use]
+    pub fn servers(&self) -> &[EchoServer] {
+        &self.servers
+    }
+
+    /// Writes the Services to one file, atomically.
+    ///
+    /// # Panics
+    ///
+    /// If the folder is not writable.
+    pub fn write(&self, services: &[Service]) {
+        let text: Vec<_> = services.iter().map(ToString::to_string).collect();
+        self.write_file("all.yaml", &text.join("---\n"));
+    }
+
+    /// Writes another file of manifests, atomically.
+    ///
+    /// # Panics
+    ///
+    /// If the folder is not writable.
+    pub fn write_file(&self, name: &str, text: &str) {
+        manifest::write_atomically(&self.manifests().join(name), text)
+            .expect("the folder of manifests is writable");
+    }
+
+    /// The command line of the proxy on this node.
     #[must_use]
     pub fn command(&self, build: Build) -> AgentCommand {
         AgentCommand::run(&build.binary(), &self.sandbox, &self.manifests(), NODE)
     }
 
-    /// Writes the Services, all of them in one moment.
+    /// Starts the proxy with more arguments and waits until a generation is active.
     ///
     /// # Panics
     ///
-    /// If the folder cannot be written to.
-    pub fn write(&self, services: &[Service]) {
-        let text: Vec<_> = services.iter().map(ToString::to_string).collect();
-        manifest::write_atomically(&self.manifests().join("all.yaml"), &text.join("---\n"))
-            .expect("manifests are written");
+    /// If it does not become active.
+    #[track_caller]
+    pub fn start(&mut self, arguments: &[&str]) {
+        self.start_with(&self.command(Build::Product).args(arguments));
     }
 
-    /// What `dump` prints of Services; whose the addresses of nodes are is left out.
+    /// As [`Self::start`] with another command line.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::start`].
+    #[track_caller]
+    pub fn start_with(&mut self, command: &AgentCommand) {
+        self.start_inactive(command);
+        self.agent_mut().wait_until_applied(TIMEOUT).expect("the proxy becomes active");
+    }
+
+    /// Starts the proxy and does not wait.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be started.
+    #[track_caller]
+    pub fn start_inactive(&mut self, command: &AgentCommand) {
+        // Another one still runs only if the test wants to see that.
+        self.agent = Some(command.start(&self.sandbox).expect("the binary starts"));
+    }
+
+    /// The running proxy.
+    ///
+    /// # Panics
+    ///
+    /// If none runs.
+    #[must_use]
+    #[track_caller]
+    pub fn agent(&self) -> &Agent {
+        self.agent.as_ref().expect("a proxy runs")
+    }
+
+    /// The running proxy.
+    ///
+    /// # Panics
+    ///
+    /// If none runs.
+    #[must_use]
+    #[track_caller]
+    pub fn agent_mut(&mut self) -> &mut Agent {
+        self.agent.as_mut().expect("a proxy runs")
+    }
+
+    /// Kills the proxy.
+    ///
+    /// # Panics
+    ///
+    /// If none runs.
+    #[track_caller]
+    pub fn kill(&mut self) {
+        self.agent.take().expect("a proxy runs").kill9().expect("it runs until it is killed");
+    }
+
+    /// Terminates the proxy, which must exit with 0.
+    ///
+    /// # Panics
+    ///
+    /// If it does not.
+    #[track_caller]
+    pub fn terminate(&mut self) {
+        let status = self.agent.take().expect("a proxy runs").terminate().expect("it ends");
+        assert!(status.success(), "the proxy ended with {status}");
+    }
+
+    /// The proxy's log.
+    ///
+    /// # Panics
+    ///
+    /// If none runs.
+    #[must_use]
+    #[track_caller]
+    pub fn log(&self) -> String {
+        self.agent().log()
+    }
+
+    /// Waits until a condition holds, while the proxy runs.
+    ///
+    /// # Panics
+    ///
+    /// If the proxy ends, or the condition does not hold within [`TIMEOUT`].
+    #[track_caller]
+    pub fn wait_until(&mut self, mut condition: impl FnMut(&Self) -> bool) {
+        let mut agent = self.agent.take().expect("a proxy runs");
+        let result = agent.wait_until(TIMEOUT, || condition(self));
+        self.agent = Some(agent);
+        result.unwrap_or_else(|error| panic!("{error:#}"));
+    }
+
+    /// Waits until the proxy's log contains every one of these texts.
+    ///
+    /// # Panics
+    ///
+    /// If it does not within [`TIMEOUT`].
+    #[track_caller]
+    pub fn wait_until_logged(&mut self, texts: &[&str]) {
+        let result = self.agent_mut().wait_for_log(TIMEOUT, |log| texts.iter().all(|it| log.contains(it)));
+        result.unwrap_or_else(|error| panic!("not all of {texts:?} were logged: {error:#}"));
+    }
+
+    /// Waits until the proxy reports that it is ready.
+    ///
+    /// # Panics
+    ///
+    /// If it does not within [`TIMEOUT`].
+    #[track_caller]
+    pub fn wait_until_ready(&mut self) {
+        self.wait_until(|_| http::is_ready());
+    }
+
+    /// Writes the Services and waits until exactly these are active.
+    ///
+    /// # Panics
+    ///
+    /// If they do not become active within [`TIMEOUT`].
+    #[track_caller]
+    pub fn apply(&mut self, services: &[Service]) {
+        self.write(services);
+        self.wait_until_active(services);
+    }
+
+    /// Waits until exactly these Services are active.
+    ///
+    /// # Panics
+    ///
+    /// If they do not become active within [`TIMEOUT`].
+    #[track_caller]
+    pub fn wait_until_active(&mut self, services: &[Service]) {
+        let expected = expected_dump(services);
+        self.wait_until(|node| node.dump(Build::Product).is_ok_and(|it| it == expected));
+    }
+
+    /// A subcommand of the binary that is given the pin folder.
+    #[must_use]
+    pub fn cli(&self, subcommand: &str) -> Command {
+        let mut command = Command::new(Build::Product.binary());
+        command.arg(subcommand).arg("--pin-dir").arg(self.sandbox.pins());
+        command
+    }
+
+    /// What `dump` prints about Services, without the node's addresses.
     ///
     /// # Errors
     ///
-    /// What it said if it failed.
+    /// Its standard error if it failed.
     pub fn dump(&self, build: Build) -> Result<Vec<String>> {
-        let Output { status, stdout, stderr } = Command::new(build.binary())
-            .args(["dump", "--pin-dir"])
-            .arg(self.sandbox.pins())
-            .output()
-            .context("dump")?;
-        if !status.success() {
-            bail!("dump failed: {}", String::from_utf8_lossy(&stderr));
+        let mut command = Command::new(build.binary());
+        let output = agent::run(command.arg("dump").arg("--pin-dir").arg(self.sandbox.pins()));
+        if output.code != Some(0) {
+            bail!("dump failed: {}", output.stderr);
         }
-        let lines = String::from_utf8(stdout)?;
-        Ok(lines.lines().filter(|it| !it.starts_with("node-address ")).map(ToOwned::to_owned).collect())
+        let lines = output.stdout.lines().filter(|it| !it.starts_with("node-address "));
+        Ok(lines.map(ToOwned::to_owned).collect())
     }
 
-    /// Where the program of a hook is pinned, of the newest layout of the maps.
+    /// The pin of the program of a hook, in the folder of the newest map layout.
     ///
     /// # Panics
     ///
-    /// If the folder of pins cannot be read.
+    /// If the pin folder cannot be read.
     #[must_use]
     pub fn program(&self, hook: &str) -> PathBuf {
-        let newest = fs::read_dir(self.sandbox.pins())
-            .expect("pins can be listed")
-            .flatten()
-            .filter_map(|it| it.file_name().to_str()?.strip_prefix('v')?.parse::<u32>().ok())
-            .max();
+        let newest = self.layouts().into_iter().filter_map(|it| it[1..].parse::<u32>().ok()).max();
         self.sandbox.pins().join(format!("v{}/programs/{hook}", newest.unwrap_or_default()))
     }
 
-    /// Whether every program is in effect, and will be without its agent: the last one is that of connect6, and is pinned
-    /// after its link. Until then somebody may be served, but a death takes what has no name yet with it.
+    /// The folders of map layouts, such as `v4`, sorted.
     ///
     /// # Panics
     ///
-    /// If the folder of pins cannot be read.
+    /// If the pin folder cannot be read.
+    #[must_use]
+    pub fn layouts(&self) -> Vec<String> {
+        let pins = fs::read_dir(self.sandbox.pins()).expect("pins can be listed").flatten();
+        let names = pins.map(|it| it.file_name().to_string_lossy().into_owned());
+        let mut layouts: Vec<_> = names.filter(|it| it.starts_with('v')).collect();
+        layouts.sort();
+        layouts
+    }
+
+    /// Whether every program is attached and pinned: that of connect6 is the last one, and is pinned after its link.
+    /// Before, connects may be translated already, but a crash detaches what is not pinned.
+    ///
+    /// # Panics
+    ///
+    /// If the pin folder cannot be read.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         self.program("connect6").exists()
     }
 
-    /// How many socket slots somebody has, but for the agent's canary, which has one for a moment.
+    /// How many socket slots are in use, except by the agent's probe, which uses one for a moment.
     ///
     /// # Panics
     ///
-    /// If there are none.
+    /// If the slots are not pinned.
     #[must_use]
     pub fn used_socket_slots(&self) -> usize {
         let slots = MapData::from_pin(self.sandbox.pins().join("sock_nat1/slots"));
         let slots = slots.and_then(Map::from_map_data).expect("slots are pinned");
-        // The claims are the first of eight words, and two are the address of the Service.
+        // The first of eight words is the owner; the third and fourth are the address of the Service.
         let slots: Array<MapData, [u64; 8]> = Array::try_from(slots).expect("slots have eight words");
-        let is_canary = |slot: &[u64; 8]| {
+        let is_probe = |slot: &[u64; 8]| {
             let mut ip = [0; 16];
             ip[..8].copy_from_slice(&slot[2].to_ne_bytes());
             ip[8..].copy_from_slice(&slot[3].to_ne_bytes());
-            CANARY.contains(&Ipv6Addr::from(ip).to_canonical())
+            PROBE.contains(&Ipv6Addr::from(ip).to_canonical())
         };
-        slots.iter().flatten().filter(|it| it[0] != 0 && !is_canary(it)).count()
+        slots.iter().flatten().filter(|it| it[0] != 0 && !is_probe(it)).count()
     }
 
-    /// Every pin, below the folder of pins.
-    ///
-    /// # Panics
-    ///
-    /// If the folder cannot be read.
+    /// Every pin, as its path below the pin folder, sorted.
     #[must_use]
     pub fn pins(&self) -> Vec<String> {
-        let mut pins = Vec::new();
-        walk(self.sandbox.pins(), &mut pins);
         let top = self.sandbox.pins().to_string_lossy();
+        let pins = pins_below(self.sandbox.pins());
         pins.iter().map(|it| it.to_string_lossy().trim_start_matches(&*top).to_owned()).collect()
     }
 }
 
-fn walk(folder: &Path, pins: &mut Vec<PathBuf>) {
-    let mut entries: Vec<_> =
-        fs::read_dir(folder).expect("pins can be listed").flatten().map(|it| it.path()).collect();
-    entries.sort_unstable();
-    for entry in entries {
-        if entry.is_dir() { walk(&entry, pins) } else { pins.push(entry) }
-    }
-}
-
-/// What `dump` prints when exactly these Services are in force.
+/// What `dump` prints when exactly these Services are active.
 #[must_use]
 pub fn expected_dump(services: &[Service]) -> Vec<String> {
     let mut lines = Vec::new();
     for service in services {
         let Service { cluster_ips, load_balancer_ips, external_ips, ports, .. } = service;
-        let at = |ip: &IpAddr, port| std::net::SocketAddr::new(*ip, port);
         let ips = cluster_ips.iter().chain(load_balancer_ips).chain(external_ips);
         let at_ips = ips.flat_map(|ip| ports.iter().map(move |it| (*ip, it.port, it)));
-        // A node port is one row for each family.
+        // A node port has one row per family.
         let at_nodes = cluster_ips.iter().flat_map(|ip| {
             let any: IpAddr =
                 if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
             ports.iter().filter_map(move |it| Some((any, it.node_port?, it)))
         });
         for (ip, number, port) in at_ips.chain(at_nodes) {
-            let frontend = format!("{}/{}", at(&ip, number), port.protocol);
+            let frontend = format!("{}/{}", SocketAddr::new(ip, number), port.protocol);
             let affinity = service.affinity.map(|it| format!(" affinity={it}s")).unwrap_or_default();
             let endpoints = service.endpoints.iter().filter(|it| it.ready).flat_map(|it| &it.addresses);
-            let backends: Vec<_> =
-                endpoints.filter(|it| it.is_ipv4() == ip.is_ipv4()).map(|it| at(it, port.target)).collect();
+            let endpoints = endpoints.filter(|it| it.is_ipv4() == ip.is_ipv4());
+            let backends: Vec<_> = endpoints.map(|it| SocketAddr::new(*it, port.target)).collect();
             lines.push(format!("frontend {frontend} backends={}{affinity}", backends.len()));
             for backend in backends {
                 lines.push(format!("backend {frontend} -> {backend}"));
@@ -225,68 +404,4 @@ pub fn expected_dump(services: &[Service]) -> Vec<String> {
     }
     lines.sort_unstable();
     lines
-}
-
-/// How many maps, programs and links the kernel holds that bear one of our names: what is counted to find a leak.
-///
-/// # Panics
-///
-/// If the kernel cannot be asked.
-#[must_use]
-pub fn kernel_objects() -> BTreeMap<&'static str, usize> {
-    let ours = |name: &str| {
-        let name = name.to_lowercase();
-        [
-            "frontends",
-            "node_ports",
-            "node_addrs",
-            "backends",
-            "members",
-            "active",
-            "grace",
-            "sk_nat",
-            "udp_sk_nat",
-            "slots",
-            "affinity",
-            "slot_overflows",
-            "udp_nat",
-            "excluded",
-        ]
-        .iter()
-        .any(|it| name.starts_with(it))
-    };
-    let hook = |name: &str| {
-        ["connect", "sendmsg", "recvmsg", "getpeername", "bind"]
-            .iter()
-            .any(|it| name.strip_prefix(it).is_some_and(|it| it == "4" || it == "6"))
-    };
-    let maps = aya::maps::loaded_maps()
-        .filter(|it| it.as_ref().is_ok_and(|it| it.name_as_str().is_some_and(ours)))
-        .count();
-    let programs = aya::programs::loaded_programs()
-        .filter(|it| it.as_ref().is_ok_and(|it| it.name_as_str().is_some_and(hook)))
-        .count();
-    let links = aya::programs::loaded_links().filter(Result::is_ok).count();
-    BTreeMap::from([("maps", maps), ("programs", programs), ("links", links)])
-}
-
-/// The same once the kernel has freed what was given up: it does so a while later, on its own, and one after the other.
-///
-/// # Panics
-///
-/// If the kernel cannot be asked.
-#[must_use]
-pub fn settled_kernel_objects() -> BTreeMap<&'static str, usize> {
-    let mut last = kernel_objects();
-    let mut equal = 0;
-    for _ in 0..100 {
-        thread::sleep(Duration::from_millis(100));
-        let now = kernel_objects();
-        equal = if now == last { equal + 1 } else { 0 };
-        last = now;
-        if equal == 5 {
-            break;
-        }
-    }
-    last
 }

@@ -44,7 +44,7 @@ fn dependencies(manifest: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_lower_room_never_imports_a_higher_one() {
+fn a_lower_crate_never_imports_a_higher_one() {
     let allowed: [(&str, &[&str]); 13] = [
         ("model", &[]),
         ("brain", &["model"]),
@@ -118,14 +118,14 @@ fn unsafe_lives_in_one_module() {
 }
 
 #[test]
-fn every_file_says_what_it_is_for() {
+fn every_file_has_a_module_doc() {
     for (file, text) in FOLDERS.into_iter().flat_map(sources) {
         assert!(text.starts_with("//! "), "{file} does not begin with `//!`");
     }
 }
 
 #[test]
-fn every_test_that_the_architecture_names_is_there() {
+fn every_test_named_in_the_architecture_exists() {
     let text = fs::read_to_string(workspace().join("ARCHITECTURE.md")).unwrap();
     let table = text.split("\n## ").find(|it| it.starts_with("Invariants")).unwrap();
     let rows: Vec<_> = table.lines().filter(|it| it.starts_with("| ") && !it.starts_with("| |")).collect();

@@ -1,10 +1,9 @@
-//! A state of a size that nobody should have is served totally, over the contract and in the kernel; what is wrong in it is
-//! named; and nothing of it stays.
+//! An excessively large state is served completely, over the contract and in the kernel; its errors are reported; and
+//! nothing of it is left behind.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    ffi::{OsStr, OsString},
     fmt::{self, Write as _},
     fs,
     io::{self, ErrorKind},
@@ -13,25 +12,25 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, TestNode,
-    agent::AgentCommand,
+    Agent, AgentCommand, Build, TestNode,
+    agent::APPLIED,
     manifest::{self, Service},
     repetitions,
     requirements::kernel_at_least,
     test_node::{NODE, expected_dump},
 };
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LARGE_STATE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// More entries than maps for a few Services have room for, and fewer than all need.
-const MUCH: u32 = 2_000;
+/// More entries than the maps of a few Services have room for, and fewer than all Services need.
+const MANY_ENTRIES: u32 = 2_000;
 
-/// How many Services there are, and how many endpoints one of them has; far fewer where everything is slow.
+/// The number of Services, and the number of endpoints of one of them; far fewer on a slow machine.
 fn sizes() -> (u32, u32) {
     (repetitions(50_000) as u32, repetitions(100_000) as u32)
 }
 
-/// The n-th Service. One in a hundred has an endpoint; so has the last but one of all, and the last has none.
+/// The n-th Service. Every hundredth has an endpoint, and so has the last but one; the last has none.
 fn service(n: u32) -> Service {
     let address = Ipv4Addr::from(0x0a40_0000 + n);
     let it = Service::new(&format!("s{n}"), &[address.into()]).port("", "UDP", 53, 5353);
@@ -42,7 +41,7 @@ fn service(n: u32) -> Service {
     }
 }
 
-/// The Service that has this many endpoints.
+/// The Service with this many endpoints.
 fn large(endpoints: u32) -> Service {
     let mut it = Service::new("large", &[[10, 96, 0, 1].into()]).port("", "UDP", 53, 5353);
     for n in 0..endpoints {
@@ -55,11 +54,11 @@ fn pod(n: u32) -> IpAddr {
     Ipv4Addr::from(0x0b00_0000 + n).into()
 }
 
-/// As the list that `kubectl get -o json` prints, which is read many times faster than YAML.
+/// A list as `kubectl get -o json` prints it, which is parsed many times faster than YAML.
 fn list<'a>(services: impl IntoIterator<Item = &'a Service>) -> String {
     let mut text = r#"{"apiVersion": "v1", "kind": "List", "items": ["#.to_owned();
     for it in services {
-        write_objects(&mut text, it).expect("a String takes whatever is written");
+        write_objects(&mut text, it).expect("a String accepts all text");
     }
     text.truncate(text.len() - 1);
     text + "]}"
@@ -97,9 +96,9 @@ fn write_objects(text: &mut String, service: &Service) -> fmt::Result {
     write!(text, "]}},")
 }
 
-/// What else somebody may write: ports that there are not, an endpoint of the wrong family, the same Service under two
-/// names, and one that names another's cluster IP an external IP of its own.
-const WRONG: &str = "
+/// Invalid manifests: ports out of range, an endpoint of the wrong family, one cluster IP of two Services, and an external
+/// IP that is another Service's cluster IP.
+const INVALID: &str = "
 apiVersion: v1
 kind: Service
 metadata: {name: no-port, namespace: default}
@@ -127,106 +126,95 @@ kind: Service
 metadata: {name: z-thief, namespace: default}
 spec: {clusterIP: 10.95.0.3, clusterIPs: [10.95.0.3], externalIPs: [10.64.0.1], ports: [{port: 53, protocol: UDP}]}
 ";
-/// Who is named for it.
-const NAMED: [&str; 4] = ["default/no-port", "fd00::1", "default/z-again", "default/z-thief"];
-/// How many Services that are, and what is served of them all the same: nobody is there.
+/// What is reported about them.
+const REPORTED: [&str; 4] = ["default/no-port", "fd00::1", "default/z-again", "default/z-thief"];
+/// How many Services these are, and their frontends that are served nevertheless, without endpoints.
 const REST: (usize, &[&str]) =
     (4, &["frontend 10.95.0.2:53/UDP backends=0", "frontend 10.95.0.3:53/UDP backends=0"]);
 const NOTHING: (usize, &[&str]) = (0, &[]);
 
-/// Where a connect to a Service leads: a socket that is connected to an address of this host bears it.
-fn led_to(service: &Service) -> io::Result<IpAddr> {
+/// The endpoint that a connect is redirected to: a socket connected to a local address has it as its source.
+fn redirected_to(service: &Service) -> io::Result<IpAddr> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.connect(SocketAddr::new(service.cluster_ips[0], 53))?;
     Ok(socket.local_addr()?.ip())
 }
 
-/// A brain and an agent.
-fn start(world: &TestNode) -> [Agent; 2] {
-    let sandbox = world.sandbox();
-    let (mut source, mut target) = (OsString::from("file:"), OsString::from("unix://"));
-    source.push(world.manifests());
-    target.push(sandbox.files().join("proxy.sock"));
-    let text = OsStr::new;
-    let begin = |arguments: &[&OsStr]| {
-        let arguments = [arguments, &[text("--node-name"), text(NODE)]].concat();
-        AgentCommand::new(&Build::Product.binary(), &arguments).start(sandbox).unwrap()
-    };
-    let (cgroup, pins) = (sandbox.cgroup().as_os_str(), sandbox.pins().as_os_str());
-    [
-        begin(&[text("brain"), text("--source"), &source, text("--listen"), &target]),
-        begin(&[text("agent"), text("--cgroup"), cgroup, text("--pin-dir"), pins, text("--target"), &target]),
-    ]
+/// Starts a brain and an agent.
+fn start(node: &TestNode) -> [Agent; 2] {
+    let (binary, sandbox) = (Build::Product.binary(), node.sandbox());
+    let brain = AgentCommand::brain(&binary, sandbox, &node.manifests(), NODE);
+    [brain, AgentCommand::agent(&binary, sandbox, NODE)].map(|it| it.start(sandbox).unwrap())
 }
 
-/// Waits until exactly these Services are in force, and what is served of what is wrong.
+/// Waits until exactly these Services are active, and the valid parts of the invalid ones.
 #[track_caller]
-fn comes_to(world: &TestNode, agent: &mut Agent, services: &[Service], (wrong, rest): (usize, &[&str])) {
-    // The log first: a dump of everything takes its time.
-    let (log, count) = (agent.log_path().to_owned(), services.len() + wrong);
-    let says = format!(" services={count} ");
-    let is_told = || {
-        let log = fs::read_to_string(&log).unwrap_or_default();
-        log.lines().rfind(|it| it.contains("state active")).is_some_and(|it| it.contains(&says))
-    };
-    agent.wait_until(LIMIT, is_told).unwrap();
-    let mut expect = expected_dump(services);
-    expect.extend(rest.iter().map(|&it| it.to_owned()));
-    expect.sort_unstable();
-    let found = world.dump(Build::Product).unwrap();
-    let missing: Vec<_> = expect.iter().filter(|it| found.binary_search(it).is_err()).take(5).collect();
-    let extra: Vec<_> = found.iter().filter(|it| expect.binary_search(it).is_err()).take(5).collect();
-    assert!(found == expect, "missing: {missing:#?}, should not be there: {extra:#?}");
+fn wait_until_active(
+    node: &TestNode,
+    agent: &mut Agent,
+    services: &[Service],
+    (invalid, rest): (usize, &[&str]),
+) {
+    // The log first: a dump of everything takes long.
+    let count = format!(" services={} ", services.len() + invalid);
+    let is_logged =
+        |log: &str| log.lines().rfind(|it| it.contains(APPLIED)).is_some_and(|it| it.contains(&count));
+    agent.wait_for_log(LARGE_STATE_TIMEOUT, is_logged).unwrap();
+    let mut expected = expected_dump(services);
+    expected.extend(rest.iter().map(|&it| it.to_owned()));
+    expected.sort_unstable();
+    let found = node.dump(Build::Product).unwrap();
+    let missing: Vec<_> = expected.iter().filter(|it| found.binary_search(it).is_err()).take(5).collect();
+    let extra: Vec<_> = found.iter().filter(|it| expected.binary_search(it).is_err()).take(5).collect();
+    assert!(found == expected, "missing: {missing:#?}, unexpected: {extra:#?}");
 }
 
-/// How many entries there is room for in the maps of Services. (One that is about to take another's place has the name of
-/// its own for a moment only.)
-fn room(world: &TestNode) -> u32 {
-    let inner = world.pins().into_iter().filter(|it| it.contains("/side") && !it.ends_with("_new"));
-    let maps = inner.map(|it| world.sandbox().pins().join(it.trim_start_matches('/')));
+/// The capacity of all maps of Services. (A map that will replace another has a temporary name.)
+fn capacity(node: &TestNode) -> u32 {
+    let inner = node.pins().into_iter().filter(|it| it.contains("/side") && !it.ends_with("_new"));
+    let maps = inner.map(|it| node.sandbox().pins().join(it.trim_start_matches('/')));
     maps.map(|it| aya::maps::MapData::from_pin(it).unwrap().info().unwrap().max_entries()).sum()
 }
 
 #[test]
-fn a_state_of_any_size_is_served_totally_and_leaves_nothing_behind() {
-    let Some(world) = TestNode::or_skip("at_scale") else { return };
+fn a_state_of_any_size_is_served_completely_and_leaves_nothing_behind() {
+    let Some(node) = TestNode::or_skip() else { return };
     let (services, endpoints) = sizes();
-    world.netns().ip(&["route", "add", "local", "11.0.0.0/8", "dev", "lo"]).unwrap();
+    node.netns().ip(&["route", "add", "local", "11.0.0.0/8", "dev", "lo"]).unwrap();
     let few = [service(0), service(1)];
-    let file = world.manifests().join("all.json");
-    manifest::write_atomically(&file, &list(&few)).unwrap();
-    let [brain, mut agent] = start(&world);
-    comes_to(&world, &mut agent, &few, NOTHING);
+    node.write_file("all.json", &list(&few));
+    let [brain, mut agent] = start(&node);
+    wait_until_active(&node, &mut agent, &few, NOTHING);
 
     let all: Vec<_> = (0..services).map(service).chain([large(endpoints)]).collect();
-    manifest::write_atomically(&file, &list(&all)).unwrap();
-    comes_to(&world, &mut agent, &all, NOTHING);
-    assert!(room(&world) > MUCH);
-    let [.., last_but_one, last, large] = &all[..] else { unreachable!("there are more") };
+    node.write_file("all.json", &list(&all));
+    wait_until_active(&node, &mut agent, &all, NOTHING);
+    assert!(capacity(&node) > MANY_ENTRIES);
+    let [.., last_but_one, last, large] = &all[..] else { unreachable!("there are at least three") };
     for service in [&all[0], last_but_one] {
-        assert_eq!(led_to(service).unwrap(), service.endpoints[0].addresses[0]);
+        assert_eq!(redirected_to(service).unwrap(), service.endpoints[0].addresses[0]);
     }
     // Before `bpf_set_retval`, connected UDP is refused at its second send.
     if kernel_at_least(5, 18) {
-        assert_eq!(led_to(last).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(redirected_to(last).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
     let is_of_large = |it: IpAddr| (pod(0)..=pod(endpoints - 1)).contains(&it);
-    assert!((0..100).all(|_| is_of_large(led_to(large).unwrap())));
+    assert!((0..100).all(|_| is_of_large(redirected_to(large).unwrap())));
 
-    // Something wrong takes nothing of it away, and is named.
-    manifest::write_atomically(&world.manifests().join("wrong.yaml"), WRONG).unwrap();
-    comes_to(&world, &mut agent, &all, REST);
+    // Invalid manifests change nothing of it, and are reported.
+    node.write_file("invalid.yaml", INVALID);
+    wait_until_active(&node, &mut agent, &all, REST);
     let log = brain.log();
-    assert!(NAMED.iter().all(|it| log.contains(it)), "{log}");
+    assert!(REPORTED.iter().all(|it| log.contains(it)), "{log}");
 
-    // And back.
-    fs::remove_file(world.manifests().join("wrong.yaml")).unwrap();
-    manifest::write_atomically(&file, &list(&few)).unwrap();
-    comes_to(&world, &mut agent, &few, NOTHING);
-    assert_eq!(led_to(&few[0]).unwrap(), few[0].endpoints[0].addresses[0]);
-    // Maps shrink at a start: one side before it is in force, the other after.
+    // Back to few.
+    fs::remove_file(node.manifests().join("invalid.yaml")).unwrap();
+    node.write_file("all.json", &list(&few));
+    wait_until_active(&node, &mut agent, &few, NOTHING);
+    assert_eq!(redirected_to(&few[0]).unwrap(), few[0].endpoints[0].addresses[0]);
+    // Maps shrink at a start: the spare side before it becomes active, the other side afterwards.
     drop((brain, agent));
-    let [_brain, mut agent] = start(&world);
-    comes_to(&world, &mut agent, &few, NOTHING);
-    agent.wait_until(LIMIT, || room(&world) < MUCH).unwrap();
+    let [_brain, mut agent] = start(&node);
+    wait_until_active(&node, &mut agent, &few, NOTHING);
+    agent.wait_until(LARGE_STATE_TIMEOUT, || capacity(&node) < MANY_ENTRIES).unwrap();
 }

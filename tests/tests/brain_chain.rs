@@ -1,15 +1,11 @@
-//! Brains that follow each other decide as the first one would.
+//! Brains that get the cluster state from one another decide as the first one does.
 
 use std::{
-    ffi::OsString,
     path::Path,
     process::{Child, Command, Stdio},
-    time::Duration,
 };
 
-use tests::{Build, eventually};
-
-const LIMIT: Duration = Duration::from_secs(20);
+use tests::{Build, TIMEOUT, eventually};
 
 const MANIFESTS: &str = "
 apiVersion: v1
@@ -31,20 +27,20 @@ items:
   - {addresses: [10.1.0.2], nodeName: n2, hints: {forZones: [{name: b}]}}
 ";
 
-/// A process that does not outlive its test.
+/// A process that is killed when dropped.
 struct Brain(Child);
 
 impl Drop for Brain {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Both fail if it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn command(arguments: &[OsString]) -> Command {
+fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(Build::Product.binary());
-    command.args(arguments).stdin(Stdio::null()).stderr(Stdio::null());
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     command
 }
 
@@ -52,16 +48,15 @@ fn brain(source: &str, socket: &Path) -> Brain {
     let listen = format!("unix://{}", socket.display());
     let arguments =
         ["brain", "--source", source, "--node-name", "n1", "--serve-any-node", "--listen", &listen];
-    Brain(command(&arguments.map(OsString::from)).stdout(Stdio::null()).spawn().expect("the binary starts"))
+    Brain(command(&arguments).stdout(Stdio::null()).spawn().expect("the binary starts"))
 }
 
-/// What `print --once` says of a node, but for the revision.
-fn printed(flag: &str, value: &str, node: &str) -> Option<String> {
+/// What `print --once` prints for a node, without the revision.
+fn print(flag: &str, value: &str, node: &str) -> Option<String> {
     let arguments = ["print", "--once", "--output", "json", flag, value, "--node-name", node];
-    // A brain that does not answer is waited for.
-    let mut child = command(&arguments.map(OsString::from)).stdout(Stdio::piped()).spawn().ok()?;
-    let ended = eventually(LIMIT, || child.try_wait().is_ok_and(|it| it.is_some()));
-    if !ended {
+    // `print` waits for a brain that does not respond.
+    let mut child = command(&arguments).spawn().ok()?;
+    if !eventually(TIMEOUT, || child.try_wait().is_ok_and(|it| it.is_some())) {
         let _ = child.kill();
     }
     let output = child.wait_with_output().ok()?;
@@ -70,11 +65,11 @@ fn printed(flag: &str, value: &str, node: &str) -> Option<String> {
 }
 
 #[test]
-fn brains_that_follow_each_other_decide_alike() {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+fn chained_brains_decide_alike() {
+    let folder = tempfile::tempdir().expect("a folder can be created");
     let manifest = folder.path().join("cluster.yaml");
     let write = |policy: &str| {
-        std::fs::write(&manifest, MANIFESTS.replace("POLICY", policy)).expect("it can be written");
+        std::fs::write(&manifest, MANIFESTS.replace("POLICY", policy)).expect("the folder is writable");
     };
     write("Cluster");
     let sockets = ["a", "b", "c"].map(|it| folder.path().join(it));
@@ -88,14 +83,14 @@ fn brains_that_follow_each_other_decide_alike() {
     for policy in ["Cluster", "Local"] {
         write(policy);
         for node in ["n1", "n2", "n3"] {
-            let expected = printed("--source", &file, node).expect("a state");
-            let is_so = |flag: &str, value: &str| printed(flag, value, node).as_ref() == Some(&expected);
-            assert!(eventually(LIMIT, || is_so("--target", &target(&sockets[2]))), "{node}, {policy}");
-            assert!(is_so("--source", &api(&sockets[2])), "{node}, {policy}");
+            let expected = print("--source", &file, node).expect("a state");
+            let is_equal = |flag: &str, value: &str| print(flag, value, node).as_ref() == Some(&expected);
+            assert!(eventually(TIMEOUT, || is_equal("--target", &target(&sockets[2]))), "{node}, {policy}");
+            assert!(is_equal("--source", &api(&sockets[2])), "{node}, {policy}");
         }
     }
-    // The first one is gone: the others keep its last word.
-    let expected = printed("--source", &file, "n2").expect("a state");
+    // Without the first one the others keep its last state.
+    let expected = print("--source", &file, "n2").expect("a state");
     drop(brains.remove(0));
-    assert_eq!(printed("--target", &target(&sockets[2]), "n2"), Some(expected));
+    assert_eq!(print("--target", &target(&sockets[2]), "n2"), Some(expected));
 }

@@ -1,4 +1,4 @@
-//! What a cluster applies fits Kubernetes, the binary, and the kernel.
+//! The manifests in `deploy/` are valid for Kubernetes, the binary, and the kernel.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -9,7 +9,6 @@ use std::{
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
 };
 
 use api_server::{ApiServer, Settings};
@@ -21,28 +20,20 @@ use k8s_openapi::api::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tests::{
-    Build,
+    Build, TIMEOUT,
+    agent::run,
     deploy::{self, Renderer},
-    sandbox::skip,
+    eventually,
 };
 
-/// Every kustomization that serves; the first is the base.
+/// Every kustomization with a proxy; the first is the base.
 const SERVING: [&str; 4] = [".", "overlays/kubeadm", "overlays/kind", "overlays/split"];
 const CLEANUP: &str = "cleanup";
-const LIMIT: Duration = Duration::from_secs(20);
 
-/// What each kustomization renders to; `None` where nothing can render, and the test is skipped.
-fn rendered(test: &str) -> Option<Vec<(&'static str, Vec<Value>)>> {
-    match Renderer::find() {
-        Ok(renderer) => {
-            let all = SERVING.into_iter().chain([CLEANUP]);
-            Some(all.map(|it| (it, renderer.render(it).unwrap())).collect())
-        }
-        Err(reason) => {
-            skip(test, &reason.to_string());
-            None
-        }
-    }
+/// The objects of each kustomization; `None` without a renderer: the test is skipped.
+fn rendered() -> Option<Vec<(&'static str, Vec<Value>)>> {
+    let renderer = Renderer::or_skip()?;
+    Some(SERVING.into_iter().chain([CLEANUP]).map(|it| (it, renderer.render(it).unwrap())).collect())
 }
 
 fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
@@ -52,12 +43,12 @@ fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
     one
 }
 
-/// A DaemonSet's pod.
+/// The pod of the DaemonSet.
 fn pod(objects: &[Value]) -> &Value {
     &one(objects, "DaemonSet")["spec"]["template"]["spec"]
 }
 
-/// Every container that runs our image, those that run first included.
+/// Every container that runs our image, init containers included.
 fn containers(pod: &Value) -> Vec<&Value> {
     let all = ["initContainers", "containers"].into_iter().filter_map(|it| pod[it].as_array()).flatten();
     all.filter(|it| it["image"].as_str().unwrap().contains(deploy::IMAGE)).collect()
@@ -74,19 +65,13 @@ fn images(renderer: &Renderer, folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_the_readme_applies_has_an_image_that_can_be_had() {
-    let renderer = match Renderer::find() {
-        Ok(renderer) => renderer,
-        Err(reason) => {
-            skip("what_the_readme_applies_has_an_image_that_can_be_had", &reason.to_string());
-            return;
-        }
-    };
+fn kustomizations_of_the_readme_have_a_pullable_image() {
+    let Some(renderer) = Renderer::or_skip() else { return };
     let text = fs::read_to_string(deploy::folder().join("README.md")).unwrap();
     let top = std::env::temp_dir().join(format!("kube-proxy-ebpf-readme-{}", std::process::id()));
     fs::create_dir_all(&top).unwrap();
     symlink(deploy::folder(), top.join("deploy")).unwrap();
-    // Each begins with the name of its file.
+    // Each example begins with the name of its file.
     for example in text.split("```yaml\n").skip(1) {
         let lines = example.lines().take_while(|it| it.trim() != "```");
         let example: Vec<_> = lines.map(|it| it.strip_prefix("   ").unwrap_or(it)).collect();
@@ -99,13 +84,11 @@ fn what_the_readme_applies_has_an_image_that_can_be_had() {
     assert_eq!(applied, BTreeSet::from(["deploy/overlays/kind", "mine", "mine-cleanup"]));
     for it in applied {
         for image in images(&renderer, &top.join(it)) {
-            assert!(
-                image.split_once('/').is_some_and(|(_, name)| name.starts_with("kube-proxy-ebpf:")),
-                "{it}: {image}"
-            );
+            let name = image.split_once('/').map(|(_, name)| name).unwrap_or_default();
+            assert!(name.starts_with("kube-proxy-ebpf:"), "{it}: {image}");
         }
     }
-    // The other resources that the first one names.
+    // The alternative resources that the first one names.
     let mine = top.join("mine/kustomization.yaml");
     let first = fs::read_to_string(&mine).unwrap();
     for other in ["../deploy/overlays/kubeadm", "../deploy/overlays/split"] {
@@ -118,7 +101,7 @@ fn what_the_readme_applies_has_an_image_that_can_be_had() {
     fs::remove_dir_all(top).unwrap();
 }
 
-/// What a type of Kubernetes does not keep of an object: what it does not know.
+/// The fields of an object that its Kubernetes type does not have, because deserializing drops them.
 fn unknown(object: &Value) -> Vec<String> {
     fn kept<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
         let read: T = serde_json::from_value(object.clone()).unwrap_or_else(|it| panic!("{it}: {object}"));
@@ -149,7 +132,7 @@ fn unknown(object: &Value) -> Vec<String> {
         "ServiceAccount" => kept::<ServiceAccount>(object),
         "ClusterRole" => kept::<ClusterRole>(object),
         "ClusterRoleBinding" => kept::<ClusterRoleBinding>(object),
-        other => panic!("a {other} is not expected"),
+        other => panic!("unexpected kind {other}"),
     };
     let mut unknown = Vec::new();
     walk(object, &kept, object["kind"].as_str().unwrap(), &mut unknown);
@@ -157,8 +140,8 @@ fn unknown(object: &Value) -> Vec<String> {
 }
 
 #[test]
-fn kubernetes_knows_every_field_of_the_manifests() {
-    let Some(rendered) = rendered("kubernetes_knows_every_field_of_the_manifests") else { return };
+fn every_field_of_the_manifests_exists_in_kubernetes() {
+    let Some(rendered) = rendered() else { return };
     for (folder, objects) in rendered {
         for object in &objects {
             assert_eq!(unknown(object), [""; 0], "{folder}");
@@ -173,7 +156,7 @@ fn kubernetes_knows_every_field_of_the_manifests() {
 }
 
 #[test]
-fn a_field_that_kubernetes_does_not_know_is_named() {
+fn an_unknown_field_is_reported() {
     let file = deploy::folder().join("base/daemonset.yaml");
     let text = fs::read_to_string(file).unwrap().replace("readOnlyRootFilesystem", "readOnlyRootFileSystem");
     let documents = deploy::documents(&text).unwrap();
@@ -184,8 +167,8 @@ fn a_field_that_kubernetes_does_not_know_is_named() {
 }
 
 #[test]
-fn the_pods_take_the_place_of_kube_proxy() {
-    let Some(rendered) = rendered("the_pods_take_the_place_of_kube_proxy") else { return };
+fn the_pods_are_placed_as_kube_proxys() {
+    let Some(rendered) = rendered() else { return };
     for (folder, objects) in &rendered {
         let pod = pod(objects);
         assert_eq!(pod["priorityClassName"], "system-node-critical", "{folder}");
@@ -199,10 +182,10 @@ fn the_pods_take_the_place_of_kube_proxy() {
     }
 }
 
-/// A DaemonSet that serves and one that cleans up must never meet on a node.
+/// The DaemonSet of the proxy and that of the cleanup must never run on the same node.
 #[test]
 fn a_node_is_served_or_cleaned_up_never_both() {
-    let Some(rendered) = rendered("a_node_is_served_or_cleaned_up_never_both") else { return };
+    let Some(rendered) = rendered() else { return };
     let served = serde_json::json!([{ "key": "kube-proxy-ebpf", "operator": "NotIn", "values": ["off"] }]);
     for (folder, objects) in &rendered {
         let pod = pod(objects);
@@ -211,15 +194,15 @@ fn a_node_is_served_or_cleaned_up_never_both() {
         } else {
             let affinity = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
             let terms = affinity["nodeSelectorTerms"].as_array().unwrap();
-            assert_eq!(terms.len(), 1, "{folder}: any one of several terms would do");
+            assert_eq!(terms.len(), 1, "{folder}: any one of several terms would match");
             assert_eq!(terms[0]["matchExpressions"], served, "{folder}");
         }
     }
 }
 
 #[test]
-fn the_pods_have_no_more_power_than_they_need() {
-    let Some(rendered) = rendered("the_pods_have_no_more_power_than_they_need") else { return };
+fn the_pods_have_no_more_privileges_than_needed() {
+    let Some(rendered) = rendered() else { return };
     for (folder, objects) in &rendered {
         let pod = pod(objects);
         for it in ["hostPID", "hostIPC", "shareProcessNamespace"] {
@@ -234,7 +217,7 @@ fn the_pods_have_no_more_power_than_they_need() {
             assert_eq!(strings(&security["capabilities"]["drop"]), ["ALL"], "{folder}");
             assert!(container["resources"]["requests"]["memory"].is_string(), "{folder}");
             assert!(container["resources"]["limits"]["cpu"].is_null(), "{folder}");
-            // What serves must outlive the pod: nothing takes it down when the pod ends.
+            // The programs must outlive the pod: nothing may remove them when it ends.
             assert!(container["lifecycle"].is_null(), "{folder}");
         }
         for volume in pod["volumes"].as_array().unwrap() {
@@ -252,33 +235,29 @@ fn the_pods_have_no_more_power_than_they_need() {
 }
 
 #[test]
-fn whoever_touches_the_kernel_has_the_capabilities_that_are_tested() {
-    let Some(rendered) = rendered("whoever_touches_the_kernel_has_the_capabilities_that_are_tested") else {
-        return;
-    };
+fn containers_have_the_tested_capabilities() {
+    let Some(rendered) = rendered() else { return };
     let tested = deploy::capabilities().unwrap();
     for (folder, objects) in &rendered {
         for container in containers(pod(objects)) {
             let has = deploy::capabilities_of(container).unwrap();
             match strings(&container["args"])[0] {
                 "run" | "agent" => assert_eq!(has, tested, "{folder}"),
-                "brain" => assert!(has.is_empty(), "{folder}: a brain knows no kernel"),
+                "brain" => assert!(has.is_empty(), "{folder}: a brain does not use the kernel"),
                 "cleanup" => assert!(tested.contains(has), "{folder}"),
-                other => panic!("{folder}: {other} is not expected"),
+                other => panic!("{folder}: unexpected subcommand {other}"),
             }
         }
     }
 }
 
 fn help(command: &str) -> String {
-    let output = Command::new(Build::Product.binary()).args([command, "--help"]).output().unwrap();
-    assert!(output.status.success(), "{command} --help: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    run(Command::new(Build::Product.binary()).args([command, "--help"])).success()
 }
 
 #[test]
-fn the_binary_knows_every_flag_and_variable_it_is_given() {
-    let Some(rendered) = rendered("the_binary_knows_every_flag_and_variable_it_is_given") else { return };
+fn the_binary_accepts_every_flag_and_variable_of_the_manifests() {
+    let Some(rendered) = rendered() else { return };
     for (folder, objects) in &rendered {
         for container in containers(pod(objects)) {
             let arguments = strings(&container["args"]);
@@ -295,7 +274,7 @@ fn the_binary_knows_every_flag_and_variable_it_is_given() {
                 let used = arguments.iter().any(|it| it.contains(&format!("$({variable})")));
                 assert!(used || words.contains(variable), "{folder}: `{}` has no {variable}", arguments[0]);
             }
-            // Kubernetes leaves what it does not know as it is.
+            // Kubernetes does not replace a reference to an undefined variable.
             for argument in arguments.iter().filter_map(|it| it.split_once("$(")) {
                 let name = argument.1.trim_end_matches(')');
                 assert!(variables.contains(&name), "{folder}: {name} is not defined");
@@ -304,10 +283,10 @@ fn the_binary_knows_every_flag_and_variable_it_is_given() {
     }
 }
 
-/// A configuration as kubeadm's, in a file, by somebody who wanted nobody but the node to ask.
-struct Kubeadms(PathBuf);
+/// A file with kubeadm's configuration, changed to serve health pages on loopback only; removed when dropped.
+struct KubeadmConfig(PathBuf);
 
-impl Kubeadms {
+impl KubeadmConfig {
     fn write() -> Self {
         let file = deploy::folder().join("../proxy-userspace/src/cli/kubeadm-config.yaml");
         let text = fs::read_to_string(file).unwrap();
@@ -319,16 +298,16 @@ impl Kubeadms {
     }
 }
 
-impl Drop for Kubeadms {
+impl Drop for KubeadmConfig {
     fn drop(&mut self) {
-        // It may be gone already.
+        // It fails if the file has been removed already.
         let _ = fs::remove_file(&self.0);
     }
 }
 
 #[test]
-fn who_looks_into_a_pod_sees_how_it_was_started() {
-    let Some(rendered) = rendered("who_looks_into_a_pod_sees_how_it_was_started") else { return };
+fn commands_run_by_kubectl_exec_find_the_configuration() {
+    let Some(rendered) = rendered() else { return };
     let (check, status) = (help("check"), help("status"));
     for (folder, objects) in &rendered {
         for container in containers(pod(objects)) {
@@ -336,7 +315,7 @@ fn who_looks_into_a_pod_sees_how_it_was_started() {
             if !matches!(arguments[0], "run" | "agent") {
                 continue;
             }
-            // What `kubectl exec` starts has the environment of the container, and not its arguments.
+            // A command of `kubectl exec` has the environment of the container, but not its arguments.
             for argument in &arguments[1..] {
                 let flag = format!("{} ", argument.split('=').next().unwrap());
                 assert!(!check.contains(&flag) && !status.contains(&flag), "{folder}: {argument}");
@@ -348,13 +327,13 @@ fn who_looks_into_a_pod_sees_how_it_was_started() {
     }
 }
 
-/// The settings that come out of a container's arguments and variables, as `--print-config` prints them.
+/// The settings that result from a container's arguments and variables, as `--print-config` prints them.
 fn settings(container: &Value) -> BTreeMap<String, String> {
-    // Where the pod has the files of its ConfigMap.
-    let kubeadms = Kubeadms::write();
+    // The files that the pod mounts from its ConfigMap.
+    let config = KubeadmConfig::write();
     let files = [
         ("/etc/kube-proxy-ebpf/", deploy::folder().join("base")),
-        ("/var/lib/kube-proxy/config.conf", kubeadms.0.clone()),
+        ("/var/lib/kube-proxy/config.conf", config.0.clone()),
     ];
     let [base, kubeadm] = files.map(|(from, to)| (from, to.display().to_string()));
     let here = |it: &str| {
@@ -364,16 +343,12 @@ fn settings(container: &Value) -> BTreeMap<String, String> {
             .replace("$(KUBE_API_SERVER)", "https://10.0.0.10:6443")
     };
     let variables = container["env"].as_array().into_iter().flatten();
-    let output = Command::new(Build::Product.binary())
+    let output = run(Command::new(Build::Product.binary())
         .args(strings(&container["args"]).into_iter().map(here))
         .arg("--print-config")
-        .envs(variables.filter_map(|it| Some((it["name"].as_str()?, here(it["value"].as_str()?)))))
-        .output()
-        .unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{container}: {said}");
-    assert!(!said.contains("unknown"), "{container}: {said}");
-    let lines = String::from_utf8(output.stdout).unwrap();
+        .envs(variables.filter_map(|it| Some((it["name"].as_str()?, here(it["value"].as_str()?))))));
+    assert!(!output.stderr.contains("unknown"), "{container}: {}", output.stderr);
+    let lines = output.success();
     let setting = |line: &str| {
         let mut words = line.split_whitespace();
         Some((words.next()?.to_owned(), words.next()?.to_owned()))
@@ -382,8 +357,8 @@ fn settings(container: &Value) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn the_probes_ask_where_the_proxy_answers() {
-    let Some(rendered) = rendered("the_probes_ask_where_the_proxy_answers") else { return };
+fn the_probes_use_the_addresses_of_the_health_pages() {
+    let Some(rendered) = rendered() else { return };
     for (folder, objects) in rendered.iter().filter(|(folder, _)| *folder != CLEANUP) {
         for container in containers(pod(objects)) {
             let settings = settings(container);
@@ -398,7 +373,7 @@ fn the_probes_ask_where_the_proxy_answers() {
             {
                 let get = &container[probe]["httpGet"];
                 assert_eq!(get["path"], path, "{folder}: {probe}");
-                // The kubelet asks the node's own address if no other is named.
+                // By default the kubelet probes the pod's address, which is the node's.
                 let host = get["host"].as_str().map(|it| it.parse::<IpAddr>().unwrap());
                 assert!(serves.ip().is_unspecified() || Some(serves.ip()) == host, "{folder}: {probe}");
                 let port = match &get["port"] {
@@ -417,11 +392,8 @@ fn the_probes_ask_where_the_proxy_answers() {
 }
 
 #[test]
-fn nothing_but_the_kubeadm_overlay_starts_without_an_api_servers_address() {
-    let Some(rendered) = rendered("nothing_but_the_kubeadm_overlay_starts_without_an_api_servers_address")
-    else {
-        return;
-    };
+fn only_the_kubeadm_overlay_starts_without_an_api_server_address() {
+    let Some(rendered) = rendered() else { return };
     for (folder, objects) in rendered.iter().filter(|(folder, _)| *folder != CLEANUP) {
         for container in containers(pod(objects)) {
             let arguments = strings(&container["args"]);
@@ -439,7 +411,7 @@ fn nothing_but_the_kubeadm_overlay_starts_without_an_api_servers_address() {
                 assert_eq!(volume.unwrap()["configMap"]["name"], "kube-proxy");
             } else {
                 let from = &address.unwrap()["valueFrom"]["configMapKeyRef"];
-                // Absent, the kubelet does not start the container and says what is missing.
+                // Without it the kubelet does not start the container and reports what is missing.
                 assert_eq!(
                     (&from["name"], &from["optional"]),
                     (&"kube-proxy-ebpf-api-server".into(), &Value::Null)
@@ -450,8 +422,8 @@ fn nothing_but_the_kubeadm_overlay_starts_without_an_api_servers_address() {
     }
 }
 
-/// What is asked of an API server, as RBAC says it: a verb, a group and a resource.
-fn asked(request: &str) -> (&'static str, String, String) {
+/// A request to an API server in the terms of RBAC: verb, group and resource.
+fn rbac_terms(request: &str) -> (&'static str, String, String) {
     let (path, query) = request.split_once('?').unwrap_or((request, ""));
     let verb =
         if query.split('&').any(|it| it == "watch=true" || it == "watch=1") { "watch" } else { "list" };
@@ -459,12 +431,12 @@ fn asked(request: &str) -> (&'static str, String, String) {
     match parts[..] {
         ["api", "v1", resource] => (verb, String::new(), resource.into()),
         ["apis", group, _, resource] => (verb, group.into(), resource.into()),
-        _ => panic!("{request} is neither a list nor a watch of all there is"),
+        _ => panic!("{request} is neither a list nor a watch of all objects"),
     }
 }
 
 #[test]
-fn the_role_allows_what_is_asked_of_an_api_server_and_no_more() {
+fn the_role_allows_exactly_the_requests_that_are_made() {
     let file = deploy::folder().join("base/rbac.yaml");
     let documents = deploy::documents(&fs::read_to_string(file).unwrap()).unwrap();
     let mut allowed = BTreeSet::new();
@@ -477,7 +449,7 @@ fn the_role_allows_what_is_asked_of_an_api_server_and_no_more() {
         }
     }
 
-    // One that streams what there is, and one that has to be asked for lists first.
+    // A server with streaming lists, and one without.
     let mut seen = BTreeSet::new();
     for has_watch_list in [true, false] {
         let server = ApiServer::start(Settings { has_watch_list, ..Settings::default() }).unwrap();
@@ -493,21 +465,20 @@ fn the_role_allows_what_is_asked_of_an_api_server_and_no_more() {
             .spawn()
             .unwrap();
         let mut now = BTreeSet::new();
-        let all = tests::eventually(LIMIT, || {
+        let all = eventually(TIMEOUT, || {
             let requests = server.requests();
-            now.extend(
-                requests.iter().map(|it| asked(it)).map(|(verb, group, of)| (verb.to_owned(), group, of)),
-            );
+            let terms = requests.iter().map(|it| rbac_terms(it));
+            now.extend(terms.map(|(verb, group, resource)| (verb.to_owned(), group, resource)));
             let verb = if has_watch_list { "watch" } else { "list" };
             allowed.iter().filter(|it| it.0 == verb).all(|it| now.contains(it))
         });
         brain.kill().unwrap();
         brain.wait().unwrap();
         fs::remove_dir_all(folder).unwrap();
-        assert!(all, "only {now:?} was asked");
+        assert!(all, "the requests: {now:?}");
         seen.extend(now);
     }
-    // What `run` posts besides: `a_health_check_port_in_use_is_an_event_beside_its_service`.
+    // `run` also posts events: `a_health_check_port_in_use_is_an_event_of_its_service`.
     seen.insert(("create".to_owned(), "events.k8s.io".to_owned(), "events".to_owned()));
     assert_eq!(seen, allowed);
 }

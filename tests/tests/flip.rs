@@ -1,4 +1,4 @@
-//! Invariant 3: an update takes effect for all ports, Services and families at one moment.
+//! An update takes effect for all ports, Services and families atomically.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -8,28 +8,27 @@ use std::{
     os::fd::AsRawFd as _,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
 };
 
 use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg, setsockopt, sockopt,
 };
 use tests::{
-    Build, TestNode, eventually,
+    Build, TIMEOUT, TestNode,
+    client::{REQUEST_TIMEOUT, udp_socket},
+    eventually,
     manifest::{self, Service},
     repetitions, scaled,
     test_node::NODE,
 };
 
-/// How many states follow each other.
+/// The number of consecutive states.
 const STATES: usize = 2000;
-/// How long an answer may take.
-const LIMIT: Duration = Duration::from_secs(2);
-/// How many backends a state has at most; none of them is in another state.
-const BACKENDS: u16 = 4;
+/// The maximum number of backends of a state; no two states have a backend in common.
+const MAX_BACKENDS: u16 = 4;
 
 const A4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 const B4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 2);
@@ -38,15 +37,15 @@ const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const A6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 1);
 
 fn backend4(state: u16, n: u16) -> IpAddr {
-    let [high, low] = (state * BACKENDS + n).to_be_bytes();
+    let [high, low] = (state * MAX_BACKENDS + n).to_be_bytes();
     Ipv4Addr::new(10, 244, high, low).into()
 }
 
 fn backend6(state: u16, n: u16) -> IpAddr {
-    Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, state * BACKENDS + n).into()
+    Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, state * MAX_BACKENDS + n).into()
 }
 
-/// The state that an address is a backend of.
+/// The state to which a backend belongs.
 fn state_of(backend: IpAddr) -> u16 {
     let n = match backend {
         IpAddr::V4(it) => u16::from_be_bytes([it.octets()[2], it.octets()[3]]),
@@ -54,19 +53,19 @@ fn state_of(backend: IpAddr) -> u16 {
             .to_ipv4_mapped()
             .map_or(it.segments()[7], |it| u16::from_be_bytes([it.octets()[2], it.octets()[3]])),
     };
-    n / BACKENDS
+    n / MAX_BACKENDS
 }
 
-/// Where else a state's first Service is reached over UDP, and no state before or after it: an external IP in a network of
-/// its own, and a node port.
-fn doors(state: u16) -> [SocketAddr; 2] {
+/// Other frontends of a state's first Service over UDP, which the states before and after it do not have: an external IP
+/// in a network of its own, and a node port.
+fn other_frontends(state: u16) -> [SocketAddr; 2] {
     let odd = state % 2;
     [(Ipv4Addr::new(198, 18 + odd as u8, 0, 1), 80).into(), (OWN, 30_080 + odd).into()]
 }
 
-/// Two Services that change together; the number of their backends changes with every state.
+/// Two Services that change together; the number of their backends differs from state to state.
 fn services(state: u16) -> Vec<Service> {
-    let [external, node_port] = doors(state);
+    let [external, node_port] = other_frontends(state);
     let mut a = Service::new("a", &[A4.into(), A6.into()])
         .external_ips(&[external.ip()])
         .port("one", "TCP", 80, 8080)
@@ -75,72 +74,74 @@ fn services(state: u16) -> Vec<Service> {
         .node_port(node_port.port())
         .port("two-udp", "UDP", 81, 8080);
     let mut b = Service::new("b", &[B4.into()]).port("udp", "UDP", 80, 8080).port("tcp", "TCP", 80, 8080);
-    for n in 0..if state.is_multiple_of(2) { BACKENDS } else { 1 } {
+    for n in 0..if state.is_multiple_of(2) { MAX_BACKENDS } else { 1 } {
         a = a.endpoint(&format!("a-{state}-{n}"), &[backend4(state, n), backend6(state, n)]);
         b = b.endpoint(&format!("b-{state}-{n}"), &[backend4(state, n)]);
     }
     vec![a, b]
 }
 
-/// Which backend a connect to `service` was led to: the source address of a socket that is connected to an address of
-/// this host is that address.
+/// The backend to which a connect to `service` is redirected: a socket connected to a local address has that address as its
+/// source.
 fn connect_udp(service: SocketAddr) -> std::io::Result<IpAddr> {
     loop {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         socket.connect(service)?;
         let source = socket.local_addr()?.ip();
-        // One that was ended, for its endpoint has gone meanwhile, has none any more.
+        // A socket that was terminated, because its endpoint has been removed meanwhile, has none.
         if !source.is_unspecified() {
             return Ok(source);
         }
     }
 }
 
-/// Which backend `service` led to, if every door of that state leads to the same state meanwhile.
-fn connect_by_doors(service: SocketAddr) -> std::io::Result<IpAddr> {
+/// The same, if every other frontend of the backend's state is redirected to the same state while that is active.
+fn connect_other_frontends(service: SocketAddr) -> std::io::Result<IpAddr> {
     let backend = connect_udp(service)?;
     let state = state_of(backend);
-    for door in doors(state) {
-        let led = connect_udp(door).map(state_of);
-        let is_still_in_force = state_of(connect_udp(service)?) == state;
-        if is_still_in_force && !led.as_ref().is_ok_and(|it| *it == state) {
-            return Err(std::io::Error::other(format!("{door} led to {led:?} in state {state}")));
+    for frontend in other_frontends(state) {
+        let found = connect_udp(frontend).map(state_of);
+        let is_still_active = state_of(connect_udp(service)?) == state;
+        if is_still_active && !found.as_ref().is_ok_and(|it| *it == state) {
+            return Err(std::io::Error::other(format!(
+                "{frontend} is redirected to {found:?} in state {state}"
+            )));
         }
     }
     Ok(backend)
 }
 
-/// The same over TCP: whoever accepted says at which address.
+/// The same over TCP: the server sends the address at which it accepted.
 fn connect_tcp(service: SocketAddr) -> std::io::Result<IpAddr> {
     let failed = |what: &str, error: std::io::Error| std::io::Error::other(format!("{what}: {error}"));
-    let mut stream =
-        TcpStream::connect_timeout(&service, scaled(LIMIT)).map_err(|error| failed("connecting", error))?;
+    let mut stream = TcpStream::connect_timeout(&service, scaled(REQUEST_TIMEOUT))
+        .map_err(|error| failed("connecting", error))?;
     let mut address = [0; 16];
     stream.read_exact(&mut address).map_err(|error| failed("reading", error))?;
     Ok(Ipv6Addr::from(address).to_canonical())
 }
 
-/// The same over a socket that is not connected and lives through all states, so that it has to leave its backend with
-/// each: whoever is asked says at which address.
+/// The same over one unconnected socket, whose backend changes with each state: the server replies with the address at
+/// which it received the request.
 fn exchange(socket: &UdpSocket, service: SocketAddr) -> std::io::Result<IpAddr> {
     socket.send_to(b"where?", service)?;
     let mut address = [0; 4];
     let (_, from) = socket.recv_from(&mut address)?;
     if from != service {
-        return Err(std::io::Error::other(format!("the answer came from {from}")));
+        return Err(std::io::Error::other(format!("the reply came from {from}")));
     }
     Ok(Ipv4Addr::from(address).into())
 }
 
-/// Answers datagrams with the address they were sent to, and from there.
+/// Replies to datagrams with, and from, the address they were sent to.
 fn serve_datagrams() {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 8080)).unwrap();
     setsockopt(&socket, sockopt::Ipv4PacketInfo, &true).unwrap();
     thread::spawn(move || {
-        let mut question = [0; 16];
+        let mut request = [0; 16];
         let mut space = nix::cmsg_space!(nix::libc::in_pktinfo);
         loop {
-            let mut buffers = [IoSliceMut::new(&mut question)];
+            let mut buffers = [IoSliceMut::new(&mut request)];
             let received =
                 recvmsg::<SockaddrIn>(socket.as_raw_fd(), &mut buffers, Some(&mut space), MsgFlags::empty())
                     .unwrap();
@@ -149,11 +150,11 @@ fn serve_datagrams() {
                 _ => None,
             });
             let (to, from) = (to.unwrap(), received.address.unwrap());
-            let answer = to.s_addr.to_ne_bytes();
+            let reply = to.s_addr.to_ne_bytes();
             let source = nix::libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: to, ipi_addr: to };
             sendmsg(
                 socket.as_raw_fd(),
-                &[IoSlice::new(&answer)],
+                &[IoSlice::new(&reply)],
                 &[ControlMessage::Ipv4PacketInfo(&source)],
                 MsgFlags::empty(),
                 Some(&from),
@@ -167,20 +168,20 @@ fn serve() {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 8080)).unwrap();
     thread::spawn(move || {
         for stream in listener.incoming() {
-            let answer = stream.and_then(|mut it| {
+            let result = stream.and_then(|mut it| {
                 let IpAddr::V6(address) = it.local_addr()?.ip() else { unreachable!("a v6 listener") };
                 it.write_all(&address.octets())?;
-                // Let the client close first. The kernel keeps what was closed here for a minute, and where it has no
-                // room for so many, it answers a late acknowledgement with a reset.
+                // Let the client close first: a connection closed by this side stays in TIME_WAIT, and where the kernel has no
+                // room for so many, it replies to a late acknowledgement with a reset.
                 it.read(&mut [0])
             });
-            // The client may be gone.
-            let _ = answer;
+            // The client may have closed the connection.
+            let _ = result;
         }
     });
 }
 
-/// Connects to `services` in turn, and counts; a connect may be led to the state before or after a flip, but never back.
+/// Connects to `services` in turn and counts. A connect may see the state before or after a flip, but never an earlier one.
 struct Reader {
     thread: thread::JoinHandle<(usize, usize)>,
 }
@@ -207,7 +208,7 @@ impl Reader {
                         Ok(state) => failures
                             .lock()
                             .unwrap()
-                            .push(format!("{service} led back to state {state} after {newest} was seen")),
+                            .push(format!("{service} is redirected to state {state} after {newest}")),
                         Err(error) => {
                             failures.lock().unwrap().push(format!("{service} in state {newest}: {error}"));
                         }
@@ -222,54 +223,47 @@ impl Reader {
 
 #[test]
 fn flip_is_atomic_under_load() {
-    let Some(world) = TestNode::or_skip("flip_is_atomic_under_load") else { return };
+    let Some(mut node) = TestNode::or_skip() else { return };
     serve();
     serve_datagrams();
-    world.netns().add_address(OWN.into()).unwrap();
-    manifest::write_atomically(
-        &world.manifests().join("node.yaml"),
-        &manifest::node_with_addresses(NODE, &[OWN.into()]),
-    )
-    .unwrap();
-    world.write(&services(1));
-    let mut agent = world.command(Build::Failpoints).start(world.sandbox()).unwrap();
+    node.netns().add_address(OWN.into()).unwrap();
+    node.write_file("node.yaml", &manifest::node_with_addresses(NODE, &[OWN.into()]));
+    node.write(&services(1));
+    node.start_with(&node.command(Build::Failpoints));
     let a = SocketAddr::from((A4, 80));
-    // The last program to come is one of IPv6.
-    agent.wait_until(Duration::from_secs(10), || world.is_attached() && connect_udp(a).is_ok()).unwrap();
 
     let stop = Arc::new(AtomicBool::new(false));
     let failures = Arc::default();
     let udp = vec![(A4, 80).into(), (A4, 81).into(), (B4, 80).into()];
     let tcp = vec![(A6, 80).into(), (B4, 80).into(), (A4, 81).into(), (A6, 81).into()];
-    let asker = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
-    asker.set_read_timeout(Some(scaled(LIMIT))).unwrap();
+    let socket = udp_socket(a).unwrap();
     let readers = [
-        Reader::start(&stop, &failures, udp.clone(), move |service| exchange(&asker, service)),
+        Reader::start(&stop, &failures, udp.clone(), move |service| exchange(&socket, service)),
         Reader::start(&stop, &failures, udp.clone(), connect_udp),
         Reader::start(&stop, &failures, udp.into_iter().rev().collect(), connect_udp),
         Reader::start(&stop, &failures, tcp, connect_tcp),
-        Reader::start(&stop, &failures, vec![a], connect_by_doors),
+        Reader::start(&stop, &failures, vec![a], connect_other_frontends),
     ];
-    let in_force = AtomicUsize::new(0);
+    let mut active = 0;
     let states = repetitions(STATES);
     for state in 2..=states as u16 {
-        world.write(&services(state));
-        let seen = eventually(Duration::from_secs(10), || {
+        node.write(&services(state));
+        let seen = eventually(TIMEOUT, || {
             connect_udp(a).is_ok_and(|it| state_of(it) == state) || !failures.lock().unwrap().is_empty()
         });
-        assert!(seen, "state {state} never came into force; the agent said:\n{}", agent.log());
+        assert!(seen, "state {state} did not become active; the agent's log:\n{}", node.log());
         if !failures.lock().unwrap().is_empty() {
             break;
         }
-        in_force.fetch_add(1, Ordering::Relaxed);
+        active += 1;
     }
     stop.store(true, Ordering::Relaxed);
     let counts = readers.map(|it| it.thread.join().unwrap());
-    eprintln!("{} states; connects and states seen, by reader: {counts:?}", in_force.into_inner());
+    eprintln!("{active} states; connects and states seen, by reader: {counts:?}");
     let failures = failures.lock().unwrap();
     assert!(
         failures.is_empty(),
-        "{} connects went wrong:\n{}",
+        "{} connects failed:\n{}",
         failures.len(),
         failures[..failures.len().min(10)].join("\n")
     );

@@ -1,10 +1,14 @@
-//! The sandbox keeps its own promises.
+//! The harness itself.
 
 use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
+use aya::maps::{Array, MapData};
 use tests::{
-    ConnectLoad, EchoConnection, EchoServer, NetNs, Sandbox, Transport, connect_error, eventually,
-    load::LoadReport, request, sandbox::remove_stale,
+    ConnectLoad, EchoConnection, EchoServer, NetNs, ObjectTracker, Sandbox, Transport, connect_error,
+    eventually,
+    load::LoadReport,
+    request, requirements,
+    sandbox::{current_test, remove_stale},
 };
 
 fn own_cgroup() -> String {
@@ -13,8 +17,13 @@ fn own_cgroup() -> String {
 }
 
 #[test]
+fn a_test_knows_its_name() {
+    assert_eq!(current_test(), "a_test_knows_its_name");
+}
+
+#[test]
 fn a_sandbox_leaves_no_trace() {
-    let Some(sandbox) = Sandbox::or_skip("a_sandbox_leaves_no_trace") else { return };
+    let Some(sandbox) = Sandbox::or_skip() else { return };
     let home = own_cgroup();
     let folders: Vec<PathBuf> = [sandbox.cgroup(), sandbox.pins(), sandbox.files()].map(Into::into).into();
     let inside = sandbox.enter().unwrap();
@@ -26,28 +35,49 @@ fn a_sandbox_leaves_no_trace() {
     drop(sandbox);
     assert!(child.wait().unwrap().code().is_none(), "the child is killed with its sandbox");
     for folder in folders {
-        assert!(!folder.exists(), "{} stays", folder.display());
+        assert!(!folder.exists(), "{} is left", folder.display());
     }
 }
 
 #[test]
-fn the_sandbox_of_the_dead_is_swept() {
-    let Some(sandbox) = Sandbox::or_skip("the_sandbox_of_the_dead_is_swept") else { return };
-    let machine = tests::requirements().unwrap();
-    // No process has this id: it is above what the kernel gives out.
-    let dead = machine.cgroup2.join("kpe-sandbox-gone-4194305");
-    std::fs::create_dir(&dead).unwrap();
-    assert_eq!(remove_stale(&machine, false), ["kpe-sandbox-gone-4194305"]);
-    assert!(!dead.exists());
+fn the_sandbox_of_an_ended_process_is_removed() {
+    let Some(sandbox) = Sandbox::or_skip() else { return };
+    let host = requirements().unwrap();
+    // No process has this id: it is above the kernel's limit.
+    let stale = host.cgroup2.join("kpe-sandbox-gone-4194305");
+    std::fs::create_dir(&stale).unwrap();
+    assert_eq!(remove_stale(&host, false), ["kpe-sandbox-gone-4194305"]);
+    assert!(!stale.exists());
     assert!(sandbox.cgroup().exists());
 }
 
 #[test]
+fn kernel_objects_of_a_sandbox_are_counted_and_leaks_are_found() {
+    let Some(sandbox) = Sandbox::or_skip() else { return };
+    let mut objects = ObjectTracker::new(&sandbox);
+    let before = objects.observe().counts();
+    let pin = sandbox.pins().join("map");
+    let elsewhere = sandbox.pins().with_file_name(format!("{}-leak", sandbox.name()));
+    let map = Array::<_, u32>::create(1, 0).unwrap();
+    assert_eq!(objects.observe().counts().maps, before.maps + 1, "held open by this process");
+    map.pin(&pin).unwrap();
+    assert_eq!(objects.observe().counts().maps, before.maps + 1, "pinned");
+    assert!(objects.leaked().is_empty());
+    // A pin outside the sandbox stands for any reference that is not the sandbox's.
+    MapData::from_pin(&pin).unwrap().pin(&elsewhere).unwrap();
+    std::fs::remove_file(&pin).unwrap();
+    assert_eq!(objects.observe().counts(), before);
+    assert_eq!(objects.leaked().maps.len(), 1);
+    std::fs::remove_file(elsewhere).unwrap();
+    assert!(eventually(Duration::from_secs(5), || objects.leaked().is_empty()));
+}
+
+#[test]
 fn a_namespace_has_only_its_own_addresses() {
-    let Some(_sandbox) = Sandbox::or_skip("a_namespace_has_only_its_own_addresses") else { return };
+    let Some(_sandbox) = Sandbox::or_skip() else { return };
     let namespace = NetNs::new().unwrap();
     let _inside = namespace.enter().unwrap();
-    // Addresses are not used again: the kernel forgets the routes of one that is removed some time later.
+    // Each address is used once: the kernel removes the routes of a removed address asynchronously.
     for (ip, transport) in [
         ("10.244.0.1", Transport::Tcp),
         ("10.244.0.2", Transport::Udp),
@@ -57,38 +87,38 @@ fn a_namespace_has_only_its_own_addresses() {
         ("fd00:10:244::3", Transport::UdpUnconnected),
     ] {
         let address = SocketAddr::new(ip.parse().unwrap(), 8080);
-        assert!(request(transport, address).is_err(), "{address} answers before it is there");
+        assert!(request(transport, address).is_err(), "{address} replies before it was added");
         namespace.add_address(address.ip()).unwrap();
         let server = EchoServer::start("web-1", address).unwrap();
-        // There was a route a moment ago; but on a busy machine the kernel may still be taking away the one before.
-        let mut answer = None;
-        let is_answered = eventually(Duration::from_secs(5), || {
-            answer = Some(request(transport, address));
-            answer.as_ref().is_some_and(Result::is_ok)
+        // On a busy machine the kernel may still be removing the route of the previous address.
+        let mut reply = None;
+        let has_reply = eventually(Duration::from_secs(5), || {
+            reply = Some(request(transport, address));
+            reply.as_ref().is_some_and(Result::is_ok)
         });
-        assert!(is_answered, "{address}: {answer:?}");
-        assert_eq!(answer.unwrap().unwrap(), "web-1");
+        assert!(has_reply, "{address}: {reply:?}");
+        assert_eq!(reply.unwrap().unwrap(), "web-1");
         drop(server);
         namespace.remove_address(address.ip()).unwrap();
     }
-    // A service address has no route: an untranslated connect fails at once.
-    let (error, took) = connect_error("10.96.0.1:80".parse().unwrap()).unwrap();
-    assert!(took < Duration::from_millis(500), "{error} took {took:?}");
+    // A Service's address has no route: an untranslated connect fails at once.
+    let (error, duration) = connect_error("10.96.0.1:80".parse().unwrap()).unwrap();
+    assert!(duration < Duration::from_millis(500), "{error} after {duration:?}");
 }
 
 #[test]
-fn a_probe_outlives_other_connections() {
+fn a_connection_outlives_a_load() {
     let server = EchoServer::start("echo", "127.0.0.1:0".parse().unwrap()).unwrap();
-    let mut probe = EchoConnection::connect(server.address()).unwrap();
+    let mut connection = EchoConnection::connect(server.address()).unwrap();
     let load = ConnectLoad::start(Transport::Tcp, server.address(), 4, Duration::ZERO);
     assert!(eventually(Duration::from_secs(5), || load.count() > 1000));
-    probe.ping().unwrap();
+    connection.ping().unwrap();
     let samples = load.stop();
-    probe.ping().unwrap();
+    connection.ping().unwrap();
 
     let report = LoadReport::of(&samples);
-    assert_eq!((report.failed, report.by["echo"]), (0, report.connects), "{:?}", report.errors);
+    assert_eq!((report.failed, report.by_server["echo"]), (0, report.connects), "{:?}", report.errors);
     assert!(report.p50 <= report.p99 && report.p99 <= report.max);
     drop(server);
-    assert!(probe.ping().is_err());
+    assert!(connection.ping().is_err());
 }

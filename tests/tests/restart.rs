@@ -1,207 +1,192 @@
-//! Invariant 7: the agent can die at any moment; the kernel goes on serving a whole generation, and the next start takes
-//! it over.
+//! The agent can be killed at any moment: the kernel keeps serving one complete generation, and the next start takes over.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    os::unix::process::ExitStatusExt as _,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tests::{
-    Agent, Build, ConnectLoad, EchoConnection, EchoServer, TestNode, Transport, eventually,
+    Agent, Build, ConnectLoad, EchoConnection, ObjectTracker, TIMEOUT, TestNode, Transport,
+    agent::APPLIED,
+    client::udp_socket,
+    eventually,
+    fixtures::{WEB, WEB4, web, web4},
     load::LoadReport,
     manifest::Service,
     repetitions, scaled,
-    test_node::{expected_dump, kernel_objects, settled_kernel_objects},
+    test_node::expected_dump,
 };
 
-const LIMIT: Duration = Duration::from_secs(20);
-const WEB4: &str = "10.96.0.10";
-const WEB6: &str = "fd00:10:96::10";
 /// A Service whose endpoint stays.
-const STEADY4: &str = "10.96.0.11";
-const STEADY6: &str = "fd00:10:96::11";
+const STEADY: [&str; 2] = ["10.96.0.11", "fd00:10:96::11"];
 
-fn ip(text: &str) -> IpAddr {
-    text.parse().unwrap()
+fn steady() -> [IpAddr; 2] {
+    STEADY.map(|it| it.parse().unwrap())
 }
 
-fn endpoint(n: usize) -> [IpAddr; 2] {
-    [ip(&format!("10.244.1.{n}")), ip(&format!("fd00:10:244::1:{n}"))]
-}
-
-/// The Service under load, with a set of endpoints that differs from round to round, and some others beside it.
+/// `web`, with other endpoints in each round, `steady`, and a number of other Services.
 fn services(round: usize, others: usize) -> Vec<Service> {
-    let mut web =
-        Service::new("web", &[ip(WEB4), ip(WEB6)]).port("tcp", "TCP", 80, 8080).port("udp", "UDP", 80, 8080);
-    for n in 0..=round % 3 {
-        let n = 1 + (round + n) % 5;
-        web = web.endpoint(&format!("e{n}"), &endpoint(n));
-    }
-    let other = |n| {
-        let address = ip(&format!("10.96.{}.{}", 1 + n / 250, 1 + n % 250));
-        Service::new(&format!("other-{n}"), &[address])
+    let web = web((0..=round % 3).map(|n| 1 + (round + n) as u8 % 5));
+    let steady = Service::new("steady", &steady()).port("", "UDP", 80, 8080).endpoints([1]);
+    let other = |n: usize| {
+        let address = Ipv4Addr::new(10, 96, (1 + n / 250) as u8, (1 + n % 250) as u8);
+        Service::new(&format!("other-{n}"), &[address.into()])
             .port("", "UDP", 53, 5353)
-            .endpoint("e1", &[ip("10.244.2.1")])
+            .endpoint("e1", &[[10, 244, 2, 1].into()])
     };
-    let steady = Service::new("steady", &[ip(STEADY4), ip(STEADY6)])
-        .port("", "UDP", 80, 8080)
-        .endpoint("e1", &endpoint(1));
     [web, steady].into_iter().chain((0..others).map(other)).collect()
 }
 
-/// Connections that were made before, and must last.
-struct Lasting {
+/// Connections made at the start that must survive.
+struct LongLived {
     tcp: Vec<(EchoConnection, SocketAddr)>,
     udp: Vec<(UdpSocket, SocketAddr)>,
 }
 
-impl Lasting {
-    fn begin() -> Self {
-        let services = [WEB4, WEB6].map(|it| SocketAddr::new(ip(it), 80));
-        let tcp = services.map(|it| (EchoConnection::connect(it).unwrap(), it)).into();
-        // Connected UDP ends with its endpoint.
-        let udp = [STEADY4, STEADY6].map(|it| SocketAddr::new(ip(it), 80)).map(|service| {
-            let any = if service.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-            let socket = UdpSocket::bind(any).unwrap();
-            socket.set_read_timeout(Some(scaled(Duration::from_secs(2)))).unwrap();
+impl LongLived {
+    fn connect() -> Self {
+        let tcp = WEB.map(|it| SocketAddr::new(it, 80)).map(|it| (EchoConnection::connect(it).unwrap(), it));
+        // Connected UDP is terminated with its endpoint.
+        let udp = steady().map(|it| SocketAddr::new(it, 80)).map(|service| {
+            let socket = udp_socket(service).unwrap();
             socket.connect(service).unwrap();
             (socket, service)
         });
-        Self { tcp, udp: udp.into() }
+        Self { tcp: tcp.into(), udp: udp.into() }
     }
 
     #[track_caller]
-    fn check(&mut self, after: &str) {
-        for (probe, service) in &mut self.tcp {
-            probe.ping().unwrap_or_else(|error| panic!("a connection to {service} broke {after}: {error}"));
-            assert_eq!(probe.stream().peer_addr().unwrap(), *service, "{after}");
+    fn check(&mut self, when: &str) {
+        for (connection, service) in &mut self.tcp {
+            connection
+                .ping()
+                .unwrap_or_else(|error| panic!("a connection to {service} broke {when}: {error}"));
+            assert_eq!(connection.stream().peer_addr().unwrap(), *service, "{when}");
         }
         for (socket, service) in &self.udp {
-            let mut answer = [0; 64];
+            let mut reply = [0; 64];
             socket.send(b"who?").unwrap();
             let (_, from) =
-                socket.recv_from(&mut answer).unwrap_or_else(|error| panic!("{service} {after}: {error}"));
-            assert_eq!((from, socket.peer_addr().unwrap()), (*service, *service), "{after}");
+                socket.recv_from(&mut reply).unwrap_or_else(|error| panic!("{service} {when}: {error}"));
+            assert_eq!((from, socket.peer_addr().unwrap()), (*service, *service), "{when}");
         }
     }
 }
 
-/// Waits until exactly these Services are in force.
+/// Starts an agent and waits until exactly these Services are active.
 #[track_caller]
-fn converges(world: &TestNode, agent: &mut Agent, services: &[Service], after: &str) {
+fn start(node: &TestNode, services: &[Service], when: &str) -> Agent {
+    let mut agent = node.command(Build::Failpoints).start(node.sandbox()).unwrap();
     let expected = expected_dump(services);
     let mut last = Vec::new();
-    let done = agent.wait_until(LIMIT, || {
-        last = world.dump(Build::Failpoints).unwrap_or_default();
+    let done = agent.wait_until(TIMEOUT, || {
+        last = node.dump(Build::Failpoints).unwrap_or_default();
         last == expected
     });
     if let Err(error) = done {
-        panic!("no convergence {after}: {error:#}\nexpected {expected:#?}\nfound {last:#?}");
+        panic!("no convergence {when}: {error:#}\nexpected {expected:#?}\nfound {last:#?}");
     }
+    agent
 }
 
-/// Starts an agent that dies at a named step, and changes the Services until it does.
-fn die_at(world: &TestNode, fault: &str, round: &mut usize, others: &mut usize) {
-    let setting = world.command(Build::Failpoints).env("KUBE_PROXY_EBPF_FAULT", fault);
-    let mut agent = setting.start(world.sandbox()).unwrap();
-    let grows = fault.starts_with("mid-growth");
-    let log = agent.log_path().to_owned();
-    let told = || std::fs::read_to_string(&log).unwrap_or_default().matches("state active rev").count();
-    let died = eventually(LIMIT, || {
+/// Starts an agent that kills itself at a failpoint, and changes the Services until it does.
+fn crash_at(node: &TestNode, failpoint: &str, round: &mut usize, others: &mut usize) {
+    let command = node.command(Build::Failpoints).env("KUBE_PROXY_EBPF_FAULT", failpoint);
+    let mut agent = command.start(node.sandbox()).unwrap();
+    let grows = failpoint.starts_with("mid-growth");
+    let applied = format!("{APPLIED} rev");
+    let has_crashed = eventually(TIMEOUT, || {
         *round += 1;
-        let before = told();
+        let before = agent.count_logged(&applied);
         *others += if grows { 40 } else { 0 };
-        world.write(&services(*round, *others));
-        // What grows is waited for: a slow start would be met by ever more.
-        eventually(LIMIT, || agent.wait(Duration::from_millis(60)).is_ok() || !grows || told() > before);
+        node.write(&services(*round, *others));
+        // Growth waits for the agent: a slow start would face an ever larger state.
+        eventually(TIMEOUT, || {
+            agent.wait(Duration::from_millis(60)).is_ok() || !grows || agent.count_logged(&applied) > before
+        });
         agent.wait(Duration::ZERO).is_ok()
     });
-    assert!(died, "{fault} was never reached; the agent said:\n{}", agent.log());
-    eprintln!("died at {fault} in round {round}, with {others} Services beside");
-    let status = agent.wait(LIMIT).unwrap();
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{fault}: {}", agent.log());
+    assert!(has_crashed, "{failpoint} was not reached; the agent's log:\n{}", agent.log());
+    eprintln!("crashed at {failpoint} in round {round}, with {others} other Services");
+    let status = agent.wait(TIMEOUT).unwrap();
+    assert_eq!(status.signal(), Some(9), "{failpoint}: {}", agent.log());
 }
 
-fn cleanup(world: &TestNode) {
-    let cleanup = std::process::Command::new(Build::Failpoints.binary())
-        .args(["cleanup", "--pin-dir"])
-        .arg(world.sandbox().pins())
-        .output()
-        .unwrap();
-    assert!(cleanup.status.success(), "{cleanup:?}");
-    assert!(!world.sandbox().pins().exists());
+fn cleanup(node: &TestNode) {
+    let _ = tests::run(&mut node.cli("cleanup")).success();
+    assert!(!node.sandbox().pins().exists());
+}
+
+#[track_caller]
+fn assert_no_objects(objects: &mut ObjectTracker, when: &str) {
+    let is_clean = eventually(TIMEOUT, || objects.observe().is_empty() && objects.leaked().is_empty());
+    assert!(is_clean, "left behind {when}: {:?}; leaked: {:?}", objects.observe(), objects.leaked());
 }
 
 #[test]
-fn a_first_start_that_dies_is_finished_by_the_next() {
-    let Some(world) = TestNode::or_skip("a_first_start_that_dies_is_finished_by_the_next") else { return };
-    let _server = EchoServer::start("e1", SocketAddr::new(endpoint(1)[0], 8080)).unwrap();
-    let web = Service::new("web", &[ip(WEB4)]).port("tcp", "TCP", 80, 8080).endpoint("e1", &endpoint(1)[..1]);
-    world.write(&[web]);
-    let before = settled_kernel_objects();
-    for fault in ["filled-not-flipped", "half-attached", "link-unnamed", "link-unnamed:5", "link-unnamed:8"] {
-        let setting = world.command(Build::Failpoints).env("KUBE_PROXY_EBPF_FAULT", fault);
-        let status = setting.start(world.sandbox()).unwrap().wait(LIMIT).unwrap();
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{fault}");
-        let mut agent = world.command(Build::Failpoints).start(world.sandbox()).unwrap();
-        let service = SocketAddr::new(ip(WEB4), 80);
-        agent.wait_until(LIMIT, || world.is_attached() && EchoConnection::connect(service).is_ok()).unwrap();
+fn the_next_start_completes_a_first_start_that_crashed() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1]);
+    node.write(&[web4([1])]);
+    let service = SocketAddr::from((WEB4, 80));
+    let mut objects = ObjectTracker::new(node.sandbox());
+    for failpoint in
+        ["filled-not-flipped", "half-attached", "link-unnamed", "link-unnamed:5", "link-unnamed:8"]
+    {
+        node.start_inactive(&node.command(Build::Failpoints).env("KUBE_PROXY_EBPF_FAULT", failpoint));
+        let status = node.agent_mut().wait(TIMEOUT).unwrap();
+        assert_eq!(status.signal(), Some(9), "{failpoint}");
+        objects.observe();
+        node.start_inactive(&node.command(Build::Failpoints));
+        node.wait_until(|it| it.is_attached() && EchoConnection::connect(service).is_ok());
         // Two links at one hook would hide the Service from getpeername.
         for _ in 0..50 {
-            assert_eq!(
-                EchoConnection::connect(service).unwrap().stream().peer_addr().unwrap(),
-                service,
-                "{fault}"
-            );
+            let connection = EchoConnection::connect(service).unwrap();
+            assert_eq!(connection.stream().peer_addr().unwrap(), service, "{failpoint}");
         }
-        assert!(!world.pins().iter().any(|it| it.ends_with("_new")), "{fault}: {:?}", world.pins());
-        agent.terminate().unwrap();
-        cleanup(&world);
-        assert!(eventually(LIMIT, || kernel_objects() == before), "{fault}: {:?}", kernel_objects());
-        std::fs::create_dir(world.sandbox().pins()).unwrap();
+        assert!(!node.pins().iter().any(|it| it.ends_with("_new")), "{failpoint}: {:?}", node.pins());
+        objects.observe();
+        node.terminate();
+        cleanup(&node);
+        assert_no_objects(&mut objects, failpoint);
+        fs::create_dir(node.sandbox().pins()).unwrap();
     }
 }
 
 #[test]
 fn restart_keeps_connections() {
-    let Some(world) = TestNode::or_skip("restart_keeps_connections") else { return };
-    let servers: Vec<_> = (1..=5)
-        .flat_map(endpoint)
-        .map(|it| {
-            if it.is_ipv6() {
-                world.netns().add_address(it).unwrap();
-            }
-            EchoServer::start(&format!("{it}"), SocketAddr::new(it, 8080)).unwrap()
-        })
-        .collect();
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve(1..=5);
     let (mut round, mut others) = (1, 3);
-    let before = settled_kernel_objects();
-    world.write(&services(round, others));
-    let mut agent = world.command(Build::Failpoints).start(world.sandbox()).unwrap();
-    converges(&world, &mut agent, &services(round, others), "at first");
-    // The maps are filled a little before the programs are in effect.
-    agent.wait_until(LIMIT, || world.is_attached()).unwrap();
+    node.write(&services(round, others));
+    let mut agent = start(&node, &services(round, others), "at first");
+    // The maps are filled before the programs are attached.
+    agent.wait_until(TIMEOUT, || node.is_attached()).unwrap();
 
     let loads = [
-        (Transport::Tcp, WEB4),
-        (Transport::Tcp, WEB6),
-        (Transport::Udp, WEB4),
-        (Transport::UdpUnconnected, WEB6),
+        (Transport::Tcp, WEB[0]),
+        (Transport::Tcp, WEB[1]),
+        (Transport::Udp, WEB[0]),
+        (Transport::UdpUnconnected, WEB[1]),
     ]
-    .map(|(transport, address)| {
-        // An emulated machine must have time left for the agents.
-        ConnectLoad::start(transport, SocketAddr::new(ip(address), 80), 1, scaled(Duration::from_millis(4)))
+    .map(|(transport, ip)| {
+        // The interval is scaled so that an emulated machine has time left for the agents.
+        ConnectLoad::start(transport, SocketAddr::new(ip, 80), 1, scaled(Duration::from_millis(4)))
     });
-    let mut lasting = Lasting::begin();
-    let objects = settled_kernel_objects();
-    let pins = world.pins();
+    let mut connections = LongLived::connect();
+    let mut objects = ObjectTracker::new(node.sandbox());
+    let counts = objects.observe_settled();
+    assert!(counts.links > 8 && counts.programs > 8 && counts.maps > 16, "{counts:?}");
+    let pins = node.pins();
     agent.kill9().unwrap();
 
-    // At a start over what is there, and at a change later on.
-    for fault in [
+    // During a start over existing state, and during a later change.
+    for failpoint in [
         "mid-batch",
         "mid-batch:5",
         "mid-batch:14",
@@ -215,61 +200,52 @@ fn restart_keeps_connections() {
         "mid-growth:5",
         "half-attached",
     ] {
-        die_at(&world, fault, &mut round, &mut others);
-        let after = format!("after dying at {fault}");
-        lasting.check(&after);
-        let mut agent = world.command(Build::Failpoints).start(world.sandbox()).unwrap();
-        converges(&world, &mut agent, &services(round, others), &after);
-        lasting.check(&after);
+        crash_at(&node, failpoint, &mut round, &mut others);
+        objects.observe();
+        let when = format!("after a crash at {failpoint}");
+        connections.check(&when);
+        let agent = start(&node, &services(round, others), &when);
+        objects.observe();
+        connections.check(&when);
         agent.kill9().unwrap();
     }
 
-    // Anywhere.
+    // At random moments.
     let mut random = 0x2545_f491_u32;
     for _ in 0..repetitions(25) {
-        let agent = world.command(Build::Failpoints).start(world.sandbox()).unwrap();
+        let agent = node.command(Build::Failpoints).start(node.sandbox()).unwrap();
         random = random.wrapping_mul(0x9e37_79b1).wrapping_add(1);
-        let lives = scaled(Duration::from_micros(u64::from(random >> 13)));
-        let begin = std::time::Instant::now();
-        while begin.elapsed() < lives {
+        let lifetime = scaled(Duration::from_micros(u64::from(random >> 13)));
+        let begin = Instant::now();
+        while begin.elapsed() < lifetime {
             round += 1;
-            world.write(&services(round, others));
+            node.write(&services(round, others));
             thread::sleep(Duration::from_millis(7));
         }
         agent.kill9().unwrap();
+        objects.observe();
     }
-    lasting.check("after dying at random");
+    connections.check("after crashes at random moments");
     others = 3;
-    world.write(&services(round, others));
-    let mut agent = world.command(Build::Failpoints).start(world.sandbox()).unwrap();
-    converges(&world, &mut agent, &services(round, others), "in the end");
-    lasting.check("in the end");
+    node.write(&services(round, others));
+    let agent = start(&node, &services(round, others), "at the end");
+    connections.check("at the end");
 
     for load in loads {
-        let report = LoadReport::of(&load.stop());
-        eprintln!(
-            "{} connects, {} failed, p50 {:?}, p99 {:?}",
-            report.connects, report.failed, report.p50, report.p99
-        );
-        assert_eq!(report.failed, 0, "{:?}", report.errors);
-        assert!(report.connects > 100);
+        let LoadReport { connects, failed, errors, p50, p99, .. } = LoadReport::of(&load.stop());
+        eprintln!("{connects} connects, {failed} failed, p50 {p50:?}, p99 {p99:?}");
+        assert_eq!(failed, 0, "{errors:?}");
+        assert!(connects > 100);
     }
-    let same_pins = eventually(LIMIT, || world.pins() == pins);
-    assert!(same_pins, "a pin was left over, or is missing: {:#?} now, {pins:#?} before", world.pins());
-    assert!(
-        eventually(LIMIT, || kernel_objects() == objects),
-        "leaked: {:?} now, {objects:?} before",
-        kernel_objects()
-    );
+    let same_pins = eventually(TIMEOUT, || node.pins() == pins);
+    assert!(same_pins, "a pin is left over, or is missing: {:#?} now, {pins:#?} before", node.pins());
+    let no_leak = eventually(TIMEOUT, || objects.observe().counts() == counts && objects.leaked().is_empty());
+    let (now, leaked) = (objects.observe().counts(), objects.leaked());
+    assert!(no_leak, "{now:?} now, {counts:?} before; leaked: {leaked:?}");
 
-    // And then nothing is left at all.
-    drop(lasting);
+    // And `cleanup` leaves nothing at all.
+    drop(connections);
     assert_eq!(agent.terminate().unwrap().code(), Some(0));
-    cleanup(&world);
-    assert!(
-        eventually(LIMIT, || kernel_objects() == before),
-        "leaked: {:?} now, {before:?} before",
-        kernel_objects()
-    );
-    drop(servers);
+    cleanup(&node);
+    assert_no_objects(&mut objects, "by cleanup");
 }

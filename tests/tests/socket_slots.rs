@@ -1,156 +1,138 @@
-//! Where a connected socket remembers the Service: a slot that nobody takes from it, and that it gives back.
+//! Socket slots: the Service of a connected socket is kept in a slot, which is never taken over and is freed on close.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
     io::Read as _,
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
-    time::Duration,
+    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
 };
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
-    Agent, Build, EchoConnection, EchoServer, TestNode, Transport, agent::AgentCommand, eventually,
-    http::metric, manifest::Service, program_stats::ProgramStats, request, sandbox::skip,
+    AgentCommand, Build, EchoConnection, TIMEOUT, TestNode, Transport, eventually,
+    fixtures::{WEB4, endpoint, web},
+    http::metric,
+    program_stats::ProgramStats,
+    request,
+    sandbox::skip,
 };
 
-const LIMIT: Duration = Duration::from_secs(10);
-const WEB: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 96, 0, 10), 80);
-const ENDPOINT: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
+const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
+/// The default number of slots.
+const MANY: [&str; 2] = ["--socket-slots", "65536"];
 
-struct Node {
-    _server: EchoServer,
-    agent: Agent,
-    world: TestNode,
+fn node_or_skip(command: impl Fn(AgentCommand) -> AgentCommand, build: Build) -> Option<TestNode> {
+    let mut node = TestNode::or_skip()?;
+    node.serve([1]);
+    node.write(&[web([1])]);
+    node.start_with(&command(node.command(build)));
+    assert_eq!(request(Transport::Tcp, FRONTEND.into()).unwrap(), "web-1");
+    Some(node)
 }
 
-impl Node {
-    fn or_skip(test: &str, slots: &str) -> Option<Self> {
-        Self::with(test, |world| world.command(Build::Product).arg("--socket-slots").arg(slots))
-    }
+fn node_with_slots_or_skip(arguments: [&str; 2]) -> Option<TestNode> {
+    let node = node_or_skip(|it| it.args(arguments), Build::Product)?;
+    assert!(eventually(TIMEOUT, || node.used_socket_slots() == 0));
+    Some(node)
+}
 
-    fn with(test: &str, setting: impl Fn(&TestNode) -> AgentCommand) -> Option<Self> {
-        let world = TestNode::or_skip(test)?;
-        let server = EchoServer::start("web", SocketAddr::from((ENDPOINT, 8080))).unwrap();
-        let web = Service::new("web", &[WEB.0.into()])
-            .port("tcp", "TCP", 80, 8080)
-            .port("udp", "UDP", 80, 8080)
-            .endpoint("web", &[IpAddr::from(ENDPOINT)]);
-        world.write(&[web]);
-        let mut agent = setting(&world).start(world.sandbox()).unwrap();
-        agent.wait_until(LIMIT, || request(Transport::Tcp, WEB.into()).is_ok()).unwrap();
-        Some(Self { _server: server, agent, world })
-    }
+fn connect() -> EchoConnection {
+    EchoConnection::connect(FRONTEND.into()).unwrap()
 }
 
 #[test]
-fn sockets_beyond_the_slots_remember_too() {
-    let Some(node) = Node::or_skip("sockets_beyond_the_slots_remember_too", "2") else { return };
-    let mut probes: Vec<_> = (0..20).map(|_| EchoConnection::connect(WEB.into()).unwrap()).collect();
+fn sockets_beyond_the_slots_keep_their_service() {
+    let Some(node) = node_with_slots_or_skip(["--socket-slots", "2"]) else { return };
+    let mut connections: Vec<_> = (0..20).map(|_| connect()).collect();
     let sockets: Vec<_> = (0..20).map(|_| UdpSocket::bind("0.0.0.0:0").unwrap()).collect();
     for socket in &sockets {
-        socket.connect(WEB).unwrap();
+        socket.connect(FRONTEND).unwrap();
     }
-    assert_eq!(node.world.used_socket_slots(), 2);
-    assert!(eventually(LIMIT, || metric("kube_proxy_ebpf_socket_slot_overflows_total") >= Some(38.0)));
-    for probe in &mut probes {
-        probe.ping().unwrap();
-        assert_eq!(probe.stream().peer_addr().unwrap(), WEB.into());
+    assert_eq!(node.used_socket_slots(), 2);
+    assert!(eventually(TIMEOUT, || metric("kube_proxy_ebpf_socket_slot_overflows_total") >= Some(38.0)));
+    for connection in &mut connections {
+        connection.ping().unwrap();
+        assert_eq!(connection.stream().peer_addr().unwrap(), FRONTEND.into());
     }
-    // One that goes to the endpoint itself is not shown the Service any more, wherever it remembered it.
+    // A socket that reconnects to the endpoint itself shows the endpoint, wherever its Service was stored.
+    let direct = SocketAddr::new(endpoint(1)[0], 8080);
     for socket in &sockets {
-        assert_eq!(socket.peer_addr().unwrap(), WEB.into());
-        socket.connect((ENDPOINT, 8080)).unwrap();
-        assert_eq!(socket.peer_addr().unwrap(), (ENDPOINT, 8080).into());
+        assert_eq!(socket.peer_addr().unwrap(), FRONTEND.into());
+        socket.connect(direct).unwrap();
+        assert_eq!(socket.peer_addr().unwrap(), direct);
     }
 }
 
 #[test]
-fn a_closed_socket_leaves_its_slot() {
-    let Some(node) = Node::or_skip("a_closed_socket_leaves_its_slot", "65536") else { return };
-    assert!(eventually(LIMIT, || node.world.used_socket_slots() == 0));
-    let probes: Vec<_> = (0..100).map(|_| EchoConnection::connect(WEB.into()).unwrap()).collect();
-    let copies: Vec<_> = probes.iter().map(|it| it.stream().try_clone().unwrap()).collect();
-    assert_eq!(node.world.used_socket_slots(), 100);
-    drop(probes);
-    assert_eq!(node.world.used_socket_slots(), 100, "a copy of the descriptor is the same socket");
-    assert!(copies.iter().all(|it| it.peer_addr().unwrap() == WEB.into()));
+fn a_closed_socket_frees_its_slot() {
+    let Some(node) = node_with_slots_or_skip(MANY) else { return };
+    let connections: Vec<_> = (0..100).map(|_| connect()).collect();
+    let copies: Vec<_> = connections.iter().map(|it| it.stream().try_clone().unwrap()).collect();
+    assert_eq!(node.used_socket_slots(), 100);
+    drop(connections);
+    assert_eq!(node.used_socket_slots(), 100, "a duplicated descriptor is the same socket");
+    assert!(copies.iter().all(|it| it.peer_addr().unwrap() == FRONTEND.into()));
     drop(copies);
-    assert_eq!(node.world.used_socket_slots(), 0);
+    assert_eq!(node.used_socket_slots(), 0);
 }
 
 #[test]
-fn a_process_in_the_root_cgroup_is_not_taken_for_the_kernel() {
-    let Some(node) = Node::or_skip("a_process_in_the_root_cgroup_is_not_taken_for_the_kernel", "65536")
-    else {
-        return;
-    };
-    assert!(eventually(LIMIT, || node.world.used_socket_slots() == 0));
+fn a_process_in_the_root_cgroup_is_not_mistaken_for_the_kernel() {
+    let Some(node) = node_with_slots_or_skip(MANY) else { return };
     let tcp = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
     let tcp6 = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)).unwrap();
     let (udp, udp6) = (UdpSocket::bind("0.0.0.0:0").unwrap(), UdpSocket::bind("[::]:0").unwrap());
-    let root = node.world.sandbox().call_from_root().unwrap();
-    let mapped = SocketAddr::from((WEB.0.to_ipv6_mapped(), WEB.1));
-    tcp.connect(&SocketAddr::from(WEB).into()).unwrap();
+    let root = node.sandbox().enter_root_cgroup().unwrap();
+    let mapped = SocketAddr::from((WEB4.to_ipv6_mapped(), 80));
+    tcp.connect(&SocketAddr::from(FRONTEND).into()).unwrap();
     tcp6.connect(&mapped.into()).unwrap();
-    udp.connect(WEB).unwrap();
+    udp.connect(FRONTEND).unwrap();
     udp6.connect(mapped).unwrap();
-    assert_eq!(node.world.used_socket_slots(), 4);
+    assert_eq!(node.used_socket_slots(), 4);
     drop(root);
-    assert_eq!(tcp.peer_addr().unwrap().as_socket(), Some(WEB.into()));
+    assert_eq!(tcp.peer_addr().unwrap().as_socket(), Some(FRONTEND.into()));
     assert_eq!(udp6.peer_addr().unwrap(), mapped);
     drop((tcp, tcp6, udp, udp6));
-    assert_eq!(node.world.used_socket_slots(), 0);
+    assert_eq!(node.used_socket_slots(), 0);
 }
 
 #[test]
-fn programs_do_without_what_the_verifier_refuses_to_have_read() {
-    let node = Node::with("programs_do_without_what_the_verifier_refuses_to_have_read", |world| {
-        world.command(Build::Failpoints).env("KUBE_PROXY_EBPF_FAULT", "sockets-not-shown")
-    });
-    let Some(node) = node else { return };
-    assert!(node.agent.log().contains("who calls is asked instead: load of program"), "{}", node.agent.log());
-    assert!(eventually(LIMIT, || node.world.used_socket_slots() == 0));
-    let probe = EchoConnection::connect(WEB.into()).unwrap();
-    assert_eq!(probe.stream().peer_addr().unwrap(), WEB.into());
-    assert_eq!(node.world.used_socket_slots(), 1);
-    drop(probe);
-    assert_eq!(node.world.used_socket_slots(), 0);
+fn programs_fall_back_if_the_verifier_rejects_socket_reads() {
+    let failing = |it: AgentCommand| it.env("KUBE_PROXY_EBPF_FAULT", "sockets-not-shown");
+    let Some(node) = node_or_skip(failing, Build::Failpoints) else { return };
+    let text = "who calls is asked instead: load of program";
+    assert!(node.log().contains(text), "{}", node.log());
+    assert!(eventually(TIMEOUT, || node.used_socket_slots() == 0));
+    let connection = connect();
+    assert_eq!(connection.stream().peer_addr().unwrap(), FRONTEND.into());
+    assert_eq!(node.used_socket_slots(), 1);
+    drop(connection);
+    assert_eq!(node.used_socket_slots(), 0);
 }
 
-/// A verifier of another version may go through ten times as many: that of Linux 5.15 once gave up on a program for which
-/// that of 6.18 needed 74,000.
+/// Another version's verifier may process ten times as many instructions: that of Linux 5.15 once gave up on a program
+/// for which that of 6.18 needed 74,000.
 #[test]
-fn programs_leave_verifiers_room() {
-    const TEST: &str = "programs_leave_verifiers_room";
-    let Some(node) = Node::or_skip(TEST, "65536") else { return };
-    assert!(eventually(LIMIT, || node.world.is_attached()));
+fn programs_stay_far_below_the_verifier_limit() {
+    let Some(node) = node_with_slots_or_skip(MANY) else { return };
     for hook in ["connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "sock_release"] {
-        let Some(instructions) = ProgramStats::of_verifier(&node.world.program(hook)).unwrap() else {
-            skip(TEST, "this kernel does not tell what its verifier goes through (Linux 5.16)");
-            return;
+        let Some(instructions) = ProgramStats::verified_instructions(&node.program(hook)).unwrap() else {
+            return skip("this kernel does not report the number of verified instructions (Linux 5.16)");
         };
         assert!((1..100_000).contains(&instructions), "{hook}: {instructions}");
     }
 }
 
 #[test]
-fn an_mptcp_client_reaches_a_service_and_leaves_nothing() {
-    let Some(node) = Node::or_skip("an_mptcp_client_reaches_a_service_and_leaves_nothing", "65536") else {
-        return;
-    };
+fn an_mptcp_client_reaches_a_service_and_leaks_no_slot() {
+    let Some(node) = node_with_slots_or_skip(MANY) else { return };
     let mptcp = match Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)) {
         Ok(socket) => socket,
-        Err(error) => {
-            let reason = format!("this kernel has no MPTCP: {error}");
-            skip("an_mptcp_client_reaches_a_service_and_leaves_nothing", &reason);
-            return;
-        }
+        Err(error) => return skip(&format!("this kernel has no MPTCP: {error}")),
     };
-    assert!(eventually(LIMIT, || node.world.used_socket_slots() == 0));
-    mptcp.connect(&SocketAddr::from(WEB).into()).unwrap();
-    let mut greeting = [0; 4];
+    mptcp.connect(&SocketAddr::from(FRONTEND).into()).unwrap();
+    let mut greeting = [0; 6];
     TcpStream::from(mptcp).read_exact(&mut greeting).unwrap();
-    assert_eq!(&greeting, b"web\n");
-    assert_eq!(node.world.used_socket_slots(), 0, "no program can ask for the peer of a subflow");
+    assert_eq!(&greeting, b"web-1\n");
+    assert_eq!(node.used_socket_slots(), 0, "no program can run getpeername on a subflow");
 }

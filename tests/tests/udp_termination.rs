@@ -1,223 +1,161 @@
-//! Connected UDP sockets whose endpoint does not serve any more are ended, and no others.
+//! Connected UDP sockets are terminated when their endpoint is removed, and no others.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    io::{self, ErrorKind},
-    net::{IpAddr, SocketAddr, UdpSocket},
+    io::ErrorKind,
+    net::{SocketAddr, UdpSocket},
     process::{Child, Command},
-    time::Duration,
 };
 
 use rustix::thread::CapabilitySet;
 use tests::{
-    Agent, Build, EchoServer, NetNs, TestNode, Transport, deploy, eventually, manifest::Service, request,
-    sandbox::skip, test_node::expected_dump,
+    Build, EchoServer, NetNs, TIMEOUT, TestNode, Transport, agent,
+    client::{exchange_connected, udp_socket},
+    deploy, eventually,
+    fixtures::{endpoint, web, web_frontends},
+    request,
+    sandbox::skip,
 };
 
-const LIMIT: Duration = Duration::from_secs(20);
-
-fn web_ips() -> [IpAddr; 2] {
-    [[10, 96, 0, 10].into(), [0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0x10].into()]
-}
-
-fn endpoint(n: u16) -> [IpAddr; 2] {
-    [[10, 244, 1, n as u8].into(), [0xfd00, 0x10, 0x244, 0, 0, 0, 1, n].into()]
-}
-
-fn web(endpoints: &[u16]) -> Service {
-    let web = Service::new("web", &web_ips()).port("tcp", "TCP", 80, 8080).port("udp", "UDP", 80, 8080);
-    endpoints.iter().fold(web, |web, n| web.endpoint(&format!("web-{n}"), &endpoint(*n)))
-}
-
-/// Every way to write web's address.
-fn addresses() -> [SocketAddr; 3] {
-    let [v4, v6] = web_ips();
-    let IpAddr::V4(inner) = v4 else { unreachable!("the first is of IPv4") };
-    [v4, v6, inner.to_ipv6_mapped().into()].map(|ip| SocketAddr::new(ip, 80))
-}
-
-struct Node {
-    _servers: Vec<EchoServer>,
-    agent: Option<Agent>,
-    world: TestNode,
-}
-
-impl Node {
-    fn or_skip(test: &str) -> Option<Self> {
-        let world = TestNode::or_skip(test)?;
-        if !has_destroy() {
-            skip(test, "this kernel cannot end sockets: CONFIG_INET_DIAG_DESTROY");
-            return None;
-        }
-        let servers = (1..=2).flat_map(|n| endpoint(n).map(|ip| (n, ip)));
-        let servers = servers.map(|(n, ip)| {
-            if ip.is_ipv6() {
-                world.netns().add_address(ip).unwrap();
-            }
-            EchoServer::start(&format!("web-{n}"), SocketAddr::new(ip, 8080)).unwrap()
-        });
-        Some(Self { _servers: servers.collect(), agent: None, world })
+/// A node with two endpoints' servers.
+fn node_or_skip() -> Option<TestNode> {
+    let mut node = TestNode::or_skip()?;
+    if !has_destroy() {
+        skip("this kernel cannot terminate sockets: CONFIG_INET_DIAG_DESTROY");
+        return None;
     }
-
-    fn start(&mut self, endpoints: &[u16], arguments: &[&str], more: CapabilitySet) {
-        self.world.write(&[web(endpoints)]);
-        let setting = self.world.command(Build::Product).capabilities(deploy::capabilities().unwrap() | more);
-        let setting = arguments.iter().fold(setting, tests::agent::AgentCommand::arg);
-        let mut agent = setting.start(self.world.sandbox()).unwrap();
-        let log = agent.log_path().to_owned();
-        agent
-            .wait_until(LIMIT, || std::fs::read_to_string(&log).is_ok_and(|it| it.contains("state active")))
-            .unwrap();
-        self.agent = Some(agent);
-    }
-
-    fn scale(&mut self, endpoints: &[u16]) {
-        self.world.write(&[web(endpoints)]);
-        let expected = expected_dump(&[web(endpoints)]);
-        let Self { agent, world, .. } = self;
-        let is_in_force = || world.dump(Build::Product).is_ok_and(|it| it == expected);
-        agent.as_mut().unwrap().wait_until(LIMIT, is_in_force).unwrap();
-    }
+    node.serve([1, 2]);
+    Some(node)
 }
 
-/// Whether this kernel was built with it, as far as it says.
+/// Whether this kernel was built with CONFIG_INET_DIAG_DESTROY, if its configuration can be read.
 fn has_destroy() -> bool {
     let config =
-        Command::new("sh").args(["-c", "zcat /proc/config.gz || cat /boot/config-$(uname -r)"]).output();
-    let config = config.map(|it| String::from_utf8_lossy(&it.stdout).into_owned()).unwrap_or_default();
-    config.is_empty() || config.contains("CONFIG_INET_DIAG_DESTROY=y")
+        agent::run(Command::new("sh").args(["-c", "zcat /proc/config.gz || cat /boot/config-$(uname -r)"]));
+    config.stdout.is_empty() || config.stdout.contains("CONFIG_INET_DIAG_DESTROY=y")
 }
 
-/// A connected socket, and who is at its other end.
+/// A connected socket, and the name of its endpoint.
 struct Flow {
     socket: UdpSocket,
-    to: SocketAddr,
-    answerer: String,
+    peer: SocketAddr,
+    server: String,
 }
 
 impl Flow {
-    fn new(to: SocketAddr) -> Self {
-        let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-        let mut flow = Self { socket, to, answerer: String::new() };
+    fn new(peer: SocketAddr) -> Self {
+        let mut flow = Self { socket: udp_socket(peer).unwrap(), peer, server: String::new() };
         flow.connect();
         flow
     }
 
     fn connect(&mut self) {
-        self.socket.connect(self.to).unwrap();
-        self.answerer = self.ask().unwrap();
+        self.socket.connect(self.peer).unwrap();
+        self.server = exchange_connected(&self.socket).unwrap();
     }
 
-    fn ask(&self) -> io::Result<String> {
-        self.socket.send(b"who?")?;
-        let mut answer = [0; 64];
-        let length = self.socket.recv(&mut answer)?;
-        Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
-    }
-
-    /// Waits for the end: the errors that the program gets.
     #[track_caller]
-    fn wait_for_end(&self) {
-        self.socket.set_read_timeout(Some(LIMIT)).unwrap();
+    fn works(&self) {
+        assert_eq!(exchange_connected(&self.socket).unwrap(), self.server, "{}", self.peer);
+    }
+
+    /// Waits for the termination, and checks the errors that the program gets.
+    #[track_caller]
+    fn wait_for_termination(&self) {
+        let timeout = self.socket.read_timeout().unwrap();
+        self.socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         let error = self.socket.recv(&mut [0; 64]).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::ConnectionAborted, "{} {error}", self.to);
+        assert_eq!(error.kind(), ErrorKind::ConnectionAborted, "{} {error}", self.peer);
         let error = self.socket.send(b"who?").unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(nix::libc::EDESTADDRREQ), "{} {error}", self.to);
-        self.socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        assert_eq!(error.raw_os_error(), Some(nix::libc::EDESTADDRREQ), "{} {error}", self.peer);
+        self.socket.set_read_timeout(timeout).unwrap();
     }
 }
 
-/// Enough to have both endpoints.
+/// Enough flows to use both endpoints.
 fn flows() -> Vec<Flow> {
-    let flows: Vec<_> = addresses().into_iter().flat_map(|it| [it; 12]).map(Flow::new).collect();
+    let flows: Vec<_> = web_frontends().into_iter().flat_map(|it| [it; 12]).map(Flow::new).collect();
     for name in ["web-1", "web-2"] {
-        assert!(flows.iter().any(|it| it.answerer == name));
+        assert!(flows.iter().any(|it| it.server == name));
     }
     flows
 }
 
-/// Those of endpoint 1 end and find the other; all others go on, untouched.
+/// Flows to endpoint 1 through the Service are terminated and reconnect to endpoint 2; all others still work.
 fn check(flows: &mut [Flow]) {
     for flow in flows.iter_mut() {
-        if flow.to.port() == 80 && flow.answerer == "web-1" {
-            flow.wait_for_end();
+        if flow.peer.port() == 80 && flow.server == "web-1" {
+            flow.wait_for_termination();
             flow.connect();
-            assert_eq!(flow.answerer, "web-2");
-            assert_eq!(flow.socket.peer_addr().unwrap(), flow.to);
+            assert_eq!(flow.server, "web-2");
+            assert_eq!(flow.socket.peer_addr().unwrap(), flow.peer);
         }
     }
-    for flow in flows.iter() {
-        assert_eq!(flow.ask().unwrap(), flow.answerer, "{}", flow.to);
-    }
+    flows.iter().for_each(Flow::works);
 }
 
 #[test]
-fn connected_udp_is_ended_with_its_endpoint() {
-    // With slots for all of them, and with slots for two.
+fn connected_udp_is_terminated_with_its_endpoint() {
+    // With enough socket slots, and with two.
     for arguments in [&[][..], &["--socket-slots", "2"]] {
-        let Some(mut node) = Node::or_skip("connected_udp_is_ended_with_its_endpoint") else { return };
-        node.start(&[1, 2], arguments, CapabilitySet::empty());
+        let Some(mut node) = node_or_skip() else { return };
+        node.write(&[web([1, 2])]);
+        node.start(arguments);
         let mut flows = flows();
-        // Straight to the pod: nobody's business.
+        // A flow to the pod itself is never terminated.
         flows.extend(endpoint(1).map(|ip| Flow::new(SocketAddr::new(ip, 8080))));
-        node.scale(&[1, 2, 3]);
-        node.scale(&[2]);
+        node.apply(&[web([1, 2, 3])]);
+        node.apply(&[web([2])]);
         check(&mut flows);
-        // What stays stays, whatever else changes.
-        node.scale(&[2, 1]);
-        for flow in &flows {
-            assert_eq!(flow.ask().unwrap(), flow.answerer);
-        }
+        // Adding an endpoint terminates nothing.
+        node.apply(&[web([2, 1])]);
+        flows.iter().for_each(Flow::works);
     }
 }
 
 #[test]
-fn connected_udp_is_ended_though_its_endpoint_went_while_there_was_no_proxy() {
-    let Some(mut node) =
-        Node::or_skip("connected_udp_is_ended_though_its_endpoint_went_while_there_was_no_proxy")
-    else {
-        return;
-    };
-    node.start(&[1, 2], &[], CapabilitySet::empty());
+fn connected_udp_is_terminated_if_its_endpoint_was_removed_without_a_proxy() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.write(&[web([1, 2])]);
+    node.start(&[]);
     let mut flows = flows();
-    node.agent.take().unwrap().kill9().unwrap();
-    assert!(flows.iter().all(|it| it.ask().is_ok()));
-    node.start(&[2], &[], CapabilitySet::empty());
+    node.kill();
+    flows.iter().for_each(Flow::works);
+    node.write(&[web([2])]);
+    node.start(&[]);
     check(&mut flows);
 }
 
-/// A process that does nothing, inside a namespace.
+/// An idle process in a network namespace.
 struct Pod(Child);
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        // It may be gone already.
+        // Both fail if it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 #[test]
-fn connected_udp_of_pods_is_ended_where_namespaces_may_be_entered() {
-    let Some(mut node) = Node::or_skip("connected_udp_of_pods_is_ended_where_namespaces_may_be_entered")
-    else {
-        return;
-    };
-    // To look at the namespace of another process takes the second.
-    node.start(&[1, 2], &[], CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE);
-    let namespace = NetNs::new().unwrap();
-    namespace.ip(&["route", "add", "local", "10.244.0.0/16", "dev", "lo"]).unwrap();
+fn connected_udp_of_pods_is_terminated_with_cap_sys_admin() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.write(&[web([1, 2])]);
+    // CAP_SYS_PTRACE is needed to open the namespace of another process.
+    let capabilities = deploy::capabilities().unwrap() | CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE;
+    node.start_with(&node.command(Build::Product).capabilities(capabilities));
+    let namespace = NetNs::with_local_endpoints().unwrap();
+    let [frontend, ..] = web_frontends();
     let inside = namespace.enter().unwrap();
     let _pod = Pod(Command::new("sleep").arg("600").spawn().unwrap());
     let _servers = [1, 2]
         .map(|n| EchoServer::start(&format!("web-{n}"), SocketAddr::new(endpoint(n)[0], 8080)).unwrap());
-    let mut flows: Vec<_> = [addresses()[0]; 24].map(Flow::new).into();
+    let mut flows: Vec<_> = [frontend; 24].map(Flow::new).into();
     flows.push(Flow::new(SocketAddr::new(endpoint(1)[0], 8080)));
     drop(inside);
-    assert!(eventually(LIMIT, || request(Transport::Udp, addresses()[0]).is_ok()));
-    node.scale(&[2]);
+    assert!(eventually(TIMEOUT, || request(Transport::Udp, frontend).is_ok()));
+    node.apply(&[web([2])]);
     let _inside = namespace.enter().unwrap();
     check(&mut flows);
 }

@@ -105,7 +105,7 @@ impl Demo {
 
     /// Keeps everything running and prints how to enter and to remove it.
     pub(crate) fn keep(mut self, binary: &Path) -> Result<()> {
-        let agent = self.agent.take().context("the agent runs")?.leave();
+        let agent = self.agent.take().context("the agent runs")?.detach();
         let web = self.manifests.web()?.addresses()[0];
         heading("→", "The sandbox is kept");
         for (purpose, command) in [
@@ -141,7 +141,7 @@ impl Totals {
     pub(crate) fn add(&mut self, report: &LoadReport, may_answer: &[String]) {
         self.connects += report.connects;
         self.failed += report.failed;
-        let wrong = report.by.iter().filter(|(name, _)| !may_answer.contains(name));
+        let wrong = report.by_server.iter().filter(|(name, _)| !may_answer.contains(name));
         self.wrong += wrong.map(|(_, count)| count).sum::<usize>();
         for error in &report.errors {
             line(&format!("failed: {error}"));

@@ -44,10 +44,10 @@ pub(crate) fn every_service_answers(demo: &mut Demo) -> Result<()> {
             let names: Vec<_> = expected.iter().map(|(name, _)| name.clone()).collect();
             let mut first = (service.name.clone(), at(service.transport, address));
             for (name, pod) in expected {
-                let count = report.by.get(name).copied().unwrap_or_default();
+                let count = report.by_server.get(name).copied().unwrap_or_default();
                 if count == 0 {
-                    let LoadReport { by, errors, .. } = report;
-                    bail!("{name} at {pod} never answered for {address}: {by:?} {errors:?}");
+                    let LoadReport { by_server, errors, .. } = report;
+                    bail!("{name} at {pod} never answered for {address}: {by_server:?} {errors:?}");
                 }
                 let (service, at) = std::mem::take(&mut first);
                 let share = share(count, report.connects);
@@ -78,10 +78,10 @@ fn samples(transport: Transport, address: SocketAddr) -> Result<Vec<ConnectSampl
             Transport::Udp if n % 2 == 1 => Transport::UdpUnconnected,
             other => other,
         };
-        let began = Instant::now();
-        let outcome = request(transport, address);
-        let outcome = outcome.map(Into::into).map_err(|it| it.to_string().into());
-        Ok(ConnectSample { began, took: began.elapsed(), outcome })
+        let started = Instant::now();
+        let result = request(transport, address);
+        let result = result.map(Into::into).map_err(|it| it.to_string().into());
+        Ok(ConnectSample { started, duration: started.elapsed(), result })
     };
     (0..REQUESTS).map(sample).collect()
 }
@@ -113,7 +113,7 @@ pub(crate) fn scaling_under_load(demo: &mut Demo) -> Result<()> {
         let change = format!("{} → {count}", names.len());
 
         // Until the change is visible the old endpoints may answer, too; afterwards only the new ones.
-        let (before, after): (Vec<_>, Vec<_>) = samples.iter().partition(|it| it.began < edited + visible);
+        let (before, after): (Vec<_>, Vec<_>) = samples.iter().partition(|it| it.started < edited + visible);
         let both: Vec<_> = names.iter().chain(&new).cloned().collect();
         demo.totals.add(&LoadReport::of(before), &both);
         let after = LoadReport::of(after);
@@ -168,7 +168,7 @@ fn visible(samples: &[ConnectSample], old: &[String], new: &[String]) -> Option<
     }
     let last = samples.iter().filter(|it| is_from(it, &removed)).map(ConnectSample::ended).max();
     // A removed endpoint must have been silent for a while.
-    last.or(samples.first().map(|it| it.began)).filter(|it| *it + STEP / 10 < end)
+    last.or(samples.first().map(|it| it.started)).filter(|it| *it + STEP / 10 < end)
 }
 
 /// 3: the agent is killed under load and restarted.
@@ -191,7 +191,7 @@ pub(crate) fn crash_and_restart(demo: &mut Demo) -> Result<()> {
     let (after, visible) = wait_until_visible(&load, started, &names, &fewer)?;
     let end = Instant::now();
     demo.agent()?.wait_until(Duration::ZERO, || true)?;
-    let (old, new): (Vec<_>, Vec<_>) = after.iter().partition(|it| it.began < visible);
+    let (old, new): (Vec<_>, Vec<_>) = after.iter().partition(|it| it.started < visible);
     let (old, new) = (LoadReport::of(old), LoadReport::of(new));
     let (alive, dead) = (load.report(running, killed), load.report(killed, started));
     for report in [&alive, &dead, &old] {
@@ -264,7 +264,7 @@ impl WebLoad {
 
     fn between(&self, from: Instant, to: Instant) -> Vec<ConnectSample> {
         let samples = self.0.iter().flat_map(|it| it.since(0));
-        samples.filter(|it| (from..to).contains(&it.began)).collect()
+        samples.filter(|it| (from..to).contains(&it.started)).collect()
     }
 
     fn report(&self, from: Instant, to: Instant) -> LoadReport {
@@ -293,8 +293,11 @@ impl LoadRow {
     fn cells(rows: Vec<Self>) -> Vec<Vec<String>> {
         let cells = |Self { label, value, report, by }: Self| {
             let answered = by.connects - by.failed;
-            let by: Vec<_> =
-                by.by.iter().map(|(name, &count)| format!("{name} {}", share(count, answered))).collect();
+            let by: Vec<_> = by
+                .by_server
+                .iter()
+                .map(|(name, &count)| format!("{name} {}", share(count, answered)))
+                .collect();
             vec![label, value, number(report.connects), number(report.failed), by.join(", ")]
         };
         rows.into_iter().map(cells).collect()

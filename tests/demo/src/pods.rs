@@ -45,7 +45,7 @@ impl Pods {
                 .stdout(Stdio::piped())
                 .spawn()
                 .with_context(|| format!("cannot start pod {name}"))?;
-            sandbox.adopt(child.id())?;
+            sandbox.add_process(child.id())?;
             running.children.push(child);
         }
         for (child, name) in running.children.iter_mut().zip(pods.keys()) {

@@ -22,7 +22,7 @@ pub(crate) struct Topology {
 impl Topology {
     pub(crate) fn new() -> Result<Self> {
         let (client, pods) = (NetNs::new()?, NetNs::new()?);
-        client.join(INTERFACE, &pods, INTERFACE)?;
+        client.connect_veth(INTERFACE, &pods, INTERFACE)?;
         CLIENT.iter().try_for_each(|it| add_address(&client, it))?;
         Ok(Self { client, pods })
     }

@@ -247,7 +247,7 @@ impl UdpClient {
 
     fn bind(source: impl Into<IpAddr>, service: SocketAddr) -> io::Result<Self> {
         let socket = UdpSocket::bind((source.into(), 0))?;
-        socket.set_read_timeout(Some(client::LIMIT))?;
+        socket.set_read_timeout(Some(client::REQUEST_TIMEOUT))?;
         Ok(Self { socket, service, last: None })
     }
 

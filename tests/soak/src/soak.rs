@@ -17,10 +17,7 @@ use build_tools::{
     progress::ProgressLine,
 };
 use fastrand::Rng;
-use tests::{
-    Build, EchoServer, TestNode, eventually, manifest,
-    test_node::{expected_dump, kernel_objects, settled_kernel_objects},
-};
+use tests::{Build, EchoServer, ObjectTracker, TestNode, eventually, manifest, test_node::expected_dump};
 
 use crate::{
     load::{LoadCounts, LoadState, SoakLoad},
@@ -45,7 +42,6 @@ pub(crate) fn soak(node: TestNode, duration: Duration, seed: Option<u64>) -> Res
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_micros() as u64);
     let seed = seed.unwrap_or(clock % 1_000_000);
     status("Soaking", &format!("for {} s, --seed {seed}", duration.as_secs()));
-    let before = settled_kernel_objects();
     let mut soak = Soak::new(node, seed)?;
     let mut result = soak.perform(duration);
     soak.progress.clear();
@@ -54,9 +50,10 @@ pub(crate) fn soak(node: TestNode, duration: Duration, seed: Option<u64>) -> Res
     }
     soak.print();
     let folder = soak.keep_evidence(result.is_ok());
+    let mut objects = soak.objects.clone();
     drop(soak);
-    if result.is_ok() && !eventually(PROXY_TIMEOUT, || kernel_objects() == before) {
-        bail!("the kernel has {:?} at the end and had {before:?} before (seed {seed})", kernel_objects());
+    if result.is_ok() && !eventually(PROXY_TIMEOUT, || objects.leaked().is_empty()) {
+        bail!("the kernel still has {:?} at the end (seed {seed})", objects.leaked());
     }
     result.with_context(|| format!("seed {seed}; logs and manifests are in {}", folder.display()))
 }
@@ -72,6 +69,7 @@ struct Soak {
     _servers: Vec<EchoServer>,
     shared: Arc<LoadState>,
     node: TestNode,
+    objects: ObjectTracker,
     folder: PathBuf,
     seed: u64,
     begin: Instant,
@@ -104,6 +102,7 @@ impl Soak {
             load: None,
             _servers: servers,
             shared: Arc::default(),
+            objects: ObjectTracker::new(node.sandbox()),
             node,
             folder,
             seed,
@@ -124,7 +123,7 @@ impl Soak {
         for _ in 0..2 {
             self.change()?;
         }
-        let objects = settled_kernel_objects();
+        let objects = self.objects.observe_settled();
         let pins = self.node.pins();
         self.load = Some(SoakLoad::start(&self.shared, self.seed)?);
         self.begin = Instant::now();
@@ -159,8 +158,10 @@ impl Soak {
         if !eventually(PROXY_TIMEOUT, || self.node.pins() == pins) {
             self.leaks.push(format!("pins: {:?}, at the start {pins:?}", self.node.pins()));
         }
-        if !eventually(PROXY_TIMEOUT, || kernel_objects() == objects) {
-            self.leaks.push(format!("kernel objects: {:?}, at the start {objects:?}", kernel_objects()));
+        let has_same = |it: &mut ObjectTracker| it.observe().counts() == objects && it.leaked().is_empty();
+        if !eventually(PROXY_TIMEOUT, || has_same(&mut self.objects)) {
+            let (now, leaked) = (self.objects.observe().counts(), self.objects.leaked());
+            self.leaks.push(format!("kernel objects: {now:?}, at the start {objects:?}; leaked: {leaked:?}"));
         }
         self.proxy.take().context("a proxy runs")?.terminate()
     }
@@ -302,6 +303,7 @@ impl Soak {
     fn start(&mut self, kind: ProxyKind) -> Result<()> {
         let mut proxy = Proxy::start(&self.node, kind)?;
         proxy.wait_until_attached()?;
+        self.objects.observe();
         self.proxy = Some(proxy);
         self.wait_for_newest()
     }
@@ -421,7 +423,7 @@ mod tests_of_soak {
 
     #[test]
     fn a_soak_of_20_seconds_finds_nothing_wrong() {
-        let Some(node) = TestNode::or_skip("soak") else { return };
+        let Some(node) = TestNode::or_skip() else { return };
         soak(node, Duration::from_secs(20), None).expect("no check fails");
     }
 }

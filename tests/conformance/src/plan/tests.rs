@@ -111,13 +111,7 @@ fn a_corefile_without_forward_is_valid() {
 #[test]
 fn the_deployed_image_is_the_one_that_was_built() {
     let script = plan(IpFamily::Ipv4, ContainerTool::Docker).script();
-    let Ok(renderer) = ::tests::deploy::Renderer::find() else {
-        ::tests::sandbox::skip(
-            "the_deployed_image_is_the_one_that_was_built",
-            "no program renders kustomizations",
-        );
-        return;
-    };
+    let Some(renderer) = ::tests::deploy::Renderer::or_skip() else { return };
     let rendered = renderer.render("overlays/kind").expect("it renders");
     let pods: Vec<_> =
         rendered.iter().map(|it| &it["spec"]["template"]["spec"]).filter(|it| it.is_object()).collect();

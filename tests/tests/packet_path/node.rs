@@ -1,0 +1,281 @@
+//! The node as a whole: both paths together, what they require, and what is reported about them.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+};
+
+use aya::maps::Array;
+use rustix::thread::CapabilitySet;
+use tests::{
+    AgentCommand, Build, TIMEOUT, TestCluster, Transport,
+    agent::{Output, run},
+    eventually, http,
+    requirements::{kernel_at_least, nft_or_skip},
+    sandbox::skip,
+    test_cluster::{N1, P1, P2, P3, Reply},
+};
+
+use crate::{
+    NODE_PORT, RunningCluster, at, check_dropped, dump, external, external_frontends, external_ips,
+    internal_frontends, is_ready, load_balancer_ips, nft, on_both_nodes, server, start_ready,
+};
+
+#[test]
+fn the_packet_path_needs_one_capability() {
+    let web = on_both_nodes(external("web", 1));
+    let restricted = |it: AgentCommand| it.capabilities(CapabilitySet::NET_ADMIN);
+    let Some(it) = RunningCluster::with("nft", &[web], restricted) else { return };
+    for frontend in external_frontends(1) {
+        server(&it.client, frontend);
+    }
+    assert!(eventually(TIMEOUT, || is_ready(&it)));
+}
+
+/// Sends a request from n1 in the sandbox's cgroup, so that it takes the socket path.
+fn request_by_socket(cluster: &TestCluster, transport: Transport, address: SocketAddr) -> io::Result<Reply> {
+    let _inside = cluster.sandbox().enter().unwrap();
+    TestCluster::request(&cluster.n1, transport, address)
+}
+
+/// The pod that replies to it over TCP.
+#[track_caller]
+fn server_by_socket(cluster: &TestCluster, address: SocketAddr) -> String {
+    request_by_socket(cluster, Transport::Tcp, address)
+        .unwrap_or_else(|error| panic!("{address}: {error}"))
+        .name
+}
+
+/// The status codes of the health pages on n1.
+fn health<const N: usize>(cluster: &TestCluster, paths: [&str; N]) -> [u16; N] {
+    cluster.n1.run(|| paths.map(http::health_status))
+}
+
+#[test]
+fn sockets_use_the_packet_path_where_source_ranges_apply() {
+    let open = external("open", 1).endpoint("p1", &P1);
+    let restricted =
+        |n, range| external(&format!("restricted-{n}"), n).endpoint("p2", &P2).source_ranges(&[range]);
+    let services = [open, restricted(2, "192.168.50.1/32"), restricted(3, "192.168.50.2/32")];
+    let Some(it) = RunningCluster::or_skip("ebpf", &services, &[]) else { return };
+    for frontend in external_frontends(1).into_iter().chain(internal_frontends(1)) {
+        for transport in Transport::ALL {
+            assert_eq!(request_by_socket(&it, transport, frontend).unwrap().name, "p1", "{frontend}");
+        }
+    }
+    assert_eq!(server_by_socket(&it, at(load_balancer_ips(2)[0], 80)), "p2");
+    {
+        let _inside = it.sandbox().enter().unwrap();
+        check_dropped(&it.n1, at(load_balancer_ips(3)[0], 80));
+    }
+    for open in [internal_frontends(3)[0], at(external_ips(3)[0], 80), at(N1[0], NODE_PORT + 3)] {
+        assert_eq!(server_by_socket(&it, open), "p2", "{open}");
+    }
+}
+
+#[test]
+fn the_socket_path_works_without_netfilter_and_reports_it() {
+    let Some(cluster) = TestCluster::or_skip() else { return };
+    cluster.write(&[external("web", 1).endpoint("p1", &P1)]);
+    let agent = start_ready(&cluster, &cluster.command("ebpf").without_netfilter());
+    assert_eq!(server_by_socket(&cluster, internal_frontends(1)[0]), "p1");
+    let text = "not served: traffic without a local socket: cannot talk to nftables";
+    assert!(agent.log().contains(text), "{}", agent.log());
+    let rejected = cluster.n1.run(|| http::metric("kube_proxy_ebpf_rejected_items{by=\"backend\"}"));
+    assert_eq!(rejected, Some(1.0));
+    // It is alive and ready, but load balancers use another node.
+    assert_eq!(health(&cluster, ["/livez", "/readyz", "/healthz"]), [200, 200, 503]);
+    agent.terminate().unwrap();
+    // Without the socket path, it is an error.
+    let mut agent = cluster.start(&cluster.command("nft").without_netfilter());
+    assert_eq!(agent.wait(TIMEOUT).unwrap().code(), Some(1));
+    assert!(agent.log().contains("load the module nf_tables"), "{}", agent.log());
+}
+
+/// A process that is killed when dropped.
+struct KilledOnDrop(Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        // Both fail if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_socket_path_becomes_active_while_the_packet_path_fails() {
+    if !nft_or_skip() {
+        return;
+    }
+    if !kernel_at_least(5, 12) {
+        return skip("tables have no owners here (Linux 5.12)");
+    }
+    let Some(cluster) = TestCluster::or_skip() else { return };
+    let web = external("web", 1);
+    cluster.write(&[web.clone().endpoint("p1", &P1)]);
+    let mut owner = KilledOnDrop(own_table(&cluster, ""));
+    assert!(eventually(TIMEOUT, || nft(&cluster, &["list", "tables"]).contains("kube-proxy-ebpf")));
+    let mut agent = cluster.start(&cluster.command("ebpf"));
+    agent.wait_until_logged(TIMEOUT, "only the socket path is up to date").unwrap();
+    assert!(agent.log().contains("not served: traffic without a local socket"), "{}", agent.log());
+    agent.wait_until(TIMEOUT, || is_ready(&cluster)).unwrap();
+    let by_socket =
+        || request_by_socket(&cluster, Transport::Tcp, internal_frontends(1)[0]).map(|it| it.name);
+    assert_eq!(by_socket().unwrap(), "p1");
+    cluster.write(&[web.endpoint("p2", &P2)]);
+    assert!(eventually(TIMEOUT, || by_socket().is_ok_and(|it| it == "p2")));
+    // Load balancers use another node, and nothing restarts the proxy.
+    assert_eq!(health(&cluster, ["/livez", "/readyz", "/healthz"]), [200, 200, 503]);
+    // The packet path is retried.
+    owner.0.kill().unwrap();
+    let by_packet = || TestCluster::request(&cluster.client, Transport::Tcp, at(N1[0], NODE_PORT + 1));
+    assert!(eventually(TIMEOUT, || by_packet().is_ok_and(|it| it.name == "p2")), "{}", agent.log());
+    let becomes = |status| eventually(TIMEOUT, || health(&cluster, ["/healthz"]) == [status]);
+    assert!(becomes(200), "{}", agent.log());
+    // The same if another process takes the table later.
+    let mut thief = KilledOnDrop(own_table(&cluster, "delete table ip kube-proxy-ebpf; "));
+    assert!(becomes(503), "{}", agent.log());
+    assert_eq!(health(&cluster, ["/livez", "/readyz"]), [200, 200]);
+    thief.0.kill().unwrap();
+    assert!(becomes(200), "{}", agent.log());
+}
+
+/// Runs commands and then makes our table with an owner: no other process can change it while that process lives.
+fn own_table(cluster: &TestCluster, first: &str) -> Child {
+    let mut owner = cluster.n1.run(|| Command::new("nft").arg("-i").stdin(Stdio::piped()).spawn().unwrap());
+    let table = format!("{first}add table ip kube-proxy-ebpf {{ flags owner; }}\n");
+    owner.stdin.as_mut().unwrap().write_all(table.as_bytes()).unwrap();
+    owner
+}
+
+#[test]
+fn a_disabled_datapath_is_removed_once_the_other_is_active() {
+    let Some(cluster) = TestCluster::or_skip() else { return };
+    cluster.write(&[external("web", 1).endpoint("p1", &P1)]);
+    let links = cluster.sandbox().pins().join("links");
+    start_ready(&cluster, &cluster.command("ebpf")).terminate().unwrap();
+    assert!(links.exists() && !dump(&cluster).is_empty());
+    let agent = start_ready(&cluster, &cluster.command("nft"));
+    assert!(eventually(TIMEOUT, || !links.exists()), "{}", agent.log());
+    assert!(agent.log().contains("the socket path is off"), "{}", agent.log());
+    let frontend = internal_frontends(1)[0];
+    assert_eq!(server_by_socket(&cluster, frontend), "p1", "by the packet path");
+    agent.terminate().unwrap();
+    let agent = start_ready(&cluster, &cluster.default_command().arg("--packets=off"));
+    let is_removed = || agent.log().contains("removed our nftables tables");
+    assert!(eventually(TIMEOUT, is_removed), "{}", agent.log());
+    assert_eq!(server_by_socket(&cluster, frontend), "p1");
+}
+
+#[test]
+fn check_reports_the_state_of_the_packet_path() {
+    let Some(cluster) = TestCluster::or_skip() else { return };
+    cluster.write(&[external("web", 1).endpoint("p1", &P1)]);
+    // The levels of the findings about nftables, the packet path and the programs.
+    let check = |arguments: &[&str]| {
+        let output = cluster.n1.run(|| run(cluster.cli("check").arg("--output=json").args(arguments)));
+        let report: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
+        let findings = report["findings"].as_array().unwrap();
+        ["nftables", "packets", "programs"].map(|subject| {
+            let found = findings.iter().find(|it| it["subject"] == subject);
+            found.map_or_else(|| "-".to_owned(), |it| it["level"].as_str().unwrap().to_owned())
+        })
+    };
+    // Before the first start, nothing is missing.
+    assert_eq!(check(&["--backend=nft"]), ["ok", "ok", "-"]);
+    assert_eq!(check(&[]), ["ok", "ok", "-"]);
+    assert_eq!(check(&["--packets=off"])[..2], ["-", "-"]);
+    // `check` changes nothing.
+    assert!(dump(&cluster).is_empty());
+    let agent = start_ready(&cluster, &cluster.command("nft"));
+    assert_eq!(check(&["--backend=nft"]), ["ok", "ok", "-"]);
+    assert!(!agent.log().contains("somebody has changed"), "{}", agent.log());
+    // Without the socket path, `status` shows the tables of the packet path.
+    assert_eq!(cluster.n1.run(|| http::metrics("/proxyMode").unwrap().body), "nftables");
+    let look = |subcommand: &str| cluster.n1.run(|| run(&mut cluster.cli(subcommand)));
+    let check_row = |status: &str| {
+        let row = status.lines().find(|it| it.contains(" 10.96.0.1:80/TCP "));
+        let row = row.unwrap_or_else(|| panic!("{status}"));
+        assert!(row.starts_with("default/web") && row.contains("10.244.1.10:8080"), "{row}");
+    };
+    let status = look("status").success();
+    check_row(&status);
+    assert!(status.contains("programs   none: nftables only\n"), "{status}");
+    let _ = look("dump").success();
+    // If the maps of the socket path cannot be read, that is reported, and the packet path is shown nevertheless.
+    let layout = cluster.sandbox().pins().join("v4");
+    fs::create_dir_all(&layout).unwrap();
+    Array::<_, [u8; 32]>::create(2, 0).unwrap().pin(layout.join("active")).unwrap();
+    let Output { code, stdout: status, .. } = look("status");
+    assert_eq!(code, Some(1), "{status}");
+    check_row(&status);
+    assert!(status.contains("maps       cannot be read: ") && !status.contains("nftables only"), "{status}");
+    let Output { code, stdout: lines, stderr } = look("dump");
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(lines.contains("packets frontend 10.96.0.1:80/TCP "), "{lines}");
+    assert!(stderr.contains("v4/active"), "{stderr}");
+    fs::remove_dir_all(layout).unwrap();
+    // A proxy that runs without the packet path is degraded.
+    agent.terminate().unwrap();
+    let agent = start_ready(&cluster, &cluster.default_command());
+    assert!(eventually(TIMEOUT, || check(&[])[1] == "degraded"), "{}", agent.log());
+}
+
+#[test]
+fn the_health_check_node_port_reports_local_endpoints() {
+    const PORT: u16 = 30_999;
+    let web = || external("web", 1).external_local().health_check_node_port(PORT);
+    let local = || web().endpoint("p1", &P1).endpoint("p2", &P2);
+    RunningCluster::each(&[local()], &[], |mut it| {
+        #[track_caller]
+        fn wait_for(it: &RunningCluster, ip: std::net::IpAddr, status: u16, local_endpoints: usize) {
+            let page = || it.client.run(|| http::get(at(ip, PORT), "/"));
+            let count = format!("\"localEndpoints\":{local_endpoints}");
+            let is_reported = || page().is_ok_and(|it| it.status == status && it.body.contains(&count));
+            assert!(eventually(TIMEOUT, is_reported), "{:?}", page());
+        }
+        for ip in N1 {
+            wait_for(&it, ip, 200, 2);
+        }
+        // Terminating endpoints serve if there are no others, but a load balancer should use another node.
+        it.apply(&[local().terminating()]);
+        wait_for(&it, N1[0], 503, 0);
+        let name = server(&it.client, at(load_balancer_ips(1)[0], 80));
+        assert!(["p1", "p2"].contains(&name.as_str()), "{name}");
+        it.apply(&[local()]);
+        wait_for(&it, N1[0], 200, 2);
+        it.apply(&[web().endpoint_on("n2", "p3", &P3)]);
+        wait_for(&it, N1[0], 503, 0);
+    });
+}
+
+#[test]
+fn incompatible_flags_are_rejected() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.conf");
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                detectLocalMode: BridgeInterface\n";
+    fs::write(&file, text).unwrap();
+    // The error about a field of the file names the file and the field.
+    let config = format!("--config={}", file.display());
+    let in_file = format!("--detect-local-mode is set by the file: {}: detectLocalMode", file.display());
+    let rejected: [(&[&str], &str); 6] = [
+        (&["--nodeport-addresses=primary,10.0.0.0/8"], "`primary` cannot be combined with CIDRs"),
+        (&["--backend=nft", "--packets=off"], "would serve nothing"),
+        (&["--detect-local-mode=BridgeInterface"], "needs --pod-bridge-interface"),
+        (&["--detect-local-mode=InterfaceNamePrefix"], "needs --pod-interface-name-prefix"),
+        (&["--pod-bridge-interface=a-name-that-is-too-long"], "interface names have at most 15 bytes"),
+        (&[&config], &in_file),
+    ];
+    for (flags, text) in rejected {
+        let output = run(Command::new(Build::Product.binary())
+            .args(["run", "--node-name=n1", "--healthz-bind-address=0", "--metrics-bind-address=0"])
+            .arg(format!("--source=file:{}", folder.path().display()))
+            .args(flags));
+        assert_eq!(output.code, Some(64), "{flags:?}: {}", output.stderr);
+        assert!(output.stderr.contains(text), "{flags:?}: {}", output.stderr);
+    }
+}
