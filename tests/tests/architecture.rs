@@ -142,6 +142,15 @@ fn every_claim_names_its_tests() {
     each_row_names_its_tests(&rows);
 }
 
+#[test]
+fn every_defence_names_its_tests() {
+    let text = fs::read_to_string(workspace().join("docs/security.md")).unwrap();
+    let table = text.split("\n## ").find(|it| it.starts_with("What is defended")).unwrap();
+    let rows: Vec<_> = table.lines().filter(|it| it.starts_with("| ") && !it.starts_with("| |")).collect();
+    assert!(!rows.is_empty());
+    each_row_names_its_tests(&rows);
+}
+
 /// The last cell of a row names tests in backquotes.
 #[track_caller]
 fn each_row_names_its_tests(rows: &[&str]) {
