@@ -4,6 +4,7 @@
 //! last state stays active during a failure of any length, and what is listed again is compared with it.
 
 mod apiserver_holddown;
+mod backoff;
 mod client_config;
 mod event_recorder;
 mod options;

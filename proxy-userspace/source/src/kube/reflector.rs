@@ -17,12 +17,13 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
+    backoff::Backoff,
     client_config::ClientConfig,
     options::{Options, Selectors, Timing},
     resource::Resource,
     shared::Shared,
     store::Store,
-    watch_error::{Backoff, ErrorKind, WatchError},
+    watch_error::{ErrorKind, WatchError},
     watch_stream::{EventType, Lines, Page, PartialObject, WatchEvent, decode, read_all},
 };
 

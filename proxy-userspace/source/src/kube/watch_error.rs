@@ -1,4 +1,4 @@
-//! Errors of requests to the API server, and the back-off after them.
+//! Errors of requests to the API server.
 //!
 //! A message is one line that names the resource, the response and the remedy.
 
@@ -6,7 +6,6 @@ use std::{fmt, time::Duration};
 
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 use kube::core::Status;
-use tokio::time::Instant;
 
 use crate::text::{error_chain, one_line, shortened};
 
@@ -107,56 +106,5 @@ impl WatchError {
 impl fmt::Display for WatchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
-    }
-}
-
-/// Limit of the delay that a server requests.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
-
-/// Exponential back-off with jitter.
-#[derive(Debug)]
-pub(super) struct Backoff {
-    limits: (Duration, Duration),
-    next: Duration,
-}
-
-impl Backoff {
-    /// Delays that grow from the first to the second limit.
-    pub(super) fn new(limits: (Duration, Duration)) -> Self {
-        Self { limits, next: limits.0 }
-    }
-
-    /// After a success.
-    pub(super) fn reset(&mut self) {
-        self.next = self.limits.0;
-    }
-
-    /// After a failure: the time of the next try, not before the server allows it.
-    pub(super) fn failed(&mut self, retry_after: Option<Duration>) -> Instant {
-        let delay = self.next.mul_f64(0.5 + fastrand::f64() / 2.0);
-        self.next = (self.next * 2).min(self.limits.1);
-        // Jitter is added to the server's delay too: all nodes may have received the same one.
-        Instant::now() + retry_after.map_or(delay, |it| it.min(MAX_RETRY_AFTER) + delay)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn delays_grow_to_a_limit_differ_and_respect_the_server() {
-        let limits = (Duration::from_millis(500), Duration::from_secs(30));
-        let mut backoff = Backoff::new(limits);
-        let now = Instant::now();
-        let delays: Vec<_> = (0..12).map(|_| backoff.failed(None) - now).collect();
-        assert!(delays[0] >= limits.0 / 2 && delays[0] <= limits.0);
-        assert!(delays[11] >= limits.1 / 2 && delays.iter().all(|it| *it <= limits.1));
-        assert!(delays[8..].iter().collect::<BTreeSet<_>>().len() > 1, "{delays:?}");
-        backoff.reset();
-        assert!(backoff.failed(None) - now <= limits.0);
-        assert!(backoff.failed(Some(Duration::from_secs(7))) - now >= Duration::from_secs(7));
     }
 }
