@@ -6,8 +6,8 @@ use datapath::{ApplyReport, AttachStatus, ForeignProgram, HookStatus, TableFill}
 use model::{
     Protocol, Rejected, ServiceName, Timestamp,
     state::{
-        Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scopes, Service, ServiceKind, ServicePort,
-        ServiceState, TargetPort, TrafficPolicy,
+        Endpoint, EndpointKey, EndpointPort, NodeState, Scopes, Service, ServicePort, ServiceState,
+        TrafficPolicy,
     },
 };
 use publish::{Published, Publisher};
@@ -16,38 +16,20 @@ use publish::{Published, Publisher};
 pub(crate) fn service(name: &str, endpoints: u8, changed: Option<f64>) -> (ServiceName, Arc<ServiceState>) {
     let http = NonZeroU16::new(80).unwrap();
     let service = Service {
-        name: ServiceName::new("default", name),
-        kind: ServiceKind::ClusterIp,
         cluster_ips: vec![[10, 96, 0, 1].into()],
-        external_ips: vec![],
-        load_balancer_ips: vec![],
-        ports: vec![ServicePort {
-            name: String::new(),
-            protocol: Protocol::Tcp,
-            port: http,
-            node_port: None,
-            conflicting_addresses: vec![],
-            target_port: TargetPort::Number(http),
-            has_any_endpoint: PerFamily::default(),
-        }],
+        ports: vec![ServicePort::new(Protocol::Tcp, http)],
         internal_policy: TrafficPolicy::Local,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: vec![],
-        health_check_node_port: None,
+        ..Service::new(ServiceName::new("default", name))
     };
     let endpoints = (0..endpoints).map(|n| Endpoint {
-        key: EndpointKey::Pod(format!("p{n}")),
-        hostname: String::new(),
         v4: Some([10, 1, 0, n].into()),
-        v6: None,
         local: true,
-        serving_terminating: false,
         ports: vec![EndpointPort {
             index: 0,
             port: http,
             scopes: Scopes { internal: true, ..Scopes::default() },
         }],
+        ..Endpoint::new(EndpointKey::Pod(format!("p{n}")))
     });
     let mut state = ServiceState::new(service, endpoints);
     state.trigger_time = changed.map(|it| Timestamp::from_micros((it * 1e6) as i64));

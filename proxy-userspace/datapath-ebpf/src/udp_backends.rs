@@ -115,8 +115,8 @@ mod tests {
     use model::{
         ServiceName,
         state::{
-            Endpoint, EndpointKey, EndpointPort, OtherServing, PerFamily, Scopes, Service, ServiceKind,
-            ServicePort, TargetPort, TrafficPolicy,
+            Endpoint, EndpointKey, EndpointPort, OtherServing, Scopes, Service, ServiceKind, ServicePort,
+            TargetPort,
         },
     };
 
@@ -133,35 +133,22 @@ mod tests {
     fn state(endpoints: &[u8], unselected: &[u8]) -> NodeState {
         let service_port = |name: &str, protocol, node_port| ServicePort {
             name: name.into(),
-            protocol,
-            port: port(DNS),
             node_port: Some(port(node_port)),
-            conflicting_addresses: Vec::new(),
             target_port: TargetPort::Number(port(5353)),
-            has_any_endpoint: PerFamily::default(),
+            ..ServicePort::new(protocol, port(DNS))
         };
         let service = Service {
-            name: ServiceName::new("default", "dns"),
             kind: ServiceKind::NodePort,
             cluster_ips: vec![[10, 96, 0, 10].into()],
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
             ports: vec![service_port("tcp", Protocol::Tcp, 30054), service_port("udp", Protocol::Udp, 30053)],
-            internal_policy: TrafficPolicy::Cluster,
-            external_policy: TrafficPolicy::Cluster,
-            affinity: None,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
+            ..Service::new(ServiceName::new("default", "dns"))
         };
         let scopes = Scopes { internal: true, external: true, cluster: true };
         let endpoint = |n: &u8| Endpoint {
-            key: EndpointKey::Pod(format!("p{n}")),
-            hostname: String::new(),
             v4: Some([10, 1, 0, *n].into()),
-            v6: None,
             local: true,
-            serving_terminating: false,
             ports: [0, 1].map(|index| EndpointPort { index, port: port(5353), scopes }).to_vec(),
+            ..Endpoint::new(EndpointKey::Pod(format!("p{n}")))
         };
         let mut service = ServiceState::new(service, endpoints.iter().map(endpoint));
         service.other_serving =

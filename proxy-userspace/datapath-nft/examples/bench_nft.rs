@@ -17,7 +17,7 @@ use model::{
     Protocol, ServiceName,
     state::{
         ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scopes, Service,
-        ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
+        ServicePort, ServiceState, TargetPort,
     },
 };
 use nix::sched::{CloneFlags, unshare};
@@ -32,34 +32,20 @@ fn service(n: u32, endpoints: u32, affinity: u32) -> ServiceState {
     let port = |it| NonZeroU16::new(it).unwrap();
     let scopes = Scopes { internal: true, external: false, cluster: true };
     let service = Service {
-        name: ServiceName::new(format!("namespace-{}", n % 100), format!("service-{n}")),
-        kind: ServiceKind::ClusterIp,
         cluster_ips: vec![IpAddr::V4(address(96, n))],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         ports: vec![ServicePort {
-            name: String::new(),
-            protocol: Protocol::Tcp,
-            port: port(80),
-            node_port: None,
-            conflicting_addresses: Vec::new(),
             target_port: TargetPort::Number(port(8080)),
             has_any_endpoint: PerFamily { v4: true, v6: false },
+            ..ServicePort::new(Protocol::Tcp, port(80))
         }],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
         affinity: NonZeroU32::new(affinity).map(|timeout_seconds| ClientIpAffinity { timeout_seconds }),
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::new(ServiceName::new(format!("namespace-{}", n % 100), format!("service-{n}")))
     };
     let endpoint = |it: u32| Endpoint {
-        key: EndpointKey::Pod(format!("pod-{n}-{it}")),
-        hostname: String::new(),
         v4: Some(address(128, n * 100 + it)),
-        v6: None,
         local: it == 0,
-        serving_terminating: false,
         ports: vec![EndpointPort { index: 0, port: port(8080), scopes }],
+        ..Endpoint::new(EndpointKey::Pod(format!("pod-{n}-{it}")))
     };
     ServiceState::new(service, (0..endpoints).map(endpoint))
 }

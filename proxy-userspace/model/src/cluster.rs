@@ -15,7 +15,7 @@ use ipnet::IpNet;
 
 pub use crate::Rejected;
 use crate::{
-    Family, PerFamily, Protocol, ServiceName, Timestamp,
+    Family, Protocol, ServiceName, Timestamp,
     state::{self, ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
 };
 
@@ -163,17 +163,35 @@ pub struct ServicePort {
     pub target_port: TargetPort,
 }
 
+impl Service {
+    /// A Service of type ClusterIP without addresses and ports, to be completed.
+    pub fn new(name: ServiceName) -> Self {
+        Self {
+            name,
+            created: None,
+            kind: Some(ServiceKind::ClusterIp),
+            proxy_name: None,
+            cluster_ips: Vec::new(),
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            ports: Vec::new(),
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Cluster,
+            affinity: None,
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+        }
+    }
+}
+
 impl From<&ServicePort> for state::ServicePort {
     /// The port without conflicts and endpoints.
     fn from(port: &ServicePort) -> Self {
         Self {
             name: port.name.clone(),
-            protocol: port.protocol,
-            port: port.port,
             node_port: port.node_port,
-            conflicting_addresses: Vec::new(),
             target_port: port.target_port.clone(),
-            has_any_endpoint: PerFamily::default(),
+            ..Self::new(port.protocol, port.port)
         }
     }
 }
@@ -212,6 +230,21 @@ pub struct EndpointSlice {
     pub trigger_time: Option<Timestamp>,
 }
 
+impl EndpointSlice {
+    /// A slice without ports and endpoints, to be completed.
+    pub fn new(name: SliceName, service: ServiceName, family: Family) -> Self {
+        Self {
+            name,
+            service,
+            headless: false,
+            family,
+            ports: Vec::new(),
+            endpoints: Vec::new(),
+            trigger_time: None,
+        }
+    }
+}
+
 /// One port of an [`EndpointSlice`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicePort {
@@ -242,6 +275,21 @@ pub struct Endpoint {
     pub zone_hints: Vec<Arc<str>>,
 }
 
+impl Endpoint {
+    /// A ready endpoint without a node, a pod and hints, to be completed.
+    pub fn new(address: IpAddr) -> Self {
+        Self {
+            address,
+            conditions: Conditions { ready: true, serving: true, terminating: false },
+            node: None,
+            pod: None,
+            hostname: String::new(),
+            node_hints: Vec::new(),
+            zone_hints: Vec::new(),
+        }
+    }
+}
+
 /// The conditions of an [`Endpoint`], with the defaults of Kubernetes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Conditions {
@@ -269,15 +317,8 @@ mod tests {
     use super::*;
 
     fn slice(name: &str, service: &str) -> EndpointSlice {
-        EndpointSlice {
-            name: SliceName { namespace: "ns".into(), name: name.into() },
-            service: ServiceName::new("ns", service),
-            headless: false,
-            family: Family::V4,
-            ports: Vec::new(),
-            endpoints: Vec::new(),
-            trigger_time: None,
-        }
+        let name = SliceName { namespace: "ns".into(), name: name.into() };
+        EndpointSlice::new(name, ServiceName::new("ns", service), Family::V4)
     }
 
     #[test]

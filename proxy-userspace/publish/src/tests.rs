@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use model::{
     ServiceName,
-    state::{NodeState, Service, ServiceKind, ServiceState, TrafficPolicy},
+    state::{NodeState, Service, ServiceState},
 };
 use tokio::time::timeout;
 
@@ -13,19 +13,7 @@ use crate::Publisher;
 fn state(names: &[&str]) -> NodeState {
     let services = names.iter().map(|name| {
         let name = ServiceName::new("ns", *name);
-        let service = Service {
-            name: name.clone(),
-            kind: ServiceKind::ClusterIp,
-            cluster_ips: Vec::new(),
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
-            ports: Vec::new(),
-            internal_policy: TrafficPolicy::Cluster,
-            external_policy: TrafficPolicy::Cluster,
-            affinity: None,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
-        };
+        let service = Service::new(name.clone());
         (name, Arc::new(ServiceState::new(service, [])))
     });
     NodeState { services: services.collect(), ..NodeState::default() }

@@ -291,33 +291,13 @@ fn paths_are_those_of_kpng() {
     let name = ServiceName::new("ns", "svc");
     assert_eq!(service_path(&name), "ns/svc");
     let key = EndpointKey::Pod("pod".into());
-    let it = Endpoint {
-        key,
-        hostname: String::new(),
-        v4: None,
-        v6: None,
-        local: false,
-        serving_terminating: false,
-        ports: Vec::new(),
-    };
+    let it = Endpoint::new(key);
     assert_eq!(endpoint_path(&name, &it), "ns/svc/pod");
 }
 
 #[test]
 fn fields_that_kpng_requires_are_present_if_empty() {
-    let message = service(&Service {
-        name: ServiceName::new("ns", "svc"),
-        kind: ServiceKind::ClusterIp,
-        cluster_ips: Vec::new(),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        ports: Vec::new(),
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
-    });
+    let message = service(&Service::new(ServiceName::new("ns", "svc")));
     let ips = message.ips.unwrap();
     assert!(ips.cluster_ips.is_some() && ips.external_ips.is_some() && ips.load_balancer_ips.is_some());
 }

@@ -8,9 +8,7 @@ use std::{
 
 use model::{
     Protocol,
-    state::{
-        Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind, ServicePort, TargetPort,
-    },
+    state::{Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind, ServicePort},
 };
 use publish::Publisher;
 use reconciler::Observer as _;
@@ -27,38 +25,25 @@ const HTTP: NonZeroU16 = NonZeroU16::new(80).expect("it is not zero");
 /// A Service that is asked for at a port; with endpoints here, and with one elsewhere.
 fn service(name: &str, port: u16, here: usize) -> ServiceState {
     let service = Service {
-        name: ServiceName::new("shop", name),
         kind: ServiceKind::LoadBalancer,
         cluster_ips: vec![Ipv4Addr::new(10, 96, 0, 1).into()],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         ports: vec![ServicePort {
-            name: String::new(),
-            protocol: Protocol::Tcp,
-            port: HTTP,
-            node_port: None,
-            conflicting_addresses: Vec::new(),
-            target_port: TargetPort::Number(HTTP),
             has_any_endpoint: PerFamily { v4: true, v6: false },
+            ..ServicePort::new(Protocol::Tcp, HTTP)
         }],
-        internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Local,
-        affinity: None,
-        source_ranges: Vec::new(),
         health_check_node_port: NonZeroU16::new(port),
+        ..Service::new(ServiceName::new("shop", name))
     };
     let endpoint = |n: usize| Endpoint {
-        key: EndpointKey::Pod(format!("{name}-{n}")),
-        hostname: String::new(),
         v4: Some(Ipv4Addr::new(10, 244, 0, u8::try_from(n).unwrap())),
-        v6: None,
         local: n < here,
-        serving_terminating: false,
         ports: vec![EndpointPort {
             index: 0,
             port: HTTP,
             scopes: Scopes { internal: true, external: n < here, cluster: true },
         }],
+        ..Endpoint::new(EndpointKey::Pod(format!("{name}-{n}")))
     };
     ServiceState::new(service, (0..=here).map(endpoint))
 }

@@ -6,10 +6,8 @@ use std::{net::Ipv4Addr, num::NonZeroU16, sync::Arc, time::Duration};
 
 use model::{
     Family, Protocol, ServiceName,
-    cluster::{
-        ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
-    },
-    state::{ServiceKind, TargetPort, TrafficPolicy},
+    cluster::{ClusterState, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort},
+    state::TargetPort,
 };
 use nix::time::{ClockId, clock_gettime};
 
@@ -62,16 +60,16 @@ impl Cluster {
             endpoint(Ipv4Addr::from(address), &pod, &node_name(node))
         });
         EndpointSlice {
-            name: SliceName {
-                namespace: Arc::clone(&name.namespace),
-                name: format!("{}-slice", name.name).into(),
-            },
-            service: name.clone(),
-            headless: false,
-            family: Family::V4,
             ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: TARGET }],
             endpoints: endpoints.collect(),
-            trigger_time: None,
+            ..EndpointSlice::new(
+                SliceName {
+                    namespace: Arc::clone(&name.namespace),
+                    name: format!("{}-slice", name.name).into(),
+                },
+                name.clone(),
+                Family::V4,
+            )
         }
     }
 }
@@ -86,13 +84,7 @@ fn service_name(index: u32) -> ServiceName {
 
 fn service(index: u32) -> Service {
     Service {
-        name: service_name(index),
-        created: None,
-        kind: Some(ServiceKind::ClusterIp),
-        proxy_name: None,
         cluster_ips: vec![Ipv4Addr::from(0x0a60_0000 + index).into()],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         ports: vec![ServicePort {
             name: "http".into(),
             protocol: Protocol::Tcp,
@@ -100,24 +92,12 @@ fn service(index: u32) -> Service {
             node_port: None,
             target_port: TargetPort::Number(TARGET),
         }],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::new(service_name(index))
     }
 }
 
 fn endpoint(address: Ipv4Addr, pod: &str, node: &str) -> Endpoint {
-    Endpoint {
-        address: address.into(),
-        conditions: Conditions { ready: true, serving: true, terminating: false },
-        node: Some(node.into()),
-        pod: Some(pod.into()),
-        hostname: String::new(),
-        node_hints: Vec::new(),
-        zone_hints: Vec::new(),
-    }
+    Endpoint { node: Some(node.into()), pod: Some(pod.into()), ..Endpoint::new(address.into()) }
 }
 
 /// CPU time of this process.

@@ -27,19 +27,9 @@ fn number(port: u16) -> NonZeroU16 {
 /// A Service with one port and a cluster IP of each family.
 fn service() -> Service {
     Service {
-        name: ServiceName::new("ns", "web"),
-        created: None,
-        kind: Some(ServiceKind::ClusterIp),
-        proxy_name: None,
         cluster_ips: vec!["10.96.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         ports: vec![service_port("", Protocol::Tcp, 80)],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::new(ServiceName::new("ns", "web"))
     }
 }
 
@@ -57,13 +47,13 @@ fn with_node_port() -> Service {
 
 fn slice_named(name: &str, family: Family, endpoints: Vec<Endpoint>) -> EndpointSlice {
     EndpointSlice {
-        name: SliceName { namespace: "ns".into(), name: name.into() },
-        service: ServiceName::new("ns", "web"),
-        headless: false,
-        family,
         ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: number(8080) }],
         endpoints,
-        trigger_time: None,
+        ..EndpointSlice::new(
+            SliceName { namespace: "ns".into(), name: name.into() },
+            ServiceName::new("ns", "web"),
+            family,
+        )
     }
 }
 
@@ -74,15 +64,7 @@ fn slice(endpoints: impl Into<Vec<Endpoint>>) -> EndpointSlice {
 
 /// A ready endpoint on another node.
 fn at(address: &str) -> Endpoint {
-    Endpoint {
-        address: address.parse().unwrap(),
-        conditions: Conditions { ready: true, serving: true, terminating: false },
-        node: Some("n2".into()),
-        pod: None,
-        hostname: String::new(),
-        node_hints: Vec::new(),
-        zone_hints: Vec::new(),
-    }
+    Endpoint { node: Some("n2".into()), ..Endpoint::new(address.parse().unwrap()) }
 }
 
 /// A ready endpoint on this node.

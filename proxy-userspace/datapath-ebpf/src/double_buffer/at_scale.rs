@@ -8,10 +8,7 @@ use std::{
 
 use model::{
     Protocol, ServiceName,
-    state::{
-        Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scopes, Service, ServiceKind, ServicePort,
-        ServiceState, TargetPort, TrafficPolicy,
-    },
+    state::{Endpoint, EndpointKey, EndpointPort, NodeState, Scopes, Service, ServicePort, ServiceState},
 };
 
 use super::*;
@@ -27,31 +24,15 @@ fn number(it: u16) -> NonZeroU16 {
 }
 
 fn port(number: NonZeroU16, protocol: Protocol) -> ServicePort {
-    ServicePort {
-        name: format!("{protocol}-{number}"),
-        protocol,
-        port: number,
-        node_port: None,
-        target_port: TargetPort::Number(number),
-        conflicting_addresses: Vec::new(),
-        has_any_endpoint: PerFamily::default(),
-    }
+    ServicePort { name: format!("{protocol}-{number}"), ..ServicePort::new(protocol, number) }
 }
 
 /// A Service `default/s<n>` without endpoints, at the n-th address of 10.64.0.0/10.
 fn service(n: u32, ports: Vec<ServicePort>) -> Service {
     Service {
-        name: ServiceName::new("default", format!("s{n}")),
-        kind: ServiceKind::ClusterIp,
         cluster_ips: vec![cluster_ip(n)],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         ports,
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::new(ServiceName::new("default", format!("s{n}")))
     }
 }
 
@@ -71,15 +52,7 @@ fn pod(n: u32) -> Ipv4Addr {
 /// An endpoint that serves these ports of its Service at 8080.
 fn endpoint(n: u32, v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>, ports: u16) -> Endpoint {
     let ports = (0..ports).map(|index| EndpointPort { index, port: number(8080), scopes: EVERYTHING });
-    Endpoint {
-        key: EndpointKey::Pod(format!("p{n}")),
-        hostname: String::new(),
-        v4,
-        v6,
-        local: false,
-        serving_terminating: false,
-        ports: ports.collect(),
-    }
+    Endpoint { v4, v6, ports: ports.collect(), ..Endpoint::new(EndpointKey::Pod(format!("p{n}"))) }
 }
 
 fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {

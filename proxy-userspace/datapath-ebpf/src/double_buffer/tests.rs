@@ -10,8 +10,8 @@ use std::{
 use model::{
     Family, Protocol, ServiceName,
     state::{
-        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scope, Scopes, Service,
-        ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, NodeState, Scope, Scopes, Service,
+        ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
 use proptest::prelude::*;
@@ -30,31 +30,24 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
     let name = ServiceName::new("default", format!("s{n}"));
     let port = |name: &str, protocol, port| ServicePort {
         name: name.into(),
-        protocol,
-        port: NonZeroU16::new(port).unwrap(),
         node_port: n.is_multiple_of(5).then(|| NonZeroU16::new(30_000 + u16::from(n)).unwrap()),
         target_port: TargetPort::Number(NonZeroU16::new(8080).unwrap()),
-        conflicting_addresses: Vec::new(),
-        has_any_endpoint: PerFamily::default(),
+        ..ServicePort::new(protocol, NonZeroU16::new(port).unwrap())
     };
     let scopes =
         |n: u8| Scopes { internal: !n.is_multiple_of(4), external: false, cluster: !n.is_multiple_of(5) };
     let endpoint = |n: &u8| Endpoint {
-        key: EndpointKey::Pod(format!("p{n}")),
-        hostname: String::new(),
         v4: Some([10, 1, 0, *n].into()),
         // Every third pod has no v6 address.
         v6: (!n.is_multiple_of(3)).then(|| [0xfd01, 0, 0, 0, 0, 0, 0, u16::from(*n)].into()),
         local: true,
-        serving_terminating: false,
         ports: vec![
             EndpointPort { index: 0, port: NonZeroU16::new(8080).unwrap(), scopes: scopes(*n) },
             EndpointPort { index: 1, port: NonZeroU16::new(5353).unwrap(), scopes: scopes(*n) },
         ],
+        ..Endpoint::new(EndpointKey::Pod(format!("p{n}")))
     };
     let service = Service {
-        name: name.clone(),
-        kind: ServiceKind::ClusterIp,
         cluster_ips: vec![
             IpAddr::from([10, 96, 0, at]),
             IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(at)]),
@@ -70,11 +63,10 @@ fn service(n: u8, at: u8, endpoints: &[u8]) -> (ServiceName, Arc<ServiceState>) 
             Vec::new()
         },
         ports: vec![port("http", Protocol::Tcp, 80), port("dns", Protocol::Udp, 53)],
-        internal_policy: TrafficPolicy::Cluster,
         external_policy: if n.is_multiple_of(2) { TrafficPolicy::Local } else { TrafficPolicy::Cluster },
         affinity: n.is_multiple_of(7).then_some(ClientIpAffinity { timeout_seconds: NonZeroU32::MIN }),
         source_ranges: if n.is_multiple_of(8) { vec!["192.0.2.0/24".parse().unwrap()] } else { Vec::new() },
-        health_check_node_port: None,
+        ..Service::new(name.clone())
     };
     (name, Arc::new(ServiceState::new(service, endpoints.iter().map(endpoint))))
 }

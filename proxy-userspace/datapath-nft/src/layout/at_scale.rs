@@ -9,8 +9,8 @@ use std::{
 use model::{
     Protocol,
     state::{
-        Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind, ServicePort,
-        ServiceState, TargetPort, TrafficPolicy,
+        Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServicePort, ServiceState,
+        TargetPort,
     },
 };
 
@@ -37,35 +37,21 @@ fn service(
     pods: impl IntoIterator<Item = (Option<Ipv4Addr>, Option<Ipv6Addr>)>,
 ) -> ServiceState {
     let service = Service {
-        name: ServiceName::new("default", format!("s{n}")),
-        kind: ServiceKind::ClusterIp,
         cluster_ips: vec![cluster_ip(n)],
         external_ips: external_ips.to_vec(),
-        load_balancer_ips: Vec::new(),
         ports: vec![ServicePort {
-            name: String::new(),
-            protocol: Protocol::Tcp,
-            port: number(80),
-            node_port: None,
-            conflicting_addresses: Vec::new(),
             target_port: TargetPort::Number(number(8080)),
             has_any_endpoint: PerFamily { v4: true, v6: false },
+            ..ServicePort::new(Protocol::Tcp, number(80))
         }],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::new(ServiceName::new("default", format!("s{n}")))
     };
     let scopes = Scopes { internal: true, external: true, cluster: true };
     let endpoint = |(n, (v4, v6))| Endpoint {
-        key: EndpointKey::Pod(format!("p{n:06}")),
-        hostname: String::new(),
         v4,
         v6,
-        local: false,
-        serving_terminating: false,
         ports: vec![EndpointPort { index: 0, port: number(8080), scopes }],
+        ..Endpoint::new(EndpointKey::Pod(format!("p{n:06}")))
     };
     ServiceState::new(service, (0_u32..).zip(pods).map(endpoint))
 }

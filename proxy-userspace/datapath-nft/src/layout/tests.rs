@@ -54,41 +54,32 @@ impl Made {
     fn state(&self) -> ServiceState {
         let policy = |local| if local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
         let service = Service {
-            name: ServiceName::new("default", format!("service-{}", self.n)),
             kind: ServiceKind::LoadBalancer,
             cluster_ips: vec![IpAddr::from([10, 96, 0, self.n])],
-            external_ips: Vec::new(),
             load_balancer_ips: self.balancer.map(|it| IpAddr::from([203, 0, 113, it])).into_iter().collect(),
             ports: vec![ServicePort {
-                name: String::new(),
-                protocol: Protocol::Udp,
-                port: number(53),
                 node_port: self.node_port.map(number),
-                conflicting_addresses: Vec::new(),
                 target_port: TargetPort::Number(number(5353)),
                 has_any_endpoint: PerFamily { v4: self.usable, v6: false },
+                ..ServicePort::new(Protocol::Udp, number(53))
             }],
-            internal_policy: TrafficPolicy::Cluster,
             external_policy: policy(self.external_local),
             affinity: self.affinity.then(|| ClientIpAffinity { timeout_seconds: 60.try_into().unwrap() }),
             source_ranges: self.ranges.iter().map(|it| it.parse().unwrap()).collect(),
-            health_check_node_port: None,
+            ..Service::new(ServiceName::new("default", format!("service-{}", self.n)))
         };
         let endpoints = self.pods.iter().enumerate().map(|(position, pod)| {
             let local = position < self.local;
             let external = local || !self.external_local;
             Endpoint {
-                key: EndpointKey::Pod(format!("pod-{pod}")),
-                hostname: String::new(),
                 v4: Some([10, 244, 0, *pod].into()),
-                v6: None,
                 local,
-                serving_terminating: false,
                 ports: vec![EndpointPort {
                     index: 0,
                     port: number(5353),
                     scopes: Scopes { internal: true, external, cluster: true },
                 }],
+                ..Endpoint::new(EndpointKey::Pod(format!("pod-{pod}")))
             }
         });
         ServiceState::new(service, endpoints)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::{collection::vec, prelude::*};
 
 use super::{tree::TreeNode, *};
-use crate::state::{Service, ServiceKind, TrafficPolicy};
+use crate::state::Service;
 
 fn name(number: usize) -> ServiceName {
     ServiceName::new("ns", format!("s{number:05}"))
@@ -14,17 +14,8 @@ fn name(number: usize) -> ServiceName {
 /// A Service; two versions of it are not equal.
 fn state(number: usize, version: u16) -> Arc<ServiceState> {
     let service = Service {
-        name: name(number),
-        kind: ServiceKind::ClusterIp,
         cluster_ips: vec![std::net::Ipv4Addr::from(0x0a00_0000 + u32::from(version)).into()],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        ports: Vec::new(),
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::new(name(number))
     };
     Arc::new(ServiceState::new(service, []))
 }

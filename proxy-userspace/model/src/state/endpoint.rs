@@ -28,6 +28,19 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
+    /// An endpoint without addresses and ports, to be completed.
+    pub fn new(key: EndpointKey) -> Self {
+        Self {
+            key,
+            hostname: String::new(),
+            v4: None,
+            v6: None,
+            local: false,
+            serving_terminating: false,
+            ports: Vec::new(),
+        }
+    }
+
     /// Its address in one family.
     pub fn address(&self, family: Family) -> Option<IpAddr> {
         match family {

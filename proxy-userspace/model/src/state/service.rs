@@ -107,6 +107,23 @@ pub struct Service {
 }
 
 impl Service {
+    /// A Service of type ClusterIP without addresses and ports, to be completed.
+    pub fn new(name: ServiceName) -> Self {
+        Self {
+            name,
+            kind: ServiceKind::ClusterIp,
+            cluster_ips: Vec::new(),
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            ports: Vec::new(),
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Cluster,
+            affinity: None,
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+        }
+    }
+
     /// All its addresses: cluster, external and load balancer IPs; an address may appear twice.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         [&self.cluster_ips, &self.external_ips, &self.load_balancer_ips].into_iter().flatten().copied()
@@ -159,6 +176,21 @@ pub struct ServicePort {
     /// Whether any endpoint in the cluster could serve it, even if this node may not use it, per family.
     /// A port without a target on this node drops traffic if so, and otherwise rejects it.
     pub has_any_endpoint: PerFamily<bool>,
+}
+
+impl ServicePort {
+    /// A port without a name, a node port and endpoints, to be completed.
+    pub fn new(protocol: Protocol, port: NonZeroU16) -> Self {
+        Self {
+            name: String::new(),
+            protocol,
+            port,
+            node_port: None,
+            conflicting_addresses: Vec::new(),
+            target_port: TargetPort::Number(port),
+            has_any_endpoint: PerFamily::default(),
+        }
+    }
 }
 
 /// The `targetPort` of a Service port.

@@ -30,30 +30,21 @@ fn published() -> Published {
     };
     let name = ServiceName::new("shop", "y");
     let service = Service {
-        name: name.clone(),
         kind: ServiceKind::NodePort,
         cluster_ips: vec!["10.96.0.10".parse().unwrap()],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         ports: vec![port("http", 80, Some(number(30080))), port("no", 81, None)],
-        internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Local,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::new(name.clone())
     };
     let endpoint = |last: u8, local| Endpoint {
-        key: EndpointKey::Pod(format!("p{last}")),
-        hostname: String::new(),
         v4: Some([10, 1, 0, last].into()),
-        v6: None,
         local,
-        serving_terminating: false,
         ports: vec![EndpointPort {
             index: 0,
             port: number(8080),
             scopes: Scopes { internal: true, external: local, cluster: true },
         }],
+        ..Endpoint::new(EndpointKey::Pod(format!("p{last}")))
     };
     let endpoints = (1..6).map(|last| endpoint(last, last == 1));
     let services = [(name, Arc::new(ServiceState::new(service, endpoints)))].into_iter().collect();

@@ -12,8 +12,8 @@ use std::{
 use model::{
     Protocol, ServiceName,
     state::{
-        Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scopes, Service, ServiceKind, ServicePort,
-        ServiceState, TargetPort, TrafficPolicy,
+        Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scopes, Service, ServicePort,
+        ServiceState, TargetPort,
     },
 };
 use prost::Message as _;
@@ -42,41 +42,27 @@ pub(crate) fn service(path: &str, endpoints: &[(&str, u8)]) -> (ServiceName, Arc
     let name = ServiceName::new(namespace, name);
     let number = |port| NonZeroU16::new(port).unwrap();
     let service = Service {
-        name: name.clone(),
-        kind: ServiceKind::ClusterIp,
         cluster_ips: vec![Ipv4Addr::new(10, 96, 0, 1).into()],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         ports: vec![ServicePort {
             name: "http".into(),
-            protocol: Protocol::Tcp,
-            port: number(80),
-            node_port: None,
             target_port: TargetPort::Number(number(8080)),
-            conflicting_addresses: Vec::new(),
             has_any_endpoint: PerFamily { v4: true, v6: false },
+            ..ServicePort::new(Protocol::Tcp, number(80))
         }],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::new(name.clone())
     };
     let endpoint = |(key, last): &(&str, u8)| Endpoint {
-        key: match key.strip_prefix('@') {
-            Some(key) => EndpointKey::Anonymous(key.into()),
-            None => EndpointKey::Pod((*key).into()),
-        },
-        hostname: String::new(),
         v4: Some(Ipv4Addr::new(10, 1, 0, *last)),
-        v6: None,
         local: *last < 100,
-        serving_terminating: false,
         ports: vec![EndpointPort {
             index: 0,
             port: number(8080),
             scopes: Scopes { internal: true, external: true, cluster: true },
         }],
+        ..Endpoint::new(match key.strip_prefix('@') {
+            Some(key) => EndpointKey::Anonymous(key.into()),
+            None => EndpointKey::Pod((*key).into()),
+        })
     };
     let mut endpoints: Vec<_> = endpoints.iter().map(endpoint).collect();
     endpoints.sort_by(|a, b| a.key.cmp(&b.key));

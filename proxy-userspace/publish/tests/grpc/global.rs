@@ -4,10 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use model::{
     Family, Protocol, ServiceName, Timestamp,
-    cluster::{
-        ClusterState, Conditions, Endpoint, EndpointSlice, Service, ServicePort, SliceName, SlicePort,
-    },
-    state::{ServiceKind, TargetPort, TrafficPolicy},
+    cluster::{ClusterState, Endpoint, EndpointSlice, Service, ServicePort, SliceName, SlicePort},
+    state::TargetPort,
 };
 use proxy_contract::{
     Target,
@@ -26,13 +24,7 @@ use crate::{
 pub(crate) fn service(name: &str) -> Service {
     let number = |port| std::num::NonZeroU16::new(port).unwrap();
     Service {
-        name: ServiceName::new("ns", name),
-        created: None,
-        kind: Some(ServiceKind::ClusterIp),
-        proxy_name: None,
         cluster_ips: vec!["10.96.0.1".parse().unwrap()],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         ports: vec![ServicePort {
             name: "http".into(),
             protocol: Protocol::Tcp,
@@ -40,39 +32,27 @@ pub(crate) fn service(name: &str) -> Service {
             node_port: None,
             target_port: TargetPort::Number(number(8080)),
         }],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::new(ServiceName::new("ns", name))
     }
 }
 
 pub(crate) fn endpoint(address: &str) -> Endpoint {
-    Endpoint {
-        address: address.parse().unwrap(),
-        conditions: Conditions { ready: true, serving: true, terminating: false },
-        node: Some("n1".into()),
-        pod: None,
-        hostname: String::new(),
-        node_hints: Vec::new(),
-        zone_hints: Vec::new(),
-    }
+    Endpoint { node: Some("n1".into()), ..Endpoint::new(address.parse().unwrap()) }
 }
 
 pub(crate) fn slice(name: &str, service: &str, endpoints: &[&str]) -> EndpointSlice {
     EndpointSlice {
-        name: SliceName { namespace: "ns".into(), name: name.into() },
-        service: ServiceName::new("ns", service),
-        headless: false,
-        family: Family::V4,
         ports: vec![SlicePort {
             name: "http".into(),
             protocol: Protocol::Tcp,
             port: std::num::NonZeroU16::new(8080).unwrap(),
         }],
         endpoints: endpoints.iter().map(|it| endpoint(it)).collect(),
-        trigger_time: None,
+        ..EndpointSlice::new(
+            SliceName { namespace: "ns".into(), name: name.into() },
+            ServiceName::new("ns", service),
+            Family::V4,
+        )
     }
 }
 

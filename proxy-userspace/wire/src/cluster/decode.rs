@@ -204,13 +204,8 @@ fn slices(
     if groups.is_empty() && trigger_time.is_some() {
         // The last endpoint was removed, which is a change as well. No slice of a cluster has such a name.
         return vec![EndpointSlice {
-            name: name(format!("{}+", service.name.name)),
-            service: service.name.clone(),
-            headless: false,
-            family: Family::V4,
-            ports: Vec::new(),
-            endpoints: Vec::new(),
             trigger_time,
+            ..EndpointSlice::new(name(format!("{}+", service.name.name)), service.name.clone(), Family::V4)
         }];
     }
     let mut names = BTreeMap::<&str, usize>::new();
