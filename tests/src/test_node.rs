@@ -319,7 +319,7 @@ impl TestNode {
         self.sandbox.pins().join(format!("v{}/programs/{hook}", newest.unwrap_or_default()))
     }
 
-    /// The folders of map layouts, such as `v4`, sorted.
+    /// The folders of map layouts, such as `v5`, sorted.
     ///
     /// # Panics
     ///
