@@ -1,6 +1,6 @@
-//! Compiles one Service: where it answers packets, and where each of them may go. Pure and total.
+//! Compiles one Service: its frontends, and where packets to each of them go. Pure and total.
 //!
-//! Which slot an endpoint has is not decided here but in [`super::layout`], which remembers what is where.
+//! [`super::layout`] assigns slots to endpoints, since it knows the previous ones.
 
 use std::{
     collections::BTreeSet,
@@ -15,12 +15,12 @@ use model::{
 };
 
 use crate::{
-    endpoint_selector::{LONGEST_AFFINITY, Pick},
-    rules::Behaviour,
+    endpoint_selector::{MAX_AFFINITY_SECONDS, Selector},
+    rules::FrontendPolicy,
 };
 use datapath::FrontendKind;
 
-/// Where a Service answers; a node port has the unspecified address of its family.
+/// The address of a frontend; a node port has the unspecified address of its family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct FrontendAddress {
     /// Its IP address and port.
@@ -44,12 +44,12 @@ impl fmt::Display for FrontendAddress {
 
 /// Where packets to a frontend go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Action {
     /// To one of a set of endpoints.
     To(Scope),
-    /// Back, with a refusal: nobody serves it.
+    /// Rejected: the Service has no endpoint.
     Refuse,
-    /// Nowhere: somebody serves it, but not here.
+    /// Dropped: the Service has endpoints, but none that the policy allows here.
     Drop,
 }
 
@@ -59,14 +59,14 @@ pub(super) struct Frontend {
     /// The address.
     pub(super) address: FrontendAddress,
     /// Why the Service answers there.
-    pub(super) claim: FrontendKind,
-    /// What is done with its packets.
-    pub(super) behaviour: Behaviour,
-    /// Where those from inside go.
-    pub(super) inside: Way,
-    /// Where those from outside go.
-    pub(super) outside: Way,
-    /// The sources that may use it, first and last address; only if its behaviour asks for them.
+    pub(super) kind: FrontendKind,
+    /// The policy for its packets.
+    pub(super) policy: FrontendPolicy,
+    /// Where traffic from pods and this node goes.
+    pub(super) internal: Action,
+    /// Where traffic from elsewhere goes.
+    pub(super) external: Action,
+    /// The allowed sources, first and last address of each range; only if its policy checks them.
     pub(super) sources: Vec<(IpAddr, IpAddr)>,
 }
 
@@ -75,28 +75,29 @@ pub(super) struct Frontend {
 pub(super) struct PortImage {
     /// Its position among the ports of the Service.
     pub(super) index: usize,
-    /// What tells it from others: its cluster IP, with protocol and port.
+    /// Its identity: the cluster IP with protocol and port.
     pub(super) identity: FrontendAddress,
     /// Its addresses, each once; the identity is the first.
     pub(super) frontends: Vec<Frontend>,
-    /// Its sets of endpoints, each sorted; of equal ones only the first, unless clients keep their endpoints.
+    /// Its endpoint sets, each sorted; of equal ones only the first, unless there is session affinity.
     pub(super) sets: Vec<(Scope, Vec<SocketAddr>)>,
-    /// For how many seconds a client keeps its endpoint; 0 if it does not.
+    /// The timeout of session affinity in seconds; 0 without affinity.
     pub(super) affinity: u32,
-    /// Where flows may stay that go there, and none may begin.
+    /// Endpoints that keep existing flows but get no new ones.
     pub(super) unselected: Vec<SocketAddr>,
 }
 
 impl PortImage {
-    /// Where flows may go.
+    /// The endpoints that flows may lead to.
     pub(super) fn allowed(&self) -> BTreeSet<SocketAddr> {
         let selected = self.sets.iter().flat_map(|(_, set)| set);
         selected.chain(&self.unselected).copied().collect()
     }
 
-    /// Whether every flow that had a place to go before may stay there, and none was without one.
+    /// Whether every existing flow may stay where it is, and none was rejected or dropped before.
     pub(super) fn keeps_flows_of(&self, before: &Self) -> bool {
-        let has_endpoints = |it: &Frontend| matches!((it.inside, it.outside), (Way::To(_), Way::To(_)));
+        let has_endpoints =
+            |it: &Frontend| matches!((it.internal, it.external), (Action::To(_), Action::To(_)));
         self.identity == before.identity
             && self.frontends == before.frontends
             && self.frontends.iter().all(has_endpoints)
@@ -113,11 +114,11 @@ pub(super) struct ServiceImage {
     pub(super) cluster_ips: Vec<IpAddr>,
     /// The addresses of its endpoints on this node.
     pub(super) local: BTreeSet<IpAddr>,
-    /// What of it is not served.
+    /// What of it is not served, and why.
     pub(super) rejected: Vec<Rejected>,
 }
 
-/// The number of a set, from the traffic it was made for.
+/// The number of the endpoint set for a scope.
 pub(super) fn set_number(scope: Scope) -> u32 {
     match scope {
         Scope::Cluster => 0,
@@ -126,7 +127,7 @@ pub(super) fn set_number(scope: Scope) -> u32 {
     }
 }
 
-/// Compiles a Service for a node that has these addresses.
+/// Compiles a Service for a node with these addresses.
 pub(super) fn compile(state: &ServiceState, node: &[IpAddr]) -> ServiceImage {
     let mut image = ServiceImage::default();
     let service = &state.service;
@@ -138,7 +139,7 @@ pub(super) fn compile(state: &ServiceState, node: &[IpAddr]) -> ServiceImage {
         let family = Family::of(ip);
         image.cluster_ips.push(ip);
         for (index, port) in service.ports.iter().enumerate() {
-            // Who has lost its cluster IP to another Service is not served in this family at all.
+            // A Service that lost its cluster IP to another one is not served in this family at all.
             if !port.conflicting_addresses.contains(&ip) {
                 let port = Port { state, index, port, family, node };
                 let compiled = port.compile(ip, &mut image);
@@ -154,8 +155,8 @@ pub(super) fn compile(state: &ServiceState, node: &[IpAddr]) -> ServiceImage {
 }
 
 impl ServiceImage {
-    fn reject(&mut self, service: &Service, claim: FrontendKind, what: impl fmt::Display, reason: String) {
-        self.rejected.push(Rejected { item: format!("{} {claim} {what}", service.name), reason });
+    fn reject(&mut self, service: &Service, kind: FrontendKind, what: impl fmt::Display, reason: String) {
+        self.rejected.push(Rejected { item: format!("{} {kind} {what}", service.name), reason });
     }
 }
 
@@ -178,14 +179,14 @@ impl Port<'_> {
             identity,
             frontends: Vec::new(),
             sets: Vec::new(),
-            affinity: affinity.map_or(0, |it| it.timeout_seconds.get().min(LONGEST_AFFINITY)),
+            affinity: affinity.map_or(0, |it| it.timeout_seconds.get().min(MAX_AFFINITY_SECONDS)),
             unselected: self.unselected(),
         };
-        // The usual case first: sets that are equal to it are not kept twice.
+        // The common case first; equal sets are stored once.
         let mut way = |scope, compiled: &mut PortImage| {
-            let (way, beyond) = self.way(scope, compiled);
-            if beyond > 0 {
-                let reason = format!("{beyond} endpoints too many for session affinity; the others serve it");
+            let (way, excess) = self.way(scope, compiled);
+            if excess > 0 {
+                let reason = format!("{excess} endpoints too many for session affinity; the others serve");
                 image.reject(&self.state.service, FrontendKind::ClusterIp, identity, reason);
             }
             way
@@ -199,42 +200,42 @@ impl Port<'_> {
         let is_local = *external_policy == TrafficPolicy::Local;
         let by_policy = |cluster, local| if is_local { local } else { cluster };
 
-        let mut add = |address: FrontendAddress, claim, behaviour, inside, outside, sources| {
+        let mut add = |address: FrontendAddress, kind, policy, internal, external, sources| {
             if compiled.frontends.iter().any(|it| it.address == address) {
-                let reason = "this Service names the same address and port before; the first one counts";
-                image.reject(&self.state.service, claim, address, reason.into());
+                let reason = "this Service lists the same address and port twice; the first one is used";
+                image.reject(&self.state.service, kind, address, reason.into());
                 return;
             }
-            compiled.frontends.push(Frontend { address, claim, behaviour, inside, outside, sources });
+            compiled.frontends.push(Frontend { address, kind, policy, internal, external, sources });
         };
-        add(identity, FrontendKind::ClusterIp, Behaviour::ClusterIp, internal, internal, Vec::new());
-        let reachable = by_policy(Behaviour::External, Behaviour::ExternalLocal);
-        let guarded = by_policy(Behaviour::Guarded, Behaviour::GuardedLocal);
+        add(identity, FrontendKind::ClusterIp, FrontendPolicy::ClusterIp, internal, internal, Vec::new());
+        let reachable = by_policy(FrontendPolicy::External, FrontendPolicy::ExternalLocal);
+        let source_ranges = by_policy(FrontendPolicy::SourceRanges, FrontendPolicy::SourceRangesLocal);
         let mut unusable_ips = Vec::new();
         let kinds =
             [(FrontendKind::LoadBalancerIp, load_balancer_ips), (FrontendKind::ExternalIp, external_ips)];
-        for (claim, ip) in kinds.into_iter().flat_map(|(claim, ips)| ips.iter().map(move |ip| (claim, *ip))) {
+        for (kind, ip) in kinds.into_iter().flat_map(|(kind, ips)| ips.iter().map(move |ip| (kind, *ip))) {
             if Family::of(ip) != self.family || self.port.conflicting_addresses.contains(&ip) {
                 continue;
             }
             if let Some(reason) = unusable(ip) {
-                unusable_ips.push((claim, ip, reason));
+                unusable_ips.push((kind, ip, reason));
                 continue;
             }
-            let sources = if claim == FrontendKind::LoadBalancerIp { self.sources(ip) } else { None };
-            let behaviour = if sources.is_some() { guarded } else { reachable };
+            let sources = if kind == FrontendKind::LoadBalancerIp { self.sources(ip) } else { None };
+            let policy = if sources.is_some() { source_ranges } else { reachable };
             let address = self.at(ip, self.port.port.get());
-            add(address, claim, behaviour, cluster, external, sources.unwrap_or_default());
+            add(address, kind, policy, cluster, external, sources.unwrap_or_default());
         }
         if let Some(port) = self.port.node_port {
-            let behaviour = by_policy(Behaviour::NodePort, Behaviour::NodePortLocal);
+            let policy = by_policy(FrontendPolicy::NodePort, FrontendPolicy::NodePortLocal);
             let address = self.at(unspecified(self.family), port.get());
-            add(address, FrontendKind::NodePort, behaviour, cluster, external, Vec::new());
+            add(address, FrontendKind::NodePort, policy, cluster, external, Vec::new());
         }
-        // Said once for all ports.
+        // Reported once for all ports.
         if self.index == 0 {
-            for (claim, ip, reason) in unusable_ips {
-                image.reject(&self.state.service, claim, ip, reason);
+            for (kind, ip, reason) in unusable_ips {
+                image.reject(&self.state.service, kind, ip, reason);
             }
         }
         compiled
@@ -249,37 +250,40 @@ impl Port<'_> {
         FrontendAddress { address: SocketAddr::new(ip, port), protocol: self.port.protocol }
     }
 
-    /// Where traffic of a kind goes, and how many endpoints are too many; the others are kept.
-    fn way(self, scope: Scope, compiled: &mut PortImage) -> (Way, usize) {
+    /// Where traffic of a scope goes, and how many endpoints exceed the maximum; the others are used.
+    fn way(self, scope: Scope, compiled: &mut PortImage) -> (Action, usize) {
         let mut set: Vec<_> = self.state.targets(self.index, self.family, scope).collect();
         set.sort_unstable();
         set.dedup();
         if set.is_empty() {
-            return (if *self.port.has_any_endpoint.of(self.family) { Way::Drop } else { Way::Refuse }, 0);
+            return (
+                if *self.port.has_any_endpoint.of(self.family) { Action::Drop } else { Action::Refuse },
+                0,
+            );
         }
-        let beyond = set.len().saturating_sub(Pick::most(compiled.affinity));
-        set.truncate(set.len() - beyond);
-        // Whether a client may keep an endpoint is asked by set: a packet that comes just when two sets become equal, or
-        // cease to be, would find that it may not.
+        let excess = set.len().saturating_sub(Selector::max_count(compiled.affinity));
+        set.truncate(set.len() - excess);
+        // Session affinity is checked against a set: a packet that arrives just when two sets become equal, or cease to
+        // be, would lose its endpoint.
         let mut equal = compiled.sets.iter().filter(|_| compiled.affinity == 0);
         let same = equal.find(|(_, it)| *it == set).map(|(same, _)| *same);
         if same.is_none() {
             compiled.sets.push((scope, set));
         }
-        (Way::To(same.unwrap_or(scope)), beyond)
+        (Action::To(same.unwrap_or(scope)), excess)
     }
 
-    /// The sources that may use a load balancer IP; none if all may.
+    /// The allowed sources of a load balancer IP; `None` if all are allowed.
     fn sources(self, ip: IpAddr) -> Option<Vec<(IpAddr, IpAddr)>> {
         let all = &self.state.service.source_ranges;
         let own: Vec<_> = all.iter().filter(|it| Family::of(it.addr()) == self.family).copied().collect();
         if own.is_empty() || own.iter().any(|it| it.prefix_len() == 0) {
             return None;
         }
-        // What overlaps is one range; the kernel wants each address in one only.
+        // Overlapping ranges are merged: the kernel accepts each address in one range only.
         let nets = IpNet::aggregate(&own);
         let mut sources: Vec<_> = nets.iter().map(|it| (it.network(), it.broadcast())).collect();
-        // Where the host has the load balancer's address as its own, it is what the host itself comes from.
+        // If the load balancer's address is assigned to the host, the host's own traffic has it as source.
         if self.node.iter().any(|it| nets.iter().any(|net| net.contains(it)))
             && !nets.iter().any(|net| net.contains(&ip))
         {
@@ -289,7 +293,7 @@ impl Port<'_> {
     }
 }
 
-/// The unspecified address: what a node port has instead of one.
+/// The unspecified address, which stands for every node port address.
 pub(super) fn unspecified(family: Family) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -297,7 +301,7 @@ pub(super) fn unspecified(family: Family) -> IpAddr {
     }
 }
 
-/// Why no packet may be translated for this address, if so.
+/// Why an address cannot be a frontend, if so.
 fn unusable(ip: IpAddr) -> Option<String> {
     let what = match ip {
         _ if ip.is_unspecified() => "the unspecified address",
@@ -306,5 +310,5 @@ fn unusable(ip: IpAddr) -> Option<String> {
         IpAddr::V6(it) if it.to_ipv4_mapped().is_some() => "a v4-mapped address",
         _ => return None,
     };
-    Some(format!("{what} cannot be a Service's; give it one from the service CIDR"))
+    Some(format!("{what} cannot be used for a Service; use one from the service CIDR"))
 }

@@ -1,4 +1,4 @@
-//! What a user can choose, and what it means on one host.
+//! The configuration of the packet path, and its meaning on a host.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -7,72 +7,71 @@ use model::{Family, state::NodeInfo};
 
 use datapath::NodePortAddresses;
 
-/// How packets are treated, besides what the state says.
+/// The configuration of the packet path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// Which addresses of the host node ports are served at; never the loopback addresses.
+    /// Which addresses of the host serve node ports; never loopback addresses.
     pub node_port_addresses: NodePortAddresses,
-    /// How a pod's traffic is told from traffic of others.
+    /// How traffic of pods is recognised.
     pub detect_local: DetectLocal,
-    /// Whether all traffic to cluster IPs gets this node as its source.
+    /// Whether all traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
-    /// The bit of the packet mark that says "masquerade" between two hooks, 0 to 31.
+    /// The bit of the packet mark that requests masquerading between two hooks, 0 to 31.
     pub masquerade_bit: u8,
 }
 
 impl Config {
-    /// The mark that says "masquerade".
+    /// The mark that requests masquerading.
     pub(super) fn mark(&self) -> u32 {
         1 << (self.masquerade_bit & 31)
     }
 }
 
-/// How traffic of pods is told from traffic of others; what kube-proxy calls `detectLocalMode`.
+/// How traffic of pods is recognised; kube-proxy's `detectLocalMode`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// It is not, to decide what is masqueraded.
-    /// To decide about traffic to external addresses, pods have the addresses of `podCIDRs` of this Node.
+    /// Not at all for masquerading. For external addresses, sources in `podCIDRs` of this Node are pods.
     #[default]
     Off,
-    /// By source address: one of these is a pod's, of whichever node.
-    /// To decide about traffic to external addresses, those of this node alone count, if `podCIDRs` of this Node says which.
+    /// By source address: sources in these ranges are pods, of any node.
+    /// For external addresses, only sources in `podCIDRs` of this Node are, if it has any.
     ClusterCidr(Vec<IpNet>),
-    /// By source address: one of `podCIDRs` of this Node is a pod's.
+    /// By source address: sources in `podCIDRs` of this Node are pods.
     NodeCidr,
-    /// By interface: pods are behind this bridge.
+    /// By interface: traffic from this bridge is from pods.
     BridgeInterface(String),
-    /// By interface: those of pods begin like this.
+    /// By interface: traffic from interfaces with this name prefix is from pods.
     InterfaceNamePrefix(String),
 }
 
-/// What tells a pod's packets from others.
+/// How packets of pods are recognised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Pods {
     /// The source address.
     Within(Vec<IpNet>),
-    /// The interface it came in by.
+    /// The incoming interface.
     Interface(String),
-    /// The beginning of that interface's name.
+    /// A prefix of that interface's name.
     Prefix(String),
 }
 
-/// What is known of the host, beside the Services.
+/// The host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Host {
-    /// What the Node object says; nothing if there is none.
+    /// Its Node object; empty if there is none.
     pub(super) node: NodeInfo,
     /// The addresses of the interfaces.
     pub(super) interfaces: BTreeSet<IpAddr>,
 }
 
 impl Host {
-    /// Where node ports are served. A loopback address cannot be left behind by a packet.
+    /// The addresses that serve node ports. Packets from loopback addresses cannot leave the host.
     pub(super) fn node_port_addresses(&self, which: &NodePortAddresses) -> BTreeSet<IpAddr> {
         let interfaces = self.interfaces.iter().copied().filter(|it| which.contains(*it));
         interfaces.chain(which.of(&self.node)).filter(|it| !it.is_loopback()).collect()
     }
 
-    /// What tells pods of others apart when it is decided what is masqueraded; none if that is not asked for.
+    /// How pods are recognised for masquerading; `None` if they are not.
     pub(super) fn pods(&self, mode: &DetectLocal, family: Family) -> Option<Pods> {
         match mode {
             DetectLocal::Off => None,
@@ -83,11 +82,11 @@ impl Host {
         }
     }
 
-    /// What tells pods of others apart when it is decided where traffic to an external address goes.
-    pub(super) fn inside(&self, mode: &DetectLocal, family: Family) -> Option<Pods> {
+    /// How pods are recognised for traffic to external addresses.
+    pub(super) fn internal(&self, mode: &DetectLocal, family: Family) -> Option<Pods> {
         let own = || within(&self.node.pod_cidrs, family);
         match mode {
-            // Pods of other nodes come from outside: under a local policy they go where load balancers send them.
+            // Pods of other nodes are external: a local policy applies to them.
             DetectLocal::ClusterCidr(_) => own().or_else(|| self.pods(mode, family)),
             _ => self.pods(mode, family).or_else(own),
         }
@@ -140,31 +139,31 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_choose_among_the_addresses_that_are_there_and_no_loopback_address_is_one() {
+    fn ranges_choose_among_existing_addresses_except_loopback() {
         check(within(&["192.168.0.0/31", "127.0.0.0/8"]), &[]);
         check(within(&["192.168.0.2/31", "127.0.0.0/8"]), &["192.168.0.2", "192.168.0.3"]);
     }
 
     #[test]
-    fn pods_are_known_by_the_node_where_nothing_is_chosen_and_nothing_is_masqueraded_for_it() {
+    fn without_a_mode_pods_are_recognised_by_the_node_and_nothing_is_masqueraded() {
         let nets = vec!["10.244.0.0/24".parse().expect("a prefix")];
         assert_eq!(host().pods(&DetectLocal::Off, Family::V4), None);
-        assert_eq!(host().inside(&DetectLocal::Off, Family::V4), Some(Pods::Within(nets.clone())));
+        assert_eq!(host().internal(&DetectLocal::Off, Family::V4), Some(Pods::Within(nets.clone())));
         assert_eq!(host().pods(&DetectLocal::NodeCidr, Family::V4), Some(Pods::Within(nets)));
     }
 
     #[test]
-    fn pods_of_other_nodes_are_not_inside_where_the_node_says_which_are_its_own() {
+    fn pods_of_other_nodes_are_external_if_the_node_has_pod_cidrs() {
         let net = |it: &str| it.parse::<IpNet>().expect("a prefix");
         let mode = DetectLocal::ClusterCidr(vec![net("10.244.0.0/16")]);
-        assert_eq!(host().inside(&mode, Family::V4), Some(Pods::Within(vec![net("10.244.0.0/24")])));
+        assert_eq!(host().internal(&mode, Family::V4), Some(Pods::Within(vec![net("10.244.0.0/24")])));
         let cluster = Some(Pods::Within(vec![net("10.244.0.0/16")]));
         assert_eq!(host().pods(&mode, Family::V4), cluster);
-        assert_eq!(Host::default().inside(&mode, Family::V4), cluster);
+        assert_eq!(Host::default().internal(&mode, Family::V4), cluster);
     }
 
     #[test]
-    fn a_cluster_cidr_of_one_family_says_nothing_of_the_other() {
+    fn a_cluster_cidr_applies_to_its_own_family_only() {
         let mode = DetectLocal::ClusterCidr(vec!["10.0.0.0/8".parse().expect("a prefix")]);
         assert_eq!(host().pods(&mode, Family::V6), None);
     }

@@ -10,37 +10,37 @@ use crate::{
     compile::unspecified,
     datapath::FAMILIES,
     elements::{Element, Elements, Value},
-    endpoint_selector::{By, DROP, Pick, REFUSE, SET_SHIFT},
+    endpoint_selector::{DROP, MatchKey, REFUSE, SET_SHIFT, Selector},
     error::Error,
-    rules::Behaviour,
+    rules::FrontendPolicy,
     schema::{Bytes, Map, Parts},
     snapshot::{self, Snapshot, endpoint, protocol_of},
 };
 use datapath::ActiveFrontend;
 use netlink::Netfilter;
 
-/// Reads the tables, and describes every entry; nothing if they are not there.
+/// Reads the tables and describes every entry; nothing if there are none.
 ///
 /// # Errors
 ///
-/// If the kernel does not let us.
+/// If the kernel refuses to list them.
 pub fn dump() -> Result<Vec<String>, Error> {
     let mut lines: Vec<_> = snapshots()?.iter().flat_map(|it| lines(&it.elements)).collect();
     lines.sort_unstable();
     Ok(lines)
 }
 
-/// Reads the tables: every address that leads somewhere, and where traffic from inside goes, in ascending order; a node
-/// port has the unspecified address of its family.
+/// Reads the tables: every frontend, with its endpoints for internal traffic, in ascending order; a node port has the
+/// unspecified address of its family.
 ///
 /// # Errors
 ///
-/// If the kernel does not let us.
+/// If the kernel refuses to list them.
 pub fn active_frontends() -> Result<Vec<ActiveFrontend>, Error> {
     let mut all = Vec::new();
     for Snapshot { elements, .. } in &snapshots()? {
         all.extend(elements.iter().filter_map(|(element, value)| {
-            let by = By::ALL.into_iter().find(|it| it.inside() == element.map)?;
+            let by = MatchKey::ALL.into_iter().find(|it| it.internal() == element.map)?;
             active_frontend(elements, by, element, value)
         }));
     }
@@ -48,7 +48,7 @@ pub fn active_frontends() -> Result<Vec<ActiveFrontend>, Error> {
     Ok(all)
 }
 
-/// The tables that there are; none where the kernel has no nftables.
+/// The existing tables; none if the kernel has no nftables.
 fn snapshots() -> Result<Vec<Snapshot>, Error> {
     let read = || -> Result<Vec<_>, Error> {
         let mut netfilter = Netfilter::open().map_err(Error::Open)?;
@@ -56,24 +56,29 @@ fn snapshots() -> Result<Vec<Snapshot>, Error> {
         tables.into_iter().flatten().collect()
     };
     match read() {
-        Err(error) if error.is_for_want_of_nftables() => Ok(Vec::new()),
+        Err(error) if error.is_nftables_missing() => Ok(Vec::new()),
         read => read,
     }
 }
 
-fn active_frontend(elements: &Elements, by: By, from: &Element, value: &Value) -> Option<ActiveFrontend> {
+fn active_frontend(
+    elements: &Elements,
+    by: MatchKey,
+    from: &Element,
+    value: &Value,
+) -> Option<ActiveFrontend> {
     let family = from.family;
     let mut key = Parts::of(&from.key, family);
     let address = match by {
-        By::Address => key.address()?,
-        By::NodePort => unspecified(family),
+        MatchKey::Address => key.address()?,
+        MatchKey::NodePort => unspecified(family),
     };
     let (protocol, port) = (protocol_of(key.protocol()?)?, key.port()?);
     let Value::Data(word) = value else { return None };
-    let pick = Pick::of(by, Parts::of(word, family).number()?);
-    let mut backends: Vec<_> = pick
+    let selector = Selector::of(by, Parts::of(word, family).number()?);
+    let mut backends: Vec<_> = selector
         .into_iter()
-        .flat_map(|pick| (0..pick.count).map(move |slot| pick.set << SET_SHIFT | slot))
+        .flat_map(|selector| (0..selector.count).map(move |slot| selector.set << SET_SHIFT | slot))
         .filter_map(|slot| {
             let key = Bytes(from.key.0.clone()).number(slot);
             match elements.get(&Element::new(family, by.endpoints(), key))? {
@@ -90,7 +95,7 @@ fn active_frontend(elements: &Elements, by: By, from: &Element, value: &Value) -
     })
 }
 
-/// A line for each element that depends on the state.
+/// A line per element that depends on the state.
 pub(super) fn lines(elements: &Elements) -> Vec<String> {
     let line = |(element, value): (&Element, &Value)| {
         line(element, value).unwrap_or_else(|| Some(format!("packets unknown {element:?} {value:?}")))
@@ -98,7 +103,7 @@ pub(super) fn lines(elements: &Elements) -> Vec<String> {
     elements.iter().filter_map(line).collect()
 }
 
-/// The outer `None` is for what makes no sense, the inner one for what is always there.
+/// The outer `None` stands for a malformed element, the inner one for a constant one.
 fn line(element: &Element, value: &Value) -> Option<Option<String>> {
     let family = element.family;
     let mut key = Parts::of(&element.key, family);
@@ -115,14 +120,14 @@ fn line(element: &Element, value: &Value) -> Option<Option<String>> {
         _ => None,
     };
     let line = match element.map {
-        Map::Frontends => format!("packets frontend {} {}", frontend(&mut key)?, behaviour(number()?)?),
+        Map::Frontends => format!("packets frontend {} {}", frontend(&mut key)?, policy(number()?)?),
         Map::NodeFrontends => {
-            format!("packets frontend {} {}", port(&mut key, family)?, behaviour(number()?)?)
+            format!("packets frontend {} {}", port(&mut key, family)?, policy(number()?)?)
         }
-        Map::Inside => format!("packets inside {} {}", frontend(&mut key)?, pick(number()?)?),
-        Map::NodeInside => format!("packets inside {} {}", port(&mut key, family)?, pick(number()?)?),
-        Map::Outside => format!("packets outside {} {}", frontend(&mut key)?, pick(number()?)?),
-        Map::NodeOutside => format!("packets outside {} {}", port(&mut key, family)?, pick(number()?)?),
+        Map::Internal => format!("packets internal {} {}", frontend(&mut key)?, selector(number()?)?),
+        Map::NodeInternal => format!("packets internal {} {}", port(&mut key, family)?, selector(number()?)?),
+        Map::External => format!("packets external {} {}", frontend(&mut key)?, selector(number()?)?),
+        Map::NodeExternal => format!("packets external {} {}", port(&mut key, family)?, selector(number()?)?),
         Map::Endpoints => {
             let frontend = frontend(&mut key)?;
             format!("packets endpoint {frontend} {} -> {}", set(key.number()?), endpoint()?)
@@ -152,7 +157,7 @@ fn line(element: &Element, value: &Value) -> Option<Option<String>> {
         Map::NodeAddresses => format!("packets node-address {}", key.address()?),
         Map::ClusterIps => format!("packets cluster-ip {}", key.address()?),
         Map::Hairpin => format!("packets hairpin {}", key.address()?),
-        Map::Behaviours | Map::Picks | Map::NodePicks | Map::Affinity => return Some(None),
+        Map::Policies | Map::Selectors | Map::NodeSelectors | Map::Affinity => return Some(None),
     };
     Some(Some(line))
 }
@@ -170,8 +175,8 @@ fn port(key: &mut Parts<'_>, family: Family) -> Option<String> {
     Some(format!("{any}:{}/{protocol}", key.port()?))
 }
 
-fn behaviour(word: u32) -> Option<&'static str> {
-    Behaviour::of(word).map(Behaviour::chain)
+fn policy(word: u32) -> Option<&'static str> {
+    FrontendPolicy::of(word).map(FrontendPolicy::chain)
 }
 
 /// The set of a slot.
@@ -187,12 +192,12 @@ fn named(set: u32) -> &'static str {
     }
 }
 
-fn pick(word: u32) -> Option<String> {
+fn selector(word: u32) -> Option<String> {
     Some(match word {
         REFUSE => "refused".into(),
         DROP => "dropped".into(),
         word => {
-            let Pick { set, count, affinity, .. } = Pick::of(By::Address, word)?;
+            let Selector { set, count, affinity, .. } = Selector::of(MatchKey::Address, word)?;
             let affinity = if affinity > 0 { format!(" for {affinity} s") } else { String::new() };
             format!("endpoints={count} {}{affinity}", named(set))
         }

@@ -6,7 +6,7 @@ use model::Family;
 
 use crate::{
     schema::{Bytes, Map},
-    tables::Verdict,
+    verdict::Verdict,
 };
 
 /// A key in a map or a set of one table.
@@ -22,10 +22,10 @@ pub(super) struct Element {
     pub(super) end: Option<Bytes>,
 }
 
-/// What an element leads to.
+/// The data of an element.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Value {
-    /// Nothing: it is an element of a set.
+    /// None: it is an element of a set.
     None,
     /// Data.
     Data(Bytes),
@@ -33,20 +33,20 @@ pub(super) enum Value {
     Verdict(Verdict),
 }
 
-/// Many elements.
+/// Elements with their data.
 pub(super) type Elements = BTreeMap<Element, Value>;
 
-/// How elements change. What is deleted is deleted first; an element whose value changes is in both.
+/// A difference between elements. Deletions come first; an element whose data changes is in both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
-    /// What is deleted.
+    /// Elements to delete.
     pub(super) delete: Elements,
-    /// What is added.
+    /// Elements to add.
     pub(super) add: Elements,
 }
 
 impl Changes {
-    /// The difference between what is there and what should be.
+    /// The difference between two sets of elements.
     pub(super) fn between(before: &Elements, after: &Elements) -> Self {
         let mut changes = Self::default();
         for (element, value) in before {
@@ -62,7 +62,7 @@ impl Changes {
         changes
     }
 
-    /// One element more.
+    /// Adds an element.
     pub(super) fn add(&mut self, element: Element, value: Value) {
         if self.delete.get(&element) == Some(&value) {
             self.delete.remove(&element);
@@ -71,7 +71,7 @@ impl Changes {
         }
     }
 
-    /// One element less.
+    /// Deletes an element.
     pub(super) fn delete(&mut self, element: Element, value: Value) {
         if self.add.get(&element) == Some(&value) {
             self.add.remove(&element);
@@ -80,14 +80,14 @@ impl Changes {
         }
     }
 
-    /// How many there are.
+    /// The number of changes.
     pub(super) fn len(&self) -> usize {
         self.delete.len() + self.add.len()
     }
 }
 
 impl Element {
-    /// An element that is no range.
+    /// An element that is not a range.
     pub(super) fn new(family: Family, map: Map, key: Bytes) -> Self {
         Self { family, map, key, end: None }
     }

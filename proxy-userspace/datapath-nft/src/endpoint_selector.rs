@@ -1,44 +1,45 @@
-//! Picks: how an endpoint is found for a packet, and the chains that do it.
+//! Selectors: how an endpoint is chosen for a packet, and the chains that do it.
 //!
-//! The one rule: a pick is a number, which says all that its chains depend on; so they serve every Service that has it.
+//! Invariant: a selector is a number that encodes everything its chain depends on, so one chain serves every Service with the
+//! same selector.
 
 use model::Family;
 
 use crate::{
+    chain::Chain,
     elements::{Element, Value},
     expressions::{Register, Rule},
-    rules::Chain,
     schema::{Bytes, Map},
-    tables::Verdict,
+    verdict::Verdict,
 };
 
-/// How an endpoint is picked.
+/// How an endpoint is selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Pick {
-    /// What the frontend is looked up by.
-    pub(super) by: By,
-    /// Which of the sets of its port it is, 0 to 2.
+pub(super) struct Selector {
+    /// How the frontend is matched.
+    pub(super) by: MatchKey,
+    /// Which set of the service port, 0 to 2.
     pub(super) set: u32,
-    /// One of so many endpoints, up to [`Pick::most`].
+    /// The number of endpoints in the set, up to [`Selector::max_count`].
     pub(super) count: u32,
-    /// For how many seconds a client keeps its endpoint; 0 if it does not.
+    /// The timeout of session affinity in seconds; 0 without affinity.
     pub(super) affinity: u32,
 }
 
-/// What of the destination says which Service is meant.
+/// What of the destination identifies the service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum By {
+pub(super) enum MatchKey {
     /// Address, protocol and port.
     Address,
     /// Protocol and port, at any address of this host where node ports are served.
     NodePort,
 }
 
-impl By {
+impl MatchKey {
     /// Both.
     pub(super) const ALL: [Self; 2] = [Self::Address, Self::NodePort];
 
-    /// The one or the other.
+    /// Selects a value by variant.
     pub(super) fn or<T>(self, address: T, node_port: T) -> T {
         match self {
             Self::Address => address,
@@ -46,19 +47,19 @@ impl By {
         }
     }
 
-    /// The map of behaviours.
+    /// The map of policies.
     pub(super) fn frontends(self) -> Map {
         self.or(Map::Frontends, Map::NodeFrontends)
     }
 
-    /// The map of picks for traffic from inside.
-    pub(super) fn inside(self) -> Map {
-        self.or(Map::Inside, Map::NodeInside)
+    /// The map of selectors for internal traffic.
+    pub(super) fn internal(self) -> Map {
+        self.or(Map::Internal, Map::NodeInternal)
     }
 
-    /// The map of picks for traffic from outside.
-    pub(super) fn outside(self) -> Map {
-        self.or(Map::Outside, Map::NodeOutside)
+    /// The map of selectors for external traffic.
+    pub(super) fn external(self) -> Map {
+        self.or(Map::External, Map::NodeExternal)
     }
 
     /// The map of endpoints.
@@ -66,60 +67,59 @@ impl By {
         self.or(Map::Endpoints, Map::NodeEndpoints)
     }
 
-    /// The map of service ports whose clients keep their endpoints.
+    /// The map of service ports with session affinity.
     pub(super) fn service_ports(self) -> Map {
         self.or(Map::ServicePorts, Map::NodeServicePorts)
     }
 
-    /// The map that leads to chains that pick.
-    pub(super) fn picks(self) -> Map {
-        self.or(Map::Picks, Map::NodePicks)
+    /// The verdict map from selectors to their chains.
+    pub(super) fn selectors(self) -> Map {
+        self.or(Map::Selectors, Map::NodeSelectors)
     }
 }
 
-/// Where the number of a set stands in a slot.
+/// The position of the set number in a slot.
 pub(super) const SET_SHIFT: u32 = 24;
-/// A pick as it travels: two bits for the set, one that says whether there is an affinity, and then the count, or seconds and
-/// count.
-const PICK_SET_SHIFT: u32 = 30;
-const IS_STICKY: u32 = 1 << 29;
-const STICKY_COUNT_BITS: u32 = 12;
-/// Instead of a pick: nobody serves it.
-pub(super) const REFUSE: u32 = 3 << PICK_SET_SHIFT;
-/// Instead of a pick: somebody serves it, but not here.
+/// A selector as a word: two bits for the set, one for session affinity, then the count, or timeout and count.
+const SELECTOR_SET_SHIFT: u32 = 30;
+const HAS_AFFINITY: u32 = 1 << 29;
+const AFFINITY_COUNT_BITS: u32 = 12;
+/// Instead of a selector: rejected, there is no endpoint.
+pub(super) const REFUSE: u32 = 3 << SELECTOR_SET_SHIFT;
+/// Instead of a selector: dropped, the policy allows no endpoint here.
 pub(super) const DROP: u32 = REFUSE | 1;
-/// The longest affinity that a pick can hold, in seconds; longer than Kubernetes allows.
-pub(super) const LONGEST_AFFINITY: u32 = IS_STICKY >> STICKY_COUNT_BITS;
+/// The longest affinity that fits into a selector; longer than Kubernetes allows.
+pub(super) const MAX_AFFINITY_SECONDS: u32 = HAS_AFFINITY >> AFFINITY_COUNT_BITS;
 
-impl Pick {
-    /// How many endpoints one can be picked of.
-    pub(super) fn most(affinity: u32) -> usize {
-        if affinity > 0 { (1 << STICKY_COUNT_BITS) - 1 } else { (1 << SET_SHIFT) - 1 }
+impl Selector {
+    /// The largest number of endpoints that fits into a selector.
+    pub(super) fn max_count(affinity: u32) -> usize {
+        if affinity > 0 { (1 << AFFINITY_COUNT_BITS) - 1 } else { (1 << SET_SHIFT) - 1 }
     }
 
-    /// How it is written down.
+    /// Its encoding.
     pub(super) fn word(self) -> u32 {
-        let set = self.set << PICK_SET_SHIFT;
+        let set = self.set << SELECTOR_SET_SHIFT;
         match self.affinity {
             0 => set | self.count,
-            seconds => set | IS_STICKY | (seconds - 1) << STICKY_COUNT_BITS | self.count,
+            seconds => set | HAS_AFFINITY | (seconds - 1) << AFFINITY_COUNT_BITS | self.count,
         }
     }
 
-    /// The pick that was written down as a word.
-    pub(super) fn of(by: By, word: u32) -> Option<Self> {
-        let set = word >> PICK_SET_SHIFT;
-        let rest = word & (IS_STICKY - 1);
-        let (affinity, count) = match word & IS_STICKY {
+    /// Decodes a word.
+    pub(super) fn of(by: MatchKey, word: u32) -> Option<Self> {
+        let set = word >> SELECTOR_SET_SHIFT;
+        let rest = word & (HAS_AFFINITY - 1);
+        let (affinity, count) = match word & HAS_AFFINITY {
             0 => (0, rest),
-            _ => ((rest >> STICKY_COUNT_BITS) + 1, rest & ((1 << STICKY_COUNT_BITS) - 1)),
+            _ => ((rest >> AFFINITY_COUNT_BITS) + 1, rest & ((1 << AFFINITY_COUNT_BITS) - 1)),
         };
         (set < 3).then_some(Self { by, set, count, affinity })
     }
 
-    /// The name of the chain that does it.
+    /// The name of its chain.
     pub(super) fn chain_name(self) -> String {
-        let by = self.by.or("pick", "node-pick");
+        let by = self.by.or("select", "node-select");
         let affinity = match self.affinity {
             0 => String::new(),
             seconds => format!("-for-{seconds}"),
@@ -127,9 +127,9 @@ impl Pick {
         format!("{by}-{}-of-{}{affinity}", self.set, self.count)
     }
 
-    /// The element that leads to its chain.
+    /// The element that maps it to its chain.
     pub(super) fn element(self, family: Family) -> (Element, Value) {
-        let element = Element::new(family, self.by.picks(), Bytes::new().number(self.word()));
+        let element = Element::new(family, self.by.selectors(), Bytes::new().number(self.word()));
         (element, Value::Verdict(Verdict::Goto(self.chain_name())))
     }
 
@@ -140,18 +140,18 @@ impl Pick {
 
     fn rules(self, family: Family) -> Vec<Rule> {
         let at = Registers::new(family);
-        let mut rules = vec![Rule::new(family, "the number has arrived").carry_number(0)];
+        let mut rules = vec![Rule::new(family, "restore the priority").store_number_in_priority(0)];
         if self.affinity > 0 {
-            rules.extend(self.keeping_rules(family));
+            rules.extend(self.affinity_rules(family));
         }
-        rules.push(self.any(Rule::new(family, "one of them")).translate(at.next, at.port_after()));
+        rules.push(self.any(Rule::new(family, "random endpoint")).translate(at.next, at.port_after()));
         rules
     }
 
-    /// For a client that keeps its endpoint: the one it has, while that may be used here, or else a new one.
+    /// Session affinity: the endpoint that the client has, while it is a member of the set, else a new one.
     ///
-    /// Whether it may is asked of what changes together with the endpoints, so that no packet goes to one that is gone.
-    fn keeping_rules(self, family: Family) -> [Rule; 3] {
+    /// Membership changes in the same transaction as the endpoints, so that no packet goes to a removed one.
+    fn affinity_rules(self, family: Family) -> [Rule; 3] {
         let at = Registers::new(family);
         let members = Map::members(self.set);
         let client =
@@ -159,24 +159,24 @@ impl Pick {
         let kept = |comment| {
             client(key(Rule::new(family, comment), self.by, at)).look_up(Map::Affinity, at.client, at.next)
         };
-        let note = |rule: Rule| rule.remember(Map::Affinity, at.client, at.next, self.affinity);
+        let record_flow_rules = |rule: Rule| rule.insert(Map::Affinity, at.client, at.next, self.affinity);
         [
-            note(kept("the endpoint that this client has").if_in(members, at.address))
+            record_flow_rules(kept("affinity: the endpoint of this client").if_in(members, at.address))
                 .translate(at.next, at.port_after()),
-            kept("one that is not among them any more").if_not_in(members, at.address).forget(
+            kept("affinity: no member any more").if_not_in(members, at.address).remove(
                 Map::Affinity,
                 at.client,
                 at.next,
             ),
-            // Who connects twice at a time is noted once: what is noted counts. Where there is no room, nothing is.
-            note(client(self.any(Rule::new(family, "one of them, which it keeps"))))
+            // Concurrent connections of one client insert once, and all use what was inserted. A full set inserts nothing.
+            record_flow_rules(client(self.any(Rule::new(family, "affinity: random endpoint"))))
                 .look_up(Map::Affinity, at.client, at.next)
                 .if_in(members, at.address)
                 .translate(at.next, at.port_after()),
         ]
     }
 
-    /// Reads where the packet goes, and an endpoint for it.
+    /// Reads the destination and a random endpoint for it.
     fn any(self, rule: Rule) -> Rule {
         let at = Registers::new(rule.family());
         key(rule, self.by, at).random(at.next, self.count, self.set << SET_SHIFT).look_up(
@@ -187,13 +187,13 @@ impl Pick {
     }
 }
 
-/// Where things are in the registers: the client, then an address with protocol and port, which may be the packet's
-/// destination or name a service port, and then what comes after it: a slot, an endpoint, or a source.
+/// The register allocation: the client, then an address with protocol and port (the destination, or the identity of a service
+/// port), then what follows: a slot, an endpoint, or a source.
 ///
-/// So client and service port are one key, and service port and endpoint another.
+/// So client and service port are adjacent and form one key, as do service port and endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registers {
-    /// How many an address takes.
+    /// The number of registers of an address.
     pub(super) width: u32,
     /// The client's address.
     pub(super) client: Register,
@@ -203,7 +203,7 @@ pub(super) struct Registers {
     pub(super) protocol: Register,
     /// The port.
     pub(super) port: Register,
-    /// What comes after them.
+    /// What follows them.
     pub(super) next: Register,
 }
 
@@ -224,22 +224,22 @@ impl Registers {
         }
     }
 
-    /// Where a key begins that a frontend is looked up by.
-    pub(super) fn key(self, by: By) -> Register {
+    /// The first register of a frontend key.
+    pub(super) fn key(self, by: MatchKey) -> Register {
         by.or(self.address, self.protocol)
     }
 
-    /// The port of an endpoint that comes after them.
+    /// The port of an endpoint at `next`.
     fn port_after(self) -> Register {
         Register(self.next.0 + self.width)
     }
 }
 
-/// Reads where the packet goes.
-pub(super) fn key(rule: Rule, by: By, at: Registers) -> Rule {
+/// Reads the destination as a frontend key.
+pub(super) fn key(rule: Rule, by: MatchKey, at: Registers) -> Rule {
     let rule = match by {
-        By::Address => rule.destination(at.address),
-        By::NodePort => rule,
+        MatchKey::Address => rule.destination(at.address),
+        MatchKey::NodePort => rule,
     };
     rule.protocol(at.protocol).destination_port(at.port)
 }

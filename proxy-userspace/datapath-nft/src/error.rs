@@ -1,47 +1,47 @@
-//! What can go wrong between the backend and nftables, and what to do about it.
+//! Errors of nftables, with remedies.
 
 use std::io;
 
 use nix::errno::Errno;
 
-/// What is read first: which tables there are, with their comments.
+/// The subject of the first read.
 pub(super) const TABLES: &str = "comments";
 
 /// Why the tables could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no way to nftables.
-    #[error("cannot talk to nftables{}", remedy(.0))]
+    /// No netlink socket to nftables.
+    #[error("cannot open a netlink socket to nftables{}", remedy(.0))]
     Open(#[source] io::Error),
-    /// The kernel does not say what is in a table.
-    #[error("cannot read the {what} of our tables{}", remedy(&(*errno).into()))]
+    /// The kernel refuses to list a table.
+    #[error("cannot list the {what} of our nftables tables{}", remedy(&(*errno).into()))]
     Read {
-        /// What was to be read.
+        /// What was read.
         what: &'static str,
-        /// Why not.
+        /// The errno.
         #[source]
         errno: Errno,
     },
-    /// The kernel does not list its flows, or does not let us end one.
+    /// The kernel refuses to list or delete conntrack entries.
     #[error(
-        "flows to endpoints that are gone cannot be ended (CONFIG_NF_CT_NETLINK, module nf_conntrack_netlink)"
+        "cannot delete conntrack entries to removed endpoints (needs CONFIG_NF_CT_NETLINK, module nf_conntrack_netlink)"
     )]
     Flows(#[source] Errno),
-    /// The kernel lacks what our tables need, in both families.
-    #[error("this kernel cannot translate packets")]
+    /// The kernel lacks a feature that our tables need, in both families.
+    #[error("this kernel lacks features for the packet path")]
     Incapable(#[source] Box<Self>),
-    /// The kernel refuses a change. Nothing of it is in force.
-    #[error("the kernel refuses {what}{}", remedy(&(*errno).into()))]
+    /// The kernel refused a transaction. Nothing of it took effect.
+    #[error("the kernel refused {what}{}", remedy(&(*errno).into()))]
     Refused {
-        /// The part of it that the kernel refuses.
+        /// The refused part.
         what: String,
-        /// Why.
+        /// The errno.
         #[source]
         errno: Errno,
     },
 }
 
-/// What helps against an errno, where we know.
+/// What to do about an errno, where that is known.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => " (run as root, or with CAP_NET_ADMIN)",
@@ -52,26 +52,26 @@ fn remedy(error: &io::Error) -> &'static str {
             " (a module of nftables is missing: nft_chain_nat, nft_nat, nft_masq, nft_reject, nft_numgen, nft_fib_ipv4 \
              and nft_fib_ipv6 are needed, from Linux 5.10)"
         }
-        Some(libc::ENOMEM | libc::ENOBUFS) => " (the kernel has no memory for it)",
-        Some(libc::EINTR) => " (they change faster than they can be read: try again when less changes)",
+        Some(libc::ENOMEM | libc::ENOBUFS) => " (out of kernel memory)",
+        Some(libc::EINTR) => " (they change faster than they can be listed: try again)",
         _ => "",
     }
 }
 
 impl Error {
-    /// Whether there can be no tables of ours, since the kernel has no nftables at all.
-    pub fn is_for_want_of_nftables(&self) -> bool {
+    /// Whether the kernel has no nftables, so that there can be no tables.
+    pub fn is_nftables_missing(&self) -> bool {
         match self {
             Self::Open(error) => error.raw_os_error() == Some(libc::EPROTONOSUPPORT),
-            // The answer to a question about a part of netfilter that is not there.
+            // The answer of nfnetlink for a subsystem that does not exist.
             Self::Read { what: TABLES, errno } => *errno == Errno::EINVAL,
             _ => false,
         }
     }
 
-    /// Whether the kernel may lack something, rather than that something is wrong. Only of tables that are written anew: in
-    /// any other change, what is not there may be what somebody else has taken away.
-    pub(super) fn is_for_want_of_something(&self) -> bool {
+    /// Whether the kernel may lack a feature. Meaningful only if the tables were written in full: in a partial change, a missing
+    /// object may have been deleted by others.
+    pub(super) fn is_feature_missing(&self) -> bool {
         let want = [Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT, Errno::EOPNOTSUPP, Errno::ENOENT];
         matches!(self, Self::Refused { errno, .. } if want.contains(errno))
     }

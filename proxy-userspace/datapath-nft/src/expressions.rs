@@ -1,7 +1,7 @@
-//! Rules as the kernel takes them: a list of expressions, each of which reads or writes registers.
+//! Rules as lists of expressions that read and write registers.
 //!
-//! The one rule: a register is written in a rule before it is read in it.
-//! The kernel refuses anything else; nothing passes from one rule to the next.
+//! Invariant: a rule writes a register before it reads it. The kernel refuses anything else, since registers do not outlive a
+//! rule.
 //! The numbers are those of linux/netfilter/nf_tables.h.
 
 use std::net::IpAddr;
@@ -11,11 +11,11 @@ use model::Family;
 
 use crate::{
     schema::Map,
-    tables::{DATA_VALUE, DATA_VERDICT, ELEMENT, Verdict},
+    verdict::{DATA_VALUE, DATA_VERDICT, ELEMENT, Verdict},
 };
 use netlink::Attribute;
 
-/// A register of four bytes, 0 to 15. A longer value takes the ones that follow, too.
+/// A register of four bytes, 0 to 15. A longer value occupies the following ones, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Register(pub(super) u32);
 
@@ -30,10 +30,10 @@ impl Register {
     }
 }
 
-/// A rule that is being written.
+/// A rule under construction.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rule {
-    /// What it is for, in a few words; shown by `nft list`.
+    /// Its purpose, shown by `nft list`.
     pub(super) comment: String,
     expressions: Vec<Attribute>,
     family: Option<Family>,
@@ -67,7 +67,7 @@ const REJECT_RESET: u32 = 1;
 const PROTO_V4: u32 = 2;
 const PROTO_V6: u32 = 10;
 const TCP: u8 = 6;
-/// The length of an interface's name, with the zero byte at its end.
+/// The length of an interface name including the terminating zero byte (`IFNAMSIZ`).
 const INTERFACE_NAME: usize = 16;
 
 /// `NFT_LOOKUP_F_INV`.
@@ -88,7 +88,7 @@ impl Rule {
         self.expressions.clone()
     }
 
-    /// The family of the table that it is for.
+    /// The family of its table.
     pub(super) fn family(&self) -> Family {
         self.family.unwrap_or(Family::V4)
     }
@@ -155,13 +155,13 @@ impl Rule {
         self.push("bitwise", data)
     }
 
-    /// Goes on if the protocol is TCP.
+    /// Continues if the protocol is TCP.
     pub(super) fn if_tcp(self) -> Self {
         let scratch = Register(0);
         self.protocol(scratch).compare(scratch, EQUAL, [TCP])
     }
 
-    /// Goes on if the source address lies within a prefix.
+    /// Continues if the source address lies within a prefix.
     pub(super) fn if_from(self, net: IpNet) -> Self {
         let scratch = Register(0);
         self.source(scratch).bitwise(scratch, octets(net.netmask()), zeros(net.netmask())).compare(
@@ -171,23 +171,23 @@ impl Rule {
         )
     }
 
-    /// Goes on if the packet came in by an interface.
-    pub(super) fn came_by(self, interface: &str) -> Self {
+    /// Continues if the packet arrived at an interface.
+    pub(super) fn if_interface(self, interface: &str) -> Self {
         let mut name = interface.as_bytes().to_vec();
         name.truncate(INTERFACE_NAME - 1);
         name.resize(INTERFACE_NAME, 0);
         self.meta(META_IIFNAME, Register(0)).compare(Register(0), EQUAL, name)
     }
 
-    /// Goes on if the name of the interface it came in by begins like this.
-    pub(super) fn came_by_prefix(self, prefix: &str) -> Self {
+    /// Continues if the packet arrived at an interface whose name has this prefix.
+    pub(super) fn if_interface_prefix(self, prefix: &str) -> Self {
         let mut name = prefix.as_bytes().to_vec();
         name.truncate(INTERFACE_NAME - 1);
         self.meta(META_IIFNAME, Register(0)).compare(Register(0), EQUAL, name)
     }
 
-    /// Goes on if the source address is one of this host's.
-    pub(super) fn if_from_here(self) -> Self {
+    /// Continues if the source address is one of this host's.
+    pub(super) fn if_from_local_address(self) -> Self {
         let scratch = Register(0);
         let data = [scratch.number(), FIB_ADDRESS_TYPE, FIB_SOURCE];
         self.push("fib", (1..).zip(data).map(|(kind, it)| Attribute::u32(kind, it)).collect()).compare(
@@ -197,7 +197,7 @@ impl Rule {
         )
     }
 
-    /// Goes on if the destination was translated.
+    /// Continues if the destination was translated.
     pub(super) fn if_translated(self) -> Self {
         let scratch = Register(0);
         self.push("ct", vec![Attribute::u32(1, scratch.number()), Attribute::u32(2, CT_STATUS)])
@@ -210,7 +210,7 @@ impl Rule {
         self.change_mark((!bit).to_ne_bytes().into(), bit.to_ne_bytes().into())
     }
 
-    /// Goes on if a bit of the packet mark is set, and takes it away.
+    /// Continues if a bit of the packet mark is set, and clears it.
     pub(super) fn take_mark(self, bit: u32) -> Self {
         let scratch = Register(0);
         self.meta(META_MARK, scratch)
@@ -225,20 +225,20 @@ impl Rule {
         self.meta(META_MARK, scratch).bitwise(scratch, mask, xor).push("meta", set)
     }
 
-    /// Puts what the key leads to into the packet's priority, and goes on if there is such a key.
-    pub(super) fn carry(self, map: Map, key: Register) -> Self {
+    /// Looks up the key, stores its data in the packet's priority, and continues if the key exists.
+    pub(super) fn store_in_priority(self, map: Map, key: Register) -> Self {
         let set = vec![Attribute::u32(2, META_PRIORITY), Attribute::u32(3, Register(0).number())];
         self.look_up(map, key, Register(0)).push("meta", set)
     }
 
-    /// Puts a number into the packet's priority.
-    pub(super) fn carry_number(self, number: u32) -> Self {
+    /// Stores a number in the packet's priority.
+    pub(super) fn store_number_in_priority(self, number: u32) -> Self {
         let value = Attribute::nested(2, [Attribute::bytes(DATA_VALUE, number.to_ne_bytes())]);
         let set = vec![Attribute::u32(2, META_PRIORITY), Attribute::u32(3, Register(0).number())];
         self.push("immediate", vec![Attribute::u32(1, Register(0).number()), value]).push("meta", set)
     }
 
-    /// Does what the packet's priority leads to, if it leads anywhere.
+    /// Looks up the packet's priority in a verdict map.
     pub(super) fn dispatch(self, map: Map) -> Self {
         self.meta(META_PRIORITY, Register(0)).look_up_into(map, Register(0), Register::VERDICT)
     }
@@ -249,12 +249,12 @@ impl Rule {
         self.push("numgen", (1..).zip(data).map(|(kind, it)| Attribute::u32(kind, it)).collect())
     }
 
-    /// Goes on if the key is an element of the set.
+    /// Continues if the key is an element of the set.
     pub(super) fn if_in(self, map: Map, key: Register) -> Self {
         self.push("lookup", vec![Attribute::text(1, map.name()), Attribute::u32(2, key.number())])
     }
 
-    /// Reads what the key leads to, and goes on if there is such a key.
+    /// Reads the data of the key, and continues if the key exists.
     pub(super) fn look_up(self, map: Map, key: Register, to: Register) -> Self {
         self.look_up_into(map, key, to.number())
     }
@@ -265,7 +265,7 @@ impl Rule {
         self.push("lookup", data)
     }
 
-    /// Goes on if the key is no element of the set.
+    /// Continues if the key is not an element of the set.
     pub(super) fn if_not_in(self, map: Map, key: Register) -> Self {
         let data = vec![
             Attribute::text(1, map.name()),
@@ -275,14 +275,14 @@ impl Rule {
         self.push("lookup", data)
     }
 
-    /// Writes that the key leads to a value, unless it leads to one already, for so many seconds from now; goes on if there
-    /// is room.
-    pub(super) fn remember(self, map: Map, key: Register, value: Register, seconds: u32) -> Self {
+    /// Inserts the key with a value and a timeout, or refreshes the timeout if the key exists; continues unless the set is
+    /// full.
+    pub(super) fn insert(self, map: Map, key: Register, value: Register, seconds: u32) -> Self {
         self.write(map, UPDATE, key, value, vec![Attribute::u64(6, u64::from(seconds) * 1000)])
     }
 
-    /// Takes a key away. The value is not looked at, but the kernel wants one.
-    pub(super) fn forget(self, map: Map, key: Register, value: Register) -> Self {
+    /// Deletes a key. The kernel requires a value but ignores it.
+    pub(super) fn remove(self, map: Map, key: Register, value: Register) -> Self {
         self.write(map, DELETE, key, value, Vec::new())
     }
 
@@ -312,17 +312,17 @@ impl Rule {
         self.push("nat", data)
     }
 
-    /// Gives the connection this node as its source.
+    /// Masquerades the connection.
     pub(super) fn masquerade(self) -> Self {
         self.push("masq", vec![Attribute::u32(1, FULLY_RANDOM)])
     }
 
-    /// Answers with a reset.
+    /// Rejects with a TCP reset.
     pub(super) fn reset(self) -> Self {
         self.push("reject", vec![Attribute::u32(1, REJECT_RESET), Attribute::u8(2, 0)])
     }
 
-    /// Answers that the port cannot be reached.
+    /// Rejects with ICMP port unreachable.
     pub(super) fn unreachable(self) -> Self {
         let code = match self.family() {
             Family::V4 => 3,

@@ -1,8 +1,7 @@
-//! Lays a state out in elements: gives endpoints their slots, and finds what differs from before.
+//! Turns a state into elements: assigns slots to endpoints, and computes the difference to the previous state.
 //!
-//! The one rule: a change costs what it touches.
-//! A Service that is as it was is not looked at again, and an endpoint that goes leaves its slot to one that comes, or to
-//! the last one.
+//! Invariant: a change costs what it touches.
+//! An unchanged Service is not visited, and the slot of a removed endpoint goes to a new one or to the last one.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -12,56 +11,56 @@ use std::{
 use model::{Family, Rejected, ServiceName, state::NodeState, state::Scope};
 
 use crate::{
-    compile::{Frontend, FrontendAddress, PortImage, ServiceImage, Way, compile, set_number},
+    compile::{Action, Frontend, FrontendAddress, PortImage, ServiceImage, compile, set_number},
     elements::{Changes, Element, Elements, Value},
-    endpoint_selector::{By, DROP, Pick, REFUSE, SET_SHIFT},
+    endpoint_selector::{DROP, MatchKey, REFUSE, SET_SHIFT, Selector},
     schema::{Bytes, Map},
 };
 use datapath::FrontendKind;
 
-/// What the slots of a set hold.
+/// The endpoints of a set by slot.
 pub(super) type Slots = Vec<SocketAddr>;
 
-/// Where endpoints are, by port and set, according to somebody who knows.
-pub(super) type Hints = HashMap<(FrontendAddress, u32), Slots>;
+/// Slots that exist in the kernel, by service port and set.
+pub(super) type PreviousSlots = HashMap<(FrontendAddress, u32), Slots>;
 
-/// Everything that should be in the tables, apart from what is always there.
+/// The desired contents of the tables, apart from the constant part.
 #[derive(Debug, Default)]
 pub(super) struct Layout {
     state: NodeState,
     node: Vec<std::net::IpAddr>,
-    services: HashMap<ServiceName, Known>,
-    /// Who wants a frontend, and why; the first has it.
-    claims: HashMap<FrontendAddress, BTreeSet<(FrontendKind, ServiceName)>>,
-    /// The frontends that more than one Service claims.
-    contested: BTreeSet<FrontendAddress>,
-    /// What of single Services is not served.
+    services: HashMap<ServiceName, PlacedService>,
+    /// The Services that claim a frontend, and its kind for each; the first one gets it.
+    claimants: HashMap<FrontendAddress, BTreeSet<(FrontendKind, ServiceName)>>,
+    /// The frontends that several Services claim.
+    conflicting: BTreeSet<FrontendAddress>,
+    /// What is not served, by Service.
     rejected: BTreeMap<ServiceName, Vec<Rejected>>,
-    /// How many Services want an element that they share.
+    /// The reference counts of elements that Services share.
     shared: HashMap<Element, usize>,
-    /// How many frontends want a pick.
-    picks: HashMap<(Family, Pick), usize>,
+    /// The reference counts of selectors.
+    selectors: HashMap<(Family, Selector), usize>,
 }
 
-/// A Service that is laid out.
+/// A Service with its slots.
 #[derive(Clone, Debug, Default)]
-struct Known {
+struct PlacedService {
     image: ServiceImage,
     /// The slots of each set of each port.
     slots: Vec<Vec<Slots>>,
-    /// Which frontends of each port are its own.
+    /// Which frontends of each port it has won.
     own: Vec<Vec<bool>>,
 }
 
-/// What an update found.
+/// The difference that an update makes.
 #[derive(Debug, Default)]
 pub(super) struct Update {
     /// How the elements change.
     pub(super) changes: Changes,
-    /// The picks that are wanted from now on.
-    pub(super) new_picks: BTreeSet<(Family, Pick)>,
-    /// The picks that nobody wants any more.
-    pub(super) old_picks: BTreeSet<(Family, Pick)>,
+    /// Selectors that are needed from now on.
+    pub(super) new_selectors: BTreeSet<(Family, Selector)>,
+    /// Selectors that are no longer needed.
+    pub(super) old_selectors: BTreeSet<(Family, Selector)>,
     /// The Services that are new, changed or gone.
     pub(super) services: Vec<Changed>,
 }
@@ -82,7 +81,7 @@ impl Layout {
         &mut self,
         state: &NodeState,
         node: &[std::net::IpAddr],
-        hints: &mut Hints,
+        previous: &mut PreviousSlots,
     ) -> Update {
         let mut before = std::mem::replace(&mut self.state, state.clone());
         if self.node != node {
@@ -96,15 +95,15 @@ impl Layout {
             changed.extend(gone.map(|it| (it.clone(), None)).collect::<Vec<_>>());
         }
         let mut update = Update::default();
-        // The frontends that somebody wants, or wants no more, and who had them.
-        let mut touched = BTreeMap::new();
+        // The frontends that were added or removed, and their previous owners.
+        let mut affected = BTreeMap::new();
         let mut old = HashMap::new();
         for (name, now) in &changed {
             let known = self.services.remove(name).unwrap_or_default();
             for it in frontends(&known.image) {
-                if let Some(claims) = self.claims.get_mut(&it.address) {
-                    touched.entry(it.address).or_insert_with(|| first(claims).cloned());
-                    claims.remove(&(it.claim, name.clone()));
+                if let Some(claimants) = self.claimants.get_mut(&it.address) {
+                    affected.entry(it.address).or_insert_with(|| first(claimants).cloned());
+                    claimants.remove(&(it.kind, name.clone()));
                 }
             }
             let mut image = now.map(|it| compile(it, &self.node)).unwrap_or_default();
@@ -115,41 +114,41 @@ impl Layout {
                 self.rejected.insert(name.clone(), rejected);
             }
             for it in frontends(&image) {
-                let claims = self.claims.entry(it.address).or_default();
-                touched.entry(it.address).or_insert_with(|| first(claims).cloned());
-                claims.insert((it.claim, name.clone()));
+                let claimants = self.claimants.entry(it.address).or_default();
+                affected.entry(it.address).or_insert_with(|| first(claimants).cloned());
+                claimants.insert((it.kind, name.clone()));
             }
             let (before, after) = (known.image.clone(), image.clone());
             update.services.push(Changed { before, after });
             if now.is_some() {
-                let slots = image.ports.iter().map(|it| known.relay(it, hints)).collect();
-                self.services.insert(name.clone(), Known { image, slots, own: Vec::new() });
+                let slots = image.ports.iter().map(|it| known.place(it, previous)).collect();
+                self.services.insert(name.clone(), PlacedService { image, slots, own: Vec::new() });
             }
             old.insert(name.clone(), known);
         }
-        // Whoever else had what somebody wants, or has what somebody had.
-        for (address, former) in touched {
-            let Some(claims) = self.claims.get(&address) else { continue };
-            if claims.len() > 1 {
-                self.contested.insert(address);
+        // Other Services that lose or gain a frontend by this.
+        for (address, former) in affected {
+            let Some(claimants) = self.claimants.get(&address) else { continue };
+            if claimants.len() > 1 {
+                self.conflicting.insert(address);
             } else {
-                self.contested.remove(&address);
+                self.conflicting.remove(&address);
             }
-            for name in former.iter().chain(first(claims)) {
+            for name in former.iter().chain(first(claimants)) {
                 if !old.contains_key(name)
                     && let Some(known) = self.services.get(name)
                 {
                     old.insert(name.clone(), known.clone());
                 }
             }
-            if claims.is_empty() {
-                self.claims.remove(&address);
+            if claimants.is_empty() {
+                self.claimants.remove(&address);
             }
         }
         for (name, before) in old {
             let mut after = self.services.remove(&name);
             if let Some(after) = &mut after {
-                after.own = self.owned(&name, &after.image);
+                after.own = self.won_frontends(&name, &after.image);
             }
             self.replace(&before, after.as_ref(), &mut update);
             if let Some(after) = after {
@@ -159,10 +158,10 @@ impl Layout {
         update
     }
 
-    /// Which frontends of a Service's ports are its own. Without the one that tells it from others, a port has none.
-    fn owned(&self, name: &ServiceName, image: &ServiceImage) -> Vec<Vec<bool>> {
+    /// Which frontends of its ports a Service has won. A port that lost its identity has none.
+    fn won_frontends(&self, name: &ServiceName, image: &ServiceImage) -> Vec<Vec<bool>> {
         let is_own = |address: &FrontendAddress| {
-            self.claims.get(address).and_then(first).is_some_and(|owner| owner == name)
+            self.claimants.get(address).and_then(first).is_some_and(|owner| owner == name)
         };
         let own = |port: &PortImage| {
             let all = is_own(&port.identity);
@@ -171,10 +170,10 @@ impl Layout {
         image.ports.iter().map(own).collect()
     }
 
-    /// Notes how the elements of one Service change.
-    fn replace(&mut self, before: &Known, after: Option<&Known>, update: &mut Update) {
+    /// Adds the difference of one Service to the update.
+    fn replace(&mut self, before: &PlacedService, after: Option<&PlacedService>, update: &mut Update) {
         let old = before.elements();
-        let new = after.map(Known::elements).unwrap_or_default();
+        let new = after.map(PlacedService::elements).unwrap_or_default();
         let own = Changes::between(&old, &new);
         for (element, value) in own.delete {
             update.changes.delete(element, value);
@@ -182,9 +181,9 @@ impl Layout {
         for (element, value) in own.add {
             update.changes.add(element, value);
         }
-        let nothing = Known::default();
+        let nothing = PlacedService::default();
         let after = after.unwrap_or(&nothing);
-        // What comes is counted before what goes, so that what stays is not touched.
+        // Additions are counted before removals, so that what stays is not touched.
         for element in after.shared() {
             let count = self.shared.entry(element.clone()).or_default();
             *count += 1;
@@ -201,20 +200,20 @@ impl Layout {
                 }
             }
         }
-        for pick in after.picks() {
-            let count = self.picks.entry(pick).or_default();
+        for selector in after.selectors() {
+            let count = self.selectors.entry(selector).or_default();
             *count += 1;
-            if *count == 1 && !update.old_picks.remove(&pick) {
-                update.new_picks.insert(pick);
+            if *count == 1 && !update.old_selectors.remove(&selector) {
+                update.new_selectors.insert(selector);
             }
         }
-        for pick in before.picks() {
-            if let Some(count) = self.picks.get_mut(&pick) {
+        for selector in before.selectors() {
+            if let Some(count) = self.selectors.get_mut(&selector) {
                 *count -= 1;
                 if *count == 0 {
-                    self.picks.remove(&pick);
-                    if !update.new_picks.remove(&pick) {
-                        update.old_picks.insert(pick);
+                    self.selectors.remove(&selector);
+                    if !update.new_selectors.remove(&selector) {
+                        update.old_selectors.insert(selector);
                     }
                 }
             }
@@ -223,15 +222,15 @@ impl Layout {
 
     /// Every element.
     pub(super) fn elements(&self) -> Elements {
-        let mut elements: Elements = self.services.values().flat_map(Known::elements).collect();
+        let mut elements: Elements = self.services.values().flat_map(PlacedService::elements).collect();
         elements.extend(self.shared.keys().map(|it| (it.clone(), Value::None)));
         elements
     }
 
-    /// The Service that answers at an address, and the port of it that does.
+    /// The Service that has an address, and its port there.
     pub(super) fn owner(&self, address: &FrontendAddress) -> Option<(&ServiceName, &PortImage)> {
-        let name = first(self.claims.get(address)?)?;
-        let Known { image, own, .. } = self.services.get(name)?;
+        let name = first(self.claimants.get(address)?)?;
+        let PlacedService { image, own, .. } = self.services.get(name)?;
         let mut ports = image.ports.iter().zip(own);
         let is_it = |port: &PortImage, own: &[bool]| {
             port.frontends.iter().zip(own).any(|(it, own)| *own && it.address == *address)
@@ -239,9 +238,9 @@ impl Layout {
         ports.find_map(|(port, own)| is_it(port, own).then_some((name, port)))
     }
 
-    /// Every pick.
-    pub(super) fn picks(&self) -> BTreeSet<(Family, Pick)> {
-        self.picks.keys().copied().collect()
+    /// Every selector.
+    pub(super) fn selectors(&self) -> BTreeSet<(Family, Selector)> {
+        self.selectors.keys().copied().collect()
     }
 
     /// How many Services there are.
@@ -252,34 +251,34 @@ impl Layout {
     /// What is not served, and why.
     pub(super) fn rejected(&self) -> Vec<Rejected> {
         let own = self.rejected.values().flatten().cloned();
-        let contested = self.contested.iter().filter_map(|address| self.claims.get_key_value(address));
-        let lost = contested.filter_map(|(address, claims)| {
-            let mut all = claims.iter();
-            let (claim, winner) = all.next()?;
+        let conflicting = self.conflicting.iter().filter_map(|address| self.claimants.get_key_value(address));
+        let lost = conflicting.filter_map(|(address, claimants)| {
+            let mut all = claimants.iter();
+            let (kind, winner) = all.next()?;
             Some(all.map(move |(lost, loser)| Rejected {
                 item: format!("{loser} {lost} {address}"),
-                reason: format!("it is {winner}'s {claim} already; give one of them another"),
+                reason: format!("already used as {kind} by {winner}; change one of them"),
             }))
         });
         own.chain(lost.flatten()).collect()
     }
 }
 
-/// Who has a frontend, of those who want it.
-fn first(claims: &BTreeSet<(FrontendKind, ServiceName)>) -> Option<&ServiceName> {
-    claims.first().map(|(_, name)| name)
+/// The Service that gets a frontend.
+fn first(claimants: &BTreeSet<(FrontendKind, ServiceName)>) -> Option<&ServiceName> {
+    claimants.first().map(|(_, name)| name)
 }
 
 fn frontends(image: &ServiceImage) -> impl Iterator<Item = &Frontend> {
     image.ports.iter().flat_map(|it| &it.frontends)
 }
 
-/// The key that a frontend is looked up by.
+/// The key of a frontend.
 fn key(frontend: &Frontend) -> Bytes {
     let FrontendAddress { address: at, protocol } = frontend.address;
     match by(frontend) {
-        By::Address => address(frontend.address),
-        By::NodePort => Bytes::new().protocol(protocol).port(at.port()),
+        MatchKey::Address => address(frontend.address),
+        MatchKey::NodePort => Bytes::new().protocol(protocol).port(at.port()),
     }
 }
 
@@ -288,14 +287,14 @@ fn address(FrontendAddress { address, protocol }: FrontendAddress) -> Bytes {
     Bytes::new().address(address.ip()).protocol(protocol).port(address.port())
 }
 
-/// Which frontends are looked up without their address.
-fn by(frontend: &Frontend) -> By {
-    if frontend.claim == FrontendKind::NodePort { By::NodePort } else { By::Address }
+/// How a frontend is matched.
+fn by(frontend: &Frontend) -> MatchKey {
+    if frontend.kind == FrontendKind::NodePort { MatchKey::NodePort } else { MatchKey::Address }
 }
 
-impl Known {
-    /// Gives the endpoints of a port their slots: those they had, where that is possible.
-    fn relay(&self, port: &PortImage, hints: &mut Hints) -> Vec<Slots> {
+impl PlacedService {
+    /// Assigns slots to the endpoints of a port, the previous ones where possible.
+    fn place(&self, port: &PortImage, previous: &mut PreviousSlots) -> Vec<Slots> {
         let before = self.image.ports.iter().position(|it| it.identity == port.identity);
         let old = |scope: Scope| {
             let index = before?;
@@ -303,19 +302,19 @@ impl Known {
             self.slots.get(index)?.get(set).cloned()
         };
         let slots = |(scope, set): &(Scope, Vec<SocketAddr>)| {
-            let old = old(*scope).or_else(|| hints.remove(&(port.identity, set_number(*scope))));
-            relay(&old.unwrap_or_default(), set)
+            let old = old(*scope).or_else(|| previous.remove(&(port.identity, set_number(*scope))));
+            place(&old.unwrap_or_default(), set)
         };
         port.sets.iter().map(slots).collect()
     }
 
-    /// Its ports, each with its slots and with which of its frontends are its own; those that have one.
+    /// Its ports that have won a frontend, each with its slots and which frontends it has won.
     fn ports(&self) -> impl Iterator<Item = (&PortImage, &[Slots], &[bool])> {
         let all = self.image.ports.iter().zip(&self.slots).zip(&self.own);
         all.map(|((port, slots), own)| (port, &**slots, &**own)).filter(|(_, _, own)| own.contains(&true))
     }
 
-    /// The elements that no other Service has.
+    /// The elements that belong to this Service alone.
     fn elements(&self) -> Elements {
         let mut elements = Elements::new();
         for (port, slots, own) in self.ports() {
@@ -323,7 +322,7 @@ impl Known {
             for (frontend, _) in port.frontends.iter().zip(own).filter(|(_, own)| **own) {
                 let (key, by) = (key(frontend), by(frontend));
                 for ((scope, _), slots) in port.sets.iter().zip(slots) {
-                    if ![frontend.inside, frontend.outside].contains(&Way::To(*scope)) {
+                    if ![frontend.internal, frontend.external].contains(&Action::To(*scope)) {
                         continue;
                     }
                     for (slot, endpoint) in (0..).zip(slots) {
@@ -338,18 +337,18 @@ impl Known {
                     elements.insert(Element { family, map: Map::Sources, key, end }, Value::None);
                 }
                 let word = |way| match way {
-                    Way::To(scope) => port.pick(scope, frontend).word(),
-                    Way::Refuse => REFUSE,
-                    Way::Drop => DROP,
+                    Action::To(scope) => port.selector(scope, frontend).word(),
+                    Action::Refuse => REFUSE,
+                    Action::Drop => DROP,
                 };
                 let mut lead = |map, number| {
                     let value = Value::Data(Bytes::new().number(number));
                     elements.insert(Element::new(family, map, key.clone()), value);
                 };
-                lead(by.frontends(), frontend.behaviour.word());
-                lead(by.inside(), word(frontend.inside));
-                if frontend.behaviour.is_local() {
-                    lead(by.outside(), word(frontend.outside));
+                lead(by.frontends(), frontend.policy.word());
+                lead(by.internal(), word(frontend.internal));
+                if frontend.policy.is_local() {
+                    lead(by.external(), word(frontend.external));
                 }
                 if port.affinity > 0 {
                     let value = Value::Data(address(port.identity));
@@ -361,7 +360,7 @@ impl Known {
         elements
     }
 
-    /// The elements that other Services may have, too.
+    /// The elements that other Services may need, too.
     fn shared(&self) -> BTreeSet<Element> {
         let single = |ip, map| Element::new(Family::of(ip), map, Bytes::new().address(ip));
         let mut shared: BTreeSet<_> =
@@ -373,29 +372,29 @@ impl Known {
         shared
     }
 
-    /// The picks that its frontends want.
-    fn picks(&self) -> BTreeSet<(Family, Pick)> {
-        let mut picks = BTreeSet::new();
+    /// The selectors of its frontends.
+    fn selectors(&self) -> BTreeSet<(Family, Selector)> {
+        let mut selectors = BTreeSet::new();
         for (port, _, own) in self.ports() {
             for (frontend, _) in port.frontends.iter().zip(own).filter(|(_, own)| **own) {
-                for way in [frontend.inside, frontend.outside] {
-                    if let Way::To(scope) = way {
-                        picks.insert((port.identity.family(), port.pick(scope, frontend)));
+                for way in [frontend.internal, frontend.external] {
+                    if let Action::To(scope) = way {
+                        selectors.insert((port.identity.family(), port.selector(scope, frontend)));
                     }
                 }
             }
         }
-        picks
+        selectors
     }
 }
 
 impl PortImage {
-    /// The endpoints that clients may keep, in the sets that frontends of its own lead to.
+    /// The endpoints that session affinity may keep, in the sets of the frontends it has won.
     fn members(&self, own: &[bool]) -> Vec<Element> {
         let mut members = Vec::new();
         for (scope, set) in self.sets.iter().filter(|_| self.affinity > 0) {
-            let leads = |it: &Frontend| [it.inside, it.outside].contains(&Way::To(*scope));
-            if self.frontends.iter().zip(own).any(|(it, own)| *own && leads(it)) {
+            let data = |it: &Frontend| [it.internal, it.external].contains(&Action::To(*scope));
+            if self.frontends.iter().zip(own).any(|(it, own)| *own && data(it)) {
                 let (family, map) = (self.identity.family(), Map::members(set_number(*scope)));
                 let key = |it: &SocketAddr| address(self.identity).address(it.ip()).port(it.port());
                 members.extend(set.iter().map(|it| Element::new(family, map, key(it))));
@@ -404,19 +403,19 @@ impl PortImage {
         members
     }
 
-    fn pick(&self, scope: Scope, frontend: &Frontend) -> Pick {
+    fn selector(&self, scope: Scope, frontend: &Frontend) -> Selector {
         let set = self.sets.iter().find(|(it, _)| *it == scope).map_or(0, |(_, set)| set.len());
-        // `compile` has seen to it that it is not more than fits.
+        // `compile` has limited it.
         let count = u32::try_from(set).unwrap_or(u32::MAX);
-        Pick { by: by(frontend), set: set_number(scope), count, affinity: self.affinity }
+        Selector { by: by(frontend), set: set_number(scope), count, affinity: self.affinity }
     }
 }
 
-/// Who stays keeps its slot; who comes, or is beyond the end now, takes one that is free.
-fn relay(old: &[SocketAddr], new: &[SocketAddr]) -> Slots {
-    let wanted: HashSet<_> = new.iter().collect();
+/// An endpoint that stays keeps its slot; a new one, or one beyond the new end, gets a free one.
+fn place(old: &[SocketAddr], new: &[SocketAddr]) -> Slots {
+    let desired: HashSet<_> = new.iter().collect();
     let mut placed = HashSet::new();
-    let mut stays = |it: &SocketAddr| (wanted.contains(it) && placed.insert(*it)).then_some(*it);
+    let mut stays = |it: &SocketAddr| (desired.contains(it) && placed.insert(*it)).then_some(*it);
     let mut slots: Vec<_> = old.iter().take(new.len()).map(&mut stays).collect();
     slots.resize(new.len(), None);
     let mut others = new.iter().filter(|it| !placed.contains(it)).copied();

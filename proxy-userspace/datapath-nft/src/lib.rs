@@ -1,9 +1,10 @@
-//! The nftables backend: translates packets, for traffic that has no socket here and for nodes without eBPF.
+//! The nftables datapath: translates packets, for traffic without a local socket and for nodes without eBPF.
 //!
-//! The one rule: data in maps, behaviour in chains.
-//! What a Service adds are elements, keyed by address, protocol and port; the chains are there for all of them, so that a
-//! change costs what it changes, for us and for the kernel.
+//! Invariant: data in maps, behaviour in chains.
+//! A Service adds elements, keyed by address, protocol and port; the chains are shared by all Services. So a change costs what
+//! it changes, in user space and in the kernel.
 
+mod chain;
 mod compile;
 mod config;
 mod datapath;
@@ -18,6 +19,7 @@ mod schema;
 mod snapshot;
 mod tables;
 mod transaction;
+mod verdict;
 
 pub mod check;
 
@@ -26,5 +28,5 @@ pub use config::{Config, DetectLocal};
 pub use dump::{active_frontends, dump};
 pub use error::Error;
 
-/// The name of our tables, one of the family `ip` and one of `ip6`. Tables of other names are never touched.
+/// The name of our tables, one in the family `ip` and one in `ip6`. Tables of other names are never touched.
 const TABLE: &str = "kube-proxy-ebpf";

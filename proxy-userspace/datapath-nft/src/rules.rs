@@ -1,158 +1,148 @@
-//! The chains of a table and their rules: what is done with a packet, whichever Services there are.
+//! The chains of a table and their rules.
 //!
-//! The one rule: no chain knows a Service.
-//! A chain looks the packet's destination up, and what it finds there says which chain goes on.
+//! Invariant: no chain depends on a Service.
+//! A chain looks up the destination of a packet, and the result selects the next chain.
 //!
-//! Between two rules a number travels in the packet's priority (`skb->priority`), since registers do not outlive a rule,
-//! and a map that leads to chains by itself would cost the kernel a walk through all of it at every change.
-//! Only the first packet of a connection comes this way, and it leaves with the priority 0, which is what it came with
-//! unless somebody had set it.
+//! Between two rules a number is kept in the packet's priority (`skb->priority`), because registers do not outlive a rule, and
+//! because the kernel validates all elements of a verdict map at every change.
+//! Only the first packet of a connection gets here, and it leaves with priority 0, the default.
 
 use model::Family;
 
 use crate::{
+    chain::Chain,
+    chain::Hook,
     config::Pods,
     elements::{Element, Elements, Value},
-    endpoint_selector::{By, DROP, REFUSE, Registers, key},
+    endpoint_selector::{DROP, MatchKey, REFUSE, Registers, key},
     expressions::{Register, Rule},
     schema::{Bytes, Map},
-    tables::{Hook, Verdict},
+    verdict::Verdict,
 };
 
-/// What is done with packets to a frontend.
+/// The policy of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Behaviour {
-    /// It is a cluster IP.
+pub(super) enum FrontendPolicy {
+    /// A cluster IP.
     ClusterIp = 1,
-    /// It can be reached from outside, and any endpoint will do.
+    /// Reachable from outside, with external traffic policy Cluster.
     External = 2,
-    /// It can be reached from outside, and traffic from there stays on this node and keeps its source.
+    /// Reachable from outside, with external traffic policy Local: traffic stays on this node and keeps its source.
     ExternalLocal = 3,
-    /// Like [`Behaviour::External`], for chosen sources.
-    Guarded = 4,
-    /// Like [`Behaviour::ExternalLocal`], for chosen sources.
-    GuardedLocal = 5,
-    /// It is a node port; else like [`Behaviour::External`].
+    /// Like [`FrontendPolicy::External`], restricted by source ranges.
+    SourceRanges = 4,
+    /// Like [`FrontendPolicy::ExternalLocal`], restricted by source ranges.
+    SourceRangesLocal = 5,
+    /// A node port; otherwise like [`FrontendPolicy::External`].
     NodePort = 6,
-    /// It is a node port; else like [`Behaviour::ExternalLocal`].
+    /// A node port; otherwise like [`FrontendPolicy::ExternalLocal`].
     NodePortLocal = 7,
 }
 
-impl Behaviour {
+impl FrontendPolicy {
     /// All of them.
     pub(super) const ALL: [Self; 7] = [
         Self::ClusterIp,
         Self::External,
         Self::ExternalLocal,
-        Self::Guarded,
-        Self::GuardedLocal,
+        Self::SourceRanges,
+        Self::SourceRangesLocal,
         Self::NodePort,
         Self::NodePortLocal,
     ];
 
-    /// How it is written down.
+    /// Its encoding.
     pub(super) fn word(self) -> u32 {
         self as u32
     }
 
-    /// The behaviour that was written down as a word.
+    /// Decodes a word.
     pub(super) fn of(word: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.word() == word)
     }
 
-    /// Whether traffic from outside goes another way than traffic from inside.
+    /// Whether external traffic is routed differently from internal traffic.
     pub(super) fn is_local(self) -> bool {
-        matches!(self, Self::ExternalLocal | Self::GuardedLocal | Self::NodePortLocal)
+        matches!(self, Self::ExternalLocal | Self::SourceRangesLocal | Self::NodePortLocal)
     }
 
-    /// The chain that does it.
+    /// Its chain.
     pub(super) fn chain(self) -> &'static str {
         match self {
             Self::ClusterIp => "cluster-ip",
             Self::External => "external",
             Self::ExternalLocal => "external-local",
-            Self::Guarded => "guarded",
-            Self::GuardedLocal => "guarded-local",
+            Self::SourceRanges => "source-ranges",
+            Self::SourceRangesLocal => "source-ranges-local",
             Self::NodePort => "node-port",
             Self::NodePortLocal => "node-port-local",
         }
     }
 }
 
-/// A chain and its rules.
-#[derive(Clone, Debug)]
-pub(super) struct Chain {
-    /// Its name.
-    pub(super) name: String,
-    /// Where packets come to it, unless another chain sends them.
-    pub(super) hook: Option<Hook>,
-    /// Its rules.
-    pub(super) rules: Vec<Rule>,
-}
-
-/// What the chains of a table depend on.
+/// What the constant chains of a table depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Setting {
+pub(super) struct TableConfig {
     /// The family of the table.
     pub(super) family: Family,
-    /// The bit of the packet mark that says "masquerade".
+    /// The bit of the packet mark that requests masquerading.
     pub(super) mark: u32,
     /// Whether all traffic to cluster IPs is masqueraded.
     pub(super) masquerade_all: bool,
-    /// Whose traffic to cluster IPs is not masqueraded; none if nobody's is.
+    /// Whose traffic to cluster IPs is not masqueraded; `None` turns masquerading by source off.
     pub(super) pods: Option<Pods>,
-    /// Whose traffic to external addresses comes from inside.
-    pub(super) inside: Option<Pods>,
+    /// Whose traffic to external addresses counts as internal.
+    pub(super) internal: Option<Pods>,
 }
 
-impl Setting {
-    /// The chains that are always there.
+impl TableConfig {
+    /// The constant chains.
     pub(super) fn chains(&self) -> Vec<Chain> {
         let named = |name: &str, rules| Chain { name: name.to_owned(), hook: None, rules };
         let dispatch = |map, comment: &str| vec![self.rule(comment).dispatch(map)];
         let mut chains = vec![
             named("refuse", self.refuse()),
-            named("mark", vec![self.rule("this node will be its source").set_mark(self.mark)]),
-            named("pick", dispatch(Map::Picks, "by the number of endpoints")),
-            named("node-pick", dispatch(Map::NodePicks, "by the number of endpoints")),
+            named("mark", vec![self.rule("request masquerading").set_mark(self.mark)]),
+            named("select", dispatch(Map::Selectors, "by selector")),
+            named("node-select", dispatch(Map::NodeSelectors, "by selector")),
             named("cluster-ip", self.cluster_ip()),
-            named("external", self.external(By::Address)),
-            named("external-local", self.external_local(By::Address)),
-            named("guarded", self.guarded("external")),
-            named("guarded-local", self.guarded("external-local")),
-            named("node-port", self.external(By::NodePort)),
-            named("node-port-local", self.external_local(By::NodePort)),
-            named("behave", dispatch(Map::Behaviours, "by what the address is")),
+            named("external", self.external(MatchKey::Address)),
+            named("external-local", self.external_local(MatchKey::Address)),
+            named("source-ranges", self.source_ranges("external")),
+            named("source-ranges-local", self.source_ranges("external-local")),
+            named("node-port", self.external(MatchKey::NodePort)),
+            named("node-port-local", self.external_local(MatchKey::NodePort)),
+            named("dispatch", dispatch(Map::Policies, "by policy")),
             named("services", self.services()),
         ];
         let hooked = |name: &str, hook, rules| Chain { name: name.to_owned(), hook: Some(hook), rules };
-        let services = || vec![self.to("services to all", Verdict::Jump("services".into()))];
+        let services = || vec![self.to("translate Services", Verdict::Jump("services".into()))];
         chains.extend([
             hooked("prerouting", Hook::Prerouting, services()),
             hooked("output", Hook::Output, services()),
-            // The kernel takes the rules as they are when a packet comes to a base chain, but the sets as they are at each
-            // lookup. A packet that is on its way through while a change is committed may meet rules of before and sets of
-            // after, find nothing, and leave as it came; and its connection would stay untranslated for good.
-            // NAT asks one base chain after the other until one translates: the next one starts with the rules of after.
-            hooked("prerouting-again", Hook::PreroutingAgain, services()),
-            hooked("output-again", Hook::OutputAgain, services()),
+            // The kernel uses the rules as of the packet's entry into a base chain, but the sets as of each lookup. A packet in
+            // flight while a change is committed may meet old rules and new sets, match nothing, and pass untranslated; its
+            // connection would then stay untranslated. NAT tries one base chain after the other until one translates: the
+            // second one starts with the new rules.
+            hooked("prerouting-retry", Hook::PreroutingRetry, services()),
+            hooked("output-retry", Hook::OutputRetry, services()),
             hooked("postrouting", Hook::Postrouting, self.postrouting()),
         ]);
         chains
     }
 
-    /// The elements that are always there.
+    /// The constant elements.
     pub(super) fn elements(&self) -> Elements {
         let goto = |chain: &str| Value::Verdict(Verdict::Goto(chain.into()));
         let mut elements = Elements::new();
-        for it in Behaviour::ALL {
+        for it in FrontendPolicy::ALL {
             let key = Bytes::new().number(it.word());
-            elements.insert(Element::new(self.family, Map::Behaviours, key), goto(it.chain()));
+            elements.insert(Element::new(self.family, Map::Policies, key), goto(it.chain()));
         }
-        for by in By::ALL {
+        for by in MatchKey::ALL {
             for (word, value) in [(REFUSE, goto("refuse")), (DROP, Value::Verdict(Verdict::Drop))] {
                 let key = Bytes::new().number(word);
-                elements.insert(Element::new(self.family, by.picks(), key), value);
+                elements.insert(Element::new(self.family, by.selectors(), key), value);
             }
         }
         elements
@@ -170,27 +160,28 @@ impl Setting {
         rule.verdict(&Verdict::Jump("mark".into()))
     }
 
-    /// A condition for each way to be a pod; any of them will do.
+    /// One rule per condition that identifies a pod; any of them matches.
     fn from(&self, pods: Option<&Pods>, comment: &str) -> Vec<Rule> {
         match pods {
             None => Vec::new(),
             Some(Pods::Within(nets)) => nets.iter().map(|net| self.rule(comment).if_from(*net)).collect(),
-            Some(Pods::Interface(name)) => vec![self.rule(comment).came_by(name)],
-            Some(Pods::Prefix(prefix)) => vec![self.rule(comment).came_by_prefix(prefix)],
+            Some(Pods::Interface(name)) => vec![self.rule(comment).if_interface(name)],
+            Some(Pods::Prefix(prefix)) => vec![self.rule(comment).if_interface_prefix(prefix)],
         }
     }
 
     fn services(&self) -> Vec<Rule> {
         let at = Registers::new(self.family);
-        let behave = |rule: Rule, by: By| {
-            key(rule, by, at).carry(by.frontends(), at.key(by)).verdict(&Verdict::Goto("behave".into()))
+        let dispatch = |rule: Rule, by: MatchKey| {
+            key(rule, by, at)
+                .store_in_priority(by.frontends(), at.key(by))
+                .verdict(&Verdict::Goto("dispatch".into()))
         };
-        let node_port =
-            self.rule("a node port").destination(at.address).if_in(Map::NodeAddresses, at.address);
+        let node_port = self.rule("node port").destination(at.address).if_in(Map::NodeAddresses, at.address);
         vec![
-            behave(self.rule("an address of a Service"), By::Address),
-            behave(node_port, By::NodePort),
-            self.rule("a port that the Service does not have")
+            dispatch(self.rule("Service address"), MatchKey::Address),
+            dispatch(node_port, MatchKey::NodePort),
+            self.rule("cluster IP without such a port")
                 .destination(at.address)
                 .if_in(Map::ClusterIps, at.address)
                 .verdict(&Verdict::Goto("refuse".into())),
@@ -198,58 +189,61 @@ impl Setting {
     }
 
     fn refuse(&self) -> Vec<Rule> {
-        vec![self.rule("over TCP").if_tcp().reset(), self.rule("over anything else").unreachable()]
+        vec![self.rule("TCP").if_tcp().reset(), self.rule("other protocols").unreachable()]
     }
 
-    fn inside(&self, rule: Rule, by: By) -> Rule {
-        self.pick(rule, by, by.inside())
+    fn internal(&self, rule: Rule, by: MatchKey) -> Rule {
+        self.selector(rule, by, by.internal())
     }
 
-    fn pick(&self, rule: Rule, by: By, map: Map) -> Rule {
+    fn selector(&self, rule: Rule, by: MatchKey, map: Map) -> Rule {
         let at = Registers::new(self.family);
-        let rule = key(rule, by, at).carry(map, at.key(by));
-        rule.verdict(&Verdict::Goto(by.or("pick", "node-pick").into()))
+        let rule = key(rule, by, at).store_in_priority(map, at.key(by));
+        rule.verdict(&Verdict::Goto(by.or("select", "node-select").into()))
     }
 
     fn cluster_ip(&self) -> Vec<Rule> {
         let mut rules = Vec::new();
         if self.masquerade_all {
-            rules.push(self.mark(self.rule("whoever it comes from")));
+            rules.push(self.mark(self.rule("any source")));
         } else if self.pods.is_some() {
             for it in self.from(self.pods.as_ref(), "from a pod") {
-                rules.push(self.inside(it, By::Address));
+                rules.push(self.internal(it, MatchKey::Address));
             }
             rules.push(self.mark(self.rule("not from a pod")));
         }
-        rules.push(self.inside(self.rule("to an endpoint"), By::Address));
+        rules.push(self.internal(self.rule("to an endpoint"), MatchKey::Address));
         rules
     }
 
-    fn external(&self, by: By) -> Vec<Rule> {
+    fn external(&self, by: MatchKey) -> Vec<Rule> {
         vec![
-            self.mark(self.rule("it may leave for another node")),
-            self.inside(self.rule("to an endpoint"), by),
+            self.mark(self.rule("may leave for another node")),
+            self.internal(self.rule("to an endpoint"), by),
         ]
     }
 
-    fn external_local(&self, by: By) -> Vec<Rule> {
+    fn external_local(&self, by: MatchKey) -> Vec<Rule> {
         let mut rules: Vec<_> = self
-            .from(self.inside.as_ref(), "from a pod: the policy is for others")
+            .from(self.internal.as_ref(), "from a pod: the local policy does not apply")
             .into_iter()
-            .map(|it| self.inside(it, by))
+            .map(|it| self.internal(it, by))
             .collect();
-        rules.push(self.mark(self.rule("from this node").if_from_here()));
-        rules.push(self.inside(self.rule("from this node: the policy is for others").if_from_here(), by));
-        rules.push(self.pick(self.rule("from outside, to an endpoint on this node"), by, by.outside()));
+        rules.push(self.mark(self.rule("from this node").if_from_local_address()));
+        rules.push(self.internal(
+            self.rule("from this node: the local policy does not apply").if_from_local_address(),
+            by,
+        ));
+        rules.push(self.selector(self.rule("external, to an endpoint on this node"), by, by.external()));
         rules
     }
 
-    fn guarded(&self, then: &str) -> Vec<Rule> {
+    fn source_ranges(&self, then: &str) -> Vec<Rule> {
         let at = Registers::new(self.family);
-        let source = key(self.rule("from a source that may use it"), By::Address, at).source(at.next);
+        let source = key(self.rule("allowed source"), MatchKey::Address, at).source(at.next);
         vec![
             source.if_in(Map::Sources, at.address).verdict(&Verdict::Goto(then.into())),
-            self.to("from any other source", Verdict::Drop),
+            self.to("any other source", Verdict::Drop),
         ]
     }
 
@@ -258,7 +252,7 @@ impl Setting {
         let destination = Register(at.width);
         vec![
             self.rule("marked").take_mark(self.mark).masquerade(),
-            self.rule("from an endpoint to itself")
+            self.rule("hairpin: from an endpoint to itself")
                 .if_translated()
                 .source(Register(0))
                 .destination(destination)

@@ -1,6 +1,6 @@
-//! The maps and sets of a table: what their elements consist of, and how they are laid out in registers.
+//! The maps and sets of a table: the fields of their elements, and their layout in registers.
 //!
-//! The one rule: every part of a key begins at a multiple of four bytes, as in the registers it is compared with.
+//! Invariant: every field of a key begins at a multiple of four bytes, as in the registers it is compared with.
 
 use std::net::IpAddr;
 
@@ -9,51 +9,51 @@ use model::{Family, Protocol};
 /// A map or a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Map {
-    /// Where a Service answers → what is done there.
+    /// Frontend → policy.
     Frontends,
-    /// Where a Service answers → how an endpoint is picked for traffic from inside.
-    Inside,
-    /// The same for traffic from outside, where that differs.
-    Outside,
-    /// Where a Service answers, and a slot → an endpoint.
+    /// Frontend → selector for internal traffic.
+    Internal,
+    /// Frontend → selector for external traffic, where that differs.
+    External,
+    /// Frontend and slot → endpoint.
     Endpoints,
-    /// [`Map::Frontends`] of node ports, whatever the address.
+    /// [`Map::Frontends`] of node ports, at any address.
     NodeFrontends,
-    /// [`Map::Inside`] of node ports.
-    NodeInside,
-    /// [`Map::Outside`] of node ports.
-    NodeOutside,
+    /// [`Map::Internal`] of node ports.
+    NodeInternal,
+    /// [`Map::External`] of node ports.
+    NodeExternal,
     /// [`Map::Endpoints`] of node ports.
     NodeEndpoints,
-    /// A behaviour → its chain.
-    Behaviours,
-    /// How an endpoint is picked → the chain that does it.
-    Picks,
+    /// Policy → chain.
+    Policies,
+    /// Selector → chain.
+    Selectors,
     /// The same for node ports.
-    NodePicks,
-    /// Where a Service answers whose clients keep their endpoints → what names the service port: the cluster IP's frontend.
+    NodeSelectors,
+    /// Frontend of a service port with session affinity → identity of the service port: the frontend of its cluster IP.
     ServicePorts,
     /// [`Map::ServicePorts`] of node ports.
     NodeServicePorts,
-    /// A client and a service port → the endpoint it keeps; written by the kernel, packet by packet.
+    /// Client and service port → endpoint; written by rules.
     Affinity,
-    /// A service port and each endpoint that may be kept there, of the set 0.
+    /// Service port and endpoint that affinity may keep, for set 0.
     Members,
-    /// The same for the set of traffic from outside.
+    /// The same for the set of external traffic.
     MembersExternal,
     /// The same for the set of a cluster IP.
     MembersInternal,
-    /// The sources that may use a load balancer IP.
+    /// Allowed sources of load balancer IPs.
     Sources,
-    /// Where node ports are served.
+    /// Addresses at which node ports are served.
     NodeAddresses,
-    /// The cluster IPs, at which no port is left to anybody else.
+    /// Cluster IPs; ports without a Service are rejected there.
     ClusterIps,
-    /// The endpoints on this node, each twice: a packet from one to itself needs another source.
+    /// Endpoints on this node, each as source and destination: a hairpin packet must be masqueraded.
     Hairpin,
 }
 
-/// A part of a key or a value.
+/// A field of a key or a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Field {
     /// An IP address, in network byte order.
@@ -62,9 +62,9 @@ pub(super) enum Field {
     Protocol,
     /// A port, in network byte order.
     Port,
-    /// A number, in the byte order of the host, as the kernel counts.
+    /// A number, in host byte order.
     Number,
-    /// The same, as it is kept in a packet's priority.
+    /// A number as it is kept in a packet's priority.
     Priority,
 }
 
@@ -79,7 +79,7 @@ impl Field {
         }
     }
 
-    /// The number of its type in nft (`enum datatypes`), which listings go by.
+    /// The number of its type in nft (`enum datatypes`), which `nft list` uses.
     pub(super) fn kind(self, family: Family) -> u32 {
         match (self, family) {
             (Self::Address, Family::V4) => 7,
@@ -92,31 +92,31 @@ impl Field {
     }
 }
 
-/// What an element of a map leads to.
+/// The data type of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Leads {
-    /// Nothing: it is a set.
-    Nowhere,
-    /// To data.
-    To(&'static [Field]),
-    /// To a verdict.
-    ToChain,
+pub(super) enum MapData {
+    /// None: it is a set.
+    None,
+    /// Fields.
+    Fields(&'static [Field]),
+    /// A verdict.
+    Verdict,
 }
 
 impl Map {
     /// All of them.
     pub(super) const ALL: [Self; 21] = [
         Self::Frontends,
-        Self::Inside,
-        Self::Outside,
+        Self::Internal,
+        Self::External,
         Self::Endpoints,
         Self::NodeFrontends,
-        Self::NodeInside,
-        Self::NodeOutside,
+        Self::NodeInternal,
+        Self::NodeExternal,
         Self::NodeEndpoints,
-        Self::Behaviours,
-        Self::Picks,
-        Self::NodePicks,
+        Self::Policies,
+        Self::Selectors,
+        Self::NodeSelectors,
         Self::ServicePorts,
         Self::NodeServicePorts,
         Self::Affinity,
@@ -142,16 +142,16 @@ impl Map {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Frontends => "frontends",
-            Self::Inside => "inside",
-            Self::Outside => "outside",
+            Self::Internal => "internal",
+            Self::External => "external",
             Self::Endpoints => "endpoints",
             Self::NodeFrontends => "node-frontends",
-            Self::NodeInside => "node-inside",
-            Self::NodeOutside => "node-outside",
+            Self::NodeInternal => "node-internal",
+            Self::NodeExternal => "node-external",
             Self::NodeEndpoints => "node-endpoints",
-            Self::Behaviours => "behaviours",
-            Self::Picks => "picks",
-            Self::NodePicks => "node-picks",
+            Self::Policies => "policies",
+            Self::Selectors => "selectors",
+            Self::NodeSelectors => "node-selectors",
             Self::ServicePorts => "service-ports",
             Self::NodeServicePorts => "node-service-ports",
             Self::Affinity => "affinity",
@@ -165,18 +165,20 @@ impl Map {
         }
     }
 
-    /// What a key consists of.
+    /// The fields of a key.
     pub(super) fn key(self) -> &'static [Field] {
         use Field::{Address, Number, Port, Priority, Protocol};
 
         match self {
-            Self::Frontends | Self::Inside | Self::Outside | Self::ServicePorts => &[Address, Protocol, Port],
-            Self::NodeFrontends | Self::NodeInside | Self::NodeOutside | Self::NodeServicePorts => {
+            Self::Frontends | Self::Internal | Self::External | Self::ServicePorts => {
+                &[Address, Protocol, Port]
+            }
+            Self::NodeFrontends | Self::NodeInternal | Self::NodeExternal | Self::NodeServicePorts => {
                 &[Protocol, Port]
             }
             Self::Endpoints => &[Address, Protocol, Port, Number],
             Self::NodeEndpoints => &[Protocol, Port, Number],
-            Self::Behaviours | Self::Picks | Self::NodePicks => &[Priority],
+            Self::Policies | Self::Selectors | Self::NodeSelectors => &[Priority],
             Self::Affinity => &[Address, Address, Protocol, Port],
             Self::Members | Self::MembersExternal | Self::MembersInternal => {
                 &[Address, Protocol, Port, Address, Port]
@@ -187,36 +189,36 @@ impl Map {
         }
     }
 
-    /// What a key leads to.
-    pub(super) fn leads(self) -> Leads {
+    /// The data type.
+    pub(super) fn data(self) -> MapData {
         use Field::{Address, Port, Priority, Protocol};
 
         match self {
             Self::Frontends
-            | Self::Inside
-            | Self::Outside
+            | Self::Internal
+            | Self::External
             | Self::NodeFrontends
-            | Self::NodeInside
-            | Self::NodeOutside => Leads::To(&[Priority]),
-            Self::Behaviours | Self::Picks | Self::NodePicks => Leads::ToChain,
-            Self::Endpoints | Self::NodeEndpoints | Self::Affinity => Leads::To(&[Address, Port]),
-            Self::ServicePorts | Self::NodeServicePorts => Leads::To(&[Address, Protocol, Port]),
+            | Self::NodeInternal
+            | Self::NodeExternal => MapData::Fields(&[Priority]),
+            Self::Policies | Self::Selectors | Self::NodeSelectors => MapData::Verdict,
+            Self::Endpoints | Self::NodeEndpoints | Self::Affinity => MapData::Fields(&[Address, Port]),
+            Self::ServicePorts | Self::NodeServicePorts => MapData::Fields(&[Address, Protocol, Port]),
             Self::Members
             | Self::MembersExternal
             | Self::MembersInternal
             | Self::Sources
             | Self::NodeAddresses
             | Self::ClusterIps
-            | Self::Hairpin => Leads::Nowhere,
+            | Self::Hairpin => MapData::None,
         }
     }
 
-    /// Whether the last part of a key is a range.
+    /// Whether the last field of a key is a range.
     pub(super) fn has_ranges(self) -> bool {
         self == Self::Sources
     }
 
-    /// Whether the kernel writes it, and not we.
+    /// Whether rules write it, rather than user space.
     pub(super) fn is_dynamic(self) -> bool {
         self == Self::Affinity
     }
@@ -227,17 +229,17 @@ pub(super) fn length(fields: &[Field], family: Family) -> usize {
     fields.iter().map(|it| it.length(family).next_multiple_of(4)).sum()
 }
 
-/// A key or a value, part by part.
+/// A key or a value under construction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Bytes(pub(super) Vec<u8>);
 
 impl Bytes {
-    /// Of nothing yet.
+    /// Empty.
     pub(super) fn new() -> Self {
         Self::default()
     }
 
-    /// An address follows.
+    /// Appends an address.
     pub(super) fn address(mut self, address: IpAddr) -> Self {
         match address {
             IpAddr::V4(it) => self.0.extend(it.octets()),
@@ -246,27 +248,27 @@ impl Bytes {
         self
     }
 
-    /// A protocol follows.
+    /// Appends a protocol.
     pub(super) fn protocol(mut self, protocol: Protocol) -> Self {
         self.0.extend([number(protocol), 0, 0, 0]);
         self
     }
 
-    /// A port follows.
+    /// Appends a port.
     pub(super) fn port(mut self, port: u16) -> Self {
         let [high, low] = port.to_be_bytes();
         self.0.extend([high, low, 0, 0]);
         self
     }
 
-    /// A number follows.
+    /// Appends a number.
     pub(super) fn number(mut self, number: u32) -> Self {
         self.0.extend(number.to_ne_bytes());
         self
     }
 }
 
-/// Takes a key or a value apart again.
+/// Parses a key or a value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parts<'a> {
     rest: &'a [u8],
@@ -274,12 +276,12 @@ pub(super) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Of a whole key or value.
+    /// Starts at its first field.
     pub(super) fn of(bytes: &'a Bytes, family: Family) -> Self {
         Self { rest: &bytes.0, family }
     }
 
-    /// The next part, an address.
+    /// The next field, an address.
     pub(super) fn address(&mut self) -> Option<IpAddr> {
         match self.family {
             Family::V4 => self.take::<4>().map(IpAddr::from),
@@ -287,17 +289,17 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// The next part, a protocol by its number.
+    /// The next field, a protocol number.
     pub(super) fn protocol(&mut self) -> Option<u8> {
         self.take::<4>().map(|[it, ..]| it)
     }
 
-    /// The next part, a port.
+    /// The next field, a port.
     pub(super) fn port(&mut self) -> Option<u16> {
         self.take::<4>().map(|[high, low, ..]| u16::from_be_bytes([high, low]))
     }
 
-    /// The next part, a number.
+    /// The next field, a number.
     pub(super) fn number(&mut self) -> Option<u32> {
         self.take::<4>().map(u32::from_ne_bytes)
     }

@@ -1,7 +1,7 @@
-//! What is in our tables now, as far as it matters: read once at a start, and when somebody else has changed something.
+//! The contents of our tables: listed at a start, and when others have changed them.
 //!
-//! The one rule: rules are known by their comments, elements by their bytes.
-//! Whoever changes a rule of ours has to delete it or to put another in its place, and then its comment is not there.
+//! Invariant: rules are compared by their comments, elements by their bytes.
+//! A rule can only be changed by deleting or replacing it, and then its comment is gone.
 
 use std::{
     collections::BTreeMap,
@@ -17,18 +17,18 @@ use crate::{
     elements::{Element, Elements, Value},
     endpoint_selector::SET_SHIFT,
     error::{Error, TABLES},
-    layout::Hints,
+    layout::PreviousSlots,
     schema::{Bytes, Map, Parts, number},
     tables::{
-        CHAIN_NAME, CHAIN_POLICY, Command, DATA_VALUE, DATA_VERDICT, ELEMENT_DATA, ELEMENT_KEY,
-        ELEMENT_KEY_END, ELEMENTS, RULE_CHAIN, RULE_USERDATA, SET_DATA_LENGTH, SET_KEY_LENGTH, SET_NAME,
-        TABLE_FLAGS, TABLE_NAME, TABLE_USERDATA, VERDICT_CHAIN, VERDICT_CODE, Verdict, comment, message,
-        protocol,
+        CHAIN_NAME, CHAIN_POLICY, Command, ELEMENT_DATA, ELEMENT_KEY, ELEMENT_KEY_END, ELEMENTS, RULE_CHAIN,
+        RULE_USERDATA, SET_DATA_LENGTH, SET_KEY_LENGTH, SET_NAME, TABLE_FLAGS, TABLE_NAME, TABLE_USERDATA,
+        comment, message, protocol,
     },
+    verdict::{DATA_VALUE, DATA_VERDICT, VERDICT_CHAIN, VERDICT_CODE, Verdict},
 };
 use netlink::{Attribute, Message, Netfilter, each, find, text, u32};
 
-/// How often to begin anew because the table changed while it was read.
+/// How often to start over because the table changed while it was listed.
 const ATTEMPTS: usize = 20;
 
 /// The table of one family.
@@ -38,18 +38,18 @@ pub(super) struct Snapshot {
     pub(super) comment: String,
     /// Its flags (`NFT_TABLE_F_…`).
     pub(super) flags: u32,
-    /// What becomes of packets at the end of those of its chains that they come to from the kernel (`NF_…`).
+    /// The policies of its base chains (`NF_…`).
     pub(super) policies: BTreeMap<String, u32>,
     /// Its chains, each with the comments of its rules.
     pub(super) chains: BTreeMap<String, Vec<String>>,
     /// Its sets, each with the lengths of keys and values.
     pub(super) sets: BTreeMap<String, (u32, u32)>,
-    /// What is in the sets that we know.
+    /// The elements of known sets.
     pub(super) elements: Elements,
 }
 
 impl Snapshot {
-    /// Reads the table of a family; none if it is not there.
+    /// Reads the table of a family; `None` if it does not exist.
     pub(super) fn read(netfilter: &mut Netfilter, family: Family) -> Result<Option<Self>, Error> {
         for _ in 1..ATTEMPTS {
             match Self::attempt(netfilter, family) {
@@ -60,12 +60,12 @@ impl Snapshot {
         Self::attempt(netfilter, family)
     }
 
-    /// The comment of the table of a family; none if it is not there.
+    /// The comment of the table of a family; `None` if it does not exist.
     pub(super) fn find(netfilter: &mut Netfilter, family: Family) -> Result<Option<String>, Error> {
         Ok(Self::table(netfilter, family)?.map(|(comment, _)| comment))
     }
 
-    /// The comment and the flags of the table of a family; none if it is not there.
+    /// The comment and the flags of the table of a family; `None` if it does not exist.
     fn table(netfilter: &mut Netfilter, family: Family) -> Result<Option<(String, u32)>, Error> {
         let mut found = None;
         let all = Message {
@@ -81,7 +81,7 @@ impl Snapshot {
             }
         });
         match read {
-            // Tables come and go; what was seen was seen.
+            // Tables changed while they were listed; those that were listed are valid.
             Ok(()) | Err(Errno::EINTR) => Ok(found),
             Err(errno) => Err(Error::Read { what: TABLES, errno }),
         }
@@ -132,8 +132,8 @@ impl Snapshot {
         Ok(Some(snapshot))
     }
 
-    /// Which endpoint has which slot.
-    pub(super) fn slots(&self) -> Hints {
+    /// The slot of each endpoint.
+    pub(super) fn slots(&self) -> PreviousSlots {
         let mut slots: BTreeMap<(FrontendAddress, u32), BTreeMap<u32, SocketAddr>> = BTreeMap::new();
         for (element, value) in &self.elements {
             if element.map == Map::Endpoints
@@ -149,15 +149,15 @@ impl Snapshot {
     }
 }
 
-/// Adds what is in a set.
+/// Lists a set.
 pub(super) fn read_elements(
     netfilter: &mut Netfilter,
     family: Family,
     map: Map,
     elements: &mut Elements,
 ) -> Result<(), Errno> {
-    let question = message(Command::GetElements, 0, family, [Attribute::text(SET_NAME, map.name())]);
-    netfilter.dump(&question, |it| {
+    let request = message(Command::GetElements, 0, family, [Attribute::text(SET_NAME, map.name())]);
+    netfilter.dump(&request, |it| {
         for (_, element) in find(it, ELEMENTS).into_iter().flat_map(each) {
             let part = |kind| Some(Bytes(find(find(element, kind)?, DATA_VALUE)?.to_vec()));
             let Some(key) = part(ELEMENT_KEY) else { continue };
@@ -176,7 +176,7 @@ pub(super) fn read_elements(
     })
 }
 
-/// The address, protocol and port at the beginning of a key.
+/// The frontend at the beginning of a key.
 pub(super) fn frontend(key: &mut Parts<'_>) -> Option<FrontendAddress> {
     let address = key.address()?;
     let protocol = protocol_of(key.protocol()?)?;
@@ -195,7 +195,7 @@ pub(super) fn endpoint(value: &Bytes, family: Family) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, parts.port()?))
 }
 
-/// The protocol that a number stands for.
+/// The protocol of a number.
 pub(super) fn protocol_of(it: u8) -> Option<Protocol> {
     [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|protocol| number(*protocol) == it)
 }

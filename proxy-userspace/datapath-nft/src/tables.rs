@@ -1,6 +1,6 @@
-//! The requests to nftables: tables, chains, rules, sets and elements, as messages.
+//! Messages to nf_tables: tables, chains, rules, sets and elements.
 //!
-//! The one rule: a message says one thing about one table of ours.
+//! Invariant: every message names a table of ours.
 //! The numbers are those of linux/netfilter/nf_tables.h.
 
 use model::Family;
@@ -8,9 +8,11 @@ use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 
 use crate::{
     TABLE,
+    chain::Hook,
     elements::{Element, Value},
     expressions::Rule,
-    schema::{Field, Leads, Map, length},
+    schema::{Field, Map, MapData, length},
+    verdict::{DATA_VALUE, DATA_VERDICT, ELEMENT},
 };
 use netlink::{Attribute, Message};
 
@@ -19,7 +21,7 @@ pub(super) const SUBSYSTEM: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 
-/// A request, or news of one that was done.
+/// A command, or the notification of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     NewTable = 0,
@@ -43,21 +45,15 @@ impl Command {
     }
 }
 
-/// `NFTA_LIST_ELEM`.
-pub(super) const ELEMENT: u16 = 1;
-/// `NFTA_DATA_VALUE`.
-pub(super) const DATA_VALUE: u16 = 1;
-/// `NFTA_DATA_VERDICT`.
-pub(super) const DATA_VERDICT: u16 = 2;
 /// `NFTA_TABLE_FLAGS`.
 pub(super) const TABLE_FLAGS: u16 = 2;
-/// `NFT_TABLE_F_DORMANT`: no packet comes to it.
+/// `NFT_TABLE_F_DORMANT`: it gets no packets.
 pub(super) const TABLE_IS_DORMANT: u32 = 1;
 /// `NFTA_TABLE_USERDATA`.
 pub(super) const TABLE_USERDATA: u16 = 6;
 /// `NFTA_RULE_USERDATA`.
 pub(super) const RULE_USERDATA: u16 = 7;
-/// The name of a table in messages about it, and the table's in all others.
+/// `NFTA_TABLE_NAME`, and the attribute that names the table in all other messages.
 pub(super) const TABLE_NAME: u16 = 1;
 /// `NFTA_CHAIN_NAME`.
 pub(super) const CHAIN_NAME: u16 = 3;
@@ -81,19 +77,6 @@ pub(super) const ELEMENT_KEY: u16 = 1;
 pub(super) const ELEMENT_DATA: u16 = 2;
 /// `NFTA_SET_ELEM_KEY_END`.
 pub(super) const ELEMENT_KEY_END: u16 = 10;
-/// `NFTA_VERDICT_CODE`.
-pub(super) const VERDICT_CODE: u16 = 1;
-/// `NFTA_VERDICT_CHAIN`.
-pub(super) const VERDICT_CHAIN: u16 = 2;
-
-/// `NF_DROP`.
-const DROP: i32 = 0;
-/// `NFT_JUMP`.
-const JUMP: i32 = -3;
-/// `NFT_GOTO`.
-const GOTO: i32 = -4;
-/// `NFT_RETURN`.
-const RETURN: i32 = -5;
 
 const SET_INTERVAL: u32 = 0x4;
 const SET_MAP: u32 = 0x8;
@@ -103,77 +86,10 @@ const SET_CONCATENATION: u32 = 0x80;
 /// `NFT_DATA_VERDICT`.
 const VERDICT_TYPE: u32 = 0xffff_ff00;
 
-/// The most that a list of elements may take: attributes have lengths of 16 bits.
-const LIST: usize = 60_000;
-/// How many clients are remembered at a time; those that come later are not, until others are forgotten.
+/// The maximum size of a list of elements in bytes: attributes have lengths of 16 bits.
+const MAX_LIST_SIZE: usize = 60_000;
+/// The capacity of the affinity set; while it is full, new clients have no affinity.
 const AFFINITY_SIZE: u32 = 1 << 20;
-
-/// What is done with a packet.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Verdict {
-    /// It is lost.
-    Drop,
-    /// Another chain goes on with it, and then this one.
-    Jump(String),
-    /// Another chain goes on with it.
-    Goto(String),
-    /// The chain that came here goes on.
-    Return,
-}
-
-impl Verdict {
-    /// As the kernel takes it.
-    pub(super) fn attributes(&self) -> Vec<Attribute> {
-        let (code, chain) = match self {
-            Self::Drop => (DROP, None),
-            Self::Jump(chain) => (JUMP, Some(chain)),
-            Self::Goto(chain) => (GOTO, Some(chain)),
-            Self::Return => (RETURN, None),
-        };
-        let mut attributes = vec![Attribute::bytes(VERDICT_CODE, code.to_be_bytes())];
-        attributes.extend(chain.map(|it| Attribute::text(VERDICT_CHAIN, it)));
-        attributes
-    }
-
-    /// From what the kernel says.
-    pub(super) fn of(code: u32, chain: Option<String>) -> Option<Self> {
-        match (code.cast_signed(), chain) {
-            (DROP, _) => Some(Self::Drop),
-            (JUMP, Some(chain)) => Some(Self::Jump(chain)),
-            (GOTO, Some(chain)) => Some(Self::Goto(chain)),
-            (RETURN, _) => Some(Self::Return),
-            _ => None,
-        }
-    }
-}
-
-/// Where packets come to a chain from the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hook {
-    /// From outside, before it is known where they go.
-    Prerouting,
-    /// From a program on this host.
-    Output,
-    /// [`Hook::Prerouting`] once more, for packets that nobody has translated there.
-    PreroutingAgain,
-    /// [`Hook::Output`] once more, for packets that nobody has translated there.
-    OutputAgain,
-    /// On their way out.
-    Postrouting,
-}
-
-impl Hook {
-    /// The type of its chains, `NF_INET_…`, and the priority (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`).
-    fn place(self) -> (&'static str, u32, i32) {
-        match self {
-            Self::Prerouting => ("nat", 0, -100),
-            Self::Output => ("nat", 3, -100),
-            Self::PreroutingAgain => ("nat", 0, -99),
-            Self::OutputAgain => ("nat", 3, -99),
-            Self::Postrouting => ("nat", 4, 100),
-        }
-    }
-}
 
 /// The number of a family in messages (`NFPROTO_…`).
 pub(super) fn protocol(family: Family) -> u8 {
@@ -195,27 +111,27 @@ pub(super) fn message(
     Message { kind: command.kind(), flags, family: protocol(family), attributes: all }
 }
 
-/// What comes before the messages of a transaction.
+/// The message that begins a batch.
 pub(super) fn begin() -> Message {
     Message { kind: BATCH_BEGIN, flags: 0, family: 0, attributes: Vec::new() }
 }
 
-/// What comes after the messages of a transaction.
+/// The message that ends a batch.
 pub(super) fn end() -> Message {
     Message { kind: BATCH_END, flags: 0, family: 0, attributes: Vec::new() }
 }
 
-/// Makes the table, if it is not there.
+/// Creates the table if it does not exist.
 pub(super) fn new_table(family: Family, comment: &str) -> Message {
     message(Command::NewTable, NLM_F_CREATE, family, [userdata(TABLE_USERDATA, comment)])
 }
 
-/// Takes the table away with all that is in it.
+/// Deletes the table with its contents.
 pub(super) fn delete_table(family: Family) -> Message {
     message(Command::DeleteTable, 0, family, [])
 }
 
-/// Makes a chain.
+/// Creates a chain.
 pub(super) fn new_chain(family: Family, name: &str, hook: Option<Hook>) -> Message {
     let mut attributes = vec![Attribute::text(CHAIN_NAME, name)];
     if let Some(hook) = hook {
@@ -226,12 +142,12 @@ pub(super) fn new_chain(family: Family, name: &str, hook: Option<Hook>) -> Messa
     message(Command::NewChain, NLM_F_CREATE, family, attributes)
 }
 
-/// Takes a chain away with its rules; nothing may lead there any more.
+/// Deletes a chain with its rules; nothing may refer to it any more.
 pub(super) fn delete_chain(family: Family, name: &str) -> Message {
     message(Command::DeleteChain, 0, family, [Attribute::text(CHAIN_NAME, name)])
 }
 
-/// Adds a rule at the end of a chain.
+/// Appends a rule to a chain.
 pub(super) fn new_rule(family: Family, chain: &str, rule: &Rule) -> Message {
     let attributes = [
         Attribute::text(RULE_CHAIN, chain),
@@ -241,7 +157,7 @@ pub(super) fn new_rule(family: Family, chain: &str, rule: &Rule) -> Message {
     message(Command::NewRule, NLM_F_CREATE | NLM_F_APPEND, family, attributes)
 }
 
-/// Makes a map or a set, the `id`th of the transaction.
+/// Creates a map or a set, the `id`th of the batch.
 pub(super) fn new_set(family: Family, map: Map, id: u32) -> Message {
     let kind = |fields: &[Field]| fields.iter().fold(0, |kind, it| kind << 6 | it.kind(family));
     let size = |fields: &[Field]| u32::try_from(length(fields, family)).unwrap_or_default();
@@ -252,14 +168,14 @@ pub(super) fn new_set(family: Family, map: Map, id: u32) -> Message {
         Attribute::u32(SET_KEY_LENGTH, size(map.key())),
         Attribute::u32(10, id),
     ];
-    match map.leads() {
-        Leads::Nowhere => {}
-        Leads::To(fields) => {
+    match map.data() {
+        MapData::None => {}
+        MapData::Fields(fields) => {
             flags |= SET_MAP;
             attributes.push(Attribute::u32(6, kind(fields)));
             attributes.push(Attribute::u32(SET_DATA_LENGTH, size(fields)));
         }
-        Leads::ToChain => {
+        MapData::Verdict => {
             flags |= SET_MAP;
             attributes.push(Attribute::u32(6, VERDICT_TYPE));
             attributes.push(Attribute::u32(SET_DATA_LENGTH, 0));
@@ -285,7 +201,7 @@ pub(super) fn new_set(family: Family, map: Map, id: u32) -> Message {
     message(Command::NewSet, NLM_F_CREATE, family, attributes)
 }
 
-/// Adds elements, or takes them away; in as few messages as hold them.
+/// Adds or deletes elements, in as few messages as possible.
 pub(super) fn elements<'a>(
     command: Command,
     family: Family,
@@ -305,7 +221,7 @@ pub(super) fn elements<'a>(
     for (element, value) in elements {
         let it = element_attribute(element, (command == Command::NewElements).then_some(value));
         length += it.length();
-        if length > LIST {
+        if length > MAX_LIST_SIZE {
             length = it.length();
             flush(&mut list);
         }

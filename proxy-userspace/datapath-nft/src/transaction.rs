@@ -1,6 +1,6 @@
-//! Transactions: what is to be said to the kernel so that a table becomes what it should be.
+//! Transactions: the messages that bring a table into the desired state.
 //!
-//! The one rule: what leads somewhere is made after it, and unmade before it.
+//! Invariant: an object is created after what it refers to, and deleted before it.
 
 use std::{collections::BTreeSet, hash::Hasher as _};
 
@@ -8,11 +8,12 @@ use model::Family;
 use twox_hash::XxHash64;
 
 use crate::{
+    chain::Chain,
     elements::{Changes, Elements},
-    endpoint_selector::{By, Pick},
+    endpoint_selector::{MatchKey, Selector},
     error::Error,
-    rules::{Chain, Setting},
-    schema::{Leads, Map, length},
+    rules::TableConfig,
+    schema::{Map, MapData, length},
     snapshot::Snapshot,
     tables::{
         ACCEPT, CHAIN_NAME, Command, RULE_CHAIN, SET_NAME, SUBSYSTEM, begin, delete_chain, delete_table,
@@ -21,32 +22,32 @@ use crate::{
 };
 use netlink::{Attribute, Message, Netfilter, Refused};
 
-/// What a table should be.
+/// The desired state of a table.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
-    /// What its chains depend on.
-    pub(super) setting: Setting,
-    /// The picks that there should be chains for.
-    pub(super) picks: BTreeSet<Pick>,
-    /// What should be in its sets.
+pub(super) struct DesiredTable {
+    /// What its constant chains depend on.
+    pub(super) config_: TableConfig,
+    /// The selectors that need chains.
+    pub(super) selectors: BTreeSet<Selector>,
+    /// The contents of its sets.
     pub(super) elements: Elements,
 }
 
-/// What is to be done to a table.
+/// How to bring a table into the desired state.
 #[derive(Clone, Debug)]
 pub(super) enum Plan {
-    /// All of it is written, and takes the place of what is there.
+    /// Write all of it, and replace the existing one.
     Replace,
-    /// What differs is written.
+    /// Write the difference.
     Change(Difference),
 }
 
-/// How a table changes.
+/// The difference of a table.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Difference {
-    /// The chains that come.
+    /// Chains to create.
     pub(super) new_chains: Vec<Chain>,
-    /// The chains that go.
+    /// Chains to delete.
     pub(super) old_chains: Vec<String>,
     /// How the elements change.
     pub(super) changes: Changes,
@@ -59,32 +60,31 @@ impl Difference {
     }
 }
 
-/// The comment of a table with these chains: tables of other versions, or written for other flags, have another.
-pub(super) fn comment(setting: &Setting) -> String {
+/// The comment of a table with these chains: a table of another version, or for other flags, has another comment.
+pub(super) fn comment(config_: &TableConfig) -> String {
     let mut hasher = XxHash64::with_seed(0);
-    let mut chains = setting.chains();
-    for (by, affinity) in By::ALL.into_iter().flat_map(|by| [(by, 0), (by, 1)]) {
-        chains.push(Pick { by, set: 0, count: 1, affinity }.chain(setting.family));
+    let mut chains = config_.chains();
+    for (by, affinity) in MatchKey::ALL.into_iter().flat_map(|by| [(by, 0), (by, 1)]) {
+        chains.push(Selector { by, set: 0, count: 1, affinity }.chain(config_.family));
     }
-    let messages = skeleton(setting.family, &chains);
-    // What is said to the kernel is the layout; how it is written down here does not matter as long as nothing is equal
-    // that is not the same.
+    let messages = chains_and_sets(config_.family, &chains);
+    // The messages define the layout; any text form of them does, if different messages have different texts.
     hasher.write(format!("{messages:?}").as_bytes());
     format!("layout {:016x}", hasher.finish())
 }
 
-/// Chains with their rules, and the sets that they look at.
-fn skeleton(family: Family, chains: &[Chain]) -> Vec<Message> {
+/// Chains with their rules, and the sets that they use.
+fn chains_and_sets(family: Family, chains: &[Chain]) -> Vec<Message> {
     let sets = (1..).zip(Map::ALL).map(|(id, map)| new_set(family, map, id));
-    sets.chain(make(family, chains)).collect()
+    sets.chain(create(family, chains)).collect()
 }
 
-/// Makes chains, and then their rules, which may lead from one to another.
-fn make(family: Family, chains: &[Chain]) -> Vec<Message> {
-    let make = chains.iter().map(|it| new_chain(family, &it.name, it.hook));
+/// Creates chains, then their rules, which may refer to other chains.
+fn create(family: Family, chains: &[Chain]) -> Vec<Message> {
+    let create = chains.iter().map(|it| new_chain(family, &it.name, it.hook));
     let rules =
         chains.iter().flat_map(|chain| chain.rules.iter().map(|it| new_rule(family, &chain.name, it)));
-    make.chain(rules).collect()
+    create.chain(rules).collect()
 }
 
 fn add(family: Family, all: &Elements) -> Vec<Message> {
@@ -96,74 +96,74 @@ fn by_map(command: Command, family: Family, all: &Elements) -> Vec<Message> {
     Map::ALL.into_iter().flat_map(|map| elements(command, family, map, of(map))).collect()
 }
 
-impl Wanted {
-    /// What is to be done to a table that is like this.
-    pub(super) fn plan(&self, there: Option<&Snapshot>) -> Plan {
-        match there {
-            Some(there) if self.has_the_shape_of(there) => Plan::Change(self.difference(there)),
+impl DesiredTable {
+    /// How to bring an existing table into this state.
+    pub(super) fn plan(&self, existing: Option<&Snapshot>) -> Plan {
+        match existing {
+            Some(existing) if self.has_same_structure(existing) => Plan::Change(self.difference(existing)),
             _ => Plan::Replace,
         }
     }
 
-    /// Whether only elements and chains that pick differ.
-    fn has_the_shape_of(&self, there: &Snapshot) -> bool {
-        let family = self.setting.family;
+    /// Whether only elements and selector chains differ.
+    fn has_same_structure(&self, existing: &Snapshot) -> bool {
+        let family = self.config_.family;
         let size = |fields| u32::try_from(length(fields, family)).unwrap_or_default();
-        let sets_fit = there.sets.len() == Map::ALL.len()
+        let sets_fit = existing.sets.len() == Map::ALL.len()
             && Map::ALL.iter().all(|map| {
-                let fits = |(key, data)| match map.leads() {
-                    Leads::To(fields) => key == size(map.key()) && data == size(fields),
-                    // What it takes to hold a verdict is the kernel's affair.
-                    Leads::Nowhere | Leads::ToChain => key == size(map.key()),
+                let fits = |(key, data)| match map.data() {
+                    MapData::Fields(fields) => key == size(map.key()) && data == size(fields),
+                    // The kernel decides about the size of a verdict.
+                    MapData::None | MapData::Verdict => key == size(map.key()),
                 };
-                there.sets.get(map.name()).is_some_and(|it| fits(*it))
+                existing.sets.get(map.name()).is_some_and(|it| fits(*it))
             });
         let fits = |chain: &Chain| {
             let comments = chain.rules.iter().map(|it| &it.comment);
-            there.chains.get(&chain.name).is_some_and(|it| it.iter().eq(comments))
+            existing.chains.get(&chain.name).is_some_and(|it| it.iter().eq(comments))
         };
         sets_fit
-            // Somebody else may have put the table to sleep, or let a chain end in a drop.
-            && there.flags == 0
-            && there.policies.values().all(|it| *it == ACCEPT)
-            && there.comment == comment(&self.setting)
-            && self.setting.chains().iter().all(fits)
-            && self.pick_chains().all(|it| !there.chains.contains_key(&it.name) || fits(&it))
+            // Others may have made the table dormant, or changed the policy of a chain.
+            && existing.flags == 0
+            && existing.policies.values().all(|it| *it == ACCEPT)
+            && existing.comment == comment(&self.config_)
+            && self.config_.chains().iter().all(fits)
+            && self.selector_chains().all(|it| !existing.chains.contains_key(&it.name) || fits(&it))
     }
 
-    fn pick_chains(&self) -> impl Iterator<Item = Chain> {
-        self.picks.iter().map(|it| it.chain(self.setting.family))
+    fn selector_chains(&self) -> impl Iterator<Item = Chain> {
+        self.selectors.iter().map(|it| it.chain(self.config_.family))
     }
 
-    fn difference(&self, there: &Snapshot) -> Difference {
-        let mut own: BTreeSet<_> = self.setting.chains().into_iter().map(|it| it.name).collect();
-        own.extend(self.pick_chains().map(|it| it.name));
+    fn difference(&self, existing: &Snapshot) -> Difference {
+        let mut own: BTreeSet<_> = self.config_.chains().into_iter().map(|it| it.name).collect();
+        own.extend(self.selector_chains().map(|it| it.name));
         Difference {
-            new_chains: self.pick_chains().filter(|it| !there.chains.contains_key(&it.name)).collect(),
-            old_chains: there.chains.keys().filter(|it| !own.contains(*it)).cloned().collect(),
-            changes: Changes::between(&there.elements, &self.elements),
+            new_chains: self.selector_chains().filter(|it| !existing.chains.contains_key(&it.name)).collect(),
+            old_chains: existing.chains.keys().filter(|it| !own.contains(*it)).cloned().collect(),
+            changes: Changes::between(&existing.elements, &self.elements),
         }
     }
 
-    /// The messages that make the table, in the place of one that may be there.
+    /// The messages that create the table, and replace an existing one.
     pub(super) fn replace(&self) -> Vec<Message> {
-        let family = self.setting.family;
-        let mut chains = self.setting.chains();
-        chains.extend(self.pick_chains());
-        let comment = comment(&self.setting);
-        // One that is not there cannot be taken away, so it is made before.
+        let family = self.config_.family;
+        let mut chains = self.config_.chains();
+        chains.extend(self.selector_chains());
+        let comment = comment(&self.config_);
+        // Deleting a table that does not exist fails, so it is created first.
         let mut messages =
             vec![new_table(family, &comment), delete_table(family), new_table(family, &comment)];
-        messages.extend(skeleton(family, &chains));
+        messages.extend(chains_and_sets(family, &chains));
         messages.extend(add(family, &self.elements));
         messages
     }
 }
 
 impl Difference {
-    /// The messages that bring it about.
+    /// The messages that apply it.
     pub(super) fn messages(&self, family: Family) -> Vec<Message> {
-        let mut messages = make(family, &self.new_chains);
+        let mut messages = create(family, &self.new_chains);
         messages.extend(by_map(Command::DeleteElements, family, &self.changes.delete));
         messages.extend(add(family, &self.changes.add));
         messages.extend(self.old_chains.iter().map(|it| delete_chain(family, it)));
@@ -171,12 +171,12 @@ impl Difference {
     }
 }
 
-/// Does all of it at one moment, or nothing.
+/// Applies all messages atomically, or none.
 pub(super) fn commit(netfilter: &mut Netfilter, messages: Vec<Message>) -> Result<(), Error> {
     if messages.is_empty() {
         return Ok(());
     }
-    let all = framed(messages);
+    let all = batch(messages);
     let refused = match netfilter.transact(&all, SUBSYSTEM) {
         Ok(refused) => refused,
         Err(errno) => vec![Refused { message: None, errno }],
@@ -190,19 +190,19 @@ pub(super) fn commit(netfilter: &mut Netfilter, messages: Vec<Message>) -> Resul
     }
 }
 
-/// The messages of a transaction, with what comes before and after them.
-pub(super) fn framed(messages: Vec<Message>) -> Vec<Message> {
+/// The messages of a transaction, with its begin and end.
+pub(super) fn batch(messages: Vec<Message>) -> Vec<Message> {
     let mut all = vec![begin()];
     all.extend(messages);
     all.push(end());
     all
 }
 
-/// What a message asks for, in words.
+/// Describes a message, for errors.
 pub(super) fn describe(message: &Message) -> String {
-    let said = |wanted: u16| {
+    let said = |desired: u16| {
         message.attributes.iter().find_map(|it| match it {
-            Attribute::Value(kind, value) if *kind == wanted => Some(netlink::text(value)),
+            Attribute::Value(kind, value) if *kind == desired => Some(netlink::text(value)),
             _ => None,
         })
     };
@@ -231,43 +231,43 @@ pub(super) fn describe(message: &Message) -> String {
 mod tests {
     use super::*;
 
-    /// A table, and what is there once it is written.
-    fn written() -> (Wanted, Snapshot) {
-        let setting =
-            Setting { family: Family::V4, mark: 1, masquerade_all: false, pods: None, inside: None };
-        let mut there = Snapshot { comment: comment(&setting), ..Snapshot::default() };
-        for chain in setting.chains() {
+    /// A table, and the snapshot of it once it is written.
+    fn applied() -> (DesiredTable, Snapshot) {
+        let config_ =
+            TableConfig { family: Family::V4, mark: 1, masquerade_all: false, pods: None, internal: None };
+        let mut existing = Snapshot { comment: comment(&config_), ..Snapshot::default() };
+        for chain in config_.chains() {
             if chain.hook.is_some() {
-                there.policies.insert(chain.name.clone(), ACCEPT);
+                existing.policies.insert(chain.name.clone(), ACCEPT);
             }
-            there.chains.insert(chain.name, chain.rules.into_iter().map(|it| it.comment).collect());
+            existing.chains.insert(chain.name, chain.rules.into_iter().map(|it| it.comment).collect());
         }
         for map in Map::ALL {
             let size = |fields| u32::try_from(length(fields, Family::V4)).unwrap();
-            let data = if let Leads::To(fields) = map.leads() { size(fields) } else { 0 };
-            there.sets.insert(map.name().to_owned(), (size(map.key()), data));
+            let data = if let MapData::Fields(fields) = map.data() { size(fields) } else { 0 };
+            existing.sets.insert(map.name().to_owned(), (size(map.key()), data));
         }
-        there.elements = setting.elements();
-        let elements = setting.elements();
-        (Wanted { setting, picks: BTreeSet::new(), elements }, there)
+        existing.elements = config_.elements();
+        let elements = config_.elements();
+        (DesiredTable { config_, selectors: BTreeSet::new(), elements }, existing)
     }
 
     #[test]
-    fn what_is_there_already_is_not_touched() {
-        let (wanted, there) = written();
-        assert!(matches!(wanted.plan(Some(&there)), Plan::Change(it) if it.is_empty()));
+    fn an_up_to_date_table_is_not_touched() {
+        let (desired, existing) = applied();
+        assert!(matches!(desired.plan(Some(&existing)), Plan::Change(it) if it.is_empty()));
     }
 
     #[test]
-    fn a_table_that_was_put_to_sleep_or_drops_what_it_should_not_is_replaced() {
+    fn a_dormant_table_or_one_with_a_drop_policy_is_replaced() {
         const DORMANT: u32 = 1;
         const DROP: u32 = 0;
-        let (wanted, there) = written();
-        let asleep = Snapshot { flags: DORMANT, ..there.clone() };
-        let mut drops = there;
+        let (desired, existing) = applied();
+        let asleep = Snapshot { flags: DORMANT, ..existing.clone() };
+        let mut drops = existing;
         drops.policies.insert("prerouting".into(), DROP);
-        for there in [asleep, drops] {
-            assert!(matches!(wanted.plan(Some(&there)), Plan::Replace));
+        for existing in [asleep, drops] {
+            assert!(matches!(desired.plan(Some(&existing)), Plan::Replace));
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::socket::open;
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Follows the addresses of the network namespace in which it is used.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct HostAddresses {
     /// A netlink socket, wrapped as a datagram socket; `None` until it could be opened.
     notifications: Option<UnixDatagram>,
@@ -37,11 +37,6 @@ pub struct HostAddresses {
 }
 
 impl HostAddresses {
-    /// Starts without addresses.
-    pub fn new() -> Self {
-        Self { notifications: None, known: None, retry_at: None }
-    }
-
     /// The current addresses if they differ from those returned last; `None` while they cannot be read.
     /// Must be called within a tokio runtime.
     pub fn poll(&mut self) -> Option<BTreeSet<IpAddr>> {
@@ -170,7 +165,7 @@ mod tests {
     #[test]
     fn only_different_addresses_are_returned() {
         in_a_netns(async || {
-            let mut addresses = HostAddresses::new();
+            let mut addresses = HostAddresses::default();
             assert_eq!(
                 addresses.poll(),
                 Some(BTreeSet::new()),
@@ -192,7 +187,7 @@ mod tests {
     #[test]
     fn reading_recovers_after_an_error() {
         in_a_netns(async || {
-            let mut addresses = HostAddresses::new();
+            let mut addresses = HostAddresses::default();
             assert_eq!(addresses.poll(), Some(BTreeSet::new()));
             // A socket with a pending datagram whose next read fails: its peer is gone.
             let (broken, peer) =

@@ -101,7 +101,7 @@ impl<'a> Reconciler<'a> {
             rejected: BTreeSet::new(),
             retry: Retry::new(),
             next_check: Instant::now(),
-            addresses: HostAddresses::new(),
+            addresses: HostAddresses::default(),
             termination: None,
             prober: None,
             log: LogDedup::default(),

@@ -64,7 +64,7 @@ fn a_udp_flow_leaves_a_removed_endpoint_and_recovers_from_a_refusal() {
 
 #[test]
 fn foreign_changes_to_our_tables_are_repaired_and_other_tables_are_not_touched() {
-    const REPAIRED: &str = "somebody has changed the nftables tables";
+    const REPAIRED: &str = "were changed externally";
     if !nft_or_skip() {
         return;
     }

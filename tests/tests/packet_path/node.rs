@@ -81,7 +81,7 @@ fn the_socket_path_works_without_netfilter_and_reports_it() {
     cluster.write(&[external("web", 1).endpoint("p1", &P1)]);
     let agent = start_ready(&cluster, &cluster.command("ebpf").without_netfilter());
     assert_eq!(server_by_socket(&cluster, internal_frontends(1)[0]), "p1");
-    let text = "not served: traffic without a local socket: cannot talk to nftables";
+    let text = "not served: traffic without a local socket: cannot open a netlink socket to nftables";
     assert!(agent.log().contains(text), "{}", agent.log());
     let rejected = cluster.n1.run(|| http::metric("kube_proxy_ebpf_rejected_items{by=\"backend\"}"));
     assert_eq!(rejected, Some(1.0));
@@ -192,7 +192,7 @@ fn check_reports_the_state_of_the_packet_path() {
     assert!(dump(&cluster).is_empty());
     let agent = start_ready(&cluster, &cluster.command("nft"));
     assert_eq!(check(&["--backend=nft"]), ["ok", "ok", "-"]);
-    assert!(!agent.log().contains("somebody has changed"), "{}", agent.log());
+    assert!(!agent.log().contains("were changed externally"), "{}", agent.log());
     // Without the socket path, `status` shows the tables of the packet path.
     assert_eq!(cluster.n1.run(|| http::metrics("/proxyMode").unwrap().body), "nftables");
     let look = |subcommand: &str| cluster.n1.run(|| run(&mut cluster.cli(subcommand)));

@@ -1,5 +1,4 @@
-//! States of a size that nobody should have, and that somebody will: they are laid out totally, what is wrong in them is
-//! listed item by item, and what is taken away leaves nothing behind.
+//! States of extreme size: they are laid out in full, conflicts are reported item by item, and removal leaves nothing behind.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -62,7 +61,7 @@ fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
 
 /// What the kernel has to do for this state: so many elements less, and so many more.
 fn take(layout: &mut Layout, state: &NodeState) -> (usize, usize) {
-    let Update { changes, .. } = layout.update(state, &[], &mut Hints::new());
+    let Update { changes, .. } = layout.update(state, &[], &mut PreviousSlots::new());
     (changes.delete.len(), changes.add.len())
 }
 
@@ -82,7 +81,7 @@ fn a_service_of_100_000_endpoints_comes_and_goes() {
     assert_eq!(take(&mut layout, &of(MANY - 1..MANY)).1, 1);
     assert_eq!(layout.elements().len(), 4);
     take(&mut layout, &NodeState::default());
-    assert!(layout.elements().is_empty() && layout.picks().is_empty() && layout.rejected().is_empty());
+    assert!(layout.elements().is_empty() && layout.selectors().is_empty() && layout.rejected().is_empty());
 }
 
 #[test]
@@ -99,7 +98,7 @@ fn of_50_000_services_every_clash_is_listed_and_all_else_is_served() {
     assert_eq!(layout.services(), MANY as usize);
     let rejected = layout.rejected();
     assert_eq!(rejected.len() as u32, MANY / THIEVES);
-    assert!(rejected.iter().all(|it| it.reason.contains("'s cluster IP already")));
+    assert!(rejected.iter().all(|it| it.reason.contains("already used as cluster IP by")));
     assert_eq!(take(&mut layout, &of(2)), (4 * (MANY as usize - 2), 0));
     let rejected: Vec<_> = layout.rejected().into_iter().map(|it| it.item).collect();
     assert_eq!(rejected, ["default/s1 external IP 10.64.0.0:80/TCP"]);
@@ -121,11 +120,11 @@ fn of_50_000_services_at_one_address_one_is_served_there() {
     let mut layout = Layout::default();
     take(&mut layout, &of(0..MANY));
     let winner =
-        |n: u32| format!("it is default/s{}'s external IP already; give one of them another", 10_000_000 + n);
+        |n: u32| format!("already used as external IP by default/s{}; change one of them", 10_000_000 + n);
     assert_eq!(served(&layout), Some(winner(0)));
     // The first one goes with its four elements; what leads from the address to its endpoint now leads to the next one's.
     assert_eq!(take(&mut layout, &of(1..MANY)), (4 + 1, 1));
     assert_eq!(served(&layout), Some(winner(1)));
     take(&mut layout, &NodeState::default());
-    assert!(layout.elements().is_empty() && layout.picks().is_empty() && layout.rejected().is_empty());
+    assert!(layout.elements().is_empty() && layout.selectors().is_empty() && layout.rejected().is_empty());
 }

@@ -94,7 +94,7 @@ fn state(services: &[Made]) -> NodeState {
     state
 }
 
-/// Does to the elements what the kernel would do.
+/// Applies changes as the kernel would.
 fn apply(elements: &mut Elements, changes: &Changes) {
     for (element, value) in &changes.delete {
         assert_eq!(
@@ -112,15 +112,14 @@ fn apply(elements: &mut Elements, changes: &Changes) {
 #[track_caller]
 fn check(service: &Made, expect: &[&str]) {
     let mut layout = Layout::default();
-    layout.update(&state(std::slice::from_ref(service)), &[ip("192.168.0.1")], &mut Hints::new());
-    let mut lines = lines(&layout.elements());
-    lines.sort_unstable();
-    let lines: Vec<_> = lines.iter().map(|it| it.strip_prefix("packets ").unwrap()).collect();
-    assert_eq!(lines, expect);
+    layout.update(&state(std::slice::from_ref(service)), &[ip("192.168.0.1")], &mut PreviousSlots::new());
+    let lines = lines(&layout.elements());
+    let lines: BTreeSet<_> = lines.iter().map(|it| it.strip_prefix("packets ").unwrap()).collect();
+    assert_eq!(lines, expect.iter().copied().collect());
 }
 
 #[test]
-fn a_cluster_ip_leads_to_its_endpoints() {
+fn a_cluster_ip_selects_its_endpoints() {
     check(
         &Made::new(1, &[1, 2]),
         &[
@@ -128,21 +127,25 @@ fn a_cluster_ip_leads_to_its_endpoints() {
             "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
             "endpoint 10.96.0.1:53/UDP any -> 10.244.0.2:5353",
             "frontend 10.96.0.1:53/UDP cluster-ip",
-            "inside 10.96.0.1:53/UDP endpoints=2 any",
+            "internal 10.96.0.1:53/UDP endpoints=2 any",
         ],
     );
 }
 
 #[test]
-fn without_an_endpoint_anywhere_it_is_refused() {
+fn without_any_endpoint_it_is_rejected() {
     check(
         &Made::new(1, &[]),
-        &["cluster-ip 10.96.0.1", "frontend 10.96.0.1:53/UDP cluster-ip", "inside 10.96.0.1:53/UDP refused"],
+        &[
+            "cluster-ip 10.96.0.1",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "internal 10.96.0.1:53/UDP refused",
+        ],
     );
 }
 
 #[test]
-fn with_endpoints_on_other_nodes_alone_traffic_from_outside_is_dropped_under_a_local_policy() {
+fn a_local_policy_drops_external_traffic_without_a_local_endpoint() {
     check(
         &Made { external_local: true, node_port: Some(30_053), ..Made::new(1, &[1]) },
         &[
@@ -151,15 +154,15 @@ fn with_endpoints_on_other_nodes_alone_traffic_from_outside_is_dropped_under_a_l
             "endpoint node:30053/UDP any -> 10.244.0.1:5353",
             "frontend 10.96.0.1:53/UDP cluster-ip",
             "frontend node:30053/UDP node-port-local",
-            "inside 10.96.0.1:53/UDP endpoints=1 any",
-            "inside node:30053/UDP endpoints=1 any",
-            "outside node:30053/UDP dropped",
+            "internal 10.96.0.1:53/UDP endpoints=1 any",
+            "internal node:30053/UDP endpoints=1 any",
+            "external node:30053/UDP dropped",
         ],
     );
 }
 
 #[test]
-fn under_a_local_policy_there_are_two_sets_and_a_pod_here_may_need_another_source() {
+fn a_local_policy_has_two_sets_and_a_local_pod_is_a_hairpin_candidate() {
     let it = Made { external_local: true, balancer: Some(9), local: 1, ..Made::new(1, &[1, 2]) };
     check(
         &it,
@@ -173,15 +176,15 @@ fn under_a_local_policy_there_are_two_sets_and_a_pod_here_may_need_another_sourc
             "frontend 10.96.0.1:53/UDP cluster-ip",
             "frontend 203.0.113.9:53/UDP external-local",
             "hairpin 10.244.0.1",
-            "inside 10.96.0.1:53/UDP endpoints=2 any",
-            "inside 203.0.113.9:53/UDP endpoints=2 any",
-            "outside 203.0.113.9:53/UDP endpoints=1 external",
+            "internal 10.96.0.1:53/UDP endpoints=2 any",
+            "internal 203.0.113.9:53/UDP endpoints=2 any",
+            "external 203.0.113.9:53/UDP endpoints=1 external",
         ],
     );
 }
 
 #[test]
-fn ranges_guard_a_load_balancer_ip_each_source_once_and_let_this_node_in_if_it_is_in_one() {
+fn source_ranges_are_merged_and_include_this_node_if_it_is_in_one() {
     let ranges = vec!["10.0.0.0/8", "10.1.0.0/16", "192.168.0.0/24", "2001:db8::/32"];
     check(
         &Made { balancer: Some(9), ranges, affinity: true, ..Made::new(1, &[1]) },
@@ -190,9 +193,9 @@ fn ranges_guard_a_load_balancer_ip_each_source_once_and_let_this_node_in_if_it_i
             "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.1:5353",
             "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
             "frontend 10.96.0.1:53/UDP cluster-ip",
-            "frontend 203.0.113.9:53/UDP guarded",
-            "inside 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
-            "inside 203.0.113.9:53/UDP endpoints=1 any for 60 s",
+            "frontend 203.0.113.9:53/UDP source-ranges",
+            "internal 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
+            "internal 203.0.113.9:53/UDP endpoints=1 any for 60 s",
             "member 10.96.0.1:53/UDP any 10.244.0.1:5353",
             "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
             "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
@@ -205,7 +208,7 @@ fn ranges_guard_a_load_balancer_ip_each_source_once_and_let_this_node_in_if_it_i
 }
 
 #[test]
-fn equal_sets_are_not_one_where_clients_keep_their_endpoints() {
+fn equal_sets_stay_separate_with_session_affinity() {
     check(
         &Made { affinity: true, balancer: Some(9), ..Made::new(1, &[1]) },
         &[
@@ -214,8 +217,8 @@ fn equal_sets_are_not_one_where_clients_keep_their_endpoints() {
             "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
             "frontend 10.96.0.1:53/UDP cluster-ip",
             "frontend 203.0.113.9:53/UDP external",
-            "inside 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
-            "inside 203.0.113.9:53/UDP endpoints=1 any for 60 s",
+            "internal 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
+            "internal 203.0.113.9:53/UDP endpoints=1 any for 60 s",
             "member 10.96.0.1:53/UDP any 10.244.0.1:5353",
             "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
             "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
@@ -225,10 +228,10 @@ fn equal_sets_are_not_one_where_clients_keep_their_endpoints() {
 }
 
 #[test]
-fn a_client_of_any_address_may_keep_the_endpoints_that_this_address_leads_to() {
+fn session_affinity_is_shared_by_all_frontends_of_a_port() {
     let it = Made { external_local: true, node_port: Some(30_053), affinity: true, ..Made::new(1, &[1, 2]) };
     let mut layout = Layout::default();
-    layout.update(&state(&[Made { local: 1, ..it.clone() }]), &[], &mut Hints::new());
+    layout.update(&state(&[Made { local: 1, ..it.clone() }]), &[], &mut PreviousSlots::new());
     let about = |layout: &Layout| -> Vec<_> {
         let mut lines = lines(&layout.elements());
         lines.retain(|it| it.contains("member") || it.contains("service-port"));
@@ -246,7 +249,8 @@ fn a_client_of_any_address_may_keep_the_endpoints_that_this_address_leads_to() {
     ];
     assert_eq!(about(&layout), expect);
     // Who goes is no member from the same moment on.
-    let update = layout.update(&state(&[Made { local: 1, pods: vec![1], ..it }]), &[], &mut Hints::new());
+    let update =
+        layout.update(&state(&[Made { local: 1, pods: vec![1], ..it }]), &[], &mut PreviousSlots::new());
     let mut gone = lines(&update.changes.delete);
     gone.retain(|it| it.contains("member"));
     gone.sort_unstable();
@@ -254,22 +258,22 @@ fn a_client_of_any_address_may_keep_the_endpoints_that_this_address_leads_to() {
 }
 
 #[test]
-fn a_family_without_ranges_or_with_everybody_is_open() {
+fn a_family_without_ranges_or_with_a_zero_prefix_is_open() {
     for ranges in [vec!["2001:db8::/32"], vec!["10.0.0.0/8", "0.0.0.0/0"]] {
         let mut layout = Layout::default();
         let service = Made { balancer: Some(9), ranges, ..Made::new(1, &[1]) };
-        layout.update(&state(&[service]), &[], &mut Hints::new());
+        layout.update(&state(&[service]), &[], &mut PreviousSlots::new());
         let lines = lines(&layout.elements());
         assert!(lines.contains(&"packets frontend 203.0.113.9:53/UDP external".to_owned()), "{lines:?}");
     }
 }
 
 #[test]
-fn the_first_of_two_services_at_an_address_has_it_and_the_other_is_named_and_gets_it_later() {
+fn of_two_services_at_an_address_the_first_wins_and_the_other_is_reported_and_gets_it_later() {
     let mut layout = Layout::default();
     let (one, two) =
         (Made { balancer: Some(9), ..Made::new(1, &[1]) }, Made { balancer: Some(9), ..Made::new(2, &[2]) });
-    layout.update(&state(&[one, two.clone()]), &[], &mut Hints::new());
+    layout.update(&state(&[one, two.clone()]), &[], &mut PreviousSlots::new());
     let led_to = |layout: &Layout, pod: u8| {
         let line = format!("packets endpoint 203.0.113.9:53/UDP any -> 10.244.0.{pod}:5353");
         lines(&layout.elements()).contains(&line)
@@ -278,7 +282,7 @@ fn the_first_of_two_services_at_an_address_has_it_and_the_other_is_named_and_get
     let rejected = layout.rejected();
     assert_eq!(rejected.len(), 1);
     assert!(rejected[0].item.contains("service-2 load balancer IP 203.0.113.9:53/UDP"), "{rejected:?}");
-    layout.update(&state(&[two]), &[], &mut Hints::new());
+    layout.update(&state(&[two]), &[], &mut PreviousSlots::new());
     assert!(led_to(&layout, 2) && layout.rejected().is_empty());
 }
 
@@ -286,24 +290,24 @@ fn the_first_of_two_services_at_an_address_has_it_and_the_other_is_named_and_get
 fn a_change_costs_what_it_touches() {
     let mut services: Vec<_> = (1..=200).map(|n| Made::new(n, &[1, 2, 3])).collect();
     let mut layout = Layout::default();
-    layout.update(&state(&services), &[], &mut Hints::new());
+    layout.update(&state(&services), &[], &mut PreviousSlots::new());
     // One endpoint in the place of another: its slot, and nothing else.
     services[7].pods = vec![4, 2, 3];
-    let update = layout.update(&state(&services), &[], &mut Hints::new());
+    let update = layout.update(&state(&services), &[], &mut PreviousSlots::new());
     assert_eq!((update.changes.delete.len(), update.changes.add.len()), (1, 1));
-    assert!(update.new_picks.is_empty() && update.old_picks.is_empty());
+    assert!(update.new_selectors.is_empty() && update.old_selectors.is_empty());
     // The first of three goes: the last one takes its slot, and there is another number.
     services[9].pods = vec![2, 3];
-    let update = layout.update(&state(&services), &[], &mut Hints::new());
+    let update = layout.update(&state(&services), &[], &mut PreviousSlots::new());
     assert_eq!((update.changes.delete.len(), update.changes.add.len()), (3, 2));
-    let names: Vec<_> = update.new_picks.iter().map(|(_, pick)| pick.chain_name()).collect();
-    assert_eq!(names, ["pick-0-of-2"]);
-    let update = layout.update(&state(&services), &[], &mut Hints::new());
+    let names: Vec<_> = update.new_selectors.iter().map(|(_, selector)| selector.chain_name()).collect();
+    assert_eq!(names, ["select-0-of-2"]);
+    let update = layout.update(&state(&services), &[], &mut PreviousSlots::new());
     assert_eq!((update.changes, update.services.len()), (Changes::default(), 0));
 }
 
 #[test]
-fn flows_need_not_be_looked_at_where_every_endpoint_stays() {
+fn no_flow_cleanup_is_needed_while_every_endpoint_stays() {
     let balanced = |pods: &[u8]| Made { balancer: Some(9), usable: true, ..Made::new(1, pods) };
     let mut left = balanced(&[1, 2]).state();
     left.other_serving =
@@ -325,12 +329,12 @@ fn flows_need_not_be_looked_at_where_every_endpoint_stays() {
 }
 
 #[test]
-fn an_endpoint_keeps_the_slot_that_it_is_found_in() {
+fn an_endpoint_keeps_its_existing_slot() {
     let mut layout = Layout::default();
     let identity = FrontendAddress { address: SocketAddr::new(ip("10.96.0.1"), 53), protocol: Protocol::Udp };
     let at = |pod: u8| SocketAddr::new([10, 244, 0, pod].into(), 5353);
-    let mut hints = Hints::from([((identity, 0), vec![at(3), at(9), at(1), at(3)])]);
-    layout.update(&state(&[Made::new(1, &[1, 2, 3])]), &[], &mut hints);
+    let mut previous = PreviousSlots::from([((identity, 0), vec![at(3), at(9), at(1), at(3)])]);
+    layout.update(&state(&[Made::new(1, &[1, 2, 3])]), &[], &mut previous);
     let known = &layout.services[&ServiceName::new("default", "service-1")];
     assert_eq!(known.slots, [[vec![at(3), at(2), at(1)]]]);
 }
@@ -352,40 +356,40 @@ fn made() -> impl Strategy<Value = Made> {
 }
 
 proptest! {
-    /// Whatever came before, what is there is what the last state means; and differences add up to it.
+    /// The elements depend on the last state only, and the differences add up to them.
     #[test]
-    fn any_history_means_its_last_state(history in prop::collection::vec(prop::collection::vec(made(), 0..6), 1..8)) {
+    fn any_history_results_in_its_last_state(history in prop::collection::vec(prop::collection::vec(made(), 0..6), 1..8)) {
         let mut layout = Layout::default();
-        let (mut elements, mut picks) = (Elements::new(), BTreeSet::new());
+        let (mut elements, mut selectors) = (Elements::new(), BTreeSet::new());
         for services in &history {
-            let update = layout.update(&state(services), &[], &mut Hints::new());
+            let update = layout.update(&state(services), &[], &mut PreviousSlots::new());
             apply(&mut elements, &update.changes);
-            for it in &update.old_picks {
-                prop_assert!(picks.remove(it));
+            for it in &update.old_selectors {
+                prop_assert!(selectors.remove(it));
             }
-            for it in &update.new_picks {
-                prop_assert!(picks.insert(*it));
+            for it in &update.new_selectors {
+                prop_assert!(selectors.insert(*it));
             }
             prop_assert_eq!(&elements, &layout.elements());
-            prop_assert_eq!(&picks, &layout.picks());
+            prop_assert_eq!(&selectors, &layout.selectors());
         }
         let mut fresh = Layout::default();
-        fresh.update(&state(&history[history.len() - 1]), &[], &mut Hints::new());
+        fresh.update(&state(&history[history.len() - 1]), &[], &mut PreviousSlots::new());
         let sorted = |layout: &Layout| {
             let mut lines = lines(&layout.elements());
             lines.sort_unstable();
             lines
         };
         prop_assert_eq!(sorted(&layout), sorted(&fresh));
-        prop_assert_eq!(layout.picks(), fresh.picks());
+        prop_assert_eq!(layout.selectors(), fresh.selectors());
         // Every number leads somewhere: to a chain that picks among as many slots as there are.
         for (element, value) in &elements {
-            if [Map::Inside, Map::Outside, Map::NodeInside, Map::NodeOutside].contains(&element.map)
+            if [Map::Internal, Map::External, Map::NodeInternal, Map::NodeExternal].contains(&element.map)
                 && let Value::Data(it) = value
                 && let Some(word) = crate::schema::Parts::of(it, element.family).number()
             {
-                let is_known = |(_, pick): &(Family, Pick)| pick.word() == word;
-                prop_assert!(word == REFUSE || word == DROP || layout.picks().iter().any(is_known));
+                let is_known = |(_, selector): &(Family, Selector)| selector.word() == word;
+                prop_assert!(word == REFUSE || word == DROP || layout.selectors().iter().any(is_known));
             }
         }
     }

@@ -1,0 +1,42 @@
+//! Chains with their hooks.
+
+use crate::expressions::Rule;
+
+/// A chain and its rules.
+#[derive(Clone, Debug)]
+pub(super) struct Chain {
+    /// Its name.
+    pub(super) name: String,
+    /// Its netfilter hook, if it is a base chain.
+    pub(super) hook: Option<Hook>,
+    /// Its rules.
+    pub(super) rules: Vec<Rule>,
+}
+
+/// A netfilter hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hook {
+    /// Packets that arrive, before routing.
+    Prerouting,
+    /// Packets of local processes.
+    Output,
+    /// [`Hook::Prerouting`] once more, for packets that were not translated there.
+    PreroutingRetry,
+    /// [`Hook::Output`] once more, for packets that were not translated there.
+    OutputRetry,
+    /// Packets that leave, after routing.
+    Postrouting,
+}
+
+impl Hook {
+    /// The type of its chains, `NF_INET_…`, and the priority (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`).
+    pub(super) fn place(self) -> (&'static str, u32, i32) {
+        match self {
+            Self::Prerouting => ("nat", 0, -100),
+            Self::Output => ("nat", 3, -100),
+            Self::PreroutingRetry => ("nat", 0, -99),
+            Self::OutputRetry => ("nat", 3, -99),
+            Self::Postrouting => ("nat", 4, 100),
+        }
+    }
+}
