@@ -45,7 +45,7 @@ impl Seen {
         let packets = match nft::check::tables(matches!(generation, Ok(Some(_)))) {
             Ok(finding) => Ok(finding.says),
             // A kernel without nftables is a result, not a failure to read.
-            Err(error) if error.is_for_want_of_nftables() => Ok(message(error)),
+            Err(error) if error.is_nftables_missing() => Ok(message(error)),
             Err(error) => Err(message(error)),
         };
         Ok(Self {
