@@ -1,14 +1,14 @@
-//! A small API server of Services, EndpointSlices and Nodes, which takes events; over real HTTP and TLS, for tests and
-//! measurements.
+//! A small API server with Services, EndpointSlices and Nodes that accepts events, over real HTTP and TLS, for tests and
+//! benchmarks.
 //!
-//! The one rule: it answers as a Kubernetes API server does, and fails when and how it is told to.
-//! Lists with pages, watches with bookmarks, streaming lists, selectors, versions that expire; and all that goes wrong.
+//! It responds as a Kubernetes API server does, with paged lists, watches with bookmarks, streaming lists, selectors and
+//! expiring resource versions, and it injects the faults that a test asks for.
 
 #![forbid(unsafe_code)]
 
 mod faults;
 mod objects;
-mod select;
+mod selector;
 mod serve;
 mod tls;
 
@@ -32,20 +32,20 @@ use faults::Rule;
 use objects::Objects;
 use tls::Identity;
 
-/// What kind of a server it is.
+/// The features and requirements of a server.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Whether it speaks TLS, with a CA of its own.
+    /// Whether it serves TLS, with a CA of its own.
     pub is_tls: bool,
-    /// The bearer token that it wants.
+    /// The bearer token that it requires.
     pub token: Option<String>,
-    /// Whether it can begin a watch with a list; without it, it refuses that as Kubernetes 1.30 does.
+    /// Whether it supports the WatchList feature; without it, it rejects such a watch as Kubernetes 1.30 does.
     pub has_watch_list: bool,
-    /// Whether it selects by `spec.clusterIP`; without it, it refuses that as Kubernetes 1.30 does.
+    /// Whether it supports the field selector `spec.clusterIP`; without it, it rejects it as Kubernetes 1.30 does.
     pub has_field_selectors: bool,
-    /// Whether events may be posted.
+    /// Whether it accepts events.
     pub accepts_events: bool,
-    /// How often a watch is sent a bookmark.
+    /// The interval of bookmarks in a watch.
     pub bookmark_interval: Duration,
 }
 
@@ -62,7 +62,7 @@ impl Default for Settings {
     }
 }
 
-/// A server; it ends when it is dropped.
+/// A server; it stops when dropped.
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
@@ -71,14 +71,14 @@ pub struct ApiServer {
     running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
-/// What the server knows, and how it is to behave.
+/// The state of the server, shared with its connections.
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// The newest version.
+    /// The newest resource version.
     version: watch::Sender<u64>,
-    /// Counts how often all connections have been cut.
-    cuts: watch::Sender<u64>,
+    /// How often all connections have been closed.
+    disconnects: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
@@ -101,7 +101,7 @@ impl ApiServer {
     ///
     /// # Errors
     ///
-    /// If there is no port, or no certificate can be made.
+    /// If no port is free, or no certificate can be generated.
     pub fn start(settings: Settings) -> Result<Self> {
         let identity = settings.is_tls.then(Identity::new).transpose()?.map(Arc::new);
         let state = State {
@@ -114,27 +114,27 @@ impl ApiServer {
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             version: watch::Sender::new(0),
-            cuts: watch::Sender::new(0),
+            disconnects: watch::Sender::new(0),
         });
         let mut server = Self { address: (Ipv4Addr::LOCALHOST, 0).into(), identity, shared, running: None };
         server.resume()?;
         Ok(server)
     }
 
-    /// Goes away: nobody listens any more, and every connection is closed. What it knows stays.
+    /// Stops listening and closes every connection; the state is kept.
     pub fn stop(&mut self) {
         if let Some((stop, thread)) = self.running.take() {
             drop(stop);
-            // It has nothing to say.
+            // The thread returns nothing.
             let _ = thread.join();
         }
     }
 
-    /// Comes back, at the same address.
+    /// Listens again, at the same address.
     ///
     /// # Errors
     ///
-    /// If the port has been taken meanwhile.
+    /// If the port is in use.
     pub fn resume(&mut self) -> Result<()> {
         if self.running.is_some() {
             return Ok(());
@@ -152,7 +152,7 @@ impl ApiServer {
                 tokio::select! {
                     result = serve::serve(listener, identity, shared) => {
                         if let Err(error) = result {
-                            eprintln!("the API server has ended: {error:#}");
+                            eprintln!("the API server ended: {error:#}");
                         }
                     }
                     _ = stopped => {}
@@ -163,18 +163,18 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Where it is.
+    /// Its URL.
     #[must_use]
     pub fn url(&self) -> String {
         let scheme = if self.identity.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.address)
     }
 
-    /// Writes a kubeconfig for it into a folder; with TLS its CA too, with a token that as a file.
+    /// Writes a kubeconfig for it into a folder, and beside it the CA (with TLS) and the token (if there is one).
     ///
     /// # Errors
     ///
-    /// If the folder cannot be written to.
+    /// If the folder is not writable.
     pub fn kubeconfig(&self, folder: &Path) -> Result<PathBuf> {
         let url = self.url();
         let mut text = format!(
@@ -197,54 +197,54 @@ impl ApiServer {
         Ok(path)
     }
 
-    /// Adds an object, or puts it in the place of the one of the same name.
+    /// Adds an object, or replaces the one of the same name.
     ///
     /// # Panics
     ///
-    /// If it is none of the three kinds, or has no name.
+    /// If its kind is unknown, or it has no name.
     pub fn set(&self, object: Value) {
         let version = self.shared.state().objects.set(object);
         self.shared.version.send_replace(version);
     }
 
-    /// Takes an object away; `name` is `namespace/name`, or the name alone of a Node.
+    /// Deletes an object; `name` is `namespace/name`, or `name` for a Node.
     pub fn delete(&self, resource: Resource, name: &str) {
         let version = self.shared.state().objects.delete(resource, name);
         self.shared.version.send_replace(version);
     }
 
-    /// Forgets the history: whoever watches from before now is told to list again.
+    /// Compacts the history: watches from earlier versions expire and must list again.
     pub fn compact(&self) {
         self.shared.state().objects.compact();
     }
 
-    /// Changes what kind of a server it is.
+    /// Changes its settings.
     pub fn configure(&self, change: impl FnOnce(&mut Settings)) {
         change(&mut self.shared.state().settings);
     }
 
-    /// From now on, treats the next requests of a kind so; `times` of them.
+    /// Applies a fault to the next `times` requests for a resource with a verb.
     pub fn inject_fault(&self, resource: Resource, verb: Verb, times: usize, fault: Fault) {
         self.shared.state().rules.push(Rule { resource, verb, times, fault });
     }
 
-    /// Ends all troubles.
+    /// Removes all faults.
     pub fn clear_faults(&self) {
         self.shared.state().rules.clear();
     }
 
-    /// Cuts all connections, in the middle of whatever they are at.
+    /// Closes all connections, even within a response.
     pub fn disconnect_all(&self) {
-        self.shared.cuts.send_modify(|it| *it += 1);
+        self.shared.disconnects.send_modify(|it| *it += 1);
     }
 
-    /// The events that were posted so far.
+    /// The events posted so far.
     #[must_use]
     pub fn events(&self) -> Vec<Value> {
         self.shared.state().events.clone()
     }
 
-    /// The requests so far, as `/path?query`, and forgets them.
+    /// The requests since the last call, as `/path?query`.
     #[must_use]
     pub fn requests(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.state().requests)

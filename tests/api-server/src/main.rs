@@ -1,7 +1,7 @@
 //! A server with a large cluster, as a process: `api-server SERVICES ENDPOINTS NODES --streaming|--paging`.
 //!
-//! The one rule: it says where it is, and then changes what it is told to: a line `RATE SECONDS` on standard input lets
-//! it change so many EndpointSlices a second for so many seconds, and is answered by a line.
+//! It prints its URL. A line `RATE SECONDS` on standard input makes it change RATE EndpointSlices per second for SECONDS
+//! seconds, and then it prints a line.
 
 use std::{
     io::{BufRead as _, stdin},
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
         for n in 0..rate * seconds {
             let due = began + Duration::from_secs_f64(f64::from(n) / f64::from(rate));
             thread::sleep(due.saturating_duration_since(Instant::now()));
-            // Far apart, so that no two changes are of neighbours.
+            // Consecutive changes are far apart in the order of names.
             server.set(slice((n * 7_919) % services, endpoints, nodes, n + 1));
         }
         println!("done");
@@ -80,7 +80,7 @@ fn service(n: u32) -> Value {
     })
 }
 
-/// A slice whose first endpoint is another with each `edition`.
+/// An EndpointSlice whose first endpoint differs with each `edition`.
 fn slice(n: u32, endpoints: u32, nodes: u32, edition: u32) -> Value {
     let endpoint = |it: u32| {
         let id = n * endpoints + it;

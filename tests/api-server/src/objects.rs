@@ -1,6 +1,6 @@
-//! The objects, and the history of their changes.
+//! The objects and the history of their changes.
 //!
-//! The one rule: every change has a version of its own, and versions only grow.
+//! Every change has a resource version of its own, and versions only increase.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// One of the kinds that there are.
+/// A kind of object that the server has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resource {
     /// `v1 Service`.
@@ -55,7 +55,7 @@ impl Resource {
     }
 }
 
-/// An object as it was at one version.
+/// An object at one version.
 #[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) json: String,
@@ -64,15 +64,15 @@ pub(crate) struct Object {
     pub(crate) cluster_ip: String,
 }
 
-/// What happened at one version.
+/// The change of one version.
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(crate) version: u64,
     pub(crate) resource: Resource,
     pub(crate) before: Option<Arc<Object>>,
     pub(crate) after: Option<Arc<Object>>,
-    /// The object that is gone, as it is told.
-    pub(crate) farewell: Option<Arc<Object>>,
+    /// The deleted object, as a watch reports it.
+    pub(crate) deleted: Option<Arc<Object>>,
 }
 
 /// All objects.
@@ -82,12 +82,12 @@ pub(crate) struct Objects {
     /// By kind and `namespace/name`.
     objects: BTreeMap<(Resource, String), Arc<Object>>,
     history: VecDeque<Change>,
-    /// What happened up to this version has been forgotten.
-    forgotten: u64,
+    /// The history up to this version was dropped.
+    compacted: u64,
 }
 
-/// The longest history that is kept.
-const HISTORY: usize = 10_000;
+/// The maximum length of the history.
+const MAX_HISTORY: usize = 10_000;
 
 impl Objects {
     pub(crate) fn version(&self) -> u64 {
@@ -96,7 +96,7 @@ impl Objects {
 
     pub(crate) fn set(&mut self, mut value: Value) -> u64 {
         let kind = value["kind"].as_str().unwrap_or_default();
-        let resource = Resource::of_kind(kind).unwrap_or_else(|| panic!("{kind:?} is none of the kinds"));
+        let resource = Resource::of_kind(kind).unwrap_or_else(|| panic!("unknown kind {kind:?}"));
         let name = value["metadata"]["name"].as_str().expect("an object has a name").to_owned();
         let key = match resource {
             Resource::Nodes => name.clone(),
@@ -107,22 +107,22 @@ impl Objects {
             }
         };
         self.version += 1;
-        let object = Arc::new(stamped(value, name, self.version));
+        let object = Arc::new(with_version(value, name, self.version));
         let before = self.objects.insert((resource, key), Arc::clone(&object));
-        self.remember(Change { version: self.version, resource, before, after: Some(object), farewell: None })
+        self.record(Change { version: self.version, resource, before, after: Some(object), deleted: None })
     }
 
     pub(crate) fn delete(&mut self, resource: Resource, key: &str) -> u64 {
         let Some(before) = self.objects.remove(&(resource, key.to_owned())) else { return self.version };
         self.version += 1;
-        let value = serde_json::from_str(&before.json).expect("it was written by us");
-        let farewell = Some(Arc::new(stamped(value, before.name.clone(), self.version)));
-        self.remember(Change { version: self.version, resource, before: Some(before), after: None, farewell })
+        let value = serde_json::from_str(&before.json).expect("stored objects are JSON");
+        let deleted = Some(Arc::new(with_version(value, before.name.clone(), self.version)));
+        self.record(Change { version: self.version, resource, before: Some(before), after: None, deleted })
     }
 
     pub(crate) fn compact(&mut self) {
         self.history.clear();
-        self.forgotten = self.version;
+        self.compacted = self.version;
     }
 
     /// The objects of a kind after `key`, in the order of their keys.
@@ -136,25 +136,25 @@ impl Objects {
         all.map(|((_, key), object)| (key.as_str(), object))
     }
 
-    /// What happened after `version`; none if that has been forgotten.
+    /// The changes after `version`; `None` if some were dropped.
     pub(crate) fn since(&self, version: u64) -> Option<impl Iterator<Item = &Change>> {
         let first = self.history.partition_point(|it| it.version <= version);
-        (version >= self.forgotten).then(|| self.history.range(first..))
+        (version >= self.compacted).then(|| self.history.range(first..))
     }
 
-    fn remember(&mut self, change: Change) -> u64 {
+    fn record(&mut self, change: Change) -> u64 {
         self.history.push_back(change);
-        if self.history.len() > HISTORY
+        if self.history.len() > MAX_HISTORY
             && let Some(oldest) = self.history.pop_front()
         {
-            self.forgotten = oldest.version;
+            self.compacted = oldest.version;
         }
         self.version
     }
 }
 
-/// The object with its version, and with the managed fields that every object has.
-fn stamped(mut value: Value, name: String, version: u64) -> Object {
+/// An object with its resource version, and with managed fields as every object has them.
+fn with_version(mut value: Value, name: String, version: u64) -> Object {
     let metadata = &mut value["metadata"];
     metadata["resourceVersion"] = json!(version.to_string());
     metadata["managedFields"] = json!([{

@@ -1,6 +1,6 @@
-//! HTTP: lists and watches, and events that are posted.
+//! HTTP: lists, watches and posted events.
 //!
-//! The one rule: what a client sees is what Kubernetes' API concepts promise, unless a fault befalls it.
+//! Responses follow Kubernetes' API concepts, unless a fault applies.
 
 use std::{collections::HashMap, convert::Infallible, fmt::Write as _, sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ use crate::{
     Settings, Shared, State,
     faults::{self, Fault, Verb},
     objects::{Object, Resource},
-    select::Selector,
+    selector::Selector,
     tls::Identity,
 };
 
@@ -45,7 +45,7 @@ pub(crate) async fn serve(
         let (stream, _) = listener.accept().await?;
         let (shared, identity) = (Arc::clone(&shared), identity.clone());
         tokio::spawn(async move {
-            // A client that gives up is no news.
+            // Clients may close their connections at any time.
             match identity {
                 None => connection(stream, shared).await,
                 Some(identity) => {
@@ -59,15 +59,15 @@ pub(crate) async fn serve(
 }
 
 async fn connection(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, shared: Arc<Shared>) {
-    let mut cuts = shared.cuts.subscribe();
-    cuts.mark_unchanged();
+    let mut disconnects = shared.disconnects.subscribe();
+    disconnects.mark_unchanged();
     let service = service_fn(move |request| {
         let shared = Arc::clone(&shared);
         async move { Ok::<_, Infallible>(answer(request, shared).await) }
     });
     tokio::select! {
         _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service) => {}
-        _ = cuts.changed() => {}
+        _ = disconnects.changed() => {}
     }
 }
 
@@ -86,7 +86,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
         state.requests.push(uri.to_string());
         (faults::take(&mut state.rules, resource, verb), state.settings.clone())
     };
-    if !may_enter(&request, &settings) {
+    if !is_authorized(&request, &settings) {
         return status(StatusCode::UNAUTHORIZED, "Unauthorized", None);
     }
     match fault {
@@ -108,11 +108,11 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
             Ok(selector) => selector,
             Err(message) => return status(StatusCode::BAD_REQUEST, &message, None),
         };
-    let pipe = Pipe::new(&fault);
+    let body = BodyFaults::new(&fault);
     if verb == Verb::List {
         return list(&shared.state(), resource, &selector, &query).map_or_else(
             |message| status(StatusCode::GONE, &message, None),
-            |text| pipe.response(async move |out: Out| out.send(text).await.map(drop).unwrap_or_default()),
+            |text| body.response(async move |out: Out| out.send(text).await.map(drop).unwrap_or_default()),
         );
     }
     let lists = text("sendInitialEvents") == "true";
@@ -127,12 +127,12 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     {
         return status(StatusCode::GONE, &format!("too old resource version: {from}"), None);
     }
-    let lasts = Duration::from_secs(text("timeoutSeconds").parse().unwrap_or(300));
-    let watch = Watch { shared, resource, selector, from, deadline: Instant::now() + lasts };
-    pipe.response(async move |out: Out| watch.run(out, settings.bookmark_interval).await.unwrap_or_default())
+    let timeout = Duration::from_secs(text("timeoutSeconds").parse().unwrap_or(300));
+    let watch = Watch { shared, resource, selector, from, deadline: Instant::now() + timeout };
+    body.response(async move |out: Out| watch.run(out, settings.bookmark_interval).await.unwrap_or_default())
 }
 
-/// Takes an event; nothing else can be made.
+/// Accepts an event; no other object can be created.
 async fn create(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let namespace = path
@@ -143,7 +143,7 @@ async fn create(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
         return status(StatusCode::METHOD_NOT_ALLOWED, "the server does not allow this method", None);
     };
     let settings = shared.state().settings.clone();
-    if !may_enter(&request, &settings) {
+    if !is_authorized(&request, &settings) {
         return status(StatusCode::UNAUTHORIZED, "Unauthorized", None);
     }
     let body = request.into_body().collect().await.map(Collected::to_bytes).unwrap_or_default();
@@ -152,14 +152,14 @@ async fn create(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
         let message = "events.events.k8s.io is forbidden: User \"u\" cannot create resource \"events\"";
         return status(StatusCode::FORBIDDEN, message, None);
     }
-    let is_so = |key: &str| event[key].as_str().is_some_and(|it| !it.is_empty());
-    // What a real one wants of an event.
-    let is_whole = event["metadata"]["namespace"] == namespace
+    let is_set = |key: &str| event[key].as_str().is_some_and(|it| !it.is_empty());
+    // The required fields of an event.
+    let is_valid = event["metadata"]["namespace"] == namespace
         && event["metadata"]["name"].is_string()
         && ["eventTime", "reportingController", "reportingInstance", "reason", "action", "type"]
             .into_iter()
-            .all(is_so);
-    if !is_whole {
+            .all(is_set);
+    if !is_valid {
         return status(StatusCode::UNPROCESSABLE_ENTITY, &format!("Event is invalid: {event}"), None);
     }
     shared.state().events.push(event);
@@ -168,12 +168,12 @@ async fn create(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
     response
 }
 
-fn may_enter(request: &Request<Incoming>, settings: &Settings) -> bool {
+fn is_authorized(request: &Request<Incoming>, settings: &Settings) -> bool {
     let shown = request.headers().get(header::AUTHORIZATION).and_then(|it| it.to_str().ok());
     settings.token.as_ref().is_none_or(|token| shown == Some(&format!("Bearer {token}")))
 }
 
-/// A page of a list; too old a place to go on is refused.
+/// A page of a list; an expired continue token is an error.
 fn list(
     state: &State,
     resource: Resource,
@@ -189,7 +189,7 @@ fn list(
     if state.objects.since(version).is_none() {
         return Err("The provided continue parameter is too old to display a consistent list result.".into());
     }
-    let mut objects = state.objects.after(resource, key).filter(|(_, it)| selector.takes(it));
+    let mut objects = state.objects.after(resource, key).filter(|(_, it)| selector.matches(it));
     let page: Vec<_> = objects.by_ref().take(limit).collect();
     let more = objects.next().is_some();
     let next = page.last().filter(|_| more).map(|(key, _)| format!("{version}|{key}")).unwrap_or_default();
@@ -206,7 +206,7 @@ struct Watch {
     shared: Arc<Shared>,
     resource: Resource,
     selector: Selector,
-    /// None if all there is comes first.
+    /// `None` if the watch begins with a list.
     from: Option<u64>,
     deadline: Instant,
 }
@@ -216,19 +216,19 @@ impl Watch {
         let mut changed = self.shared.version.subscribe();
         let mut seen = match self.from {
             Some(from) => from,
-            None => self.begin(&out).await?,
+            None => self.send_list(&out).await?,
         };
         let mut bookmark = Instant::now() + every;
         loop {
             changed.mark_unchanged();
-            let (text, now) = self.news(seen);
+            let (text, now) = self.changes(seen);
             seen = now.unwrap_or(seen);
             out.send(text).await?;
             if now.is_none() {
                 return Ok(());
             }
             tokio::select! {
-                // A bookmark is of what was told.
+                // Changes first: a bookmark's version must have been reported.
                 biased;
                 _ = changed.changed() => {}
                 () = sleep_until(self.deadline) => return Ok(()),
@@ -240,13 +240,13 @@ impl Watch {
         }
     }
 
-    /// All there is, and the mark at its end.
-    async fn begin(&self, out: &Out) -> Result<u64, ()> {
+    /// Sends all objects and the bookmark at their end.
+    async fn send_list(&self, out: &Out) -> Result<u64, ()> {
         let mut text = String::new();
         let version = {
             let state = self.shared.state();
             for (_, object) in
-                state.objects.after(self.resource, "").filter(|(_, it)| self.selector.takes(it))
+                state.objects.after(self.resource, "").filter(|(_, it)| self.selector.matches(it))
             {
                 line(&mut text, "ADDED", object);
             }
@@ -257,8 +257,8 @@ impl Watch {
         Ok(version)
     }
 
-    /// What has happened since, and up to when; without that, it has been forgotten.
-    fn news(&self, seen: u64) -> (String, Option<u64>) {
+    /// The changes after a version, and the current version; an error event and `None` if the history was dropped.
+    fn changes(&self, seen: u64) -> (String, Option<u64>) {
         let state = self.shared.state();
         let mut text = String::new();
         let Some(changes) = state.objects.since(seen) else {
@@ -266,13 +266,13 @@ impl Watch {
             return (json!({"type": "ERROR", "object": object}).to_string() + "\n", None);
         };
         for change in changes.filter(|it| it.resource == self.resource) {
-            let before = change.before.as_ref().filter(|it| self.selector.takes(it));
-            let after = change.after.as_ref().filter(|it| self.selector.takes(it));
+            let before = change.before.as_ref().filter(|it| self.selector.matches(it));
+            let after = change.after.as_ref().filter(|it| self.selector.matches(it));
             match (before, after) {
                 (None, Some(object)) => line(&mut text, "ADDED", object),
                 (Some(_), Some(object)) => line(&mut text, "MODIFIED", object),
                 (Some(_), None) => {
-                    if let Some(object) = change.farewell.as_ref().or(change.after.as_ref()) {
+                    if let Some(object) = change.deleted.as_ref().or(change.after.as_ref()) {
                         line(&mut text, "DELETED", object);
                     }
                 }
@@ -291,24 +291,26 @@ impl Watch {
 }
 
 fn line(text: &mut String, what: &str, object: &Object) {
-    writeln!(text, "{{\"type\":\"{what}\",\"object\":{}}}", object.json).expect("a String takes it");
+    writeln!(text, "{{\"type\":\"{what}\",\"object\":{}}}", object.json).expect("a String accepts all text");
 }
 
-/// How a body gets to the client.
+/// The faults of a body.
 #[derive(Clone, Copy)]
-struct Pipe {
-    /// In pieces of so many bytes.
-    pieces: usize,
-    /// Cut after so many bytes.
-    cut: Option<usize>,
+struct BodyFaults {
+    /// It is sent in fragments of this many bytes.
+    fragment_size: usize,
+    /// The connection is closed after this many bytes.
+    disconnect_after: Option<usize>,
 }
 
-impl Pipe {
+impl BodyFaults {
     fn new(fault: &Option<Fault>) -> Self {
         match fault {
-            Some(Fault::DisconnectAfter(bytes)) => Self { pieces: usize::MAX, cut: Some(*bytes) },
-            Some(Fault::Fragments(bytes)) => Self { pieces: *bytes, cut: None },
-            _ => Self { pieces: usize::MAX, cut: None },
+            Some(Fault::DisconnectAfter(bytes)) => {
+                Self { fragment_size: usize::MAX, disconnect_after: Some(*bytes) }
+            }
+            Some(Fault::Fragments(bytes)) => Self { fragment_size: *bytes, disconnect_after: None },
+            _ => Self { fragment_size: usize::MAX, disconnect_after: None },
         }
     }
 
@@ -318,7 +320,7 @@ impl Pipe {
     ) -> Response<Body> {
         let (sender, receiver) = mpsc::channel(4);
         let sent = tokio::sync::Mutex::new(0);
-        tokio::spawn(async move { write(Out { pipe: self, sender, sent }).await });
+        tokio::spawn(async move { write(Out { faults: self, sender, sent }).await });
         let mut response = Response::new(StreamBody::new(ReceiverStream::new(receiver)).boxed());
         response
             .headers_mut()
@@ -327,33 +329,33 @@ impl Pipe {
     }
 }
 
-/// A body that is being written.
+/// The writer of a body.
 struct Out {
-    pipe: Pipe,
+    faults: BodyFaults,
     sender: Sender,
-    /// How many bytes have been sent.
+    /// The number of bytes sent so far.
     sent: tokio::sync::Mutex<usize>,
 }
 
 impl Out {
-    /// Fails if the client is gone, or is to be cut off.
+    /// Fails if the client has closed the connection, or a fault closes it.
     async fn send(&self, text: String) -> Result<(), ()> {
         let mut sent = self.sent.lock().await;
         let mut rest = Bytes::from(text);
         while !rest.is_empty() {
-            let left = self.pipe.cut.map_or(usize::MAX, |it| it - *sent);
-            let piece = rest.split_to(rest.len().min(self.pipe.pieces).min(left));
-            *sent += piece.len();
-            if !piece.is_empty() {
-                self.sender.send(Ok(Frame::data(piece))).await.map_err(drop)?;
+            let left = self.faults.disconnect_after.map_or(usize::MAX, |it| it - *sent);
+            let fragment = rest.split_to(rest.len().min(self.faults.fragment_size).min(left));
+            *sent += fragment.len();
+            if !fragment.is_empty() {
+                self.sender.send(Ok(Frame::data(fragment))).await.map_err(drop)?;
             }
-            if self.pipe.cut == Some(*sent) {
-                // What was sent should arrive before the connection goes.
+            if self.faults.disconnect_after == Some(*sent) {
+                // What was sent should arrive before the connection is closed.
                 sleep(Duration::from_millis(20)).await;
-                let _ = self.sender.send(Err(std::io::Error::other("cut"))).await;
+                let _ = self.sender.send(Err(std::io::Error::other("disconnected"))).await;
                 return Err(());
             }
-            if self.pipe.pieces < usize::MAX {
+            if self.faults.fragment_size < usize::MAX {
                 tokio::task::yield_now().await;
             }
         }

@@ -1,6 +1,6 @@
-//! A CA, and the server's certificate by it.
+//! A CA, and the server's certificate signed by it.
 //!
-//! The one rule: made anew for each server, so that no other's CA will do.
+//! Both are generated for each server, so that no server is trusted by another's CA.
 
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use tokio_rustls::{
     },
 };
 
+/// A CA and a TLS acceptor with a certificate signed by it.
 pub(crate) struct Identity {
     /// The CA's certificate, in PEM.
     pub(crate) ca: String,

@@ -1,4 +1,4 @@
-//! Any bytes as the history of a cluster.
+//! Arbitrary bytes as the history of a cluster.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,16 +17,17 @@ use model::{
     state::{self, ClientIpAffinity, NodeState, ServiceKind, TargetPort, TrafficPolicy},
 };
 
-use crate::{laws, wire};
+use crate::{invariants, wire};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const ZONES: [&str; 2] = ["a", "b"];
 const SERVICES: [&str; 3] = ["web", "api", "old"];
 const PORT_NAMES: [&str; 3] = ["", "http", "dns"];
 
-/// After every step the state of each node is that of the pure function, and only what changed is another one.
+/// After every step the state of each node equals the result of the pure function, and exactly the changed states are
+/// reported as changed.
 pub fn target(bytes: &[u8]) {
-    // A history that breaks off has been looked at as far as it goes.
+    // A truncated history has been checked as far as it goes.
     let _ = history(&mut Unstructured::new(bytes));
 }
 
@@ -57,51 +58,51 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
                 brain.stop_serving(node);
             }
             14 => {
-                // Some changes as one snapshot, as sources hand them over.
-                let mut facts = ClusterState::clone(brain.cluster_state());
-                facts.set_slice(slice(u)?);
-                facts.set_service(service(u)?);
-                facts.delete_service(&service_name(u)?);
-                facts.set_node(node(u)?);
-                brain.replace_cluster(Arc::new(facts));
+                // Several changes as one snapshot, as sources deliver them.
+                let mut cluster = ClusterState::clone(brain.cluster_state());
+                cluster.set_slice(slice(u)?);
+                cluster.set_service(service(u)?);
+                cluster.delete_service(&service_name(u)?);
+                cluster.set_node(node(u)?);
+                brain.replace_cluster(Arc::new(cluster));
             }
-            _ => settle(&mut brain, &served, &options),
+            _ => recompute(&mut brain, &served, &options),
         }
     }
-    settle(&mut brain, &served, &options);
+    recompute(&mut brain, &served, &options);
     Ok(())
 }
 
-fn settle(brain: &mut Brain, served: &BTreeSet<&str>, options: &Options) {
+fn recompute(brain: &mut Brain, served: &BTreeSet<&str>, options: &Options) {
     let before = states(brain);
     let changed = brain.recompute();
     let after = states(brain);
-    assert!(after.keys().map(|it| &**it).eq(served.iter().copied()), "who is served has a state");
-    assert!(changed.iter().all(|it| after.contains_key(it)), "who changed is served");
+    assert!(after.keys().map(|it| &**it).eq(served.iter().copied()), "every served node has a state");
+    assert!(changed.iter().all(|it| after.contains_key(it)), "every changed node is served");
     for (name, now) in &after {
         assert_eq!(
             *now,
             node_state(brain.cluster_state(), name, options),
-            "{name}: incremental and pure are one"
+            "{name}: incremental and pure results are equal"
         );
         let old = before.get(name);
-        assert_eq!(changed.contains(name), old != Some(now), "{name} is told of if it changed");
-        laws::state(now);
-        now.services.values().for_each(|it| wire::there_and_back(it));
+        assert_eq!(changed.contains(name), old != Some(now), "{name} is reported if and only if it changed");
+        invariants::state(now);
+        now.services.values().for_each(|it| wire::round_trip(it));
         let old = old.cloned().unwrap_or_default();
         for (service, was, is) in now.diff(&old) {
             assert_ne!(was, is, "{service} differs");
         }
-        let mut mended = old.services.clone();
+        let mut patched = old.services.clone();
         for (service, _, is) in now.diff(&old) {
             match is {
-                Some(is) => drop(mended.insert(Arc::clone(is))),
-                None => drop(mended.remove(service)),
+                Some(is) => drop(patched.insert(Arc::clone(is))),
+                None => drop(patched.remove(service)),
             }
         }
-        assert_eq!(mended, now.services, "{name}: the difference makes one of the other");
+        assert_eq!(patched, now.services, "{name}: the difference leads from one to the other");
     }
-    laws::rejected(&brain.rejected().collect::<Vec<_>>());
+    invariants::rejected(&brain.rejected().collect::<Vec<_>>());
 }
 
 fn states(brain: &Brain) -> BTreeMap<Arc<str>, NodeState> {
@@ -133,7 +134,7 @@ fn address(u: &mut Unstructured<'_>, family: Family) -> Result<IpAddr> {
     })
 }
 
-/// Up to two addresses, which other Services have, too.
+/// Up to two addresses, which other Services may have too.
 fn addresses(u: &mut Unstructured<'_>) -> Result<Vec<IpAddr>> {
     let mut addresses = Vec::new();
     for _ in 0..u.int_in_range(0..=2)? {

@@ -1,20 +1,24 @@
-//! What must hold for any bytes: for a file, for a message, for the history of a cluster.
+//! Invariants for arbitrary input: a file, a message, or the history of a cluster.
 //!
-//! The one rule: a target is a plain function that panics if something does not hold.
-//! libFuzzer calls it (`cargo xtask fuzz`), and so does a test, with a corpus and a fixed number of mutations of it.
+//! A target is a function that panics if an invariant is violated. libFuzzer calls it (`cargo xtask fuzz`), and so does a
+//! test, with a corpus and a fixed number of mutations of it.
 
 #![forbid(unsafe_code)]
 
 pub mod brain;
-pub mod facts;
-pub mod laws;
+pub mod cluster;
+pub mod invariants;
 pub mod mutate;
 pub mod parser;
 pub mod wire;
 
-/// A target by its name, which is that of its corpus, too.
+/// A target and its name, which is also the name of its corpus.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 4] =
-    [("parser", parser::target), ("wire", wire::target), ("facts", facts::target), ("brain", brain::target)];
+pub const TARGETS: [Target; 4] = [
+    ("parser", parser::target),
+    ("wire", wire::target),
+    ("cluster", cluster::target),
+    ("brain", brain::target),
+];

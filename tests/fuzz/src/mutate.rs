@@ -1,6 +1,6 @@
 //! Mutations of a corpus, the same in every run.
 
-/// Numbers that look random and are not (xorshift64*).
+/// A pseudorandom number generator (xorshift64*).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -18,7 +18,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 8
     }
 
-    /// A number below `limit`; 0 if there is none.
+    /// A number below `limit`; 0 if the limit is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         if limit == 0 {
             return 0;
@@ -27,7 +27,7 @@ impl Random {
     }
 }
 
-/// Words that decide something somewhere.
+/// Tokens with a meaning to some parser.
 const WORDS: [&[u8]; 12] = [
     b"",
     b"0",
@@ -43,14 +43,14 @@ const WORDS: [&[u8]; 12] = [
     b"\xff\xff\xff\xff\x0f",
 ];
 
-/// The next input: one of the corpus, changed in up to eight places, and with parts of others.
+/// The next input: one of the corpus, changed in up to eight places, also with parts of others.
 pub fn next(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
     let Some(mut bytes) = corpus.get(random.below(corpus.len())).cloned() else { return Vec::new() };
     for _ in 0..=random.below(8) {
         let at = random.below(bytes.len() + 1);
         let end = at + random.below((bytes.len() - at).min(24) + 1);
         let with: Vec<u8> = match random.below(7) {
-            // Cut out, write twice, write a word, or a random byte; or the same of a whole line, or of another input.
+            // Delete, duplicate, insert a token, flip a bit, insert a byte, or insert a part of another input.
             0 => Vec::new(),
             1 => bytes[at..end].repeat(2),
             2 => WORDS[random.below(WORDS.len())].to_vec(),

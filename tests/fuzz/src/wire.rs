@@ -1,27 +1,27 @@
-//! Any bytes as a message.
+//! Arbitrary bytes as a message of the contract.
 
 use model::state::ServiceState;
 use prost::Message as _;
 use proxy_contract::localnetv1::ServiceEndpoints;
 use wire::Extensions;
 
-use crate::laws;
+use crate::invariants;
 
-/// What can be read of a message is a state; and a state is the same after there and back, with nothing refused.
+/// A message that can be decoded is a Service's state, and that is the same after a round trip, with nothing rejected.
 pub fn target(bytes: &[u8]) {
     let Ok(message) = ServiceEndpoints::decode(bytes) else { return };
     let Some(service) = &message.service else { return };
     let keys = message.keys.iter().map(String::as_str).chain(std::iter::repeat(""));
     let decoded = wire::service_state(service, keys.zip(&message.endpoints));
-    laws::rejected(&decoded.rejected);
+    invariants::rejected(&decoded.rejected);
     if let Some(state) = &decoded.value {
-        there_and_back(state);
+        round_trip(state);
     }
 }
 
-/// Checks a state, and that it survives the wire.
-pub fn there_and_back(state: &ServiceState) {
-    laws::service_state(state);
+/// Checks a state, and that a round trip through the wire format does not change it.
+pub fn round_trip(state: &ServiceState) {
+    invariants::service_state(state);
     let service = wire::service_with_extensions(state, Extensions::LOCAL);
     let endpoints: Vec<_> = state
         .endpoints
@@ -29,7 +29,7 @@ pub fn there_and_back(state: &ServiceState) {
         .map(|it| (wire::endpoint_key(it), wire::endpoint(&state.service, it)))
         .collect();
     let back = wire::service_state(&service, endpoints.iter().map(|(key, it)| (*key, it)));
-    assert_eq!(back.rejected, [], "nothing of what we say is refused");
-    let back = back.value.expect("what was a state is one");
+    assert_eq!(back.rejected, [], "nothing that we encode is rejected");
+    let back = back.value.expect("an encoded state can be decoded");
     assert_eq!((&back, back.trigger_time), (state, state.trigger_time));
 }

@@ -1,4 +1,4 @@
-//! Every target, with its corpus and a fixed number of mutations of it.
+//! Every target with its corpus and a fixed number of mutations of it.
 
 #![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
@@ -13,7 +13,7 @@ use fuzz::{
     mutate::{self, Random},
 };
 
-/// The inputs that are kept, in the order of their names.
+/// The inputs of a corpus, sorted by name.
 fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path()).collect();
@@ -21,12 +21,12 @@ fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     files.into_iter().map(|it| (it.clone(), fs::read(it).unwrap())).collect()
 }
 
-/// Calls a target; keeps the input if it panics.
+/// Calls a target; stores the input if it panics.
 fn run(name: &str, target: fn(&[u8]), bytes: &[u8], what: &str) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(bytes))) {
         let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-crash"));
         fs::write(&file, bytes).unwrap();
-        eprintln!("{what} breaks a law; it is kept in {}", file.display());
+        eprintln!("{what} violates an invariant; the input is in {}", file.display());
         resume_unwind(panic);
     }
 }
@@ -34,7 +34,7 @@ fn run(name: &str, target: fn(&[u8]), bytes: &[u8], what: &str) {
 fn check(name: &str, mutations: usize) {
     let (name, target) = TARGETS.into_iter().find(|it| it.0 == name).unwrap();
     let corpus = corpus(name);
-    assert!(corpus.len() >= 5, "there is something to begin with");
+    assert!(corpus.len() >= 5, "the corpus is not empty");
     for (file, bytes) in &corpus {
         run(name, target, bytes, &file.display().to_string());
     }
@@ -47,21 +47,21 @@ fn check(name: &str, mutations: usize) {
 }
 
 #[test]
-fn no_bytes_of_a_manifest_break_a_law() {
+fn no_manifest_violates_an_invariant() {
     check("parser", 5_000);
 }
 
 #[test]
-fn no_bytes_of_a_message_break_a_law() {
+fn no_message_violates_an_invariant() {
     check("wire", 20_000);
 }
 
 #[test]
-fn no_bytes_of_another_brain_break_a_law() {
-    check("facts", 20_000);
+fn no_cluster_state_of_another_brain_violates_an_invariant() {
+    check("cluster", 20_000);
 }
 
 #[test]
-fn no_history_of_a_cluster_breaks_a_law() {
+fn no_history_of_a_cluster_violates_an_invariant() {
     check("brain", 5_000);
 }

@@ -1,10 +1,10 @@
-//! Selectors, as far as they are used.
+//! Label and field selectors, as far as clients of this server use them.
 //!
-//! The one rule: one that is not understood is refused, never passed over.
+//! An unknown selector is rejected, never ignored.
 
 use crate::objects::Object;
 
-/// What a request wants to see.
+/// The objects that a request selects.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selector(Vec<Requirement>);
 
@@ -38,7 +38,7 @@ impl Selector {
         Ok(Self(requirements))
     }
 
-    pub(crate) fn takes(&self, object: &Object) -> bool {
+    pub(crate) fn matches(&self, object: &Object) -> bool {
         self.0.iter().all(|it| match it {
             Requirement::NoLabel(key) => !object.labels.contains_key(key),
             Requirement::Label(key, value) => object.labels.get(key) == Some(value),

@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::facts::target(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::cluster::target(data));

@@ -1,4 +1,4 @@
-//! What holds for every state that a node is given, wherever it comes from.
+//! Invariants of every node state, whatever its source.
 
 use std::collections::BTreeSet;
 
@@ -10,49 +10,52 @@ use model::{
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 const SCOPES: [Scope; 3] = [Scope::Internal, Scope::External, Scope::Cluster];
 
-/// A state as the brain makes it.
+/// Checks a state that the brain has computed.
 pub fn state(state: &NodeState) {
     assert!(state.services.iter().is_sorted_by(|(a, _), (b, _)| a < b), "services are sorted by name");
     for (name, it) in &state.services {
-        assert_eq!(*name, it.service.name, "a service is filed under its name");
+        assert_eq!(*name, it.service.name, "the key of a service is its name");
         service_state(it);
-        decided(it);
+        selection(it);
     }
 }
 
-/// The state of a Service, whoever has said it.
+/// Checks the state of a Service from any source.
 pub fn service_state(state: &ServiceState) {
     let service = &*state.service;
     let name = &service.name;
     let families: BTreeSet<_> = service.cluster_ips.iter().map(|it| Family::of(*it)).collect();
     assert!(!families.is_empty(), "{name} has a cluster IP");
-    assert_eq!(families.len(), service.cluster_ips.len(), "{name} has one cluster IP of a family");
+    assert_eq!(families.len(), service.cluster_ips.len(), "{name} has one cluster IP per family");
     let numbers: BTreeSet<_> = service.ports.iter().map(|it| (it.port, it.protocol)).collect();
-    assert_eq!(numbers.len(), service.ports.len(), "the ports of {name} are different ones");
+    assert_eq!(numbers.len(), service.ports.len(), "the ports of {name} are distinct");
     assert!(state.endpoints.is_sorted_by(|a, b| a.key < b.key), "the endpoints of {name} are sorted");
     for it in &state.endpoints {
         let key = &it.key;
         assert!(it.v4.is_some() || it.v6.is_some(), "{name} {key:?} has an address");
-        assert!(!it.ports.is_empty(), "{name} {key:?} serves something");
+        assert!(!it.ports.is_empty(), "{name} {key:?} has a port");
         assert!(it.ports.is_sorted_by(|a, b| a.index < b.index), "the ports of {name} {key:?} are sorted");
         for port in &it.ports {
-            assert!(!port.scopes.is_empty(), "{name} {key:?} serves each of its ports for something");
+            assert!(!port.scopes.is_empty(), "each port of {name} {key:?} has a scope");
             assert!(
                 usize::from(port.index) < service.ports.len(),
-                "{name} {key:?} serves a port that is there"
+                "{name} {key:?} has only ports of the Service"
             );
         }
     }
-    assert!(state.other_serving.is_sorted_by(|a, b| a < b), "what else serves {name} is sorted");
+    assert!(state.other_serving.is_sorted_by(|a, b| a < b), "the unselected targets of {name} are sorted");
 }
 
-/// What the rules of Services say of it; another brain may have others.
-fn decided(state: &ServiceState) {
+/// Checks the rules of Services; another brain may have others.
+fn selection(state: &ServiceState) {
     let service = &*state.service;
     let name = &service.name;
     let has = |family| service.cluster_ips.iter().any(|it| Family::of(*it) == family);
     let outside = || service.external_ips.iter().chain(&service.load_balancer_ips);
-    assert!(outside().all(|it| has(Family::of(*it))), "{name} is served in the families of its cluster IPs");
+    assert!(
+        outside().all(|it| has(Family::of(*it))),
+        "{name} has external addresses only in the families of its cluster IPs"
+    );
     for (index, port) in service.ports.iter().enumerate() {
         for family in FAMILIES {
             for scope in SCOPES {
@@ -60,42 +63,45 @@ fn decided(state: &ServiceState) {
                 if targets.is_empty() {
                     continue;
                 }
-                assert!(*port.has_any_endpoint.of(family), "what {name} leads to in {family:?} is usable");
-                assert!(has(family), "{name} leads nowhere in {family:?}, of which it has no cluster IP");
+                assert!(
+                    *port.has_any_endpoint.of(family),
+                    "{name} with targets in {family:?} has an endpoint there"
+                );
+                assert!(has(family), "{name} has no targets in {family:?}, in which it has no cluster IP");
             }
         }
     }
     for it in state.endpoints.iter().filter(|it| !it.local) {
         for port in &it.ports {
-            let keeps_in = service.internal_policy == TrafficPolicy::Local && port.scopes.internal;
-            let keeps_out = service.external_policy == TrafficPolicy::Local && port.scopes.external;
+            let is_internal_local = service.internal_policy == TrafficPolicy::Local && port.scopes.internal;
+            let is_external_local = service.external_policy == TrafficPolicy::Local && port.scopes.external;
             assert!(
-                !keeps_in && !keeps_out,
-                "{name} sends what is Local to {:?}, which is elsewhere",
+                !is_internal_local && !is_external_local,
+                "{name} has the policy Local and the remote endpoint {:?}",
                 it.key
             );
         }
     }
     for it in state.other_serving.iter() {
         let index = usize::from(it.index);
-        let port = service.ports.get(index).expect("what else serves a port serves one that is there");
-        assert_ne!(port.protocol, Protocol::Tcp, "{name}: only flows without connections are left alone");
+        let port = service.ports.get(index).expect("an unselected target has a port of the Service");
+        assert_ne!(port.protocol, Protocol::Tcp, "{name}: TCP has no unselected targets");
         let family = Family::of(it.target.ip());
-        let is_chosen =
+        let is_selected =
             SCOPES.iter().any(|scope| state.targets(index, family, *scope).any(|to| to == it.target));
-        assert!(!is_chosen, "{name}: {} is chosen, and then it is not", it.target);
+        assert!(!is_selected, "{name}: {} is both selected and unselected", it.target);
     }
 }
 
-/// Parts that were refused: each is named, and its reason is one line that a person can read.
+/// Checks rejected items: each has a name, and a reason of one line.
 pub fn rejected(rejected: &[Rejected]) {
     for it in rejected {
-        assert!(!it.item.is_empty() && !it.reason.is_empty(), "{it:?} says what and why");
+        assert!(!it.item.is_empty() && !it.reason.is_empty(), "{it:?} has an item and a reason");
         line(&it.to_string());
     }
 }
 
-/// A message for people.
+/// Checks a message for users.
 pub fn line(text: &str) {
     assert!(!text.chars().any(char::is_control), "one line: {text:?}");
     assert!(text.len() < 2_000, "{} bytes: {}…", text.len(), text.chars().take(200).collect::<String>());

@@ -1,4 +1,4 @@
-//! Any bytes as what another brain says of a cluster.
+//! Arbitrary bytes as the cluster state of another brain.
 
 use brain::{Options, node_state};
 use model::cluster::ClusterState;
@@ -8,11 +8,11 @@ use proxy_contract::{
     globalv1::{EndpointInfo, ServiceInfo},
 };
 
-use crate::laws;
+use crate::invariants;
 
-/// What can be read of a Service and its endpoints are facts, and they make a state.
+/// A Service and its endpoints that can be decoded are a cluster state, from which a node state can be derived.
 ///
-/// The bytes are messages with their lengths before them: a Service, and endpoints.
+/// The input is a sequence of length-delimited messages: a Service, then endpoints.
 pub fn target(mut bytes: &[u8]) {
     let Ok(service) = ServiceInfo::decode_length_delimited(&mut bytes) else { return };
     let mut message = ClusterService { service, ..ClusterService::default() };
@@ -24,13 +24,13 @@ pub fn target(mut bytes: &[u8]) {
         }
     }
     let decoded = wire::cluster::service_with_slices(&message);
-    laws::rejected(&decoded.rejected);
+    invariants::rejected(&decoded.rejected);
     let Some((service, slices)) = decoded.value else { return };
-    let mut facts = ClusterState::default();
+    let mut cluster = ClusterState::default();
     for slice in slices {
-        assert_eq!(slice.service, service.name, "a slice is one of its Service");
-        facts.set_slice(slice);
+        assert_eq!(slice.service, service.name, "a slice belongs to its Service");
+        cluster.set_slice(slice);
     }
-    facts.set_service(service);
-    laws::state(&node_state(&facts, "n1", &Options::default()));
+    cluster.set_service(service);
+    invariants::state(&node_state(&cluster, "n1", &Options::default()));
 }
