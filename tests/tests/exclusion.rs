@@ -155,7 +155,7 @@ fn excluding_a_path_that_is_not_a_cgroup_is_an_error() {
     let Some(node) = node_or_skip() else { return };
     let root = node.sandbox().root_cgroup().to_owned();
     let files = node.sandbox().files().join("nothing");
-    for (path, text) in [(&files, "is not a cgroup2 folder"), (&root, "cannot be left alone")] {
+    for (path, text) in [(&files, "is not a cgroup2 folder"), (&root, "cannot be excluded")] {
         let command = node.command(Build::Product).arg("--socket-lb-exclude-cgroup").arg(path);
         let mut agent = command.start(node.sandbox()).unwrap();
         assert!(!agent.wait(TIMEOUT).unwrap().success());

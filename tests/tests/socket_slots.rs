@@ -100,7 +100,7 @@ fn a_process_in_the_root_cgroup_is_not_mistaken_for_the_kernel() {
 fn programs_fall_back_if_the_verifier_rejects_socket_reads() {
     let failing = |it: AgentCommand| it.env("KUBE_PROXY_EBPF_FAULT", "sockets-not-shown");
     let Some(node) = node_or_skip(failing, Build::Failpoints) else { return };
-    let text = "who calls is asked instead: load of program";
+    let text = "the calling process is checked instead: load of program";
     assert!(node.log().contains(text), "{}", node.log());
     assert!(eventually(TIMEOUT, || node.used_socket_slots() == 0));
     let connection = connect();

@@ -1,4 +1,4 @@
-//! The maps in the kernel: made or taken over through their pins, and written in batches.
+//! The maps in the kernel: created, or taken over through their pins, and written in batches.
 
 use std::{
     os::fd::{AsFd as _, BorrowedFd},
@@ -20,7 +20,7 @@ use proxy_common::{
 };
 
 use crate::{
-    counter_maps::{self, Chunks},
+    counter_maps::{self, CounterChunks},
     embedded,
     error::Error,
     exclusions, failpoint,
@@ -28,67 +28,67 @@ use crate::{
     map_spec,
     options::Options,
     pins::{self, Pins},
-    raw_bpf,
-    store::{Side, Store, Table},
+    raw_bpf::{self, EntrySize},
+    store::{MapStore, Side, Table},
 };
 
-/// Where the side word is in `ACTIVE`.
+/// The index of the active-side word in `ACTIVE`.
 const SIDE: u32 = 0;
-/// Where flips are counted in `ACTIVE`, each before it happens; no program reads it.
+/// The index of the number of flips in `ACTIVE`, which counts each flip before it happens; programs do not read it.
 const FLIPS: u32 = 1;
 
-/// The maps of one data plane, in the kernel.
-pub(super) struct KernelMaps {
+/// The maps of the datapath in the kernel.
+pub(super) struct BpfMaps {
     pins: Pins,
     active: Array<MapData, u32>,
     prefilters: MapData,
     outer: Vec<ArrayOfMaps<MapData, MapData>>,
     inner: [[Option<MapData>; Table::COUNT]; 2],
     counters: ArrayOfMaps<MapData, MapData>,
-    chunks: Chunks,
-    /// Read by no program: the kernel waits with every update of an outer map until each program that runs has ended
+    chunks: CounterChunks,
+    /// Not used by programs: an update of any outer map returns only when every running program has ended
     /// (Linux 1ae80cf31938).
     grace: ArrayOfMaps<MapData, MapData>,
     grace_inner: MapData,
 }
 
-/// Loads the kernel object on top of the maps that are pinned, and returns it with the maps.
-/// Nothing is attached yet, and nothing that serves is touched.
-pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result<(Ebpf, KernelMaps), Error> {
-    // Map memory counts against this limit before Linux 5.11; where it cannot be raised, the load says so.
+/// Loads the kernel object with the pinned maps, and returns both. Nothing is attached, and no active map is changed.
+pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result<(Ebpf, BpfMaps), Error> {
+    // Map memory counts against this limit before Linux 5.11; if it cannot be raised, a later error reports it.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-    let slots = map_spec::size(&pins.sock_nat_map("slots"), options.socket_slots, "sockets have slots")?;
-    let clients = map_spec::size(
+    let slots =
+        map_spec::capacity(&pins.sock_nat_map("slots"), options.socket_slots, "the table of socket slots")?;
+    let affinity_clients = map_spec::capacity(
         &pins.affinity().join("affinity"),
         options.affinity_clients,
-        "clients keep their endpoint",
+        "the session affinity table",
     )?;
-    let peers = map_spec::size(
+    let udp_nat_entries = map_spec::capacity(
         &pins.sock_nat_map("udp_nat"),
         options.udp_addresses.saturating_mul(2),
-        "places are there for further addresses of UDP sockets",
+        "the UDP NAT table",
     )?;
     let stripes = counter_maps::stripes(pins)?;
-    let mut shared = map_spec::maps(pins, slots, clients, peers);
-    shared.extend(counter_maps::pinned(pins, stripes));
+    let mut shared = map_spec::maps(pins, slots, affinity_clients, udp_nat_entries);
+    shared.extend(counter_maps::pinned_maps(pins, stripes));
     for map in &shared {
         map.check()?;
     }
     for table in Table::ALL {
         let template = || create_table(table, table.name(), 1);
-        make_outer(table.map(), &pins.outer(table), 2, template)?;
+        pin_outer(table.map(), &pins.outer(table), 2, template)?;
     }
-    make_outer(counter_maps::OUTER, &pins.chunks(), MAX_CHUNKS, || counter_maps::create(stripes))?;
+    pin_outer(counter_maps::OUTER, &pins.chunks(), MAX_CHUNKS, || counter_maps::create(stripes))?;
     let excluded_levels = exclusions::levels(&options.excluded_cgroups)?;
     let host_only = u32::from(options.host_only);
     let slot_mask = slots - 1;
     let stripe_mask = stripes.saturating_sub(1);
     let protect_node_ports = u32::from(options.protect_node_ports);
-    // A kernel that does not tell (before 5.14) is taken at its word that we are in the first namespace of all.
+    // Before Linux 5.14 there is no cookie: 0 stands for the initial namespace.
     let host_netns = raw_bpf::netns_cookie().unwrap_or(0);
     let seed = fastrand::u64(..);
     let mut loader = EbpfLoader::new();
-    features.tell(&mut loader);
+    features.apply_to(&mut loader);
     loader.override_global("EXCLUDED_LEVELS", &excluded_levels, true);
     loader.override_global("HOST_ONLY", &host_only, true);
     loader.override_global("SLOT_MASK", &slot_mask, true);
@@ -97,18 +97,18 @@ pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result
     loader.override_global("HOST_NETNS", &host_netns, true);
     loader.override_global("SEED", &seed, true);
     loader.map_max_entries("SLOTS", slots);
-    loader.map_max_entries("AFFINITY", clients);
-    loader.map_max_entries("UDP_NAT", peers);
-    // The chunks themselves are not maps of the object.
+    loader.map_max_entries("AFFINITY", affinity_clients);
+    loader.map_max_entries("UDP_NAT", udp_nat_entries);
+    // The chunks are not maps of the object.
     for map in shared.iter().filter(|it| it.name != counter_maps::CHUNK) {
         loader.map_pin_path(map.name, map.path.clone());
     }
     let mut ebpf = loader.load(embedded::bytes()?).map_err(|it| Error::Load(Box::new(it)))?;
-    let maps = KernelMaps::take(&mut ebpf, pins, stripes)?;
+    let maps = BpfMaps::take(&mut ebpf, pins, stripes)?;
     Ok((ebpf, maps))
 }
 
-impl KernelMaps {
+impl BpfMaps {
     fn take(ebpf: &mut Ebpf, pins: &Pins, stripes: u32) -> Result<Self, Error> {
         let mut map =
             |name: &str| ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")));
@@ -122,9 +122,9 @@ impl KernelMaps {
             .collect::<Result<_, _>>()?;
         let counters =
             ArrayOfMaps::try_from(map(counter_maps::OUTER)?).map_err(Error::map(counter_maps::OUTER))?;
-        let chunks = Chunks::open(pins, stripes)?;
-        let word = raw_bpf::Entry { key: size_of::<u32>(), value: size_of::<u32>() };
-        let grace_inner = create("grace", bpf_map_type::BPF_MAP_TYPE_HASH, word, 1, 0)?;
+        let chunks = CounterChunks::open(pins, stripes)?;
+        let grace_inner =
+            create("grace", bpf_map_type::BPF_MAP_TYPE_HASH, EntrySize::of::<u32, u32>(), 1, 0)?;
         let grace = array_of_maps("grace", &grace_inner, 1)?;
         let grace = ArrayOfMaps::try_from(grace).map_err(Error::map("grace"))?;
         Ok(Self {
@@ -141,54 +141,54 @@ impl KernelMaps {
     }
 
     fn inner(&self, side: Side, table: Table) -> Result<BorrowedFd<'_>, Error> {
-        // Every side is replaced before it is written, because nothing is known of it at first.
+        // Every map is created by `replace` before it is written, because the contents of a pinned one are unknown.
         let map = self.inner[side.index()][table.index()].as_ref();
         map.map(|it| it.fd().as_fd()).ok_or_else(|| Error::Incomplete(format!("map {table} on side {side}")))
     }
 }
 
-impl Store for KernelMaps {
+impl MapStore for BpfMaps {
     fn active(&self) -> Result<Side, Error> {
         let word = self.active.get(&SIDE, 0).map_err(Error::map("ACTIVE"))?;
-        Side::from_word(word).ok_or(Error::SideWord(word))
+        Side::from_word(word).ok_or(Error::InvalidActiveSide(word))
     }
 
     fn activate(&mut self, side: Side) -> Result<(), Error> {
         let flips = self.active.get(&FLIPS, 0).map_err(Error::map("ACTIVE"))?;
         self.active.set(FLIPS, flips.wrapping_add(1), 0).map_err(Error::map("ACTIVE"))?;
         // The entries were stored by this thread inside earlier system calls. On a weakly ordered machine another CPU
-        // could see the side word first; a program's own reads are ordered by their address dependency on it.
-        // The two values of the word differ in one byte, so that no reader can see half of a store.
+        // could see the active-side word first; a program's own reads are ordered by their address dependency on it.
+        // The two values of the word differ in one byte, so that no reader can see a torn store.
         fence(Ordering::SeqCst);
         self.active.set(SIDE, side.word(), 0).map_err(Error::map("ACTIVE"))
     }
 
-    fn grace(&mut self) -> Result<(), Error> {
+    fn wait_grace_period(&mut self) -> Result<(), Error> {
         self.grace.set(0, &self.grace_inner, 0).map_err(Error::map("grace"))
     }
 
     fn replace(&mut self, side: Side, maps: &[(Table, u32)]) -> Result<(), Error> {
-        // By table; none for one that stays.
-        let mut made = [const { None }; Table::COUNT];
+        // By table; `None` for a map that stays.
+        let mut created = [const { None }; Table::COUNT];
         for &(table, capacity) in maps {
             let map = create_table(table, &format!("{table}_{side}"), capacity)?;
             pins::replace(&self.pins.inner(side, table), |path| map.pin(path).map_err(Error::pin(path)))?;
-            made[table.index()] = Some(map);
+            created[table.index()] = Some(map);
         }
-        // The kernel waits for a grace period after each, which is the same one for all that come at a time.
-        let slots = Table::ALL.into_iter().zip(&mut self.outer).zip(&made);
-        in_parallel(slots.filter_map(|((table, outer), map)| {
+        // The kernel waits for a grace period after each update; concurrent updates share one.
+        let updates = Table::ALL.into_iter().zip(&mut self.outer).zip(&created);
+        in_parallel(updates.filter_map(|((table, outer), map)| {
             let map = map.as_ref()?;
             Some(move || outer.set(side.word(), map, 0).map_err(Error::map(table.map())))
         }))?;
-        for (inner, map) in self.inner[side.index()].iter_mut().zip(made) {
+        for (inner, map) in self.inner[side.index()].iter_mut().zip(created) {
             *inner = map.or(inner.take());
         }
         Ok(())
     }
 
     fn set_prefilter(&mut self, side: Side, prefilter: &Prefilter) -> Result<(), Error> {
-        let entry = raw_bpf::Entry { key: size_of::<u32>(), value: size_of::<Prefilter>() };
+        let entry = EntrySize::of::<u32, Prefilter>();
         let (key, value) = (side.word(), bytemuck::bytes_of(prefilter));
         raw_bpf::update_batch(self.prefilters.fd().as_fd(), entry, bytemuck::bytes_of(&key), value)
             .map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", "prefilter"))
@@ -196,9 +196,9 @@ impl Store for KernelMaps {
 
     fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error> {
         let map = self.inner(side, table)?;
-        let entry = entry(table);
+        let entry = table.entry();
         if cfg!(feature = "fault-points") {
-            // The first half alone, as if the process had died inside the batch.
+            // Writes the first half, as if the process had died inside the batch.
             let half = keys.len() / entry.key / 2;
             raw_bpf::update_batch(map, entry, &keys[..half * entry.key], &values[..half * entry.value])
                 .map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", table))?;
@@ -208,20 +208,20 @@ impl Store for KernelMaps {
     }
 
     fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), Error> {
-        raw_bpf::delete_batch(self.inner(side, table)?, entry(table), keys)
+        raw_bpf::delete_batch(self.inner(side, table)?, table.entry(), keys)
             .map_err(Error::syscall("BPF_MAP_DELETE_BATCH", table))
     }
 
-    fn owners(&self) -> Result<Vec<u64>, Error> {
+    fn counter_owners(&self) -> Result<Vec<u64>, Error> {
         self.chunks.owners()
     }
 
-    fn own(&mut self, cells: &[(CounterIndex, u64)]) -> Result<(), Error> {
-        self.chunks.own(cells, &mut self.counters)
+    fn set_counter_owners(&mut self, owners: &[(CounterIndex, u64)]) -> Result<(), Error> {
+        self.chunks.set_owners(owners, &mut self.counters)
     }
 }
 
-/// Does all of it at the same time, the first in this thread; returns when all is done.
+/// Runs all closures concurrently, the first in this thread; returns when all have returned.
 fn in_parallel(
     mut work: impl Iterator<Item = impl FnOnce() -> Result<(), Error> + Send>,
 ) -> Result<(), Error> {
@@ -236,38 +236,33 @@ fn in_parallel(
     })
 }
 
-/// The sizes of a table's entries.
-pub(super) fn entry(table: Table) -> raw_bpf::Entry {
-    raw_bpf::Entry { key: table.key_size(), value: table.value_size() }
-}
-
-/// Makes one side's map of a table, of a kind and with flags as the template in the kernel object has, which the kernel
-/// compares. A hash map is preallocated; an array may have more entries than the template (Linux 4a8f87e60f6d, 5.10).
+/// Creates one side's map of a table, of the same type and with the same flags as the template of the outer map, which the
+/// kernel compares. A hash map is preallocated; an array may have more entries than the template (Linux 4a8f87e60f6d, 5.10).
 fn create_table(table: Table, name: &str, capacity: u32) -> Result<MapData, Error> {
-    let (kind, flags) = match table.is_array() {
+    let (map_type, flags) = match table.is_array() {
         true => (bpf_map_type::BPF_MAP_TYPE_ARRAY, BPF_F_INNER_MAP),
         false => (bpf_map_type::BPF_MAP_TYPE_HASH, 0),
     };
-    create(name, kind, entry(table), capacity, flags)
+    create(name, map_type, table.entry(), capacity, flags)
 }
 
 fn create(
     name: &str,
-    kind: bpf_map_type,
-    entry: raw_bpf::Entry,
+    map_type: bpf_map_type,
+    entry: EntrySize,
     capacity: u32,
     flags: u32,
 ) -> Result<MapData, Error> {
     let map =
-        aya_obj::Map::new_from_params(kind as u32, entry.key as u32, entry.value as u32, capacity, flags);
+        aya_obj::Map::new_from_params(map_type as u32, entry.key as u32, entry.value as u32, capacity, flags);
     MapData::create(map, name, None).map_err(Error::map(name))
 }
 
-/// Pins an outer map, if it is not there yet.
+/// Creates and pins an outer map, if it does not exist.
 ///
-/// aya would make one with a template that has BTF, and Linux 5.15 to 6.2 accepts no inner map without BTF there (it
-/// compares where the timer is, which is "nowhere" in two ways). Ours has none, like the maps that are put in.
-fn make_outer(
+/// aya would create it with a template that has BTF, and then Linux 5.15 to 6.2 refuses inner maps without BTF (it compares
+/// the offset of the timer, and has two values for "none"). Our template has no BTF, like the inner maps.
+fn pin_outer(
     name: &str,
     path: &Path,
     slots: u32,
@@ -279,15 +274,15 @@ fn make_outer(
     array_of_maps(name, &template()?, slots)?.pin(path).map_err(Error::pin(path))
 }
 
-/// Makes an outer map for inner maps like `template`.
+/// Creates an outer map for inner maps like `template`.
 fn array_of_maps(name: &str, template: &MapData, slots: u32) -> Result<Map, Error> {
     let fd = raw_bpf::create_array_of_maps(name, template.fd().as_fd(), slots)
         .map_err(Error::syscall("BPF_MAP_CREATE", name))?;
     MapData::from_fd(fd).and_then(Map::from_map_data).map_err(Error::map(name))
 }
 
-/// Whether a generation of this layout was ever in force. What cannot be looked at is an error, and no "no".
-pub(super) fn is_filled(pins: &Pins) -> Result<bool, Error> {
+/// Whether a generation of this layout was ever active; an error if that cannot be determined.
+pub(super) fn is_initialized(pins: &Pins) -> Result<bool, Error> {
     let exists = |path: &Path| path.try_exists().map_err(Error::syscall("stat", path.display()));
     if !exists(&pins.active())? {
         return Ok(false);
@@ -301,8 +296,8 @@ pub(super) fn is_filled(pins: &Pins) -> Result<bool, Error> {
     Ok(flips > 0)
 }
 
-/// Reads a map by its pin, for `dump`: its keys and values, one after the other.
-pub(super) fn read(path: &Path, entry: raw_bpf::Entry) -> Result<(Vec<u8>, Vec<u8>), Error> {
+/// Reads a pinned map: all keys, and all values.
+pub(super) fn read(path: &Path, entry: EntrySize) -> Result<(Vec<u8>, Vec<u8>), Error> {
     let map = map_spec::get(path)?;
     let info = map.info().map_err(Error::map(path.display()))?;
     let sizes = (info.key_size() as usize, info.value_size() as usize);
@@ -317,12 +312,12 @@ pub(super) fn read(path: &Path, entry: raw_bpf::Entry) -> Result<(Vec<u8>, Vec<u
         .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", path.display()))
 }
 
-/// Reads the side word and the count of flips by their pin, for `dump`.
+/// Reads the active side and the number of flips from the pinned map.
 pub(super) fn read_active(pins: &Pins) -> Result<(Side, u32), Error> {
     let path = pins.active();
     let array = Map::from_map_data(map_spec::get(&path)?).and_then(Array::try_from);
     let array: Array<MapData, u32> = array.map_err(Error::map(path.display()))?;
     let word = array.get(&SIDE, 0).map_err(Error::map(path.display()))?;
     let flips = array.get(&FLIPS, 0).map_err(Error::map(path.display()))?;
-    Ok((Side::from_word(word).ok_or(Error::SideWord(word))?, flips))
+    Ok((Side::from_word(word).ok_or(Error::InvalidActiveSide(word))?, flips))
 }

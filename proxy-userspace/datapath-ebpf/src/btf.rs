@@ -1,20 +1,20 @@
-//! Where a member is in one of the kernel's structs, by the kernel's own type information (BTF).
+//! The offset of a member in a struct of the kernel, from the kernel's type information (BTF).
 //!
-//! The one rule: whatever does not read as BTF is "not there", and no error: who asks can do without.
-//! (<https://docs.kernel.org/bpf/btf.html>. The crates for it are under a copyleft licence, or show no members.)
+//! Malformed BTF is no error: the member is then not found, and callers can do without it.
+//! (<https://docs.kernel.org/bpf/btf.html>. The existing crates have a copyleft licence, or do not expose members.)
 
-/// Where the running kernel shows its types.
+/// The BTF of the running kernel.
 pub(super) const KERNEL: &str = "/sys/kernel/btf/vmlinux";
 
 const MAGIC: u16 = 0xeb9f;
-/// The sizes of what every type begins with, of a member, and of the header.
+/// The sizes of the common part of a type, of a member, and of the header.
 const TYPE: usize = 12;
 const MEMBER: usize = 12;
 const HEADER: usize = 24;
 
-/// The place of a member in a struct, in bits from its begin; of a bit field, of its first bit. `None` if there is no such
-/// struct or member; those of structs without a name inside are not looked for.
-pub(super) fn member(btf: &[u8], of: &str, name: &str) -> Option<u32> {
+/// The offset of a member in a struct, in bits; of a bit field, the offset of its first bit. `None` if there is no such
+/// struct or member; members of anonymous structs inside are not found.
+pub(super) fn member_offset(btf: &[u8], of: &str, name: &str) -> Option<u32> {
     let magic = u16::from_ne_bytes(btf.get(..2)?.try_into().ok()?);
     if magic != MAGIC || btf.len() < HEADER {
         return None;
@@ -32,9 +32,9 @@ pub(super) fn member(btf: &[u8], of: &str, name: &str) -> Option<u32> {
             let member = this
                 .chunks_exact(MEMBER)
                 .find(|it| word(it, 0).is_some_and(|at| is_named(strings, at, name)));
-            // Where there are bit fields, the upper byte is their size.
-            let place = word(member?, 8)? as u32;
-            return Some(if has_bit_fields { place & 0x00ff_ffff } else { place });
+            // In a struct with bit fields, the upper byte is the size of the bit field.
+            let offset = word(member?, 8)? as u32;
+            return Some(if has_bit_fields { offset & 0x00ff_ffff } else { offset });
         }
         types = next;
     }
@@ -43,7 +43,7 @@ pub(super) fn member(btf: &[u8], of: &str, name: &str) -> Option<u32> {
 
 const STRUCT: usize = 4;
 
-/// How many bytes follow after what every type begins with.
+/// How many bytes follow the common part of a type.
 fn size_after(kind: usize, entries: usize) -> Option<usize> {
     Some(match kind {
         // Pointers, forward declarations, type definitions, qualifiers, functions, floats and tags of types.
@@ -65,7 +65,7 @@ fn is_named(strings: &[u8], at: usize, name: &str) -> bool {
     rest.is_some_and(|it| it.first() == Some(&0))
 }
 
-/// A word of the machine's own byte order, as BTF is.
+/// A word in native byte order, as in BTF.
 fn word(bytes: &[u8], at: usize) -> Option<usize> {
     let bytes = bytes.get(at..at.checked_add(4)?)?;
     Some(u32::from_ne_bytes(bytes.try_into().ok()?) as usize)
@@ -101,35 +101,39 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_found_by_its_name_in_the_struct_of_that_name() {
+    fn a_member_is_found_by_the_names_of_struct_and_member() {
         let btf = example();
-        assert_eq!(member(&btf, "sock", "first"), Some(0));
-        assert_eq!(member(&btf, "sock", "flag"), Some(33), "the size of a bit field is no part of its place");
-        assert_eq!(member(&btf, "socket", "flag"), Some(32));
+        assert_eq!(member_offset(&btf, "sock", "first"), Some(0));
+        assert_eq!(
+            member_offset(&btf, "sock", "flag"),
+            Some(33),
+            "the size of a bit field is not part of its offset"
+        );
+        assert_eq!(member_offset(&btf, "socket", "flag"), Some(32));
         for (of, name) in [("sock", "fla"), ("soc", "flag"), ("int", "flag"), ("socket", "first"), ("", "")] {
-            assert_eq!(member(&btf, of, name), None, "{of}.{name}");
+            assert_eq!(member_offset(&btf, of, name), None, "{of}.{name}");
         }
     }
 
     #[test]
-    fn what_is_no_btf_has_no_members() {
+    fn malformed_btf_has_no_members() {
         let btf = example();
         for length in 0..btf.len() {
-            // The last name has lost its end.
-            assert_eq!(member(&btf[..length], "sock", "flag"), None, "{length}");
+            // The last name is not terminated.
+            assert_eq!(member_offset(&btf[..length], "sock", "flag"), None, "{length}");
         }
         for at in 0..btf.len() {
             for byte in [0, 0x7f, 0xff] {
                 let mut btf = btf.clone();
                 btf[at] = byte;
-                // It may find something, and must end.
-                let _ = member(&btf, "sock", "flag");
+                // It may find something, and must terminate.
+                let _ = member_offset(&btf, "sock", "flag");
             }
         }
     }
 
     #[test]
-    fn the_kernels_own_types_read_as_another_program_reads_them() {
+    fn offsets_in_the_kernels_btf_equal_those_of_bpftool() {
         let Ok(btf) = fs::read(KERNEL) else { return };
         let Ok(dump) = Command::new("bpftool").args(["btf", "dump", "file", KERNEL]).output() else { return };
         let dump = String::from_utf8_lossy(&dump.stdout);
@@ -138,8 +142,9 @@ mod tests {
             let members = dump.lines().skip_while(|it| !it.contains(&begin)).skip(1);
             let mut members = members.take_while(|it| it.starts_with('\t'));
             let found = members.find(|it| it.contains(&format!("'{name}'")));
-            let place = found.and_then(|it| it.split_once("bits_offset=")?.1.split(' ').next()?.parse().ok());
-            assert_eq!(member(&btf, of, name), place, "{of}.{name}");
+            let offset =
+                found.and_then(|it| it.split_once("bits_offset=")?.1.split(' ').next()?.parse().ok());
+            assert_eq!(member_offset(&btf, of, name), offset, "{of}.{name}");
         }
     }
 }

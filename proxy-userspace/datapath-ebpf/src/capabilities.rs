@@ -1,4 +1,4 @@
-//! What this process may do, and which limits of older kernels apply to it.
+//! The capabilities of this process, and the limits of older kernels that apply to it.
 
 use std::fs;
 
@@ -22,14 +22,13 @@ const CHARGES_CGROUP: (u32, u32) = (5, 11);
 pub(crate) struct Capabilities(pub(crate) u64);
 
 impl Capabilities {
-    /// Those of this process.
+    /// The capabilities of this process.
     pub(crate) fn own() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|it| it.strip_prefix("CapEff:"));
         Self(mask.and_then(|it| u64::from_str_radix(it.trim(), 16).ok()).unwrap_or_default())
     }
 
-    /// Whether a capability is among them.
     pub(crate) fn has(self, (_, bit): Capability) -> bool {
         self.0 >> bit & 1 == 1
     }

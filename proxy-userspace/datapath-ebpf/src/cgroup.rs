@@ -1,6 +1,6 @@
-//! The cgroup whose sockets are translated: which one it is, and who is below it.
+//! The cgroup whose sockets are translated, and whose processes are in it.
 //!
-//! The one rule: where none is named, the one that serves most is taken, and whoever it leaves out is told of.
+//! Without an explicit path the cgroup that covers the most processes is used; if it does not cover all pods, that is reported.
 
 use std::{
     fs::{self, File},
@@ -16,37 +16,37 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use crate::error::Error;
 
-/// What it means that a cgroup is [`Reach::Nested`], and what to do about it.
-pub(super) const NESTED: &str = "is a nested cgroup without pods below it: nobody outside is served";
+/// What [`Reach::Nested`] means, and its remedy.
+pub(super) const NESTED: &str = "is a nested cgroup without pods below it: sockets outside are not served";
 pub(super) const NESTED_REMEDY: &str =
-    "mount the host's /sys/fs/cgroup into this container, or name the right one with --cgroup";
+    "mount the host's /sys/fs/cgroup into this container, or give the right one with --cgroup";
 
 /// A cgroup to attach to.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
     path: PathBuf,
     dir: File,
-    /// Its id in the kernel, which is its inode number.
+    /// Its id in the kernel (the inode number).
     id: u64,
-    /// Whether it was asked for by its path.
-    is_named: bool,
+    /// Whether its path was given explicitly.
+    is_explicit: bool,
 }
 
-/// Whose sockets are below a cgroup.
+/// Which processes are below a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
     /// Every process of the machine.
     Machine,
-    /// Those of a machine that is a container itself, with kubelet's pods, whose folder is named.
+    /// Those of a machine that is a container itself, including kubelet's pods, which are in this folder.
     Pods(&'static str),
-    /// Whoever was asked for.
-    Named,
-    /// Those of one container, and nobody has asked for that.
+    /// Those below a cgroup that was given explicitly.
+    Explicit,
+    /// Those of one container, although no cgroup was given.
     Nested,
 }
 
 impl Cgroup {
-    /// Opens a cgroup; where none is named, the root of a cgroup2 mount, the machine's own before others.
+    /// Opens a cgroup; without a path the root of a cgroup2 mount, preferably the machine's root.
     pub(crate) fn open(path: Option<&Path>) -> Result<Self, Error> {
         match path {
             Some(path) => Self::at(path.to_path_buf(), true),
@@ -54,7 +54,7 @@ impl Cgroup {
         }
     }
 
-    fn at(path: PathBuf, is_named: bool) -> Result<Self, Error> {
+    fn at(path: PathBuf, is_explicit: bool) -> Result<Self, Error> {
         let failed = |call| Error::syscall(call, path.display());
         let dir = match File::open(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Err(Error::NoCgroup(path)),
@@ -65,62 +65,57 @@ impl Cgroup {
             return Err(Error::NotCgroup2(path));
         }
         let id = dir.metadata().map_err(failed("stat"))?.ino();
-        Ok(Self { path, dir, id, is_named })
+        Ok(Self { path, dir, id, is_explicit })
     }
 
-    /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its id in the kernel.
     pub(super) fn id(&self) -> u64 {
         self.id
     }
 
-    /// The folder.
     pub(super) fn dir(&self) -> &File {
         &self.dir
     }
 
-    /// Whether this process is in it or below, as far as that can be told.
+    /// Whether this process is in it or below; false if that is unknown.
     pub(crate) fn has_own_process(&self) -> bool {
         if is_machines_root(&self.path) {
             return true;
         }
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let own = own.lines().find_map(|it| it.strip_prefix("0::/"));
-        // The path is one from the root that this process sees; that may be another than what is mounted here.
+        // The path is relative to the root that this process sees, which may differ from what is mounted here.
         let here = own.and_then(|own| fs::canonicalize(mount_of(&self.path).join(own)).ok());
         let is_own = |it: &Path| fs::metadata(it).is_ok_and(|it| it.ino() == self.id);
         here.is_some_and(|it| it.ancestors().take_while(|it| is_cgroup2(it)).any(is_own))
     }
 
-    /// Who is below it, by now.
     pub(super) fn reach(&self) -> Reach {
-        reach(&self.path, self.is_named)
+        reach(&self.path, self.is_explicit)
     }
 
-    /// The open folder.
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.dir.as_fd()
     }
 
-    /// The cgroup that is at its place now, if that is another one.
+    /// The cgroup at its path now, if that is another one.
     pub(super) fn successor(&self) -> Result<Option<Self>, Error> {
-        let now = Self::at(self.path.clone(), self.is_named)?;
+        let now = Self::at(self.path.clone(), self.is_explicit)?;
         Ok((now.id != self.id).then_some(now))
     }
 }
 
-/// The topmost folder of the mount that a cgroup is on, or the cgroup itself.
+/// The topmost folder of the mount that a cgroup is on.
 pub(super) fn mount_of(path: &Path) -> &Path {
     path.ancestors().take_while(|it| is_cgroup2(it)).last().unwrap_or(path)
 }
 
-/// Whether a folder is a cgroup with others above it: not the topmost of its mount, which in a container that is a machine
-/// of its own has a parent that is not seen.
-pub fn is_below_others(path: &Path) -> bool {
+/// Whether a folder is a cgroup below another one: not the topmost of its mount. (In a machine that is a container the
+/// topmost one has a parent, too, which cannot be seen.)
+pub fn is_nested_cgroup(path: &Path) -> bool {
     fs::canonicalize(path).is_ok_and(|it| mount_of(&it) != it)
 }
 
@@ -134,13 +129,13 @@ fn is_machines_root(path: &Path) -> bool {
     !path.join("cgroup.type").exists()
 }
 
-fn reach(path: &Path, is_named: bool) -> Reach {
+fn reach(path: &Path, is_explicit: bool) -> Reach {
     if is_machines_root(path) {
         return Reach::Machine;
     }
     match pods_below(path) {
         Some(pods) => Reach::Pods(pods),
-        None if is_named => Reach::Named,
+        None if is_explicit => Reach::Explicit,
         None => Reach::Nested,
     }
 }
@@ -160,9 +155,10 @@ fn find_cgroup2() -> Result<PathBuf, Error> {
     choose(&mounts, is_machines_root).ok_or_else(|| Error::NotCgroup2(PathBuf::from("/sys/fs/cgroup")))
 }
 
-/// Of the cgroup2 mounts the first that shows the machine's root; in a container that may be the host's beside its own.
+/// The first cgroup2 mount that shows the machine's root, otherwise the first one; a container may have the host's mount
+/// beside its own.
 fn choose(mounts: &str, is_machines_root: impl Fn(&Path) -> bool) -> Option<PathBuf> {
-    // The mount point is the fifth field, the type comes first after a lone dash (proc_pid_mountinfo(5)).
+    // The mount point is the fifth field; the type follows a single dash (proc_pid_mountinfo(5)).
     let found = mounts.lines().filter_map(|line| {
         let (fields, kind) = line.split_once(" - ")?;
         kind.starts_with("cgroup2 ").then(|| fields.split(' ').nth(4)).flatten()
@@ -183,23 +179,23 @@ mod tests {
 ";
 
     #[test]
-    fn the_machines_root_comes_before_a_containers_own() {
+    fn the_machines_root_is_preferred_to_a_containers_own() {
         let at = |root: Option<&str>| choose(MOUNTS, |it| root.is_some_and(|root| it == Path::new(root)));
         assert_eq!(at(Some("/host/cgroup")), Some("/host/cgroup".into()));
         assert_eq!(at(Some("/sys/fs/cgroup")), Some("/sys/fs/cgroup".into()));
-        assert_eq!(at(None), Some("/sys/fs/cgroup".into()), "the first, where none is");
+        assert_eq!(at(None), Some("/sys/fs/cgroup".into()), "the first one, if none is the machine's");
         assert_eq!(choose("30 22 0:26 / /sys/fs/cgroup rw - cgroup cgroup rw\n", |_| true), None);
     }
 
     #[test]
     fn a_nested_cgroup_reaches_the_pods_below_it() {
-        // A folder stands for a cgroup: what is looked at are names.
+        // A folder can stand for a cgroup: only names are examined.
         let dir = std::env::temp_dir().join(format!("kpe-reach-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         assert_eq!(reach(&dir, false), Reach::Machine);
         fs::write(dir.join("cgroup.type"), "domain\n").unwrap();
         assert_eq!(reach(&dir, false), Reach::Nested);
-        assert_eq!(reach(&dir, true), Reach::Named);
+        assert_eq!(reach(&dir, true), Reach::Explicit);
         fs::create_dir_all(dir.join("kubelet/kubepods")).unwrap();
         assert_eq!(reach(&dir, false), Reach::Pods("kubelet/kubepods"));
         fs::remove_dir_all(&dir).unwrap();

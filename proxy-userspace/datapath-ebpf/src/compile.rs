@@ -1,6 +1,6 @@
-//! Compiles one Service: which addresses it answers at, and where each leads. Pure and total.
+//! Compiles one Service: its frontends and the backends of each. Pure and total.
 //!
-//! Ids and slots are not given here but in [`super::layout`], which remembers what is where.
+//! The ids and positions of backend sets are assigned in [`crate::layout`].
 
 use std::{
     collections::{HashMap, HashSet},
@@ -9,134 +9,96 @@ use std::{
     num::NonZeroU16,
 };
 
+use datapath::FrontendKind;
 use model::{
-    Family, Protocol, ServiceName,
+    Family, Protocol, Rejected, ServiceName,
     state::{Scope, ServicePort, ServiceState, TrafficPolicy},
 };
-
-use model::Rejected;
 use twox_hash::XxHash64;
 
-use datapath::FrontendKind;
-
-/// An address that a Service answers at.
+/// An address, port and protocol at which a Service is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct FrontendAddress {
-    /// Its IP address and port; of a node port the unspecified address, which stands for every node's.
+    /// For a node port the unspecified address, which stands for the addresses of all nodes.
     pub address: SocketAddr,
-    /// Its transport.
-    pub transport: Transport,
+    /// TCP or UDP.
+    pub protocol: Protocol,
 }
 
 impl fmt::Display for FrontendAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.transport)
+        write!(f, "{}/{}", self.address, self.protocol)
     }
 }
 
-/// A protocol that is translated at socket level. SCTP sockets pass no hook; they are left to the packet path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Transport {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-}
-
-impl Transport {
-    /// The IP protocol number.
-    pub(super) fn number(self) -> u8 {
-        match self {
-            Self::Tcp => proxy_common::tables::TCP,
-            Self::Udp => proxy_common::tables::UDP,
-        }
-    }
-
-    /// The transport of a protocol, if it is translated.
-    pub(super) fn of(protocol: Protocol) -> Option<Self> {
-        match protocol {
-            Protocol::Tcp => Some(Self::Tcp),
-            Protocol::Udp => Some(Self::Udp),
-            Protocol::Sctp => None,
-        }
-    }
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-        })
-    }
+/// Whether a protocol is translated at socket level. No hook sees SCTP sockets; the packet path translates SCTP.
+pub(super) fn is_translated(protocol: Protocol) -> bool {
+    protocol != Protocol::Sctp
 }
 
 /// One address of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Frontend {
-    /// The address.
     pub(super) address: FrontendAddress,
-    /// Why the Service answers there.
-    pub(super) claim: FrontendKind,
+    pub(super) kind: FrontendKind,
     /// The position of its set in [`ServiceImage::sets`].
     pub(super) set: usize,
     /// Seconds after its last connection for which a client keeps its backend; 0 for no affinity.
     pub(super) affinity: u32,
-    /// Which service port it is: the same for the same names, whenever and wherever.
-    pub(super) service: u64,
-    /// Whether it is left untouched at the addresses of other nodes, which decide for themselves.
-    pub(super) own_addresses_only: bool,
+    /// The id of the service port, see [`port_id`].
+    pub(super) port_id: u64,
+    /// Whether it is not translated at the addresses of other nodes, which decide for themselves.
+    pub(super) local_addresses_only: bool,
 }
 
 /// One Service, compiled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ServiceImage {
-    /// Its addresses, each once.
+    /// Its frontends, each address once.
     pub(super) frontends: Vec<Frontend>,
-    /// Where its addresses lead.
+    /// The backend sets of its frontends.
     pub(super) sets: Vec<SetImage>,
-    /// What of it is not served.
+    /// The parts of it that are not served.
     pub(super) rejected: Vec<Rejected>,
 }
 
-/// The backends behind some of a Service's addresses.
+/// The backends of some frontends of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SetImage {
-    /// The service port whose set it is: connections are counted for each by itself.
-    pub(super) service: u64,
-    /// The family of all of them.
+    /// The service port; connections are counted per service port and backend.
+    pub(super) port_id: u64,
+    /// The family of all its backends.
     pub(super) family: Family,
-    /// Whether its backends are listed as members, because clients return to them: those of UDP, and with affinity.
-    pub(super) is_listed: bool,
+    /// Whether its backends are in the members table, because clients return to them: with UDP and with affinity.
+    pub(super) has_members: bool,
     /// The backends, sorted, each once.
     pub(super) backends: Vec<SocketAddr>,
 }
 
-/// Compiles a Service: its cluster IPs with the endpoints for inside traffic, its node ports, external and load balancer
-/// IPs with those of the short circuit, since whoever has a socket here is inside.
+/// Compiles a Service: its cluster IPs with the endpoints for internal traffic; its node ports, external and load balancer
+/// IPs with those for traffic from inside the cluster, because every local socket is inside.
 ///
-/// A port whose set is empty refuses, also where an endpoint on another node could serve it (internal policy Local):
-/// a socket that asks here can only be answered here, and at once is better than never.
+/// A frontend with an empty set refuses connections, also where an endpoint on another node could serve them (internal
+/// policy Local): a socket cannot be handed to another node, and an immediate error is better than a timeout.
 pub(super) fn compile(state: &ServiceState) -> ServiceImage {
     let service = &state.service;
     let mut compiler =
-        Compiler { state, image: ServiceImage::default(), taken: HashSet::new(), sets: HashMap::new() };
+        Compiler { state, image: ServiceImage::default(), addresses: HashSet::new(), sets: HashMap::new() };
     for &ip in &service.cluster_ips {
         compiler.add(ip, FrontendKind::ClusterIp, Scope::Internal);
     }
     for &ip in &service.load_balancer_ips {
-        // Who may come is judged by the source address, which a socket has only after routing: left to the packet path.
+        // Source ranges apply to the source address, which a socket has only after routing: the packet path checks them.
         let family = Family::of(ip);
-        if service.source_ranges.iter().any(|it| Family::of(it.addr()) == family) {
-            continue;
+        if !service.source_ranges.iter().any(|it| Family::of(it.addr()) == family) {
+            compiler.add(ip, FrontendKind::LoadBalancerIp, Scope::Cluster);
         }
-        compiler.add(ip, FrontendKind::LoadBalancerIp, Scope::Cluster);
     }
     for &ip in &service.external_ips {
         compiler.add(ip, FrontendKind::ExternalIp, Scope::Cluster);
     }
     for &ip in &service.cluster_ips {
-        compiler.add_node_ports(Family::of(ip));
+        compiler.add_node_ports(unspecified(ip));
     }
     compiler.image
 }
@@ -145,36 +107,32 @@ pub(super) fn compile(state: &ServiceState) -> ServiceImage {
 struct Compiler<'a> {
     state: &'a ServiceState,
     image: ServiceImage,
-    /// Where it answers already.
-    taken: HashSet<FrontendAddress>,
+    /// The addresses of the frontends in the image.
+    addresses: HashSet<FrontendAddress>,
     /// The positions of the sets of a service port.
     sets: HashMap<u64, Vec<usize>>,
 }
 
 impl Compiler<'_> {
     /// Adds every port of the Service at one of its addresses.
-    fn add(&mut self, ip: IpAddr, claim: FrontendKind, scope: Scope) {
+    fn add(&mut self, ip: IpAddr, kind: FrontendKind, scope: Scope) {
         let service = &self.state.service;
-        if let Some(reason) = unusable(ip) {
-            self.image.rejected.push(Rejected { item: format!("{} {claim} {ip}", service.name), reason });
+        if let Some(reason) = invalid_reason(ip) {
+            self.image.rejected.push(Rejected { item: format!("{} {kind} {ip}", service.name), reason });
             return;
         }
         for (index, port) in service.ports.iter().enumerate() {
             if !port.conflicting_addresses.contains(&ip) {
-                self.add_port((index, port), SocketAddr::new(ip, port.port.get()), claim, scope);
+                self.add_port((index, port), SocketAddr::new(ip, port.port.get()), kind, scope);
             }
         }
     }
 
-    /// Adds the node ports of one family, whichever address they are asked at.
-    fn add_node_ports(&mut self, family: Family) {
-        let any = match family {
-            Family::V4 => IpAddr::from(Ipv4Addr::UNSPECIFIED),
-            Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
-        };
+    /// Adds the node ports of the family of `unspecified`.
+    fn add_node_ports(&mut self, unspecified: IpAddr) {
         for (index, port) in self.state.service.ports.iter().enumerate() {
             if let Some(number) = port.node_port.map(NonZeroU16::get) {
-                let address = SocketAddr::new(any, number);
+                let address = SocketAddr::new(unspecified, number);
                 self.add_port((index, port), address, FrontendKind::NodePort, Scope::Cluster);
             }
         }
@@ -185,16 +143,19 @@ impl Compiler<'_> {
         &mut self,
         (index, port): (usize, &ServicePort),
         address: SocketAddr,
-        claim: FrontendKind,
+        kind: FrontendKind,
         scope: Scope,
     ) {
         let service = &self.state.service;
-        let Some(transport) = Transport::of(port.protocol) else { return };
-        let address = FrontendAddress { address, transport };
-        if !self.taken.insert(address) {
+        let protocol = port.protocol;
+        if !is_translated(protocol) {
+            return;
+        }
+        let address = FrontendAddress { address, protocol };
+        if !self.addresses.insert(address) {
             self.image.rejected.push(Rejected {
-                item: format!("{} {claim} {address}", service.name),
-                reason: "this Service names the same address and port before; the first one counts".into(),
+                item: format!("{} {kind} {address}", service.name),
+                reason: "this Service has the same address and port twice; the first one is served".into(),
             });
             return;
         }
@@ -204,20 +165,20 @@ impl Compiler<'_> {
         backends.sort_unstable();
         backends.dedup();
         let affinity = service.affinity.map_or(0, |it| it.timeout_seconds.get());
-        let is_listed = transport == Transport::Udp || affinity != 0;
-        let id = identity(&service.name, &port.name, transport);
-        let set = self.set(SetImage { service: id, family, is_listed, backends });
-        let own_addresses_only =
-            claim == FrontendKind::NodePort && service.external_policy == TrafficPolicy::Local;
-        let frontend = Frontend { address, claim, set, affinity, service: id, own_addresses_only };
+        let has_members = protocol == Protocol::Udp || affinity != 0;
+        let port_id = port_id(&service.name, &port.name, protocol);
+        let set = self.set(SetImage { port_id, family, has_members, backends });
+        let local_addresses_only =
+            kind == FrontendKind::NodePort && service.external_policy == TrafficPolicy::Local;
+        let frontend = Frontend { address, kind, set, affinity, port_id, local_addresses_only };
         self.image.frontends.push(frontend);
     }
 
-    /// The position of a set, which addresses of a service port that lead to the same backends share.
+    /// The position of a set; frontends of a service port with equal backends share one.
     fn set(&mut self, set: SetImage) -> usize {
-        let (own, all) = (self.sets.entry(set.service).or_default(), &mut self.image.sets);
-        let known = own.iter().copied().find(|it| all.get(*it) == Some(&set));
-        known.unwrap_or_else(|| {
+        let (own, all) = (self.sets.entry(set.port_id).or_default(), &mut self.image.sets);
+        let equal = own.iter().copied().find(|it| all.get(*it) == Some(&set));
+        equal.unwrap_or_else(|| {
             own.push(all.len());
             all.push(set);
             all.len() - 1
@@ -225,18 +186,26 @@ impl Compiler<'_> {
     }
 }
 
-/// Which service port it is: the same for the same names, whenever and wherever.
-pub(super) fn identity(service: &ServiceName, port: &str, transport: Transport) -> u64 {
-    XxHash64::oneshot(0, format!("{service}:{port}/{transport}").as_bytes())
+/// Identifies a service port by a hash of its names: the same in every generation, after every restart, on every node.
+pub(super) fn port_id(service: &ServiceName, port: &str, protocol: Protocol) -> u64 {
+    XxHash64::oneshot(0, format!("{service}:{port}/{protocol}").as_bytes())
 }
 
-/// Why no socket may be translated for this address, if so.
-fn unusable(ip: IpAddr) -> Option<String> {
+/// The unspecified address of the same family.
+pub(super) fn unspecified(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// Why an address cannot be a Service's; `None` if it can.
+fn invalid_reason(ip: IpAddr) -> Option<String> {
     let what = match ip {
         _ if ip.is_unspecified() => "the unspecified address",
         _ if ip.is_loopback() => "a loopback address",
         _ if ip.is_multicast() => "a multicast address",
-        // A socket that asks for it is looked up by the v4 address inside; the Service must name that.
+        // Programs look up the IPv4 address inside it, which the Service has to name.
         IpAddr::V6(it) if it.to_ipv4_mapped().is_some() => "a v4-mapped address",
         _ => return None,
     };

@@ -1,7 +1,7 @@
-//! Who counts where: hands out the cells that programs count in, by name.
+//! Allocates counters to service ports and their backends.
 //!
-//! The one rule: a cell has one owner until no program can add to it any more. It is taken back only by
-//! [`Counters::reclaim`], which is told when.
+//! Invariant: a counter has one owner until no program can increment it any more. Only [`CounterAllocator::reclaim`] frees
+//! counters, and its caller knows when that is.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -12,19 +12,19 @@ use std::{
 use proxy_common::counters::{COUNTERS_PER_PORT, CounterIndex, MAX_CHUNKS, NO_COUNTER, chunk_of};
 use twox_hash::XxHash64;
 
-/// Whose a counter is: a service port, or a backend of one. Never 0, which stands for nobody.
+/// The owner of counters: a service port or one of its backends, as a hash. Never 0, which stands for no owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Owner(pub(super) u64);
+pub(super) struct CounterOwner(pub(super) u64);
 
-impl Owner {
-    /// The service port of that identity ([`proxy_common::tables::Frontend::service`]).
-    pub(super) fn port(service: u64) -> Self {
-        Self(service.max(1))
+impl CounterOwner {
+    /// The service port of this id ([`proxy_common::tables::Frontend::service_port`]).
+    pub(super) fn port(port_id: u64) -> Self {
+        Self(port_id.max(1))
     }
 
-    /// A backend of it.
-    pub(super) fn backend(service: u64, backend: SocketAddr) -> Self {
-        let mut hash = XxHash64::with_seed(service);
+    /// A backend of a service port.
+    pub(super) fn backend(port_id: u64, backend: SocketAddr) -> Self {
+        let mut hash = XxHash64::with_seed(port_id);
         match backend.ip() {
             IpAddr::V4(ip) => hash.write(&ip.octets()),
             IpAddr::V6(ip) => hash.write(&ip.octets()),
@@ -34,13 +34,11 @@ impl Owner {
     }
 }
 
-/// Finds an owner by its number, which is a hash already.
-type ByItself = BuildHasherDefault<Itself>;
-
+/// Uses an owner, which is a hash already, as its own hash.
 #[derive(Debug, Default)]
-struct Itself(u64);
+struct IdentityHasher(u64);
 
-impl Hasher for Itself {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -50,179 +48,177 @@ impl Hasher for Itself {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        // An owner is one number; whatever else comes is found all the same.
+        // Not called for an owner, which is a single u64.
         self.0 = bytes.iter().fold(self.0, |hash, it| hash.rotate_left(8) ^ u64::from(*it));
     }
 }
 
-/// Which cells there are, and whose they are.
+type BuildIdentity = BuildHasherDefault<IdentityHasher>;
+
+/// The counters and their owners.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
-    known: HashMap<Owner, Known, ByItself>,
-    /// Owners that nothing in the tables leads to any more.
-    idle: HashSet<Owner, ByItself>,
-    /// Single cells without an owner.
-    cells: Vec<CounterIndex>,
-    /// Runs of [`COUNTERS_PER_PORT`] without an owner, by their first cell.
-    runs: Vec<CounterIndex>,
-    /// The first cell that nobody ever had.
+pub(super) struct CounterAllocator {
+    allocations: HashMap<CounterOwner, Allocation, BuildIdentity>,
+    /// Owners that no table entry refers to any more.
+    idle: HashSet<CounterOwner, BuildIdentity>,
+    /// Free single counters.
+    free_singles: Vec<CounterIndex>,
+    /// Free blocks of [`COUNTERS_PER_PORT`], by their first counter.
+    free_blocks: Vec<CounterIndex>,
+    /// The first counter that was never allocated.
     next: CounterIndex,
-    /// What the kernel has yet to be told: cells and their new owners, 0 for nobody; of a cell the last one counts.
-    news: Vec<(CounterIndex, u64)>,
+    /// Counters and their new owners that are not written to the kernel yet, 0 for none; of one counter the last one counts.
+    pending: Vec<(CounterIndex, u64)>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
-    /// The first of its cells.
-    cell: CounterIndex,
-    /// Whether it has [`COUNTERS_PER_PORT`] of them.
-    is_port: bool,
-    /// How many rows of the tables lead there.
+struct Allocation {
+    first: CounterIndex,
+    /// Whether it is a block of [`COUNTERS_PER_PORT`].
+    is_block: bool,
+    /// How many table entries refer to it.
     uses: u32,
 }
 
-impl Counters {
-    /// Takes over what an earlier instance handed out: the owner of each cell of all chunks, in order.
+impl CounterAllocator {
+    /// Restores the allocations of an earlier instance from the owner of each counter of all chunks, in order.
     ///
-    /// Whatever nobody asks for before the first [`Counters::reclaim`] is taken back.
-    pub(super) fn take_over(owners: &[u64]) -> Self {
+    /// The first [`CounterAllocator::reclaim`] frees those that were not acquired before.
+    pub(super) fn restore(owners: &[u64]) -> Self {
         let mut it =
             Self { next: CounterIndex::try_from(owners.len()).unwrap_or(NO_COUNTER), ..Self::default() };
-        for (run, first) in
-            owners.chunks_exact(COUNTERS_PER_PORT as usize).zip((0..).step_by(COUNTERS_PER_PORT as usize))
-        {
-            match *run {
-                [0, 0, 0, 0] => it.runs.push(first),
-                // A backend has no more than one cell.
-                [owner, ..] if run.iter().all(|it| *it == owner) => it.adopt(owner, first, true),
+        let blocks = owners.chunks_exact(COUNTERS_PER_PORT as usize);
+        for (block, first) in blocks.zip((0..).step_by(COUNTERS_PER_PORT as usize)) {
+            match *block {
+                [0, 0, 0, 0] => it.free_blocks.push(first),
+                // A backend has one counter only.
+                [owner, ..] if block.iter().all(|it| *it == owner) => it.adopt(owner, first, true),
                 _ => {
-                    for (owner, cell) in run.iter().zip(first..) {
+                    for (owner, counter) in block.iter().zip(first..) {
                         match *owner {
-                            0 => it.cells.push(cell),
-                            owner => it.adopt(owner, cell, false),
+                            0 => it.free_singles.push(counter),
+                            owner => it.adopt(owner, counter, false),
                         }
                     }
                 }
             }
         }
-        // The first ones come first.
-        it.runs.reverse();
-        it.cells.reverse();
+        // The lowest ones are allocated first.
+        it.free_blocks.reverse();
+        it.free_singles.reverse();
         it
     }
 
-    fn adopt(&mut self, owner: u64, cell: CounterIndex, is_port: bool) {
-        let owner = Owner(owner);
-        let known = Known { cell, is_port, uses: 0 };
-        if let Some(twice) = self.known.insert(owner, known) {
-            // Whoever was here before died between two chunks: the other one is nobody's.
-            self.free(twice);
+    fn adopt(&mut self, owner: u64, first: CounterIndex, is_block: bool) {
+        let owner = CounterOwner(owner);
+        if let Some(duplicate) = self.allocations.insert(owner, Allocation { first, is_block, uses: 0 }) {
+            // The earlier instance died between writes to two chunks.
+            self.free(duplicate);
         }
         self.idle.insert(owner);
     }
 
-    /// Makes ready for so many further owners, who then come without the others being moved again and again.
+    /// Reserves memory for so many more owners, so that inserting them does not rehash again and again.
     pub(super) fn reserve(&mut self, owners: usize) {
-        self.known.reserve(owners);
+        self.allocations.reserve(owners);
     }
 
-    /// The cells of a service port, by the first one.
-    pub(super) fn take_port(&mut self, owner: Owner) -> CounterIndex {
-        self.take(owner, true)
+    /// The first counter of a service port.
+    pub(super) fn acquire_port(&mut self, owner: CounterOwner) -> CounterIndex {
+        self.acquire(owner, true)
     }
 
-    /// The cell of a backend.
-    pub(super) fn take_backend(&mut self, owner: Owner) -> CounterIndex {
-        self.take(owner, false)
+    /// The counter of a backend.
+    pub(super) fn acquire_backend(&mut self, owner: CounterOwner) -> CounterIndex {
+        self.acquire(owner, false)
     }
 
-    fn take(&mut self, owner: Owner, is_port: bool) -> CounterIndex {
-        if let Entry::Occupied(mut known) = self.known.entry(owner) {
-            if known.get().is_port == is_port {
-                known.get_mut().uses += 1;
-                if known.get().uses == 1 {
+    fn acquire(&mut self, owner: CounterOwner, is_block: bool) -> CounterIndex {
+        if let Entry::Occupied(mut allocation) = self.allocations.entry(owner) {
+            if allocation.get().is_block == is_block {
+                allocation.get_mut().uses += 1;
+                if allocation.get().uses == 1 {
                     self.idle.remove(&owner);
                 }
-                return known.get().cell;
+                return allocation.get().first;
             }
-            // A run that was told of by half: whoever did it died before a row led there.
-            let half = known.remove();
+            // A partly written block: the earlier instance died before a table entry referred to it.
+            let partial = allocation.remove();
             self.idle.remove(&owner);
-            self.free(half);
+            self.free(partial);
         }
-        let found = if is_port { self.run() } else { self.cell() };
-        let Some(cell) = found else { return NO_COUNTER };
-        self.known.insert(owner, Known { cell, is_port, uses: 1 });
-        self.tell(cell, is_port, owner.0);
-        cell
+        let found = if is_block { self.take_block() } else { self.take_single() };
+        let Some(first) = found else { return NO_COUNTER };
+        let allocation = Allocation { first, is_block, uses: 1 };
+        self.allocations.insert(owner, allocation);
+        self.assign(allocation, owner.0);
+        first
     }
 
-    /// A row that led to the owner's cells is gone.
-    pub(super) fn give_back(&mut self, owner: Owner) {
-        if let Some(known) = self.known.get_mut(&owner) {
-            known.uses = known.uses.saturating_sub(1);
-            if known.uses == 0 {
+    /// A table entry that referred to the owner's counters was removed.
+    pub(super) fn release(&mut self, owner: CounterOwner) {
+        if let Some(allocation) = self.allocations.get_mut(&owner) {
+            allocation.uses = allocation.uses.saturating_sub(1);
+            if allocation.uses == 0 {
                 self.idle.insert(owner);
             }
         }
     }
 
-    /// The first cell of an owner that has one.
-    pub(super) fn cell_of(&self, owner: Owner) -> CounterIndex {
-        self.known.get(&owner).map_or(NO_COUNTER, |it| it.cell)
+    /// The first counter of an owner.
+    pub(super) fn counter_of(&self, owner: CounterOwner) -> CounterIndex {
+        self.allocations.get(&owner).map_or(NO_COUNTER, |it| it.first)
     }
 
-    /// Takes back the cells of those whom nothing leads to any more. To be called when no program that is running, or
-    /// will, can find a row of theirs.
+    /// Frees the counters of owners that no table entry refers to. Must be called only when no running or future program
+    /// can find an entry of theirs.
     pub(super) fn reclaim(&mut self) {
         for owner in std::mem::take(&mut self.idle) {
-            if let Some(known) = self.known.remove(&owner) {
-                self.free(known);
+            if let Some(allocation) = self.allocations.remove(&owner) {
+                self.free(allocation);
             }
         }
     }
 
-    /// Cells whose owners have changed, in order, and of a cell that is there twice the newest last; the kernel's side has to
-    /// learn of it.
-    pub(super) fn news(&mut self) -> &[(CounterIndex, u64)] {
-        self.news.sort_by_key(|(cell, _)| *cell);
-        &self.news
+    /// Counters whose new owners must be written to the kernel, in ascending order; of one counter the newest owner is last.
+    pub(super) fn pending(&mut self) -> &[(CounterIndex, u64)] {
+        self.pending.sort_by_key(|(counter, _)| *counter);
+        &self.pending
     }
 
-    /// The kernel's side has learnt it.
-    pub(super) fn told(&mut self) {
-        // Of a first state, it is a great deal.
-        self.news = Vec::new();
+    /// The pending owners were written.
+    pub(super) fn flushed(&mut self) {
+        // Frees the memory, of which a first state takes a lot.
+        self.pending = Vec::new();
     }
 
-    fn free(&mut self, known: Known) {
-        self.tell(known.cell, known.is_port, 0);
-        if known.is_port { &mut self.runs } else { &mut self.cells }.push(known.cell);
+    fn free(&mut self, allocation: Allocation) {
+        self.assign(allocation, 0);
+        let free = if allocation.is_block { &mut self.free_blocks } else { &mut self.free_singles };
+        free.push(allocation.first);
     }
 
-    fn tell(&mut self, first: CounterIndex, is_port: bool, owner: u64) {
-        let count = if is_port { COUNTERS_PER_PORT } else { 1 };
-        self.news.extend((first..first + count).map(|it| (it, owner)));
+    fn assign(&mut self, Allocation { first, is_block, .. }: Allocation, owner: u64) {
+        let count = if is_block { COUNTERS_PER_PORT } else { 1 };
+        self.pending.extend((first..first + count).map(|it| (it, owner)));
     }
 
-    fn run(&mut self) -> Option<CounterIndex> {
-        if let Some(first) = self.runs.pop() {
-            return Some(first);
+    fn take_block(&mut self) -> Option<CounterIndex> {
+        self.free_blocks.pop().or_else(|| {
+            let first = self.next;
+            (chunk_of(first) < MAX_CHUNKS).then(|| {
+                self.next += COUNTERS_PER_PORT;
+                first
+            })
+        })
+    }
+
+    fn take_single(&mut self) -> Option<CounterIndex> {
+        if self.free_singles.is_empty() {
+            let first = self.take_block()?;
+            self.free_singles.extend((first..first + COUNTERS_PER_PORT).rev());
         }
-        let first = self.next;
-        if chunk_of(first) >= MAX_CHUNKS {
-            return None;
-        }
-        self.next += COUNTERS_PER_PORT;
-        Some(first)
-    }
-
-    fn cell(&mut self) -> Option<CounterIndex> {
-        if self.cells.is_empty() {
-            let first = self.run()?;
-            self.cells.extend((first..first + COUNTERS_PER_PORT).rev());
-        }
-        self.cells.pop()
+        self.free_singles.pop()
     }
 }
 
@@ -230,92 +226,96 @@ impl Counters {
 mod tests {
     use super::*;
 
-    const PORT: Owner = Owner(100);
+    const PORT: CounterOwner = CounterOwner(100);
 
-    fn backend(n: u64) -> Owner {
-        Owner(200 + n)
+    fn backend(n: u64) -> CounterOwner {
+        CounterOwner(200 + n)
     }
 
-    /// What the kernel's side holds after it has learnt everything.
-    fn learn(owners: &mut Vec<u64>, counters: &mut Counters) {
-        for (cell, owner) in counters.news() {
-            let cell = *cell as usize;
-            owners.resize(owners.len().max(cell + 1).next_multiple_of(8), 0);
-            owners[cell] = *owner;
+    /// Writes the pending owners, as the maps in the kernel would hold them.
+    fn flush(owners: &mut Vec<u64>, counters: &mut CounterAllocator) {
+        for (counter, owner) in counters.pending() {
+            let index = *counter as usize;
+            owners.resize(owners.len().max(index + 1).next_multiple_of(8), 0);
+            owners[index] = *owner;
         }
-        counters.told();
+        counters.flushed();
     }
 
     #[test]
-    fn an_owner_keeps_its_cells_through_a_restart() {
-        let (mut counters, mut owners) = (Counters::default(), Vec::new());
-        let port = counters.take_port(PORT);
-        let cells: Vec<_> = (0..6).map(|n| counters.take_backend(backend(n))).collect();
-        learn(&mut owners, &mut counters);
-        let mut counters = Counters::take_over(&owners);
-        assert_eq!(counters.take_port(PORT), port);
-        assert_eq!((0..6).map(|n| counters.take_backend(backend(n))).collect::<Vec<_>>(), cells);
+    fn an_owner_keeps_its_counters_through_a_restart() {
+        let (mut counters, mut owners) = (CounterAllocator::default(), Vec::new());
+        let port = counters.acquire_port(PORT);
+        let singles: Vec<_> = (0..6).map(|n| counters.acquire_backend(backend(n))).collect();
+        flush(&mut owners, &mut counters);
+        let mut counters = CounterAllocator::restore(&owners);
+        assert_eq!(counters.acquire_port(PORT), port);
+        assert_eq!((0..6).map(|n| counters.acquire_backend(backend(n))).collect::<Vec<_>>(), singles);
         counters.reclaim();
-        assert!(counters.news().is_empty());
+        assert!(counters.pending().is_empty());
     }
 
     #[test]
-    fn whoever_is_not_asked_for_after_a_restart_gives_its_cells_to_others() {
-        let (mut counters, mut owners) = (Counters::default(), Vec::new());
-        let port = counters.take_port(PORT);
-        let cell = counters.take_backend(backend(0));
-        learn(&mut owners, &mut counters);
-        let mut counters = Counters::take_over(&owners);
-        // Programs may still count for them.
-        assert_ne!(counters.take_port(Owner(1)), port);
-        assert_ne!(counters.take_backend(backend(1)), cell);
+    fn counters_that_are_not_acquired_after_a_restart_are_reused() {
+        let (mut counters, mut owners) = (CounterAllocator::default(), Vec::new());
+        let port = counters.acquire_port(PORT);
+        let single = counters.acquire_backend(backend(0));
+        flush(&mut owners, &mut counters);
+        let mut counters = CounterAllocator::restore(&owners);
+        // Programs may still increment those of the old owners.
+        assert_ne!(counters.acquire_port(CounterOwner(1)), port);
+        assert_ne!(counters.acquire_backend(backend(1)), single);
         counters.reclaim();
-        assert_eq!(counters.take_port(Owner(2)), port);
-        assert_eq!(counters.take_backend(backend(2)), cell);
-        learn(&mut owners, &mut counters);
+        assert_eq!(counters.acquire_port(CounterOwner(2)), port);
+        assert_eq!(counters.acquire_backend(backend(2)), single);
+        flush(&mut owners, &mut counters);
         assert!(!owners.contains(&PORT.0) && !owners.contains(&backend(0).0));
     }
 
     #[test]
-    fn a_port_that_was_told_of_by_half_gets_cells_of_its_own() {
-        for told in 1..COUNTERS_PER_PORT as usize {
+    fn a_port_whose_block_was_partly_written_gets_a_block_of_its_own() {
+        for written in 1..COUNTERS_PER_PORT as usize {
             let mut owners = vec![0; 2 * COUNTERS_PER_PORT as usize];
-            owners[..told].fill(PORT.0);
-            let mut counters = Counters::take_over(&owners);
-            let port = counters.take_port(PORT);
-            learn(&mut owners, &mut counters);
-            let (port, cells) = (port as usize, COUNTERS_PER_PORT as usize);
-            assert!(owners[port..port + cells].iter().all(|it| *it == PORT.0));
-            assert_eq!(owners.iter().filter(|it| **it == PORT.0).count(), cells, "nothing is left over");
-            let others: HashSet<_> = (0..20).map(|n| counters.take_backend(backend(n)) as usize).collect();
-            assert!(others.is_disjoint(&(port..port + cells).collect()));
+            owners[..written].fill(PORT.0);
+            let mut counters = CounterAllocator::restore(&owners);
+            let port = counters.acquire_port(PORT);
+            flush(&mut owners, &mut counters);
+            let (port, count) = (port as usize, COUNTERS_PER_PORT as usize);
+            assert!(owners[port..port + count].iter().all(|it| *it == PORT.0));
+            assert_eq!(
+                owners.iter().filter(|it| **it == PORT.0).count(),
+                count,
+                "none of the old ones stays"
+            );
+            let others: HashSet<_> = (0..20).map(|n| counters.acquire_backend(backend(n)) as usize).collect();
+            assert!(others.is_disjoint(&(port..port + count).collect()));
         }
     }
 
     #[test]
-    fn no_two_owners_share_a_cell() {
-        let mut counters = Counters::default();
+    fn no_two_owners_share_a_counter() {
+        let mut counters = CounterAllocator::default();
         let mut seen = HashSet::new();
         for n in 1..=100 {
-            let port = counters.take_port(Owner(n));
-            assert_eq!(port % COUNTERS_PER_PORT, 0, "all of them are in one chunk");
+            let port = counters.acquire_port(CounterOwner(n));
+            assert_eq!(port % COUNTERS_PER_PORT, 0, "a block lies in one chunk");
             assert!((port..port + COUNTERS_PER_PORT).all(|it| seen.insert(it)));
-            assert!((0..n).all(|it| seen.insert(counters.take_backend(Owner(1000 * n + it)))));
+            assert!((0..n).all(|it| seen.insert(counters.acquire_backend(CounterOwner(1000 * n + it)))));
         }
     }
 
     #[test]
-    fn an_owner_goes_when_its_last_row_does() {
-        let mut counters = Counters::default();
-        let cell = counters.take_backend(backend(0));
-        assert_eq!(counters.take_backend(backend(0)), cell, "the same for every row");
-        counters.give_back(backend(0));
+    fn an_owner_loses_its_counters_with_its_last_entry() {
+        let mut counters = CounterAllocator::default();
+        let counter = counters.acquire_backend(backend(0));
+        assert_eq!(counters.acquire_backend(backend(0)), counter, "the same for every entry");
+        counters.release(backend(0));
         counters.reclaim();
-        assert_eq!(counters.cell_of(backend(0)), cell);
-        counters.give_back(backend(0));
-        assert_eq!(counters.take_backend(backend(0)), cell, "it came back in time");
-        counters.give_back(backend(0));
+        assert_eq!(counters.counter_of(backend(0)), counter);
+        counters.release(backend(0));
+        assert_eq!(counters.acquire_backend(backend(0)), counter, "acquired again before it was reclaimed");
+        counters.release(backend(0));
         counters.reclaim();
-        assert_eq!(counters.cell_of(backend(0)), NO_COUNTER);
+        assert_eq!(counters.counter_of(backend(0)), NO_COUNTER);
     }
 }

@@ -1,8 +1,8 @@
-//! The chunks of counters in the kernel: made as they are needed, never replaced, and removed from the end when nobody
-//! counts there any more.
+//! The chunks of counters in the kernel: created as needed, never replaced, and removed from the end when no counter of
+//! theirs has an owner.
 //!
-//! The one rule: the rows in which programs count are only read here. What a counter had counted before it got its owner
-//! is kept as its base, so that nothing ever has to be set back.
+//! Invariant: the rows in which programs count are only read here. The value of a counter when it got its owner is stored as
+//! its base, so that no counter is ever reset.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 
@@ -18,28 +18,33 @@ use proxy_common::counters::{
 
 use crate::{
     error::Error,
-    map_spec::{self, Pinned, Shape},
+    map_spec::{self, MapSpec, PinnedMap},
     pins::{self, Pins},
-    raw_bpf,
+    raw_bpf::{self, EntrySize},
 };
 
-/// What the kernel says of a command that this kind of map does not have; its own, not errno's.
+/// The kernel's own errno for a command that this map type lacks; libc does not have it.
 const ENOTSUPP: i32 = 524;
 
-/// One chunk.
+/// The name of the outer map in the kernel object.
+pub(super) const OUTER: &str = "COUNTERS";
+
+/// The name of chunks, which are not maps of the kernel object.
+pub(super) const CHUNK: &str = "chunk";
+
 type Chunk = Array<MapData, CounterStripe>;
 
-/// Every chunk there is.
-pub(super) struct Chunks {
+/// All chunks.
+pub(super) struct CounterChunks {
     pins: Pins,
     stripes: u32,
     chunks: Vec<Chunk>,
 }
 
-/// How many stripes a chunk has: as many as those that are there, or else by the number of CPUs.
+/// How many stripes a chunk has: those of the pinned ones, otherwise by the number of CPUs.
 pub(super) fn stripes(pins: &Pins) -> Result<u32, Error> {
     match map_spec::find(&pins.chunk(0))? {
-        // A foreign map is found out when its shape is checked.
+        // A foreign map is rejected when its specification is checked.
         Some(map) => {
             Ok(map.info().map_err(Error::map("chunk0"))?.max_entries().saturating_sub(METADATA_ROWS))
         }
@@ -50,44 +55,26 @@ pub(super) fn stripes(pins: &Pins) -> Result<u32, Error> {
     }
 }
 
-/// The outer map and the chunks that are pinned, as they have to be.
-pub(super) fn pinned(pins: &Pins, stripes: u32) -> Vec<Pinned> {
-    let word = size_of::<CounterIndex>() as u32;
-    let outer = Shape {
-        map_type: MapType::ArrayOfMaps,
-        key_size: word,
-        value_size: word,
-        max_entries: MAX_CHUNKS,
-        flags: 0,
-    };
-    let of_chunk = || Shape {
-        map_type: MapType::Array,
-        key_size: word,
-        value_size: size_of::<CounterStripe>() as u32,
-        max_entries: stripes + METADATA_ROWS,
-        flags: 0,
-    };
-    let numbers = (0..MAX_CHUNKS).take_while(|it| pins.chunk(*it).exists());
-    let chunks = numbers.map(|it| Pinned { name: CHUNK, path: pins.chunk(it), shape: of_chunk() });
-    std::iter::once(Pinned { name: OUTER, path: pins.chunks(), shape: outer }).chain(chunks).collect()
+/// The outer map and the pinned chunks, with their specifications.
+pub(super) fn pinned_maps(pins: &Pins, stripes: u32) -> Vec<PinnedMap> {
+    let outer = MapSpec::new(MapType::ArrayOfMaps, EntrySize::of::<u32, u32>(), MAX_CHUNKS, 0);
+    let entry = EntrySize::of::<u32, CounterStripe>();
+    let chunks = (0..MAX_CHUNKS).map(|it| pins.chunk(it)).take_while(|it| it.exists()).map(|path| {
+        PinnedMap { name: CHUNK, path, spec: MapSpec::new(MapType::Array, entry, stripes + METADATA_ROWS, 0) }
+    });
+    std::iter::once(PinnedMap { name: OUTER, path: pins.chunks(), spec: outer }).chain(chunks).collect()
 }
 
-/// The name of the outer map in the kernel object.
-pub(super) const OUTER: &str = "COUNTERS";
-
-/// What chunks are called, which the kernel object does not know.
-pub(super) const CHUNK: &str = "chunk";
-
-/// An empty chunk.
+/// Creates an empty chunk.
 pub(super) fn create(stripes: u32) -> Result<MapData, Error> {
     let array = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
-    let (key, value) = (size_of::<CounterIndex>() as u32, size_of::<CounterStripe>() as u32);
+    let (key, value) = (size_of::<u32>() as u32, size_of::<CounterStripe>() as u32);
     let map = aya_obj::Map::new_from_params(array, key, value, stripes + METADATA_ROWS, 0);
     MapData::create(map, "counters", None).map_err(Error::map("counters"))
 }
 
-impl Chunks {
-    /// The chunks that are pinned, whose shapes were checked.
+impl CounterChunks {
+    /// Opens the pinned chunks, whose specifications were checked.
     pub(super) fn open(pins: &Pins, stripes: u32) -> Result<Self, Error> {
         let mut chunks = Vec::new();
         while let Some(map) = map_spec::find(&pins.chunk(chunks.len() as u32))? {
@@ -96,7 +83,7 @@ impl Chunks {
         Ok(Self { pins: pins.clone(), stripes, chunks })
     }
 
-    /// The owner of each cell, in order; 0 for nobody.
+    /// The owner of each counter, in order; 0 for none.
     pub(super) fn owners(&self) -> Result<Vec<u64>, Error> {
         let mut owners = Vec::with_capacity(self.chunks.len() * COUNTERS_PER_CHUNK);
         for it in &self.chunks {
@@ -105,46 +92,46 @@ impl Chunks {
         Ok(owners)
     }
 
-    /// What each cell has counted since it got its owner, in order.
-    pub(super) fn counts(&self) -> Result<Vec<u64>, Error> {
-        let mut counts = Vec::with_capacity(self.chunks.len() * COUNTERS_PER_CHUNK);
+    /// The value of each counter since it got its owner, in order.
+    pub(super) fn values(&self) -> Result<Vec<u64>, Error> {
+        let mut values = Vec::with_capacity(self.chunks.len() * COUNTERS_PER_CHUNK);
         for it in &self.chunks {
             let bases = read(it, self.stripes + 1)?;
-            counts.extend(self.sums(it)?.iter().zip(bases.iter()).map(|(sum, base)| sum.wrapping_sub(*base)));
+            values.extend(self.sums(it)?.iter().zip(bases.iter()).map(|(sum, base)| sum.wrapping_sub(*base)));
         }
-        Ok(counts)
+        Ok(values)
     }
 
-    /// Gives cells, which are in order, to owners, or to nobody. Programs find chunks in `outer`.
-    pub(super) fn own(
+    /// Assigns counters, in ascending order, to owners, or to none. Programs find chunks in `outer`.
+    pub(super) fn set_owners(
         &mut self,
-        cells: &[(CounterIndex, u64)],
+        owners: &[(CounterIndex, u64)],
         outer: &mut ArrayOfMaps<MapData, MapData>,
     ) -> Result<(), Error> {
-        if let Some((last, _)) = cells.last() {
+        if let Some((last, _)) = owners.last() {
             self.grow(chunk_of(*last) as usize + 1, outer)?;
         }
-        for cells in cells.chunk_by(|(a, _), (b, _)| chunk_of(*a) == chunk_of(*b)) {
-            let number = chunk_of(cells[0].0);
-            let map = &self.chunks[number as usize];
-            let sums = self.sums(map)?;
-            let (mut owners, mut bases) = (read(map, self.stripes)?, read(map, self.stripes + 1)?);
-            for (cell, owner) in cells {
-                let place = index_in_chunk(*cell);
-                owners[place] = *owner;
-                bases[place] = sums[place];
+        for updates in owners.chunk_by(|(a, _), (b, _)| chunk_of(*a) == chunk_of(*b)) {
+            let number = chunk_of(updates[0].0) as usize;
+            let chunk = &self.chunks[number];
+            let sums = self.sums(chunk)?;
+            let (mut owners, mut bases) = (read(chunk, self.stripes)?, read(chunk, self.stripes + 1)?);
+            for (counter, owner) in updates {
+                let index = index_in_chunk(*counter);
+                owners[index] = *owner;
+                bases[index] = sums[index];
             }
             // The base comes first: without an owner it means nothing.
-            write(&mut self.chunks[number as usize], self.stripes + 1, &bases)?;
-            write(&mut self.chunks[number as usize], self.stripes, &owners)?;
+            write(&mut self.chunks[number], self.stripes + 1, &bases)?;
+            write(&mut self.chunks[number], self.stripes, &owners)?;
         }
-        // The first one stays: it says how many stripes there are.
+        // The first chunk stays: it says how many stripes there are.
         while let [_, .., last] = &self.chunks[..]
             && read(last, self.stripes)?.iter().all(|owner| *owner == 0)
         {
             let number = self.chunks.len() as u32 - 1;
             pins::remove_pin(&self.pins.chunk(number))?;
-            // aya gives no access to the outer map but by its pin.
+            // aya gives no access to the file descriptor of the outer map.
             let outer =
                 raw_bpf::obj_get(&self.pins.chunks()).map_err(Error::syscall("BPF_OBJ_GET", OUTER))?;
             raw_bpf::delete(outer.as_fd(), number).map_err(Error::syscall("BPF_MAP_DELETE_ELEM", OUTER))?;
@@ -153,54 +140,45 @@ impl Chunks {
         Ok(())
     }
 
-    /// Makes chunks until there are so many.
+    /// Creates chunks until there are `count`.
     fn grow(&mut self, count: usize, outer: &mut ArrayOfMaps<MapData, MapData>) -> Result<(), Error> {
         let numbers: Vec<_> = (self.chunks.len()..count).map(|it| it as u32).collect();
-        let made = numbers.iter().map(|_| create(self.stripes)).collect::<Result<Vec<_>, _>>()?;
-        // Whoever finds a pin finds the chunk in the outer map, too.
-        self.show(&numbers, &made, outer)?;
-        for (number, map) in numbers.into_iter().zip(made) {
+        let created = numbers.iter().map(|_| create(self.stripes)).collect::<Result<Vec<_>, _>>()?;
+        // A chunk that is pinned is in the outer map, too.
+        self.publish(&numbers, &created, outer)?;
+        for (number, map) in numbers.into_iter().zip(created) {
             pins::replace(&self.pins.chunk(number), |path| map.pin(path).map_err(Error::pin(path)))?;
             self.chunks.push(array(map)?);
         }
         Ok(())
     }
 
-    /// Has programs find new chunks, all by one call: the kernel waits for a grace period after each.
-    fn show(
+    /// Puts new chunks into the outer map, all by one call: the kernel waits for a grace period after each call.
+    fn publish(
         &self,
         numbers: &[u32],
         maps: &[MapData],
         outer: &mut ArrayOfMaps<MapData, MapData>,
     ) -> Result<(), Error> {
-        if let ([number], [map]) = (numbers, maps) {
-            return outer.set(*number, map, 0).map_err(Error::map(OUTER));
+        let mut one_by_one = || {
+            let mut chunks = numbers.iter().zip(maps);
+            chunks.try_for_each(|(number, map)| outer.set(*number, map, 0)).map_err(Error::map(OUTER))
+        };
+        if numbers.len() < 2 {
+            return one_by_one();
         }
-        if numbers.is_empty() {
-            return Ok(());
-        }
-        // aya gives no access to the outer map but by its pin.
+        // aya gives no access to the file descriptor of the outer map.
         let fd = raw_bpf::obj_get(&self.pins.chunks()).map_err(Error::syscall("BPF_OBJ_GET", OUTER))?;
         let fds: Vec<_> = maps.iter().map(|it| it.fd().as_fd().as_raw_fd()).collect();
-        let entry = raw_bpf::Entry { key: size_of::<u32>(), value: size_of::<RawFd>() };
-        match raw_bpf::update_batch(
-            fd.as_fd(),
-            entry,
-            bytemuck::cast_slice(numbers),
-            bytemuck::cast_slice(&fds),
-        ) {
-            // Older kernels take batches of other maps only.
-            Err(error) if error.raw_os_error() == Some(ENOTSUPP) => {
-                for (number, map) in numbers.iter().zip(maps) {
-                    outer.set(*number, map, 0).map_err(Error::map(OUTER))?;
-                }
-                Ok(())
-            }
+        let (keys, values) = (bytemuck::cast_slice(numbers), bytemuck::cast_slice(&fds));
+        match raw_bpf::update_batch(fd.as_fd(), EntrySize::of::<u32, RawFd>(), keys, values) {
+            // Older kernels have no batch updates of outer maps.
+            Err(error) if error.raw_os_error() == Some(ENOTSUPP) => one_by_one(),
             result => result.map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", OUTER)),
         }
     }
 
-    /// What the stripes of a chunk come to.
+    /// The sum of the stripes of each counter of a chunk.
     fn sums(&self, chunk: &Chunk) -> Result<Box<CounterStripe>, Error> {
         let mut sums = read(chunk, 0)?;
         for stripe in 1..self.stripes {
@@ -220,6 +198,6 @@ fn read(chunk: &Chunk, row: u32) -> Result<Box<CounterStripe>, Error> {
     chunk.get(&row, 0).map(Box::new).map_err(Error::map("counters"))
 }
 
-fn write(chunk: &mut Chunk, row: u32, cells: &CounterStripe) -> Result<(), Error> {
-    chunk.set(row, *cells, 0).map_err(Error::map("counters"))
+fn write(chunk: &mut Chunk, row: u32, values: &CounterStripe) -> Result<(), Error> {
+    chunk.set(row, *values, 0).map_err(Error::map("counters"))
 }

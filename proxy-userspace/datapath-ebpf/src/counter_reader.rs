@@ -1,6 +1,4 @@
-//! What was counted, read from the kernel by name: any process can, and none has to run.
-//!
-//! The one rule: it only reads, and asks nobody but the kernel.
+//! Reads counters from the kernel by the names of service ports; any process can, whether or not an instance runs.
 
 use std::{collections::HashMap, net::SocketAddr, path::Path};
 
@@ -9,61 +7,61 @@ use model::{Protocol, ServiceName};
 use proxy_common::counters::{CONNECTIONS, CounterIndex, DENIED, NO_BACKEND};
 
 use crate::{
-    compile::{Transport, identity},
-    counter_alloc::Owner,
-    counter_maps::{self, Chunks},
+    compile::{is_translated, port_id},
+    counter_alloc::CounterOwner,
+    counter_maps::{self, CounterChunks},
     error::Error,
     pins::Pins,
 };
 
-/// What the service ports and their backends have counted, those of one moment.
+/// The counters of service ports and their backends at one moment.
 #[derive(Debug, Default)]
 pub struct Counts {
-    counts: Vec<u64>,
-    /// The first cell of each owner.
-    cells: HashMap<Owner, CounterIndex>,
+    values: Vec<u64>,
+    /// The first counter of each owner.
+    counters: HashMap<CounterOwner, CounterIndex>,
 }
 
-/// Reads what was counted; nothing, where nobody ever counted.
+/// Reads all counters; there are none if no instance ever ran.
 ///
 /// # Errors
 ///
-/// A map that is of another layout is named.
+/// If a map has another layout or cannot be read.
 pub fn counts(pin_dir: &Path) -> Result<Counts, Error> {
     let pins = Pins::new(pin_dir);
     let stripes = counter_maps::stripes(&pins)?;
-    for it in counter_maps::pinned(&pins, stripes) {
+    for it in counter_maps::pinned_maps(&pins, stripes) {
         it.check()?;
     }
-    let chunks = Chunks::open(&pins, stripes)?;
-    let owners = chunks.owners()?;
-    let mut cells = HashMap::new();
-    for (cell, owner) in (0..).zip(owners).filter(|(_, owner)| *owner != 0) {
-        // A service port has several cells, of which the first one counts.
-        cells.entry(Owner(owner)).or_insert(cell);
+    let chunks = CounterChunks::open(&pins, stripes)?;
+    let mut counters = HashMap::new();
+    for (counter, owner) in (0..).zip(chunks.owners()?).filter(|(_, owner)| *owner != 0) {
+        counters.entry(CounterOwner(owner)).or_insert(counter);
     }
-    Ok(Counts { counts: chunks.counts()?, cells })
+    Ok(Counts { values: chunks.values()?, counters })
 }
 
 impl Counts {
-    /// What a service port has counted; `None` for a protocol that is not translated.
+    /// The counters of a service port; `None` for a protocol that is not translated.
     pub fn port(&self, service: &ServiceName, port: &str, protocol: Protocol) -> Option<PortCounts> {
-        Some(self.of(PortId(identity(service, port, Transport::of(protocol)?))))
+        is_translated(protocol).then(|| self.of(PortId(port_id(service, port, protocol))))
     }
 
-    /// What a service port has counted; nothing, if nobody knows it.
+    /// The counters of a service port; zero if it has none.
     pub fn of(&self, port: PortId) -> PortCounts {
-        let Some(&first) = self.cells.get(&Owner::port(port.0)) else { return PortCounts::default() };
-        let at = |cell: CounterIndex| self.at(first + cell);
-        PortCounts { connections: at(CONNECTIONS), no_backend: at(NO_BACKEND), denied: at(DENIED) }
+        let Some(&first) = self.counters.get(&CounterOwner::port(port.0)) else {
+            return PortCounts::default();
+        };
+        let value = |offset: CounterIndex| self.value(first + offset);
+        PortCounts { connections: value(CONNECTIONS), no_backend: value(NO_BACKEND), denied: value(DENIED) }
     }
 
-    /// How many connections a service port has led to one of its backends.
+    /// How many connections of a service port were redirected to one of its backends.
     pub fn to(&self, port: PortId, backend: SocketAddr) -> u64 {
-        self.cells.get(&Owner::backend(port.0, backend)).map_or(0, |cell| self.at(*cell))
+        self.counters.get(&CounterOwner::backend(port.0, backend)).map_or(0, |it| self.value(*it))
     }
 
-    fn at(&self, cell: CounterIndex) -> u64 {
-        self.counts.get(cell as usize).copied().unwrap_or_default()
+    fn value(&self, counter: CounterIndex) -> u64 {
+        self.values.get(counter as usize).copied().unwrap_or_default()
     }
 }

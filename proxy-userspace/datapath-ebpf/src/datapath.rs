@@ -1,4 +1,4 @@
-//! The data plane of this node: everything between a state in hand and sockets that obey it.
+//! The eBPF datapath of this node: applies states to the maps, and attaches the programs.
 
 use std::{
     collections::BTreeSet,
@@ -11,27 +11,26 @@ use datapath::{ApplyReport, AttachStatus, NodePortAddresses, TableFill, TableSta
 use model::state::{NodeInfos, NodeState};
 
 use crate::{
-    bpf_maps::{self, KernelMaps},
+    bpf_maps::{self, BpfMaps},
     capabilities,
     cgroup::Cgroup,
-    double_buffer::{Applied, Plane},
+    double_buffer::{Applied, DoubleBuffer},
     error::Error,
     exclusions::Exclusions,
     features::Features,
     hook_status, hooks,
-    layout::Places,
-    node_addresses::node_addresses,
+    node_addresses::{NodeAddresses, node_addresses},
     options::Options,
     pins::{PinLock, Pins},
-    table_stats::Remembered,
+    table_stats::StatsReader,
     udp_termination::UdpTerminator,
 };
 
-/// The data plane of this node. It goes on serving when this value is dropped.
+/// The eBPF datapath of this node. The kernel keeps serving when this value is dropped.
 pub struct Datapath {
-    plane: Plane<KernelMaps>,
+    buffer: DoubleBuffer<BpfMaps>,
     ebpf: Ebpf,
-    remembered: Remembered,
+    stats: StatsReader,
     exclusions: Exclusions,
     cgroup: Cgroup,
     pins: Pins,
@@ -39,166 +38,173 @@ pub struct Datapath {
     node_port_addresses: NodePortAddresses,
     /// The addresses of this host's interfaces.
     interfaces: BTreeSet<IpAddr>,
-    /// Whose the addresses of nodes are, and of which nodes that holds; none if the interfaces are others since.
-    places: Places,
-    placed: Option<NodeInfos>,
-    /// Whether the programs are in effect on the cgroup.
-    attached: bool,
-    /// Whether the maps hold a whole generation of ours.
-    filled: bool,
+    node_addresses: NodeAddresses,
+    /// The nodes that `node_addresses` were computed from; `None` if the interfaces changed since.
+    nodes: Option<NodeInfos>,
+    /// Whether the programs are attached to the cgroup.
+    is_attached: bool,
+    /// Whether a generation of this process is active.
+    is_applied: bool,
     _lock: PinLock,
 }
 
 impl Datapath {
-    /// Takes over what is pinned, or prepares what is missing. Nothing is attached before the first state is applied,
-    /// and what an earlier instance attached goes on serving its last state.
+    /// Takes over what is pinned, and creates what is missing. Nothing is attached before the first state is applied; what an
+    /// earlier instance attached keeps serving its last state.
     ///
     /// # Errors
     ///
-    /// Whatever served before goes on serving.
+    /// What served before keeps serving.
     pub fn start(options: &Options) -> Result<Self, Error> {
-        // Before it leaves a folder behind that belongs to nobody of importance.
+        // Checked first, so that a user without privileges leaves no folder behind.
         if !capabilities::may_load_programs() {
-            return Err(Error::Powerless);
+            return Err(Error::MissingCapabilities);
         }
         let cgroup = Cgroup::open(options.cgroup.as_deref())?;
         let pins = Pins::new(&options.pin_dir);
         let lock = pins.prepare()?;
         hooks::check(&cgroup, &pins)?;
         let (mut ebpf, maps) = load(&pins, options)?;
-        let remembered = Remembered::take(&mut ebpf)?;
+        let stats = StatsReader::take(&mut ebpf)?;
         let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups)?;
-        let plane = Plane::new(maps)?;
-        tracing::info!(cgroup = %cgroup.path().display(), pins = %pins.dir().display(), "ready for the first state");
+        let buffer = DoubleBuffer::new(maps)?;
+        tracing::info!(cgroup = %cgroup.path().display(), pins = %pins.dir().display(), "the eBPF datapath is ready; waiting for the first state");
         Ok(Self {
-            plane,
+            buffer,
             ebpf,
-            remembered,
+            stats,
             exclusions,
             cgroup,
             pins,
             node_name: options.node_name.clone(),
             node_port_addresses: options.node_port_addresses.clone(),
             interfaces: BTreeSet::new(),
-            places: Places::new(),
-            placed: None,
-            attached: false,
-            filled: false,
+            node_addresses: NodeAddresses::new(),
+            nodes: None,
+            is_attached: false,
+            is_applied: false,
             _lock: lock,
         })
     }
 
-    /// Tells which addresses the host's interfaces have; counts from the next [`Datapath::apply`] on.
+    /// Sets the addresses of the host's interfaces, for the next [`Datapath::apply`].
     pub fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
         self.interfaces = addresses;
-        self.placed = None;
+        self.nodes = None;
     }
 
-    /// Brings a state into force, at one moment for all sockets that the programs are in effect for; see
-    /// [`Datapath::attach`].
+    /// Makes a state active, for all sockets at the same moment. Programs are attached by [`Datapath::attach`].
     ///
     /// # Errors
     ///
-    /// What was in force stays in force; the next call tries everything again.
+    /// The generation before stays active; the next call tries again.
     pub fn apply(&mut self, state: &NodeState) -> Result<ApplyReport, Error> {
-        if self.placed.as_ref().is_none_or(|it| !it.ptr_eq(&state.nodes)) {
-            self.places =
+        if self.nodes.as_ref().is_none_or(|it| !it.ptr_eq(&state.nodes)) {
+            self.node_addresses =
                 node_addresses(&state.nodes, &self.node_name, &self.interfaces, &self.node_port_addresses);
-            self.placed = Some(state.nodes.clone());
+            self.nodes = Some(state.nodes.clone());
         }
-        let Applied { services, entries, flipped, whole } = self.plane.apply(state, &self.places)?;
-        self.filled = true;
+        let Applied { services, entries, flipped, is_full } =
+            self.buffer.apply(state, &self.node_addresses)?;
+        self.is_applied = true;
+        let tables = self.buffer.fill();
+        let tables =
+            tables.map(|(table, entries, capacity)| TableFill { name: table.name(), entries, capacity });
         Ok(ApplyReport {
             changed_services: services,
-            services: self.plane.services(),
+            services: self.buffer.services(),
             entries,
             flipped,
-            is_full: whole,
-            tables: self
-                .plane
-                .fill()
-                .map(|(table, entries, capacity)| TableFill { name: table.name(), entries, capacity })
-                .collect(),
-            rejected: self.plane.rejected(),
+            is_full,
+            tables: tables.collect(),
+            rejected: self.buffer.rejected(),
         })
     }
 
-    /// Waits until no program reads the generation before, and readies its maps for the next change.
-    /// To be called when there is nothing more urgent; the next [`Datapath::apply`] does it otherwise.
+    /// Waits until no program reads the generation before, and updates its maps for the next change.
+    /// To be called when nothing more urgent is to be done; otherwise the next [`Datapath::apply`] does it.
     ///
     /// # Errors
     ///
     /// As for [`Datapath::apply`].
     pub fn finish_generation(&mut self) -> Result<(), Error> {
-        self.plane.settle()?;
-        // Programs of before may lead by other maps.
-        if self.attached { self.plane.reclaim_counters() } else { Ok(()) }
+        self.buffer.finish_generation()?;
+        // Before that, programs of an earlier instance may use the counters.
+        if self.is_attached { self.buffer.reclaim_counters() } else { Ok(()) }
     }
 
-    /// Sees to it that the programs are in effect on the cgroup; also on one that has taken the place of the one before,
-    /// as when a systemd slice comes back. Does nothing before the first state is in the maps.
+    /// Attaches the programs to the cgroup, if they are not; also if the cgroup was removed and created anew, as a systemd
+    /// slice can be. Does nothing before the first state is applied.
     ///
     /// # Errors
     ///
-    /// Whatever was in effect stays so, the old programs or the new ones.
+    /// What was attached stays attached, with the old programs or the new ones.
     pub fn attach(&mut self) -> Result<(), Error> {
-        if !self.filled {
+        if !self.is_applied {
             return Ok(());
         }
         if let Some(now) = self.cgroup.successor()? {
-            tracing::warn!("{} is another cgroup than before", now.path().display());
+            tracing::warn!(
+                "the cgroup {} was removed and created anew; attaching to the new one",
+                now.path().display()
+            );
             self.cgroup = now;
-            self.attached = false;
+            self.is_attached = false;
         }
-        if self.attached {
+        if self.is_attached {
             return Ok(());
         }
-        let attached = hooks::attach(&mut self.ebpf, &self.cgroup, &self.pins)?;
-        self.attached = true;
-        self.plane.programs_changed();
+        let links = hooks::attach(&mut self.ebpf, &self.cgroup, &self.pins)?;
+        self.is_attached = true;
+        self.buffer.programs_changed();
         tracing::info!(
-            new = attached.made,
-            taken_over = attached.updated,
-            "attached to {}",
+            created = links.created,
+            updated = links.updated,
+            "the programs are attached to {}",
             self.cgroup.path().display()
         );
-        // What is in force does not depend on these; the next start tries again.
+        // The active generation does not depend on these steps; the next start tries again.
         match hooks::detach_unknown(&self.pins) {
             Ok(detached) => {
                 for hook in detached {
                     tracing::info!(
-                        "detached {hook}, a hook of another version, which led by maps that nobody updates"
+                        "detached {hook}, a program of another version whose maps are no longer updated"
                     );
                 }
             }
             Err(error) => {
-                tracing::error!("a hook of another version leads by maps that nobody updates: {error}");
+                tracing::error!(
+                    "detaching programs of another version failed, which use maps that are no longer updated; \
+                     the next start tries again: {error}"
+                );
             }
         }
         match self.pins.remove_other_layouts() {
             Ok(removed) => {
                 for layout in removed {
-                    tracing::info!("removed the maps of layout {layout}, which nothing uses any more");
+                    tracing::info!("removed the unused maps of another version ({layout})");
                 }
             }
-            Err(error) => tracing::warn!("maps of another layout are left over: {error}"),
+            Err(error) => tracing::warn!(
+                "removing unused maps of another version failed; the next start tries again: {error}"
+            ),
         }
         Ok(())
     }
 
-    /// Asks the kernel which programs are in effect; `None` before ours are attached.
-    /// Where one of ours is not, the next [`Datapath::attach`] puts it back.
+    /// Queries which programs are attached; `None` before ours are.
+    /// If one of ours was detached, the next [`Datapath::attach`] attaches it again.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses to tell. Nothing is changed.
+    /// If the kernel refuses the query. Nothing is changed.
     pub fn attach_status(&mut self) -> Result<Option<AttachStatus>, Error> {
-        if !self.attached {
+        if !self.is_attached {
             return Ok(None);
         }
-        let hooks = hook_status::query(&self.cgroup, &self.pins)?;
-        self.attached = hooks.is_complete();
-        Ok(Some(hooks))
+        let status = hook_status::query(&self.cgroup, &self.pins)?;
+        self.is_attached = status.is_complete();
+        Ok(Some(status))
     }
 
     /// The cgroup whose sockets are translated.
@@ -206,48 +212,49 @@ impl Datapath {
         self.cgroup.path()
     }
 
-    /// What ends flows that have no place to go any more.
+    /// Opens what terminates UDP sockets whose endpoint was removed.
     ///
     /// # Errors
     ///
-    /// If what sockets remember cannot be opened.
+    /// If the maps with the NAT entries of sockets cannot be opened.
     pub fn udp_terminator(&self) -> Result<UdpTerminator, Error> {
         UdpTerminator::open(&self.pins)
     }
 
-    /// Looks for the cgroups whose processes are left alone: they may have come, gone, or come back as others.
+    /// Updates the excluded cgroups: each may have been created, removed, or created anew.
     ///
     /// # Errors
     ///
-    /// If one cannot be looked for; those that were known stay.
+    /// If one cannot be examined; the others stay excluded.
     pub fn refresh_exclusions(&mut self) -> Result<(), Error> {
-        self.exclusions.look()
+        self.exclusions.refresh()
     }
 
-    /// Says how much is remembered for sockets and clients, and takes away what closed sockets have left over.
+    /// Reads the usage of the tables that clients fill, after the entries of closed UDP sockets were deleted.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses to tell.
+    /// If a map cannot be read or written.
     pub fn table_stats(&mut self) -> Result<TableStats, Error> {
-        self.remembered.look()
+        self.stats.read()
     }
 }
 
-/// Loads the kernel object and its programs. Where the verifier refuses to have the kernel's sockets read, they do without.
-fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps), Error> {
+/// Loads the kernel object and its programs; without reads of the kernel's sockets if the verifier refuses those.
+fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, BpfMaps), Error> {
     let load = |features| {
         let (mut ebpf, maps) = bpf_maps::load(pins, options, features)?;
         hooks::load(&mut ebpf)?;
         Ok((ebpf, maps))
     };
-    let features = Features::ask();
-    match (load(features), features.without_reading()) {
-        // Who lacks a capability is refused for that, and would be later on.
+    let features = Features::detect();
+    match (load(features), features.without_socket_reads()) {
+        // With a missing capability the second attempt would fail, too.
         (Err(error @ Error::Program { .. }), Some(fewer)) if !capabilities::is_any_missing() => {
             let loaded = load(fewer)?;
             tracing::warn!(
-                "this kernel does not show whose a socket is, and who calls is asked instead: {}",
+                "this kernel does not let programs read the owner of a socket; the calling process is checked \
+                 instead: {}",
                 error_chain(&error)
             );
             Ok(loaded)
@@ -259,23 +266,23 @@ fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, KernelMaps), Error> {
 /// What `cleanup` did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cleaned {
-    /// Everything of ours is gone.
+    /// Everything of ours was removed.
     Removed {
-        /// What was found beside it, and is not ours.
+        /// Other files in the folder, which are not ours.
         left: Vec<PathBuf>,
     },
-    /// There was nothing.
+    /// There was nothing to remove.
     Nothing,
 }
 
-/// Detaches every program and removes every map. Sockets that are connected stay so.
+/// Detaches every program and removes every map. Connected sockets stay connected.
 ///
 /// # Errors
 ///
-/// What could not be removed is named; what was removed stays removed.
+/// If something cannot be removed; the rest may be removed already.
 pub fn cleanup(pin_dir: &Path) -> Result<Cleaned, Error> {
     let pins = Pins::new(pin_dir);
-    if !pins.is_present()? {
+    if !pins.exists()? {
         return Ok(Cleaned::Nothing);
     }
     let Some(_lock) = pins.lock()? else { return Ok(Cleaned::Nothing) };

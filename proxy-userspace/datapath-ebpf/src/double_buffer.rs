@@ -1,171 +1,174 @@
-//! The two-sided protocol: a change is written into the spare side, one store makes it the active one, and after a
-//! grace period the retired side catches up.
+//! The double buffer: a change is written to the spare side, one store makes it the active one, and after a grace period
+//! the retired side gets the same change.
 //!
-//! The one rule: nothing is written to a side that a program may still be reading.
-//! It follows that the process may die between any two steps: whatever it was doing was done to the side nobody reads.
+//! Invariant: nothing is written to a side that a program may still be reading.
+//! The process may therefore die between any two steps: no program reads what was half written.
 
-use model::state::NodeState;
+use model::{Rejected, state::NodeState};
 
 use crate::{
-    counter_alloc::Counters,
+    counter_alloc::CounterAllocator,
     error::Error,
     failpoint,
-    layout::{Layout, Places, Update},
-    map_updates::Changes,
-    store::{Side, Store, Table},
+    layout::{Layout, LayoutDiff},
+    map_updates::MapUpdates,
+    node_addresses::NodeAddresses,
+    store::{MapStore, Side, Table},
 };
-use model::Rejected;
 
-/// How a side stands to the layout.
+/// What a side contains, compared with the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
-    /// It holds what the layout says.
-    Equal,
-    /// It holds what the layout said before the last update.
+enum SideState {
+    /// The layout.
+    Current,
+    /// The layout before the last update.
     OneBehind,
-    /// What it holds is not known: it is written anew before it is used.
+    /// Unknown: it is rewritten before it is used.
     Unknown,
 }
 
-/// One side, as far as we know it.
+/// What is known of one side.
 #[derive(Clone, Copy, Debug)]
-struct Known {
-    standing: Standing,
-    /// How many entries its maps hold, by table.
+struct SideInfo {
+    state: SideState,
+    /// The capacity of its maps, by table.
     capacity: [u32; Table::COUNT],
 }
 
-/// A data plane: the maps, and what should be in them.
+/// The maps, and what they should contain.
 #[derive(Debug)]
-pub(super) struct Plane<S> {
+pub(super) struct DoubleBuffer<S> {
     store: S,
     layout: Layout,
-    /// The last update, which the retired side has yet to see.
-    last: Changes,
-    /// Whether that is all there is, as of a first state.
-    last_is_whole: bool,
-    sides: [Known; 2],
+    /// The last update, which the retired side does not have yet.
+    last: MapUpdates,
+    /// Whether the last update contains every entry, as that of a first state does.
+    last_is_full: bool,
+    sides: [SideInfo; 2],
     active: Side,
     /// Whether no program can be reading the spare side any more.
-    quiet: bool,
+    grace_elapsed: bool,
 }
 
 /// What an apply did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Applied {
-    /// How many Services were new, changed or gone.
+    /// How many Services were added, changed or removed.
     pub services: usize,
-    /// How many entries were written to the side that is active now; 0 if nothing had to change.
+    /// How many entries were written before the flip; 0 if nothing changed.
     pub entries: usize,
-    /// Whether the active side is another one than before.
+    /// Whether the active side changed.
     pub flipped: bool,
-    /// Whether the side was written anew, rather than brought up by the difference.
-    pub whole: bool,
+    /// Whether the side was rewritten, rather than updated by the difference.
+    pub is_full: bool,
 }
 
-impl<S: Store> Plane<S> {
-    /// Takes over whatever the maps hold: the active side goes on serving, and is not touched before another one is.
+impl<S: MapStore> DoubleBuffer<S> {
+    /// Takes over the maps: the active side keeps serving, and is not written before another side is active.
     pub(super) fn new(store: S) -> Result<Self, Error> {
         let active = store.active()?;
-        let unknown = Known { standing: Standing::Unknown, capacity: [0; Table::COUNT] };
+        let unknown = SideInfo { state: SideState::Unknown, capacity: [0; Table::COUNT] };
         Ok(Self {
-            layout: Layout::new(Counters::take_over(&store.owners()?)),
+            layout: Layout::new(CounterAllocator::restore(&store.counter_owners()?)),
             store,
-            last: Changes::default(),
-            last_is_whole: false,
+            last: MapUpdates::default(),
+            last_is_full: false,
             sides: [unknown; 2],
             active,
-            // Whoever was here before may have died right after a flip.
-            quiet: false,
+            // The instance before may have died right after a flip.
+            grace_elapsed: false,
         })
     }
 
-    /// Makes `state` what every program sees from now on, with node ports at the addresses in `places`.
+    /// Makes `state` the active generation, with node ports at `node_addresses`.
     ///
     /// # Errors
     ///
-    /// The generation that was active goes on serving; the next apply writes the spare side anew.
-    pub(super) fn apply(&mut self, state: &NodeState, places: &Places) -> Result<Applied, Error> {
-        // Ready the spare side for the difference: it may still lack the one before.
-        self.settle()?;
-        let begins = self.layout.is_empty();
-        let Update { changes, services } = self.layout.update(state, places);
+    /// The active generation stays active; the next apply rewrites the spare side.
+    pub(super) fn apply(
+        &mut self,
+        state: &NodeState,
+        node_addresses: &NodeAddresses,
+    ) -> Result<Applied, Error> {
+        // The spare side may still lack the update before.
+        self.finish_generation()?;
+        let was_empty = self.layout.is_empty();
+        let LayoutDiff { updates, services } = self.layout.update(state, node_addresses);
         let spare = self.active.other();
-        if !changes.is_empty() {
-            for side in Side::BOTH {
-                let standing = &mut self.sides[side.index()].standing;
-                *standing = match *standing {
-                    Standing::Equal => Standing::OneBehind,
-                    Standing::OneBehind | Standing::Unknown => Standing::Unknown,
+        if !updates.is_empty() {
+            for side in &mut self.sides {
+                side.state = match side.state {
+                    SideState::Current => SideState::OneBehind,
+                    SideState::OneBehind | SideState::Unknown => SideState::Unknown,
                 };
             }
-            self.last = changes;
-            self.last_is_whole = begins;
+            self.last = updates;
+            self.last_is_full = was_empty;
         }
-        if self.sides[self.active.index()].standing == Standing::Equal {
+        if self.state(self.active) == SideState::Current {
             return Ok(Applied { services, ..Applied::default() });
         }
-        let whole = self.sides[spare.index()].standing == Standing::Unknown;
-        self.tell_owners()?;
-        let entries = self.bring_up(spare)?;
+        let is_full = self.state(spare) == SideState::Unknown;
+        self.flush_counter_owners()?;
+        let entries = self.sync_side(spare)?;
         failpoint::point("filled-not-flipped");
         self.store.activate(spare)?;
         self.active = spare;
-        self.quiet = false;
+        self.grace_elapsed = false;
         failpoint::point("flipped-before-grace");
         if cfg!(feature = "fault-points") {
-            // At once, so that nothing but the grace period keeps it from what a program that lingers still reads.
-            // Where it fails, the next one says why.
-            let _ = self.settle();
+            // Immediately, so that only the grace period protects programs that are slowed down and still read that side.
+            // If it fails, the next call reports the error.
+            let _ = self.finish_generation();
         }
-        Ok(Applied { services, entries, flipped: true, whole })
+        Ok(Applied { services, entries, flipped: true, is_full })
     }
 
-    /// Waits until nobody reads the retired side any more, and brings it to where the active one is.
+    /// Waits until no program reads the retired side any more, and updates it to the active generation.
     ///
     /// # Errors
     ///
-    /// The active generation goes on serving; the retired side is written anew before it is used.
-    pub(super) fn settle(&mut self) -> Result<(), Error> {
-        if !self.quiet {
-            self.store.grace()?;
-            self.quiet = true;
+    /// The active generation stays active; the retired side is rewritten before it is used.
+    pub(super) fn finish_generation(&mut self) -> Result<(), Error> {
+        if !self.grace_elapsed {
+            self.store.wait_grace_period()?;
+            self.grace_elapsed = true;
         }
-        // As long as the active side itself is not known to be right, the next apply writes the spare one anyway.
-        if self.sides[self.active.index()].standing == Standing::Equal {
-            self.bring_up(self.active.other())?;
-            // Of a first state, it is everything.
-            self.last = Changes::default();
-            self.last_is_whole = false;
+        // If the active side is not current, the next apply writes the spare one anyway.
+        if self.state(self.active) == SideState::Current {
+            self.sync_side(self.active.other())?;
+            // Frees the memory: the update of a first state has every entry.
+            self.last = MapUpdates::default();
+            self.last_is_full = false;
         }
         Ok(())
     }
 
-    /// To be called when other programs were in effect until now: one that began before may still read what it led by.
+    /// Must be called when other programs were replaced: they may still be running, and read the maps they were loaded with.
     pub(super) fn programs_changed(&mut self) {
-        self.quiet = false;
+        self.grace_elapsed = false;
     }
 
-    /// Takes the counters of those who are gone back, so that others can have them.
-    /// To be called when no other programs are in effect than those that read these maps.
+    /// Frees the counters of removed owners. Must be called only while no programs are attached but those that read these
+    /// maps.
     ///
     /// # Errors
     ///
-    /// They are not given to anybody before that is known to the kernel's side.
+    /// The counters get no new owner before the kernel's maps say that they are free.
     pub(super) fn reclaim_counters(&mut self) -> Result<(), Error> {
-        if self.quiet && self.sides.iter().all(|it| it.standing == Standing::Equal) {
+        if self.grace_elapsed && self.sides.iter().all(|it| it.state == SideState::Current) {
             self.layout.counters().reclaim();
-            self.tell_owners()?;
+            self.flush_counter_owners()?;
         }
         Ok(())
     }
 
-    /// Has the cells know their owners, before a program counts there.
-    fn tell_owners(&mut self) -> Result<(), Error> {
+    /// Writes the owners of counters, before a program increments them.
+    fn flush_counter_owners(&mut self) -> Result<(), Error> {
         let counters = self.layout.counters();
-        if !counters.news().is_empty() {
-            self.store.own(counters.news())?;
-            counters.told();
+        if !counters.pending().is_empty() {
+            self.store.set_counter_owners(counters.pending())?;
+            counters.flushed();
             failpoint::point("owned-not-filled");
         }
         Ok(())
@@ -176,40 +179,44 @@ impl<S: Store> Plane<S> {
         self.layout.rejected()
     }
 
-    /// How many Services are laid out.
+    /// How many Services there are.
     pub(super) fn services(&self) -> usize {
         self.layout.services()
     }
 
-    /// How full each table of the active side is: entries, and room for them. (An array is full a little earlier, as its
-    /// sets keep room to grow.)
+    /// The number of entries and the capacity of each table of the active side. (An array is replaced a little earlier,
+    /// because its sets have room to grow.)
     pub(super) fn fill(&self) -> impl Iterator<Item = (Table, u32, u32)> {
-        let known = &self.sides[self.active.index()];
-        Table::ALL.into_iter().map(|it| (it, self.layout.rows(it), known.capacity[it.index()]))
+        let capacity = &self.sides[self.active.index()].capacity;
+        Table::ALL.into_iter().map(|it| (it, self.layout.rows(it), capacity[it.index()]))
     }
 
-    /// Makes a side equal to the layout; returns how many entries were written. Nobody reads that side.
-    fn bring_up(&mut self, side: Side) -> Result<usize, Error> {
-        let known = &mut self.sides[side.index()];
-        let before = known.standing;
-        if before == Standing::Equal {
+    fn state(&self, side: Side) -> SideState {
+        self.sides[side.index()].state
+    }
+
+    /// Makes a side, which no program reads, equal to the layout; returns how many entries were written.
+    fn sync_side(&mut self, side: Side) -> Result<usize, Error> {
+        let info = &mut self.sides[side.index()];
+        let before = info.state;
+        if before == SideState::Current {
             return Ok(0);
         }
-        // Until it is done, it is not known what is there.
-        known.standing = Standing::Unknown;
+        // If a step fails, the contents are unknown.
+        info.state = SideState::Unknown;
         let mut entries = 0;
         self.store.set_prefilter(side, &self.layout.prefilter())?;
-        let is_small = |it: &Table| self.layout.need(*it) > known.capacity[it.index()];
+        let is_small = |it: &Table| self.layout.required_capacity(*it) > info.capacity[it.index()];
         let new: Vec<_> = Table::ALL
             .into_iter()
-            .filter(|it| before == Standing::Unknown || is_small(it))
-            .map(|it| (it, roomy(self.layout.need(it))))
+            .filter(|it| before == SideState::Unknown || is_small(it))
+            .map(|it| (it, with_headroom(self.layout.required_capacity(it))))
             .collect();
         if !new.is_empty() {
             let grows = Table::ALL.iter().any(is_small);
             self.store.replace(side, &new)?;
             for (table, capacity) in &new {
-                known.capacity[table.index()] = *capacity;
+                info.capacity[table.index()] = *capacity;
             }
             if grows {
                 failpoint::point("mid-growth");
@@ -217,31 +224,31 @@ impl<S: Store> Plane<S> {
         }
         for table in Table::ALL {
             let is_new = new.iter().any(|(it, _)| *it == table);
-            let whole;
-            let changes = if is_new && !self.last_is_whole {
-                whole = self.layout.whole(table);
-                whole.table(table)
+            let full;
+            let updates = if is_new && !self.last_is_full {
+                full = self.layout.full_table(table);
+                full.table(table)
             } else {
                 self.last.table(table)
             };
-            if !changes.deletes.is_empty() {
-                self.store.delete(side, table, &changes.deletes)?;
+            if !updates.deletes.is_empty() {
+                self.store.delete(side, table, &updates.deletes)?;
             }
-            if !changes.keys.is_empty() {
-                self.store.put(side, table, &changes.keys, &changes.values)?;
+            if !updates.keys.is_empty() {
+                self.store.put(side, table, &updates.keys, &updates.values)?;
             }
-            entries += (changes.deletes.len() + changes.keys.len()) / table.key_size();
+            entries += (updates.deletes.len() + updates.keys.len()) / table.entry().key;
         }
-        known.standing = Standing::Equal;
+        info.state = SideState::Current;
         Ok(entries)
     }
 }
 
-/// How many entries to make room for, so that growth is rare: a quarter more than needed. Each takes memory, used or not,
-/// which the kernel has to clear at once.
-fn roomy(entries: u32) -> u32 {
-    const LEAST: u32 = 64;
-    entries.saturating_add(entries / 4).max(LEAST)
+/// The capacity of a new map: a quarter more than needed, so that growth is rare. Unused entries take memory, too, which the
+/// kernel has to clear at once.
+fn with_headroom(entries: u32) -> u32 {
+    const MIN: u32 = 64;
+    entries.saturating_add(entries / 4).max(MIN)
 }
 
 #[cfg(test)]

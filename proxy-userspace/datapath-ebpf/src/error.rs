@@ -1,4 +1,4 @@
-//! What can go wrong between the backend and the kernel, and what to do about it.
+//! Errors of the eBPF datapath, with remedies.
 
 use std::{
     io,
@@ -9,7 +9,7 @@ use aya::{EbpfError, maps::MapError, pin::PinError};
 
 use crate::capabilities;
 
-/// Why the data plane could not be read, written or put in place.
+/// Why the datapath could not be read, written or attached.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A system call failed.
@@ -22,12 +22,12 @@ pub enum Error {
         /// The errno.
         source: io::Error,
     },
-    /// The side word names no side: somebody else writes to our maps.
-    #[error("the side word is {0}, neither 0 nor 1: run `kube-proxy-ebpf cleanup` and start again")]
-    SideWord(u32),
-    /// A pin holds something else than this binary puts there.
+    /// The active-side word is invalid: another program has written to our maps.
+    #[error("the active-side word is {0}, neither 0 nor 1: run `kube-proxy-ebpf cleanup` and start again")]
+    InvalidActiveSide(u32),
+    /// A pin refers to something that this binary does not expect there.
     #[error(
-        "{} holds {found}, not {expected}: it is not ours or of an unknown version; \
+        "{} is {found}, not {expected}: it belongs to another program or to an unknown version; \
          run `kube-proxy-ebpf cleanup`, or choose another --pin-dir",
         path.display()
     )]
@@ -39,19 +39,18 @@ pub enum Error {
         /// What should be there.
         expected: String,
     },
-    /// There is no generation to be read.
-    #[error("no state is active below {}: no instance of this version has served there", .0.display())]
-    Nothing(PathBuf),
-    /// Whenever all of it was read, something else was in force.
-    #[error("the active state below {} changes faster than it can be read: try again when less changes", .0.display())]
-    Restless(PathBuf),
-    /// The folder for pins lies on another kind of file system.
+    /// There is no generation to read.
+    #[error("no state is active below {}: no instance of this version has applied one there", .0.display())]
+    NotInitialized(PathBuf),
+    /// Another generation became active during each attempt to read one.
+    #[error("the active state below {} changes faster than it can be read: try again later", .0.display())]
+    ConcurrentUpdate(PathBuf),
+    /// The folder for pins is on another kind of file system.
     #[error("{} is not on a bpf file system: mount one with `mount -t bpf bpf DIR`, or choose another --pin-dir", .0.display())]
     NotBpffs(PathBuf),
     /// The folder for pins belongs to a user who may not load programs.
     #[error(
-        "{} belongs to user {owner}, who could put something else in the place of what is pinned: \
-         remove it, or choose another --pin-dir",
+        "{} belongs to user {owner}, who could replace what is pinned there: remove it, or choose another --pin-dir",
         path.display()
     )]
     ForeignPinDir {
@@ -60,48 +59,48 @@ pub enum Error {
         /// The user's id.
         owner: u32,
     },
-    /// This process lacks the capability without which nothing can be begun.
+    /// This process lacks the capability to load programs.
     #[error("this process may not load programs{PRIVILEGES}")]
-    Powerless,
-    /// The folder for pins has a name that the bpf file system refuses.
+    MissingCapabilities,
+    /// The bpf file system refuses the name of the folder for pins.
     #[error("{} has a dot in its name, which the bpf file system refuses: choose another --pin-dir", .0.display())]
     DottedPinDir(PathBuf),
-    /// The cgroup lies on another kind of file system.
+    /// The cgroup is on another kind of file system.
     #[error("{} is not a cgroup2 folder: give one with --cgroup or --socket-lb-exclude-cgroup (`mount -t cgroup2` shows where they are)", .0.display())]
     NotCgroup2(PathBuf),
-    /// There is nothing where the cgroup should be.
-    #[error("{} does not exist: make it with mkdir, or name another cgroup with --cgroup", .0.display())]
+    /// The cgroup does not exist.
+    #[error("{} does not exist: create it with mkdir, or give another cgroup with --cgroup", .0.display())]
     NoCgroup(PathBuf),
-    /// A cgroup cannot be left alone.
+    /// A cgroup cannot be excluded.
     #[error(
-        "{} cannot be left alone: it is the root, or more than 23 levels below it; \
-         name the cgroup of the pods or machines that are meant with --socket-lb-exclude-cgroup",
+        "{} cannot be excluded: it is the root, or more than 23 levels below it; \
+         give the cgroup of certain pods or machines with --socket-lb-exclude-cgroup",
         .0.display()
     )]
     BadExclusion(PathBuf),
-    /// More cgroups are to be left alone than there is room for.
+    /// Too many cgroups are to be excluded.
     #[error(
-        "{0} cgroups cannot be left alone, only 64: name one that is above several with --socket-lb-exclude-cgroup"
+        "{0} cgroups cannot be excluded, at most 64: give a parent of several with --socket-lb-exclude-cgroup"
     )]
     TooManyExclusions(usize),
     /// The programs are attached to another cgroup.
     #[error(
-        "{} says that the programs are attached to another cgroup (id {id}), not to {}: \
-         name that one with --cgroup, or run `kube-proxy-ebpf cleanup` first",
+        "the link {} is attached to another cgroup (id {id}), not to {}: \
+         give that cgroup with --cgroup, or run `kube-proxy-ebpf cleanup` first",
         pin.display(), path.display()
     )]
     OtherCgroup {
-        /// The cgroup that was named.
+        /// The requested cgroup.
         path: PathBuf,
         /// The link.
         pin: PathBuf,
-        /// The id of the cgroup it leads to.
+        /// The id of the cgroup it is attached to.
         id: u64,
     },
-    /// Somebody else works on the same pins.
+    /// Another instance uses the same pins.
     #[error("another instance is running on {}: stop it first, or choose another --pin-dir", .0.display())]
     Locked(PathBuf),
-    /// The binary was compiled without its kernel half.
+    /// The binary was built without the kernel object.
     #[error("this binary was built without its kernel object: build it with `cargo xtask build`")]
     NoKernelObject,
     /// The kernel object could not be loaded.
@@ -110,11 +109,11 @@ pub enum Error {
     /// A program could not be loaded, pinned or attached.
     #[error("{call} of program {program} failed{}", remedy_of_program(call, &**source))]
     Program {
-        /// What was tried.
+        /// The operation.
         call: &'static str,
-        /// The program, which bears the name of its hook.
+        /// The program, which has the name of its hook.
         program: &'static str,
-        /// Why.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A map of the kernel object could not be used.
@@ -122,19 +121,21 @@ pub enum Error {
     Map {
         /// The map.
         name: String,
-        /// Why.
+        /// The cause.
         source: Box<MapError>,
     },
-    /// Something could not be pinned.
+    /// A map, program or link could not be pinned.
     #[error("pinning {} failed", path.display())]
     Pin {
         /// The pin.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: Box<PinError>,
     },
-    /// The kernel object lacks a part that user space needs.
-    #[error("the kernel object has no {0}: it is from another build; build both with `cargo xtask build`")]
+    /// The kernel object lacks a map or program that user space needs.
+    #[error(
+        "the kernel object has no {0}: they are from different builds; build both with `cargo xtask build`"
+    )]
     Incomplete(String),
 }
 
@@ -165,17 +166,17 @@ impl Error {
 
 const PRIVILEGES: &str = " (run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON)";
 
-/// What is said of the call that puts a program in effect.
+/// The operation of [`Error::Program`] that attaches a program.
 pub(super) const ATTACH: &str = "attach";
 
-/// Of programs on one cgroup either all let others in (`BPF_F_ALLOW_MULTI`), or there is only one (bpf(2), BPF_PROG_ATTACH).
-const EXCLUSIVE: &str = " (another program keeps this hook for itself, on this cgroup or one above: \
-                         `bpftool cgroup tree` shows which, `bpftool cgroup detach` takes it off)";
+/// A cgroup has either programs that all allow others (`BPF_F_ALLOW_MULTI`), or a single one (bpf(2), BPF_PROG_ATTACH).
+const EXCLUSIVE: &str = " (another program is attached exclusively to this hook, on this cgroup or one above: \
+                         `bpftool cgroup tree` shows which, `bpftool cgroup detach` detaches it)";
 
-/// Before Linux 5.11 a map that is too large is refused like one that is not allowed.
+/// Before Linux 5.11 a map beyond the limit of locked memory fails with EPERM.
 const LOCKED_MEMORY: &str = " (maps count as locked memory before Linux 5.11: add CAP_SYS_RESOURCE, or raise the limit, `ulimit -l unlimited`)";
 
-/// What helps against an errno, where we know.
+/// The remedy for an errno, where one is known.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM) if !capabilities::is_any_missing() && capabilities::memlock_limit().is_some() => {
@@ -189,13 +190,13 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// The same for a failed load. aya asks the kernel first what it can do, takes a refusal for a no, and fails later.
+/// The remedy for a failed load. aya first probes the kernel's features, takes EPERM for a missing one, and fails later.
 fn remedy_of_load(error: &EbpfError) -> &'static str {
     if capabilities::is_any_missing() { PRIVILEGES } else { remedy_within(error) }
 }
 
-/// The same for a program. Of who lacks a capability the verifier asks more, and may say that the program is too large
-/// for it. Who may load it may attach it, unless the kernel was told to keep others out.
+/// The remedy for a program. With missing capabilities the verifier is stricter, and may report that the program is too
+/// large. A process that may load a program may attach it, unless another one is attached exclusively.
 fn remedy_of_program(call: &str, error: &(dyn std::error::Error + 'static)) -> &'static str {
     match io_within(error).and_then(io::Error::raw_os_error) {
         _ if capabilities::is_any_missing() => PRIVILEGES,
@@ -204,7 +205,7 @@ fn remedy_of_program(call: &str, error: &(dyn std::error::Error + 'static)) -> &
     }
 }
 
-/// The same for an error that holds the errno somewhere inside.
+/// The remedy for an error with an errno among its sources.
 fn remedy_within(error: &(dyn std::error::Error + 'static)) -> &'static str {
     io_within(error).map_or("", remedy)
 }

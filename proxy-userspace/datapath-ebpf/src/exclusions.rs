@@ -1,6 +1,6 @@
-//! Cgroups whose processes are left alone: where they are in the hierarchy, and which ones they are now.
+//! Cgroups whose processes are excluded from translation: their levels in the hierarchy, and their current ids.
 //!
-//! The one rule: a path means whatever cgroup is there at the moment. It may come later, go, and come back as another one.
+//! A path means the cgroup that exists there at the moment: it may be created later, removed, and created anew.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ use crate::{
 
 const MAP: &str = "EXCLUDED";
 
-/// The cgroups that are left alone.
+/// The excluded cgroups.
 pub(super) struct Exclusions {
     map: HashMap<MapData, u64, u32>,
     paths: Vec<Excluded>,
@@ -31,34 +31,34 @@ pub(super) struct Exclusions {
 
 struct Excluded {
     path: PathBuf,
-    /// The cgroup that is there, by its id, which is its inode number; `None` before it was looked for.
+    /// The id (inode number) of the cgroup that was last found there.
     id: Option<u64>,
-    /// Whether its absence was told.
-    is_missed: bool,
+    /// Whether its absence was logged.
+    is_missing: bool,
 }
 
 impl Exclusions {
-    /// Takes the map out of the loaded object, and looks for every cgroup.
+    /// Takes the map out of the loaded object, and writes the ids of all cgroups that exist.
     pub(super) fn take(ebpf: &mut Ebpf, paths: &[PathBuf]) -> Result<Self, Error> {
         let map = ebpf.take_map(MAP).ok_or_else(|| Error::Incomplete(format!("map {MAP}")))?;
         let map = HashMap::try_from(map).map_err(Error::map(MAP))?;
-        // Each once: what is named twice goes once.
+        // Each path once.
         let paths = paths.iter().collect::<BTreeSet<_>>().into_iter();
-        let paths = paths.map(|path| Excluded { path: path.clone(), id: None, is_missed: false });
+        let paths = paths.map(|path| Excluded { path: path.clone(), id: None, is_missing: false });
         let mut exclusions = Self { map, paths: paths.collect() };
-        exclusions.look()?;
+        exclusions.refresh()?;
         Ok(exclusions)
     }
 
-    /// Looks which cgroups are at their places now.
-    pub(super) fn look(&mut self) -> Result<(), Error> {
+    /// Finds the cgroups that exist at the paths now, and updates the map.
+    pub(super) fn refresh(&mut self) -> Result<(), Error> {
         for it in &mut self.paths {
-            let shown = it.path.display();
+            let path = it.path.display();
             let now = id(&it.path)?;
-            if now.is_none() && !it.is_missed {
-                it.is_missed = true;
+            if now.is_none() && !it.is_missing {
+                it.is_missing = true;
                 tracing::warn!(
-                    "{shown} does not exist: nobody there is left alone until it does; it is looked for again and again"
+                    "the excluded cgroup {path} does not exist; it will be excluded once it is created"
                 );
             }
             if now == it.id {
@@ -69,16 +69,16 @@ impl Exclusions {
             }
             if let Some(id) = now {
                 self.map.insert(id, 1, 0).map_err(Error::map(MAP))?;
-                tracing::info!("processes in {shown} are left alone");
+                tracing::info!("processes in {path} are excluded");
                 it.id = Some(id);
-                it.is_missed = false;
+                it.is_missing = false;
             }
         }
         Ok(())
     }
 }
 
-/// Those of some paths at which there is no cgroup.
+/// The paths that do not exist.
 pub(super) fn missing(paths: &[PathBuf]) -> impl Iterator<Item = &Path> {
     paths.iter().filter(|it| id(it).is_ok_and(|it| it.is_none())).map(PathBuf::as_path)
 }
@@ -91,11 +91,11 @@ fn id(path: &Path) -> Result<Option<u64>, Error> {
     }
 }
 
-/// On which levels of the hierarchy cgroups at these paths are, whether they are there or not: a bit for each.
+/// The levels of the hierarchy at which these paths are, whether they exist or not: one bit per level.
 ///
 /// # Errors
 ///
-/// If a path is not below a cgroup2 mount, or too far below, or is its root; or if there are too many.
+/// If a path is not below a cgroup2 mount, is too deep or the root, or if there are too many paths.
 pub(super) fn levels(paths: &[PathBuf]) -> Result<u32, Error> {
     if paths.len() > MAX_EXCLUDED as usize {
         return Err(Error::TooManyExclusions(paths.len()));
@@ -104,12 +104,12 @@ pub(super) fn levels(paths: &[PathBuf]) -> Result<u32, Error> {
 }
 
 fn level(path: &Path) -> Result<u32, Error> {
-    let Some(there) = path.ancestors().find(|it| it.exists()).filter(|it| is_cgroup2(it)) else {
+    let Some(existing) = path.ancestors().find(|it| it.exists()).filter(|it| is_cgroup2(it)) else {
         return Err(Error::NotCgroup2(path.to_path_buf()));
     };
-    let top = mount_of(there);
+    let top = mount_of(existing);
     let below = path.strip_prefix(top).map_or(0, |it| it.components().count());
-    // Only the root of the machine has no type (cgroups(7)): how far down any other is nobody says here.
+    // Only the machine's root has no type (cgroups(7)); the level of any other one is unknown, so that all levels are set.
     if top.join("cgroup.type").exists() {
         return Ok((1 << MAX_LEVELS) - 2);
     }
@@ -124,15 +124,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_on_no_cgroup2_mount_is_refused() {
-        assert!(matches!(levels(&["/proc/nobody".into()]), Err(Error::NotCgroup2(_))));
+    fn paths_outside_of_cgroup2_are_refused() {
+        assert!(matches!(levels(&["/proc/none".into()]), Err(Error::NotCgroup2(_))));
         assert!(matches!(levels(&vec!["/".into(); 65]), Err(Error::TooManyExclusions(65))));
         assert_eq!(levels(&[]).unwrap(), 0);
     }
 
     #[test]
-    fn absent_paths_are_named() {
-        let paths: [PathBuf; 2] = ["/proc/nobody".into(), "/proc".into()];
-        assert_eq!(missing(&paths).collect::<Vec<_>>(), [Path::new("/proc/nobody")]);
+    fn missing_paths_are_found() {
+        let paths: [PathBuf; 2] = ["/proc/none".into(), "/proc".into()];
+        assert_eq!(missing(&paths).collect::<Vec<_>>(), [Path::new("/proc/none")]);
     }
 }

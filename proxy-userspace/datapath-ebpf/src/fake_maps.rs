@@ -1,4 +1,4 @@
-//! The maps in memory, for tests: it panics when a side is written that a program could be reading, and fails by chance.
+//! The maps in memory, for tests: they panic if a side is written that a program could be reading, and fail randomly.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,42 +7,43 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use model::Protocol;
 use proxy_common::{
     counters::{COUNTERS_PER_CHUNK, COUNTERS_PER_PORT, CounterIndex},
     decide::Tables,
     net::{Be16, V4, V6},
-    tables::{BackendEntry4, BackendEntry6, Family, Frontend, NodeAddrScope, NodePortKey, Prefilter},
+    tables::{BackendEntry4, BackendEntry6, Frontend, NodeAddrScope, NodePortKey, Prefilter, TCP, UDP},
 };
 
 use crate::{
     compile::FrontendAddress,
     error::Error,
-    store::{Side, Store, Table},
+    store::{MapStore, Side, Table},
+    table_family::TableFamily,
 };
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The maps of one data plane.
 #[derive(Clone, Debug)]
-pub(super) struct Memory {
+pub(super) struct FakeMaps {
     active: Side,
-    /// Whether a program that is still running may have begun on a side.
-    read: [bool; 2],
+    /// Whether a running program may be reading a side.
+    is_read: [bool; 2],
     prefilters: Box<[Prefilter; 2]>,
     tables: [[(u32, Rows); Table::COUNT]; 2],
-    /// Fails one operation in so many, half done; never if 0.
+    /// One operation in so many fails after a part of it; 0 for none.
     pub(super) fails_one_in: u32,
     random: u32,
-    /// Whose each cell is.
+    /// The owner of each counter.
     owners: Vec<u64>,
 }
 
-impl Memory {
-    /// Maps as a kernel first has them: nothing in any slot.
+impl FakeMaps {
+    /// Empty maps, as the kernel creates them.
     pub(super) fn new(seed: u32) -> Self {
         Self {
             active: Side::BOTH[0],
-            read: [true; 2],
+            is_read: [true; 2],
             prefilters: Box::new([Prefilter::EMPTY; 2]),
             tables: Default::default(),
             fails_one_in: 0,
@@ -51,7 +52,7 @@ impl Memory {
         }
     }
 
-    /// Whether this operation fails, and if so after how many of `n` entries.
+    /// After how many of `n` entries this operation fails, if it does.
     fn fails_after(&mut self, n: usize) -> Option<usize> {
         // xorshift32 (Marsaglia, 2003).
         self.random ^= self.random << 13;
@@ -64,43 +65,61 @@ impl Memory {
     #[track_caller]
     fn writable(&mut self, side: Side, table: Table) -> &mut (u32, Rows) {
         assert!(
-            side != self.active && !self.read[side.index()],
+            side != self.active && !self.is_read[side.index()],
             "side {side} was written while a program could be reading it"
         );
         &mut self.tables[side.index()][table.index()]
     }
 
-    /// Where a frontend of the active side leads: every backend a program could choose.
-    pub(super) fn backends(&self, frontend: FrontendAddress) -> Option<Vec<SocketAddr>> {
-        let (port, protocol) = (Be16::new(frontend.address.port()), frontend.transport.number());
-        let mut backends = match frontend.address.ip() {
-            IpAddr::V4(ip) => side::<V4>(self).backends(side(self).find(V4::from(ip), port, protocol)?),
-            IpAddr::V6(ip) => side::<V6>(self).backends(side(self).find(V6::from(ip), port, protocol)?),
+    /// The row that programs find for a frontend of the active side, and the backends they choose from.
+    fn find<F: TableFamily>(&self, ip: F, frontend: FrontendAddress) -> Option<(Frontend, Vec<SocketAddr>)> {
+        let side = ActiveSide(self, PhantomData::<F>);
+        let port = Be16::new(frontend.address.port());
+        let protocol = if frontend.protocol == Protocol::Tcp { TCP } else { UDP };
+        let row = match frontend.address.ip().is_unspecified() {
+            true if side.may_be_node_port(port) => side.node_port(port, protocol)?,
+            false if side.may_be_frontend(ip) => side.frontend(ip, port, protocol)?,
+            _ => return None,
         };
+        let positions = row.backend_offset..row.backend_offset + row.backend_count;
+        let backends = positions.map(|it| side.backend(it).expect("every position is in the array").0);
+        let mut backends: Vec<_> = backends.map(F::socket_addr).collect();
         backends.sort_unstable();
-        Some(backends)
+        Some((row, backends))
     }
 
-    /// Whether the set of a frontend of the active side lists a member.
+    /// The backends of a frontend of the active side: all that a program could choose.
+    pub(super) fn backends(&self, frontend: FrontendAddress) -> Option<Vec<SocketAddr>> {
+        let found = match frontend.address.ip() {
+            IpAddr::V4(ip) => self.find(V4::from(ip), frontend),
+            IpAddr::V6(ip) => self.find(V6::from(ip), frontend),
+        };
+        found.map(|(_, backends)| backends)
+    }
+
+    /// Whether the set of a frontend of the active side has a member.
     pub(super) fn is_member(&self, frontend: FrontendAddress, backend: SocketAddr) -> bool {
-        let (port, protocol) = (Be16::new(frontend.address.port()), frontend.transport.number());
+        fn is_member<F: TableFamily>(
+            maps: &FakeMaps,
+            ip: F,
+            at: FrontendAddress,
+            backend: SocketAddr,
+        ) -> bool {
+            let side = ActiveSide(maps, PhantomData::<F>);
+            maps.find(ip, at)
+                .is_some_and(|(row, _)| side.member(row.set, F::backend_at(backend.into())).is_some())
+        }
         match frontend.address.ip() {
-            IpAddr::V4(ip) => {
-                let found = side(self).find(V4::from(ip), port, protocol);
-                found.is_some_and(|it| side::<V4>(self).has_member(it, backend))
-            }
-            IpAddr::V6(ip) => {
-                let found = side(self).find(V6::from(ip), port, protocol);
-                found.is_some_and(|it| side::<V6>(self).has_member(it, backend))
-            }
+            IpAddr::V4(ip) => is_member(self, V4::from(ip), frontend, backend),
+            IpAddr::V6(ip) => is_member(self, V6::from(ip), frontend, backend),
         }
     }
 
-    /// Whose an address of the active side is.
+    /// The scope of a node address of the active side.
     pub(super) fn node_addr_scope(&self, address: IpAddr) -> Option<NodeAddrScope> {
         match address {
-            IpAddr::V4(ip) => side::<V4>(self).node_addr_scope(ip.into()),
-            IpAddr::V6(ip) => side::<V6>(self).node_addr_scope(ip.into()),
+            IpAddr::V4(ip) => ActiveSide(self, PhantomData::<V4>).node_addr_scope(ip.into()),
+            IpAddr::V6(ip) => ActiveSide(self, PhantomData::<V6>).node_addr_scope(ip.into()),
         }
     }
 
@@ -109,45 +128,41 @@ impl Memory {
         self.tables[side.index()][table.index()].1.len() as u32
     }
 
-    /// The cells that a program could add to which is running, or will be.
-    pub(super) fn reached(&self) -> BTreeSet<CounterIndex> {
-        let readable = |it: &Side| *it == self.active || self.read[it.index()];
-        Side::BOTH.into_iter().filter(readable).flat_map(|side| self.cells(side)).collect()
+    /// The counters that a running or future program can increment.
+    fn reachable_counters(&self) -> BTreeSet<CounterIndex> {
+        let readable = |it: &Side| *it == self.active || self.is_read[it.index()];
+        Side::BOTH.into_iter().filter(readable).flat_map(|side| self.counters(side)).collect()
     }
 
-    /// The cells that the rows of a side lead to.
-    pub(super) fn cells(&self, side: Side) -> BTreeSet<CounterIndex> {
-        let mut cells = BTreeSet::new();
+    /// The counters that the entries of a side refer to.
+    pub(super) fn counters(&self, side: Side) -> BTreeSet<CounterIndex> {
+        let mut counters = BTreeSet::new();
         for table in Table::ALL {
             for row in self.tables[side.index()][table.index()].1.values() {
                 match table {
                     Table::Frontends4 | Table::Frontends6 | Table::NodePorts => {
                         let first = bytemuck::pod_read_unaligned::<Frontend>(row).counter;
-                        cells.extend(first..first + COUNTERS_PER_PORT);
+                        counters.extend(first..first + COUNTERS_PER_PORT);
                     }
                     Table::Backends4 => {
-                        cells.insert(bytemuck::pod_read_unaligned::<BackendEntry4>(row).counter);
+                        counters.insert(bytemuck::pod_read_unaligned::<BackendEntry4>(row).counter);
                     }
                     Table::Backends6 => {
-                        cells.insert(bytemuck::pod_read_unaligned::<BackendEntry6>(row).counter);
+                        counters.insert(bytemuck::pod_read_unaligned::<BackendEntry6>(row).counter);
                     }
                     Table::Members4 | Table::Members6 => {
-                        cells.insert(bytemuck::pod_read_unaligned::<CounterIndex>(row));
+                        counters.insert(bytemuck::pod_read_unaligned::<CounterIndex>(row));
                     }
                     Table::NodeAddrs => {}
                 }
             }
         }
-        cells
+        counters
     }
 
-    /// The cells that have an owner.
-    pub(super) fn owned(&self) -> BTreeSet<CounterIndex> {
-        (0..).zip(&self.owners).filter(|(_, owner)| **owner != 0).map(|(cell, _)| cell).collect()
-    }
-
-    fn prefilter(&self) -> &Prefilter {
-        &self.prefilters[self.active.index()]
+    /// The counters that have an owner.
+    pub(super) fn owned_counters(&self) -> BTreeSet<CounterIndex> {
+        (0..).zip(&self.owners).filter(|(_, owner)| **owner != 0).map(|(counter, _)| counter).collect()
     }
 
     fn get<V: bytemuck::AnyBitPattern>(&self, table: Table, key: &impl bytemuck::NoUninit) -> Option<V> {
@@ -156,65 +171,18 @@ impl Memory {
     }
 }
 
-/// An address family whose table entries are plain bytes.
-trait TestFamily:
-    Family<
-        FrontendKey: bytemuck::NoUninit,
-        BackendEntry: bytemuck::AnyBitPattern,
-        BackendSetMemberKey: bytemuck::NoUninit,
-    >
-{
-}
-
-impl TestFamily for V4 {}
-impl TestFamily for V6 {}
-
 /// The active side, as a program of one address family sees it.
-struct ActiveSide<'a, F>(&'a Memory, PhantomData<F>);
+struct ActiveSide<'a, F>(&'a FakeMaps, PhantomData<F>);
 
-fn side<F: TestFamily>(maps: &Memory) -> ActiveSide<'_, F> {
-    ActiveSide(maps, PhantomData)
-}
-
-impl<F: TestFamily> ActiveSide<'_, F> {
-    /// The table of the family.
-    fn of_family(v4: Table, v6: Table) -> Table {
-        if F::VERSION == 4 { v4 } else { v6 }
-    }
-
-    /// The frontend at an address; the unspecified one stands for a node port.
-    fn find(&self, address: F, port: Be16, protocol: u8) -> Option<Frontend> {
-        match address == F::default() {
-            true if self.may_be_node_port(port) => self.node_port(port, protocol),
-            true => None,
-            false if self.may_be_frontend(address) => self.frontend(address, port, protocol),
-            false => None,
-        }
-    }
-
-    /// The backends of a frontend.
-    fn backends(&self, frontend: Frontend) -> Vec<SocketAddr> {
-        let positions = frontend.backend_offset..frontend.backend_offset + frontend.backend_count;
-        let entries = positions.map(|it| self.backend(it).expect("every position is there"));
-        entries.map(|(backend, _)| F::sock_addr(backend).into()).collect()
-    }
-
-    /// Whether the set of a frontend has this member.
-    fn has_member(&self, frontend: Frontend, backend: SocketAddr) -> bool {
-        self.member(frontend.set, F::backend_at(backend.into())).is_some()
-    }
-}
-
-impl<F: TestFamily> Tables for ActiveSide<'_, F> {
+impl<F: TableFamily> Tables for ActiveSide<'_, F> {
     type Ip = F;
 
     fn prefilter(&self) -> Option<&Prefilter> {
-        Some(self.0.prefilter())
+        Some(&self.0.prefilters[self.0.active.index()])
     }
 
     fn frontend(&self, ip: F, port: Be16, protocol: u8) -> Option<Frontend> {
-        let table = Self::of_family(Table::Frontends4, Table::Frontends6);
-        self.0.get(table, &ip.frontend_key(port, protocol))
+        self.0.get(F::FRONTENDS, &ip.frontend_key(port, protocol))
     }
 
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
@@ -226,13 +194,11 @@ impl<F: TestFamily> Tables for ActiveSide<'_, F> {
     }
 
     fn backend(&self, position: u32) -> Option<(F::Backend, CounterIndex)> {
-        let table = Self::of_family(Table::Backends4, Table::Backends6);
-        self.0.get(table, &position).map(F::backend_of)
+        self.0.get(F::BACKENDS, &position).map(F::backend_of)
     }
 
     fn member(&self, set: u32, backend: F::Backend) -> Option<CounterIndex> {
-        let table = Self::of_family(Table::Members4, Table::Members6);
-        self.0.get(table, &F::member_key(set, backend))
+        self.0.get(F::MEMBERS, &F::member_key(set, backend))
     }
 }
 
@@ -240,25 +206,25 @@ fn refused(call: &'static str, table: Table, errno: i32) -> Error {
     Error::Syscall { call, what: table.to_string(), source: io::Error::from_raw_os_error(errno) }
 }
 
-impl Store for Memory {
+impl MapStore for FakeMaps {
     fn active(&self) -> Result<Side, Error> {
         Ok(self.active)
     }
 
     fn activate(&mut self, side: Side) -> Result<(), Error> {
         if self.fails_after(0).is_some() {
-            return Err(Error::SideWord(7));
+            return Err(Error::InvalidActiveSide(7));
         }
-        self.read[self.active.index()] = true;
+        self.is_read[self.active.index()] = true;
         self.active = side;
         Ok(())
     }
 
-    fn grace(&mut self) -> Result<(), Error> {
+    fn wait_grace_period(&mut self) -> Result<(), Error> {
         if self.fails_after(0).is_some() {
             return Err(refused("grace", Table::Frontends4, libc::ENOMEM));
         }
-        self.read[self.active.other().index()] = false;
+        self.is_read[self.active.other().index()] = false;
         Ok(())
     }
 
@@ -282,12 +248,12 @@ impl Store for Memory {
     }
 
     fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error> {
-        let n = keys.len() / table.key_size();
-        assert_eq!(n * table.key_size(), keys.len());
-        assert_eq!(n * table.value_size(), values.len());
+        let n = keys.len() / table.entry().key;
+        assert_eq!(n * table.entry().key, keys.len());
+        assert_eq!(n * table.entry().value, values.len());
         let fails_after = self.fails_after(n);
         let (capacity, rows) = self.writable(side, table);
-        let entries = keys.chunks(table.key_size()).zip(values.chunks(table.value_size()));
+        let entries = keys.chunks(table.entry().key).zip(values.chunks(table.entry().value));
         for (done, (key, value)) in entries.enumerate() {
             if fails_after == Some(done) {
                 return Err(refused("put", table, libc::EBUSY));
@@ -310,34 +276,41 @@ impl Store for Memory {
     }
 
     fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), Error> {
-        let fails_after = self.fails_after(keys.len() / table.key_size());
+        let fails_after = self.fails_after(keys.len() / table.entry().key);
         let (_, rows) = self.writable(side, table);
-        assert!(!table.is_array(), "nothing can be deleted from {table}");
-        for (done, key) in keys.chunks(table.key_size()).enumerate() {
+        assert!(!table.is_array(), "entries of {table} cannot be deleted");
+        for (done, key) in keys.chunks(table.entry().key).enumerate() {
             if fails_after == Some(done) {
                 return Err(refused("delete", table, libc::EBUSY));
             }
-            assert!(rows.remove(key).is_some(), "an entry of {table} was deleted that is not there");
+            assert!(rows.remove(key).is_some(), "an entry of {table} was deleted that does not exist");
         }
         Ok(())
     }
 
-    fn owners(&self) -> Result<Vec<u64>, Error> {
+    fn counter_owners(&self) -> Result<Vec<u64>, Error> {
         Ok(self.owners.clone())
     }
 
-    fn own(&mut self, cells: &[(CounterIndex, u64)]) -> Result<(), Error> {
-        let fails_after = self.fails_after(cells.len());
-        let reached = self.reached();
-        for (done, (cell, owner)) in cells.iter().enumerate() {
+    fn set_counter_owners(&mut self, owners: &[(CounterIndex, u64)]) -> Result<(), Error> {
+        let fails_after = self.fails_after(owners.len());
+        let reachable = self.reachable_counters();
+        for (done, (counter, owner)) in owners.iter().enumerate() {
             if fails_after == Some(done) {
-                return Err(refused("own", Table::Frontends4, libc::ENOMEM));
+                return Err(refused("set_counter_owners", Table::Frontends4, libc::ENOMEM));
             }
-            assert!(!reached.contains(cell), "cell {cell} changed hands while a program could add to it");
-            let place = *cell as usize;
-            self.owners.resize(self.owners.len().max(place + 1).next_multiple_of(COUNTERS_PER_CHUNK), 0);
-            self.owners[place] = *owner;
+            assert!(
+                !reachable.contains(counter),
+                "counter {counter} got a new owner while a program could increment it"
+            );
+            let index = *counter as usize;
+            self.owners.resize(self.owners.len().max(index + 1).next_multiple_of(COUNTERS_PER_CHUNK), 0);
+            self.owners[index] = *owner;
         }
-        if fails_after.is_some() { Err(refused("own", Table::Frontends4, libc::EBUSY)) } else { Ok(()) }
+        if fails_after.is_some() {
+            Err(refused("set_counter_owners", Table::Frontends4, libc::EBUSY))
+        } else {
+            Ok(())
+        }
     }
 }

@@ -1,6 +1,4 @@
-//! Which programs are in effect on a cgroup: not what was attached, but what the kernel says.
-//!
-//! The one rule: it only looks. Whoever else has programs there is named, and nothing is changed.
+//! The programs that the kernel runs at the hooks of a cgroup, ours and foreign ones. Read-only.
 
 use std::{
     io::{self, ErrorKind},
@@ -19,22 +17,23 @@ use crate::{
     raw_bpf,
 };
 
-/// Looks at a cgroup by its path, at that which a start takes if none is named, and at the links below `pin_dir`.
+/// Queries the hooks of a cgroup, by default of the one that `run` would attach to, and compares them with the links below
+/// `pin_dir`.
 ///
 /// # Errors
 ///
-/// If the cgroup cannot be opened, or the kernel refuses to tell.
+/// If the cgroup cannot be opened, or the kernel refuses the query.
 pub fn query_at(cgroup: Option<&Path>, pin_dir: &Path) -> Result<AttachStatus, Error> {
     query(&Cgroup::open(cgroup)?, &Pins::new(pin_dir))
 }
 
 pub(crate) fn query(cgroup: &Cgroup, pins: &Pins) -> Result<AttachStatus, Error> {
     let hooks = HOOKS.into_iter().map(|(name, attach_type)| {
-        let program = linked(&pins.links().join(name))?;
-        let running = raw_bpf::programs_in_effect(cgroup.as_fd(), attach_type)
+        let program = linked_program(&pins.links().join(name))?;
+        let effective = raw_bpf::effective_programs(cgroup.as_fd(), attach_type)
             .map_err(Error::syscall("BPF_PROG_QUERY", format!("{name} on {}", cgroup.path().display())))?;
-        let is_attached = program.is_some_and(|it| running.contains(&it));
-        let foreign = running.into_iter().filter(|it| Some(*it) != program);
+        let is_attached = program.is_some_and(|it| effective.contains(&it));
+        let foreign = effective.into_iter().filter(|it| Some(*it) != program);
         let foreign = foreign.map(|id| ForeignProgram { id, name: name_of(id) }).collect();
         Ok(HookStatus { name, program, is_attached, foreign })
     });
@@ -44,8 +43,8 @@ pub(crate) fn query(cgroup: &Cgroup, pins: &Pins) -> Result<AttachStatus, Error>
     Ok(AttachStatus { cgroup: path, unreached, hooks: hooks.collect::<Result<_, _>>()?, tables: Vec::new() })
 }
 
-/// The program under the link that is pinned there, if one is.
-fn linked(pin: &Path) -> Result<Option<u32>, Error> {
+/// The id of the program of a pinned link, if there is one.
+fn linked_program(pin: &Path) -> Result<Option<u32>, Error> {
     match raw_bpf::obj_get(pin) {
         Ok(link) => raw_bpf::link_program(link.as_fd()).map(Some),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -54,9 +53,8 @@ fn linked(pin: &Path) -> Result<Option<u32>, Error> {
     .map_err(|error: io::Error| Error::syscall("BPF_OBJ_GET", pin.display())(error))
 }
 
-/// What a program is called.
+/// The name of a program; empty if it was unloaded meanwhile.
 fn name_of(id: u32) -> String {
-    // It may be gone by now, and then it has no name.
     let found = loaded_programs().flatten().find(|it| it.id() == id);
     found.and_then(|it| it.name_as_str().map(ToOwned::to_owned)).unwrap_or_default()
 }

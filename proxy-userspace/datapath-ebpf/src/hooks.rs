@@ -1,6 +1,6 @@
-//! Attaches the programs to a cgroup, or puts them under the links that are there.
+//! Loads the programs, and attaches them to a cgroup or updates the existing links to them.
 //!
-//! The one rule: nothing is ever detached to be attached again.
+//! Invariant: nothing is detached in order to be attached again.
 
 use std::{fs, io::ErrorKind, os::fd::AsFd, path::Path};
 
@@ -18,8 +18,8 @@ use crate::{
     raw_bpf,
 };
 
-/// The hooks, each with a program of its name, and where the kernel attaches it. Those that lead away ([`LEADING`]) come
-/// last, so that no socket is ever translated that could not be translated back, or would leave something behind.
+/// The hooks, each with a program of the same name, and their attach types. Those that redirect ([`FIRST_REDIRECTING`]) come
+/// last, so that no socket is redirected before the hooks are attached that translate back and clean up.
 pub(super) const HOOKS: [(&str, bpf_attach_type); 11] = [
     ("sock_release", BPF_CGROUP_INET_SOCK_RELEASE),
     ("recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
@@ -34,24 +34,22 @@ pub(super) const HOOKS: [(&str, bpf_attach_type); 11] = [
     ("connect6", BPF_CGROUP_INET6_CONNECT),
 ];
 
-/// From which of the hooks on sockets are led away from the address that they asked for.
-const LEADING: usize = 7;
+/// The position of the first hook that redirects sockets.
+const FIRST_REDIRECTING: usize = 7;
 
-/// How the programs came to be in effect.
+/// How many links were created and updated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Attached {
-    /// Links that were made.
-    pub(super) made: usize,
-    /// Links that were there and got another program.
+pub(super) struct LinkCounts {
+    pub(super) created: usize,
     pub(super) updated: usize,
 }
 
-/// Whether the links that are there lead to this cgroup, or to one that is gone.
+/// Checks that the existing links are attached to this cgroup, or to one that was removed.
 ///
 /// # Errors
 ///
-/// If one leads to another cgroup that lives. With links to both, one above the other, a socket would be translated by
-/// the first and taken for an untranslated one by the second.
+/// If one is attached to another cgroup that exists. With links to two cgroups, one above the other, a socket would be
+/// translated by the first program and be taken for an untranslated one by the second.
 pub(super) fn check(cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
     for (hook, _) in HOOKS {
         let pin = pins.links().join(hook);
@@ -59,50 +57,43 @@ pub(super) fn check(cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             link => link.map_err(Error::syscall("BPF_OBJ_GET", pin.display()))?,
         };
-        let there = cgroup_of(&link, &pin)?;
-        if there != 0 && there != cgroup.id() {
-            return Err(Error::OtherCgroup { path: cgroup.path().to_path_buf(), pin, id: there });
+        let id = cgroup_of(&link, &pin)?;
+        if id != 0 && id != cgroup.id() {
+            return Err(Error::OtherCgroup { path: cgroup.path().to_path_buf(), pin, id });
         }
     }
     Ok(())
 }
 
-/// Loads every program, which is when the kernel verifies it. Nothing is attached yet.
+/// Loads every program into the kernel, which verifies it. Nothing is attached yet.
 pub(super) fn load(ebpf: &mut Ebpf) -> Result<(), Error> {
-    for (hook, _) in HOOKS {
-        match program(ebpf, hook)? {
-            Kind::Address(program) => program.load(),
-            Kind::Socket(program) => program.load(),
-        }
-        .map_err(failed("load", hook))?;
-    }
-    Ok(())
+    HOOKS.into_iter().try_for_each(|(hook, _)| program(ebpf, hook)?.load(hook))
 }
 
-/// Brings every program into effect on the cgroup, and pins it.
+/// Attaches every program to the cgroup, and pins it.
 ///
 /// # Errors
 ///
-/// What was attached for the first time and leads away is taken back. The rest stays, for sockets that were led meanwhile;
-/// links that were there stay, too, with the old program or the new one.
-pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<Attached, Error> {
-    let mut attached = Attached::default();
-    let mut leading = Vec::new();
+/// New links of redirecting hooks are detached again. The others stay attached, for sockets that were redirected meanwhile;
+/// existing links stay, too, with the old program or the new one.
+pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<LinkCounts, Error> {
+    let mut counts = LinkCounts::default();
+    let mut redirecting = Vec::new();
     for (index, (hook, _)) in HOOKS.into_iter().enumerate() {
         if index == HOOKS.len() / 2 {
             failpoint::point("half-attached");
         }
         let pin = pins.links().join(hook);
-        match put_in_effect(program(ebpf, hook)?, hook, cgroup, &pin) {
+        match attach_or_update(program(ebpf, hook)?, hook, cgroup, &pin) {
             Ok(true) => {
-                attached.made += 1;
-                leading.extend((index >= LEADING).then_some(pin));
+                counts.created += 1;
+                redirecting.extend((index >= FIRST_REDIRECTING).then_some(pin));
             }
-            Ok(false) => attached.updated += 1,
+            Ok(false) => counts.updated += 1,
             Err(error) => {
-                for pin in leading {
-                    // The first error is the one to be told; what stays is taken over by the next attempt.
-                    let _ = take_back(&pin);
+                for pin in redirecting {
+                    // The first error is reported; a link that stays is updated by the next attempt.
+                    let _ = detach_link(&pin);
                 }
                 return Err(error);
             }
@@ -110,46 +101,43 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<At
         let mut program = program(ebpf, hook)?;
         pins::replace(&pins.programs().join(hook), |path| program.pin(path))?;
     }
-    Ok(attached)
+    Ok(counts)
 }
 
-/// Takes every program out of effect, before the call returns, and removes the pins of their links.
+/// Detaches every program, before the call returns, and removes the pins of the links.
 pub(super) fn detach(pins: &Pins) -> Result<(), Error> {
     detach_unknown(pins)?;
-    // First those that lead away: what is translated can be translated back to the last.
+    // Redirecting hooks first, so that redirected sockets can be translated back until the end.
     for (hook, _) in HOOKS.into_iter().rev() {
         let pin = pins.links().join(hook);
-        take_back(&pins::beside(&pin))?;
-        take_back(&pin)?;
+        detach_link(&pins::staging_path(&pin))?;
+        detach_link(&pin)?;
     }
     Ok(())
 }
 
-/// Takes a program out of effect, before the call returns, and removes the pin of its link.
-fn take_back(pin: &Path) -> Result<(), Error> {
+/// Detaches a program, before the call returns, and removes the pin of its link.
+fn detach_link(pin: &Path) -> Result<(), Error> {
     if let Ok(link) = raw_bpf::obj_get(pin) {
-        // An older kernel detaches a little later, when the pin is gone.
+        // Older kernels cannot; they detach it some time after the pin is removed.
         let _ = raw_bpf::link_detach(link.as_fd());
     }
     pins::remove_pin(pin)
 }
 
-/// Takes programs out of effect at hooks that this version does not know, as a later one may have left them: they lead by
-/// maps that nobody updates any more. Returns the names of those that there were.
+/// Detaches programs from hooks that this version does not know, which a later version may have attached: their maps are no
+/// longer updated. Returns the names of these hooks.
 pub(super) fn detach_unknown(pins: &Pins) -> Result<Vec<String>, Error> {
+    let known = HOOKS.map(|(hook, _)| pins.links().join(hook));
     let mut detached = Vec::new();
     for pin in pins.all_links()? {
-        if HOOKS
-            .iter()
-            .map(|(hook, _)| pins.links().join(hook))
-            .any(|it| pin == it || pin == pins::beside(&it))
-        {
+        if known.iter().any(|it| pin == *it || pin == pins::staging_path(it)) {
             continue;
         }
-        // What cannot be opened is no link, and not ours.
+        // What cannot be opened is not a link of ours.
         let Ok(link) = raw_bpf::obj_get(&pin) else { continue };
         match raw_bpf::link_detach(link.as_fd()) {
-            // The kernel takes one of a kind that cannot be detached off a little later, when the pin is gone.
+            // Link types without this operation are detached some time after the pin is removed.
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
             Err(error) if error.kind() == ErrorKind::InvalidInput => continue,
             result => result.map_err(Error::syscall("BPF_LINK_DETACH", pin.display()))?,
@@ -160,17 +148,17 @@ pub(super) fn detach_unknown(pins: &Pins) -> Result<Vec<String>, Error> {
     Ok(detached)
 }
 
-/// Updates the pinned link, or makes one and pins it; true if it was made.
-fn put_in_effect(
-    mut program: Kind<'_>,
+/// Updates the pinned link, or creates one and pins it; true if it was created.
+fn attach_or_update(
+    mut program: HookProgram<'_>,
     hook: &'static str,
     cgroup: &Cgroup,
     pin: &Path,
 ) -> Result<bool, Error> {
-    let beside = pins::beside(pin);
-    if !pin.exists() && beside.exists() {
-        // Somebody died between making a link and giving it its name: it is in effect.
-        fs::rename(&beside, pin).map_err(Error::syscall("rename", pin.display()))?;
+    let staging = pins::staging_path(pin);
+    if !pin.exists() && staging.exists() {
+        // A process died after it created the link, and before it renamed its pin: the link is attached.
+        fs::rename(&staging, pin).map_err(Error::syscall("rename", pin.display()))?;
     }
     match raw_bpf::obj_get(pin) {
         Ok(link) if cgroup_of(&link, pin)? == cgroup.id() => {
@@ -179,7 +167,7 @@ fn put_in_effect(
                 .map(|()| false)
                 .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()));
         }
-        // Its cgroup was removed, and it went with it: a link for this cgroup takes the pin's place.
+        // Its cgroup was removed, which detached it: a link to the new cgroup replaces it.
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(Error::syscall("BPF_OBJ_GET", pin.display())(error)),
@@ -193,61 +181,58 @@ fn put_in_effect(
     Ok(true)
 }
 
-/// The id of the cgroup that a link is attached to, 0 if it is gone.
+/// The id of the cgroup that a link is attached to, 0 if that was removed.
 fn cgroup_of(link: &impl AsFd, pin: &Path) -> Result<u64, Error> {
     raw_bpf::link_cgroup(link.as_fd()).map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", pin.display()))
 }
 
-/// A program of either kind that we have; aya has a type for each.
-enum Kind<'a> {
-    /// Sees the address that a system call names.
-    Address(&'a mut CgroupSockAddr),
-    /// Sees a socket.
-    Socket(&'a mut CgroupSock),
+/// A program; aya has a type for each of its types.
+enum HookProgram<'a> {
+    SockAddr(&'a mut CgroupSockAddr),
+    Sock(&'a mut CgroupSock),
 }
 
-impl Kind<'_> {
-    fn fd(&self, hook: &'static str) -> Result<&ProgramFd, Error> {
-        match self {
-            Self::Address(program) => program.fd(),
-            Self::Socket(program) => program.fd(),
+/// Evaluates an expression for a program of either type.
+macro_rules! for_program {
+    ($self:expr, $program:ident => $then:expr) => {
+        match $self {
+            HookProgram::SockAddr($program) => $then,
+            HookProgram::Sock($program) => $then,
         }
-        .map_err(failed("open", hook))
+    };
+}
+
+impl HookProgram<'_> {
+    fn load(&mut self, hook: &'static str) -> Result<(), Error> {
+        for_program!(self, it => it.load()).map_err(failed("load", hook))
+    }
+
+    fn fd(&self, hook: &'static str) -> Result<&ProgramFd, Error> {
+        for_program!(self, it => it.fd()).map_err(failed("open", hook))
     }
 
     fn pin(&mut self, path: &Path) -> Result<(), Error> {
-        match self {
-            Self::Address(program) => program.pin(path),
-            Self::Socket(program) => program.pin(path),
-        }
-        .map_err(Error::pin(path))
+        for_program!(self, it => it.pin(path)).map_err(Error::pin(path))
     }
 
-    /// Makes a link.
+    /// Creates a link.
     ///
-    /// aya hands the mode to the kernel as link flags, which refuses any but 0. `Single` is that 0, and for a link it
-    /// means "beside others", not alone (aya issue 1078).
+    /// aya passes the mode to the kernel as link flags, which must be 0. `Single` is that 0, and for a link it means
+    /// "beside others", not exclusive (aya issue 1078).
     fn attach(&mut self, cgroup: &Cgroup, hook: &'static str) -> Result<FdLink, Error> {
         const MODE: CgroupAttachMode = CgroupAttachMode::Single;
-        match self {
-            Self::Address(program) => {
-                let id = program.attach(cgroup.dir(), MODE).map_err(failed(ATTACH, hook))?;
-                let link = program.take_link(id).map_err(failed("take the link", hook))?;
-                FdLink::try_from(link).map_err(failed("take the link", hook))
-            }
-            Self::Socket(program) => {
-                let id = program.attach(cgroup.dir(), MODE).map_err(failed(ATTACH, hook))?;
-                let link = program.take_link(id).map_err(failed("take the link", hook))?;
-                FdLink::try_from(link).map_err(failed("take the link", hook))
-            }
-        }
+        for_program!(self, it => {
+            let id = it.attach(cgroup.dir(), MODE).map_err(failed(ATTACH, hook))?;
+            let link = it.take_link(id).map_err(failed("take the link", hook))?;
+            FdLink::try_from(link).map_err(failed("take the link", hook))
+        })
     }
 }
 
-fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<Kind<'a>, Error> {
+fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<HookProgram<'a>, Error> {
     match ebpf.program_mut(hook) {
-        Some(Program::CgroupSockAddr(program)) => Ok(Kind::Address(program)),
-        Some(Program::CgroupSock(program)) => Ok(Kind::Socket(program)),
+        Some(Program::CgroupSockAddr(program)) => Ok(HookProgram::SockAddr(program)),
+        Some(Program::CgroupSock(program)) => Ok(HookProgram::Sock(program)),
         _ => Err(Error::Incomplete(format!("program {hook}"))),
     }
 }

@@ -1,113 +1,101 @@
-//! Lays a state out in tables: gives sets their ids and backends their slots, and finds what differs from before.
+//! Lays a state out in tables: assigns ids to sets and positions to backends, and computes the difference to the last state.
 //!
-//! The one rule: a change costs what it touches.
-//! A Service that is as it was is not looked at again, a set keeps its id and mostly its place, and a backend that goes
-//! leaves its slot to one that comes, or to the last one.
+//! Invariant: a change costs what it touches.
+//! Unchanged Services are not compiled again, a set keeps its id and mostly its range, and a removed backend leaves its slot
+//! to a new one or to the last one.
 
 mod ranges;
 mod rows;
 mod writer;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use datapath::FrontendKind;
 use model::{
-    Family, ServiceName,
+    Family, Rejected, ServiceName,
     state::{NodeState, PerFamily},
 };
-use proxy_common::tables::{
-    Frontend as Row, LOCAL_ADDRESSES_ONLY, Network, NodeAddrScope, PortRange, Prefilter,
-};
+use proxy_common::tables::{Frontend as Row, LOCAL_ADDRESSES_ONLY, Network, PortRange, Prefilter};
 
 use self::{
-    ranges::Ranges,
+    ranges::RangeAllocator,
     rows::{
-        backend_table, frontend_table, member_table, network, put_backend, put_frontend, put_member,
-        put_place,
+        backend_table, frontend_table, member_table, network, put_backend, set_frontend, set_member,
+        set_node_address,
     },
-    writer::{Ids, Set, Writer, count_of},
+    writer::{ServiceLayout, Set, SetIds, Writer, count_of},
 };
 use crate::{
     compile::{Frontend, FrontendAddress, compile},
-    counter_alloc::{Counters, Owner},
-    map_updates::Changes,
+    counter_alloc::{CounterAllocator, CounterOwner},
+    map_updates::MapUpdates,
+    node_addresses::NodeAddresses,
     store::Table,
 };
-use datapath::FrontendKind;
-use model::Rejected;
 
-/// Everything that should be in the tables of a generation.
+/// The contents of all tables of a generation.
 #[derive(Debug, Default)]
 pub(super) struct Layout {
     state: NodeState,
-    services: HashMap<ServiceName, Known>,
-    frontends: HashMap<FrontendAddress, Claims>,
-    /// The frontends that more than one Service claims.
-    contested: BTreeSet<FrontendAddress>,
-    /// The node ports that are laid out, each as often as there are transports and families.
+    services: HashMap<ServiceName, ServiceLayout>,
+    frontends: HashMap<FrontendAddress, FrontendEntry>,
+    /// The frontends of more than one Service.
+    conflicting: BTreeSet<FrontendAddress>,
+    /// How many frontends each node port has: one per protocol and family.
     node_ports: BTreeMap<u16, usize>,
-    /// The networks in which frontends are laid out, each as often as there are some.
+    /// How many frontends each network has.
     networks: PerFamily<BTreeMap<Network, usize>>,
-    /// Whose the addresses of nodes are.
-    places: Places,
-    /// What of single Services is not served.
+    node_addresses: NodeAddresses,
+    /// The parts of each Service that are not served.
     rejected: BTreeMap<ServiceName, Vec<Rejected>>,
-    ids: Ids,
-    /// Where the sets are.
-    ranges: PerFamily<Ranges>,
-    /// Who counts where.
-    counters: Counters,
+    ids: SetIds,
+    ranges: PerFamily<RangeAllocator>,
+    counters: CounterAllocator,
+    /// The number of entries of each table.
     rows: [u32; Table::COUNT],
 }
 
-/// Whose the addresses of nodes are.
-pub(super) type Places = BTreeMap<IpAddr, NodeAddrScope>;
-
-/// A Service that is laid out.
+/// One frontend. The state has no conflicts, see [`model::conflicts`]; if it had any, the first Service in this order would
+/// be served.
 #[derive(Debug, Default)]
-struct Known {
-    frontends: Vec<Frontend>,
-    sets: Vec<Set>,
-}
-
-/// Who wants a frontend, and why; the first has it.
-#[derive(Debug, Default)]
-struct Claims {
-    /// With its position in [`Known::frontends`].
+struct FrontendEntry {
+    /// The Services that have it, with its position in [`ServiceLayout::frontends`].
     services: BTreeMap<(FrontendKind, ServiceName), usize>,
     row: Option<Row>,
 }
 
-/// What an update found.
+/// The difference between two states.
 #[derive(Debug, Default)]
-pub(super) struct Update {
-    /// What is to be written.
-    pub changes: Changes,
-    /// How many Services are new, changed or gone.
+pub(super) struct LayoutDiff {
+    pub updates: MapUpdates,
+    /// How many Services were added, changed or removed.
     pub services: usize,
 }
 
 impl Layout {
-    /// Takes the state of the node, and whose the addresses of nodes are, and returns how the tables change.
-    pub(super) fn update(&mut self, state: &NodeState, places: &Places) -> Update {
+    /// An empty layout, in which the allocated counters keep their owners.
+    pub(super) fn new(counters: CounterAllocator) -> Self {
+        Self { counters, ..Self::default() }
+    }
+
+    /// Replaces the state and the node addresses, and returns how the tables change.
+    pub(super) fn update(&mut self, state: &NodeState, node_addresses: &NodeAddresses) -> LayoutDiff {
         let before = std::mem::replace(&mut self.state, state.clone());
-        let (gone, there): (Vec<_>, Vec<_>) =
+        let (removed, changed): (Vec<_>, Vec<_>) =
             state.diff(&before).map(|(name, _, now)| (name, now)).partition(|(_, now)| now.is_none());
-        let new = there.iter().filter(|(name, _)| !self.services.contains_key(*name)).filter_map(|it| it.1);
+        let new = changed.iter().filter(|(name, _)| !self.services.contains_key(*name)).filter_map(|it| it.1);
         self.counters.reserve(new.map(|it| it.endpoints.len() + it.service.ports.len()).sum());
         let mut writer = Writer {
-            changes: Changes::default(),
+            updates: MapUpdates::default(),
             ids: &mut self.ids,
             ranges: &mut self.ranges,
             counters: &mut self.counters,
             rows: &mut self.rows,
         };
         let mut touched = BTreeSet::new();
-        let services = gone.len() + there.len();
-        // What goes comes first, so that its ids can be used again.
-        for (name, now) in gone.into_iter().chain(there) {
+        let services = removed.len() + changed.len();
+        // Removed Services come first, so that their ids can be reused.
+        for (name, now) in removed.into_iter().chain(changed) {
             let mut image = now.map(|it| compile(it)).unwrap_or_default();
             let rejected = std::mem::take(&mut image.rejected);
             if rejected.is_empty() {
@@ -115,106 +103,97 @@ impl Layout {
             } else {
                 self.rejected.insert(name.clone(), rejected);
             }
-            let known = self.services.remove(name).unwrap_or_default();
-            for it in &known.frontends {
-                if let Some(claims) = self.frontends.get_mut(&it.address) {
-                    claims.services.remove(&(it.claim, name.clone()));
+            let old = self.services.remove(name).unwrap_or_default();
+            for it in &old.frontends {
+                if let Some(entry) = self.frontends.get_mut(&it.address) {
+                    entry.services.remove(&(it.kind, name.clone()));
                 }
                 touched.insert(it.address);
             }
-            // Taken before they are given back, so that who stays keeps its cells.
+            // Acquired before the old ones are released, so that a port that stays keeps its counters.
             for it in &image.frontends {
-                writer.counters.take_port(Owner::port(it.service));
+                writer.counters.acquire_port(CounterOwner::port(it.port_id));
             }
-            for it in &known.frontends {
-                writer.counters.give_back(Owner::port(it.service));
+            for it in &old.frontends {
+                writer.counters.release(CounterOwner::port(it.port_id));
             }
-            let known = writer.relay(known, image);
-            for (position, it) in known.frontends.iter().enumerate() {
-                let claims = &mut self.frontends.entry(it.address).or_default().services;
-                claims.insert((it.claim, name.clone()), position);
+            let new = writer.update_service(old, image);
+            for (position, it) in new.frontends.iter().enumerate() {
+                let services = &mut self.frontends.entry(it.address).or_default().services;
+                services.insert((it.kind, name.clone()), position);
                 touched.insert(it.address);
             }
             if now.is_some() {
-                self.services.insert(name.clone(), known);
+                self.services.insert(name.clone(), new);
             }
         }
         for address in touched {
-            let Some(claims) = self.frontends.get_mut(&address) else { continue };
-            if claims.services.len() > 1 {
-                self.contested.insert(address);
+            let Some(entry) = self.frontends.get_mut(&address) else { continue };
+            if entry.services.len() > 1 {
+                self.conflicting.insert(address);
             } else {
-                self.contested.remove(&address);
+                self.conflicting.remove(&address);
             }
-            let first = claims.services.first_key_value();
-            let row = first.and_then(|((_, owner), position)| {
+            let row = entry.services.first_key_value().and_then(|((_, owner), position)| {
                 let owner = self.services.get(owner)?;
                 row(owner, owner.frontends.get(*position)?, writer.counters)
             });
-            writer.frontend(address, claims.row, row);
-            let (was, is) = (claims.row.is_some(), row.is_some());
+            writer.update_frontend(address, entry.row, row);
+            let (was, is) = (entry.row.is_some(), row.is_some());
             if frontend_table(address) == Table::NodePorts {
                 count(&mut self.node_ports, address.address.port(), was, is);
             } else {
                 let ip = address.address.ip();
                 count(self.networks.of_mut(Family::of(ip)), network(ip), was, is);
             }
-            claims.row = row;
-            if claims.services.is_empty() {
+            entry.row = row;
+            if entry.services.is_empty() {
                 self.frontends.remove(&address);
             }
         }
-        if *places != self.places {
-            writer.places(&self.places, places);
-            self.places.clone_from(places);
+        if *node_addresses != self.node_addresses {
+            writer.update_node_addresses(&self.node_addresses, node_addresses);
+            self.node_addresses.clone_from(node_addresses);
         }
-        Update { changes: writer.changes, services }
+        LayoutDiff { updates: writer.updates, services }
     }
 
     /// Every entry of one table.
-    pub(super) fn whole(&self, table: Table) -> Changes {
-        let mut changes = Changes::default();
+    pub(super) fn full_table(&self, table: Table) -> MapUpdates {
+        let mut updates = MapUpdates::default();
         match table {
             Table::NodeAddrs => {
-                for (address, place) in &self.places {
-                    put_place(&mut changes, *address, *place);
+                for (address, scope) in &self.node_addresses {
+                    set_node_address(&mut updates, *address, Some(*scope));
                 }
             }
             Table::Frontends4 | Table::Frontends6 | Table::NodePorts => {
-                for (address, claims) in &self.frontends {
-                    if let Some(row) = &claims.row
-                        && frontend_table(*address) == table
-                    {
-                        put_frontend(&mut changes, *address, row);
+                for (address, entry) in &self.frontends {
+                    if entry.row.is_some() && frontend_table(*address) == table {
+                        set_frontend(&mut updates, *address, entry.row.as_ref());
                     }
                 }
             }
             Table::Backends4 | Table::Backends6 => {
                 for set in self.sets().filter(|set| backend_table(set.family) == table) {
                     for (position, it) in (set.range.first..).zip(&set.slots) {
-                        put_backend(&mut changes, position, it.backend, it.cell);
+                        put_backend(&mut updates, position, it.backend, it.counter);
                     }
                 }
             }
             Table::Members4 | Table::Members6 => {
-                for set in self.sets().filter(|set| set.is_listed && member_table(set.family) == table) {
+                for set in self.sets().filter(|set| set.has_members && member_table(set.family) == table) {
                     for it in &set.slots {
-                        put_member(&mut changes, set.id, it.backend, it.cell);
+                        set_member(&mut updates, set.id, it.backend, Some(it.counter));
                     }
                 }
             }
         }
-        changes
+        updates
     }
 
-    /// Who counts where.
-    pub(super) fn counters(&mut self) -> &mut Counters {
+    pub(super) fn counters(&mut self) -> &mut CounterAllocator {
         &mut self.counters
-    }
-
-    /// A layout of nothing, in which those who counted before keep their cells.
-    pub(super) fn new(counters: Counters) -> Self {
-        Self { counters, ..Self::default() }
     }
 
     /// How many entries a table has.
@@ -222,13 +201,13 @@ impl Layout {
         self.rows[table.index()]
     }
 
-    /// Whether there is nothing in any table.
+    /// Whether all tables are empty.
     pub(super) fn is_empty(&self) -> bool {
         self.rows.iter().all(|it| *it == 0)
     }
 
-    /// How many entries a table must have room for.
-    pub(super) fn need(&self, table: Table) -> u32 {
+    /// The capacity that a table needs.
+    pub(super) fn required_capacity(&self, table: Table) -> u32 {
         match table {
             Table::Backends4 => self.ranges.of(Family::V4).end(),
             Table::Backends6 => self.ranges.of(Family::V6).end(),
@@ -236,7 +215,6 @@ impl Layout {
         }
     }
 
-    /// Where the frontends may be.
     pub(super) fn prefilter(&self) -> Prefilter {
         let mut prefilter = Prefilter::EMPTY;
         if let (Some((&min, _)), Some((&max, _))) =
@@ -257,16 +235,16 @@ impl Layout {
     /// What is not served, and why.
     pub(super) fn rejected(&self) -> Vec<Rejected> {
         let own = self.rejected.values().flatten().cloned();
-        let contested = self.contested.iter().filter_map(|address| self.frontends.get_key_value(address));
-        let lost = contested.filter_map(|(address, claims)| {
-            let mut all = claims.services.keys();
-            let (claim, winner) = all.next()?;
-            Some(all.map(move |(lost, loser)| Rejected {
+        let conflicting = self.conflicting.iter().filter_map(|it| self.frontends.get_key_value(it));
+        let losers = conflicting.filter_map(|(address, entry)| {
+            let mut services = entry.services.keys();
+            let (kind, owner) = services.next()?;
+            Some(services.map(move |(lost, loser)| Rejected {
                 item: format!("{loser} {lost} {address}"),
-                reason: format!("it is {winner}'s {claim} already; give one of them another"),
+                reason: format!("it is already the {kind} of {owner}; give one of them another"),
             }))
         });
-        own.chain(lost.flatten()).collect()
+        own.chain(losers.flatten()).collect()
     }
 
     fn sets(&self) -> impl Iterator<Item = &Set> {
@@ -274,23 +252,23 @@ impl Layout {
     }
 }
 
-/// The row of a frontend that belongs to `owner`.
-fn row(owner: &Known, frontend: &Frontend, counters: &Counters) -> Option<Row> {
+/// The row of a frontend of `owner`.
+fn row(owner: &ServiceLayout, frontend: &Frontend, counters: &CounterAllocator) -> Option<Row> {
     let set = owner.sets.get(frontend.set)?;
     Some(Row {
         set: set.id,
         backend_count: count_of(&set.slots),
-        flags: if frontend.own_addresses_only { LOCAL_ADDRESSES_ONLY } else { 0 },
+        flags: if frontend.local_addresses_only { LOCAL_ADDRESSES_ONLY } else { 0 },
         affinity_timeout: frontend.affinity,
-        service_port: frontend.service,
-        counter: counters.cell_of(Owner::port(frontend.service)),
+        service_port: frontend.port_id,
+        counter: counters.counter_of(CounterOwner::port(frontend.port_id)),
         backend_offset: set.range.first,
         #[cfg(feature = "next-layout")]
         other_layout: u64::MAX,
     })
 }
 
-/// Keeps count of something that is there as often as others say so.
+/// Updates a use count when one user appears or disappears.
 fn count(counts: &mut BTreeMap<u16, usize>, key: u16, was: bool, is: bool) {
     match (was, is) {
         (false, true) => *counts.entry(key).or_default() += 1,

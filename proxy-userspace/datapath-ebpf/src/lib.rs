@@ -26,6 +26,7 @@ mod options;
 mod pins;
 mod raw_bpf;
 mod store;
+mod table_family;
 mod table_stats;
 mod udp_backends;
 mod udp_nat_gc;
@@ -36,9 +37,11 @@ pub mod probe;
 
 #[cfg(test)]
 mod fake_maps;
+#[cfg(test)]
+mod fixtures;
 
 pub use self::datapath::{Cleaned, Datapath, cleanup};
-pub use cgroup::is_below_others;
+pub use cgroup::is_nested_cgroup;
 pub use counter_reader::{Counts, counts};
 pub use dump::{active_frontends, dump, generation};
 pub use error::Error;

@@ -1,6 +1,6 @@
-//! The maps of the kernel object that are taken over through their pins, and what each of them must be.
+//! The pinned maps of the kernel object, and the specification that each must match.
 //!
-//! The one rule: nothing that is pinned is used before its shape was compared.
+//! Invariant: no pinned map is used before it was compared with its specification.
 
 use std::{
     fmt,
@@ -18,21 +18,25 @@ use proxy_common::{
     udp_nat_cache::UdpNatCache,
 };
 
-use crate::{error::Error, pins::Pins, raw_bpf, store::Table};
+use crate::{
+    error::Error,
+    pins::Pins,
+    raw_bpf::{self, EntrySize},
+    store::Table,
+};
 
-/// A map of the kernel object that is pinned, and what must be there if its pin is.
-pub(super) struct Pinned {
+/// A pinned map of the kernel object.
+pub(super) struct PinnedMap {
     /// Its name in the kernel object.
     pub(super) name: &'static str,
-    /// Where.
     pub(super) path: PathBuf,
-    /// What must be there.
-    pub(super) shape: Shape,
+    pub(super) spec: MapSpec,
 }
 
-impl Pinned {
-    /// aya 0.14 takes whatever is pinned without a look; a map of another shape would have the kernel write past our
-    /// buffers.
+impl PinnedMap {
+    /// Checks the map that is pinned, if there is one.
+    ///
+    /// aya 0.14 reuses a pinned map without a check; with another specification the kernel would write past our buffers.
     pub(super) fn check(&self) -> Result<(), Error> {
         let fd = match raw_bpf::obj_get(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -40,7 +44,7 @@ impl Pinned {
         };
         let info = MapData::from_fd(fd).and_then(|it| it.info());
         let found = info.and_then(|it| {
-            Ok(Shape {
+            Ok(MapSpec {
                 map_type: it.map_type()?,
                 key_size: it.key_size(),
                 value_size: it.value_size(),
@@ -49,11 +53,11 @@ impl Pinned {
             })
         });
         match found {
-            Ok(found) if found == self.shape => Ok(()),
+            Ok(found) if found == self.spec => Ok(()),
             found => Err(Error::ForeignPin {
                 path: self.path.clone(),
                 found: found.map_or_else(|_| "something that is not a map".into(), |it| it.to_string()),
-                expected: self.shape.to_string(),
+                expected: self.spec.to_string(),
             }),
         }
     }
@@ -61,15 +65,21 @@ impl Pinned {
 
 /// What makes two maps interchangeable.
 #[derive(Debug, PartialEq)]
-pub(super) struct Shape {
-    pub(super) map_type: MapType,
-    pub(super) key_size: u32,
-    pub(super) value_size: u32,
-    pub(super) max_entries: u32,
-    pub(super) flags: u32,
+pub(super) struct MapSpec {
+    map_type: MapType,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
 }
 
-impl fmt::Display for Shape {
+impl MapSpec {
+    pub(super) fn new(map_type: MapType, entry: EntrySize, max_entries: u32, flags: u32) -> Self {
+        Self { map_type, key_size: entry.key as u32, value_size: entry.value as u32, max_entries, flags }
+    }
+}
+
+impl fmt::Display for MapSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { map_type, key_size, value_size, max_entries, flags } = self;
         write!(
@@ -80,13 +90,13 @@ impl fmt::Display for Shape {
     }
 }
 
-/// A map by its pin.
+/// Opens a pinned map.
 pub(super) fn get(pin: &Path) -> Result<MapData, Error> {
     let fd = raw_bpf::obj_get(pin).map_err(Error::syscall("BPF_OBJ_GET", pin.display()))?;
     MapData::from_fd(fd).map_err(Error::map(pin.display()))
 }
 
-/// The same, if there is one.
+/// Opens a pinned map, if there is one.
 pub(super) fn find(pin: &Path) -> Result<Option<MapData>, Error> {
     match get(pin) {
         Err(Error::Syscall { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
@@ -94,92 +104,44 @@ pub(super) fn find(pin: &Path) -> Result<Option<MapData>, Error> {
     }
 }
 
-/// How many entries a map has that cannot be moved: as many as when it was made.
-pub(super) fn size(path: &Path, wanted: u32, what: &str) -> Result<u32, Error> {
+/// The capacity of a map whose entries outlast upgrades: that of the pinned map, if there is one.
+pub(super) fn capacity(path: &Path, wanted: u32, what: &str) -> Result<u32, Error> {
     let Some(map) = find(path)? else { return Ok(wanted) };
-    let there = map.info().map_err(Error::map(path.display()))?.max_entries();
-    if there != wanted {
-        tracing::info!("{there} {what}, not {wanted}, until `cleanup` takes them away");
+    let pinned = map.info().map_err(Error::map(path.display()))?.max_entries();
+    if pinned != wanted {
+        tracing::info!(
+            "{what} keeps its capacity of {pinned} instead of {wanted} until `cleanup` removes it"
+        );
     }
-    // A foreign map is found out when its shape is checked.
-    Ok(if there.is_power_of_two() { there } else { wanted })
+    // A foreign map is rejected when its specification is checked.
+    Ok(if pinned.is_power_of_two() { pinned } else { wanted })
 }
 
-/// Every map that programs and user space share, but the chunks of counters.
-pub(super) fn maps(pins: &Pins, slots: u32, clients: u32, peers: u32) -> Vec<Pinned> {
-    let word = size_of::<u32>() as u32;
-    let shape = |map_type, value_size, max_entries, flags| Shape {
-        map_type,
-        key_size: word,
-        value_size,
-        max_entries,
-        flags,
-    };
-    let storage = |value: usize| shape(MapType::SkStorage, value as u32, 0, BPF_F_NO_PREALLOC);
-    let mut maps = vec![
-        Pinned { name: "ACTIVE", path: pins.active(), shape: shape(MapType::Array, word, 2, 0) },
-        Pinned {
-            name: "PREFILTER",
-            path: pins.prefilters(),
-            shape: shape(MapType::Array, size_of::<Prefilter>() as u32, 2, 0),
-        },
-        Pinned {
-            name: "SLOTS",
-            path: pins.sock_nat_map("slots"),
-            shape: shape(MapType::Array, size_of::<NatSlot>() as u32, slots, 0),
-        },
-        Pinned {
-            name: "AFFINITY",
-            path: pins.affinity().join("affinity"),
-            shape: Shape {
-                map_type: MapType::LruHash,
-                key_size: size_of::<AffinityKey>() as u32,
-                value_size: size_of::<AffinityEntry>() as u32,
-                max_entries: clients,
-                flags: 0,
-            },
-        },
-        Pinned {
-            name: "AFFINITY_INSERTS",
-            path: pins.affinity().join("affinity_inserts"),
-            shape: shape(MapType::Array, size_of::<u64>() as u32, 1, 0),
-        },
-        Pinned {
-            name: "SLOT_OVERFLOWS",
-            path: pins.sock_nat_map("slot_overflows"),
-            shape: shape(MapType::Array, size_of::<u64>() as u32, 1, 0),
-        },
-        Pinned {
-            name: "SK_NAT",
-            path: pins.sock_nat_map("sk_nat"),
-            shape: storage(size_of::<ConnectedNat>()),
-        },
-        Pinned {
-            name: "UDP_SK_NAT",
-            path: pins.sock_nat_map("udp_sk_nat"),
-            shape: storage(size_of::<UdpNatCache>()),
-        },
-        Pinned {
-            name: "UDP_NAT",
-            path: pins.sock_nat_map("udp_nat"),
-            shape: Shape {
-                map_type: MapType::Hash,
-                key_size: size_of::<UdpNatKey>() as u32,
-                value_size: size_of::<UdpNatEntry>() as u32,
-                max_entries: peers,
-                flags: BPF_F_NO_PREALLOC,
-            },
-        },
-        Pinned {
-            name: "UDP_NAT_STATS",
-            path: pins.sock_nat_map("udp_nat_stats"),
-            shape: shape(MapType::Array, size_of::<u64>() as u32, STAT_COUNT, 0),
-        },
+/// Every map that programs and user space share, except the chunks of counters.
+pub(super) fn maps(pins: &Pins, slots: u32, affinity_clients: u32, udp_nat_entries: u32) -> Vec<PinnedMap> {
+    fn array<V>(max_entries: u32) -> MapSpec {
+        MapSpec::new(MapType::Array, EntrySize::of::<u32, V>(), max_entries, 0)
+    }
+    fn storage<V>() -> MapSpec {
+        MapSpec::new(MapType::SkStorage, EntrySize::of::<u32, V>(), 0, BPF_F_NO_PREALLOC)
+    }
+    let affinity = EntrySize::of::<AffinityKey, AffinityEntry>();
+    let affinity = MapSpec::new(MapType::LruHash, affinity, affinity_clients, 0);
+    let udp_nat = EntrySize::of::<UdpNatKey, UdpNatEntry>();
+    let udp_nat = MapSpec::new(MapType::Hash, udp_nat, udp_nat_entries, BPF_F_NO_PREALLOC);
+    let maps = [
+        ("ACTIVE", pins.active(), array::<u32>(2)),
+        ("PREFILTER", pins.prefilters(), array::<Prefilter>(2)),
+        ("SLOTS", pins.sock_nat_map("slots"), array::<NatSlot>(slots)),
+        ("AFFINITY", pins.affinity().join("affinity"), affinity),
+        ("AFFINITY_INSERTS", pins.affinity().join("affinity_inserts"), array::<u64>(1)),
+        ("SLOT_OVERFLOWS", pins.sock_nat_map("slot_overflows"), array::<u64>(1)),
+        ("SK_NAT", pins.sock_nat_map("sk_nat"), storage::<ConnectedNat>()),
+        ("UDP_SK_NAT", pins.sock_nat_map("udp_sk_nat"), storage::<UdpNatCache>()),
+        ("UDP_NAT", pins.sock_nat_map("udp_nat"), udp_nat),
+        ("UDP_NAT_STATS", pins.sock_nat_map("udp_nat_stats"), array::<u64>(STAT_COUNT)),
     ];
-    maps.extend(Table::ALL.map(|table| Pinned {
-        name: table.map(),
-        path: pins.outer(table),
-        shape: shape(MapType::ArrayOfMaps, word, 2, 0),
-    }));
-    maps
+    let outer = || MapSpec::new(MapType::ArrayOfMaps, EntrySize::of::<u32, u32>(), 2, 0);
+    let tables = Table::ALL.into_iter().map(|it| (it.map(), pins.outer(it), outer()));
+    maps.into_iter().chain(tables).map(|(name, path, spec)| PinnedMap { name, path, spec }).collect()
 }

@@ -1,9 +1,7 @@
-//! Whose the addresses are that node ports are served at. Pure.
-//!
-//! The one rule: what one node says of its own addresses holds for every node alike.
+//! The addresses at which node ports are served, and whether each belongs to this node. Pure.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -11,36 +9,33 @@ use datapath::NodePortAddresses;
 use model::state::{NodeInfo, NodeInfos};
 use proxy_common::tables::NodeAddrScope;
 
-use crate::layout::Places;
+/// The addresses at which node ports are served, each with the node it belongs to.
+pub(super) type NodeAddresses = BTreeMap<IpAddr, NodeAddrScope>;
 
-/// Whose each address is: of the node called `own` with these interfaces, or of another one.
+/// The node addresses as seen from the node `own`, which has these interface addresses.
 pub(super) fn node_addresses(
     nodes: &NodeInfos,
     own: &str,
     interfaces: &BTreeSet<IpAddr>,
     which: &NodePortAddresses,
-) -> Places {
-    let mut places = Places::new();
+) -> NodeAddresses {
+    let mut addresses = NodeAddresses::new();
     for node in nodes.iter().filter(|(name, _)| &***name != own).map(|(_, node)| node) {
-        places.extend(named(node, which).map(|address| (address, NodeAddrScope::REMOTE)));
+        addresses.extend(addresses_of(node, which).map(|it| (it, NodeAddrScope::REMOTE)));
     }
-    // What is ours stays ours, whoever else claims it.
-    if let Some(node) = nodes.get(own) {
-        places.extend(named(node, which).map(|address| (address, NodeAddrScope::LOCAL)));
-    }
-    places.extend(
-        interfaces.iter().filter(|it| which.contains(**it)).map(|address| (*address, NodeAddrScope::LOCAL)),
-    );
+    // Inserted after those of other nodes: an address of this node is local even if another node claims it.
+    let node = nodes.get(own).into_iter().flat_map(|it| addresses_of(it, which));
+    let interfaces = interfaces.iter().copied().filter(|it| which.contains(*it));
+    addresses.extend(node.chain(interfaces).map(|it| (it, NodeAddrScope::LOCAL)));
     let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()];
-    places.extend(
-        loopback.into_iter().filter(|it| which.contains(*it)).map(|it| (it, NodeAddrScope::LOOPBACK)),
-    );
-    places
+    let loopback = loopback.into_iter().filter(|it| which.contains(*it));
+    addresses.extend(loopback.map(|it| (it, NodeAddrScope::LOOPBACK)));
+    addresses
 }
 
-/// The addresses that a Node object names and that count. No look-up tells an IPv4 address from its v4-mapped form, and
-/// a loopback address is everybody's own, whoever names it.
-fn named<'a>(node: &'a NodeInfo, which: &'a NodePortAddresses) -> impl Iterator<Item = IpAddr> + 'a {
+/// The addresses in a Node object at which node ports are served. Look-ups do not distinguish an IPv4 address from its
+/// v4-mapped form, and a loopback address belongs to every node.
+fn addresses_of<'a>(node: &'a NodeInfo, which: &'a NodePortAddresses) -> impl Iterator<Item = IpAddr> + 'a {
     which.of(node).map(|it| it.to_canonical()).filter(|it| !it.is_loopback())
 }
 
@@ -59,21 +54,21 @@ mod tests {
             ..NodeInfo::default()
         };
         let nodes = [
-            ("us".into(), node(&["192.0.2.1", "2001:db8::1", "203.0.113.1"])),
+            ("own".into(), node(&["192.0.2.1", "2001:db8::1", "203.0.113.1"])),
             ("other".into(), node(&["192.0.2.2", "203.0.113.2", "198.51.100.1"])),
-            // In another form, or nobody's to name.
+            // v4-mapped forms, and loopback addresses.
             (
                 "strange".into(),
                 node(&["::ffff:192.0.2.1", "::ffff:192.0.2.2", "::ffff:127.0.0.1", "127.0.0.1"]),
             ),
         ];
         let interfaces = BTreeSet::from([ip("192.0.2.1"), ip("198.51.100.1")]);
-        let expect: Places = expect.iter().map(|(address, place)| (ip(address), *place)).collect();
-        assert_eq!(node_addresses(&nodes.into_iter().collect(), "us", &interfaces, &which), expect);
+        let expect: NodeAddresses = expect.iter().map(|(address, scope)| (ip(address), *scope)).collect();
+        assert_eq!(node_addresses(&nodes.into_iter().collect(), "own", &interfaces, &which), expect);
     }
 
     #[test]
-    fn every_address_of_every_node_counts() {
+    fn by_default_every_address_of_every_node_counts() {
         check(
             NodePortAddresses::All,
             &[
@@ -82,7 +77,7 @@ mod tests {
                 ("192.0.2.1", NodeAddrScope::LOCAL),
                 ("2001:db8::1", NodeAddrScope::LOCAL),
                 ("203.0.113.1", NodeAddrScope::LOCAL),
-                // Another node says it is its own; but it is on an interface of ours.
+                // Another node claims it, but it is on an interface of this node.
                 ("198.51.100.1", NodeAddrScope::LOCAL),
                 ("192.0.2.2", NodeAddrScope::REMOTE),
                 ("203.0.113.2", NodeAddrScope::REMOTE),
@@ -91,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_primary_addresses_count_if_so_asked() {
+    fn with_primary_only_the_primary_addresses_count() {
         check(
             NodePortAddresses::Primary,
             &[
@@ -103,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn only_addresses_in_the_ranges_count_if_some_are_given() {
+    fn with_ranges_only_addresses_in_them_count() {
         let ranges = ["203.0.113.0/24", "127.0.0.0/8"].map(|it| it.parse().unwrap());
         check(
             NodePortAddresses::In(ranges.into()),

@@ -1,6 +1,6 @@
-//! Raw bpf(2): the few commands that aya 0.14 has no call for, and one socket option that nobody has. The only `unsafe` of user space.
+//! Raw bpf(2): the commands that aya 0.14 does not offer, and one socket option. The only `unsafe` of user space.
 //!
-//! The one rule: every buffer handed to the kernel is as long as the kernel will read or write, checked here.
+//! Invariant: every buffer passed to the kernel is as long as what the kernel reads or writes; its length is checked here.
 
 #![expect(
     unsafe_code,
@@ -34,7 +34,7 @@ unsafe fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// An attribute of zeroes, as the kernel wants what is not used.
+/// An attribute of zeroes; the kernel requires unused fields to be zero.
 fn attr() -> bpf_attr {
     // SAFETY: a union of integers and arrays of them: all zeroes is a value of each.
     unsafe { std::mem::zeroed() }
@@ -53,14 +53,14 @@ pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
     owned(unsafe { bpf(bpf_cmd::BPF_OBJ_GET, &mut attr) }?)
 }
 
-/// The file descriptor that a call has returned.
+/// The file descriptor returned by a call.
 fn owned(result: i64) -> io::Result<OwnedFd> {
     let fd = RawFd::try_from(result).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made this file descriptor for us.
+    // SAFETY: the kernel has just created this file descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes an array of maps; `template` stands for what may be put in: its kind, its sizes and its flags.
+/// Creates an array of maps; inner maps must have the type, the sizes and the flags of `template`.
 pub(super) fn create_array_of_maps(name: &str, template: BorrowedFd<'_>, slots: u32) -> io::Result<OwnedFd> {
     let mut attr = attr();
     let word = size_of::<u32>() as u32;
@@ -71,7 +71,7 @@ pub(super) fn create_array_of_maps(name: &str, template: BorrowedFd<'_>, slots: 
     create.value_size = word;
     create.max_entries = slots;
     create.inner_map_fd = fd(template);
-    // The last byte stays zero, which ends the name.
+    // The last byte stays zero: it terminates the name.
     let room = create.map_name.len() - 1;
     for (to, from) in create.map_name[..room].iter_mut().zip(name.bytes()) {
         *to = from.cast_signed();
@@ -81,18 +81,18 @@ pub(super) fn create_array_of_maps(name: &str, template: BorrowedFd<'_>, slots: 
     owned(created)
 }
 
-/// Takes an entry out of a map whose keys are numbers.
+/// Deletes an entry of a map with u32 keys.
 pub(super) fn delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     let mut attr = attr();
     // SAFETY: this member of the union is the one that the command reads; writing integers needs no old value.
     let element = unsafe { &mut attr.__bindgen_anon_2 };
     element.map_fd = fd(map);
     element.key = std::ptr::from_ref(&key) as u64;
-    // SAFETY: the kernel reads a key of the map, which `key` is as long as, and which outlives the call.
+    // SAFETY: the kernel reads a key of 4 bytes, the size of `key`, which outlives the call.
     unsafe { bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr) }.map(drop)
 }
 
-/// Puts another program under a link; there is no moment without one (Linux 5.7).
+/// Replaces the program of a link without a moment in which none is attached (Linux 5.7).
 pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = attr();
     attr.link_update.link_fd = fd(link);
@@ -101,7 +101,7 @@ pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     unsafe { bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr) }.map(drop)
 }
 
-/// Takes a link's program out of effect (Linux 5.9). Giving up the last reference does so too, but some time later.
+/// Detaches a link's program before it returns (Linux 5.9). Dropping the last reference detaches it some time later.
 pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = attr();
     attr.link_detach.link_fd = fd(link);
@@ -109,14 +109,14 @@ pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { bpf(bpf_cmd::BPF_LINK_DETACH, &mut attr) }.map(drop)
 }
 
-/// Asks which cgroup a link is attached to: its id, which is its inode number, or 0 once the cgroup is gone.
+/// The id (inode number) of the cgroup that a link is attached to; 0 once the cgroup is removed.
 pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
     let info = link_info(link)?;
-    // SAFETY: a link of another kind leaves zeroes or other integers here; both are values.
+    // SAFETY: a link of another type leaves zeroes or other integers here; both are values.
     Ok(unsafe { info.__bindgen_anon_1.cgroup.cgroup_id })
 }
 
-/// Asks which program is under a link: its id.
+/// The id of a link's program.
 pub(super) fn link_program(link: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(link_info(link)?.prog_id)
 }
@@ -133,9 +133,9 @@ fn link_info(link: BorrowedFd<'_>) -> io::Result<bpf_link_info> {
     Ok(info)
 }
 
-/// Asks which programs run at a hook of a cgroup, its own and those of the cgroups above it: their ids, in order.
-pub(super) fn programs_in_effect(cgroup: BorrowedFd<'_>, hook: bpf_attach_type) -> io::Result<Vec<u32>> {
-    // The kernel has room for 64 (BPF_CGROUP_MAX_PROGS) of one cgroup; those above it can have as many each.
+/// The ids of the programs that run at a hook of a cgroup, inherited ones included, in order of execution.
+pub(super) fn effective_programs(cgroup: BorrowedFd<'_>, hook: bpf_attach_type) -> io::Result<Vec<u32>> {
+    // A cgroup has at most 64 programs per hook (BPF_CGROUP_MAX_PROGS), and so has each of its ancestors.
     let mut ids = vec![0_u32; 64];
     loop {
         let mut attr = attr();
@@ -155,7 +155,7 @@ pub(super) fn programs_in_effect(cgroup: BorrowedFd<'_>, hook: bpf_attach_type) 
                 ids.truncate(count);
                 return Ok(ids);
             }
-            // There are more of them, and the kernel has said how many.
+            // There are more; the kernel has returned their number.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && count > ids.len() => {
                 ids.resize(count, 0);
             }
@@ -176,50 +176,57 @@ pub(super) fn netns_cookie() -> io::Result<u64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
-/// Has all threads allocate from one heap; to be called before there is a second thread.
+/// Makes all threads allocate from one heap; must be called before a second thread starts.
 ///
-/// A state is read, decided and laid out by different threads, and what one allocates another one frees: with a heap for
-/// each thread, all of them grow to what the largest needs (200 MB at 10,000 Services of 10 endpoints, where one takes
-/// 140). Each thread keeps what it frees at hand, so that they seldom meet.
+/// A state is received, computed and compiled by different threads, and freed by another thread than the one that allocated
+/// it: with one heap per thread, every heap grows to the size of the largest (200 MB with 10,000 Services of 10 endpoints,
+/// instead of 140 MB). Each thread has a cache of freed memory, so that contention is rare.
 pub fn keep_one_heap() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it sets a number in the allocator; where it refuses, nothing is lost but memory.
+    // SAFETY: it sets a parameter of the allocator; if that fails, only memory is wasted.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }
 }
 
-/// Gives memory that nobody needs any more back to the system; the allocator keeps it between what is still needed.
+/// Returns free memory of the heap to the system; without this call the allocator keeps free blocks that lie between used ones.
 /// Takes some milliseconds.
 pub fn give_back_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it takes the allocator's own locks, and touches only what is free.
+    // SAFETY: it takes the allocator's locks, and touches only free memory.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// The sizes of one entry of a map, in bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    /// Of a key.
+/// The size of a map's entries, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct EntrySize {
     pub(super) key: usize,
-    /// Of a value.
     pub(super) value: usize,
 }
 
-impl Entry {
-    /// How many entries `keys` has, as the kernel counts.
+impl EntrySize {
+    pub(super) const fn of<K, V>() -> Self {
+        Self { key: size_of::<K>(), value: size_of::<V>() }
+    }
+
+    /// The number of `keys`.
     fn count(self, keys: &[u8]) -> u32 {
-        assert_eq!(keys.len() % self.key, 0, "whole keys");
+        assert_eq!(keys.len() % self.key, 0, "the keys are complete");
         u32::try_from(keys.len() / self.key).expect("fewer than 2^32 entries in memory")
     }
 }
 
-/// Writes entries into a hash map or an array (Linux 5.6), or maps into an outer one. Not atomic: on an error, some may be there.
-pub(super) fn update_batch(map: BorrowedFd<'_>, entry: Entry, keys: &[u8], values: &[u8]) -> io::Result<()> {
+/// Writes entries of a hash map, an array (Linux 5.6) or an outer map. Not atomic: after an error, some may be written.
+pub(super) fn update_batch(
+    map: BorrowedFd<'_>,
+    entry: EntrySize,
+    keys: &[u8],
+    values: &[u8],
+) -> io::Result<()> {
     let count = entry.count(keys);
-    assert_eq!(values.len(), count as usize * entry.value, "a value for each key");
+    assert_eq!(values.len(), count as usize * entry.value, "each key has a value");
     let mut attr = attr();
     attr.batch.map_fd = fd(map);
     attr.batch.keys = keys.as_ptr() as u64;
@@ -229,8 +236,8 @@ pub(super) fn update_batch(map: BorrowedFd<'_>, entry: Entry, keys: &[u8], value
     unsafe { bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut attr) }.map(drop)
 }
 
-/// Deletes entries from a hash map (Linux 5.6). `NotFound` if one is not there; some may then be deleted.
-pub(super) fn delete_batch(map: BorrowedFd<'_>, entry: Entry, keys: &[u8]) -> io::Result<()> {
+/// Deletes entries of a hash map (Linux 5.6). `NotFound` if one does not exist; some may then be deleted.
+pub(super) fn delete_batch(map: BorrowedFd<'_>, entry: EntrySize, keys: &[u8]) -> io::Result<()> {
     let mut attr = attr();
     attr.batch.map_fd = fd(map);
     attr.batch.keys = keys.as_ptr() as u64;
@@ -239,23 +246,27 @@ pub(super) fn delete_batch(map: BorrowedFd<'_>, entry: Entry, keys: &[u8]) -> io
     unsafe { bpf(bpf_cmd::BPF_MAP_DELETE_BATCH, &mut attr) }.map(drop)
 }
 
-/// Reads a whole hash map or array of at most `capacity` entries (Linux 5.6): keys and values, one after the other.
-pub(super) fn lookup_all(map: BorrowedFd<'_>, entry: Entry, capacity: u32) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    // The kernel's place in the map; for a hash a u32, room for more costs nothing.
-    let mut place = [0_u64; 4];
+/// Reads a whole hash map or array of at most `capacity` entries (Linux 5.6): all keys, and all values.
+pub(super) fn lookup_all(
+    map: BorrowedFd<'_>,
+    entry: EntrySize,
+    capacity: u32,
+) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    // The kernel's cursor: a u32 for a hash map; more room does no harm.
+    let mut cursor = [0_u64; 4];
     let mut keys = vec![0; capacity as usize * entry.key];
     let mut values = vec![0; capacity as usize * entry.value];
     let mut attr = attr();
     attr.batch.map_fd = fd(map);
-    attr.batch.out_batch = place.as_mut_ptr() as u64;
+    attr.batch.out_batch = cursor.as_mut_ptr() as u64;
     attr.batch.keys = keys.as_mut_ptr() as u64;
     attr.batch.values = values.as_mut_ptr() as u64;
     attr.batch.count = capacity;
-    // SAFETY: the kernel writes at most `count` keys and values, for which there is room, and its place.
+    // SAFETY: the kernel writes at most `count` keys and values, for which there is room, and its cursor.
     let result = unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) };
     match result {
         Ok(_) => {}
-        // The end of the map was reached: it is all there.
+        // The end of the map was reached.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
         Err(error) => return Err(error),
     }

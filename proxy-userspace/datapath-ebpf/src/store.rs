@@ -1,4 +1,4 @@
-//! The maps a data plane is made of, as a trait: the kernel is one implementation, memory another.
+//! The maps of a datapath, as a trait: [`crate::bpf_maps`] implements it in the kernel, `fake_maps` in memory.
 
 use std::fmt;
 
@@ -11,22 +11,21 @@ use proxy_common::{
     },
 };
 
-use crate::error::Error;
+use crate::{error::Error, raw_bpf::EntrySize};
 
 /// One of the two sides, each a full set of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Side(u32);
 
 impl Side {
-    /// Both of them.
     pub(super) const BOTH: [Self; 2] = [Self(0), Self(1)];
 
-    /// From the side word; `None` if it names no side.
+    /// The side that an active-side word selects; `None` if the word is invalid.
     pub(super) fn from_word(word: u32) -> Option<Self> {
         (word < 2).then_some(Self(word))
     }
 
-    /// The side word that selects it.
+    /// The active-side word that selects it.
     pub(super) fn word(self) -> u32 {
         self.0
     }
@@ -36,7 +35,6 @@ impl Side {
         self.0 as usize
     }
 
-    /// The other one.
     #[must_use]
     pub(super) fn other(self) -> Self {
         Self(1 - self.0)
@@ -58,7 +56,7 @@ pub(super) enum Table {
     Frontends6,
     /// [`NodePortKey`] to [`Frontend`].
     NodePorts,
-    /// An address, v4 ones v4-mapped, to its [`NodeAddrScope`].
+    /// An address, IPv4 as v4-mapped, to its [`NodeAddrScope`].
     NodeAddrs,
     /// A position to [`BackendEntry4`].
     Backends4,
@@ -71,9 +69,8 @@ pub(super) enum Table {
 }
 
 impl Table {
-    /// How many tables a side has.
     pub(super) const COUNT: usize = 8;
-    /// All of them; a table's position is its [`Table::index`].
+    /// All tables; a table's position is its [`Table::index`].
     pub(super) const ALL: [Self; Self::COUNT] = [
         Self::Frontends4,
         Self::Frontends6,
@@ -92,58 +89,43 @@ impl Table {
 
     /// Its name in pin paths.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Frontends4 => "frontends4",
-            Self::Frontends6 => "frontends6",
-            Self::NodePorts => "node_ports",
-            Self::NodeAddrs => "node_addrs",
-            Self::Backends4 => "backends4",
-            Self::Backends6 => "backends6",
-            Self::Members4 => "members4",
-            Self::Members6 => "members6",
-        }
+        self.names().0
     }
 
     /// The name of its outer map in the kernel object.
     pub(super) fn map(self) -> &'static str {
+        self.names().1
+    }
+
+    fn names(self) -> (&'static str, &'static str) {
         match self {
-            Self::Frontends4 => "FRONTENDS4",
-            Self::Frontends6 => "FRONTENDS6",
-            Self::NodePorts => "NODE_PORTS",
-            Self::NodeAddrs => "NODE_ADDRS",
-            Self::Backends4 => "BACKENDS4",
-            Self::Backends6 => "BACKENDS6",
-            Self::Members4 => "MEMBERS4",
-            Self::Members6 => "MEMBERS6",
+            Self::Frontends4 => ("frontends4", "FRONTENDS4"),
+            Self::Frontends6 => ("frontends6", "FRONTENDS6"),
+            Self::NodePorts => ("node_ports", "NODE_PORTS"),
+            Self::NodeAddrs => ("node_addrs", "NODE_ADDRS"),
+            Self::Backends4 => ("backends4", "BACKENDS4"),
+            Self::Backends6 => ("backends6", "BACKENDS6"),
+            Self::Members4 => ("members4", "MEMBERS4"),
+            Self::Members6 => ("members6", "MEMBERS6"),
         }
     }
 
-    /// Whether it is an array, in which every position is there, and zeroes stand for nothing; else it is a hash map.
+    /// Whether it is an array, in which an unused position is all zeroes; otherwise it is a hash map.
     pub(super) fn is_array(self) -> bool {
         matches!(self, Self::Backends4 | Self::Backends6)
     }
 
-    /// The size of a key in bytes.
-    pub(super) fn key_size(self) -> usize {
+    /// The size of its entries.
+    pub(super) fn entry(self) -> EntrySize {
         match self {
-            Self::Frontends4 => size_of::<FrontendKey4>(),
-            Self::Frontends6 => size_of::<FrontendKey6>(),
-            Self::NodePorts => size_of::<NodePortKey>(),
-            Self::NodeAddrs => size_of::<V6>(),
-            Self::Backends4 | Self::Backends6 => size_of::<u32>(),
-            Self::Members4 => size_of::<BackendSetMemberKey4>(),
-            Self::Members6 => size_of::<BackendSetMemberKey6>(),
-        }
-    }
-
-    /// The size of a value in bytes.
-    pub(super) fn value_size(self) -> usize {
-        match self {
-            Self::Frontends4 | Self::Frontends6 | Self::NodePorts => size_of::<Frontend>(),
-            Self::NodeAddrs => size_of::<NodeAddrScope>(),
-            Self::Backends4 => size_of::<BackendEntry4>(),
-            Self::Backends6 => size_of::<BackendEntry6>(),
-            Self::Members4 | Self::Members6 => size_of::<BackendSetMember>(),
+            Self::Frontends4 => EntrySize::of::<FrontendKey4, Frontend>(),
+            Self::Frontends6 => EntrySize::of::<FrontendKey6, Frontend>(),
+            Self::NodePorts => EntrySize::of::<NodePortKey, Frontend>(),
+            Self::NodeAddrs => EntrySize::of::<V6, NodeAddrScope>(),
+            Self::Backends4 => EntrySize::of::<u32, BackendEntry4>(),
+            Self::Backends6 => EntrySize::of::<u32, BackendEntry6>(),
+            Self::Members4 => EntrySize::of::<BackendSetMemberKey4, BackendSetMember>(),
+            Self::Members6 => EntrySize::of::<BackendSetMemberKey6, BackendSetMember>(),
         }
     }
 }
@@ -154,33 +136,33 @@ impl fmt::Display for Table {
     }
 }
 
-/// The maps of one data plane.
-pub(super) trait Store {
+/// The maps of one datapath.
+pub(super) trait MapStore {
     /// The side that programs read now.
     fn active(&self) -> Result<Side, Error>;
 
-    /// Makes programs read `side` from now on, with one store. Everything written before is seen by whoever sees it.
+    /// Makes programs read `side` from now on, with one store. A program that sees this store sees all earlier writes.
     fn activate(&mut self, side: Side) -> Result<(), Error>;
 
     /// Returns when every program that began before the call has ended.
-    fn grace(&mut self) -> Result<(), Error>;
+    fn wait_grace_period(&mut self) -> Result<(), Error>;
 
-    /// Puts empty maps in the place of a side's maps, each for at least so many entries. On an error, some may be there.
+    /// Replaces maps of a side by empty ones, each with at least this capacity. After an error some may be replaced.
     fn replace(&mut self, side: Side, maps: &[(Table, u32)]) -> Result<(), Error>;
 
-    /// Says where the frontends of a side may be.
+    /// Sets the prefilter of a side.
     fn set_prefilter(&mut self, side: Side, prefilter: &Prefilter) -> Result<(), Error>;
 
-    /// Writes entries, new ones and changed ones; keys and values lie one after the other.
+    /// Writes new and changed entries; keys and values are each concatenated.
     fn put(&mut self, side: Side, table: Table, keys: &[u8], values: &[u8]) -> Result<(), Error>;
 
-    /// Deletes entries of a hash map, all of which are there.
+    /// Deletes entries of a hash map, all of which exist.
     fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), Error>;
 
-    /// The owner of each cell that there is, in order; 0 for nobody.
-    fn owners(&self) -> Result<Vec<u64>, Error>;
+    /// The owner of every existing counter, in order; 0 for none.
+    fn counter_owners(&self) -> Result<Vec<u64>, Error>;
 
-    /// Gives cells, which are in order, to owners, who begin at zero, or to nobody; makes room where there is none. Of a cell
-    /// that is there twice the last owner counts. No program may be adding to them.
-    fn own(&mut self, cells: &[(CounterIndex, u64)]) -> Result<(), Error>;
+    /// Assigns counters, in ascending order, to new owners, for whom they begin at zero, or to none (0); allocates chunks as
+    /// needed. Of several owners of one counter the last one is set. No program may be incrementing these counters.
+    fn set_counter_owners(&mut self, owners: &[(CounterIndex, u64)]) -> Result<(), Error>;
 }

@@ -1,55 +1,49 @@
-//! Which UDP flows still have a place to go: for each Service address the endpoints that serve it. Pure.
+//! The backends to which existing UDP flows may continue, by Service address. Pure.
 //!
-//! The one rule: in doubt a flow is spared. Whoever serves an address is among its endpoints, chosen for this node or not.
+//! Invariant: in doubt a flow continues: every endpoint that serves an address is allowed, selected for this node or not.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     sync::Arc,
 };
 
+use datapath::FrontendKind;
 use model::{
     Family, Protocol,
     state::{NodeState, ServiceState},
 };
-
 use proxy_common::probe;
 
-use crate::compile::{Frontend, Transport, compile};
-use datapath::FrontendKind;
+use crate::compile::{Frontend, compile, unspecified};
 
-/// Where flows to each UDP address may go.
+/// The allowed backends of each UDP frontend.
 #[derive(Debug, Default)]
-pub(crate) struct Flows(HashMap<SocketAddr, HashSet<SocketAddr>>);
+pub(crate) struct AllowedBackends(HashMap<SocketAddr, HashSet<SocketAddr>>);
 
-impl Flows {
-    /// Those of a state.
+impl AllowedBackends {
     pub(crate) fn of(state: &NodeState) -> Self {
-        let mut flows = Self::default();
+        let mut allowed = Self::default();
         for (_, service) in &state.services {
-            each(service, |frontend, backend| {
-                flows.0.entry(frontend).or_default().extend(backend);
+            for_each(service, |frontend, backend| {
+                allowed.0.entry(frontend).or_default().extend(backend);
             });
         }
-        flows
+        allowed
     }
 
-    /// Whether `backend` still serves a Service's address, or the node port that it is.
-    pub(crate) fn serves(&self, service: SocketAddr, backend: SocketAddr) -> bool {
-        // The canary's are nobody's, and end by themselves.
+    /// Whether `backend` serves the frontend at `service`, an address of a Service or a node port at any address.
+    pub(crate) fn contains(&self, service: SocketAddr, backend: SocketAddr) -> bool {
+        // Flows of the probe belong to no Service, and end on their own.
         if probe::is_probe(service.ip().into()) {
             return true;
         }
-        let any = match service {
-            SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let backends = self.0.get(&service).or_else(|| self.0.get(&SocketAddr::new(any, service.port())));
-        backends.is_some_and(|it| it.contains(&backend))
+        let node_port = || self.0.get(&SocketAddr::new(unspecified(service.ip()), service.port()));
+        self.0.get(&service).or_else(node_port).is_some_and(|it| it.contains(&backend))
     }
 }
 
-/// Whether there are flows that had a place to go before and have none now.
+/// Whether a flow that was allowed before is not allowed now.
 pub fn lost(before: &NodeState, now: &NodeState) -> bool {
     now.diff(before).any(|(_, before, now)| {
         let before = before.map(|it| pairs(it)).unwrap_or_default();
@@ -57,36 +51,40 @@ pub fn lost(before: &NodeState, now: &NodeState) -> bool {
     })
 }
 
-/// Whether any UDP Service differs.
+/// Whether any Service with a UDP port differs.
 pub fn differ(before: &NodeState, now: &NodeState) -> bool {
-    let has_udp = |it: &ServiceState| it.service.ports.iter().any(|it| it.protocol == Protocol::Udp);
     now.diff(before)
         .any(|(_, before, now)| before.is_some_and(|it| has_udp(it)) || now.is_some_and(|it| has_udp(it)))
 }
 
+fn has_udp(it: &ServiceState) -> bool {
+    it.service.ports.iter().any(|it| it.protocol == Protocol::Udp)
+}
+
 fn pairs(service: &ServiceState) -> BTreeSet<(SocketAddr, SocketAddr)> {
     let mut pairs = BTreeSet::new();
-    each(service, |frontend, backend| pairs.extend(backend.map(|it| (frontend, it))));
+    for_each(service, |frontend, backend| pairs.extend(backend.map(|it| (frontend, it))));
     pairs
 }
 
-/// Goes through the UDP addresses of a Service; a node port's address is the unspecified one.
-fn each(service: &ServiceState, mut visit: impl FnMut(SocketAddr, Option<SocketAddr>)) {
-    if service.service.ports.iter().all(|it| it.protocol != Protocol::Udp) {
+/// Visits the UDP frontends of a Service, each first without a backend and then with each of its backends; a node port has
+/// the unspecified address.
+fn for_each(service: &ServiceState, mut visit: impl FnMut(SocketAddr, Option<SocketAddr>)) {
+    if !has_udp(service) {
         return;
     }
-    // From where a load balancer IP may be reached is asked of what begins, not of what is there.
+    // The source ranges of a load balancer IP apply to new flows only.
     let open = (!service.service.source_ranges.is_empty()).then(|| {
         let mut open = service.clone();
         Arc::make_mut(&mut open.service).source_ranges.clear();
         open
     });
     let image = compile(open.as_ref().unwrap_or(service));
-    for frontend in image.frontends.iter().filter(|it| it.address.transport == Transport::Udp) {
+    for frontend in image.frontends.iter().filter(|it| it.address.protocol == Protocol::Udp) {
         let address = frontend.address.address;
         visit(address, None);
-        // What goes to these already is left alone: those of another scope than the address has now, and those that are not
-        // chosen for this node at all.
+        // Existing flows also continue to endpoints of another scope than the address has now, and to endpoints that are
+        // not selected for this node.
         let family = Family::of(address.ip());
         for endpoint in &service.endpoints {
             let Some(ip) = endpoint.address(family) else { continue };
@@ -94,66 +92,42 @@ fn each(service: &ServiceState, mut visit: impl FnMut(SocketAddr, Option<SocketA
                 visit(address, Some(SocketAddr::new(ip, port.port.get())));
             }
         }
-        for unselected in service.other_serving.iter().filter(|it| is_of(service, frontend, it.index)) {
-            visit(address, Some(unselected.target));
+        for other in service.other_serving.iter().filter(|it| is_of(service, frontend, it.index)) {
+            visit(address, Some(other.target));
         }
     }
 }
 
-/// Whether a frontend is one of a port of its Service.
+/// Whether a frontend belongs to the port of its Service with this index.
 fn is_of(service: &ServiceState, frontend: &Frontend, index: u16) -> bool {
     service.service.ports.get(usize::from(index)).is_some_and(|port| {
-        let number = if frontend.claim == FrontendKind::NodePort { port.node_port } else { Some(port.port) };
+        let number = if frontend.kind == FrontendKind::NodePort { port.node_port } else { Some(port.port) };
         port.protocol == Protocol::Udp && number.is_some_and(|it| it.get() == frontend.address.address.port())
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU16;
-
-    use model::{
-        ServiceName,
-        state::{
-            Endpoint, EndpointKey, EndpointPort, OtherServing, Scopes, Service, ServiceKind, ServicePort,
-            TargetPort,
-        },
-    };
+    use model::state::{EndpointPort, OtherServing, ServicePort};
 
     use super::*;
+    use crate::fixtures::{ALL_SCOPES, endpoint, number, port, service, state_of};
 
-    const DNS: u16 = 53;
-
-    fn port(number: u16) -> NonZeroU16 {
-        NonZeroU16::new(number).unwrap()
-    }
-
-    /// A Service with a UDP port 53, node port 30053, and a TCP one of the same number, and these endpoints; and others
-    /// that serve it and were not chosen.
+    /// A Service with a UDP port 53, node port 30053, and a TCP port of the same number, with these endpoints; and others
+    /// that serve it and were not selected.
     fn state(endpoints: &[u8], unselected: &[u8]) -> NodeState {
-        let service_port = |name: &str, protocol, node_port| ServicePort {
-            name: name.into(),
-            node_port: Some(port(node_port)),
-            target_port: TargetPort::Number(port(5353)),
-            ..ServicePort::new(protocol, port(DNS))
+        let port = |protocol, node_port| ServicePort {
+            node_port: Some(number(node_port)),
+            ..port(&format!("{protocol}"), protocol, 53)
         };
-        let service = Service {
-            kind: ServiceKind::NodePort,
-            cluster_ips: vec![[10, 96, 0, 10].into()],
-            ports: vec![service_port("tcp", Protocol::Tcp, 30054), service_port("udp", Protocol::Udp, 30053)],
-            ..Service::new(ServiceName::new("default", "dns"))
-        };
-        let scopes = Scopes { internal: true, external: true, cluster: true };
-        let endpoint = |n: &u8| Endpoint {
-            v4: Some([10, 1, 0, *n].into()),
-            local: true,
-            ports: [0, 1].map(|index| EndpointPort { index, port: port(5353), scopes }).to_vec(),
-            ..Endpoint::new(EndpointKey::Pod(format!("p{n}")))
-        };
+        let ports = vec![port(Protocol::Tcp, 30054), port(Protocol::Udp, 30053)];
+        let service = service("dns", [[10, 96, 0, 10].into()], ports);
+        let ports = [0, 1].map(|index| EndpointPort { index, port: number(5353), scopes: ALL_SCOPES });
+        let endpoint = |n: &u8| endpoint((*n).into(), Some([10, 1, 0, *n].into()), None, ports);
         let mut service = ServiceState::new(service, endpoints.iter().map(endpoint));
         service.other_serving =
             unselected.iter().map(|n| OtherServing { index: 1, target: backend(*n) }).collect();
-        NodeState { services: [Arc::new(service)].into_iter().collect(), ..NodeState::default() }
+        state_of([service])
     }
 
     fn backend(n: u8) -> SocketAddr {
@@ -165,43 +139,43 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_has_a_place_while_its_endpoint_serves_the_address() {
-        let flows = Flows::of(&state(&[1, 2], &[3]));
+    fn a_flow_is_allowed_while_its_endpoint_serves_the_address() {
+        let allowed = AllowedBackends::of(&state(&[1, 2], &[3]));
         for address in addresses() {
-            assert!([1, 2, 3].iter().all(|n| flows.serves(address, backend(*n))), "{address}");
-            assert!(!flows.serves(address, backend(4)));
+            assert!([1, 2, 3].iter().all(|n| allowed.contains(address, backend(*n))), "{address}");
+            assert!(!allowed.contains(address, backend(4)));
         }
-        assert!(!flows.serves("10.96.0.10:54".parse().unwrap(), backend(1)));
-        assert!(!flows.serves("192.0.2.1:30054".parse().unwrap(), backend(1)), "that is TCP's");
-        assert!(!Flows::of(&state(&[], &[])).serves(addresses()[0], backend(1)));
+        assert!(!allowed.contains("10.96.0.10:54".parse().unwrap(), backend(1)));
+        assert!(!allowed.contains("192.0.2.1:30054".parse().unwrap(), backend(1)), "that is the TCP port");
+        assert!(!AllowedBackends::of(&state(&[], &[])).contains(addresses()[0], backend(1)));
     }
 
     #[test]
-    fn a_flow_stays_where_only_the_policy_of_its_address_has_changed() {
+    fn a_flow_continues_if_only_the_policy_of_its_address_changes() {
         let before = state(&[1], &[]);
         let mut service = ServiceState::clone(before.services.iter().next().unwrap().1);
         for port in &mut Arc::make_mut(&mut service.endpoints[0]).ports {
             port.scopes.internal = false;
         }
-        let now = NodeState { services: [Arc::new(service)].into_iter().collect(), ..NodeState::default() };
+        let now = state_of([service]);
         assert!(!lost(&before, &now));
         for address in addresses() {
-            assert!(Flows::of(&now).serves(address, backend(1)), "{address}");
+            assert!(AllowedBackends::of(&now).contains(address, backend(1)), "{address}");
         }
     }
 
     #[test]
-    fn a_flow_stays_where_only_the_ranges_have_changed_from_which_its_address_is_reached() {
+    fn a_flow_continues_if_only_the_source_ranges_of_its_address_change() {
         let with = |ranges: &[&str]| {
             let mut service = ServiceState::clone(state(&[1], &[]).services.iter().next().unwrap().1);
             let inner = Arc::make_mut(&mut service.service);
             inner.load_balancer_ips = vec![[203, 0, 113, 1].into()];
             inner.source_ranges = ranges.iter().map(|it| it.parse().unwrap()).collect();
-            NodeState { services: [Arc::new(service)].into_iter().collect(), ..NodeState::default() }
+            state_of([service])
         };
         let now = with(&["198.51.100.0/24"]);
         assert!(!lost(&with(&[]), &now));
-        assert!(Flows::of(&now).serves("203.0.113.1:53".parse().unwrap(), backend(1)));
+        assert!(AllowedBackends::of(&now).contains("203.0.113.1:53".parse().unwrap(), backend(1)));
     }
 
     #[test]
@@ -209,7 +183,7 @@ mod tests {
         let before = state(&[1, 2], &[]);
         assert!(!lost(&before, &before));
         assert!(!lost(&before, &state(&[1, 2, 3], &[])));
-        assert!(!lost(&before, &state(&[1], &[2])), "it serves still, though nothing new is sent there");
+        assert!(!lost(&before, &state(&[1], &[2])), "it still serves, though new flows do not go there");
         assert!(lost(&before, &state(&[1], &[])));
         assert!(lost(&state(&[1], &[2]), &state(&[1], &[])));
         assert!(lost(&before, &NodeState::default()));

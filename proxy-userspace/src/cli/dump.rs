@@ -26,7 +26,7 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
     match sockets {
         Ok(sockets) => lines = sockets,
         // nftables may be the only datapath: an empty state is an error only if both are empty.
-        Err(datapath_ebpf::Error::Nothing(_)) if !packets.as_ref().is_ok_and(Vec::is_empty) => {}
+        Err(datapath_ebpf::Error::NotInitialized(_)) if !packets.as_ref().is_ok_and(Vec::is_empty) => {}
         Err(error) => errors.push(Error::from(error)),
     }
     match packets {

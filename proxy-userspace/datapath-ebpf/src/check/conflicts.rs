@@ -1,4 +1,4 @@
-//! Which other programs translate sockets on this node.
+//! Other programs that translate sockets on this node.
 
 use datapath::{Finding, ForeignProgram};
 

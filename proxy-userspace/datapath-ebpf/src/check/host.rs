@@ -94,7 +94,7 @@ fn cgroup(options: &Options) -> Finding {
         Reach::Pods(pods) => {
             Finding::ok(SUBJECT, format!("{shown} is a nested root with the pods below it ({pods})"))
         }
-        Reach::Named => Finding::ok(
+        Reach::Explicit => Finding::ok(
             SUBJECT,
             format!("{shown}: as requested, only sockets of processes in it and below are translated"),
         ),
@@ -105,7 +105,7 @@ fn cgroup(options: &Options) -> Finding {
 fn pin_dir(options: &Options) -> Finding {
     const SUBJECT: &str = "bpf file system";
     let pins = Pins::new(&options.pin_dir);
-    match pins.place() {
+    match pins.is_on_bpffs() {
         Ok(true) => Finding::ok(SUBJECT, format!("{} is on a bpf file system", options.pin_dir.display())),
         Ok(false) => Finding::degraded(
             SUBJECT,

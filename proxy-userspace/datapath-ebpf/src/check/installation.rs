@@ -14,7 +14,9 @@ pub(super) fn check(options: &Options) -> Vec<Finding> {
         return vec![Finding::ok("state", says)];
     }
     let mut findings = vec![instance(&pins), layout(&pins)];
-    if matches!(bpf_maps::is_filled(&pins), Ok(false)) && pins.other_layouts().is_ok_and(|it| it.is_empty()) {
+    if matches!(bpf_maps::is_initialized(&pins), Ok(false))
+        && pins.other_layouts().is_ok_and(|it| it.is_empty())
+    {
         // Nothing is attached before the first state.
         return findings;
     }
@@ -47,7 +49,7 @@ fn instance(pins: &Pins) -> Finding {
 fn layout(pins: &Pins) -> Finding {
     const SUBJECT: &str = "state";
     let others = pins.other_layouts().unwrap_or_default();
-    if matches!(bpf_maps::is_filled(pins), Ok(false)) {
+    if matches!(bpf_maps::is_initialized(pins), Ok(false)) {
         return match others.is_empty() {
             true => Finding::degraded(
                 SUBJECT,
@@ -62,7 +64,7 @@ fn layout(pins: &Pins) -> Finding {
         };
     }
     match bpf_maps::read_active(pins) {
-        // What `is_filled` could not read fails here, too.
+        // What `is_initialized` could not read fails here, too.
         Err(error) => Finding::failed(SUBJECT, Level::Broken, &error),
         Ok((_, flips)) if others.is_empty() => Finding::ok(SUBJECT, format!("generation {flips} is active")),
         Ok(_) => Finding::degraded(

@@ -1,25 +1,23 @@
-//! The rows of each table: which table something belongs to, and its keys and values as the kernel takes them.
+//! The entries of each table as the kernel takes them.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use bytemuck::Zeroable as _;
-use model::Family;
+use model::{Family, Protocol};
 use proxy_common::{
     counters::CounterIndex,
-    net::{Be16, V6},
-    tables::{
-        Backend4, Backend6, BackendEntry4, BackendEntry6, BackendSetMemberKey4, BackendSetMemberKey6,
-        Frontend, FrontendKey4, FrontendKey6, Network, NodeAddrScope, NodePortKey, network4, network6,
-    },
+    net::{Be16, V4, V6},
+    tables::{Frontend, Network, NodeAddrScope, NodePortKey, TCP, UDP, network4, network6},
 };
 
-use crate::{compile::FrontendAddress, map_updates::Changes, store::Table};
+use crate::{compile::FrontendAddress, map_updates::MapUpdates, store::Table, table_family::TableFamily};
 
 pub(super) fn frontend_table(address: FrontendAddress) -> Table {
-    if address.address.ip().is_unspecified() {
-        return Table::NodePorts;
+    match address.address.ip() {
+        ip if ip.is_unspecified() => Table::NodePorts,
+        IpAddr::V4(_) => Table::Frontends4,
+        IpAddr::V6(_) => Table::Frontends6,
     }
-    if address.address.is_ipv4() { Table::Frontends4 } else { Table::Frontends6 }
 }
 
 pub(super) fn backend_table(family: Family) -> Table {
@@ -36,69 +34,7 @@ pub(super) fn member_table(family: Family) -> Table {
     }
 }
 
-/// Calls `$then` with the key of a frontend, whatever its family.
-macro_rules! with_frontend_key {
-    ($address:expr, |$table:ident, $key:ident| $then:expr) => {{
-        let (port, protocol) = (Be16::new($address.address.port()), $address.transport.number());
-        match $address.address.ip() {
-            ip if ip.is_unspecified() => {
-                let family = if ip.is_ipv4() { 4 } else { 6 };
-                let ($table, $key) = (Table::NodePorts, NodePortKey { port, protocol, ip_version: family });
-                $then
-            }
-            IpAddr::V4(ip) => {
-                let ($table, $key) =
-                    (Table::Frontends4, FrontendKey4 { address: ip.into(), port, protocol, zero: 0 });
-                $then
-            }
-            IpAddr::V6(ip) => {
-                let ($table, $key) =
-                    (Table::Frontends6, FrontendKey6 { address: ip.into(), port, protocol, zero: 0 });
-                $then
-            }
-        }
-    }};
-}
-
-pub(super) fn put_frontend(changes: &mut Changes, address: FrontendAddress, row: &Frontend) {
-    with_frontend_key!(address, |table, key| changes.put(table, &key, row));
-}
-
-pub(super) fn delete_frontend(changes: &mut Changes, address: FrontendAddress) {
-    with_frontend_key!(address, |table, key| changes.delete(table, &key));
-}
-
-pub(super) fn put_place(changes: &mut Changes, address: IpAddr, place: NodeAddrScope) {
-    changes.put(Table::NodeAddrs, &V6::from(address), &place);
-}
-
-pub(super) fn delete_place(changes: &mut Changes, address: IpAddr) {
-    changes.delete(Table::NodeAddrs, &V6::from(address));
-}
-
-pub(super) fn put_backend(changes: &mut Changes, position: u32, backend: SocketAddr, cell: CounterIndex) {
-    let port = Be16::new(backend.port());
-    match backend.ip() {
-        IpAddr::V4(ip) => {
-            let backend = Backend4 { address: ip.into(), port, zero: 0 };
-            changes.put(Table::Backends4, &position, &BackendEntry4 { backend, counter: cell });
-        }
-        IpAddr::V6(ip) => {
-            let backend = Backend6 { address: ip.into(), port, zero: 0 };
-            changes.put(Table::Backends6, &position, &BackendEntry6 { backend, counter: cell });
-        }
-    }
-}
-
-/// Nothing can be taken out of an array: zeroes stand for nothing.
-pub(super) fn clear_backend(changes: &mut Changes, family: Family, position: u32) {
-    match family {
-        Family::V4 => changes.put(Table::Backends4, &position, &BackendEntry4::zeroed()),
-        Family::V6 => changes.put(Table::Backends6, &position, &BackendEntry6::zeroed()),
-    }
-}
-
-/// The network that a frontend's address is in.
+/// The network of an address in the prefilter.
 pub(super) fn network(address: IpAddr) -> Network {
     match address {
         IpAddr::V4(ip) => network4(ip.into()),
@@ -106,26 +42,91 @@ pub(super) fn network(address: IpAddr) -> Network {
     }
 }
 
-fn member_key4(set: u32, ip: Ipv4Addr, port: Be16) -> BackendSetMemberKey4 {
-    BackendSetMemberKey4 { set, backend: Backend4 { address: ip.into(), port, zero: 0 } }
-}
-
-fn member_key6(set: u32, ip: Ipv6Addr, port: Be16) -> BackendSetMemberKey6 {
-    BackendSetMemberKey6 { set, backend: Backend6 { address: ip.into(), port, zero: 0 } }
-}
-
-pub(super) fn put_member(changes: &mut Changes, set: u32, backend: SocketAddr, cell: CounterIndex) {
-    let port = Be16::new(backend.port());
-    match backend.ip() {
-        IpAddr::V4(ip) => changes.put(Table::Members4, &member_key4(set, ip, port), &cell),
-        IpAddr::V6(ip) => changes.put(Table::Members6, &member_key6(set, ip, port), &cell),
+/// Writes a frontend, or deletes it if it has no row.
+pub(super) fn set_frontend(updates: &mut MapUpdates, address: FrontendAddress, row: Option<&Frontend>) {
+    fn set<F: TableFamily>(
+        updates: &mut MapUpdates,
+        ip: F,
+        FrontendAddress { address, protocol }: FrontendAddress,
+        row: Option<&Frontend>,
+    ) {
+        let port = Be16::new(address.port());
+        let protocol = if protocol == Protocol::Tcp { TCP } else { UDP };
+        let node_port = NodePortKey { port, protocol, ip_version: F::VERSION };
+        match (address.ip().is_unspecified(), row) {
+            (true, Some(row)) => updates.put(Table::NodePorts, &node_port, row),
+            (true, None) => updates.delete(Table::NodePorts, &node_port),
+            (false, Some(row)) => updates.put(F::FRONTENDS, &ip.frontend_key(port, protocol), row),
+            (false, None) => updates.delete(F::FRONTENDS, &ip.frontend_key(port, protocol)),
+        }
+    }
+    match address.address.ip() {
+        IpAddr::V4(ip) => set(updates, V4::from(ip), address, row),
+        IpAddr::V6(ip) => set(updates, V6::from(ip), address, row),
     }
 }
 
-pub(super) fn delete_member(changes: &mut Changes, set: u32, backend: SocketAddr) {
-    let port = Be16::new(backend.port());
-    match backend.ip() {
-        IpAddr::V4(ip) => changes.delete(Table::Members4, &member_key4(set, ip, port)),
-        IpAddr::V6(ip) => changes.delete(Table::Members6, &member_key6(set, ip, port)),
+/// Writes a node address, or deletes it if it has no scope.
+pub(super) fn set_node_address(updates: &mut MapUpdates, address: IpAddr, scope: Option<NodeAddrScope>) {
+    let key = V6::from(address);
+    match scope {
+        Some(scope) => updates.put(Table::NodeAddrs, &key, &scope),
+        None => updates.delete(Table::NodeAddrs, &key),
+    }
+}
+
+pub(super) fn put_backend(
+    updates: &mut MapUpdates,
+    position: u32,
+    backend: SocketAddr,
+    counter: CounterIndex,
+) {
+    fn put<F: TableFamily>(
+        updates: &mut MapUpdates,
+        position: u32,
+        backend: SocketAddr,
+        counter: CounterIndex,
+    ) {
+        updates.put(F::BACKENDS, &position, &F::backend_entry(F::backend_at(backend.into()), counter));
+    }
+    match backend {
+        SocketAddr::V4(_) => put::<V4>(updates, position, backend, counter),
+        SocketAddr::V6(_) => put::<V6>(updates, position, backend, counter),
+    }
+}
+
+/// Clears a position of the array of backends: entries of an array cannot be deleted, and zeroes stand for none.
+pub(super) fn clear_backend(updates: &mut MapUpdates, family: Family, position: u32) {
+    fn clear<F: TableFamily>(updates: &mut MapUpdates, position: u32) {
+        updates.put(F::BACKENDS, &position, &F::BackendEntry::zeroed());
+    }
+    match family {
+        Family::V4 => clear::<V4>(updates, position),
+        Family::V6 => clear::<V6>(updates, position),
+    }
+}
+
+/// Writes a member of a set, or deletes it if it has no counter.
+pub(super) fn set_member(
+    updates: &mut MapUpdates,
+    set: u32,
+    backend: SocketAddr,
+    counter: Option<CounterIndex>,
+) {
+    fn write<F: TableFamily>(
+        updates: &mut MapUpdates,
+        set: u32,
+        backend: SocketAddr,
+        counter: Option<CounterIndex>,
+    ) {
+        let key = F::member_key(set, F::backend_at(backend.into()));
+        match counter {
+            Some(counter) => updates.put(F::MEMBERS, &key, &counter),
+            None => updates.delete(F::MEMBERS, &key),
+        }
+    }
+    match backend {
+        SocketAddr::V4(_) => write::<V4>(updates, set, backend, counter),
+        SocketAddr::V6(_) => write::<V6>(updates, set, backend, counter),
     }
 }

@@ -1,7 +1,6 @@
-//! Writes what changes, row by row, and keeps count of the rows: which set has which id and place, and which backend
-//! which slot.
+//! Writes the updates of tables entry by entry: assigns ids and ranges to sets, and positions to backends.
 //!
-//! The one rule: who stays where it was costs nothing.
+//! Invariant: what keeps its place costs nothing.
 
 use std::{collections::HashMap, net::SocketAddr};
 
@@ -9,33 +8,33 @@ use model::{Family, state::PerFamily};
 use proxy_common::{counters::CounterIndex, tables::Frontend as Row};
 
 use super::{
-    Known, Places,
-    ranges::{Range, Ranges},
+    ranges::{Range, RangeAllocator},
     rows::{
-        backend_table, clear_backend, delete_frontend, delete_member, delete_place, frontend_table,
-        member_table, put_backend, put_frontend, put_member, put_place,
+        backend_table, clear_backend, frontend_table, member_table, put_backend, set_frontend, set_member,
+        set_node_address,
     },
 };
 use crate::{
-    compile::{FrontendAddress, ServiceImage, SetImage},
-    counter_alloc::{Counters, Owner},
-    map_updates::Changes,
+    compile::{Frontend, FrontendAddress, ServiceImage, SetImage},
+    counter_alloc::{CounterAllocator, CounterOwner},
+    map_updates::MapUpdates,
+    node_addresses::NodeAddresses,
     store::Table,
 };
 
-/// Gathers changes and keeps count of the rows.
+/// Collects updates and counts the entries of each table.
 pub(super) struct Writer<'a> {
-    pub(super) changes: Changes,
-    pub(super) ids: &'a mut Ids,
-    pub(super) ranges: &'a mut PerFamily<Ranges>,
-    pub(super) counters: &'a mut Counters,
+    pub(super) updates: MapUpdates,
+    pub(super) ids: &'a mut SetIds,
+    pub(super) ranges: &'a mut PerFamily<RangeAllocator>,
+    pub(super) counters: &'a mut CounterAllocator,
     pub(super) rows: &'a mut [u32; Table::COUNT],
 }
 
 impl Writer<'_> {
-    /// Brings a Service from its old sets to its new ones. A set belongs to the first frontend that uses it, and keeps
-    /// its id while that frontend is there.
-    pub(super) fn relay(&mut self, old: Known, image: ServiceImage) -> Known {
+    /// Replaces the sets of a Service. A set belongs to the first frontend that uses it, and keeps its id while that
+    /// frontend exists.
+    pub(super) fn update_service(&mut self, old: ServiceLayout, image: ServiceImage) -> ServiceLayout {
         let old_at: HashMap<FrontendAddress, usize> =
             old.frontends.iter().map(|it| (it.address, it.set)).collect();
         let mut old_sets: Vec<_> = old.sets.into_iter().map(Some).collect();
@@ -47,175 +46,164 @@ impl Writer<'_> {
                 *kept = old.and_then(|it| it.take_if(|it| it.is_like(image)));
             }
         }
-        // What is left over goes first, so that a new set may take its id.
+        // Unused sets are removed first, so that new ones can reuse their ids.
         for mut set in old_sets.into_iter().flatten() {
             for it in &set.slots {
-                self.go(&set, *it);
+                self.remove(&set, *it);
             }
-            self.leave(&mut set);
+            self.release(&mut set);
             self.ids.free.push(set.id);
         }
         let sets = new_sets.into_iter().map(|(kept, image)| {
             let mut set = kept.unwrap_or_else(|| Set {
-                id: self.ids.take(),
+                id: self.ids.allocate(),
                 range: Range::default(),
-                service: image.service,
+                port_id: image.port_id,
                 family: image.family,
-                is_listed: image.is_listed,
+                has_members: image.has_members,
                 slots: Vec::new(),
             });
-            self.fill(&mut set, &image.backends);
+            self.update_set(&mut set, &image.backends);
             set
         });
-        Known { sets: sets.collect(), frontends: image.frontends }
+        ServiceLayout { sets: sets.collect(), frontends: image.frontends }
     }
 
-    /// Brings a set from its old backends to these, which are sorted: who stays keeps its slot, who comes takes the slot of one that goes,
-    /// and the last ones close the gaps that are left.
-    fn fill(&mut self, set: &mut Set, backends: &[SocketAddr]) {
+    /// Replaces the backends of a set by these, which are sorted: a backend that stays keeps its slot, a new one takes the
+    /// slot of a removed one, and the last ones fill the remaining gaps.
+    fn update_set(&mut self, set: &mut Set, backends: &[SocketAddr]) {
         let mut old: Vec<_> = set.slots.iter().map(|it| it.backend).collect();
         old.sort_unstable();
-        let mut coming = backends.iter().filter(|it| old.binary_search(it).is_err());
-        let goes = |it: &Slot| backends.binary_search(&it.backend).is_err();
+        let mut new = backends.iter().filter(|it| old.binary_search(it).is_err());
+        let is_removed = |it: &Slot| backends.binary_search(&it.backend).is_err();
         let mut slots = Vec::with_capacity(backends.len().max(set.slots.len()));
         slots.extend_from_slice(&set.slots);
         let mut gaps = Vec::new();
-        for (slot, it) in slots.iter_mut().enumerate().filter(|(_, it)| goes(it)) {
-            self.go(set, *it);
-            match coming.next() {
-                Some(next) => *it = self.come(set, *next),
-                None => gaps.push(slot),
+        for (position, it) in slots.iter_mut().enumerate().filter(|(_, it)| is_removed(it)) {
+            self.remove(set, *it);
+            match new.next() {
+                Some(next) => *it = self.add(set, *next),
+                None => gaps.push(position),
             }
         }
-        for slot in gaps.into_iter().rev() {
-            slots.swap_remove(slot);
+        for position in gaps.into_iter().rev() {
+            slots.swap_remove(position);
         }
-        for backend in coming {
-            slots.push(self.come(set, *backend));
-        }
+        slots.extend(new.map(|it| self.add(set, *it)));
         if !set.range.fits(count_of(&slots)) {
-            self.leave(set);
-            set.range = self.ranges.of_mut(set.family).take(count_of(&slots));
+            self.release(set);
+            set.range = self.ranges.of_mut(set.family).allocate(count_of(&slots));
         }
-        // A slot is written or cleared once, whatever moved through it on the way.
+        // Each slot is written or cleared once, however often it changed above.
         let mut before = set.slots.iter();
         for (position, it) in (set.range.first..).zip(&slots) {
             if before.next() != Some(it) {
-                put_backend(&mut self.changes, position, it.backend, it.cell);
+                put_backend(&mut self.updates, position, it.backend, it.counter);
             }
         }
         for (position, _) in (set.range.first + count_of(&slots)..).zip(before) {
-            clear_backend(&mut self.changes, set.family, position);
+            clear_backend(&mut self.updates, set.family, position);
         }
         let rows = &mut self.rows[backend_table(set.family).index()];
         *rows = *rows + count_of(&slots) - count_of(&set.slots);
         set.slots = slots;
     }
 
-    /// Clears a set's place and gives it back; it has none then, and no slots.
-    fn leave(&mut self, set: &mut Set) {
+    /// Clears a set's range and releases it.
+    fn release(&mut self, set: &mut Set) {
         for (position, _) in (set.range.first..).zip(&set.slots) {
-            clear_backend(&mut self.changes, set.family, position);
+            clear_backend(&mut self.updates, set.family, position);
         }
         self.rows[backend_table(set.family).index()] -= count_of(&set.slots);
-        self.ranges.of_mut(set.family).give_back(std::mem::take(&mut set.range));
+        self.ranges.of_mut(set.family).release(std::mem::take(&mut set.range));
         set.slots.clear();
     }
 
-    /// A backend comes into a set: it is counted, and listed.
-    fn come(&mut self, set: &Set, backend: SocketAddr) -> Slot {
-        let cell = self.counters.take_backend(set.owner(backend));
-        if set.is_listed {
+    /// Adds a backend to a set: its counter, and its entry in the members table.
+    fn add(&mut self, set: &Set, backend: SocketAddr) -> Slot {
+        let counter = self.counters.acquire_backend(set.owner(backend));
+        if set.has_members {
             self.rows[member_table(set.family).index()] += 1;
-            put_member(&mut self.changes, set.id, backend, cell);
+            set_member(&mut self.updates, set.id, backend, Some(counter));
         }
-        Slot { backend, cell }
+        Slot { backend, counter }
     }
 
-    /// A backend goes out of a set.
-    fn go(&mut self, set: &Set, it: Slot) {
-        self.counters.give_back(set.owner(it.backend));
-        if set.is_listed {
+    /// Removes a backend from a set.
+    fn remove(&mut self, set: &Set, it: Slot) {
+        self.counters.release(set.owner(it.backend));
+        if set.has_members {
             self.rows[member_table(set.family).index()] -= 1;
-            delete_member(&mut self.changes, set.id, it.backend);
+            set_member(&mut self.updates, set.id, it.backend, None);
         }
     }
 
-    pub(super) fn places(&mut self, old: &Places, new: &Places) {
+    pub(super) fn update_node_addresses(&mut self, old: &NodeAddresses, new: &NodeAddresses) {
         for address in old.keys().filter(|it| !new.contains_key(it)) {
-            self.rows[Table::NodeAddrs.index()] -= 1;
-            delete_place(&mut self.changes, *address);
+            set_node_address(&mut self.updates, *address, None);
         }
-        for (address, place) in new {
-            match old.get(address) {
-                Some(before) if before == place => continue,
-                Some(_) => {}
-                None => self.rows[Table::NodeAddrs.index()] += 1,
-            }
-            put_place(&mut self.changes, *address, *place);
+        for (address, scope) in new.iter().filter(|(address, scope)| old.get(address) != Some(scope)) {
+            set_node_address(&mut self.updates, *address, Some(*scope));
         }
+        self.rows[Table::NodeAddrs.index()] = new.len() as u32;
     }
 
-    pub(super) fn frontend(&mut self, address: FrontendAddress, old: Option<Row>, new: Option<Row>) {
-        let table = frontend_table(address);
-        match (old, new) {
-            (None, None) => {}
-            (Some(old), Some(new)) if old == new => {}
-            (old, Some(row)) => {
-                if old.is_none() {
-                    self.rows[table.index()] += 1;
-                }
-                put_frontend(&mut self.changes, address, &row);
-            }
-            (Some(_), None) => {
-                self.rows[table.index()] -= 1;
-                delete_frontend(&mut self.changes, address);
-            }
+    pub(super) fn update_frontend(&mut self, address: FrontendAddress, old: Option<Row>, new: Option<Row>) {
+        if old != new {
+            let rows = &mut self.rows[frontend_table(address).index()];
+            *rows = *rows + u32::from(new.is_some()) - u32::from(old.is_some());
+            set_frontend(&mut self.updates, address, new.as_ref());
         }
     }
 }
 
-/// A set with its id, and where it is.
+/// A Service in the tables.
+#[derive(Debug, Default)]
+pub(super) struct ServiceLayout {
+    pub(super) frontends: Vec<Frontend>,
+    pub(super) sets: Vec<Set>,
+}
+
+/// A backend set in the tables.
 #[derive(Debug)]
 pub(super) struct Set {
     pub(super) id: u32,
     /// The positions of its slots, in order.
     pub(super) range: Range,
-    /// The service port whose set it is.
-    service: u64,
+    port_id: u64,
     pub(super) family: Family,
-    /// Whether its backends are listed as members.
-    pub(super) is_listed: bool,
+    /// Whether its backends are in the members table.
+    pub(super) has_members: bool,
     pub(super) slots: Vec<Slot>,
 }
 
-/// A backend, and where its connections are counted.
+/// A backend of a set, and the counter of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
     pub(super) backend: SocketAddr,
-    pub(super) cell: CounterIndex,
+    pub(super) counter: CounterIndex,
 }
 
 impl Set {
-    /// Whether it can become what `image` says by a change of its backends alone.
+    /// Whether it differs from `image` in nothing but the backends.
     fn is_like(&self, image: &SetImage) -> bool {
-        (self.service, self.family, self.is_listed) == (image.service, image.family, image.is_listed)
+        (self.port_id, self.family, self.has_members) == (image.port_id, image.family, image.has_members)
     }
 
-    fn owner(&self, backend: SocketAddr) -> Owner {
-        Owner::backend(self.service, backend)
+    fn owner(&self, backend: SocketAddr) -> CounterOwner {
+        CounterOwner::backend(self.port_id, backend)
     }
 }
 
-/// Ids of sets, used again when they are free.
+/// Allocates ids of sets.
 #[derive(Debug, Default)]
-pub(super) struct Ids {
+pub(super) struct SetIds {
     next: u32,
     free: Vec<u32>,
 }
 
-impl Ids {
-    fn take(&mut self) -> u32 {
+impl SetIds {
+    fn allocate(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             self.next += 1;
             self.next
@@ -223,8 +211,6 @@ impl Ids {
     }
 }
 
-/// How many slots there are.
 pub(super) fn count_of(slots: &[Slot]) -> u32 {
-    // There are far fewer than 2^32 backends: each is one of that many addresses in memory.
     u32::try_from(slots.len()).expect("fewer than 2^32 backends in memory")
 }

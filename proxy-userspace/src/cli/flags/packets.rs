@@ -138,7 +138,7 @@ pub(in crate::cli) fn implied_off(matches: &ArgMatches) -> Option<PathBuf> {
     let is_given = matches.value_source(PACKETS) != Some(ValueSource::DefaultValue);
     // Without eBPF, the cgroup has no meaning.
     let uses_cgroup = matches.get_one("backend") == Some(&Backend::Ebpf);
-    (!is_given && uses_cgroup && ebpf::is_below_others(cgroup)).then(|| cgroup.clone())
+    (!is_given && uses_cgroup && ebpf::is_nested_cgroup(cgroup)).then(|| cgroup.clone())
 }
 
 impl PacketFlags {

@@ -34,10 +34,10 @@ impl Seen {
                 // An error of nftables is reported by `packets` below.
                 let packets = nft::active_frontends();
                 match error {
-                    ebpf::Error::Nothing(_) if packets.as_ref().is_ok_and(Vec::is_empty) => {
+                    ebpf::Error::NotInitialized(_) if packets.as_ref().is_ok_and(Vec::is_empty) => {
                         return Err(error.into());
                     }
-                    ebpf::Error::Nothing(_) => (packets.unwrap_or_default(), Ok(None)),
+                    ebpf::Error::NotInitialized(_) => (packets.unwrap_or_default(), Ok(None)),
                     error => (packets.unwrap_or_default(), Err(message(error))),
                 }
             }
