@@ -50,8 +50,8 @@ pub(crate) fn candidates<'a>(
     found
 }
 
-/// Of several copies of an endpoint, the one with the least preference value is used. All fields take part, so that copies
-/// of equal preference are equal.
+/// Of several copies of an endpoint, the one with the least preference value is used. All fields take part, so that
+/// copies of equal preference are equal.
 fn preference(endpoint: &Endpoint) -> impl Ord + '_ {
     let is_usable = endpoint.conditions.ready || is_serving_terminating(endpoint);
     (Reverse(endpoint.conditions.ready), Reverse(is_usable), Reverse(endpoint.pod.is_some()), endpoint)

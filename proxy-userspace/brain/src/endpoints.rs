@@ -124,8 +124,8 @@ fn dual_stack(group: &[SelectedPort<'_>]) -> Vec<DualStack> {
     found
 }
 
-/// Splits the ports of one address so that each list has one target per service port: an address with two targets for one
-/// port is two endpoints.
+/// Splits the ports of one address so that each list has one target per service port: an address with two targets for
+/// one port is two endpoints.
 fn one_target_each(selected: &[SelectedPort<'_>]) -> Vec<Vec<EndpointPort>> {
     let mut lists: Vec<Vec<EndpointPort>> = Vec::with_capacity(1);
     for port in selected.iter().map(|it| it.port) {

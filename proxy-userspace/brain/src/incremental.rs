@@ -1,9 +1,9 @@
 //! Keeps the states of any number of nodes up to date, change by change.
 //!
-//! Invariant: the states equal those of [`node_state`](crate::node_state), and the cost of a change is proportional to what
-//! it affects.
-//! A Service is derived once for all nodes of a zone that no endpoint refers to, and once for each other node; equal results
-//! are shared, and a state that did not change stays the same object.
+//! Invariant: the states equal those of [`node_state`](crate::node_state), and the cost of a change is proportional to
+//! what it affects.
+//! A Service is derived once for all nodes of a zone that no endpoint refers to, and once for each other node; equal
+//! results are shared, and a state that did not change stays the same object.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -95,7 +95,8 @@ impl Brain {
         self.served.get(node).map(|it| &it.state)
     }
 
-    /// The frontends that are not served because another Service has them, as of the last [`recompute`](Self::recompute).
+    /// The frontends that are not served because another Service has them, as of the last
+    /// [`recompute`](Self::recompute).
     pub fn rejected(&self) -> impl Iterator<Item = Rejected> {
         self.owners.rejected()
     }
@@ -325,8 +326,8 @@ impl Brain {
 
 /// The edit that brings a Service to its state at a locality; what is equal in a similar state is shared with it.
 ///
-/// `similar` are the state at the same zone on nodes that no endpoint refers to, already up to date, and the state at this
-/// locality before.
+/// `similar` are the state at the same zone on nodes that no endpoint refers to, already up to date, and the state at
+/// this locality before.
 fn derive_edit(
     view: &ServiceView<'_>,
     name: &ServiceName,

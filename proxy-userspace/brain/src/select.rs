@@ -58,8 +58,8 @@ pub(crate) fn select(candidates: &[Candidate<'_>], criteria: &Criteria<'_>) -> S
     }
 }
 
-/// The ready candidates that `ready` accepts; if there are none, the serving terminating ones that `terminating` accepts
-/// (KEP-1669).
+/// The ready candidates that `ready` accepts; if there are none, the serving terminating ones that `terminating`
+/// accepts (KEP-1669).
 fn with_fallback(
     candidates: &[Candidate<'_>],
     ready: impl Fn(&Endpoint) -> bool,

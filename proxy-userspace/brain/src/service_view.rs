@@ -1,6 +1,7 @@
 //! One Service with all that its state depends on, and the nodes on which its state can differ.
 //!
-//! Invariant: all nodes of a zone that no endpoint of a Service refers to, by its node or by a hint, get the same state.
+//! Invariant: all nodes of a zone that no endpoint of a Service refers to, by its node or by a hint, get the same
+//! state.
 
 use std::{
     cell::OnceCell,
@@ -37,8 +38,8 @@ pub(crate) struct ServiceView<'a> {
 
 type EndpointsByNode<'a> = HashMap<&'a str, BTreeSet<IpAddr>>;
 
-/// The properties of a node on which the state of a Service depends: its name if an endpoint refers to it, its zone if a
-/// hint names it.
+/// The properties of a node on which the state of a Service depends: its name if an endpoint refers to it, its zone if
+/// a hint names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Locality<'a> {
     pub(crate) node: Option<&'a str>,
@@ -88,8 +89,8 @@ impl<'a> ServiceView<'a> {
         resolved_state(self.service?, self.slices.iter().copied(), node, self.options, self.conflicting)
     }
 
-    /// The state at a locality, given the state of the nodes in the same zone that no endpoint refers to: the same result
-    /// as [`state`](Self::state), cheaper if the two differ only in which endpoints are local.
+    /// The state at a locality, given the state of the nodes in the same zone that no endpoint refers to: the same
+    /// result as [`state`](Self::state), cheaper if the two differ only in which endpoints are local.
     pub(crate) fn state_from(
         &self,
         locality: Locality<'_>,
@@ -115,8 +116,8 @@ impl<'a> ServiceView<'a> {
         })
     }
 
-    /// The addresses on a node, if locality is all that differs there: no policy is Local, no hint names the node, and every
-    /// address and every pod is on one node only.
+    /// The addresses on a node, if locality is all that differs there: no policy is Local, no hint names the node, and
+    /// every address and every pod is on one node only.
     fn local_addresses(&self, node: &str) -> Option<&BTreeSet<IpAddr>> {
         let service = self.service?;
         if [service.internal_policy, service.external_policy].contains(&TrafficPolicy::Local) {

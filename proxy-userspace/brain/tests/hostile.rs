@@ -1,4 +1,4 @@
-//! Objects that no API server would let through: whatever they say, there is a state, and no panic.
+//! Objects that no API server would accept: every one gives a state, and none a panic.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -150,29 +150,29 @@ fn read(objects: &[Value]) -> ParsedManifest {
 
 proptest! {
     #[test]
-    fn whatever_objects_say_there_is_a_state(objects in vec(some_object(), 0..12)) {
+    fn every_input_gives_a_state(objects in vec(some_object(), 0..12)) {
         let parsed = read(&objects);
         for it in &parsed.rejected {
             prop_assert!(it.to_string().len() < 1_500, "{}", it);
         }
-        let (mut brain, mut facts) = (Brain::new(Options::default()), ClusterState::default());
+        let (mut brain, mut cluster) = (Brain::new(Options::default()), ClusterState::default());
         brain.start_serving("n1");
         for (_, object) in parsed.objects {
             match object {
-                Object::Service(it) => { brain.set_service(it.clone()); facts.set_service(it); }
-                Object::EndpointSlice(it) => { brain.set_slice(it.clone()); facts.set_slice(it); }
-                Object::Node(it) => { brain.set_node(it.clone()); facts.set_node(it); }
+                Object::Service(it) => { brain.set_service(it.clone()); cluster.set_service(it); }
+                Object::EndpointSlice(it) => { brain.set_slice(it.clone()); cluster.set_slice(it); }
+                Object::Node(it) => { brain.set_node(it.clone()); cluster.set_node(it); }
             }
             brain.recompute();
         }
         brain.recompute();
-        prop_assert_eq!(brain.state("n1"), Some(&node_state(&facts, "n1", &Options::default())));
+        prop_assert_eq!(brain.state("n1"), Some(&node_state(&cluster, "n1", &Options::default())));
         prop_assert!(brain.state("n1").is_some_and(|it| it.diff(&NodeState::default()).count() == it.services.len()));
     }
 }
 
 #[test]
-fn an_annotation_of_ten_megabytes_is_no_trouble() {
+fn an_annotation_of_ten_megabytes_is_rejected_briefly() {
     let long = "x".repeat(10 << 20);
     let metadata = json!({
         "name": "web", "labels": {"kubernetes.io/service-name": "web"},

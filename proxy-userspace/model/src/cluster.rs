@@ -1,7 +1,7 @@
 //! A snapshot of a cluster: Services, EndpointSlices and Nodes, reduced to the fields that the brain reads.
 //!
 //! Invariant: every value is valid.
-//! Addresses, ports and protocols are parsed; a field that cannot be parsed is [`Rejected`] by the source.
+//! Addresses, ports and protocols are parsed; a field that cannot be parsed is [`Rejected`](crate::Rejected) by the source.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,7 +13,6 @@ use std::{
 
 use ipnet::IpNet;
 
-pub use crate::Rejected;
 use crate::{
     Family, Protocol, ServiceName, Timestamp,
     state::{self, ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},

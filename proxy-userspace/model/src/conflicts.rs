@@ -9,8 +9,8 @@
 //!
 //! When the owner goes away or gives up the frontend, the next one in this order becomes its owner.
 //!
-//! The brain resolves the conflicts of a cluster. Whoever takes over a node state from another brain resolves them again,
-//! without timestamps, which that state does not have. Datapaths therefore get a state without conflicts.
+//! The brain resolves the conflicts of a cluster. A node state from another brain is resolved again when it is decoded,
+//! without timestamps, because it has none. Datapaths therefore get a state without conflicts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,7 +42,7 @@ impl fmt::Display for FrontendKey {
     }
 }
 
-/// What one Service claims.
+/// The frontends that one Service claims, and what its precedence depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     created: Option<Timestamp>,
@@ -141,9 +141,10 @@ impl FrontendOwners {
         (*first == frontend).then_some(&precedence.service)
     }
 
-    /// Sets what a Service claims, the default if it is gone, and returns the other Services that gain or lose by it.
+    /// Sets the claim of a Service; the default claim removes it. Returns the other Services that gain or lose a
+    /// frontend.
     ///
-    /// It costs O(log n) per frontend of this Service.
+    /// The cost is O(log n) per frontend of this Service.
     pub fn set(&mut self, name: &ServiceName, claim: Claim) -> BTreeSet<ServiceName> {
         let mut affected = BTreeSet::new();
         if self.claims.get(name).map_or(claim.frontends.is_empty(), |it| *it == claim) {

@@ -36,7 +36,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 
-use cluster::{Cluster, cpu, node_name, resident};
+use cluster::{SyntheticCluster, cpu, node_name, resident};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -61,10 +61,10 @@ async fn main() -> Result<()> {
     if [services, endpoints, changes, streams].contains(&0) || watched < 2 || watched > nodes {
         return Err(format!("{USAGE}; none may be 0, and of the nodes 2 or more be watched").into());
     }
-    measure(Cluster { services, endpoints, nodes }, watched, changes, streams).await
+    measure(SyntheticCluster { services, endpoints, nodes }, watched, changes, streams).await
 }
 
-async fn measure(cluster: Cluster, watched: u32, changes: u32, streams: u32) -> Result<()> {
+async fn measure(cluster: SyntheticCluster, watched: u32, changes: u32, streams: u32) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("proxy.sock");
     let listener = Listener::bind(&Target::Unix(socket.clone())).await?;
@@ -75,7 +75,7 @@ async fn measure(cluster: Cluster, watched: u32, changes: u32, streams: u32) -> 
     let serving = tokio::spawn(serving);
 
     let mut brain = Brain::new(Options::default());
-    brain.replace_cluster(Arc::new(cluster.facts()));
+    brain.replace_cluster(Arc::new(cluster.initial()));
     let mut bench = Bench { cluster, brain, nodes, next_change: 1 };
 
     // One watcher, and then all the others.
@@ -120,7 +120,7 @@ async fn measure(cluster: Cluster, watched: u32, changes: u32, streams: u32) -> 
 
 /// A brain at work.
 struct Bench {
-    cluster: Cluster,
+    cluster: SyntheticCluster,
     brain: Brain,
     nodes: NodeRegistry,
     next_change: u32,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use model::cluster::{ClusterState, Rejected};
+use model::{Rejected, cluster::ClusterState};
 use tokio::sync::watch;
 
 /// What a source knows at one time.

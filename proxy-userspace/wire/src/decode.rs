@@ -212,7 +212,8 @@ fn ports_by_index(
     ports
 }
 
-/// The ports of an endpoint from KPNG's brain, which sends their names; a port without a name has the number of the Service.
+/// The ports of an endpoint from KPNG's brain, which sends their names; a port without a name has the number of the
+/// Service.
 fn ports_by_name(reader: &mut Reader, message: &localv1::Endpoint, service: &Service) -> Vec<EndpointPort> {
     let mut ports = Vec::new();
     for (index, port) in (0_u16..).zip(&service.ports) {

@@ -1,8 +1,8 @@
 //! Encodes and decodes the messages of the contract: the state of a node here, the state of a cluster in [`cluster`].
 //!
 //! Invariant: decoding an encoded state gives the same state.
-//! Fields that another brain does not send have the meaning that the contract gives them; a field that cannot be parsed is
-//! rejected, and the rest of its object is used.
+//! Fields that another brain does not send have the meaning that the contract gives them; a field that cannot be parsed
+//! is rejected, and the rest of its object is used.
 
 #![forbid(unsafe_code)]
 

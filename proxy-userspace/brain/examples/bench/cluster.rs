@@ -1,6 +1,6 @@
-//! A made-up cluster, and what a process costs; the bench of what is served uses it, too.
+//! A synthetic cluster, and the resource usage of a process; the benchmark of the gRPC server uses them, too.
 //!
-//! The one rule: every change is seen by every node.
+//! Invariant: every change affects every node.
 
 use std::{net::Ipv4Addr, num::NonZeroU16, sync::Arc, time::Duration};
 
@@ -14,40 +14,40 @@ use nix::time::{ClockId, clock_gettime};
 const HTTP: NonZeroU16 = NonZeroU16::new(80).expect("it is not zero");
 const TARGET: NonZeroU16 = NonZeroU16::new(8080).expect("it is not zero");
 
-/// A made-up cluster.
+/// The size of a synthetic cluster.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cluster {
+pub(crate) struct SyntheticCluster {
     pub(crate) services: u32,
     pub(crate) endpoints: u32,
     pub(crate) nodes: u32,
 }
 
-impl Cluster {
-    /// What it says at first.
-    pub(crate) fn facts(self) -> ClusterState {
-        let mut facts = ClusterState::default();
+impl SyntheticCluster {
+    /// The initial state.
+    pub(crate) fn initial(self) -> ClusterState {
+        let mut cluster = ClusterState::default();
         for index in 0..self.services {
-            facts.set_service(service(index));
-            facts.set_slice(self.slice(index, 0));
+            cluster.set_service(service(index));
+            cluster.set_slice(self.slice(index, 0));
         }
         for index in 0..self.nodes {
             let zone = format!("zone-{}", index % 3);
-            facts.set_node(Node {
+            cluster.set_node(Node {
                 name: node_name(index).into(),
                 zone: Some(zone.into()),
                 info: model::state::NodeInfo::default(),
             });
         }
-        facts
+        cluster
     }
 
-    /// A slice in which one endpoint has changed, each time that of another Service.
+    /// A slice with one changed endpoint; each change is of another Service.
     pub(crate) fn change(self, change: u32) -> Result<EndpointSlice, std::num::TryFromIntError> {
         let index = u64::from(change) * 7919 % u64::from(self.services);
         Ok(self.slice(u32::try_from(index)?, change))
     }
 
-    /// The slice of a Service; `change` says which pod its first endpoint is by now.
+    /// The slice of a Service; `change` determines the pod of its first endpoint.
     fn slice(self, index: u32, change: u32) -> EndpointSlice {
         let name = service_name(index);
         let endpoints = (0..self.endpoints).map(|it| {
@@ -55,7 +55,7 @@ impl Cluster {
                 (0, 1..) => (format!("{}-new-{change}", name.name), 0x0b00_0000 + change),
                 _ => (format!("{}-{it}", name.name), 0x0a00_0000 + index * self.endpoints + it),
             };
-            // Neighbours run on different nodes, and so do the pods of one Service.
+            // The pods of a Service, and of successive Services, run on different nodes.
             let node = (index.wrapping_mul(7) + it * (self.nodes / self.endpoints).max(1)) % self.nodes;
             endpoint(Ipv4Addr::from(address), &pod, &node_name(node))
         });
@@ -100,12 +100,12 @@ fn endpoint(address: Ipv4Addr, pod: &str, node: &str) -> Endpoint {
     Endpoint { node: Some(node.into()), pod: Some(pod.into()), ..Endpoint::new(address.into()) }
 }
 
-/// CPU time of this process.
+/// The CPU time of this process.
 pub(crate) fn cpu() -> Result<Duration, nix::Error> {
     clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map(Duration::from)
 }
 
-/// Resident memory of this process, in kB.
+/// The resident memory of this process in kB.
 pub(crate) fn resident() -> Result<u64, Box<dyn std::error::Error>> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line =

@@ -1,12 +1,12 @@
-//! Measures the brain on made-up clusters; `cargo xtask bench brain` runs it, each case in a process of its own.
+//! Measures the brain with synthetic clusters; `cargo xtask bench brain` runs each case in a process of its own.
 //!
-//! `bench SERVICES ENDPOINTS NODES WATCHED CHANGES` prints one JSON object: what it costs to make the first full state
-//! for the first node, to watch each further one, and to take the change of one endpoint to all of them.
-//! CPU is the process's own, with all that it does for a change: the fact, the states, and what differs in each; every
-//! change finds the caches cold, as changes of a real cluster do.
+//! `bench SERVICES ENDPOINTS NODES WATCHED CHANGES` prints one JSON object: the cost of the first full state, of
+//! each further node, and of the change of one endpoint for all nodes.
+//! CPU time is that of the process, with everything that it does for a change: the cluster, the states and their diffs.
+//! Every change finds cold caches, as in a real cluster.
 
 #![forbid(unsafe_code)]
-#![expect(clippy::print_stdout, reason = "what it is for")]
+#![expect(clippy::print_stdout, reason = "the result is printed")]
 
 mod cluster;
 
@@ -15,18 +15,18 @@ use std::{sync::Arc, time::Duration};
 use brain::{Brain, Options};
 use model::{cluster::EndpointSlice, state::NodeState};
 
-use cluster::{Cluster, cpu, node_name, resident};
+use cluster::{SyntheticCluster, cpu, node_name, resident};
 
-/// More than caches of a core hold.
-const CACHES: usize = 64 << 20;
+/// More than the caches of a core hold.
+const CACHE_SIZE: usize = 64 << 20;
 const USAGE: &str = "usage: bench SERVICES ENDPOINTS NODES WATCHED CHANGES";
 
-/// Takes one change to every node, and counts what differs in their states.
-fn take(brain: &mut Brain, given: &mut [(String, NodeState)], slice: EndpointSlice) -> usize {
+/// Applies one change, and counts the differences in the states of all nodes.
+fn apply(brain: &mut Brain, published: &mut [(String, NodeState)], slice: EndpointSlice) -> usize {
     brain.set_slice(slice);
     let changed = brain.recompute();
     let mut differences = 0;
-    for (name, state) in given.iter_mut().filter(|(name, _)| changed.contains(name.as_str())) {
+    for (name, state) in published.iter_mut().filter(|(name, _)| changed.contains(name.as_str())) {
         if let Some(new) = brain.state(name) {
             differences += new.diff(state).count();
             *state = new.clone();
@@ -44,11 +44,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         std::env::args().skip(1).map(|it| it.parse()).collect::<Result<_, _>>().map_err(|_| USAGE)?;
     let [services, endpoints, nodes, watched, changes] = arguments[..] else { return Err(USAGE.into()) };
     if services == 0 || endpoints == 0 || changes == 0 || watched == 0 || watched > nodes {
-        return Err(format!("{USAGE}; none may be 0, nor more nodes be watched than there are").into());
+        return Err(format!("{USAGE}; all must be positive, and WATCHED at most NODES").into());
     }
-    let cluster = Cluster { services, endpoints, nodes };
+    let cluster = SyntheticCluster { services, endpoints, nodes };
     let mut brain = Brain::new(Options::default());
-    brain.replace_cluster(Arc::new(cluster.facts()));
+    brain.replace_cluster(Arc::new(cluster.initial()));
 
     let start = cpu()?;
     brain.start_serving(&node_name(0));
@@ -64,26 +64,26 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let others = watched - 1;
     let further_state = (cpu()? - start).checked_div(others).unwrap_or_default();
 
-    // What a publisher holds: the state that each node was given last.
-    let mut given: Vec<(String, NodeState)> = (0..watched)
+    // What a publisher keeps: the last state of each node.
+    let mut published: Vec<(String, NodeState)> = (0..watched)
         .map(node_name)
         .filter_map(|name| brain.state(&name).cloned().map(|state| (name, state)))
         .collect();
-    // Changes come and go before memory is measured: what they leave behind counts.
+    // Memory is measured after some changes, to include what they leave behind.
     for change in 1..=changes {
-        take(&mut brain, &mut given, cluster.change(change)?);
+        apply(&mut brain, &mut published, cluster.change(change)?);
     }
     let after = resident()?;
 
-    let mut others_memory = vec![0_u8; CACHES];
+    let mut others_memory = vec![0_u8; CACHE_SIZE];
     let mut times = Vec::new();
     let mut differences = 0;
     for change in changes + 1..=2 * changes {
         let slice = cluster.change(change)?;
-        // Between two changes of a real cluster, other programs run: nothing is left in the caches.
+        // In a real cluster other programs run between two changes and evict the caches.
         others_memory.chunks_mut(64).for_each(|it| it[0] = it[0].wrapping_add(1));
         let start = cpu()?;
-        differences += take(&mut brain, &mut given, std::hint::black_box(slice));
+        differences += apply(&mut brain, &mut published, std::hint::black_box(slice));
         times.push(cpu()? - start);
     }
     std::hint::black_box(&others_memory);

@@ -84,7 +84,8 @@ fn states(brain: &Brain) -> BTreeMap<Arc<str>, NodeState> {
     brain.served_nodes().filter_map(|it| Some((Arc::clone(it), brain.state(it)?.clone()))).collect()
 }
 
-/// Recomputes, and checks that the states equal those of the pure function and that unchanged states stay the same object.
+/// Recomputes, and checks that the states equal those of the pure function and that unchanged states stay the same
+/// object.
 fn recompute(brain: &mut Brain) -> Result<(), TestCaseError> {
     let before = states(brain);
     let changed = brain.recompute();

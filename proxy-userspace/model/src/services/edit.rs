@@ -13,7 +13,8 @@ pub struct Edit {
     state: Option<Arc<ServiceState>>,
     /// Whether to replace an equal Service as well.
     replaces_equal: bool,
-    /// The results for the nodes visited so far, by address. Each node is kept alive, so that no other one gets its address.
+    /// The results for the nodes visited so far, by address. Each node is kept alive, so that no other one gets its
+    /// address.
     results: HashMap<usize, (Arc<TreeNode>, Edited)>,
 }
 

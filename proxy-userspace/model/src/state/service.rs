@@ -51,7 +51,8 @@ impl ServiceState {
         Self { service: service.into(), endpoints, other_serving: Arc::default(), trigger_time: None }
     }
 
-    /// Replaces the Service and the endpoints that are equal in `other` by the objects in `other`, so that both share them.
+    /// Replaces the Service and the endpoints that are equal in `other` by the objects in `other`, so that both share
+    /// them.
     pub fn reuse_equal(&mut self, other: &Self) {
         if self.service == other.service {
             self.service = Arc::clone(&other.service);

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use model::cluster::{ClusterState, Rejected};
+use model::{Rejected, cluster::ClusterState};
 
 use super::{
     documents::Position,

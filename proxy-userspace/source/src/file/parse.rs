@@ -5,7 +5,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use model::cluster::{self, Rejected};
+use model::{Rejected, cluster};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

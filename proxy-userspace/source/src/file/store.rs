@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use model::cluster::{ClusterState, Rejected};
+use model::{Rejected, cluster::ClusterState};
 use tokio::time::Instant;
 
 use super::{

@@ -12,7 +12,7 @@ use kube::{
     client::Body,
     core::{Request as Path, Status},
 };
-use model::cluster::Rejected;
+use model::Rejected;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep_until, timeout};
 

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use model::cluster::Rejected;
+use model::Rejected;
 
 use super::resource::{ChangesOf, Resource};
 use crate::kube_types::Converted;

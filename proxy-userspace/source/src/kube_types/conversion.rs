@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::jiff;
-use model::{Timestamp, cluster::Rejected};
+use model::{Rejected, Timestamp};
 
 use super::{
     objects::Metadata,

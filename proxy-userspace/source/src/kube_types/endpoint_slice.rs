@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff;
 use model::{
-    Family, ServiceName, Timestamp,
-    cluster::{self, Conditions, Rejected, SliceName, SlicePort},
+    Family, Rejected, ServiceName, Timestamp,
+    cluster::{self, Conditions, SliceName, SlicePort},
 };
 
 use super::{

@@ -11,7 +11,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use model::{Protocol, cluster::Rejected};
+use model::{Protocol, Rejected};
 
 use crate::text::prefix;
 

@@ -90,7 +90,7 @@ impl ClusterDecoder {
         let cluster = Arc::make_mut(&mut self.cluster);
         if let Some(before) = before {
             for name in before.slices.iter().filter(|name| slices.iter().all(|it| it.name != **name)) {
-                // The slice may belong to another Service by now.
+                // The slice may have moved to another Service.
                 let owner = cluster.slice(name).map(|it| &it.service);
                 if owner.is_some() && owner == before.service.as_ref() {
                     cluster.delete_slice(name);
