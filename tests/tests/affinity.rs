@@ -230,6 +230,6 @@ fn the_least_recently_used_affinity_is_evicted_first() {
     // The table accepted every client.
     let inserts: Array<MapData, u64> = affinity_map(&node, "affinity_inserts").try_into().unwrap();
     assert_eq!(inserts.get(&0, 0).unwrap(), 0x400);
-    assert!(eventually(TIMEOUT, || metric("kube_proxy_ebpf_affinity_clients_total") == Some(1024.0)));
+    assert!(eventually(TIMEOUT, || metric("kube_proxy_ebpf_affinity_inserts_total") == Some(1024.0)));
     assert_eq!(metric("kube_proxy_ebpf_affinity_capacity"), Some(128.0));
 }

@@ -121,7 +121,7 @@ fn connections_no_backend_and_denied_are_counted_by_service_port_and_endpoint() 
         r#"kube_proxy_ebpf_no_backend_total{namespace="default",service="web",port="http",protocol="TCP"} 3"#;
     assert!(page("/metrics").contains(series));
     let status = page("/status");
-    let sums = format!(r#""counted":{{"connections":32,"noBackend":4,"denied":{denied}}}"#);
+    let sums = format!(r#""counters":{{"connections":32,"noBackend":4,"denied":{denied}}}"#);
     assert!(status.contains(&sums), "{status}");
 }
 

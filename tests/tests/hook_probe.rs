@@ -27,7 +27,7 @@ fn page(path: &str) -> String {
 }
 
 fn is_ok(hook: &str) -> bool {
-    http::metric(&format!("kube_proxy_ebpf_canary{{hook=\"{hook}\"}}")) == Some(1.0)
+    http::metric(&format!("kube_proxy_ebpf_probe_success{{hook=\"{hook}\"}}")) == Some(1.0)
 }
 
 /// What `check` reports about the probe: the level and the text.

@@ -53,12 +53,12 @@ fn health_metrics_and_status_pages_report_the_node() {
     assert!(state.body.contains("10.96.0.10") && state.body.contains("10.244.1.1"), "{state:?}");
 
     for series in [
-        "kube_proxy_ebpf_generation",
+        "kube_proxy_ebpf_active_revision",
         "kube_proxy_ebpf_services",
         "kube_proxy_ebpf_endpoints",
         "kube_proxy_ebpf_map_entries{table=\"frontends4\"}",
         "kube_proxy_ebpf_map_entries{table=\"backends4\"}",
-        "kube_proxy_ebpf_program_in_effect{hook=\"connect4\"}",
+        "kube_proxy_ebpf_program_attached{hook=\"connect4\"}",
         "kube_proxy_ebpf_source_synced{source=\"file\"}",
         "kubeproxy_sync_full_proxy_rules_duration_seconds_count",
         "kubeproxy_sync_proxy_rules_service_changes_total",
@@ -112,7 +112,7 @@ fn disabled_pages_are_not_served() {
     assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
     // Pages are served before the first state is applied.
     assert!(health("/livez").is_err() && metrics("/metrics").is_err());
-    assert!(!node.log().contains("cannot be served"), "{}", node.log());
+    assert!(!node.log().contains("cannot serve"), "{}", node.log());
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn detached_programs_are_reattached_and_reported() {
         fs::remove_file(links.join(hook)).unwrap();
     }
     assert!(eventually(TIMEOUT, || request(Transport::Tcp, frontend()).is_err()), "it is detached");
-    node.wait_until(|_| metric("kube_proxy_ebpf_program_losses_total") == Some(1.0) && is_ready());
+    node.wait_until(|_| metric("kube_proxy_ebpf_program_detachments_total") == Some(1.0) && is_ready());
     assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
     assert!(links.join("connect4").exists() && links.join("recvmsg6").exists());
     let log = node.log();
@@ -188,7 +188,7 @@ fn a_brain_serves_pages_if_addresses_are_given() {
     node.start_inactive(&command);
     node.wait_until_ready();
     assert_eq!(metric("kube_proxy_ebpf_services"), Some(1.0));
-    assert_eq!(metric("kube_proxy_ebpf_generation"), None, "a brain has no data plane");
+    assert_eq!(metric("kube_proxy_ebpf_active_revision"), None, "a brain has no data plane");
     let watchers = |count| eventually(TIMEOUT, || metric("kube_proxy_ebpf_watchers") == Some(count));
     assert_eq!(metric("kube_proxy_ebpf_watchers"), Some(0.0));
     let mut watcher = Command::new(Build::Product.binary())

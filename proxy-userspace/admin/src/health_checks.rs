@@ -1,6 +1,6 @@
-//! Health-check node ports: where a load balancer asks whether a node has an endpoint of a Service.
+//! Health-check node ports: load balancers query here whether this node has an endpoint of a Service.
 //!
-//! The one rule: a listener that is wanted before and after a change is not touched.
+//! Invariant: a listener that is wanted before and after a change is not touched.
 //! Status, body and headers are kube-proxy's (its `pkg/proxy/healthcheck/service_health.go`).
 
 use std::{
@@ -26,80 +26,83 @@ use serde::Serialize;
 use tokio::{
     sync::mpsc,
     task::{AbortHandle, JoinSet},
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, timeout_at},
 };
 
 use crate::{
-    Admin, Stage,
+    admin::Admin,
     health::Health,
-    lock,
-    record::Moment,
-    server::{PAUSE, accept, bind, remedy},
+    server::{accept, bind_remedy, bind_with_retry},
+    state::{Moment, RejectedBy, lock},
 };
 
-/// How often to see whether this host has other addresses.
-const LOOK: Duration = Duration::from_secs(5);
+/// How often the addresses of this host are read.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Serves the health-check node ports of the Services that a node serves.
+/// Serves the health-check node ports of the Services of a node.
 #[derive(Debug)]
 pub struct HealthChecks {
     node: String,
-    which: NodePortAddresses,
-    /// What is served; what comes next is compared with it.
+    node_port_addresses: NodePortAddresses,
+    /// The state that the listeners serve.
     state: NodeState,
     shared: Shared,
     listeners: HashMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
 }
 
-/// What those who listen need.
+/// What the tasks of the listeners share.
 #[derive(Clone, Debug)]
 struct Shared {
     admin: Admin,
     checks: Arc<Mutex<Checks>>,
-    failing: Arc<Mutex<Failing>>,
-    failed: Option<mpsc::Sender<FailedCheck>>,
+    bind_errors: Arc<Mutex<BindErrors>>,
+    bind_failures: Option<mpsc::Sender<BindFailure>>,
 }
 
-/// A Service whose health-check node port cannot be had.
+/// A health-check node port that cannot be bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FailedCheck {
+pub struct BindFailure {
     /// The Service.
     pub service: ServiceName,
     /// Its health-check node port.
     pub port: u16,
-    /// What is wrong, and what would do.
+    /// The error and its remedy.
     pub reason: String,
 }
 
-/// What is told at each port: how many endpoints each Service that claims it has here. The first by name is told of.
+/// By port: the number of local endpoints of each Service with that port. The first Service by name is served.
 type Checks = BTreeMap<u16, BTreeMap<ServiceName, usize>>;
-/// The addresses that cannot be had, and why.
-type Failing = BTreeMap<SocketAddr, String>;
+/// The addresses that cannot be bound, with the reason.
+type BindErrors = BTreeMap<SocketAddr, String>;
 
-/// The body of an answer.
+/// The body of a response.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Body<'a> {
-    service: Name<'a>,
+    service: ServiceRef<'a>,
     local_endpoints: usize,
     service_proxy_healthy: bool,
 }
 
 #[derive(Debug, Serialize)]
-struct Name<'a> {
+struct ServiceRef<'a> {
     namespace: &'a str,
     name: &'a str,
 }
 
 impl HealthChecks {
-    /// Serves at those addresses of a node where its node ports are served. Nothing is served before it follows.
-    pub fn new(admin: &Admin, node: impl Into<String>, which: NodePortAddresses) -> Self {
-        let shared =
-            Shared { admin: admin.clone(), checks: Arc::default(), failing: Arc::default(), failed: None };
+    /// Serves at those addresses of a node at which its node ports are served, once it runs.
+    pub fn new(admin: &Admin, node: impl Into<String>, node_port_addresses: NodePortAddresses) -> Self {
+        let shared = Shared {
+            admin: admin.clone(),
+            checks: Arc::default(),
+            bind_errors: Arc::default(),
+            bind_failures: None,
+        };
         Self {
             node: node.into(),
-            which,
+            node_port_addresses,
             state: NodeState::default(),
             shared,
             listeners: HashMap::new(),
@@ -107,44 +110,44 @@ impl HealthChecks {
         }
     }
 
-    /// Tells of each port that cannot be had, once until it is had; where there is no room, nothing is told.
+    /// Sends each port that cannot be bound, once until it is bound. Failures that the channel has no room for are dropped.
     #[must_use]
-    pub fn tell_of_failures(mut self, to: mpsc::Sender<FailedCheck>) -> Self {
-        self.shared.failed = Some(to);
+    pub fn report_failures(mut self, to: mpsc::Sender<BindFailure>) -> Self {
+        self.shared.bind_failures = Some(to);
         self
     }
 
-    /// Follows what is published, until the publisher is gone.
-    pub async fn follow(mut self, mut states: Subscription) {
-        let mut next_look = Instant::now() + LOOK;
+    /// Serves the published states, until the publisher is dropped.
+    pub async fn run(mut self, mut states: Subscription) {
+        let mut next_poll = Instant::now() + POLL_INTERVAL;
         loop {
-            match timeout_at(next_look, states.next()).await {
+            match timeout_at(next_poll, states.next()).await {
                 Ok(Some(next)) => self.update(&next.state),
                 Ok(None) => return,
                 Err(_) => {
-                    next_look = Instant::now() + LOOK;
+                    next_poll = Instant::now() + POLL_INTERVAL;
                     self.listen();
                 }
             }
         }
     }
 
-    /// Tells of another state; costs what differs.
+    /// Updates the ports to another state; the cost is proportional to the difference.
     fn update(&mut self, state: &NodeState) {
         let mut ports_differ = false;
         {
             let mut checks = lock(&self.shared.checks);
             for (name, before, after) in state.diff(&self.state) {
                 let (old, new) = (before.and_then(|it| check_port(it)), after.and_then(|it| check_port(it)));
-                if let Some(claims) = old.and_then(|it| checks.get_mut(&it)) {
-                    claims.remove(name);
+                if let Some(services) = old.and_then(|it| checks.get_mut(&it)) {
+                    services.remove(name);
                 }
                 if let (Some(port), Some(after)) = (new, after) {
                     checks.entry(port).or_default().insert(name.clone(), local_endpoints(after));
                 }
                 ports_differ |= old != new;
             }
-            checks.retain(|_, claims| !claims.is_empty());
+            checks.retain(|_, services| !services.is_empty());
         }
         let nodes_differ = state.nodes != self.state.nodes;
         self.state = state.clone();
@@ -153,7 +156,7 @@ impl HealthChecks {
         }
     }
 
-    /// Listens where it should, and nowhere else.
+    /// Starts and stops listeners as the ports and addresses require.
     fn listen(&mut self) {
         let ports: Vec<_> = lock(&self.shared.checks).keys().copied().collect();
         let addresses = if ports.is_empty() { BTreeSet::new() } else { self.addresses() };
@@ -161,120 +164,118 @@ impl HealthChecks {
         let wanted: BTreeSet<_> = ports.into_iter().flat_map(at).collect();
         while self.tasks.try_join_next().is_some() {}
         self.listeners.retain(|address, task| {
-            let stays = wanted.contains(address);
-            if !stays {
+            let is_wanted = wanted.contains(address);
+            if !is_wanted {
                 task.abort();
-                lock(&self.shared.failing).remove(address);
+                lock(&self.shared.bind_errors).remove(address);
             }
-            stays
+            is_wanted
         });
         for address in wanted {
             let serve = || self.tasks.spawn(self.shared.clone().serve(address));
             self.listeners.entry(address).or_insert_with(serve);
         }
-        self.shared.tell();
+        self.shared.report_bind_errors();
     }
 
-    /// Where to listen.
+    /// The addresses to listen at.
     fn addresses(&self) -> BTreeSet<IpAddr> {
-        // Without them, the Node object's have to do; the next look tries again.
+        // If they cannot be read, the Node object's are used until the next poll.
         let interfaces = netlink::host_addresses::read().unwrap_or_default();
         let node = self.state.nodes.get(self.node.as_str()).cloned().unwrap_or_default();
-        // It means all addresses of both families, also where there is no IPv6.
-        self.which.own(&node, &interfaces).unwrap_or_else(|| [Ipv4Addr::UNSPECIFIED.into()].into())
+        // It stands for all addresses of both families, also without IPv6.
+        let all = || [Ipv4Addr::UNSPECIFIED.into()].into();
+        self.node_port_addresses.own(&node, &interfaces).unwrap_or_else(all)
     }
 }
 
-/// Where the health of a Service is asked for, if it is.
+/// The health-check node port of a Service, if it is served.
 fn check_port(state: &ServiceState) -> Option<u16> {
     let service = &state.service;
     let port = service.health_check_node_port?.get();
     (service.external_policy == TrafficPolicy::Local).then_some(port)
 }
 
-/// How many endpoints on this node a load balancer should send traffic to: those that are about to go serve what comes,
-/// but nothing more should come (KEP-1669). Counted are addresses, as kube-proxy does (`LocalReadyEndpoints`).
+/// The number of endpoints on this node that a load balancer should send to. Terminating endpoints still serve, but should
+/// get no new traffic (KEP-1669). Addresses are counted, as kube-proxy does (`LocalReadyEndpoints`).
 fn local_endpoints(state: &ServiceState) -> usize {
-    let lasting = || state.endpoints.iter().filter(|it| it.local && !it.serving_terminating);
-    let count = |family| lasting().filter_map(|it| it.address(family)).collect::<BTreeSet<_>>().len();
+    let ready = || state.endpoints.iter().filter(|it| it.local && !it.serving_terminating);
+    let count = |family| ready().filter_map(|it| it.address(family)).collect::<BTreeSet<_>>().len();
     count(Family::V4).max(count(Family::V6))
 }
 
 impl Shared {
-    /// Listens at an address as soon as that can be had, and answers.
+    /// Binds an address, with retries, and serves it.
     async fn serve(self, address: SocketAddr) {
-        let mut pause = PAUSE.0;
-        let listener = loop {
-            match bind(address) {
-                Ok(listener) => break listener,
-                Err(error) => self.fail(address, format!("{error}; {}", remedy(&error))),
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(PAUSE.1);
-        };
-        if lock(&self.failing).remove(&address).is_some() {
-            tracing::info!("the health of Services is told at {address} at last");
-            self.tell();
+        let listener = bind_with_retry(address, |error, _| {
+            self.on_bind_error(address, format!("{error}; {}", bind_remedy(&error)));
+        })
+        .await;
+        if lock(&self.bind_errors).remove(&address).is_some() {
+            tracing::info!("serving health checks at {address} after failed attempts");
+            self.report_bind_errors();
         }
         let port = address.port();
         accept(&listener, "health checks", || {
             let shared = self.clone();
             move |_| {
-                let is_healthy = Health::serves_outside(&shared.admin.record(), Moment::now()).is_ok();
+                let is_healthy = Health::external(&shared.admin.state(), Moment::now()).is_ok();
                 let checks = lock(&shared.checks);
                 let check = checks.get(&port).and_then(|it| it.first_key_value());
-                std::future::ready(answer(check, is_healthy))
+                std::future::ready(respond(check, is_healthy))
             }
         })
         .await;
     }
 
-    /// Notes that an address cannot be had, and says so if that is news.
-    fn fail(&self, address: SocketAddr, reason: String) {
+    /// Records that an address cannot be bound, and reports the first failure.
+    fn on_bind_error(&self, address: SocketAddr, reason: String) {
         let port = address.port();
         let is_first = {
-            let mut failing = lock(&self.failing);
-            let is_first = !failing.keys().any(|it| it.port() == port);
-            if failing.insert(address, reason.clone()).is_some() {
+            let mut errors = lock(&self.bind_errors);
+            let is_first = !errors.keys().any(|it| it.port() == port);
+            if errors.insert(address, reason.clone()).is_some() {
                 return;
             }
             is_first
         };
-        tracing::error!("the health of Services cannot be told at {address}: {reason}; it is tried again");
-        self.tell();
+        tracing::error!(
+            "cannot serve health checks at {address}: {reason}; Services are not affected; retrying"
+        );
+        self.report_bind_errors();
         let service = lock(&self.checks).get(&port).and_then(|it| it.keys().next().cloned());
-        if let (Some(to), Some(service), true) = (&self.failed, service, is_first) {
-            // Nobody is waited for.
-            let _ = to.try_send(FailedCheck { service, port, reason });
+        if let (Some(to), Some(service), true) = (&self.bind_failures, service, is_first) {
+            // Never blocks: a failure is dropped if the channel is full.
+            let _ = to.try_send(BindFailure { service, port, reason });
         }
     }
 
-    /// Says which addresses cannot be had.
-    fn tell(&self) {
-        let rejected: Vec<_> = lock(&self.failing)
+    /// Passes the addresses that cannot be bound on to the pages.
+    fn report_bind_errors(&self) {
+        let rejected: Vec<_> = lock(&self.bind_errors)
             .iter()
             .map(|(address, reason)| Rejected {
                 item: format!("health checks at {address}"),
                 reason: reason.clone(),
             })
             .collect();
-        self.admin.rejected(Stage::HealthChecks, rejected);
+        self.admin.set_rejected(RejectedBy::HealthChecks, rejected);
     }
 }
 
-fn answer(check: Option<(&ServiceName, &usize)>, is_healthy: bool) -> Response<Full<Bytes>> {
+fn respond(check: Option<(&ServiceName, &usize)>, is_healthy: bool) -> Response<Full<Bytes>> {
     let Some((service, local_endpoints)) = check else {
-        // It is just going away.
+        // The Service is being removed.
         let mut response = Response::new(Full::default());
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         return response;
     };
     let body = Body {
-        service: Name { namespace: &service.namespace, name: &service.name },
+        service: ServiceRef { namespace: &service.namespace, name: &service.name },
         local_endpoints: *local_endpoints,
         service_proxy_healthy: is_healthy,
     };
-    // Text and numbers can always be written.
+    // Strings and numbers can always be serialized.
     let body = serde_json::to_string(&body).unwrap_or_default();
     let mut response = Response::new(Full::new(Bytes::from(body)));
     if *local_endpoints == 0 || !is_healthy {

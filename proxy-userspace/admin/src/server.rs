@@ -1,7 +1,7 @@
-//! Serves pages over HTTP at an address.
+//! Serves pages over HTTP.
 //!
-//! The one rule: an address that cannot be had costs nobody else anything.
-//! It is named, and asked for again until it can be had; clients that are slow or silent are cut off.
+//! Invariant: an address that cannot be bound affects nothing else. The error is logged, bind is retried until it succeeds,
+//! and slow or silent clients are disconnected.
 
 use std::{
     convert::Infallible,
@@ -28,139 +28,146 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{Admin, Site};
+use crate::{admin::Admin, handlers::PageGroup};
 
-/// How long to wait before an address that could not be had is asked for again: at first, and at most.
-pub(crate) const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// How many may be connected at a time, to each address.
-const CLIENTS: usize = 128;
-/// How many may wait to be accepted.
+/// Delay before the first and between later retries of bind.
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// Maximum number of clients of one address.
+const MAX_CLIENTS: usize = 128;
+/// Maximum number of connections that wait for accept.
 const BACKLOG: u32 = 256;
-/// How long a client may take to say what it wants, and how long it may stay.
-const PATIENCE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
-/// The longest head of a request.
-const LONGEST_HEAD: usize = 16 << 10;
-/// How long to wait when there are no file descriptors left.
-const BREATH: Duration = Duration::from_millis(100);
+/// Maximum time until a client has sent the head of a request.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum lifetime of a connection.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum size of the head of a request.
+const MAX_HEAD: usize = 16 << 10;
+/// Delay after a failed accept, as when there are no file descriptors left.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Something to be served somewhere.
+/// Pages and the address that they are served at.
 #[derive(Clone, Copy, Debug)]
-pub struct Endpoint {
+pub struct ServerAddress {
     /// The pages.
-    pub site: Site,
-    /// Where.
+    pub pages: PageGroup,
+    /// The address.
     pub address: SocketAddr,
-    /// The flag that says where, for the log.
+    /// The flag that sets the address, for the log.
     pub flag: &'static str,
 }
 
-/// What serves while it is alive.
+/// Running servers; dropping it stops them.
 #[derive(Debug)]
 pub struct Servers {
     _tasks: JoinSet<()>,
 }
 
 impl Servers {
-    /// Begins to serve. Must be called within a tokio runtime.
-    pub fn start(admin: &Admin, endpoints: impl IntoIterator<Item = Endpoint>) -> Self {
+    /// Starts a server at each address. Must be called within a tokio runtime.
+    pub fn start(admin: &Admin, addresses: impl IntoIterator<Item = ServerAddress>) -> Self {
         let mut tasks = JoinSet::new();
-        for endpoint in endpoints {
-            tasks.spawn(serve(admin.clone(), endpoint));
+        for it in addresses {
+            tasks.spawn(serve(admin.clone(), it));
         }
         Self { _tasks: tasks }
     }
 }
 
-async fn serve(admin: Admin, endpoint: Endpoint) {
-    let Endpoint { site, address, flag } = endpoint;
-    let listener = bind_at_last(address, site, flag).await;
+async fn serve(admin: Admin, ServerAddress { pages, address, flag }: ServerAddress) {
+    let listener = bind_with_retry(address, |error, retry_in| {
+        tracing::error!(
+            "cannot serve the {pages} pages at {address}: {error}; {}, or choose another --{flag}; Services are not \
+             affected; retrying in {retry_in:?}",
+            bind_remedy(&error)
+        );
+    })
+    .await;
     if let Ok(address) = listener.local_addr() {
-        tracing::info!("{site} at http://{address}: {}", site.paths().join(", "));
+        tracing::info!("serving the {pages} pages at http://{address}: {}", pages.paths().join(", "));
     }
     let admin = &admin;
-    accept(&listener, site, move || {
+    accept(&listener, pages, move || {
         let admin = admin.clone();
         move |request| {
             let admin = admin.clone();
-            async move { admin.answer(site, &request).await }
+            async move { admin.respond(pages, &request).await }
         }
     })
     .await;
 }
 
-/// Answers whoever comes, for ever; each client has an answerer of its own.
-pub(crate) async fn accept<A, F>(listener: &TcpListener, what: impl fmt::Display, answerer: impl Fn() -> A)
+/// Serves all clients until it is dropped; each connection gets a handler of its own. `name` is for the log.
+pub(crate) async fn accept<H, F>(listener: &TcpListener, name: impl fmt::Display, new_handler: impl Fn() -> H)
 where
-    A: Fn(Request<Incoming>) -> F + Send + 'static,
+    H: Fn(Request<Incoming>) -> F + Send + 'static,
     F: Future<Output = Response<Full<Bytes>>> + Send,
 {
-    let places = Arc::new(Semaphore::new(CLIENTS));
+    let permits = Arc::new(Semaphore::new(MAX_CLIENTS));
     let mut clients = JoinSet::new();
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        // What has ended is forgotten.
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+        // Reap finished tasks.
         while clients.try_join_next().is_some() {}
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Most of these are the client's; without a pause, those that are ours would keep a CPU busy.
-                tracing::debug!("{what}: accept: {error}");
-                sleep(BREATH).await;
+                // Most errors are a client's; without a delay, an error of this process would cause a busy loop.
+                tracing::debug!("{name}: accept: {error}");
+                sleep(ACCEPT_BACKOFF).await;
                 continue;
             }
         };
-        let answer = answerer();
+        let handler = new_handler();
         clients.spawn(async move {
-            let answer = service_fn(move |request| {
-                let answer = answer(request);
-                async move { Ok::<_, Infallible>(answer.await) }
+            let service = service_fn(move |request| {
+                let response = handler(request);
+                async move { Ok::<_, Infallible>(response.await) }
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(PATIENCE.0)
-                .max_buf_size(LONGEST_HEAD)
-                .serve_connection(TokioIo::new(stream), answer);
-            // How it ends is the client's business.
-            let _ = timeout(PATIENCE.1, connection).await;
-            drop(place);
+                .header_read_timeout(HEADER_TIMEOUT)
+                .max_buf_size(MAX_HEAD)
+                .serve_connection(TokioIo::new(stream), service);
+            // A connection error concerns only its client.
+            let _ = timeout(CONNECTION_TIMEOUT, connection).await;
+            drop(permit);
         });
     }
 }
 
-/// Listens at the address, as soon as that can be had.
-async fn bind_at_last(address: SocketAddr, site: Site, flag: &str) -> TcpListener {
-    let mut pause = PAUSE.0;
+/// Binds the address, with backoff; reports each error with the delay until the next attempt.
+pub(crate) async fn bind_with_retry(
+    address: SocketAddr,
+    mut on_error: impl FnMut(io::Error, Duration),
+) -> TcpListener {
+    let mut delay = BACKOFF_MIN;
     loop {
         match bind(address) {
             Ok(listener) => return listener,
-            Err(error) => {
-                let remedy = remedy(&error);
-                tracing::error!(
-                    "{site} cannot be served at {address}: {error}; {remedy}, or choose another --{flag}; \
-                     next try in {pause:?}"
-                );
-            }
+            Err(error) => on_error(error, delay),
         }
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE.1);
+        sleep(delay).await;
+        delay = (delay * 2).min(BACKOFF_MAX);
     }
 }
 
-pub(crate) fn remedy(error: &io::Error) -> &'static str {
+pub(crate) fn bind_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "end whoever listens there (`ss -ltnp` shows who; kube-proxy perhaps)",
-        io::ErrorKind::AddrNotAvailable => "give this host that address",
+        io::ErrorKind::AddrInUse => {
+            "stop the process that listens there (`ss -ltnp` names it; perhaps kube-proxy)"
+        }
+        io::ErrorKind::AddrNotAvailable => "assign the address to this host",
         io::ErrorKind::PermissionDenied => "a port below 1024 needs CAP_NET_BIND_SERVICE",
-        _ => "see to it that it can be listened at",
+        _ => "make sure that the address can be bound",
     }
 }
 
-/// Listens at an address; at all addresses of both families if it is the unspecified one of either, as Go does.
-pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+/// Listens at an address; for the unspecified address of either family at all addresses of both, as Go does.
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     if address.ip().is_unspecified() {
         let all = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
         match listen(all, false) {
-            // There is no IPv6 here.
             Err(error) if is_without_ipv6(&error) && address.is_ipv4() => {}
             result => return result,
         }
@@ -169,17 +176,17 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 fn is_without_ipv6(error: &io::Error) -> bool {
-    // EAFNOSUPPORT where the kernel has none, EADDRNOTAVAIL where it is switched off.
+    // EAFNOSUPPORT if the kernel is built without IPv6, EADDRNOTAVAIL if it is disabled.
     error.raw_os_error() == Some(nix::errno::Errno::EAFNOSUPPORT as i32)
         || error.kind() == io::ErrorKind::AddrNotAvailable
 }
 
-fn listen(address: SocketAddr, only_own_family: bool) -> io::Result<TcpListener> {
+fn listen(address: SocketAddr, is_v6_only: bool) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => {
             let socket = TcpSocket::new_v6()?;
-            setsockopt(&socket.as_fd(), Ipv6V6Only, &only_own_family)?;
+            setsockopt(&socket.as_fd(), Ipv6V6Only, &is_v6_only)?;
             socket
         }
     };

@@ -1,194 +1,180 @@
-//! How a process stands, in one object: the page `/status`, and what the command of that name reads.
+//! The status of a process as one object: the page `/status`, which the command `status` reads.
 
 use std::time::SystemTime;
 
 use datapath::PortCounts;
 use jiff::Timestamp;
+use publish::Published;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Admin, Role, Stage,
-    counted::Counted,
+    admin::Admin,
+    counters::ServiceCounters,
     health::Health,
-    record::{Moment, Record},
+    state::{AdminState, Moment, RejectedBy},
 };
 
-/// How a process stands.
+/// The status of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// The node it serves.
+    /// The name of the node that it serves.
     pub node: String,
     /// Its version.
     pub version: String,
-    /// Since when it runs.
+    /// Its start time.
     pub started: Timestamp,
-    /// Whether all is well, but for the node's own eligibility.
+    /// Whether it is healthy, regardless of the node's eligibility.
     pub healthy: bool,
     /// Whether load balancers may send to this node.
     pub node_eligible: bool,
-    /// What is wrong.
+    /// Why it is not healthy.
     pub problems: Vec<String>,
     /// The newest state.
     pub published: Option<Revision>,
-    /// The state in force.
-    pub in_force: Option<Revision>,
-    /// For how many seconds the oldest change waits that is not in force.
-    pub waiting_seconds: Option<f64>,
-    /// What failed last, if it still does.
+    /// The active state.
+    pub active: Option<Revision>,
+    /// Age of the oldest change that is not active, in seconds.
+    pub pending_seconds: Option<f64>,
+    /// The last failure, until an apply succeeds.
     pub failure: Option<String>,
-    /// How many Services are served.
+    /// Number of Services that are served.
     pub services: usize,
-    /// How many endpoints they have, together.
+    /// Number of endpoints of all Services.
     pub endpoints: usize,
-    /// Where the facts come from.
+    /// The sources of cluster state.
     pub sources: Vec<SourceStatus>,
-    /// What is refused.
+    /// The rejected items.
     pub rejected: Vec<RejectedStatus>,
-    /// How full the maps are.
+    /// The fill levels of the tables in the kernel.
     pub tables: Vec<TableStatus>,
-    /// How many follow the states of this process, where they can.
+    /// Number of watchers, in a process that serves them.
     pub watchers: Option<usize>,
-    /// What the Services that are served have counted together, where it is counted.
-    pub counted: Option<CountedStatus>,
+    /// Sums over the Services that are served, in a process with counters.
+    pub counters: Option<CountersStatus>,
 }
 
-/// What was counted; see [`PortCounts`].
+/// Sums of counters; see [`PortCounts`].
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CountedStatus {
-    /// Connections, and UDP associations, that were led to an endpoint.
+pub struct CountersStatus {
+    /// Connections and UDP associations that were redirected to an endpoint.
     pub connections: u64,
-    /// Those that were refused for want of endpoints.
+    /// Connections that were refused because there was no endpoint.
     pub no_backend: u64,
-    /// What was refused for another reason.
+    /// Calls that were denied for another reason.
     pub denied: u64,
 }
 
-impl From<PortCounts> for CountedStatus {
+impl From<PortCounts> for CountersStatus {
     fn from(it: PortCounts) -> Self {
         let PortCounts { connections, no_backend, denied } = it;
         Self { connections, no_backend, denied }
     }
 }
 
-/// A state by its number.
+/// A revision of the node's state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Revision {
-    /// The process that counts. A string, as in proto3 JSON.
+    /// The process that numbers the revisions. A string, as in proto3 JSON.
     pub instance_id: String,
-    /// Its count.
+    /// Its number. A string for the same reason.
     pub rev: String,
-    /// Since when.
+    /// When it was published or became active.
     pub since: Timestamp,
 }
 
-/// How a source stands.
+/// The status of a source.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceStatus {
     /// Its name.
     pub name: String,
-    /// Whether everything was read once.
+    /// Whether it was read completely at least once.
     pub synced: bool,
-    /// When it was heard last.
+    /// Time of the last contact.
     pub last_contact: Option<Timestamp>,
-    /// What is wrong with it.
+    /// The current error.
     pub error: Option<String>,
 }
 
-/// Something that is refused.
+/// A rejected item.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RejectedStatus {
-    /// Who refuses it: source, brain or backend.
+    /// The part of the process that rejects it: a name of [`RejectedBy`].
     pub by: String,
-    /// What.
+    /// The item.
     pub item: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// How full a table is.
+/// The fill level of a table.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TableStatus {
     /// Its name.
     pub name: String,
-    /// How many entries it has.
+    /// Its number of entries.
     pub entries: u32,
-    /// How many it has room for as it is.
+    /// Its current capacity.
     pub capacity: u32,
 }
 
 impl Admin {
-    /// How this process stands.
+    /// The status of this process.
     pub fn status(&self) -> Status {
-        let counted = Counted::read(&self.record).map(|it| it.total().into());
-        Status { counted, ..status(&self.record(), Moment::now()) }
+        let counters = ServiceCounters::read(&self.state).map(|it| it.total().into());
+        Status { counters, ..status(&self.state(), Moment::now()) }
     }
 }
 
-fn status(record: &Record, now: Moment) -> Status {
-    let health = Health::live(record, now);
-    let revision = |published: &publish::Published, since: Moment| Revision {
+fn status(state: &AdminState, now: Moment) -> Status {
+    let health = Health::live(state, now);
+    let revision = |published: &Published, since: Moment| Revision {
         instance_id: published.instance_id.to_string(),
         rev: published.rev.to_string(),
         since: timestamp(since.wall),
     };
-    let sources = record.sources.iter().map(|(name, it)| SourceStatus {
+    let sources = state.sources.iter().map(|(name, it)| SourceStatus {
         name: name.clone(),
-        synced: it.synced,
+        synced: it.is_synced,
         last_contact: it.last_contact.map(timestamp),
         error: it.error.clone(),
     });
-    let rejected = |stage: &Stage| {
-        let items = record.rejected.get(stage).into_iter().flatten();
-        let by = stage.name();
-        items
-            .map(move |it| RejectedStatus {
-                by: by.to_owned(),
-                item: it.item.clone(),
-                reason: it.reason.clone(),
-            })
-            .collect::<Vec<_>>()
-    };
-    let tables = record.in_force.iter().flat_map(|it| &it.tables).map(|it| TableStatus {
+    let rejected = RejectedBy::ALL.iter().flat_map(|by| {
+        state.rejected.get(by).into_iter().flatten().map(|it| RejectedStatus {
+            by: by.name().to_owned(),
+            item: it.item.clone(),
+            reason: it.reason.clone(),
+        })
+    });
+    let tables = state.active.iter().flat_map(|it| &it.tables).map(|it| TableStatus {
         name: it.name.to_owned(),
         entries: it.entries,
         capacity: it.capacity,
     });
-    let failure = record.failure.as_ref();
+    let failure = state.failure.as_ref();
     Status {
-        node: record.node.to_string(),
+        node: state.node.to_string(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        started: timestamp(record.started.wall),
+        started: timestamp(state.started.wall),
         healthy: health.is_ok(),
-        node_eligible: record.node_eligible(),
+        node_eligible: state.is_node_eligible(),
         problems: health.into_problems(),
-        published: record.published.as_ref().map(|(it, since)| revision(it, *since)),
-        in_force: record.in_force.as_ref().map(|it| revision(&it.published, it.since)),
-        waiting_seconds: record.waiting_for(now.instant).map(|it| it.as_secs_f64()),
-        failure: failure.map(|it| format!("{}: {}", it.doing.name(), it.error)),
-        services: record.tally.services,
-        endpoints: record.tally.endpoints,
+        published: state.published.as_ref().map(|(it, since)| revision(it, *since)),
+        active: state.active.as_ref().map(|it| revision(&it.published, it.since)),
+        pending_seconds: state.pending_for(now.instant).map(|it| it.as_secs_f64()),
+        failure: failure.map(|it| format!("{}: {}", it.step.name(), it.error)),
+        services: state.totals.services,
+        endpoints: state.totals.endpoints,
         sources: sources.collect(),
-        rejected: Stage::ALL.iter().flat_map(rejected).collect(),
+        rejected: rejected.collect(),
         tables: tables.collect(),
-        watchers: record.watchers.as_ref().map(|it| (it.0)()),
-        counted: None,
-    }
-}
-
-impl Record {
-    /// The state that is served, by whatever means.
-    pub(crate) fn served(&self) -> Option<std::sync::Arc<publish::Published>> {
-        match self.role {
-            Role::Backend => self.in_force.as_ref().map(|it| &it.published),
-            Role::Brain => self.published.as_ref().map(|(it, _)| it),
-        }
-        .cloned()
+        watchers: state.watchers.as_ref().map(|it| (it.0)()),
+        counters: None,
     }
 }
 

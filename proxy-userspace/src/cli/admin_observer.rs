@@ -8,14 +8,14 @@ pub(super) struct AdminObserver<'a>(pub(super) &'a Admin);
 
 impl Observer for AdminObserver<'_> {
     fn source(&self, name: &str, SyncStatus { is_synced, last_contact, error }: SyncStatus) {
-        self.0.source(name, admin::Source { synced: is_synced, last_contact, error });
+        self.0.set_source(name, admin::SourceHealth { is_synced, last_contact, error });
     }
 
     fn rejected(&self, stage: Stage, items: Vec<Rejected>) {
         let stage = match stage {
-            Stage::Source => admin::Stage::Source,
-            Stage::Brain => admin::Stage::Brain,
+            Stage::Source => admin::RejectedBy::Source,
+            Stage::Brain => admin::RejectedBy::Brain,
         };
-        self.0.rejected(stage, items);
+        self.0.set_rejected(stage, items);
     }
 }

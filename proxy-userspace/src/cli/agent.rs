@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use admin::{Admin, Role, Source, Stage};
+use admin::{Admin, RejectedBy, Role, SourceHealth};
 use anyhow::{Result, bail};
 use clap::Args;
 use publish::{Subscription, upstream::Upstream};
@@ -52,7 +52,7 @@ async fn agent(flags: Flags) -> Result<()> {
             result?;
             bail!("the subscription to the brain has ended")
         }
-        () = admin.follow(upstream.subscribe()) => bail!("the subscription to the brain has ended"),
+        () = admin.run(upstream.subscribe()) => bail!("the subscription to the brain has ended"),
         () = report_brain(&admin, upstream.subscribe()) => bail!("the subscription to the brain has ended"),
         () = upstream.run() => bail!("following the brain has stopped; the log names the reason"),
         () = signals.terminated() => {}
@@ -64,15 +64,18 @@ async fn agent(flags: Flags) -> Result<()> {
 /// Reports whether the brain has sent a state, when it last did, and whether it knows a Node object of this node.
 async fn report_brain(admin: &Admin, mut states: Subscription) {
     const BRAIN: &str = "brain";
-    admin.source(BRAIN, Source::default());
+    admin.set_source(BRAIN, SourceHealth::default());
     let mut reported = None;
     while let Some(published) = states.next().await {
-        admin.source(BRAIN, Source { synced: true, last_contact: Some(SystemTime::now()), error: None });
+        admin.set_source(
+            BRAIN,
+            SourceHealth { is_synced: true, last_contact: Some(SystemTime::now()), error: None },
+        );
         let unknown = pipeline::unknown_node(&published.node, &published.state.nodes, false);
         if let Some(it) = unknown.as_ref().filter(|it| reported.as_ref() != Some(*it)) {
             tracing::warn!("{it}");
         }
-        admin.rejected(Stage::Brain, unknown.clone());
+        admin.set_rejected(RejectedBy::Brain, unknown.clone());
         reported = unknown;
     }
 }

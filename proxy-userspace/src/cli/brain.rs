@@ -54,13 +54,13 @@ async fn brain(flags: &Flags) -> Result<()> {
     let served = pipeline.served(flags.any_node.serve_any_node);
     let admin = Admin::new(pipeline.node(), Role::Brain);
     let counted = CountedNodes::new(served.nodes);
-    admin.watchers(counted.watchers());
+    admin.set_watcher_count(counted.watchers());
     let served = ServedData { nodes: Arc::new(counted), ..served };
     let mut server = GrpcServer::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
     let _reports = flags.reports.serve(&admin);
     let observer = AdminObserver(&admin);
     let result = tokio::select! {
-        () = admin.follow(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),
+        () = admin.run(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),
         () = pipeline.run(&observer) => Err(anyhow!("the source has stopped; the log names the reason")),
         result = server.failed() => result,
         () = trim_memory() => Ok(()),

@@ -6,7 +6,7 @@ use std::{
     net::{SocketAddr, TcpListener},
 };
 
-use admin::{Asked, Status};
+use admin::{Listener, Status};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use datapath::{Checkup, Finding, Level};
@@ -92,20 +92,20 @@ fn process(reports: &ReportFlags) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut is_found = false;
     if let Some(address) = reports.metrics() {
-        match admin::ask(address) {
-            Asked::Ours(status) => {
+        match admin::query_status(address) {
+            Listener::Proxy(status) => {
                 is_found = true;
                 findings.extend(running(&status, address));
             }
-            Asked::Other => findings.push(in_use("metrics port", address, "metrics-bind-address")),
-            Asked::Nobody => findings.push(port("metrics port", address, "metrics-bind-address")),
+            Listener::Foreign => findings.push(in_use("metrics port", address, "metrics-bind-address")),
+            Listener::None => findings.push(port("metrics port", address, "metrics-bind-address")),
         }
     }
     if let Some(address) = reports.health()
         // If the process was found, it owns the port, or its log says that it does not.
         && !is_found
     {
-        findings.push(match admin::is_ready(address) {
+        findings.push(match admin::query_readiness(address) {
             Some(ready) => health_only(ready, address),
             None => port("health port", address, "healthz-bind-address"),
         });

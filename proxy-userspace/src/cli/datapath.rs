@@ -30,7 +30,7 @@ pub(super) async fn run(
     // Health checks of load balancers are answered only once the datapath runs.
     tokio::select! {
         () = Reconciler::new(datapath, subscribe(), admin).run() => {}
-        () = health_checks.follow(subscribe()) => {}
+        () = health_checks.run(subscribe()) => {}
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! Posted only with `--source kube`; the log and the metrics report the same with every source.
 
-use admin::{FailedCheck, HealthChecks};
+use admin::{BindFailure, HealthChecks};
 use source::kube::{EventRecorder, WarningEvent};
 use tokio::sync::mpsc;
 
@@ -23,11 +23,11 @@ pub(super) fn post(checks: HealthChecks, flags: &SourceFlags, node: &str) -> Hea
             recorder.post(warning(&node, it)).await;
         }
     });
-    checks.tell_of_failures(sender)
+    checks.report_failures(sender)
 }
 
 /// Reason and note as kube-proxy writes them (`pkg/proxy/healthcheck/service_health.go`).
-fn warning(node: &str, FailedCheck { service, port, reason }: FailedCheck) -> WarningEvent {
+fn warning(node: &str, BindFailure { service, port, reason }: BindFailure) -> WarningEvent {
     let note = format!("node {node} failed to start healthcheck \"{service}\" on port {port}: {reason}");
     WarningEvent { service, reason: "FailedToStartServiceHealthcheck", action: "Listen", note }
 }

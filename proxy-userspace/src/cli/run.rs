@@ -53,7 +53,7 @@ async fn run(flags: Flags) -> Result<()> {
     let health_checks = health_check_events::post(health_checks, &flags.source, pipeline.node());
     let options = flags.packets.options(flags.datapath.options(pipeline.node())?)?;
     let counted = CountedNodes::new(served.nodes);
-    admin.watchers(counted.watchers());
+    admin.set_watcher_count(counted.watchers());
     let served = ServedData { nodes: Arc::new(counted), ..served };
     let listen = &flags.listen;
     let mut server = GrpcServer::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
@@ -62,7 +62,7 @@ async fn run(flags: Flags) -> Result<()> {
     let datapath = datapath::run(options, health_checks, || pipeline.subscribe(), &admin);
     let result = tokio::select! {
         result = datapath => result.and_then(|()| Err(anyhow!("the brain has stopped publishing"))),
-        () = admin.follow(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),
+        () = admin.run(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),
         () = pipeline.run(&observer) => Err(anyhow!("the source has stopped; the log names the reason")),
         result = server.failed() => result,
         () = trim_memory() => Ok(()),

@@ -1,4 +1,4 @@
-//! The rules of health, over time.
+//! Health over time.
 
 use std::sync::Arc;
 
@@ -9,63 +9,64 @@ use model::{
 };
 use publish::Publisher;
 use reconciler::{Observer as _, Step};
-use tokio::time::advance;
+use tokio::{task::JoinHandle, time::advance};
 
 use super::*;
 use crate::{
-    Admin, Source,
-    sample::{hooks, published, report, service},
+    admin::Admin,
+    fixtures::{attach_status, published, report, service},
+    state::SourceHealth,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
 
 fn live(admin: &Admin) -> Health {
-    Health::live(&admin.record(), Moment::now())
+    Health::live(&admin.state(), Moment::now())
 }
 
 fn eligible(admin: &Admin) -> Health {
-    Health::eligible(&admin.record(), Moment::now())
+    Health::eligible(&admin.state(), Moment::now())
 }
 
 fn body(health: &Health) -> serde_json::Value {
     serde_json::to_value(health).unwrap()
 }
 
-/// One with a state in force.
+/// A process with an active state.
 fn served() -> (Admin, Publisher) {
     let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
     let state = published(&publisher, [service("a", 1, None)]);
     admin.on_dequeued(&state);
     admin.on_applied(&state, &report(), SECOND);
-    admin.on_attach_checked(Ok(&hooks(true)));
+    admin.on_attach_checked(Ok(&attach_status(true)));
     (admin, publisher)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hook_that_does_not_act_is_not_well() {
+async fn a_failed_probe_is_unhealthy() {
     let (admin, _publisher) = served();
-    let heard = |answer| [ProbeResult { hook: "connect4", behavior: answer }];
-    for (answer, is_well) in [
+    let probed = |behavior| [ProbeResult { hook: "connect4", behavior }];
+    for (behavior, is_healthy) in [
         (HookBehavior::Ok, true),
         (HookBehavior::Fails("it went past".into()), false),
         (HookBehavior::Unknown("no IPv4".into()), true),
     ] {
-        admin.on_probed(&heard(answer));
-        assert_eq!(live(&admin).is_ok(), is_well);
-        assert_eq!(readyz(&admin.record(), Moment::now()).1.contains("[-]programs failed"), !is_well);
+        admin.on_probed(&probed(behavior));
+        assert_eq!(live(&admin).is_ok(), is_healthy);
+        assert_eq!(readyz(&admin.state(), Moment::now()).1.contains("[-]programs failed"), !is_healthy);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_serves_sockets_alone_lives_and_gets_nothing_from_outside() {
+async fn without_the_packet_path_a_node_is_live_and_not_eligible() {
     let (admin, _publisher) = served();
-    let lacking = Rejected { item: "traffic".into(), reason: "no nftables".into() };
-    for lacking in [Some(&lacking), None] {
-        admin.on_packet_path(lacking);
+    let unavailable = Rejected { item: "traffic".into(), reason: "no nftables".into() };
+    for unavailable in [Some(&unavailable), None] {
+        admin.on_packet_path(unavailable);
         let health = eligible(&admin);
-        assert_eq!(health.is_ok(), lacking.is_none());
-        assert_eq!(body(&health).to_string().contains("no nftables"), lacking.is_some());
-        assert!(live(&admin).is_ok() && readyz(&admin.record(), Moment::now()).0);
+        assert_eq!(health.is_ok(), unavailable.is_none());
+        assert_eq!(body(&health).to_string().contains("no nftables"), unavailable.is_some());
+        assert!(live(&admin).is_ok() && readyz(&admin.state(), Moment::now()).0);
     }
 }
 
@@ -93,22 +94,22 @@ async fn bodies_have_the_fields_of_kube_proxy_in_its_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_is_well_while_it_is_being_set_up() {
+async fn a_node_is_healthy_during_the_setup() {
     let admin = Admin::new("n1", Role::Backend);
-    advance(LATE * 10).await;
+    advance(STALE_AFTER * 10).await;
     let health = eligible(&admin);
     assert!(health.is_ok(), "{health:?}");
     assert_eq!(body(&health).get("status"), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_that_waits_too_long_makes_a_node_unwell_until_it_is_in_force() {
+async fn a_change_that_is_pending_for_too_long_is_unhealthy_until_it_is_active() {
     let (admin, publisher) = served();
     let next = published(&publisher, [service("a", 2, None)]);
     admin.on_dequeued(&next);
     admin.on_failed(Step::Apply, "no room");
-    advance(LATE - SECOND).await;
-    admin.on_attach_checked(Ok(&hooks(true)));
+    advance(STALE_AFTER - SECOND).await;
+    admin.on_attach_checked(Ok(&attach_status(true)));
     assert!(live(&admin).is_ok());
     advance(SECOND).await;
     let health = live(&admin);
@@ -125,24 +126,25 @@ async fn a_change_that_waits_too_long_makes_a_node_unwell_until_it_is_in_force()
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_state_must_not_wait_too_long_either() {
+async fn a_first_state_that_is_pending_for_too_long_is_unhealthy() {
     let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
     admin.on_dequeued(&published(&publisher, []));
-    advance(LATE).await;
+    advance(STALE_AFTER).await;
     let health = live(&admin);
     assert!(!health.is_ok());
-    assert_eq!(body(&health)["lastUpdated"], "0001-01-01T00:00:00Z", "what Go writes for never");
+    assert_eq!(body(&health)["lastUpdated"], "0001-01-01T00:00:00Z", "Go's zero time");
+}
+
+/// Records what is published.
+fn run(admin: &Admin, publisher: &Publisher) -> JoinHandle<()> {
+    let (admin, states) = (admin.clone(), publisher.subscribe());
+    tokio::spawn(async move { admin.run(states).await })
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_that_came_during_another_waits_since_it_came() {
+async fn a_change_during_an_apply_is_pending_since_it_was_published() {
     let (admin, publisher) = served();
-    let follow = |admin: &Admin| {
-        let admin = admin.clone();
-        let states = publisher.subscribe();
-        tokio::spawn(async move { admin.follow(states).await })
-    };
-    let following = follow(&admin);
+    let running = run(&admin, &publisher);
     let second = published(&publisher, [service("a", 2, None)]);
     tokio::task::yield_now().await;
     admin.on_dequeued(&second);
@@ -150,87 +152,87 @@ async fn a_change_that_came_during_another_waits_since_it_came() {
     published(&publisher, [service("a", 3, None)]);
     tokio::task::yield_now().await;
     advance(SECOND * 5).await;
-    let waiting = || admin.record().waiting_for(tokio::time::Instant::now());
-    assert_eq!(waiting(), Some(SECOND * 35));
+    let pending = || admin.state().pending_for(tokio::time::Instant::now());
+    assert_eq!(pending(), Some(SECOND * 35));
     admin.on_applied(&second, &report(), SECOND * 35);
-    assert_eq!(waiting(), Some(SECOND * 5));
-    following.abort();
+    assert_eq!(pending(), Some(SECOND * 5));
+    running.abort();
 }
 
 #[tokio::test(start_paused = true)]
-async fn programs_that_were_taken_off_make_a_node_unwell_at_once() {
+async fn detached_programs_are_unhealthy_at_once() {
     let (admin, _publisher) = served();
-    admin.on_attach_checked(Ok(&hooks(false)));
+    admin.on_attach_checked(Ok(&attach_status(false)));
     let health = live(&admin);
     assert!(!health.is_ok());
     assert!(body(&health)["problems"][0].as_str().unwrap().contains("connect4"));
-    admin.on_attach_checked(Ok(&hooks(true)));
+    admin.on_attach_checked(Ok(&attach_status(true)));
     assert!(live(&admin).is_ok());
 }
 
-/// Time passes, and the kernel goes on saying that all programs are in effect.
-async fn pass(admin: &Admin, time: Duration) {
+/// Advances the time; attach checks still succeed.
+async fn advance_attached(admin: &Admin, time: Duration) {
     advance(time).await;
-    admin.on_attach_checked(Ok(&hooks(true)));
+    admin.on_attach_checked(Ok(&attach_status(true)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_canary_that_falls_silent_is_not_well() {
-    let untold = [ProbeResult { hook: "connect4", behavior: HookBehavior::Unknown("no child".into()) }];
-    let acts = [ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }];
+async fn a_prober_without_results_is_unhealthy() {
+    let unknown = [ProbeResult { hook: "connect4", behavior: HookBehavior::Unknown("no child".into()) }];
+    let works = [ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }];
     let problem = |admin: &Admin| body(&live(admin))["problems"][0].as_str().unwrap_or_default().to_owned();
 
-    // It was never heard of.
+    // It never reported.
     let (admin, _publisher) = served();
-    pass(&admin, LATE - SECOND).await;
+    advance_attached(&admin, STALE_AFTER - SECOND).await;
     assert_eq!(problem(&admin), "");
-    pass(&admin, SECOND).await;
+    advance_attached(&admin, SECOND).await;
+    assert_eq!(problem(&admin), "the last conclusive probe was 60 s ago: the prober does not respond");
     assert!(
-        problem(&admin).contains("the canary has not told for 60 s") && problem(&admin).contains("hangs")
+        readyz(&admin.state(), Moment::now()).1.contains("[-]programs failed: the last conclusive probe")
     );
-    assert!(readyz(&admin.record(), Moment::now()).1.contains("[-]programs failed: the canary"));
 
-    // It hangs, and then cannot sing.
-    admin.on_probed(&acts);
+    // It hangs, and then reports that it cannot probe.
+    admin.on_probed(&works);
     assert_eq!(problem(&admin), "");
-    pass(&admin, LATE / 2).await;
-    admin.on_probed(&untold);
-    pass(&admin, LATE / 2 - SECOND).await;
+    advance_attached(&admin, STALE_AFTER / 2).await;
+    admin.on_probed(&unknown);
+    advance_attached(&admin, STALE_AFTER / 2 - SECOND).await;
     assert_eq!(problem(&admin), "");
-    pass(&admin, SECOND).await;
+    advance_attached(&admin, SECOND).await;
     assert!(problem(&admin).contains("no child"), "{}", problem(&admin));
-    admin.on_probed(&acts);
+    admin.on_probed(&works);
     assert_eq!(problem(&admin), "");
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_hooks_can_never_be_tried_a_node_is_well_while_that_is_said() {
-    let untold = [ProbeResult { hook: "connect4", behavior: HookBehavior::Unknown("no child".into()) }];
+async fn where_hooks_can_never_be_probed_a_node_is_healthy_while_the_prober_reports() {
+    let unknown = [ProbeResult { hook: "connect4", behavior: HookBehavior::Unknown("no child".into()) }];
     let (admin, _publisher) = served();
     for _ in 0..10 {
-        pass(&admin, LATE / 2).await;
-        admin.on_probed(&untold);
+        advance_attached(&admin, STALE_AFTER / 2).await;
+        admin.on_probed(&unknown);
         assert!(live(&admin).is_ok());
     }
-    pass(&admin, LATE).await;
-    assert!(!live(&admin).is_ok(), "nothing is said any more");
+    advance_attached(&admin, STALE_AFTER).await;
+    assert!(!live(&admin).is_ok(), "the prober no longer reports");
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_hooks_no_canary_is_waited_for() {
+async fn without_hooks_no_probe_is_expected() {
     let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
     let state = published(&publisher, []);
     admin.on_dequeued(&state);
     admin.on_applied(&state, &report(), SECOND);
-    let tables = AttachStatus { hooks: vec![], ..hooks(true) };
+    let tables = AttachStatus { hooks: vec![], ..attach_status(true) };
     admin.on_attach_checked(Ok(&tables));
-    advance(LATE * 2).await;
+    advance(STALE_AFTER * 2).await;
     admin.on_attach_checked(Ok(&tables));
     assert!(live(&admin).is_ok());
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_same_state_once_more_is_as_old_as_before() {
+async fn applying_the_active_state_again_does_not_change_its_age() {
     let (admin, publisher) = served();
     let state = publisher.current().unwrap();
     let seen = |admin: &Admin| {
@@ -239,14 +241,14 @@ async fn the_same_state_once_more_is_as_old_as_before() {
             .lines()
             .find(|it| it.starts_with("kubeproxy_sync_proxy_rules_duration_seconds_count"))
             .unwrap();
-        (admin.record().in_force.as_ref().unwrap().since.instant, syncs.to_owned())
+        (admin.state().active.as_ref().unwrap().since.instant, syncs.to_owned())
     };
     let before = seen(&admin);
     advance(SECOND).await;
     admin.on_dequeued(&state);
     admin.on_applied(&state, &ApplyReport { flipped: false, ..report() }, SECOND);
     assert_eq!(seen(&admin), before);
-    // At other addresses of the host it leads elsewhere.
+    // With other addresses of the host it is translated differently.
     admin.on_applied(&state, &report(), SECOND);
     assert_eq!(seen(&admin).0, before.0);
     assert_ne!(seen(&admin).1, before.1);
@@ -256,46 +258,46 @@ async fn the_same_state_once_more_is_as_old_as_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cgroup_that_leaves_processes_out_is_not_ready_and_alive() {
+async fn a_cgroup_that_misses_processes_is_live_and_not_ready() {
     let (admin, _publisher) = served();
-    let nested = AttachStatus { unreached: Some("a nested cgroup".into()), ..hooks(true) };
+    let nested = AttachStatus { unreached: Some("a nested cgroup".into()), ..attach_status(true) };
     admin.on_attach_checked(Ok(&nested));
-    let (ready, says) = readyz(&admin.record(), Moment::now());
+    let (ready, says) = readyz(&admin.state(), Moment::now());
     assert!(!ready && says.contains("[-]programs failed: a nested cgroup"), "{says}");
-    assert!(live(&admin).is_ok(), "no restart would mend it");
-    admin.on_attach_checked(Ok(&hooks(true)));
-    assert!(readyz(&admin.record(), Moment::now()).0);
+    assert!(live(&admin).is_ok(), "a restart would not help");
+    admin.on_attach_checked(Ok(&attach_status(true)));
+    assert!(readyz(&admin.state(), Moment::now()).0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_proof_grows_old() {
-    for looks in [false, true] {
+async fn an_attach_check_becomes_stale() {
+    for has_error in [false, true] {
         let (admin, _publisher) = served();
-        advance(LATE - SECOND).await;
-        if looks {
+        advance(STALE_AFTER - SECOND).await;
+        if has_error {
             admin.on_attach_checked(Err("operation not permitted"));
         }
         assert!(live(&admin).is_ok());
         advance(SECOND).await;
         let health = live(&admin);
         assert!(!health.is_ok());
-        let why = if looks { "not permitted" } else { "hangs" };
+        let why = if has_error { "not permitted" } else { "the reconciler does not respond" };
         assert!(body(&health)["problems"][0].as_str().unwrap().contains(why), "{health:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_leaves_or_is_gone_is_not_eligible_and_still_alive() {
+async fn a_node_that_is_being_deleted_or_removed_is_live_and_not_eligible() {
     let (admin, publisher) = served();
     let publish = |nodes: &[(&str, bool)]| {
-        let node = |leaving: &bool| NodeInfo { is_being_deleted: *leaving, ..NodeInfo::default() };
-        let nodes = nodes.iter().map(|(name, leaving)| (Arc::from(*name), node(leaving))).collect();
+        let node = |deleted: &bool| NodeInfo { is_being_deleted: *deleted, ..NodeInfo::default() };
+        let nodes = nodes.iter().map(|(name, deleted)| (Arc::from(*name), node(deleted))).collect();
         publisher.publish(NodeState { nodes, ..NodeState::default() });
         admin.on_dequeued(&publisher.current().unwrap());
         assert!(live(&admin).is_ok());
         eligible(&admin).is_ok()
     };
-    // It is served though nobody knows it.
+    // A node without a Node object is eligible.
     assert!(publish(&[("n2", true)]));
     assert!(publish(&[("n1", false), ("n2", true)]));
     assert!(!publish(&[("n1", true)]));
@@ -304,28 +306,31 @@ async fn a_node_that_leaves_or_is_gone_is_not_eligible_and_still_alive() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn readiness_names_what_is_missing() {
+async fn readiness_lists_the_failed_checks() {
     let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
-    let text = || readyz(&admin.record(), Moment::now());
-    admin.source("file", Source { error: Some("a.yaml: no such thing".into()), ..Source::default() });
+    let text = || readyz(&admin.state(), Moment::now());
+    admin.set_source(
+        "file",
+        SourceHealth { error: Some("a.yaml: no such thing".into()), ..SourceHealth::default() },
+    );
     let (ready, says) = text();
     assert!(!ready);
     for it in [
-        "[-]source-file failed: not read to the end yet: a.yaml",
+        "[-]source-file failed: not synced yet: a.yaml",
         "[-]state failed",
         "[-]programs failed",
         "[+]changes ok",
     ] {
         assert!(says.contains(it), "{it} is not in {says}");
     }
-    admin.source("file", Source { synced: true, ..Source::default() });
+    admin.set_source("file", SourceHealth { is_synced: true, ..SourceHealth::default() });
     let state = published(&publisher, []);
     admin.on_dequeued(&state);
     admin.on_failed(Step::Apply, "no room");
-    assert!(text().1.contains("not in force yet: apply failed: no room"));
+    assert!(text().1.contains("not active yet: apply failed: no room"));
     admin.on_applied(&state, &report(), SECOND);
     assert!(!text().0, "the programs are not attached");
-    admin.on_attach_checked(Ok(&hooks(true)));
+    admin.on_attach_checked(Ok(&attach_status(true)));
     assert_eq!(
         text(),
         (true, "[+]source-file ok\n[+]state ok\n[+]programs ok\n[+]changes ok\nreadyz check passed\n".into())
@@ -333,17 +338,14 @@ async fn readiness_names_what_is_missing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_only_decides_needs_no_kernel_to_be_ready() {
+async fn a_brain_is_ready_without_a_datapath() {
     let (admin, publisher) = (Admin::new("n1", Role::Brain), Publisher::new("n1"));
-    assert!(!readyz(&admin.record(), Moment::now()).0);
+    assert!(!readyz(&admin.state(), Moment::now()).0);
     publisher.publish(NodeState::default());
-    let following = tokio::spawn({
-        let (admin, states) = (admin.clone(), publisher.subscribe());
-        async move { admin.follow(states).await }
-    });
+    let running = run(&admin, &publisher);
     tokio::task::yield_now().await;
-    advance(LATE * 2).await;
-    assert!(readyz(&admin.record(), Moment::now()).0);
-    assert!(live(&admin).is_ok(), "what is decided is not waited for");
-    following.abort();
+    advance(STALE_AFTER * 2).await;
+    assert!(readyz(&admin.state(), Moment::now()).0);
+    assert!(live(&admin).is_ok(), "its states are never pending");
+    running.abort();
 }

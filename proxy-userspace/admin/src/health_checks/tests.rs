@@ -1,4 +1,4 @@
-//! Over real sockets.
+//! With real sockets.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr, TcpListener},
@@ -6,10 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use model::{
-    Protocol,
-    state::{Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind, ServicePort},
-};
+use model::state::{Scopes, Service, ServiceKind};
 use publish::Publisher;
 use reconciler::Observer as _;
 use tokio::{
@@ -18,34 +15,24 @@ use tokio::{
 };
 
 use super::*;
-use crate::Role;
+use crate::{fixtures, state::Role};
 
-const HTTP: NonZeroU16 = NonZeroU16::new(80).expect("it is not zero");
-
-/// A Service that is asked for at a port; with endpoints here, and with one elsewhere.
-fn service(name: &str, port: u16, here: usize) -> ServiceState {
+/// A Service with a health-check node port, `local` endpoints on this node and one on another.
+fn service(name: &str, port: u16, local: usize) -> ServiceState {
     let service = Service {
         kind: ServiceKind::LoadBalancer,
-        cluster_ips: vec![Ipv4Addr::new(10, 96, 0, 1).into()],
-        ports: vec![ServicePort {
-            has_any_endpoint: PerFamily { v4: true, v6: false },
-            ..ServicePort::new(Protocol::Tcp, HTTP)
-        }],
         external_policy: TrafficPolicy::Local,
         health_check_node_port: NonZeroU16::new(port),
-        ..Service::new(ServiceName::new("shop", name))
+        ..fixtures::service_spec("shop", name)
     };
-    let endpoint = |n: usize| Endpoint {
-        v4: Some(Ipv4Addr::new(10, 244, 0, u8::try_from(n).unwrap())),
-        local: n < here,
-        ports: vec![EndpointPort {
-            index: 0,
-            port: HTTP,
-            scopes: Scopes { internal: true, external: n < here, cluster: true },
-        }],
-        ..Endpoint::new(EndpointKey::Pod(format!("{name}-{n}")))
+    let endpoint = |n: usize| {
+        let is_local = n < local;
+        let mut endpoint = fixtures::endpoint(u8::try_from(n).unwrap());
+        endpoint.local = is_local;
+        endpoint.ports[0].scopes = Scopes { internal: true, external: is_local, cluster: true };
+        endpoint
     };
-    ServiceState::new(service, (0..=here).map(endpoint))
+    ServiceState::new(service, (0..=local).map(endpoint))
 }
 
 fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
@@ -56,7 +43,7 @@ fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
     state
 }
 
-/// Ports that were free a moment ago.
+/// Ports that are free now.
 fn free<const N: usize>() -> [u16; N] {
     let listeners = [(); N].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
     listeners.map(|it| it.local_addr().unwrap().port())
@@ -67,7 +54,7 @@ fn start() -> (Admin, Publisher, tokio::task::JoinHandle<()>) {
     let publisher = Publisher::new("n1");
     let checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All);
     let states = publisher.subscribe();
-    let task = tokio::spawn(checks.follow(states));
+    let task = tokio::spawn(checks.run(states));
     (admin, publisher, task)
 }
 
@@ -75,33 +62,33 @@ async fn connect(port: u16) -> TcpStream {
     loop {
         match TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
             Ok(stream) => return stream,
-            Err(_) => sleep(Duration::from_millis(1)).await,
+            Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
         }
     }
 }
 
-/// Asks over a connection that stays open.
-async fn ask(stream: &mut TcpStream) -> String {
+/// Sends a request over a connection that stays open.
+async fn query(stream: &mut TcpStream) -> String {
     stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
-    let mut answer = vec![0; 4096];
-    let length = stream.read(&mut answer).await.unwrap();
-    String::from_utf8_lossy(&answer[..length]).into_owned()
+    let mut response = vec![0; 4096];
+    let length = stream.read(&mut response).await.unwrap();
+    String::from_utf8_lossy(&response[..length]).into_owned()
 }
 
-/// Asks until somebody says what is expected: what is published takes effect a moment later.
+/// Queries until the response is as expected: a published state takes effect with a delay.
 async fn check(port: u16, expect: &[&str]) {
     for _ in 0..10_000 {
-        let answer = ask(&mut connect(port).await).await.to_lowercase();
-        if expect.iter().all(|it| answer.contains(&it.to_lowercase())) {
+        let response = query(&mut connect(port).await).await.to_lowercase();
+        if expect.iter().all(|it| response.contains(&it.to_lowercase())) {
             return;
         }
-        sleep(Duration::from_millis(1)).await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    panic!("never {expect:?}");
+    panic!("no response contains {expect:?}");
 }
 
 #[tokio::test]
-async fn a_load_balancer_is_told_in_kube_proxys_words() {
+async fn responses_are_those_of_kube_proxy() {
     let (_admin, publisher, _task) = start();
     let [port] = free();
     publisher.publish(state([service("web", port, 2)]));
@@ -115,46 +102,46 @@ async fn a_load_balancer_is_told_in_kube_proxys_words() {
 }
 
 #[tokio::test]
-async fn a_load_balancer_is_told_to_go_elsewhere_while_packets_are_not_served() {
+async fn checks_fail_while_the_packet_path_is_unavailable() {
     let (admin, publisher, _task) = start();
     let [port] = free();
     publisher.publish(state([service("web", port, 2)]));
     check(port, &["200 OK"]).await;
-    let lacking = Rejected { item: "traffic".into(), reason: "no nftables".into() };
-    admin.on_packet_path(Some(&lacking));
+    let unavailable = Rejected { item: "traffic".into(), reason: "no nftables".into() };
+    admin.on_packet_path(Some(&unavailable));
     check(port, &["HTTP/1.1 503 ", "\"localEndpoints\":2,\"serviceProxyHealthy\":false"]).await;
     admin.on_packet_path(None);
     check(port, &["200 OK"]).await;
 }
 
 #[tokio::test]
-async fn a_listener_that_stays_is_not_touched_by_a_change() {
+async fn a_listener_that_is_still_wanted_survives_a_change() {
     let (_admin, publisher, _task) = start();
-    let [stays, goes, comes] = free();
-    publisher.publish(state([service("stays", stays, 1), service("goes", goes, 1)]));
-    let mut lasting = connect(stays).await;
-    assert!(ask(&mut lasting).await.contains("\"localEndpoints\":1"));
-    drop(connect(goes).await);
-    publisher.publish(state([service("stays", stays, 3), service("comes", comes, 1)]));
-    check(comes, &["200 OK"]).await;
-    assert!(ask(&mut lasting).await.contains("\"localEndpoints\":3"));
-    while TcpStream::connect((Ipv4Addr::LOCALHOST, goes)).await.is_ok() {
-        sleep(Duration::from_millis(1)).await;
+    let [kept, removed, added] = free();
+    publisher.publish(state([service("kept", kept, 1), service("removed", removed, 1)]));
+    let mut connection = connect(kept).await;
+    assert!(query(&mut connection).await.contains("\"localEndpoints\":1"));
+    drop(connect(removed).await);
+    publisher.publish(state([service("kept", kept, 3), service("added", added, 1)]));
+    check(added, &["200 OK"]).await;
+    assert!(query(&mut connection).await.contains("\"localEndpoints\":3"));
+    while TcpStream::connect((Ipv4Addr::LOCALHOST, removed)).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_reported_and_had_as_soon_as_it_is_free() {
+async fn a_port_in_use_is_reported_and_bound_once_it_is_free() {
     let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
-    let (failed, mut told) = mpsc::channel(4);
-    let checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All).tell_of_failures(failed);
-    tokio::spawn(checks.follow(publisher.subscribe()));
+    let (sender, mut failures) = mpsc::channel(4);
+    let checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All).report_failures(sender);
+    tokio::spawn(checks.run(publisher.subscribe()));
     let occupied = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
     let port = occupied.local_addr().unwrap().port();
     publisher.publish(state([service("web", port, 1)]));
-    let rejected = || admin.record().rejected.get(&Stage::HealthChecks).cloned().unwrap_or_default();
-    let first = told.recv().await.unwrap();
+    let rejected = || admin.state().rejected.get(&RejectedBy::HealthChecks).cloned().unwrap_or_default();
+    let first = failures.recv().await.unwrap();
     assert_eq!((first.service, first.port), (ServiceName::new("shop", "web"), port));
     assert!(first.reason.contains("in use"), "{}", first.reason);
     assert!(
@@ -165,22 +152,22 @@ async fn a_port_in_use_is_reported_and_had_as_soon_as_it_is_free() {
     drop(occupied);
     check(port, &["200 OK"]).await;
     assert_eq!(rejected(), []);
-    // It was tried many times meanwhile, and told of once; to lose it again is news again.
-    assert!(told.try_recv().is_err());
+    // The failed attempts were reported once; a failure after a success is reported again.
+    assert!(failures.try_recv().is_err());
     publisher.publish(state([]));
     let occupied = loop {
         match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {
             Ok(listener) => break listener,
-            Err(_) => sleep(Duration::from_millis(1)).await,
+            Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
         }
     };
     publisher.publish(state([service("web", port, 1)]));
-    assert_eq!(told.recv().await.unwrap().port, port);
+    assert_eq!(failures.recv().await.unwrap().port, port);
     drop(occupied);
 }
 
 #[test]
-fn only_services_that_keep_to_their_node_are_asked_for() {
+fn only_services_with_the_external_policy_local_are_checked() {
     let mut it = service("web", 1, 1);
     assert_eq!(check_port(&it), Some(1));
     Arc::make_mut(&mut it.service).external_policy = TrafficPolicy::Cluster;
@@ -188,7 +175,7 @@ fn only_services_that_keep_to_their_node_are_asked_for() {
 }
 
 #[test]
-fn endpoints_that_are_about_to_go_do_not_count_and_an_address_counts_once() {
+fn terminating_endpoints_do_not_count_and_an_address_counts_once() {
     let mut it = service("web", 1, 3);
     assert_eq!(local_endpoints(&it), 3);
     for endpoint in &mut it.endpoints {
@@ -196,7 +183,7 @@ fn endpoints_that_are_about_to_go_do_not_count_and_an_address_counts_once() {
     }
     assert_eq!(local_endpoints(&it), 0);
     let mut it = service("web", 1, 3);
-    // One pod serves under two keys, and another one over IPv6 alone.
+    // One pod has two keys, and another one only an IPv6 address.
     Arc::make_mut(&mut it.endpoints[1]).v4 = it.endpoints[0].v4;
     let other = Arc::make_mut(&mut it.endpoints[2]);
     (other.v4, other.v6) = (None, Some(Ipv6Addr::LOCALHOST));
@@ -204,22 +191,25 @@ fn endpoints_that_are_about_to_go_do_not_count_and_an_address_counts_once() {
 }
 
 #[tokio::test]
-async fn of_two_services_with_one_port_the_first_is_told_of_whichever_comes_and_goes() {
+async fn of_two_services_with_one_port_the_first_by_name_is_served() {
     let admin = Admin::new("n1", Role::Backend);
     let mut checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All);
     let [port, other] = free();
-    let told = |checks: &HealthChecks, port| {
+    let served = |checks: &HealthChecks, port| {
         let checks = lock(&checks.shared.checks);
         let (name, count) = checks.get(&port)?.first_key_value()?;
         Some((name.name.to_string(), *count))
     };
     let (a, b) = (|n| service("a", port, n), |n| service("b", port, n));
     checks.update(&state([b(2)]));
-    assert_eq!(told(&checks, port), Some(("b".into(), 2)));
+    assert_eq!(served(&checks, port), Some(("b".into(), 2)));
     checks.update(&state([a(1), b(3)]));
-    assert_eq!(told(&checks, port), Some(("a".into(), 1)));
+    assert_eq!(served(&checks, port), Some(("a".into(), 1)));
     checks.update(&state([service("a", other, 1), b(3)]));
-    assert_eq!((told(&checks, port), told(&checks, other)), (Some(("b".into(), 3)), Some(("a".into(), 1))));
+    assert_eq!(
+        (served(&checks, port), served(&checks, other)),
+        (Some(("b".into(), 3)), Some(("a".into(), 1)))
+    );
     checks.update(&state([]));
     assert!(lock(&checks.shared.checks).is_empty() && checks.listeners.is_empty());
 }

@@ -1,4 +1,4 @@
-//! What is, as numbers: read from the record at the moment somebody asks.
+//! Metrics that are read from the state at each scrape.
 
 use std::{
     fmt,
@@ -14,36 +14,34 @@ use prometheus_client::{
 use tokio::time::Instant;
 
 use crate::{
-    Role, Stage,
-    counted::Counted,
-    lock,
-    record::{Record, seconds},
-    tally::Tally,
+    counters::ServiceCounters,
+    state::{AdminState, RejectedBy, Role, lock, seconds},
+    totals::Totals,
 };
 
 #[derive(Debug)]
-pub(super) struct Gauges(pub(super) Arc<Mutex<Record>>);
+pub(super) struct Gauges(pub(super) Arc<Mutex<AdminState>>);
 
 impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let counted = Counted::read(&self.0);
-        let record = lock(&self.0);
-        let mut out = Out(&mut encoder);
-        general(&record, &mut out)?;
-        match record.role {
+        let service_counters = ServiceCounters::read(&self.0);
+        let state = lock(&self.0);
+        let mut out = MetricWriter(&mut encoder);
+        general(&state, &mut out)?;
+        match state.role {
             Role::Backend => {
-                kube_proxy(&record, &mut out)?;
-                backend(&record, &mut out)?;
-                drop(record);
-                counters(counted.as_ref(), &mut out)
+                kube_proxy(&state, &mut out)?;
+                backend(&state, &mut out)?;
+                drop(state);
+                counters(service_counters.as_ref(), &mut out)
             }
             Role::Brain => Ok(()),
         }
     }
 }
 
-/// What every process has to say.
-fn general(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
+/// Of every process.
+fn general(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     let now = Instant::now();
     out.family(
         "kube_proxy_ebpf_build_info",
@@ -51,71 +49,71 @@ fn general(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         "version",
         [(env!("CARGO_PKG_VERSION"), 1.0)],
     )?;
-    let (rev, age) = record
+    let (rev, age) = state
         .published
         .as_ref()
         .map_or((0, 0.0), |(it, at)| (it.rev, now.duration_since(at.instant).as_secs_f64()));
-    out.gauge("kube_proxy_ebpf_published_revision", "The newest revision of the node's state", rev as f64)?;
-    out.gauge("kube_proxy_ebpf_state_age_seconds", "Time since the node's state changed", age)?;
-    let Tally { services, endpoints, .. } = record.tally;
+    out.gauge("kube_proxy_ebpf_published_revision", "Newest revision of the node's state", rev as f64)?;
+    out.gauge("kube_proxy_ebpf_state_age_seconds", "Time since the last change of the node's state", age)?;
+    let Totals { services, endpoints, .. } = state.totals;
     out.gauge("kube_proxy_ebpf_services", "Services that are served", services as f64)?;
-    out.gauge("kube_proxy_ebpf_endpoints", "Endpoints of all Services together", endpoints as f64)?;
-    let rejected = |it: &Stage| (it.name(), record.rejected.get(it).map_or(0, Vec::len) as f64);
+    out.gauge("kube_proxy_ebpf_endpoints", "Endpoints of all Services", endpoints as f64)?;
+    let rejected = |it: &RejectedBy| (it.name(), state.rejected.get(it).map_or(0, Vec::len) as f64);
     out.family(
         "kube_proxy_ebpf_rejected_items",
-        "Parts of objects that are refused, by who refuses them",
+        "Rejected parts of objects, by the part of the process that rejects them",
         "by",
-        Stage::ALL.iter().map(rejected),
+        RejectedBy::ALL.iter().map(rejected),
     )?;
     out.gauge(
         "kube_proxy_ebpf_node_eligible",
-        "1 if load balancers may send to this node",
-        f64::from(u8::from(record.node_eligible())),
+        "1 if load balancers may send to this node, else 0",
+        f64::from(u8::from(state.is_node_eligible())),
     )?;
     out.family(
         "kube_proxy_ebpf_source_synced",
-        "1 if everything was read from the source at least once",
+        "1 if the source was read completely at least once, else 0",
         "source",
-        record.sources.iter().map(|(name, it)| (&**name, f64::from(u8::from(it.synced)))),
+        state.sources.iter().map(|(name, it)| (&**name, f64::from(u8::from(it.is_synced)))),
     )?;
     out.family(
         "kube_proxy_ebpf_source_failing",
-        "1 if something is wrong with the source now",
+        "1 if the source has an error now, else 0",
         "source",
-        record.sources.iter().map(|(name, it)| (&**name, f64::from(u8::from(it.error.is_some())))),
+        state.sources.iter().map(|(name, it)| (&**name, f64::from(u8::from(it.error.is_some())))),
     )?;
-    let contacts = record.sources.iter().filter_map(|(name, it)| Some((&**name, seconds(it.last_contact?))));
+    let contacts = state.sources.iter().filter_map(|(name, it)| Some((&**name, seconds(it.last_contact?))));
     out.family(
         "kube_proxy_ebpf_source_last_contact_timestamp_seconds",
-        "When the source was heard last, where that is known",
+        "Time of the last contact with the source, if it is known",
         "source",
         contacts,
     )?;
-    match &record.watchers {
+    match &state.watchers {
         Some(watchers) => out.gauge(
             "kube_proxy_ebpf_watchers",
-            "Clients that follow the states of this process",
+            "Clients that watch the states of this process",
             (watchers.0)() as f64,
         ),
         None => Ok(()),
     }
 }
 
-/// What kube-proxy has to say, under its names.
-fn kube_proxy(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
-    let in_force = record.in_force.as_ref().map_or(0.0, |it| seconds(it.since.wall));
+/// kube-proxy's metrics, under its names.
+fn kube_proxy(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
+    let active = state.active.as_ref().map_or(0.0, |it| seconds(it.since.wall));
     out.gauge(
         "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
         "The last time proxy rules were successfully synced",
-        in_force,
+        active,
     )?;
-    let queued = record.published.as_ref().map_or(0.0, |(_, at)| seconds(at.wall));
+    let queued = state.published.as_ref().map_or(0.0, |(_, at)| seconds(at.wall));
     out.gauge(
         "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
         "The last time a sync of proxy rules was queued",
         queued,
     )?;
-    let pending = record.pending();
+    let pending = state.pending_changes();
     out.gauge(
         "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
         "Pending proxy rules Endpoint changes",
@@ -131,27 +129,27 @@ fn kube_proxy(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
         "Number of services with a Local traffic policy and no endpoints",
         "traffic_policy",
         [
-            ("internal", record.tally.no_local_internal as f64),
-            ("external", record.tally.no_local_external as f64),
+            ("internal", state.totals.no_local_internal as f64),
+            ("external", state.totals.no_local_external as f64),
         ],
     )
 }
 
-/// What is in the kernel.
-fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
-    let in_force = record.in_force.as_ref();
+/// Of the datapath.
+fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
+    let active = state.active.as_ref();
     out.gauge(
-        "kube_proxy_ebpf_generation",
-        "The revision of the node's state that is in force",
-        in_force.map_or(0, |it| it.published.rev) as f64,
+        "kube_proxy_ebpf_active_revision",
+        "Active revision of the node's state",
+        active.map_or(0, |it| it.published.rev) as f64,
     )?;
-    let waiting = record.waiting_for(Instant::now()).unwrap_or_default();
+    let pending = state.pending_for(Instant::now()).unwrap_or_default();
     out.gauge(
-        "kube_proxy_ebpf_waiting_seconds",
-        "For how long the oldest change waits that is not in force",
-        waiting.as_secs_f64(),
+        "kube_proxy_ebpf_pending_change_age_seconds",
+        "Age of the oldest change that is not active yet, else 0",
+        pending.as_secs_f64(),
     )?;
-    let tables = || in_force.iter().flat_map(|it| &it.tables);
+    let tables = || active.iter().flat_map(|it| &it.tables);
     out.family(
         "kube_proxy_ebpf_map_entries",
         "Entries of each table in the kernel",
@@ -160,15 +158,15 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
     )?;
     out.family(
         "kube_proxy_ebpf_map_capacity",
-        "Entries that each table has room for before it is replaced by a larger one",
+        "Capacity of each table before it is replaced by a larger one",
         "table",
         tables().map(|it| (it.name, f64::from(it.capacity))),
     )?;
-    let hooks = || record.hooks.iter().flat_map(|it| &it.hooks);
-    let tables = record.hooks.iter().flat_map(|it| &it.tables).copied();
+    let hooks = || state.attach_status.iter().flat_map(|it| &it.hooks);
+    let tables = state.attach_status.iter().flat_map(|it| &it.tables).copied();
     out.family(
-        "kube_proxy_ebpf_program_in_effect",
-        "1 if the kernel runs our program at the hook",
+        "kube_proxy_ebpf_program_attached",
+        "1 if the kernel runs our program at the hook, else 0",
         "hook",
         hooks()
             .map(|it| (it.name, it.is_attached))
@@ -177,62 +175,54 @@ fn backend(record: &Record, out: &mut Out<'_, '_>) -> fmt::Result {
     )?;
     out.family(
         "kube_proxy_ebpf_foreign_programs",
-        "Programs of others that the kernel runs at the hook",
+        "Foreign programs that the kernel runs at the hook",
         "hook",
         hooks().map(|it| (it.name, it.foreign.len() as f64)),
     )?;
-    let tried = record.canary.iter().filter_map(|it| match it.behavior {
+    let probed = state.probe_results.iter().filter_map(|it| match it.behavior {
         HookBehavior::Ok => Some((it.hook, 1.0)),
         HookBehavior::Fails(_) => Some((it.hook, 0.0)),
         HookBehavior::Unknown(_) => None,
     });
     out.family(
-        "kube_proxy_ebpf_canary",
-        "1 if the hook acted when it was tried from inside, 0 if it did not",
+        "kube_proxy_ebpf_probe_success",
+        "1 if the last probe of the hook was translated, else 0",
         "hook",
-        tried,
+        probed,
     )?;
-    let TableStats { udp_nat, slot_overflows, affinity_inserts, affinity_capacity } = record.memory;
+    let TableStats { udp_nat, slot_overflows, affinity_inserts, affinity_capacity } = state.table_stats;
     let UdpNatStats { entries, capacity, refused } = udp_nat;
-    out.gauge(
-        "kube_proxy_ebpf_udp_memory_entries",
-        "Entries that unconnected UDP sockets have beyond their own storage",
-        entries as f64,
-    )?;
-    out.gauge(
-        "kube_proxy_ebpf_udp_memory_capacity",
-        "How many such entries there may be",
-        f64::from(capacity),
-    )?;
+    out.gauge("kube_proxy_ebpf_udp_nat_entries", "Entries of the UDP NAT table", entries as f64)?;
+    out.gauge("kube_proxy_ebpf_udp_nat_capacity", "Capacity of the UDP NAT table", f64::from(capacity))?;
     out.counter(
         "kube_proxy_ebpf_udp_nat_refused",
-        "Datagrams that were not sent for want of such an entry",
+        "Datagrams that were refused because the UDP NAT table was full",
         refused as f64,
     )?;
     out.counter(
         "kube_proxy_ebpf_socket_slot_overflows",
-        "Connects that found their socket slot taken, and made storage for the socket",
+        "Connects that found their socket slot taken and allocated socket storage",
         slot_overflows as f64,
     )?;
     out.counter(
-        "kube_proxy_ebpf_affinity_clients",
-        "Clients of Services with session affinity that came to be remembered",
+        "kube_proxy_ebpf_affinity_inserts",
+        "Clients that were inserted into the session affinity table",
         affinity_inserts as f64,
     )?;
     out.gauge(
         "kube_proxy_ebpf_affinity_capacity",
-        "How many such clients are remembered at once",
+        "Capacity of the session affinity table",
         f64::from(affinity_capacity),
     )
 }
 
-/// What was counted in the kernel, for each service port that has counted anything.
-fn counters(counted: Option<&Counted>, out: &mut Out<'_, '_>) -> fmt::Result {
+/// The kernel's counters of each service port, except zeros.
+fn counters(service_counters: Option<&ServiceCounters>, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     let mut family = |name: &str, help: &str, value: fn(&PortCounts) -> u64| {
         let help = format!("{help}.");
         let mut family = out.0.encode_descriptor(name, &help, None, MetricType::Counter)?;
-        for (port, counts) in counted.iter().flat_map(|it| it.ports()) {
-            // Most Services are never asked for on most nodes.
+        for (port, counts) in service_counters.iter().flat_map(|it| it.ports()) {
+            // Most nodes use few Services.
             let value = value(&counts);
             if value == 0 {
                 continue;
@@ -241,7 +231,7 @@ fn counters(counted: Option<&Counted>, out: &mut Out<'_, '_>) -> fmt::Result {
             let labels = [
                 ("namespace", &*port.service.namespace),
                 ("service", &*port.service.name),
-                ("port", port.name),
+                ("port", port.port),
                 ("protocol", &protocol),
             ];
             ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
@@ -250,29 +240,31 @@ fn counters(counted: Option<&Counted>, out: &mut Out<'_, '_>) -> fmt::Result {
     };
     family(
         "kube_proxy_ebpf_connections",
-        "Connections and UDP associations that were led to an endpoint",
+        "Connections and UDP associations that were redirected to an endpoint",
         |it| it.connections,
     )?;
-    family("kube_proxy_ebpf_no_backend", "Connections that were refused for want of endpoints", |it| {
-        it.no_backend
-    })?;
+    family(
+        "kube_proxy_ebpf_no_backend",
+        "Connections that were refused because the Service had no endpoint",
+        |it| it.no_backend,
+    )?;
     family(
         "kube_proxy_ebpf_denied",
-        "Binds to a node port that were refused, and datagrams that found no memory",
+        "Binds to the node port that were denied, and datagrams without room for a NAT entry",
         |it| it.denied,
     )
 }
 
-/// Writes gauges.
-pub(super) struct Out<'a, 'b>(pub(super) &'a mut DescriptorEncoder<'b>);
+/// Writes metrics; appends the full stop of each help text.
+pub(super) struct MetricWriter<'a, 'b>(pub(super) &'a mut DescriptorEncoder<'b>);
 
-impl Out<'_, '_> {
+impl MetricWriter<'_, '_> {
     pub(super) fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
         let help = format!("{help}.");
         ConstGauge::new(value).encode(self.0.encode_descriptor(name, &help, None, MetricType::Gauge)?)
     }
 
-    /// `name` without `_total`, which the format adds.
+    /// `name` without `_total`, which the encoder appends.
     fn counter(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
         let help = format!("{help}.");
         ConstCounter::new(value).encode(self.0.encode_descriptor(name, &help, None, MetricType::Counter)?)

@@ -1,7 +1,7 @@
-//! The page `/metrics`: kube-proxy's names, so that dashboards and alerts go on working, and our own.
+//! The page `/metrics`: kube-proxy's names, so that existing dashboards and alerts continue to work, and our own.
 //!
-//! Invariant: `docs/metrics.md` lists every metric that is served and no other; a test compares the two.
-//! What happens is counted here as it happens; what is, is read from the record when somebody asks.
+//! Invariant: `docs/metrics.md` lists exactly the metrics that are served; a test compares the two.
+//! Events are counted here as they happen; gauges are read from the state at each scrape.
 
 mod gauges;
 mod process;
@@ -25,12 +25,15 @@ use prometheus_client::{
 };
 use reconciler::Step;
 
-use crate::{Role, lock, record::Record, tally::Changes};
+use crate::{
+    state::{AdminState, Role, lock},
+    totals::ChangeCounts,
+};
 
-/// The prefix of our own.
-pub(crate) const OWN: &str = "kube_proxy_ebpf";
-/// The prefix of kube-proxy's.
-pub(crate) const KUBE_PROXY: &str = "kubeproxy";
+/// The prefix of our own names.
+const OWN: &str = "kube_proxy_ebpf";
+/// The prefix of kube-proxy's names.
+const KUBE_PROXY: &str = "kubeproxy";
 
 /// A label and its value.
 type Label = [(&'static str, &'static str); 1];
@@ -38,161 +41,154 @@ type Label = [(&'static str, &'static str); 1];
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    sync: Histogram,
-    full_sync: Histogram,
-    partial_sync: Histogram,
-    programming: Histogram,
+    sync_duration: Histogram,
+    full_sync_duration: Histogram,
+    partial_sync_duration: Histogram,
+    programming_duration: Histogram,
     endpoint_changes: Counter,
     service_changes: Counter,
     healthz: Family<Label, Counter>,
     livez: Family<Label, Counter>,
-    apply: Histogram,
+    apply_duration: Histogram,
     failures: Family<Label, Counter>,
-    retries: Counter,
-    losses: Counter,
-    ended: Counter,
+    apply_retries: Counter,
+    program_detachments: Counter,
+    udp_sockets_terminated: Counter,
 }
 
 impl Metrics {
-    pub(crate) fn new(record: Arc<Mutex<Record>>) -> Self {
-        // 1 ms to 16 s, as kube-proxy has it.
+    pub(crate) fn new(state: Arc<Mutex<AdminState>>) -> Self {
+        // 1 ms to 16 s, as in kube-proxy.
         let sync = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
         let mut it = Self {
             registry: Registry::default(),
-            sync: sync(),
-            full_sync: sync(),
-            partial_sync: sync(),
-            programming: Histogram::new(programming_buckets()),
+            sync_duration: sync(),
+            full_sync_duration: sync(),
+            partial_sync_duration: sync(),
+            programming_duration: Histogram::new(programming_buckets()),
             endpoint_changes: Counter::default(),
             service_changes: Counter::default(),
             healthz: Family::default(),
             livez: Family::default(),
             // 50 µs to 6.5 s.
-            apply: Histogram::new(exponential_buckets(0.000_05, 2.0, 18)),
+            apply_duration: Histogram::new(exponential_buckets(0.000_05, 2.0, 18)),
             failures: Family::default(),
-            retries: Counter::default(),
-            losses: Counter::default(),
-            ended: Counter::default(),
+            apply_retries: Counter::default(),
+            program_detachments: Counter::default(),
+            udp_sockets_terminated: Counter::default(),
         };
         for code in ["200", "503"] {
             drop(it.healthz.get_or_create(&[("code", code)]));
             drop(it.livez.get_or_create(&[("code", code)]));
         }
-        for doing in Step::ALL {
-            drop(it.failures.get_or_create(&[("step", doing.name())]));
+        for step in Step::ALL {
+            drop(it.failures.get_or_create(&[("step", step.name())]));
         }
-        let role = lock(&record).role;
+        let role = lock(&state).role;
         it.register(role);
-        it.registry.register_collector(Box::new(gauges::Gauges(record)));
+        it.registry.register_collector(Box::new(gauges::Gauges(state)));
         it.registry.register_collector(Box::new(process::Process));
         it
     }
 
     fn register(&mut self, role: Role) {
-        let theirs = self.registry.sub_registry_with_prefix(KUBE_PROXY);
-        theirs.register("proxy_healthz", "Cumulative proxy healthz HTTP status", self.healthz.clone());
-        theirs.register("proxy_livez", "Cumulative proxy livez HTTP status", self.livez.clone());
+        let kube_proxy = self.registry.sub_registry_with_prefix(KUBE_PROXY);
+        kube_proxy.register("proxy_healthz", "Cumulative proxy healthz HTTP status", self.healthz.clone());
+        kube_proxy.register("proxy_livez", "Cumulative proxy livez HTTP status", self.livez.clone());
         if role == Role::Brain {
             return;
         }
-        theirs.register(
+        kube_proxy.register(
             "sync_proxy_rules_duration_seconds",
             "SyncProxyRules latency in seconds",
-            self.sync.clone(),
+            self.sync_duration.clone(),
         );
-        theirs.register(
+        kube_proxy.register(
             "sync_full_proxy_rules_duration_seconds",
             "SyncProxyRules latency in seconds for full resyncs",
-            self.full_sync.clone(),
+            self.full_sync_duration.clone(),
         );
-        theirs.register(
+        kube_proxy.register(
             "sync_partial_proxy_rules_duration_seconds",
             "SyncProxyRules latency in seconds for partial resyncs",
-            self.partial_sync.clone(),
+            self.partial_sync_duration.clone(),
         );
-        theirs.register(
+        kube_proxy.register(
             "network_programming_duration_seconds",
             "In Cluster Network Programming Latency in seconds",
-            self.programming.clone(),
+            self.programming_duration.clone(),
         );
-        theirs.register(
+        kube_proxy.register(
             "sync_proxy_rules_endpoint_changes",
             "Cumulative proxy rules Endpoint changes",
             self.endpoint_changes.clone(),
         );
-        theirs.register(
+        kube_proxy.register(
             "sync_proxy_rules_service_changes",
             "Cumulative proxy rules Service changes",
             self.service_changes.clone(),
         );
         let own = self.registry.sub_registry_with_prefix(OWN);
+        own.register("apply_duration_seconds", "Time to apply a state", self.apply_duration.clone());
+        own.register("failures", "Failed steps, which were retried", self.failures.clone());
+        own.register("apply_retries", "Retries of a state after a failure", self.apply_retries.clone());
         own.register(
-            "apply_duration_seconds",
-            "Time from a state in hand to the state in force",
-            self.apply.clone(),
-        );
-        own.register("failures", "Steps that failed and were tried again", self.failures.clone());
-        own.register(
-            "apply_retries",
-            "States that were taken up again after a failure",
-            self.retries.clone(),
+            "program_detachments",
+            "Attach checks that found programs of ours detached by another process",
+            self.program_detachments.clone(),
         );
         own.register(
-            "program_losses",
-            "Times that somebody had taken our programs off the cgroup",
-            self.losses.clone(),
-        );
-        own.register(
-            "udp_sockets_ended",
-            "Connected UDP sockets that were ended because their endpoint did not serve any more",
-            self.ended.clone(),
+            "udp_sockets_terminated",
+            "Connected UDP sockets that were destroyed because their endpoint no longer serves",
+            self.udp_sockets_terminated.clone(),
         );
     }
 
-    /// Everything, in Prometheus' text format.
+    /// All metrics in Prometheus' text format.
     pub(crate) fn text(&self) -> Result<String, fmt::Error> {
         let mut openmetrics = String::new();
         encoding::text::encode(&mut openmetrics, &self.registry)?;
-        Ok(text::classic(&openmetrics))
+        Ok(text::from_openmetrics(&openmetrics))
     }
 
-    pub(crate) fn changed(&self, changes: Changes) {
+    pub(crate) fn on_published(&self, changes: ChangeCounts) {
         self.endpoint_changes.inc_by(changes.endpoints as u64);
         self.service_changes.inc_by(changes.services as u64);
     }
 
-    pub(crate) fn taken(&self, again: bool) {
-        self.retries.inc_by(u64::from(again));
+    pub(crate) fn on_dequeued(&self, is_retry: bool) {
+        self.apply_retries.inc_by(u64::from(is_retry));
     }
 
-    /// `triggers`: how long ago the changes happened that have come into force.
-    pub(crate) fn in_force(&self, report: &ApplyReport, took: Duration, triggers: &[Duration]) {
+    /// `delays`: the time from each change in the cluster until it was active.
+    pub(crate) fn on_applied(&self, report: &ApplyReport, took: Duration, delays: &[Duration]) {
         let seconds = took.as_secs_f64();
-        self.sync.observe(seconds);
-        self.apply.observe(seconds);
-        if report.is_full { &self.full_sync } else { &self.partial_sync }.observe(seconds);
-        for it in triggers {
-            self.programming.observe(it.as_secs_f64());
+        self.sync_duration.observe(seconds);
+        self.apply_duration.observe(seconds);
+        let by_kind = if report.is_full { &self.full_sync_duration } else { &self.partial_sync_duration };
+        by_kind.observe(seconds);
+        for it in delays {
+            self.programming_duration.observe(it.as_secs_f64());
         }
     }
 
-    pub(crate) fn failed(&self, doing: Step) {
-        self.failures.get_or_create(&[("step", doing.name())]).inc();
+    pub(crate) fn on_failed(&self, step: Step) {
+        self.failures.get_or_create(&[("step", step.name())]).inc();
     }
 
-    pub(crate) fn looked(&self, hooks: Result<&AttachStatus, &str>) {
-        self.losses.inc_by(u64::from(hooks.is_ok_and(|it| !it.is_complete())));
+    pub(crate) fn on_attach_checked(&self, status: Result<&AttachStatus, &str>) {
+        self.program_detachments.inc_by(u64::from(status.is_ok_and(|it| !it.is_complete())));
     }
 
-    pub(crate) fn ended(&self, sockets: usize) {
-        self.ended.inc_by(sockets as u64);
+    pub(crate) fn on_terminated(&self, sockets: usize) {
+        self.udp_sockets_terminated.inc_by(sockets as u64);
     }
 
-    pub(crate) fn asked_healthz(&self, ok: bool) {
+    pub(crate) fn on_healthz(&self, ok: bool) {
         self.healthz.get_or_create(&code(ok)).inc();
     }
 
-    pub(crate) fn asked_livez(&self, ok: bool) {
+    pub(crate) fn on_livez(&self, ok: bool) {
         self.livez.get_or_create(&code(ok)).inc();
     }
 }
@@ -201,7 +197,7 @@ fn code(ok: bool) -> Label {
     [("code", if ok { "200" } else { "503" })]
 }
 
-/// kube-proxy's: 0, 0.25 s, 0.5 s, then seconds, five seconds from a minute on, half minutes from two to five.
+/// kube-proxy's: 0, 0.25 s, 0.5 s; steps of 1 s to a minute, of 5 s to two minutes, of 30 s to five.
 fn programming_buckets() -> impl Iterator<Item = f64> {
     std::iter::once(0.0)
         .chain(linear_buckets(0.25, 0.25, 2))

@@ -1,4 +1,4 @@
-//! What every Prometheus client says of its process, under the names that all of them use; from proc(5).
+//! The process metrics of every Prometheus client, under their usual names; read from proc(5).
 
 use std::{fmt, fs};
 
@@ -12,18 +12,18 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter},
 };
 
-use super::gauges::Out;
+use super::gauges::MetricWriter;
 
 #[derive(Debug)]
 pub(super) struct Process;
 
-/// What is read of `/proc/self/stat`.
+/// The fields that are read from `/proc/self/stat`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stat {
     /// In clock ticks, user and system together.
     cpu: f64,
     threads: f64,
-    /// In clock ticks after the machine's start.
+    /// In clock ticks since boot.
     started: f64,
     /// In bytes.
     virtual_memory: f64,
@@ -33,10 +33,10 @@ struct Stat {
 
 impl Stat {
     fn parse(text: &str) -> Option<Self> {
-        // The second field is a name that may hold anything; the third follows the last parenthesis.
+        // The second field is a name with arbitrary characters; the third follows the last parenthesis.
         let rest = text.rsplit_once(')')?.1;
         let fields: Vec<f64> = rest.split_whitespace().skip(1).map_while(|it| it.parse().ok()).collect();
-        // The fourth field of proc_pid_stat(5) is the first here.
+        // `fields` starts at field 4 of proc_pid_stat(5).
         let field = |number: usize| fields.get(number - 4).copied();
         Some(Self {
             cpu: field(14)? + field(15)?,
@@ -57,7 +57,7 @@ impl Collector for Process {
             let cpu = ConstCounter::new(stat.cpu / tick);
             let help = "Total user and system CPU time spent in seconds.";
             cpu.encode(encoder.encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?)?;
-            let mut out = Out(&mut encoder);
+            let mut out = MetricWriter(&mut encoder);
             out.gauge(
                 "process_resident_memory_bytes",
                 "Resident memory size in bytes",
@@ -65,15 +65,15 @@ impl Collector for Process {
             )?;
             out.gauge("process_virtual_memory_bytes", "Virtual memory size in bytes", stat.virtual_memory)?;
             out.gauge("process_threads", "Number of OS threads in the process", stat.threads)?;
-            if let Some(boot) = booted() {
+            if let Some(boot) = boot_time() {
                 let started = boot + stat.started / tick;
                 let help = "Start time of the process since unix epoch in seconds";
                 out.gauge("process_start_time_seconds", help, started)?;
             }
         }
-        let mut out = Out(&mut encoder);
+        let mut out = MetricWriter(&mut encoder);
         if let Ok(open) = fs::read_dir("/proc/self/fd") {
-            // One of them is the folder itself.
+            // Without that of the folder itself.
             let open = open.count().saturating_sub(1);
             out.gauge("process_open_fds", "Number of open file descriptors", open as f64)?;
         }
@@ -88,8 +88,8 @@ fn conf(name: SysconfVar) -> Option<f64> {
     sysconf(name).ok().flatten().map(|it| it as f64)
 }
 
-/// When the machine started, in seconds since 1970.
-fn booted() -> Option<f64> {
+/// In seconds since 1970.
+fn boot_time() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     stat.lines().find_map(|it| it.strip_prefix("btime "))?.trim().parse().ok()
 }

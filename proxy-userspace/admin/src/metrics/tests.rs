@@ -1,4 +1,4 @@
-//! The page and its documentation say the same; and the page counts what it says it counts.
+//! The page agrees with its documentation, and its values with the events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,38 +12,38 @@ use publish::Publisher;
 use reconciler::{Observer as _, Step};
 
 use crate::{
-    Admin, Role, Source, Stage,
-    record::{Counters, seconds},
-    sample::{hooks, published, report, service},
+    admin::Admin,
+    fixtures::{attach_status, published, report, service},
+    state::{CounterSource, RejectedBy, Role, SourceHealth, seconds},
 };
 
-/// One that has something to say under every name.
+/// A process with a value for every metric.
 fn busy(role: Role) -> Admin {
     let admin = Admin::new("n1", role);
     let now = SystemTime::now();
-    admin.source("file", Source { synced: true, last_contact: Some(now), error: None });
-    admin.watchers(|| 2);
+    admin.set_source("file", SourceHealth { is_synced: true, last_contact: Some(now), error: None });
+    admin.set_watcher_count(|| 2);
     let publisher = Publisher::new("n1");
     let state = published(&publisher, [service("a", 1, Some(seconds(now) + 1.0))]);
     admin.on_dequeued(&state);
     admin.on_applied(&state, &report(), Duration::from_millis(3));
-    admin.on_attach_checked(Ok(&hooks(true)));
+    admin.on_attach_checked(Ok(&attach_status(true)));
     admin.on_probed(&[ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }]);
-    admin.record().counters = Some(Counters(Arc::new(|| {
+    admin.state().counter_source = Some(CounterSource(Arc::new(|| {
         let counts = PortCounts { connections: 7, no_backend: 2, denied: 1 };
         Some(Box::new(move |_, _, _| Some(counts)))
     })));
     admin
 }
 
-/// Name to type and labels, as the page has it.
+/// The names on the page, with type and labels.
 fn served(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
     let mut served = BTreeMap::new();
     for line in text.lines() {
         if let Some(header) = line.strip_prefix("# TYPE ") {
             let (name, kind) = header.split_once(' ').unwrap();
             let before = served.insert(name.to_owned(), (kind.to_owned(), BTreeSet::new()));
-            assert_eq!(before, None, "{name} is there twice");
+            assert_eq!(before, None, "{name} appears twice");
         } else if !line.starts_with('#') {
             let name = line.split(['{', ' ']).next().unwrap();
             let is_of = |family: &str| {
@@ -51,7 +51,7 @@ fn served(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
                 rest.is_some_and(|it| ["", "_bucket", "_sum", "_count"].contains(&it))
             };
             let family = served.iter_mut().find(|(family, _)| is_of(family));
-            let (_, (_, labels)) = family.unwrap_or_else(|| panic!("{line} belongs to no header"));
+            let (_, (_, labels)) = family.unwrap_or_else(|| panic!("{line} has no header"));
             let inner = line.split_once('{').map_or("", |(_, it)| it.split_once('}').unwrap().0);
             let names = inner.split(',').filter_map(|it| it.split_once('=')).map(|(it, _)| it.to_owned());
             labels.extend(names.filter(|it| it != "le"));
@@ -60,7 +60,7 @@ fn served(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
     served
 }
 
-/// The same as the documentation has it, for one role.
+/// The same in the documentation, for one role.
 fn documented(role: Role) -> BTreeMap<String, (String, BTreeSet<String>)> {
     let table = include_str!("../../../../docs/metrics.md").lines().filter(|it| it.starts_with("| `"));
     let rows = table.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
@@ -75,22 +75,22 @@ fn documented(role: Role) -> BTreeMap<String, (String, BTreeSet<String>)> {
 }
 
 #[test]
-fn the_table_of_metrics_is_what_is_served() {
+fn the_documented_metrics_are_those_that_are_served() {
     for role in [Role::Backend, Role::Brain] {
         assert_eq!(served(&busy(role).metrics.text().unwrap()), documented(role), "{role:?}");
     }
 }
 
 #[test]
-fn only_what_was_counted_is_a_series() {
+fn zero_counters_have_no_series() {
     let admin = busy(Role::Backend);
     let sample =
         r#"kube_proxy_ebpf_connections_total{namespace="default",service="a",port="",protocol="TCP"}"#;
     assert!((value(&admin, sample) - 7.0).abs() < f64::EPSILON);
-    admin.record().counters =
-        Some(Counters(Arc::new(|| Some(Box::new(|_, _, _| Some(PortCounts::default()))))));
+    admin.state().counter_source =
+        Some(CounterSource(Arc::new(|| Some(Box::new(|_, _, _| Some(PortCounts::default()))))));
     assert!(!admin.metrics.text().unwrap().contains(r#"service="a""#));
-    assert_eq!(admin.status().counted.map(|it| it.connections), Some(0));
+    assert_eq!(admin.status().counters.map(|it| it.connections), Some(0));
 }
 
 /// The value of a sample.
@@ -102,7 +102,7 @@ fn value(admin: &Admin, sample: &str) -> f64 {
 }
 
 #[test]
-fn changes_are_counted_when_they_are_published_and_pending_until_they_are_in_force() {
+fn changes_are_counted_when_they_are_published_and_pending_until_they_are_active() {
     let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let count = |name: &str| value(&admin, &format!("kubeproxy_sync_proxy_rules_{name}"));
@@ -112,7 +112,7 @@ fn changes_are_counted_when_they_are_published_and_pending_until_they_are_in_for
     assert_eq!((count("service_changes_pending"), count("endpoint_changes_pending")), (2.0, 1.0));
     admin.on_applied(&first, &report(), Duration::from_millis(1));
     assert_eq!((count("service_changes_pending"), count("endpoint_changes_pending")), (0.0, 0.0));
-    // One that is gone and one that has another endpoint.
+    // One Service is removed, and one gets another endpoint.
     let second = published(&publisher, [service("a", 3, None)]);
     admin.on_dequeued(&second);
     assert_eq!((count("service_changes_total"), count("endpoint_changes_total")), (3.0, 2.0));
@@ -120,7 +120,7 @@ fn changes_are_counted_when_they_are_published_and_pending_until_they_are_in_for
 }
 
 #[test]
-fn a_state_that_is_taken_up_twice_is_a_retry_and_no_change() {
+fn a_state_that_is_dequeued_twice_is_a_retry_and_no_change() {
     let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let state = published(&publisher, [service("a", 1, None)]);
@@ -133,7 +133,7 @@ fn a_state_that_is_taken_up_twice_is_a_retry_and_no_change() {
 }
 
 #[test]
-fn services_and_endpoints_are_those_in_force() {
+fn services_and_endpoints_are_those_of_the_active_state() {
     let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let mut numbers = Vec::new();
@@ -143,20 +143,20 @@ fn services_and_endpoints_are_those_in_force() {
         admin.on_applied(&state, &report(), Duration::from_millis(1));
         let own = |name: &str| value(&admin, &format!("kube_proxy_ebpf_{name}"));
         let local = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"}";
-        numbers.push((own("generation"), own("services"), own("endpoints"), value(&admin, local)));
+        numbers.push((own("active_revision"), own("services"), own("endpoints"), value(&admin, local)));
     }
     assert_eq!(numbers, [(1.0, 2.0, 2.0, 1.0), (2.0, 3.0, 5.0, 0.0), (3.0, 1.0, 0.0, 1.0)]);
 }
 
 #[test]
-fn the_delay_of_a_change_is_counted_once_and_never_from_before_the_start() {
+fn the_delay_of_a_change_is_counted_once_and_only_if_it_happened_after_the_start() {
     let before = seconds(SystemTime::now()) - 1000.0;
     let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let after = seconds(SystemTime::now());
     let count = || value(&admin, "kubeproxy_network_programming_duration_seconds_count");
     let mut counts = Vec::new();
-    // From before the start; a new one; the same again, because only the Service changed; another one.
+    // Before the start; a new time; the same time, as after a change of the Service only; another time.
     for (endpoints, time) in [(1, before), (2, after), (3, after), (4, after + 0.001)] {
         let state = published(&publisher, [service("a", endpoints, Some(time))]);
         admin.on_dequeued(&state);
@@ -167,22 +167,22 @@ fn the_delay_of_a_change_is_counted_once_and_never_from_before_the_start() {
 }
 
 #[test]
-fn programs_that_are_not_in_effect_are_counted_and_shown() {
+fn detached_programs_are_reported_and_counted() {
     let admin = busy(Role::Backend);
-    let shown = || value(&admin, "kube_proxy_ebpf_program_in_effect{hook=\"connect4\"}");
-    assert_eq!(shown(), 1.0);
-    admin.on_attach_checked(Ok(&hooks(false)));
-    assert_eq!(shown(), 0.0);
-    assert_eq!(value(&admin, "kube_proxy_ebpf_program_losses_total"), 1.0);
+    let is_attached = || value(&admin, "kube_proxy_ebpf_program_attached{hook=\"connect4\"}");
+    assert_eq!(is_attached(), 1.0);
+    admin.on_attach_checked(Ok(&attach_status(false)));
+    assert_eq!(is_attached(), 0.0);
+    assert_eq!(value(&admin, "kube_proxy_ebpf_program_detachments_total"), 1.0);
     assert_eq!(value(&admin, "kube_proxy_ebpf_foreign_programs{hook=\"connect4\"}"), 1.0);
 }
 
 #[test]
-fn what_is_refused_is_counted_by_who_refuses_it() {
+fn rejected_items_are_counted_by_the_part_that_rejects_them() {
     let admin = busy(Role::Backend);
     let rejected = |n: usize| (0..n).map(|n| Rejected { item: n.to_string(), reason: "for a test".into() });
-    admin.rejected(Stage::Brain, rejected(3));
-    admin.rejected(Stage::Brain, rejected(2));
+    admin.set_rejected(RejectedBy::Brain, rejected(3));
+    admin.set_rejected(RejectedBy::Brain, rejected(2));
     assert_eq!(value(&admin, "kube_proxy_ebpf_rejected_items{by=\"brain\"}"), 2.0);
     assert_eq!(value(&admin, "kube_proxy_ebpf_rejected_items{by=\"backend\"}"), 1.0);
     assert_eq!(value(&admin, "kube_proxy_ebpf_rejected_items{by=\"source\"}"), 0.0);

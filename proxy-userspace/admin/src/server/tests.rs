@@ -1,4 +1,4 @@
-//! Over real sockets.
+//! With real sockets.
 
 use std::net::Ipv4Addr;
 
@@ -8,18 +8,18 @@ use tokio::{
 };
 
 use super::*;
-use crate::Role;
+use crate::state::Role;
 
-/// Serves at an address of its own choice, and says which.
-async fn start(admin: &Admin, site: Site, address: SocketAddr) -> (Servers, SocketAddr) {
+/// Serves at a free port of an address, and returns it.
+async fn start(admin: &Admin, pages: PageGroup, address: SocketAddr) -> (Servers, SocketAddr) {
     // A port that was free a moment ago.
     let port = bind(address).unwrap().local_addr().unwrap().port();
     let address = SocketAddr::new(address.ip(), port);
-    let servers = Servers::start(admin, [Endpoint { site, address, flag: "healthz-bind-address" }]);
+    let servers = Servers::start(admin, [ServerAddress { pages, address, flag: "healthz-bind-address" }]);
     (servers, address)
 }
 
-/// What comes back, head and body, for what is sent.
+/// The head and body of the response to a request.
 async fn raw(address: SocketAddr, request: &str) -> String {
     let mut stream = loop {
         match TcpStream::connect(address).await {
@@ -28,9 +28,9 @@ async fn raw(address: SocketAddr, request: &str) -> String {
         }
     };
     stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response
 }
 
 async fn get(address: SocketAddr, path: &str) -> String {
@@ -44,11 +44,11 @@ fn local() -> SocketAddr {
 #[tokio::test]
 async fn pages_have_the_status_and_headers_of_kube_proxy() {
     let admin = Admin::new("n1", Role::Backend);
-    let (_servers, health) = start(&admin, Site::Health, local()).await;
-    let answer = get(health, "/healthz").await.to_lowercase();
+    let (_servers, health) = start(&admin, PageGroup::Health, local()).await;
+    let response = get(health, "/healthz").await.to_lowercase();
     for it in ["http/1.1 200 ok", "content-type: application/json\r\n", "x-content-type-options: nosniff\r\n"]
     {
-        assert!(answer.contains(it), "{it} is not in {answer}");
+        assert!(response.contains(it), "{it} is not in {response}");
     }
     assert!(get(health, "/readyz").await.starts_with("HTTP/1.1 503 "));
     assert!(get(health, "/livez?verbose").await.starts_with("HTTP/1.1 200 "));
@@ -56,11 +56,11 @@ async fn pages_have_the_status_and_headers_of_kube_proxy() {
     let post = raw(health, "POST /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
     assert!(post.starts_with("HTTP/1.1 405 "), "{post}");
 
-    let (_servers, metrics) = start(&admin, Site::Metrics, local()).await;
-    let answer = get(metrics, "/metrics").await;
-    assert!(answer.contains("text/plain; version=0.0.4"), "{answer}");
-    assert!(answer.contains("kubeproxy_proxy_healthz_total{code=\"200\"} 1\n"), "{answer}");
-    assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nnftables"), "nobody leads sockets");
+    let (_servers, metrics) = start(&admin, PageGroup::Metrics, local()).await;
+    let response = get(metrics, "/metrics").await;
+    assert!(response.contains("text/plain; version=0.0.4"), "{response}");
+    assert!(response.contains("kubeproxy_proxy_healthz_total{code=\"200\"} 1\n"), "{response}");
+    assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nnftables"), "the socket path is off");
     admin.set_counter_source(|| None);
     assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nebpf"));
     assert!(get(metrics, "/healthz").await.ends_with("\r\n\r\nok"));
@@ -71,52 +71,54 @@ async fn pages_have_the_status_and_headers_of_kube_proxy() {
 #[tokio::test]
 async fn the_unspecified_address_of_ipv4_stands_for_both_families() {
     if std::net::TcpListener::bind("[::1]:0").is_err() {
-        eprintln!("skipped: there is no IPv6 here");
+        eprintln!("skipped: there is no IPv6");
         return;
     }
     let admin = Admin::new("n1", Role::Backend);
-    let (_servers, address) = start(&admin, Site::Health, "0.0.0.0:0".parse().unwrap()).await;
+    let (_servers, address) = start(&admin, PageGroup::Health, "0.0.0.0:0".parse().unwrap()).await;
     for ip in ["127.0.0.1", "::1"] {
-        let answer = get(SocketAddr::new(ip.parse().unwrap(), address.port()), "/livez").await;
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{ip}: {answer}");
+        let response = get(SocketAddr::new(ip.parse().unwrap(), address.port()), "/livez").await;
+        assert!(response.starts_with("HTTP/1.1 200 "), "{ip}: {response}");
     }
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_had_as_soon_as_it_is_free() {
+async fn an_address_in_use_is_bound_once_it_is_free() {
     let admin = Admin::new("n1", Role::Backend);
     let occupant = std::net::TcpListener::bind(local()).unwrap();
     let address = occupant.local_addr().unwrap();
-    let _servers =
-        Servers::start(&admin, [Endpoint { site: Site::Health, address, flag: "healthz-bind-address" }]);
+    let _servers = Servers::start(
+        &admin,
+        [ServerAddress { pages: PageGroup::Health, address, flag: "healthz-bind-address" }],
+    );
     tokio::task::yield_now().await;
     drop(occupant);
     assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
 }
 
 #[tokio::test]
-async fn who_says_nothing_is_cut_off_and_keeps_nobody_out() {
+async fn silent_clients_are_disconnected_and_do_not_lock_out_others() {
     let admin = Admin::new("n1", Role::Backend);
-    let (_servers, address) = start(&admin, Site::Health, local()).await;
+    let (_servers, address) = start(&admin, PageGroup::Health, local()).await;
     let _ = get(address, "/livez").await;
     let mut silent = Vec::new();
-    for _ in 0..CLIENTS {
+    for _ in 0..MAX_CLIENTS {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /livez HTTP/1.1\r\n").await.unwrap();
         silent.push(stream);
     }
-    // They have taken all places, and this one is behind them.
+    // They hold all permits, and this one waits for one of them.
     assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
 }
 
 #[tokio::test]
-async fn nonsense_is_refused() {
+async fn invalid_requests_are_rejected() {
     let admin = Admin::new("n1", Role::Backend);
-    let (_servers, address) = start(&admin, Site::Health, local()).await;
-    let long = format!("GET /livez HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(2 * LONGEST_HEAD));
-    for nonsense in ["\0\0\0\0\r\n\r\n", "GET\r\n\r\n", &long] {
-        let answer = raw(address, nonsense).await;
-        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
+    let (_servers, address) = start(&admin, PageGroup::Health, local()).await;
+    let long = format!("GET /livez HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(2 * MAX_HEAD));
+    for request in ["\0\0\0\0\r\n\r\n", "GET\r\n\r\n", &long] {
+        let response = raw(address, request).await;
+        assert!(response.is_empty() || response.starts_with("HTTP/1.1 4"), "{response}");
     }
     assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
 }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use admin::{Admin, Bind, Endpoint, Servers, Site};
+use admin::{Admin, BindAddress, PageGroup, ServerAddress, Servers};
 use clap::Args;
 
 /// For messages about a process that was not found at the address of its metrics pages.
@@ -24,7 +24,7 @@ pub(in crate::cli) struct ReportFlags {
         env = "KUBE_PROXY_EBPF_HEALTHZ_BIND_ADDRESS",
         help_heading = "Reports"
     )]
-    healthz_bind_address: Bind<10256>,
+    healthz_bind_address: BindAddress<10256>,
     /// Address of the metrics pages, IP:PORT; 0 or an empty value disables them
     ///
     /// /metrics is for Prometheus; /status (JSON) is the state of the process, /state (JSON) what it serves.
@@ -35,16 +35,16 @@ pub(in crate::cli) struct ReportFlags {
         env = "KUBE_PROXY_EBPF_METRICS_BIND_ADDRESS",
         help_heading = "Reports"
     )]
-    metrics_bind_address: Bind<10249>,
+    metrics_bind_address: BindAddress<10249>,
 }
 
 impl ReportFlags {
     /// Starts the servers. Must be called within a tokio runtime.
     pub(in crate::cli) fn serve(&self, admin: &Admin) -> Servers {
-        let health = self.health().map(|it| (Site::Health, it, "healthz-bind-address"));
-        let metrics = self.metrics().map(|it| (Site::Metrics, it, "metrics-bind-address"));
+        let health = self.health().map(|it| (PageGroup::Health, it, "healthz-bind-address"));
+        let metrics = self.metrics().map(|it| (PageGroup::Metrics, it, "metrics-bind-address"));
         let endpoints = health.into_iter().chain(metrics);
-        Servers::start(admin, endpoints.map(|(site, address, flag)| Endpoint { site, address, flag }))
+        Servers::start(admin, endpoints.map(|(pages, address, flag)| ServerAddress { pages, address, flag }))
     }
 
     /// Address of the health pages.

@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use admin::{Asked, Status};
+use admin::{Listener, Status};
 use jiff::Timestamp;
 use proxy_contract::localv1;
 use serde::Deserialize;
@@ -44,9 +44,9 @@ struct Item {
 impl Process {
     /// Queries the process that serves its pages at these addresses.
     pub(super) fn query(reports: &ReportFlags) -> Self {
-        let asked = reports.metrics().map(|it| (it, admin::ask(it)));
-        let Some((address, Asked::Ours(status))) = asked else {
-            let health_only = reports.health().filter(|it| admin::is_ready(*it).is_some());
+        let asked = reports.metrics().map(|it| (it, admin::query_status(it)));
+        let Some((address, Listener::Proxy(status))) = asked else {
+            let health_only = reports.health().filter(|it| admin::query_readiness(*it).is_some());
             return Self { health_only, ..Self::default() };
         };
         let state = admin::get(address, "/state").ok();
@@ -104,7 +104,7 @@ fn describe(status: &Status, now: Timestamp) -> String {
     let health = if status.problems.is_empty() { "healthy".to_owned() } else { status.problems.join("; ") };
     let uptime = age(now, status.started);
     let _ = writeln!(out, "process    node {node}: {health}; version {version}, running for {uptime}");
-    let _ = match &status.in_force {
+    let _ = match &status.active {
         Some(it) => writeln!(
             out,
             "state      revision {} active for {}: {services} Services, {endpoints} endpoints",
@@ -113,7 +113,7 @@ fn describe(status: &Status, now: Timestamp) -> String {
         ),
         None => writeln!(out, "state      no revision of this process is active yet"),
     };
-    if let Some(pending) = status.waiting_seconds {
+    if let Some(pending) = status.pending_seconds {
         let _ = writeln!(
             out,
             "pending    a change, for {pending:.1} s{}",

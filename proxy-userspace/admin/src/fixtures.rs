@@ -12,28 +12,38 @@ use model::{
 };
 use publish::{Published, Publisher};
 
-/// A Service `default/NAME` with so many endpoints, under an internal policy Local.
-pub(crate) fn service(name: &str, endpoints: u8, changed: Option<f64>) -> (ServiceName, Arc<ServiceState>) {
-    let http = NonZeroU16::new(80).unwrap();
-    let service = Service {
+const HTTP: NonZeroU16 = NonZeroU16::new(80).expect("80 is not zero");
+
+/// A Service with one port.
+pub(crate) fn service_spec(namespace: &str, name: &str) -> Service {
+    Service {
         cluster_ips: vec![[10, 96, 0, 1].into()],
-        ports: vec![ServicePort::new(Protocol::Tcp, http)],
-        internal_policy: TrafficPolicy::Local,
-        ..Service::new(ServiceName::new("default", name))
-    };
-    let endpoints = (0..endpoints).map(|n| Endpoint {
+        ports: vec![ServicePort::new(Protocol::Tcp, HTTP)],
+        ..Service::new(ServiceName::new(namespace, name))
+    }
+}
+
+/// The endpoint with this number, on this node.
+pub(crate) fn endpoint(n: u8) -> Endpoint {
+    Endpoint {
         v4: Some([10, 1, 0, n].into()),
         local: true,
         ports: vec![EndpointPort {
             index: 0,
-            port: http,
+            port: HTTP,
             scopes: Scopes { internal: true, ..Scopes::default() },
         }],
         ..Endpoint::new(EndpointKey::Pod(format!("p{n}")))
-    });
-    let mut state = ServiceState::new(service, endpoints);
+    }
+}
+
+/// The Service `default/NAME` with this number of endpoints, under an internal policy Local.
+pub(crate) fn service(name: &str, endpoints: u8, changed: Option<f64>) -> (ServiceName, Arc<ServiceState>) {
+    let service = Service { internal_policy: TrafficPolicy::Local, ..service_spec("default", name) };
+    let name = service.name.clone();
+    let mut state = ServiceState::new(service, (0..endpoints).map(endpoint));
     state.trigger_time = changed.map(|it| Timestamp::from_micros((it * 1e6) as i64));
-    (ServiceName::new("default", name), Arc::new(state))
+    (name, Arc::new(state))
 }
 
 pub(crate) fn published(
@@ -45,9 +55,9 @@ pub(crate) fn published(
     publisher.current().unwrap()
 }
 
-pub(crate) fn hooks(in_effect: bool) -> AttachStatus {
+pub(crate) fn attach_status(is_attached: bool) -> AttachStatus {
     let foreign = vec![ForeignProgram { id: 7, name: "cil_sock4_connect".into() }];
-    let hook = HookStatus { name: "connect4", program: Some(1), is_attached: in_effect, foreign };
+    let hook = HookStatus { name: "connect4", program: Some(1), is_attached, foreign };
     AttachStatus { cgroup: "/sys/fs/cgroup".into(), hooks: vec![hook], ..AttachStatus::default() }
 }
 

@@ -1,4 +1,4 @@
-//! Where to be asked, as the command line says it, in kube-proxy's words.
+//! The address of a server as a command-line value, in kube-proxy's syntax.
 
 use std::{
     fmt,
@@ -6,13 +6,13 @@ use std::{
     str::FromStr,
 };
 
-/// An address to be asked at, or none: `IP:PORT`, or an IP alone, with the default port; empty or `0` is off.
+/// An address to listen at, or none: `IP:PORT`, or an IP alone, with the default port; empty or `0` disables the server.
 ///
 /// The unspecified address of either family stands for all addresses of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bind<const PORT: u16>(pub Option<SocketAddr>);
+pub struct BindAddress<const PORT: u16>(pub Option<SocketAddr>);
 
-impl<const PORT: u16> FromStr for Bind<PORT> {
+impl<const PORT: u16> FromStr for BindAddress<PORT> {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -26,13 +26,13 @@ impl<const PORT: u16> FromStr for Bind<PORT> {
         match ip.parse::<IpAddr>() {
             Ok(ip) => Ok(Self(Some(SocketAddr::new(ip, PORT)))),
             Err(_) => Err(format!(
-                "not an address: give IP:PORT as in 127.0.0.1:{PORT} or [::1]:{PORT}, an IP alone, or 0 for off"
+                "not an address: give IP:PORT as in 127.0.0.1:{PORT} or [::1]:{PORT}, an IP alone, or 0 to disable"
             )),
         }
     }
 }
 
-impl<const PORT: u16> fmt::Display for Bind<PORT> {
+impl<const PORT: u16> fmt::Display for BindAddress<PORT> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(address) => write!(f, "{address}"),
@@ -47,13 +47,13 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, expect: Option<&str>) {
-        let bind: Bind<10256> = text.parse().unwrap();
+        let bind: BindAddress<10256> = text.parse().unwrap();
         assert_eq!(bind.0, expect.map(|it| it.parse().unwrap()), "{text}");
-        assert_eq!(bind.to_string().parse(), Ok(bind), "it is read as it is written");
+        assert_eq!(bind.to_string().parse(), Ok(bind), "it parses what it prints");
     }
 
     #[test]
-    fn addresses_are_written_as_for_kube_proxy() {
+    fn addresses_have_the_syntax_of_kube_proxy() {
         check("127.0.0.1:1", Some("127.0.0.1:1"));
         check("[::]:1", Some("[::]:1"));
         check("0.0.0.0", Some("0.0.0.0:10256"));
@@ -62,15 +62,15 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_0_are_off() {
+    fn an_empty_value_and_0_disable_the_server() {
         check("", None);
         check("0", None);
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn invalid_addresses_are_rejected() {
         for text in ["localhost:1", "1.2.3.4:99999", ":10256", "10256"] {
-            let error = text.parse::<Bind<10256>>().unwrap_err();
+            let error = text.parse::<BindAddress<10256>>().unwrap_err();
             assert!(error.contains("IP:PORT"), "{error}");
         }
     }

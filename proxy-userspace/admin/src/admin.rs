@@ -1,0 +1,119 @@
+//! Collects the reports of every part of the process, for the pages.
+
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use datapath::{ApplyReport, AttachStatus, ProbeResult, TableStats, TerminationReport};
+use model::Rejected;
+use publish::{Published, Subscription};
+use reconciler::{Observer, Step};
+use tokio::time::Instant;
+
+use crate::{
+    metrics::Metrics,
+    state::{
+        AdminState, CounterSource, Moment, PortCountLookup, RejectedBy, Role, SourceHealth, WatcherCount,
+        lock,
+    },
+};
+
+/// The state and the metrics behind the pages. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    pub(crate) state: Arc<Mutex<AdminState>>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+impl Admin {
+    /// For the node with this name.
+    pub fn new(node: impl Into<Arc<str>>, role: Role) -> Self {
+        let state = Arc::new(Mutex::new(AdminState::new(node.into(), role, Moment::now())));
+        let metrics = Arc::new(Metrics::new(Arc::clone(&state)));
+        Self { state, metrics }
+    }
+
+    /// Sets the health of a source; readiness requires every source that was ever set.
+    pub fn set_source(&self, name: &str, health: SourceHealth) {
+        self.state().sources.insert(name.to_owned(), health);
+    }
+
+    /// Replaces the items that this part of the process rejects.
+    pub fn set_rejected(&self, by: RejectedBy, rejected: impl IntoIterator<Item = Rejected>) {
+        self.state().rejected.insert(by, rejected.into_iter().collect());
+    }
+
+    /// Sets how the number of watchers is read.
+    pub fn set_watcher_count(&self, count: impl Fn() -> usize + Send + Sync + 'static) {
+        self.state().watchers = Some(WatcherCount(Box::new(count)));
+    }
+
+    /// Sets how the counters of service ports are read; pages omit them while that fails.
+    pub fn set_counter_source(&self, read: impl Fn() -> Option<PortCountLookup> + Send + Sync + 'static) {
+        self.state().counter_source = Some(CounterSource(Arc::new(read)));
+    }
+
+    /// Records the published states, until the publisher is dropped.
+    pub async fn run(&self, mut states: Subscription) {
+        while let Some(published) = states.next().await {
+            let changes = self.state().on_published(&published, Moment::now());
+            self.metrics.on_published(changes);
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, AdminState> {
+        lock(&self.state)
+    }
+}
+
+impl Observer for Admin {
+    fn on_dequeued(&self, published: &Arc<Published>) {
+        let mut state = self.state();
+        // The reconciler may dequeue a state before `run` has received it.
+        let changes = state.on_published(published, Moment::now());
+        let is_retry = state.on_dequeued(published);
+        drop(state);
+        self.metrics.on_published(changes);
+        self.metrics.on_dequeued(is_retry);
+    }
+
+    fn on_applied(&self, published: &Arc<Published>, report: &ApplyReport, took: Duration) {
+        let mut state = self.state();
+        // Applying the active state again counts only if it was translated differently, as after a change of the host's
+        // addresses.
+        let is_update = report.flipped || !state.is_active(published);
+        let delays = state.on_applied(published, report, Moment::now());
+        drop(state);
+        if is_update {
+            self.metrics.on_applied(report, took, &delays);
+        }
+    }
+
+    fn on_failed(&self, step: Step, error: &str) {
+        self.state().on_failed(step, error);
+        self.metrics.on_failed(step);
+    }
+
+    fn on_attach_checked(&self, status: Result<&AttachStatus, &str>) {
+        self.metrics.on_attach_checked(status);
+        self.state().on_attach_checked(status, Instant::now());
+    }
+
+    fn on_packet_path(&self, unavailable: Option<&Rejected>) {
+        self.state().packet_path_error = unavailable.cloned();
+    }
+
+    fn on_probed(&self, results: &[ProbeResult]) {
+        self.state().on_probed(results, Instant::now());
+    }
+
+    fn on_terminated(&self, report: &io::Result<TerminationReport>) {
+        self.metrics.on_terminated(report.as_ref().map_or(0, |it| it.sockets));
+    }
+
+    fn on_table_stats(&self, stats: TableStats) {
+        self.state().table_stats = stats;
+    }
+}

@@ -1,0 +1,83 @@
+//! Queries another process of this program over HTTP.
+//!
+//! Invariant: the server is not trusted. Timeouts and size are bounded, and unexpected responses are rejected.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use crate::Status;
+
+/// For each system call.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum size of a response; rejected items take the most space.
+const MAX_RESPONSE: u64 = 16 << 20;
+
+/// What listens at an address.
+#[derive(Debug)]
+pub enum Listener {
+    /// A process of this program.
+    Proxy(Box<Status>),
+    /// Another program.
+    Foreign,
+    /// Nothing.
+    None,
+}
+
+/// Queries the status of the process that serves its metrics pages at this address.
+pub fn query_status(address: SocketAddr) -> Listener {
+    match get(address, "/status") {
+        Ok(body) => serde_json::from_str(&body).map_or(Listener::Foreign, |it| Listener::Proxy(Box::new(it))),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Listener::None,
+        Err(_) => Listener::Foreign,
+    }
+}
+
+/// Queries the readiness of the process that serves its health pages at this address; the error lists the failed checks.
+/// `None` if no process of this program responds.
+pub fn query_readiness(address: SocketAddr) -> Option<Result<(), String>> {
+    let (code, body) = page(address, "/readyz").ok()?;
+    // kube-proxy has no such page, and other programs have no check with this name.
+    let is_ours = body.lines().any(|it| it.starts_with("[+]state ") || it.starts_with("[-]state "));
+    let failed = body.lines().filter_map(|it| it.strip_prefix("[-]")).collect::<Vec<_>>().join("; ");
+    is_ours.then_some(if code == 200 { Ok(()) } else { Err(failed) })
+}
+
+/// Gets a page.
+///
+/// # Errors
+///
+/// If the connection fails or the status is not 200.
+pub fn get(address: SocketAddr, path: &str) -> io::Result<String> {
+    match page(address, path)? {
+        (200, body) => Ok(body),
+        _ => Err(unexpected_response()),
+    }
+}
+
+fn unexpected_response() -> io::Error {
+    io::Error::other("unexpected response")
+}
+
+/// The status and the body of a page.
+fn page(address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
+    // A server at the unspecified address is queried over loopback.
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let address = SocketAddr::new(ip, address.port());
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    // HTTP/1.0: the body is not chunked, and ends with the connection.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
+    let mut text = String::new();
+    stream.take(MAX_RESPONSE).read_to_string(&mut text)?;
+    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(unexpected_response)?;
+    let status = head.split(' ').nth(1).and_then(|it| it.parse().ok()).ok_or_else(unexpected_response)?;
+    Ok((status, body.to_owned()))
+}

@@ -1,0 +1,342 @@
+//! The state behind all pages: the newest report of every part of the process, and its time.
+//!
+//! Invariant: only facts are stored here; `health` judges them.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use datapath::{ApplyReport, AttachStatus, HookBehavior, PortCounts, ProbeResult, TableFill, TableStats};
+use model::{Protocol, Rejected, ServiceName, Timestamp, state::NodeState};
+use publish::Published;
+use reconciler::Step;
+use tokio::time::Instant;
+
+use crate::totals::{ChangeCounts, Totals};
+
+/// What a process does with a node's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It applies the state to the kernel.
+    Backend,
+    /// It only publishes the state.
+    Brain,
+}
+
+/// The part of the process that rejects an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RejectedBy {
+    /// Reads the objects of the cluster.
+    Source,
+    /// Computes the node's state.
+    Brain,
+    /// Programs the kernel.
+    Backend,
+    /// Serves the health-check node ports.
+    HealthChecks,
+}
+
+impl RejectedBy {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Source, Self::Brain, Self::Backend, Self::HealthChecks];
+
+    /// Its name, as in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Brain => "brain",
+            Self::Backend => "backend",
+            Self::HealthChecks => "health-checks",
+        }
+    }
+}
+
+/// The health of a source of cluster state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceHealth {
+    /// Whether the source was read completely at least once.
+    pub is_synced: bool,
+    /// Time of the last contact, if it is known.
+    pub last_contact: Option<SystemTime>,
+    /// The current error.
+    pub error: Option<String>,
+}
+
+/// One moment on the monotonic clock and on the wall clock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) instant: Instant,
+    pub(crate) wall: SystemTime,
+}
+
+impl Moment {
+    pub(crate) fn now() -> Self {
+        Self { instant: Instant::now(), wall: SystemTime::now() }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct AdminState {
+    pub(crate) node: Arc<str>,
+    pub(crate) role: Role,
+    pub(crate) started: Moment,
+    /// By name.
+    pub(crate) sources: BTreeMap<String, SourceHealth>,
+    /// The newest published state.
+    pub(crate) published: Option<(Arc<Published>, Moment)>,
+    pub(crate) active: Option<ActiveState>,
+    /// Arrival of the oldest change that is not active.
+    pending_since: Option<Instant>,
+    /// The same for changes that arrived after the state that is being applied.
+    next_pending_since: Option<Instant>,
+    /// Instance and revision of the last dequeued state.
+    last_dequeued: Option<(u64, u64)>,
+    /// The last failure since a state became active.
+    pub(crate) failure: Option<Failure>,
+    /// The result of the last successful attach check.
+    pub(crate) attach_status: Option<AttachStatus>,
+    /// The last check that found all programs attached; before that, the first check.
+    pub(crate) last_attached: Option<Instant>,
+    /// The error of the last attach check.
+    pub(crate) attach_check_error: Option<String>,
+    /// Why the packet path is unavailable or behind.
+    pub(crate) packet_path_error: Option<Rejected>,
+    /// The results of the last probe.
+    pub(crate) probe_results: Vec<ProbeResult>,
+    /// The last conclusive probe; before that, the time since when one is expected. Where the hooks could never be probed,
+    /// the last attempt.
+    pub(crate) last_probe: Option<Instant>,
+    has_conclusive_probe: bool,
+    pub(crate) table_stats: TableStats,
+    pub(crate) rejected: BTreeMap<RejectedBy, Vec<Rejected>>,
+    pub(crate) totals: Totals,
+    /// Whether the cluster ever had a Node object of this node.
+    saw_own_node: bool,
+    /// `None` if the process serves no watchers.
+    pub(crate) watchers: Option<WatcherCount>,
+    /// `None` if the process has no counters.
+    pub(crate) counter_source: Option<CounterSource>,
+}
+
+/// Reads the kernel's counters. This takes a while: never call it while the state is locked.
+#[derive(Clone)]
+pub(crate) struct CounterSource(pub(crate) Arc<dyn Fn() -> Option<PortCountLookup> + Send + Sync>);
+
+/// Looks up the counters of a service port; `None` for one that is not programmed.
+pub type PortCountLookup = Box<dyn Fn(&ServiceName, &str, Protocol) -> Option<PortCounts>>;
+
+impl fmt::Debug for CounterSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CounterSource")
+    }
+}
+
+/// Returns the current number of watchers.
+pub(crate) struct WatcherCount(pub(crate) Box<dyn Fn() -> usize + Send + Sync>);
+
+impl fmt::Debug for WatcherCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0())
+    }
+}
+
+/// The state that is active in the kernel.
+#[derive(Debug)]
+pub(crate) struct ActiveState {
+    pub(crate) published: Arc<Published>,
+    pub(crate) since: Moment,
+    pub(crate) tables: Vec<TableFill>,
+}
+
+/// A failed step that will be retried.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) step: Step,
+    pub(crate) error: String,
+}
+
+impl AdminState {
+    pub(crate) fn new(node: Arc<str>, role: Role, started: Moment) -> Self {
+        Self {
+            node,
+            role,
+            started,
+            sources: BTreeMap::new(),
+            published: None,
+            active: None,
+            pending_since: None,
+            next_pending_since: None,
+            last_dequeued: None,
+            failure: None,
+            attach_status: None,
+            last_attached: None,
+            attach_check_error: None,
+            packet_path_error: None,
+            probe_results: Vec::new(),
+            last_probe: None,
+            has_conclusive_probe: false,
+            table_stats: TableStats::default(),
+            rejected: BTreeMap::new(),
+            totals: Totals::default(),
+            saw_own_node: false,
+            watchers: None,
+            counter_source: None,
+        }
+    }
+
+    /// The body of `/proxyMode`: the socket path if it is on, else the packet path; kube-proxy's words where it has them.
+    pub(crate) fn proxy_mode(&self) -> &'static str {
+        // Only the socket path has counters.
+        let is_packet_path_only = self.role == Role::Backend && self.counter_source.is_none();
+        if is_packet_path_only { "nftables" } else { "ebpf" }
+    }
+
+    /// The state that is served: the active one, or the newest one in a process that applies none.
+    pub(crate) fn served(&self) -> Option<Arc<Published>> {
+        match self.role {
+            Role::Backend => self.active.as_ref().map(|it| &it.published),
+            Role::Brain => self.published.as_ref().map(|(it, _)| it),
+        }
+        .cloned()
+    }
+
+    /// Records a published state, and returns its difference from the one before; empty if it was recorded already.
+    pub(crate) fn on_published(&mut self, published: &Arc<Published>, now: Moment) -> ChangeCounts {
+        if self.published.as_ref().is_some_and(|(it, _)| key(it) == key(published)) {
+            return ChangeCounts::default();
+        }
+        let empty = NodeState::default();
+        let before = self.published.as_ref().map_or(&empty, |(it, _)| &it.state);
+        let changes = ChangeCounts::between(before, &published.state);
+        if self.role == Role::Brain {
+            self.totals.update(before, &published.state);
+        }
+        self.saw_own_node |= published.state.nodes.contains_key(&self.node);
+        self.published = Some((Arc::clone(published), now));
+        self.pending_since.get_or_insert(now.instant);
+        self.next_pending_since.get_or_insert(now.instant);
+        changes
+    }
+
+    /// Records that the reconciler dequeued a state; returns whether this is a retry.
+    pub(crate) fn on_dequeued(&mut self, published: &Published) -> bool {
+        self.next_pending_since = None;
+        self.last_dequeued.replace(key(published)) == Some(key(published))
+    }
+
+    /// Records that a state is active; returns the delay of each change in it whose time is known.
+    pub(crate) fn on_applied(
+        &mut self,
+        published: &Arc<Published>,
+        report: &ApplyReport,
+        now: Moment,
+    ) -> Vec<Duration> {
+        let empty = NodeState::default();
+        let before = self.active.as_ref().map_or(&empty, |it| &it.published.state);
+        self.totals.update(before, &published.state);
+        let triggers = published.state.diff(before).filter_map(|(_, before, after)| {
+            let trigger = after?.trigger_time?;
+            // An unchanged time means that something else of the Service changed.
+            (before.and_then(|it| it.trigger_time) != Some(trigger)).then_some(trigger)
+        });
+        // Like kube-proxy, ignore changes from before the start of the process.
+        let delays = triggers.filter_map(|it| {
+            let trigger = wall_time(it)?;
+            (trigger >= self.started.wall).then(|| now.wall.duration_since(trigger).unwrap_or_default())
+        });
+        let delays = delays.collect();
+        let before = self.active.as_ref().filter(|it| key(&it.published) == key(published));
+        let since = before.map_or(now, |it| it.since);
+        self.active =
+            Some(ActiveState { published: Arc::clone(published), since, tables: report.tables.clone() });
+        self.rejected.insert(RejectedBy::Backend, report.rejected.clone());
+        self.pending_since = self.next_pending_since;
+        self.failure = None;
+        delays
+    }
+
+    /// Whether this state is the active one.
+    pub(crate) fn is_active(&self, published: &Published) -> bool {
+        self.active.as_ref().is_some_and(|it| key(&it.published) == key(published))
+    }
+
+    pub(crate) fn on_failed(&mut self, step: Step, error: &str) {
+        self.failure = Some(Failure { step, error: error.to_owned() });
+    }
+
+    pub(crate) fn on_attach_checked(&mut self, status: Result<&AttachStatus, &str>, now: Instant) {
+        let first = *self.last_attached.get_or_insert(now);
+        match status {
+            Ok(status) => {
+                self.last_attached = Some(if status.is_complete() { now } else { first });
+                // From now on probes are expected, if there are programs.
+                if status.is_complete() && status.hooks.iter().any(|it| it.program.is_some()) {
+                    self.last_probe.get_or_insert(now);
+                }
+                self.attach_check_error = None;
+                self.attach_status = Some(status.clone());
+            }
+            Err(error) => self.attach_check_error = Some(error.to_owned()),
+        }
+    }
+
+    pub(crate) fn on_probed(&mut self, results: &[ProbeResult], now: Instant) {
+        let is_conclusive = results.iter().any(|it| !matches!(it.behavior, HookBehavior::Unknown(_)));
+        self.has_conclusive_probe |= is_conclusive;
+        if is_conclusive || !self.has_conclusive_probe {
+            self.last_probe = Some(now);
+        }
+        self.probe_results = results.to_vec();
+    }
+
+    /// Whether load balancers may send to this node (KEP-3836): its Node object was never seen, or exists and is not being
+    /// deleted.
+    pub(crate) fn is_node_eligible(&self) -> bool {
+        let nodes = self.published.as_ref().map(|(it, _)| &it.state.nodes);
+        match nodes.and_then(|it| it.get(&self.node)) {
+            Some(node) => !node.is_being_deleted,
+            None => !self.saw_own_node,
+        }
+    }
+
+    /// Published changes that are not active yet.
+    pub(crate) fn pending_changes(&self) -> ChangeCounts {
+        match (self.role, &self.published, &self.active) {
+            (Role::Brain, _, _) | (_, None, _) => ChangeCounts::default(),
+            (Role::Backend, Some((published, _)), None) => {
+                ChangeCounts::between(&NodeState::default(), &published.state)
+            }
+            (Role::Backend, Some((published, _)), Some(active)) => {
+                ChangeCounts::between(&active.published.state, &published.state)
+            }
+        }
+    }
+
+    /// Age of the oldest change that is not active.
+    pub(crate) fn pending_for(&self, now: Instant) -> Option<Duration> {
+        let since = if self.role == Role::Backend { self.pending_since } else { None };
+        since.map(|it| now.duration_since(it))
+    }
+}
+
+fn key(published: &Published) -> (u64, u64) {
+    (published.instance_id, published.rev)
+}
+
+fn wall_time(timestamp: Timestamp) -> Option<SystemTime> {
+    let micros = u64::try_from(timestamp.as_micros()).ok()?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(micros))
+}
+
+/// Seconds since 1970.
+pub(crate) fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// Locks, ignoring poison: every write is complete in itself, so the data stays valid if a holder panics.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
