@@ -40,12 +40,11 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why a file source cannot be started.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read {}; give a readable manifest or a folder of manifests", path.display())]
+#[error("cannot read {}: {error}; give a readable manifest or a folder of manifests", path.display())]
 pub struct FileError {
     /// The given path.
     pub path: PathBuf,
     /// The system's error.
-    #[source]
     pub error: io::Error,
 }
 

@@ -99,7 +99,10 @@ impl WatchError {
         } else {
             ""
         };
-        Self::new(ErrorKind::Connection, format!("{resource}: {cause}{remedy}"))
+        Self::new(
+            ErrorKind::Connection,
+            format!("{resource}: no connection to the API server: {cause}{remedy}"),
+        )
     }
 }
 
