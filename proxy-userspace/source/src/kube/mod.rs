@@ -22,10 +22,12 @@ use tokio::task::JoinSet;
 
 use self::{
     reflector::Reflector,
-    resource::{EndpointSlices, Nodes, Services},
     shared::{Next, Shared},
 };
-use crate::ClusterChanges;
+use crate::{
+    ClusterChanges,
+    kube_types::objects::{EndpointSlice, Node, Service},
+};
 
 pub use client_config::{ClientConfig, ClientConfigError};
 pub use event_recorder::{EventRecorder, WarningEvent};
@@ -55,9 +57,9 @@ impl KubeSource {
         let shared = Arc::new(Shared::new(address));
         let [services, slices, nodes] = options.selectors();
         let mut reflectors = JoinSet::new();
-        reflectors.spawn(Reflector::<Services>::new(options, &client, services, &shared).run());
-        reflectors.spawn(Reflector::<EndpointSlices>::new(options, &client, slices, &shared).run());
-        reflectors.spawn(Reflector::<Nodes>::new(options, &client, nodes, &shared).run());
+        reflectors.spawn(Reflector::<Service>::new(options, &client, services, &shared).run());
+        reflectors.spawn(Reflector::<EndpointSlice>::new(options, &client, slices, &shared).run());
+        reflectors.spawn(Reflector::<Node>::new(options, &client, nodes, &shared).run());
         Ok(Self { shared, _reflectors: reflectors })
     }
 

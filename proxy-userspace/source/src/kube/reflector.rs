@@ -253,10 +253,10 @@ impl<R: Resource> Reflector<R> {
 
     /// Stores an object and returns its resource version.
     fn set(&mut self, text: &RawValue) -> Result<Option<String>, WatchError> {
-        match decode::<R::Object>(text) {
+        match decode::<R>(text) {
             Ok(object) => {
-                let metadata = R::metadata(&object);
-                self.store.set(R::name(metadata), R::convert(&object));
+                let metadata = object.metadata();
+                self.store.set(R::name(metadata), object.convert());
                 Ok(metadata.resource_version.clone())
             }
             Err(reason) => {

@@ -12,12 +12,12 @@ use tokio::{
 };
 
 use super::{
-    apiserver_holddown::ApiServerHoldDown,
-    resource::{EndpointSlices, Nodes, Resource, Services},
-    status::ResourceStatus,
-    store::Store,
+    apiserver_holddown::ApiServerHoldDown, resource::Resource, status::ResourceStatus, store::Store,
 };
-use crate::ClusterChanges;
+use crate::{
+    ClusterChanges,
+    kube_types::objects::{EndpointSlice, Node, Service},
+};
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -70,7 +70,7 @@ impl State {
 
 impl Shared {
     pub(super) fn new(server: Option<IpAddr>) -> Self {
-        let resources = [Services::PLURAL, EndpointSlices::PLURAL, Nodes::PLURAL];
+        let resources = [Service::PLURAL, EndpointSlice::PLURAL, Node::PLURAL];
         let state = State {
             changes: ClusterChanges::default(),
             resources: resources.map(ResourceStatus::new),
