@@ -14,7 +14,7 @@ use super::resource::{ChangesOf, Resource};
 use crate::kube_types::Converted;
 
 /// The objects of a resource.
-pub(super) struct Store<R: Resource + ?Sized> {
+pub(super) struct Store<R: Resource> {
     objects: HashMap<R::Name, Arc<R::Value>>,
     /// While a list is read: the objects that it has not contained so far.
     unlisted: Option<HashSet<R::Name>>,
