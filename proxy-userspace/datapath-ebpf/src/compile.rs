@@ -4,32 +4,16 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     num::NonZeroU16,
 };
 
-use datapath::FrontendKind;
+use datapath::{FrontendAddress, FrontendKind, invalid_address_reason, unspecified};
 use model::{
     Family, Protocol, Rejected, ServiceName,
     state::{Scope, ServicePort, ServiceState, TrafficPolicy},
 };
 use twox_hash::XxHash64;
-
-/// An address, port and protocol at which a Service is served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct FrontendAddress {
-    /// For a node port the unspecified address, which stands for the addresses of all nodes.
-    pub address: SocketAddr,
-    /// TCP or UDP.
-    pub protocol: Protocol,
-}
-
-impl fmt::Display for FrontendAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.protocol)
-    }
-}
 
 /// Whether a protocol is translated at socket level. No hook sees SCTP sockets; the packet path translates SCTP.
 pub(super) fn is_translated(protocol: Protocol) -> bool {
@@ -98,7 +82,7 @@ pub(super) fn compile(state: &ServiceState) -> ServiceImage {
         compiler.add(ip, FrontendKind::ExternalIp, Scope::Cluster);
     }
     for &ip in &service.cluster_ips {
-        compiler.add_node_ports(unspecified(ip));
+        compiler.add_node_ports(unspecified(Family::of(ip)));
     }
     compiler.image
 }
@@ -117,7 +101,7 @@ impl Compiler<'_> {
     /// Adds every port of the Service at one of its addresses.
     fn add(&mut self, ip: IpAddr, kind: FrontendKind, scope: Scope) {
         let service = &self.state.service;
-        if let Some(reason) = invalid_reason(ip) {
+        if let Some(reason) = invalid_address_reason(ip) {
             self.image.rejected.push(Rejected { item: format!("{} {kind} {ip}", service.name), reason });
             return;
         }
@@ -155,11 +139,11 @@ impl Compiler<'_> {
         if !self.addresses.insert(address) {
             self.image.rejected.push(Rejected {
                 item: format!("{} {kind} {address}", service.name),
-                reason: "this Service has the same address and port twice; the first one is served".into(),
+                reason: "this Service lists the same address and port twice; the first one is used".into(),
             });
             return;
         }
-        let family = Family::of(address.address.ip());
+        let family = address.family();
         let mut backends = Vec::with_capacity(self.state.endpoints.len());
         backends.extend(self.state.targets(index, family, scope));
         backends.sort_unstable();
@@ -189,25 +173,4 @@ impl Compiler<'_> {
 /// Identifies a service port by a hash of its names: the same in every generation, after every restart, on every node.
 pub(super) fn port_id(service: &ServiceName, port: &str, protocol: Protocol) -> u64 {
     XxHash64::oneshot(0, format!("{service}:{port}/{protocol}").as_bytes())
-}
-
-/// The unspecified address of the same family.
-pub(super) fn unspecified(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    }
-}
-
-/// Why an address cannot be a Service's; `None` if it can.
-fn invalid_reason(ip: IpAddr) -> Option<String> {
-    let what = match ip {
-        _ if ip.is_unspecified() => "the unspecified address",
-        _ if ip.is_loopback() => "a loopback address",
-        _ if ip.is_multicast() => "a multicast address",
-        // Programs look up the IPv4 address inside it, which the Service has to name.
-        IpAddr::V6(it) if it.to_ipv4_mapped().is_some() => "a v4-mapped address",
-        _ => return None,
-    };
-    Some(format!("{what} cannot be a Service's; give it one from the service CIDR"))
 }

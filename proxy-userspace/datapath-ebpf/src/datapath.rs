@@ -68,7 +68,10 @@ impl Datapath {
         let stats = StatsReader::take(&mut ebpf)?;
         let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups)?;
         let buffer = DoubleBuffer::new(maps)?;
-        tracing::info!(cgroup = %cgroup.path().display(), pins = %pins.dir().display(), "the eBPF datapath is ready; waiting for the first state");
+        tracing::info!(
+            cgroup = %cgroup.path().display(), pins = %pins.dir().display(),
+            "the eBPF datapath is ready; it attaches the programs after the first state"
+        );
         Ok(Self {
             buffer,
             ebpf,

@@ -7,6 +7,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use datapath::FrontendAddress;
 use model::Protocol;
 use proxy_common::{
     counters::{COUNTERS_PER_CHUNK, COUNTERS_PER_PORT, CounterIndex},
@@ -16,7 +17,6 @@ use proxy_common::{
 };
 
 use crate::{
-    compile::FrontendAddress,
     error::Error,
     store::{MapStore, Side, Table},
     table_family::TableFamily,

@@ -10,7 +10,7 @@ mod writer;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use datapath::FrontendKind;
+use datapath::{FrontendAddress, FrontendKind};
 use model::{
     Family, Rejected, ServiceName,
     state::{NodeState, PerFamily},
@@ -26,7 +26,7 @@ use self::{
     writer::{ServiceLayout, Set, SetIds, Writer, count_of},
 };
 use crate::{
-    compile::{Frontend, FrontendAddress, compile},
+    compile::{Frontend, compile},
     counter_alloc::{CounterAllocator, CounterOwner},
     map_updates::MapUpdates,
     node_addresses::NodeAddresses,
@@ -241,7 +241,7 @@ impl Layout {
             let (kind, owner) = services.next()?;
             Some(services.map(move |(lost, loser)| Rejected {
                 item: format!("{loser} {lost} {address}"),
-                reason: format!("it is already the {kind} of {owner}; give one of them another"),
+                reason: format!("already used as {kind} by {owner}; change one of them"),
             }))
         });
         own.chain(losers.flatten()).collect()

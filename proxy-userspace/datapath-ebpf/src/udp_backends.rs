@@ -8,14 +8,14 @@ use std::{
     sync::Arc,
 };
 
-use datapath::FrontendKind;
+use datapath::{FrontendKind, unspecified};
 use model::{
     Family, Protocol,
     state::{NodeState, ServiceState},
 };
 use proxy_common::probe;
 
-use crate::compile::{Frontend, compile, unspecified};
+use crate::compile::{Frontend, compile};
 
 /// The allowed backends of each UDP frontend.
 #[derive(Debug, Default)]
@@ -38,7 +38,8 @@ impl AllowedBackends {
         if probe::is_probe(service.ip().into()) {
             return true;
         }
-        let node_port = || self.0.get(&SocketAddr::new(unspecified(service.ip()), service.port()));
+        let node_port =
+            || self.0.get(&SocketAddr::new(unspecified(Family::of(service.ip())), service.port()));
         self.0.get(&service).or_else(node_port).is_some_and(|it| it.contains(&backend))
     }
 }

@@ -5,12 +5,12 @@
 use std::{
     collections::BTreeSet,
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
 };
 
 use ipnet::IpNet;
 use model::{
-    Family, Protocol, Rejected,
+    Family, Rejected,
     state::{Scope, Service, ServicePort, ServiceState, TrafficPolicy},
 };
 
@@ -18,29 +18,7 @@ use crate::{
     endpoint_selector::{MAX_AFFINITY_SECONDS, Selector},
     rules::FrontendPolicy,
 };
-use datapath::FrontendKind;
-
-/// The address of a frontend; a node port has the unspecified address of its family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct FrontendAddress {
-    /// Its IP address and port.
-    pub(super) address: SocketAddr,
-    /// Its protocol.
-    pub(super) protocol: Protocol,
-}
-
-impl FrontendAddress {
-    /// The family of its address.
-    pub(super) fn family(&self) -> Family {
-        Family::of(self.address.ip())
-    }
-}
-
-impl fmt::Display for FrontendAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.protocol)
-    }
-}
+use datapath::{FrontendAddress, FrontendKind, invalid_address_reason, unspecified};
 
 /// Where packets to a frontend go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +110,7 @@ pub(super) fn compile(state: &ServiceState, node: &[IpAddr]) -> ServiceImage {
     let mut image = ServiceImage::default();
     let service = &state.service;
     for &ip in &service.cluster_ips {
-        if let Some(reason) = unusable(ip) {
+        if let Some(reason) = invalid_address_reason(ip) {
             image.reject(service, FrontendKind::ClusterIp, ip, reason);
             continue;
         }
@@ -218,7 +196,7 @@ impl Port<'_> {
             if Family::of(ip) != self.family || self.port.conflicting_addresses.contains(&ip) {
                 continue;
             }
-            if let Some(reason) = unusable(ip) {
+            if let Some(reason) = invalid_address_reason(ip) {
                 unusable_ips.push((kind, ip, reason));
                 continue;
             }
@@ -291,24 +269,4 @@ impl Port<'_> {
         }
         Some(sources)
     }
-}
-
-/// The unspecified address, which stands for every node port address.
-pub(super) fn unspecified(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
-        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
-    }
-}
-
-/// Why an address cannot be a frontend, if so.
-fn unusable(ip: IpAddr) -> Option<String> {
-    let what = match ip {
-        _ if ip.is_unspecified() => "the unspecified address",
-        _ if ip.is_loopback() => "a loopback address",
-        _ if ip.is_multicast() => "a multicast address",
-        IpAddr::V6(it) if it.to_ipv4_mapped().is_some() => "a v4-mapped address",
-        _ => return None,
-    };
-    Some(format!("{what} cannot be used for a Service; use one from the service CIDR"))
 }

@@ -7,7 +7,6 @@ use std::net::SocketAddr;
 use model::Family;
 
 use crate::{
-    compile::unspecified,
     datapath::FAMILIES,
     elements::{Element, Elements, Value},
     endpoint_selector::{DROP, MatchKey, REFUSE, SET_SHIFT, Selector},
@@ -16,7 +15,7 @@ use crate::{
     schema::{Bytes, Map, Parts},
     snapshot::{self, Snapshot, endpoint, protocol_of},
 };
-use datapath::ActiveFrontend;
+use datapath::{ActiveFrontend, unspecified};
 use netlink::Netfilter;
 
 /// Reads the tables and describes every entry; nothing if there are none.

@@ -11,12 +11,12 @@ use std::{
 use model::{Family, Rejected, ServiceName, state::NodeState, state::Scope};
 
 use crate::{
-    compile::{Action, Frontend, FrontendAddress, PortImage, ServiceImage, compile, set_number},
+    compile::{Action, Frontend, PortImage, ServiceImage, compile, set_number},
     elements::{Changes, Element, Elements, Value},
     endpoint_selector::{DROP, MatchKey, REFUSE, SET_SHIFT, Selector},
     schema::{Bytes, Map},
 };
-use datapath::FrontendKind;
+use datapath::{FrontendAddress, FrontendKind};
 
 /// The endpoints of a set by slot.
 pub(super) type Slots = Vec<SocketAddr>;

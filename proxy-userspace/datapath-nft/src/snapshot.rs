@@ -8,12 +8,12 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use datapath::FrontendAddress;
 use model::{Family, Protocol};
 use nix::errno::Errno;
 
 use crate::{
     TABLE,
-    compile::FrontendAddress,
     elements::{Element, Elements, Value},
     endpoint_selector::SET_SHIFT,
     error::{Error, TABLES},

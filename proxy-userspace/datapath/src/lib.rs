@@ -5,6 +5,7 @@
 mod attach_status;
 mod error_chain;
 mod finding;
+mod frontend_address;
 mod frontend_kind;
 mod node_port_addresses;
 mod probe_result;
@@ -13,6 +14,7 @@ mod report;
 pub use attach_status::{AttachStatus, ForeignProgram, HookStatus};
 pub use error_chain::error_chain;
 pub use finding::{Checkup, Finding, Level};
+pub use frontend_address::{FrontendAddress, invalid_address_reason, unspecified};
 pub use frontend_kind::FrontendKind;
 pub use node_port_addresses::NodePortAddresses;
 pub use probe_result::{HookBehavior, ProbeResult};

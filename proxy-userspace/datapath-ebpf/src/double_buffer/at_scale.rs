@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use datapath::FrontendAddress;
 use model::{
     Protocol,
     state::{Endpoint, EndpointPort, NodeState, Service, ServicePort, ServiceState},
@@ -10,7 +11,6 @@ use model::{
 
 use super::*;
 use crate::{
-    compile::FrontendAddress,
     fake_maps::FakeMaps,
     fixtures::{self, ALL_SCOPES, number, port, state_of},
 };
@@ -125,10 +125,10 @@ fn of_50_000_services_every_conflict_is_reported_and_all_else_is_served() {
     );
     let rejected = buffer.rejected();
     let (cluster_ips, others): (Vec<_>, Vec<_>) =
-        rejected.iter().partition(|it| it.reason.contains("already the cluster IP of"));
+        rejected.iter().partition(|it| it.reason.contains("already used as cluster IP by"));
     assert_eq!(cluster_ips.len() as u32, MANY / CONFLICTING_EVERY);
     assert_eq!(others.len() as u32, MANY - 1);
-    assert!(others.iter().all(|it| it.reason.starts_with("it is already the external IP of default/s0;")));
+    assert!(others.iter().all(|it| it.reason.starts_with("already used as external IP by default/s0;")));
 
     apply(&mut buffer, &of(2));
     assert_rows(&buffer, &[(Table::Frontends4, 3), (Table::Backends4, 2)]);

@@ -7,6 +7,7 @@ use std::{
     sync::Arc,
 };
 
+use datapath::{FrontendAddress, unspecified};
 use model::{
     Family, Protocol,
     state::{
@@ -19,7 +20,6 @@ use proxy_common::tables::NodeAddrScope;
 
 use super::*;
 use crate::{
-    compile::{FrontendAddress, unspecified},
     fake_maps::FakeMaps,
     fixtures::{self, state_of as state},
 };
@@ -113,7 +113,7 @@ fn expected(state: &NodeState) -> BTreeMap<FrontendAddress, (Vec<SocketAddr>, bo
         it.service.external_ips.iter().for_each(|ip| add(it, *ip, Scope::Cluster));
     }
     for it in state.services.values() {
-        it.service.cluster_ips.iter().for_each(|ip| add(it, unspecified(*ip), Scope::Cluster));
+        it.service.cluster_ips.iter().for_each(|ip| add(it, unspecified(Family::of(*ip)), Scope::Cluster));
     }
     expected
 }
@@ -269,7 +269,7 @@ fn the_first_of_two_conflicting_services_wins_and_the_other_is_reported() {
     let rejected = buffer.rejected();
     assert_eq!(rejected.len(), 4);
     assert_eq!(rejected[0].item, "default/s2 cluster IP 10.96.0.9:53/UDP");
-    assert_eq!(rejected[0].reason, "it is already the cluster IP of default/s1; give one of them another");
+    assert_eq!(rejected[0].reason, "already used as cluster IP by default/s1; change one of them");
     // The loser gets the address when the winner is removed.
     let alone = state([service(2, 9, &[2])]);
     buffer.take(&alone).unwrap();
@@ -288,8 +288,8 @@ fn an_external_ip_cannot_take_a_cluster_ip_away() {
     assert_eq!(
         reasons,
         [
-            "default/s3 external IP 10.96.0.1:53/UDP: it is already the cluster IP of default/s9; give one of them another",
-            "default/s3 external IP 10.96.0.1:80/TCP: it is already the cluster IP of default/s9; give one of them another",
+            "default/s3 external IP 10.96.0.1:53/UDP: already used as cluster IP by default/s9; change one of them",
+            "default/s3 external IP 10.96.0.1:80/TCP: already used as cluster IP by default/s9; change one of them",
         ]
     );
 }

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use bytemuck::Zeroable as _;
+use datapath::FrontendAddress;
 use model::{Family, Protocol};
 use proxy_common::{
     counters::CounterIndex,
@@ -10,7 +11,7 @@ use proxy_common::{
     tables::{Frontend, Network, NodeAddrScope, NodePortKey, TCP, UDP, network4, network6},
 };
 
-use crate::{compile::FrontendAddress, map_updates::MapUpdates, store::Table, table_family::TableFamily};
+use crate::{map_updates::MapUpdates, store::Table, table_family::TableFamily};
 
 pub(super) fn frontend_table(address: FrontendAddress) -> Table {
     match address.address.ip() {

@@ -4,6 +4,7 @@
 
 use std::{collections::HashMap, net::SocketAddr};
 
+use datapath::FrontendAddress;
 use model::{Family, state::PerFamily};
 use proxy_common::{counters::CounterIndex, tables::Frontend as Row};
 
@@ -15,7 +16,7 @@ use super::{
     },
 };
 use crate::{
-    compile::{Frontend, FrontendAddress, ServiceImage, SetImage},
+    compile::{Frontend, ServiceImage, SetImage},
     counter_alloc::{CounterAllocator, CounterOwner},
     map_updates::MapUpdates,
     node_addresses::NodeAddresses,
