@@ -4,9 +4,9 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use brain::Brain;
 use publish::{
-    NodeRegistry, Publisher, Subscription,
+    NodeRegistry, NodeStates, Publisher, SingleNode, Subscription,
     cluster::{ClusterPublisher, ClusterSnapshot},
-    grpc::{self, ServedData},
+    grpc::ServedData,
     node_registry,
 };
 use source::ClusterChanges;
@@ -70,9 +70,9 @@ impl Pipeline {
 
     /// What a gRPC server serves: the state of this node or of any node, and the cluster state.
     pub fn served(&self, any_node: bool) -> ServedData {
-        let nodes: Arc<dyn grpc::NodeStates> = match any_node {
+        let nodes: Arc<dyn NodeStates> = match any_node {
             true => Arc::new(self.nodes.requests()),
-            false => Arc::new(grpc::SingleNode::new(self.node.as_str(), self.subscribe())),
+            false => Arc::new(SingleNode::new(self.node.as_str(), self.subscribe())),
         };
         ServedData { nodes, cluster: self.cluster.subscribe() }
     }

@@ -1,6 +1,6 @@
-//! The facts of the cluster, handed over to those who serve them to other brains.
+//! Publishes the cluster state to the server's watchers, which are other brains.
 //!
-//! The one rule: the newest wins, as with states.
+//! Invariant: the newest state wins; a slow watcher skips intermediate states.
 
 use std::sync::{
     Arc,
@@ -10,117 +10,116 @@ use std::sync::{
 use model::cluster::ClusterState;
 use tokio::sync::{Notify, watch};
 
-/// Hands over the facts.
+/// Publishes the cluster state.
 #[derive(Debug)]
 pub struct ClusterPublisher {
     proxy_name: Option<Arc<str>>,
     sender: watch::Sender<ClusterSnapshot>,
-    followers: Arc<Followers>,
+    watchers: Arc<Watchers>,
 }
 
-/// Leads to the facts of a [`ClusterPublisher`].
+/// Gives access to the cluster state, but does not count as a watcher.
 #[derive(Clone, Debug)]
 pub struct ClusterSubscription {
     proxy_name: Option<Arc<str>>,
     receiver: watch::Receiver<ClusterSnapshot>,
-    followers: Arc<Followers>,
+    watchers: Arc<Watchers>,
 }
 
-/// Follows the facts of a [`ClusterPublisher`]: as long as there is one, they are wanted.
+/// Watches the cluster state; while there is one, the brain publishes it.
 #[derive(Debug)]
 pub struct ClusterWatcher {
     subscription: ClusterSubscription,
 }
 
-/// How many follow.
 #[derive(Debug, Default)]
-struct Followers {
+struct Watchers {
     count: AtomicUsize,
-    came: Notify,
+    joined: Notify,
 }
 
-/// What is known of the cluster.
+/// The cluster state, as far as the brain publishes it.
 #[derive(Clone, Debug, Default)]
 pub enum ClusterSnapshot {
-    /// Nothing yet.
+    /// Not synced yet, or not published because there was no watcher.
     #[default]
     Pending,
-    /// All.
+    /// The state.
     State(Arc<ClusterState>),
-    /// The state of one node, and no facts: another brain has them.
+    /// The brain follows the state of a single node and has no cluster state.
     Unavailable,
 }
 
 impl ClusterPublisher {
-    /// Nothing is known yet; `proxy_name` is the value of the label `service.kubernetes.io/service-proxy-name` of the
-    /// Services that are served here.
+    /// A publisher without a state. `proxy_name` is the value of the label `service.kubernetes.io/service-proxy-name` of
+    /// the Services that this proxy serves.
     pub fn new(proxy_name: Option<&str>) -> Self {
         Self {
             proxy_name: proxy_name.map(Into::into),
             sender: watch::Sender::default(),
-            followers: Arc::default(),
+            watchers: Arc::default(),
         }
     }
 
-    /// Hands over what is known now.
-    pub fn publish(&self, known: ClusterSnapshot) {
-        self.sender.send_replace(known);
+    /// Publishes a snapshot.
+    pub fn publish(&self, snapshot: ClusterSnapshot) {
+        self.sender.send_replace(snapshot);
     }
 
-    /// Leads those who serve to what is known.
+    /// Access for the server.
     pub fn subscribe(&self) -> ClusterSubscription {
         ClusterSubscription {
             proxy_name: self.proxy_name.clone(),
             receiver: self.sender.subscribe(),
-            followers: Arc::clone(&self.followers),
+            watchers: Arc::clone(&self.watchers),
         }
     }
 
-    /// Whether somebody follows. Facts that nobody follows need not be handed over.
+    /// Whether there are watchers. Without any, the state need not be published.
     pub fn has_watchers(&self) -> bool {
-        self.followers.count.load(Ordering::Relaxed) > 0
+        self.watchers.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Waits until somebody begins to follow. Nothing is lost if it is dropped while it waits.
+    /// Waits for a new watcher. Cancel safe.
     pub async fn watcher_joined(&self) {
-        self.followers.came.notified().await;
+        self.watchers.joined.notified().await;
     }
 }
 
 impl ClusterSubscription {
-    /// Begins to follow.
+    /// Starts to watch.
     pub fn watch(&self) -> ClusterWatcher {
-        self.followers.count.fetch_add(1, Ordering::Relaxed);
-        self.followers.came.notify_one();
+        self.watchers.count.fetch_add(1, Ordering::Relaxed);
+        self.watchers.joined.notify_one();
         ClusterWatcher { subscription: self.clone() }
     }
 }
 
 impl Drop for ClusterWatcher {
     fn drop(&mut self) {
-        self.subscription.followers.count.fetch_sub(1, Ordering::Relaxed);
+        self.subscription.watchers.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl ClusterWatcher {
-    /// The label's value of Services that are served here.
+    /// The label's value of the Services that this proxy serves.
     pub fn proxy_name(&self) -> Option<&Arc<str>> {
         self.subscription.proxy_name.as_ref()
     }
 
-    /// Waits until something else is known than `seen`, and returns it; `None` if there will be nothing any more.
+    /// Waits for a snapshot other than `seen` and [`ClusterSnapshot::Pending`]; `None` if the publisher was dropped.
     ///
-    /// Nothing is lost if it is dropped while it waits.
+    /// Cancel safe.
     pub async fn next(&mut self, seen: Option<&Arc<ClusterState>>) -> Option<ClusterSnapshot> {
         let is_new = |it: &ClusterSnapshot| match it {
             ClusterSnapshot::Pending => false,
-            ClusterSnapshot::State(facts) => seen.is_none_or(|seen| !Arc::ptr_eq(seen, facts)),
+            ClusterSnapshot::State(state) => seen.is_none_or(|seen| !Arc::ptr_eq(seen, state)),
             ClusterSnapshot::Unavailable => true,
         };
         Some(self.subscription.receiver.wait_for(is_new).await.ok()?.clone())
     }
 
-    /// Waits until there will be nothing any more.
+    /// Waits until the publisher is dropped.
     pub async fn closed(&mut self) {
         while self.subscription.receiver.changed().await.is_ok() {}
     }

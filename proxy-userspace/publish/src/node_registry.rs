@@ -1,8 +1,8 @@
-//! Any node's state, for as long as somebody follows it.
+//! The states of any node on request.
 //!
-//! The one rule: what nobody follows is not derived.
-//! A node is asked for when it is first followed, and let go of a while after its last follower has gone, so that a
-//! reconnect is cheap.
+//! Invariant: only requested nodes are computed.
+//! A node is added when a client first subscribes to it, and removed some time after its last subscriber has gone, so that
+//! a reconnect costs nothing.
 
 use std::{
     collections::HashMap,
@@ -10,110 +10,114 @@ use std::{
     time::Duration,
 };
 
-use model::state::{self, NodeState};
+use model::state::{NodeInfos, NodeState};
 use tokio::sync::Notify;
 
-use crate::{Publisher, SubscribeError, Subscription, grpc::NodeStates};
+use crate::{
+    node_states::{NodeStates, SubscribeError},
+    publisher::{Publisher, Subscription},
+};
 
-/// How often to look for nodes that nobody follows any more: they are let go of at the second look.
+/// How often to call [`NodeRegistry::remove_idle`], which removes a node at the second call without a subscriber.
 pub const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
-/// The most nodes that are followed although no Node object is called so: as many as a cluster may have.
-const MOST_STRANGERS: usize = 5_000;
+/// The limit of nodes without a Node object: the largest supported number of nodes of a cluster.
+const MAX_UNKNOWN_NODES: usize = 5_000;
 
-/// The longest name of a node.
-const LONGEST_NAME: usize = 253;
+/// The length of the longest valid node name.
+const MAX_NAME_LENGTH: usize = 253;
 
-/// The nodes that are followed besides the brain's own. The brain holds this; who serves holds [`NodeRequests`].
+/// The nodes that clients have requested, beside the brain's own. The brain holds it; the server holds [`NodeRequests`].
 #[derive(Debug)]
 pub struct NodeRegistry {
     shared: Arc<Shared>,
 }
 
-/// Hands out the state of any node, as long as the brain holds the [`NodeRegistry`] it came from.
+/// Subscribes to the states of any node while its [`NodeRegistry`] exists.
 #[derive(Clone, Debug)]
 pub struct NodeRequests {
-    own: Arc<str>,
-    /// The brain's own node is followed by this.
-    states: Subscription,
+    own_name: Arc<str>,
+    /// The states of the brain's own node.
+    own_states: Subscription,
     shared: Weak<Shared>,
 }
 
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
-    asked: Notify,
+    request_added: Notify,
 }
 
 #[derive(Debug)]
 struct Table {
     own: Publisher,
-    nodes: HashMap<Arc<str>, Followed>,
-    /// How many of them were strangers when they were asked for.
-    strangers: usize,
-    /// Asked for, and not yet told to the brain.
-    asked: Vec<Arc<str>>,
-    /// The Nodes that there are; none if there are no facts to decide the state of any node but the own one by.
-    known: Option<state::NodeInfos>,
+    nodes: HashMap<Arc<str>, RequestedNode>,
+    /// How many of them had no Node object when they were requested.
+    unknown_nodes: usize,
+    /// The requests that the brain has not taken yet.
+    new_requests: Vec<Arc<str>>,
+    /// The nodes of the cluster; `None` if there is no cluster state to compute other nodes from.
+    cluster_nodes: Option<NodeInfos>,
 }
 
 #[derive(Debug)]
-struct Followed {
+struct RequestedNode {
     publisher: Publisher,
-    is_stranger: bool,
-    /// Whether nobody followed it at the last look.
+    is_unknown: bool,
+    /// Whether it had no subscriber at the last check.
     is_idle: bool,
 }
 
 impl NodeRegistry {
-    /// All nodes, beside the one of `own`.
+    /// A registry beside the node of `own`.
     pub fn new(own: Publisher) -> Self {
         let table = Table {
             own,
             nodes: HashMap::new(),
-            strangers: 0,
-            asked: Vec::new(),
-            known: Some(state::NodeInfos::default()),
+            unknown_nodes: 0,
+            new_requests: Vec::new(),
+            cluster_nodes: Some(NodeInfos::default()),
         };
-        Self { shared: Arc::new(Shared { table: Mutex::new(table), asked: Notify::new() }) }
+        Self { shared: Arc::new(Shared { table: Mutex::new(table), request_added: Notify::new() }) }
     }
 
-    /// Who serves needs this.
+    /// The server's side.
     pub fn requests(&self) -> NodeRequests {
         let table = self.shared.table();
-        let states = table.own.subscribe();
-        NodeRequests { own: Arc::clone(table.own.node()), states, shared: Arc::downgrade(&self.shared) }
-    }
-
-    /// Waits for nodes that are asked for and have not been handed out here before.
-    ///
-    /// Nothing is lost if it is dropped while it waits.
-    pub async fn requested(&self) -> Vec<Arc<str>> {
-        loop {
-            let asked = std::mem::take(&mut self.shared.table().asked);
-            if !asked.is_empty() {
-                return asked;
-            }
-            self.shared.asked.notified().await;
+        NodeRequests {
+            own_name: Arc::clone(table.own.node()),
+            own_states: table.own.subscribe(),
+            shared: Arc::downgrade(&self.shared),
         }
     }
 
-    /// Takes note of the Nodes that there are.
-    pub fn set_cluster_nodes(&self, nodes: state::NodeInfos) {
-        self.shared.table().known = Some(nodes);
+    /// Waits for new requests, and returns each once. Cancel safe.
+    pub async fn requested(&self) -> Vec<Arc<str>> {
+        loop {
+            let requests = std::mem::take(&mut self.shared.table().new_requests);
+            if !requests.is_empty() {
+                return requests;
+            }
+            self.shared.request_added.notified().await;
+        }
     }
 
-    /// Takes note that there are no facts: lets go of all nodes but the own one, and returns them. Who follows one is told
-    /// that it is the end, and refused from now on, until something is learned again.
+    /// Sets the nodes that have a Node object.
+    pub fn set_cluster_nodes(&self, nodes: NodeInfos) {
+        self.shared.table().cluster_nodes = Some(nodes);
+    }
+
+    /// There is no cluster state any more: removes all nodes but the own one, and returns them. Their subscriptions end, and
+    /// new ones fail until [`set_cluster_nodes`](Self::set_cluster_nodes).
     pub fn clear(&self) -> Vec<Arc<str>> {
         let mut table = self.shared.table();
-        table.known = None;
-        table.strangers = 0;
-        table.asked.clear();
+        table.cluster_nodes = None;
+        table.unknown_nodes = 0;
+        table.new_requests.clear();
         table.nodes.drain().map(|(name, _)| name).collect()
     }
 
-    /// Publishes the state of a node, the own one or one that is followed.
+    /// Publishes the state of a node, if it is the own one or a requested one.
     pub fn publish(&self, node: &str, state: NodeState) {
         let table = self.shared.table();
         if let Some(publisher) = table.publisher(node) {
@@ -121,29 +125,30 @@ impl NodeRegistry {
         }
     }
 
-    /// Lets go of the nodes that nobody has followed since the last look, and returns them. To be called every [`IDLE_CHECK_INTERVAL`].
+    /// Removes the nodes that have had no subscriber since the last call, and returns them. To be called every
+    /// [`IDLE_CHECK_INTERVAL`].
     pub fn remove_idle(&self) -> Vec<Arc<str>> {
         let mut table = self.shared.table();
-        let mut gone = Vec::new();
+        let mut idle = Vec::new();
         for (name, it) in &mut table.nodes {
             let was_idle = std::mem::replace(&mut it.is_idle, it.publisher.subscribers() == 0);
             if was_idle && it.is_idle {
-                gone.push(Arc::clone(name));
+                idle.push(Arc::clone(name));
             }
         }
-        for name in &gone {
-            if table.nodes.remove(name).is_some_and(|it| it.is_stranger) {
-                table.strangers -= 1;
+        for name in &idle {
+            if table.nodes.remove(name).is_some_and(|it| it.is_unknown) {
+                table.unknown_nodes -= 1;
             }
         }
-        table.asked.retain(|it| !gone.contains(it));
-        gone
+        table.new_requests.retain(|it| !idle.contains(it));
+        idle
     }
 }
 
 impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Whatever panicked had not half changed it.
+        // No panic can leave the table in an inconsistent state.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -156,29 +161,28 @@ impl Table {
         self.nodes.get(node).map(|it| &it.publisher)
     }
 
-    /// Adds a node that has not been followed.
     fn add(&mut self, node: &str) -> Result<(), SubscribeError> {
-        let known = self.known.as_ref().ok_or(SubscribeError::NoClusterState)?;
-        let is_stranger = !known.contains_key(node);
-        if is_stranger && self.strangers >= MOST_STRANGERS {
-            return Err(SubscribeError::TooManyUnknownNodes(MOST_STRANGERS));
+        let cluster_nodes = self.cluster_nodes.as_ref().ok_or(SubscribeError::NoClusterState)?;
+        let is_unknown = !cluster_nodes.contains_key(node);
+        if is_unknown && self.unknown_nodes >= MAX_UNKNOWN_NODES {
+            return Err(SubscribeError::TooManyUnknownNodes(MAX_UNKNOWN_NODES));
         }
         let name: Arc<str> = node.into();
         let publisher = self.own.for_node(Arc::clone(&name));
-        self.strangers += usize::from(is_stranger);
-        self.nodes.insert(Arc::clone(&name), Followed { publisher, is_stranger, is_idle: false });
-        self.asked.push(name);
+        self.unknown_nodes += usize::from(is_unknown);
+        self.nodes.insert(Arc::clone(&name), RequestedNode { publisher, is_unknown, is_idle: false });
+        self.new_requests.push(name);
         Ok(())
     }
 }
 
 impl NodeStates for NodeRequests {
     fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError> {
-        if node.is_empty() || *node == *self.own {
-            return Ok(self.states.resume(seen.0, seen.1));
+        if node.is_empty() || *node == *self.own_name {
+            return Ok(self.own_states.resume(seen.0, seen.1));
         }
-        let fits = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-' || it == b'.';
-        if node.len() > LONGEST_NAME || !node.bytes().all(fits) {
+        let is_valid = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-' || it == b'.';
+        if node.len() > MAX_NAME_LENGTH || !node.bytes().all(is_valid) {
             return Err(SubscribeError::InvalidName);
         }
         let shared = self.shared.upgrade().ok_or(SubscribeError::ShuttingDown)?;
@@ -187,7 +191,7 @@ impl NodeStates for NodeRequests {
             Some(it) => it.is_idle = false,
             None => {
                 table.add(node)?;
-                shared.asked.notify_one();
+                shared.request_added.notify_one();
             }
         }
         let publisher = table.publisher(node).ok_or(SubscribeError::ShuttingDown)?;

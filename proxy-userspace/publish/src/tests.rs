@@ -1,4 +1,4 @@
-//! Revisions and their hand-over.
+//! Revisions and subscriptions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ fn an_equal_state_gets_no_revision() {
 }
 
 #[test]
-fn the_empty_state_is_a_state() {
+fn the_empty_state_gets_a_revision() {
     let publisher = Publisher::new("n1");
     assert_eq!(publisher.publish(NodeState::default()), 1);
     assert_eq!(publisher.publish(NodeState::default()), 1);
@@ -47,7 +47,7 @@ fn instances_differ() {
 }
 
 #[test]
-fn what_did_not_change_is_shared() {
+fn unchanged_services_are_shared() {
     let publisher = Publisher::new("n1");
     publisher.publish(state(&["a"]));
     let before = publisher.current().unwrap();
@@ -72,12 +72,12 @@ async fn a_slow_subscriber_gets_only_the_newest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_has_the_newest_waits_and_a_stranger_does_not() {
+async fn resume_waits_only_if_the_revision_is_current() {
     let publisher = Publisher::new("n1");
     publisher.publish(state(&["a"]));
     let current = publisher.current().unwrap();
     let mut known = publisher.resume(current.instance_id, current.rev);
     assert!(timeout(Duration::from_secs(1), known.next()).await.is_err());
-    let mut stranger = publisher.resume(current.instance_id.wrapping_add(1), current.rev);
-    assert_eq!(stranger.next().await.unwrap().rev, 1);
+    let mut other = publisher.resume(current.instance_id.wrapping_add(1), current.rev);
+    assert_eq!(other.next().await.unwrap().rev, 1);
 }

@@ -1,7 +1,7 @@
-//! A node's state as another brain says it.
+//! Follows another brain and publishes its states of a node.
 //!
-//! The one rule: what has been said stays until something else is said.
-//! An outage changes nothing; what cannot be read is refused alone, and once.
+//! During an outage the last state stays published. What cannot be decoded is rejected and reported once; the rest is
+//! published.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use model::state::NodeState;
 use proxy_contract::{client::Client, localnetv1::NextFilter, localv1::Revision};
 use wire::{Extensions, NodeStateDecoder};
 
-use crate::{Publisher, Subscription};
+use crate::publisher::{Publisher, Subscription};
 
-/// Follows a brain, and publishes what it says under the revisions that it gives.
+/// Follows a brain and publishes its states under the brain's revisions.
 #[derive(Debug)]
 pub struct Upstream {
     client: Client,
@@ -20,24 +20,24 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// Follows the state of `node`, as the brain of `client` says it. Nothing is asked for yet.
+    /// Publishes the states of `node` that `client` receives. Does not connect yet.
     pub fn new(client: Client, node: impl Into<Arc<str>>) -> Self {
         let client = client.request_extensions(Extensions::LOCAL.iter());
         Self { client, publisher: Publisher::new(node), from: None }
     }
 
-    /// The same by the long poll, beginning with what is not revision `rev` of the process `instance_id`.
+    /// Uses the long poll, and starts with the first state whose revision is not `rev` of the instance `instance_id`.
     #[must_use]
     pub fn resume_from(self, instance_id: u64, rev: u64) -> Self {
         Self { from: Some(NextFilter { instance_id, rev, ..NextFilter::default() }), ..self }
     }
 
-    /// Follows what is said.
+    /// Subscribes to the states.
     pub fn subscribe(&self) -> Subscription {
         self.publisher.subscribe()
     }
 
-    /// Asks, and publishes what comes; it never ends.
+    /// Follows the brain; never returns.
     pub async fn run(&self) {
         let mut decoder = NodeStateDecoder::default();
         if let Some(from) = &self.from {

@@ -6,7 +6,7 @@ use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use pipeline::Pipeline;
-use publish::grpc::{CountedNodes, ServedData};
+use publish::{CountedNodes, grpc::ServedData};
 
 use super::{
     admin_observer::AdminObserver,

@@ -1,7 +1,7 @@
-//! Who asks, and what for.
+//! What a peer is authorized to request.
 //!
-//! The one rule: what a peer may see is decided by its certificate and the allow-list alone, request by request.
-//! Whoever comes by a socket of this host's was let in by the kernel, and may ask for everything.
+//! Invariant: only the peer's certificate and the allow-list count, for each request.
+//! A peer on a unix socket or a loopback address without TLS is authorized for everything.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
@@ -11,71 +11,71 @@ use x509_parser::{
     prelude::{FromDer as _, X509Certificate},
 };
 
-/// What the common name of a kubelet begins with.
-const KUBELET: &str = "system:node:";
-/// How many names of a certificate a message shows.
-const MOST_SHOWN: usize = 3;
+/// The prefix of a kubelet's common name.
+const KUBELET_PREFIX: &str = "system:node:";
+/// How many names of a certificate a message lists.
+const MAX_SHOWN: usize = 3;
 
-/// The other end of a connection.
+/// The other end of a connection; without a certificate if it is local.
 #[derive(Clone, Debug)]
 pub(super) struct Peer(Option<Arc<Certified>>);
 
-/// One that has shown a certificate.
+/// A peer with a certificate.
 #[derive(Debug)]
 struct Certified {
     names: Names,
-    /// Whether the allow-list names it.
+    /// Whether one of its names is on the allow-list.
     is_allowed: bool,
 }
 
 impl Peer {
-    /// One that comes by a socket of this host's.
+    /// A peer on this host, without a certificate.
     pub(super) const LOCAL: Self = Self(None);
 
-    /// One that has shown this certificate, which has been verified.
+    /// A peer with this certificate, which has been verified.
     pub(super) fn certified(certificate: &[u8], allowed: &BTreeSet<String>) -> Self {
         let names = Names::of(certificate);
         let is_allowed = names.all.iter().any(|it| allowed.contains(it));
         Self(Some(Arc::new(Certified { names, is_allowed })))
     }
 
-    /// Who has sent a request.
+    /// The peer that sent a request.
     pub(super) fn of<T>(request: &Request<T>) -> Result<Self, Status> {
         let peer = request.extensions().get::<Self>().cloned();
-        peer.ok_or_else(|| Status::internal("the connection does not say who asks"))
+        peer.ok_or_else(|| Status::internal("the connection has no peer"))
     }
 
-    /// Whether it may ask for the state of a node; of the brain's own node if the name is empty.
-    pub(super) fn may(&self, node: &str) -> Result<(), Status> {
+    /// Authorizes a request for the state of a node, or of the brain's own node if the name is empty.
+    pub(super) fn authorize_node(&self, node: &str) -> Result<(), Status> {
         match &self.0 {
             Some(it) if !it.is_allowed && !it.names.has_node(node) => {
-                let own = || "the brain's own node, whatever its name,".to_owned();
-                Err(it.refusal(&if node.is_empty() { own() } else { format!("node {node:?}") }))
+                let own = || "the brain's own node".to_owned();
+                Err(it.denied(&if node.is_empty() { own() } else { format!("node {node:?}") }))
             }
             _ => Ok(()),
         }
     }
 
-    /// Whether it may ask for the whole cluster.
-    pub(super) fn may_all(&self) -> Result<(), Status> {
+    /// Authorizes a request for the cluster state.
+    pub(super) fn authorize_cluster(&self) -> Result<(), Status> {
         match &self.0 {
-            Some(it) if !it.is_allowed => Err(it.refusal("the whole cluster")),
+            Some(it) if !it.is_allowed => Err(it.denied("the cluster state")),
             _ => Ok(()),
         }
     }
 }
 
 impl Certified {
-    fn refusal(&self, what: &str) -> Status {
+    fn denied(&self, what: &str) -> Status {
         let names = &self.names;
-        let whose = if names.nodes.is_empty() {
+        let nodes = if names.nodes.is_empty() {
             "names no node".to_owned()
         } else {
-            format!("is that of node {}", Shown(&names.nodes))
+            format!("permits only node {}", Shown(&names.nodes))
         };
         Status::permission_denied(format!(
-            "{what} was asked for with a certificate of {}, which {whose}; ask for its own node, or have one of its \
-             names put into the brain's --tls-allow",
+            "no access to {what}: the certificate of {} {nodes}; request that node, or add one of these names to the \
+             brain's --tls-allow",
             Shown(&names.all)
         ))
     }
@@ -84,19 +84,19 @@ impl Certified {
 /// The names in a certificate.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Names {
-    /// As they are written: DNS names, URIs, and common names.
+    /// DNS names, URIs and common names, verbatim.
     all: BTreeSet<String>,
-    /// The nodes among them.
+    /// The node names among them.
     nodes: BTreeSet<String>,
 }
 
 impl Names {
-    /// None of one that cannot be read.
+    /// Empty if the certificate cannot be parsed.
     fn of(certificate: &[u8]) -> Self {
         let mut names = Self::default();
         let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return names };
         for it in certificate.subject().iter_common_name().filter_map(|it| it.as_str().ok()) {
-            names.nodes.extend(it.strip_prefix(KUBELET).map(str::to_owned));
+            names.nodes.extend(it.strip_prefix(KUBELET_PREFIX).map(str::to_owned));
             names.all.insert(it.to_owned());
         }
         let alternatives = certificate.subject_alternative_name().ok().flatten();
@@ -122,9 +122,9 @@ impl Names {
     }
 }
 
-/// The node that a URI names: `system:node:NAME`, or one that ends in `/node/NAME`, as a SPIFFE ID does.
+/// The node name in a URI: `system:node:NAME`, or one that ends in `/node/NAME`, such as a SPIFFE ID.
 fn node_of_uri(uri: &str) -> Option<&str> {
-    if let Some(node) = uri.strip_prefix(KUBELET) {
+    if let Some(node) = uri.strip_prefix(KUBELET_PREFIX) {
         return Some(node);
     }
     let (_, rest) = uri.split_once("://")?;
@@ -132,7 +132,7 @@ fn node_of_uri(uri: &str) -> Option<&str> {
     before.ends_with("/node").then_some(node)
 }
 
-/// Some names, for a message.
+/// Formats names for a message.
 struct Shown<'a>(&'a BTreeSet<String>);
 
 impl fmt::Display for Shown<'_> {
@@ -140,10 +140,10 @@ impl fmt::Display for Shown<'_> {
         if self.0.is_empty() {
             return f.write_str("no name");
         }
-        for (index, it) in self.0.iter().take(MOST_SHOWN).enumerate() {
+        for (index, it) in self.0.iter().take(MAX_SHOWN).enumerate() {
             write!(f, "{}{it:?}", if index == 0 { "" } else { ", " })?;
         }
-        match self.0.len().saturating_sub(MOST_SHOWN) {
+        match self.0.len().saturating_sub(MAX_SHOWN) {
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }
@@ -164,26 +164,30 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_cluster_is_for_those_on_the_allow_list() {
-        let refused = peer("system:node:n1", &["brain"]).may_all().unwrap_err();
+    fn only_peers_on_the_allow_list_get_the_cluster_state() {
+        let denied = peer("system:node:n1", &["brain"]).authorize_cluster().unwrap_err();
         assert_eq!(
-            refused.message(),
-            "the whole cluster was asked for with a certificate of \"a.test\", \"b.test\", \"system:node:n1\", which is \
-             that of node \"a.test\", \"b.test\", \"n1\"; ask for its own node, or have one of its names put into the \
-             brain's --tls-allow"
+            denied.message(),
+            "no access to the cluster state: the certificate of \"a.test\", \"b.test\", \"system:node:n1\" permits only \
+             node \"a.test\", \"b.test\", \"n1\"; request that node, or add one of these names to the brain's \
+             --tls-allow"
         );
-        assert!(peer("brain", &["brain"]).may_all().is_ok());
-        assert!(Peer::LOCAL.may_all().is_ok());
+        assert!(peer("brain", &["brain"]).authorize_cluster().is_ok());
+        assert!(Peer::LOCAL.authorize_cluster().is_ok());
     }
 
     #[test]
-    fn what_is_no_certificate_has_no_name() {
+    fn an_invalid_certificate_has_no_names() {
         let peer = Peer::certified(b"nonsense", &BTreeSet::from(["".to_owned()]));
-        assert!(peer.may_all().is_err() && peer.may("").is_err() && peer.may("n1").is_err());
+        assert!(
+            peer.authorize_cluster().is_err()
+                && peer.authorize_node("").is_err()
+                && peer.authorize_node("n1").is_err()
+        );
     }
 
     #[test]
-    fn a_request_that_came_by_no_connection_of_ours_is_refused() {
+    fn a_request_without_a_peer_is_rejected() {
         assert!(Peer::of(&Request::new(())).is_err());
     }
 }

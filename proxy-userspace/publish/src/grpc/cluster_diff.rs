@@ -1,8 +1,6 @@
-//! What makes one state of the cluster's facts of another, operation by operation.
+//! The difference between two cluster states.
 //!
-//! The one rule: an endpoint never exists without its Service.
-//! Nodes, Services and endpoints are set in ascending order of paths; then endpoints, Services and Nodes are deleted in
-//! descending order.
+//! Invariant: an endpoint never exists without its Service.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -12,265 +10,225 @@ use std::{
 use model::{
     ServiceName, Timestamp,
     cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
-    diff::differing,
+    diff,
 };
 use prost::Message as _;
-use proxy_contract::{
-    globalv1::ServiceInfo,
-    localv1::{OpItem, Set},
-};
+use proxy_contract::localv1::{OpItem, Set};
 use wire::{
     Extensions,
     cluster::{EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info},
 };
 
-use super::node_diff::{delete, set};
+use super::change_set::{Change, ChangeSet, Diff, Encode, Phase, delete, set};
 
-/// Which facts are told.
+/// Which objects a client receives.
 #[derive(Clone, Copy)]
-pub(super) struct Selection<'a> {
-    /// The label's value of Services that are served here.
+pub(super) struct Filter<'a> {
+    /// The value of the label `service.kubernetes.io/service-proxy-name` of this proxy's Services.
     pub(super) proxy_name: Option<&'a str>,
-    pub(super) additions: Extensions,
+    pub(super) extensions: Extensions,
 }
 
-/// The operations, made one by one: whoever is slow costs no more than the two states of the facts.
+/// The changed objects, in ascending order of paths.
 pub(super) struct ClusterDiff {
     nodes: Vec<Change<Arc<Node>>>,
-    services: Vec<Change<(Arc<Service>, Option<Timestamp>)>>,
-    /// By the beginning of the paths of their endpoints.
+    services: Vec<Change<SentService>>,
+    /// Their paths are prefixes of those of their endpoints.
     slices: Vec<Change<Arc<EndpointSlice>>>,
-    phase: usize,
-    /// How many are through in this phase.
-    position: usize,
-    ready: VecDeque<OpItem>,
 }
 
-struct Change<T> {
-    path: String,
-    old: Option<T>,
-    new: Option<T>,
+struct SentService {
+    service: Arc<Service>,
+    /// `None` if the client did not request trigger times.
+    trigger_time: Option<Timestamp>,
 }
 
 #[derive(Clone, Copy)]
-enum Phase {
-    SetNodes,
-    SetServices,
-    SetEndpoints,
-    DeleteEndpoints,
-    DeleteServices,
-    DeleteNodes,
+pub(super) enum Kind {
+    Nodes,
+    Services,
+    Endpoints,
 }
 
-const PHASES: [Phase; 6] = [
-    Phase::SetNodes,
-    Phase::SetServices,
-    Phase::SetEndpoints,
-    Phase::DeleteEndpoints,
-    Phase::DeleteServices,
-    Phase::DeleteNodes,
-];
-
 impl ClusterDiff {
-    /// What makes `new` of `old`; what both share is not looked into.
-    pub(super) fn new(old: &ClusterState, new: &ClusterState, selection: Selection<'_>) -> Self {
-        let nodes = differing(old.nodes(), new.nodes()).map(|(name, old, new)| Change {
+    /// The change set that leads from `old` to `new`; objects that both share are not compared.
+    pub(super) fn change_set(old: &ClusterState, new: &ClusterState, filter: Filter<'_>) -> ChangeSet<Self> {
+        let nodes = diff::differing(old.nodes(), new.nodes()).map(|(name, old, new)| Change {
             path: format!("|{name}||"),
             old: old.cloned(),
             new: new.cloned(),
         });
-        let mut nodes: Vec<_> = nodes.collect();
-        nodes.sort_by(|a, b| a.path.cmp(&b.path));
-        let touched = Touched::of(old, new, selection);
-        let (services, slices) = (touched.services(), touched.slices());
-        Self { nodes, services, slices, phase: 0, position: 0, ready: VecDeque::new() }
+        let changed = ChangedNames::of(old, new, filter);
+        let (services, slices) = (changed.services(), changed.slices());
+        ChangeSet::new(Self { nodes: sorted(nodes), services: sorted(services), slices: sorted(slices) })
+    }
+}
+
+fn sorted<T>(changes: impl IntoIterator<Item = Change<T>>) -> Vec<Change<T>> {
+    let mut changes: Vec<_> = changes.into_iter().collect();
+    changes.sort_by(|a, b| a.path.cmp(&b.path));
+    changes
+}
+
+impl Diff for ClusterDiff {
+    type Kind = Kind;
+    const PHASES: &'static [Phase<Kind>] = &[
+        Phase::Set(Kind::Nodes),
+        Phase::Set(Kind::Services),
+        Phase::Set(Kind::Endpoints),
+        Phase::Delete(Kind::Endpoints),
+        Phase::Delete(Kind::Services),
+        Phase::Delete(Kind::Nodes),
+    ];
+
+    fn len(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Nodes => self.nodes.len(),
+            Kind::Services => self.services.len(),
+            Kind::Endpoints => self.slices.len(),
+        }
     }
 
-    fn operations(&mut self, phase: Phase, at: usize) {
-        let ready = &mut self.ready;
+    fn operations(&self, phase: Phase<Kind>, index: usize, out: &mut VecDeque<OpItem>) {
         match phase {
-            Phase::SetNodes => {
-                let change = &self.nodes[at];
-                let bytes = |it: &Option<Arc<Node>>| Some(node_info(it.as_ref()?)?.encode_to_vec());
-                if let Some(now) = bytes(&change.new).filter(|now| bytes(&change.old).as_ref() != Some(now)) {
-                    ready.push_back(set(Set::GlobalNodeInfos, change.path.clone(), now));
-                }
-            }
-            Phase::DeleteNodes => {
-                let change = &self.nodes[at];
-                if change.new.is_none() && change.old.as_ref().is_some_and(|it| node_info(it).is_some()) {
-                    ready.push_back(delete(Set::GlobalNodeInfos, change.path.clone()));
-                }
-            }
-            Phase::SetServices => {
-                let change = &self.services[at];
-                let info = |it: &Option<(Arc<Service>, Option<Timestamp>)>| -> Option<ServiceInfo> {
-                    let (service, trigger_time) = it.as_ref()?;
-                    service_info(service, *trigger_time)
-                };
-                if let Some(now) = info(&change.new).filter(|now| info(&change.old).as_ref() != Some(now)) {
-                    ready.push_back(set(Set::GlobalServiceInfos, change.path.clone(), now.encode_to_vec()));
-                }
-            }
-            Phase::DeleteServices => {
-                let change = &self.services[at];
-                if change.new.is_none() && change.old.is_some() {
-                    ready.push_back(delete(Set::GlobalServiceInfos, change.path.clone()));
-                }
-            }
-            Phase::SetEndpoints => self.slices[at].set_endpoints(ready),
-            Phase::DeleteEndpoints => self.slices[at].delete_endpoints(ready),
+            Phase::Set(Kind::Nodes) => out.extend(self.nodes[index].set()),
+            Phase::Delete(Kind::Nodes) => out.extend(self.nodes[index].delete()),
+            Phase::Set(Kind::Services) => out.extend(self.services[index].set()),
+            Phase::Delete(Kind::Services) => out.extend(self.services[index].delete()),
+            Phase::Set(Kind::Endpoints) => set_endpoints(&self.slices[index], out),
+            Phase::Delete(Kind::Endpoints) => delete_endpoints(&self.slices[index], out),
         }
     }
 }
 
-impl Iterator for ClusterDiff {
-    type Item = OpItem;
+impl Encode for Arc<Node> {
+    const SET: Set = Set::GlobalNodeInfos;
 
-    fn next(&mut self) -> Option<OpItem> {
-        loop {
-            if let Some(item) = self.ready.pop_front() {
-                return Some(item);
-            }
-            let phase = *PHASES.get(self.phase)?;
-            let count = match phase {
-                Phase::SetNodes | Phase::DeleteNodes => self.nodes.len(),
-                Phase::SetServices | Phase::DeleteServices => self.services.len(),
-                Phase::SetEndpoints | Phase::DeleteEndpoints => self.slices.len(),
-            };
-            if self.position == count {
-                (self.phase, self.position) = (self.phase + 1, 0);
-                continue;
-            }
-            let at = match phase {
-                Phase::SetNodes | Phase::SetServices | Phase::SetEndpoints => self.position,
-                Phase::DeleteNodes | Phase::DeleteServices | Phase::DeleteEndpoints => {
-                    count - 1 - self.position
-                }
-            };
-            self.position += 1;
-            self.operations(phase, at);
+    fn encode(&self, _: &str) -> Option<Vec<u8>> {
+        Some(node_info(self)?.encode_to_vec())
+    }
+}
+
+impl Encode for SentService {
+    const SET: Set = Set::GlobalServiceInfos;
+
+    fn encode(&self, _: &str) -> Option<Vec<u8>> {
+        Some(service_info(&self.service, self.trigger_time)?.encode_to_vec())
+    }
+}
+
+fn set_endpoints(slice: &Change<Arc<EndpointSlice>>, out: &mut VecDeque<OpItem>) {
+    let Some(new) = &slice.new else { return };
+    let old_keys = slice.old.as_ref().map(|it| EndpointKeys::of(it)).unwrap_or_default();
+    let is_same_otherwise =
+        slice.old.as_ref().is_some_and(|old| old.ports == new.ports && old.service == new.service);
+    for (key, endpoint) in EndpointKeys::of(new).iter() {
+        if is_same_otherwise && old_keys.get(key) == Some(endpoint) {
+            continue;
+        }
+        let bytes = endpoint_info(new, endpoint).encode_to_vec();
+        out.push_back(set(Set::GlobalEndpointInfos, format!("{}{key}", slice.path), bytes));
+    }
+}
+
+fn delete_endpoints(slice: &Change<Arc<EndpointSlice>>, out: &mut VecDeque<OpItem>) {
+    let Some(old) = &slice.old else { return };
+    let new_keys = slice.new.as_ref().map(|it| EndpointKeys::of(it)).unwrap_or_default();
+    for (key, _) in EndpointKeys::of(old).iter().rev() {
+        if new_keys.get(key).is_none() {
+            out.push_back(delete(Set::GlobalEndpointInfos, format!("{}{key}", slice.path)));
         }
     }
 }
 
-impl Change<Arc<EndpointSlice>> {
-    fn set_endpoints(&self, ready: &mut VecDeque<OpItem>) {
-        let Some(new) = &self.new else { return };
-        let old_keys = self.old.as_ref().map(|it| EndpointKeys::of(it)).unwrap_or_default();
-        let is_alike =
-            self.old.as_ref().is_some_and(|old| old.ports == new.ports && old.service == new.service);
-        for (key, endpoint) in EndpointKeys::of(new).iter() {
-            if is_alike && old_keys.get(key) == Some(endpoint) {
-                continue;
-            }
-            let bytes = endpoint_info(new, endpoint).encode_to_vec();
-            ready.push_back(set(Set::GlobalEndpointInfos, format!("{}{key}", self.path), bytes));
-        }
-    }
-
-    fn delete_endpoints(&self, ready: &mut VecDeque<OpItem>) {
-        let Some(old) = &self.old else { return };
-        let new_keys = self.new.as_ref().map(|it| EndpointKeys::of(it)).unwrap_or_default();
-        for (key, _) in EndpointKeys::of(old).iter().rev() {
-            if new_keys.get(key).is_none() {
-                ready.push_back(delete(Set::GlobalEndpointInfos, format!("{}{key}", self.path)));
-            }
-        }
-    }
-}
-
-/// Services and slices that may have to be told of anew.
-struct Touched<'a> {
+/// The Services and slices whose messages may have changed.
+struct ChangedNames<'a> {
     old: &'a ClusterState,
     new: &'a ClusterState,
-    selection: Selection<'a>,
+    filter: Filter<'a>,
     services: BTreeSet<&'a ServiceName>,
-    /// By name, as they are told of before and after.
+    /// The slices before and after, as far as they are sent.
     slices: BTreeMap<&'a SliceName, [Option<&'a Arc<EndpointSlice>>; 2]>,
 }
 
-impl<'a> Touched<'a> {
-    fn of(old: &'a ClusterState, new: &'a ClusterState, selection: Selection<'a>) -> Self {
-        let mut touched = Self { old, new, selection, services: BTreeSet::new(), slices: BTreeMap::new() };
-        for (name, ..) in differing(old.services(), new.services()) {
-            touched.services.insert(name);
-            let [before, after] = [old, new].map(|it| touched.told(it, name).is_some());
+impl<'a> ChangedNames<'a> {
+    fn of(old: &'a ClusterState, new: &'a ClusterState, filter: Filter<'a>) -> Self {
+        let mut changed = Self { old, new, filter, services: BTreeSet::new(), slices: BTreeMap::new() };
+        for (name, ..) in diff::differing(old.services(), new.services()) {
+            changed.services.insert(name);
+            let [before, after] = [old, new].map(|it| changed.sent_service(it, name).is_some());
             if before != after {
-                // All its endpoints come or go with it.
+                // All endpoints are set or deleted with their Service.
                 for slice in old.slices_of(name).filter(|_| before) {
-                    touched.note(0, slice);
+                    changed.add_slice(0, slice);
                 }
                 for slice in new.slices_of(name).filter(|_| after) {
-                    touched.note(1, slice);
+                    changed.add_slice(1, slice);
                 }
             }
         }
         fn slices(
-            facts: &ClusterState,
+            state: &ClusterState,
         ) -> impl Iterator<Item = ((&ServiceName, &SliceName), &Arc<EndpointSlice>)> {
-            facts.slices().map(|it| ((&it.service, &it.name), it))
+            state.slices().map(|it| ((&it.service, &it.name), it))
         }
-        for ((service, _), before, after) in differing(slices(old), slices(new)) {
-            touched.services.insert(service);
-            for (at, facts, slice) in [(0, old, before), (1, new, after)] {
-                if let Some(slice) = slice.filter(|_| touched.told(facts, service).is_some()) {
-                    touched.note(at, slice);
+        for ((service, _), before, after) in diff::differing(slices(old), slices(new)) {
+            changed.services.insert(service);
+            for (at, state, slice) in [(0, old, before), (1, new, after)] {
+                if let Some(slice) = slice.filter(|_| changed.sent_service(state, service).is_some()) {
+                    changed.add_slice(at, slice);
                 }
             }
         }
-        touched
+        changed
     }
 
-    /// A Service, if it is told of.
-    fn told(&self, facts: &'a ClusterState, name: &ServiceName) -> Option<&'a Arc<Service>> {
-        let Selection { proxy_name, additions } = self.selection;
-        facts.service(name).filter(|it| is_service_sent(it, proxy_name, additions.other_proxies))
+    /// The Service, if the client receives it.
+    fn sent_service(&self, state: &'a ClusterState, name: &ServiceName) -> Option<&'a Arc<Service>> {
+        let Filter { proxy_name, extensions } = self.filter;
+        state.service(name).filter(|it| is_service_sent(it, proxy_name, extensions.other_proxies))
     }
 
-    fn note(&mut self, at: usize, slice: &'a Arc<EndpointSlice>) {
+    fn add_slice(&mut self, at: usize, slice: &'a Arc<EndpointSlice>) {
         if is_slice_sent(slice) {
             self.slices.entry(&slice.name).or_default()[at] = Some(slice);
         }
     }
 
-    fn services(&self) -> Vec<Change<(Arc<Service>, Option<Timestamp>)>> {
-        let at = |facts: &'a ClusterState, name: &ServiceName| {
-            let service = self.told(facts, name)?;
-            let slices = facts.slices_of(name).filter(|it| !it.headless);
-            let time = slices.filter_map(|it| it.trigger_time).max();
-            Some((Arc::clone(service), time.filter(|_| self.selection.additions.trigger_times)))
+    fn services(&self) -> impl Iterator<Item = Change<SentService>> {
+        let at = |state: &'a ClusterState, name: &ServiceName| {
+            let service = Arc::clone(self.sent_service(state, name)?);
+            let slices = state.slices_of(name).filter(|it| !it.headless);
+            let trigger_time = slices.filter_map(|it| it.trigger_time).max();
+            let trigger_time = trigger_time.filter(|_| self.filter.extensions.trigger_times);
+            Some(SentService { service, trigger_time })
         };
-        let changes = self.services.iter().map(|name| Change {
+        self.services.iter().map(move |name| Change {
             path: format!("{}|{}||", name.namespace, name.name),
             old: at(self.old, name),
             new: at(self.new, name),
-        });
-        let mut changes: Vec<_> = changes.filter(|it| it.old.is_some() || it.new.is_some()).collect();
-        changes.sort_by(|a, b| a.path.cmp(&b.path));
-        changes
+        })
     }
 
-    fn slices(&self) -> Vec<Change<Arc<EndpointSlice>>> {
-        let mut changes = Vec::new();
-        for (name, [old, new]) in &self.slices {
-            let twin = format!("{}||{}|", name.namespace, name.name);
-            changes.push(Change { path: twin, old: old.cloned(), new: new.cloned() });
-            let path = |it: &EndpointSlice| format!("{}|{}|{}|", name.namespace, it.service.name, name.name);
+    /// Each slice under the path without its Service, and under the path with it, or under two if the Service has changed.
+    fn slices(&self) -> impl Iterator<Item = Change<Arc<EndpointSlice>>> {
+        self.slices.iter().flat_map(|(name, [old, new])| {
+            let change =
+                |service: &str, old: Option<&Arc<EndpointSlice>>, new: Option<&Arc<EndpointSlice>>| {
+                    let path = format!("{}|{service}|{}|", name.namespace, name.name);
+                    Change { path, old: old.cloned(), new: new.cloned() }
+                };
+            let mut changes = vec![change("", *old, *new)];
             match (old, new) {
-                (Some(old), Some(new)) if old.service == new.service => changes.push(Change {
-                    path: path(new),
-                    old: Some(Arc::clone(old)),
-                    new: Some(Arc::clone(new)),
-                }),
+                (Some(old), Some(new)) if old.service == new.service => {
+                    changes.push(change(&new.service.name, Some(old), Some(new)));
+                }
                 _ => {
-                    let gone = old.map(|it| Change { path: path(it), old: Some(Arc::clone(it)), new: None });
-                    let come = new.map(|it| Change { path: path(it), old: None, new: Some(Arc::clone(it)) });
-                    changes.extend(gone.into_iter().chain(come));
+                    changes.extend(old.map(|it| change(&it.service.name, Some(it), None)));
+                    changes.extend(new.map(|it| change(&it.service.name, None, Some(it))));
                 }
             }
-        }
-        changes.sort_by(|a, b| a.path.cmp(&b.path));
-        changes
+            changes
+        })
     }
 }

@@ -1,8 +1,7 @@
-//! Where a brain is reached: a socket in the file system, or a port.
+//! Listening sockets: unix sockets and TCP ports.
 //!
-//! The one rule: whoever is not trusted does not get in.
-//! A socket is its owner's alone (mode 0600), from its first moment on; a port is one of a loopback address, or speaks
-//! mutual TLS.
+//! Invariant: only trusted clients can connect.
+//! A unix socket has mode 0600 from its creation on; a TCP port listens on a loopback address or requires mutual TLS.
 
 use std::{
     fs, io,
@@ -22,46 +21,46 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixSocket, UnixStream, l
 
 use super::tls::ServerTls;
 
-/// How many clients may wait to be accepted.
+/// The backlog of listen(2).
 const BACKLOG: u32 = 1024;
 
-/// Why a brain cannot be reached at an address.
+/// Why an address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The socket is another process's.
-    #[error("unix://{}: another process serves there; stop it, or listen elsewhere", .0.display())]
-    Taken(PathBuf),
-    /// There is something else.
-    #[error("unix://{}: there is something that is no socket; remove it, or listen elsewhere", .0.display())]
-    NoSocket(PathBuf),
-    /// Others than this host's processes would reach it.
+    /// Another process listens there.
+    #[error("unix://{}: another process listens there; stop it, or choose another address", .0.display())]
+    InUse(PathBuf),
+    /// The path exists and is not a socket.
+    #[error("unix://{}: exists and is not a socket; remove it, or choose another address", .0.display())]
+    NotASocket(PathBuf),
+    /// Other hosts could connect without TLS.
     #[error(
-        "{target}: {address} is not a loopback address, and beyond loopback mutual TLS is required; give --tls-cert, \
-         --tls-key and --tls-client-ca, or listen on 127.0.0.1, [::1] or unix:///path"
+        "{target}: {address} is not a loopback address, so mutual TLS is required; set --tls-cert, --tls-key and \
+         --tls-client-ca, or listen on 127.0.0.1, [::1] or unix:///path"
     )]
     NotLoopback {
-        /// What was asked for.
+        /// The requested address.
         target: Target,
-        /// What it means.
+        /// The address that it resolves to.
         address: SocketAddr,
     },
-    /// The name of the host means nothing.
+    /// The host name resolves to no address.
     #[error("{0}: the host has no address; listen on 127.0.0.1, [::1] or unix:///path")]
     NoAddress(Target),
     /// A system call failed.
     #[error("{target}: {call}: {error}")]
     System {
-        /// What was asked for.
+        /// The requested address.
         target: Target,
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// What the system said.
+        /// The cause.
         #[source]
         error: io::Error,
     },
 }
 
-/// A place where clients are accepted. The file of a socket is removed when it is dropped.
+/// A listening socket. When it is dropped, the file of a unix socket is removed.
 #[derive(Debug)]
 pub struct Listener {
     address: Target,
@@ -74,21 +73,21 @@ enum Kind {
     Tcp { listener: TcpListener, tls: Option<Arc<ServerTls>> },
 }
 
-/// What has been accepted.
+/// An accepted connection.
 pub(super) enum Accepted {
     Unix(UnixStream),
     Tcp(TcpStream, SocketAddr),
 }
 
 impl Listener {
-    /// Begins to listen, without TLS. Must be called within a tokio runtime.
+    /// Listens without TLS. Must be called within a tokio runtime.
     ///
-    /// A socket's folder is made if it is missing; a socket that its process has left behind is replaced.
+    /// Creates the directory of a unix socket if needed, and replaces a socket without a listening process.
     pub async fn bind(target: &Target) -> Result<Self, ListenError> {
         Self::bind_tls(target, None).await
     }
 
-    /// The same, with TLS if it is a port; a socket in the file system needs none.
+    /// Listens, with TLS on TCP ports; unix sockets need none.
     pub async fn bind_tls(target: &Target, tls: Option<Arc<ServerTls>>) -> Result<Self, ListenError> {
         match target {
             Target::Unix(path) => unix(target, path).await,
@@ -96,12 +95,12 @@ impl Listener {
         }
     }
 
-    /// Where it listens, with the port that was chosen if none was asked for.
+    /// The address, with the actual port if port 0 was requested.
     pub fn address(&self) -> &Target {
         &self.address
     }
 
-    /// What every connection has to go through first.
+    /// The TLS that every connection must use.
     pub(super) fn tls(&self) -> Option<&Arc<ServerTls>> {
         match &self.kind {
             Kind::Unix { .. } => None,
@@ -124,29 +123,28 @@ async fn unix(target: &Target, path: &Path) -> Result<Listener, ListenError> {
         let target = target.clone();
         move |error| ListenError::System { target, call, error }
     };
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(system("mkdir of its folder"))?;
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory).map_err(system("mkdir of its directory"))?;
     }
     match fs::symlink_metadata(path) {
-        Ok(it) if !it.file_type().is_socket() => return Err(ListenError::NoSocket(path.to_owned())),
+        Ok(it) if !it.file_type().is_socket() => return Err(ListenError::NotASocket(path.to_owned())),
         Ok(_) => match UnixStream::connect(path).await {
-            Ok(_) => return Err(ListenError::Taken(path.to_owned())),
-            // Nobody listens.
+            Ok(_) => return Err(ListenError::InUse(path.to_owned())),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                fs::remove_file(path).map_err(system("unlink of the socket left behind"))?;
+                fs::remove_file(path).map_err(system("unlink of the stale socket"))?;
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // Its backlog is full: somebody does.
+            // The backlog is full, so a process listens.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(ListenError::Taken(path.to_owned()));
+                return Err(ListenError::InUse(path.to_owned()));
             }
-            Err(error) => return Err(system("connect to see whether it is in use")(error)),
+            Err(error) => return Err(system("connect to check whether it is in use")(error)),
         },
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(system("stat")(error)),
     }
     let socket = UnixSocket::new_stream().map_err(system("socket"))?;
-    // The file takes over the mode that the socket has when it is bound.
+    // bind(2) creates the file with the mode of the socket.
     let mode = Mode::S_IRUSR | Mode::S_IWUSR;
     fchmod(socket.as_fd(), mode).map_err(io::Error::from).map_err(system("fchmod"))?;
     socket.bind(path).map_err(system("bind"))?;
@@ -177,7 +175,7 @@ async fn tcp(
     Ok(Listener { address, kind: Kind::Tcp { listener, tls } })
 }
 
-/// The file of a socket, which is removed unless it is another's by now.
+/// The file of a unix socket; removed on drop, unless another socket has replaced it.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,

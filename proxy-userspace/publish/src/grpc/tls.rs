@@ -1,6 +1,6 @@
-//! Mutual TLS at the brain's side.
+//! The server side of mutual TLS.
 //!
-//! The one rule: nobody without a certificate of the right authority gets beyond the handshake.
+//! Invariant: the handshake fails without a certificate from a trusted authority.
 
 use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
@@ -22,51 +22,48 @@ use tokio_rustls::{
 use super::authz::Peer;
 
 /// How long a handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How often the files are looked at while nobody connects, so that what is wrong with them is known early.
-const LOOK: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the files are reloaded while no client connects, so that errors in them are reported early.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Whom to let in, and what the brain shows of itself.
+/// The server's certificate, the trusted authorities and the allow-list.
 #[derive(Debug)]
 pub struct ServerTls {
     config: Reloader<ServerConfig>,
-    /// Names of those who may ask for more than their own node.
+    /// The names of the peers that may request more than their own node.
     allowed: BTreeSet<String>,
 }
 
 impl ServerTls {
-    /// Lets those in whose certificates come from the authorities in `files`.
+    /// Accepts peers whose certificates come from the authorities in `files`.
     ///
-    /// Each may ask for the node that its certificate names, and for everything if one of its names is among `allowed`.
+    /// Each may request the node that its certificate names, or everything if one of its names is in `allowed`.
     pub fn new(files: TlsFiles, allowed: impl IntoIterator<Item = String>) -> Result<Self, TlsError> {
         Ok(Self { config: Reloader::new(files, config)?, allowed: allowed.into_iter().collect() })
     }
 
     pub(super) async fn handshake(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, Peer)> {
         let accept = TlsAcceptor::from(self.config.current()).accept(stream);
-        let stream = timeout(HANDSHAKE, accept).await.map_err(|_| {
-            io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("the handshake was not done within {HANDSHAKE:?}"),
-            )
+        let stream = timeout(HANDSHAKE_TIMEOUT, accept).await.map_err(|_| {
+            io::Error::new(io::ErrorKind::TimedOut, format!("timed out after {HANDSHAKE_TIMEOUT:?}"))
         })??;
         let certificate = stream.get_ref().1.peer_certificates().and_then(|it| it.first());
-        let certificate = certificate.ok_or_else(|| io::Error::other("there is no certificate"))?;
+        let certificate = certificate.ok_or_else(|| io::Error::other("the client has no certificate"))?;
         let peer = Peer::certified(certificate, &self.allowed);
         Ok((stream, peer))
     }
 
-    /// Looks at the files now and then, for ever.
-    pub(super) async fn look(&self) -> std::convert::Infallible {
+    /// Reloads the files periodically; never returns.
+    pub(super) async fn reload_periodically(&self) -> std::convert::Infallible {
         loop {
-            sleep(LOOK).await;
+            sleep(RELOAD_INTERVAL).await;
             self.config.current();
         }
     }
 }
 
 fn config(credentials: &Credentials) -> Result<ServerConfig, String> {
-    let make = || -> Result<_, Box<dyn std::error::Error>> {
+    let build = || -> Result<_, Box<dyn std::error::Error>> {
         let authorities = Arc::clone(&credentials.authorities);
         let verifier = WebPkiClientVerifier::builder_with_provider(authorities, crypto_provider()).build()?;
         let mut config = ServerConfig::builder_with_provider(crypto_provider())
@@ -74,10 +71,10 @@ fn config(credentials: &Credentials) -> Result<ServerConfig, String> {
             .with_client_cert_verifier(verifier)
             .with_single_cert(credentials.chain.clone(), credentials.key.clone_key())?;
         config.alpn_protocols = vec![b"h2".to_vec()];
-        // Streams last; and who comes again shows again that his certificate is still good.
+        // No resumption: streams are long-lived, and each new connection must verify the certificate again.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(config)
     };
-    make().map_err(|it| it.to_string())
+    build().map_err(|it| it.to_string())
 }

@@ -1,8 +1,8 @@
-//! A conversation about a view of the state: what the two `Sets/Watch` have in common.
+//! One `Sets/Watch` stream: what the node's and the cluster's stream have in common.
 //!
-//! The one rule: one request buys one change set, and whatever happens until then collapses into it.
+//! Invariant: each request is answered with one change set; changes in between are merged into it.
 
-use std::{future::Future, pin::Pin};
+use std::{convert::Infallible, future::Future, pin::Pin};
 
 use proxy_contract::localv1::{EmptyOp, OpItem, op_item::Op};
 use tokio::sync::mpsc::{self, Sender};
@@ -10,133 +10,132 @@ use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Status, Streaming};
 use wire::Extensions;
 
-/// How many operations are made in advance for a watcher.
-const AHEAD: usize = 32;
+use super::change_set::{ChangeSet, Diff};
 
-/// The operations as they are sent.
+/// How many operations are encoded ahead of the connection.
+const QUEUE_DEPTH: usize = 32;
+
+/// The response stream.
 pub(super) type Items = Pin<Box<dyn Stream<Item = Result<OpItem, Status>> + Send>>;
 
-/// What is told in change sets.
+/// The state that a stream sends.
 pub(super) trait View: Send + 'static {
-    /// What a client asks by.
     type Request: Send + 'static;
-    /// What makes a state of the one before.
-    type Changes: Iterator<Item = OpItem> + Send;
+    type Diff: Diff;
 
-    /// What of that which the first request wants will be said.
-    fn grant(&mut self, request: &Self::Request) -> Extensions;
+    /// The extensions of the first request that the stream will carry.
+    fn negotiate(&mut self, request: &Self::Request) -> Extensions;
 
-    /// Takes a request; true if it is to be answered even if nothing differs.
-    fn ask(&mut self, request: Self::Request) -> Result<bool, Status>;
+    /// Takes a request; returns whether it must be answered even if the change set is empty.
+    fn request(&mut self, request: Self::Request) -> Result<bool, Status>;
 
-    /// Waits for a state that has not been told of, and tells what is different; nothing is lost if it is dropped while
-    /// it waits.
-    fn next(&mut self) -> impl Future<Output = Result<Self::Changes, End>> + Send;
+    /// Waits for a state that was not sent yet, and returns the change set that leads to it. Cancel safe.
+    fn next(&mut self) -> impl Future<Output = Result<ChangeSet<Self::Diff>, End>> + Send;
 
-    /// Waits for the end of the source.
+    /// Waits until the publisher is dropped.
     fn closed(&mut self) -> impl Future<Output = ()> + Send;
 
-    /// What is said when the changes have been told.
+    /// The sync after a change set.
     fn sync(&self) -> EmptyOp;
 }
 
-/// Why a conversation is over.
+/// Why a session ended.
 pub(super) enum End {
-    /// The client or the source is gone.
-    Gone,
-    /// What the client asks for cannot be had.
+    /// The client disconnected, or the publisher was dropped.
+    Closed,
+    /// The request cannot be answered.
     Refused(Status),
 }
 
-/// Begins a conversation; its part of it.
-pub(super) fn converse<V: View>(view: V, requests: Streaming<V::Request>) -> Items {
-    let (sender, items) = mpsc::channel(AHEAD);
-    let watcher = Watcher { view, requests, more_requests: true, sender, credit: 0 };
-    tokio::spawn(watcher.serve());
+/// Starts a session; returns its response stream.
+pub(super) fn start<V: View>(view: V, requests: Streaming<V::Request>) -> Items {
+    let (sender, items) = mpsc::channel(QUEUE_DEPTH);
+    let session = Session { view, requests, is_half_closed: false, sender, pending_requests: 0 };
+    tokio::spawn(session.run());
     Box::pin(ReceiverStream::new(items))
 }
 
-struct Watcher<V: View> {
+struct Session<V: View> {
     view: V,
     requests: Streaming<V::Request>,
-    /// Whether the client may still ask.
-    more_requests: bool,
+    /// Whether the client will send no more requests.
+    is_half_closed: bool,
     sender: Sender<Result<OpItem, Status>>,
-    /// How many change sets it has asked for.
-    credit: u32,
+    /// The number of requests without a change set.
+    pending_requests: u32,
 }
 
-impl<V: View> Watcher<V> {
-    async fn serve(mut self) {
-        let Err(end) = self.converse().await;
+impl<V: View> Session<V> {
+    async fn run(mut self) {
+        let Err(end) = self.serve().await;
         if let End::Refused(status) = end {
-            // If the client is gone by now, it does not need to know.
+            // Fails only if the client has disconnected.
             let _ = self.sender.send(Err(status)).await;
         }
     }
 
-    async fn converse(&mut self) -> Result<std::convert::Infallible, End> {
+    async fn serve(&mut self) -> Result<Infallible, End> {
         let request = self.first_request().await?;
-        let granted = self.view.grant(&request).numbers();
-        self.send(Op::Reset(EmptyOp { extensions: granted, ..EmptyOp::default() })).await?;
-        // The first state, and another view, are told of even if nothing differs.
-        let mut is_owed = self.view.ask(request).map_err(End::Refused)?;
+        let extensions = self.view.negotiate(&request).numbers();
+        self.send(Op::Reset(EmptyOp { extensions, ..EmptyOp::default() })).await?;
+        // The first state, and that of another node, are sent even if the change set is empty.
+        let mut must_answer = self.view.request(request).map_err(End::Refused)?;
         loop {
             let mut changes = tokio::select! {
                 biased;
-                () = self.sender.closed() => return Err(End::Gone),
-                message = self.requests.message(), if self.more_requests => {
+                () = self.sender.closed() => return Err(End::Closed),
+                message = self.requests.message(), if !self.is_half_closed => {
                     match message {
                         Ok(Some(request)) => {
-                            self.credit = self.credit.saturating_add(1);
-                            is_owed |= self.view.ask(request).map_err(End::Refused)?;
+                            self.pending_requests = self.pending_requests.saturating_add(1);
+                            must_answer |= self.view.request(request).map_err(End::Refused)?;
                         }
-                        // It asks for nothing more, but gets what it has asked for.
-                        Ok(None) if self.credit > 0 => self.more_requests = false,
-                        Ok(None) | Err(_) => return Err(End::Gone),
+                        // The pending requests are still answered.
+                        Ok(None) if self.pending_requests > 0 => self.is_half_closed = true,
+                        Ok(None) | Err(_) => return Err(End::Closed),
                     }
                     continue;
                 }
-                changes = next_if(self.credit > 0, &mut self.view) => changes?.peekable(),
+                changes = next_if(self.pending_requests > 0, &mut self.view) => changes?.peekable(),
             };
-            if changes.peek().is_none() && !is_owed {
+            if changes.peek().is_none() && !must_answer {
                 continue;
             }
             for item in changes {
-                self.sender.send(Ok(item)).await.map_err(|_| End::Gone)?;
+                self.sender.send(Ok(item)).await.map_err(|_| End::Closed)?;
             }
             self.send(Op::Sync(self.view.sync())).await?;
-            is_owed = false;
-            self.credit -= 1;
-            if self.credit == 0 && !self.more_requests {
-                return Err(End::Gone);
+            must_answer = false;
+            self.pending_requests -= 1;
+            if self.pending_requests == 0 && self.is_half_closed {
+                return Err(End::Closed);
             }
         }
     }
 
     async fn first_request(&mut self) -> Result<V::Request, End> {
         tokio::select! {
-            () = self.sender.closed() => Err(End::Gone),
+            () = self.sender.closed() => Err(End::Closed),
             message = self.requests.message() => match message {
                 Ok(Some(request)) => {
-                    self.credit = 1;
+                    self.pending_requests = 1;
                     Ok(request)
                 }
-                Ok(None) | Err(_) => Err(End::Gone),
+                Ok(None) | Err(_) => Err(End::Closed),
             }
         }
     }
 
     async fn send(&mut self, op: Op) -> Result<(), End> {
-        self.sender.send(Ok(OpItem { op: Some(op) })).await.map_err(|_| End::Gone)
+        self.sender.send(Ok(OpItem { op: Some(op) })).await.map_err(|_| End::Closed)
     }
 }
 
-/// The next changes if they may be sent; an end if the source is gone.
-async fn next_if<V: View>(may_be_sent: bool, view: &mut V) -> Result<V::Changes, End> {
-    if may_be_sent {
+/// The next change set if there is a request for it; otherwise waits until the publisher is dropped.
+async fn next_if<V: View>(is_requested: bool, view: &mut V) -> Result<ChangeSet<V::Diff>, End> {
+    if is_requested {
         return view.next().await;
     }
     view.closed().await;
-    Err(End::Gone)
+    Err(End::Closed)
 }

@@ -1,144 +1,73 @@
-//! What differs between two states, a line for each Service, port or endpoint.
+//! The difference between two states: a line per changed node, Service, port or endpoint.
 //!
-//! The one rule: whoever applies every line of JSON or YAML to the state before has the state after it.
+//! Invariant: applying all lines of JSON or YAML to the state before results in the state after.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
-};
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use model::{
     ServiceName, diff,
     state::{
-        Endpoint, NodeInfo, NodeInfos, NodeState, Scope, Scopes, Service, ServiceState, TargetPort,
-        TrafficPolicy,
+        Endpoint, EndpointKey, NodeInfo, NodeInfos, NodeState, Scope, Scopes, Service, ServicePort,
+        ServiceState, TargetPort, TrafficPolicy,
     },
 };
 use proxy_contract::localv1;
 use serde::Serialize;
 
 use super::{
-    ADDITIONS, Format, PrintError,
-    table::{self, counted, kind, port_name, revision, targets, written},
-    yaml,
+    format::{EXTENSIONS, Format, PrintError, json, yaml},
+    full::render,
+    table::{self, counted, kind, port_name, revision, targets},
 };
-use crate::Published;
+use crate::publisher::Published;
 
-/// Writes down what `after` changes, each change with a line end; everything, if nothing was before.
+/// Renders the difference, each change with a final newline; without `before`, that to the empty state.
 ///
-/// For people that is a table of changes, or the whole state if nothing was before; else a line of JSON or a YAML
-/// document for each change.
+/// JSON and YAML have a line or document per change. The table lists the changes, or the full state without `before`.
 pub fn render_changes(
     before: Option<&Published>,
     after: &Published,
     format: Format,
 ) -> Result<String, PrintError> {
-    let nothing = NodeState::default();
-    let changes = changes(before.map_or(&nothing, |it| &it.state), &after.state);
-    let mut text = String::new();
+    let empty = NodeState::default();
+    let changes = || changes(before.map_or(&empty, |it| &it.state), &after.state);
     match (format, before) {
-        (Format::Table, None) => return super::render(after, format),
-        (Format::Table, Some(_)) => return Ok(table(after, &changes)),
-        (Format::Json, _) => {
-            for it in &changes {
-                let _ = writeln!(text, "{}", serde_json::to_string(&Line::new(after, it))?);
-            }
-        }
-        (Format::Yaml, _) => {
-            for it in &changes {
-                text.push_str(&yaml(&Line::new(after, it))?);
-            }
-        }
+        (Format::Table, None) => render(after, format),
+        (Format::Table, Some(_)) => Ok(change_table(after, &changes())),
+        (Format::Json, _) => changes().iter().map(|it| json(&Line::new(after, it))).collect(),
+        (Format::Yaml, _) => changes().iter().map(|it| yaml(&Line::new(after, it))).collect(),
     }
-    Ok(text)
 }
 
-/// One change; what was not there before was added, what is not there after was removed.
+/// An object that was added, changed or removed.
 struct Change<'a> {
-    /// None for a node.
+    /// `None` for a node.
     service: Option<&'a ServiceName>,
-    before: Option<Thing<'a>>,
-    after: Option<Thing<'a>>,
+    key: Key<'a>,
+    before: Option<Object>,
+    after: Option<Object>,
 }
 
-#[derive(Clone, Copy)]
-enum Thing<'a> {
-    Node(&'a str, &'a NodeInfo),
-    /// A Service without its ports and endpoints.
-    Service(&'a Service),
-    /// The port at this position.
-    Port(&'a ServiceState, usize),
-    Endpoint(&'a Service, &'a Endpoint),
+/// Identifies an object, within its Service unless it is a node.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Key<'a> {
+    Node(&'a str),
+    /// Without its ports and endpoints.
+    Service,
+    /// Port number and protocol.
+    Port(u16, String),
+    Endpoint(&'a EndpointKey),
 }
 
-/// In an order in which a port or an endpoint is never there without its Service.
-fn changes<'a>(before: &'a NodeState, after: &'a NodeState) -> Vec<Change<'a>> {
-    let mut changes = nodes(&before.nodes, &after.nodes);
-    for (service, old, new) in after.diff(before) {
-        let (old, new) = (old.map(|it| &**it), new.map(|it| &**it));
-        let change = |(before, after)| Change { service: Some(service), before, after };
-        let itself = change(itself(old, new));
-        if itself.after.is_some() {
-            changes.push(itself);
-            changes.extend(ports(old, new).into_iter().chain(endpoints(old, new)).map(change));
-        } else {
-            changes.extend(endpoints(old, new).into_iter().chain(ports(old, new)).map(change));
-            // Neither before nor after: the Service itself is as it was.
-            changes.extend(itself.before.is_some().then_some(itself));
-        }
-    }
-    changes
+struct Object {
+    message: Message,
+    /// For people: headings and values; an empty value is not shown.
+    details: Details,
 }
 
-fn nodes<'a>(old: &'a NodeInfos, new: &'a NodeInfos) -> Vec<Change<'a>> {
-    if old.ptr_eq(new) {
-        return Vec::new();
-    }
-    let of = |nodes: &'a NodeInfos| nodes.iter().map(|(name, it)| (&**name, Thing::Node(name, it))).collect();
-    let changes = differing_things(of(old), of(new)).into_iter();
-    changes.map(|(before, after)| Change { service: None, before, after }).collect()
-}
+type Details = Vec<(String, String)>;
 
-type Sides<'a> = (Option<Thing<'a>>, Option<Thing<'a>>);
-
-fn itself<'a>(old: Option<&'a ServiceState>, new: Option<&'a ServiceState>) -> Sides<'a> {
-    let of = |it: Option<&'a ServiceState>| it.map(|it| Thing::Service(&it.service));
-    differing(of(old), of(new)).unwrap_or_default()
-}
-
-fn ports<'a>(old: Option<&'a ServiceState>, new: Option<&'a ServiceState>) -> Vec<Sides<'a>> {
-    pairs(old, new, |state| {
-        let ports = state.service.ports.iter().enumerate();
-        ports.map(|(index, it)| ((it.port, it.protocol.to_string()), Thing::Port(state, index))).collect()
-    })
-}
-
-fn endpoints<'a>(old: Option<&'a ServiceState>, new: Option<&'a ServiceState>) -> Vec<Sides<'a>> {
-    pairs(old, new, |state| {
-        state.endpoints.iter().map(|it| (&it.key, Thing::Endpoint(&state.service, it))).collect()
-    })
-}
-
-/// What differs among the things of two states.
-fn pairs<'a, K: Ord>(
-    old: Option<&'a ServiceState>,
-    new: Option<&'a ServiceState>,
-    things: impl Fn(&'a ServiceState) -> BTreeMap<K, Thing<'a>>,
-) -> Vec<Sides<'a>> {
-    let [old, new] = [old, new].map(|it| it.map(&things).unwrap_or_default());
-    differing_things(old, new)
-}
-
-/// What differs among things, in the order of their keys.
-fn differing_things<'a, K: Ord>(old: BTreeMap<K, Thing<'a>>, new: BTreeMap<K, Thing<'a>>) -> Vec<Sides<'a>> {
-    diff::pairs(old, new).filter_map(|(_, old, new)| differing(old, new)).collect()
-}
-
-fn differing<'a>(old: Option<Thing<'a>>, new: Option<Thing<'a>>) -> Option<Sides<'a>> {
-    (old.map(Thing::message) != new.map(Thing::message)).then_some((old, new))
-}
-
-/// A thing as the contract says it.
+/// The message of the contract.
 #[derive(PartialEq, Serialize)]
 #[serde(untagged)]
 enum Message {
@@ -148,50 +77,94 @@ enum Message {
     Endpoint(Box<localv1::Endpoint>),
 }
 
-impl Thing<'_> {
-    fn message(self) -> Message {
+/// In an order in which a port or an endpoint never exists without its Service.
+fn changes<'a>(before: &'a NodeState, after: &'a NodeState) -> Vec<Change<'a>> {
+    let mut changes = Vec::new();
+    if !before.nodes.ptr_eq(&after.nodes) {
+        changes = differing(None, node_objects(&before.nodes), node_objects(&after.nodes));
+    }
+    for (service, old, new) in after.diff(before) {
+        let [old_objects, new_objects] =
+            [old, new].map(|it| it.map(|it| service_objects(it)).unwrap_or_default());
+        let mut of_service = differing(Some(service), old_objects, new_objects);
+        if new.is_none() {
+            of_service.sort_by_key(|it| Reverse(it.key.rank()));
+        }
+        changes.extend(of_service);
+    }
+    changes
+}
+
+fn differing<'a>(
+    service: Option<&'a ServiceName>,
+    before: BTreeMap<Key<'a>, Object>,
+    after: BTreeMap<Key<'a>, Object>,
+) -> Vec<Change<'a>> {
+    fn message(it: &Option<Object>) -> Option<&Message> {
+        it.as_ref().map(|it| &it.message)
+    }
+    diff::pairs(before, after)
+        .filter(|(_, before, after)| message(before) != message(after))
+        .map(|(key, before, after)| Change { service, key, before, after })
+        .collect()
+}
+
+fn node_objects(nodes: &NodeInfos) -> BTreeMap<Key<'_>, Object> {
+    let object = |name: &str, it: &NodeInfo| Object {
+        message: Message::Node(wire::node(name, it)),
+        details: details([
+            ("addresses", list(&it.addresses)),
+            ("pod CIDRs", list(&it.pod_cidrs)),
+            ("being deleted", yes(it.is_being_deleted)),
+        ]),
+    };
+    nodes.iter().map(|(name, it)| (Key::Node(name), object(name, it))).collect()
+}
+
+fn service_objects(state: &ServiceState) -> BTreeMap<Key<'_>, Object> {
+    let service = &*state.service;
+    let mut message = wire::service_with_extensions(state, EXTENSIONS);
+    let port_messages = std::mem::take(&mut message.ports);
+    let itself = Object { message: Message::Service(message.into()), details: service_details(service) };
+    let ports = service.ports.iter().zip(port_messages).enumerate().map(|(index, (port, message))| {
+        let details = port_details(state, index, port);
+        (
+            Key::Port(port.port.get(), port.protocol.to_string()),
+            Object { message: Message::Port(message), details },
+        )
+    });
+    let endpoints = state.endpoints.iter().map(|it| {
+        let message = Message::Endpoint(wire::endpoint(service, it).into());
+        (Key::Endpoint(&it.key), Object { message, details: endpoint_details(service, it) })
+    });
+    [(Key::Service, itself)].into_iter().chain(ports).chain(endpoints).collect()
+}
+
+impl Key<'_> {
+    /// Objects of a higher rank need one of a lower rank.
+    fn rank(&self) -> u8 {
         match self {
-            Self::Service(it) => {
-                let message = wire::service(it);
-                Message::Service(localv1::Service { ports: Vec::new(), ..message }.into())
-            }
-            Self::Node(name, it) => Message::Node(wire::node(name, it)),
-            Self::Port(state, index) => {
-                let mut ports = wire::service_with_extensions(state, ADDITIONS).ports;
-                Message::Port(if index < ports.len() { ports.swap_remove(index) } else { Default::default() })
-            }
-            Self::Endpoint(service, it) => Message::Endpoint(wire::endpoint(service, it).into()),
+            Self::Node(_) | Self::Service => 0,
+            Self::Port(..) => 1,
+            Self::Endpoint(_) => 2,
         }
     }
 
-    fn kind(self) -> &'static str {
+    fn kind(&self) -> &'static str {
         match self {
-            Self::Service(_) => "service",
-            Self::Node(..) => "node",
+            Self::Node(_) => "node",
+            Self::Service => "service",
             Self::Port(..) => "port",
-            Self::Endpoint(..) => "endpoint",
+            Self::Endpoint(_) => "endpoint",
         }
     }
 
-    /// What it is called, a port or an endpoint within its Service.
-    fn name(self) -> Option<String> {
+    fn name(&self) -> Option<String> {
         match self {
-            Self::Service(_) => None,
-            Self::Node(name, _) => Some(name.to_owned()),
-            Self::Port(state, index) => {
-                state.service.ports.get(index).map(|it| format!("{}/{}", it.port, it.protocol))
-            }
-            Self::Endpoint(_, it) => Some(wire::endpoint_key(it).to_owned()),
-        }
-    }
-
-    /// What there is to say of it to people, under its headings.
-    fn details(self) -> Vec<(String, String)> {
-        match self {
-            Self::Service(it) => service_details(it),
-            Self::Node(_, it) => node_details(it),
-            Self::Port(state, index) => port_details(state, index),
-            Self::Endpoint(service, it) => endpoint_details(service, it),
+            Self::Node(name) => Some((*name).to_owned()),
+            Self::Service => None,
+            Self::Port(number, protocol) => Some(format!("{number}/{protocol}")),
+            Self::Endpoint(EndpointKey::Pod(key) | EndpointKey::Anonymous(key)) => Some(key.to_string()),
         }
     }
 }
@@ -207,105 +180,84 @@ struct Line<'a> {
     kind: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     service: Option<String>,
-    /// A node's, PORT/PROTOCOL of a port, the key of an endpoint.
+    /// The name of a node, PORT/PROTOCOL of a port, the key of an endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    before: Option<Message>,
+    before: Option<&'a Message>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    after: Option<Message>,
+    after: Option<&'a Message>,
 }
 
 impl<'a> Line<'a> {
-    fn new(published: &'a Published, change: &Change<'_>) -> Self {
+    fn new(published: &'a Published, change: &'a Change<'_>) -> Self {
         Self {
             instance_id: published.instance_id.to_string(),
             rev: published.rev.to_string(),
             node: &published.node,
-            change: match (change.before, change.after) {
+            change: match (&change.before, &change.after) {
                 (None, _) => "added",
                 (_, None) => "removed",
                 _ => "changed",
             },
-            kind: change.thing().map_or("", Thing::kind),
+            kind: change.key.kind(),
             service: change.service.map(ToString::to_string),
-            name: change.thing().and_then(Thing::name),
-            before: change.before.map(Thing::message),
-            after: change.after.map(Thing::message),
+            name: change.key.name(),
+            before: change.before.as_ref().map(|it| &it.message),
+            after: change.after.as_ref().map(|it| &it.message),
         }
     }
 }
 
-impl<'a> Change<'a> {
-    fn thing(&self) -> Option<Thing<'a>> {
-        self.after.or(self.before)
-    }
-}
-
-/// The changes for people: what is the same for them is left out, and so is what goes without saying.
-fn table(published: &Published, changes: &[Change<'_>]) -> String {
-    let mut table = table::empty();
-    // Its endpoints come and go with it.
-    let whole = changes.iter().filter(|it| it.is_whole_service()).map(|it| it.service);
-    let whole: BTreeSet<_> = whole.collect();
-    let mut shown = 0;
-    for it in changes {
-        if whole.contains(&it.service) && !it.is_whole_service() {
-            continue;
-        }
-        let Some(row) = row(published, it) else { continue };
-        table.add_row(row);
-        shown += 1;
-    }
-    let mut text = format!("{}, {}\n", revision(published), counted(shown, "change"));
-    if shown > 0 {
-        text.push_str(&written(&table));
+/// The changes for people, without those that the table does not show, and without the ports and endpoints of Services
+/// that were added or removed.
+fn change_table(published: &Published, changes: &[Change<'_>]) -> String {
+    let is_whole_service =
+        |it: &Change<'_>| it.key == Key::Service && (it.before.is_none() || it.after.is_none());
+    let mut whole = changes.iter().filter(|it| is_whole_service(it)).map(|it| it.service).collect::<Vec<_>>();
+    whole.sort_unstable();
+    let shown = changes.iter().filter(|it| is_whole_service(it) || whole.binary_search(&it.service).is_err());
+    let rows: Vec<_> = shown.filter_map(|it| row(published, it)).collect();
+    let mut text = format!("{}, {}\n", revision(published), counted(rows.len(), "change"));
+    if !rows.is_empty() {
+        let mut table = table::empty();
+        table.add_rows(rows);
+        text.push_str(&table::to_text(&table));
     }
     text
 }
 
-impl Change<'_> {
-    /// Whether a Service came or went.
-    fn is_whole_service(&self) -> bool {
-        matches!((self.before, self.after), (None, Some(Thing::Service(_))) | (Some(Thing::Service(_)), None))
-    }
-}
-
 fn row(published: &Published, change: &Change<'_>) -> Option<[String; 4]> {
-    let thing = change.thing()?;
-    let what = match (thing.kind(), thing.name()) {
-        (kind, Some(name)) => format!("{kind} {name}"),
-        (kind, None) => kind.to_owned(),
-    };
-    let (mark, details) = match (change.before, change.after) {
-        (Some(before), Some(after)) => ("~", differences(&before.details(), &after.details())?),
-        (None, Some(after @ Thing::Service(_))) => {
-            let mut said = said(&after.details());
+    let (sign, text) = match (&change.before, &change.after) {
+        (Some(before), Some(after)) => ("~", differences(&before.details, &after.details)?),
+        (None, Some(after)) if change.key == Key::Service => {
+            let mut lines = shown(&after.details);
             let state = change.service.and_then(|it| published.state.services.get(it));
-            said.extend(state.map(|it| led(it)).unwrap_or_default());
-            ("+", said.join("\n"))
+            lines.extend(state.into_iter().flat_map(|it| port_targets(it)));
+            ("+", lines.join("\n"))
         }
-        (None, Some(after)) => ("+", said(&after.details()).join("; ")),
+        (None, Some(after)) => ("+", shown(&after.details).join("; ")),
+        // The first detail suffices to recognise it.
         (before, None) => {
-            // The first is enough to know it again.
-            let details = before.map(Thing::details).unwrap_or_default();
-            ("-", said(&details).into_iter().next().unwrap_or_default())
+            let lines = before.as_ref().map(|it| shown(&it.details)).unwrap_or_default();
+            ("-", lines.into_iter().next().unwrap_or_default())
         }
     };
     let service = change.service.map_or_else(|| "-".to_owned(), ToString::to_string);
-    Some([mark.to_owned(), service, what, details])
+    let name = change.key.name().map_or_else(String::new, |it| format!(" {it}"));
+    Some([sign.to_owned(), service, format!("{}{name}", change.key.kind()), text])
 }
 
-/// What differs, heading by heading; none if nothing does.
-fn differences(before: &[(String, String)], after: &[(String, String)]) -> Option<String> {
-    let of = |side: &[(String, String)], heading: &str| {
-        let found = side.iter().find(|(it, _)| it == heading);
-        found.map_or("-", |(_, value)| if value.is_empty() { "-" } else { value }).to_owned()
+/// The values that differ, with their headings; `None` if all are equal.
+fn differences(before: &Details, after: &Details) -> Option<String> {
+    let value = |side: &Details, heading: &str| {
+        let found = side.iter().find(|(it, value)| it == heading && !value.is_empty());
+        found.map_or("-", |(_, value)| value).to_owned()
     };
-    let gone = before.iter().filter(|(heading, _)| !after.iter().any(|(it, _)| it == heading));
+    let removed = before.iter().filter(|(heading, _)| !after.iter().any(|(it, _)| it == heading));
     let mut lines = Vec::new();
-    for (heading, _) in after.iter().chain(gone) {
-        let (old, new) = (of(before, heading), of(after, heading));
+    for (heading, _) in after.iter().chain(removed) {
+        let (old, new) = (value(before, heading), value(after, heading));
         if old != new {
             lines.push(format!("{heading}: {old} → {new}"));
         }
@@ -313,27 +265,24 @@ fn differences(before: &[(String, String)], after: &[(String, String)]) -> Optio
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
-fn said(details: &[(String, String)]) -> Vec<String> {
-    let said = details.iter().filter(|(_, value)| !value.is_empty());
-    said.map(|(heading, value)| format!("{heading}: {value}")).collect()
+fn shown(details: &Details) -> Vec<String> {
+    let shown = details.iter().filter(|(_, value)| !value.is_empty());
+    shown.map(|(heading, value)| format!("{heading}: {value}")).collect()
 }
 
-/// Where each port of a Service leads.
-fn led(state: &ServiceState) -> Vec<String> {
-    let ports = state.service.ports.iter().enumerate();
-    ports
-        .map(|(index, it)| {
-            format!("{}: {}", port_name(it), targets(state, index, Scope::Internal).join(", "))
-        })
-        .collect()
+/// The targets of each port of a Service.
+fn port_targets(state: &ServiceState) -> impl Iterator<Item = String> {
+    state.service.ports.iter().enumerate().map(|(index, it)| {
+        format!("{}: {}", port_name(it), targets(state, index, Scope::Internal).join(", "))
+    })
 }
 
-fn service_details(service: &Service) -> Vec<(String, String)> {
+fn service_details(service: &Service) -> Details {
     let policy = |it| match it {
         TrafficPolicy::Cluster => String::new(),
         TrafficPolicy::Local => "Local".to_owned(),
     };
-    [
+    details([
         ("type", kind(service).to_owned()),
         ("cluster IPs", list(&service.cluster_ips)),
         ("external IPs", list(&service.external_ips)),
@@ -342,67 +291,57 @@ fn service_details(service: &Service) -> Vec<(String, String)> {
         ("internal policy", policy(service.internal_policy)),
         ("external policy", policy(service.external_policy)),
         ("affinity", service.affinity.map_or_else(String::new, |it| format!("{} s", it.timeout_seconds))),
-        (
-            "health check node port",
-            service.health_check_node_port.map_or_else(String::new, |it| it.to_string()),
-        ),
-    ]
-    .map(|(heading, value)| (heading.to_owned(), value))
-    .into()
+        ("health check node port", list(service.health_check_node_port.as_slice())),
+    ])
 }
 
-fn node_details(node: &NodeInfo) -> Vec<(String, String)> {
-    [
-        ("addresses", list(&node.addresses)),
-        ("pod CIDRs", list(&node.pod_cidrs)),
-        ("about to go", if node.is_being_deleted { "yes" } else { "" }.to_owned()),
-    ]
-    .map(|(heading, value)| (heading.to_owned(), value))
-    .into()
-}
-
-fn port_details(state: &ServiceState, index: usize) -> Vec<(String, String)> {
-    let Some(port) = state.service.ports.get(index) else { return Vec::new() };
-    let unselected = state.other_serving.iter().filter(|it| usize::from(it.index) == index);
-    let unselected: Vec<_> = unselected.map(|it| it.target).collect();
+fn port_details(state: &ServiceState, index: usize, port: &ServicePort) -> Details {
+    let other_serving = state.other_serving.iter().filter(|it| usize::from(it.index) == index);
+    let other_serving: Vec<_> = other_serving.map(|it| it.target).collect();
     let target = match &port.target_port {
         TargetPort::Number(number) => number.to_string(),
         TargetPort::Name(name) => name.clone(),
     };
-    let empty = |usable| if usable { "drop" } else { "refuse" };
-    let (v4, v6) = (empty(port.has_any_endpoint.v4), empty(port.has_any_endpoint.v6));
-    [
+    let action = |has_any_endpoint| if has_any_endpoint { "drop" } else { "refuse" };
+    let (v4, v6) = (action(port.has_any_endpoint.v4), action(port.has_any_endpoint.v6));
+    details([
         ("name", port.name.clone()),
-        ("node port", port.node_port.map_or_else(String::new, |it| it.to_string())),
+        ("node port", list(port.node_port.as_slice())),
         ("target", target),
-        ("lost to an older service", list(&port.conflicting_addresses)),
-        ("only for flows that are there", list(&unselected)),
+        ("addresses of an older service", list(&port.conflicting_addresses)),
+        ("existing flows only", list(&other_serving)),
         ("without endpoints", if v4 == v6 { v4.to_owned() } else { format!("{v4} (IPv4), {v6} (IPv6)") }),
-    ]
-    .map(|(heading, value)| (heading.to_owned(), value))
-    .into()
+    ])
 }
 
-fn endpoint_details(service: &Service, endpoint: &Endpoint) -> Vec<(String, String)> {
+fn endpoint_details(service: &Service, endpoint: &Endpoint) -> Details {
     let v4 = endpoint.v4.iter().map(ToString::to_string);
     let addresses: Vec<_> = v4.chain(endpoint.v6.iter().map(ToString::to_string)).collect();
-    let mut details = vec![
-        ("address".to_owned(), addresses.join(", ")),
-        ("host name".to_owned(), endpoint.hostname.clone()),
-        ("on this node".to_owned(), if endpoint.local { "yes" } else { "" }.to_owned()),
-    ];
+    let mut details = details([
+        ("address", addresses.join(", ")),
+        ("host name", endpoint.hostname.clone()),
+        ("local", yes(endpoint.local)),
+    ]);
     for it in &endpoint.ports {
         let Some(port) = service.ports.get(usize::from(it.index)) else { continue };
-        details.push((port_name(port), format!("{} ({})", it.port, traffic(it.scopes))));
+        details.push((port_name(port), format!("{} ({})", it.port, scope_names(it.scopes))));
     }
     details
 }
 
-fn traffic(scopes: Scopes) -> String {
+fn scope_names(scopes: Scopes) -> String {
     let names =
         [(scopes.internal, "internal"), (scopes.external, "external"), (scopes.cluster, "short-circuit")];
     let names: Vec<_> = names.into_iter().filter_map(|(is_in, name)| is_in.then_some(name)).collect();
     names.join(", ")
+}
+
+fn details<const N: usize>(details: [(&str, String); N]) -> Details {
+    details.map(|(heading, value)| (heading.to_owned(), value)).into()
+}
+
+fn yes(flag: bool) -> String {
+    if flag { "yes" } else { "" }.to_owned()
 }
 
 fn list(items: &[impl ToString]) -> String {

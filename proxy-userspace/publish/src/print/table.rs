@@ -1,6 +1,4 @@
-//! A state as a table, for people.
-//!
-//! The one rule: a line is as wide as what it says, whatever the terminal.
+//! A state as a table for people; its width does not depend on the terminal.
 
 use std::fmt::Write as _;
 
@@ -10,12 +8,12 @@ use model::{
     state::{Scope, Service, ServiceKind, ServicePort, ServiceState},
 };
 
-use crate::Published;
+use crate::publisher::Published;
 
-/// How many endpoints a cell names.
-const MOST_NAMED: usize = 3;
+/// How many endpoints a cell lists.
+const MAX_LISTED: usize = 3;
 
-/// The whole state: a row for each port.
+/// The full state: a row per port.
 pub(super) fn full(published: &Published) -> String {
     let mut table = empty();
     table.set_header([
@@ -23,7 +21,7 @@ pub(super) fn full(published: &Published) -> String {
         "TYPE",
         "CLUSTER-IPS",
         "PORT",
-        "OUTSIDE",
+        "EXPOSED",
         "INTERNAL",
         "EXTERNAL",
         "SHORT-CIRCUIT",
@@ -44,31 +42,31 @@ pub(super) fn full(published: &Published) -> String {
     let services = published.state.services.len();
     let mut text = format!("{}, {}\n", revision(published), counted(services, "service"));
     if services > 0 {
-        text.push_str(&written(&table));
+        text.push_str(&to_text(&table));
     }
     text
 }
 
-/// Which state it is.
+/// Node, revision and instance.
 pub(super) fn revision(published: &Published) -> String {
     let Published { node, rev, instance_id, .. } = published;
     format!("node {node}, revision {rev} of instance {instance_id:016x}")
 }
 
-/// A number of things.
-pub(super) fn counted(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+/// `1 service`, `2 services`.
+pub(super) fn counted(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// A table without lines.
+/// A table without borders.
 pub(super) fn empty() -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table
 }
 
-/// A table as text; nothing is left of it but what it says.
-pub(super) fn written(table: &Table) -> String {
+/// A table as text, without trailing spaces.
+pub(super) fn to_text(table: &Table) -> String {
     let mut text = String::new();
     for line in table.lines() {
         let _ = writeln!(text, "{}", line.trim_end());
@@ -88,28 +86,28 @@ fn row(state: &ServiceState, index: usize, port: &ServicePort) -> [String; 8] {
     let service = &state.service;
     let node_port = port.node_port.map(|it| format!("node port {it}"));
     let external = service.external_ips.iter().chain(&service.load_balancer_ips).map(ToString::to_string);
-    let outside: Vec<_> = node_port.into_iter().chain(external).collect();
+    let addresses: Vec<_> = node_port.into_iter().chain(external).collect();
     let cell = |scope| targets(state, index, scope).join("\n");
-    let from_outside = |scope| if outside.is_empty() { "-".to_owned() } else { cell(scope) };
+    let external_cell = |scope| if addresses.is_empty() { "-".to_owned() } else { cell(scope) };
     [
         service.name.to_string(),
         kind(service).to_owned(),
         lines(service.cluster_ips.iter()),
         port_name(port),
-        if outside.is_empty() { "-".to_owned() } else { outside.join("\n") },
+        if addresses.is_empty() { "-".to_owned() } else { addresses.join("\n") },
         cell(Scope::Internal),
-        from_outside(Scope::External),
-        from_outside(Scope::Cluster),
+        external_cell(Scope::External),
+        external_cell(Scope::Cluster),
     ]
 }
 
-/// A port as it is called: `80/TCP (http)`.
+/// For example `80/TCP (http)`.
 pub(super) fn port_name(port: &ServicePort) -> String {
     let name = if port.name.is_empty() { String::new() } else { format!(" ({})", port.name) };
     format!("{}/{}{name}", port.port, port.protocol)
 }
 
-/// Where a port leads, the first few and how many more; or what becomes of its traffic.
+/// The first targets of a port and the number of further ones; or what happens to its traffic if there are none.
 pub(super) fn targets(state: &ServiceState, index: usize, scope: Scope) -> Vec<String> {
     let all = [Family::V4, Family::V6].into_iter().flat_map(|it| state.targets(index, it, scope));
     let mut targets: Vec<_> = all.map(|it| it.to_string()).collect();
@@ -124,9 +122,9 @@ pub(super) fn targets(state: &ServiceState, index: usize, scope: Scope) -> Vec<S
             .into(),
         ];
     }
-    let more = targets.len().saturating_sub(MOST_NAMED);
+    let more = targets.len().saturating_sub(MAX_LISTED);
     if more > 0 {
-        targets.truncate(MOST_NAMED);
+        targets.truncate(MAX_LISTED);
         targets.push(format!("+{more}"));
     }
     targets

@@ -1,4 +1,4 @@
-//! What people and programs see.
+//! The rendered text.
 
 use std::{
     collections::BTreeMap,
@@ -74,7 +74,7 @@ fn the_empty_state_is_an_empty_list() {
 }
 
 #[test]
-fn yaml_says_what_json_says() {
+fn yaml_equals_json() {
     let published = published();
     let yaml = render(&published, Format::Yaml).unwrap();
     let yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
@@ -83,11 +83,11 @@ fn yaml_says_what_json_says() {
 }
 
 #[test]
-fn the_table_is_for_people() {
+fn the_table_has_a_row_per_port() {
     let text = render(&published(), Format::Table).unwrap();
     let expect = "\
 node n1, revision 7 of instance ffffffffffffffff, 1 service
-\x20SERVICE  TYPE      CLUSTER-IPS  PORT           OUTSIDE          INTERNAL       EXTERNAL       SHORT-CIRCUIT
+\x20SERVICE  TYPE      CLUSTER-IPS  PORT           EXPOSED          INTERNAL       EXTERNAL       SHORT-CIRCUIT
 \x20shop/y   NodePort  10.96.0.10   80/TCP (http)  node port 30080  10.1.0.1:8080  10.1.0.1:8080  10.1.0.1:8080
                                                                  10.1.0.2:8080                 10.1.0.2:8080
                                                                  10.1.0.3:8080                 10.1.0.3:8080
@@ -97,7 +97,7 @@ node n1, revision 7 of instance ffffffffffffffff, 1 service
     assert_eq!(text, expect);
 }
 
-/// The state after some changes: a port, an endpoint, one more, one less, and a Service.
+/// The state with changes: a changed port and endpoint, an added and a removed endpoint, an added Service.
 fn changed() -> Published {
     let mut after = published();
     let name = ServiceName::new("shop", "y");
@@ -125,7 +125,7 @@ fn changed() -> Published {
 }
 
 #[test]
-fn people_see_what_changed() {
+fn the_change_table_lists_what_changed() {
     let text = render_changes(Some(&published()), &changed(), Format::Table).unwrap();
     let expect = "\
 node n1, revision 8 of instance ffffffffffffffff, 7 changes
@@ -134,7 +134,7 @@ node n1, revision 8 of instance ffffffffffffffff, 7 changes
 \x20~  shop/y  port 81/TCP  without endpoints: refuse → refuse (IPv4), drop (IPv6)
 \x20~  shop/y  endpoint p1  80/TCP (http): 8080 (internal, external, short-circuit) → 8080 (internal, short-circuit)
 \x20-  shop/y  endpoint p2  address: 10.1.0.2
-\x20+  shop/y  endpoint p9  address: 10.1.0.1; on this node: yes; 80/TCP (http): 8080 (internal, short-circuit)
+\x20+  shop/y  endpoint p9  address: 10.1.0.1; local: yes; 80/TCP (http): 8080 (internal, short-circuit)
 \x20+  shop/z  service      type: NodePort
                          cluster IPs: 10.96.0.10
                          external policy: Local
@@ -149,27 +149,27 @@ node n1, revision 8 of instance ffffffffffffffff, 7 changes
     assert_eq!(text, render(&published(), Format::Table).unwrap());
 }
 
-/// Applies lines of changes as a stranger would.
+/// Applies change lines as a consumer would.
 fn apply(state: &mut BTreeMap<String, serde_json::Value>, lines: &str) {
     for line in lines.lines() {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
-        let place = format!("{} {} {}", line["kind"], line["service"], line["name"]);
+        let path = format!("{} {} {}", line["kind"], line["service"], line["name"]);
         let before = line.get("before").cloned();
         let (was, change) = match line.get("after") {
             Some(after) => {
-                (state.insert(place, after.clone()), if before.is_some() { "changed" } else { "added" })
+                (state.insert(path, after.clone()), if before.is_some() { "changed" } else { "added" })
             }
-            None => (state.remove(&place), "removed"),
+            None => (state.remove(&path), "removed"),
         };
         assert_eq!((was, line["change"].as_str().unwrap()), (before, change), "{line}");
-        // What has a Service has it when it comes, and until it has gone.
-        let of_no_service = line["kind"] == "service" || line["kind"] == "node";
-        assert!(of_no_service || state.contains_key(&format!("\"service\" {} null", line["service"])));
+        // Ports and endpoints exist only together with their Service.
+        let is_independent = line["kind"] == "service" || line["kind"] == "node";
+        assert!(is_independent || state.contains_key(&format!("\"service\" {} null", line["service"])));
     }
 }
 
 #[test]
-fn the_lines_of_changes_make_one_state_of_the_other() {
+fn change_lines_lead_from_one_state_to_the_other() {
     let empty = Published { state: NodeState::default(), ..published() };
     fn render(before: Option<&Published>, after: &Published) -> String {
         render_changes(before, after, Format::Json).unwrap()

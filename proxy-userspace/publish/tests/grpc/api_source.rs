@@ -1,4 +1,4 @@
-//! `--source api:TARGET`: a brain that follows another one, ours or one that keeps KPNG's habits.
+//! `--source api:TARGET`: a brain that follows another one, ours or one that behaves like KPNG's.
 
 use std::{
     pin::Pin,
@@ -11,8 +11,6 @@ use std::{
 use brain::{Options, node_state};
 use model::cluster::ClusterState;
 use proxy_contract::{
-    Target,
-    client::Client,
     globalv1::{self, GlobalWatchReq},
     localv1::{
         self, EmptyOp, OpItem, Ref, Set, Value, WatchReq,
@@ -35,95 +33,93 @@ use tokio_stream::{
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
+    cluster_watch::{service, slice},
     common::{Brain, Folder, LIMIT, service as service_state, state},
-    global::{service, slice},
 };
 
 fn source(folder: &Folder) -> ApiSource {
-    ApiSource::start(Client::new(Target::Unix(folder.socket()), "n1"))
+    ApiSource::start(folder.client())
 }
 
-/// What is said when it is as expected.
-async fn until(said: &mut watch::Receiver<Option<Update>>, expected: impl Fn(&Update) -> bool) {
-    let is_so = |it: &Option<Update>| it.as_ref().is_some_and(&expected);
-    timeout(LIMIT, said.wait_for(is_so)).await.expect("it is said in the end").unwrap();
+/// Waits for an expected update.
+async fn until(updates: &mut watch::Receiver<Option<Update>>, expected: impl Fn(&Update) -> bool) {
+    let is_expected = |it: &Option<Update>| it.as_ref().is_some_and(&expected);
+    timeout(LIMIT, updates.wait_for(is_expected)).await.expect("the update arrives").unwrap();
 }
 
-fn facts(address: &str) -> Arc<ClusterState> {
-    let mut facts = ClusterState::default();
-    facts.set_service(service("web"));
-    facts.set_slice(slice("web-1", "web", &[address]));
-    facts.into()
+fn cluster(address: &str) -> Arc<ClusterState> {
+    let mut state = ClusterState::default();
+    state.set_service(service("web"));
+    state.set_slice(slice("web-1", "web", &[address]));
+    state.into()
 }
 
 #[tokio::test]
-async fn the_facts_of_another_brain_are_followed_and_stay_while_it_is_away() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
-    brain.cluster.publish(ClusterSnapshot::State(facts("10.1.0.1")));
+async fn the_cluster_state_of_another_brain_is_followed_and_stays_during_an_outage() {
+    let (folder, brain) = Brain::new().await;
+    brain.cluster.publish(ClusterSnapshot::State(cluster("10.1.0.1")));
     let source = source(&folder);
-    let mut said = source.updates();
-    let says = |expected: Arc<ClusterState>| {
-        move |said: &Update| match said {
+    let mut updates = source.updates();
+    let equals = |expected: Arc<ClusterState>| {
+        move |update: &Update| match update {
             Update::Cluster(it) => {
                 node_state(it, "n1", &Options::default()) == node_state(&expected, "n1", &Options::default())
             }
             Update::Node(_) => false,
         }
     };
-    until(&mut said, says(facts("10.1.0.1"))).await;
-    said.mark_unchanged();
+    until(&mut updates, equals(cluster("10.1.0.1"))).await;
+    updates.mark_unchanged();
     brain.stop().await;
-    let brain = Brain::start(&folder.socket()).await;
-    brain.cluster.publish(ClusterSnapshot::State(facts("10.1.0.2")));
-    timeout(LIMIT, said.changed()).await.expect("it is followed again").unwrap();
-    // Nothing was said in between: the last word stood.
-    assert!(says(facts("10.1.0.2"))(said.borrow().as_ref().unwrap()));
+    let brain = Brain::start(&folder).await;
+    brain.cluster.publish(ClusterSnapshot::State(cluster("10.1.0.2")));
+    timeout(LIMIT, updates.changed()).await.expect("it reconnects").unwrap();
+    // There was no update in between: the last state stayed.
+    assert!(equals(cluster("10.1.0.2"))(updates.borrow().as_ref().unwrap()));
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn without_facts_the_state_of_the_node_is_followed_as_it_is() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn without_a_cluster_state_the_node_state_is_followed() {
+    let (folder, brain) = Brain::new().await;
     brain.cluster.publish(ClusterSnapshot::Unavailable);
     let expected = state([service_state("ns/a", &[("p", 1), ("@x", 2)])]);
     brain.publisher.publish(expected.clone());
     let source = source(&folder);
-    until(&mut source.updates(), |said| matches!(said, Update::Node(it) if *it == expected)).await;
+    until(&mut source.updates(), |update| matches!(update, Update::Node(it) if *it == expected)).await;
     brain.stop().await;
 }
 
 type Items = Pin<Box<dyn Stream<Item = Result<OpItem, Status>> + Send>>;
 
-/// A brain with KPNG's habits: it resets once per stream, never syncs an empty difference, adds nothing of ours, and
-/// passes over what it does not know.
+/// A brain that behaves like KPNG's: it resets once per stream, never syncs an empty difference, sends no extensions, and
+/// ignores what it does not know.
 #[derive(Clone)]
 struct Kpng {
-    /// The change sets, each of which is said when it is there.
-    waves: watch::Receiver<usize>,
-    says: fn(usize) -> Vec<OpItem>,
+    /// How many change sets there are.
+    available: watch::Receiver<usize>,
+    change_set: fn(usize) -> Vec<OpItem>,
     streams: Arc<AtomicUsize>,
 }
 
 impl Kpng {
-    async fn converse<R: Send + 'static>(&self, mut requests: Streaming<R>) -> Items {
+    async fn serve<R: Send + 'static>(&self, mut requests: Streaming<R>) -> Items {
         let (sender, items) = mpsc::channel(4);
-        let Self { mut waves, says, streams } = self.clone();
+        let Self { mut available, change_set, streams } = self.clone();
         streams.fetch_add(1, Ordering::SeqCst);
         tokio::spawn(async move {
-            let mut said = 0;
+            let mut sent = 0;
             let mut is_first = true;
             while let Ok(Some(_)) = requests.message().await {
                 if std::mem::take(&mut is_first) {
                     let reset = OpItem { op: Some(Op::Reset(EmptyOp::default())) };
                     let _ = sender.send(Ok(reset)).await;
                 }
-                let Ok(wave) = waves.wait_for(|it| *it > said).await.map(|it| *it) else { return };
-                for item in (said..wave).flat_map(says) {
+                let Ok(count) = available.wait_for(|it| *it > sent).await.map(|it| *it) else { return };
+                for item in (sent..count).flat_map(change_set) {
                     let _ = sender.send(Ok(item)).await;
                 }
-                said = wave;
+                sent = count;
                 let _ = sender.send(Ok(OpItem { op: Some(Op::Sync(EmptyOp::default())) })).await;
             }
         });
@@ -136,7 +132,7 @@ impl Sets for Kpng {
     type WatchStream = Items;
 
     async fn watch(&self, request: Request<Streaming<WatchReq>>) -> Result<Response<Items>, Status> {
-        Ok(Response::new(self.converse(request.into_inner()).await))
+        Ok(Response::new(self.serve(request.into_inner()).await))
     }
 }
 
@@ -145,7 +141,7 @@ impl globalv1::sets_server::Sets for Kpng {
     type WatchStream = Items;
 
     async fn watch(&self, request: Request<Streaming<GlobalWatchReq>>) -> Result<Response<Items>, Status> {
-        Ok(Response::new(self.converse(request.into_inner()).await))
+        Ok(Response::new(self.serve(request.into_inner()).await))
     }
 }
 
@@ -188,8 +184,8 @@ fn kpng_endpoint(address: &str) -> localv1::Endpoint {
     localv1::Endpoint { ips: ips(address), port_overrides, scopes, ..Default::default() }
 }
 
-/// A dual path for each endpoint, and a pod in the second change set that replaces the first.
-fn global_waves(wave: usize) -> Vec<OpItem> {
+/// Two paths per endpoint; in the second change set another pod replaces the first one.
+fn cluster_change_set(index: usize) -> Vec<OpItem> {
     let info = |address: &str, pod: &str| globalv1::EndpointInfo {
         hash: 7,
         namespace: "ns".into(),
@@ -201,7 +197,7 @@ fn global_waves(wave: usize) -> Vec<OpItem> {
         ..Default::default()
     };
     let paths = ["ns|web|web-x7k2p|", "ns||web-x7k2p|"];
-    match wave {
+    match index {
         0 => {
             let service =
                 globalv1::ServiceInfo { hash: 1, service: Some(kpng_service()), ..Default::default() };
@@ -223,8 +219,8 @@ fn global_waves(wave: usize) -> Vec<OpItem> {
     }
 }
 
-fn local_waves(wave: usize) -> Vec<OpItem> {
-    match wave {
+fn node_change_set(index: usize) -> Vec<OpItem> {
+    match index {
         0 => vec![
             set(Set::ServicesSet, "ns/web", &kpng_service()),
             set(Set::EndpointsSet, "ns/web/p", &kpng_endpoint("10.1.0.1")),
@@ -236,15 +232,15 @@ fn local_waves(wave: usize) -> Vec<OpItem> {
     }
 }
 
-/// Serves the view of `is_global` alone.
-fn play(folder: &Folder, is_global: bool) -> (watch::Sender<usize>, Arc<AtomicUsize>, JoinHandle<()>) {
-    let (sender, waves) = watch::channel(0);
+/// Serves either the cluster state or the state of the node.
+fn play(folder: &Folder, is_cluster: bool) -> (watch::Sender<usize>, Arc<AtomicUsize>, JoinHandle<()>) {
+    let (sender, available) = watch::channel(0);
     let streams = Arc::new(AtomicUsize::new(0));
-    let says = if is_global { global_waves } else { local_waves };
-    let kpng = Kpng { waves, says, streams: Arc::clone(&streams) };
+    let change_set = if is_cluster { cluster_change_set } else { node_change_set };
+    let kpng = Kpng { available, change_set, streams: Arc::clone(&streams) };
     let incoming = UnixListenerStream::new(UnixListener::bind(folder.socket()).unwrap());
     let mut server = tonic::transport::Server::builder();
-    let router = match is_global {
+    let router = match is_cluster {
         true => server.add_service(globalv1::sets_server::SetsServer::new(kpng)),
         false => server.add_service(SetsServer::new(kpng)),
     };
@@ -252,10 +248,10 @@ fn play(folder: &Folder, is_global: bool) -> (watch::Sender<usize>, Arc<AtomicUs
     (sender, streams, task)
 }
 
-/// The addresses that the Service leads to.
-fn addresses(said: &Update) -> Vec<String> {
-    let state = match said {
-        Update::Cluster(facts) => node_state(facts, "n1", &Options::default()),
+/// The targets of the Service.
+fn addresses(update: &Update) -> Vec<String> {
+    let state = match update {
+        Update::Cluster(cluster) => node_state(cluster, "n1", &Options::default()),
         Update::Node(state) => state.clone(),
     };
     let services = state.services.values();
@@ -267,19 +263,19 @@ fn addresses(said: &Update) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_brain_with_kpngs_habits_is_followed() {
-    for is_global in [true, false] {
+async fn a_brain_that_behaves_like_kpngs_is_followed() {
+    for is_cluster in [true, false] {
         let folder = Folder::new();
-        let (waves, streams, server) = play(&folder, is_global);
+        let (available, streams, server) = play(&folder, is_cluster);
         let source = source(&folder);
-        let mut said = source.updates();
-        // Its cluster is empty, and it says nothing of that: there is no state, and nobody asks twice.
-        assert!(timeout(std::time::Duration::from_millis(200), said.changed()).await.is_err());
-        waves.send_replace(1);
-        until(&mut said, |it| addresses(it) == ["10.1.0.1:8080"]).await;
-        waves.send_replace(2);
-        until(&mut said, |it| addresses(it) == ["10.1.0.2:8080"]).await;
-        assert!(said.borrow().as_ref().is_some_and(|it| matches!(it, Update::Cluster(_)) == is_global));
+        let mut updates = source.updates();
+        // It does not sync its empty cluster: there is no state, and the client sends no second request.
+        assert!(timeout(std::time::Duration::from_millis(200), updates.changed()).await.is_err());
+        available.send_replace(1);
+        until(&mut updates, |it| addresses(it) == ["10.1.0.1:8080"]).await;
+        available.send_replace(2);
+        until(&mut updates, |it| addresses(it) == ["10.1.0.2:8080"]).await;
+        assert!(updates.borrow().as_ref().is_some_and(|it| matches!(it, Update::Cluster(_)) == is_cluster));
         assert_eq!(streams.load(Ordering::SeqCst), 1);
         server.abort();
     }

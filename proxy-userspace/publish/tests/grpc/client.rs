@@ -1,146 +1,140 @@
-//! The client library over a brain that dies and comes back.
+//! The client library across restarts of a brain.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use proxy_contract::{
-    Target,
-    client::{Client, Incremental, ResetFilter, State},
+    client::{Incremental, ResetFilter, State},
     localv1::{Endpoint, Service},
 };
-use publish::upstream::Upstream;
 use tokio::time::timeout;
 
-use crate::common::{Brain, Folder, LIMIT, service, state};
+use crate::common::{Brain, LIMIT, service, state};
 
-/// Writes down what it is told.
+/// Records the callbacks.
 #[derive(Debug, Default)]
-struct Notes(Arc<std::sync::Mutex<Vec<String>>>);
+struct Recorder(Arc<std::sync::Mutex<Vec<String>>>);
 
-impl Notes {
-    fn note(&self, text: String) {
+impl Recorder {
+    fn record(&self, text: String) {
         self.0.lock().unwrap().push(text);
     }
 }
 
-impl Incremental for Notes {
+impl Incremental for Recorder {
     fn set_service(&mut self, service: &Service) {
-        self.note(format!("+ {}/{}", service.namespace, service.name));
+        self.record(format!("+ {}/{}", service.namespace, service.name));
     }
     fn delete_service(&mut self, namespace: &str, name: &str) {
-        self.note(format!("- {namespace}/{name}"));
+        self.record(format!("- {namespace}/{name}"));
     }
     fn set_endpoint(&mut self, namespace: &str, service: &str, key: &str, endpoint: &Endpoint) {
         let ips = endpoint.ips.as_ref().unwrap().v4.join(" ");
-        self.note(format!("+ {namespace}/{service}/{key} {ips}"));
+        self.record(format!("+ {namespace}/{service}/{key} {ips}"));
     }
     fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str) {
-        self.note(format!("- {namespace}/{service}/{key}"));
+        self.record(format!("- {namespace}/{service}/{key}"));
     }
     fn sync(&mut self) {
-        self.note("sync".into());
+        self.record("sync".into());
     }
     fn reset(&mut self) {
-        self.note("reset".into());
+        self.record("reset".into());
     }
 }
 
-/// Waits until so many syncs have been noted, and takes all notes.
-async fn notes_of(notes: &Arc<std::sync::Mutex<Vec<String>>>, syncs: usize) -> Vec<String> {
+/// Waits for a number of syncs, and takes all records.
+async fn take(records: &Arc<std::sync::Mutex<Vec<String>>>, syncs: usize) -> Vec<String> {
     let enough = async {
-        while notes.lock().unwrap().iter().filter(|it| *it == "sync").count() < syncs {
+        while records.lock().unwrap().iter().filter(|it| *it == "sync").count() < syncs {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
     timeout(LIMIT, enough).await.unwrap();
-    std::mem::take(&mut *notes.lock().unwrap())
+    std::mem::take(&mut *records.lock().unwrap())
 }
 
 #[tokio::test]
-async fn incremental_calls_say_what_the_stream_says() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn incremental_callbacks_follow_the_stream() {
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(state([service("ns/a", &[("p", 1), ("@x", 2)])]));
-    let notes = Notes::default();
-    let written = Arc::clone(&notes.0);
-    let client = Client::new(Target::Unix(folder.socket()), "n1");
+    let recorder = Recorder::default();
+    let records = Arc::clone(&recorder.0);
+    let client = folder.client();
     let running = tokio::spawn(async move {
-        let mut notes = notes;
-        client.run(&mut notes).await
+        let mut recorder = recorder;
+        client.run(&mut recorder).await
     });
     let first = ["reset", "+ ns/a", "+ ns/a/p 10.1.0.1", "+ ns/a/x 10.1.0.2", "sync"];
-    assert_eq!(notes_of(&written, 1).await, first);
+    assert_eq!(take(&records, 1).await, first);
     brain.publisher.publish(state([service("ns/b", &[("p", 3)])]));
     let second = ["+ ns/b", "- ns/a/x", "+ ns/b/p 10.1.0.3", "- ns/a/p", "- ns/a", "sync"];
-    assert_eq!(notes_of(&written, 1).await, second);
-    // A new connection says everything again.
+    assert_eq!(take(&records, 1).await, second);
+    // A new connection replays everything.
     brain.stop().await;
-    let brain = Brain::start(&folder.socket()).await;
+    let brain = Brain::start(&folder).await;
     brain.publisher.publish(state([service("ns/b", &[("p", 3)])]));
-    assert_eq!(notes_of(&written, 1).await, ["reset", "+ ns/b", "+ ns/b/p 10.1.0.3", "sync"]);
+    assert_eq!(take(&records, 1).await, ["reset", "+ ns/b", "+ ns/b/p 10.1.0.3", "sync"]);
     running.abort();
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn a_reset_that_remembers_is_a_minimal_difference() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn a_filtered_reset_is_a_minimal_difference() {
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(state([service("ns/a", &[("p", 1), ("q", 2)]), service("ns/gone", &[("p", 1)])]));
-    let notes = Notes::default();
-    let written = Arc::clone(&notes.0);
-    let client = Client::new(Target::Unix(folder.socket()), "n1");
+    let recorder = Recorder::default();
+    let records = Arc::clone(&recorder.0);
+    let client = folder.client();
     let running = tokio::spawn(async move {
-        let mut remembering = ResetFilter::new(notes);
-        client.run(&mut remembering).await
+        let mut filter = ResetFilter::new(recorder);
+        client.run(&mut filter).await
     });
-    assert_eq!(notes_of(&written, 1).await.len(), 6);
+    assert_eq!(take(&records, 1).await.len(), 6);
     brain.stop().await;
-    let brain = Brain::start(&folder.socket()).await;
-    // Another state, by a brain that knows nothing of what was before.
+    let brain = Brain::start(&folder).await;
+    // Another state, of a brain without a memory of the previous one.
     brain.publisher.publish(state([service("ns/a", &[("p", 1), ("q", 3), ("r", 4)]), service("ns/b", &[])]));
     let difference = ["+ ns/b", "+ ns/a/r 10.1.0.4", "+ ns/a/q 10.1.0.3", "- ns/gone/p", "- ns/gone", "sync"];
-    assert_eq!(notes_of(&written, 1).await, difference);
-    // The same state again: no call at all, and then only what is new.
+    assert_eq!(take(&records, 1).await, difference);
+    // The same state again causes no callback; after that, only what is new does.
     let same = brain.publisher.current().unwrap().state.clone();
     brain.stop().await;
-    let brain = Brain::start(&folder.socket()).await;
+    let brain = Brain::start(&folder).await;
     brain.publisher.publish(same.clone());
     tokio::time::sleep(Duration::from_millis(500)).await;
     let mut more = same;
     more.services.insert(service("ns/c", &[]).1);
     brain.publisher.publish(more);
-    assert_eq!(notes_of(&written, 1).await, ["+ ns/c", "sync"]);
+    assert_eq!(take(&records, 1).await, ["+ ns/c", "sync"]);
     running.abort();
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn the_last_state_stays_while_the_brain_is_away_and_only_what_differs_is_new() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn the_last_state_stays_during_an_outage_and_unchanged_values_are_shared() {
+    let (folder, brain) = Brain::new().await;
     let first = state([service("ns/a", &[("p", 1)]), service("ns/b", &[("p", 1)])]);
     brain.publisher.publish(first.clone());
-    let mut watch = Client::new(Target::Unix(folder.socket()), "n1").watch();
+    let mut watch = folder.client().watch();
     let before: Arc<State> = timeout(LIMIT, watch.next()).await.unwrap().unwrap();
     brain.stop().await;
     assert!(timeout(Duration::from_millis(300), watch.next()).await.is_err());
-    // The same content from another process is nothing new.
-    let brain = Brain::start(&folder.socket()).await;
+    // The same state from another process is not returned.
+    let brain = Brain::start(&folder).await;
     brain.publisher.publish(first);
     assert!(timeout(Duration::from_millis(1000), watch.next()).await.is_err());
     brain.publisher.publish(state([service("ns/a", &[("p", 2)]), service("ns/b", &[("p", 1)])]));
     let after = timeout(LIMIT, watch.next()).await.unwrap().unwrap();
-    assert!(Arc::ptr_eq(&before.services["ns/b"], &after.services["ns/b"]), "what is equal is shared");
+    assert!(Arc::ptr_eq(&before.services["ns/b"], &after.services["ns/b"]), "equal values are shared");
     assert_ne!(before.services["ns/a"], after.services["ns/a"]);
     assert_ne!(before.revision.unwrap().instance_id, after.revision.unwrap().instance_id);
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn what_comes_out_of_a_chain_is_what_went_in() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
-    let upstream = Upstream::new(Client::new(Target::Unix(folder.socket()), "n1"), "n1");
+async fn an_upstream_publishes_the_same_states_and_revisions() {
+    let (folder, brain) = Brain::new().await;
+    let upstream = folder.upstream();
     let mut states = upstream.subscribe();
     let check = async {
         for round in 1..20 {
@@ -154,20 +148,19 @@ async fn what_comes_out_of_a_chain_is_what_went_in() {
     };
     tokio::select! {
         () = check => {}
-        () = upstream.run() => panic!("it never ends"),
+        () = upstream.run() => panic!("it never returns"),
     }
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn a_brain_that_comes_back_with_nothing_takes_everything_away() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn an_empty_state_after_a_restart_deletes_everything() {
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(state([service("ns/a", &[("p", 1)])]));
-    let mut watch = Client::new(Target::Unix(folder.socket()), "n1").watch();
+    let mut watch = folder.client().watch();
     assert_eq!(timeout(LIMIT, watch.next()).await.unwrap().unwrap().services.len(), 1);
     brain.stop().await;
-    let brain = Brain::start(&folder.socket()).await;
+    let brain = Brain::start(&folder).await;
     brain.publisher.publish(state([]));
     assert!(timeout(LIMIT, watch.next()).await.unwrap().unwrap().services.is_empty());
     brain.stop().await;

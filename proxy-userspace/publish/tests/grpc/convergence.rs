@@ -1,24 +1,25 @@
-//! Whatever happens, the client ends with the publisher's newest state.
+//! After any sequence of events, the client ends with the newest published state.
 
 use std::time::Duration;
 
 use model::state::NodeState;
 use proptest::{collection::vec, prelude::*, test_runner::Config};
-use proxy_contract::{Target, client::Client};
-use publish::upstream::Upstream;
 use tokio::time::{sleep, timeout};
 
-use crate::common::{Brain, Folder, LIMIT, Peer, service, state};
+use crate::{
+    common::{Brain, LIMIT, service, state},
+    peer::NodePeer,
+};
 
 #[derive(Clone, Debug)]
 enum Step {
     Publish(NodeState),
-    /// The brain dies, and another takes its place.
+    /// The brain restarts.
     Restart,
     /// The clients read.
     Read,
-    /// Something is on its way.
-    Pause,
+    /// Time passes.
+    Wait,
 }
 
 fn some_state() -> impl Strategy<Value = NodeState> {
@@ -27,7 +28,7 @@ fn some_state() -> impl Strategy<Value = NodeState> {
     let name = prop_oneof![Just("a/s"), Just("a-b/s"), Just("a/t"), Just("b/s")];
     vec((name, endpoints), 0..4).prop_map(|services| {
         state(services.into_iter().map(|(name, mut endpoints)| {
-            // A path is one endpoint's alone.
+            // Each path has one endpoint.
             endpoints.sort_by_key(|(key, _)| key.trim_start_matches('@'));
             endpoints.dedup_by_key(|(key, _)| key.trim_start_matches('@'));
             service(name, &endpoints)
@@ -40,18 +41,17 @@ fn step() -> impl Strategy<Value = Step> {
         6 => some_state().prop_map(Step::Publish),
         1 => Just(Step::Restart),
         2 => Just(Step::Read),
-        2 => Just(Step::Pause),
+        2 => Just(Step::Wait),
     ]
 }
 
 async fn play(steps: Vec<Step>) {
-    let folder = Folder::new();
-    let mut brain = Brain::start(&folder.socket()).await;
+    let (folder, mut brain) = Brain::new().await;
     let mut newest = NodeState::default();
     brain.publisher.publish(newest.clone());
-    let upstream = Upstream::new(Client::new(Target::Unix(folder.socket()), "n1"), "n1");
+    let upstream = folder.upstream();
     let mut states = upstream.subscribe();
-    let mut peer = Peer::start(&folder.socket(), "n1").await;
+    let mut peer = NodePeer::start(&folder, "n1").await;
     let history = async {
         for step in steps {
             match step {
@@ -61,24 +61,24 @@ async fn play(steps: Vec<Step>) {
                 }
                 Step::Restart => {
                     brain.stop().await;
-                    brain = Brain::start(&folder.socket()).await;
+                    brain = Brain::start(&folder).await;
                     brain.publisher.publish(newest.clone());
-                    peer = Peer::start(&folder.socket(), "n1").await;
+                    peer = NodePeer::start(&folder, "n1").await;
                 }
                 Step::Read => {
-                    // The peer checks the rules; it may have nothing to read.
+                    // The peer checks the rules; there may be nothing to read.
                     if timeout(Duration::from_millis(3), peer.change_set()).await.is_ok() {
                         peer.ask("n1").await;
                     } else {
-                        peer = Peer::start(&folder.socket(), "n1").await;
+                        peer = NodePeer::start(&folder, "n1").await;
                     }
                 }
-                Step::Pause => sleep(Duration::from_millis(2)).await,
+                Step::Wait => sleep(Duration::from_millis(2)).await,
             }
         }
         let converged = async { while states.next().await.unwrap().state != newest {} };
         timeout(LIMIT, converged).await.expect("the client ends with the newest state");
-        let mut peer = Peer::start(&folder.socket(), "n1").await;
+        let mut peer = NodePeer::start(&folder, "n1").await;
         peer.change_set().await;
         let count = newest.services.values().map(|it| it.endpoints.len()).sum::<usize>();
         assert_eq!((peer.services.len(), peer.endpoints.len()), (newest.services.len(), count));
@@ -86,7 +86,7 @@ async fn play(steps: Vec<Step>) {
     };
     tokio::select! {
         () = history => {}
-        () = upstream.run() => panic!("it never ends"),
+        () = upstream.run() => panic!("it never returns"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A brain of KPNG's, played from its recorded bytes.
+//! A stream recorded from KPNG's brain.
 
 use std::{
     path::Path,
@@ -11,15 +11,10 @@ use std::{
 
 use model::state::{EndpointKey, Scopes};
 use prost::Message as _;
-use proxy_contract::{
-    Target,
-    client::Client,
-    localv1::{
-        OpItem, WatchReq,
-        sets_server::{Sets, SetsServer},
-    },
+use proxy_contract::localv1::{
+    OpItem, WatchReq,
+    sets_server::{Sets, SetsServer},
 };
-use publish::upstream::Upstream;
 use tokio::{net::UnixListener, sync::mpsc, time::timeout};
 use tokio_stream::{
     Stream,
@@ -48,7 +43,7 @@ fn item(hex: &str) -> OpItem {
     OpItem::decode(bytes(hex).as_slice()).unwrap()
 }
 
-/// Says what was recorded to everybody who asks for the right node, and then nothing; the first streams break off.
+/// Sends the recording once per stream; the first streams break off.
 struct Player {
     breaks: usize,
     streams: AtomicUsize,
@@ -64,7 +59,7 @@ impl Sets for Player {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let mut requests = request.into_inner();
         let first = requests.message().await?.unwrap();
-        // As far as KPNG knows it, the request is the recorded one.
+        // Apart from extensions, the request is the recorded one.
         assert!(first.encode_to_vec().starts_with(&bytes(REQUEST)));
         let (sender, items) = mpsc::channel(16);
         let stream = self.streams.fetch_add(1, Ordering::SeqCst);
@@ -72,12 +67,12 @@ impl Sets for Player {
         tokio::spawn(async move {
             for hex in std::iter::once(RESET).chain(CHANGE_SET) {
                 if is_broken && hex == CHANGE_SET[stream + 1] {
-                    let _ = sender.send(Err(Status::unavailable("the recording is torn"))).await;
+                    let _ = sender.send(Err(Status::unavailable("the recording breaks off"))).await;
                     return;
                 }
                 sender.send(Ok(item(hex))).await.unwrap();
             }
-            // It waits for the next request, and has nothing to say to it.
+            // Like KPNG, it does not answer a request without changes.
             let _ = requests.message().await;
             sender.closed().await;
         });
@@ -94,16 +89,16 @@ fn play(socket: &Path, player: Player) -> tokio::task::JoinHandle<()> {
 }
 
 #[tokio::test]
-async fn what_kpng_said_is_a_state() {
+async fn the_recording_is_decoded() {
     let folder = Folder::new();
     let player = play(&folder.socket(), Player { breaks: 0, streams: AtomicUsize::new(0) });
-    let upstream = Upstream::new(Client::new(Target::Unix(folder.socket()), "n1"), "n1");
+    let upstream = folder.upstream();
     let mut states = upstream.subscribe();
     let published = tokio::select! {
         published = timeout(LIMIT, states.next()) => published.unwrap().unwrap(),
-        () = upstream.run() => panic!("it never ends"),
+        () = upstream.run() => panic!("it never returns"),
     };
-    // KPNG gives no revisions: they are counted here.
+    // KPNG sends no revisions: the publisher counts.
     assert_eq!((published.rev, published.state.services.len()), (1, 1));
     let state = published.state.services.values().next().unwrap();
     assert_eq!(state.service.name.to_string(), "default/itp-local");
@@ -118,11 +113,11 @@ async fn what_kpng_said_is_a_state() {
 }
 
 #[tokio::test]
-async fn a_change_set_that_breaks_off_is_never_seen() {
+async fn an_incomplete_change_set_is_never_returned() {
     let folder = Folder::new();
-    // Torn after the service, and then after the first endpoint.
+    // Breaks off after the Service, and then after the first endpoint.
     let player = play(&folder.socket(), Player { breaks: 2, streams: AtomicUsize::new(0) });
-    let client = Client::new(Target::Unix(folder.socket()), "n1");
+    let client = folder.client();
     let mut watch = client.watch();
     let state = timeout(LIMIT, watch.next()).await.unwrap().unwrap();
     assert_eq!(state.services["default/itp-local"].endpoints.len(), 2);

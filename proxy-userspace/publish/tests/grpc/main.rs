@@ -1,20 +1,20 @@
-//! What is published, served and followed over real sockets.
+//! The gRPC server and its clients over real sockets.
 
-#![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+#![expect(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
 mod api_source;
 mod client;
+mod cluster_convergence;
+mod cluster_watch;
 mod common;
 mod convergence;
 mod extensions;
-mod global;
-mod global_laws;
-mod global_peer;
 mod kpng_recording;
+mod listen;
+mod long_poll;
 mod misbehaving_clients;
-mod next;
 mod node_registry;
+mod peer;
 mod pki;
-mod sockets;
 mod tls;
 mod watch_session;

@@ -1,4 +1,4 @@
-//! Clients that are slow, silent or talk nonsense.
+//! Clients that are slow, silent or send garbage.
 
 use std::{path::Path, time::Duration};
 
@@ -10,20 +10,23 @@ use tokio::{
     time::timeout,
 };
 
-use crate::common::{Brain, Folder, LIMIT, Peer, service, state};
+use crate::{
+    common::{Brain, Folder, LIMIT, channel, service, state},
+    peer::NodePeer,
+};
 
-/// What begins every connection of HTTP/2, and an empty SETTINGS frame.
+/// HTTP/2's connection preface and an empty SETTINGS frame.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 async fn send(socket: &Path, bytes: &[u8]) {
     let mut stream = UnixStream::connect(socket).await.unwrap();
-    // The server may hang up in the middle of it.
+    // The server may disconnect in the middle.
     if stream.write_all(bytes).await.is_ok() {
         let _ = timeout(Duration::from_millis(2), stream.read(&mut [0; 1024])).await;
     }
 }
 
-fn nonsense() -> impl Strategy<Value = Vec<u8>> {
+fn garbage() -> impl Strategy<Value = Vec<u8>> {
     let bytes = || vec(any::<u8>(), 0..400);
     let frame = (any::<u8>(), any::<u8>(), 0_u8..4, vec(any::<u8>(), 0..40)).prop_map(
         |(kind, flags, stream, payload)| {
@@ -38,38 +41,37 @@ fn nonsense() -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn nonsense_disturbs_nobody() {
+fn garbage_affects_no_other_client() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let folder = Folder::new();
     let socket = folder.socket();
     let (brain, mut peer) = runtime.block_on(async {
-        let brain = Brain::start(&socket).await;
+        let brain = Brain::start(&folder).await;
         brain.publisher.publish(NodeState::default());
-        let mut peer = Peer::start(&socket, "n1").await;
+        let mut peer = NodePeer::start(&folder, "n1").await;
         peer.change_set().await;
         (brain, peer)
     });
-    proptest!(Config::with_cases(64), |(bytes in nonsense())| runtime.block_on(send(&socket, &bytes)));
+    proptest!(Config::with_cases(64), |(bytes in garbage())| runtime.block_on(send(&socket, &bytes)));
     runtime.block_on(async {
         brain.publisher.publish(state([service("ns/a", &[])]));
         peer.ask("n1").await;
         assert_eq!(peer.change_set().await, ["+s ns/a"]);
-        let mut other = Peer::start(&socket, "n1").await;
+        let mut other = NodePeer::start(&folder, "n1").await;
         assert_eq!(other.change_set().await, ["+s ns/a"]);
         brain.stop().await;
     });
 }
 
 #[tokio::test]
-async fn a_message_that_is_none_ends_its_own_stream_only() {
+async fn an_invalid_message_ends_only_its_own_stream() {
     use tonic::codegen::http::uri::PathAndQuery;
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(NodeState::default());
-    let channel = crate::common::channel(&folder.socket()).await;
-    let mut good = Peer::start(&folder.socket(), "n1").await;
+    let channel = channel(&folder).await;
+    let mut good = NodePeer::start(&folder, "n1").await;
     good.change_set().await;
-    // A node name that is no text, and one that is too long.
+    // A node name that is not UTF-8, and one that is too long.
     let long = "n".repeat(1 << 20);
     let revision = proxy_contract::localv1::Revision { instance_id: 3, rev: 4 };
     let mut client = tonic::client::Grpc::new(channel);
@@ -79,7 +81,7 @@ async fn a_message_that_is_none_ends_its_own_stream_only() {
     let answer = client.streaming(tonic::Request::new(tokio_stream::once(revision)), path, codec).await;
     let item = answer.unwrap().into_inner().message().await;
     assert!(matches!(item, Err(_) | Ok(None)), "{item:?}");
-    let mut peer = Peer::silent(&folder.socket()).await;
+    let mut peer = NodePeer::silent(&folder).await;
     peer.ask(&long).await;
     assert!(matches!(timeout(LIMIT, peer.items.message()).await.unwrap(), Err(_) | Ok(None)));
     good.ask("n1").await;
@@ -88,7 +90,7 @@ async fn a_message_that_is_none_ends_its_own_stream_only() {
     brain.stop().await;
 }
 
-/// A state that does not fit into what a connection may hold.
+/// A state larger than the window of a connection.
 fn large(revision: u8) -> NodeState {
     let keys: Vec<_> = (0..100).map(|it| format!("pod-with-a-name-as-long-as-names-are-{it}")).collect();
     let endpoints: Vec<_> = keys.iter().map(|it| (it.as_str(), revision)).collect();
@@ -96,14 +98,13 @@ fn large(revision: u8) -> NodeState {
 }
 
 #[tokio::test]
-async fn a_watcher_that_never_reads_costs_no_growing_memory() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn a_watcher_that_never_reads_holds_at_most_two_states() {
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(large(1));
-    let mut slow = Peer::start(&folder.socket(), "n1").await;
-    let mut quick = Peer::start(&folder.socket(), "n1").await;
+    let mut slow = NodePeer::start(&folder, "n1").await;
+    let mut quick = NodePeer::start(&folder, "n1").await;
     quick.change_set().await;
-    // It asks for as much as it can and reads nothing.
+    // It sends many requests and reads nothing.
     for _ in 0..8 {
         slow.ask("n1").await;
     }
@@ -115,13 +116,13 @@ async fn a_watcher_that_never_reads_costs_no_growing_memory() {
         let current = brain.publisher.current().unwrap();
         held.push(std::sync::Arc::downgrade(&current));
     }
-    // Of all those states, only what is published now and what is being sent are still there.
+    // Only the published state and the one being sent still exist.
     let alive = held.iter().filter(|it| it.strong_count() > 0).count();
     assert!(alive <= 2, "{alive} states are held");
-    // When it reads at last, it gets what it was being sent, and then the newest state and nothing in between.
+    // When it reads, it receives the state that was being sent and then the newest one, but none in between.
     slow.change_set().await;
     slow.change_set().await;
     assert_eq!(slow.endpoints, quick.endpoints);
-    slow.hears_nothing().await;
+    slow.receives_nothing().await;
     brain.stop().await;
 }

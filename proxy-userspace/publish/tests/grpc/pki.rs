@@ -1,4 +1,4 @@
-//! Authorities and certificates, as a cluster has them.
+//! Certificate authorities and certificates.
 
 use std::{fs, path::PathBuf};
 
@@ -9,14 +9,14 @@ use rcgen::{
 };
 use tonic::transport;
 
-/// What a certificate is to say.
+/// The content of a certificate.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Says<'a> {
+pub(crate) struct Subject<'a> {
     pub(crate) common_name: &'a str,
     pub(crate) dns: &'a [&'a str],
     pub(crate) uri: &'a [&'a str],
     pub(crate) is_expired: bool,
-    /// Not for clients.
+    /// Not valid for clients.
     pub(crate) is_for_servers: bool,
 }
 
@@ -33,7 +33,7 @@ impl Pair {
     }
 }
 
-/// Who signs certificates.
+/// A certificate authority.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub(crate) pem: String,
@@ -49,19 +49,19 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    pub(crate) fn sign(&self, says: Says<'_>) -> Pair {
+    pub(crate) fn sign(&self, subject: Subject<'_>) -> Pair {
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
-        if !says.common_name.is_empty() {
-            params.distinguished_name.push(DnType::CommonName, says.common_name);
+        if !subject.common_name.is_empty() {
+            params.distinguished_name.push(DnType::CommonName, subject.common_name);
         }
-        let dns = says.dns.iter().map(|it| SanType::DnsName((*it).try_into().unwrap()));
-        let uri = says.uri.iter().map(|it| SanType::URI((*it).try_into().unwrap()));
+        let dns = subject.dns.iter().map(|it| SanType::DnsName((*it).try_into().unwrap()));
+        let uri = subject.uri.iter().map(|it| SanType::URI((*it).try_into().unwrap()));
         params.subject_alt_names = dns.chain(uri).collect();
-        if says.is_expired {
+        if subject.is_expired {
             (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
         }
-        if says.is_for_servers {
+        if subject.is_for_servers {
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         }
         let key = KeyPair::generate().unwrap();
@@ -71,16 +71,16 @@ impl Authority {
 
     /// The certificate of a brain on this host.
     pub(crate) fn brain(&self) -> Pair {
-        self.sign(Says { dns: &["localhost", "brain.test"], ..Says::default() })
+        self.sign(Subject { dns: &["localhost", "brain.test"], ..Subject::default() })
     }
 
-    /// That of a node's agent.
+    /// The certificate of a node's agent.
     pub(crate) fn node(&self, node: &str) -> Pair {
-        self.sign(Says { common_name: &format!("system:node:{node}"), ..Says::default() })
+        self.sign(Subject { common_name: &format!("system:node:{node}"), ..Subject::default() })
     }
 }
 
-/// The files of one side.
+/// The files of one peer.
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {

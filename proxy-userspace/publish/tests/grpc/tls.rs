@@ -1,4 +1,4 @@
-//! Who gets in by a port, and what he may ask for: real certificates over real connections.
+//! Mutual TLS and authorization, with real certificates over real connections.
 
 use std::{error::Error, fs, future::Future, sync::Arc, time::Duration};
 
@@ -10,9 +10,9 @@ use proxy_contract::{
     localv1::{WatchReq, op_item::Op, sets_client::SetsClient},
 };
 use publish::{
-    Publisher, Subscription,
+    NodeStates, Publisher, Subscription,
     cluster::{ClusterPublisher, ClusterSnapshot},
-    grpc::{self, Listener, NodeStates, ServedData, ServerTls},
+    grpc::{self, Listener, ServedData, ServerTls},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -29,7 +29,7 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use crate::{
     common::{LIMIT, service, state},
-    pki::{Authority, Folder, Pair, Says},
+    pki::{Authority, Folder, Pair, Subject},
 };
 
 /// Every node, with the same state.
@@ -41,7 +41,7 @@ impl NodeStates for Every {
     }
 }
 
-/// Every node, and the facts of an empty cluster.
+/// Every node, and an empty cluster state.
 fn served(publisher: &Publisher) -> ServedData {
     let cluster = ClusterPublisher::new(None);
     let followed = cluster.subscribe();
@@ -81,12 +81,13 @@ impl Brain {
         endpoint.tls_config(tls).map_err(|it| chain(&it))?.connect().await.map_err(|it| chain(&it))
     }
 
-    /// Asks for a node's state, and gets it, or learns why not.
-    async fn ask(&self, tls: ClientTlsConfig, node: &str) -> Result<(), Refusal> {
-        let channel = self.channel(tls).await.map_err(Refusal::Connection)?;
+    /// Requests the state of a node.
+    async fn ask(&self, tls: ClientTlsConfig, node: &str) -> Result<(), Rejection> {
+        let channel = self.channel(tls).await.map_err(Rejection::Connection)?;
         let filter = NextFilter { node_name: node.into(), ..NextFilter::default() };
-        let asked = async { EndpointsClient::new(channel).next(filter).await?.into_inner().message().await };
-        let item = timeout(LIMIT, asked).await.unwrap()?;
+        let response =
+            async { EndpointsClient::new(channel).next(filter).await?.into_inner().message().await };
+        let item = timeout(LIMIT, response).await.unwrap()?;
         assert!(item.unwrap().next.is_some());
         Ok(())
     }
@@ -99,14 +100,14 @@ impl Drop for Brain {
 }
 
 #[derive(Debug)]
-enum Refusal {
+enum Rejection {
     Connection(String),
     Request(Status),
 }
 
-impl From<Status> for Refusal {
+impl From<Status> for Rejection {
     fn from(status: Status) -> Self {
-        // The handshake is over for the client before the brain has looked at its certificate.
+        // With TLS 1.3 the client's handshake ends before the server has verified its certificate.
         match status.source() {
             Some(source) => Self::Connection(chain(source)),
             None => Self::Request(status),
@@ -124,133 +125,131 @@ fn tls(authority: &Authority, pair: Option<&Pair>) -> ClientTlsConfig {
     pair.into_iter().fold(config, |config, it| config.identity(it.identity()))
 }
 
-/// The message of a request that was refused.
+/// The message of a denied request.
 #[track_caller]
-fn denied(result: Result<(), Refusal>) -> String {
+fn denied(result: Result<(), Rejection>) -> String {
     match result {
-        Err(Refusal::Request(status)) if status.code() == Code::PermissionDenied => {
+        Err(Rejection::Request(status)) if status.code() == Code::PermissionDenied => {
             status.message().to_owned()
         }
-        other => panic!("it was not denied: {other:?}"),
+        other => panic!("not denied: {other:?}"),
     }
 }
 
 #[track_caller]
-fn shut_out(result: Result<(), Refusal>, reason: &str) {
+fn rejected(result: Result<(), Rejection>, reason: &str) {
     match result {
-        Err(Refusal::Connection(text)) if text.contains(reason) => {}
-        other => panic!("{reason:?} was expected: {other:?}"),
+        Err(Rejection::Connection(text)) if text.contains(reason) => {}
+        other => panic!("expected {reason:?}: {other:?}"),
     }
 }
 
 #[tokio::test]
-async fn nobody_gets_in_without_a_good_certificate() {
+async fn a_client_without_a_valid_certificate_is_rejected() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("ours"));
-    let brain = Brain::start(&ours.brain(), &ours.pem, &["everybody"]).await;
-    shut_out(brain.ask(tls(&ours, None), "n1").await, "CertificateRequired");
-    let says = Says { common_name: "system:node:n1", ..Says::default() };
-    shut_out(brain.ask(tls(&ours, Some(&theirs.sign(says))), "n1").await, "fatal alert");
-    let expired = ours.sign(Says { is_expired: true, ..says });
-    shut_out(brain.ask(tls(&ours, Some(&expired)), "n1").await, "CertificateExpired");
-    let other = ours.sign(Says { is_for_servers: true, ..says });
-    shut_out(brain.ask(tls(&ours, Some(&other)), "n1").await, "fatal alert");
-    brain.ask(tls(&ours, Some(&ours.sign(says))), "n1").await.unwrap();
+    let brain = Brain::start(&ours.brain(), &ours.pem, &["anyone"]).await;
+    rejected(brain.ask(tls(&ours, None), "n1").await, "CertificateRequired");
+    let subject = Subject { common_name: "system:node:n1", ..Subject::default() };
+    rejected(brain.ask(tls(&ours, Some(&theirs.sign(subject))), "n1").await, "fatal alert");
+    let expired = ours.sign(Subject { is_expired: true, ..subject });
+    rejected(brain.ask(tls(&ours, Some(&expired)), "n1").await, "CertificateExpired");
+    let other = ours.sign(Subject { is_for_servers: true, ..subject });
+    rejected(brain.ask(tls(&ours, Some(&other)), "n1").await, "fatal alert");
+    brain.ask(tls(&ours, Some(&ours.sign(subject))), "n1").await.unwrap();
 }
 
 #[tokio::test]
-async fn a_brain_with_another_name_or_authority_is_not_believed() {
+async fn a_client_rejects_a_brain_with_another_name_or_authority() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let node = ours.node("n1");
     let good = Brain::start(&ours.brain(), &ours.pem, &[]).await;
-    shut_out(good.ask(tls(&theirs, Some(&node)), "n1").await, "UnknownIssuer");
+    rejected(good.ask(tls(&theirs, Some(&node)), "n1").await, "UnknownIssuer");
     let misnamed =
-        Brain::start(&ours.sign(Says { dns: &["brain.test"], ..Says::default() }), &ours.pem, &[]).await;
-    shut_out(misnamed.ask(tls(&ours, Some(&node)), "n1").await, "not valid for name");
-    let expired = ours.sign(Says { dns: &["localhost"], is_expired: true, ..Says::default() });
+        Brain::start(&ours.sign(Subject { dns: &["brain.test"], ..Subject::default() }), &ours.pem, &[])
+            .await;
+    rejected(misnamed.ask(tls(&ours, Some(&node)), "n1").await, "not valid for name");
+    let expired = ours.sign(Subject { dns: &["localhost"], is_expired: true, ..Subject::default() });
     let expired = Brain::start(&expired, &ours.pem, &[]).await;
-    shut_out(expired.ask(tls(&ours, Some(&node)), "n1").await, "expired");
+    rejected(expired.ask(tls(&ours, Some(&node)), "n1").await, "expired");
 
-    // The client library keeps to the same, and can be told another name.
+    // The client library verifies the same, and can expect another name.
     let files = Folder::new(&node, &ours.pem);
     let follow = |tls| Client::new(misnamed.target.clone(), "n1").tls(tls).watch();
     assert!(timeout(Duration::from_millis(500), follow(files.client()).next()).await.is_err());
-    let told = files.client().server_name("brain.test").unwrap();
-    assert!(timeout(LIMIT, follow(told).next()).await.unwrap().is_some());
+    let renamed = files.client().server_name("brain.test").unwrap();
+    assert!(timeout(LIMIT, follow(renamed).next()).await.unwrap().is_some());
     assert!(files.client().server_name("no name").is_err());
 }
 
 #[tokio::test]
-async fn a_client_may_ask_for_the_node_that_its_certificate_names() {
+async fn a_certificate_permits_the_node_that_it_names() {
     let ours = Authority::new("ours");
     let brain = Brain::start(&ours.brain(), &ours.pem, &["metrics.shop.svc"]).await;
-    let by_name = Says { common_name: "system:node:n1", ..Says::default() };
-    let by_dns = Says { dns: &["n1", "n2.example.org"], ..Says::default() };
-    let by_id = Says { uri: &["spiffe://cluster.local/node/n1"], ..Says::default() };
-    let by_uri = Says { uri: &["system:node:n1"], ..Says::default() };
-    for says in [by_name, by_dns, by_id, by_uri] {
-        let pair = ours.sign(says);
+    let by_name = Subject { common_name: "system:node:n1", ..Subject::default() };
+    let by_dns = Subject { dns: &["n1", "n2.example.org"], ..Subject::default() };
+    let by_id = Subject { uri: &["spiffe://cluster.local/node/n1"], ..Subject::default() };
+    let by_uri = Subject { uri: &["system:node:n1"], ..Subject::default() };
+    for subject in [by_name, by_dns, by_id, by_uri] {
+        let pair = ours.sign(subject);
         brain.ask(tls(&ours, Some(&pair)), "n1").await.unwrap();
         let message = denied(brain.ask(tls(&ours, Some(&pair)), "n3").await);
-        assert!(
-            message.contains("node \"n3\" was asked for") && message.contains("node \"n1\""),
-            "{message}"
-        );
-        // The brain's own node is one like any other.
+        assert!(message.contains("no access to node \"n3\"") && message.contains("node \"n1\""), "{message}");
+        // The brain's own node is no exception.
         assert!(denied(brain.ask(tls(&ours, Some(&pair)), "").await).contains("the brain's own node"));
     }
     brain.ask(tls(&ours, Some(&ours.sign(by_dns))), "n2.example.org").await.unwrap();
 
-    // What looks like it, and is not.
+    // Names that only resemble node names.
     let no_node = [
-        Says { common_name: "n1", ..Says::default() },
-        Says { common_name: "system:node:", ..Says::default() },
-        Says { uri: &["spiffe://cluster.local/ns/x/sa/n1"], ..Says::default() },
-        Says { uri: &["spiffe://cluster.local/node/n1/other"], ..Says::default() },
-        Says { dns: &["*.example.org"], ..Says::default() },
-        Says::default(),
+        Subject { common_name: "n1", ..Subject::default() },
+        Subject { common_name: "system:node:", ..Subject::default() },
+        Subject { uri: &["spiffe://cluster.local/ns/x/sa/n1"], ..Subject::default() },
+        Subject { uri: &["spiffe://cluster.local/node/n1/other"], ..Subject::default() },
+        Subject { dns: &["*.example.org"], ..Subject::default() },
+        Subject::default(),
     ];
-    for says in no_node {
+    for subject in no_node {
         for node in ["n1", "n2.example.org", ""] {
-            denied(brain.ask(tls(&ours, Some(&ours.sign(says))), node).await);
+            denied(brain.ask(tls(&ours, Some(&ours.sign(subject))), node).await);
         }
     }
 }
 
 #[tokio::test]
-async fn whom_the_allow_list_names_may_ask_for_every_node() {
+async fn a_name_on_the_allow_list_permits_every_node() {
     let ours = Authority::new("ours");
     let allowed = ["chained-brain", "brain.other.svc", "spiffe://cluster.local/ns/x/sa/brain"];
     let brain = Brain::start(&ours.brain(), &ours.pem, &allowed).await;
-    for says in [
-        Says { common_name: allowed[0], ..Says::default() },
-        Says { dns: &[allowed[1]], ..Says::default() },
-        Says { uri: &[allowed[2]], ..Says::default() },
+    for subject in [
+        Subject { common_name: allowed[0], ..Subject::default() },
+        Subject { dns: &[allowed[1]], ..Subject::default() },
+        Subject { uri: &[allowed[2]], ..Subject::default() },
     ] {
         for node in ["n1", "n7", ""] {
-            brain.ask(tls(&ours, Some(&ours.sign(says))), node).await.unwrap();
+            brain.ask(tls(&ours, Some(&ours.sign(subject))), node).await.unwrap();
         }
     }
-    let other = ours.sign(Says { common_name: "chained-brain-2", ..Says::default() });
+    let other = ours.sign(Subject { common_name: "chained-brain-2", ..Subject::default() });
     denied(brain.ask(tls(&ours, Some(&other)), "n1").await);
 }
 
 #[tokio::test]
-async fn the_whole_cluster_is_for_those_whom_the_allow_list_names() {
+async fn the_cluster_state_requires_a_name_on_the_allow_list() {
     let ours = Authority::new("ours");
     let brain = Brain::start(&ours.brain(), &ours.pem, &["chained-brain"]).await;
-    let facts = async |pair: &Pair| {
+    let cluster_state = async |pair: &Pair| {
         let files = Folder::new(pair, &ours.pem);
         let mut cluster = Client::new(brain.target.clone(), "n1").tls(files.client()).cluster();
         timeout(LIMIT, cluster.next()).await.unwrap()
     };
-    let Err(refused) = facts(&ours.node("n1")).await else { panic!("it got the facts") };
-    assert!(refused.to_string().contains("the whole cluster was asked for"), "{refused}");
-    let chained = ours.sign(Says { common_name: "chained-brain", ..Says::default() });
-    assert!(facts(&chained).await.is_ok());
+    let Err(refused) = cluster_state(&ours.node("n1")).await else { panic!("not refused") };
+    assert!(refused.to_string().contains("no access to the cluster state"), "{refused}");
+    let chained = ours.sign(Subject { common_name: "chained-brain", ..Subject::default() });
+    assert!(cluster_state(&chained).await.is_ok());
 }
 
 #[tokio::test]
-async fn every_request_of_a_stream_is_looked_at() {
+async fn every_request_of_a_stream_is_authorized() {
     let ours = Authority::new("ours");
     let brain = Brain::start(&ours.brain(), &ours.pem, &[]).await;
     let channel = brain.channel(tls(&ours, Some(&ours.node("n1")))).await.unwrap();
@@ -267,19 +266,19 @@ async fn every_request_of_a_stream_is_looked_at() {
     ask("n2").await;
     let refused = item().await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
-    assert!(refused.message().contains("node \"n2\" was asked for"), "{refused}");
+    assert!(refused.message().contains("no access to node \"n2\""), "{refused}");
 }
 
 #[tokio::test]
-async fn health_and_reflection_are_for_everybody_with_a_certificate() {
+async fn health_and_reflection_require_only_a_valid_certificate() {
     use tonic_reflection::pb::v1::{
         ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
         server_reflection_request::MessageRequest,
     };
     let ours = Authority::new("ours");
     let brain = Brain::start(&ours.brain(), &ours.pem, &[]).await;
-    let nobody = ours.sign(Says::default());
-    let channel = brain.channel(tls(&ours, Some(&nobody))).await.unwrap();
+    let nameless = ours.sign(Subject::default());
+    let channel = brain.channel(tls(&ours, Some(&nameless))).await.unwrap();
     HealthClient::new(channel.clone()).check(HealthCheckRequest::default()).await.unwrap();
     let message_request = Some(MessageRequest::ListServices(String::new()));
     let request = tokio_stream::once(ServerReflectionRequest { message_request, ..Default::default() });
@@ -288,14 +287,14 @@ async fn health_and_reflection_are_for_everybody_with_a_certificate() {
 }
 
 #[tokio::test]
-async fn a_brain_takes_new_certificates_while_it_serves() {
+async fn a_brain_reloads_certificates_while_it_serves() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let brain = Brain::start(&old.brain(), &old.pem, &[]).await;
     let mine = Folder::new(&old.node("n1"), &old.pem);
     let mut watch = Client::new(brain.target.clone(), "n1").tls(mine.client()).watch();
     assert!(timeout(LIMIT, watch.next()).await.unwrap().is_some());
 
-    // A key of another certificate, half a file, no file: what was there stays.
+    // The key of another certificate, an incomplete file, a missing file: the previous set stays in use.
     let of_new = tls(&new, Some(&new.node("n1")));
     let of_old = || tls(&old, Some(&old.node("n1")));
     let files = brain.files.files();
@@ -306,19 +305,19 @@ async fn a_brain_takes_new_certificates_while_it_serves() {
     brain.ask(of_old(), "n1").await.unwrap();
     fs::remove_file(&files.authorities).unwrap();
     brain.ask(of_old(), "n1").await.unwrap();
-    shut_out(brain.ask(of_new.clone(), "n1").await, "UnknownIssuer");
+    rejected(brain.ask(of_new.clone(), "n1").await, "UnknownIssuer");
 
-    // Whoever comes now meets the new ones; who is there stays.
+    // New connections use the new set; established ones stay.
     brain.files.write(&next, &new.pem);
     brain.ask(of_new, "n1").await.unwrap();
-    shut_out(brain.ask(of_old(), "n1").await, "UnknownIssuer");
+    rejected(brain.ask(of_old(), "n1").await, "UnknownIssuer");
     brain.publisher.publish(state([service("ns/a", &[("p", 1)])]));
     let state = timeout(LIMIT, watch.next()).await.unwrap().unwrap();
     assert!(state.services.contains_key("ns/a"));
 }
 
 #[tokio::test]
-async fn a_client_shows_its_new_certificate_at_the_next_connect() {
+async fn a_client_uses_its_new_certificate_for_the_next_connection() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let brain = Brain::start(&old.brain(), &old.pem, &[]).await;
     let mine = Folder::new(&old.node("n1"), &old.pem);
@@ -327,7 +326,7 @@ async fn a_client_shows_its_new_certificate_at_the_next_connect() {
     brain.files.write(&new.brain(), &new.pem);
     assert!(
         timeout(Duration::from_millis(300), client.watch().next()).await.is_err(),
-        "the old one is no good"
+        "the old certificate is rejected"
     );
     let mut waiting = client.watch();
     assert!(timeout(Duration::from_millis(300), waiting.next()).await.is_err());
@@ -336,12 +335,12 @@ async fn a_client_shows_its_new_certificate_at_the_next_connect() {
 }
 
 #[tokio::test]
-async fn whoever_stalls_or_talks_nonsense_is_dropped_and_nobody_notices() {
+async fn stalled_and_invalid_handshakes_end_without_affecting_others() {
     let ours = Authority::new("ours");
     let brain = Brain::start(&ours.brain(), &ours.pem, &[]).await;
     let mut stalled = Vec::new();
-    // Nothing at all; the beginning of a TLS record; text; HTTP/2 without TLS; bytes of no kind.
-    let nonsense: [&[u8]; 5] = [
+    // Nothing; the beginning of a TLS record; text; HTTP/2 without TLS; arbitrary bytes.
+    let garbage: [&[u8]; 5] = [
         b"",
         b"\x16\x03\x01\x02",
         b"GET / HTTP/1.1\r\n\r\n",
@@ -350,8 +349,8 @@ async fn whoever_stalls_or_talks_nonsense_is_dropped_and_nobody_notices() {
     ];
     for round in 0..40 {
         let mut stream = TcpStream::connect(brain.address()).await.unwrap();
-        // The brain may hang up in the middle of it.
-        let _ = stream.write_all(nonsense[round % nonsense.len()]).await;
+        // The brain may disconnect in the middle.
+        let _ = stream.write_all(garbage[round % garbage.len()]).await;
         stalled.push(stream);
     }
     let pair = ours.node("n1");
@@ -360,7 +359,7 @@ async fn whoever_stalls_or_talks_nonsense_is_dropped_and_nobody_notices() {
     }
     let gone = async {
         for stream in &mut stalled {
-            // Some are told why; all are at their end, this way or that.
+            // Some receive an alert; all connections end.
             while matches!(stream.read(&mut [0; 1024]).await, Ok(1..)) {}
         }
     };
@@ -369,11 +368,11 @@ async fn whoever_stalls_or_talks_nonsense_is_dropped_and_nobody_notices() {
 }
 
 async fn within(limit: Duration, future: impl Future<Output = ()>) {
-    timeout(limit, future).await.expect("it ends");
+    timeout(limit, future).await.expect("it ends in time");
 }
 
 #[tokio::test]
-async fn a_socket_of_this_host_needs_no_certificate() {
+async fn a_unix_socket_needs_no_certificate() {
     let ours = Authority::new("ours");
     let files = Folder::new(&ours.brain(), &ours.pem);
     let tls = Arc::new(ServerTls::new(files.files(), []).unwrap());
@@ -383,7 +382,7 @@ async fn a_socket_of_this_host_needs_no_certificate() {
     publisher.publish(NodeState::default());
     let served = served(&publisher);
     let serving = tokio::spawn(grpc::serve(listener, served, async {}, std::future::pending()));
-    // Nor does a client that has one show it there.
+    // A client does not use its certificate there.
     let mine = Folder::new(&ours.node("n1"), &ours.pem);
     let client = Client::new(Target::Unix(folder.socket()), "n7").tls(mine.client());
     assert!(timeout(LIMIT, client.watch().next()).await.unwrap().is_some());
@@ -391,7 +390,7 @@ async fn a_socket_of_this_host_needs_no_certificate() {
 }
 
 #[tokio::test]
-async fn beyond_loopback_there_is_tls_or_nothing() {
+async fn beyond_loopback_tls_is_required() {
     let ours = Authority::new("ours");
     let files = Folder::new(&ours.brain(), &ours.pem);
     let tls = Arc::new(ServerTls::new(files.files(), []).unwrap());

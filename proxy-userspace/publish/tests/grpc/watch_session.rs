@@ -1,24 +1,26 @@
-//! `localv1.Sets/Watch`, as a client of KPNG's meets it.
+//! `localv1.Sets/Watch`, for a client that keeps KPNG's rules.
 
 use std::time::Duration;
 
 use model::state::NodeState;
 use proxy_contract::localv1::op_item::Op;
-use publish::{Publisher, SubscribeError, Subscription, grpc::NodeStates};
+use publish::{NodeStates, Publisher, SubscribeError, Subscription};
 use tokio::time::timeout;
 
-use crate::common::{Brain, Folder, LIMIT, Peer, service, state};
+use crate::{
+    common::{Brain, Folder, service, state},
+    peer::NodePeer,
+};
 
 #[tokio::test]
-async fn the_server_is_silent_until_it_is_asked_and_resets_at_once() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
-    let mut peer = Peer::silent(&folder.socket()).await;
-    peer.hears_nothing().await;
+async fn the_server_waits_for_a_request_and_then_resets_at_once() {
+    let (folder, brain) = Brain::new().await;
+    let mut peer = NodePeer::silent(&folder).await;
+    peer.receives_nothing().await;
     peer.ask("n1").await;
-    // There is no state yet.
+    // No state is published yet.
     assert_eq!(peer.item().await, Op::Reset(Default::default()));
-    peer.hears_nothing().await;
+    peer.receives_nothing().await;
     brain.publisher.publish(state([service("ns/a", &[])]));
     assert_eq!(peer.change_set().await, ["+s ns/a"]);
     brain.stop().await;
@@ -26,47 +28,44 @@ async fn the_server_is_silent_until_it_is_asked_and_resets_at_once() {
 
 #[tokio::test]
 async fn an_empty_first_state_has_a_sync() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(NodeState::default());
-    let mut peer = Peer::start(&folder.socket(), "n1").await;
+    let mut peer = NodePeer::start(&folder, "n1").await;
     assert!(peer.change_set().await.is_empty());
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn one_request_buys_one_change_set_and_changes_in_between_collapse() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn each_request_gets_one_change_set_and_changes_in_between_are_merged() {
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(state([service("ns/a", &[("p1", 1)])]));
-    let mut peer = Peer::start(&folder.socket(), "n1").await;
+    let mut peer = NodePeer::start(&folder, "n1").await;
     assert_eq!(peer.change_set().await, ["+s ns/a", "+e ns/a/p1"]);
     for last in 2..9 {
         brain.publisher.publish(state([service("ns/a", &[("p1", last)])]));
     }
-    peer.hears_nothing().await;
+    peer.receives_nothing().await;
     peer.ask("n1").await;
     assert_eq!(peer.change_set().await, ["+e ns/a/p1"]);
     assert_eq!(peer.endpoints["ns/a/p1"].ips.as_ref().unwrap().v4, ["10.1.0.8"]);
-    // There and back again is no change, and buys nothing.
+    // A change that is reverted is no change, and leaves the request pending.
     peer.ask("n1").await;
-    peer.hears_nothing().await;
+    peer.receives_nothing().await;
     brain.publisher.publish(state([service("ns/a", &[("p1", 8)]), service("ns/b", &[])]));
     assert_eq!(peer.change_set().await, ["+s ns/b"]);
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn operations_come_in_the_order_that_keeps_endpoints_with_their_services() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
-    let gone = |name| service(name, &[("p", 1), ("@x", 2)]);
+async fn operations_never_leave_an_endpoint_without_its_service() {
+    let (folder, brain) = Brain::new().await;
+    let deleted = |name| service(name, &[("p", 1), ("@x", 2)]);
     brain.publisher.publish(state([
-        gone("a/gone"),
-        gone("a-b/gone"),
+        deleted("a/gone"),
+        deleted("a-b/gone"),
         service("ns/s", &[("p1", 1), ("p2", 2), ("p3", 3), ("@x", 4), ("@y", 5), ("q", 6), ("@r", 7)]),
     ]));
-    let mut peer = Peer::start(&folder.socket(), "n1").await;
+    let mut peer = NodePeer::start(&folder, "n1").await;
     let first = peer.change_set().await;
     assert_eq!(
         first,
@@ -88,7 +87,7 @@ async fn operations_come_in_the_order_that_keeps_endpoints_with_their_services()
         ]
     );
     peer.ask("n1").await;
-    // An endpoint of a pod becomes anonymous, and the other way round, under the same path.
+    // A pod's endpoint becomes anonymous and the other way round, under the same path.
     brain.publisher.publish(state([
         service("a/new", &[("p", 1)]),
         service("a-b/new", &[]),
@@ -138,64 +137,61 @@ async fn another_node_name_is_answered_at_once_with_the_difference() {
     one.publish(state([service("ns/both", &[]), service("ns/one", &[("p", 1)])]));
     two.publish(state([service("ns/both", &[]), service("ns/two", &[("p", 1)])]));
     let nodes = TwoNodes([one.subscribe(), two.subscribe()]);
-    let brain = Brain::with(&folder.socket(), one, nodes).await;
-    let mut peer = Peer::start(&folder.socket(), "n1").await;
+    let brain = Brain::with(&folder, one, nodes).await;
+    let mut peer = NodePeer::start(&folder, "n1").await;
     assert_eq!(peer.change_set().await, ["+s ns/both", "+s ns/one", "+e ns/one/p"]);
-    // While it waits for a change of the first node, too: that request was bought and stays open.
+    // Also while a request is pending.
     peer.ask("n1").await;
-    peer.hears_nothing().await;
+    peer.receives_nothing().await;
     peer.ask("n2").await;
     assert_eq!(peer.change_set().await, ["+s ns/two", "+e ns/two/p", "-e ns/one/p", "-s ns/one"]);
     two.publish(state([service("ns/both", &[])]));
     assert_eq!(peer.change_set().await, ["-e ns/two/p", "-s ns/two"]);
-    // To the same state under another name: a sync and nothing else.
+    // An equal state of another node: only a sync.
     brain.publisher.publish(state([service("ns/both", &[])]));
     peer.ask("n1").await;
     assert!(peer.change_set().await.is_empty());
     peer.ask("n3").await;
-    let refused = timeout(LIMIT, peer.items.message()).await.unwrap().unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::NotFound);
+    let error = peer.fails().await;
+    assert_eq!(error.code(), tonic::Code::NotFound);
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn when_the_source_closes_the_stream_ends_with_ok() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn the_stream_ends_with_ok_when_the_publisher_is_dropped() {
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(state([service("ns/a", &[])]));
-    let mut asking = Peer::start(&folder.socket(), "n1").await;
-    let mut content = Peer::start(&folder.socket(), "n1").await;
-    for peer in [&mut asking, &mut content] {
+    let mut waiting = NodePeer::start(&folder, "n1").await;
+    let mut idle = NodePeer::start(&folder, "n1").await;
+    for peer in [&mut waiting, &mut idle] {
         peer.change_set().await;
     }
-    asking.ask("n1").await;
+    waiting.ask("n1").await;
     brain.stop().await;
-    asking.is_at_the_end().await;
-    content.is_at_the_end().await;
+    waiting.ends().await;
+    idle.ends().await;
 }
 
 #[tokio::test]
-async fn whoever_asks_no_more_gets_what_it_has_asked_for() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
-    let mut peer = Peer::start(&folder.socket(), "n1").await;
+async fn pending_requests_of_a_half_closed_stream_are_answered() {
+    let (folder, brain) = Brain::new().await;
+    let mut peer = NodePeer::start(&folder, "n1").await;
     peer.requests = tokio::sync::mpsc::channel(1).0;
-    peer.hears_nothing().await;
+    peer.receives_nothing().await;
     brain.publisher.publish(state([service("ns/a", &[])]));
     assert_eq!(peer.change_set().await, ["+s ns/a"]);
-    peer.is_at_the_end().await;
+    peer.ends().await;
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn a_watcher_that_goes_is_dropped_at_once() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn a_disconnected_watcher_is_dropped_at_once() {
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(state([service("ns/a", &[])]));
     let before = brain.publisher.subscribers();
     let mut peers = Vec::new();
     for _ in 0..5 {
-        let mut peer = Peer::start(&folder.socket(), "n1").await;
+        let mut peer = NodePeer::start(&folder, "n1").await;
         peer.change_set().await;
         peers.push(peer);
     }

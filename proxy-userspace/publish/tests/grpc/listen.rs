@@ -1,4 +1,4 @@
-//! Where a brain listens, and who gets in.
+//! Listening sockets, health and reflection.
 
 use std::{
     fs,
@@ -8,9 +8,9 @@ use std::{
 use model::state::NodeState;
 use proxy_contract::Target;
 use publish::{
-    Publisher,
+    Publisher, SingleNode,
     cluster::ClusterPublisher,
-    grpc::{self, ListenError, Listener, SingleNode},
+    grpc::{self, ListenError, Listener},
 };
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -20,12 +20,15 @@ use tonic_reflection::pb::{
     v1alpha::{self, server_reflection_client::ServerReflectionClient as ServerReflectionClientV1Alpha},
 };
 
-use crate::common::{Brain, Folder, Peer, channel};
+use crate::{
+    common::{Brain, Folder, channel},
+    peer::NodePeer,
+};
 
 #[tokio::test]
-async fn a_socket_is_its_owners_alone_and_goes_with_it() {
+async fn a_unix_socket_has_mode_0600_and_is_removed_on_drop() {
     let folder = Folder::new();
-    let socket = folder.socket().with_file_name("a/folder/proxy.sock");
+    let socket = folder.socket().with_file_name("a/directory/proxy.sock");
     let listener = Listener::bind(&Target::Unix(socket.clone())).await.unwrap();
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     drop(listener);
@@ -33,40 +36,39 @@ async fn a_socket_is_its_owners_alone_and_goes_with_it() {
 }
 
 #[tokio::test]
-async fn a_socket_that_was_left_behind_is_replaced() {
+async fn a_stale_socket_is_replaced() {
     let folder = Folder::new();
     drop(UnixListener::bind(folder.socket()).unwrap());
     assert!(folder.socket().exists());
-    let brain = Brain::start(&folder.socket()).await;
+    let brain = Brain::start(&folder).await;
     brain.publisher.publish(NodeState::default());
-    assert!(Peer::start(&folder.socket(), "n1").await.change_set().await.is_empty());
+    assert!(NodePeer::start(&folder, "n1").await.change_set().await.is_empty());
     brain.stop().await;
     assert!(!folder.socket().exists());
 }
 
 #[tokio::test]
-async fn a_socket_that_somebody_serves_is_refused_and_left_alone() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn a_socket_in_use_is_an_error_and_stays() {
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(NodeState::default());
-    let refused = Listener::bind(&Target::Unix(folder.socket())).await.unwrap_err();
-    assert!(matches!(refused, ListenError::Taken(_)));
-    assert!(refused.to_string().contains("another process serves there"), "{refused}");
-    assert!(Peer::start(&folder.socket(), "n1").await.change_set().await.is_empty());
+    let error = Listener::bind(&Target::Unix(folder.socket())).await.unwrap_err();
+    assert!(matches!(error, ListenError::InUse(_)));
+    assert!(error.to_string().contains("another process listens there"), "{error}");
+    assert!(NodePeer::start(&folder, "n1").await.change_set().await.is_empty());
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn what_is_no_socket_is_left_alone() {
+async fn a_file_that_is_not_a_socket_stays() {
     let folder = Folder::new();
     fs::write(folder.socket(), "precious").unwrap();
-    let refused = Listener::bind(&Target::Unix(folder.socket())).await.unwrap_err();
-    assert!(matches!(refused, ListenError::NoSocket(_)));
+    let error = Listener::bind(&Target::Unix(folder.socket())).await.unwrap_err();
+    assert!(matches!(error, ListenError::NotASocket(_)));
     assert_eq!(fs::read_to_string(folder.socket()).unwrap(), "precious");
 }
 
 #[tokio::test]
-async fn a_socket_that_another_has_put_in_its_place_stays() {
+async fn a_socket_that_has_replaced_ours_stays() {
     let folder = Folder::new();
     let first = Listener::bind(&Target::Unix(folder.socket())).await.unwrap();
     fs::remove_file(folder.socket()).unwrap();
@@ -78,20 +80,20 @@ async fn a_socket_that_another_has_put_in_its_place_stays() {
 }
 
 #[tokio::test]
-async fn ports_are_those_of_loopback_addresses() {
+async fn without_tls_only_loopback_addresses_are_allowed() {
     for text in ["127.0.0.1:0", "tcp://localhost:0", "[::1]:0"] {
         let listener = Listener::bind(&text.parse().unwrap()).await.unwrap();
         assert!(!listener.address().to_string().ends_with(":0"), "{}", listener.address());
     }
     for text in ["0.0.0.0:0", "[::]:0", "tcp://192.0.2.1:0"] {
-        let refused = Listener::bind(&text.parse().unwrap()).await.unwrap_err();
-        assert!(matches!(refused, ListenError::NotLoopback { .. }));
-        assert!(refused.to_string().contains("mutual TLS is required"), "{refused}");
+        let error = Listener::bind(&text.parse().unwrap()).await.unwrap_err();
+        assert!(matches!(error, ListenError::NotLoopback { .. }));
+        assert!(error.to_string().contains("mutual TLS is required"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_brain_is_served_at_a_port() {
+async fn a_brain_serves_at_a_tcp_port() {
     let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
     let target = listener.address().clone();
     let publisher = Publisher::new("n1");
@@ -106,10 +108,9 @@ async fn a_brain_is_served_at_a_port() {
 }
 
 #[tokio::test]
-async fn health_says_when_there_is_a_state() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
-    let mut health = HealthClient::new(channel(&folder.socket()).await);
+async fn health_is_serving_once_there_is_a_state() {
+    let (folder, brain) = Brain::new().await;
+    let mut health = HealthClient::new(channel(&folder).await);
     for service in ["", "localv1.Sets", "globalv1.Sets", "localnetv1.Endpoints"] {
         let request = HealthCheckRequest { service: service.into() };
         let mut updates = health.watch(request).await.unwrap().into_inner();
@@ -129,10 +130,9 @@ async fn health_says_when_there_is_a_state() {
 }
 
 #[tokio::test]
-async fn reflection_names_the_services_and_knows_their_messages() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
-    let channel = channel(&folder.socket()).await;
+async fn reflection_lists_the_services_and_their_messages() {
+    let (folder, brain) = Brain::new().await;
+    let channel = channel(&folder).await;
 
     use v1::{server_reflection_request::MessageRequest, server_reflection_response::MessageResponse};
     let request = |it| v1::ServerReflectionRequest { host: String::new(), message_request: Some(it) };

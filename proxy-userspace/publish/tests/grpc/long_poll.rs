@@ -1,19 +1,15 @@
 //! `localnetv1.Endpoints/Next`, the long poll.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use model::state::NodeState;
-use proxy_contract::{
-    Target,
-    client::Client,
-    localnetv1::{NextFilter, NextItem, endpoints_client::EndpointsClient},
-};
+use proxy_contract::localnetv1::{NextFilter, NextItem, endpoints_client::EndpointsClient};
 use tokio::time::timeout;
 
 use crate::common::{Brain, Folder, LIMIT, channel, service, state};
 
-async fn ask(socket: &Path, filter: NextFilter) -> Vec<NextItem> {
-    let mut client = EndpointsClient::new(channel(socket).await);
+async fn poll(folder: &Folder, filter: NextFilter) -> Vec<NextItem> {
+    let mut client = EndpointsClient::new(channel(folder).await);
     let mut items = client.next(filter).await.unwrap().into_inner();
     let mut all = Vec::new();
     while let Some(item) = items.message().await.unwrap() {
@@ -23,11 +19,10 @@ async fn ask(socket: &Path, filter: NextFilter) -> Vec<NextItem> {
 }
 
 #[tokio::test]
-async fn the_first_item_carries_the_filter_and_the_stream_closes_when_the_state_is_sent() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn the_first_item_carries_the_filter_and_the_stream_ends_after_the_state() {
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(state([service("ns/a", &[("p", 1), ("@x", 2)]), service("ns/b", &[])]));
-    let items = ask(&folder.socket(), NextFilter::default()).await;
+    let items = poll(&folder, NextFilter::default()).await;
     let current = brain.publisher.current().unwrap();
     let next = items[0].next.as_ref().unwrap();
     assert_eq!((next.instance_id, next.rev), (current.instance_id, 1));
@@ -42,24 +37,21 @@ async fn the_first_item_carries_the_filter_and_the_stream_closes_when_the_state_
 }
 
 #[tokio::test]
-async fn the_empty_state_is_a_filter_alone() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn the_empty_state_is_only_a_filter() {
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(NodeState::default());
-    assert_eq!(ask(&folder.socket(), NextFilter::default()).await.len(), 1);
+    assert_eq!(poll(&folder, NextFilter::default()).await.len(), 1);
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn whoever_has_the_revision_waits_and_others_do_not() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
-    let socket = folder.socket();
-    // Nothing yet: even revision 0 waits.
-    let waits = async |filter| timeout(Duration::from_millis(100), ask(&socket, filter)).await.is_err();
+async fn the_poll_waits_only_if_the_revision_is_current() {
+    let (folder, brain) = Brain::new().await;
+    // Nothing is published yet: even revision 0 waits.
+    let waits = async |filter| timeout(Duration::from_millis(100), poll(&folder, filter)).await.is_err();
     assert!(waits(NextFilter::default()).await);
     brain.publisher.publish(state([service("ns/a", &[])]));
-    let known = ask(&socket, NextFilter::default()).await.remove(0).next.unwrap();
+    let known = poll(&folder, NextFilter::default()).await.remove(0).next.unwrap();
     assert!(waits(known.clone()).await);
     for other in [
         NextFilter { rev: 0, ..known.clone() },
@@ -67,31 +59,29 @@ async fn whoever_has_the_revision_waits_and_others_do_not() {
         NextFilter { instance_id: known.instance_id ^ 1, ..known.clone() },
         NextFilter { node_name: "n1".into(), ..NextFilter::default() },
     ] {
-        assert_eq!(ask(&socket, other).await.len(), 2);
+        assert_eq!(poll(&folder, other).await.len(), 2);
     }
-    let waiting = tokio::spawn({
-        let socket = socket.clone();
-        async move { ask(&socket, known).await }
-    });
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    brain.publisher.publish(state([service("ns/a", &[]), service("ns/b", &[])]));
-    let items = timeout(LIMIT, waiting).await.unwrap().unwrap();
+    let publish = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        brain.publisher.publish(state([service("ns/a", &[]), service("ns/b", &[])]));
+    };
+    let (items, ()) = tokio::join!(timeout(LIMIT, poll(&folder, known)), publish);
+    let items = items.unwrap();
     assert_eq!((items[0].next.as_ref().unwrap().rev, items.len()), (2, 3));
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn a_client_polls_on_from_what_it_has_over_a_restart_of_the_brain() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn a_client_resumes_polling_across_a_restart_of_the_brain() {
+    let (folder, brain) = Brain::new().await;
     brain.publisher.publish(state([service("ns/a", &[("p", 1), ("@x", 2)])]));
-    let client = Client::new(Target::Unix(folder.socket()), "n1");
+    let client = folder.client();
     let mut poll = client.poll(NextFilter::default());
     let first = poll.next().await.unwrap();
-    // The other way to ask has the same answer.
+    // The stream returns the same state.
     assert_eq!(*first, *client.watch().next().await.unwrap());
     assert!(timeout(Duration::from_millis(100), poll.next()).await.is_err());
-    // Another process goes on from there.
+    // Another process resumes from its revision.
     let revision = first.revision.unwrap();
     let from = NextFilter { instance_id: revision.instance_id, rev: revision.rev, ..Default::default() };
     assert!(timeout(Duration::from_millis(100), client.poll(from).next()).await.is_err());
@@ -99,7 +89,7 @@ async fn a_client_polls_on_from_what_it_has_over_a_restart_of_the_brain() {
     assert!(poll.next().await.unwrap().services.contains_key("ns/b"));
     brain.stop().await;
     assert!(timeout(Duration::from_millis(100), poll.next()).await.is_err());
-    let brain = Brain::start(&folder.socket()).await;
+    let brain = Brain::start(&folder).await;
     brain.publisher.publish(state([service("ns/c", &[])]));
     assert!(timeout(LIMIT, poll.next()).await.unwrap().unwrap().services.contains_key("ns/c"));
     brain.stop().await;

@@ -1,6 +1,6 @@
-//! `globalv1.Sets/Watch`, as a client of KPNG's meets it.
+//! `globalv1.Sets/Watch`, for a client that keeps KPNG's rules.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use model::{
     Family, Protocol, ServiceName, Timestamp,
@@ -8,8 +8,7 @@ use model::{
     state::TargetPort,
 };
 use proxy_contract::{
-    Target,
-    client::{Client, Refused},
+    client::Refused,
     globalv1::GlobalWatchReq,
     localv1::{EmptyOp, Extension, op_item::Op},
 };
@@ -17,8 +16,8 @@ use publish::cluster::ClusterSnapshot;
 use tokio::time::timeout;
 
 use crate::{
-    common::{Brain, Folder, LIMIT},
-    global_peer::GlobalPeer,
+    common::{Brain, LIMIT},
+    peer::ClusterPeer,
 };
 
 pub(crate) fn service(name: &str) -> Service {
@@ -56,27 +55,26 @@ pub(crate) fn slice(name: &str, service: &str, endpoints: &[&str]) -> EndpointSl
     }
 }
 
-fn facts(nodes: &[&str], services: &[&str], slices: &[EndpointSlice]) -> Arc<ClusterState> {
-    let mut facts = ClusterState::default();
+fn cluster(nodes: &[&str], services: &[&str], slices: &[EndpointSlice]) -> Arc<ClusterState> {
+    let mut state = ClusterState::default();
     for it in nodes {
-        facts.set_node(model::cluster::Node { name: (*it).into(), zone: None, info: Default::default() });
+        state.set_node(model::cluster::Node { name: (*it).into(), zone: None, info: Default::default() });
     }
     for it in services {
-        facts.set_service(service(it));
+        state.set_service(service(it));
     }
     for it in slices {
-        facts.set_slice(it.clone());
+        state.set_slice(it.clone());
     }
-    facts.into()
+    state.into()
 }
 
 #[tokio::test]
-async fn facts_come_in_the_order_that_keeps_endpoints_with_their_services() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
-    let mut peer = GlobalPeer::start(&folder.socket()).await;
+async fn cluster_operations_never_leave_an_endpoint_without_its_service() {
+    let (folder, brain) = Brain::new().await;
+    let mut peer = ClusterPeer::start(&folder).await;
     let slices = [slice("a-1", "a", &["10.1.0.2", "10.1.0.1"]), slice("a-b-1", "a-b", &["10.1.0.3"])];
-    brain.cluster.publish(ClusterSnapshot::State(facts(&["n", "n-1"], &["a", "a-b"], &slices)));
+    brain.cluster.publish(ClusterSnapshot::State(cluster(&["n", "n-1"], &["a", "a-b"], &slices)));
     assert_eq!(
         peer.change_set().await,
         [
@@ -93,9 +91,9 @@ async fn facts_come_in_the_order_that_keeps_endpoints_with_their_services() {
         ]
     );
     peer.ask().await;
-    // A slice is given another Service, and the Service that had it is gone.
+    // A slice changes to another Service, and a Service is deleted.
     let slices = [slice("a-1", "c", &["10.1.0.2", "10.1.0.4"])];
-    brain.cluster.publish(ClusterSnapshot::State(facts(&["n"], &["a", "c"], &slices)));
+    brain.cluster.publish(ClusterSnapshot::State(cluster(&["n"], &["a", "c"], &slices)));
     assert_eq!(
         peer.change_set().await,
         [
@@ -117,10 +115,10 @@ async fn facts_come_in_the_order_that_keeps_endpoints_with_their_services() {
 }
 
 #[tokio::test]
-async fn what_nobody_can_serve_is_not_told() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
-    let mut all = ClusterState::clone(&facts(&[], &["plain"], &[slice("orphan", "nobody", &["10.1.0.1"])]));
+async fn what_cannot_be_served_is_not_sent() {
+    let (folder, brain) = Brain::new().await;
+    let mut all =
+        ClusterState::clone(&cluster(&[], &["plain"], &[slice("orphan", "missing", &["10.1.0.1"])]));
     all.set_service(Service { cluster_ips: Vec::new(), ..service("headless") });
     all.set_service(Service { kind: None, ..service("external-name") });
     all.set_service(Service { proxy_name: Some("mesh".into()), ..service("other") });
@@ -130,87 +128,80 @@ async fn what_nobody_can_serve_is_not_told() {
     all.set_slice(EndpointSlice { headless: true, ..slice("plain-1", "plain", &["10.1.0.2"]) });
     all.set_slice(EndpointSlice { ports: Vec::new(), ..slice("plain-2", "plain", &["10.1.0.2"]) });
     brain.cluster.publish(ClusterSnapshot::State(all.into()));
-    let mut peer = GlobalPeer::start(&folder.socket()).await;
+    let mut peer = ClusterPeer::start(&folder).await;
     assert_eq!(peer.change_set().await, ["+s ns|plain||"]);
-    // Another brain may serve for another proxy.
-    let mut peer = GlobalPeer::silent(&folder.socket()).await;
-    let wanted = vec![Extension::OtherProxies.into(), 4711];
-    peer.requests.send(GlobalWatchReq { extensions: wanted }).await.unwrap();
-    let granted = vec![Extension::OtherProxies.into()];
-    assert_eq!(peer.item().await, Op::Reset(EmptyOp { extensions: granted, ..EmptyOp::default() }));
-    let words = peer.change_set().await;
-    assert_eq!(words.len(), 4, "{words:?}");
+    // On request, the Services of other proxies are sent too.
+    let mut peer = ClusterPeer::silent(&folder).await;
+    let extensions = vec![Extension::OtherProxies.into(), 4711];
+    peer.request(GlobalWatchReq { extensions }).await;
+    let extensions = vec![Extension::OtherProxies.into()];
+    assert_eq!(peer.item().await, Op::Reset(EmptyOp { extensions, ..EmptyOp::default() }));
+    let operations = peer.change_set().await;
+    assert_eq!(operations.len(), 4, "{operations:?}");
     let other = peer.services["ns|other||"].service.as_ref().unwrap();
     assert_eq!(other.labels["service.kubernetes.io/service-proxy-name"], "mesh");
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn one_request_buys_one_change_set_of_facts_and_an_empty_first_state_has_a_sync() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
-    let mut peer = GlobalPeer::start(&folder.socket()).await;
-    let nothing = async |peer: &mut GlobalPeer| {
-        let heard = timeout(Duration::from_millis(100), peer.items.message()).await;
-        assert!(heard.is_err(), "{heard:?}");
-    };
-    nothing(&mut peer).await;
+async fn each_cluster_request_gets_one_change_set_and_an_empty_first_state_has_a_sync() {
+    let (folder, brain) = Brain::new().await;
+    let mut peer = ClusterPeer::start(&folder).await;
+    peer.receives_nothing().await;
     brain.cluster.publish(ClusterSnapshot::State(Arc::default()));
     assert!(peer.change_set().await.is_empty());
     for last in 1..5 {
         let slices = [slice("a-1", "a", &[&format!("10.1.0.{last}")])];
-        brain.cluster.publish(ClusterSnapshot::State(facts(&[], &["a"], &slices)));
+        brain.cluster.publish(ClusterSnapshot::State(cluster(&[], &["a"], &slices)));
     }
-    nothing(&mut peer).await;
+    peer.receives_nothing().await;
     peer.ask().await;
     assert_eq!(peer.change_set().await.len(), 3);
-    // The same facts again are no change.
+    // An equal state is no change.
     peer.ask().await;
-    brain.cluster.publish(ClusterSnapshot::State(facts(&[], &["a"], &[slice("a-1", "a", &["10.1.0.4"])])));
-    nothing(&mut peer).await;
+    brain.cluster.publish(ClusterSnapshot::State(cluster(&[], &["a"], &[slice("a-1", "a", &["10.1.0.4"])])));
+    peer.receives_nothing().await;
     brain.stop().await;
-    assert_eq!(timeout(LIMIT, peer.items.message()).await.unwrap().unwrap(), None);
+    peer.ends().await;
 }
 
 #[tokio::test]
-async fn a_trigger_time_alone_is_told_to_those_who_want_it() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn a_changed_trigger_time_is_sent_only_on_request() {
+    let (folder, brain) = Brain::new().await;
     let at = |micros| EndpointSlice {
         trigger_time: Some(Timestamp::from_micros(micros)),
         ..slice("a-1", "a", &["10.1.0.1"])
     };
-    brain.cluster.publish(ClusterSnapshot::State(facts(&[], &["a"], &[at(1)])));
-    let mut wanting = GlobalPeer::silent(&folder.socket()).await;
+    brain.cluster.publish(ClusterSnapshot::State(cluster(&[], &["a"], &[at(1)])));
+    let mut requesting = ClusterPeer::silent(&folder).await;
     let request = GlobalWatchReq { extensions: vec![Extension::TriggerTimes.into()] };
-    wanting.requests.send(request.clone()).await.unwrap();
-    wanting.item().await;
-    let mut plain = GlobalPeer::start(&folder.socket()).await;
-    assert_eq!(wanting.change_set().await, plain.change_set().await);
-    wanting.requests.send(request).await.unwrap();
+    requesting.request(request.clone()).await;
+    requesting.item().await;
+    let mut plain = ClusterPeer::start(&folder).await;
+    assert_eq!(requesting.change_set().await, plain.change_set().await);
+    requesting.request(request).await;
     plain.ask().await;
-    brain.cluster.publish(ClusterSnapshot::State(facts(&[], &["a"], &[at(2)])));
-    assert_eq!(wanting.change_set().await, ["+s ns|a||"]);
-    assert_eq!(wanting.services["ns|a||"].trigger_time, Some(2));
-    assert!(timeout(Duration::from_millis(100), plain.items.message()).await.is_err());
+    brain.cluster.publish(ClusterSnapshot::State(cluster(&[], &["a"], &[at(2)])));
+    assert_eq!(requesting.change_set().await, ["+s ns|a||"]);
+    assert_eq!(requesting.services["ns|a||"].trigger_time, Some(2));
+    plain.receives_nothing().await;
     brain.stop().await;
 }
 
 #[tokio::test]
-async fn a_watcher_of_facts_that_never_reads_costs_two_states_of_them() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn a_cluster_watcher_that_never_reads_holds_at_most_two_states() {
+    let (folder, brain) = Brain::new().await;
     let publish = |revision: u8| {
         let addresses: Vec<_> = (0..250).map(|it| format!("10.1.{revision}.{it}")).collect();
         let addresses: Vec<_> = addresses.iter().map(String::as_str).collect();
         let slices: Vec<_> = (0..20).map(|it| slice(&format!("a-{it}"), "a", &addresses)).collect();
-        let facts = facts(&[], &["a"], &slices);
-        brain.cluster.publish(ClusterSnapshot::State(Arc::clone(&facts)));
-        Arc::downgrade(&facts)
+        let state = cluster(&[], &["a"], &slices);
+        brain.cluster.publish(ClusterSnapshot::State(Arc::clone(&state)));
+        Arc::downgrade(&state)
     };
     let mut held = vec![publish(0)];
-    let slow = GlobalPeer::start(&folder.socket()).await;
-    let mut quick = GlobalPeer::start(&folder.socket()).await;
+    let slow = ClusterPeer::start(&folder).await;
+    let mut quick = ClusterPeer::start(&folder).await;
     quick.change_set().await;
     for _ in 0..8 {
         slow.ask().await;
@@ -226,12 +217,11 @@ async fn a_watcher_of_facts_that_never_reads_costs_two_states_of_them() {
 }
 
 #[tokio::test]
-async fn a_brain_without_facts_says_so() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn a_brain_without_a_cluster_state_refuses() {
+    let (folder, brain) = Brain::new().await;
     brain.cluster.publish(ClusterSnapshot::Unavailable);
-    let mut cluster = Client::new(Target::Unix(folder.socket()), "n1").cluster();
+    let mut cluster = folder.client().cluster();
     let Err(Refused(reason)) = timeout(LIMIT, cluster.next()).await.unwrap() else { panic!("not refused") };
-    assert!(reason.contains("has no facts"), "{reason}");
+    assert!(reason.contains("has no cluster state"), "{reason}");
     brain.stop().await;
 }

@@ -1,4 +1,4 @@
-//! Facts that came over the wire give every node the state that they gave before.
+//! Node states computed from a cluster state that was sent over the wire equal those computed from the original.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
@@ -9,22 +9,19 @@ use model::{
     state::{self, NodeState, ServiceKind, TrafficPolicy},
 };
 use proptest::{collection::vec, option, prelude::*, sample::select, test_runner::Config};
-use proxy_contract::{
-    Target,
-    client::{Client, ClusterWatch},
-};
+use proxy_contract::client::ClusterWatch;
 use publish::cluster::ClusterSnapshot;
 use source::file::{ManifestFormat, Object, parse};
 use tokio::time::timeout;
 use wire::{Extensions, cluster::ClusterDecoder};
 
 use crate::{
+    cluster_watch::{endpoint, service, slice},
     common::{Brain, Folder, LIMIT},
-    global::{endpoint, service, slice},
-    global_peer::GlobalPeer,
+    peer::ClusterPeer,
 };
 
-/// A brain that follows.
+/// A brain that follows another one.
 struct Downstream {
     cluster: ClusterWatch,
     decoder: ClusterDecoder,
@@ -32,7 +29,7 @@ struct Downstream {
 
 impl Downstream {
     fn new(folder: &Folder) -> Self {
-        let client = Client::new(Target::Unix(folder.socket()), "");
+        let client = folder.client();
         Self {
             cluster: client.request_extensions(Extensions::GLOBAL.iter()).cluster(),
             decoder: ClusterDecoder::default(),
@@ -45,20 +42,19 @@ impl Downstream {
     }
 }
 
-/// All that a brain can say about the facts: the states of all nodes, as any proxy sees them, with their trigger times.
-fn sayings(facts: &ClusterState) -> Vec<(NodeState, Vec<Option<Timestamp>>)> {
-    let mut sayings = Vec::new();
-    let nodes: BTreeSet<&str> =
-        facts.nodes().keys().map(|it| &**it).chain(["n1", "n2", "stranger"]).collect();
+/// The states of all nodes, for two proxies, with their trigger times.
+fn node_states(state: &ClusterState) -> Vec<(NodeState, Vec<Option<Timestamp>>)> {
+    let mut states = Vec::new();
+    let nodes: BTreeSet<&str> = state.nodes().keys().map(|it| &**it).chain(["n1", "n2", "unknown"]).collect();
     for service_proxy_name in [None, Some("mesh".to_owned())] {
         let options = Options { service_proxy_name, ..Options::default() };
         for node in &nodes {
-            let state = node_state(facts, node, &options);
+            let state = node_state(state, node, &options);
             let times = state.services.values().map(|it| it.trigger_time).collect();
-            sayings.push((state, times));
+            states.push((state, times));
         }
     }
-    sayings
+    states
 }
 
 #[derive(Clone, Debug)]
@@ -146,7 +142,7 @@ fn some_slice() -> impl Strategy<Value = EndpointSlice> {
         }
     });
     (select(vec![Family::V4, Family::V6]), vec(port, 0..3)).prop_flat_map(|(family, ports)| {
-        let rest = (0..5_u8, select(vec!["a", "a-b", "b", "nobody"]), option::of(0..9_i64), 0..9_u8);
+        let rest = (0..5_u8, select(vec!["a", "a-b", "b", "missing"]), option::of(0..9_i64), 0..9_u8);
         (vec(some_endpoint(family), 0..4), rest).prop_map(
             move |(endpoints, (name, service, time, headless))| EndpointSlice {
                 family,
@@ -172,14 +168,14 @@ fn some_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn take(facts: &mut ClusterState, step: Step) {
+fn apply(state: &mut ClusterState, step: Step) {
     match step {
-        Step::Service(it) => drop(facts.set_service(*it)),
-        Step::DeleteService(it) => drop(facts.delete_service(&model::ServiceName::new("ns", it))),
-        Step::Slice(it) => drop(facts.set_slice(*it)),
+        Step::Service(it) => drop(state.set_service(*it)),
+        Step::DeleteService(it) => drop(state.delete_service(&model::ServiceName::new("ns", it))),
+        Step::Slice(it) => drop(state.set_slice(*it)),
         Step::DeleteSlice(it) => {
             let name = SliceName { namespace: "ns".into(), name: format!("slice-{it}").into() };
-            drop(facts.delete_slice(&name));
+            drop(state.delete_slice(&name));
         }
         Step::Node(name, zone) => {
             let info = state::NodeInfo {
@@ -187,44 +183,42 @@ fn take(facts: &mut ClusterState, step: Step) {
                 pod_cidrs: vec!["10.1.0.0/16".parse().unwrap()],
                 is_being_deleted: zone == Some("b"),
             };
-            drop(facts.set_node(Node { name: name.into(), zone: zone.map(Into::into), info }));
+            drop(state.set_node(Node { name: name.into(), zone: zone.map(Into::into), info }));
         }
-        Step::DeleteNode(it) => drop(facts.delete_node(it)),
+        Step::DeleteNode(it) => drop(state.delete_node(it)),
     }
 }
 
-/// What comes over the wire, one state after the other; a peer of KPNG's follows, too, and does not crash.
-async fn play(waves: Vec<Vec<Step>>) {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+/// Applies the steps; a downstream brain and a peer that keeps KPNG's rules follow.
+async fn play(batches: Vec<Vec<Step>>) {
+    let (folder, brain) = Brain::new().await;
     let mut downstream = Downstream::new(&folder);
-    let mut facts = ClusterState::default();
-    // Said at the end of each wave, so that there is always something to wait for.
-    let mark = |wave: usize| Node {
+    let mut state = ClusterState::default();
+    // Changes with each batch, so that there is always a change to wait for.
+    let mark = |batch: usize| Node {
         name: "mark".into(),
-        zone: Some(format!("zone-{wave}").into()),
+        zone: Some(format!("zone-{batch}").into()),
         info: state::NodeInfo::default(),
     };
-    let mut peer: Option<GlobalPeer> = None;
-    for (wave, steps) in waves.into_iter().enumerate() {
-        steps.into_iter().for_each(|it| take(&mut facts, it));
-        facts.set_node(mark(wave));
-        brain.cluster.publish(ClusterSnapshot::State(Arc::new(facts.clone())));
-        let heard = downstream.next().await;
-        assert_eq!(heard.node("mark"), facts.node("mark"));
-        assert_eq!(sayings(&heard), sayings(&facts));
+    let mut peer: Option<ClusterPeer> = None;
+    for (batch, steps) in batches.into_iter().enumerate() {
+        steps.into_iter().for_each(|it| apply(&mut state, it));
+        state.set_node(mark(batch));
+        brain.cluster.publish(ClusterSnapshot::State(Arc::new(state.clone())));
+        let received = downstream.next().await;
+        assert_eq!(received.node("mark"), state.node("mark"));
+        assert_eq!(node_states(&received), node_states(&state));
         match &peer {
             Some(peer) => peer.ask().await,
-            None => peer = Some(GlobalPeer::start(&folder.socket()).await),
+            None => peer = Some(ClusterPeer::start(&folder).await),
         }
         peer.as_mut().unwrap().change_set().await;
     }
-    // Whoever comes now hears the same as who has listened all the time.
-    let mut late = GlobalPeer::start(&folder.socket()).await;
+    // A new peer receives the same as one that has followed all changes.
+    let mut late = ClusterPeer::start(&folder).await;
     late.change_set().await;
     if let Some(peer) = peer {
-        assert_eq!((peer.nodes, peer.services), (late.nodes, late.services));
-        assert_eq!(peer.endpoints, late.endpoints);
+        assert_eq!(peer.objects, late.objects);
     }
     brain.stop().await;
 }
@@ -233,50 +227,49 @@ async fn play(waves: Vec<Vec<Step>>) {
 fn a_brain_that_follows_computes_the_same_states() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let config = Config { cases: 96, max_shrink_iters: 64, failure_persistence: None, ..Config::default() };
-    let waves = vec(vec(some_step(), 1..8), 1..6);
-    proptest!(config, |(waves in waves)| runtime.block_on(play(waves)));
+    let batches = vec(vec(some_step(), 1..8), 1..6);
+    proptest!(config, |(batches in batches)| runtime.block_on(play(batches)));
 }
 
 fn read(file: &Path) -> Vec<ClusterState> {
     let text = std::fs::read_to_string(file).unwrap();
-    // Each example is a document, whose manifests stand in it as a list.
+    // Each scenario is a document with a list of manifests.
     let documents = text.split("\n---").filter(|it| it.contains("manifests:"));
-    let facts = documents.map(|document| {
+    let state = documents.map(|document| {
         let after = document.split("\nmanifests:").nth(1).unwrap();
         let end = after.find("\nexpect:").unwrap();
         let list = format!("apiVersion: v1\nkind: List\nitems:{}\n", &after[..end]);
         let parsed = parse("case", list.as_bytes(), ManifestFormat::Yaml).unwrap();
-        let mut facts = ClusterState::default();
+        let mut state = ClusterState::default();
         for (_, object) in parsed.objects {
             match object {
-                Object::Service(it) => drop(facts.set_service(it)),
-                Object::EndpointSlice(it) => drop(facts.set_slice(it)),
-                Object::Node(it) => drop(facts.set_node(it)),
+                Object::Service(it) => drop(state.set_service(it)),
+                Object::EndpointSlice(it) => drop(state.set_slice(it)),
+                Object::Node(it) => drop(state.set_node(it)),
             }
         }
-        facts
+        state
     });
-    facts.collect()
+    state.collect()
 }
 
 #[tokio::test]
-async fn the_worked_examples_come_over_the_wire_as_they_are() {
-    let folder = Folder::new();
-    let brain = Brain::start(&folder.socket()).await;
+async fn the_scenarios_are_unchanged_by_the_wire() {
+    let (folder, brain) = Brain::new().await;
     let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cases");
     let mut files: Vec<_> = std::fs::read_dir(cases).unwrap().map(|it| it.unwrap().path()).collect();
     files.retain(|it| it.extension().is_some_and(|it| it == "yaml"));
     files.sort();
     let mut downstream = Downstream::new(&folder);
     let mut count = 0;
-    for facts in files.iter().flat_map(|it| read(it)) {
-        let mut facts = facts;
+    for state in files.iter().flat_map(|it| read(it)) {
+        let mut state = state;
         let zone = Some(format!("zone-{count}").into());
-        facts.set_node(Node { name: "mark".into(), zone, info: state::NodeInfo::default() });
+        state.set_node(Node { name: "mark".into(), zone, info: state::NodeInfo::default() });
         count += 1;
-        brain.cluster.publish(ClusterSnapshot::State(Arc::new(facts.clone())));
-        assert_eq!(sayings(&*downstream.next().await), sayings(&facts), "example {count}");
+        brain.cluster.publish(ClusterSnapshot::State(Arc::new(state.clone())));
+        assert_eq!(node_states(&*downstream.next().await), node_states(&state), "scenario {count}");
     }
-    assert_eq!(count, 57, "examples");
+    assert_eq!(count, 57, "scenarios");
     brain.stop().await;
 }

@@ -1,0 +1,75 @@
+//! `localnetv1.Endpoints/Next`: the long poll of KEP-2104. A response is one full state.
+
+use std::{pin::Pin, sync::Arc};
+
+use model::state::ServiceState;
+use proxy_contract::localnetv1::{NextFilter, NextItem, ServiceEndpoints, endpoints_server::Endpoints};
+use tokio::sync::mpsc::{self, Sender, error::SendError};
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status};
+use wire::Extensions;
+
+use super::authz::Peer;
+use crate::{node_states::NodeStates, publisher::Subscription};
+
+/// How many items are encoded ahead of the connection.
+const QUEUE_DEPTH: usize = 8;
+
+pub(super) struct LongPoll {
+    pub(super) nodes: Arc<dyn NodeStates>,
+}
+
+type Item = Result<NextItem, Status>;
+
+#[tonic::async_trait]
+impl Endpoints for LongPoll {
+    type NextStream = Pin<Box<dyn Stream<Item = Item> + Send>>;
+
+    async fn next(&self, request: Request<NextFilter>) -> Result<Response<Self::NextStream>, Status> {
+        let peer = Peer::of(&request)?;
+        let filter = request.into_inner();
+        peer.authorize_node(&filter.node_name)?;
+        let states = self.nodes.subscribe(&filter.node_name, (filter.instance_id, filter.rev));
+        let states = states.map_err(|it| it.status(&filter.node_name))?;
+        let (sender, items) = mpsc::channel(QUEUE_DEPTH);
+        // Fails only if the client has disconnected.
+        tokio::spawn(async move { drop(respond(filter, states, sender).await) });
+        Ok(Response::new(Box::pin(ReceiverStream::new(items))))
+    }
+}
+
+/// Sends the next state; nothing if the client disconnects or the publisher is dropped before.
+async fn respond(
+    filter: NextFilter,
+    mut states: Subscription,
+    sender: Sender<Item>,
+) -> Result<(), SendError<Item>> {
+    let published = tokio::select! {
+        () = sender.closed() => return Ok(()),
+        published = states.next() => match published {
+            Some(published) => published,
+            None => return Ok(()),
+        }
+    };
+    let extensions = Extensions::LOCAL.negotiate(filter.extensions());
+    let next = NextFilter { instance_id: published.instance_id, rev: published.rev, ..filter };
+    let first = NextItem { next: Some(next), extensions: extensions.numbers(), ..NextItem::default() };
+    sender.send(Ok(first)).await?;
+    for (name, node) in published.state.nodes.iter().filter(|_| extensions.nodes) {
+        let item = NextItem { node: Some(wire::node(name, node)), ..NextItem::default() };
+        sender.send(Ok(item)).await?;
+    }
+    for state in published.state.services.values() {
+        let endpoints = Some(service_endpoints(state, extensions));
+        sender.send(Ok(NextItem { endpoints, ..NextItem::default() })).await?;
+    }
+    Ok(())
+}
+
+fn service_endpoints(state: &ServiceState, extensions: Extensions) -> ServiceEndpoints {
+    ServiceEndpoints {
+        service: Some(wire::service_with_extensions(state, extensions)),
+        endpoints: state.endpoints.iter().map(|it| wire::endpoint(&state.service, it)).collect(),
+        keys: state.endpoints.iter().map(|it| wire::endpoint_key(it).to_owned()).collect(),
+    }
+}

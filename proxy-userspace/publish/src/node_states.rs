@@ -1,0 +1,100 @@
+//! Access to the states of nodes, by name.
+
+use std::sync::Arc;
+
+use tonic::Status;
+
+use crate::publisher::Subscription;
+
+/// The nodes whose states a gRPC server serves.
+pub trait NodeStates: Send + Sync + 'static {
+    /// Subscribes to the states of a node, or of the brain's own node if the name is empty. The first state is the first
+    /// one whose revision is not `seen` (instance and revision).
+    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError>;
+}
+
+/// Why a node's state is not available.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubscribeError {
+    /// Only the brain's own node is served.
+    #[error(
+        "this brain serves only its own node; ask the node's own brain, or start this one with --serve-any-node"
+    )]
+    NotServed,
+    /// The brain follows another one that gives it the state of its own node, but no cluster state.
+    #[error(
+        "this brain cannot compute the state of this node: the brain that it follows serves no cluster state \
+         (globalv1.Sets), only the state of one node; ask that brain for this node"
+    )]
+    NoClusterState,
+    /// The name is not valid for a node.
+    #[error("invalid node name: only lower-case letters, digits, dashes and dots are allowed, at most 253")]
+    InvalidName,
+    /// The limit of nodes without a Node object is reached.
+    #[error("no Node object has this name, and {0} such nodes are already served")]
+    TooManyUnknownNodes(usize),
+    /// The brain is shutting down.
+    #[error("the brain is shutting down")]
+    ShuttingDown,
+}
+
+impl SubscribeError {
+    pub(crate) fn status(&self, node: &str) -> Status {
+        let message = format!("node {:?}: {self}", node.chars().take(80).collect::<String>());
+        match self {
+            Self::NotServed => Status::not_found(message),
+            Self::NoClusterState => Status::failed_precondition(message),
+            Self::InvalidName => Status::invalid_argument(message),
+            Self::TooManyUnknownNodes(_) => Status::resource_exhausted(message),
+            Self::ShuttingDown => Status::unavailable(message),
+        }
+    }
+}
+
+/// Only one node.
+#[derive(Clone, Debug)]
+pub struct SingleNode {
+    name: Arc<str>,
+    states: Subscription,
+}
+
+impl SingleNode {
+    /// The node `name`, whose states come from `states`.
+    pub fn new(name: impl Into<Arc<str>>, states: Subscription) -> Self {
+        Self { name: name.into(), states }
+    }
+}
+
+impl NodeStates for SingleNode {
+    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError> {
+        let is_own = node.is_empty() || *node == *self.name;
+        if is_own { Ok(self.states.resume(seen.0, seen.1)) } else { Err(SubscribeError::NotServed) }
+    }
+}
+
+/// Counts the subscriptions to nodes.
+pub struct CountedNodes {
+    nodes: Arc<dyn NodeStates>,
+    /// Each subscription holds a clone.
+    counter: Arc<()>,
+}
+
+impl CountedNodes {
+    /// Counts the subscriptions to `nodes`.
+    pub fn new(nodes: Arc<dyn NodeStates>) -> Self {
+        Self { nodes, counter: Arc::default() }
+    }
+
+    /// Returns the current number of subscriptions whenever it is called.
+    pub fn watchers(&self) -> impl Fn() -> usize + Send + Sync + 'static {
+        let counter = Arc::downgrade(&self.counter);
+        // One clone is our own.
+        move || counter.strong_count().saturating_sub(1)
+    }
+}
+
+impl NodeStates for CountedNodes {
+    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError> {
+        Ok(self.nodes.subscribe(node, seen)?.counted(Arc::clone(&self.counter)))
+    }
+}

@@ -1,0 +1,154 @@
+//! A publisher of one node's states, and subscriptions to it.
+
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use model::state::NodeState;
+use tokio::sync::watch;
+
+/// A state and its revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Random per process: revisions of different instances cannot be compared.
+    pub instance_id: u64,
+    /// Counts the states of all nodes together, from 1.
+    pub rev: u64,
+    /// The name of the node.
+    pub node: Arc<str>,
+    /// The state.
+    pub state: NodeState,
+}
+
+/// Publishes the states of one node under revisions.
+#[derive(Debug)]
+pub struct Publisher {
+    instance_id: u64,
+    /// The last revision of all nodes: no two states of a process have the same one.
+    last_rev: Arc<AtomicU64>,
+    node: Arc<str>,
+    sender: watch::Sender<Option<Arc<Published>>>,
+}
+
+impl Publisher {
+    /// A publisher of the states of `node`; nothing is published yet.
+    pub fn new(node: impl Into<Arc<str>>) -> Self {
+        // The keys of a RandomState come from the system's randomness.
+        let instance_id = RandomState::new().build_hasher().finish();
+        Self { instance_id, last_rev: Arc::default(), node: node.into(), sender: watch::Sender::new(None) }
+    }
+
+    /// A publisher of the states of another node, under the same instance.
+    pub fn for_node(&self, node: impl Into<Arc<str>>) -> Self {
+        let last_rev = Arc::clone(&self.last_rev);
+        Self { instance_id: self.instance_id, last_rev, node: node.into(), sender: watch::Sender::new(None) }
+    }
+
+    /// The name of the node.
+    pub fn node(&self) -> &Arc<str> {
+        &self.node
+    }
+
+    /// Publishes a state if it differs from the previous one, and returns the current revision.
+    ///
+    /// Unchanged Services are shared with the previous state.
+    pub fn publish(&self, mut state: NodeState) -> u64 {
+        let mut rev = 0;
+        self.sender.send_if_modified(|current| {
+            if let Some(previous) = current {
+                state.reuse_equal(&previous.state);
+                rev = previous.rev;
+                if previous.state == state {
+                    return false;
+                }
+            }
+            rev = self.last_rev.fetch_add(1, Ordering::Relaxed) + 1;
+            *current = Some(self.published(self.instance_id, rev, state));
+            true
+        });
+        rev
+    }
+
+    /// Publishes a state under the revision that another process gave it.
+    pub fn relay(&self, instance_id: u64, rev: u64, mut state: NodeState) {
+        self.sender.send_modify(|current| {
+            if let Some(current) = current {
+                state.reuse_equal(&current.state);
+            }
+            *current = Some(self.published(instance_id, rev, state));
+        });
+    }
+
+    fn published(&self, instance_id: u64, rev: u64, state: NodeState) -> Arc<Published> {
+        Arc::new(Published { instance_id, rev, node: Arc::clone(&self.node), state })
+    }
+
+    /// The current state; `None` before the first one.
+    pub fn current(&self) -> Option<Arc<Published>> {
+        self.sender.borrow().clone()
+    }
+
+    /// The number of subscriptions.
+    pub fn subscribers(&self) -> usize {
+        self.sender.receiver_count()
+    }
+
+    /// A subscription that starts with the current state.
+    pub fn subscribe(&self) -> Subscription {
+        self.resume(self.instance_id, 0)
+    }
+
+    /// A subscription that starts with the first state whose revision is not `rev` of the instance `instance_id`.
+    pub fn resume(&self, instance_id: u64, rev: u64) -> Subscription {
+        Subscription::new(self.sender.subscribe(), (instance_id, rev))
+    }
+}
+
+/// A subscription to the states of a [`Publisher`].
+#[derive(Clone, Debug)]
+pub struct Subscription {
+    receiver: watch::Receiver<Option<Arc<Published>>>,
+    /// Instance and revision of the last state that was returned.
+    seen: (u64, u64),
+    /// Held while the subscription exists, if it is counted.
+    _counter: Option<Arc<()>>,
+}
+
+impl Subscription {
+    fn new(receiver: watch::Receiver<Option<Arc<Published>>>, seen: (u64, u64)) -> Self {
+        Self { receiver, seen, _counter: None }
+    }
+
+    /// Holds `counter` while it exists.
+    pub(crate) fn counted(self, counter: Arc<()>) -> Self {
+        Self { _counter: Some(counter), ..self }
+    }
+
+    /// Another subscription to the same publisher, that starts with the first state whose revision is not `rev` of the
+    /// instance `instance_id`.
+    pub fn resume(&self, instance_id: u64, rev: u64) -> Self {
+        Self::new(self.receiver.clone(), (instance_id, rev))
+    }
+
+    /// Waits until the publisher is dropped.
+    pub async fn closed(&mut self) {
+        // `next` compares revisions, so that it does not miss what this loop has seen.
+        while self.receiver.changed().await.is_ok() {}
+    }
+
+    /// Waits for a state that was not returned yet, and returns the newest; `None` if the publisher was dropped.
+    ///
+    /// Cancel safe.
+    pub async fn next(&mut self) -> Option<Arc<Published>> {
+        let seen = self.seen;
+        let is_new =
+            |it: &Option<Arc<Published>>| it.as_ref().is_some_and(|it| (it.instance_id, it.rev) != seen);
+        let published = self.receiver.wait_for(is_new).await.ok()?.clone()?;
+        self.seen = (published.instance_id, published.rev);
+        Some(published)
+    }
+}
