@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::thread::CapabilitySet;
 use serde_json::Value;
 
-use crate::sandbox::skip;
+use crate::skip::skip;
 
 /// The name of the image in the manifests, before a kustomization adds a registry.
 pub const IMAGE: &str = "kube-proxy-ebpf";

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+pub use crate::manifest::endpoint;
+
 use crate::manifest::Service;
 
 /// The cluster IPs of [`web`].
@@ -12,15 +14,6 @@ pub const WEB4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 pub const WEB6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0x10);
 /// The port that every endpoint serves.
 pub const TARGET_PORT: u16 = 8080;
-
-/// The addresses of an endpoint. In a [`TestNode`](crate::TestNode)'s namespace the first is local.
-#[must_use]
-pub const fn endpoint(n: u8) -> [IpAddr; 2] {
-    [
-        IpAddr::V4(Ipv4Addr::new(10, 244, 1, n)),
-        IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 1, n as u16)),
-    ]
-}
 
 /// The Service `web`: TCP and UDP at port 80, in both families, with the endpoints `web-N`.
 #[must_use]

@@ -22,6 +22,7 @@ pub mod netns;
 pub mod program_stats;
 pub mod requirements;
 pub mod sandbox;
+pub mod skip;
 pub mod test_cluster;
 pub mod test_node;
 
@@ -33,6 +34,7 @@ pub use load::ConnectLoad;
 pub use netns::NetNs;
 pub use requirements::{Host, requirements};
 pub use sandbox::Sandbox;
+pub use skip::skip;
 pub use test_cluster::TestCluster;
 pub use test_node::TestNode;
 

@@ -3,14 +3,12 @@
 use std::{
     fmt::{self, Write as _},
     fs,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::Path,
     time::Instant,
 };
 
 use anyhow::{Context as _, Result};
-
-use crate::fixtures;
 
 /// A Service together with its EndpointSlices, one per family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -156,10 +154,10 @@ impl Service {
         self.endpoint_on("n1", name, addresses)
     }
 
-    /// Adds the ready endpoints `web-N` at [`fixtures::endpoint`]`(N)`.
+    /// Adds the ready endpoints `web-N` at [`endpoint`]`(N)`.
     #[must_use]
     pub fn endpoints(self, numbers: impl IntoIterator<Item = u8>) -> Self {
-        numbers.into_iter().fold(self, |it, n| it.endpoint(&format!("web-{n}"), &fixtures::endpoint(n)))
+        numbers.into_iter().fold(self, |it, n| it.endpoint(&format!("web-{n}"), &endpoint(n)))
     }
 
     /// Adds a ready endpoint on a node.
@@ -285,6 +283,15 @@ impl fmt::Display for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}---\n{}", self.service(), self.slices())
     }
+}
+
+/// The addresses of an endpoint. In a [`TestNode`](crate::TestNode)'s namespace the first is local.
+#[must_use]
+pub const fn endpoint(n: u8) -> [IpAddr; 2] {
+    [
+        IpAddr::V4(Ipv4Addr::new(10, 244, 1, n)),
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 1, n as u16)),
+    ]
 }
 
 /// A Node.

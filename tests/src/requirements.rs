@@ -10,7 +10,7 @@ use std::{
 
 use nix::unistd::geteuid;
 
-use crate::sandbox::skip;
+use crate::skip::skip;
 
 /// The oldest supported kernel.
 const MIN_KERNEL: (u32, u32) = (5, 10);

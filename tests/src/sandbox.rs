@@ -3,8 +3,7 @@
 //! Dropping a sandbox removes all of it; what a killed process left behind is removed when the next sandbox is made.
 
 use std::{
-    fs,
-    io::{self, Write as _},
+    fs, io,
     path::{Path, PathBuf},
     process, thread,
     time::Duration,
@@ -18,7 +17,10 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::requirements::{Host, requirements};
+use crate::{
+    requirements::{Host, requirements},
+    skip::{current_test, skip},
+};
 
 /// A sandbox's name is this, then the test's name, then its owner's process id.
 /// It has no dots: a BPF file system refuses them.
@@ -221,28 +223,6 @@ impl Drop for CgroupGuard {
         if let Err(error) = move_to(&self.home, process::id()) {
             eprintln!("warning: {error:#}");
         }
-    }
-}
-
-pub use build_tools::SKIPPED_TESTS_FILE;
-
-/// The name of the test that runs in this thread, without its modules: libtest names the thread after the test.
-#[must_use]
-pub fn current_test() -> String {
-    let thread = thread::current();
-    let name = thread.name().unwrap_or("unknown");
-    name.rsplit("::").next().unwrap_or(name).to_owned()
-}
-
-/// Reports that the current test is skipped: in [`SKIPPED_TESTS_FILE`], because the test runner hides the output of a
-/// test that passes.
-pub fn skip(reason: &str) {
-    let line = format!("skipped: {}: {reason}\n", current_test());
-    // Nothing else can be done if this fails.
-    let _ = io::stderr().write_all(line.as_bytes());
-    if let Some(file) = std::env::var_os(SKIPPED_TESTS_FILE) {
-        let file = fs::OpenOptions::new().create(true).append(true).open(file);
-        let _ = file.and_then(|mut it| it.write_all(line.as_bytes()));
     }
 }
 

@@ -5,10 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 use aya::maps::{Array, MapData};
 use tests::{
     ConnectLoad, EchoConnection, EchoServer, NetNs, ObjectTracker, Sandbox, Transport, connect_error,
-    eventually,
-    load::LoadReport,
-    request, requirements,
-    sandbox::{current_test, remove_stale},
+    eventually, load::LoadReport, request, requirements, sandbox::remove_stale, skip::current_test,
 };
 
 fn own_cgroup() -> String {

@@ -20,9 +20,7 @@ use tests::{
     EchoServer, TIMEOUT, TestNode, Transport, eventually,
     fixtures::{WEB, endpoint, web, web_frontends},
     manifest::Service,
-    request,
-    sandbox::skip,
-    scaled,
+    request, scaled, skip,
     test_node::PROBE,
 };
 

@@ -13,8 +13,7 @@ use tests::{
     fixtures::{WEB4, endpoint, web},
     http::metric,
     program_stats::ProgramStats,
-    request,
-    sandbox::skip,
+    request, skip,
 };
 
 const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);

@@ -14,8 +14,7 @@ use tests::{
     client::{exchange_connected, udp_socket},
     deploy, eventually,
     fixtures::{endpoint, web, web_frontends},
-    request,
-    sandbox::skip,
+    request, skip,
 };
 
 /// A node with two endpoints' servers.

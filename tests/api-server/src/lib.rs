@@ -10,57 +10,28 @@ mod faults;
 mod objects;
 mod selector;
 mod serve;
+mod state;
 mod tls;
 
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread::{self, JoinHandle},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 pub use faults::{Fault, Verb};
 pub use objects::Resource;
+pub use state::Settings;
 
 use faults::Rule;
-use objects::Objects;
+use state::Shared;
 use tls::Identity;
-
-/// The features and requirements of a server.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Whether it serves TLS, with a CA of its own.
-    pub is_tls: bool,
-    /// The bearer token that it requires.
-    pub token: Option<String>,
-    /// Whether it supports the WatchList feature; without it, it rejects such a watch as Kubernetes 1.30 does.
-    pub has_watch_list: bool,
-    /// Whether it supports the field selector `spec.clusterIP`; without it, it rejects it as Kubernetes 1.30 does.
-    pub has_field_selectors: bool,
-    /// Whether it accepts events.
-    pub accepts_events: bool,
-    /// The interval of bookmarks in a watch.
-    pub bookmark_interval: Duration,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            is_tls: false,
-            token: None,
-            has_watch_list: true,
-            has_field_selectors: true,
-            accepts_events: true,
-            bookmark_interval: Duration::from_secs(1),
-        }
-    }
-}
 
 /// A server; it stops when dropped.
 #[derive(Debug)]
@@ -71,31 +42,6 @@ pub struct ApiServer {
     running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
-/// The state of the server, shared with its connections.
-#[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
-    /// The newest resource version.
-    version: watch::Sender<u64>,
-    /// How often all connections have been closed.
-    disconnects: watch::Sender<u64>,
-}
-
-#[derive(Debug)]
-struct State {
-    settings: Settings,
-    objects: Objects,
-    rules: Vec<Rule>,
-    requests: Vec<String>,
-    events: Vec<Value>,
-}
-
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl ApiServer {
     /// Starts a server on a free port of the loopback address, in the network namespace of the calling thread.
     ///
@@ -104,18 +50,7 @@ impl ApiServer {
     /// If no port is free, or no certificate can be generated.
     pub fn start(settings: Settings) -> Result<Self> {
         let identity = settings.is_tls.then(Identity::new).transpose()?.map(Arc::new);
-        let state = State {
-            settings,
-            objects: Objects::default(),
-            rules: Vec::new(),
-            requests: Vec::new(),
-            events: Vec::new(),
-        };
-        let shared = Arc::new(Shared {
-            state: Mutex::new(state),
-            version: watch::Sender::new(0),
-            disconnects: watch::Sender::new(0),
-        });
+        let shared = Arc::new(Shared::new(settings));
         let mut server = Self { address: (Ipv4Addr::LOCALHOST, 0).into(), identity, shared, running: None };
         server.resume()?;
         Ok(server)

@@ -24,10 +24,10 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::{
-    Settings, Shared, State,
     faults::{self, Fault, Verb},
     objects::{Object, Resource},
     selector::Selector,
+    state::{Settings, Shared, State},
     tls::Identity,
 };
 

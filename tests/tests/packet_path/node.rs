@@ -14,7 +14,7 @@ use tests::{
     agent::{Output, run},
     eventually, http,
     requirements::{kernel_at_least, nft_or_skip},
-    sandbox::skip,
+    skip,
     test_cluster::{N1, P1, P2, P3, Reply},
 };
 

@@ -1,0 +1,77 @@
+//! The settings of a server and the state that its connections share.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::{faults::Rule, objects::Objects};
+
+/// The features and requirements of a server.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Whether it serves TLS, with a CA of its own.
+    pub is_tls: bool,
+    /// The bearer token that it requires.
+    pub token: Option<String>,
+    /// Whether it supports the WatchList feature; without it, it rejects such a watch as Kubernetes 1.30 does.
+    pub has_watch_list: bool,
+    /// Whether it supports the field selector `spec.clusterIP`; without it, it rejects it as Kubernetes 1.30 does.
+    pub has_field_selectors: bool,
+    /// Whether it accepts events.
+    pub accepts_events: bool,
+    /// The interval of bookmarks in a watch.
+    pub bookmark_interval: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            is_tls: false,
+            token: None,
+            has_watch_list: true,
+            has_field_selectors: true,
+            accepts_events: true,
+            bookmark_interval: Duration::from_secs(1),
+        }
+    }
+}
+
+/// The state of the server, shared with its connections.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) state: Mutex<State>,
+    /// The newest resource version.
+    pub(crate) version: watch::Sender<u64>,
+    /// How often all connections have been closed.
+    pub(crate) disconnects: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) settings: Settings,
+    pub(crate) objects: Objects,
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) requests: Vec<String>,
+    pub(crate) events: Vec<Value>,
+}
+
+impl Shared {
+    pub(crate) fn new(settings: Settings) -> Self {
+        let state = State {
+            settings,
+            objects: Objects::default(),
+            rules: Vec::new(),
+            requests: Vec::new(),
+            events: Vec::new(),
+        };
+        Self { state: Mutex::new(state), version: watch::Sender::new(0), disconnects: watch::Sender::new(0) }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
