@@ -3,7 +3,11 @@
 //! Invariant: healthy means verified, by attach checks and probes. Rules and bodies are kube-proxy's where it has them (its
 //! `pkg/proxy/healthcheck/proxy_health.go`, 1.34 and later).
 
-use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    time::{Duration, SystemTime},
+};
 
 use datapath::{AttachStatus, HookBehavior};
 use jiff::Timestamp;
@@ -47,8 +51,8 @@ impl Health {
 
     fn of(problems: Vec<String>, state: &AdminState, now: Moment) -> Self {
         let healthy = problems.is_empty();
-        let current_time = timestamp(now);
-        let active_since = state.active.as_ref().map(|it| timestamp(it.since));
+        let current_time = timestamp(now.wall);
+        let active_since = state.active.as_ref().map(|it| timestamp(it.since.wall));
         // Both families are updated together.
         let status = active_since.into_iter().flat_map(|last_updated| {
             ["IPv4", "IPv6"].map(|family| (family, FamilyHealth { last_updated, healthy }))
@@ -192,8 +196,8 @@ pub(crate) fn readyz(state: &AdminState, now: Moment) -> (bool, String) {
 /// Go's zero time, 0001-01-01T00:00:00Z, which kube-proxy writes for "never".
 const GO_ZERO_TIME: Timestamp = Timestamp::constant(-62_135_596_800, 0);
 
-fn timestamp(moment: Moment) -> Timestamp {
-    Timestamp::try_from(moment.wall).unwrap_or(Timestamp::UNIX_EPOCH)
+pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
+    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
 #[cfg(test)]

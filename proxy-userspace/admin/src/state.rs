@@ -304,14 +304,13 @@ impl AdminState {
 
     /// Published changes that are not active yet.
     pub(crate) fn pending_changes(&self) -> ChangeCounts {
-        match (self.role, &self.published, &self.active) {
-            (Role::Brain, _, _) | (_, None, _) => ChangeCounts::default(),
-            (Role::Backend, Some((published, _)), None) => {
-                ChangeCounts::between(&NodeState::default(), &published.state)
+        let empty = NodeState::default();
+        let active = self.active.as_ref().map_or(&empty, |it| &it.published.state);
+        match &self.published {
+            Some((published, _)) if self.role == Role::Backend => {
+                ChangeCounts::between(active, &published.state)
             }
-            (Role::Backend, Some((published, _)), Some(active)) => {
-                ChangeCounts::between(&active.published.state, &published.state)
-            }
+            _ => ChangeCounts::default(),
         }
     }
 

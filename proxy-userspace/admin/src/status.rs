@@ -1,7 +1,5 @@
 //! The status of a process as one object: the page `/status`, which the command `status` reads.
 
-use std::time::SystemTime;
-
 use datapath::PortCounts;
 use jiff::Timestamp;
 use publish::Published;
@@ -10,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     admin::Admin,
     counters::ServiceCounters,
-    health::Health,
+    health::{Health, timestamp},
     state::{AdminState, Moment, RejectedBy},
 };
 
@@ -176,8 +174,4 @@ fn status(state: &AdminState, now: Moment) -> Status {
         watchers: state.watchers.as_ref().map(|it| (it.0)()),
         counters: None,
     }
-}
-
-fn timestamp(time: SystemTime) -> Timestamp {
-    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH)
 }

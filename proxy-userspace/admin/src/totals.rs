@@ -48,20 +48,14 @@ impl Totals {
     /// Updates the totals of `before` to those of `after`.
     pub(crate) fn update(&mut self, before: &NodeState, after: &NodeState) {
         for (_, before, after) in after.diff(before) {
-            if let Some(before) = before {
-                let it = Self::of(before);
-                self.services -= it.services;
-                self.endpoints -= it.endpoints;
-                self.no_local_internal -= it.no_local_internal;
-                self.no_local_external -= it.no_local_external;
-            }
-            if let Some(after) = after {
-                let it = Self::of(after);
-                self.services += it.services;
-                self.endpoints += it.endpoints;
-                self.no_local_internal += it.no_local_internal;
-                self.no_local_external += it.no_local_external;
-            }
+            let of = |it: Option<&Arc<ServiceState>>| it.map_or_else(Self::default, |it| Self::of(it));
+            let (removed, added) = (of(before), of(after));
+            self.services = self.services + added.services - removed.services;
+            self.endpoints = self.endpoints + added.endpoints - removed.endpoints;
+            self.no_local_internal =
+                self.no_local_internal + added.no_local_internal - removed.no_local_internal;
+            self.no_local_external =
+                self.no_local_external + added.no_local_external - removed.no_local_external;
         }
     }
 

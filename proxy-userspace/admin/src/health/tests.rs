@@ -48,7 +48,7 @@ async fn a_failed_probe_is_unhealthy() {
     let probed = |behavior| [ProbeResult { hook: "connect4", behavior }];
     for (behavior, is_healthy) in [
         (HookBehavior::Ok, true),
-        (HookBehavior::Fails("it went past".into()), false),
+        (HookBehavior::Fails("not translated".into()), false),
         (HookBehavior::Unknown("no IPv4".into()), true),
     ] {
         admin.on_probed(&probed(behavior));
@@ -262,8 +262,8 @@ async fn a_cgroup_that_misses_processes_is_live_and_not_ready() {
     let (admin, _publisher) = served();
     let nested = AttachStatus { unreached: Some("a nested cgroup".into()), ..attach_status(true) };
     admin.on_attach_checked(Ok(&nested));
-    let (ready, says) = readyz(&admin.state(), Moment::now());
-    assert!(!ready && says.contains("[-]programs failed: a nested cgroup"), "{says}");
+    let (ready, response) = readyz(&admin.state(), Moment::now());
+    assert!(!ready && response.contains("[-]programs failed: a nested cgroup"), "{response}");
     assert!(live(&admin).is_ok(), "a restart would not help");
     admin.on_attach_checked(Ok(&attach_status(true)));
     assert!(readyz(&admin.state(), Moment::now()).0);
@@ -281,8 +281,8 @@ async fn an_attach_check_becomes_stale() {
         advance(SECOND).await;
         let health = live(&admin);
         assert!(!health.is_ok());
-        let why = if has_error { "not permitted" } else { "the reconciler does not respond" };
-        assert!(body(&health)["problems"][0].as_str().unwrap().contains(why), "{health:?}");
+        let reason = if has_error { "not permitted" } else { "the reconciler does not respond" };
+        assert!(body(&health)["problems"][0].as_str().unwrap().contains(reason), "{health:?}");
     }
 }
 
@@ -313,7 +313,7 @@ async fn readiness_lists_the_failed_checks() {
         "file",
         SourceHealth { error: Some("a.yaml: no such thing".into()), ..SourceHealth::default() },
     );
-    let (ready, says) = text();
+    let (ready, response) = text();
     assert!(!ready);
     for it in [
         "[-]source-file failed: not synced yet: a.yaml",
@@ -321,7 +321,7 @@ async fn readiness_lists_the_failed_checks() {
         "[-]programs failed",
         "[+]changes ok",
     ] {
-        assert!(says.contains(it), "{it} is not in {says}");
+        assert!(response.contains(it), "{it} is not in {response}");
     }
     admin.set_source("file", SourceHealth { is_synced: true, ..SourceHealth::default() });
     let state = published(&publisher, []);
