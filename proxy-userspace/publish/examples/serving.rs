@@ -69,8 +69,8 @@ async fn measure(cluster: SyntheticCluster, watched: u32, changes: u32, streams:
     let socket = folder.path().join("proxy.sock");
     let listener = Listener::bind(&Target::Unix(socket.clone())).await?;
     let nodes = NodeRegistry::new(Publisher::new(node_name(cluster.nodes)));
-    let facts = publish::cluster::ClusterPublisher::new(None);
-    let served = ServedData { nodes: Arc::new(nodes.requests()), cluster: facts.subscribe() };
+    let cluster_publisher = publish::cluster::ClusterPublisher::new(None);
+    let served = ServedData { nodes: Arc::new(nodes.requests()), cluster: cluster_publisher.subscribe() };
     let serving = grpc::serve(listener, served, async {}, std::future::pending());
     let serving = tokio::spawn(serving);
 
@@ -80,14 +80,14 @@ async fn measure(cluster: SyntheticCluster, watched: u32, changes: u32, streams:
 
     // One watcher, and then all the others.
     let mut first = Watchers::start(&socket, 0..1, streams)?;
-    first.told(&mut bench, 1).await?;
+    first.received(&mut bench, 1).await?;
     bench.change(&mut [&mut first]).await?;
     // As a brain does every few seconds.
     datapath_ebpf::give_back_memory();
     let with_one = resident()?;
     let start = cpu()?;
     let mut others = Watchers::start(&socket, 1..watched, streams)?;
-    others.told(&mut bench, 1).await?;
+    others.received(&mut bench, 1).await?;
     let first_states = (cpu()? - start) / (watched - 1);
     // What changes leave behind counts.
     for _ in 0..changes.min(20) {
@@ -145,7 +145,7 @@ impl Bench {
         let mut last = start;
         for it in watchers {
             let states = it.states + 1;
-            last = last.max(it.told(self, states).await?);
+            last = last.max(it.received(self, states).await?);
         }
         Ok(last.saturating_sub(start))
     }
@@ -154,8 +154,8 @@ impl Bench {
 /// Watchers in another process.
 struct Watchers {
     child: Child,
-    said: Lines<BufReader<ChildStdout>>,
-    /// How many states each of them has been told.
+    output: Lines<BufReader<ChildStdout>>,
+    /// How many states each of them has received.
     states: u64,
 }
 
@@ -169,14 +169,14 @@ impl Watchers {
             .kill_on_drop(true)
             .spawn()?;
         let stdout = child.stdout.take().ok_or("the watchers have no output")?;
-        Ok(Self { child, said: BufReader::new(stdout).lines(), states: 0 })
+        Ok(Self { child, output: BufReader::new(stdout).lines(), states: 0 })
     }
 
-    /// Waits until each has been told so many states; returns when that was.
-    async fn told(&mut self, bench: &mut Bench, states: u64) -> Result<Duration> {
+    /// Waits until each has received a number of states; returns when that was.
+    async fn received(&mut self, bench: &mut Bench, states: u64) -> Result<Duration> {
         loop {
             let line = tokio::select! {
-                line = self.said.next_line() => line?,
+                line = self.output.next_line() => line?,
                 asked = bench.nodes.requested() => {
                     asked.iter().for_each(|it| bench.brain.start_serving(it));
                     bench.publish();
@@ -195,25 +195,25 @@ impl Watchers {
     }
 }
 
-/// Watches nodes, so many to a connection; says whenever the last of them has been told one more state, and at what time.
+/// Watches nodes, a number of them per connection; prints when the last of them has received each state.
 async fn watch(socket: &Path, nodes: Range<u32>, streams: usize) -> Result<()> {
-    let (told, mut news) = mpsc::unbounded_channel();
+    let (sender, mut received) = mpsc::unbounded_channel();
     let watched = nodes.end - nodes.start;
     for some in nodes.collect::<Vec<_>>().chunks(streams) {
         let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))?.connect_lazy();
         for node in some.iter().map(|it| node_name(*it)) {
-            let (channel, told) = (channel.clone(), told.clone());
+            let (channel, sender) = (channel.clone(), sender.clone());
             tokio::spawn(async move {
-                if let Err(error) = watch_one(channel, &node, &told).await {
+                if let Err(error) = watch_one(channel, &node, &sender).await {
                     eprintln!("{node}: {error}");
                 }
             });
         }
     }
-    drop(told);
-    // How many have not been told yet, state by state, beginning with `first`.
+    drop(sender);
+    // How many watchers lack each state, from `first` on.
     let (mut first, mut missing) = (1, VecDeque::new());
-    while let Some(count) = news.recv().await {
+    while let Some(count) = received.recv().await {
         let place = usize::try_from(count - first)?;
         missing.resize(missing.len().max(place + 1), watched);
         missing[place] -= 1;
@@ -226,8 +226,8 @@ async fn watch(socket: &Path, nodes: Range<u32>, streams: usize) -> Result<()> {
     Err("the brain has gone".into())
 }
 
-/// Says the number of each state that it is told.
-async fn watch_one(channel: Channel, node: &str, told: &mpsc::UnboundedSender<u64>) -> Result<()> {
+/// Sends the number of each state that it receives.
+async fn watch_one(channel: Channel, node: &str, sender: &mpsc::UnboundedSender<u64>) -> Result<()> {
     let (requests, outgoing) = mpsc::channel(1);
     let request = WatchReq { node_name: node.to_owned(), ..WatchReq::default() };
     requests.send(request.clone()).await?;
@@ -236,7 +236,7 @@ async fn watch_one(channel: Channel, node: &str, told: &mpsc::UnboundedSender<u6
     while let Some(item) = items.message().await? {
         if let Some(Op::Sync(_)) = item.op {
             count += 1;
-            told.send(count)?;
+            sender.send(count)?;
             requests.send(request.clone()).await?;
         }
     }

@@ -164,7 +164,7 @@ impl Key<'_> {
             Self::Node(name) => Some((*name).to_owned()),
             Self::Service => None,
             Self::Port(number, protocol) => Some(format!("{number}/{protocol}")),
-            Self::Endpoint(EndpointKey::Pod(key) | EndpointKey::Anonymous(key)) => Some(key.to_string()),
+            Self::Endpoint(EndpointKey::Pod(key) | EndpointKey::Anonymous(key)) => Some(key.clone()),
         }
     }
 }
