@@ -246,7 +246,9 @@ fn an_attach_failure_detaches_redirecting_hooks_and_is_retried() {
     let full: Vec<_> = (0..64).map(|_| attach()).collect();
     node.write(&[web4([1])]);
     node.start_inactive(&node.command(Build::Product));
-    node.wait_until(|node| node.agent().count_logged("attach of program connect6 failed") > 3);
+    node.agent_mut()
+        .wait_for_log(TIMEOUT, |log| log.matches("attach of program connect6 failed").count() > 3)
+        .unwrap();
     let links = node.sandbox().pins().join("links");
     // Between two attempts, whose interval grows.
     let redirects = || ["connect4", "sendmsg4", "sendmsg6"].iter().any(|it| links.join(it).exists());

@@ -25,7 +25,7 @@ pub(super) struct ConfigFlag {
     /// kube-proxy configuration file (KubeProxyConfiguration, kubeproxy.config.k8s.io/v1alpha1); flags and environment
     /// variables override it
     ///
-    /// The log names the fields that are not needed here, with the reason. With a file, the default of --source is kube.
+    /// The log names the fields that are not needed here, with the reason. With a file, the default source is kube.
     /// `check` and `status` take the file that `run` or `agent` was started with.
     #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_CONFIG")]
     config: Option<PathBuf>,
