@@ -68,7 +68,7 @@ fn two_processes_behave_as_one() {
 
     // The same in two, whichever starts first; connections survive.
     let mut agent = start_agent(&node);
-    agent.wait_until_logged(TIMEOUT, "there is no state yet").unwrap();
+    agent.wait_until_logged(TIMEOUT, "no state received yet").unwrap();
     assert_active(&node, &[1]);
     let brain = start_brain(&node);
     node.write(&services(&[1, 2]));
@@ -120,7 +120,8 @@ fn brain_and_agent_report_an_unknown_node_name() {
     let Some(node) = TestNode::or_skip() else { return };
     node.write(&services(&[1]));
     node.write_file("node.yaml", &manifest::node("n2"));
-    for mut process in [start_brain(&node), start_agent(&node)] {
+    // Both must run until both have reported it.
+    for process in &mut [start_brain(&node), start_agent(&node)] {
         process.wait_until_logged(TIMEOUT, "no Node object has this name (found n2)").unwrap();
     }
 }

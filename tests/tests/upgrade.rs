@@ -158,7 +158,7 @@ fn hooks_of_a_later_version_are_removed_by_a_downgrade_and_by_cleanup() {
     MapData::from_pin(node.program("").join("../active")).unwrap().pin(&no_link).unwrap();
     let output = run(&mut node.cli("cleanup"));
     assert_eq!(output.code, Some(0), "{}", output.stderr);
-    assert!(output.stderr.contains("links/no_link is not ours"), "{}", output.stderr);
+    assert!(output.stderr.contains("links/no_link does not belong to kube-proxy-ebpf"), "{}", output.stderr);
     assert_eq!(node.pins(), ["/links/no_link"]);
     assert!(request(Transport::Tcp, frontend).is_err(), "no hook is left");
 }
