@@ -2,10 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod module_graph;
+
 use std::{
     fs,
     path::{Path, PathBuf},
 };
+
+use module_graph::{ModuleGraph, cycles};
 
 fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -68,6 +72,117 @@ fn a_lower_crate_never_imports_a_higher_one() {
             assert!(!is_ours || may.contains(&it.as_str()), "{name} must not import {it}");
         }
     }
+}
+
+/// Every crate of the workspace with its folder, from the highest layer to the lowest.
+const LAYERS: [(&str, &str); 26] = [
+    ("xtask", "xtask"),
+    ("vmtest", "tests/vmtest"),
+    ("conformance", "tests/conformance"),
+    ("bench", "tests/bench"),
+    ("demo", "tests/demo"),
+    ("soak", "tests/soak"),
+    ("fuzz", "tests/fuzz"),
+    ("tests", "tests"),
+    ("build-tools", "xtask/build-tools"),
+    ("kube-proxy-ebpf", "proxy-userspace"),
+    ("admin", "proxy-userspace/admin"),
+    ("reconciler", "proxy-userspace/reconciler"),
+    ("datapath-ebpf", "proxy-userspace/datapath-ebpf"),
+    ("datapath-nft", "proxy-userspace/datapath-nft"),
+    ("datapath", "proxy-userspace/datapath"),
+    ("netlink", "proxy-userspace/netlink"),
+    ("pipeline", "proxy-userspace/pipeline"),
+    ("publish", "proxy-userspace/publish"),
+    ("source", "proxy-userspace/source"),
+    ("api-server", "tests/api-server"),
+    ("wire", "proxy-userspace/wire"),
+    ("proxy-contract", "proto"),
+    ("brain", "proxy-userspace/brain"),
+    ("model", "proxy-userspace/model"),
+    ("proxy-ebpf", "proxy-ebpf"),
+    ("proxy-common", "proxy-common"),
+];
+
+#[test]
+fn modules_import_in_one_direction() {
+    let layer = |name: &str| LAYERS.iter().position(|(it, _)| it.replace('-', "_") == name.replace('-', "_"));
+    let manifest: String = fs::read_to_string(workspace().join("Cargo.toml")).unwrap();
+    let members = manifest.split("members = [").nth(1).unwrap().split(']').next().unwrap();
+    let members: Vec<_> = members.split('"').skip(1).step_by(2).collect();
+    let listed = |it: &&str| LAYERS.iter().any(|(_, folder)| folder == it);
+    assert!(members.iter().all(listed) && members.len() == LAYERS.len(), "every crate has a layer");
+
+    let mut graph = ModuleGraph::default();
+    let mut errors = Vec::new();
+    for (name, folder) in LAYERS {
+        let source = workspace().join(folder).join("src");
+        for (root, crate_name) in [("lib.rs", name.replace('-', "_")), ("main.rs", format!("{name}/main.rs"))]
+        {
+            if source.join(root).exists() {
+                graph.add(&crate_name, &source.join(root), workspace());
+            }
+        }
+        let dependencies = dependencies(&format!("{folder}/Cargo.toml"));
+        let upward = dependencies.iter().filter(|it| layer(it).is_some_and(|it| Some(it) <= layer(name)));
+        errors.extend(upward.map(|it| format!("{name} depends on {it}, which is above it\n")));
+    }
+    let (files, crates) = graph.edges();
+    assert!(files.len() > 300 && crates.len() > 30, "{} and {} uses", files.len(), crates.len());
+    errors.extend(cycles(&files));
+    errors.extend(cycles(&crates));
+    for ((from, to), names) in &crates {
+        let from = from.trim_end_matches("/main.rs");
+        if layer(to) < layer(from) {
+            errors.push(format!("{from} uses {names:?} of {to}, which is above it\n"));
+        }
+    }
+    assert!(errors.is_empty(), "{}", errors.concat());
+}
+
+#[test]
+fn a_cycle_is_found_behind_re_exports_macros_and_globs() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |files: &[(&str, &str)], expected: &[&str]| {
+        let source = folder.path().join("src");
+        let _ = fs::remove_dir_all(&source);
+        for (name, text) in files {
+            let file = source.join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        let mut graph = ModuleGraph::default();
+        graph.add("example", &source.join("lib.rs"), folder.path());
+        let cycles = cycles(&graph.edges().0).concat();
+        assert_eq!(cycles.is_empty(), expected.is_empty(), "{cycles}");
+        for it in expected {
+            assert!(cycles.contains(it), "{it} is not in {cycles}");
+        }
+    };
+    const ROOT: (&str, &str) = ("lib.rs", "mod a; mod b; pub use b::Two;");
+    check(
+        &[ROOT, ("a.rs", "use crate::Two; pub struct One(Two);"), ("b.rs", "pub struct Two(super::a::One);")],
+        &["src/a.rs uses Two of src/b.rs", "src/b.rs uses One of src/a.rs"],
+    );
+    check(
+        &[
+            ROOT,
+            ("a.rs", "use super::*; pub fn one(_: Two) {}"),
+            ("b.rs", "pub struct Two; fn f() { g!(crate::a::one()) }"),
+        ],
+        &["src/a.rs uses Two of src/b.rs", "src/b.rs uses one of src/a.rs"],
+    );
+    // A parent that only re-exports is not part of a cycle; one that uses its child is.
+    let child = ("b.rs", "mod c; use crate::TOP; pub struct Two;");
+    let leaf = ("b/c.rs", "use super::super::TOP;");
+    check(&[("lib.rs", "mod b; pub use b::Two; pub const TOP: u8 = 1;"), child, leaf], &[]);
+    check(
+        &[("lib.rs", "mod b; pub use b::Two; pub const TOP: Two = Two;"), child, leaf],
+        &["src/b.rs uses TOP of src/lib.rs", "src/lib.rs uses Two of src/b.rs"],
+    );
+    // Tests may use what they test.
+    let tested = ("a.rs", "pub struct One; #[cfg(test)] mod tests { use crate::b::Two; }");
+    check(&[ROOT, tested, ("b.rs", "use crate::a::One; pub struct Two(One);")], &[]);
 }
 
 #[test]
