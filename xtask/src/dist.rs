@@ -126,27 +126,9 @@ fn bill_of_materials(path: &Path) -> Result<Made> {
     let written = format!("{stem}.json");
     let own = workspace().join("proxy-userspace").join(&written);
     fs::rename(&own, path).with_context(|| format!("cannot move {}", own.display()))?;
-    let mut others = Vec::new();
-    find_files(workspace(), &written, &mut others)?;
-    for other in others {
-        fs::remove_file(&other).with_context(|| format!("cannot remove {}", other.display()))?;
-    }
+    let others = ["-name", "target", "-prune", "-o", "-name", &written, "-exec", "rm", "{}", "+"];
+    run(Command::new("find").arg(workspace()).args(others))?;
     Ok(Ok(path.display().to_string()))
-}
-
-/// Every file of a name below a folder, except in `target` and in hidden folders.
-fn find_files(folder: &Path, name: &str, found: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
-        let entry = entry?;
-        let path = entry.path();
-        let file = entry.file_name();
-        if file == *name {
-            found.push(path);
-        } else if path.is_dir() && file != *"target" && !file.to_string_lossy().starts_with('.') {
-            find_files(&path, name, found)?;
-        }
-    }
-    Ok(())
 }
 
 /// Builds the image. That no tool works is a reason to skip it unless a tool was requested; a failed build is an error.

@@ -1,7 +1,6 @@
 //! Ctrl-C and SIGTERM: the first ends the demo and removes the sandbox, the second ends it at once.
 
 use std::{
-    fmt,
     sync::{
         Arc, LazyLock,
         atomic::{AtomicBool, Ordering},
@@ -15,25 +14,19 @@ use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     flag,
 };
+use thiserror::Error;
 
 static REQUESTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
 /// The demo was interrupted.
-#[derive(Debug)]
+#[derive(Debug, Error)]
+#[error("interrupted; the sandbox is removed")]
 pub(crate) struct Interrupted;
 
 impl Interrupted {
     /// As a shell reports it.
     pub(crate) const EXIT_CODE: u8 = 130;
 }
-
-impl fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("interrupted; the sandbox is removed")
-    }
-}
-
-impl std::error::Error for Interrupted {}
 
 /// Installs the signal handlers.
 pub(crate) fn watch() -> Result<()> {

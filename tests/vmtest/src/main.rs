@@ -79,7 +79,7 @@ fn run(only: &[String], repeat: usize) -> Result<()> {
     let queue: Mutex<VecDeque<_>> =
         Mutex::new((0..repeat).flat_map(|_| kernels.iter()).enumerate().collect());
     let status = Mutex::new(LaneStatus::default());
-    let columns = Mutex::new(BTreeMap::new());
+    let runs = Mutex::new(BTreeMap::new());
     thread::scope(|scope| {
         let mut lanes = Vec::new();
         for _ in 0..lanes_of_this_machine() {
@@ -87,11 +87,11 @@ fn run(only: &[String], repeat: usize) -> Result<()> {
                 loop {
                     let next = lock(&queue).pop_front();
                     let Some((number, series)) = next else { break };
-                    let column = runner.run(number, series, |event| {
+                    let run = runner.run(number, series, |event| {
                         lock(&status).on_event(number, series, runner.plan.tests.len(), event);
                     });
                     lock(&status).remove(number);
-                    lock(&columns).insert(number, column);
+                    lock(&runs).insert(number, run);
                 }
             }));
         }
@@ -102,10 +102,9 @@ fn run(only: &[String], repeat: usize) -> Result<()> {
     });
     drop(status);
 
-    let columns: Vec<_> =
-        columns.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect();
+    let runs: Vec<_> = runs.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect();
     let tests: Vec<_> = runner.plan.tests.iter().map(Test::title).collect();
-    match report::print(&tests, &columns, begin.elapsed()) {
+    match report::print(&tests, &runs, begin.elapsed()) {
         0 => Ok(()),
         failures => bail!("{failures} failures, see above"),
     }

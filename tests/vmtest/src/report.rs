@@ -6,28 +6,12 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use crate::plan::Outcome;
 
-/// A kernel of the matrix.
-pub(crate) enum Column {
-    /// There is no package of it.
-    NoPackage { series: String, reason: String },
-    /// The tests ran on it.
-    Ran(KernelRun),
-}
-
-impl Column {
-    /// The header, the footer and the run.
-    fn parts(&self) -> (&str, String, Option<&KernelRun>) {
-        match self {
-            Self::NoPackage { series, .. } => (series, String::new(), None),
-            Self::Ran(run) => (&run.series, format!("{:.0} s", run.took.as_secs_f64()), Some(run)),
-        }
-    }
-}
-
 /// The results on a kernel.
 #[derive(Default)]
 pub(crate) struct KernelRun {
     pub(crate) series: String,
+    /// Why the tests could not run on it.
+    pub(crate) unavailable: Option<String>,
     pub(crate) release: String,
     pub(crate) outcomes: BTreeMap<String, (Outcome, f64)>,
     /// Errors that are not a test's.
@@ -37,17 +21,18 @@ pub(crate) struct KernelRun {
 }
 
 /// Prints the report and returns the number of failures.
-pub(crate) fn print(tests: &[String], columns: &[Column], took: Duration) -> usize {
+pub(crate) fn print(tests: &[String], runs: &[KernelRun], took: Duration) -> usize {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
-    table.set_header(["TEST"].into_iter().chain(columns.iter().map(|it| it.parts().0)));
+    table.set_header(["TEST"].into_iter().chain(runs.iter().map(|it| it.series.as_str())));
     let mut notes: Vec<String> = Vec::new();
     for test in tests {
         let mut row = vec![test.clone()];
-        row.extend(columns.iter().map(|column| cell(test, column, &mut notes)));
+        row.extend(runs.iter().map(|run| cell(test, run, &mut notes)));
         table.add_row(row);
     }
-    table.add_row([String::new()].into_iter().chain(columns.iter().map(|it| it.parts().1)));
+    let seconds = runs.iter().map(|it| format!("{:.0} s", it.took.as_secs_f64()));
+    table.add_row([String::new()].into_iter().chain(seconds));
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -57,7 +42,7 @@ pub(crate) fn print(tests: &[String], columns: &[Column], took: Duration) -> usi
     }
 
     let (mut passed, mut skipped, mut failures) = (0, 0, 0);
-    for run in columns.iter().filter_map(|it| it.parts().2) {
+    for run in runs.iter().filter(|it| it.unavailable.is_none()) {
         let name = if run.release.is_empty() { &run.series } else { &run.release };
         let before = failures;
         for (test, (outcome, _)) in &run.outcomes {
@@ -87,7 +72,7 @@ pub(crate) fn print(tests: &[String], columns: &[Column], took: Duration) -> usi
     failures
 }
 
-fn cell(test: &str, column: &Column, notes: &mut Vec<String>) -> String {
+fn cell(test: &str, run: &KernelRun, notes: &mut Vec<String>) -> String {
     let mut note = |text: &str| {
         let known = notes.iter().position(|it| it == text);
         let number = known.unwrap_or_else(|| {
@@ -96,13 +81,13 @@ fn cell(test: &str, column: &Column, notes: &mut Vec<String>) -> String {
         });
         format!("({})", number + 1)
     };
-    match column {
-        Column::NoPackage { reason, .. } => note(&format!("no package: {reason}")),
-        Column::Ran(run) => match run.outcomes.get(test) {
-            Some((Outcome::Passed, seconds)) => format!("ok {seconds:.1}"),
-            Some((Outcome::Skipped(reason), _)) => note(reason),
-            Some((Outcome::Failed(_), _)) => "FAILED".to_owned(),
-            None => "missing".to_owned(),
-        },
+    if let Some(reason) = &run.unavailable {
+        return note(reason);
+    }
+    match run.outcomes.get(test) {
+        Some((Outcome::Passed, seconds)) => format!("ok {seconds:.1}"),
+        Some((Outcome::Skipped(reason), _)) => note(reason),
+        Some((Outcome::Failed(_), _)) => "FAILED".to_owned(),
+        None => "missing".to_owned(),
     }
 }

@@ -22,8 +22,9 @@ use crate::{
     kernel_packages::{Kernel, KernelPackages},
     kernel_table::{KernelTable, Observed},
     plan::{Event, Outcome, Test, TestPlan, short_name},
-    report::{Column, KernelRun},
-    rootfs, test_list, virtual_machine,
+    report::KernelRun,
+    rootfs, test_list,
+    virtual_machine::{self, Ended},
 };
 
 /// This machine's own kernel, without a virtual machine.
@@ -80,7 +81,7 @@ impl<'a> Runner<'a> {
     }
 
     /// Runs the tests on a kernel of a series.
-    pub(crate) fn run(&self, number: usize, series: &str, mut on_event: impl FnMut(&Event)) -> Column {
+    pub(crate) fn run(&self, number: usize, series: &str, mut on_event: impl FnMut(&Event)) -> KernelRun {
         let begin = Instant::now();
         let mut observed = Observed::default();
         let mut run = KernelRun { series: series.to_owned(), ..KernelRun::default() };
@@ -106,21 +107,17 @@ impl<'a> Runner<'a> {
             }
         };
         let result = if series == HOST {
-            let result = guest::run(&self.plan, |event| {
+            let ran = guest::run(&self.plan, |event| {
                 record(event);
                 Ok(())
             });
-            result.map(|()| None)
+            ran.map(|()| Some(Ended::default()))
         } else {
-            self.boot(number, series, &mut record)
+            self.boot(number, series, record)
         };
         match result {
-            Ok(Some(Boot::NoPackage(reason))) => return Column::NoPackage { series: run.series, reason },
-            Ok(Some(Boot::Ended(ended))) => {
-                run.faults.extend(ended.faults);
-                run.console = Some(ended.console);
-            }
-            Ok(None) => {}
+            Ok(Some(ended)) => (run.faults, run.console) = (ended.faults, ended.console),
+            Ok(None) => run.unavailable = Some(format!("none of {} has a package", KernelPackages::suites())),
             Err(error) => run.faults.push(format!("{error:#}")),
         }
         if !observed.release.is_empty() {
@@ -132,10 +129,11 @@ impl<'a> Runner<'a> {
         }
         run.release = observed.release;
         run.took = begin.elapsed();
-        Column::Ran(run)
+        run
     }
 
-    fn boot(&self, number: usize, series: &str, on_event: &mut dyn FnMut(Event)) -> Result<Option<Boot>> {
+    /// Runs the tests in a virtual machine; `None` if no package has a kernel of the series.
+    fn boot(&self, number: usize, series: &str, on_event: impl FnMut(Event)) -> Result<Option<Ended>> {
         let Supplies { packages, root } = self.supplies.as_ref().context("there are no packages")?;
         let kernel = {
             // Two lanes may need the same kernel.
@@ -143,10 +141,7 @@ impl<'a> Runner<'a> {
             let _guard = UNPACKING.lock().unwrap_or_else(PoisonError::into_inner);
             packages.kernel(series)?
         };
-        let Some(kernel) = kernel else {
-            let reason = format!("none of {} has a package of it", KernelPackages::suites());
-            return Ok(Some(Boot::NoPackage(reason)));
-        };
+        let Some(kernel) = kernel else { return Ok(None) };
         let folder = workspace().join("target/vmtest/runs").join(format!("{number}-{}", kernel.release));
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -155,7 +150,7 @@ impl<'a> Runner<'a> {
         let silence = Duration::from_secs(self.plan.timeout + 60);
         let ended = virtual_machine::boot(&kernel, &archive, &folder, silence, on_event);
         let _ = fs::remove_file(&archive);
-        Ok(Some(Boot::Ended(ended?)))
+        ended.map(Some)
     }
 
     /// Adds the modules of a kernel, and the plan.
@@ -176,11 +171,6 @@ impl<'a> Runner<'a> {
         root.file("/plan", serde_json::to_vec(&plan)?);
         Ok(root)
     }
-}
-
-enum Boot {
-    NoPackage(String),
-    Ended(virtual_machine::Ended),
 }
 
 /// A file that gets every event as it happens, for runs that are watched or interrupted.

@@ -32,8 +32,8 @@ const COMMAND_LINE: &str =
 pub(crate) struct Ended {
     /// Errors of the machine or its kernel.
     pub(crate) faults: Vec<String>,
-    /// The kernel's log.
-    pub(crate) console: PathBuf,
+    /// The file with the kernel's log.
+    pub(crate) console: Option<PathBuf>,
 }
 
 /// Boots a kernel and forwards events until the machine has ended.
@@ -121,7 +121,7 @@ pub(crate) fn boot(
         let stderr = fs::read_to_string(&stderr).unwrap_or_default();
         faults.push(format!("the machine ended before its tests; QEMU's error: {:?}", stderr.trim()));
     }
-    Ok(Ended { faults, console })
+    Ok(Ended { faults, console: Some(console) })
 }
 
 /// Whether the CPU virtualises other kernels; otherwise they are emulated, about 20 times slower.
