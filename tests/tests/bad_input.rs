@@ -194,7 +194,7 @@ spec:
 ---
 apiVersion: v1
 kind: Service
-metadata: {name: clash, namespace: default}
+metadata: {name: conflict, namespace: default}
 spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80}]}
 ---
 apiVersion: discovery.k8s.io/v1
@@ -213,7 +213,7 @@ metadata: {name: web, namespace: default}
     node.start(&[]);
     let is_good = |it: &String| it.starts_with("frontend 10.96.0.20:80");
     node.wait_until(|node| node.dump(Build::Product).is_ok_and(|it| it.iter().any(is_good)));
-    // default/clash, which has no endpoints, precedes default/web in the order of names.
+    // default/conflict, which has no endpoints, precedes default/web in the order of names.
     let is_refused = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
     node.wait_until(|_| TcpStream::connect(frontend()).is_err_and(is_refused));
     node.wait_until_logged(&[
@@ -223,7 +223,7 @@ metadata: {name: web, namespace: default}
         "Deployment",
         "bad.yaml",
         "default/web",
-        "default/clash",
+        "default/conflict",
     ]);
 }
 

@@ -102,7 +102,7 @@ fn upgrade_keeps_sockets() {
         (Build::NextLayout, "v1005"),
         (Build::Failpoints, "v5"),
     ] {
-        // A reply to a request from before the upgrade arrives after it.
+        // A reply to a request that was sent before the upgrade arrives after it.
         let mut pending = Flow::new(service, false);
         pending.send();
         node.kill();

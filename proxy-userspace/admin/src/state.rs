@@ -1,6 +1,6 @@
 //! The state behind all pages: the newest report of every part of the process, and its time.
 //!
-//! Invariant: only facts are stored here; `health` judges them.
+//! Invariant: only observations are stored here; `health` judges them.
 
 use std::{
     collections::BTreeMap,
@@ -242,7 +242,7 @@ impl AdminState {
             // An unchanged time means that something else of the Service changed.
             (before.and_then(|it| it.trigger_time) != Some(trigger)).then_some(trigger)
         });
-        // Like kube-proxy, ignore changes from before the start of the process.
+        // Like kube-proxy, ignore changes that precede the start of the process.
         let delays = triggers.filter_map(|it| {
             let trigger = wall_time(it)?;
             (trigger >= self.started.wall).then(|| now.wall.duration_since(trigger).unwrap_or_default())

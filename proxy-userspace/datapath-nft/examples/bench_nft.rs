@@ -1,6 +1,6 @@
 //! Measures what the nftables backend costs, in a network namespace of its own, and prints the figures as JSON (as root).
 //!
-//! The one rule: what is timed is what a node does, from a state in hand to packets that obey it.
+//! Invariant: the measured interval is what a node does, from a state to active tables.
 //!
 //! `bench_nft SERVICES ENDPOINTS CHANGES AFFINITY`, the last one in seconds, 0 for none; `cargo xtask bench nft` runs it and sets the figures beside the goals.
 

@@ -34,9 +34,9 @@ pub fn host(config: &Config, if_not: Level) -> Finding {
     };
     let errors: Vec<_> =
         FAMILIES.into_iter().map(|it| (it, attempt(&mut netfilter, config, it).err())).collect();
-    let lacking: Vec<_> =
+    let missing: Vec<_> =
         errors.iter().filter_map(|(family, it)| it.as_ref().map(|it| (family, it))).collect();
-    match &*lacking {
+    match &*missing {
         [] => Finding::ok(RULES, "the kernel accepts every rule, for IPv4 and IPv6"),
         [(family, error)] => {
             let says = datapath::error_chain(*error);

@@ -224,7 +224,7 @@ impl Datapath {
         Ok(self.sockets.as_mut().map(ebpf::Datapath::table_stats).transpose()?)
     }
 
-    /// Waits until somebody else has changed what [`Datapath::attach`] repairs.
+    /// Waits until another program has changed what [`Datapath::attach`] repairs.
     pub(crate) async fn changed_externally(&self) {
         match &self.packets {
             Some(packets) => packets.changed_externally().await,

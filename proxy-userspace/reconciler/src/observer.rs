@@ -1,4 +1,4 @@
-//! What the reconciler does, for whoever reports it.
+//! What the reconciler does, for health, metrics and status.
 //!
 //! Invariant: an observer is notified, never asked. Nothing that it does or fails to do changes what is served.
 
@@ -15,7 +15,7 @@ pub trait Observer {
     /// The reconciler has taken a state to apply it; again if an earlier attempt failed.
     fn on_dequeued(&self, published: &Arc<Published>);
 
-    /// A state is active, so long after it was taken.
+    /// A state is active, `took` after it was dequeued.
     fn on_applied(&self, published: &Arc<Published>, report: &ApplyReport, took: Duration);
 
     /// A step failed and will be retried; the previous state stays active.

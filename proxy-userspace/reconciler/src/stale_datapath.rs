@@ -1,4 +1,4 @@
-//! What an earlier start with other options left: attached programs or nftables tables that nobody updates any more.
+//! What an earlier start with other options left: attached programs or nftables tables that no process updates any more.
 //!
 //! Invariant: it is removed only once its replacement is in effect.
 
@@ -58,7 +58,7 @@ fn remove_programs(dir: &Path) -> Result<(), datapath_ebpf::Error> {
         Cleaned::Removed { left } => {
             tracing::info!("the socket path is off: removed its programs and maps below {}", dir.display());
             for it in left {
-                tracing::warn!("{} is not ours and was kept", it.display());
+                tracing::warn!("{} does not belong to kube-proxy-ebpf and was kept", it.display());
             }
         }
     }

@@ -109,7 +109,7 @@ async fn work(
     }
 }
 
-/// One pass with a state that stays active meanwhile; `None` once nobody sends states any more.
+/// One pass with a state that stays active meanwhile; `None` once the sender of states is gone.
 async fn terminate(
     terminator: &Arc<UdpTerminator>,
     states: &mut watch::Receiver<Option<Arc<Published>>>,

@@ -74,9 +74,9 @@ fn a_service_of_100_000_endpoints_comes_and_goes() {
         state([service(1, &[], pods.map(|n| (Some(pod(n)), None)).chain(bad))])
     };
     let mut layout = Layout::default();
-    // Besides the endpoints: the cluster IP, its frontend, and the pick.
+    // Besides the endpoints: the cluster IP, its frontend, and the selector.
     assert_eq!(take(&mut layout, &of(0..MANY)), (0, MANY as usize + 3));
-    // One goes: another takes its slot, whose own is gone, and the pick is one of fewer.
+    // One is removed: another takes its slot and frees its own, and the selector counts one fewer.
     assert_eq!(take(&mut layout, &of(1..MANY)), (3, 2));
     assert_eq!(take(&mut layout, &of(MANY - 1..MANY)).1, 1);
     assert_eq!(layout.elements().len(), 4);
@@ -85,7 +85,7 @@ fn a_service_of_100_000_endpoints_comes_and_goes() {
 }
 
 #[test]
-fn of_50_000_services_every_clash_is_listed_and_all_else_is_served() {
+fn of_50_000_services_every_conflict_is_listed_and_all_else_is_served() {
     const MANY: u32 = 50_000;
     /// One in so many names another's cluster IP an external IP of its own.
     const THIEVES: u32 = 100;

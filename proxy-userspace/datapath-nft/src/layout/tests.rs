@@ -382,7 +382,7 @@ proptest! {
         };
         prop_assert_eq!(sorted(&layout), sorted(&fresh));
         prop_assert_eq!(layout.selectors(), fresh.selectors());
-        // Every number leads somewhere: to a chain that picks among as many slots as there are.
+        // Every number leads somewhere: to a chain that selects among existing slots.
         for (element, value) in &elements {
             if [Map::Internal, Map::External, Map::NodeInternal, Map::NodeExternal].contains(&element.map)
                 && let Value::Data(it) = value

@@ -72,8 +72,8 @@ const NODES: [&str; 3] = ["n", "n1", "n2"];
 
 fn some_service() -> impl Strategy<Value = Service> {
     let flags = any::<[bool; 6]>();
-    let clash = (option::of(0..3_i64), 0..4_usize, 0..9_u8);
-    (select(SERVICES.to_vec()), flags, clash).prop_map(
+    let conflict = (option::of(0..3_i64), 0..4_usize, 0..9_u8);
+    (select(SERVICES.to_vec()), flags, conflict).prop_map(
         |(name, [local, external_local, v6_first, is_lb, second_port, ranges], (age, families, kind))| {
             let mut it = service(name);
             let policy = |local| if local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };

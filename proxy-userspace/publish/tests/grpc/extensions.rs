@@ -23,7 +23,7 @@ const UNKNOWN: i32 = 4711;
 
 /// Requests these extensions; returns those of the reset.
 async fn start(folder: &Folder, requested: &[i32]) -> (NodePeer, Vec<i32>) {
-    let mut peer = NodePeer::silent(&folder).await;
+    let mut peer = NodePeer::silent(folder).await;
     let request = WatchReq { node_name: String::new(), extensions: requested.to_vec() };
     peer.request(request).await;
     let Op::Reset(EmptyOp { extensions, revision: None }) = peer.item().await else { panic!("no reset") };
