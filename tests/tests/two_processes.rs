@@ -90,10 +90,10 @@ fn two_processes_behave_as_one() {
     assert!(last.contains("changed=1"), "only the difference is written: {last}");
 
     // A brain that comes back with the same state changes nothing: the next change is the next generation.
-    let followed = agent.count_logged("followed again");
+    let synced = agent.count_logged("in sync again");
     assert!(brain.terminate().unwrap().success());
     let brain = start_brain(&node);
-    assert!(eventually(TIMEOUT, || agent.count_logged("followed again") > followed), "{}", agent.log());
+    assert!(eventually(TIMEOUT, || agent.count_logged("in sync again") > synced), "{}", agent.log());
     node.write(&services(&[1, 3]));
     wait_until_active(&node, &mut agent, &[1, 3]);
     assert!(eventually(TIMEOUT, || agent.count_logged(APPLIED) > before + 1));
