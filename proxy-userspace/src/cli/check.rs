@@ -187,7 +187,7 @@ fn running(status: &Status, address: SocketAddr) -> Vec<Finding> {
         ));
     }
     if !status.node_eligible {
-        let says = "this node is about to be deleted; load balancers are told not to use it";
+        let says = "this node is about to be deleted; its health page answers 503, so that load balancers stop using it";
         findings.push(Finding::ok("node", says));
     }
     findings

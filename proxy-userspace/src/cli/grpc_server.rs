@@ -51,7 +51,7 @@ impl GrpcServer {
         }
     }
 
-    /// Stops all listeners. Drop the publisher first, so that clients are told that the streams end.
+    /// Stops all listeners. Drop the publisher first, so that clients see the end of their streams.
     pub(super) async fn stop(mut self) {
         self.stop.send_replace(true);
         while self.servers.join_next().await.is_some() {}
