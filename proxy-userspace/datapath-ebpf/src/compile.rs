@@ -24,7 +24,8 @@ pub(super) fn is_translated(protocol: Protocol) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Frontend {
     pub(super) address: FrontendAddress,
-    pub(super) kind: FrontendKind,
+    /// The position of its port in the Service.
+    pub(super) port: usize,
     /// The position of its set in [`ServiceImage::sets`].
     pub(super) set: usize,
     /// Seconds after its last connection for which a client keeps its backend; 0 for no affinity.
@@ -154,7 +155,7 @@ impl Compiler<'_> {
         let set = self.set(SetImage { port_id, family, has_members, backends });
         let local_addresses_only =
             kind == FrontendKind::NodePort && service.external_policy == TrafficPolicy::Local;
-        let frontend = Frontend { address, kind, set, affinity, port_id, local_addresses_only };
+        let frontend = Frontend { address, port: index, set, affinity, port_id, local_addresses_only };
         self.image.frontends.push(frontend);
     }
 

@@ -8,9 +8,9 @@ mod ranges;
 mod rows;
 mod writer;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
-use datapath::{FrontendAddress, FrontendKind};
+use datapath::FrontendAddress;
 use model::{
     Family, Rejected, ServiceName,
     state::{NodeState, PerFamily},
@@ -38,9 +38,8 @@ use crate::{
 pub(super) struct Layout {
     state: NodeState,
     services: HashMap<ServiceName, ServiceLayout>,
-    frontends: HashMap<FrontendAddress, FrontendEntry>,
-    /// The frontends of more than one Service.
-    conflicting: BTreeSet<FrontendAddress>,
+    /// The row of each frontend. A frontend has one Service, because the state has no conflicts, see [`model::conflicts`].
+    frontends: HashMap<FrontendAddress, Row>,
     /// How many frontends each node port has: one per protocol and family.
     node_ports: BTreeMap<u16, usize>,
     /// How many frontends each network has.
@@ -53,15 +52,6 @@ pub(super) struct Layout {
     counters: CounterAllocator,
     /// The number of entries of each table.
     rows: [u32; Table::COUNT],
-}
-
-/// One frontend. The state has no conflicts, see [`model::conflicts`]; if it had any, the first Service in this order would
-/// be served.
-#[derive(Debug, Default)]
-struct FrontendEntry {
-    /// The Services that have it, with its position in [`ServiceLayout::frontends`].
-    services: BTreeMap<(FrontendKind, ServiceName), usize>,
-    row: Option<Row>,
 }
 
 /// The difference between two states.
@@ -92,7 +82,9 @@ impl Layout {
             counters: &mut self.counters,
             rows: &mut self.rows,
         };
-        let mut touched = BTreeSet::new();
+        // The rows of the frontends that these Services had and have. One that moves from a Service to another is both given
+        // up and taken, in either order.
+        let mut frontends = BTreeMap::new();
         let services = removed.len() + changed.len();
         // Removed Services come first, so that their ids can be reused.
         for (name, now) in removed.into_iter().chain(changed) {
@@ -104,51 +96,34 @@ impl Layout {
                 self.rejected.insert(name.clone(), rejected);
             }
             let old = self.services.remove(name).unwrap_or_default();
-            for it in &old.frontends {
-                if let Some(entry) = self.frontends.get_mut(&it.address) {
-                    entry.services.remove(&(it.kind, name.clone()));
-                }
-                touched.insert(it.address);
-            }
             // Acquired before the old ones are released, so that a port that stays keeps its counters.
             for it in &image.frontends {
                 writer.counters.acquire_port(CounterOwner::port(it.port_id));
             }
             for it in &old.frontends {
                 writer.counters.release(CounterOwner::port(it.port_id));
+                frontends.entry(it.address).or_insert(None);
             }
             let new = writer.update_service(old, image);
-            for (position, it) in new.frontends.iter().enumerate() {
-                let services = &mut self.frontends.entry(it.address).or_default().services;
-                services.insert((it.kind, name.clone()), position);
-                touched.insert(it.address);
+            for it in &new.frontends {
+                frontends.insert(it.address, row(&new, it, writer.counters));
             }
             if now.is_some() {
                 self.services.insert(name.clone(), new);
             }
         }
-        for address in touched {
-            let Some(entry) = self.frontends.get_mut(&address) else { continue };
-            if entry.services.len() > 1 {
-                self.conflicting.insert(address);
-            } else {
-                self.conflicting.remove(&address);
-            }
-            let row = entry.services.first_key_value().and_then(|((_, owner), position)| {
-                let owner = self.services.get(owner)?;
-                row(owner, owner.frontends.get(*position)?, writer.counters)
-            });
-            writer.update_frontend(address, entry.row, row);
-            let (was, is) = (entry.row.is_some(), row.is_some());
+        for (address, row) in frontends {
+            let old = match row {
+                Some(row) => self.frontends.insert(address, row),
+                None => self.frontends.remove(&address),
+            };
+            writer.update_frontend(address, old, row);
+            let (was, is) = (old.is_some(), row.is_some());
             if frontend_table(address) == Table::NodePorts {
                 count(&mut self.node_ports, address.address.port(), was, is);
             } else {
                 let ip = address.address.ip();
                 count(self.networks.of_mut(Family::of(ip)), network(ip), was, is);
-            }
-            entry.row = row;
-            if entry.services.is_empty() {
-                self.frontends.remove(&address);
             }
         }
         if *node_addresses != self.node_addresses {
@@ -168,9 +143,9 @@ impl Layout {
                 }
             }
             Table::Frontends4 | Table::Frontends6 | Table::NodePorts => {
-                for (address, entry) in &self.frontends {
-                    if entry.row.is_some() && frontend_table(*address) == table {
-                        set_frontend(&mut updates, *address, entry.row.as_ref());
+                for (address, row) in &self.frontends {
+                    if frontend_table(*address) == table {
+                        set_frontend(&mut updates, *address, Some(row));
                     }
                 }
             }
@@ -234,17 +209,7 @@ impl Layout {
 
     /// What is not served, and why.
     pub(super) fn rejected(&self) -> Vec<Rejected> {
-        let own = self.rejected.values().flatten().cloned();
-        let conflicting = self.conflicting.iter().filter_map(|it| self.frontends.get_key_value(it));
-        let losers = conflicting.filter_map(|(address, entry)| {
-            let mut services = entry.services.keys();
-            let (kind, owner) = services.next()?;
-            Some(services.map(move |(lost, loser)| Rejected {
-                item: format!("{loser} {lost} {address}"),
-                reason: format!("already used as {kind} by {owner}; change one of them"),
-            }))
-        });
-        own.chain(losers.flatten()).collect()
+        self.rejected.values().flatten().cloned().collect()
     }
 
     fn sets(&self) -> impl Iterator<Item = &Set> {

@@ -8,14 +8,14 @@ use std::{
     sync::Arc,
 };
 
-use datapath::{FrontendKind, unspecified};
+use datapath::unspecified;
 use model::{
     Family, Protocol,
     state::{NodeState, ServiceState},
 };
 use proxy_common::probe;
 
-use crate::compile::{Frontend, compile};
+use crate::compile::compile;
 
 /// The allowed backends of each UDP frontend.
 #[derive(Debug, Default)]
@@ -89,22 +89,14 @@ fn for_each(service: &ServiceState, mut visit: impl FnMut(SocketAddr, Option<Soc
         let family = Family::of(address.ip());
         for endpoint in &service.endpoints {
             let Some(ip) = endpoint.address(family) else { continue };
-            for port in endpoint.ports.iter().filter(|it| is_of(service, frontend, it.index)) {
+            for port in endpoint.ports.iter().filter(|it| usize::from(it.index) == frontend.port) {
                 visit(address, Some(SocketAddr::new(ip, port.port.get())));
             }
         }
-        for other in service.other_serving.iter().filter(|it| is_of(service, frontend, it.index)) {
+        for other in service.other_serving.iter().filter(|it| usize::from(it.index) == frontend.port) {
             visit(address, Some(other.target));
         }
     }
-}
-
-/// Whether a frontend belongs to the port of its Service with this index.
-fn is_of(service: &ServiceState, frontend: &Frontend, index: u16) -> bool {
-    service.service.ports.get(usize::from(index)).is_some_and(|port| {
-        let number = if frontend.kind == FrontendKind::NodePort { port.node_port } else { Some(port.port) };
-        port.protocol == Protocol::Udp && number.is_some_and(|it| it.get() == frontend.address.address.port())
-    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
-//! States of extreme size: everything valid in them is served, every conflict is reported, and what is removed leaves
-//! nothing behind.
+//! States of extreme size: everything valid in them is served, and what is removed leaves nothing behind.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -90,53 +89,6 @@ fn a_service_of_100_000_endpoints_is_added_and_removed() {
     apply(&mut buffer, &NodeState::default());
     assert_rows(&buffer, &[]);
     assert_eq!(buffer.rejected(), []);
-}
-
-#[test]
-fn of_50_000_services_every_conflict_is_reported_and_all_else_is_served() {
-    const MANY: u32 = 50_000;
-    /// One in so many has another Service's cluster IP as an external IP.
-    const CONFLICTING_EVERY: u32 = 100;
-    let external = IpAddr::from([203, 0, 113, 1]);
-    let of = |count| {
-        state_of((0..count).map(|n| {
-            let mut service = service(n, vec![port("http", Protocol::Tcp, 80)]);
-            if n % CONFLICTING_EVERY == 1 {
-                service.external_ips = vec![cluster_ip(n - 1)];
-            }
-            // And all of them have this one.
-            service.external_ips.push(external);
-            ServiceState::new(service, [endpoint(n, Some(pod(n)), None, 1)])
-        }))
-    };
-    let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
-    apply(&mut buffer, &of(MANY));
-    assert_rows(&buffer, &[(Table::Frontends4, MANY + 1), (Table::Backends4, MANY)]);
-    for n in (0..MANY).step_by(997).chain([MANY - 1]) {
-        assert_eq!(
-            buffer.store.backends(tcp(cluster_ip(n), 80)).unwrap(),
-            [SocketAddr::new(pod(n).into(), 8080)]
-        );
-    }
-    assert_eq!(
-        buffer.store.backends(tcp(external, 80)).unwrap(),
-        [SocketAddr::new(pod(0).into(), 8080)],
-        "default/s0 is the first by name"
-    );
-    let rejected = buffer.rejected();
-    let (cluster_ips, others): (Vec<_>, Vec<_>) =
-        rejected.iter().partition(|it| it.reason.contains("already used as cluster IP by"));
-    assert_eq!(cluster_ips.len() as u32, MANY / CONFLICTING_EVERY);
-    assert_eq!(others.len() as u32, MANY - 1);
-    assert!(others.iter().all(|it| it.reason.starts_with("already used as external IP by default/s0;")));
-
-    apply(&mut buffer, &of(2));
-    assert_rows(&buffer, &[(Table::Frontends4, 3), (Table::Backends4, 2)]);
-    let rejected: Vec<_> = buffer.rejected().iter().map(|it| it.item.clone()).collect();
-    assert_eq!(
-        rejected,
-        ["default/s1 external IP 10.64.0.0:80/TCP", "default/s1 external IP 203.0.113.1:80/TCP"]
-    );
 }
 
 #[test]

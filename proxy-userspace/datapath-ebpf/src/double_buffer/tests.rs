@@ -10,6 +10,7 @@ use std::{
 use datapath::{FrontendAddress, unspecified};
 use model::{
     Family, Protocol,
+    conflicts::{Claim, FrontendOwners, remove_conflicting},
     state::{
         ClientIpAffinity, EndpointPort, NodeState, Scope, Scopes, Service, ServicePort, ServiceState,
         TrafficPolicy,
@@ -21,7 +22,7 @@ use proxy_common::tables::NodeAddrScope;
 use super::*;
 use crate::{
     fake_maps::FakeMaps,
-    fixtures::{self, state_of as state},
+    fixtures::{self, state_of},
 };
 
 const AFFINITY: ClientIpAffinity = ClientIpAffinity { timeout_seconds: NonZeroU32::MIN };
@@ -62,6 +63,22 @@ fn with_affinity(mut state: Arc<ServiceState>, has_affinity: bool) -> Arc<Servic
     state
 }
 
+/// A state of these Services. As datapaths get it, it has no conflicts.
+fn state(services: impl IntoIterator<Item = Arc<ServiceState>>) -> NodeState {
+    let services = state_of(services).services;
+    let mut owners = FrontendOwners::default();
+    for it in services.values() {
+        owners.set(&it.service.name, Claim::new(&it.service, None));
+    }
+    state_of(services.values().map(|it| {
+        let mut it = Arc::clone(it);
+        if let Some(conflicting) = owners.conflicting(&it.service.name.clone()) {
+            remove_conflicting(Arc::make_mut(&mut Arc::make_mut(&mut it).service), conflicting);
+        }
+        it
+    }))
+}
+
 /// An address of this node for every Service, and one of another node.
 fn node_addresses(state: &NodeState) -> NodeAddresses {
     let own = state.services.values().map(|it| match it.service.cluster_ips[0] {
@@ -83,37 +100,28 @@ impl DoubleBuffer<FakeMaps> {
     }
 }
 
-/// A naive model of a state: each frontend with its backends, and whether clients return to them. Cluster IPs precede load
-/// balancer IPs, these precede external IPs, and of one kind the first Service by name wins.
+/// A naive model of a state: each frontend with its backends, and whether clients return to them.
 fn expected(state: &NodeState) -> BTreeMap<FrontendAddress, (Vec<SocketAddr>, bool)> {
     let mut expected = BTreeMap::new();
     let mut add = |state: &ServiceState, ip: IpAddr, scope| {
         for (index, port) in state.service.ports.iter().enumerate() {
             let number = if ip.is_unspecified() { port.node_port } else { Some(port.port) };
-            let Some(number) = number else { continue };
+            let Some(number) = number.filter(|_| !port.conflicting_addresses.contains(&ip)) else { continue };
             let address = SocketAddr::new(ip, number.get());
             let mut backends: Vec<_> = state.targets(index, Family::of(ip), scope).collect();
             backends.sort_unstable();
             let return_to = port.protocol == Protocol::Udp || state.service.affinity.is_some();
-            expected
-                .entry(FrontendAddress { address, protocol: port.protocol })
-                .or_insert((backends, return_to));
+            let frontend = FrontendAddress { address, protocol: port.protocol };
+            assert_eq!(expected.insert(frontend, (backends, return_to)), None, "{frontend} has one Service");
         }
     };
     for it in state.services.values() {
-        it.service.cluster_ips.iter().for_each(|ip| add(it, *ip, Scope::Internal));
-    }
-    for it in state.services.values() {
-        let open = |ip: &&IpAddr| {
-            !it.service.source_ranges.iter().any(|range| range.addr().is_ipv4() == ip.is_ipv4())
-        };
-        it.service.load_balancer_ips.iter().filter(open).for_each(|ip| add(it, *ip, Scope::Cluster));
-    }
-    for it in state.services.values() {
-        it.service.external_ips.iter().for_each(|ip| add(it, *ip, Scope::Cluster));
-    }
-    for it in state.services.values() {
-        it.service.cluster_ips.iter().for_each(|ip| add(it, unspecified(Family::of(*ip)), Scope::Cluster));
+        let Service { cluster_ips, load_balancer_ips, external_ips, source_ranges, .. } = &*it.service;
+        let open = |ip: &&IpAddr| !source_ranges.iter().any(|range| range.addr().is_ipv4() == ip.is_ipv4());
+        cluster_ips.iter().for_each(|ip| add(it, *ip, Scope::Internal));
+        cluster_ips.iter().for_each(|ip| add(it, unspecified(Family::of(*ip)), Scope::Cluster));
+        load_balancer_ips.iter().filter(open).for_each(|ip| add(it, *ip, Scope::Cluster));
+        external_ips.iter().for_each(|ip| add(it, *ip, Scope::Cluster));
     }
     expected
 }
@@ -142,16 +150,14 @@ fn assert_serves(maps: &FakeMaps, state: &NodeState) {
     }
 }
 
-/// Both sides have exactly the entries that the layout counts.
+/// Both sides have exactly the entries that the layout counts, and exactly the counters that entries refer to have an owner.
 #[track_caller]
 fn assert_clean(buffer: &DoubleBuffer<FakeMaps>) {
     for side in Side::BOTH {
         for table in Table::ALL {
             assert_eq!(buffer.store.rows(side, table), buffer.layout.rows(table), "{table} of side {side}");
         }
-        // (A Service that lost its address to another one has counters without an entry.)
-        let owned = buffer.store.owned_counters();
-        assert!(owned.is_superset(&buffer.store.counters(side)), "every counter has an owner");
+        assert_eq!(buffer.store.counters(side), buffer.store.owned_counters());
     }
 }
 
@@ -244,7 +250,7 @@ fn affinity_and_endpoints_can_change_together() {
         let state = state([with_affinity(service(1, 1, endpoints), has_affinity)]);
         buffer.take(&state).unwrap();
         assert_serves(&buffer.store, &state);
-        buffer.finish_generation().unwrap();
+        buffer.finish().unwrap();
         assert_clean(&buffer);
     }
 }
@@ -261,37 +267,17 @@ fn maps_grow_with_the_state() {
 }
 
 #[test]
-fn the_first_of_two_conflicting_services_wins_and_the_other_is_reported() {
+fn an_address_can_move_from_one_service_to_another() {
+    // Services are updated by name: s1 takes the address before s2 gives it up, and the other way round.
+    let states = [[(1, 8), (2, 9)], [(1, 9), (2, 8)], [(1, 7), (2, 9)], [(1, 8), (2, 7)]]
+        .map(|services| state(services.map(|(n, at)| service(n, at, &[n]))));
     let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
-    let conflict = state([service(1, 9, &[1]), service(2, 9, &[2])]);
-    buffer.take(&conflict).unwrap();
-    assert_serves(&buffer.store, &conflict);
-    let rejected = buffer.rejected();
-    assert_eq!(rejected.len(), 4);
-    assert_eq!(rejected[0].item, "default/s2 cluster IP 10.96.0.9:53/UDP");
-    assert_eq!(rejected[0].reason, "already used as cluster IP by default/s1; change one of them");
-    // The loser gets the address when the winner is removed.
-    let alone = state([service(2, 9, &[2])]);
-    buffer.take(&alone).unwrap();
-    assert_serves(&buffer.store, &alone);
-    assert_eq!(buffer.rejected(), []);
-}
-
-#[test]
-fn an_external_ip_cannot_take_a_cluster_ip_away() {
-    // s3 comes before s9, and has its cluster IP as an external IP.
-    let state = state([service(3, 8, &[3]), service(9, 1, &[9])]);
-    let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
-    buffer.take(&state).unwrap();
-    assert_serves(&buffer.store, &state);
-    let reasons: Vec<_> = buffer.rejected().iter().map(ToString::to_string).collect();
-    assert_eq!(
-        reasons,
-        [
-            "default/s3 external IP 10.96.0.1:53/UDP: already used as cluster IP by default/s9; change one of them",
-            "default/s3 external IP 10.96.0.1:80/TCP: already used as cluster IP by default/s9; change one of them",
-        ]
-    );
+    for state in states.iter().chain(&states) {
+        buffer.take(state).unwrap();
+        assert_serves(&buffer.store, state);
+        buffer.finish().unwrap();
+        assert_clean(&buffer);
+    }
 }
 
 #[test]
