@@ -3,8 +3,6 @@
 //! Invariant: nothing changes. The kernel gets everything that a start would send, for a dormant table of another name, in a
 //! transaction that ends with a message it must refuse: all of it is validated, and nothing takes effect.
 
-use std::collections::BTreeSet;
-
 use datapath::{Finding, Level};
 use model::Family;
 use netlink::{Attribute, Message, Netfilter};
@@ -96,10 +94,9 @@ fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result
     let selectors = MatchKey::ALL
         .into_iter()
         .flat_map(|by| [0, 1].map(|affinity| Selector { by, set: 0, count: 1, affinity }));
-    let selectors: BTreeSet<_> = selectors.collect();
     let mut elements = config_.elements();
-    elements.extend(selectors.iter().map(|it| it.element(family)));
-    let desired = DesiredTable { config_, selectors, elements };
+    elements.extend(selectors.map(|it| it.element(family)));
+    let desired = DesiredTable { config_, elements };
     let mut messages = desired.replace();
     messages.push(delete_chain(family, "does-not-exist"));
     let all = batch(messages.into_iter().map(as_trial).collect());

@@ -36,8 +36,6 @@ pub(super) enum Action {
 pub(super) struct Frontend {
     /// The address.
     pub(super) address: FrontendAddress,
-    /// Why the Service answers there.
-    pub(super) kind: FrontendKind,
     /// The policy for its packets.
     pub(super) policy: FrontendPolicy,
     /// Where traffic from pods and this node goes.
@@ -184,7 +182,7 @@ impl Port<'_> {
                 image.reject(&self.state.service, kind, address, reason.into());
                 return;
             }
-            compiled.frontends.push(Frontend { address, kind, policy, internal, external, sources });
+            compiled.frontends.push(Frontend { address, policy, internal, external, sources });
         };
         add(identity, FrontendKind::ClusterIp, FrontendPolicy::ClusterIp, internal, internal, Vec::new());
         let reachable = by_policy(FrontendPolicy::External, FrontendPolicy::ExternalLocal);

@@ -8,20 +8,19 @@ use std::{
     sync::Arc,
 };
 
-use datapath::{ApplyReport, error_chain};
+use datapath::{ApplyReport, FrontendAddress, error_chain};
 use model::{Family, Protocol, Rejected, state::NodeState};
 use netlink::{
-    ChangeFlag, Message, MulticastListener, NFGENMSG, Netfilter,
+    ChangeFlag, MulticastListener, NFGENMSG, Netfilter,
     flow_cleanup::{FlowRules, delete_stale_flows},
 };
 use nix::sys::socket::SockProtocol;
 
 use crate::{
     TABLE,
-    compile::{PortImage, ServiceImage},
+    compile::PortImage,
     config::{Config, Host},
     elements::{Changes, Element, Elements, Value},
-    endpoint_selector::Selector,
     error::Error,
     layout::{Changed, Layout, PreviousSlots, Update},
     rules::TableConfig,
@@ -266,27 +265,18 @@ impl Datapath {
             changes.delete.extend(addresses.delete);
             changes.add.extend(addresses.add);
         }
-        let mut messages: Vec<Message> = Vec::new();
-        for family in FAMILIES.into_iter().filter(|it| !self.unsupported.contains_key(it)) {
-            let of = |selectors: &BTreeSet<(Family, Selector)>| -> Vec<Selector> {
-                selectors.iter().filter(|(it, _)| *it == family).map(|(_, selector)| *selector).collect()
-            };
-            let (new_selectors, old_selectors) = (of(&update.new_selectors), of(&update.old_selectors));
-            let mut own = Changes::default();
-            own.add.extend(new_selectors.iter().map(|it| it.element(family)));
-            own.delete.extend(old_selectors.iter().map(|it| it.element(family)));
-            let is_own = |(it, _): &(&Element, &Value)| it.family == family;
-            let copy = |(element, value): (&Element, &Value)| (element.clone(), value.clone());
-            own.add.extend(changes.add.iter().filter(is_own).map(copy));
-            own.delete.extend(changes.delete.iter().filter(is_own).map(copy));
-            let new_chains = new_selectors.iter().map(|it| it.chain(family)).collect();
-            let old_chains = old_selectors.iter().map(|it| it.chain_name()).collect();
-            messages.extend(Difference { new_chains, old_chains, changes: own }.messages(family));
+        let entries = changes.len();
+        let mut messages = Vec::new();
+        for family in FAMILIES {
+            let own = changes.take(family);
+            if !self.unsupported.contains_key(&family) {
+                messages.extend(Difference::new(family, own).messages(family));
+            }
         }
         // Until the commit succeeds, the contents are unknown.
         commit(&mut self.netfilter, messages)?;
         self.applied = Some(desired);
-        Ok(changes.len())
+        Ok(entries)
     }
 
     /// Brings the tables into the desired state, and touches nothing that is up to date.
@@ -300,7 +290,6 @@ impl Datapath {
         let mut entries = 0;
         let mut all_replaced = true;
         let mut rest = self.layout.elements();
-        let selectors = self.layout.selectors();
         for config_ in &desired.configs {
             let family = config_.family;
             let mut elements: Elements = rest.extract_if(.., |it, _| it.family == family).collect();
@@ -308,10 +297,7 @@ impl Datapath {
             elements.extend(
                 addresses(&desired.node_port_addresses).into_iter().filter(|(it, _)| it.family == family),
             );
-            let selectors: BTreeSet<_> =
-                selectors.iter().filter(|(it, _)| *it == family).map(|(_, selector)| *selector).collect();
-            elements.extend(selectors.iter().map(|it| it.element(family)));
-            let table = DesiredTable { config_: config_.clone(), selectors, elements };
+            let table = DesiredTable { config_: config_.clone(), elements };
             match if self.must_replace { Plan::Replace } else { table.plan(existing.get(&family)) } {
                 Plan::Replace => {
                     entries += table.elements.len();
@@ -364,22 +350,25 @@ impl Datapath {
     fn record_flow_rules(&mut self, update: &Update) {
         // A cleanup lists all flows of the host, so unchanged ports are skipped; but rules that exist already must be updated.
         let is_fresh = self.flow_rules.is_empty();
-        let kept = |one: &PortImage, others: &ServiceImage, is_before: bool| {
-            let other = others.ports.iter().find(|it| it.identity == one.identity);
-            let (before, after) = if is_before { (Some(one), other) } else { (other, Some(one)) };
-            is_fresh && before.zip(after).is_some_and(|(before, after)| after.keeps_flows_of(before))
+        let is_affected = |port: &&PortImage, Changed { before, after }: &Changed| {
+            let same = |it: &&PortImage| it.identity == port.identity;
+            let [before, after] = [before, after].map(|image| image.ports.iter().find(same));
+            let keeps_flows = before.zip(after).is_some_and(|(before, after)| after.keeps_flows_of(before));
+            port.identity.protocol != Protocol::Tcp && !(is_fresh && keeps_flows)
         };
-        let ports = update.services.iter().flat_map(|Changed { before, after }| {
-            let old = before.ports.iter().filter(|it| !kept(it, after, true));
-            old.chain(after.ports.iter().filter(|it| !kept(it, before, false)))
-        });
-        // The owner of an address may be another Service now, possibly an unchanged one.
-        let ports = ports.filter(|it| it.identity.protocol != Protocol::Tcp);
-        for it in ports.flat_map(|port| &port.frontends).map(|it| it.address) {
-            let protocol = number(it.protocol);
-            match self.layout.owner(&it) {
-                Some((_, port)) => self.flow_rules.allow(protocol, it.address, port.allowed()),
-                None => self.flow_rules.withdraw(protocol, it.address),
+        // An address that moves from one Service to another is withdrawn first.
+        for changed in &update.services {
+            for port in changed.before.ports.iter().filter(|it| is_affected(it, changed)) {
+                for FrontendAddress { address, protocol } in port.frontends.iter().map(|it| it.address) {
+                    self.flow_rules.withdraw(number(protocol), address);
+                }
+            }
+        }
+        for changed in &update.services {
+            for port in changed.after.ports.iter().filter(|it| is_affected(it, changed)) {
+                for FrontendAddress { address, protocol } in port.frontends.iter().map(|it| it.address) {
+                    self.flow_rules.allow(number(protocol), address, port.allowed());
+                }
             }
         }
     }

@@ -80,6 +80,12 @@ impl Changes {
         }
     }
 
+    /// Takes out the changes of one family.
+    pub(super) fn take(&mut self, family: Family) -> Self {
+        let take = |all: &mut Elements| all.extract_if(.., |it, _| it.family == family).collect();
+        Self { delete: take(&mut self.delete), add: take(&mut self.add) }
+    }
+
     /// The number of changes.
     pub(super) fn len(&self) -> usize {
         self.delete.len() + self.add.len()

@@ -7,9 +7,9 @@ use model::Family;
 
 use crate::{
     chain::Chain,
-    elements::{Element, Value},
+    elements::{Element, Elements, Value},
     expressions::{Register, Rule},
-    schema::{Bytes, Map},
+    schema::{Bytes, Map, Parts},
     verdict::Verdict,
 };
 
@@ -131,6 +131,14 @@ impl Selector {
     pub(super) fn element(self, family: Family) -> (Element, Value) {
         let element = Element::new(family, self.by.selectors(), Bytes::new().number(self.word()));
         (element, Value::Verdict(Verdict::Goto(self.chain_name())))
+    }
+
+    /// The selectors among elements, of one table.
+    pub(super) fn among(elements: &Elements) -> impl Iterator<Item = Self> {
+        elements.keys().filter_map(|it| {
+            let by = MatchKey::ALL.into_iter().find(|by| by.selectors() == it.map)?;
+            Self::of(by, Parts::of(&it.key, it.family).number()?)
+        })
     }
 
     /// Its chain.

@@ -4,8 +4,8 @@
 //! An unchanged Service is not visited, and the slot of a removed endpoint goes to a new one or to the last one.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    net::SocketAddr,
+    collections::{BTreeMap, HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
 };
 
 use model::{Family, Rejected, ServiceName, state::NodeState, state::Scope};
@@ -16,7 +16,7 @@ use crate::{
     endpoint_selector::{DROP, MatchKey, REFUSE, SET_SHIFT, Selector},
     schema::{Bytes, Map},
 };
-use datapath::{FrontendAddress, FrontendKind};
+use datapath::FrontendAddress;
 
 /// The endpoints of a set by slot.
 pub(super) type Slots = Vec<SocketAddr>;
@@ -25,21 +25,17 @@ pub(super) type Slots = Vec<SocketAddr>;
 pub(super) type PreviousSlots = HashMap<(FrontendAddress, u32), Slots>;
 
 /// The desired contents of the tables, apart from the constant part.
+///
+/// A frontend belongs to one Service, because the state has no conflicts, see [`model::conflicts`].
 #[derive(Debug, Default)]
 pub(super) struct Layout {
     state: NodeState,
-    node: Vec<std::net::IpAddr>,
+    node: Vec<IpAddr>,
     services: HashMap<ServiceName, PlacedService>,
-    /// The Services that claim a frontend, and its kind for each; the first one gets it.
-    claimants: HashMap<FrontendAddress, BTreeSet<(FrontendKind, ServiceName)>>,
-    /// The frontends that several Services claim.
-    conflicting: BTreeSet<FrontendAddress>,
     /// What is not served, by Service.
     rejected: BTreeMap<ServiceName, Vec<Rejected>>,
-    /// The reference counts of elements that Services share.
-    shared: HashMap<Element, usize>,
-    /// The reference counts of selectors.
-    selectors: HashMap<(Family, Selector), usize>,
+    /// The elements that Services share, and by how many.
+    shared: HashMap<Element, (Value, usize)>,
 }
 
 /// A Service with its slots.
@@ -48,8 +44,6 @@ struct PlacedService {
     image: ServiceImage,
     /// The slots of each set of each port.
     slots: Vec<Vec<Slots>>,
-    /// Which frontends of each port it has won.
-    own: Vec<Vec<bool>>,
 }
 
 /// The difference that an update makes.
@@ -57,10 +51,6 @@ struct PlacedService {
 pub(super) struct Update {
     /// How the elements change.
     pub(super) changes: Changes,
-    /// Selectors that are needed from now on.
-    pub(super) new_selectors: BTreeSet<(Family, Selector)>,
-    /// Selectors that are no longer needed.
-    pub(super) old_selectors: BTreeSet<(Family, Selector)>,
     /// The Services that are new, changed or gone.
     pub(super) services: Vec<Changed>,
 }
@@ -80,32 +70,23 @@ impl Layout {
     pub(super) fn update(
         &mut self,
         state: &NodeState,
-        node: &[std::net::IpAddr],
+        node: &[IpAddr],
         previous: &mut PreviousSlots,
     ) -> Update {
-        let mut before = std::mem::replace(&mut self.state, state.clone());
-        if self.node != node {
+        let before = std::mem::replace(&mut self.state, state.clone());
+        let changed: Vec<_> = if self.node == node {
+            state.diff(&before).map(|(name, _, now)| (name, now)).collect()
+        } else {
             // Which sources may come depends on it: all Services are looked at again.
             self.node = node.to_vec();
-            before = NodeState::default();
-        }
-        let mut changed: Vec<_> = state.diff(&before).map(|(name, _, now)| (name.clone(), now)).collect();
-        if before.services.is_empty() {
-            let gone = self.services.keys().filter(|it| !state.services.contains_key(it));
-            changed.extend(gone.map(|it| (it.clone(), None)).collect::<Vec<_>>());
-        }
+            let gone = before.services.keys().filter(|it| !state.services.contains_key(it));
+            gone.map(|it| (it, None))
+                .chain(state.services.iter().map(|(name, it)| (name, Some(it))))
+                .collect()
+        };
         let mut update = Update::default();
-        // The frontends that were added or removed, and their previous owners.
-        let mut affected = BTreeMap::new();
-        let mut old = HashMap::new();
-        for (name, now) in &changed {
-            let known = self.services.remove(name).unwrap_or_default();
-            for it in frontends(&known.image) {
-                if let Some(claimants) = self.claimants.get_mut(&it.address) {
-                    affected.entry(it.address).or_insert_with(|| first(claimants).cloned());
-                    claimants.remove(&(it.kind, name.clone()));
-                }
-            }
+        for (name, now) in changed {
+            let old = self.services.remove(name).unwrap_or_default();
             let mut image = now.map(|it| compile(it, &self.node)).unwrap_or_default();
             let rejected = std::mem::take(&mut image.rejected);
             if rejected.is_empty() {
@@ -113,108 +94,40 @@ impl Layout {
             } else {
                 self.rejected.insert(name.clone(), rejected);
             }
-            for it in frontends(&image) {
-                let claimants = self.claimants.entry(it.address).or_default();
-                affected.entry(it.address).or_insert_with(|| first(claimants).cloned());
-                claimants.insert((it.kind, name.clone()));
-            }
-            let (before, after) = (known.image.clone(), image.clone());
-            update.services.push(Changed { before, after });
+            let slots = image.ports.iter().map(|it| old.place(it, previous)).collect();
+            let new = PlacedService { image, slots };
+            self.replace(&old, &new, &mut update.changes);
+            update.services.push(Changed { before: old.image, after: new.image.clone() });
             if now.is_some() {
-                let slots = image.ports.iter().map(|it| known.place(it, previous)).collect();
-                self.services.insert(name.clone(), PlacedService { image, slots, own: Vec::new() });
-            }
-            old.insert(name.clone(), known);
-        }
-        // Other Services that lose or gain a frontend by this.
-        for (address, former) in affected {
-            let Some(claimants) = self.claimants.get(&address) else { continue };
-            if claimants.len() > 1 {
-                self.conflicting.insert(address);
-            } else {
-                self.conflicting.remove(&address);
-            }
-            for name in former.iter().chain(first(claimants)) {
-                if !old.contains_key(name)
-                    && let Some(known) = self.services.get(name)
-                {
-                    old.insert(name.clone(), known.clone());
-                }
-            }
-            if claimants.is_empty() {
-                self.claimants.remove(&address);
-            }
-        }
-        for (name, before) in old {
-            let mut after = self.services.remove(&name);
-            if let Some(after) = &mut after {
-                after.own = self.won_frontends(&name, &after.image);
-            }
-            self.replace(&before, after.as_ref(), &mut update);
-            if let Some(after) = after {
-                self.services.insert(name, after);
+                self.services.insert(name.clone(), new);
             }
         }
         update
     }
 
-    /// Which frontends of its ports a Service has won. A port that lost its identity has none.
-    fn won_frontends(&self, name: &ServiceName, image: &ServiceImage) -> Vec<Vec<bool>> {
-        let is_own = |address: &FrontendAddress| {
-            self.claimants.get(address).and_then(first).is_some_and(|owner| owner == name)
-        };
-        let own = |port: &PortImage| {
-            let all = is_own(&port.identity);
-            port.frontends.iter().map(|it| all && is_own(&it.address)).collect()
-        };
-        image.ports.iter().map(own).collect()
-    }
-
-    /// Adds the difference of one Service to the update.
-    fn replace(&mut self, before: &PlacedService, after: Option<&PlacedService>, update: &mut Update) {
-        let old = before.elements();
-        let new = after.map(PlacedService::elements).unwrap_or_default();
-        let own = Changes::between(&old, &new);
+    /// Adds the difference of one Service to the changes.
+    fn replace(&mut self, before: &PlacedService, after: &PlacedService, changes: &mut Changes) {
+        let own = Changes::between(&before.elements(), &after.elements());
         for (element, value) in own.delete {
-            update.changes.delete(element, value);
+            changes.delete(element, value);
         }
         for (element, value) in own.add {
-            update.changes.add(element, value);
+            changes.add(element, value);
         }
-        let nothing = PlacedService::default();
-        let after = after.unwrap_or(&nothing);
         // Additions are counted before removals, so that what stays is not touched.
-        for element in after.shared() {
-            let count = self.shared.entry(element.clone()).or_default();
+        for (element, value) in after.shared() {
+            let (_, count) = self.shared.entry(element.clone()).or_insert_with(|| (value.clone(), 0));
             *count += 1;
             if *count == 1 {
-                update.changes.add(element, Value::None);
+                changes.add(element, value);
             }
         }
-        for element in before.shared() {
-            if let Some(count) = self.shared.get_mut(&element) {
+        for (element, value) in before.shared() {
+            if let Some((_, count)) = self.shared.get_mut(&element) {
                 *count -= 1;
                 if *count == 0 {
                     self.shared.remove(&element);
-                    update.changes.delete(element, Value::None);
-                }
-            }
-        }
-        for selector in after.selectors() {
-            let count = self.selectors.entry(selector).or_default();
-            *count += 1;
-            if *count == 1 && !update.old_selectors.remove(&selector) {
-                update.new_selectors.insert(selector);
-            }
-        }
-        for selector in before.selectors() {
-            if let Some(count) = self.selectors.get_mut(&selector) {
-                *count -= 1;
-                if *count == 0 {
-                    self.selectors.remove(&selector);
-                    if !update.new_selectors.remove(&selector) {
-                        update.old_selectors.insert(selector);
-                    }
+                    changes.delete(element, value);
                 }
             }
         }
@@ -223,24 +136,8 @@ impl Layout {
     /// Every element.
     pub(super) fn elements(&self) -> Elements {
         let mut elements: Elements = self.services.values().flat_map(PlacedService::elements).collect();
-        elements.extend(self.shared.keys().map(|it| (it.clone(), Value::None)));
+        elements.extend(self.shared.iter().map(|(it, (value, _))| (it.clone(), value.clone())));
         elements
-    }
-
-    /// The Service that has an address, and its port there.
-    pub(super) fn owner(&self, address: &FrontendAddress) -> Option<(&ServiceName, &PortImage)> {
-        let name = first(self.claimants.get(address)?)?;
-        let PlacedService { image, own, .. } = self.services.get(name)?;
-        let mut ports = image.ports.iter().zip(own);
-        let is_it = |port: &PortImage, own: &[bool]| {
-            port.frontends.iter().zip(own).any(|(it, own)| *own && it.address == *address)
-        };
-        ports.find_map(|(port, own)| is_it(port, own).then_some((name, port)))
-    }
-
-    /// Every selector.
-    pub(super) fn selectors(&self) -> BTreeSet<(Family, Selector)> {
-        self.selectors.keys().copied().collect()
     }
 
     /// How many Services there are.
@@ -250,27 +147,8 @@ impl Layout {
 
     /// What is not served, and why.
     pub(super) fn rejected(&self) -> Vec<Rejected> {
-        let own = self.rejected.values().flatten().cloned();
-        let conflicting = self.conflicting.iter().filter_map(|address| self.claimants.get_key_value(address));
-        let lost = conflicting.filter_map(|(address, claimants)| {
-            let mut all = claimants.iter();
-            let (kind, winner) = all.next()?;
-            Some(all.map(move |(lost, loser)| Rejected {
-                item: format!("{loser} {lost} {address}"),
-                reason: format!("already used as {kind} by {winner}; change one of them"),
-            }))
-        });
-        own.chain(lost.flatten()).collect()
+        self.rejected.values().flatten().cloned().collect()
     }
-}
-
-/// The Service that gets a frontend.
-fn first(claimants: &BTreeSet<(FrontendKind, ServiceName)>) -> Option<&ServiceName> {
-    claimants.first().map(|(_, name)| name)
-}
-
-fn frontends(image: &ServiceImage) -> impl Iterator<Item = &Frontend> {
-    image.ports.iter().flat_map(|it| &it.frontends)
 }
 
 /// The key of a frontend.
@@ -289,7 +167,7 @@ fn address(FrontendAddress { address, protocol }: FrontendAddress) -> Bytes {
 
 /// How a frontend is matched.
 fn by(frontend: &Frontend) -> MatchKey {
-    if frontend.kind == FrontendKind::NodePort { MatchKey::NodePort } else { MatchKey::Address }
+    if frontend.address.address.ip().is_unspecified() { MatchKey::NodePort } else { MatchKey::Address }
 }
 
 impl PlacedService {
@@ -308,18 +186,12 @@ impl PlacedService {
         port.sets.iter().map(slots).collect()
     }
 
-    /// Its ports that have won a frontend, each with its slots and which frontends it has won.
-    fn ports(&self) -> impl Iterator<Item = (&PortImage, &[Slots], &[bool])> {
-        let all = self.image.ports.iter().zip(&self.slots).zip(&self.own);
-        all.map(|((port, slots), own)| (port, &**slots, &**own)).filter(|(_, _, own)| own.contains(&true))
-    }
-
     /// The elements that belong to this Service alone.
     fn elements(&self) -> Elements {
         let mut elements = Elements::new();
-        for (port, slots, own) in self.ports() {
+        for (port, slots) in self.image.ports.iter().zip(&self.slots) {
             let family = port.identity.family();
-            for (frontend, _) in port.frontends.iter().zip(own).filter(|(_, own)| **own) {
+            for frontend in &port.frontends {
                 let (key, by) = (key(frontend), by(frontend));
                 for ((scope, _), slots) in port.sets.iter().zip(slots) {
                     if ![frontend.internal, frontend.external].contains(&Action::To(*scope)) {
@@ -341,60 +213,55 @@ impl PlacedService {
                     Action::Refuse => REFUSE,
                     Action::Drop => DROP,
                 };
-                let mut lead = |map, number| {
+                let mut put = |map, number| {
                     let value = Value::Data(Bytes::new().number(number));
                     elements.insert(Element::new(family, map, key.clone()), value);
                 };
-                lead(by.frontends(), frontend.policy.word());
-                lead(by.internal(), word(frontend.internal));
+                put(by.frontends(), frontend.policy.word());
+                put(by.internal(), word(frontend.internal));
                 if frontend.policy.is_local() {
-                    lead(by.external(), word(frontend.external));
+                    put(by.external(), word(frontend.external));
                 }
                 if port.affinity > 0 {
                     let value = Value::Data(address(port.identity));
                     elements.insert(Element::new(family, by.service_ports(), key), value);
                 }
             }
-            elements.extend(port.members(own).into_iter().map(|it| (it, Value::None)));
+            elements.extend(port.members().into_iter().map(|it| (it, Value::None)));
         }
         elements
     }
 
     /// The elements that other Services may need, too.
-    fn shared(&self) -> BTreeSet<Element> {
-        let single = |ip, map| Element::new(Family::of(ip), map, Bytes::new().address(ip));
-        let mut shared: BTreeSet<_> =
-            self.image.cluster_ips.iter().map(|ip| single(*ip, Map::ClusterIps)).collect();
-        shared.extend(self.image.local.iter().map(|ip| {
-            let key = Bytes::new().address(*ip).address(*ip);
-            Element::new(Family::of(*ip), Map::Hairpin, key)
-        }));
-        shared
-    }
-
-    /// The selectors of its frontends.
-    fn selectors(&self) -> BTreeSet<(Family, Selector)> {
-        let mut selectors = BTreeSet::new();
-        for (port, _, own) in self.ports() {
-            for (frontend, _) in port.frontends.iter().zip(own).filter(|(_, own)| **own) {
-                for way in [frontend.internal, frontend.external] {
-                    if let Action::To(scope) = way {
-                        selectors.insert((port.identity.family(), port.selector(scope, frontend)));
+    fn shared(&self) -> Elements {
+        let element = |map, ip, key| (Element::new(Family::of(ip), map, key), Value::None);
+        let mut shared = Elements::new();
+        for ip in &self.image.cluster_ips {
+            shared.extend([element(Map::ClusterIps, *ip, Bytes::new().address(*ip))]);
+        }
+        for ip in &self.image.local {
+            shared.extend([element(Map::Hairpin, *ip, Bytes::new().address(*ip).address(*ip))]);
+        }
+        for port in &self.image.ports {
+            for frontend in &port.frontends {
+                for action in [frontend.internal, frontend.external] {
+                    if let Action::To(scope) = action {
+                        shared.extend([port.selector(scope, frontend).element(port.identity.family())]);
                     }
                 }
             }
         }
-        selectors
+        shared
     }
 }
 
 impl PortImage {
-    /// The endpoints that session affinity may keep, in the sets of the frontends it has won.
-    fn members(&self, own: &[bool]) -> Vec<Element> {
+    /// The endpoints that session affinity may keep, in the sets that its frontends use.
+    fn members(&self) -> Vec<Element> {
         let mut members = Vec::new();
         for (scope, set) in self.sets.iter().filter(|_| self.affinity > 0) {
-            let data = |it: &Frontend| [it.internal, it.external].contains(&Action::To(*scope));
-            if self.frontends.iter().zip(own).any(|(it, own)| *own && data(it)) {
+            let uses = |it: &Frontend| [it.internal, it.external].contains(&Action::To(*scope));
+            if self.frontends.iter().any(uses) {
                 let (family, map) = (self.identity.family(), Map::members(set_number(*scope)));
                 let key = |it: &SocketAddr| address(self.identity).address(it.ip()).port(it.port());
                 members.extend(set.iter().map(|it| Element::new(family, map, key(it))));

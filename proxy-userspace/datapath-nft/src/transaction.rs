@@ -27,9 +27,7 @@ use netlink::{Attribute, Message, Netfilter, Refused};
 pub(super) struct DesiredTable {
     /// What its constant chains depend on.
     pub(super) config_: TableConfig,
-    /// The selectors that need chains.
-    pub(super) selectors: BTreeSet<Selector>,
-    /// The contents of its sets.
+    /// The contents of its sets. Each selector among them has a chain.
     pub(super) elements: Elements,
 }
 
@@ -132,7 +130,7 @@ impl DesiredTable {
     }
 
     fn selector_chains(&self) -> impl Iterator<Item = Chain> {
-        self.selectors.iter().map(|it| it.chain(self.config_.family))
+        Selector::among(&self.elements).map(|it| it.chain(self.config_.family))
     }
 
     fn difference(&self, existing: &Snapshot) -> Difference {
@@ -161,6 +159,15 @@ impl DesiredTable {
 }
 
 impl Difference {
+    /// These changes, with the chains of the selectors among them.
+    pub(super) fn new(family: Family, changes: Changes) -> Self {
+        Self {
+            new_chains: Selector::among(&changes.add).map(|it| it.chain(family)).collect(),
+            old_chains: Selector::among(&changes.delete).map(Selector::chain_name).collect(),
+            changes,
+        }
+    }
+
     /// The messages that apply it.
     pub(super) fn messages(&self, family: Family) -> Vec<Message> {
         let mut messages = create(family, &self.new_chains);
@@ -249,7 +256,7 @@ mod tests {
         }
         existing.elements = config_.elements();
         let elements = config_.elements();
-        (DesiredTable { config_, selectors: BTreeSet::new(), elements }, existing)
+        (DesiredTable { config_, elements }, existing)
     }
 
     #[test]

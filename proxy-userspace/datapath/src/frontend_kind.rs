@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-/// Why a Service answers at an address. Of several Services at one address the one of the lower kind gets it: no
-/// Service can take over a cluster IP by listing it as an external IP (CVE-2020-8554).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Why a Service answers at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrontendKind {
     /// Its `clusterIPs`.
     ClusterIp,
