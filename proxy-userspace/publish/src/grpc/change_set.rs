@@ -1,5 +1,6 @@
 //! A change set: the operations that lead from one state to another.
 //!
+//! Invariant: an endpoint never exists without its Service.
 //! The operations are encoded one by one, when they are sent: a slow client costs no more than both states and a few words
 //! per change.
 
@@ -9,27 +10,36 @@ use proxy_contract::localv1::{OpItem, Ref, Set, Value, op_item::Op};
 
 /// The difference between two states.
 pub(super) trait Diff: Send + 'static {
-    /// What is set and deleted together.
-    type Kind: Copy;
-    /// The order of the operations.
-    const PHASES: &'static [Phase<Self::Kind>];
-
-    /// Called at the start of each phase, so that the changes can be sorted for it in ascending order of paths.
-    fn sort_for(&mut self, _: Phase<Self::Kind>) {}
-
     /// The number of changes that may have operations of a kind.
-    fn len(&self, kind: Self::Kind) -> usize;
+    fn len(&self, kind: Kind) -> usize;
 
-    /// Appends the operations that a phase has for the change at `index`; `out` is empty.
-    fn operations(&self, phase: Phase<Self::Kind>, index: usize, out: &mut VecDeque<OpItem>);
+    /// Appends the operations of a phase for the change at `index`; `out` is empty.
+    fn operations(&self, phase: Phase, index: usize, out: &mut VecDeque<OpItem>);
 }
 
-/// One pass over the changes: sets in ascending order, deletes in descending order of paths.
+/// What is set and deleted together.
 #[derive(Clone, Copy)]
-pub(super) enum Phase<K> {
-    Set(K),
-    Delete(K),
+pub(super) enum Kind {
+    Nodes,
+    Services,
+    Endpoints,
 }
+
+/// One pass over the changes: sets in their order, deletes in the opposite order.
+#[derive(Clone, Copy)]
+pub(super) enum Phase {
+    Set(Kind),
+    Delete(Kind),
+}
+
+const PHASES: [Phase; 6] = [
+    Phase::Set(Kind::Nodes),
+    Phase::Set(Kind::Services),
+    Phase::Set(Kind::Endpoints),
+    Phase::Delete(Kind::Endpoints),
+    Phase::Delete(Kind::Services),
+    Phase::Delete(Kind::Nodes),
+];
 
 /// The operations of a difference.
 pub(super) struct ChangeSet<D> {
@@ -54,15 +64,12 @@ impl<D: Diff> Iterator for ChangeSet<D> {
             if let Some(item) = self.ready.pop_front() {
                 return Some(item);
             }
-            let phase = *D::PHASES.get(self.phase)?;
+            let phase = *PHASES.get(self.phase)?;
             let (Phase::Set(kind) | Phase::Delete(kind)) = phase;
             let len = self.diff.len(kind);
             if self.position == len {
                 (self.phase, self.position) = (self.phase + 1, 0);
                 continue;
-            }
-            if self.position == 0 {
-                self.diff.sort_for(phase);
             }
             let index = match phase {
                 Phase::Set(_) => self.position,

@@ -1,6 +1,4 @@
 //! The difference between two cluster states.
-//!
-//! Invariant: an endpoint never exists without its Service.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -19,7 +17,7 @@ use wire::{
     cluster::{EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info},
 };
 
-use super::change_set::{Change, ChangeSet, Diff, Encode, Phase, delete, set};
+use super::change_set::{Change, ChangeSet, Diff, Encode, Kind, Phase, delete, set};
 
 /// Which objects a client receives.
 #[derive(Clone, Copy)]
@@ -29,12 +27,11 @@ pub(super) struct Filter<'a> {
     pub(super) extensions: Extensions,
 }
 
-/// The changed objects, in ascending order of paths.
+/// The changed objects, in ascending order of names.
 pub(super) struct ClusterDiff {
     nodes: Vec<Change<Arc<Node>>>,
     services: Vec<Change<SentService>>,
-    /// Their paths are prefixes of those of their endpoints.
-    slices: Vec<Change<Arc<EndpointSlice>>>,
+    slices: Vec<SliceChange>,
 }
 
 struct SentService {
@@ -43,11 +40,11 @@ struct SentService {
     trigger_time: Option<Timestamp>,
 }
 
-#[derive(Clone, Copy)]
-pub(super) enum Kind {
-    Nodes,
-    Services,
-    Endpoints,
+/// A slice before and after, which may have moved to another Service.
+#[derive(Default)]
+struct SliceChange {
+    old: Option<Arc<EndpointSlice>>,
+    new: Option<Arc<EndpointSlice>>,
 }
 
 impl ClusterDiff {
@@ -58,29 +55,63 @@ impl ClusterDiff {
             old: old.cloned(),
             new: new.cloned(),
         });
-        let changed = ChangedNames::of(old, new, filter);
-        let (services, slices) = (changed.services(), changed.slices());
-        ChangeSet::new(Self { nodes: sorted(nodes), services: sorted(services), slices: sorted(slices) })
+        // A slice comes and goes with its Service, whose trigger time is that of its slices.
+        let names = diff::differing(old.services(), new.services()).map(|(name, ..)| name);
+        let owners = diff::differing(slices(old), slices(new)).map(|((service, _), ..)| service);
+        let changed: BTreeSet<_> = names.chain(owners).collect();
+        let mut slices = BTreeMap::<&SliceName, SliceChange>::new();
+        let services = changed.into_iter().map(|name| {
+            for it in filter.slices(old, name) {
+                slices.entry(&it.name).or_default().old = Some(Arc::clone(it));
+            }
+            for it in filter.slices(new, name) {
+                slices.entry(&it.name).or_default().new = Some(Arc::clone(it));
+            }
+            Change {
+                path: format!("{}|{}||", name.namespace, name.name),
+                old: filter.service(old, name),
+                new: filter.service(new, name),
+            }
+        });
+        let (nodes, services) = (nodes.collect(), services.collect());
+        let changed = slices.into_values().filter(|it| match (&it.old, &it.new) {
+            (Some(old), Some(new)) => !Arc::ptr_eq(old, new),
+            _ => true,
+        });
+        ChangeSet::new(Self { nodes, services, slices: changed.collect() })
     }
 }
 
-fn sorted<T>(changes: impl IntoIterator<Item = Change<T>>) -> Vec<Change<T>> {
-    let mut changes: Vec<_> = changes.into_iter().collect();
-    changes.sort_by(|a, b| a.path.cmp(&b.path));
-    changes
+fn slices(state: &ClusterState) -> impl Iterator<Item = ((&ServiceName, &SliceName), &Arc<EndpointSlice>)> {
+    state.slices().map(|it| ((&it.service, &it.name), it))
+}
+
+impl Filter<'_> {
+    fn is_sent(&self, service: &Service) -> bool {
+        is_service_sent(service, self.proxy_name, self.extensions.other_proxies)
+    }
+
+    /// The Service, if the client receives it.
+    fn service(&self, state: &ClusterState, name: &ServiceName) -> Option<SentService> {
+        let service = state.service(name).filter(|it| self.is_sent(it))?;
+        let slices = state.slices_of(name).filter(|it| !it.headless);
+        let trigger_time = slices.filter_map(|it| it.trigger_time).max();
+        let trigger_time = trigger_time.filter(|_| self.extensions.trigger_times);
+        Some(SentService { service: Arc::clone(service), trigger_time })
+    }
+
+    /// The slices of a Service that the client receives.
+    fn slices<'a>(
+        &self,
+        state: &'a ClusterState,
+        name: &ServiceName,
+    ) -> impl Iterator<Item = &'a Arc<EndpointSlice>> {
+        let is_sent = state.service(name).is_some_and(|it| self.is_sent(it));
+        state.slices_of(name).filter(move |it| is_sent && is_slice_sent(it))
+    }
 }
 
 impl Diff for ClusterDiff {
-    type Kind = Kind;
-    const PHASES: &'static [Phase<Kind>] = &[
-        Phase::Set(Kind::Nodes),
-        Phase::Set(Kind::Services),
-        Phase::Set(Kind::Endpoints),
-        Phase::Delete(Kind::Endpoints),
-        Phase::Delete(Kind::Services),
-        Phase::Delete(Kind::Nodes),
-    ];
-
     fn len(&self, kind: Kind) -> usize {
         match kind {
             Kind::Nodes => self.nodes.len(),
@@ -89,14 +120,14 @@ impl Diff for ClusterDiff {
         }
     }
 
-    fn operations(&self, phase: Phase<Kind>, index: usize, out: &mut VecDeque<OpItem>) {
+    fn operations(&self, phase: Phase, index: usize, out: &mut VecDeque<OpItem>) {
         match phase {
             Phase::Set(Kind::Nodes) => out.extend(self.nodes[index].set()),
             Phase::Delete(Kind::Nodes) => out.extend(self.nodes[index].delete()),
             Phase::Set(Kind::Services) => out.extend(self.services[index].set()),
             Phase::Delete(Kind::Services) => out.extend(self.services[index].delete()),
-            Phase::Set(Kind::Endpoints) => set_endpoints(&self.slices[index], out),
-            Phase::Delete(Kind::Endpoints) => delete_endpoints(&self.slices[index], out),
+            Phase::Set(Kind::Endpoints) => self.slices[index].set_endpoints(out),
+            Phase::Delete(Kind::Endpoints) => self.slices[index].delete_endpoints(out),
         }
     }
 }
@@ -117,118 +148,40 @@ impl Encode for SentService {
     }
 }
 
-fn set_endpoints(slice: &Change<Arc<EndpointSlice>>, out: &mut VecDeque<OpItem>) {
-    let Some(new) = &slice.new else { return };
-    let old_keys = slice.old.as_ref().map(|it| EndpointKeys::of(it)).unwrap_or_default();
-    let is_same_otherwise =
-        slice.old.as_ref().is_some_and(|old| old.ports == new.ports && old.service == new.service);
-    for (key, endpoint) in EndpointKeys::of(new).iter() {
-        if is_same_otherwise && old_keys.get(key) == Some(endpoint) {
-            continue;
+impl SliceChange {
+    fn set_endpoints(&self, out: &mut VecDeque<OpItem>) {
+        let Some(new) = &self.new else { return };
+        let is_same_otherwise =
+            self.old.as_ref().is_some_and(|old| old.ports == new.ports && old.service == new.service);
+        let old_keys = keys(&self.old);
+        for (key, endpoint) in keys(&self.new).iter() {
+            if is_same_otherwise && old_keys.get(key) == Some(endpoint) {
+                continue;
+            }
+            let bytes = endpoint_info(new, endpoint).encode_to_vec();
+            out.extend(paths(new, key).map(|path| set(Set::GlobalEndpointInfos, path, bytes.clone())));
         }
-        let bytes = endpoint_info(new, endpoint).encode_to_vec();
-        out.push_back(set(Set::GlobalEndpointInfos, format!("{}{key}", slice.path), bytes));
+    }
+
+    fn delete_endpoints(&self, out: &mut VecDeque<OpItem>) {
+        let Some(old) = &self.old else { return };
+        let has_moved = self.new.as_ref().is_some_and(|new| new.service != old.service);
+        let new_keys = keys(&self.new);
+        for (key, _) in keys(&self.old).iter().rev() {
+            let is_gone = new_keys.get(key).is_none();
+            let [with_service, without] = paths(old, key).map(|it| delete(Set::GlobalEndpointInfos, it));
+            out.extend((is_gone || has_moved).then_some(with_service));
+            out.extend(is_gone.then_some(without));
+        }
     }
 }
 
-fn delete_endpoints(slice: &Change<Arc<EndpointSlice>>, out: &mut VecDeque<OpItem>) {
-    let Some(old) = &slice.old else { return };
-    let new_keys = slice.new.as_ref().map(|it| EndpointKeys::of(it)).unwrap_or_default();
-    for (key, _) in EndpointKeys::of(old).iter().rev() {
-        if new_keys.get(key).is_none() {
-            out.push_back(delete(Set::GlobalEndpointInfos, format!("{}{key}", slice.path)));
-        }
-    }
+fn keys(slice: &Option<Arc<EndpointSlice>>) -> EndpointKeys<'_> {
+    slice.as_ref().map(|it| EndpointKeys::of(it)).unwrap_or_default()
 }
 
-/// The Services and slices whose messages may have changed.
-struct ChangedNames<'a> {
-    old: &'a ClusterState,
-    new: &'a ClusterState,
-    filter: Filter<'a>,
-    services: BTreeSet<&'a ServiceName>,
-    /// The slices before and after, as far as they are sent.
-    slices: BTreeMap<&'a SliceName, [Option<&'a Arc<EndpointSlice>>; 2]>,
-}
-
-impl<'a> ChangedNames<'a> {
-    fn of(old: &'a ClusterState, new: &'a ClusterState, filter: Filter<'a>) -> Self {
-        let mut changed = Self { old, new, filter, services: BTreeSet::new(), slices: BTreeMap::new() };
-        for (name, ..) in diff::differing(old.services(), new.services()) {
-            changed.services.insert(name);
-            let [before, after] = [old, new].map(|it| changed.sent_service(it, name).is_some());
-            if before != after {
-                // All endpoints are set or deleted with their Service.
-                for slice in old.slices_of(name).filter(|_| before) {
-                    changed.add_slice(0, slice);
-                }
-                for slice in new.slices_of(name).filter(|_| after) {
-                    changed.add_slice(1, slice);
-                }
-            }
-        }
-        fn slices(
-            state: &ClusterState,
-        ) -> impl Iterator<Item = ((&ServiceName, &SliceName), &Arc<EndpointSlice>)> {
-            state.slices().map(|it| ((&it.service, &it.name), it))
-        }
-        for ((service, _), before, after) in diff::differing(slices(old), slices(new)) {
-            changed.services.insert(service);
-            for (at, state, slice) in [(0, old, before), (1, new, after)] {
-                if let Some(slice) = slice.filter(|_| changed.sent_service(state, service).is_some()) {
-                    changed.add_slice(at, slice);
-                }
-            }
-        }
-        changed
-    }
-
-    /// The Service, if the client receives it.
-    fn sent_service(&self, state: &'a ClusterState, name: &ServiceName) -> Option<&'a Arc<Service>> {
-        let Filter { proxy_name, extensions } = self.filter;
-        state.service(name).filter(|it| is_service_sent(it, proxy_name, extensions.other_proxies))
-    }
-
-    fn add_slice(&mut self, at: usize, slice: &'a Arc<EndpointSlice>) {
-        if is_slice_sent(slice) {
-            self.slices.entry(&slice.name).or_default()[at] = Some(slice);
-        }
-    }
-
-    fn services(&self) -> impl Iterator<Item = Change<SentService>> {
-        let at = |state: &'a ClusterState, name: &ServiceName| {
-            let service = Arc::clone(self.sent_service(state, name)?);
-            let slices = state.slices_of(name).filter(|it| !it.headless);
-            let trigger_time = slices.filter_map(|it| it.trigger_time).max();
-            let trigger_time = trigger_time.filter(|_| self.filter.extensions.trigger_times);
-            Some(SentService { service, trigger_time })
-        };
-        self.services.iter().map(move |name| Change {
-            path: format!("{}|{}||", name.namespace, name.name),
-            old: at(self.old, name),
-            new: at(self.new, name),
-        })
-    }
-
-    /// Each slice under the path without its Service, and under the path with it, or under two if the Service has changed.
-    fn slices(&self) -> impl Iterator<Item = Change<Arc<EndpointSlice>>> {
-        self.slices.iter().flat_map(|(name, [old, new])| {
-            let change =
-                |service: &str, old: Option<&Arc<EndpointSlice>>, new: Option<&Arc<EndpointSlice>>| {
-                    let path = format!("{}|{service}|{}|", name.namespace, name.name);
-                    Change { path, old: old.cloned(), new: new.cloned() }
-                };
-            let mut changes = vec![change("", *old, *new)];
-            match (old, new) {
-                (Some(old), Some(new)) if old.service == new.service => {
-                    changes.push(change(&new.service.name, Some(old), Some(new)));
-                }
-                _ => {
-                    changes.extend(old.map(|it| change(&it.service.name, Some(it), None)));
-                    changes.extend(new.map(|it| change(&it.service.name, None, Some(it))));
-                }
-            }
-            changes
-        })
-    }
+/// The paths of an endpoint: one with its Service, and one without.
+fn paths(slice: &EndpointSlice, key: &str) -> [String; 2] {
+    let (SliceName { namespace, name }, service) = (&slice.name, &slice.service.name);
+    [format!("{namespace}|{service}|{name}|{key}"), format!("{namespace}||{name}|{key}")]
 }

@@ -1,6 +1,4 @@
 //! The difference between two states of a node.
-//!
-//! Invariant: an endpoint never exists without its Service.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -13,7 +11,7 @@ use prost::Message as _;
 use proxy_contract::localv1::{OpItem, Set};
 use wire::Extensions;
 
-use super::change_set::{Change, ChangeSet, Diff, Encode, Phase, delete, set};
+use super::change_set::{Change, ChangeSet, Diff, Encode, Kind, Phase, delete, set};
 
 /// Holds both states, and a pointer per Service that differs.
 pub(super) struct NodeDiff {
@@ -22,16 +20,8 @@ pub(super) struct NodeDiff {
     nodes: Vec<Change<NodeInfo>>,
     old: Services,
     new: Services,
-    /// The Services that differ, in the order of the phase: the new ones, or the old ones of those that were deleted.
+    /// The Services that differ, in ascending order of names: the new ones, or the old ones of those that were deleted.
     differing: Vec<Arc<ServiceState>>,
-}
-
-#[derive(Clone, Copy)]
-pub(super) enum Kind {
-    Nodes,
-    Services,
-    PodEndpoints,
-    AnonymousEndpoints,
 }
 
 impl NodeDiff {
@@ -55,40 +45,14 @@ impl NodeDiff {
 }
 
 impl Diff for NodeDiff {
-    type Kind = Kind;
-    const PHASES: &'static [Phase<Kind>] = &[
-        Phase::Set(Kind::Nodes),
-        Phase::Set(Kind::Services),
-        Phase::Delete(Kind::AnonymousEndpoints),
-        Phase::Set(Kind::PodEndpoints),
-        Phase::Delete(Kind::PodEndpoints),
-        Phase::Set(Kind::AnonymousEndpoints),
-        Phase::Delete(Kind::Services),
-        Phase::Delete(Kind::Nodes),
-    ];
-
-    /// The paths of endpoints continue with a slash, which sorts differently from the end of a Service's path.
-    fn sort_for(&mut self, phase: Phase<Kind>) {
-        match phase {
-            Phase::Set(Kind::Services) | Phase::Delete(Kind::Services) => {
-                self.differing.sort_by(|a, b| path(a).cmp(path(b)));
-            }
-            // The first phase with endpoints.
-            Phase::Delete(Kind::AnonymousEndpoints) => {
-                self.differing.sort_by(|a, b| path(a).chain(*b"/").cmp(path(b).chain(*b"/")));
-            }
-            _ => {}
-        }
-    }
-
     fn len(&self, kind: Kind) -> usize {
         match kind {
             Kind::Nodes => self.nodes.len(),
-            Kind::Services | Kind::PodEndpoints | Kind::AnonymousEndpoints => self.differing.len(),
+            Kind::Services | Kind::Endpoints => self.differing.len(),
         }
     }
 
-    fn operations(&self, phase: Phase<Kind>, index: usize, out: &mut VecDeque<OpItem>) {
+    fn operations(&self, phase: Phase, index: usize, out: &mut VecDeque<OpItem>) {
         let service = || {
             let name = &self.differing[index].service.name;
             ServiceChange { name, old: self.old.get(name), new: self.new.get(name) }
@@ -98,10 +62,8 @@ impl Diff for NodeDiff {
             Phase::Delete(Kind::Nodes) => out.extend(self.nodes[index].delete()),
             Phase::Set(Kind::Services) => out.extend(service().set(self.extensions)),
             Phase::Delete(Kind::Services) => out.extend(service().delete()),
-            Phase::Set(Kind::PodEndpoints) => service().set_endpoints(is_pod, out),
-            Phase::Delete(Kind::PodEndpoints) => service().delete_endpoints(is_pod, out),
-            Phase::Set(Kind::AnonymousEndpoints) => service().set_endpoints(|it| !is_pod(it), out),
-            Phase::Delete(Kind::AnonymousEndpoints) => service().delete_endpoints(|it| !is_pod(it), out),
+            Phase::Set(Kind::Endpoints) => service().set_endpoints(out),
+            Phase::Delete(Kind::Endpoints) => service().delete_endpoints(out),
         }
     }
 }
@@ -112,16 +74,6 @@ impl Encode for NodeInfo {
     fn encode(&self, path: &str) -> Option<Vec<u8>> {
         Some(wire::node(path, self).encode_to_vec())
     }
-}
-
-/// The bytes of a Service's path.
-fn path(service: &ServiceState) -> impl Iterator<Item = u8> {
-    let ServiceName { namespace, name } = &service.service.name;
-    namespace.bytes().chain(*b"/").chain(name.bytes())
-}
-
-fn is_pod(endpoint: &Endpoint) -> bool {
-    matches!(endpoint.key, EndpointKey::Pod(_))
 }
 
 /// A Service before and after.
@@ -149,12 +101,12 @@ impl ServiceChange<'_> {
         self.new.is_none().then(|| delete(Set::ServicesSet, wire::service_path(self.name)))
     }
 
-    fn set_endpoints(&self, is_included: impl Fn(&Endpoint) -> bool, out: &mut VecDeque<OpItem>) {
+    fn set_endpoints(&self, out: &mut VecDeque<OpItem>) {
         let Some(new) = self.new else { return };
         // The names of an endpoint's ports are in its Service.
         let same_ports = self.old.is_some_and(|old| old.service.ports == new.service.ports);
         for (old, endpoint) in self.endpoints() {
-            let Some(endpoint) = endpoint.filter(|it| is_included(it)) else { continue };
+            let Some(endpoint) = endpoint else { continue };
             if same_ports && old == Some(endpoint) {
                 continue;
             }
@@ -167,12 +119,20 @@ impl ServiceChange<'_> {
         }
     }
 
-    fn delete_endpoints(&self, is_included: impl Fn(&Endpoint) -> bool, out: &mut VecDeque<OpItem>) {
+    fn delete_endpoints(&self, out: &mut VecDeque<OpItem>) {
         for (old, new) in self.endpoints() {
-            let (Some(endpoint), None) = (old.filter(|it| is_included(it)), new) else { continue };
-            let path = wire::endpoint_path(self.name, endpoint);
-            // In descending order.
-            out.push_front(delete(Set::EndpointsSet, path));
+            let (Some(endpoint), None) = (old, new) else { continue };
+            // A pod's endpoint that becomes anonymous, or the other way round, keeps its path.
+            let other_kind = match endpoint.key.clone() {
+                EndpointKey::Pod(key) => EndpointKey::Anonymous(key),
+                EndpointKey::Anonymous(key) => EndpointKey::Pod(key),
+            };
+            let is_path_used =
+                |it: &ServiceState| it.endpoints.binary_search_by(|it| it.key.cmp(&other_kind)).is_ok();
+            if !self.new.is_some_and(|it| is_path_used(it)) {
+                // In descending order.
+                out.push_front(delete(Set::EndpointsSet, wire::endpoint_path(self.name, endpoint)));
+            }
         }
     }
 

@@ -67,7 +67,7 @@ async fn incremental_callbacks_follow_the_stream() {
     let first = ["reset", "+ ns/a", "+ ns/a/p 10.1.0.1", "+ ns/a/x 10.1.0.2", "sync"];
     assert_eq!(take(&records, 1).await, first);
     brain.publisher.publish(state([service("ns/b", &[("p", 3)])]));
-    let second = ["+ ns/b", "- ns/a/x", "+ ns/b/p 10.1.0.3", "- ns/a/p", "- ns/a", "sync"];
+    let second = ["+ ns/b", "+ ns/b/p 10.1.0.3", "- ns/a/x", "- ns/a/p", "- ns/a", "sync"];
     assert_eq!(take(&records, 1).await, second);
     // A new connection replays everything.
     brain.stop().await;

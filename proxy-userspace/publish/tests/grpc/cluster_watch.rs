@@ -78,15 +78,15 @@ async fn cluster_operations_never_leave_an_endpoint_without_its_service() {
     assert_eq!(
         peer.change_set().await,
         [
-            "+n |n-1||",
             "+n |n||",
-            "+s ns|a-b||",
+            "+n |n-1||",
             "+s ns|a||",
-            "+e ns|a-b|a-b-1|10.1.0.3",
+            "+s ns|a-b||",
             "+e ns|a|a-1|10.1.0.1",
-            "+e ns|a|a-1|10.1.0.2",
             "+e ns||a-1|10.1.0.1",
+            "+e ns|a|a-1|10.1.0.2",
             "+e ns||a-1|10.1.0.2",
+            "+e ns|a-b|a-b-1|10.1.0.3",
             "+e ns||a-b-1|10.1.0.3",
         ]
     );
@@ -99,14 +99,14 @@ async fn cluster_operations_never_leave_an_endpoint_without_its_service() {
         [
             "+s ns|c||",
             "+e ns|c|a-1|10.1.0.2",
-            "+e ns|c|a-1|10.1.0.4",
             "+e ns||a-1|10.1.0.2",
+            "+e ns|c|a-1|10.1.0.4",
             "+e ns||a-1|10.1.0.4",
+            "-e ns|a-b|a-b-1|10.1.0.3",
             "-e ns||a-b-1|10.1.0.3",
-            "-e ns||a-1|10.1.0.1",
             "-e ns|a|a-1|10.1.0.2",
             "-e ns|a|a-1|10.1.0.1",
-            "-e ns|a-b|a-b-1|10.1.0.3",
+            "-e ns||a-1|10.1.0.1",
             "-s ns|a-b||",
             "-n |n-1||",
         ]
