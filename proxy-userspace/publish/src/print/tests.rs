@@ -129,22 +129,24 @@ fn the_change_table_lists_what_changed() {
     let text = render_changes(Some(&published()), &changed(), Format::Table).unwrap();
     let expect = "\
 node n1, revision 8 of instance ffffffffffffffff, 7 changes
-\x20+  -       node n2      addresses: 192.0.2.2
-\x20~  shop/y  service      affinity: - → 600 s
-\x20~  shop/y  port 81/TCP  without endpoints: refuse → refuse (IPv4), drop (IPv6)
-\x20~  shop/y  endpoint p1  80/TCP (http): 8080 (internal, external, short-circuit) → 8080 (internal, short-circuit)
-\x20-  shop/y  endpoint p2  address: 10.1.0.2
-\x20+  shop/y  endpoint p9  address: 10.1.0.1; local: yes; 80/TCP (http): 8080 (internal, short-circuit)
-\x20+  shop/z  service      type: NodePort
-                         cluster IPs: 10.96.0.10
-                         external policy: Local
-                         affinity: 600 s
+\x20+  -       node n2      addresses: 192.0.2.2; name: n2
+\x20~  shop/y  service      clientIp.timeoutSeconds: - → 600
+\x20~  shop/y  port 81/TCP  hasAnyEndpoint.v6: - → true
+\x20~  shop/y  endpoint p1  scopes.external: true → -
+\x20-  shop/y  endpoint p2  ips.v4: 10.1.0.2; podName: p2; portOverrides.0.index: 0; portOverrides.0.name: http; portOverrides.0.port: 8080; scopes.cluster: true; scopes.internal: true
+\x20+  shop/y  endpoint p9  ips.v4: 10.1.0.1; local: true; podName: p9; portOverrides.0.index: 0; portOverrides.0.name: http; portOverrides.0.port: 8080; scopes.cluster: true; scopes.internal: true
+\x20+  shop/z  service      clientIp.timeoutSeconds: 600
+                         externalTrafficToLocal: true
+                         ips.clusterIps.v4: 10.96.0.10
+                         name: z
+                         namespace: shop
+                         type: NodePort
                          80/TCP (http): 10.1.0.1:8080, 10.1.0.2:8080, 10.1.0.3:8080, +2
                          81/TCP (no): drop
 ";
     assert_eq!(text, expect);
     let text = render_changes(Some(&changed()), &published(), Format::Table).unwrap();
-    assert!(text.contains("\n -  shop/z  service      type: NodePort\n"), "{text}");
+    assert!(text.contains("\n -  shop/z  service      clientIp.timeoutSeconds: 600\n"), "{text}");
     let text = render_changes(None, &published(), Format::Table).unwrap();
     assert_eq!(text, render(&published(), Format::Table).unwrap());
 }
