@@ -33,7 +33,7 @@ pub(super) struct Flags {
     #[command(flatten)]
     reports: ReportFlags,
     /// Output format
-    #[arg(long, short, value_enum, default_value = "text", env = "KUBE_PROXY_EBPF_OUTPUT")]
+    #[arg(long, short, default_value = "text")]
     output: Output,
 }
 

@@ -9,10 +9,10 @@ use tracing::Level;
 #[command(next_help_heading = "Logging")]
 pub(super) struct LogFlags {
     /// Format of the log
-    #[arg(long, value_enum, default_value = "text", env = "KUBE_PROXY_EBPF_LOG_FORMAT", global = true)]
+    #[arg(long, default_value = "text", global = true)]
     log_format: LogFormat,
     /// Log at level debug; given twice: trace
-    #[arg(short, long = "verbose", action = ArgAction::Count, env = "KUBE_PROXY_EBPF_VERBOSE", global = true)]
+    #[arg(short, long = "verbose", action = ArgAction::Count, global = true)]
     verbose: u8,
 }
 

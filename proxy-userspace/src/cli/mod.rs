@@ -2,7 +2,6 @@
 //!
 //! Exit codes: 0 done, 1 failed, 64 wrong usage (`EX_USAGE` of sysexits(3)).
 
-mod admin_observer;
 mod agent;
 mod brain;
 mod check;
@@ -22,11 +21,13 @@ mod usage;
 
 use std::{io, process::ExitCode};
 
-use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use config::{CommandLine, ParseError};
 
 const WRONG_USAGE: u8 = 64;
+/// The flags that belong to one call, and so have no environment variable.
+const WITHOUT_VARIABLE: [&str; 5] = ["instance-id", "once", "print-config", "rev", "watch"];
 
 /// A Kubernetes service proxy with an eBPF data plane.
 ///
@@ -57,9 +58,21 @@ enum Command {
     Canary,
 }
 
+/// The command line. The environment variable of `--a-flag` is `KUBE_PROXY_EBPF_A_FLAG`, unless it names another one.
+fn command() -> clap::Command {
+    let with_variable = |flag: Arg| match flag.get_long() {
+        Some(long) if flag.get_env().is_none() && !WITHOUT_VARIABLE.contains(&long) => {
+            let variable = format!("KUBE_PROXY_EBPF_{}", long.to_uppercase().replace('-', "_"));
+            flag.env(variable)
+        }
+        _ => flag,
+    };
+    Cli::command().mut_args(with_variable).mut_subcommands(|it| it.mut_args(with_variable))
+}
+
 /// Parses the command line, runs the command and reports errors.
 pub(crate) fn main() -> ExitCode {
-    let parsed = CommandLine::parse(Cli::command(), std::env::args_os()).and_then(|line| {
+    let parsed = CommandLine::parse(command(), std::env::args_os()).and_then(|line| {
         let cli = Cli::from_arg_matches(line.matches())?;
         Ok((line, cli))
     });

@@ -31,7 +31,6 @@ pub(super) struct Flags {
     #[arg(
         long,
         value_name = "kube|file:PATH|api:TARGET",
-        env = "KUBE_PROXY_EBPF_SOURCE",
         value_parser = source,
         required_unless_present = "target"
     )]
@@ -39,7 +38,7 @@ pub(super) struct Flags {
     #[command(flatten)]
     options: SourceOptions,
     /// Receive the state from this brain instead: unix:///path, tcp://host:port or host:port
-    #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_TARGET")]
+    #[arg(long, value_name = "ADDRESS")]
     target: Option<Target>,
     #[command(flatten)]
     tls: ClientTlsFlags,
@@ -59,7 +58,7 @@ pub(super) struct Flags {
     #[arg(long, conflicts_with = "once")]
     watch: bool,
     /// Output format
-    #[arg(long, short, value_enum, default_value = "table", env = "KUBE_PROXY_EBPF_OUTPUT")]
+    #[arg(long, short, default_value = "table")]
     output: Output,
 }
 

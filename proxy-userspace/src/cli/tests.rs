@@ -3,10 +3,9 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use api_server::{ApiServer, Settings};
-use clap::CommandFactory as _;
 
 use super::{
-    Cli,
+    command,
     config::{CommandLine, ConfigError, File, ParseError},
 };
 
@@ -18,14 +17,13 @@ fn line(text: &str, words: &[&str]) -> Result<CommandLine, ParseError> {
 }
 
 /// The same with another command.
-fn line_of(command: &str, text: &str, words: &[&str]) -> Result<CommandLine, ParseError> {
+fn line_of(name: &str, text: &str, words: &[&str]) -> Result<CommandLine, ParseError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.conf");
     fs::write(&path, text).unwrap();
     let config = format!("--config={}", path.display());
-    let words =
-        ["kube-proxy-ebpf", command, &config].into_iter().chain(words.iter().copied()).map(Into::into);
-    CommandLine::parse(Cli::command(), words.collect::<Vec<_>>())
+    let words = ["kube-proxy-ebpf", name, &config].into_iter().chain(words.iter().copied()).map(Into::into);
+    CommandLine::parse(command(), words.collect::<Vec<_>>())
 }
 
 fn remarks(text: &str) -> Vec<String> {
@@ -238,7 +236,7 @@ fn other_files_are_rejected_with_a_remedy() {
 #[test]
 fn without_a_file_the_source_is_required() {
     let Err(ParseError::Usage(error)) =
-        CommandLine::parse(Cli::command(), ["kube-proxy-ebpf", "run"].map(Into::into))
+        CommandLine::parse(command(), ["kube-proxy-ebpf", "run"].map(Into::into))
     else {
         panic!("the command line is accepted")
     };
@@ -275,12 +273,12 @@ async fn a_kubeadm_kubeconfig_is_accepted() {
 
 #[test]
 fn the_command_line_is_consistent() {
-    Cli::command().debug_assert();
+    command().debug_assert();
 }
 
 #[test]
 fn each_flag_has_an_environment_variable_except_those_that_belong_to_one_call() {
-    let mut command = Cli::command();
+    let mut command = command();
     command.build();
     let flags = command.get_subcommands().filter(|it| it.get_name() != "help").flat_map(|it| {
         let without = it.get_arguments().filter(|it| it.get_env().is_none()).filter_map(clap::Arg::get_long);
@@ -295,7 +293,7 @@ fn each_flag_has_an_environment_variable_except_those_that_belong_to_one_call() 
 #[test]
 fn the_configuration_page_names_every_flag_and_variable() {
     const PAGE: &str = include_str!("../../../docs/configuration.md");
-    let mut command = Cli::command();
+    let mut command = command();
     command.build();
     for it in
         command.get_subcommands().filter(|it| it.get_name() != "help").flat_map(clap::Command::get_arguments)

@@ -27,7 +27,7 @@ pub(super) struct ConfigFlag {
     ///
     /// The log names the fields that are not needed here, with the reason. With a file, the default source is kube.
     /// `check` and `status` take the file that `run` or `agent` was started with.
-    #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_CONFIG")]
+    #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use admin::{Admin, HealthChecks};
-use clap::{ArgAction, Args, ValueEnum, value_parser};
+use clap::{ArgAction, Args, ValueEnum, builder::RangedI64ValueParser, value_parser};
 use datapath::NodePortAddresses;
 use datapath_ebpf as ebpf;
 use ipnet::IpNet;
@@ -19,43 +19,25 @@ pub(in crate::cli) struct DatapathFlags {
     /// first cgroup2 mount]
     ///
     /// Below the root cgroup, the nftables path is off unless --packets nft is given.
-    #[arg(long, value_name = "PATH", env = "KUBE_PROXY_EBPF_CGROUP", value_parser = absolute)]
+    #[arg(long, value_name = "PATH", value_parser = absolute)]
     cgroup: Option<PathBuf>,
     /// Sockets to load-balance: all, or only those in the node's own network namespace
     ///
     /// With `host`, connections of pods are left to the nftables path: for service meshes and others that must see the
     /// Service's address on the wire.
-    #[arg(
-        long,
-        value_enum,
-        value_name = "all|host",
-        default_value = "all",
-        env = "KUBE_PROXY_EBPF_SOCKET_LB"
-    )]
+    #[arg(long, value_name = "all|host", default_value = "all")]
     socket_lb: SocketLb,
     /// cgroup2 folder whose sockets are not load-balanced, with everything below it; can be repeated
     ///
     /// For programs behind a service mesh or in a virtual machine. Their packets to Services are still translated as
     /// --packets says. The folder may be created later: until then a warning names it, and it is looked for every 5 s.
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "KUBE_PROXY_EBPF_SOCKET_LB_EXCLUDE_CGROUP",
-        value_delimiter = ',',
-        value_parser = absolute
-    )]
+    #[arg(long, value_name = "PATH", value_delimiter = ',', value_parser = absolute)]
     socket_lb_exclude_cgroup: Vec<PathBuf>,
     /// Number of connected sockets with a preallocated entry for the Service address; rounded up to a power of two
     ///
     /// Each entry takes 64 bytes of kernel memory. For further sockets an entry is allocated, which takes connect(2) about
     /// 700 ns longer. Used when the maps are created, until `cleanup`.
-    #[arg(
-        long,
-        value_name = "NUMBER",
-        default_value_t = 65_536,
-        env = "KUBE_PROXY_EBPF_SOCKET_SLOTS",
-        value_parser = value_parser!(u32).range(1..=1 << 24)
-    )]
+    #[arg(long, value_name = "NUMBER", default_value_t = 65_536, value_parser = table_size())]
     socket_slots: u32,
     /// Service addresses that unconnected UDP sockets can use beyond the first four of each socket, in total; rounded up
     /// to a power of two
@@ -63,26 +45,14 @@ pub(in crate::cli) struct DatapathFlags {
     /// Each takes about 250 bytes of kernel memory until its socket is closed, and twice that after its endpoint has
     /// changed, as long as there is room. Beyond the limit, sends to further Services fail with ENOBUFS. Used when the map
     /// is created, until `cleanup`.
-    #[arg(
-        long,
-        value_name = "NUMBER",
-        default_value_t = 65_536,
-        env = "KUBE_PROXY_EBPF_UDP_ADDRESSES",
-        value_parser = value_parser!(u32).range(1..=1 << 24)
-    )]
+    #[arg(long, value_name = "NUMBER", default_value_t = 65_536, value_parser = table_size())]
     udp_addresses: u32,
     /// Clients with session affinity that are remembered, counted per service port and IP family; rounded up to a power
     /// of two
     ///
     /// Beyond the limit, the least recently connected client is evicted. Each takes about 150 bytes of kernel memory. Used
     /// when the map is created, until `cleanup`.
-    #[arg(
-        long,
-        value_name = "NUMBER",
-        default_value_t = 65_536,
-        env = "KUBE_PROXY_EBPF_AFFINITY_CLIENTS",
-        value_parser = value_parser!(u32).range(1..=1 << 24)
-    )]
+    #[arg(long, value_name = "NUMBER", default_value_t = 65_536, value_parser = table_size())]
     affinity_clients: u32,
     /// Node addresses at which NodePorts are served: CIDRs such as 192.0.2.0/24, or `primary`, the first address of each
     /// family in the Node object [default: all, including loopback]
@@ -91,19 +61,12 @@ pub(in crate::cli) struct DatapathFlags {
     #[arg(
         long = "nodeport-addresses",
         value_name = "CIDR|primary",
-        env = "KUBE_PROXY_EBPF_NODEPORT_ADDRESSES",
         value_delimiter = ',',
         value_parser = node_port_address
     )]
     node_port_addresses: Vec<NodePortAddress>,
     /// Reject bind(2) to a NodePort with EADDRINUSE, in the node's own network namespace
-    #[arg(
-        long,
-        value_name = "true|false",
-        default_value_t = true,
-        env = "KUBE_PROXY_EBPF_PROTECT_NODE_PORTS",
-        action = ArgAction::Set
-    )]
+    #[arg(long, value_name = "true|false", default_value_t = true, action = ArgAction::Set)]
     protect_node_ports: bool,
 }
 
@@ -169,14 +132,12 @@ impl DatapathFlags {
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct PinFlags {
     /// Folder of the pinned maps, links and programs, on a bpf file system
-    #[arg(
-        long,
-        value_name = "PATH",
-        default_value = "/sys/fs/bpf/kube-proxy-ebpf",
-        env = "KUBE_PROXY_EBPF_PIN_DIR",
-        value_parser = absolute
-    )]
+    #[arg(long, value_name = "PATH", default_value = "/sys/fs/bpf/kube-proxy-ebpf", value_parser = absolute)]
     pub(in crate::cli) pin_dir: PathBuf,
+}
+
+fn table_size() -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(1..=1 << 24)
 }
 
 fn node_port_address(text: &str) -> Result<NodePortAddress, String> {

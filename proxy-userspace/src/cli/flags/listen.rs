@@ -13,7 +13,7 @@ pub(in crate::cli) const DEFAULT_SOCKET: &str = "unix:///run/kube-proxy-ebpf/pro
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct UpstreamFlags {
     /// Address of the brain: unix:///path, tcp://host:port or host:port
-    #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_SOCKET, env = "KUBE_PROXY_EBPF_TARGET")]
+    #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_SOCKET)]
     target: Target,
     #[command(flatten)]
     tls: ClientTlsFlags,
@@ -26,7 +26,7 @@ impl UpstreamFlags {
     }
 }
 
-/// Addresses at which a brain serves, none by default.
+/// Where a brain serves, nowhere by default, and whose states.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct ListenFlags {
     /// Serve the node's state over gRPC at this address: unix:///path, tcp://host:port or host:port
@@ -34,19 +34,14 @@ pub(in crate::cli) struct ListenFlags {
     /// Can be repeated. Unix sockets have mode 0600. TCP addresses must be loopback addresses unless mutual TLS is enabled
     /// (--tls-cert). Services: localv1.Sets/Watch (KPNG's backends), localnetv1.Endpoints/Next, globalv1.Sets/Watch
     /// (other brains), health and reflection.
-    #[arg(long, value_name = "ADDRESS", env = "KUBE_PROXY_EBPF_LISTEN", value_delimiter = ',')]
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     pub(in crate::cli) listen: Vec<Target>,
     #[command(flatten)]
     pub(in crate::cli) tls: ServerTlsFlags,
-}
-
-/// Whose states a brain serves.
-#[derive(Clone, Copy, Debug, Args)]
-pub(in crate::cli) struct AnyNodeFlags {
     /// Serve the state of any node on request, not only of this node
     ///
     /// The state of a node is computed while a client follows it, and for a short time after. A node without a Node object
     /// has no zone; at most 5,000 such nodes can be followed at a time.
-    #[arg(long, env = "KUBE_PROXY_EBPF_SERVE_ANY_NODE")]
+    #[arg(long)]
     pub(in crate::cli) serve_any_node: bool,
 }

@@ -11,10 +11,10 @@ mod tls;
 
 pub(super) use self::{
     datapath::{DatapathFlags, PinFlags},
-    listen::{AnyNodeFlags, DEFAULT_SOCKET, ListenFlags, UpstreamFlags},
+    listen::{DEFAULT_SOCKET, ListenFlags, UpstreamFlags},
     node::NodeFlags,
     packets::{PACKETS, PACKETS_OFF, PacketFlags, implied_off},
     reports::{METRICS_HINT, ReportFlags},
     source::{SourceArg, SourceFlags, SourceOptions, source},
-    tls::{ClientTlsFlags, ServerTlsFlags},
+    tls::ClientTlsFlags,
 };

@@ -17,63 +17,31 @@ use crate::cli::usage::wrong_usage;
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct PacketFlags {
     /// Datapath of connections to Services
-    #[arg(long, value_enum, default_value = "ebpf", env = "KUBE_PROXY_EBPF_BACKEND")]
+    #[arg(long, default_value = "ebpf")]
     backend: Backend,
     /// Who translates packets without a socket on this node, such as those from outside to NodePorts and load balancer
     /// addresses, and those of virtual machines
     ///
     /// Applies to the whole network namespace, regardless of --cgroup and --socket-lb-exclude-cgroup. With a --cgroup below
     /// the root, the default is off.
-    #[arg(
-        long,
-        value_enum,
-        default_value = "nft",
-        env = "KUBE_PROXY_EBPF_PACKETS",
-        help_heading = "Packets"
-    )]
+    #[arg(long, default_value = "nft", help_heading = "Packets")]
     packets: Packets,
     /// Pod CIDRs of the cluster, one per family; traffic to cluster IPs from other sources is masqueraded
-    #[arg(
-        long,
-        value_name = "CIDR",
-        env = "KUBE_PROXY_EBPF_CLUSTER_CIDR",
-        value_delimiter = ',',
-        help_heading = "Packets"
-    )]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Packets")]
     cluster_cidr: Vec<IpNet>,
     /// How traffic of this node's pods is recognized
-    #[arg(
-        long,
-        value_enum,
-        default_value = "ClusterCIDR",
-        ignore_case = true,
-        env = "KUBE_PROXY_EBPF_DETECT_LOCAL_MODE",
-        help_heading = "Packets"
-    )]
+    #[arg(long, default_value = "ClusterCIDR", ignore_case = true, help_heading = "Packets")]
     detect_local_mode: DetectLocalMode,
     /// Bridge interface of the pods, for --detect-local-mode BridgeInterface
-    #[arg(
-        long,
-        value_name = "INTERFACE",
-        env = "KUBE_PROXY_EBPF_POD_BRIDGE_INTERFACE",
-        value_parser = interface,
-        help_heading = "Packets"
-    )]
+    #[arg(long, value_name = "INTERFACE", value_parser = interface, help_heading = "Packets")]
     pod_bridge_interface: Option<String>,
     /// Name prefix of the pods' interfaces, for --detect-local-mode InterfaceNamePrefix
-    #[arg(
-        long,
-        value_name = "PREFIX",
-        env = "KUBE_PROXY_EBPF_POD_INTERFACE_NAME_PREFIX",
-        value_parser = interface,
-        help_heading = "Packets"
-    )]
+    #[arg(long, value_name = "PREFIX", value_parser = interface, help_heading = "Packets")]
     pod_interface_name_prefix: Option<String>,
     /// Masquerade all packets to cluster IPs
     #[arg(
         long,
         value_name = "true|false",
-        env = "KUBE_PROXY_EBPF_MASQUERADE_ALL",
         default_value_t = false,
         num_args = 0..=1,
         require_equals = true,
@@ -87,7 +55,6 @@ pub(in crate::cli) struct PacketFlags {
         long,
         value_name = "0-31",
         default_value_t = 14,
-        env = "KUBE_PROXY_EBPF_NFT_MASQUERADE_BIT",
         value_parser = value_parser!(u8).range(0..=31),
         help_heading = "Packets"
     )]

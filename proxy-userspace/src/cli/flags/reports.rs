@@ -17,24 +17,12 @@ pub(in crate::cli) struct ReportFlags {
     /// /healthz is for load balancers, /livez and /readyz are for probes, with the bodies and rules of kube-proxy: status
     /// 503 if a change has been pending for a minute, if the programs are not attached, or (/healthz) if the node is about
     /// to be deleted. A brain has no datapath to check. The unspecified address of either family listens on all addresses of both.
-    #[arg(
-        long,
-        value_name = "ADDRESS",
-        default_value = "0.0.0.0:10256",
-        env = "KUBE_PROXY_EBPF_HEALTHZ_BIND_ADDRESS",
-        help_heading = "Reports"
-    )]
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:10256", help_heading = "Reports")]
     healthz_bind_address: BindAddress<10256>,
     /// Address of the metrics pages, IP:PORT; 0 or an empty value disables them
     ///
     /// /metrics is for Prometheus; /status (JSON) is the state of the process, /state (JSON) what it serves.
-    #[arg(
-        long,
-        value_name = "ADDRESS",
-        default_value = "127.0.0.1:10249",
-        env = "KUBE_PROXY_EBPF_METRICS_BIND_ADDRESS",
-        help_heading = "Reports"
-    )]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249", help_heading = "Reports")]
     metrics_bind_address: BindAddress<10249>,
 }
 

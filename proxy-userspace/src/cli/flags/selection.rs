@@ -6,15 +6,10 @@ use clap::Args;
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct SelectionFlags {
     /// Serve only Services with the label service.kubernetes.io/service-proxy-name=NAME [default: Services without it]
-    #[arg(long, value_name = "NAME", env = "KUBE_PROXY_EBPF_SERVICE_PROXY_NAME")]
+    #[arg(long, value_name = "NAME")]
     service_proxy_name: Option<String>,
     /// kube-proxy feature gates; only AllowServiceExternalIPs is supported (false: external IPs are not served, KEP-5707)
-    #[arg(
-        long,
-        value_name = "NAME=BOOL,…",
-        env = "KUBE_PROXY_EBPF_FEATURE_GATES",
-        value_parser = feature_gates
-    )]
+    #[arg(long, value_name = "NAME=BOOL,…", value_parser = feature_gates)]
     feature_gates: Vec<FeatureGates>,
 }
 

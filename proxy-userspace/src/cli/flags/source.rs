@@ -24,7 +24,7 @@ pub(in crate::cli) struct SourceFlags {
     /// api:unix:///run/brain.sock. Its cluster state is followed (globalv1.Sets/Watch) and node states are computed here.
     /// If it does not offer that, its state of this node is used unchanged (localv1.Sets/Watch), and no other node can be
     /// served.
-    #[arg(long, value_name = "kube|file:PATH|api:TARGET", env = "KUBE_PROXY_EBPF_SOURCE", value_parser = source)]
+    #[arg(long, value_name = "kube|file:PATH|api:TARGET", value_parser = source)]
     pub(in crate::cli) source: SourceArg,
     #[command(flatten)]
     pub(in crate::cli) options: SourceOptions,
@@ -47,7 +47,7 @@ pub(in crate::cli) struct SourceOptions {
     ///
     /// Set it to an address that does not depend on this proxy, such as the control plane's endpoint. The default in a pod
     /// is the cluster IP of default/kubernetes, which this proxy itself serves from what the API server reports.
-    #[arg(long, alias = "master", value_name = "URL", env = "KUBE_PROXY_EBPF_KUBE_API_SERVER")]
+    #[arg(long, alias = "master", value_name = "URL")]
     kube_api_server: Option<String>,
     #[command(flatten)]
     tls: SourceTlsFlags,

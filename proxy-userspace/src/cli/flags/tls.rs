@@ -19,26 +19,20 @@ pub(in crate::cli) struct ServerTlsFlags {
     ///
     /// Without it, only loopback addresses are served. The files are reloaded when they change; open connections are not
     /// interrupted. Unix sockets do not use TLS.
-    #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_TLS_CERT", requires_all = ["tls_key", "tls_client_ca"])]
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_client_ca"])]
     tls_cert: Option<PathBuf>,
     /// Private key of --tls-cert (PEM)
-    #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_TLS_KEY", requires = "tls_cert")]
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
     /// CA certificates that client certificates must be signed by (PEM)
     ///
     /// A client may ask for the node that its certificate names: as a DNS name, as a URI (system:node:NAME, or ending in
     /// /node/NAME) or as the common name system:node:NAME.
-    #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_TLS_CLIENT_CA", requires = "tls_cert")]
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
     /// Clients that may ask for every node and for the cluster state, by the common name, DNS name or URI in their
     /// certificate; can be repeated
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "KUBE_PROXY_EBPF_TLS_ALLOW",
-        value_delimiter = ',',
-        requires = "tls_cert"
-    )]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "tls_cert")]
     tls_allow: Vec<String>,
 }
 
@@ -96,26 +90,16 @@ pub(in crate::cli) struct SourceTlsFlags {
     /// CA certificates that the certificate of the brain in --source must be signed by (PEM); enables mutual TLS with it
     ///
     /// The files are read again for each connection. Unix sockets do not use TLS.
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "KUBE_PROXY_EBPF_SOURCE_TLS_CA",
-        requires_all = ["source_tls_cert", "source_tls_key"]
-    )]
+    #[arg(long, value_name = "FILE", requires_all = ["source_tls_cert", "source_tls_key"])]
     source_tls_ca: Option<PathBuf>,
     /// Client certificate for the brain in --source, followed by its intermediate certificates (PEM)
-    #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_SOURCE_TLS_CERT", requires = "source_tls_ca")]
+    #[arg(long, value_name = "FILE", requires = "source_tls_ca")]
     source_tls_cert: Option<PathBuf>,
     /// Private key of --source-tls-cert (PEM)
-    #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_SOURCE_TLS_KEY", requires = "source_tls_ca")]
+    #[arg(long, value_name = "FILE", requires = "source_tls_ca")]
     source_tls_key: Option<PathBuf>,
     /// Name that the certificate of the brain in --source must contain [default: the host of its address]
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "KUBE_PROXY_EBPF_SOURCE_TLS_SERVER_NAME",
-        requires = "source_tls_ca"
-    )]
+    #[arg(long, value_name = "NAME", requires = "source_tls_ca")]
     source_tls_server_name: Option<String>,
 }
 

@@ -41,7 +41,7 @@ pub(super) struct Flags {
     #[arg(long)]
     watch: bool,
     /// Output format
-    #[arg(long, short, value_enum, default_value = "table", env = "KUBE_PROXY_EBPF_OUTPUT")]
+    #[arg(long, short, default_value = "table")]
     output: Output,
 }
 
