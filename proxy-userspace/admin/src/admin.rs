@@ -8,16 +8,14 @@ use std::{
 
 use datapath::{ApplyReport, AttachStatus, ProbeResult, TableStats, TerminationReport};
 use model::Rejected;
+use pipeline::{Stage, SyncStatus};
 use publish::{Published, Subscription};
 use reconciler::{Observer, Step};
 use tokio::time::Instant;
 
 use crate::{
     metrics::Metrics,
-    state::{
-        AdminState, CounterSource, Moment, PortCountLookup, RejectedBy, Role, SourceHealth, WatcherCount,
-        lock,
-    },
+    state::{AdminState, CounterSource, Moment, PortCountLookup, RejectedBy, Role, WatcherCount, lock},
 };
 
 /// The state and the metrics behind the pages. Clones share them.
@@ -35,13 +33,8 @@ impl Admin {
         Self { state, metrics }
     }
 
-    /// Sets the health of a source; readiness requires every source that was ever set.
-    pub fn set_source(&self, name: &str, health: SourceHealth) {
-        self.state().sources.insert(name.to_owned(), health);
-    }
-
     /// Replaces the items that this part of the process rejects.
-    pub fn set_rejected(&self, by: RejectedBy, rejected: impl IntoIterator<Item = Rejected>) {
+    pub(crate) fn set_rejected(&self, by: RejectedBy, rejected: impl IntoIterator<Item = Rejected>) {
         self.state().rejected.insert(by, rejected.into_iter().collect());
     }
 
@@ -65,6 +58,21 @@ impl Admin {
 
     pub(crate) fn state(&self) -> MutexGuard<'_, AdminState> {
         lock(&self.state)
+    }
+}
+
+impl pipeline::Observer for Admin {
+    /// Readiness requires every source that was ever reported.
+    fn source(&self, name: &str, status: SyncStatus) {
+        self.state().sources.insert(name.to_owned(), status);
+    }
+
+    fn rejected(&self, stage: Stage, items: Vec<Rejected>) {
+        let by = match stage {
+            Stage::Source => RejectedBy::Source,
+            Stage::Brain => RejectedBy::Brain,
+        };
+        self.set_rejected(by, items);
     }
 }
 

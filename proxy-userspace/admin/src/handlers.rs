@@ -113,7 +113,7 @@ impl Admin {
     /// The served state.
     async fn state_page(&self) -> Page {
         let Some(published) = self.state().served() else {
-            return (StatusCode::SERVICE_UNAVAILABLE, TEXT, "there is no state yet\n".into());
+            return (StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{}\n", health::NO_STATE));
         };
         self.spawn_blocking(move |_| match render(&published, Format::Json) {
             Ok(text) => (StatusCode::OK, JSON, text),

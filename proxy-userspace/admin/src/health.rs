@@ -19,6 +19,9 @@ use crate::state::{AdminState, Moment, Role};
 /// twice its sync period, which is 30 seconds by default.
 pub const STALE_AFTER: Duration = Duration::from_secs(60);
 
+/// Until the first state, as the log says it.
+pub(crate) const NO_STATE: &str = "no state received yet";
+
 /// The body of `/healthz` and `/livez`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -151,12 +154,12 @@ pub(crate) fn readiness(state: &AdminState, now: Moment) -> Vec<(String, Result<
     }
     if state.role == Role::Brain {
         let published = state.published.as_ref().map(drop);
-        checks.push(("state".into(), published.ok_or_else(|| "no state is published yet".into())));
+        checks.push(("state".into(), published.ok_or_else(|| NO_STATE.into())));
         return checks;
     }
     let active = match (&state.published, &state.active) {
         (_, Some(_)) => Ok(()),
-        (None, None) => Err("no state is published yet".into()),
+        (None, None) => Err(NO_STATE.into()),
         (Some(_), None) => Err(format!("the first state is not active yet{}", failure_suffix(state))),
     };
     checks.push(("state".into(), active));

@@ -28,5 +28,5 @@ pub use handlers::PageGroup;
 pub use health::STALE_AFTER;
 pub use health_checks::{BindFailure, HealthChecks};
 pub use server::{ServerAddress, Servers};
-pub use state::{PortCountLookup, RejectedBy, Role, SourceHealth};
+pub use state::{PortCountLookup, Role};
 pub use status::{CountersStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus};

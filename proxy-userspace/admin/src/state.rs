@@ -11,6 +11,7 @@ use std::{
 
 use datapath::{ApplyReport, AttachStatus, HookBehavior, PortCounts, ProbeResult, TableFill, TableStats};
 use model::{Protocol, Rejected, ServiceName, Timestamp, state::NodeState};
+use pipeline::SyncStatus;
 use publish::Published;
 use reconciler::Step;
 use tokio::time::Instant;
@@ -28,7 +29,7 @@ pub enum Role {
 
 /// The part of the process that rejects an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum RejectedBy {
+pub(crate) enum RejectedBy {
     /// Reads the objects of the cluster.
     Source,
     /// Computes the node's state.
@@ -41,10 +42,10 @@ pub enum RejectedBy {
 
 impl RejectedBy {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Source, Self::Brain, Self::Backend, Self::HealthChecks];
+    pub(crate) const ALL: [Self; 4] = [Self::Source, Self::Brain, Self::Backend, Self::HealthChecks];
 
     /// Its name, as in metrics.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Source => "source",
             Self::Brain => "brain",
@@ -52,17 +53,6 @@ impl RejectedBy {
             Self::HealthChecks => "health-checks",
         }
     }
-}
-
-/// The health of a source of cluster state.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SourceHealth {
-    /// Whether the source was read completely at least once.
-    pub is_synced: bool,
-    /// Time of the last contact, if it is known.
-    pub last_contact: Option<SystemTime>,
-    /// The current error.
-    pub error: Option<String>,
 }
 
 /// One moment on the monotonic clock and on the wall clock.
@@ -84,7 +74,7 @@ pub(crate) struct AdminState {
     pub(crate) role: Role,
     pub(crate) started: Moment,
     /// By name.
-    pub(crate) sources: BTreeMap<String, SourceHealth>,
+    pub(crate) sources: BTreeMap<String, SyncStatus>,
     /// The newest published state.
     pub(crate) published: Option<(Arc<Published>, Moment)>,
     pub(crate) active: Option<ActiveState>,

@@ -101,7 +101,7 @@ pub struct SourceStatus {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RejectedStatus {
-    /// The part of the process that rejects it: a name of [`RejectedBy`].
+    /// The part of the process that rejects it: source, brain, backend or health-checks.
     pub by: String,
     /// The item.
     pub item: String,

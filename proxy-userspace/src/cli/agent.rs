@@ -2,9 +2,10 @@
 
 use std::time::SystemTime;
 
-use admin::{Admin, RejectedBy, Role, SourceHealth};
+use admin::{Admin, Role};
 use anyhow::{Result, bail};
 use clap::Args;
+use pipeline::{Observer as _, Stage, SyncStatus};
 use publish::{Subscription, upstream::Upstream};
 
 use super::{
@@ -64,18 +65,16 @@ async fn agent(flags: Flags) -> Result<()> {
 /// Reports whether the brain has sent a state, when it last did, and whether it knows a Node object of this node.
 async fn report_brain(admin: &Admin, mut states: Subscription) {
     const BRAIN: &str = "brain";
-    admin.set_source(BRAIN, SourceHealth::default());
+    admin.source(BRAIN, SyncStatus::default());
     let mut reported = None;
     while let Some(published) = states.next().await {
-        admin.set_source(
-            BRAIN,
-            SourceHealth { is_synced: true, last_contact: Some(SystemTime::now()), error: None },
-        );
+        let last_contact = Some(SystemTime::now());
+        admin.source(BRAIN, SyncStatus { is_synced: true, last_contact, error: None });
         let unknown = pipeline::unknown_node(&published.node, &published.state.nodes, false);
         if let Some(it) = unknown.as_ref().filter(|it| reported.as_ref() != Some(*it)) {
             tracing::warn!("{it}");
         }
-        admin.set_rejected(RejectedBy::Brain, unknown.clone());
+        admin.rejected(Stage::Brain, unknown.iter().cloned().collect());
         reported = unknown;
     }
 }

@@ -1,17 +1,13 @@
 //! `brain`: computes node states and serves them to other processes.
 
-use std::sync::Arc;
-
 use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use pipeline::Pipeline;
-use publish::{CountedNodes, grpc::ServedData};
 
 use super::{
-    admin_observer::AdminObserver,
     config,
-    flags::{AnyNodeFlags, DEFAULT_SOCKET, ListenFlags, ReportFlags, SourceFlags},
+    flags::{DEFAULT_SOCKET, ListenFlags, ReportFlags, SourceFlags},
     grpc_server::GrpcServer,
     runtime::{Signals, block_on, trim_memory},
 };
@@ -35,8 +31,6 @@ pub(super) struct Flags {
     #[command(flatten)]
     listen: ListenFlags,
     #[command(flatten)]
-    any_node: AnyNodeFlags,
-    #[command(flatten)]
     reports: ReportFlags,
 }
 
@@ -46,22 +40,16 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
 
 async fn brain(flags: &Flags) -> Result<()> {
     let mut signals = Signals::new()?;
-    let listen = &flags.listen;
     let mut pipeline = Pipeline::start(flags.source.config()?)?;
-    if flags.any_node.serve_any_node {
+    if flags.listen.serve_any_node {
         pipeline = pipeline.without_node_check();
     }
-    let served = pipeline.served(flags.any_node.serve_any_node);
     let admin = Admin::new(pipeline.node(), Role::Brain);
-    let counted = CountedNodes::new(served.nodes);
-    admin.set_watcher_count(counted.watchers());
-    let served = ServedData { nodes: Arc::new(counted), ..served };
-    let mut server = GrpcServer::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
+    let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let _reports = flags.reports.serve(&admin);
-    let observer = AdminObserver(&admin);
     let result = tokio::select! {
         () = admin.run(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),
-        () = pipeline.run(&observer) => Err(anyhow!("the source has stopped; the log names the reason")),
+        () = pipeline.run(&admin) => Err(anyhow!("the source has stopped; the log names the reason")),
         result = server.failed() => result,
         () = trim_memory() => Ok(()),
         () = signals.terminated() => Ok(()),

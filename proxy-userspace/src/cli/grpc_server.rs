@@ -1,14 +1,17 @@
 //! The gRPC server of `run` and `brain`, at one or more addresses.
 
+use std::sync::Arc;
+
+use admin::Admin;
 use anyhow::Result;
-use proxy_contract::Target;
+use pipeline::Pipeline;
 use publish::{
-    Subscription,
+    CountedNodes,
     grpc::{self, Listener, ServeError, ServedData},
 };
 use tokio::{sync::watch, task::JoinSet};
 
-use super::flags::ServerTlsFlags;
+use super::flags::ListenFlags;
 
 /// Serves until it is dropped.
 pub(super) struct GrpcServer {
@@ -17,22 +20,21 @@ pub(super) struct GrpcServer {
 }
 
 impl GrpcServer {
-    /// Serves at all `targets`, or at none if one of them cannot be bound; ready as soon as `states` has a state.
-    pub(super) async fn start(
-        targets: &[Target],
-        tls: &ServerTlsFlags,
-        served: ServedData,
-        states: &Subscription,
-    ) -> Result<Self> {
-        let tls = tls.server()?;
+    /// Serves at all addresses, or at none if one of them cannot be bound; ready as soon as this node has a state.
+    pub(super) async fn start(flags: &ListenFlags, pipeline: &Pipeline, admin: &Admin) -> Result<Self> {
+        let served = pipeline.served(flags.serve_any_node);
+        let counted = CountedNodes::new(served.nodes);
+        admin.set_watcher_count(counted.watchers());
+        let served = ServedData { nodes: Arc::new(counted), ..served };
+        let tls = flags.tls.server()?;
         let mut listeners = Vec::new();
-        for target in targets {
+        for target in &flags.listen {
             listeners.push(Listener::bind_tls(target, tls.clone()).await?);
         }
         let stop = watch::Sender::new(false);
         let mut servers = JoinSet::new();
         for listener in listeners {
-            let (mut states, mut stopped) = (states.clone(), stop.subscribe());
+            let (mut states, mut stopped) = (pipeline.subscribe(), stop.subscribe());
             let served = served.clone();
             servers.spawn(async move {
                 let ready = async { drop(states.next().await) };

@@ -1,17 +1,13 @@
 //! `run`: brain and datapath in one process.
 
-use std::sync::Arc;
-
 use admin::{Admin, Role};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use pipeline::Pipeline;
-use publish::{CountedNodes, grpc::ServedData};
 
 use super::{
-    admin_observer::AdminObserver,
     config, datapath,
-    flags::{AnyNodeFlags, DatapathFlags, ListenFlags, PacketFlags, ReportFlags, SourceFlags},
+    flags::{DatapathFlags, ListenFlags, PacketFlags, ReportFlags, SourceFlags},
     grpc_server::GrpcServer,
     health_check_events,
     runtime::{Signals, block_on, trim_memory},
@@ -34,8 +30,6 @@ pub(super) struct Flags {
     #[command(flatten)]
     listen: ListenFlags,
     #[command(flatten)]
-    any_node: AnyNodeFlags,
-    #[command(flatten)]
     reports: ReportFlags,
 }
 
@@ -47,23 +41,17 @@ async fn run(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     // Errors in the source or the addresses are found before the kernel is touched.
     let pipeline = Pipeline::start(flags.source.config()?)?;
-    let served = pipeline.served(flags.any_node.serve_any_node);
     let admin = Admin::new(pipeline.node(), Role::Backend);
     let health_checks = flags.datapath.health_checks(&admin, pipeline.node())?;
     let health_checks = health_check_events::post(health_checks, &flags.source, pipeline.node());
     let options = flags.packets.options(flags.datapath.options(pipeline.node())?)?;
-    let counted = CountedNodes::new(served.nodes);
-    admin.set_watcher_count(counted.watchers());
-    let served = ServedData { nodes: Arc::new(counted), ..served };
-    let listen = &flags.listen;
-    let mut server = GrpcServer::start(&listen.listen, &listen.tls, served, &pipeline.subscribe()).await?;
+    let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let _reports = flags.reports.serve(&admin);
-    let observer = AdminObserver(&admin);
     let datapath = datapath::run(options, health_checks, || pipeline.subscribe(), &admin);
     let result = tokio::select! {
         result = datapath => result.and_then(|()| Err(anyhow!("the brain has stopped publishing"))),
         () = admin.run(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),
-        () = pipeline.run(&observer) => Err(anyhow!("the source has stopped; the log names the reason")),
+        () = pipeline.run(&admin) => Err(anyhow!("the source has stopped; the log names the reason")),
         result = server.failed() => result,
         () = trim_memory() => Ok(()),
         () = signals.terminated() => Ok(()),

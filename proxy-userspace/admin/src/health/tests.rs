@@ -7,6 +7,7 @@ use model::{
     Rejected,
     state::{NodeInfo, NodeState},
 };
+use pipeline::{Observer as _, SyncStatus};
 use publish::Publisher;
 use reconciler::{Observer as _, Step};
 use tokio::{task::JoinHandle, time::advance};
@@ -15,7 +16,6 @@ use super::*;
 use crate::{
     admin::Admin,
     fixtures::{attach_status, published, report, service},
-    state::SourceHealth,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -309,10 +309,7 @@ async fn a_node_that_is_being_deleted_or_removed_is_live_and_not_eligible() {
 async fn readiness_lists_the_failed_checks() {
     let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
     let text = || readyz(&admin.state(), Moment::now());
-    admin.set_source(
-        "file",
-        SourceHealth { error: Some("a.yaml: no such thing".into()), ..SourceHealth::default() },
-    );
+    admin.source("file", SyncStatus { error: Some("a.yaml: no such thing".into()), ..SyncStatus::default() });
     let (ready, response) = text();
     assert!(!ready);
     for it in [
@@ -323,7 +320,7 @@ async fn readiness_lists_the_failed_checks() {
     ] {
         assert!(response.contains(it), "{it} is not in {response}");
     }
-    admin.set_source("file", SourceHealth { is_synced: true, ..SourceHealth::default() });
+    admin.source("file", SyncStatus { is_synced: true, ..SyncStatus::default() });
     let state = published(&publisher, []);
     admin.on_dequeued(&state);
     admin.on_failed(Step::Apply, "no room");

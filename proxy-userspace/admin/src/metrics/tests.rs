@@ -8,20 +8,21 @@ use std::{
 
 use datapath::{HookBehavior, PortCounts, ProbeResult};
 use model::Rejected;
+use pipeline::{Observer as _, SyncStatus};
 use publish::Publisher;
 use reconciler::{Observer as _, Step};
 
 use crate::{
     admin::Admin,
     fixtures::{attach_status, published, report, service},
-    state::{CounterSource, RejectedBy, Role, SourceHealth, seconds},
+    state::{CounterSource, RejectedBy, Role, seconds},
 };
 
 /// A process with a value for every metric.
 fn busy(role: Role) -> Admin {
     let admin = Admin::new("n1", role);
     let now = SystemTime::now();
-    admin.set_source("file", SourceHealth { is_synced: true, last_contact: Some(now), error: None });
+    admin.source("file", SyncStatus { is_synced: true, last_contact: Some(now), error: None });
     admin.set_watcher_count(|| 2);
     let publisher = Publisher::new("n1");
     let state = published(&publisher, [service("a", 1, Some(seconds(now) + 1.0))]);
