@@ -1,8 +1,8 @@
 //! `cargo xtask conformance`: the end-to-end tests of Kubernetes in a kind cluster without kube-proxy.
-//! Invariant: the whole run is a list of commands, made before the first of them runs; `--dry-run` prints it.
+//! Invariant: the whole run is a shell script, made before any of it runs; `--dry-run` prints it.
 
 mod options;
-mod plan;
+mod script;
 mod skips;
 
 use std::{
@@ -12,15 +12,12 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use build_tools::{
-    command::{exit_code, status, workspace},
+    command::{exit_code, workspace},
     container::{self, ContainerTool},
 };
 use clap::Parser as _;
 
-use crate::{
-    options::Options,
-    plan::{Plan, Step},
-};
+use crate::options::Options;
 
 fn main() -> ExitCode {
     exit_code(run(&Options::parse()))
@@ -29,12 +26,17 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     regex::Regex::new(&options.focus).with_context(|| format!("--focus {:?}", options.focus))?;
     let skips = skips::parse(&fs::read_to_string(workspace().join(skips::FILE)).context(skips::FILE)?)?;
-    let plan = Plan::new(options, container_tool(options)?, &skips, &container::revision())?;
+    let script = script::script(options, container_tool(options)?, &skips, &container::revision())?;
     if options.dry_run {
-        print!("{}", plan.script());
+        print!("{script}");
         return Ok(());
     }
-    perform(&plan, options.keep)
+    let shell = Command::new("sh").args(["-c", &script]).current_dir(workspace()).status();
+    let exit = shell.context("cannot start a shell")?;
+    if !exit.success() {
+        bail!("the run failed ({exit}), see above");
+    }
+    Ok(())
 }
 
 fn container_tool(options: &Options) -> Result<ContainerTool> {
@@ -51,40 +53,4 @@ fn container_tool(options: &Options) -> Result<ContainerTool> {
         bail!("kind cannot run nodes with {}", tool.program());
     }
     Ok(tool)
-}
-
-fn perform(plan: &Plan, keep: bool) -> Result<()> {
-    for step in &plan.prepare {
-        run_step(step)?;
-    }
-    // From here on there may be a cluster.
-    let result = plan.cluster.iter().chain(&plan.test).try_for_each(run_step);
-    if result.is_err() {
-        status("Collecting", &format!("logs and state of the nodes, in {}", plan::FOLDER));
-        for step in &plan.evidence {
-            // As much as possible.
-            if let Err(error) = run_step(step) {
-                status("Warning", &format!("{error:#}"));
-            }
-        }
-    }
-    if keep {
-        status("Kept", &format!("the cluster; its kubeconfig is {}", plan::KUBECONFIG));
-        return result;
-    }
-    let removed = plan.end.iter().try_for_each(run_step);
-    result.and(removed)
-}
-
-fn run_step(step: &Step) -> Result<()> {
-    status("Running", &step.purpose);
-    let exit = Command::new("sh")
-        .args(["-eu", "-c", &step.command])
-        .current_dir(workspace())
-        .status()
-        .context("cannot start a shell")?;
-    if !exit.success() {
-        bail!("{} failed ({exit}): {}", step.purpose, step.command.lines().next().unwrap_or_default());
-    }
-    Ok(())
 }

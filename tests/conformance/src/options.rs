@@ -2,6 +2,7 @@
 
 use build_tools::container::ContainerTool;
 use clap::{Parser, ValueEnum};
+use serde::Deserialize;
 
 /// Run Kubernetes' conformance tests in a kind cluster without kube-proxy (hours; needs docker and the Internet).
 ///
@@ -35,22 +36,10 @@ pub(crate) struct Options {
 }
 
 /// The address families of a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum IpFamily {
     Ipv4,
     Ipv6,
     Dual,
-}
-
-impl IpFamily {
-    pub(crate) const ALL: [Self; 3] = [Self::Ipv4, Self::Ipv6, Self::Dual];
-
-    /// Its name in kind's configuration and in the skip list.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Ipv4 => "ipv4",
-            Self::Ipv6 => "ipv6",
-            Self::Dual => "dual",
-        }
-    }
 }

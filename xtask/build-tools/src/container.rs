@@ -16,7 +16,7 @@ pub const IMAGE: &str = concat!("localhost/kube-proxy-ebpf:", env!("CARGO_PKG_VE
 /// The image's Containerfile, from the root of the workspace.
 const CONTAINERFILE: &str = "deploy/Containerfile";
 
-/// A container tool that builds images.
+/// A container tool that builds images, in order of preference: the tools that can run kind's nodes come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum ContainerTool {
@@ -27,9 +27,6 @@ pub enum ContainerTool {
 }
 
 impl ContainerTool {
-    /// In order of preference; the tools that can run kind's nodes come first.
-    pub const ALL: [Self; 4] = [Self::Docker, Self::Podman, Self::Nerdctl, Self::Buildah];
-
     /// The name of the program.
     #[must_use]
     pub fn program(self) -> &'static str {
@@ -50,9 +47,9 @@ impl ContainerTool {
     /// The first tool that is installed and works; the error contains the reason for each that does not.
     pub fn find() -> Result<Self> {
         let mut reasons = Vec::new();
-        for tool in Self::ALL {
+        for tool in Self::value_variants() {
             match tool.check() {
-                Ok(()) => return Ok(tool),
+                Ok(()) => return Ok(*tool),
                 Err(reason) => reasons.push(reason),
             }
         }
@@ -154,7 +151,7 @@ mod tests {
 
     #[test]
     fn every_tool_builds_the_same_image() {
-        for tool in ContainerTool::ALL {
+        for tool in ContainerTool::value_variants() {
             let line = tool.build("abc").join(" ");
             let rest = line.strip_prefix(tool.program()).expect("the program comes first");
             assert_eq!(
