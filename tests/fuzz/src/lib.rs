@@ -11,14 +11,3 @@ pub mod invariants;
 pub mod mutate;
 pub mod parser;
 pub mod wire;
-
-/// A target and its name, which is also the name of its corpus.
-pub type Target = (&'static str, fn(&[u8]));
-
-/// All targets.
-pub const TARGETS: [Target; 4] = [
-    ("parser", parser::target),
-    ("wire", wire::target),
-    ("cluster", cluster::target),
-    ("brain", brain::target),
-];
