@@ -4,7 +4,7 @@
 //! folder, held open by one of its processes, or reachable from such an object.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     thread,
@@ -15,95 +15,72 @@ use aya::{
     maps::{ArrayOfMaps, Map, MapData, loaded_maps},
     programs::{links::PinnedLink, loaded_links, loaded_programs},
 };
+use build_tools::files_below;
 
-/// The ids of BPF objects.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KernelObjects {
-    /// Maps, inner maps included.
-    pub maps: BTreeSet<u32>,
-    /// Programs.
-    pub programs: BTreeSet<u32>,
-    /// Links.
-    pub links: BTreeSet<u32>,
+/// What a BPF object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ObjectKind {
+    /// A map, or an inner map.
+    Map,
+    /// A program.
+    Program,
+    /// A link.
+    Link,
 }
+
+/// BPF objects by their ids.
+pub type KernelObjects = BTreeSet<(ObjectKind, u32)>;
 
 /// How many maps, programs and links there are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ObjectCounts {
-    /// The number of maps.
-    pub maps: usize,
-    /// The number of programs.
-    pub programs: usize,
-    /// The number of links.
-    pub links: usize,
+pub type ObjectCounts = BTreeMap<ObjectKind, usize>;
+
+/// The objects that file descriptors of a process refer to, by `/proc/PID/fdinfo`.
+fn read_fdinfo(process: &str) -> KernelObjects {
+    let folder = Path::new("/proc").join(process).join("fdinfo");
+    let mut objects = KernelObjects::new();
+    // A process or a descriptor may be gone meanwhile.
+    for file in fs::read_dir(folder).into_iter().flatten().flatten() {
+        for line in fs::read_to_string(file.path()).unwrap_or_default().lines() {
+            let Some((key, id)) = line.split_once(':') else { continue };
+            let kind = match key {
+                "map_id" => ObjectKind::Map,
+                "prog_id" => ObjectKind::Program,
+                "link_id" => ObjectKind::Link,
+                _ => continue,
+            };
+            objects.extend(id.trim().parse().map(|id| (kind, id)));
+        }
+    }
+    objects
 }
 
-impl KernelObjects {
-    /// Their number.
-    #[must_use]
-    pub fn counts(&self) -> ObjectCounts {
-        ObjectCounts { maps: self.maps.len(), programs: self.programs.len(), links: self.links.len() }
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
-    fn sets(&mut self) -> [&mut BTreeSet<u32>; 3] {
-        [&mut self.maps, &mut self.programs, &mut self.links]
-    }
-
-    /// The objects that file descriptors refer to, by `/proc/PID/fdinfo`.
-    fn read_fdinfo(&mut self, process: impl ToString) {
-        let folder = Path::new("/proc").join(process.to_string()).join("fdinfo");
-        // A process or a descriptor may be gone meanwhile.
-        for file in fs::read_dir(folder).into_iter().flatten().flatten() {
-            for line in fs::read_to_string(file.path()).unwrap_or_default().lines() {
-                let Some((key, id)) = line.split_once(':') else { continue };
-                let set = match key {
-                    "map_id" => &mut self.maps,
-                    "prog_id" => &mut self.programs,
-                    "link_id" => &mut self.links,
-                    _ => continue,
-                };
-                set.extend(id.trim().parse::<u32>());
-            }
+/// Adds the links of these programs, the maps of all programs, and inner maps.
+fn follow(objects: &mut KernelObjects) {
+    for link in loaded_links().flatten() {
+        if objects.contains(&(ObjectKind::Program, link.program_id())) {
+            objects.insert((ObjectKind::Link, link.id()));
         }
     }
-
-    /// Adds the links of these programs, the maps of all programs, and inner maps.
-    fn follow(&mut self) {
-        let links = loaded_links().flatten().filter(|it| self.programs.contains(&it.program_id()));
-        self.links.extend(links.map(|it| it.id()));
-        for program in loaded_programs().flatten().filter(|it| self.programs.contains(&it.id())) {
-            self.maps.extend(program.map_ids().ok().flatten().unwrap_or_default());
-        }
-        for id in self.maps.clone() {
-            let map = MapData::from_id(id).and_then(Map::from_map_data);
-            let Ok(Ok(outer)) = map.map(ArrayOfMaps::<MapData>::try_from) else { continue };
-            let inner = (0..outer.len()).filter_map(|it| outer.get(&it, 0).ok()?.info().ok());
-            self.maps.extend(inner.map(|it| it.id()));
+    for program in loaded_programs().flatten() {
+        if objects.contains(&(ObjectKind::Program, program.id())) {
+            let maps = program.map_ids().ok().flatten().unwrap_or_default();
+            objects.extend(maps.into_iter().map(|id| (ObjectKind::Map, id)));
         }
     }
-
-    /// Those that the kernel still has, and that are not among `others`.
-    fn loaded_but_not(&self, others: &Self) -> Self {
-        let loaded = Self {
-            maps: loaded_maps().flatten().map(|it| it.id()).collect(),
-            programs: loaded_programs().flatten().map(|it| it.id()).collect(),
-            links: loaded_links().flatten().map(|it| it.id()).collect(),
-        };
-        let rest = |ours: &BTreeSet<u32>, loaded: &BTreeSet<u32>, others: &BTreeSet<u32>| {
-            ours.iter().filter(|it| loaded.contains(it) && !others.contains(it)).copied().collect()
-        };
-        Self {
-            maps: rest(&self.maps, &loaded.maps, &others.maps),
-            programs: rest(&self.programs, &loaded.programs, &others.programs),
-            links: rest(&self.links, &loaded.links, &others.links),
-        }
+    for (_, id) in objects.clone().into_iter().filter(|it| it.0 == ObjectKind::Map) {
+        let map = MapData::from_id(id).and_then(Map::from_map_data);
+        let Ok(Ok(outer)) = map.map(ArrayOfMaps::<MapData>::try_from) else { continue };
+        let inner = (0..outer.len()).filter_map(|it| outer.get(&it, 0).ok()?.info().ok());
+        objects.extend(inner.map(|it| (ObjectKind::Map, it.id())));
     }
+}
+
+/// Every object that the kernel has.
+fn loaded() -> KernelObjects {
+    let maps = loaded_maps().flatten().map(|it| (ObjectKind::Map, it.id()));
+    let programs = loaded_programs().flatten().map(|it| (ObjectKind::Program, it.id()));
+    let links = loaded_links().flatten().map(|it| (ObjectKind::Link, it.id()));
+    maps.chain(programs).chain(links).collect()
 }
 
 /// Follows the BPF objects of a sandbox. The kernel does not reuse ids soon, so an object that belonged to the sandbox
@@ -122,33 +99,39 @@ impl ObjectTracker {
         Self {
             cgroup_processes: sandbox.cgroup().join("cgroup.procs"),
             pins: sandbox.pins().to_owned(),
-            seen: KernelObjects::default(),
+            seen: KernelObjects::new(),
         }
     }
 
     /// The objects that belong to the sandbox now.
     pub fn observe(&mut self) -> KernelObjects {
-        let mut objects = KernelObjects::default();
         // BPF_OBJ_GET opens every kind of pin; fdinfo then names the kind and the id.
         let opened: Vec<_> = pins_below(&self.pins).into_iter().map(PinnedLink::from_pin).collect();
-        objects.read_fdinfo("self");
+        let mut objects = read_fdinfo("self");
         drop(opened);
         let processes = fs::read_to_string(&self.cgroup_processes).unwrap_or_default();
-        processes.lines().for_each(|it| objects.read_fdinfo(it));
-        objects.follow();
-        for (all, new) in self.seen.sets().into_iter().zip(objects.clone().sets()) {
-            all.append(new);
-        }
+        objects.extend(processes.lines().flat_map(read_fdinfo));
+        follow(&mut objects);
+        self.seen.extend(&objects);
         objects
     }
 
-    /// As [`Self::observe`], once the numbers have been stable for half a second: the kernel frees objects asynchronously.
-    pub fn observe_settled(&mut self) -> ObjectCounts {
-        let mut last = self.observe().counts();
+    /// How many objects belong to the sandbox now.
+    pub fn counts(&mut self) -> ObjectCounts {
+        let mut counts = ObjectCounts::new();
+        for (kind, _) in self.observe() {
+            *counts.entry(kind).or_default() += 1;
+        }
+        counts
+    }
+
+    /// As [`Self::counts`], once the numbers have been stable for half a second: the kernel frees objects asynchronously.
+    pub fn settled_counts(&mut self) -> ObjectCounts {
+        let mut last = self.counts();
         let mut equal = 0;
         for _ in 0..100 {
             thread::sleep(Duration::from_millis(100));
-            let now = self.observe().counts();
+            let now = self.counts();
             equal = if now == last { equal + 1 } else { 0 };
             last = now;
             if equal == 5 {
@@ -161,15 +144,13 @@ impl ObjectTracker {
     /// The objects that belonged to the sandbox once, belong to it no more, and still exist.
     pub fn leaked(&mut self) -> KernelObjects {
         let now = self.observe();
-        self.seen.loaded_but_not(&now)
+        let loaded = loaded();
+        self.seen.iter().filter(|it| loaded.contains(it) && !now.contains(it)).copied().collect()
     }
 }
 
 /// Every pin below a folder, sorted; none if the folder does not exist.
 #[must_use]
 pub fn pins_below(folder: &Path) -> Vec<PathBuf> {
-    let mut entries: Vec<_> =
-        fs::read_dir(folder).into_iter().flatten().flatten().map(|it| it.path()).collect();
-    entries.sort_unstable();
-    entries.into_iter().flat_map(|it| if it.is_dir() { pins_below(&it) } else { vec![it] }).collect()
+    files_below(folder).unwrap_or_default()
 }

@@ -16,6 +16,7 @@ use tests::{
     client::udp_socket,
     eventually,
     fixtures::{WEB, WEB4, web, web4},
+    kernel_objects::ObjectKind::{Link, Map, Program},
     load::LoadReport,
     manifest::Service,
     repetitions, scaled,
@@ -180,8 +181,8 @@ fn restart_keeps_connections() {
     });
     let mut connections = LongLived::connect();
     let mut objects = ObjectTracker::new(node.sandbox());
-    let counts = objects.observe_settled();
-    assert!(counts.links > 8 && counts.programs > 8 && counts.maps > 16, "{counts:?}");
+    let counts = objects.settled_counts();
+    assert!(counts[&Link] > 8 && counts[&Program] > 8 && counts[&Map] > 16, "{counts:?}");
     let pins = node.pins();
     agent.kill9().unwrap();
 
@@ -239,8 +240,8 @@ fn restart_keeps_connections() {
     }
     let same_pins = eventually(TIMEOUT, || node.pins() == pins);
     assert!(same_pins, "a pin is left over, or is missing: {:#?} now, {pins:#?} before", node.pins());
-    let no_leak = eventually(TIMEOUT, || objects.observe().counts() == counts && objects.leaked().is_empty());
-    let (now, leaked) = (objects.observe().counts(), objects.leaked());
+    let no_leak = eventually(TIMEOUT, || objects.counts() == counts && objects.leaked().is_empty());
+    let (now, leaked) = (objects.counts(), objects.leaked());
     assert!(no_leak, "{now:?} now, {counts:?} before; leaked: {leaked:?}");
 
     // And `cleanup` leaves nothing at all.

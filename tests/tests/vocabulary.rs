@@ -1,9 +1,10 @@
 //! The vocabulary of the project: retired words do not come back.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use build_tools::command::workspace;
 use regex::Regex;
+use walkdir::WalkDir;
 
 /// A line of `retired-words.txt`.
 struct RetiredWord {
@@ -29,39 +30,34 @@ fn retired_words(text: &str) -> Vec<RetiredWord> {
     words
 }
 
-/// Calls `check` with the path below `root` and the text of each text file.
-fn each_text(root: &Path, folder: &Path, check: &mut impl FnMut(&str, &str)) {
+/// Every text file of the workspace, by its path from the root.
+fn texts() -> impl Iterator<Item = (String, String)> {
     const SKIPPED: [&str; 6] = ["target", ".git", "corpus", "Cargo.lock", "LICENSE", "retired-words.txt"];
-    for entry in fs::read_dir(folder).expect("the folder can be listed") {
-        let path = entry.expect("the folder can be listed").path();
-        if path.file_name().is_some_and(|it| SKIPPED.iter().any(|skipped| it == *skipped)) {
-            continue;
-        }
-        if path.is_dir() {
-            each_text(root, &path, check);
-        } else if let Ok(text) = fs::read_to_string(&path) {
-            let file = path.strip_prefix(root).expect("it is below the root");
-            check(&file.to_string_lossy(), &text);
-        }
-    }
+    let root = workspace();
+    let entries =
+        WalkDir::new(root).into_iter().filter_entry(|it| SKIPPED.iter().all(|name| it.file_name() != *name));
+    entries.filter_map(move |it| {
+        let path = it.expect("the folder can be listed").into_path();
+        let file = path.strip_prefix(root).expect("it is below the root").to_string_lossy().into_owned();
+        Some((file, fs::read_to_string(path).ok()?))
+    })
 }
 
 #[test]
 fn no_retired_word_is_left() {
-    let root = workspace();
-    let words = retired_words(&fs::read_to_string(root.join("tests/retired-words.txt")).unwrap());
+    let words = retired_words(&fs::read_to_string(workspace().join("tests/retired-words.txt")).unwrap());
     let mut found = Vec::new();
     let mut files = 0;
-    each_text(root, root, &mut |file, text| {
+    for (file, text) in texts() {
         files += 1;
-        for word in words.iter().filter(|it| !it.exceptions.iter().any(|exception| exception == file)) {
+        for word in words.iter().filter(|it| !it.exceptions.iter().any(|exception| *exception == file)) {
             for (number, line) in (1..).zip(text.lines()) {
                 if let Some(it) = word.pattern.find(line) {
                     found.push(format!("{file}:{number}: `{}`: write {}", it.as_str(), word.replacement));
                 }
             }
         }
-    });
+    }
     assert!(files > 400, "only {files} files were read");
     assert!(found.is_empty(), "{}", found.join("\n"));
 }

@@ -12,6 +12,7 @@ use build_tools::{
     build,
     command::{cargo, run, status, workspace},
     container::{self, ContainerTool},
+    files_below,
     programs::find,
 };
 use flate2::{Compression, GzBuilder};
@@ -71,24 +72,10 @@ fn report(artifact: &str, made: Made) {
 
 /// Every file beside the binary, by its name in the archive.
 fn files() -> Result<Vec<(String, PathBuf)>> {
-    let mut entries = Vec::new();
-    for file in FILES {
-        collect(&workspace().join(file), file, &mut entries)?;
-    }
-    Ok(entries)
-}
-
-/// Every file at or below `path`, by its name in the archive.
-fn collect(path: &Path, name: &str, entries: &mut Vec<(String, PathBuf)>) -> Result<()> {
-    if !path.is_dir() {
-        entries.push((name.to_owned(), path.to_owned()));
-        return Ok(());
-    }
-    for entry in fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))? {
-        let entry = entry?;
-        collect(&entry.path(), &format!("{name}/{}", entry.file_name().to_string_lossy()), entries)?;
-    }
-    Ok(())
+    let paths =
+        FILES.map(|it| files_below(&workspace().join(it))).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let name = |it: &Path| Some(it.strip_prefix(workspace()).ok()?.to_str()?.to_owned());
+    Ok(paths.into_iter().flatten().filter_map(|it| Some((name(&it)?, it))).collect())
 }
 
 /// A compressed archive that depends only on names and contents: not on times, owners or the order of a folder.
@@ -161,8 +148,8 @@ mod tests {
 
     #[test]
     fn equal_files_make_equal_archives() {
-        let mut entries = Vec::new();
-        collect(&workspace().join("deploy"), "deploy", &mut entries).expect("a folder");
+        let mut entries = files().expect("files");
+        entries.retain(|(name, _)| name.starts_with("deploy/"));
         let copy = env::temp_dir().join(format!("kube-proxy-ebpf-dist-{}", std::process::id()));
         let mut copies = Vec::new();
         for (name, path) in entries.iter().rev() {

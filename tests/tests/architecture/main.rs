@@ -4,31 +4,15 @@
 
 mod module_graph;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
+use build_tools::{command::workspace, files_below};
 use module_graph::{ModuleGraph, cycles};
-
-fn workspace() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
 
 /// Every Rust file below a folder, by its path from the workspace, with its text.
 fn sources(folder: &str) -> Vec<(String, String)> {
-    fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(folder).unwrap().flatten().map(|it| it.path()) {
-            if entry.is_dir() {
-                walk(&entry, files);
-            } else if entry.extension().is_some_and(|it| it == "rs") {
-                files.push(entry);
-            }
-        }
-    }
-    let mut files = Vec::new();
-    walk(&workspace().join(folder), &mut files);
-    files.sort();
+    let mut files = files_below(&workspace().join(folder)).unwrap();
+    files.retain(|it| it.extension().is_some_and(|it| it == "rs"));
     let name = |it: &Path| it.strip_prefix(workspace()).unwrap().display().to_string();
     files.iter().map(|it| (name(it), fs::read_to_string(it).unwrap())).collect()
 }

@@ -72,6 +72,18 @@ pub fn wait_or_kill(child: &mut Child, timeout: Duration) -> io::Result<Option<E
     Ok(None)
 }
 
+/// A child that is killed when dropped.
+#[derive(Debug)]
+pub struct KilledOnDrop(pub Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// The command line as a user would type it.
 fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());

@@ -11,5 +11,15 @@ pub mod programs;
 pub mod progress;
 pub mod toolchain;
 
+use std::path::{Path, PathBuf};
+
+use walkdir::{DirEntry, WalkDir};
+
 /// The environment variable that names the file to which each skipped test appends a line.
 pub const SKIPPED_TESTS_FILE: &str = "KUBE_PROXY_EBPF_SKIPPED";
+
+/// Every file at or below a path, ordered by path.
+pub fn files_below(path: &Path) -> walkdir::Result<Vec<PathBuf>> {
+    let entries = WalkDir::new(path).sort_by_file_name().into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(entries.into_iter().filter(|it| !it.file_type().is_dir()).map(DirEntry::into_path).collect())
+}
