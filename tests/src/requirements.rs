@@ -101,7 +101,9 @@ pub fn nft_or_skip() -> bool {
     is_installed
 }
 
-fn version(release: &str) -> Option<(u32, u32)> {
+/// The first two numbers of a kernel's release.
+#[must_use]
+pub fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|it: char| !it.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use build_tools::command::output;
+use build_tools::{command::output, files_below};
 use cpio::newc;
 
 const DIRECTORY: u32 = 0o04_0755;
@@ -53,11 +53,7 @@ impl Initramfs {
 
     /// Adds a folder of this machine, at the same path.
     pub(crate) fn folder(&mut self, folder: &Path) -> Result<()> {
-        for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
-            let path = entry?.path();
-            if path.is_dir() { self.folder(&path)? } else { self.file(&path, read(&path)?) }
-        }
-        Ok(())
+        files_below(folder)?.iter().try_for_each(|file| anyhow::Ok(self.file(file, read(file)?)))
     }
 
     /// Adds a symbolic link.

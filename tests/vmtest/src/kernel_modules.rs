@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use build_tools::files_below;
 
 /// Features that the tests use and distributions build as modules.
 /// A module that a kernel does not have is omitted: the tests that need it are skipped with that reason.
@@ -44,8 +45,7 @@ pub(crate) struct KernelModule {
 
 /// The wanted modules of a kernel and their dependencies, each after those it depends on.
 pub(crate) fn modules(folder: &Path) -> Result<Vec<KernelModule>> {
-    let mut files = BTreeMap::new();
-    list(folder, &mut files)?;
+    let files = files_below(folder)?.into_iter().filter_map(|it| Some((module_name(&it)?, it))).collect();
     let mut loader = Loader { files, loaded: Vec::new() };
     for name in WANTED {
         if loader.files.contains_key(*name) {
@@ -75,18 +75,12 @@ impl Loader {
     }
 }
 
-/// Every module below a folder, by the kernel's name of it.
-fn list(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
-        let path = entry?.path();
-        let name = path.file_name().map(|it| it.to_string_lossy().into_owned()).unwrap_or_default();
-        if path.is_dir() {
-            list(&path, files)?;
-        } else if let Some((name, "" | ".xz" | ".zst" | ".gz")) = name.split_once(".ko") {
-            files.insert(name.replace('-', "_"), path);
-        }
+/// The kernel's name of a module, given its file.
+fn module_name(file: &Path) -> Option<String> {
+    match file.file_name()?.to_str()?.split_once(".ko")? {
+        (name, "" | ".xz" | ".zst" | ".gz") => Some(name.replace('-', "_")),
+        _ => None,
     }
-    Ok(())
 }
 
 fn read(file: &Path) -> Result<Vec<u8>> {

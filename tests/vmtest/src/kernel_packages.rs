@@ -12,13 +12,13 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use build_tools::command::{output, run, status, workspace};
 
-/// The suites with the kernels of the matrix, and the archive of each.
-const SUITES: [(Archive, &str); 5] = [
-    (Archive::Security, "bullseye-security"),
-    (Archive::Security, "bookworm-security"),
-    (Archive::Security, "trixie-security"),
-    (Archive::Main, "trixie-backports"),
-    (Archive::Ubuntu, "jammy-updates"),
+/// The suites with the kernels of the matrix, and the label of the archive of each.
+const SUITES: [(&str, &str); 5] = [
+    ("Debian-Security", "bullseye-security"),
+    ("Debian-Security", "bookworm-security"),
+    ("Debian-Security", "trixie-security"),
+    ("Debian", "trixie-backports"),
+    ("Ubuntu", "jammy-updates"),
 ];
 /// Ubuntu's own archive: Debian configures no mirror of it.
 const UBUNTU: &str = "http://archive.ubuntu.com/ubuntu/";
@@ -27,13 +27,6 @@ const UBUNTU: &str = "http://archive.ubuntu.com/ubuntu/";
 const UBUNTU_KEY: &[u8] = include_bytes!("ubuntu-archive.asc");
 /// How old the lists of packages may become.
 const MAX_LIST_AGE: Duration = Duration::from_hours(24);
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Archive {
-    Main,
-    Security,
-    Ubuntu,
-}
 
 /// A kernel, unpacked.
 #[derive(Clone, Debug)]
@@ -178,15 +171,11 @@ fn sources(targets: &str, has_keyring: bool, ubuntu_key: &Path) -> Result<String
     };
     let signed = if has_keyring { format!("[signed-by={KEYRING}] ") } else { String::new() };
     let mut lines = String::new();
-    for (archive, suite) in SUITES {
-        let label = match archive {
-            Archive::Main => "Debian",
-            Archive::Security => "Debian-Security",
-            Archive::Ubuntu => {
-                lines += &format!("deb [signed-by={}] {UBUNTU} {suite} main\n", ubuntu_key.display());
-                continue;
-            }
-        };
+    for (label, suite) in SUITES {
+        if label == "Ubuntu" {
+            lines += &format!("deb [signed-by={}] {UBUNTU} {suite} main\n", ubuntu_key.display());
+            continue;
+        }
         let uri = mirror(label).with_context(|| {
             format!("apt has no mirror of {label}, where Debian's kernels come from; add one to its sources and run `apt-get update`")
         })?;

@@ -1,9 +1,15 @@
 //! tests/KERNELS.md: the features that older kernels lack, and the tests that some kernels cannot run.
 //! Invariant: the file is compared with the observations in both directions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
+use ::tests::requirements::version;
 use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    plan::{HOST, Outcome, short_name},
+    report::KernelRun,
+};
 
 /// Its path in the workspace.
 pub(crate) const FILE: &str = "tests/KERNELS.md";
@@ -60,15 +66,6 @@ impl Kernels {
     }
 }
 
-/// The observations on one kernel.
-#[derive(Debug, Default)]
-pub(crate) struct Observed {
-    pub(crate) release: String,
-    pub(crate) features: BTreeSet<String>,
-    pub(crate) skipped: BTreeMap<String, String>,
-    pub(crate) passed: BTreeSet<String>,
-}
-
 impl KernelTable {
     /// Reads the text of the file.
     ///
@@ -122,15 +119,16 @@ impl KernelTable {
             .collect()
     }
 
-    /// The differences between the file and the observations on a kernel.
-    pub(crate) fn differences(&self, observed: &Observed) -> Vec<String> {
+    /// The differences between the file and a run. A host may lack things that do not depend on the kernel's version: it
+    /// may skip any test.
+    pub(crate) fn differences(&self, run: &KernelRun) -> Vec<String> {
         let mut differences = Vec::new();
-        let Some(kernel) = version(&observed.release) else {
-            return vec![format!("cannot parse the kernel release {:?}", observed.release)];
+        let Some(kernel) = version(&run.release) else {
+            return vec![format!("cannot parse the kernel release {:?}", run.release)];
         };
         for KernelFeature { name, since, btf_name, .. } in &self.features {
             let Some(btf_name) = btf_name else { continue };
-            let (has, should) = (observed.features.contains(btf_name), kernel >= *since);
+            let (has, should) = (run.features.contains(btf_name), kernel >= *since);
             if has != should {
                 let has = if has { "has" } else { "lacks" };
                 let (major, minor) = since;
@@ -138,23 +136,22 @@ impl KernelTable {
                     .push(format!("{FILE} has {name} since {major}.{minor}, but this kernel {has} it"));
             }
         }
-        for (test, reason) in &observed.skipped {
-            let row = self.exceptions.iter().find(|it| it.test == *test && it.kernels.include(kernel));
-            match row {
-                Some(row) if row.reason == *reason => {}
-                Some(row) => differences.push(format!(
+        for (test, (outcome, _)) in &run.outcomes {
+            let test = short_name(test);
+            let row = self.exceptions.iter().find(|it| it.test == test && it.kernels.include(kernel));
+            match (outcome, row) {
+                (Outcome::Passed, Some(_)) => differences
+                    .push(format!("{FILE} lists {test} as impossible on this kernel, but it passed")),
+                (Outcome::Skipped(_), _) if run.series == HOST => {}
+                (Outcome::Skipped(reason), Some(row)) if row.reason != *reason => differences.push(format!(
                     "{test} was skipped because of {reason:?}; the reason in {FILE} is {:?}",
                     row.reason
                 )),
-                None => {
+                (Outcome::Skipped(reason), None) => {
                     differences.push(format!("{test} was skipped ({reason}), and {FILE} does not list it"));
                 }
+                _ => {}
             }
-        }
-        let cannot = |it: &&Exception| it.kernels.include(kernel) && observed.passed.contains(&it.test);
-        for row in self.exceptions.iter().filter(cannot) {
-            differences
-                .push(format!("{FILE} lists {} as impossible on this kernel, but it passed", row.test));
         }
         differences
     }
@@ -163,12 +160,6 @@ impl KernelTable {
 /// The names in backquotes.
 fn quoted(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(ToOwned::to_owned).collect()
-}
-
-/// The first two numbers of a release.
-fn version(text: &str) -> Option<Version> {
-    let mut numbers = text.split(|it: char| !it.is_ascii_digit()).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 #[cfg(test)]
@@ -182,12 +173,14 @@ mod tests {
         ## Tests that some kernels cannot run\n\n| test | kernels | reason |\n|---|---|---|\n\
         | `needs_much` | before 6.6 | no TCX |\n";
 
-    fn observed(release: &str, features: &[&str], skipped: &[(&str, &str)], passed: &[&str]) -> Observed {
-        Observed {
+    fn run(release: &str, features: &[&str], skipped: &[(&str, &str)], passed: &[&str]) -> KernelRun {
+        let skipped = skipped.iter().map(|(test, why)| (*test, Outcome::Skipped((*why).to_owned())));
+        let outcomes = skipped.chain(passed.iter().map(|test| (*test, Outcome::Passed)));
+        KernelRun {
             release: release.to_owned(),
             features: features.iter().map(|&it| it.to_owned()).collect(),
-            skipped: skipped.iter().map(|&(test, why)| (test.to_owned(), why.to_owned())).collect(),
-            passed: passed.iter().map(|&it| it.to_owned()).collect(),
+            outcomes: outcomes.map(|(test, outcome)| (format!("suite::{test}"), (outcome, 1.0))).collect(),
+            ..KernelRun::default()
         }
     }
 
@@ -217,16 +210,19 @@ mod tests {
     fn every_difference_from_the_table_is_reported() {
         let table = KernelTable::parse(TEXT).unwrap();
         let retval = "BPF_FUNC_set_retval";
-        let check = |observed: Observed| table.differences(&observed);
-        assert!(check(observed("5.10.0-46", &[], &[("needs_much", "no TCX")], &["refuses"])).is_empty());
-        assert!(check(observed("6.6.1", &[retval], &[], &["needs_much"])).is_empty());
+        let check = |run: KernelRun| table.differences(&run);
+        assert!(check(run("5.10.0-46", &[], &[("needs_much", "no TCX")], &["refuses"])).is_empty());
+        assert!(check(run("6.6.1", &[retval], &[], &["needs_much"])).is_empty());
+        let on_host =
+            KernelRun { series: HOST.to_owned(), ..run("5.10.0", &[], &[("refuses", "tired")], &[]) };
+        assert!(check(on_host).is_empty());
         for (wrong, says) in [
-            (observed("5.10.0", &[retval], &[], &[]), "has it"),
-            (observed("6.1.0", &[], &[], &[]), "lacks it"),
-            (observed("5.10.0", &[], &[("refuses", "tired")], &[]), "does not list"),
-            (observed("6.12.0", &[retval], &[("needs_much", "no TCX")], &[]), "does not list"),
-            (observed("5.10.0", &[], &[("needs_much", "tired")], &[]), "tired"),
-            (observed("5.10.0", &[], &[], &["needs_much"]), "but it passed"),
+            (run("5.10.0", &[retval], &[], &[]), "has it"),
+            (run("6.1.0", &[], &[], &[]), "lacks it"),
+            (run("5.10.0", &[], &[("refuses", "tired")], &[]), "does not list"),
+            (run("6.12.0", &[retval], &[("needs_much", "no TCX")], &[]), "does not list"),
+            (run("5.10.0", &[], &[("needs_much", "tired")], &[]), "tired"),
+            (run("5.10.0", &[], &[], &["needs_much"]), "but it passed"),
         ] {
             let differences = check(wrong);
             assert!(differences.len() == 1 && differences[0].contains(says), "{says}: {differences:?}");

@@ -32,8 +32,8 @@ use clap::Parser;
 use crate::{
     kernel_table::KernelTable,
     lane_status::LaneStatus,
-    plan::Test,
-    runner::{HOST, Runner},
+    plan::{HOST, Test},
+    runner::Runner,
 };
 
 /// The matrix: `own` is this machine's kernel, a number without a dot is the newest of its major version.

@@ -7,6 +7,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+/// This machine's own kernel, without a virtual machine.
+pub(crate) const HOST: &str = "own";
+
 /// What to run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TestPlan {

@@ -1,6 +1,10 @@
 //! The report: a table of kernels and tests, and the output of what failed.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    time::Duration,
+};
 
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -13,6 +17,8 @@ pub(crate) struct KernelRun {
     /// Why the tests could not run on it.
     pub(crate) unavailable: Option<String>,
     pub(crate) release: String,
+    /// The features of [`KernelTable`](crate::kernel_table::KernelTable) that the kernel has.
+    pub(crate) features: BTreeSet<String>,
     pub(crate) outcomes: BTreeMap<String, (Outcome, f64)>,
     /// Errors that are not a test's.
     pub(crate) faults: Vec<String>,

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::{self, Write as _},
+    path::PathBuf,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -20,15 +21,12 @@ use crate::{
     initramfs::Initramfs,
     kernel_modules,
     kernel_packages::{Kernel, KernelPackages},
-    kernel_table::{KernelTable, Observed},
-    plan::{Event, Outcome, Test, TestPlan, short_name},
+    kernel_table::KernelTable,
+    plan::{Event, HOST, Test, TestPlan, short_name},
     report::KernelRun,
-    rootfs, test_list,
-    virtual_machine::{self, Ended},
+    rootfs, test_list, virtual_machine,
 };
 
-/// This machine's own kernel, without a virtual machine.
-pub(crate) const HOST: &str = "own";
 /// By how much timeouts are multiplied in an emulated machine.
 const EMULATED_TIMEOUT_FACTOR: u32 = 20;
 /// By how much repetitions are divided there.
@@ -83,26 +81,16 @@ impl<'a> Runner<'a> {
     /// Runs the tests on a kernel of a series.
     pub(crate) fn run(&self, number: usize, series: &str, mut on_event: impl FnMut(&Event)) -> KernelRun {
         let begin = Instant::now();
-        let mut observed = Observed::default();
         let mut run = KernelRun { series: series.to_owned(), ..KernelRun::default() };
         let mut journal = journal(number, series);
+        let mut outcomes = BTreeMap::new();
         let mut record = |event: Event| {
             // The final report contains the event, too.
             let _ = serde_json::to_writer(&mut journal, &event).map(|()| writeln!(journal));
             on_event(&event);
             match event {
-                Event::Ready { release, features } => {
-                    (observed.release, observed.features) = (release, features);
-                }
-                Event::Ended { test, outcome, seconds } => {
-                    let name = short_name(&test).to_owned();
-                    match &outcome {
-                        Outcome::Passed => drop(observed.passed.insert(name)),
-                        Outcome::Skipped(reason) => drop(observed.skipped.insert(name, reason.clone())),
-                        Outcome::Failed(_) => {}
-                    }
-                    run.outcomes.insert(test, (outcome, seconds));
-                }
+                Event::Ready { release, features } => (run.release, run.features) = (release, features),
+                Event::Ended { test, outcome, seconds } => drop(outcomes.insert(test, (outcome, seconds))),
                 Event::Started { .. } | Event::Done => {}
             }
         };
@@ -111,29 +99,31 @@ impl<'a> Runner<'a> {
                 record(event);
                 Ok(())
             });
-            ran.map(|()| Some(Ended::default()))
+            ran.map(|()| Some((Vec::new(), None)))
         } else {
             self.boot(number, series, record)
         };
         match result {
-            Ok(Some(ended)) => (run.faults, run.console) = (ended.faults, ended.console),
+            Ok(Some((faults, console))) => (run.faults, run.console) = (faults, console),
             Ok(None) => run.unavailable = Some(format!("none of {} has a package", KernelPackages::suites())),
             Err(error) => run.faults.push(format!("{error:#}")),
         }
-        if !observed.release.is_empty() {
-            if series == HOST {
-                // This machine may lack things that do not depend on the kernel's version.
-                observed.skipped.clear();
-            }
-            run.faults.extend(self.table.differences(&observed));
+        run.outcomes = outcomes;
+        if !run.release.is_empty() {
+            run.faults.extend(self.table.differences(&run));
         }
-        run.release = observed.release;
         run.took = begin.elapsed();
         run
     }
 
-    /// Runs the tests in a virtual machine; `None` if no package has a kernel of the series.
-    fn boot(&self, number: usize, series: &str, on_event: impl FnMut(Event)) -> Result<Option<Ended>> {
+    /// Runs the tests in a virtual machine: errors of the machine, and the file with the kernel's log. `None` if no
+    /// package has a kernel of the series.
+    fn boot(
+        &self,
+        number: usize,
+        series: &str,
+        on_event: impl FnMut(Event),
+    ) -> Result<Option<(Vec<String>, Option<PathBuf>)>> {
         let Supplies { packages, root } = self.supplies.as_ref().context("there are no packages")?;
         let kernel = {
             // Two lanes may need the same kernel.
@@ -148,9 +138,10 @@ impl<'a> Runner<'a> {
         let archive = folder.join("initramfs");
         self.complete(root.clone(), &kernel)?.write(&archive)?;
         let silence = Duration::from_secs(self.plan.timeout + 60);
-        let ended = virtual_machine::boot(&kernel, &archive, &folder, silence, on_event);
+        let console = folder.join("console.log");
+        let faults = virtual_machine::boot(&kernel, &archive, &console, silence, on_event);
         let _ = fs::remove_file(&archive);
-        ended.map(Some)
+        Ok(Some((faults?, Some(console))))
     }
 
     /// Adds the modules of a kernel, and the plan.

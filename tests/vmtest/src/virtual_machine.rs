@@ -4,14 +4,15 @@
 use std::{
     fs::{self, File},
     io::{BufRead as _, BufReader},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    path::Path,
+    process::{Command, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
+use build_tools::command::KilledOnDrop;
 
 use crate::{console, kernel_packages::Kernel, plan::Event};
 
@@ -27,18 +28,9 @@ const SETTINGS: &str =
 const COMMAND_LINE: &str =
     "console=ttyS0 panic=-1 loglevel=7 mitigations=off no_timer_check random.trust_cpu=on rdinit=/init";
 
-/// A machine that has ended.
-#[derive(Debug, Default)]
-pub(crate) struct Ended {
-    /// Errors of the machine or its kernel.
-    pub(crate) faults: Vec<String>,
-    /// The file with the kernel's log.
-    pub(crate) console: Option<PathBuf>,
-}
-
-/// Boots a kernel and forwards events until the machine has ended.
+/// Boots a kernel and forwards events until the machine has ended; returns errors of the machine or its kernel.
 ///
-/// `silence` is the timeout for the next event.
+/// `silence` is the timeout for the next event. The kernel's log is written to `console`.
 ///
 /// # Errors
 ///
@@ -46,12 +38,11 @@ pub(crate) struct Ended {
 pub(crate) fn boot(
     kernel: &Kernel,
     initramfs: &Path,
-    folder: &Path,
+    console: &Path,
     silence: Duration,
     mut on_event: impl FnMut(Event),
-) -> Result<Ended> {
-    let console = folder.join("console.log");
-    let stderr = folder.join("qemu.log");
+) -> Result<Vec<String>> {
+    let stderr = console.with_file_name("qemu.log");
     let child = Command::new(QEMU)
         .args(SETTINGS.split(' '))
         .args(if has_kvm() {
@@ -76,7 +67,7 @@ pub(crate) fn boot(
         .stderr(File::create(&stderr)?)
         .spawn()
         .with_context(|| format!("cannot start `{QEMU}`"))?;
-    let mut machine = QemuProcess(child);
+    let mut machine = KilledOnDrop(child);
 
     let out = machine.0.stdout.take().expect("stdout is piped");
     let (sender, events) = mpsc::channel();
@@ -90,7 +81,7 @@ pub(crate) fn boot(
         }
     });
 
-    let log = || String::from_utf8_lossy(&fs::read(&console).unwrap_or_default()).into_owned();
+    let log = || String::from_utf8_lossy(&fs::read(console).unwrap_or_default()).into_owned();
     let mut faults = Vec::new();
     let (mut last, mut timeout, mut is_done) = (Instant::now(), BOOT_TIMEOUT, false);
     loop {
@@ -121,7 +112,7 @@ pub(crate) fn boot(
         let stderr = fs::read_to_string(&stderr).unwrap_or_default();
         faults.push(format!("the machine ended before its tests; QEMU's error: {:?}", stderr.trim()));
     }
-    Ok(Ended { faults, console: Some(console) })
+    Ok(faults)
 }
 
 /// Whether the CPU virtualises other kernels; otherwise they are emulated, about 20 times slower.
@@ -154,17 +145,6 @@ fn clock() -> String {
 fn megahertz(cpuinfo: &str) -> Option<f64> {
     let line = cpuinfo.lines().find(|it| it.starts_with("cpu MHz"))?;
     line.split_once(':')?.1.trim().parse().ok()
-}
-
-/// Killed when dropped.
-struct QemuProcess(Child);
-
-impl Drop for QemuProcess {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[cfg(test)]
