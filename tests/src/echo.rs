@@ -4,7 +4,7 @@
 
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsFd as _,
     sync::{
         Arc,
@@ -34,6 +34,7 @@ pub struct EchoServer {
 #[derive(Debug)]
 struct Shared {
     name: String,
+    reply: fn(&str, IpAddr) -> String,
     stop: AtomicBool,
     connections: AtomicU64,
     datagrams: AtomicU64,
@@ -46,6 +47,15 @@ impl EchoServer {
     ///
     /// If the address cannot be bound.
     pub fn start(name: &str, address: SocketAddr) -> Result<Self> {
+        Self::start_with(name, address, |name, _| name.to_owned())
+    }
+
+    /// As [`Self::start`], with a reply that depends on the source address of the request.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start`].
+    pub fn start_with(name: &str, address: SocketAddr, reply: fn(&str, IpAddr) -> String) -> Result<Self> {
         let tcp =
             TcpListener::bind(address).with_context(|| format!("{name} cannot listen on TCP {address}"))?;
         tcp.set_nonblocking(true)?;
@@ -57,6 +67,7 @@ impl EchoServer {
 
         let shared = Arc::new(Shared {
             name: name.to_owned(),
+            reply,
             stop: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             datagrams: AtomicU64::new(0),
@@ -105,7 +116,6 @@ impl Drop for EchoServer {
 
 /// One thread for the listener and all its connections: most live for microseconds, for which a thread is expensive.
 fn serve_tcp(shared: &Shared, listener: &TcpListener) {
-    let greeting = format!("{}\n", shared.name);
     let mut streams: Vec<TcpStream> = Vec::new();
     while !shared.stop.load(Ordering::Relaxed) {
         let mut polled = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
@@ -116,8 +126,9 @@ fn serve_tcp(shared: &Shared, listener: &TcpListener) {
         let ready: Vec<bool> = polled.iter().map(|it| it.any().unwrap_or(true)).collect();
         let mut ready_streams = ready.iter().skip(1);
         streams.retain_mut(|stream| !ready_streams.next().copied().unwrap_or(false) || echo(stream));
-        while let Ok((mut stream, _)) = listener.accept() {
+        while let Ok((mut stream, from)) = listener.accept() {
             shared.connections.fetch_add(1, Ordering::Relaxed);
+            let greeting = (shared.reply)(&shared.name, from.ip()) + "\n";
             let kept = stream.set_nonblocking(true).and_then(|()| stream.write_all(greeting.as_bytes()));
             if kept.is_ok() {
                 streams.push(stream);
@@ -143,7 +154,7 @@ fn serve_udp(shared: &Shared, socket: &UdpSocket) {
         if let Ok((_, from)) = received {
             shared.datagrams.fetch_add(1, Ordering::Relaxed);
             // The client may have closed its socket.
-            let _ = socket.send_to(shared.name.as_bytes(), from);
+            let _ = socket.send_to((shared.reply)(&shared.name, from.ip()).as_bytes(), from);
         }
     }
 }

@@ -19,7 +19,6 @@ pub mod kernel_objects;
 pub mod load;
 pub mod manifest;
 pub mod netns;
-pub mod program_stats;
 pub mod requirements;
 pub mod sandbox;
 pub mod skip;

@@ -3,7 +3,7 @@
 //! Every connect is recorded with its time and its result, and evaluated afterwards.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
@@ -23,7 +23,7 @@ pub struct ConnectSample {
     /// How long it took until the reply or the error.
     pub duration: Duration,
     /// The server's name, or the error.
-    pub result: Result<Arc<str>, Arc<str>>,
+    pub result: Result<String, String>,
 }
 
 impl ConnectSample {
@@ -36,7 +36,7 @@ impl ConnectSample {
     /// Whether the server of this name replied.
     #[must_use]
     pub fn is_from(&self, name: &str) -> bool {
-        self.result.as_ref().is_ok_and(|it| &**it == name)
+        self.result.as_ref().is_ok_and(|it| it == name)
     }
 }
 
@@ -69,16 +69,12 @@ impl LoadReport {
             match &sample.result {
                 Ok(name) => {
                     durations.push(sample.duration);
-                    if let Some(count) = report.by_server.get_mut(&**name) {
-                        *count += 1;
-                    } else {
-                        report.by_server.insert(name.to_string(), 1);
-                    }
+                    *report.by_server.entry(name.clone()).or_default() += 1;
                 }
                 Err(error) => {
                     report.failed += 1;
                     if report.errors.len() < 5 {
-                        report.errors.push(error.to_string());
+                        report.errors.push(error.clone());
                     }
                 }
             }
@@ -167,25 +163,10 @@ impl Drop for ConnectLoad {
 }
 
 fn connect_until_stopped(shared: &Shared, transport: Transport, address: SocketAddr, interval: Duration) {
-    // Each distinct text is stored once, not once per connect.
-    let mut known: HashMap<String, Arc<str>> = HashMap::new();
     while !shared.stop.load(Ordering::Relaxed) {
         let started = Instant::now();
-        let result = request(transport, address);
-        let duration = started.elapsed();
-        let mut interned = |text: String| match known.get(&text) {
-            Some(known) => Arc::clone(known),
-            None => {
-                let new: Arc<str> = text.as_str().into();
-                known.insert(text, Arc::clone(&new));
-                new
-            }
-        };
-        let result = match result {
-            Ok(name) => Ok(interned(name)),
-            Err(error) => Err(interned(error.to_string())),
-        };
-        let sample = ConnectSample { started, duration, result };
+        let result = request(transport, address).map_err(|it| it.to_string());
+        let sample = ConnectSample { started, duration: started.elapsed(), result };
         shared.samples.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
         if !interval.is_zero() {
             thread::sleep(interval);

@@ -1,14 +1,14 @@
 //! Builders of manifests, which are written atomically: a new file is renamed over the old one.
 
 use std::{
-    fmt::{self, Write as _},
-    fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    fmt, fs, iter,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
     time::Instant,
 };
 
 use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
 
 /// A Service together with its EndpointSlices, one per family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -182,106 +182,104 @@ impl Service {
         self
     }
 
-    /// The manifest of the Service alone.
+    /// Where each of its ports is reached, given the addresses at which node ports are.
     #[must_use]
-    pub fn service(&self) -> String {
-        let ips: Vec<_> = self.cluster_ips.iter().map(|it| format!("'{it}'")).collect();
-        let families: Vec<_> = self.cluster_ips.iter().map(|&it| family(it)).collect();
-        let mut text = format!(
-            "apiVersion: v1\nkind: Service\nmetadata:\n  name: {}\n  namespace: {}\nspec:\n  type: {}\n  \
-             clusterIP: {}\n  clusterIPs: [{}]\n  ipFamilies: [{}]\n  ports:\n",
-            self.name,
-            self.namespace,
-            match () {
-                () if !self.load_balancer_ips.is_empty() => "LoadBalancer",
-                () if self.ports.iter().any(|it| it.node_port.is_some()) => "NodePort",
-                () => "ClusterIP",
+    pub fn frontends(&self, node: [IpAddr; 2]) -> Vec<(SocketAddr, &Port)> {
+        let own = [&self.cluster_ips, &self.load_balancer_ips, &self.external_ips].into_iter().flatten();
+        let at_own = own.flat_map(|ip| self.ports.iter().map(|it| (SocketAddr::new(*ip, it.port), it)));
+        let has_family = |ip: &IpAddr| self.cluster_ips.iter().any(|it| it.is_ipv4() == ip.is_ipv4());
+        let at_node = node.into_iter().filter(has_family).flat_map(|ip| {
+            self.ports.iter().filter_map(move |it| Some((SocketAddr::new(ip, it.node_port?), it)))
+        });
+        at_own.chain(at_node).collect()
+    }
+
+    /// The addresses of its ready endpoints, of the same family as a frontend.
+    pub fn ready_endpoints(&self, frontend: IpAddr) -> impl Iterator<Item = IpAddr> {
+        let addresses = self.endpoints.iter().filter(|it| it.ready).flat_map(|it| &it.addresses).copied();
+        addresses.filter(move |it| it.is_ipv4() == frontend.is_ipv4())
+    }
+
+    /// The Service alone.
+    #[must_use]
+    pub fn service(&self) -> Value {
+        let port = |it: &Port| {
+            let Port { name, protocol, port, target, node_port } = it;
+            json!({ "name": name, "protocol": protocol, "port": port, "targetPort": target, "nodePort": node_port })
+        };
+        let affinity = self.affinity.map(|it| json!({ "clientIP": { "timeoutSeconds": it } }));
+        let policy = |is_local: bool| is_local.then_some("Local");
+        json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": { "name": self.name, "namespace": self.namespace },
+            "spec": {
+                "type": match () {
+                    () if !self.load_balancer_ips.is_empty() => "LoadBalancer",
+                    () if self.ports.iter().any(|it| it.node_port.is_some()) => "NodePort",
+                    () => "ClusterIP",
+                },
+                "clusterIP": self.cluster_ips.first().map_or("None".to_owned(), ToString::to_string),
+                "clusterIPs": self.cluster_ips,
+                "ipFamilies": self.cluster_ips.iter().map(|&it| family(it)).collect::<Vec<_>>(),
+                "ports": self.ports.iter().map(port).collect::<Vec<_>>(),
+                "sessionAffinity": affinity.as_ref().map(|_| "ClientIP"),
+                "sessionAffinityConfig": affinity,
+                "externalTrafficPolicy": policy(self.external_local),
+                "internalTrafficPolicy": policy(self.internal_local),
+                "healthCheckNodePort": self.health_check_node_port,
+                "loadBalancerSourceRanges": self.source_ranges,
+                "externalIPs": self.external_ips,
             },
-            ips.first().map_or("None", String::as_str),
-            ips.join(", "),
-            families.join(", "),
-        );
-        let mut add = |line: fmt::Arguments<'_>| write(&mut text, line);
-        for port in &self.ports {
-            add(format_args!("  - port: {}\n    targetPort: {}\n", port.port, port.target));
-            add(format_args!("    protocol: {}\n", port.protocol));
-            if let Some(number) = port.node_port {
-                add(format_args!("    nodePort: {number}\n"));
-            }
-            if !port.name.is_empty() {
-                add(format_args!("    name: {}\n", port.name));
-            }
-        }
-        if let Some(seconds) = self.affinity {
-            add(format_args!("  sessionAffinity: ClientIP\n  sessionAffinityConfig:\n"));
-            add(format_args!("    clientIP: {{timeoutSeconds: {seconds}}}\n"));
-        }
-        if self.external_local {
-            add(format_args!("  externalTrafficPolicy: Local\n"));
-        }
-        if self.internal_local {
-            add(format_args!("  internalTrafficPolicy: Local\n"));
-        }
-        if let Some(number) = self.health_check_node_port {
-            add(format_args!("  healthCheckNodePort: {number}\n"));
-        }
-        if !self.source_ranges.is_empty() {
-            let ranges: Vec<_> = self.source_ranges.iter().map(|it| format!("'{it}'")).collect();
-            add(format_args!("  loadBalancerSourceRanges: [{}]\n", ranges.join(", ")));
-        }
-        if !self.external_ips.is_empty() {
-            let ips: Vec<_> = self.external_ips.iter().map(|it| format!("'{it}'")).collect();
-            add(format_args!("  externalIPs: [{}]\n", ips.join(", ")));
-        }
-        if !self.load_balancer_ips.is_empty() {
-            let ips: Vec<_> = self.load_balancer_ips.iter().map(|it| format!("{{ip: '{it}'}}")).collect();
-            add(format_args!("status:\n  loadBalancer:\n    ingress: [{}]\n", ips.join(", ")));
-        }
-        text
+            "status": {
+                "loadBalancer": {
+                    "ingress": self.load_balancer_ips.iter().map(|it| json!({ "ip": it })).collect::<Vec<_>>(),
+                },
+            },
+        })
     }
 
     /// The EndpointSlices alone: one for each family that has a cluster IP.
-    #[must_use]
-    pub fn slices(&self) -> String {
-        let documents: Vec<_> = self.cluster_ips.iter().map(|ip| self.slice(family(*ip))).collect();
-        documents.join("---\n")
+    pub fn slices(&self) -> impl Iterator<Item = Value> {
+        self.cluster_ips.iter().map(|ip| self.slice(family(*ip)))
     }
 
-    fn slice(&self, wanted: &str) -> String {
-        let mut text = format!(
-            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: {0}-{1}\n  namespace: {2}\n  \
-             labels:\n    kubernetes.io/service-name: {0}\naddressType: {wanted}\nports:\n",
-            self.name,
-            wanted.to_lowercase(),
-            self.namespace,
-        );
-        for port in &self.ports {
-            let Port { name, protocol, target, .. } = port;
-            write(&mut text, format_args!("- name: '{name}'\n  port: {target}\n  protocol: {protocol}\n"));
-        }
-        let members: Vec<_> = self
-            .endpoints
-            .iter()
-            .filter_map(|it| Some((it, it.addresses.iter().find(|address| family(**address) == wanted)?)))
-            .collect();
-        text.push_str(if members.is_empty() { "endpoints: []\n" } else { "endpoints:\n" });
-        for (endpoint, address) in members {
-            let Endpoint { name, node, ready, terminating, .. } = endpoint;
-            let terminating = if *terminating { ", serving: true, terminating: true" } else { "" };
-            write(
-                &mut text,
-                format_args!("- addresses: ['{address}']\n  conditions: {{ready: {ready}{terminating}}}\n"),
-            );
-            write(&mut text, format_args!("  nodeName: {node}\n  targetRef: {{kind: Pod, name: {name}, "));
-            write(&mut text, format_args!("namespace: {}}}\n", self.namespace));
-        }
-        text
+    fn slice(&self, wanted: &str) -> Value {
+        let port = |it: &Port| json!({ "name": it.name, "port": it.target, "protocol": it.protocol });
+        let endpoint = |it: &Endpoint| {
+            let Endpoint { name, node, addresses, ready, terminating } = it;
+            let address = addresses.iter().find(|it| family(**it) == wanted)?;
+            let serving = *ready || *terminating;
+            Some(json!({
+                "addresses": [address],
+                "conditions": { "ready": ready, "serving": serving, "terminating": terminating },
+                "nodeName": node,
+                "targetRef": { "kind": "Pod", "name": name, "namespace": self.namespace },
+            }))
+        };
+        json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": format!("{}-{}", self.name, wanted.to_lowercase()),
+                "namespace": self.namespace,
+                "labels": { "kubernetes.io/service-name": self.name },
+            },
+            "addressType": wanted,
+            "ports": self.ports.iter().map(port).collect::<Vec<_>>(),
+            "endpoints": self.endpoints.iter().filter_map(endpoint).collect::<Vec<_>>(),
+        })
     }
+}
+
+/// A stream of documents in JSON, which is YAML, too.
+pub fn documents(objects: impl IntoIterator<Item = Value>) -> String {
+    objects.into_iter().map(|it| format!("---\n{it:#}\n")).collect()
 }
 
 impl fmt::Display for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}---\n{}", self.service(), self.slices())
+        f.write_str(&documents(iter::once(self.service()).chain(self.slices())))
     }
 }
 
@@ -325,8 +323,4 @@ pub fn write_atomically(file: &Path, text: &str) -> Result<Instant> {
 
 fn family(address: IpAddr) -> &'static str {
     if address.is_ipv4() { "IPv4" } else { "IPv6" }
-}
-
-fn write(text: &mut String, arguments: fmt::Arguments<'_>) {
-    text.write_fmt(arguments).expect("a String accepts all text");
 }

@@ -8,12 +8,13 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
     os::fd::AsRawFd as _,
     path::Path,
-    process::{self, Command, Output},
+    process::{self, Command},
     thread,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use build_tools::command::output;
 use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::eventually;
@@ -122,6 +123,17 @@ impl NetNs {
         Ok(())
     }
 
+    /// Adds an address with the length of its network to an interface; usable at once, without duplicate address
+    /// detection.
+    ///
+    /// # Errors
+    ///
+    /// If `ip` fails.
+    pub fn add_interface_address(&self, address: &str, interface: &str) -> Result<()> {
+        let nodad = if address.contains(':') { &["nodad"][..] } else { &[] };
+        self.ip(&[&["address", "add", address, "dev", interface], nodad].concat())
+    }
+
     /// Removes an address from the loopback interface.
     ///
     /// # Errors
@@ -189,15 +201,7 @@ impl Drop for NetNsGuard {
 ///
 /// If it fails: its standard error.
 pub fn ip(arguments: &[&str]) -> Result<()> {
-    let line = arguments.join(" ");
-    let Output { status, stderr, .. } = Command::new("ip")
-        .args(arguments)
-        .output()
-        .with_context(|| format!("cannot start `ip {line}`: install iproute2"))?;
-    if !status.success() {
-        bail!("`ip {line}` failed: {status}: {}", String::from_utf8_lossy(&stderr).trim());
-    }
-    Ok(())
+    output(Command::new("ip").args(arguments)).map(drop)
 }
 
 fn current() -> Result<File> {

@@ -14,23 +14,16 @@
 //! ```
 
 use std::{
-    fs,
-    io::{self, Write as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
     process::Command,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::{self, JoinHandle},
-    time::Duration,
 };
 
 use anyhow::Result;
 
 use crate::{
-    Agent, AgentCommand, Build, NetNs, Sandbox, Transport,
+    Agent, AgentCommand, Build, EchoServer, NetNs, Sandbox, Transport,
     client::request_unanswered,
     manifest::{self, Service},
     request,
@@ -77,7 +70,7 @@ pub struct TestCluster {
     /// The pods p1, p2 and p3.
     pub pods: [NetNs; 3],
     _lan: NetNs,
-    _servers: Vec<SourceEchoServer>,
+    _servers: Vec<EchoServer>,
     sandbox: Sandbox,
 }
 
@@ -102,7 +95,7 @@ impl TestCluster {
             lan.connect_veth(name, &host, "eth0")?;
             lan.ip(&["link", "set", name, "master", "br0"])?;
             for (address, length) in addresses.iter().zip([24, 64]) {
-                add_address(&host, &format!("{address}/{length}"), "eth0")?;
+                host.add_interface_address(&format!("{address}/{length}"), "eth0")?;
             }
             Ok(host)
         };
@@ -130,7 +123,7 @@ impl TestCluster {
         for ((name, pod), addresses) in ["p1", "p2", "p3"].iter().zip(&pods).zip([P1, P2, P3]) {
             let _inside = pod.enter()?;
             for address in addresses {
-                servers.push(SourceEchoServer::start(name, SocketAddr::new(address, TARGET))?);
+                servers.push(EchoServer::start_with(name, SocketAddr::new(address, TARGET), Reply::text)?);
             }
         }
         fs::create_dir(sandbox.files().join("manifests"))?;
@@ -185,12 +178,12 @@ impl TestCluster {
     ///
     /// If the folder is not writable.
     pub fn write(&self, services: &[Service]) {
-        let mut text: Vec<_> = services.iter().map(ToString::to_string).collect();
+        let mut text: String = services.iter().map(ToString::to_string).collect();
         for (name, addresses, number) in [("n1", N1, 1), ("n2", N2, 2)] {
             let cidrs = format!("spec:\n  podCIDRs: [10.244.{number}.0/24, 'fd00:244:{number}::/64']\n");
-            text.push(manifest::node_with_addresses(name, &addresses) + &cidrs);
+            text += &format!("---\n{}{cidrs}", manifest::node_with_addresses(name, &addresses));
         }
-        manifest::write_atomically(&self.manifests().join("all.yaml"), &text.join("---\n"))
+        manifest::write_atomically(&self.manifests().join("all.yaml"), &text)
             .expect("the folder of manifests is writable");
     }
 
@@ -231,6 +224,10 @@ pub struct Reply {
 }
 
 impl Reply {
+    fn text(name: &str, source: IpAddr) -> String {
+        format!("{name} {source}")
+    }
+
     fn parse(text: &str) -> io::Result<Self> {
         let (name, source) = text.split_once(' ').ok_or(io::ErrorKind::InvalidData)?;
         let source = source.parse().map_err(|_| io::ErrorKind::InvalidData)?;
@@ -245,11 +242,6 @@ fn new_netns() -> Result<NetNs> {
     Ok(namespace)
 }
 
-fn add_address(host: &NetNs, address: &str, device: &str) -> Result<()> {
-    let nodad = if address.contains(':') { &["nodad"][..] } else { &[] };
-    host.ip(&[&["address", "add", address, "dev", device], nodad].concat())
-}
-
 /// A pod as most network plugins make it: a veth pair to its node, and a default route through it.
 fn pod(node: &NetNs, name: &str, addresses: [IpAddr; 2]) -> Result<NetNs> {
     const GATEWAYS: [&str; 2] = ["169.254.1.1", "fe80::1"];
@@ -257,64 +249,11 @@ fn pod(node: &NetNs, name: &str, addresses: [IpAddr; 2]) -> Result<NetNs> {
     node.connect_veth(name, &pod, "eth0")?;
     for ((address, gateway), family) in addresses.iter().zip(GATEWAYS).zip(["-4", "-6"]) {
         let (length, gateway_length) = if address.is_ipv4() { (32, 32) } else { (128, 64) };
-        add_address(&pod, &format!("{address}/{length}"), "eth0")?;
-        add_address(node, &format!("{gateway}/{gateway_length}"), name)?;
+        pod.add_interface_address(&format!("{address}/{length}"), "eth0")?;
+        node.add_interface_address(&format!("{gateway}/{gateway_length}"), name)?;
         node.ip(&[family, "route", "add", &format!("{address}/{length}"), "dev", name])?;
         pod.ip(&[family, "route", "add", gateway, "dev", "eth0"])?;
         pod.ip(&[family, "route", "add", "default", "via", gateway, "dev", "eth0"])?;
     }
     Ok(pod)
-}
-
-/// A TCP and UDP server that replies with its name and the source of the request: `NAME ADDRESS`. It stops when dropped.
-#[derive(Debug)]
-struct SourceEchoServer {
-    stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl SourceEchoServer {
-    fn start(name: &str, address: SocketAddr) -> Result<Self> {
-        const POLL_INTERVAL: Duration = Duration::from_millis(20);
-        let stop = Arc::new(AtomicBool::new(false));
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        let tcp = {
-            let (name, stop) = (name.to_owned(), Arc::clone(&stop));
-            move || {
-                while !stop.load(Ordering::Relaxed) {
-                    match listener.accept() {
-                        // The client may have closed its socket.
-                        Ok((mut stream, from)) => drop(writeln!(stream, "{name} {}", from.ip())),
-                        Err(_) => thread::sleep(Duration::from_millis(1)),
-                    }
-                }
-            }
-        };
-        let socket = UdpSocket::bind(address)?;
-        socket.set_read_timeout(Some(POLL_INTERVAL))?;
-        let udp = {
-            let (name, stop) = (name.to_owned(), Arc::clone(&stop));
-            move || {
-                let mut request = [0; 256];
-                while !stop.load(Ordering::Relaxed) {
-                    if let Ok((_, from)) = socket.recv_from(&mut request) {
-                        // The client may have closed its socket.
-                        let _ = socket.send_to(format!("{name} {}", from.ip()).as_bytes(), from);
-                    }
-                }
-            }
-        };
-        Ok(Self { stop, threads: vec![thread::spawn(tcp), thread::spawn(udp)] })
-    }
-}
-
-impl Drop for SourceEchoServer {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            // If it panicked, the test fails for lack of replies.
-            let _ = thread.join();
-        }
-    }
 }

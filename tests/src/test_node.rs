@@ -123,8 +123,7 @@ impl TestNode {
     ///
     /// If the folder is not writable.
     pub fn write(&self, services: &[Service]) {
-        let text: Vec<_> = services.iter().map(ToString::to_string).collect();
-        self.write_file("all.yaml", &text.join("---\n"));
+        self.write_file("all.yaml", &services.iter().map(ToString::to_string).collect::<String>());
     }
 
     /// Writes another file of manifests, atomically.
@@ -376,23 +375,15 @@ impl TestNode {
 /// What `dump` prints when exactly these Services are active.
 #[must_use]
 pub fn expected_dump(services: &[Service]) -> Vec<String> {
+    // A node port has one row per family.
+    let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let mut lines = Vec::new();
     for service in services {
-        let Service { cluster_ips, load_balancer_ips, external_ips, ports, .. } = service;
-        let ips = cluster_ips.iter().chain(load_balancer_ips).chain(external_ips);
-        let at_ips = ips.flat_map(|ip| ports.iter().map(move |it| (*ip, it.port, it)));
-        // A node port has one row per family.
-        let at_nodes = cluster_ips.iter().flat_map(|ip| {
-            let any: IpAddr =
-                if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-            ports.iter().filter_map(move |it| Some((any, it.node_port?, it)))
-        });
-        for (ip, number, port) in at_ips.chain(at_nodes) {
-            let frontend = format!("{}/{}", SocketAddr::new(ip, number), port.protocol);
-            let affinity = service.affinity.map(|it| format!(" affinity={it}s")).unwrap_or_default();
-            let endpoints = service.endpoints.iter().filter(|it| it.ready).flat_map(|it| &it.addresses);
-            let endpoints = endpoints.filter(|it| it.is_ipv4() == ip.is_ipv4());
-            let backends: Vec<_> = endpoints.map(|it| SocketAddr::new(*it, port.target)).collect();
+        let affinity = service.affinity.map(|it| format!(" affinity={it}s")).unwrap_or_default();
+        for (address, port) in service.frontends(any) {
+            let frontend = format!("{address}/{}", port.protocol);
+            let backends = service.ready_endpoints(address.ip()).map(|it| SocketAddr::new(it, port.target));
+            let backends: Vec<_> = backends.collect();
             lines.push(format!("frontend {frontend} backends={}{affinity}", backends.len()));
             for backend in backends {
                 lines.push(format!("backend {frontend} -> {backend}"));

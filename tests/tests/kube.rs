@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    fs,
+    fs, iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     path::Path,
     process::Command,
@@ -38,9 +38,7 @@ fn web(endpoints: &[u8]) -> Service {
 /// Adds Services and their slices to the server, or replaces them.
 fn set(server: &ApiServer, services: &[Service]) {
     for it in services {
-        for document in [it.service(), it.slices()] {
-            server.set(serde_saphyr::from_str(&document).unwrap());
-        }
+        iter::once(it.service()).chain(it.slices()).for_each(|object| server.set(object));
     }
 }
 

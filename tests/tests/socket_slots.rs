@@ -7,12 +7,12 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
 };
 
+use aya::programs::ProgramInfo;
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
     AgentCommand, Build, EchoConnection, TIMEOUT, TestNode, Transport, eventually,
     fixtures::{WEB4, endpoint, web},
     http::metric,
-    program_stats::ProgramStats,
     request, skip,
 };
 
@@ -115,7 +115,9 @@ fn programs_fall_back_if_the_verifier_rejects_socket_reads() {
 fn programs_stay_far_below_the_verifier_limit() {
     let Some(node) = node_with_slots_or_skip(MANY) else { return };
     for hook in ["connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "sock_release"] {
-        let Some(instructions) = ProgramStats::verified_instructions(&node.program(hook)).unwrap() else {
+        let Some(instructions) =
+            ProgramInfo::from_pin(node.program(hook)).unwrap().verified_instruction_count()
+        else {
             return skip("this kernel does not report the number of verified instructions (Linux 5.16)");
         };
         assert!((1..100_000).contains(&instructions), "{hook}: {instructions}");

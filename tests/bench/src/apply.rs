@@ -19,6 +19,7 @@ use ::tests::{
 };
 use anyhow::{Context as _, Result};
 use build_tools::{build, command::status};
+use jiff::SignedDuration;
 
 use crate::{kube::resident_mb, report::FigureTable};
 
@@ -225,16 +226,7 @@ fn apply_times(log: &Path, text: &str) -> Result<Vec<Duration>> {
 
 /// Parses the `Debug` form of a duration.
 fn duration(text: &str) -> Option<Duration> {
-    let end = text.find(|it: char| !it.is_ascii_digit() && it != '.')?;
-    let number: f64 = text[..end].parse().ok()?;
-    let seconds = match &text[end..] {
-        "ns" => number / 1e9,
-        "µs" => number / 1e6,
-        "ms" => number / 1e3,
-        "s" => number,
-        _ => return None,
-    };
-    Some(Duration::from_secs_f64(seconds))
+    text.parse::<SignedDuration>().ok().map(|it| it.unsigned_abs())
 }
 
 fn milliseconds(time: Duration) -> f64 {
@@ -253,9 +245,9 @@ fn folder(sandbox: &Sandbox, services: u32, endpoints: u32) -> Result<PathBuf> {
 }
 
 fn write(manifests: &Path, services: u32, endpoints: u32) -> Result<()> {
-    let others: Vec<_> = (1..services).map(|n| service(n, endpoints, 0).to_string()).collect();
+    let others: String = (1..services).map(|n| service(n, endpoints, 0).to_string()).collect();
     manifest::write_atomically(&manifests.join("first.yaml"), &service(0, endpoints, 0).to_string())?;
-    manifest::write_atomically(&manifests.join("others.yaml"), &others.join("---\n"))?;
+    manifest::write_atomically(&manifests.join("others.yaml"), &others)?;
     Ok(())
 }
 
@@ -276,12 +268,8 @@ mod tests {
 
     #[test]
     fn durations_are_parsed_in_every_unit() {
-        for time in [
-            Duration::from_nanos(7),
-            Duration::from_nanos(671_868),
-            Duration::from_millis(97),
-            Duration::from_secs(120),
-        ] {
+        for nanoseconds in [7, 671_868, 97_000_000, 1_000_000_001, 120_000_000_000] {
+            let time = Duration::from_nanos(nanoseconds);
             assert_eq!(duration(&format!("{time:?}")), Some(time));
         }
         assert_eq!(duration("soon"), None);

@@ -11,12 +11,15 @@ use std::{
 use anyhow::{Context as _, Result};
 use build_tools::{build, command::status};
 use fastrand::Rng;
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use tests::{
-    Sandbox, TestNode, agent::AgentCommand, client::reset_on_close, manifest::Service,
-    program_stats::ProgramStats, test_node::NODE,
+    Sandbox, TestNode, agent::AgentCommand, client::reset_on_close, manifest::Service, test_node::NODE,
 };
 
-use crate::report::{FigureTable, TEN_EACH};
+use crate::{
+    program_stats::ProgramStats,
+    report::{FigureTable, TEN_EACH},
+};
 
 const PAIRS: usize = 20_000;
 const CONNECTS: usize = 50_000;
@@ -98,7 +101,13 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
     }
     let [direct_time, one, any] = times.map(median);
 
-    let idle = ProgramStats::of(&node.program("sock_release"), || ProgramStats::close_raw_sockets(CONNECTS))?;
+    // Sockets without an entry.
+    let idle = ProgramStats::of(&node.program("sock_release"), || {
+        for _ in 0..CONNECTS {
+            drop(socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Icmp)?);
+        }
+        Ok(())
+    })?;
     let run_time = |program: &str, address: &mut dyn FnMut() -> SocketAddr| {
         let stats = ProgramStats::of(&node.program(program), || {
             (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, address()).map(drop))

@@ -4,7 +4,7 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
-    process::{Child, ChildStdout, Command, Stdio},
+    process::{ChildStdout, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use build_tools::{
     build,
-    command::{cargo, run, status, workspace},
+    command::{KilledOnDrop, cargo, run, status, workspace},
 };
 use tests::{Agent, Sandbox, agent::AgentCommand, test_node::NODE};
 
@@ -91,7 +91,7 @@ fn cpu_seconds(agent: &Agent) -> Result<f64> {
 
 /// The API server.
 struct ServerProcess {
-    child: Child,
+    child: KilledOnDrop,
     lines: BufReader<ChildStdout>,
     url: String,
 }
@@ -107,14 +107,14 @@ impl ServerProcess {
             .spawn()
             .context("cannot start target/release/api-server")?;
         let lines = BufReader::new(child.stdout.take().context("stdout is piped")?);
-        let mut server = Self { child, lines, url: String::new() };
+        let mut server = Self { child: KilledOnDrop(child), lines, url: String::new() };
         server.url = server.line()?;
         Ok(server)
     }
 
     /// Changes `rate` objects per second, for `seconds`.
     fn change(&mut self, rate: u32, seconds: u32) -> Result<()> {
-        let input = self.child.stdin.as_mut().context("stdin is piped")?;
+        let input = self.child.0.stdin.as_mut().context("stdin is piped")?;
         writeln!(input, "{rate} {seconds}")?;
         self.line().map(drop)
     }
@@ -123,13 +123,5 @@ impl ServerProcess {
         let mut line = String::new();
         self.lines.read_line(&mut line)?;
         Ok(line.trim().to_owned())
-    }
-}
-
-impl Drop for ServerProcess {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -7,6 +7,7 @@ mod connect;
 mod example;
 mod kube;
 mod nft;
+mod program_stats;
 mod report;
 
 use std::process::ExitCode;

@@ -92,7 +92,10 @@ impl Manifests {
     /// of the endpoints.
     pub(crate) fn scale_web(&self, endpoints: u8) -> Result<(Instant, Vec<String>)> {
         let web = scaled_web(endpoints, self.web_target()?);
-        let replaced = manifest::write_atomically(&self.folder.join("web-endpoints.yaml"), &web.slices())?;
+        let replaced = manifest::write_atomically(
+            &self.folder.join("web-endpoints.yaml"),
+            &manifest::documents(web.slices()),
+        )?;
         Ok((replaced, web.endpoints.into_iter().map(|it| it.name).collect()))
     }
 }

@@ -79,8 +79,7 @@ fn samples(transport: Transport, address: SocketAddr) -> Result<Vec<ConnectSampl
             other => other,
         };
         let started = Instant::now();
-        let result = request(transport, address);
-        let result = result.map(Into::into).map_err(|it| it.to_string().into());
+        let result = request(transport, address).map_err(|it| it.to_string());
         Ok(ConnectSample { started, duration: started.elapsed(), result })
     };
     (0..REQUESTS).map(sample).collect()

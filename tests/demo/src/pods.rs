@@ -6,11 +6,12 @@ use std::{
     io::{BufRead as _, BufReader},
     net::SocketAddr,
     os::unix::process::CommandExt as _,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
 };
 
 use anyhow::{Context as _, Result, bail};
+use build_tools::command::KilledOnDrop;
 use tests::{EchoServer, Sandbox};
 
 use crate::topology::Topology;
@@ -19,7 +20,7 @@ use crate::topology::Topology;
 const READY: &str = "ready";
 
 pub(crate) struct Pods {
-    children: Vec<Child>,
+    children: Vec<KilledOnDrop>,
 }
 
 impl Pods {
@@ -46,11 +47,11 @@ impl Pods {
                 .spawn()
                 .with_context(|| format!("cannot start pod {name}"))?;
             sandbox.add_process(child.id())?;
-            running.children.push(child);
+            running.children.push(KilledOnDrop(child));
         }
         for (child, name) in running.children.iter_mut().zip(pods.keys()) {
             let mut line = String::new();
-            let stdout = child.stdout.take().context("stdout is piped")?;
+            let stdout = child.0.stdout.take().context("stdout is piped")?;
             BufReader::new(stdout).read_line(&mut line)?;
             if line.trim() != READY {
                 bail!("pod {name} does not listen (see its message above)");
@@ -63,19 +64,9 @@ impl Pods {
         self.children.len()
     }
 
-    /// Leaves them running when dropped.
-    pub(crate) fn leave(&mut self) {
-        self.children.clear();
-    }
-}
-
-impl Drop for Pods {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            // It may have ended.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+    /// Leaves them running.
+    pub(crate) fn leave(self) {
+        self.children.into_iter().for_each(std::mem::forget);
     }
 }
 

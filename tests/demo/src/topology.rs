@@ -23,13 +23,14 @@ impl Topology {
     pub(crate) fn new() -> Result<Self> {
         let (client, pods) = (NetNs::new()?, NetNs::new()?);
         client.connect_veth(INTERFACE, &pods, INTERFACE)?;
-        CLIENT.iter().try_for_each(|it| add_address(&client, it))?;
+        CLIENT.iter().try_for_each(|it| client.add_interface_address(it, INTERFACE))?;
         Ok(Self { client, pods })
     }
 
     /// Adds an address to the pods' namespace, in the client's network.
     pub(crate) fn add_pod_address(&self, address: IpAddr) -> Result<()> {
-        add_address(&self.pods, &format!("{address}/{}", if address.is_ipv4() { 16 } else { 64 }))
+        let length = if address.is_ipv4() { 16 } else { 64 };
+        self.pods.add_interface_address(&format!("{address}/{length}"), INTERFACE)
     }
 
     /// Moves the calling thread into the client's namespace until the guard is dropped.
@@ -51,15 +52,6 @@ impl Topology {
         ip(&["netns", "attach", &name, &pid])?;
         Ok(name)
     }
-}
-
-fn add_address(namespace: &NetNs, address: &str) -> Result<()> {
-    let mut words = vec!["address", "add", address, "dev", INTERFACE];
-    if address.contains(':') {
-        // Usable at once, without duplicate address detection.
-        words.push("nodad");
-    }
-    namespace.ip(&words)
 }
 
 /// Removes the namespaces of demos that have ended; their processes have been killed with their sandboxes.

@@ -5,7 +5,6 @@ use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     io,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -18,6 +17,9 @@ const RETENTION: Duration = Duration::from_secs(20);
 
 /// A Service's address and its protocol, `TCP` or `UDP`.
 pub(crate) type FrontendKey = (SocketAddr, &'static str);
+
+/// The times at which something began and ended.
+type Period = (Instant, Instant);
 
 /// The endpoints of a frontend, and whether it has session affinity.
 #[derive(Debug)]
@@ -68,18 +70,14 @@ pub(crate) struct History {
 #[derive(Debug)]
 struct WrittenState {
     number: u64,
-    sets: HashMap<FrontendKey, Arc<EndpointSet>>,
+    sets: HashMap<FrontendKey, EndpointSet>,
     written: Instant,
     obsolete: Option<Instant>,
 }
 
 impl History {
     /// Records a state that is about to be written.
-    pub(crate) fn write(&mut self, number: u64, services: &[Service]) {
-        self.write_at(number, services, Instant::now());
-    }
-
-    fn write_at(&mut self, number: u64, services: &[Service], written: Instant) {
+    pub(crate) fn write(&mut self, number: u64, services: &[Service], written: Instant) {
         let is_expired =
             |it: &WrittenState| it.obsolete.is_some_and(|at| written.duration_since(at) > RETENTION);
         while self.states.front().is_some_and(is_expired) {
@@ -89,11 +87,7 @@ impl History {
     }
 
     /// Records that a state was seen active: all earlier ones are obsolete.
-    pub(crate) fn active(&mut self, number: u64) {
-        self.active_at(number, Instant::now());
-    }
-
-    fn active_at(&mut self, number: u64, at: Instant) {
+    pub(crate) fn active(&mut self, number: u64, at: Instant) {
         for state in self.states.iter_mut().take_while(|it| it.number < number) {
             state.obsolete.get_or_insert(at);
         }
@@ -104,9 +98,9 @@ impl History {
         self.states.back().map_or(0, |it| it.number)
     }
 
-    /// Whether a state that may have been active between the two times explains this reply.
-    pub(crate) fn explains(&self, of: FrontendKey, reply: &Reply, began: Instant, ended: Instant) -> bool {
-        self.between(began, ended).any(|state| match (reply, state.sets.get(&of)) {
+    /// Whether a state that may have been active in this period explains this reply.
+    pub(crate) fn explains(&self, of: FrontendKey, reply: &Reply, period: Period) -> bool {
+        self.within(period).any(|state| match (reply, state.sets.get(&of)) {
             (Reply::From(endpoint), Some(set)) => set.endpoints.contains(endpoint),
             (Reply::Refused, Some(set)) => set.endpoints.is_empty(),
             (Reply::Unreachable, None) => true,
@@ -114,60 +108,29 @@ impl History {
         })
     }
 
-    /// Whether the frontend had this endpoint in every state that may have been active between the two times.
-    pub(crate) fn served_throughout(
-        &self,
-        of: FrontendKey,
-        by: IpAddr,
-        began: Instant,
-        ended: Instant,
-    ) -> bool {
-        self.throughout(of, began, ended, |it| it.endpoints.contains(&by))
+    /// Whether the frontend had this endpoint in every state that may have been active in this period.
+    pub(crate) fn served_throughout(&self, of: FrontendKey, by: IpAddr, period: Period) -> bool {
+        self.within(period).all(|it| it.sets.get(&of).is_some_and(|set| set.endpoints.contains(&by)))
     }
 
     /// Whether it also had session affinity in all of them.
-    pub(crate) fn kept_throughout(
-        &self,
-        of: FrontendKey,
-        by: IpAddr,
-        began: Instant,
-        ended: Instant,
-    ) -> bool {
-        self.throughout(of, began, ended, |it| it.has_affinity && it.endpoints.contains(&by))
+    pub(crate) fn kept_throughout(&self, of: FrontendKey, by: IpAddr, period: Period) -> bool {
+        self.served_throughout(of, by, period)
+            && self.within(period).all(|it| it.sets.get(&of).is_some_and(|set| set.has_affinity))
     }
 
-    fn throughout(
-        &self,
-        of: FrontendKey,
-        began: Instant,
-        ended: Instant,
-        holds: impl Fn(&EndpointSet) -> bool,
-    ) -> bool {
-        self.between(began, ended).all(|state| state.sets.get(&of).is_some_and(|set| holds(set)))
-    }
-
-    fn between(&self, began: Instant, ended: Instant) -> impl Iterator<Item = &WrittenState> {
+    fn within(&self, (began, ended): Period) -> impl Iterator<Item = &WrittenState> {
         self.states.iter().filter(move |it| it.written <= ended && it.obsolete.is_none_or(|at| at >= began))
     }
 }
 
-fn sets(services: &[Service]) -> HashMap<FrontendKey, Arc<EndpointSet>> {
+fn sets(services: &[Service]) -> HashMap<FrontendKey, EndpointSet> {
     let mut sets = HashMap::new();
     for service in services {
-        let Service { cluster_ips, external_ips, load_balancer_ips, ports, endpoints, .. } = service;
-        let node = random_cluster::node();
-        let node = node.iter().filter(|it| cluster_ips.iter().any(|ip| ip.is_ipv4() == it.is_ipv4()));
-        let own = cluster_ips.iter().chain(external_ips).chain(load_balancer_ips).map(|it| (it, false));
-        for (ip, is_of_node) in own.chain(node.map(|it| (it, true))) {
-            let addresses = endpoints.iter().filter(|it| it.ready).flat_map(|it| &it.addresses);
-            let endpoints = addresses.filter(|it| it.is_ipv4() == ip.is_ipv4()).copied().collect();
-            let set = Arc::new(EndpointSet { endpoints, has_affinity: service.affinity.is_some() });
-            for port in ports {
-                let number = if is_of_node { port.node_port } else { Some(port.port) };
-                if let Some(number) = number {
-                    sets.insert((SocketAddr::new(*ip, number), port.protocol), Arc::clone(&set));
-                }
-            }
+        for (frontend, port) in service.frontends(random_cluster::node()) {
+            let endpoints = service.ready_endpoints(frontend.ip()).collect();
+            let set = EndpointSet { endpoints, has_affinity: service.affinity.is_some() };
+            sets.insert((frontend, port.protocol), set);
         }
     }
     sets
@@ -188,14 +151,14 @@ mod tests_of_history {
         let zero = Instant::now();
         let at = |ms| zero + Duration::from_millis(ms);
         let mut history = History::default();
-        history.write_at(1, &web(&[1, 2]), at(0));
-        history.write_at(2, &web(&[2]), at(100));
-        history.active_at(2, at(150));
-        history.write_at(3, &web(&[]), at(200));
-        history.write_at(4, &[], at(300));
-        history.active_at(4, at(350));
+        history.write(1, &web(&[1, 2]), at(0));
+        history.write(2, &web(&[2]), at(100));
+        history.active(2, at(150));
+        history.write(3, &web(&[]), at(200));
+        history.write(4, &[], at(300));
+        history.active(4, at(350));
         let explains =
-            |reply: &Reply, began, ended| history.explains(web_frontend, reply, at(began), at(ended));
+            |reply: &Reply, began, ended| history.explains(web_frontend, reply, (at(began), at(ended)));
         let from = |n| Reply::From([10, 244, 1, n].into());
 
         assert!(explains(&from(1), 10, 20) && explains(&from(1), 140, 180));
@@ -206,7 +169,7 @@ mod tests_of_history {
         assert!(!explains(&Reply::Failed("timed out".into()), 0, 400));
 
         let throughout = |n, began, ended| {
-            history.served_throughout(web_frontend, [10, 244, 1, n].into(), at(began), at(ended))
+            history.served_throughout(web_frontend, [10, 244, 1, n].into(), (at(began), at(ended)))
         };
         assert!(throughout(2, 10, 190) && !throughout(2, 10, 210));
         assert!(throughout(1, 10, 90) && !throughout(1, 10, 110));

@@ -4,7 +4,7 @@
 use std::{
     collections::HashMap,
     fmt, io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -115,7 +115,7 @@ impl LoadState {
     fn check(&self, of: FrontendKey, kind: &str, reply: &Reply, began: Instant) {
         let ended = Instant::now();
         let history = self.history();
-        if history.explains(of, reply, began, ended) {
+        if history.explains(of, reply, (began, ended)) {
             if !matches!(reply, Reply::From(_)) {
                 increment(&self.counts.refused);
             }
@@ -215,7 +215,7 @@ impl RepeatClients {
         let Reply::From(now) = reply else { return };
         if let Some((before, at)) = self.last.insert((source, service), (now, began))
             && before != now
-            && state.history().kept_throughout(of, before, at, Instant::now())
+            && state.history().kept_throughout(of, before, (at, Instant::now()))
         {
             state.fail_broken(format_args!(
                 "the client {source} of {service} lost the active endpoint {before} to {now}"
@@ -240,13 +240,11 @@ struct UdpClient {
 
 impl UdpClient {
     fn new(service: SocketAddr) -> io::Result<Self> {
-        let any: IpAddr =
-            if service.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        Self::bind(any, service)
+        Ok(Self { socket: client::udp_socket(service)?, service, last: None })
     }
 
-    fn bind(source: impl Into<IpAddr>, service: SocketAddr) -> io::Result<Self> {
-        let socket = UdpSocket::bind((source.into(), 0))?;
+    fn bind(source: Ipv4Addr, service: SocketAddr) -> io::Result<Self> {
+        let socket = UdpSocket::bind((source, 0))?;
         socket.set_read_timeout(Some(client::REQUEST_TIMEOUT))?;
         Ok(Self { socket, service, last: None })
     }
@@ -259,12 +257,11 @@ impl UdpClient {
     }
 
     fn receive(&self) -> io::Result<String> {
-        let mut reply = [0; 64];
-        let (length, from) = self.socket.recv_from(&mut reply)?;
+        let (name, from) = client::receive(&self.socket)?;
         if (from.ip(), from.port()) != (self.service.ip(), self.service.port()) {
             return Err(io::Error::other(format!("the reply came from {from}")));
         }
-        Ok(String::from_utf8_lossy(&reply[..length]).trim_end().to_owned())
+        Ok(name)
     }
 
     /// A request over an unconnected socket. It may move to another endpoint only if its own was not active at some time
@@ -277,7 +274,7 @@ impl UdpClient {
         let Reply::From(now) = reply else { return };
         if let Some((before, at)) = self.last
             && before != now
-            && state.history().served_throughout(of, before, at, Instant::now())
+            && state.history().served_throughout(of, before, (at, Instant::now()))
         {
             let service = self.service;
             state.fail_broken(format_args!(
@@ -316,7 +313,7 @@ impl UdpClient {
             )),
             Err(error) => {
                 self.last = None;
-                if state.history().served_throughout(of, endpoint, since, Instant::now()) {
+                if state.history().served_throughout(of, endpoint, (since, Instant::now())) {
                     state.fail_broken(format_args!("a socket connected to {service}, {endpoint}: {error}"));
                 } else {
                     increment(&state.counts.terminated);

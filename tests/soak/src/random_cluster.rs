@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fastrand::Rng;
 use tests::{
-    manifest::{Service, node_with_addresses},
+    manifest::{Service, endpoint, node_with_addresses},
     test_node::NODE,
 };
 
@@ -14,16 +14,11 @@ pub(crate) const ENDPOINTS: u8 = 10;
 /// How many Services are under load.
 const SERVICES: u8 = 6;
 /// The maximum number of other Services: the maps grow several times on the way there.
-const MAX_OTHERS: usize = 300;
+pub(crate) const MAX_OTHERS: usize = 300;
 /// The timeout of session affinity in seconds: longer than any soak.
 const AFFINITY: u32 = 86_400;
 /// How many states the marker distinguishes.
 const MARKERS: u64 = 1 << 15;
-
-/// The addresses of an endpoint, with the same number in both families.
-pub(crate) fn endpoint(n: u8) -> [IpAddr; 2] {
-    [Ipv4Addr::new(10, 244, 1, n).into(), Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 1, n.into()).into()]
-}
 
 /// The node's addresses. No route leads to them: a connect that is not translated fails.
 pub(crate) fn node() -> [IpAddr; 2] {
@@ -126,36 +121,22 @@ impl RandomCluster {
         let name = format!("s{}", n + 1);
         // What is removed returns soon.
         let is_usual = rng.u8(..4) != 0;
+        let set = |flag: &mut bool, what: &str, value: bool| {
+            *flag = value;
+            format!("{name} {what}: {value}")
+        };
         match rng.u8(..20) {
-            0 => {
-                service.exists = is_usual;
-                format!("{name} exists: {is_usual}")
-            }
-            1 => {
-                service.has_v6 = is_usual;
-                format!("{name} is dual-stack: {is_usual}")
-            }
-            2 => {
-                service.has_udp = is_usual;
-                format!("{name} has a UDP port: {is_usual}")
-            }
-            3 => {
-                service.has_external_ip = is_usual;
-                format!("{name} has an external IP: {is_usual}")
-            }
+            0 => set(&mut service.exists, "exists", is_usual),
+            1 => set(&mut service.has_v6, "is dual-stack", is_usual),
+            2 => set(&mut service.has_udp, "has a UDP port", is_usual),
+            3 => set(&mut service.has_external_ip, "has an external IP", is_usual),
             4 => {
                 service.endpoints.clear();
                 format!("{name} has no endpoints")
             }
             5 => self.resize(rng.usize(..=MAX_OTHERS)),
-            6 => {
-                service.has_node_port = is_usual;
-                format!("{name} has node ports: {is_usual}")
-            }
-            7 => {
-                service.has_affinity = rng.bool();
-                format!("{name} has affinity: {}", service.has_affinity)
-            }
+            6 => set(&mut service.has_node_port, "has node ports", is_usual),
+            7 => set(&mut service.has_affinity, "has affinity", rng.bool()),
             8..13 => {
                 service.endpoints = random_endpoints(rng);
                 format!("{name} has the endpoints {:?}", service.endpoints)
@@ -185,13 +166,8 @@ impl RandomCluster {
 
     /// Sets the number of Services without load.
     pub(crate) fn resize(&mut self, others: usize) -> String {
-        self.others = others.min(MAX_OTHERS);
+        self.others = others;
         format!("{} other Services", self.others)
-    }
-
-    /// Sets the number of Services to the maximum.
-    pub(crate) fn grow(&mut self) -> String {
-        self.resize(MAX_OTHERS)
     }
 
     /// The manifests, with the marker of this state.

@@ -22,7 +22,7 @@ use tests::{Build, EchoServer, ObjectTracker, TestNode, eventually, manifest, te
 use crate::{
     load::{LoadCounts, LoadState, SoakLoad},
     proxy::{PROXY_TIMEOUT, Proxy, ProxyKind, open_files},
-    random_cluster::{self, RandomCluster},
+    random_cluster::{self, MAX_OTHERS, RandomCluster},
 };
 
 /// The share of the time, at the start, in which every Service changes without a pause while each decision of the
@@ -84,7 +84,7 @@ struct Soak {
 impl Soak {
     fn new(node: TestNode, seed: u64) -> Result<Self> {
         let mut servers = Vec::new();
-        for address in (1..=random_cluster::ENDPOINTS).flat_map(random_cluster::endpoint) {
+        for address in (1..=random_cluster::ENDPOINTS).flat_map(manifest::endpoint) {
             if address.is_ipv6() {
                 node.netns().add_address(address)?;
             }
@@ -123,7 +123,7 @@ impl Soak {
         for _ in 0..2 {
             self.change()?;
         }
-        let objects = self.objects.observe_settled();
+        let objects = self.objects.settled_counts();
         let pins = self.node.pins();
         self.load = Some(SoakLoad::start(&self.shared, self.seed)?);
         self.begin = Instant::now();
@@ -158,9 +158,9 @@ impl Soak {
         if !eventually(PROXY_TIMEOUT, || self.node.pins() == pins) {
             self.leaks.push(format!("pins: {:?}, at the start {pins:?}", self.node.pins()));
         }
-        let has_same = |it: &mut ObjectTracker| it.observe().counts() == objects && it.leaked().is_empty();
+        let has_same = |it: &mut ObjectTracker| it.counts() == objects && it.leaked().is_empty();
         if !eventually(PROXY_TIMEOUT, || has_same(&mut self.objects)) {
-            let (now, leaked) = (self.objects.observe().counts(), self.objects.leaked());
+            let (now, leaked) = (self.objects.counts(), self.objects.leaked());
             self.leaks.push(format!("kernel objects: {now:?}, at the start {objects:?}; leaked: {leaked:?}"));
         }
         self.proxy.take().context("a proxy runs")?.terminate()
@@ -205,7 +205,7 @@ impl Soak {
         for _ in 0..CHANGES_PER_CYCLE {
             self.change()?;
         }
-        for change in [self.cluster.grow(), self.cluster.resize(0)] {
+        for change in [self.cluster.resize(MAX_OTHERS), self.cluster.resize(0)] {
             self.write_and_wait(&change)?;
         }
         Ok(())
@@ -317,7 +317,7 @@ impl Soak {
         let proxy = self.proxy.as_mut().context("a proxy runs")?;
         let is_active = || active_state(newest) == Some(newest);
         proxy.wait_until(is_active).with_context(|| format!("state {newest} never became active"))?;
-        self.shared.history().active(newest);
+        self.shared.history().active(newest, Instant::now());
         self.show_progress();
         Ok(())
     }
@@ -331,7 +331,7 @@ impl Soak {
         self.newest += 1;
         let services = self.cluster.services(self.newest);
         self.log(&format!("state {}: {change}", self.newest));
-        self.shared.history().write(self.newest, &services);
+        self.shared.history().write(self.newest, &services, Instant::now());
         self.node.write(&services);
         let manifest = |number| self.folder.join(format!("{number}.yaml"));
         fs::copy(self.node.manifests().join("all.yaml"), manifest(self.newest))?;

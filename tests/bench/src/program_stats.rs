@@ -1,0 +1,41 @@
+//! The cost of BPF programs, as the kernel counts it.
+//!
+//! Counting is on only inside [`ProgramStats::of`], because counting itself costs time.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use aya::{
+    programs::ProgramInfo,
+    sys::{Stats, enable_stats},
+};
+
+/// How often a program ran and for how long in total.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProgramStats {
+    runs: u64,
+    /// The total run time in nanoseconds, including two reads of the clock per run.
+    nanoseconds: u64,
+}
+
+impl ProgramStats {
+    /// Counts the runs of the program pinned at `pin` during `work`, whatever causes them.
+    pub(crate) fn of(pin: &Path, work: impl FnOnce() -> Result<()>) -> Result<Self> {
+        let _counting = enable_stats(Stats::RunTime).context("cannot have the kernel count run times")?;
+        let before = Self::read(pin)?;
+        work()?;
+        let after = Self::read(pin)?;
+        Ok(Self { runs: after.runs - before.runs, nanoseconds: after.nanoseconds - before.nanoseconds })
+    }
+
+    fn read(pin: &Path) -> Result<Self> {
+        let info = ProgramInfo::from_pin(pin)
+            .with_context(|| format!("cannot read the program {}", pin.display()))?;
+        Ok(Self { runs: info.run_count(), nanoseconds: info.run_time().as_nanos() as u64 })
+    }
+
+    /// The mean run time in nanoseconds.
+    pub(crate) fn mean(self) -> f64 {
+        self.nanoseconds as f64 / self.runs.max(1) as f64
+    }
+}
