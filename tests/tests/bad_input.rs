@@ -4,7 +4,6 @@
 
 use std::{
     fs,
-    io::ErrorKind,
     net::{SocketAddr, TcpStream},
     os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
     path::Path,
@@ -180,51 +179,6 @@ fn a_broken_manifest_keeps_the_last_good_state() {
     // The next valid manifest is applied.
     let late = Service::new("late", &[[10, 96, 0, 11].into()]).port("", "TCP", 80, 8080);
     node.apply(&[web4([1]), late]);
-}
-
-#[test]
-fn a_bad_object_does_not_affect_others() {
-    const BAD: &str = r"apiVersion: v1
-kind: Service
-metadata: {name: impossible, namespace: default}
-spec:
-  clusterIP: 10.96.0.300
-  clusterIPs: [10.96.0.300, 10.96.0.20]
-  ports: [{port: 0, name: a}, {port: 70000, name: b}, {port: 80, name: c}]
----
-apiVersion: v1
-kind: Service
-metadata: {name: conflict, namespace: default}
-spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: of-nobody, namespace: default, labels: {kubernetes.io/service-name: nobody}}
-addressType: IPv4
-ports: [{port: 80}]
-endpoints: [{addresses: [10.244.1.9]}]
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: web, namespace: default}
-";
-    let Some(mut node) = node_or_skip() else { return };
-    node.write_file("bad.yaml", BAD);
-    node.start(&[]);
-    let is_good = |it: &String| it.starts_with("frontend 10.96.0.20:80");
-    node.wait_until(|node| node.dump(Build::Product).is_ok_and(|it| it.iter().any(is_good)));
-    // default/conflict, which has no endpoints, precedes default/web in the order of names.
-    let is_refused = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
-    node.wait_until(|_| TcpStream::connect(frontend()).is_err_and(is_refused));
-    node.wait_until_logged(&[
-        "10.96.0.300",
-        "70000",
-        "default/impossible",
-        "Deployment",
-        "bad.yaml",
-        "default/web",
-        "default/conflict",
-    ]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Which protocols are translated: TCP and UDP, separately, and no others.
+//! Protocols other than TCP and UDP are not translated.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -17,7 +17,7 @@ use nix::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
-    EchoServer, TIMEOUT, TestNode, Transport, eventually,
+    TIMEOUT, TestNode, Transport, eventually,
     fixtures::{WEB, endpoint, web, web_frontends},
     manifest::Service,
     request, scaled, skip,
@@ -41,38 +41,6 @@ fn node_or_skip() -> Option<TestNode> {
         assert_eq!(request(transport, frontend).unwrap(), "web-1");
     }
     Some(node)
-}
-
-#[test]
-fn tcp_and_udp_of_one_port_are_two_frontends() {
-    let Some(mut node) = node_or_skip() else { return };
-    // One Service with two targets, and two Services that share an address.
-    let shared = IpAddr::from([203, 0, 113, 7]);
-    let pod = endpoint(1)[0];
-    let single = |name: &str, ip: u8, protocol, target| {
-        Service::new(name, &[[10, 96, 1, ip].into()])
-            .port("", protocol, 53, target)
-            .external_ips(&[shared])
-            .endpoint(name, &[pod])
-    };
-    let both = Service::new("both", &[[10, 96, 1, 3].into()])
-        .port("stream", "TCP", 53, 5301)
-        .port("datagram", "UDP", 53, 5302)
-        .endpoint("both", &[pod]);
-    let _servers = [("stream", 5301), ("datagram", 5302)]
-        .map(|(name, port)| EchoServer::start(name, SocketAddr::new(pod, port)).unwrap());
-    node.write(&[single("stream", 1, "TCP", 5301), single("datagram", 2, "UDP", 5302), both]);
-    let is_served = |ip: IpAddr| {
-        let names = Transport::ALL.map(|it| request(it, SocketAddr::new(ip, 53)).unwrap_or_default());
-        names == ["stream", "datagram", "datagram"]
-    };
-    node.wait_until(|_| is_served(shared));
-    assert!(is_served([10, 96, 1, 3].into()));
-    // Ports that a Service does not have are not translated, and have no route.
-    for (ip, transport) in [(1, Transport::Udp), (1, Transport::UdpUnconnected), (2, Transport::Tcp)] {
-        let error = request(transport, SocketAddr::from(([10, 96, 1, ip], 53))).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::NetworkUnreachable, "{transport:?}: {error}");
-    }
 }
 
 /// A socket of a protocol other than TCP and UDP reaches the server that really has the Service's address, and no hook

@@ -16,13 +16,7 @@ use proxy_common::{
     tables::{BackendSetMember, Frontend, LOCAL_ADDRESSES_ONLY, NodeAddrScope, NodePortKey, TCP, UDP},
 };
 
-use crate::{
-    bpf_maps,
-    error::Error,
-    pins::Pins,
-    store::{Side, Table},
-    table_family::TableFamily,
-};
+use crate::{bpf_maps, error::Error, pins::Pins, store::Table, table_family::TableFamily};
 
 /// How often to read again because another generation became active meanwhile.
 const MAX_ATTEMPTS: usize = 20;
@@ -67,8 +61,10 @@ fn initialized(pin_dir: &Path) -> Result<Pins, Error> {
 
 fn active_generation(pin_dir: &Path) -> Result<Generation, Error> {
     let pins = initialized(pin_dir)?;
-    let generation =
-        read_unchanged(|| bpf_maps::read_active(&pins), |(side, _)| Generation::read(&pins, side))?;
+    let generation = read_unchanged(
+        || bpf_maps::read_active(&pins),
+        |(side, _)| Generation::read(|table| bpf_maps::read(&pins.inner(side, table), table.entry())),
+    )?;
     generation.ok_or_else(|| Error::ConcurrentUpdate(pin_dir.to_path_buf()))
 }
 
@@ -88,11 +84,15 @@ fn read_unchanged<W: Copy + PartialEq, T>(
     Ok(None)
 }
 
+/// The keys and the values of a table, each concatenated.
+pub(super) type Entries = (Vec<u8>, Vec<u8>);
+
 /// A frontend: its name, its IP version and its row.
 type NamedFrontend = (String, u8, Frontend);
 
+/// The entries of a generation, resolved.
 #[derive(Default)]
-struct Generation {
+pub(super) struct Generation {
     frontends: Vec<NamedFrontend>,
     /// By IP version and position.
     backends: BTreeMap<(u8, u32), SocketAddr>,
@@ -101,11 +101,12 @@ struct Generation {
 }
 
 impl Generation {
-    fn read(pins: &Pins, side: Side) -> Result<Self, Error> {
+    /// Reads a generation of which `entries` returns the keys and values of each table, concatenated.
+    pub(super) fn read(entries: impl Fn(Table) -> Result<Entries, Error>) -> Result<Self, Error> {
         let mut it = Self::default();
-        it.read_family::<V4>(pins, side)?;
-        it.read_family::<V6>(pins, side)?;
-        for (key, row) in rows::<NodePortKey, Frontend>(pins, side, Table::NodePorts)? {
+        it.read_family::<V4>(&entries)?;
+        it.read_family::<V6>(&entries)?;
+        for (key, row) in rows::<NodePortKey, Frontend>(&entries(Table::NodePorts)?) {
             let any: IpAddr = match key.ip_version {
                 4 => Ipv4Addr::UNSPECIFIED.into(),
                 _ => Ipv6Addr::UNSPECIFIED.into(),
@@ -113,24 +114,28 @@ impl Generation {
             let address = SocketAddr::new(any, key.port.get());
             it.frontends.push((frontend_name(address, key.protocol), key.ip_version, row));
         }
-        for (key, scope) in rows::<V6, NodeAddrScope>(pins, side, Table::NodeAddrs)? {
+        for (key, scope) in rows::<V6, NodeAddrScope>(&entries(Table::NodeAddrs)?) {
             it.node_addresses.push((key.into(), scope));
         }
         Ok(it)
     }
 
-    fn read_family<F: TableFamily>(&mut self, pins: &Pins, side: Side) -> Result<(), Error> {
-        for (key, row) in rows::<F::FrontendKey, Frontend>(pins, side, F::FRONTENDS)? {
+    fn read_family<F: TableFamily>(
+        &mut self,
+        entries: &impl Fn(Table) -> Result<Entries, Error>,
+    ) -> Result<(), Error> {
+        for (key, row) in rows::<F::FrontendKey, Frontend>(&entries(F::FRONTENDS)?) {
             let (address, protocol) = F::frontend(key);
             self.frontends.push((frontend_name(address, protocol), F::VERSION, row));
         }
-        for (position, row) in rows::<u32, F::BackendEntry>(pins, side, F::BACKENDS)? {
+        for (position, row) in rows::<u32, F::BackendEntry>(&entries(F::BACKENDS)?) {
             if row != F::BackendEntry::zeroed() {
                 self.backends.insert((F::VERSION, position), F::socket_addr(F::backend_of(row).0));
             }
         }
-        let members = rows::<F::BackendSetMemberKey, BackendSetMember>(pins, side, F::MEMBERS)?;
-        self.members.extend(members.into_iter().map(|(key, _)| F::member(key)));
+        let members = entries(F::MEMBERS)?;
+        let members = rows::<F::BackendSetMemberKey, BackendSetMember>(&members);
+        self.members.extend(members.map(|(key, _)| F::member(key)));
         Ok(())
     }
 
@@ -155,7 +160,8 @@ impl Generation {
         self.backends.range((*version, row.backend_offset)..(*version, end)).map(|(key, it)| (*key, *it))
     }
 
-    fn lines(&self) -> Vec<String> {
+    /// A line for each entry, sorted.
+    pub(super) fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let mut names_by_set: HashMap<u32, Vec<&str>> = HashMap::new();
         let mut orphans = self.backends.clone();
@@ -194,15 +200,10 @@ impl Generation {
     }
 }
 
-fn rows<K: AnyBitPattern, V: AnyBitPattern>(
-    pins: &Pins,
-    side: Side,
-    table: Table,
-) -> Result<Vec<(K, V)>, Error> {
-    let (keys, values) = bpf_maps::read(&pins.inner(side, table), table.entry())?;
+fn rows<K: AnyBitPattern, V: AnyBitPattern>((keys, values): &Entries) -> impl Iterator<Item = (K, V)> {
     let keys = keys.chunks_exact(size_of::<K>()).map(bytemuck::pod_read_unaligned);
     let values = values.chunks_exact(size_of::<V>()).map(bytemuck::pod_read_unaligned);
-    Ok(keys.zip(values).collect())
+    keys.zip(values)
 }
 
 fn frontend_name(address: SocketAddr, protocol: u8) -> String {

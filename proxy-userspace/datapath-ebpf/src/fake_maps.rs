@@ -17,6 +17,7 @@ use proxy_common::{
 };
 
 use crate::{
+    dump::Entries,
     error::Error,
     store::{MapStore, Side, Table},
     table_family::TableFamily,
@@ -121,6 +122,12 @@ impl FakeMaps {
             IpAddr::V4(ip) => ActiveSide(self, PhantomData::<V4>).node_addr_scope(ip.into()),
             IpAddr::V6(ip) => ActiveSide(self, PhantomData::<V6>).node_addr_scope(ip.into()),
         }
+    }
+
+    /// The keys and values of a table of the active side, as they are read from the kernel.
+    pub(super) fn entries(&self, table: Table) -> Entries {
+        let (_, rows) = &self.tables[self.active.index()][table.index()];
+        (rows.keys().flatten().copied().collect(), rows.values().flatten().copied().collect())
     }
 
     /// How many entries a side has in a table.

@@ -59,7 +59,7 @@ fn a_lower_crate_never_imports_a_higher_one() {
 }
 
 /// Every crate of the workspace with its folder, from the highest layer to the lowest.
-const LAYERS: [(&str, &str); 26] = [
+const LAYERS: [(&str, &str); 27] = [
     ("xtask", "xtask"),
     ("vmtest", "tests/vmtest"),
     ("conformance", "tests/conformance"),
@@ -78,6 +78,7 @@ const LAYERS: [(&str, &str); 26] = [
     ("netlink", "proxy-userspace/netlink"),
     ("pipeline", "proxy-userspace/pipeline"),
     ("publish", "proxy-userspace/publish"),
+    ("scenarios", "tests/scenarios"),
     ("source", "proxy-userspace/source"),
     ("api-server", "tests/api-server"),
     ("wire", "proxy-userspace/wire"),

@@ -1,4 +1,5 @@
-//! Several Services that claim the same frontend.
+//! Several Services that claim the same frontend: the order of precedence, and many claims. `tests/scenarios/changes.yaml` has
+//! the rest.
 
 use std::net::IpAddr;
 
@@ -59,55 +60,6 @@ fn the_older_service_wins() {
 fn of_services_of_the_same_age_the_first_by_name_wins() {
     check_winner(Some(1), Some(1), "a");
     check_winner(None, None, "a");
-}
-
-#[test]
-fn the_loser_gets_the_address_when_the_winner_is_deleted() {
-    let mut brain = brain([named("a", ONE, Some(2)), named("b", ONE, Some(1))]);
-    brain.delete_service(&ServiceName::new("ns", "b"));
-    assert_eq!(brain.recompute().len(), 1);
-    assert!(lost(&brain, "a").concat().is_empty() && rejected_items(&brain).is_empty());
-    brain.set_service(named("b", ONE, Some(1)));
-    brain.recompute();
-    assert_eq!(rejected_items(&brain), ["Service ns/a: 10.96.0.1:80/TCP"]);
-    brain.set_service(named("b", "10.96.0.2", Some(1)));
-    brain.recompute();
-    assert!(lost(&brain, "a").concat().is_empty() && rejected_items(&brain).is_empty());
-}
-
-#[test]
-fn an_external_ip_does_not_take_over_a_cluster_ip() {
-    let mut attacker = named("a", "10.96.0.2", Some(1));
-    attacker.external_ips = vec![ONE.parse().unwrap()];
-    let brain = brain([attacker, named("b", ONE, Some(2))]);
-    assert_eq!(rejected_items(&brain), ["Service ns/a: 10.96.0.1:80/TCP"]);
-    assert!(lost(&brain, "b").concat().is_empty());
-}
-
-#[test]
-fn only_the_conflicting_port_is_lost() {
-    let other = named("b", ONE, Some(1));
-    let mut loser = named("a", ONE, Some(2));
-    loser.ports.push(service_port("b", Protocol::Tcp, 81));
-    loser.ports.push(service_port("c", Protocol::Udp, 80));
-    let brain = brain([loser, other]);
-    assert_eq!(lost(&brain, "a"), [vec![ONE.parse::<IpAddr>().unwrap()], vec![], vec![]]);
-}
-
-#[test]
-fn losing_a_node_port_leaves_the_rest() {
-    let with_node_port = |name, address, created| {
-        let mut service = named(name, address, created);
-        service.ports[0].node_port = Some(number(30080));
-        service
-    };
-    let brain = brain([with_node_port("a", ONE, Some(2)), with_node_port("b", "10.96.0.2", Some(1))]);
-    let port = |name| {
-        let state = &brain.state("n1").unwrap().services[&ServiceName::new("ns", name)];
-        state.service.ports[0].node_port
-    };
-    assert_eq!((port("a"), port("b")), (None, Some(number(30080))));
-    assert_eq!(rejected_items(&brain), ["Service ns/a: node port 30080/TCP"]);
 }
 
 #[test]

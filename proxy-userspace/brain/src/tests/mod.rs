@@ -9,9 +9,7 @@ use std::{num::NonZeroU16, sync::Arc};
 
 use model::{
     Family, Protocol, ServiceName,
-    cluster::{
-        ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
-    },
+    cluster::{Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort},
     state::{self, Scope, ServiceKind, ServiceState, TargetPort, TrafficPolicy},
 };
 
@@ -98,15 +96,6 @@ fn node(name: &str, zone: Option<&str>) -> Node {
     Node { name: name.into(), zone: zone.map(Into::into), info: state::NodeInfo::default() }
 }
 
-fn cluster(service: &Service, slices: &[EndpointSlice]) -> ClusterState {
-    let mut cluster = ClusterState::default();
-    cluster.set_service(service.clone());
-    for slice in slices {
-        cluster.set_slice(slice.clone());
-    }
-    cluster
-}
-
 fn state(service: &Service, slices: &[EndpointSlice]) -> ServiceState {
     service_state(service, slices, NODE, &Options::default()).unwrap()
 }
@@ -124,18 +113,4 @@ fn targets(state: &ServiceState, port: usize, scope: Scope) -> String {
         format!("{family}{last}{port}")
     });
     texts.collect::<Vec<_>>().join(" ")
-}
-
-/// Checks the targets of the first port for each scope: internal, external, cluster.
-#[track_caller]
-fn check(service: &Service, endpoints: &[Endpoint], internal: &str, external: &str, short_circuit: &str) {
-    let state = state(service, &[slice(endpoints)]);
-    let found = [Scope::Internal, Scope::External, Scope::Cluster].map(|it| targets(&state, 0, it));
-    assert_eq!(found, [internal, external, short_circuit]);
-}
-
-/// Checks the targets of the first port for traffic to the cluster IP.
-#[track_caller]
-fn check_internal(slices: &[EndpointSlice], internal: &str) {
-    assert_eq!(targets(&state(&service(), slices), 0, Scope::Internal), internal);
 }

@@ -1,6 +1,6 @@
 //! Node states computed from a cluster state that was sent over the wire equal those computed from the original.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use brain::{Options, node_state};
 use model::{
@@ -11,7 +11,6 @@ use model::{
 use proptest::{collection::vec, option, prelude::*, sample::select, test_runner::Config};
 use proxy_contract::client::ClusterWatch;
 use publish::cluster::ClusterSnapshot;
-use source::file::{ManifestFormat, Object, parse};
 use tokio::time::timeout;
 use wire::{Extensions, cluster::ClusterDecoder};
 
@@ -231,45 +230,18 @@ fn a_brain_that_follows_computes_the_same_states() {
     proptest!(config, |(batches in batches)| runtime.block_on(play(batches)));
 }
 
-fn read(file: &Path) -> Vec<ClusterState> {
-    let text = std::fs::read_to_string(file).unwrap();
-    // Each scenario is a document with a list of manifests.
-    let documents = text.split("\n---").filter(|it| it.contains("manifests:"));
-    let state = documents.map(|document| {
-        let after = document.split("\nmanifests:").nth(1).unwrap();
-        let end = after.find("\nexpect:").unwrap();
-        let list = format!("apiVersion: v1\nkind: List\nitems:{}\n", &after[..end]);
-        let parsed = parse("case", list.as_bytes(), ManifestFormat::Yaml).unwrap();
-        let mut state = ClusterState::default();
-        for (_, object) in parsed.objects {
-            match object {
-                Object::Service(it) => drop(state.set_service(it)),
-                Object::EndpointSlice(it) => drop(state.set_slice(it)),
-                Object::Node(it) => drop(state.set_node(it)),
-            }
-        }
-        state
-    });
-    state.collect()
-}
-
 #[tokio::test]
 async fn the_scenarios_are_unchanged_by_the_wire() {
     let (folder, brain) = Brain::new().await;
-    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cases");
-    let mut files: Vec<_> = std::fs::read_dir(cases).unwrap().map(|it| it.unwrap().path()).collect();
-    files.retain(|it| it.extension().is_some_and(|it| it == "yaml"));
-    files.sort();
     let mut downstream = Downstream::new(&folder);
-    let mut count = 0;
-    for state in files.iter().flat_map(|it| read(it)) {
-        let mut state = state;
+    let steps = scenarios::all().into_iter().flat_map(|it| it.steps);
+    for (count, step) in steps.enumerate() {
+        let mut state = step.cluster();
+        // A change even if the scenario before has the same objects.
         let zone = Some(format!("zone-{count}").into());
         state.set_node(Node { name: "mark".into(), zone, info: state::NodeInfo::default() });
-        count += 1;
         brain.cluster.publish(ClusterSnapshot::State(Arc::new(state.clone())));
-        assert_eq!(node_states(&*downstream.next().await), node_states(&state), "scenario {count}");
+        assert_eq!(node_states(&*downstream.next().await), node_states(&state), "{}", step.about);
     }
-    assert_eq!(count, 57, "scenarios");
     brain.stop().await;
 }

@@ -1,0 +1,172 @@
+//! Scenarios: how the proxy behaves, as data. `README.md` describes the files beside it.
+//!
+//! Each scenario runs against the brain (`brain/tests/scenarios.rs`), the maps in memory (`datapath-ebpf/src/double_buffer/by_scenario.rs`),
+//! a brain and its followers (`publish/tests/grpc/cluster_convergence.rs`), and the kernel (`tests/tests/scenarios.rs`).
+
+#![forbid(unsafe_code)]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use brain::Options;
+use model::{cluster::ClusterState, state::NodeState};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use source::file::{ManifestFormat, Object, parse};
+
+/// One scenario.
+#[derive(Debug)]
+pub struct Scenario {
+    /// Its name, with the name of its file: `policies/cluster-policy-uses-every-ready-endpoint`.
+    pub name: String,
+    /// The node that is looked at.
+    pub node: String,
+    /// The value of `--service-proxy-name`, if any.
+    pub service_proxy_name: Option<String>,
+    /// What happens: first the manifests of the scenario itself, and then every change.
+    pub steps: Vec<Step>,
+}
+
+/// A change of the cluster, and what it leads to. What is absent is not checked.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    /// What it shows.
+    pub about: String,
+    /// In a file the objects that are added or replaced; here all objects of the cluster after this step.
+    #[serde(default)]
+    pub manifests: Vec<Value>,
+    /// The objects that are removed, as `Service default/web`.
+    #[serde(default)]
+    pub removed: Vec<String>,
+    /// The Services that the brain serves, see `README.md`.
+    pub expect: Option<Value>,
+    /// What `dump` prints, without the addresses of the node.
+    pub dump: Option<String>,
+    /// Who answers at `ADDRESS:PORT/PROTOCOL`.
+    #[serde(default)]
+    pub answers: BTreeMap<String, Answer>,
+    /// Texts in the log.
+    #[serde(default)]
+    pub log: Vec<String>,
+    /// Values of metrics.
+    #[serde(default)]
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// Who answers at an address.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(untagged)]
+pub enum Answer {
+    /// Nobody: `refused`, or `untranslated` if the address is left alone.
+    Error(String),
+    /// Each of these addresses, and no other.
+    Endpoints(Vec<String>),
+}
+
+/// Every scenario.
+///
+/// # Panics
+///
+/// If a file is not readable or not valid.
+#[must_use]
+pub fn all() -> Vec<Scenario> {
+    let mut files: Vec<PathBuf> = fs::read_dir(env!("CARGO_MANIFEST_DIR"))
+        .expect("the folder of the scenarios can be listed")
+        .map(|it| it.expect("the folder of the scenarios can be listed").path())
+        .filter(|it| it.extension().is_some_and(|it| it == "yaml"))
+        .collect();
+    files.sort();
+    files.iter().flat_map(|it| read(it)).collect()
+}
+
+fn read(file: &Path) -> Vec<Scenario> {
+    let text = fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let topic = file.file_stem().unwrap_or_default().to_string_lossy();
+    let mut text = text.as_slice();
+    let documents = serde_saphyr::read::<_, Map<String, Value>>(&mut text);
+    let scenarios = documents.map(|document| {
+        let document = document.map_err(|error| error.to_string());
+        document
+            .and_then(|it| scenario(&topic, it))
+            .unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+    });
+    scenarios.collect()
+}
+
+/// Reads a document: the fields of a scenario and those of its first step.
+fn scenario(topic: &str, mut document: Map<String, Value>) -> Result<Scenario, String> {
+    let mut text = |field| document.remove(field).map(|it| it.as_str().unwrap_or_default().to_owned());
+    let name = format!("{topic}/{}", text("name").ok_or("a scenario has no name")?);
+    let node = text("node").ok_or_else(|| format!("{name} has no node"))?;
+    let service_proxy_name = text("serviceProxyName");
+    let changes = document.remove("then").unwrap_or_else(|| json!([]));
+    let first = Value::from(document);
+    let mut steps = Vec::new();
+    let mut objects: BTreeMap<String, Value> = BTreeMap::new();
+    for step in [first].iter().chain(changes.as_array().unwrap_or(&Vec::new())) {
+        let mut step = Step::deserialize(step).map_err(|error| format!("{name}: {error}"))?;
+        for it in &step.removed {
+            objects.remove(it).ok_or_else(|| format!("{name}: {it} does not exist"))?;
+        }
+        objects.extend(step.manifests.into_iter().map(|it| (identity(&it), it)));
+        step.manifests = objects.values().cloned().collect();
+        steps.push(step);
+    }
+    Ok(Scenario { name, node, service_proxy_name, steps })
+}
+
+/// The kind, namespace and name of an object.
+fn identity(object: &Value) -> String {
+    let field = |path| object.pointer(path).and_then(Value::as_str).unwrap_or_default();
+    let namespace = field("/metadata/namespace");
+    let separator = if namespace.is_empty() { "" } else { "/" };
+    format!("{} {namespace}{separator}{}", field("/kind"), field("/metadata/name"))
+}
+
+impl Scenario {
+    /// The state of the node after a step.
+    #[must_use]
+    pub fn node_state(&self, step: &Step) -> NodeState {
+        let options = Options { service_proxy_name: self.service_proxy_name.clone(), ..Options::default() };
+        brain::node_state(&step.cluster(), &self.node, &options)
+    }
+}
+
+impl Step {
+    /// All objects of the cluster, as a list that is a manifest.
+    #[must_use]
+    pub fn manifest(&self) -> String {
+        json!({"apiVersion": "v1", "kind": "List", "items": self.manifests}).to_string()
+    }
+
+    /// The state of the cluster.
+    ///
+    /// # Panics
+    ///
+    /// If a manifest cannot be parsed.
+    #[must_use]
+    pub fn cluster(&self) -> ClusterState {
+        let parsed = parse("scenario", self.manifest().as_bytes(), ManifestFormat::Json);
+        let parsed = parsed.unwrap_or_else(|error| panic!("{error}"));
+        let mut cluster = ClusterState::default();
+        for (_, object) in parsed.objects {
+            match object {
+                Object::Service(it) => drop(cluster.set_service(it)),
+                Object::EndpointSlice(it) => drop(cluster.set_slice(it)),
+                Object::Node(it) => drop(cluster.set_node(it)),
+            }
+        }
+        cluster
+    }
+
+    /// The lines of the expected dump, sorted.
+    #[must_use]
+    pub fn dump(&self) -> Option<Vec<String>> {
+        let lines: Vec<_> = self.dump.as_ref()?.lines().map(ToOwned::to_owned).collect();
+        Some(lines)
+    }
+}
