@@ -110,18 +110,12 @@ pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result
 
 impl BpfMaps {
     fn take(ebpf: &mut Ebpf, pins: &Pins, stripes: u32) -> Result<Self, Error> {
-        let mut map =
-            |name: &str| ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")));
-        let active = Array::try_from(map("ACTIVE")?).map_err(Error::map("ACTIVE"))?;
-        let Map::Array(prefilters) = map("PREFILTER")? else {
+        let active = map_spec::take(ebpf, "ACTIVE")?;
+        let Some(Map::Array(prefilters)) = ebpf.take_map("PREFILTER") else {
             return Err(Error::Incomplete("map PREFILTER".into()));
         };
-        let outer = Table::ALL
-            .iter()
-            .map(|table| ArrayOfMaps::try_from(map(table.map())?).map_err(Error::map(table.map())))
-            .collect::<Result<_, _>>()?;
-        let counters =
-            ArrayOfMaps::try_from(map(counter_maps::OUTER)?).map_err(Error::map(counter_maps::OUTER))?;
+        let outer = Table::ALL.iter().map(|it| map_spec::take(ebpf, it.map())).collect::<Result<_, _>>()?;
+        let counters = map_spec::take(ebpf, counter_maps::OUTER)?;
         let chunks = CounterChunks::open(pins, stripes)?;
         let grace_inner =
             create("grace", bpf_map_type::BPF_MAP_TYPE_HASH, EntrySize::of::<u32, u32>(), 1, 0)?;
@@ -315,8 +309,7 @@ pub(super) fn read(path: &Path, entry: EntrySize) -> Result<(Vec<u8>, Vec<u8>), 
 /// Reads the active side and the number of flips from the pinned map.
 pub(super) fn read_active(pins: &Pins) -> Result<(Side, u32), Error> {
     let path = pins.active();
-    let array = Map::from_map_data(map_spec::get(&path)?).and_then(Array::try_from);
-    let array: Array<MapData, u32> = array.map_err(Error::map(path.display()))?;
+    let array: Array<MapData, u32> = map_spec::open(&path)?;
     let word = array.get(&SIDE, 0).map_err(Error::map(path.display()))?;
     let flips = array.get(&FLIPS, 0).map_err(Error::map(path.display()))?;
     Ok((Side::from_word(word).ok_or(Error::InvalidActiveSide(word))?, flips))

@@ -4,17 +4,20 @@
 //! counters, and its caller knows when that is.
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::Entry},
-    hash::{BuildHasherDefault, Hasher},
+    collections::hash_map::Entry,
+    hash::Hasher as _,
     net::{IpAddr, SocketAddr},
 };
 
+use nohash_hasher::{IntMap, IsEnabled};
 use proxy_common::counters::{COUNTERS_PER_PORT, CounterIndex, MAX_CHUNKS, NO_COUNTER, chunk_of};
 use twox_hash::XxHash64;
 
 /// The owner of counters: a service port or one of its backends, as a hash. Never 0, which stands for no owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct CounterOwner(pub(super) u64);
+
+impl IsEnabled for CounterOwner {}
 
 impl CounterOwner {
     /// The service port of this id ([`proxy_common::tables::Frontend::service_port`]).
@@ -34,33 +37,12 @@ impl CounterOwner {
     }
 }
 
-/// Uses an owner, which is a hash already, as its own hash.
-#[derive(Debug, Default)]
-struct IdentityHasher(u64);
-
-impl Hasher for IdentityHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write_u64(&mut self, it: u64) {
-        self.0 = it;
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        // Not called for an owner, which is a single u64.
-        self.0 = bytes.iter().fold(self.0, |hash, it| hash.rotate_left(8) ^ u64::from(*it));
-    }
-}
-
-type BuildIdentity = BuildHasherDefault<IdentityHasher>;
-
 /// The counters and their owners.
 #[derive(Debug, Default)]
 pub(super) struct CounterAllocator {
-    allocations: HashMap<CounterOwner, Allocation, BuildIdentity>,
-    /// Owners that no table entry refers to any more.
-    idle: HashSet<CounterOwner, BuildIdentity>,
+    allocations: IntMap<CounterOwner, Allocation>,
+    /// Owners that no table entry referred to at some time since the last [`CounterAllocator::reclaim`].
+    idle: Vec<CounterOwner>,
     /// Free single counters.
     free_singles: Vec<CounterIndex>,
     /// Free blocks of [`COUNTERS_PER_PORT`], by their first counter.
@@ -115,7 +97,7 @@ impl CounterAllocator {
             // The earlier instance died between writes to two chunks.
             self.free(duplicate);
         }
-        self.idle.insert(owner);
+        self.idle.push(owner);
     }
 
     /// Reserves memory for so many more owners, so that inserting them does not rehash again and again.
@@ -137,14 +119,10 @@ impl CounterAllocator {
         if let Entry::Occupied(mut allocation) = self.allocations.entry(owner) {
             if allocation.get().is_block == is_block {
                 allocation.get_mut().uses += 1;
-                if allocation.get().uses == 1 {
-                    self.idle.remove(&owner);
-                }
                 return allocation.get().first;
             }
             // A partly written block: the earlier instance died before a table entry referred to it.
             let partial = allocation.remove();
-            self.idle.remove(&owner);
             self.free(partial);
         }
         let found = if is_block { self.take_block() } else { self.take_single() };
@@ -160,7 +138,7 @@ impl CounterAllocator {
         if let Some(allocation) = self.allocations.get_mut(&owner) {
             allocation.uses = allocation.uses.saturating_sub(1);
             if allocation.uses == 0 {
-                self.idle.insert(owner);
+                self.idle.push(owner);
             }
         }
     }
@@ -174,8 +152,11 @@ impl CounterAllocator {
     /// can find an entry of theirs.
     pub(super) fn reclaim(&mut self) {
         for owner in std::mem::take(&mut self.idle) {
-            if let Some(allocation) = self.allocations.remove(&owner) {
-                self.free(allocation);
+            if let Entry::Occupied(allocation) = self.allocations.entry(owner)
+                && allocation.get().uses == 0
+            {
+                let unused = allocation.remove();
+                self.free(unused);
             }
         }
     }
@@ -224,6 +205,8 @@ impl CounterAllocator {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     const PORT: CounterOwner = CounterOwner(100);

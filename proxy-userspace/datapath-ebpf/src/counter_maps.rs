@@ -1,22 +1,31 @@
 //! The chunks of counters in the kernel: created as needed, never replaced, and removed from the end when no counter of
-//! theirs has an owner.
+//! theirs has an owner. Any process can read them by the names of service ports, whether or not an instance runs.
 //!
 //! Invariant: the rows in which programs count are only read here. The value of a counter when it got its owner is stored as
 //! its base, so that no counter is ever reset.
 
-use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    os::fd::{AsFd as _, AsRawFd as _, RawFd},
+    path::Path,
+};
 
 use aya::{
     maps::{Array, ArrayOfMaps, Map, MapData, MapType},
     util::nr_cpus,
 };
 use aya_obj::generated::bpf_map_type;
+use datapath::{PortCounts, PortId};
+use model::{Protocol, ServiceName};
 use proxy_common::counters::{
-    COUNTERS_PER_CHUNK, CounterIndex, CounterStripe, MAX_CHUNKS, MAX_STRIPES, METADATA_ROWS, chunk_of,
-    index_in_chunk,
+    CONNECTIONS, COUNTERS_PER_CHUNK, CounterIndex, CounterStripe, DENIED, MAX_CHUNKS, MAX_STRIPES,
+    METADATA_ROWS, NO_BACKEND, chunk_of, index_in_chunk,
 };
 
 use crate::{
+    compile::{is_translated, port_id},
+    counter_alloc::CounterOwner,
     error::Error,
     map_spec::{self, MapSpec, PinnedMap},
     pins::{self, Pins},
@@ -187,6 +196,58 @@ impl CounterChunks {
             }
         }
         Ok(sums)
+    }
+}
+
+/// The counters of service ports and their backends at one moment.
+#[derive(Debug, Default)]
+pub struct Counts {
+    values: Vec<u64>,
+    /// The first counter of each owner.
+    counters: HashMap<CounterOwner, CounterIndex>,
+}
+
+/// Reads all counters; there are none if no instance ever ran.
+///
+/// # Errors
+///
+/// If a map has another layout or cannot be read.
+pub fn counts(pin_dir: &Path) -> Result<Counts, Error> {
+    let pins = Pins::new(pin_dir);
+    let stripes = stripes(&pins)?;
+    for it in pinned_maps(&pins, stripes) {
+        it.check()?;
+    }
+    let chunks = CounterChunks::open(&pins, stripes)?;
+    let mut counters = HashMap::new();
+    for (counter, owner) in (0..).zip(chunks.owners()?).filter(|(_, owner)| *owner != 0) {
+        counters.entry(CounterOwner(owner)).or_insert(counter);
+    }
+    Ok(Counts { values: chunks.values()?, counters })
+}
+
+impl Counts {
+    /// The counters of a service port; `None` for a protocol that is not translated.
+    pub fn port(&self, service: &ServiceName, port: &str, protocol: Protocol) -> Option<PortCounts> {
+        is_translated(protocol).then(|| self.of(PortId(port_id(service, port, protocol))))
+    }
+
+    /// The counters of a service port; zero if it has none.
+    pub fn of(&self, port: PortId) -> PortCounts {
+        let Some(&first) = self.counters.get(&CounterOwner::port(port.0)) else {
+            return PortCounts::default();
+        };
+        let value = |offset: CounterIndex| self.value(first + offset);
+        PortCounts { connections: value(CONNECTIONS), no_backend: value(NO_BACKEND), denied: value(DENIED) }
+    }
+
+    /// How many connections of a service port were redirected to one of its backends.
+    pub fn to(&self, port: PortId, backend: SocketAddr) -> u64 {
+        self.counters.get(&CounterOwner::backend(port.0, backend)).map_or(0, |it| self.value(*it))
+    }
+
+    fn value(&self, counter: CounterIndex) -> u64 {
+        self.values.get(counter as usize).copied().unwrap_or_default()
     }
 }
 

@@ -19,6 +19,7 @@ use proxy_common::exclusion::{MAX_EXCLUDED, MAX_LEVELS};
 use crate::{
     cgroup::{is_cgroup2, mount_of},
     error::Error,
+    map_spec,
 };
 
 const MAP: &str = "EXCLUDED";
@@ -40,8 +41,7 @@ struct Excluded {
 impl Exclusions {
     /// Takes the map out of the loaded object, and writes the ids of all cgroups that exist.
     pub(super) fn take(ebpf: &mut Ebpf, paths: &[PathBuf]) -> Result<Self, Error> {
-        let map = ebpf.take_map(MAP).ok_or_else(|| Error::Incomplete(format!("map {MAP}")))?;
-        let map = HashMap::try_from(map).map_err(Error::map(MAP))?;
+        let map = map_spec::take(ebpf, MAP)?;
         // Each path once.
         let paths = paths.iter().collect::<BTreeSet<_>>().into_iter();
         let paths = paths.map(|path| Excluded { path: path.clone(), id: None, is_missing: false });

@@ -7,7 +7,6 @@ mod cgroup;
 mod compile;
 mod counter_alloc;
 mod counter_maps;
-mod counter_reader;
 mod datapath;
 mod double_buffer;
 mod dump;
@@ -42,7 +41,7 @@ mod fixtures;
 
 pub use self::datapath::{Cleaned, Datapath, cleanup};
 pub use cgroup::is_nested_cgroup;
-pub use counter_reader::{Counts, counts};
+pub use counter_maps::{Counts, counts};
 pub use dump::{active_frontends, dump, generation};
 pub use error::Error;
 pub use hook_status::query_at;

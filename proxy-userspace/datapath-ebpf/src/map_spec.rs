@@ -8,7 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::maps::{MapData, MapType};
+use aya::{
+    Ebpf,
+    maps::{Map, MapData, MapError, MapType},
+};
 use aya_obj::generated::BPF_F_NO_PREALLOC;
 use proxy_common::{
     affinity::{AffinityEntry, AffinityKey},
@@ -102,6 +105,17 @@ pub(super) fn find(pin: &Path) -> Result<Option<MapData>, Error> {
         Err(Error::Syscall { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
         map => map.map(Some),
     }
+}
+
+/// Opens a pinned map as one of a certain type.
+pub(super) fn open<M: TryFrom<Map, Error = MapError>>(pin: &Path) -> Result<M, Error> {
+    Map::from_map_data(get(pin)?).and_then(M::try_from).map_err(Error::map(pin.display()))
+}
+
+/// Takes a map of a certain type out of the loaded object.
+pub(super) fn take<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &str) -> Result<M, Error> {
+    let map = ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")))?;
+    M::try_from(map).map_err(Error::map(name))
 }
 
 /// The capacity of a map whose entries outlast upgrades: that of the pinned map, if there is one.

@@ -8,7 +8,7 @@ use aya::{
 };
 use datapath::TableStats;
 
-use crate::{error::Error, udp_nat_gc::UdpNatGc};
+use crate::{error::Error, map_spec, udp_nat_gc::UdpNatGc};
 
 const SLOT_OVERFLOWS: &str = "SLOT_OVERFLOWS";
 const AFFINITY_INSERTS: &str = "AFFINITY_INSERTS";
@@ -26,10 +26,8 @@ impl StatsReader {
     /// Takes the maps out of the loaded object.
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
         let udp_nat = UdpNatGc::take(ebpf)?;
-        let mut map = |name| ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")));
-        let slot_overflows = Array::try_from(map(SLOT_OVERFLOWS)?).map_err(Error::map(SLOT_OVERFLOWS))?;
-        let affinity_inserts =
-            Array::try_from(map(AFFINITY_INSERTS)?).map_err(Error::map(AFFINITY_INSERTS))?;
+        let slot_overflows = map_spec::take(ebpf, SLOT_OVERFLOWS)?;
+        let affinity_inserts = map_spec::take(ebpf, AFFINITY_INSERTS)?;
         // The programs are not loaded yet and need the table, so that it is not taken.
         let Some(Map::LruHashMap(affinity)) = ebpf.map(AFFINITY) else {
             return Err(Error::Incomplete(format!("map {AFFINITY}")));

@@ -13,6 +13,7 @@ use proxy_common::udp_nat::{COLLECTED, DELETED, INSERTED, LEAKED, REFUSED, UdpNa
 
 use crate::{
     error::Error,
+    map_spec,
     raw_bpf::{self, EntrySize},
 };
 
@@ -31,11 +32,10 @@ pub(super) struct UdpNatGc {
 impl UdpNatGc {
     /// Takes both maps out of the loaded object.
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
-        let mut map = |name| ebpf.take_map(name).ok_or_else(|| Error::Incomplete(format!("map {name}")));
-        let Map::HashMap(table) = map(TABLE)? else {
+        let Some(Map::HashMap(table)) = ebpf.take_map(TABLE) else {
             return Err(Error::Incomplete(format!("map {TABLE}")));
         };
-        let stats = Array::try_from(map(STATS)?).map_err(Error::map(STATS))?;
+        let stats = map_spec::take(ebpf, STATS)?;
         let capacity = table.info().map_err(Error::map(TABLE))?.max_entries();
         Ok(Self { table, stats, capacity, leaked: 0 })
     }

@@ -7,7 +7,7 @@
 
 use std::{io, net::SocketAddr, thread};
 
-use aya::maps::{Array, HashMap, Map, MapData};
+use aya::maps::{Array, HashMap, MapData};
 use datapath::TerminationReport;
 use model::state::NodeState;
 use netlink::{
@@ -37,13 +37,11 @@ const ENTRY_WORDS: usize = size_of::<UdpNatEntry>() / size_of::<u64>();
 impl UdpTerminator {
     /// Opens the maps with the NAT entries of sockets.
     pub(super) fn open(pins: &Pins) -> Result<Self, Error> {
-        let slots = map_spec::get(&pins.sock_nat_map("slots"))?;
-        let info = slots.info().map_err(Error::map("slots"))?;
+        let pin = pins.sock_nat_map("slots");
+        let info = map_spec::get(&pin)?.info().map_err(Error::map("slots"))?;
         let slot_mask = u64::from(info.max_entries().saturating_sub(1));
-        let slots = Map::from_map_data(slots).and_then(Array::try_from).map_err(Error::map("slots"))?;
-        let udp_nat = map_spec::get(&pins.sock_nat_map("udp_nat"))?;
-        let udp_nat =
-            Map::from_map_data(udp_nat).and_then(HashMap::try_from).map_err(Error::map("udp_nat"))?;
+        let slots = map_spec::open(&pin)?;
+        let udp_nat = map_spec::open(&pins.sock_nat_map("udp_nat"))?;
         Ok(Self { slots, slot_mask, udp_nat })
     }
 
