@@ -186,6 +186,10 @@ pub trait Family: Copy + Default + PartialEq {
 
     /// The key of the frontend at this address.
     fn frontend_key(self, port: Be16, protocol: u8) -> Self::FrontendKey;
+    /// The address and protocol of a frontend.
+    fn frontend_of(key: Self::FrontendKey) -> (SockAddr, u8);
+    /// The entry of a backend with its counter.
+    fn backend_entry(backend: Self::Backend, counter: CounterIndex) -> Self::BackendEntry;
     /// The backend of an entry, and its counter.
     fn backend_of(entry: Self::BackendEntry) -> (Self::Backend, CounterIndex);
     /// The backend at a socket address; at the unspecified address if that is of the other family.
@@ -194,6 +198,8 @@ pub trait Family: Copy + Default + PartialEq {
     fn sock_addr(backend: Self::Backend) -> SockAddr;
     /// The key of a member of a backend set.
     fn member_key(set: u32, backend: Self::Backend) -> Self::BackendSetMemberKey;
+    /// The set and the backend of a member.
+    fn member_of(key: Self::BackendSetMemberKey) -> (u32, Self::Backend);
     /// Whether a frontend may have this address.
     fn may_be_frontend(self, prefilter: &Prefilter) -> bool;
     /// The key of a node address: where a connect to this address arrives, IPv4 as v4-mapped.
@@ -274,6 +280,14 @@ macro_rules! family {
                 $frontend_key { address: self, port, protocol, zero: 0 }
             }
 
+            fn frontend_of(key: $frontend_key) -> (SockAddr, u8) {
+                (SockAddr::new(key.address.mapped(), key.port), key.protocol)
+            }
+
+            fn backend_entry(backend: $backend, counter: CounterIndex) -> $backend_entry {
+                $backend_entry { backend, counter }
+            }
+
             #[inline(always)]
             fn backend_of(entry: $backend_entry) -> ($backend, CounterIndex) {
                 (entry.backend, entry.counter)
@@ -292,6 +306,10 @@ macro_rules! family {
             #[inline(always)]
             fn member_key(set: u32, backend: $backend) -> $member_key {
                 $member_key { set, backend }
+            }
+
+            fn member_of(key: $member_key) -> (u32, $backend) {
+                (key.set, key.backend)
             }
 
             #[inline(always)]

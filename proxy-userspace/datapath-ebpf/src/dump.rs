@@ -125,17 +125,21 @@ impl Generation {
         entries: &impl Fn(Table) -> Result<Entries, Error>,
     ) -> Result<(), Error> {
         for (key, row) in rows::<F::FrontendKey, Frontend>(&entries(F::FRONTENDS)?) {
-            let (address, protocol) = F::frontend(key);
-            self.frontends.push((frontend_name(address, protocol), F::VERSION, row));
+            let (address, protocol) = F::frontend_of(key);
+            self.frontends.push((frontend_name(F::socket_addr(address), protocol), F::VERSION, row));
         }
         for (position, row) in rows::<u32, F::BackendEntry>(&entries(F::BACKENDS)?) {
             if row != F::BackendEntry::zeroed() {
-                self.backends.insert((F::VERSION, position), F::socket_addr(F::backend_of(row).0));
+                let backend = F::sock_addr(F::backend_of(row).0);
+                self.backends.insert((F::VERSION, position), F::socket_addr(backend));
             }
         }
         let members = entries(F::MEMBERS)?;
         let members = rows::<F::BackendSetMemberKey, BackendSetMember>(&members);
-        self.members.extend(members.map(|(key, _)| F::member(key)));
+        self.members.extend(members.map(|(key, _)| {
+            let (set, backend) = F::member_of(key);
+            (set, F::socket_addr(F::sock_addr(backend)))
+        }));
         Ok(())
     }
 

@@ -8,19 +8,21 @@ use std::{
 };
 
 use datapath::FrontendAddress;
-use model::Protocol;
+use model::{Family, Protocol};
 use proxy_common::{
     counters::{COUNTERS_PER_CHUNK, COUNTERS_PER_PORT, CounterIndex},
     decide::Tables,
-    net::{Be16, V4, V6},
-    tables::{BackendEntry4, BackendEntry6, Frontend, NodeAddrScope, NodePortKey, Prefilter, TCP, UDP},
+    net::Be16,
+    tables::{
+        BackendEntry4, BackendEntry6, Family as _, Frontend, NodeAddrScope, NodePortKey, Prefilter, TCP, UDP,
+    },
 };
 
 use crate::{
     dump::Entries,
     error::Error,
     store::{MapStore, Side, Table},
-    table_family::TableFamily,
+    table_family::{TableFamily, for_family},
 };
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -73,8 +75,9 @@ impl FakeMaps {
     }
 
     /// The row that programs find for a frontend of the active side, and the backends they choose from.
-    fn find<F: TableFamily>(&self, ip: F, frontend: FrontendAddress) -> Option<(Frontend, Vec<SocketAddr>)> {
+    fn find<F: TableFamily>(&self, frontend: FrontendAddress) -> Option<(Frontend, Vec<SocketAddr>)> {
         let side = ActiveSide(self, PhantomData::<F>);
+        let ip = F::of(frontend.address.ip());
         let port = Be16::new(frontend.address.port());
         let protocol = if frontend.protocol == Protocol::Tcp { TCP } else { UDP };
         let row = match frontend.address.ip().is_unspecified() {
@@ -84,44 +87,29 @@ impl FakeMaps {
         };
         let positions = row.backend_offset..row.backend_offset + row.backend_count;
         let backends = positions.map(|it| side.backend(it).expect("every position is in the array").0);
-        let mut backends: Vec<_> = backends.map(F::socket_addr).collect();
+        let mut backends: Vec<_> = backends.map(|it| F::socket_addr(F::sock_addr(it))).collect();
         backends.sort_unstable();
         Some((row, backends))
     }
 
     /// The backends of a frontend of the active side: all that a program could choose.
     pub(super) fn backends(&self, frontend: FrontendAddress) -> Option<Vec<SocketAddr>> {
-        let found = match frontend.address.ip() {
-            IpAddr::V4(ip) => self.find(V4::from(ip), frontend),
-            IpAddr::V6(ip) => self.find(V6::from(ip), frontend),
-        };
-        found.map(|(_, backends)| backends)
+        for_family!(frontend.family(), F => Some(self.find::<F>(frontend)?.1))
     }
 
     /// Whether the set of a frontend of the active side has a member.
     pub(super) fn is_member(&self, frontend: FrontendAddress, backend: SocketAddr) -> bool {
-        fn is_member<F: TableFamily>(
-            maps: &FakeMaps,
-            ip: F,
-            at: FrontendAddress,
-            backend: SocketAddr,
-        ) -> bool {
-            let side = ActiveSide(maps, PhantomData::<F>);
-            maps.find(ip, at)
-                .is_some_and(|(row, _)| side.member(row.set, F::backend_at(backend.into())).is_some())
-        }
-        match frontend.address.ip() {
-            IpAddr::V4(ip) => is_member(self, V4::from(ip), frontend, backend),
-            IpAddr::V6(ip) => is_member(self, V6::from(ip), frontend, backend),
-        }
+        for_family!(frontend.family(), F => self.find::<F>(frontend).is_some_and(|(row, _)| {
+            let side = ActiveSide(self, PhantomData::<F>);
+            side.member(row.set, F::backend_at(backend.into())).is_some()
+        }))
     }
 
     /// The scope of a node address of the active side.
     pub(super) fn node_addr_scope(&self, address: IpAddr) -> Option<NodeAddrScope> {
-        match address {
-            IpAddr::V4(ip) => ActiveSide(self, PhantomData::<V4>).node_addr_scope(ip.into()),
-            IpAddr::V6(ip) => ActiveSide(self, PhantomData::<V6>).node_addr_scope(ip.into()),
-        }
+        for_family!(Family::of(address), F => {
+            ActiveSide(self, PhantomData::<F>).node_addr_scope(F::of(address))
+        })
     }
 
     /// The keys and values of a table of the active side, as they are read from the kernel.

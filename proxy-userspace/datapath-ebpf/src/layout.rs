@@ -23,7 +23,7 @@ use self::{
         backend_table, frontend_table, member_table, network, put_backend, set_frontend, set_member,
         set_node_address,
     },
-    writer::{ServiceLayout, Set, SetIds, Writer, count_of},
+    writer::{ServiceLayout, Set, Writer, count_of},
 };
 use crate::{
     compile::{Frontend, compile},
@@ -47,7 +47,8 @@ pub(super) struct Layout {
     node_addresses: NodeAddresses,
     /// The parts of each Service that are not served.
     rejected: BTreeMap<ServiceName, Vec<Rejected>>,
-    ids: SetIds,
+    /// The ids of sets.
+    ids: RangeAllocator,
     ranges: PerFamily<RangeAllocator>,
     counters: CounterAllocator,
     /// The number of entries of each table.

@@ -19,14 +19,16 @@ pub(super) struct MapUpdates {
 }
 
 impl MapUpdates {
-    pub(super) fn put(&mut self, table: Table, key: &impl NoUninit, value: &impl NoUninit) {
+    /// Writes an entry, or deletes it if it has no value.
+    pub(super) fn set(&mut self, table: Table, key: &impl NoUninit, value: Option<&impl NoUninit>) {
         let updates = &mut self.tables[table.index()];
-        updates.keys.extend_from_slice(bytemuck::bytes_of(key));
-        updates.values.extend_from_slice(bytemuck::bytes_of(value));
-    }
-
-    pub(super) fn delete(&mut self, table: Table, key: &impl NoUninit) {
-        self.tables[table.index()].deletes.extend_from_slice(bytemuck::bytes_of(key));
+        match value {
+            Some(value) => {
+                updates.keys.extend_from_slice(bytemuck::bytes_of(key));
+                updates.values.extend_from_slice(bytemuck::bytes_of(value));
+            }
+            None => updates.deletes.extend_from_slice(bytemuck::bytes_of(key)),
+        }
     }
 
     pub(super) fn table(&self, table: Table) -> &TableUpdates {

@@ -1,15 +1,11 @@
 //! The tables of one address family, so that code for IPv4 and IPv6 is written once.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use bytemuck::Pod;
 use proxy_common::{
-    counters::CounterIndex,
-    net::{Be16, V4, V6},
-    tables::{
-        BackendEntry4, BackendEntry6, BackendSetMemberKey4, BackendSetMemberKey6, Family, FrontendKey4,
-        FrontendKey6,
-    },
+    net::{SockAddr, V4, V6},
+    tables::Family,
 };
 
 use crate::store::Table;
@@ -22,62 +18,43 @@ pub(super) trait TableFamily:
     const BACKENDS: Table;
     const MEMBERS: Table;
 
-    /// The address and protocol of a frontend.
-    fn frontend(key: Self::FrontendKey) -> (SocketAddr, u8);
-    fn backend_entry(backend: Self::Backend, counter: CounterIndex) -> Self::BackendEntry;
-    fn socket_addr(backend: Self::Backend) -> SocketAddr;
-    /// The set and the backend of a member.
-    fn member(key: Self::BackendSetMemberKey) -> (u32, SocketAddr);
+    /// The same address, which is one of this family.
+    fn of(address: IpAddr) -> Self {
+        Self::from_mapped(address.into()).unwrap_or_default()
+    }
+
+    /// The same address, of this family also if it is v4-mapped.
+    fn socket_addr(SockAddr { ip, port, .. }: SockAddr) -> SocketAddr {
+        let ip = if Self::VERSION == 6 { IpAddr::V6(ip.into()) } else { ip.into() };
+        SocketAddr::new(ip, port.get())
+    }
 }
 
-macro_rules! table_family {
-    ($ip:ty, $std:ty, $key:ty, $entry:ident, $member:ty, $frontends:ident, $backends:ident, $members:ident) => {
-        impl TableFamily for $ip {
-            const FRONTENDS: Table = Table::$frontends;
-            const BACKENDS: Table = Table::$backends;
-            const MEMBERS: Table = Table::$members;
+impl TableFamily for V4 {
+    const FRONTENDS: Table = Table::Frontends4;
+    const BACKENDS: Table = Table::Backends4;
+    const MEMBERS: Table = Table::Members4;
+}
 
-            fn frontend(key: $key) -> (SocketAddr, u8) {
-                (socket_addr::<$std>(key.address, key.port), key.protocol)
+impl TableFamily for V6 {
+    const FRONTENDS: Table = Table::Frontends6;
+    const BACKENDS: Table = Table::Backends6;
+    const MEMBERS: Table = Table::Members6;
+}
+
+/// Evaluates an expression for the [`TableFamily`] of a [`model::Family`].
+macro_rules! for_family {
+    ($family:expr, $F:ident => $then:expr) => {
+        match $family {
+            model::Family::V4 => {
+                type $F = proxy_common::net::V4;
+                $then
             }
-
-            fn backend_entry(backend: Self::Backend, counter: CounterIndex) -> $entry {
-                $entry { backend, counter }
-            }
-
-            fn socket_addr(backend: Self::Backend) -> SocketAddr {
-                socket_addr::<$std>(backend.address, backend.port)
-            }
-
-            fn member(key: $member) -> (u32, SocketAddr) {
-                (key.set, Self::socket_addr(key.backend))
+            model::Family::V6 => {
+                type $F = proxy_common::net::V6;
+                $then
             }
         }
     };
 }
-
-/// A socket address of the same family, also if it is v4-mapped.
-fn socket_addr<T: Into<std::net::IpAddr>>(ip: impl Into<T>, port: Be16) -> SocketAddr {
-    SocketAddr::new(ip.into().into(), port.get())
-}
-
-table_family!(
-    V4,
-    Ipv4Addr,
-    FrontendKey4,
-    BackendEntry4,
-    BackendSetMemberKey4,
-    Frontends4,
-    Backends4,
-    Members4
-);
-table_family!(
-    V6,
-    Ipv6Addr,
-    FrontendKey6,
-    BackendEntry6,
-    BackendSetMemberKey6,
-    Frontends6,
-    Backends6,
-    Members6
-);
+pub(super) use for_family;

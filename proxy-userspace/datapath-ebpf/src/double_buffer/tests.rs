@@ -213,16 +213,6 @@ fn counters_are_not_reclaimed_while_old_programs_may_run() {
 }
 
 #[test]
-fn affinity_can_be_enabled_and_disabled() {
-    let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
-    let with = |has_affinity| state([with_affinity(service(1, 1, &[1, 2]), has_affinity)]);
-    for state in [with(false), with(true), with(false)] {
-        buffer.take(&state).unwrap();
-        assert_serves(&buffer.store, &state);
-    }
-}
-
-#[test]
 fn a_change_costs_what_it_touches() {
     let many: Vec<_> = (1..=200).map(|n| service(n, n, &[1, 2, 3])).collect();
     let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();

@@ -7,32 +7,31 @@ use datapath::FrontendAddress;
 use model::{Family, Protocol};
 use proxy_common::{
     counters::CounterIndex,
-    net::{Be16, V4, V6},
-    tables::{Frontend, Network, NodeAddrScope, NodePortKey, TCP, UDP, network4, network6},
+    net::{Be16, V6},
+    tables::{
+        Family as TableEntries, Frontend, Network, NodeAddrScope, NodePortKey, TCP, UDP, network4, network6,
+    },
 };
 
-use crate::{map_updates::MapUpdates, store::Table, table_family::TableFamily};
+use crate::{
+    map_updates::MapUpdates,
+    store::Table,
+    table_family::{TableFamily as _, for_family},
+};
 
 pub(super) fn frontend_table(address: FrontendAddress) -> Table {
-    match address.address.ip() {
-        ip if ip.is_unspecified() => Table::NodePorts,
-        IpAddr::V4(_) => Table::Frontends4,
-        IpAddr::V6(_) => Table::Frontends6,
+    match address.address.ip().is_unspecified() {
+        true => Table::NodePorts,
+        false => for_family!(address.family(), F => F::FRONTENDS),
     }
 }
 
 pub(super) fn backend_table(family: Family) -> Table {
-    match family {
-        Family::V4 => Table::Backends4,
-        Family::V6 => Table::Backends6,
-    }
+    for_family!(family, F => F::BACKENDS)
 }
 
 pub(super) fn member_table(family: Family) -> Table {
-    match family {
-        Family::V4 => Table::Members4,
-        Family::V6 => Table::Members6,
-    }
+    for_family!(family, F => F::MEMBERS)
 }
 
 /// The network of an address in the prefilter.
@@ -44,36 +43,20 @@ pub(super) fn network(address: IpAddr) -> Network {
 }
 
 /// Writes a frontend, or deletes it if it has no row.
-pub(super) fn set_frontend(updates: &mut MapUpdates, address: FrontendAddress, row: Option<&Frontend>) {
-    fn set<F: TableFamily>(
-        updates: &mut MapUpdates,
-        ip: F,
-        FrontendAddress { address, protocol }: FrontendAddress,
-        row: Option<&Frontend>,
-    ) {
-        let port = Be16::new(address.port());
-        let protocol = if protocol == Protocol::Tcp { TCP } else { UDP };
-        let node_port = NodePortKey { port, protocol, ip_version: F::VERSION };
-        match (address.ip().is_unspecified(), row) {
-            (true, Some(row)) => updates.put(Table::NodePorts, &node_port, row),
-            (true, None) => updates.delete(Table::NodePorts, &node_port),
-            (false, Some(row)) => updates.put(F::FRONTENDS, &ip.frontend_key(port, protocol), row),
-            (false, None) => updates.delete(F::FRONTENDS, &ip.frontend_key(port, protocol)),
-        }
-    }
-    match address.address.ip() {
-        IpAddr::V4(ip) => set(updates, V4::from(ip), address, row),
-        IpAddr::V6(ip) => set(updates, V6::from(ip), address, row),
-    }
+pub(super) fn set_frontend(updates: &mut MapUpdates, frontend: FrontendAddress, row: Option<&Frontend>) {
+    let port = Be16::new(frontend.address.port());
+    let protocol = if frontend.protocol == Protocol::Tcp { TCP } else { UDP };
+    let (ip, table) = (frontend.address.ip(), frontend_table(frontend));
+    for_family!(frontend.family(), F => if ip.is_unspecified() {
+        updates.set(table, &NodePortKey { port, protocol, ip_version: F::VERSION }, row);
+    } else {
+        updates.set(table, &F::of(ip).frontend_key(port, protocol), row);
+    });
 }
 
 /// Writes a node address, or deletes it if it has no scope.
 pub(super) fn set_node_address(updates: &mut MapUpdates, address: IpAddr, scope: Option<NodeAddrScope>) {
-    let key = V6::from(address);
-    match scope {
-        Some(scope) => updates.put(Table::NodeAddrs, &key, &scope),
-        None => updates.delete(Table::NodeAddrs, &key),
-    }
+    updates.set(Table::NodeAddrs, &V6::from(address), scope.as_ref());
 }
 
 pub(super) fn put_backend(
@@ -82,29 +65,18 @@ pub(super) fn put_backend(
     backend: SocketAddr,
     counter: CounterIndex,
 ) {
-    fn put<F: TableFamily>(
-        updates: &mut MapUpdates,
-        position: u32,
-        backend: SocketAddr,
-        counter: CounterIndex,
-    ) {
-        updates.put(F::BACKENDS, &position, &F::backend_entry(F::backend_at(backend.into()), counter));
-    }
-    match backend {
-        SocketAddr::V4(_) => put::<V4>(updates, position, backend, counter),
-        SocketAddr::V6(_) => put::<V6>(updates, position, backend, counter),
-    }
+    for_family!(Family::of(backend.ip()), F => {
+        let entry = F::backend_entry(F::backend_at(backend.into()), counter);
+        updates.set(F::BACKENDS, &position, Some(&entry));
+    });
 }
 
 /// Clears a position of the array of backends: entries of an array cannot be deleted, and zeroes stand for none.
 pub(super) fn clear_backend(updates: &mut MapUpdates, family: Family, position: u32) {
-    fn clear<F: TableFamily>(updates: &mut MapUpdates, position: u32) {
-        updates.put(F::BACKENDS, &position, &F::BackendEntry::zeroed());
-    }
-    match family {
-        Family::V4 => clear::<V4>(updates, position),
-        Family::V6 => clear::<V6>(updates, position),
-    }
+    for_family!(family, F => {
+        let none = <F as TableEntries>::BackendEntry::zeroed();
+        updates.set(F::BACKENDS, &position, Some(&none));
+    });
 }
 
 /// Writes a member of a set, or deletes it if it has no counter.
@@ -114,20 +86,8 @@ pub(super) fn set_member(
     backend: SocketAddr,
     counter: Option<CounterIndex>,
 ) {
-    fn write<F: TableFamily>(
-        updates: &mut MapUpdates,
-        set: u32,
-        backend: SocketAddr,
-        counter: Option<CounterIndex>,
-    ) {
+    for_family!(Family::of(backend.ip()), F => {
         let key = F::member_key(set, F::backend_at(backend.into()));
-        match counter {
-            Some(counter) => updates.put(F::MEMBERS, &key, &counter),
-            None => updates.delete(F::MEMBERS, &key),
-        }
-    }
-    match backend {
-        SocketAddr::V4(_) => write::<V4>(updates, set, backend, counter),
-        SocketAddr::V6(_) => write::<V6>(updates, set, backend, counter),
-    }
+        updates.set(F::MEMBERS, &key, counter.as_ref());
+    });
 }

@@ -26,7 +26,7 @@ use crate::{
 /// Collects updates and counts the entries of each table.
 pub(super) struct Writer<'a> {
     pub(super) updates: MapUpdates,
-    pub(super) ids: &'a mut SetIds,
+    pub(super) ids: &'a mut RangeAllocator,
     pub(super) ranges: &'a mut PerFamily<RangeAllocator>,
     pub(super) counters: &'a mut CounterAllocator,
     pub(super) rows: &'a mut [u32; Table::COUNT],
@@ -53,11 +53,11 @@ impl Writer<'_> {
                 self.remove(&set, *it);
             }
             self.release(&mut set);
-            self.ids.free.push(set.id);
+            self.ids.release(Range { first: set.id, size: 1 });
         }
         let sets = new_sets.into_iter().map(|(kept, image)| {
             let mut set = kept.unwrap_or_else(|| Set {
-                id: self.ids.allocate(),
+                id: self.ids.allocate(1).first,
                 range: Range::default(),
                 port_id: image.port_id,
                 family: image.family,
@@ -193,22 +193,6 @@ impl Set {
 
     fn owner(&self, backend: SocketAddr) -> CounterOwner {
         CounterOwner::backend(self.port_id, backend)
-    }
-}
-
-/// Allocates ids of sets.
-#[derive(Debug, Default)]
-pub(super) struct SetIds {
-    next: u32,
-    free: Vec<u32>,
-}
-
-impl SetIds {
-    fn allocate(&mut self) -> u32 {
-        self.free.pop().unwrap_or_else(|| {
-            self.next += 1;
-            self.next
-        })
     }
 }
 
