@@ -157,40 +157,20 @@ impl Datapath {
         if self.is_attached {
             return Ok(());
         }
-        let links = hooks::attach(&mut self.ebpf, &self.cgroup, &self.pins)?;
+        hooks::attach(&mut self.ebpf, &self.cgroup, &self.pins)?;
         self.is_attached = true;
         self.buffer.programs_changed();
-        tracing::info!(
-            created = links.created,
-            updated = links.updated,
-            "the programs are attached to {}",
-            self.cgroup.path().display()
-        );
         // The active generation does not depend on these steps; the next start tries again.
-        match hooks::detach_unknown(&self.pins) {
-            Ok(detached) => {
-                for hook in detached {
-                    tracing::info!(
-                        "detached {hook}, a program of another version whose maps are no longer updated"
-                    );
-                }
-            }
-            Err(error) => {
-                tracing::error!(
-                    "detaching programs of another version failed, which use maps that are no longer updated; \
-                     the next start tries again: {error}"
-                );
-            }
+        if let Err(error) = hooks::detach_unknown(&self.pins) {
+            tracing::error!(
+                "detaching programs of another version failed, which use maps that are no longer updated; \
+                 the next start tries again: {error}"
+            );
         }
-        match self.pins.remove_other_layouts() {
-            Ok(removed) => {
-                for layout in removed {
-                    tracing::info!("removed the unused maps of another version ({layout})");
-                }
-            }
-            Err(error) => tracing::warn!(
+        if let Err(error) = self.pins.remove_other_layouts() {
+            tracing::warn!(
                 "removing unused maps of another version failed; the next start tries again: {error}"
-            ),
+            );
         }
         Ok(())
     }

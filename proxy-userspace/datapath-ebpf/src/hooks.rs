@@ -37,13 +37,6 @@ pub(super) const HOOKS: [(&str, bpf_attach_type); 11] = [
 /// The position of the first hook that redirects sockets.
 const FIRST_REDIRECTING: usize = 7;
 
-/// How many links were created and updated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct LinkCounts {
-    pub(super) created: usize,
-    pub(super) updated: usize,
-}
-
 /// Checks that the existing links are attached to this cgroup, or to one that was removed.
 ///
 /// # Errors
@@ -76,8 +69,8 @@ pub(super) fn load(ebpf: &mut Ebpf) -> Result<(), Error> {
 ///
 /// New links of redirecting hooks are detached again. The others stay attached, for sockets that were redirected meanwhile;
 /// existing links stay, too, with the old program or the new one.
-pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<LinkCounts, Error> {
-    let mut counts = LinkCounts::default();
+pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
+    let mut created = 0;
     let mut redirecting = Vec::new();
     for (index, (hook, _)) in HOOKS.into_iter().enumerate() {
         if index == HOOKS.len() / 2 {
@@ -86,10 +79,10 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<Li
         let pin = pins.links().join(hook);
         match attach_or_update(program(ebpf, hook)?, hook, cgroup, &pin) {
             Ok(true) => {
-                counts.created += 1;
+                created += 1;
                 redirecting.extend((index >= FIRST_REDIRECTING).then_some(pin));
             }
-            Ok(false) => counts.updated += 1,
+            Ok(false) => {}
             Err(error) => {
                 for pin in redirecting {
                     // The first error is reported; a link that stays is updated by the next attempt.
@@ -101,7 +94,9 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<Li
         let mut program = program(ebpf, hook)?;
         pins::replace(&pins.programs().join(hook), |path| program.pin(path))?;
     }
-    Ok(counts)
+    let updated = HOOKS.len() - created;
+    tracing::info!(created, updated, "the programs are attached to {}", cgroup.path().display());
+    Ok(())
 }
 
 /// Detaches every program, before the call returns, and removes the pins of the links.
@@ -126,10 +121,9 @@ fn detach_link(pin: &Path) -> Result<(), Error> {
 }
 
 /// Detaches programs from hooks that this version does not know, which a later version may have attached: their maps are no
-/// longer updated. Returns the names of these hooks.
-pub(super) fn detach_unknown(pins: &Pins) -> Result<Vec<String>, Error> {
+/// longer updated.
+pub(super) fn detach_unknown(pins: &Pins) -> Result<(), Error> {
     let known = HOOKS.map(|(hook, _)| pins.links().join(hook));
-    let mut detached = Vec::new();
     for pin in pins.all_links()? {
         if known.iter().any(|it| pin == *it || pin == pins::staging_path(it)) {
             continue;
@@ -143,9 +137,12 @@ pub(super) fn detach_unknown(pins: &Pins) -> Result<Vec<String>, Error> {
             result => result.map_err(Error::syscall("BPF_LINK_DETACH", pin.display()))?,
         }
         pins::remove_pin(&pin)?;
-        detached.push(pin.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        tracing::info!(
+            "detached {}, a program of another version whose maps are no longer updated",
+            pin.file_name().unwrap_or_default().display()
+        );
     }
-    Ok(detached)
+    Ok(())
 }
 
 /// Updates the pinned link, or creates one and pins it; true if it was created.

@@ -251,14 +251,15 @@ impl Pins {
     }
 
     /// Removes the folders of other versions. Must be called only when no link refers to their programs any more.
-    pub(super) fn remove_other_layouts(&self) -> Result<Vec<String>, Error> {
+    pub(super) fn remove_other_layouts(&self) -> Result<(), Error> {
         let current = [self.layout(), self.sock_nat(), self.affinity(), self.counters()];
         let mut others = self.versioned()?;
         others.retain(|it| !current.contains(it));
         for folder in &others {
             remove_tree(folder)?;
+            tracing::info!("removed the unused maps of another version ({})", file_name(folder));
         }
-        Ok(others.iter().map(|it| file_name(it)).collect())
+        Ok(())
     }
 
     /// The folders of all versions.
@@ -298,40 +299,28 @@ pub(super) fn replace(path: &Path, pin: impl FnOnce(&Path) -> Result<(), Error>)
     fs::rename(&staging, path).map_err(Error::syscall("rename", path.display()))
 }
 
-/// Removes a folder and its contents.
+/// Removes a folder and its contents, if it exists.
 fn remove_tree(path: &Path) -> Result<(), Error> {
-    for entry in read_dir(path)? {
-        if entry.is_dir() {
-            remove_tree(&entry)?;
-        } else {
-            remove_pin(&entry)?;
-        }
-    }
-    match fs::remove_dir(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(Error::syscall("rmdir", path.display())(error))
-        }
-        _ => Ok(()),
-    }
+    unless_missing(fs::remove_dir_all(path), "rmdir", path)
 }
 
-/// Removes a folder if it is empty.
+/// Removes a folder if it exists and is empty.
 fn remove_empty(path: &Path) -> Result<(), Error> {
     match fs::remove_dir(path) {
-        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
-            Err(Error::syscall("rmdir", path.display())(error))
-        }
-        _ => Ok(()),
+        Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
+        result => unless_missing(result, "rmdir", path),
     }
 }
 
 /// Removes a pin, if it exists.
 pub(super) fn remove_pin(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(Error::syscall("unlink", path.display())(error))
-        }
-        _ => Ok(()),
+    unless_missing(fs::remove_file(path), "unlink", path)
+}
+
+fn unless_missing(result: io::Result<()>, call: &'static str, path: &Path) -> Result<(), Error> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        result => result.map_err(Error::syscall(call, path.display())),
     }
 }
 
@@ -410,7 +399,9 @@ mod tests {
             create_dir(&pins.dir.join(name).join("programs")).unwrap();
         }
         create_dir(&pins.dir.join("vault")).unwrap();
-        assert_eq!(pins.remove_other_layouts().unwrap(), others);
+        pins.remove_other_layouts().unwrap();
+        assert!(others.iter().all(|it| !pins.dir.join(it).exists()));
+        assert!(current.iter().all(|it| it.exists()));
         assert_eq!(pins.remove_all().unwrap(), [pins.dir.join("vault")]);
         assert!(current.iter().all(|it| !it.exists()));
         remove_tree(&pins.dir).unwrap();

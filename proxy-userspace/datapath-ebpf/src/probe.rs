@@ -6,14 +6,13 @@
 use std::{
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
-    os::fd::AsFd,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::{Duration, Instant},
+    thread,
+    time::Duration,
 };
 
 use datapath::{HookBehavior, ProbeResult};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use proxy_common::probe::{ADDRESS4, ADDRESS6};
 use socket2::{Domain, Socket, Type};
 use tokio::{sync::mpsc, task::spawn_blocking, time::sleep};
@@ -182,22 +181,14 @@ fn probe_in_child(cgroup: &Path) -> io::Result<Vec<ProbeResult>> {
     output.map(|it| parse(&it))
 }
 
-fn read_to_end_within(mut from: impl io::Read + AsFd, timeout: Duration) -> io::Result<String> {
-    let end = Instant::now() + timeout;
-    let mut read = Vec::new();
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let poll_timeout = PollTimeout::try_from(left).map_err(io::Error::other)?;
-        if poll(&mut [PollFd::new(from.as_fd(), PollFlags::POLLIN)], poll_timeout)? == 0 {
-            let error = format!("no answer within {timeout:?}; the cgroup may be frozen");
-            return Err(io::Error::new(io::ErrorKind::TimedOut, error));
-        }
-        let mut buffer = [0; 4096];
-        match from.read(&mut buffer)? {
-            0 => return String::from_utf8(read).map_err(io::Error::other),
-            length => read.extend_from_slice(&buffer[..length]),
-        }
-    }
+fn read_to_end_within(from: impl io::Read + Send + 'static, timeout: Duration) -> io::Result<String> {
+    let (sender, read) = std::sync::mpsc::channel();
+    // It ends with the child, which is killed after the timeout.
+    thread::spawn(move || sender.send(io::read_to_string(from)));
+    read.recv_timeout(timeout).unwrap_or_else(|_| {
+        let error = format!("no answer within {timeout:?}; the cgroup may be frozen");
+        Err(io::Error::new(io::ErrorKind::TimedOut, error))
+    })
 }
 
 /// What the child process does: waits for the end of its input, probes the hooks, writes a line per hook.
@@ -247,13 +238,10 @@ mod tests {
 
     #[test]
     fn a_child_that_does_not_answer_times_out() {
-        let (reader, mut child) = io::pipe().unwrap();
-        io::Write::write_all(&mut child, b"connect4").unwrap();
-        let error = read_to_end_within(&reader, Duration::from_millis(10)).unwrap_err();
+        let (reader, _child) = io::pipe().unwrap();
+        let error = read_to_end_within(reader, Duration::from_millis(10)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        io::Write::write_all(&mut child, b"\tok").unwrap();
-        drop(child);
-        assert_eq!(read_to_end_within(&reader, CHILD_TIMEOUT).unwrap(), "\tok");
+        assert_eq!(read_to_end_within(&b"connect4\tok"[..], CHILD_TIMEOUT).unwrap(), "connect4\tok");
     }
 
     #[test]

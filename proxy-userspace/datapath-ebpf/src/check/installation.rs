@@ -1,6 +1,6 @@
-//! Whether what is pinned works: as the kernel reports it, not as it should be.
+//! Whether what is pinned works, and what else is attached: as the kernel reports it, not as it should be.
 
-use datapath::{Finding, HookBehavior, Level, ProbeResult};
+use datapath::{Finding, ForeignProgram, HookBehavior, Level, ProbeResult};
 
 use crate::{
     bpf_maps, cgroup::Cgroup, error::Error, hook_status, hooks, options::Options, pins::Pins, probe,
@@ -99,6 +99,40 @@ fn programs(cgroup: &Cgroup, pins: &Pins) -> Finding {
     )
 }
 
+/// Other programs at our hooks, which may translate sockets, too.
+pub(super) fn foreign_programs(options: &Options) -> Finding {
+    const SUBJECT: &str = "other programs";
+    let status = match hook_status::query_at(options.cgroup.as_deref(), &options.pin_dir) {
+        Ok(status) => status,
+        Err(error) => return unknown(SUBJECT, &error),
+    };
+    let foreign = status.foreign_programs();
+    if foreign.is_empty() {
+        return Finding::ok(SUBJECT, "no other programs are attached at our hooks");
+    }
+    let list: Vec<_> = foreign.iter().map(|(it, hooks)| format!("{it} at {}", hooks.join(", "))).collect();
+    let remedy = remedy(foreign.keys().copied());
+    let says = format!("the first program to match translates a connection: {}", list.join("; "));
+    Finding::degraded(SUBJECT, says, remedy)
+}
+
+/// What to do about programs, by their names.
+fn remedy<'a>(foreign: impl Iterator<Item = &'a ForeignProgram>) -> String {
+    let names: Vec<_> = foreign.map(|it| &*it.name).collect();
+    let any = |prefix: &str| names.iter().any(|it| it.starts_with(prefix));
+    if any("cil_") {
+        "they belong to Cilium: switch off its socket load balancer (kubeProxyReplacement: false, or socketLB.enabled: \
+         false)"
+    } else if any("cali_") {
+        "they belong to Calico: switch off its connect-time load balancer (bpfConnectTimeLoadBalancing: Disabled)"
+    } else if names.iter().any(|name| hooks::HOOKS.iter().any(|(hook, _)| hook == name)) {
+        "they may belong to another instance of this program: `cleanup --pin-dir` with its folder removes them"
+    } else {
+        "if they translate Services, remove them; if they only observe, leave them"
+    }
+    .into()
+}
+
 /// Whether the hooks work, probed from inside the cgroup.
 fn probe(cgroup: &Cgroup) -> Finding {
     const SUBJECT: &str = "probe";
@@ -128,6 +162,6 @@ fn probe(cgroup: &Cgroup) -> Finding {
 }
 
 /// The kernel did not answer a query.
-pub(super) fn unknown(subject: &'static str, error: &Error) -> Finding {
+fn unknown(subject: &'static str, error: &Error) -> Finding {
     Finding::failed(subject, Level::Degraded, error)
 }

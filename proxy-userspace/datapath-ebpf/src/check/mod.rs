@@ -2,7 +2,6 @@
 //!
 //! Invariant: read-only. Nothing is mounted, attached or repaired, and no lock is held beyond a query.
 
-mod conflicts;
 mod host;
 mod installation;
 
@@ -25,6 +24,6 @@ pub fn check(options: &Options) -> Checkup {
     Checkup {
         host: host::check(options),
         installation: installation::check(options),
-        conflicts: conflicts::check(options),
+        conflicts: vec![installation::foreign_programs(options)],
     }
 }
