@@ -12,7 +12,7 @@ use crate::{
     endpoint_selector::{DROP, MatchKey, REFUSE, SET_SHIFT, Selector},
     error::Error,
     rules::FrontendPolicy,
-    schema::{Bytes, Map, Parts},
+    schema::{Bytes, Field, Map, Parts},
     snapshot::{self, Snapshot, endpoint, protocol_of},
 };
 use datapath::{ActiveFrontend, unspecified};
@@ -118,28 +118,17 @@ fn line(element: &Element, value: &Value) -> Option<Option<String>> {
         Value::Data(it) => frontend(&mut Parts::of(it, family)),
         _ => None,
     };
+    let by_node_port = element.map.key().first() == Some(&Field::Protocol);
+    let mut at = || if by_node_port { port(&mut key, family) } else { frontend(&mut key) };
     let line = match element.map {
-        Map::Frontends => format!("packets frontend {} {}", frontend(&mut key)?, policy(number()?)?),
-        Map::NodeFrontends => {
-            format!("packets frontend {} {}", port(&mut key, family)?, policy(number()?)?)
+        Map::Frontends | Map::NodeFrontends => format!("packets frontend {} {}", at()?, policy(number()?)?),
+        Map::Internal | Map::NodeInternal => format!("packets internal {} {}", at()?, selector(number()?)?),
+        Map::External | Map::NodeExternal => format!("packets external {} {}", at()?, selector(number()?)?),
+        Map::Endpoints | Map::NodeEndpoints => {
+            format!("packets endpoint {} {} -> {}", at()?, set(key.number()?), endpoint()?)
         }
-        Map::Internal => format!("packets internal {} {}", frontend(&mut key)?, selector(number()?)?),
-        Map::NodeInternal => format!("packets internal {} {}", port(&mut key, family)?, selector(number()?)?),
-        Map::External => format!("packets external {} {}", frontend(&mut key)?, selector(number()?)?),
-        Map::NodeExternal => format!("packets external {} {}", port(&mut key, family)?, selector(number()?)?),
-        Map::Endpoints => {
-            let frontend = frontend(&mut key)?;
-            format!("packets endpoint {frontend} {} -> {}", set(key.number()?), endpoint()?)
-        }
-        Map::NodeEndpoints => {
-            let port = port(&mut key, family)?;
-            format!("packets endpoint {port} {} -> {}", set(key.number()?), endpoint()?)
-        }
-        Map::ServicePorts => {
-            format!("packets service-port {} of {}", frontend(&mut key)?, service_port()?)
-        }
-        Map::NodeServicePorts => {
-            format!("packets service-port {} of {}", port(&mut key, family)?, service_port()?)
+        Map::ServicePorts | Map::NodeServicePorts => {
+            format!("packets service-port {} of {}", at()?, service_port()?)
         }
         Map::Members | Map::MembersExternal | Map::MembersInternal => {
             let number = (0..=2).find(|it| Map::members(*it) == element.map)?;

@@ -186,7 +186,7 @@ impl Selector {
 
     /// Reads the destination and a random endpoint for it.
     fn any(self, rule: Rule) -> Rule {
-        let at = Registers::new(rule.family());
+        let at = Registers::new(rule.family);
         key(rule, self.by, at).random(at.next, self.count, self.set << SET_SHIFT).look_up(
             self.by.endpoints(),
             at.key(self.by),

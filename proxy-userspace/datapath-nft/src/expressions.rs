@@ -31,12 +31,13 @@ impl Register {
 }
 
 /// A rule under construction.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Rule {
     /// Its purpose, shown by `nft list`.
     pub(super) comment: String,
     expressions: Vec<Attribute>,
-    family: Option<Family>,
+    /// The family of its table.
+    pub(super) family: Family,
 }
 
 const NAME: u16 = 1;
@@ -80,17 +81,12 @@ const DELETE: u32 = 2;
 impl Rule {
     /// A rule without a condition.
     pub(super) fn new(family: Family, comment: impl Into<String>) -> Self {
-        Self { comment: comment.into(), expressions: Vec::new(), family: Some(family) }
+        Self { comment: comment.into(), expressions: Vec::new(), family }
     }
 
     /// The list of its expressions.
     pub(super) fn expressions(&self) -> Vec<Attribute> {
         self.expressions.clone()
-    }
-
-    /// The family of its table.
-    pub(super) fn family(&self) -> Family {
-        self.family.unwrap_or(Family::V4)
     }
 
     fn push(mut self, name: &str, data: Vec<Attribute>) -> Self {
@@ -106,7 +102,7 @@ impl Rule {
 
     /// Reads the source address.
     pub(super) fn source(self, to: Register) -> Self {
-        match self.family() {
+        match self.family {
             Family::V4 => self.payload(NETWORK_HEADER, 12, 4, to),
             Family::V6 => self.payload(NETWORK_HEADER, 8, 16, to),
         }
@@ -114,7 +110,7 @@ impl Rule {
 
     /// Reads the destination address.
     pub(super) fn destination(self, to: Register) -> Self {
-        match self.family() {
+        match self.family {
             Family::V4 => self.payload(NETWORK_HEADER, 16, 4, to),
             Family::V6 => self.payload(NETWORK_HEADER, 24, 16, to),
         }
@@ -299,7 +295,7 @@ impl Rule {
 
     /// Translates the destination to an address and a port.
     pub(super) fn translate(self, address: Register, port: Register) -> Self {
-        let family = match self.family() {
+        let family = match self.family {
             Family::V4 => PROTO_V4,
             Family::V6 => PROTO_V6,
         };
@@ -324,7 +320,7 @@ impl Rule {
 
     /// Rejects with ICMP port unreachable.
     pub(super) fn unreachable(self) -> Self {
-        let code = match self.family() {
+        let code = match self.family {
             Family::V4 => 3,
             Family::V6 => 4,
         };

@@ -103,31 +103,42 @@ pub(super) enum MapData {
     Verdict,
 }
 
+const FRONTEND: &[Field] = &[Field::Address, Field::Protocol, Field::Port];
+const NODE_PORT: &[Field] = &[Field::Protocol, Field::Port];
+const MEMBER: &[Field] = &[Field::Address, Field::Protocol, Field::Port, Field::Address, Field::Port];
+const ENDPOINT: MapData = MapData::Fields(&[Field::Address, Field::Port]);
+const PRIORITY: MapData = MapData::Fields(&[Field::Priority]);
+
+/// Each map in the order of [`Map`]: its name in the table, the fields of a key, and the data.
+const MAPS: [(Map, &str, &[Field], MapData); 21] = [
+    (Map::Frontends, "frontends", FRONTEND, PRIORITY),
+    (Map::Internal, "internal", FRONTEND, PRIORITY),
+    (Map::External, "external", FRONTEND, PRIORITY),
+    (Map::Endpoints, "endpoints", &[Field::Address, Field::Protocol, Field::Port, Field::Number], ENDPOINT),
+    (Map::NodeFrontends, "node-frontends", NODE_PORT, PRIORITY),
+    (Map::NodeInternal, "node-internal", NODE_PORT, PRIORITY),
+    (Map::NodeExternal, "node-external", NODE_PORT, PRIORITY),
+    (Map::NodeEndpoints, "node-endpoints", &[Field::Protocol, Field::Port, Field::Number], ENDPOINT),
+    (Map::Policies, "policies", &[Field::Priority], MapData::Verdict),
+    (Map::Selectors, "selectors", &[Field::Priority], MapData::Verdict),
+    (Map::NodeSelectors, "node-selectors", &[Field::Priority], MapData::Verdict),
+    (Map::ServicePorts, "service-ports", FRONTEND, MapData::Fields(FRONTEND)),
+    (Map::NodeServicePorts, "node-service-ports", NODE_PORT, MapData::Fields(FRONTEND)),
+    (Map::Affinity, "affinity", &[Field::Address, Field::Address, Field::Protocol, Field::Port], ENDPOINT),
+    (Map::Members, "members", MEMBER, MapData::None),
+    (Map::MembersExternal, "members-external", MEMBER, MapData::None),
+    (Map::MembersInternal, "members-internal", MEMBER, MapData::None),
+    (Map::Sources, "sources", &[Field::Address, Field::Protocol, Field::Port, Field::Address], MapData::None),
+    (Map::NodeAddresses, "node-addresses", &[Field::Address], MapData::None),
+    (Map::ClusterIps, "cluster-ips", &[Field::Address], MapData::None),
+    (Map::Hairpin, "hairpin", &[Field::Address, Field::Address], MapData::None),
+];
+
 impl Map {
     /// All of them.
-    pub(super) const ALL: [Self; 21] = [
-        Self::Frontends,
-        Self::Internal,
-        Self::External,
-        Self::Endpoints,
-        Self::NodeFrontends,
-        Self::NodeInternal,
-        Self::NodeExternal,
-        Self::NodeEndpoints,
-        Self::Policies,
-        Self::Selectors,
-        Self::NodeSelectors,
-        Self::ServicePorts,
-        Self::NodeServicePorts,
-        Self::Affinity,
-        Self::Members,
-        Self::MembersExternal,
-        Self::MembersInternal,
-        Self::Sources,
-        Self::NodeAddresses,
-        Self::ClusterIps,
-        Self::Hairpin,
-    ];
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        MAPS.into_iter().map(|(it, ..)| it)
+    }
 
     /// The endpoints of the set of a number that may be kept.
     pub(super) fn members(set: u32) -> Self {
@@ -140,77 +151,17 @@ impl Map {
 
     /// Its name in the table.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Frontends => "frontends",
-            Self::Internal => "internal",
-            Self::External => "external",
-            Self::Endpoints => "endpoints",
-            Self::NodeFrontends => "node-frontends",
-            Self::NodeInternal => "node-internal",
-            Self::NodeExternal => "node-external",
-            Self::NodeEndpoints => "node-endpoints",
-            Self::Policies => "policies",
-            Self::Selectors => "selectors",
-            Self::NodeSelectors => "node-selectors",
-            Self::ServicePorts => "service-ports",
-            Self::NodeServicePorts => "node-service-ports",
-            Self::Affinity => "affinity",
-            Self::Members => "members",
-            Self::MembersExternal => "members-external",
-            Self::MembersInternal => "members-internal",
-            Self::Sources => "sources",
-            Self::NodeAddresses => "node-addresses",
-            Self::ClusterIps => "cluster-ips",
-            Self::Hairpin => "hairpin",
-        }
+        MAPS[self as usize].1
     }
 
     /// The fields of a key.
     pub(super) fn key(self) -> &'static [Field] {
-        use Field::{Address, Number, Port, Priority, Protocol};
-
-        match self {
-            Self::Frontends | Self::Internal | Self::External | Self::ServicePorts => {
-                &[Address, Protocol, Port]
-            }
-            Self::NodeFrontends | Self::NodeInternal | Self::NodeExternal | Self::NodeServicePorts => {
-                &[Protocol, Port]
-            }
-            Self::Endpoints => &[Address, Protocol, Port, Number],
-            Self::NodeEndpoints => &[Protocol, Port, Number],
-            Self::Policies | Self::Selectors | Self::NodeSelectors => &[Priority],
-            Self::Affinity => &[Address, Address, Protocol, Port],
-            Self::Members | Self::MembersExternal | Self::MembersInternal => {
-                &[Address, Protocol, Port, Address, Port]
-            }
-            Self::Sources => &[Address, Protocol, Port, Address],
-            Self::NodeAddresses | Self::ClusterIps => &[Address],
-            Self::Hairpin => &[Address, Address],
-        }
+        MAPS[self as usize].2
     }
 
     /// The data type.
     pub(super) fn data(self) -> MapData {
-        use Field::{Address, Port, Priority, Protocol};
-
-        match self {
-            Self::Frontends
-            | Self::Internal
-            | Self::External
-            | Self::NodeFrontends
-            | Self::NodeInternal
-            | Self::NodeExternal => MapData::Fields(&[Priority]),
-            Self::Policies | Self::Selectors | Self::NodeSelectors => MapData::Verdict,
-            Self::Endpoints | Self::NodeEndpoints | Self::Affinity => MapData::Fields(&[Address, Port]),
-            Self::ServicePorts | Self::NodeServicePorts => MapData::Fields(&[Address, Protocol, Port]),
-            Self::Members
-            | Self::MembersExternal
-            | Self::MembersInternal
-            | Self::Sources
-            | Self::NodeAddresses
-            | Self::ClusterIps
-            | Self::Hairpin => MapData::None,
-        }
+        MAPS[self as usize].3
     }
 
     /// Whether the last field of a key is a range.
@@ -317,5 +268,15 @@ pub(super) fn number(protocol: Protocol) -> u8 {
         Protocol::Tcp => 6,
         Protocol::Udp => 17,
         Protocol::Sctp => 132,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_map_is_at_its_place() {
+        assert!(Map::all().enumerate().all(|(index, it)| it as usize == index));
     }
 }

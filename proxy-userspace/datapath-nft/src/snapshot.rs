@@ -124,7 +124,7 @@ impl Snapshot {
                 }
             })
             .map_err(failed("sets"))?;
-        for map in Map::ALL.into_iter().filter(|it| !it.is_dynamic()) {
+        for map in Map::all().filter(|it| !it.is_dynamic()) {
             if snapshot.sets.contains_key(map.name()) {
                 read_elements(netfilter, family, map, &mut snapshot.elements).map_err(failed("elements"))?;
             }

@@ -73,7 +73,7 @@ pub(super) fn comment(config_: &TableConfig) -> String {
 
 /// Chains with their rules, and the sets that they use.
 fn chains_and_sets(family: Family, chains: &[Chain]) -> Vec<Message> {
-    let sets = (1..).zip(Map::ALL).map(|(id, map)| new_set(family, map, id));
+    let sets = (1..).zip(Map::all()).map(|(id, map)| new_set(family, map, id));
     sets.chain(create(family, chains)).collect()
 }
 
@@ -91,7 +91,7 @@ fn add(family: Family, all: &Elements) -> Vec<Message> {
 
 fn by_map(command: Command, family: Family, all: &Elements) -> Vec<Message> {
     let of = |map| all.iter().filter(move |(it, _)| it.family == family && it.map == map);
-    Map::ALL.into_iter().flat_map(|map| elements(command, family, map, of(map))).collect()
+    Map::all().flat_map(|map| elements(command, family, map, of(map))).collect()
 }
 
 impl DesiredTable {
@@ -107,8 +107,8 @@ impl DesiredTable {
     fn has_same_structure(&self, existing: &Snapshot) -> bool {
         let family = self.config_.family;
         let size = |fields| u32::try_from(length(fields, family)).unwrap_or_default();
-        let sets_fit = existing.sets.len() == Map::ALL.len()
-            && Map::ALL.iter().all(|map| {
+        let sets_fit = existing.sets.len() == Map::all().count()
+            && Map::all().all(|map| {
                 let fits = |(key, data)| match map.data() {
                     MapData::Fields(fields) => key == size(map.key()) && data == size(fields),
                     // The kernel decides about the size of a verdict.
@@ -249,7 +249,7 @@ mod tests {
             }
             existing.chains.insert(chain.name, chain.rules.into_iter().map(|it| it.comment).collect());
         }
-        for map in Map::ALL {
+        for map in Map::all() {
             let size = |fields| u32::try_from(length(fields, Family::V4)).unwrap();
             let data = if let MapData::Fields(fields) = map.data() { size(fields) } else { 0 };
             existing.sets.insert(map.name().to_owned(), (size(map.key()), data));
