@@ -7,8 +7,11 @@ use std::{
 };
 
 use aya::Ebpf;
-use datapath::{ApplyReport, AttachStatus, NodePortAddresses, TableFill, TableStats, error_chain};
-use model::state::{NodeInfos, NodeState};
+use datapath::{ApplyReport, AttachStatus, NodePortAddresses, TableFill, TableStats};
+use model::{
+    error_chain,
+    state::{NodeInfos, NodeState},
+};
 
 use crate::{
     bpf_maps::{self, BpfMaps},

@@ -37,7 +37,7 @@ pub fn host(config: &Config, if_not: Level) -> Finding {
     match &*missing {
         [] => Finding::ok(RULES, "the kernel accepts every rule, for IPv4 and IPv6"),
         [(family, error)] => {
-            let says = datapath::error_chain(*error);
+            let says = model::error_chain(*error);
             Finding::degraded(
                 RULES,
                 format!("{} packets cannot be translated: {says}", named(**family)),

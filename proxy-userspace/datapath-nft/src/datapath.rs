@@ -8,8 +8,8 @@ use std::{
     sync::Arc,
 };
 
-use datapath::{ApplyReport, FrontendAddress, error_chain};
-use model::{Family, Protocol, Rejected, state::NodeState};
+use datapath::{ApplyReport, FrontendAddress};
+use model::{Family, Protocol, Rejected, error_chain, state::NodeState};
 use netlink::{
     ChangeFlag, MulticastListener, NFGENMSG, Netfilter,
     flow_cleanup::{FlowRules, delete_stale_flows},

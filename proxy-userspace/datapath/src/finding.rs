@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use crate::error_chain;
+use model::error_chain;
 
 /// How good something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,7 +56,7 @@ impl Finding {
     }
 
     /// The check itself met an error; its text names the remedy where one is known.
-    pub fn failed(subject: &'static str, level: Level, error: &dyn Error) -> Self {
+    pub fn failed(subject: &'static str, level: Level, error: &(dyn Error + 'static)) -> Self {
         Self { subject, level, says: error_chain(error), remedy: None }
     }
 }

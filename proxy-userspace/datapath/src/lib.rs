@@ -3,7 +3,6 @@
 //! Invariant: plain data and pure functions. Nothing here talks to the kernel or knows either datapath.
 
 mod attach_status;
-mod error_chain;
 mod finding;
 mod frontend_address;
 mod frontend_kind;
@@ -12,7 +11,6 @@ mod probe_result;
 mod report;
 
 pub use attach_status::{AttachStatus, ForeignProgram, HookStatus};
-pub use error_chain::error_chain;
 pub use finding::{Checkup, Finding, Level};
 pub use frontend_address::{FrontendAddress, invalid_address_reason, unspecified};
 pub use frontend_kind::FrontendKind;

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod error_chain;
 mod net;
 mod rejected;
 mod service_name;
@@ -16,6 +17,7 @@ pub mod diff;
 pub mod services;
 pub mod state;
 
+pub use error_chain::error_chain;
 pub use net::{Family, PerFamily, Protocol};
 pub use rejected::Rejected;
 pub use service_name::ServiceName;

@@ -8,10 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use datapath::{ApplyReport, AttachStatus, TableStats, error_chain};
+use datapath::{ApplyReport, AttachStatus, TableStats};
 use datapath_ebpf::{self as ebpf, UdpTerminator};
 use datapath_nft as nft;
-use model::{Rejected, state::NodeState};
+use model::{Rejected, error_chain, state::NodeState};
 
 use crate::stale_datapath::StaleDatapath;
 

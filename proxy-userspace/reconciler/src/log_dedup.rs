@@ -4,9 +4,8 @@
 
 use std::{collections::BTreeMap, io, mem};
 
-use datapath::{
-    AttachStatus, ForeignProgram, HookBehavior, ProbeResult, TableStats, TerminationReport, error_chain,
-};
+use datapath::{AttachStatus, ForeignProgram, HookBehavior, ProbeResult, TableStats, TerminationReport};
+use model::error_chain;
 
 use crate::datapath::Error;
 

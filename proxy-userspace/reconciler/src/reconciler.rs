@@ -4,9 +4,9 @@
 
 use std::{collections::BTreeSet, io, net::IpAddr, panic, sync::Arc, time::Duration};
 
-use datapath::{ApplyReport, AttachStatus, ProbeResult, TerminationReport, error_chain};
+use datapath::{ApplyReport, AttachStatus, ProbeResult, TerminationReport};
 use datapath_ebpf::{give_back_memory, probe::Prober};
-use model::Rejected;
+use model::{Rejected, error_chain};
 use netlink::host_addresses::HostAddresses;
 use publish::{Published, Subscription};
 use tokio::{

@@ -4,9 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
-use datapath::error_chain;
 use datapath_ebpf::Cleaned;
-use model::Rejected;
+use model::{Rejected, error_chain};
 use nix::errno::Errno;
 
 /// What may be left and has not been removed yet.

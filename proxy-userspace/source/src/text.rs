@@ -1,7 +1,5 @@
 //! Texts of unknown length in messages of bounded length.
 
-use std::error::Error;
-
 /// The text in one line, with single blanks.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -18,20 +16,4 @@ pub(crate) fn shortened(text: String, max: usize) -> String {
         Some(start) => format!("{start}…"),
         None => text,
     }
-}
-
-/// An error and its causes in one line, without repetitions.
-pub(crate) fn error_chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = String::new();
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let part = error.to_string();
-        if text.is_empty() {
-            text = part;
-        } else if !text.contains(&part) {
-            text = format!("{text}: {part}");
-        }
-        next = error.source();
-    }
-    text
 }

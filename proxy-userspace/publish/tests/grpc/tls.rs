@@ -2,7 +2,7 @@
 
 use std::{error::Error, fs, future::Future, sync::Arc, time::Duration};
 
-use model::state::NodeState;
+use model::{error_chain, state::NodeState};
 use proxy_contract::{
     Target,
     client::Client,
@@ -78,7 +78,12 @@ impl Brain {
 
     async fn channel(&self, tls: ClientTlsConfig) -> Result<Channel, String> {
         let endpoint = Endpoint::from_shared(format!("https://{}", self.address())).unwrap();
-        endpoint.tls_config(tls).map_err(|it| chain(&it))?.connect().await.map_err(|it| chain(&it))
+        endpoint
+            .tls_config(tls)
+            .map_err(|it| error_chain(&it))?
+            .connect()
+            .await
+            .map_err(|it| error_chain(&it))
     }
 
     /// Requests the state of a node.
@@ -109,15 +114,10 @@ impl From<Status> for Rejection {
     fn from(status: Status) -> Self {
         // With TLS 1.3 the client's handshake ends before the server has verified its certificate.
         match status.source() {
-            Some(source) => Self::Connection(chain(source)),
+            Some(source) => Self::Connection(error_chain(source)),
             None => Self::Request(status),
         }
     }
-}
-
-fn chain(error: &dyn Error) -> String {
-    let cause = error.source().map(chain);
-    cause.into_iter().fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 fn tls(authority: &Authority, pair: Option<&Pair>) -> ClientTlsConfig {

@@ -21,9 +21,8 @@ use kube::{
     client::{Body, ConfigExt as _},
     config::{InClusterError, Kubeconfig, KubeconfigError},
 };
+use model::error_chain;
 use tower::{BoxError, ServiceBuilder};
-
-use crate::text::error_chain;
 
 /// Time-out of connecting to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -10,11 +10,10 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::{Api, api::PostParams};
-use model::ServiceName;
+use model::{ServiceName, error_chain};
 use tokio::time::timeout;
 
 use super::{client_config::ClientConfig, watch_error::WatchError};
-use crate::text::error_chain;
 
 /// The `reportingController`.
 const CONTROLLER: &str = "kube-proxy-ebpf";

@@ -6,8 +6,9 @@ use std::{fmt, time::Duration};
 
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 use kube::core::Status;
+use model::error_chain;
 
-use crate::text::{error_chain, one_line, shortened};
+use crate::text::{one_line, shortened};
 
 /// How much of a response is quoted, in characters.
 const MAX_QUOTE: usize = 300;
