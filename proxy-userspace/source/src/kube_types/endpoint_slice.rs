@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::jiff;
+use k8s_openapi::{api::discovery::v1::EndpointPort, jiff};
 use model::{
     Family, Rejected, ServiceName, Timestamp,
     cluster::{self, Conditions, SliceName, SlicePort},
@@ -10,7 +10,7 @@ use model::{
 
 use super::{
     conversion::{Converted, names_of, timestamp, validator},
-    objects::{self, Hint, Metadata},
+    objects::{self, Metadata},
     validation::{Validator, quoted},
 };
 
@@ -92,7 +92,7 @@ fn trigger_time(meta: &Metadata, validator: &mut Validator) -> Option<Timestamp>
 }
 
 /// A port without a number means all ports: it is valid, but not a target.
-fn port(index: usize, port: &objects::EndpointPort, validator: &mut Validator) -> Option<SlicePort> {
+fn port(index: usize, port: &EndpointPort, validator: &mut Validator) -> Option<SlicePort> {
     let number = port.port?;
     Some(SlicePort {
         name: port.name.clone().unwrap_or_default(),
@@ -132,15 +132,15 @@ fn endpoint(
         node: endpoint.node_name.as_deref().filter(|it| !it.is_empty()).map(Arc::from),
         pod: pod.and_then(|it| validator.name(format_args!("endpoints[{index}].targetRef.name"), it)),
         hostname: endpoint.hostname.clone().unwrap_or_default(),
-        node_hints: names(hints.and_then(|it| it.for_nodes.as_deref())),
-        zone_hints: names(hints.and_then(|it| it.for_zones.as_deref())),
+        node_hints: names(hints.and_then(|it| it.for_nodes.as_deref()), |it| &it.name),
+        zone_hints: names(hints.and_then(|it| it.for_zones.as_deref()), |it| &it.name),
     })
 }
 
 /// The names in a list of hints, sorted.
-fn names(hints: Option<&[Hint]>) -> Vec<Arc<str>> {
+fn names<T>(hints: Option<&[T]>, name: impl Fn(&T) -> &String) -> Vec<Arc<str>> {
     let mut names: Vec<Arc<str>> =
-        hints.unwrap_or_default().iter().map(|it| it.name.as_str().into()).collect();
+        hints.unwrap_or_default().iter().map(|it| name(it).as_str().into()).collect();
     names.sort();
     names
 }

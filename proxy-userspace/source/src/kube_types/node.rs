@@ -36,11 +36,8 @@ pub fn node(node: &objects::Node) -> Converted<cluster::Node> {
 fn addresses(node: &objects::Node, validator: &mut Validator) -> Vec<IpAddr> {
     let listed = node.status.iter().flat_map(|it| it.addresses.iter().flatten()).enumerate();
     let mut found = Vec::new();
-    for (index, it) in
-        listed.filter(|(_, it)| matches!(it.type_.as_deref(), Some("InternalIP" | "ExternalIP")))
-    {
-        let text = it.address.as_deref().unwrap_or_default();
-        let address = validator.address(format_args!("status.addresses[{index}].address"), text);
+    for (index, it) in listed.filter(|(_, it)| matches!(it.type_.as_str(), "InternalIP" | "ExternalIP")) {
+        let address = validator.address(format_args!("status.addresses[{index}].address"), &it.address);
         found.extend(address.filter(|it| !found.contains(it)));
     }
     found
@@ -61,6 +58,5 @@ fn pod_cidrs(node: &objects::Node, validator: &mut Validator) -> Vec<IpNet> {
 /// Whether load balancers should not use the node: kube-proxy's "not eligible" (KEP-3836).
 fn is_being_deleted(node: &objects::Node) -> bool {
     let taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
-    node.metadata.deletion_timestamp.is_some() || { taints }
-        .any(|it| it.key.as_deref() == Some(DELETION_TAINT))
+    node.metadata.deletion_timestamp.is_some() || { taints }.any(|it| it.key == DELETION_TAINT)
 }

@@ -1,9 +1,15 @@
 //! Kubernetes' objects in JSON, reduced to the fields that are needed.
 //!
 //! Other fields, such as managed fields, other labels and the rest of a status, are skipped while decoding and take no
-//! memory.
+//! memory. Small parts of which most fields are needed have the types of `k8s_openapi`.
 
-use k8s_openapi::apimachinery::pkg::{apis::meta::v1::Time, util::intstr::IntOrString};
+use k8s_openapi::{
+    api::{
+        core::v1::{LoadBalancerStatus, NodeAddress, ServicePort, SessionAffinityConfig, Taint},
+        discovery::v1::{EndpointConditions, EndpointHints, EndpointPort},
+    },
+    apimachinery::pkg::apis::meta::v1::Time,
+};
 use serde::{Deserialize, Deserializer};
 
 /// `metadata` of any object.
@@ -74,42 +80,8 @@ pub(crate) struct ServiceSpec {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ServicePort {
-    pub(crate) name: Option<String>,
-    pub(crate) protocol: Option<String>,
-    pub(crate) port: Option<i32>,
-    pub(crate) node_port: Option<i32>,
-    pub(crate) target_port: Option<IntOrString>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-pub(crate) struct SessionAffinityConfig {
-    #[serde(rename = "clientIP")]
-    pub(crate) client_ip: Option<ClientIpConfig>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct ClientIpConfig {
-    pub(crate) timeout_seconds: Option<i32>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub(crate) struct ServiceStatus {
     pub(crate) load_balancer: Option<LoadBalancerStatus>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-pub(crate) struct LoadBalancerStatus {
-    pub(crate) ingress: Option<Vec<LoadBalancerIngress>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct LoadBalancerIngress {
-    pub(crate) ip: Option<String>,
-    pub(crate) ip_mode: Option<String>,
 }
 
 /// `discovery.k8s.io/v1 EndpointSlice`.
@@ -124,13 +96,6 @@ pub struct EndpointSlice {
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(crate) struct EndpointPort {
-    pub(crate) name: Option<String>,
-    pub(crate) protocol: Option<String>,
-    pub(crate) port: Option<i32>,
-}
-
-#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Endpoint {
     pub(crate) addresses: Option<Vec<String>>,
@@ -142,30 +107,9 @@ pub(crate) struct Endpoint {
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(crate) struct EndpointConditions {
-    pub(crate) ready: Option<bool>,
-    pub(crate) serving: Option<bool>,
-    pub(crate) terminating: Option<bool>,
-}
-
-#[derive(Debug, Default, Deserialize)]
 pub(crate) struct ObjectReference {
     pub(crate) kind: Option<String>,
     pub(crate) name: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct EndpointHints {
-    pub(crate) for_nodes: Option<Vec<Hint>>,
-    pub(crate) for_zones: Option<Vec<Hint>>,
-}
-
-/// The name of a node or a zone.
-#[derive(Debug, Default, Deserialize)]
-pub(crate) struct Hint {
-    #[serde(default, deserialize_with = "or_default")]
-    pub(crate) name: String,
 }
 
 /// `v1 Node`.
@@ -187,20 +131,8 @@ pub(crate) struct NodeSpec {
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(crate) struct Taint {
-    pub(crate) key: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
 pub(crate) struct NodeStatus {
     pub(crate) addresses: Option<Vec<NodeAddress>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-pub(crate) struct NodeAddress {
-    #[serde(rename = "type")]
-    pub(crate) type_: Option<String>,
-    pub(crate) address: Option<String>,
 }
 
 /// `null` means the same as a missing field.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::{api::core::v1::LoadBalancerIngress, apimachinery::pkg::util::intstr::IntOrString};
 use model::{
     Family, ServiceName,
     cluster::{self, ServicePort},
@@ -16,7 +16,7 @@ use model::{
 
 use super::{
     conversion::{Converted, names_of, timestamp, validator},
-    objects::{self, LoadBalancerIngress, ServiceSpec},
+    objects::{self, ServiceSpec},
     validation::{Validator, quoted},
 };
 
@@ -151,7 +151,7 @@ fn ports(spec: &ServiceSpec, validator: &mut Validator) -> Vec<ServicePort> {
     let mut found = Vec::new();
     for (index, it) in spec.ports.iter().flatten().enumerate() {
         let field = format!("spec.ports[{index}]");
-        let Some(port) = validator.port(format_args!("{field}.port"), it.port.unwrap_or(0)) else { continue };
+        let Some(port) = validator.port(format_args!("{field}.port"), it.port) else { continue };
         let Some(protocol) = validator.protocol(format_args!("{field}.protocol"), it.protocol.as_deref())
         else {
             continue;
