@@ -139,9 +139,11 @@ impl Pipeline {
             let is_required = matches!(self.source, RunningSource::Kube(_));
             let unknown =
                 unknown_node(&self.node, brain.node_infos(), is_required).filter(|_| self.checks_node);
-            let rejected: BTreeSet<_> = brain.rejected().chain(unknown).collect();
+            let rejected: BTreeSet<_> = brain.rejected().chain(unknown.clone()).collect();
             for it in rejected.difference(&reported) {
-                tracing::warn!("{it}");
+                // A node without a Node object is served all the same.
+                let prefix = if unknown.as_ref() == Some(it) { "" } else { "not served: " };
+                tracing::warn!("{prefix}{it}");
             }
             observer.rejected(Stage::Brain, rejected.iter().cloned().collect());
             reported = rejected;

@@ -15,7 +15,7 @@ pub fn read_manifests(path: &Path, node: &str, options: brain::Options) -> Resul
         tracing::warn!("{it}");
     }
     for it in &snapshot.rejected {
-        tracing::warn!("{it}");
+        tracing::warn!("not served: {it}");
     }
     if *snapshot.cluster == ClusterState::default() && !snapshot.problems.is_empty() {
         return Err(Error::NoManifest(path.to_owned()));

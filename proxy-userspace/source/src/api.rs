@@ -8,7 +8,7 @@ use std::{future::pending, sync::Arc};
 
 use model::{cluster::ClusterState, state::NodeState};
 use proxy_contract::client::{ChangeWatch, Client, ClusterWatch, NodeChange, Refused};
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{sync::watch, task::JoinSet};
 use wire::{Extensions, NodeStateDecoder, cluster::ClusterDecoder};
 
 /// What another brain reports.
@@ -26,26 +26,20 @@ pub enum Update {
 #[derive(Debug)]
 pub struct ApiSource {
     updates: watch::Receiver<Option<Update>>,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
 }
 
 impl ApiSource {
     /// Follows the brain of `client`, on behalf of its node. Must be called within a tokio runtime.
     pub fn start(client: Client) -> Self {
         let (sender, updates) = watch::channel(None);
-        let task = tokio::spawn(Reflector::new(client, sender).run());
-        Self { updates, task }
+        let _task = JoinSet::from_iter([Reflector::new(client, sender).run()]);
+        Self { updates, _task }
     }
 
     /// The newest update, `None` before the first one.
     pub fn updates(&self) -> watch::Receiver<Option<Update>> {
         self.updates.clone()
-    }
-}
-
-impl Drop for ApiSource {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

@@ -23,7 +23,7 @@ use std::{
 use model::cluster::ClusterState;
 use tokio::{
     sync::watch as channel,
-    task::{JoinHandle, spawn_blocking},
+    task::{JoinSet, spawn_blocking},
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 
@@ -52,7 +52,7 @@ pub struct FileError {
 #[derive(Debug)]
 pub struct FileSource {
     snapshots: Snapshots,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
 }
 
 impl FileSource {
@@ -68,19 +68,13 @@ impl FileSource {
         let mut reader = Reader { store: FileStore::new(path), reported: BTreeSet::new() };
         let (sender, snapshots) = channel::channel(None);
         reader.refresh(&BTreeSet::new(), &sender);
-        let task = tokio::spawn(follow(reader, watch, sender));
-        Ok(Self { snapshots, task })
+        let _task = JoinSet::from_iter([follow(reader, watch, sender)]);
+        Ok(Self { snapshots, _task })
     }
 
     /// Receives the snapshots.
     pub fn snapshots(&self) -> Snapshots {
         self.snapshots.clone()
-    }
-}
-
-impl Drop for FileSource {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -150,7 +144,7 @@ impl Reader {
             self.report(self.store.problems().collect());
             return;
         };
-        let rejected = snapshot.rejected.iter().map(ToString::to_string);
+        let rejected = snapshot.rejected.iter().map(|it| format!("not served: {it}"));
         self.report(snapshot.problems.iter().cloned().chain(rejected).collect());
         if previous.is_none_or(|previous| *previous != snapshot) {
             sender.send_replace(Some(Arc::new(snapshot)));

@@ -3,7 +3,8 @@
 use std::{
     fs,
     os::unix::fs::symlink,
-    path::Path,
+    path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,6 +23,31 @@ fn service(name: &str, port: u16) -> String {
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec:\n  clusterIP: 10.96.0.1\n  ports:\n  - \
          {{port: {port}}}\n"
     )
+}
+
+/// A source that follows a folder with these files.
+fn follow(files: &[(&str, &str)]) -> (TempDir, FileSource, Snapshots) {
+    let folder = TempDir::new().unwrap();
+    for (name, text) in files {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let source = FileSource::start(folder.path()).unwrap();
+    let snapshots = source.snapshots();
+    (folder, source, snapshots)
+}
+
+/// The same for the single file `a.yaml`, with the Service `a`.
+fn follow_file() -> (TempDir, PathBuf, FileSource, Snapshots) {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("a.yaml");
+    fs::write(&file, service("a", 80)).unwrap();
+    let source = FileSource::start(&file).unwrap();
+    let snapshots = source.snapshots();
+    (folder, file, source, snapshots)
+}
+
+fn newest(snapshots: &Snapshots) -> Arc<Snapshot> {
+    snapshots.borrow().clone().unwrap()
 }
 
 fn names(snapshot: &Snapshot) -> String {
@@ -77,17 +103,13 @@ fn a_rejected_item_names_the_file() {
 
 #[tokio::test]
 async fn an_edit_takes_effect_at_once() {
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("web.yaml");
-    fs::write(&file, service("web", 80)).unwrap();
-    let source = FileSource::start(&file).unwrap();
-    let mut snapshots = source.snapshots();
-    assert_eq!(port(snapshots.borrow().as_ref().unwrap(), "web"), Some(80));
+    let (_folder, file, _source, mut snapshots) = follow_file();
+    assert_eq!(port(&newest(&snapshots), "a"), Some(80));
     let mut best = Duration::MAX;
     for number in 81..91 {
         let begin = Instant::now();
-        replace(&file, &service("web", number));
-        wait_for(&mut snapshots, |it| port(it, "web") == Some(number)).await;
+        replace(&file, &service("a", number));
+        wait_for(&mut snapshots, |it| port(it, "a") == Some(number)).await;
         best = best.min(begin.elapsed());
     }
     // Polling alone would take a second.
@@ -96,10 +118,7 @@ async fn an_edit_takes_effect_at_once() {
 
 #[tokio::test]
 async fn a_file_written_in_place_is_read() {
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("a.yaml"), service("a", 80)).unwrap();
-    let source = FileSource::start(folder.path()).unwrap();
-    let mut snapshots = source.snapshots();
+    let (folder, _source, mut snapshots) = follow(&[("a.yaml", &service("a", 80))]);
     fs::write(folder.path().join("a.yaml"), service("a", 81)).unwrap();
     wait_for(&mut snapshots, |it| port(it, "a") == Some(81)).await;
     fs::write(folder.path().join("b.yml"), service("b", 80)).unwrap();
@@ -108,17 +127,14 @@ async fn a_file_written_in_place_is_read() {
 
 #[tokio::test]
 async fn an_invalid_file_keeps_its_last_valid_content_and_others_are_updated() {
-    let folder = TempDir::new().unwrap();
+    let files = [("a.yaml", &*service("a", 80)), ("b.yaml", &service("b", 80))];
+    let (folder, _source, mut snapshots) = follow(&files);
     let [a, b] = ["a.yaml", "b.yaml"].map(|it| folder.path().join(it));
-    fs::write(&a, service("a", 80)).unwrap();
-    fs::write(&b, service("b", 80)).unwrap();
-    let source = FileSource::start(folder.path()).unwrap();
-    let mut snapshots = source.snapshots();
     replace(&a, &format!("{}---\nkind: [\n", service("a", 81)));
     wait_for(&mut snapshots, |it| !it.problems.is_empty()).await;
     replace(&b, &service("b", 81));
     wait_for(&mut snapshots, |it| port(it, "b") == Some(81)).await;
-    let snapshot = snapshots.borrow().clone().unwrap();
+    let snapshot = newest(&snapshots);
     assert_eq!(port(&snapshot, "a"), Some(80));
     let [problem] = snapshot.problems.as_slice() else { panic!("{:?}", snapshot.problems) };
     assert!(problem.contains("a.yaml: document 2, line "), "{problem}");
@@ -129,21 +145,15 @@ async fn an_invalid_file_keeps_its_last_valid_content_and_others_are_updated() {
 
 #[tokio::test]
 async fn a_file_that_is_invalid_at_the_start_is_skipped_and_others_are_served() {
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("a.yaml"), "kind: [").unwrap();
-    fs::write(folder.path().join("b.yaml"), service("b", 80)).unwrap();
-    let source = FileSource::start(folder.path()).unwrap();
-    let snapshot = source.snapshots().borrow().clone().unwrap();
+    let (_folder, _source, snapshots) = follow(&[("a.yaml", "kind: ["), ("b.yaml", &service("b", 80))]);
+    let snapshot = newest(&snapshots);
     assert_eq!((names(&snapshot).as_str(), snapshot.problems.len()), ("b", 1));
 }
 
 #[tokio::test]
 async fn nothing_is_published_before_a_file_is_valid() {
-    let folder = TempDir::new().unwrap();
+    let (folder, _source, mut snapshots) = follow(&[("a.yaml", "kind: [")]);
     let file = folder.path().join("a.yaml");
-    fs::write(&file, "kind: [").unwrap();
-    let source = FileSource::start(&file).unwrap();
-    let mut snapshots = source.snapshots();
     assert!(snapshots.borrow().is_none());
     assert_eq!(read(&file).unwrap().problems.len(), 1);
     replace(&file, &service("a", 80));
@@ -163,11 +173,9 @@ fn a_missing_path_is_an_error_at_the_start() {
 
 #[tokio::test]
 async fn an_empty_folder_is_an_empty_state_and_is_reported() {
-    let folder = TempDir::new().unwrap();
-    let source = FileSource::start(folder.path()).unwrap();
-    let mut snapshots = source.snapshots();
+    let (folder, _source, mut snapshots) = follow(&[]);
     assert_eq!(
-        rejected(snapshots.borrow().as_ref().unwrap()),
+        rejected(&newest(&snapshots)),
         [format!(
             "{}: the folder has no manifests; expected are *.json, *.yaml or *.yml",
             folder.path().display()
@@ -193,28 +201,19 @@ fn an_empty_file_is_reported_and_others_are_served() {
 
 #[tokio::test]
 async fn deleting_a_file_removes_its_objects() {
-    let folder = TempDir::new().unwrap();
-    let [a, b] = ["a.yaml", "b.json"].map(|it| folder.path().join(it));
-    fs::write(&a, service("a", 80)).unwrap();
     let json =
         r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"b"},"spec":{"clusterIP":"10.96.0.2"}}"#;
-    fs::write(&b, json).unwrap();
-    let source = FileSource::start(folder.path()).unwrap();
-    let mut snapshots = source.snapshots();
-    assert_eq!(names(snapshots.borrow().as_ref().unwrap()), "a b");
-    fs::remove_file(&b).unwrap();
+    let (folder, _source, mut snapshots) = follow(&[("a.yaml", &service("a", 80)), ("b.json", json)]);
+    assert_eq!(names(&newest(&snapshots)), "a b");
+    fs::remove_file(folder.path().join("b.json")).unwrap();
     wait_for(&mut snapshots, |it| names(it) == "a").await;
-    fs::remove_file(&a).unwrap();
+    fs::remove_file(folder.path().join("a.yaml")).unwrap();
     wait_for(&mut snapshots, |it| names(it).is_empty()).await;
 }
 
 #[tokio::test]
 async fn a_file_that_is_truncated_and_written_again_keeps_its_objects() {
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("a.yaml");
-    fs::write(&file, service("a", 80)).unwrap();
-    let source = FileSource::start(&file).unwrap();
-    let mut snapshots = source.snapshots();
+    let (_folder, file, _source, mut snapshots) = follow_file();
     snapshots.mark_unchanged();
     for number in 81..84 {
         fs::write(&file, "").unwrap();
@@ -227,37 +226,30 @@ async fn a_file_that_is_truncated_and_written_again_keeps_its_objects() {
     fs::write(&file, "").unwrap();
     wait_for(&mut snapshots, |it| it.problems.iter().any(|it| it.contains("a.yaml: empty"))).await;
     tokio::time::sleep(GRACE_PERIOD * 2).await;
-    assert_eq!(names(snapshots.borrow().as_ref().unwrap()), "a");
+    assert_eq!(names(&newest(&snapshots)), "a");
 }
 
 #[tokio::test]
 async fn a_deleted_source_keeps_its_last_content() {
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("a.yaml");
-    fs::write(&file, service("a", 80)).unwrap();
-    let source = FileSource::start(&file).unwrap();
-    let mut snapshots = source.snapshots();
+    let (_folder, file, _source, mut snapshots) = follow_file();
     fs::remove_file(&file).unwrap();
     wait_for(&mut snapshots, |it| !it.problems.is_empty()).await;
     tokio::time::sleep(GRACE_PERIOD * 2).await;
-    assert_eq!(names(snapshots.borrow().as_ref().unwrap()), "a");
+    assert_eq!(names(&newest(&snapshots)), "a");
     fs::write(&file, service("b", 80)).unwrap();
     wait_for(&mut snapshots, |it| names(it) == "b").await;
 }
 
 #[tokio::test]
 async fn a_file_that_is_deleted_and_written_again_keeps_its_objects() {
-    let folder = TempDir::new().unwrap();
+    let (folder, _source, mut snapshots) = follow(&[("a.yaml", &service("a", 80))]);
     let file = folder.path().join("a.yaml");
-    fs::write(&file, service("a", 80)).unwrap();
-    let source = FileSource::start(folder.path()).unwrap();
-    let mut snapshots = source.snapshots();
     snapshots.mark_unchanged();
     fs::remove_file(&file).unwrap();
     tokio::time::sleep(GRACE_PERIOD / 20).await;
     fs::write(&file, service("a", 81)).unwrap();
     timeout(TIMEOUT, snapshots.changed()).await.unwrap().unwrap();
-    assert_eq!(port(snapshots.borrow().as_ref().unwrap(), "a"), Some(81));
+    assert_eq!(port(&newest(&snapshots), "a"), Some(81));
 }
 
 #[tokio::test]
@@ -333,7 +325,6 @@ fn an_unchanged_object_stays_the_same_object_in_memory() {
     store.refresh(&std::collections::BTreeSet::new(), tokio::time::Instant::now());
     let after = store.snapshot(&before.cluster).unwrap();
     let name = ServiceName::new("default", "a");
-    let [before, after] =
-        [&before, &after].map(|it| std::sync::Arc::as_ptr(it.cluster.service(&name).unwrap()));
+    let [before, after] = [&before, &after].map(|it| Arc::as_ptr(it.cluster.service(&name).unwrap()));
     assert_eq!(before, after);
 }

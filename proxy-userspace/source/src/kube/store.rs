@@ -115,7 +115,7 @@ impl<R: Resource> Store<R> {
         };
         for it in rejected {
             if previous.as_ref().is_none_or(|previous| !previous.contains(&it)) {
-                tracing::warn!("{it}");
+                tracing::warn!("not served: {it}");
             }
         }
     }

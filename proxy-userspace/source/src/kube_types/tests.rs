@@ -132,7 +132,7 @@ fn cluster_ips_take_precedence_over_cluster_ip_and_a_headless_service_has_none()
         ),
     ];
     for (spec, expect, rejected) in rows {
-        let ips = |it: &cluster::Service| it.cluster_ips.iter().map(|it| it.to_string()).collect::<Vec<_>>();
+        let ips = |it: &cluster::Service| it.cluster_ips.iter().map(ToString::to_string).collect::<Vec<_>>();
         check(spec, |it| ips(it).join(" "), expect.to_owned(), rejected);
     }
 }

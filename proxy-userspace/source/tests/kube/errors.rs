@@ -1,14 +1,15 @@
 //! Error responses of the server, and unusable client configurations.
 
-use std::fs;
+use std::{ffi::OsString, fs};
 
 use api_server::{ApiServer, Fault, Resource, Settings, Verb};
-use source::kube::{ClientConfig, KubeSource, Options};
+use source::kube::{ClientConfig, KubeSource};
 
-use super::source_test::{QUICK, SourceTest, has_error, has_service, server, service, synced};
+use super::source_test::{SourceTest, has_error, has_service, options, server, service, synced};
 
-fn options(access: ClientConfig) -> Options {
-    Options { client_config: access, timing: QUICK, ..Options::default() }
+/// A client configuration of this kubeconfig.
+fn with(kubeconfig: impl Into<OsString>) -> ClientConfig {
+    ClientConfig { kubeconfig: Some(kubeconfig.into()), ..ClientConfig::default() }
 }
 
 fn status(code: u16, message: &str) -> Fault {
@@ -72,10 +73,7 @@ async fn an_expired_token_is_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(Settings { token: Some("first".into()), ..Settings::default() });
     let kubeconfig = server.kubeconfig(folder.path()).unwrap();
-    let mut test = SourceTest::start(&options(ClientConfig {
-        kubeconfig: Some(kubeconfig.into()),
-        ..ClientConfig::default()
-    }));
+    let mut test = SourceTest::start(&options(with(kubeconfig)));
     test.next().await;
     server.configure(|it| it.token = Some("second".into()));
     server.disconnect_all();
@@ -89,8 +87,7 @@ async fn an_expired_token_is_read_again() {
 async fn tls_works_with_the_right_ca_and_reports_a_wrong_one() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(Settings { is_tls: true, token: Some("t".into()), ..Settings::default() });
-    let path = server.kubeconfig(folder.path()).unwrap();
-    let access = ClientConfig { kubeconfig: Some(path.clone().into()), ..ClientConfig::default() };
+    let access = with(server.kubeconfig(folder.path()).unwrap());
     let mut test = SourceTest::start(&options(access.clone()));
     test.next().await;
     assert!(test.service("web").is_some());
@@ -130,8 +127,7 @@ async fn an_unusable_kubeconfig_is_reported_with_the_remedy() {
         if let Some(text) = text {
             fs::write(&path, text).unwrap();
         }
-        let access = ClientConfig { kubeconfig: Some(path.into()), ..ClientConfig::default() };
-        let error = KubeSource::start(&options(access)).unwrap_err().to_string();
+        let error = KubeSource::start(&options(with(path))).unwrap_err().to_string();
         assert!(!error.contains('\n'), "{error}");
         for word in words {
             assert!(error.contains(word), "{word} is not in {error}");

@@ -2,7 +2,9 @@
 
 use api_server::{ApiServer, Settings};
 use model::ServiceName;
-use source::kube::{ClientConfig, EventRecorder, WarningEvent};
+use source::kube::{EventRecorder, WarningEvent};
+
+use super::source_test::at;
 
 fn warning(note: &str) -> WarningEvent {
     let service = ServiceName::new("shop", "web");
@@ -10,10 +12,7 @@ fn warning(note: &str) -> WarningEvent {
 }
 
 fn recorder(server: &ApiServer) -> EventRecorder {
-    EventRecorder::new(
-        ClientConfig { server: Some(server.url()), ..ClientConfig::default() },
-        &"n".repeat(200),
-    )
+    EventRecorder::new(at(server), &"n".repeat(200))
 }
 
 #[tokio::test]

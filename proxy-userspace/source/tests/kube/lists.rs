@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use api_server::{Fault, Resource, Settings, Verb};
-use source::kube::{ClientConfig, Options};
+use source::kube::Options;
 
-use super::source_test::{QUICK, SourceTest, has_service, node, paging, server, service, slice, synced};
+use super::source_test::{
+    SourceTest, at, has_service, node, options, paging, server, service, slice, synced,
+};
 
 #[tokio::test]
 async fn nothing_is_handed_over_before_all_resources_are_listed() {
@@ -90,12 +92,7 @@ async fn the_server_filters_by_kube_proxys_selectors() {
     server.set(headless);
     server.set(node("n2", "b"));
 
-    let mut options = Options {
-        client_config: ClientConfig { server: Some(server.url()), ..ClientConfig::default() },
-        node: Some("n1".into()),
-        timing: QUICK,
-        ..Options::default()
-    };
+    let mut options = Options { node: Some("n1".into()), ..options(at(&server)) };
     let mut test = SourceTest::start(&options);
     test.next().await;
     assert_eq!(test.cluster.services().len(), 1);

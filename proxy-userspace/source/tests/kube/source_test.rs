@@ -21,7 +21,7 @@ use source::{
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Short delays, for quick tests.
-pub(crate) const QUICK: Timing = Timing {
+const QUICK: Timing = Timing {
     backoff: (Duration::from_millis(20), Duration::from_millis(200)),
     timeout: Duration::from_millis(700),
 };
@@ -71,6 +71,15 @@ pub(crate) fn paging() -> Settings {
     Settings { has_watch_list: false, has_field_selectors: false, ..Settings::default() }
 }
 
+/// The configuration of a client of this server.
+pub(crate) fn at(server: &ApiServer) -> ClientConfig {
+    ClientConfig { server: Some(server.url()), ..ClientConfig::default() }
+}
+
+pub(crate) fn options(client_config: ClientConfig) -> Options {
+    Options { client_config, timing: QUICK, ..Options::default() }
+}
+
 /// A source, and the cluster state that it has handed over so far.
 pub(crate) struct SourceTest {
     pub(crate) source: KubeSource,
@@ -80,11 +89,7 @@ pub(crate) struct SourceTest {
 
 impl SourceTest {
     pub(crate) fn follow(server: &ApiServer) -> Self {
-        Self::start(&Options {
-            client_config: ClientConfig { server: Some(server.url()), ..ClientConfig::default() },
-            timing: QUICK,
-            ..Options::default()
-        })
+        Self::start(&options(at(server)))
     }
 
     pub(crate) fn start(options: &Options) -> Self {
