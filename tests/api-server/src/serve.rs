@@ -76,7 +76,8 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     if request.method() == Method::POST {
         return create(request, &shared).await;
     }
-    let query = parse(uri.query().unwrap_or(""));
+    let query: HashMap<_, _> =
+        form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
     let Some(resource) = Resource::of_path(uri.path()) else {
         return status(StatusCode::NOT_FOUND, "the server could not find the requested resource", None);
     };
@@ -112,7 +113,9 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     if verb == Verb::List {
         return list(&shared.state(), resource, &selector, &query).map_or_else(
             |message| status(StatusCode::GONE, &message, None),
-            |text| body.response(async move |out: Out| out.send(text).await.map(drop).unwrap_or_default()),
+            |text| {
+                body.response(async move |mut out: Out| out.send(text).await.map(drop).unwrap_or_default())
+            },
         );
     }
     let lists = text("sendInitialEvents") == "true";
@@ -212,11 +215,11 @@ struct Watch {
 }
 
 impl Watch {
-    async fn run(self, out: Out, every: Duration) -> Result<(), ()> {
+    async fn run(self, mut out: Out, every: Duration) -> Result<(), ()> {
         let mut changed = self.shared.version.subscribe();
         let mut seen = match self.from {
             Some(from) => from,
-            None => self.send_list(&out).await?,
+            None => self.send_list(&mut out).await?,
         };
         let mut bookmark = Instant::now() + every;
         loop {
@@ -241,7 +244,7 @@ impl Watch {
     }
 
     /// Sends all objects and the bookmark at their end.
-    async fn send_list(&self, out: &Out) -> Result<u64, ()> {
+    async fn send_list(&self, out: &mut Out) -> Result<u64, ()> {
         let mut text = String::new();
         let version = {
             let state = self.shared.state();
@@ -305,13 +308,12 @@ struct BodyFaults {
 
 impl BodyFaults {
     fn new(fault: &Option<Fault>) -> Self {
-        match fault {
-            Some(Fault::DisconnectAfter(bytes)) => {
-                Self { fragment_size: usize::MAX, disconnect_after: Some(*bytes) }
-            }
-            Some(Fault::Fragments(bytes)) => Self { fragment_size: *bytes, disconnect_after: None },
-            _ => Self { fragment_size: usize::MAX, disconnect_after: None },
-        }
+        let (fragment_size, disconnect_after) = match fault {
+            Some(Fault::DisconnectAfter(bytes)) => (usize::MAX, Some(*bytes)),
+            Some(Fault::Fragments(bytes)) => (*bytes, None),
+            _ => (usize::MAX, None),
+        };
+        Self { fragment_size, disconnect_after }
     }
 
     fn response<F: Future<Output = ()> + Send + 'static>(
@@ -319,8 +321,7 @@ impl BodyFaults {
         write: impl FnOnce(Out) -> F + Send + 'static,
     ) -> Response<Body> {
         let (sender, receiver) = mpsc::channel(4);
-        let sent = tokio::sync::Mutex::new(0);
-        tokio::spawn(async move { write(Out { faults: self, sender, sent }).await });
+        tokio::spawn(async move { write(Out { faults: self, sender, sent: 0 }).await });
         let mut response = Response::new(StreamBody::new(ReceiverStream::new(receiver)).boxed());
         response
             .headers_mut()
@@ -334,22 +335,21 @@ struct Out {
     faults: BodyFaults,
     sender: Sender,
     /// The number of bytes sent so far.
-    sent: tokio::sync::Mutex<usize>,
+    sent: usize,
 }
 
 impl Out {
     /// Fails if the client has closed the connection, or a fault closes it.
-    async fn send(&self, text: String) -> Result<(), ()> {
-        let mut sent = self.sent.lock().await;
+    async fn send(&mut self, text: String) -> Result<(), ()> {
         let mut rest = Bytes::from(text);
         while !rest.is_empty() {
-            let left = self.faults.disconnect_after.map_or(usize::MAX, |it| it - *sent);
+            let left = self.faults.disconnect_after.map_or(usize::MAX, |it| it - self.sent);
             let fragment = rest.split_to(rest.len().min(self.faults.fragment_size).min(left));
-            *sent += fragment.len();
+            self.sent += fragment.len();
             if !fragment.is_empty() {
                 self.sender.send(Ok(Frame::data(fragment))).await.map_err(drop)?;
             }
-            if self.faults.disconnect_after == Some(*sent) {
+            if self.faults.disconnect_after == Some(self.sent) {
                 // What was sent should arrive before the connection is closed.
                 sleep(Duration::from_millis(20)).await;
                 let _ = self.sender.send(Err(std::io::Error::other("disconnected"))).await;
@@ -382,32 +382,4 @@ fn status(code: StatusCode, message: &str, retry_after: Option<u64>) -> Response
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
     }
     response
-}
-
-/// The parts of a query, decoded.
-fn parse(query: &str) -> HashMap<String, String> {
-    query.split('&').filter_map(|it| it.split_once('=')).map(|(key, it)| (decode(key), decode(it))).collect()
-}
-
-fn decode(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        let code = tail.get(..2).and_then(|it| u8::from_str_radix(std::str::from_utf8(it).ok()?, 16).ok());
-        match (first, code) {
-            (b'%', Some(code)) => {
-                bytes.push(code);
-                rest = &tail[2..];
-            }
-            (b'+', _) => {
-                bytes.push(b' ');
-                rest = tail;
-            }
-            _ => {
-                bytes.push(first);
-                rest = tail;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
