@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::{
     metrics::Metrics,
-    state::{AdminState, CounterSource, Moment, PortCountLookup, RejectedBy, Role, WatcherCount, lock},
+    state::{AdminState, Callback, Moment, PortCountLookup, RejectedBy, Role, lock},
 };
 
 /// The state and the metrics behind the pages. Clones share them.
@@ -28,7 +28,7 @@ pub struct Admin {
 impl Admin {
     /// For the node with this name.
     pub fn new(node: impl Into<Arc<str>>, role: Role) -> Self {
-        let state = Arc::new(Mutex::new(AdminState::new(node.into(), role, Moment::now())));
+        let state = Arc::new(Mutex::new(AdminState::new(node.into(), role)));
         let metrics = Arc::new(Metrics::new(Arc::clone(&state)));
         Self { state, metrics }
     }
@@ -40,12 +40,12 @@ impl Admin {
 
     /// Sets how the number of watchers is read.
     pub fn set_watcher_count(&self, count: impl Fn() -> usize + Send + Sync + 'static) {
-        self.state().watchers = Some(WatcherCount(Box::new(count)));
+        self.state().watchers = Some(Callback(Arc::new(count)));
     }
 
     /// Sets how the counters of service ports are read; pages omit them while that fails.
     pub fn set_counter_source(&self, read: impl Fn() -> Option<PortCountLookup> + Send + Sync + 'static) {
-        self.state().counter_source = Some(CounterSource(Arc::new(read)));
+        self.state().counter_source = Some(Callback(Arc::new(read)));
     }
 
     /// Records the published states, until the publisher is dropped.

@@ -28,9 +28,9 @@ impl ServiceCounters {
     pub(crate) fn read(state: &Mutex<AdminState>) -> Option<Self> {
         let (source, published) = {
             let state = lock(state);
-            (state.counter_source.clone()?, state.served()?)
+            (Arc::clone(&state.counter_source.as_ref()?.0), state.served()?)
         };
-        Some(Self { counts: (source.0)()?, published })
+        Some(Self { counts: source()?, published })
     }
 
     /// The counters of each service port.

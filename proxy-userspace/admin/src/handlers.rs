@@ -28,6 +28,14 @@ pub enum PageGroup {
 }
 
 impl PageGroup {
+    /// The flag that sets their address.
+    pub fn flag(self) -> &'static str {
+        match self {
+            Self::Health => "--healthz-bind-address",
+            Self::Metrics => "--metrics-bind-address",
+        }
+    }
+
     /// The paths of its pages.
     pub fn paths(self) -> &'static [&'static str] {
         match self {

@@ -27,6 +27,6 @@ pub use client::{Listener, get, query_readiness, query_status};
 pub use handlers::PageGroup;
 pub use health::STALE_AFTER;
 pub use health_checks::{BindFailure, HealthChecks};
-pub use server::{ServerAddress, Servers};
+pub use server::{Servers, serve_pages};
 pub use state::{PortCountLookup, Role};
 pub use status::{CountersStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus};

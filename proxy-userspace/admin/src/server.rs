@@ -46,40 +46,21 @@ const MAX_HEAD: usize = 16 << 10;
 /// Delay after a failed accept, as when there are no file descriptors left.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Pages and the address that they are served at.
-#[derive(Clone, Copy, Debug)]
-pub struct ServerAddress {
-    /// The pages.
-    pub pages: PageGroup,
-    /// The address.
-    pub address: SocketAddr,
-    /// The flag that sets the address, for the log.
-    pub flag: &'static str,
-}
-
 /// Running servers; dropping it stops them.
-#[derive(Debug)]
-pub struct Servers {
-    _tasks: JoinSet<()>,
+pub type Servers = JoinSet<()>;
+
+/// Starts to serve the pages at each address. Must be called within a tokio runtime.
+pub fn serve_pages(admin: &Admin, addresses: impl IntoIterator<Item = (PageGroup, SocketAddr)>) -> Servers {
+    addresses.into_iter().map(|(pages, address)| serve(admin.clone(), pages, address)).collect()
 }
 
-impl Servers {
-    /// Starts a server at each address. Must be called within a tokio runtime.
-    pub fn start(admin: &Admin, addresses: impl IntoIterator<Item = ServerAddress>) -> Self {
-        let mut tasks = JoinSet::new();
-        for it in addresses {
-            tasks.spawn(serve(admin.clone(), it));
-        }
-        Self { _tasks: tasks }
-    }
-}
-
-async fn serve(admin: Admin, ServerAddress { pages, address, flag }: ServerAddress) {
+async fn serve(admin: Admin, pages: PageGroup, address: SocketAddr) {
     let listener = bind_with_retry(address, |error, retry_in| {
         tracing::error!(
-            "cannot serve the {pages} pages at {address}: {error}; {}, or choose another --{flag}; Services are not \
+            "cannot serve the {pages} pages at {address}: {error}; {}, or choose another {}; Services are not \
              affected; retrying in {retry_in:?}",
-            bind_remedy(&error)
+            bind_remedy(&error),
+            pages.flag()
         );
     })
     .await;

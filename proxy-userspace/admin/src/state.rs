@@ -19,9 +19,10 @@ use tokio::time::Instant;
 use crate::totals::{ChangeCounts, Totals};
 
 /// What a process does with a node's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// It applies the state to the kernel.
+    #[default]
     Backend,
     /// It only publishes the state.
     Brain,
@@ -68,7 +69,13 @@ impl Moment {
     }
 }
 
-#[derive(Debug)]
+impl Default for Moment {
+    fn default() -> Self {
+        Self::now()
+    }
+}
+
+#[derive(Debug, Default)]
 pub(crate) struct AdminState {
     pub(crate) node: Arc<str>,
     pub(crate) role: Role,
@@ -105,31 +112,22 @@ pub(crate) struct AdminState {
     pub(crate) totals: Totals,
     /// Whether the cluster ever had a Node object of this node.
     saw_own_node: bool,
-    /// `None` if the process serves no watchers.
-    pub(crate) watchers: Option<WatcherCount>,
-    /// `None` if the process has no counters.
-    pub(crate) counter_source: Option<CounterSource>,
+    /// Counts the watchers; `None` if the process serves none.
+    pub(crate) watchers: Option<Callback<usize>>,
+    /// Reads the kernel's counters, `None` if the process has none. This takes a while: never call it while the state is
+    /// locked.
+    pub(crate) counter_source: Option<Callback<Option<PortCountLookup>>>,
 }
-
-/// Reads the kernel's counters. This takes a while: never call it while the state is locked.
-#[derive(Clone)]
-pub(crate) struct CounterSource(pub(crate) Arc<dyn Fn() -> Option<PortCountLookup> + Send + Sync>);
 
 /// Looks up the counters of a service port; `None` for one that is not programmed.
 pub type PortCountLookup = Box<dyn Fn(&ServiceName, &str, Protocol) -> Option<PortCounts>>;
 
-impl fmt::Debug for CounterSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CounterSource")
-    }
-}
+/// A function that reads something outside of the state.
+pub(crate) struct Callback<T>(pub(crate) Arc<dyn Fn() -> T + Send + Sync>);
 
-/// Returns the current number of watchers.
-pub(crate) struct WatcherCount(pub(crate) Box<dyn Fn() -> usize + Send + Sync>);
-
-impl fmt::Debug for WatcherCount {
+impl<T> fmt::Debug for Callback<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0())
+        f.write_str("Callback")
     }
 }
 
@@ -149,32 +147,8 @@ pub(crate) struct Failure {
 }
 
 impl AdminState {
-    pub(crate) fn new(node: Arc<str>, role: Role, started: Moment) -> Self {
-        Self {
-            node,
-            role,
-            started,
-            sources: BTreeMap::new(),
-            published: None,
-            active: None,
-            pending_since: None,
-            next_pending_since: None,
-            last_dequeued: None,
-            failure: None,
-            attach_status: None,
-            last_attached: None,
-            attach_check_error: None,
-            packet_path_error: None,
-            probe_results: Vec::new(),
-            last_probe: None,
-            has_conclusive_probe: false,
-            table_stats: TableStats::default(),
-            rejected: BTreeMap::new(),
-            totals: Totals::default(),
-            saw_own_node: false,
-            watchers: None,
-            counter_source: None,
-        }
+    pub(crate) fn new(node: Arc<str>, role: Role) -> Self {
+        Self { node, role, ..Self::default() }
     }
 
     /// The body of `/proxyMode`: the socket path if it is on, else the packet path; kube-proxy's words where it has them.

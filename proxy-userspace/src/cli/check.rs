@@ -6,7 +6,7 @@ use std::{
     net::{SocketAddr, TcpListener},
 };
 
-use admin::{Listener, Status};
+use admin::{Listener, PageGroup, Status};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use datapath::{Checkup, Finding, Level};
@@ -97,8 +97,8 @@ fn process(reports: &ReportFlags) -> Vec<Finding> {
                 is_found = true;
                 findings.extend(running(&status, address));
             }
-            Listener::Foreign => findings.push(in_use("metrics port", address, "metrics-bind-address")),
-            Listener::None => findings.push(port("metrics port", address, "metrics-bind-address")),
+            Listener::Foreign => findings.push(in_use(PageGroup::Metrics, address)),
+            Listener::None => findings.push(port(PageGroup::Metrics, address)),
         }
     }
     if let Some(address) = reports.health()
@@ -107,7 +107,7 @@ fn process(reports: &ReportFlags) -> Vec<Finding> {
     {
         findings.push(match admin::query_readiness(address) {
             Some(ready) => health_only(ready, address),
-            None => port("health port", address, "healthz-bind-address"),
+            None => port(PageGroup::Health, address),
         });
     }
     findings
@@ -126,23 +126,30 @@ fn health_only(ready: Result<(), String>, address: SocketAddr) -> Finding {
     }
 }
 
-fn port(subject: &'static str, address: SocketAddr, flag: &str) -> Finding {
+fn port(pages: PageGroup, address: SocketAddr) -> Finding {
     match TcpListener::bind(address) {
-        Ok(_) => Finding::ok(subject, format!("{address} is free")),
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => in_use(subject, address, flag),
+        Ok(_) => Finding::ok(subject(pages), format!("{address} is free")),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => in_use(pages, address),
         Err(error) => {
             let says = format!("cannot listen on {address}: {error}");
-            Finding::degraded(subject, says, format!("choose another --{flag}"))
+            Finding::degraded(subject(pages), says, format!("choose another {}", pages.flag()))
         }
     }
 }
 
-fn in_use(subject: &'static str, address: SocketAddr, flag: &str) -> Finding {
-    Finding::degraded(
-        subject,
-        format!("{address} is in use: Services are served, but this page is not"),
-        format!("stop the process that listens there (`ss -ltnp` names it), or choose another --{flag}"),
-    )
+fn in_use(pages: PageGroup, address: SocketAddr) -> Finding {
+    let says = format!("{address} is in use: Services are served, but this page is not");
+    let flag = pages.flag();
+    let remedy =
+        format!("stop the process that listens there (`ss -ltnp` names it), or choose another {flag}");
+    Finding::degraded(subject(pages), says, remedy)
+}
+
+fn subject(pages: PageGroup) -> &'static str {
+    match pages {
+        PageGroup::Health => "health port",
+        PageGroup::Metrics => "metrics port",
+    }
 }
 
 /// Findings from the status of a running process.

@@ -8,7 +8,7 @@ use std::{
 use datapath::{HookBehavior, PortCounts, TableStats, UdpNatStats};
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
+    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
 use tokio::time::Instant;
@@ -26,17 +26,18 @@ impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let service_counters = ServiceCounters::read(&self.0);
         let state = lock(&self.0);
-        let mut out = MetricWriter(&mut encoder);
-        general(&state, &mut out)?;
-        match state.role {
-            Role::Backend => {
-                kube_proxy(&state, &mut out)?;
-                backend(&state, &mut out)?;
-                drop(state);
-                counters(service_counters.as_ref(), &mut out)
-            }
-            Role::Brain => Ok(()),
+        general(&state, &mut MetricWriter { prefix: "kube_proxy_ebpf_", encoder: &mut encoder })?;
+        if state.role == Role::Brain {
+            return Ok(());
         }
+        kube_proxy(
+            &state,
+            &mut MetricWriter { prefix: "kubeproxy_sync_proxy_rules_", encoder: &mut encoder },
+        )?;
+        let mut out = MetricWriter { prefix: "kube_proxy_ebpf_", encoder: &mut encoder };
+        backend(&state, &mut out)?;
+        drop(state);
+        counters(service_counters.as_ref(), &mut out)
     }
 }
 
@@ -44,7 +45,7 @@ impl Collector for Gauges {
 fn general(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     let now = Instant::now();
     out.family(
-        "kube_proxy_ebpf_build_info",
+        "build_info",
         "1, with the version of the binary",
         "version",
         [(env!("CARGO_PKG_VERSION"), 1.0)],
@@ -53,79 +54,57 @@ fn general(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         .published
         .as_ref()
         .map_or((0, 0.0), |(it, at)| (it.rev, now.duration_since(at.instant).as_secs_f64()));
-    out.gauge("kube_proxy_ebpf_published_revision", "Newest revision of the node's state", rev as f64)?;
-    out.gauge("kube_proxy_ebpf_state_age_seconds", "Time since the last change of the node's state", age)?;
+    out.gauge("published_revision", "Newest revision of the node's state", rev as f64)?;
+    out.gauge("state_age_seconds", "Time since the last change of the node's state", age)?;
     let Totals { services, endpoints, .. } = state.totals;
-    out.gauge("kube_proxy_ebpf_services", "Services that are served", services as f64)?;
-    out.gauge("kube_proxy_ebpf_endpoints", "Endpoints of all Services", endpoints as f64)?;
+    out.gauge("services", "Services that are served", services as f64)?;
+    out.gauge("endpoints", "Endpoints of all Services", endpoints as f64)?;
     let rejected = |it: &RejectedBy| (it.name(), state.rejected.get(it).map_or(0, Vec::len) as f64);
     out.family(
-        "kube_proxy_ebpf_rejected_items",
+        "rejected_items",
         "Rejected parts of objects, by the part of the process that rejects them",
         "by",
         RejectedBy::ALL.iter().map(rejected),
     )?;
     out.gauge(
-        "kube_proxy_ebpf_node_eligible",
+        "node_eligible",
         "1 if load balancers may send to this node, else 0",
-        f64::from(u8::from(state.is_node_eligible())),
+        flag(state.is_node_eligible()),
     )?;
     out.family(
-        "kube_proxy_ebpf_source_synced",
+        "source_synced",
         "1 if the source was read completely at least once, else 0",
         "source",
-        state.sources.iter().map(|(name, it)| (&**name, f64::from(u8::from(it.is_synced)))),
+        state.sources.iter().map(|(name, it)| (&**name, flag(it.is_synced))),
     )?;
     out.family(
-        "kube_proxy_ebpf_source_failing",
+        "source_failing",
         "1 if the source has an error now, else 0",
         "source",
-        state.sources.iter().map(|(name, it)| (&**name, f64::from(u8::from(it.error.is_some())))),
+        state.sources.iter().map(|(name, it)| (&**name, flag(it.error.is_some()))),
     )?;
     let contacts = state.sources.iter().filter_map(|(name, it)| Some((&**name, seconds(it.last_contact?))));
     out.family(
-        "kube_proxy_ebpf_source_last_contact_timestamp_seconds",
+        "source_last_contact_timestamp_seconds",
         "Time of the last contact with the source, if it is known",
         "source",
         contacts,
     )?;
-    match &state.watchers {
-        Some(watchers) => out.gauge(
-            "kube_proxy_ebpf_watchers",
-            "Clients that watch the states of this process",
-            (watchers.0)() as f64,
-        ),
-        None => Ok(()),
-    }
+    let Some(watchers) = &state.watchers else { return Ok(()) };
+    out.gauge("watchers", "Clients that watch the states of this process", (watchers.0)() as f64)
 }
 
 /// kube-proxy's metrics, under its names.
 fn kube_proxy(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     let active = state.active.as_ref().map_or(0.0, |it| seconds(it.since.wall));
-    out.gauge(
-        "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-        "The last time proxy rules were successfully synced",
-        active,
-    )?;
+    out.gauge("last_timestamp_seconds", "The last time proxy rules were successfully synced", active)?;
     let queued = state.published.as_ref().map_or(0.0, |(_, at)| seconds(at.wall));
-    out.gauge(
-        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-        "The last time a sync of proxy rules was queued",
-        queued,
-    )?;
+    out.gauge("last_queued_timestamp_seconds", "The last time a sync of proxy rules was queued", queued)?;
     let pending = state.pending_changes();
-    out.gauge(
-        "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
-        "Pending proxy rules Endpoint changes",
-        pending.endpoints as f64,
-    )?;
-    out.gauge(
-        "kubeproxy_sync_proxy_rules_service_changes_pending",
-        "Pending proxy rules Service changes",
-        pending.services as f64,
-    )?;
+    out.gauge("endpoint_changes_pending", "Pending proxy rules Endpoint changes", pending.endpoints as f64)?;
+    out.gauge("service_changes_pending", "Pending proxy rules Service changes", pending.services as f64)?;
     out.family(
-        "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+        "no_local_endpoints_total",
         "Number of services with a Local traffic policy and no endpoints",
         "traffic_policy",
         [
@@ -139,25 +118,25 @@ fn kube_proxy(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result
 fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     let active = state.active.as_ref();
     out.gauge(
-        "kube_proxy_ebpf_active_revision",
+        "active_revision",
         "Active revision of the node's state",
         active.map_or(0, |it| it.published.rev) as f64,
     )?;
     let pending = state.pending_for(Instant::now()).unwrap_or_default();
     out.gauge(
-        "kube_proxy_ebpf_pending_change_age_seconds",
+        "pending_change_age_seconds",
         "Age of the oldest change that is not active yet, else 0",
         pending.as_secs_f64(),
     )?;
     let tables = || active.iter().flat_map(|it| &it.tables);
     out.family(
-        "kube_proxy_ebpf_map_entries",
+        "map_entries",
         "Entries of each table in the kernel",
         "table",
         tables().map(|it| (it.name, f64::from(it.entries))),
     )?;
     out.family(
-        "kube_proxy_ebpf_map_capacity",
+        "map_capacity",
         "Capacity of each table before it is replaced by a larger one",
         "table",
         tables().map(|it| (it.name, f64::from(it.capacity))),
@@ -165,16 +144,13 @@ fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     let hooks = || state.attach_status.iter().flat_map(|it| &it.hooks);
     let tables = state.attach_status.iter().flat_map(|it| &it.tables).copied();
     out.family(
-        "kube_proxy_ebpf_program_attached",
+        "program_attached",
         "1 if the kernel runs our program at the hook, else 0",
         "hook",
-        hooks()
-            .map(|it| (it.name, it.is_attached))
-            .chain(tables)
-            .map(|(name, it)| (name, f64::from(u8::from(it)))),
+        hooks().map(|it| (it.name, it.is_attached)).chain(tables).map(|(name, it)| (name, flag(it))),
     )?;
     out.family(
-        "kube_proxy_ebpf_foreign_programs",
+        "foreign_programs",
         "Foreign programs that the kernel runs at the hook",
         "hook",
         hooks().map(|it| (it.name, it.foreign.len() as f64)),
@@ -184,90 +160,90 @@ fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         HookBehavior::Fails(_) => Some((it.hook, 0.0)),
         HookBehavior::Unknown(_) => None,
     });
-    out.family(
-        "kube_proxy_ebpf_probe_success",
-        "1 if the last probe of the hook was translated, else 0",
-        "hook",
-        probed,
-    )?;
+    out.family("probe_success", "1 if the last probe of the hook was translated, else 0", "hook", probed)?;
     let TableStats { udp_nat, slot_overflows, affinity_inserts, affinity_capacity } = state.table_stats;
     let UdpNatStats { entries, capacity, refused } = udp_nat;
-    out.gauge("kube_proxy_ebpf_udp_nat_entries", "Entries of the UDP NAT table", entries as f64)?;
-    out.gauge("kube_proxy_ebpf_udp_nat_capacity", "Capacity of the UDP NAT table", f64::from(capacity))?;
+    out.gauge("udp_nat_entries", "Entries of the UDP NAT table", entries as f64)?;
+    out.gauge("udp_nat_capacity", "Capacity of the UDP NAT table", f64::from(capacity))?;
     out.counter(
-        "kube_proxy_ebpf_udp_nat_refused",
+        "udp_nat_refused",
         "Datagrams that were refused because the UDP NAT table was full",
         refused as f64,
     )?;
     out.counter(
-        "kube_proxy_ebpf_socket_slot_overflows",
+        "socket_slot_overflows",
         "Connects that found their socket slot taken and allocated socket storage",
         slot_overflows as f64,
     )?;
     out.counter(
-        "kube_proxy_ebpf_affinity_inserts",
+        "affinity_inserts",
         "Clients that were inserted into the session affinity table",
         affinity_inserts as f64,
     )?;
-    out.gauge(
-        "kube_proxy_ebpf_affinity_capacity",
-        "Capacity of the session affinity table",
-        f64::from(affinity_capacity),
-    )
+    out.gauge("affinity_capacity", "Capacity of the session affinity table", f64::from(affinity_capacity))
 }
 
 /// The kernel's counters of each service port, except zeros.
 fn counters(service_counters: Option<&ServiceCounters>, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
-    let mut family = |name: &str, help: &str, value: fn(&PortCounts) -> u64| {
-        let help = format!("{help}.");
-        let mut family = out.0.encode_descriptor(name, &help, None, MetricType::Counter)?;
-        for (port, counts) in service_counters.iter().flat_map(|it| it.ports()) {
+    let mut family = |name, help, value: fn(&PortCounts) -> u64| {
+        out.write(name, help, MetricType::Counter, |mut family| {
+            let ports = service_counters.iter().flat_map(|it| it.ports());
             // Most nodes use few Services.
-            let value = value(&counts);
-            if value == 0 {
-                continue;
+            for (port, value) in ports.map(|(port, it)| (port, value(&it))).filter(|(_, it)| *it != 0) {
+                let protocol = port.protocol.to_string();
+                let labels = [
+                    ("namespace", &*port.service.namespace),
+                    ("service", &*port.service.name),
+                    ("port", port.port),
+                    ("protocol", &protocol),
+                ];
+                ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
             }
-            let protocol = port.protocol.to_string();
-            let labels = [
-                ("namespace", &*port.service.namespace),
-                ("service", &*port.service.name),
-                ("port", port.port),
-                ("protocol", &protocol),
-            ];
-            ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
+            Ok(())
+        })
     };
+    family("connections", "Connections and UDP associations that were redirected to an endpoint", |it| {
+        it.connections
+    })?;
+    family("no_backend", "Connections that were refused because the Service had no endpoint", |it| {
+        it.no_backend
+    })?;
     family(
-        "kube_proxy_ebpf_connections",
-        "Connections and UDP associations that were redirected to an endpoint",
-        |it| it.connections,
-    )?;
-    family(
-        "kube_proxy_ebpf_no_backend",
-        "Connections that were refused because the Service had no endpoint",
-        |it| it.no_backend,
-    )?;
-    family(
-        "kube_proxy_ebpf_denied",
+        "denied",
         "Binds to the node port that were denied, and datagrams without room for a NAT entry",
         |it| it.denied,
     )
 }
 
-/// Writes metrics; appends the full stop of each help text.
-pub(super) struct MetricWriter<'a, 'b>(pub(super) &'a mut DescriptorEncoder<'b>);
+fn flag(is_set: bool) -> f64 {
+    f64::from(u8::from(is_set))
+}
+
+/// Writes metrics whose names have a common prefix; appends the full stop of each help text.
+pub(super) struct MetricWriter<'a, 'b> {
+    pub(super) prefix: &'static str,
+    pub(super) encoder: &'a mut DescriptorEncoder<'b>,
+}
 
 impl MetricWriter<'_, '_> {
+    fn write(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        write: impl FnOnce(MetricEncoder<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        let (name, help) = (format!("{}{name}", self.prefix), format!("{help}."));
+        write(self.encoder.encode_descriptor(&name, &help, None, kind)?)
+    }
+
     pub(super) fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
-        let help = format!("{help}.");
-        ConstGauge::new(value).encode(self.0.encode_descriptor(name, &help, None, MetricType::Gauge)?)
+        self.write(name, help, MetricType::Gauge, |it| ConstGauge::new(value).encode(it))
     }
 
     /// `name` without `_total`, which the encoder appends.
-    fn counter(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
-        let help = format!("{help}.");
-        ConstCounter::new(value).encode(self.0.encode_descriptor(name, &help, None, MetricType::Counter)?)
+    pub(super) fn counter(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        self.write(name, help, MetricType::Counter, |it| ConstCounter::new(value).encode(it))
     }
 
     /// One gauge for each value of a label.
@@ -278,11 +254,10 @@ impl MetricWriter<'_, '_> {
         label: &'static str,
         values: impl IntoIterator<Item = (&'c str, f64)>,
     ) -> fmt::Result {
-        let help = format!("{help}.");
-        let mut family = self.0.encode_descriptor(name, &help, None, MetricType::Gauge)?;
-        for (value, number) in values {
-            ConstGauge::new(number).encode(family.encode_family(&[(label, value)])?)?;
-        }
-        Ok(())
+        self.write(name, help, MetricType::Gauge, |mut family| {
+            values.into_iter().try_for_each(|(value, number)| {
+                ConstGauge::new(number).encode(family.encode_family(&[(label, value)])?)
+            })
+        })
     }
 }

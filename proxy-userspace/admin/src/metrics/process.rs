@@ -6,11 +6,7 @@ use nix::{
     sys::resource::{Resource, getrlimit},
     unistd::{SysconfVar, sysconf},
 };
-use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
-    metrics::{MetricType, counter::ConstCounter},
-};
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 
 use super::gauges::MetricWriter;
 
@@ -50,35 +46,29 @@ impl Stat {
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut out = MetricWriter { prefix: "process_", encoder: &mut encoder };
         let stat = fs::read_to_string("/proc/self/stat").ok().and_then(|it| Stat::parse(&it));
         if let (Some(stat), Some(tick), Some(page)) =
             (stat, conf(SysconfVar::CLK_TCK), conf(SysconfVar::PAGE_SIZE))
         {
-            let cpu = ConstCounter::new(stat.cpu / tick);
-            let help = "Total user and system CPU time spent in seconds.";
-            cpu.encode(encoder.encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?)?;
-            let mut out = MetricWriter(&mut encoder);
-            out.gauge(
-                "process_resident_memory_bytes",
-                "Resident memory size in bytes",
-                stat.resident * page,
-            )?;
-            out.gauge("process_virtual_memory_bytes", "Virtual memory size in bytes", stat.virtual_memory)?;
-            out.gauge("process_threads", "Number of OS threads in the process", stat.threads)?;
+            let cpu = stat.cpu / tick;
+            out.counter("cpu_seconds", "Total user and system CPU time spent in seconds", cpu)?;
+            out.gauge("resident_memory_bytes", "Resident memory size in bytes", stat.resident * page)?;
+            out.gauge("virtual_memory_bytes", "Virtual memory size in bytes", stat.virtual_memory)?;
+            out.gauge("threads", "Number of OS threads in the process", stat.threads)?;
             if let Some(boot) = boot_time() {
                 let started = boot + stat.started / tick;
                 let help = "Start time of the process since unix epoch in seconds";
-                out.gauge("process_start_time_seconds", help, started)?;
+                out.gauge("start_time_seconds", help, started)?;
             }
         }
-        let mut out = MetricWriter(&mut encoder);
         if let Ok(open) = fs::read_dir("/proc/self/fd") {
             // Without that of the folder itself.
             let open = open.count().saturating_sub(1);
-            out.gauge("process_open_fds", "Number of open file descriptors", open as f64)?;
+            out.gauge("open_fds", "Number of open file descriptors", open as f64)?;
         }
         if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
-            out.gauge("process_max_fds", "Maximum number of open file descriptors", soft as f64)?;
+            out.gauge("max_fds", "Maximum number of open file descriptors", soft as f64)?;
         }
         Ok(())
     }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -15,7 +14,7 @@ use reconciler::{Observer as _, Step};
 use crate::{
     admin::Admin,
     fixtures::{attach_status, published, report, service},
-    state::{CounterSource, RejectedBy, Role, seconds},
+    state::{RejectedBy, Role, seconds},
 };
 
 /// A process with a value for every metric.
@@ -30,10 +29,10 @@ fn busy(role: Role) -> Admin {
     admin.on_applied(&state, &report(), Duration::from_millis(3));
     admin.on_attach_checked(Ok(&attach_status(true)));
     admin.on_probed(&[ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }]);
-    admin.state().counter_source = Some(CounterSource(Arc::new(|| {
+    admin.set_counter_source(|| {
         let counts = PortCounts { connections: 7, no_backend: 2, denied: 1 };
         Some(Box::new(move |_, _, _| Some(counts)))
-    })));
+    });
     admin
 }
 
@@ -88,8 +87,7 @@ fn zero_counters_have_no_series() {
     let sample =
         r#"kube_proxy_ebpf_connections_total{namespace="default",service="a",port="",protocol="TCP"}"#;
     assert!((value(&admin, sample) - 7.0).abs() < f64::EPSILON);
-    admin.state().counter_source =
-        Some(CounterSource(Arc::new(|| Some(Box::new(|_, _, _| Some(PortCounts::default()))))));
+    admin.set_counter_source(|| Some(Box::new(|_, _, _| Some(PortCounts::default()))));
     assert!(!admin.metrics.text().unwrap().contains(r#"service="a""#));
     assert_eq!(admin.status().counters.map(|it| it.connections), Some(0));
 }

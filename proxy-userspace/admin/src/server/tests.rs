@@ -15,7 +15,7 @@ async fn start(admin: &Admin, pages: PageGroup, address: SocketAddr) -> (Servers
     // A port that was free a moment ago.
     let port = bind(address).unwrap().local_addr().unwrap().port();
     let address = SocketAddr::new(address.ip(), port);
-    let servers = Servers::start(admin, [ServerAddress { pages, address, flag: "healthz-bind-address" }]);
+    let servers = serve_pages(admin, [(pages, address)]);
     (servers, address)
 }
 
@@ -87,10 +87,7 @@ async fn an_address_in_use_is_bound_once_it_is_free() {
     let admin = Admin::new("n1", Role::Backend);
     let occupant = std::net::TcpListener::bind(local()).unwrap();
     let address = occupant.local_addr().unwrap();
-    let _servers = Servers::start(
-        &admin,
-        [ServerAddress { pages: PageGroup::Health, address, flag: "healthz-bind-address" }],
-    );
+    let _servers = serve_pages(&admin, [(PageGroup::Health, address)]);
     tokio::task::yield_now().await;
     drop(occupant);
     assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));

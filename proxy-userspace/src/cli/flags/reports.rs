@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use admin::{Admin, BindAddress, PageGroup, ServerAddress, Servers};
+use admin::{Admin, BindAddress, PageGroup, Servers};
 use clap::Args;
 
 /// For messages about a process that was not found at the address of its metrics pages.
@@ -29,10 +29,9 @@ pub(in crate::cli) struct ReportFlags {
 impl ReportFlags {
     /// Starts the servers. Must be called within a tokio runtime.
     pub(in crate::cli) fn serve(&self, admin: &Admin) -> Servers {
-        let health = self.health().map(|it| (PageGroup::Health, it, "healthz-bind-address"));
-        let metrics = self.metrics().map(|it| (PageGroup::Metrics, it, "metrics-bind-address"));
-        let endpoints = health.into_iter().chain(metrics);
-        Servers::start(admin, endpoints.map(|(pages, address, flag)| ServerAddress { pages, address, flag }))
+        let health = self.health().map(|it| (PageGroup::Health, it));
+        let metrics = self.metrics().map(|it| (PageGroup::Metrics, it));
+        admin::serve_pages(admin, health.into_iter().chain(metrics))
     }
 
     /// Address of the health pages.
