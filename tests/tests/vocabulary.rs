@@ -50,7 +50,7 @@ fn no_retired_word_is_left() {
     let mut files = 0;
     for (file, text) in texts() {
         files += 1;
-        for word in words.iter().filter(|it| !it.exceptions.iter().any(|exception| *exception == file)) {
+        for word in words.iter().filter(|it| !it.exceptions.contains(&file)) {
             for (number, line) in (1..).zip(text.lines()) {
                 if let Some(it) = word.pattern.find(line) {
                     found.push(format!("{file}:{number}: `{}`: write {}", it.as_str(), word.replacement));

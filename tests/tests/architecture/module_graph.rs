@@ -7,12 +7,17 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
+use petgraph::{algo::tarjan_scc, graphmap::DiGraphMap};
 use proc_macro2::{TokenStream, TokenTree};
-use quote::ToTokens as _;
-use syn::visit::{self, Visit};
+use quote::ToTokens;
+use syn::{
+    Attribute,
+    parse::{ParseStream, Parser as _},
+    visit::{self, Visit},
+};
 
 /// The names of a module below its crate's root.
 type ModulePath = Vec<String>;
@@ -168,28 +173,21 @@ impl Reader<'_> {
         let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let name = file.strip_prefix(self.workspace).unwrap().display().to_string();
-        self.read_items(&path, &name, file.parent().unwrap(), children, parsed.items);
+        self.read_items(&path, &name, children, parsed.items);
     }
 
-    fn read_items(
-        &mut self,
-        path: &ModulePath,
-        file: &str,
-        folder: &Path,
-        children: &Path,
-        items: Vec<syn::Item>,
-    ) {
+    fn read_items(&mut self, path: &ModulePath, file: &str, children: &Path, items: Vec<syn::Item>) {
         self.modules.entry(path.clone()).or_default().file = file.to_owned();
         for mut item in items {
-            if is_test(attributes(&item)) {
+            if is_test(&item) {
                 continue;
             }
             if let syn::Item::Mod(module) = item {
-                self.read_module(path, file, folder, children, module);
+                self.read_module(path, file, children, module);
                 continue;
             }
             if let syn::Item::Impl(block) = &mut item {
-                block.items.retain(|it| !is_test(impl_attributes(it)));
+                block.items.retain(|it| !is_test(it));
             }
             if let syn::Item::Macro(it) = &item
                 && let Some(name) = &it.ident
@@ -210,37 +208,21 @@ impl Reader<'_> {
         }
     }
 
-    fn read_module(
-        &mut self,
-        path: &ModulePath,
-        file: &str,
-        folder: &Path,
-        children: &Path,
-        module: syn::ItemMod,
-    ) {
+    fn read_module(&mut self, path: &ModulePath, file: &str, children: &Path, module: syn::ItemMod) {
         let name = module.ident.to_string();
         self.modules.entry(path.clone()).or_default().children.insert(name.clone());
         let child = [&path[..], std::slice::from_ref(&name)].concat();
         let below = children.join(&name);
         if let Some((_, items)) = module.content {
-            return self.read_items(&child, file, folder, &below, items);
+            return self.read_items(&child, file, &below, items);
         }
-        let named = module.attrs.iter().find_map(|it| match &it.meta {
-            syn::Meta::NameValue(it) if it.path.is_ident("path") => match &it.value {
-                syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(it), .. }) => Some(folder.join(it.value())),
-                _ => None,
-            },
-            _ => None,
-        });
-        let candidates: Vec<PathBuf> =
-            named.into_iter().chain([children.join(format!("{name}.rs")), below.join("mod.rs")]).collect();
+        assert!(
+            !module.attrs.iter().any(|it| it.path().is_ident("path")),
+            "{file}: `{name}` has another file"
+        );
         // A file in the build's output folder has no other module's items.
+        let candidates = [children.join(format!("{name}.rs")), below.join("mod.rs")];
         if let Some(found) = candidates.iter().find(|it| it.exists()) {
-            let below = if found.ends_with("mod.rs") || found.file_stem() == Some(name.as_ref()) {
-                below
-            } else {
-                found.parent().unwrap().join(&name)
-            };
             self.read_file(child, found, &below);
         }
     }
@@ -310,49 +292,20 @@ fn read_paths(tokens: TokenStream, paths: &mut BTreeSet<Vec<String>>) {
     }
 }
 
-fn is_test(attributes: &[syn::Attribute]) -> bool {
-    attributes.iter().any(|it| {
+/// Whether the attributes of an item leave it to tests.
+fn is_test(item: &impl ToTokens) -> bool {
+    let attributes = |input: ParseStream<'_>| {
+        let attributes = input.call(Attribute::parse_outer)?;
+        input.parse::<TokenStream>()?;
+        Ok(attributes)
+    };
+    attributes.parse2(item.to_token_stream()).unwrap().iter().any(|it| {
         let tokens = it.meta.to_token_stream().to_string().replace(' ', "");
         tokens == "test"
             || tokens.ends_with("::test")
             || tokens.starts_with("cfg(test")
             || tokens.starts_with("cfg(all(test,")
     })
-}
-
-fn attributes(item: &syn::Item) -> &[syn::Attribute] {
-    use syn::Item::{
-        Const, Enum, ExternCrate, Fn, ForeignMod, Impl, Macro, Mod, Static, Struct, Trait, TraitAlias, Type,
-        Union, Use,
-    };
-    match item {
-        Const(syn::ItemConst { attrs, .. })
-        | Enum(syn::ItemEnum { attrs, .. })
-        | ExternCrate(syn::ItemExternCrate { attrs, .. })
-        | Fn(syn::ItemFn { attrs, .. })
-        | ForeignMod(syn::ItemForeignMod { attrs, .. })
-        | Impl(syn::ItemImpl { attrs, .. })
-        | Macro(syn::ItemMacro { attrs, .. })
-        | Mod(syn::ItemMod { attrs, .. })
-        | Static(syn::ItemStatic { attrs, .. })
-        | Struct(syn::ItemStruct { attrs, .. })
-        | Trait(syn::ItemTrait { attrs, .. })
-        | TraitAlias(syn::ItemTraitAlias { attrs, .. })
-        | Type(syn::ItemType { attrs, .. })
-        | Union(syn::ItemUnion { attrs, .. })
-        | Use(syn::ItemUse { attrs, .. }) => attrs,
-        _ => &[],
-    }
-}
-
-fn impl_attributes(item: &syn::ImplItem) -> &[syn::Attribute] {
-    match item {
-        syn::ImplItem::Const(it) => &it.attrs,
-        syn::ImplItem::Fn(it) => &it.attrs,
-        syn::ImplItem::Type(it) => &it.attrs,
-        syn::ImplItem::Macro(it) => &it.attrs,
-        _ => &[],
-    }
 }
 
 fn item_name(item: &syn::Item) -> Option<String> {
@@ -375,34 +328,16 @@ fn item_name(item: &syn::Item) -> Option<String> {
 
 /// Describes each set of nodes that use each other in a circle, with the names that tie it.
 pub(crate) fn cycles(edges: &Edges) -> Vec<String> {
-    let mut direct: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (from, to) in edges.keys() {
-        direct.entry(from).or_default().insert(to);
-    }
-    let reachable = |from: &str| {
-        let mut seen: BTreeSet<&str> = BTreeSet::new();
-        let mut next: Vec<&str> = direct.get(from).into_iter().flatten().copied().collect();
-        while let Some(node) = next.pop() {
-            if seen.insert(node) {
-                next.extend(direct.get(node).into_iter().flatten());
-            }
-        }
-        seen
-    };
-    let reachable: BTreeMap<&str, BTreeSet<&str>> = direct.keys().map(|it| (*it, reachable(it))).collect();
-    let reaches = |from: &str, to: &str| reachable.get(from).is_some_and(|it| it.contains(to));
-    let mut rest: BTreeSet<&str> = direct.keys().copied().filter(|it| reaches(it, it)).collect();
-    let mut cycles = Vec::new();
-    while let Some(first) = rest.first().copied() {
-        let circle: BTreeSet<&str> =
-            rest.iter().copied().filter(|it| reaches(first, it) && reaches(it, first)).collect();
-        rest.retain(|it| !circle.contains(it));
-        let ties = edges.iter().filter(|((from, to), _)| circle.contains(&**from) && circle.contains(&**to));
+    let graph: DiGraphMap<&str, ()> = edges.keys().map(|(from, to)| (&**from, &**to)).collect();
+    let circles = tarjan_scc(&graph).into_iter().filter(|it| it.len() > 1);
+    let describe = |circle: Vec<&str>| {
+        let ties =
+            edges.iter().filter(|((from, to), _)| circle.contains(&&**from) && circle.contains(&&**to));
         let lines = ties.map(|((from, to), names)| {
             let names: Vec<_> = names.iter().map(String::as_str).collect();
             format!("  {from} uses {} of {to}\n", names.join(", "))
         });
-        cycles.push(format!("{} use each other:\n{}", circle.len(), lines.collect::<String>()));
-    }
-    cycles
+        format!("{} use each other:\n{}", circle.len(), lines.collect::<String>())
+    };
+    circles.map(describe).collect()
 }
