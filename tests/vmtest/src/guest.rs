@@ -2,7 +2,6 @@
 //! Invariant: it does the same in a virtual machine and on the host's kernel.
 
 use std::{
-    env,
     fs::{self, File},
     io::{self, Write as _},
     path::Path,
@@ -49,10 +48,8 @@ pub(crate) fn run(plan: &TestPlan, mut on_event: impl FnMut(Event) -> Result<()>
 }
 
 fn run_test(plan: &TestPlan, test: &Test) -> Result<Outcome> {
-    let folder = env::temp_dir().join(format!("kpe-test-{}", std::process::id()));
-    let (output, skipped) = (folder.join("output"), folder.join("skipped"));
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let folder = tempfile::tempdir().context("cannot create a folder")?;
+    let (output, skipped) = (folder.path().join("output"), folder.path().join("skipped"));
     let file = File::create(&output)?;
     let mut child = Command::new(&test.binary)
         .args(["--exact", &test.name, "--nocapture", "--test-threads=1"])
@@ -67,7 +64,6 @@ fn run_test(plan: &TestPlan, test: &Test) -> Result<Outcome> {
     let status = wait_or_kill(&mut child, Duration::from_secs(plan.timeout))?;
     let output = String::from_utf8_lossy(&fs::read(&output)?).into_owned();
     let skipped = fs::read_to_string(&skipped).unwrap_or_default();
-    fs::remove_dir_all(&folder)?;
     Ok(outcome(status, plan.timeout, &output, &skipped))
 }
 

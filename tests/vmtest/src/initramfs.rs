@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use build_tools::{command::output, files_below};
 use cpio::newc;
+use tempfile::NamedTempFile;
 
 const DIRECTORY: u32 = 0o04_0755;
 const PROGRAM: u32 = 0o10_0755;
@@ -53,7 +54,10 @@ impl Initramfs {
 
     /// Adds a folder of this machine, at the same path.
     pub(crate) fn folder(&mut self, folder: &Path) -> Result<()> {
-        files_below(folder)?.iter().try_for_each(|file| anyhow::Ok(self.file(file, read(file)?)))
+        for file in files_below(folder)? {
+            self.file(&file, read(&file)?);
+        }
+        Ok(())
     }
 
     /// Adds a symbolic link.
@@ -122,12 +126,10 @@ fn parse_ldd(text: &str) -> Vec<PathBuf> {
 }
 
 fn stripped(program: &Path) -> Result<Vec<u8>> {
-    let stripped = std::env::temp_dir().join(format!("kpe-strip-{}", std::process::id()));
-    let result =
-        output(Command::new("strip").arg("-o").arg(&stripped).arg(program)).and_then(|_| read(&stripped));
-    let _ = fs::remove_file(&stripped);
+    let stripped = NamedTempFile::new()?;
+    let strip = output(Command::new("strip").arg("-o").arg(stripped.path()).arg(program));
     // Without `strip`, or for a format it does not know, the file is only larger.
-    result.or_else(|_| read(program))
+    read(if strip.is_ok() { stripped.path() } else { program })
 }
 
 fn read(file: &Path) -> Result<Vec<u8>> {

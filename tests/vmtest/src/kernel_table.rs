@@ -1,7 +1,7 @@
 //! tests/KERNELS.md: the features that older kernels lack, and the tests that some kernels cannot run.
 //! Invariant: the file is compared with the observations in both directions.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 use ::tests::requirements::version;
 use anyhow::{Context as _, Result, bail};
@@ -40,30 +40,9 @@ pub(crate) struct KernelFeature {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Exception {
     pub(crate) test: String,
-    pub(crate) kernels: Kernels,
+    pub(crate) kernels: Range<Version>,
     /// The reason that the test must report.
     pub(crate) reason: String,
-}
-
-/// The kernels of an exception.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Kernels {
-    Before(Version),
-    Since(Version),
-}
-
-impl Kernels {
-    fn parse(cell: &str) -> Option<Self> {
-        let before = cell.strip_prefix("before ").map(|it| version(it).map(Self::Before));
-        before.or_else(|| cell.strip_prefix("since ").map(|it| version(it).map(Self::Since)))?
-    }
-
-    fn include(&self, kernel: Version) -> bool {
-        match self {
-            Self::Before(version) => kernel < *version,
-            Self::Since(version) => kernel >= *version,
-        }
-    }
 }
 
 impl KernelTable {
@@ -99,7 +78,7 @@ impl KernelTable {
                 ("Tests that some kernels cannot run", [test, kernels, reason]) => {
                     table.exceptions.push(Exception {
                         test: quoted(test).pop().with_context(row)?,
-                        kernels: Kernels::parse(kernels).with_context(row)?,
+                        kernels: parse_kernels(kernels).with_context(row)?,
                         reason: (*reason).to_owned(),
                     });
                 }
@@ -138,7 +117,7 @@ impl KernelTable {
         }
         for (test, (outcome, _)) in &run.outcomes {
             let test = short_name(test);
-            let row = self.exceptions.iter().find(|it| it.test == test && it.kernels.include(kernel));
+            let row = self.exceptions.iter().find(|it| it.test == test && it.kernels.contains(&kernel));
             match (outcome, row) {
                 (Outcome::Passed, Some(_)) => differences
                     .push(format!("{FILE} lists {test} as impossible on this kernel, but it passed")),
@@ -154,6 +133,15 @@ impl KernelTable {
             }
         }
         differences
+    }
+}
+
+/// `before 6.6` or `since 7.1`.
+fn parse_kernels(cell: &str) -> Option<Range<Version>> {
+    match cell.split_once(' ')? {
+        ("before", it) => Some((0, 0)..version(it)?),
+        ("since", it) => Some(version(it)?..(u32::MAX, 0)),
+        _ => None,
     }
 }
 
@@ -198,9 +186,9 @@ mod tests {
         assert_eq!(table.features[0].since, (5, 18));
         assert_eq!(table.features[0].tests, ["refuses", "stays"]);
         assert_eq!(table.features[1].btf_name, None);
-        assert_eq!(table.exceptions[0].kernels, Kernels::Before((6, 6)));
+        assert_eq!(table.exceptions[0].kernels, (0, 0)..(6, 6));
         let since = KernelTable::parse(&TEXT.replace("before 6.6", "since 7.1")).unwrap();
-        assert!(!since.exceptions[0].kernels.include((7, 0)) && since.exceptions[0].kernels.include((7, 1)));
+        assert_eq!(since.exceptions[0].kernels.start, (7, 1));
         assert_eq!(table.unknown_tests(&BTreeSet::from(["refuses", "needs_much"])).len(), 1);
         let error = KernelTable::parse(&TEXT.replace("5.18", "always")).unwrap_err();
         assert!(error.to_string().contains("always"), "{error}");

@@ -120,13 +120,9 @@ pub(crate) fn boot(
 /// The device alone proves nothing: a KVM in software (PVM) runs only kernels that were made for it.
 pub(crate) fn has_kvm() -> bool {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let mut flags = field(&cpuinfo, "flags").unwrap_or_default().split_whitespace();
     let opens = File::options().read(true).write(true).open("/dev/kvm").is_ok();
-    opens && has_virtualisation(&cpuinfo)
-}
-
-fn has_virtualisation(cpuinfo: &str) -> bool {
-    let flags = cpuinfo.lines().find(|it| it.starts_with("flags")).unwrap_or_default();
-    flags.split_whitespace().any(|it| it == "svm" || it == "vmx")
+    opens && flags.any(|it| it == "svm" || it == "vmx")
 }
 
 /// Kernel parameters that make an emulated kernel read the time from the CPU's counter, which is this machine's own.
@@ -136,15 +132,16 @@ fn has_virtualisation(cpuinfo: &str) -> bool {
 /// progress. A rate that is slightly wrong makes the kernel's seconds slightly longer or shorter.
 fn clock() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    match megahertz(&cpuinfo) {
+    match field(&cpuinfo, "cpu MHz").and_then(|it| it.parse::<f64>().ok()) {
         Some(rate) => format!("tsc=reliable tsc_early_khz={:.0}", rate * 1e3),
         None => String::new(),
     }
 }
 
-fn megahertz(cpuinfo: &str) -> Option<f64> {
-    let line = cpuinfo.lines().find(|it| it.starts_with("cpu MHz"))?;
-    line.split_once(':')?.1.trim().parse().ok()
+/// A field of the first CPU in `/proc/cpuinfo`.
+fn field<'a>(cpuinfo: &'a str, name: &str) -> Option<&'a str> {
+    let mut fields = cpuinfo.lines().filter_map(|it| it.split_once(':'));
+    fields.find(|(it, _)| it.trim() == name).map(|(_, value)| value.trim())
 }
 
 #[cfg(test)]
@@ -152,16 +149,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn virtualisation_is_read_from_the_cpu_flags() {
-        assert!(has_virtualisation("model name\t: x\nflags\t\t: fpu vme svm lm\n"));
-        assert!(has_virtualisation("flags : vmx"));
-        assert!(!has_virtualisation("flags\t\t: fpu vme vmmcall lm\n") && !has_virtualisation(""));
-    }
-
-    #[test]
-    fn the_rate_of_the_counter_is_read_from_cpuinfo() {
-        let cpuinfo = "processor\t: 0\ncpu MHz\t\t: 2596.138\ncache size\t: 512 KB\n";
-        assert_eq!(megahertz(cpuinfo), Some(2596.138));
-        assert_eq!(megahertz("processor : 0"), None);
+    fn fields_of_the_first_cpu_are_read_from_cpuinfo() {
+        let cpuinfo = "processor\t: 0\ncpu MHz\t\t: 2596.138\nflags\t\t: fpu vme svm lm\nflags : vmx\n";
+        assert_eq!(field(cpuinfo, "cpu MHz"), Some("2596.138"));
+        assert_eq!(field(cpuinfo, "flags"), Some("fpu vme svm lm"));
+        assert_eq!(field(cpuinfo, "cache size"), None);
     }
 }
