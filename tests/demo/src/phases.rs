@@ -103,7 +103,7 @@ pub(crate) fn scaling_under_load(demo: &mut Demo) -> Result<()> {
     interrupt::sleep(STEP / 2)?;
     let report = load.report(began, Instant::now());
     demo.totals.add(&report, &names);
-    rows.push(LoadRow::new(&format!("{} endpoints", names.len()), "", report));
+    rows.push(load_row(&format!("{} endpoints", names.len()), "", &report, &report));
 
     for count in [1, MAX_ENDPOINTS] {
         let (edited, new) = demo.manifests.scale_web(count)?;
@@ -117,18 +117,11 @@ pub(crate) fn scaling_under_load(demo: &mut Demo) -> Result<()> {
         demo.totals.add(&LoadReport::of(before), &both);
         let after = LoadReport::of(after);
         demo.totals.add(&after, &new);
-        rows.push(LoadRow {
-            by: after,
-            ..LoadRow::new(&change, &duration(visible), LoadReport::of(&samples))
-        });
+        rows.push(load_row(&change, &duration(visible), &LoadReport::of(&samples), &after));
         names = new;
     }
     let report = LoadReport::of(&load.stop());
-    table(
-        &["Change", "Visible after", "Connects", "Failed", "Answered from then on by"],
-        &[1, 2, 3],
-        &LoadRow::cells(rows),
-    );
+    table(&["Change", "Visible after", "Connects", "Failed", "Answered from then on by"], &[1, 2, 3], &rows);
     line(
         "Visible: from the rename of the file until the last reply of a removed endpoint, or the first of a new one.",
     );
@@ -197,13 +190,13 @@ pub(crate) fn crash_and_restart(demo: &mut Demo) -> Result<()> {
         demo.totals.add(report, &names);
     }
     demo.totals.add(&new, &fewer);
-    let rows = vec![
-        LoadRow::new("runs", &duration(killed - running), alive),
-        LoadRow::new("is dead", &duration(started - killed), dead),
-        LoadRow { by: new, ..LoadRow::new("is back", &duration(end - started), LoadReport::of(&after)) },
+    let rows = [
+        load_row("runs", &duration(killed - running), &alive, &alive),
+        load_row("is dead", &duration(started - killed), &dead, &dead),
+        load_row("is back", &duration(end - started), &LoadReport::of(&after), &new),
     ];
     drop(load);
-    table(&["The agent", "for", "Connects", "Failed", "Answered by"], &[1, 2, 3], &LoadRow::cells(rows));
+    table(&["The agent", "for", "Connects", "Failed", "Answered by"], &[1, 2, 3], &rows);
 
     let broken: Vec<_> = connections.iter_mut().filter_map(|it| it.ping().err()).collect();
     line(&format!("{} connections opened before: {} broken.", connections.len(), broken.len()));
@@ -275,32 +268,12 @@ impl WebLoad {
     }
 }
 
-/// A row of a table about load.
-struct LoadRow {
-    label: String,
-    value: String,
-    report: LoadReport,
-    /// Where the shares of the endpoints come from.
-    by: LoadReport,
-}
-
-impl LoadRow {
-    fn new(label: &str, value: &str, report: LoadReport) -> Self {
-        Self { label: label.to_owned(), value: value.to_owned(), by: report.clone(), report }
-    }
-
-    fn cells(rows: Vec<Self>) -> Vec<Vec<String>> {
-        let cells = |Self { label, value, report, by }: Self| {
-            let answered = by.connects - by.failed;
-            let by: Vec<_> = by
-                .by_server
-                .iter()
-                .map(|(name, &count)| format!("{name} {}", share(count, answered)))
-                .collect();
-            vec![label, value, number(report.connects), number(report.failed), by.join(", ")]
-        };
-        rows.into_iter().map(cells).collect()
-    }
+/// A row of a table about load; the shares of the endpoints are those in `by`.
+fn load_row(label: &str, value: &str, report: &LoadReport, by: &LoadReport) -> Vec<String> {
+    let answered = by.connects - by.failed;
+    let by = by.by_server.iter().map(|(name, &count)| format!("{name} {}", share(count, answered)));
+    let by = by.collect::<Vec<_>>().join(", ");
+    vec![label.to_owned(), value.to_owned(), number(report.connects), number(report.failed), by]
 }
 
 fn at(transport: Transport, address: SocketAddr) -> String {
