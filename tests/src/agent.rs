@@ -294,9 +294,6 @@ impl Agent {
     ///
     /// If it had ended before.
     pub fn kill9(mut self) -> Result<()> {
-        if let Some(status) = self.child.try_wait()? {
-            bail!("the agent had already ended: {status}\n{}", self.log());
-        }
         self.child.kill()?;
         let status = self.child.wait()?;
         if status.signal() != Some(Signal::SIGKILL as i32) {
@@ -338,32 +335,33 @@ impl Agent {
     ///
     /// If the agent ends first, or the condition does not hold within `limit`; the message has the whole log.
     pub fn wait_until(&mut self, limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
-        self.poll(limit, |_| condition())
+        let mut ended = None;
+        let done = eventually(limit, || {
+            ended = self.child.try_wait().ok().flatten();
+            ended.is_some() || condition()
+        });
+        if let Some(status) = ended {
+            bail!("the agent ended ({status}); its log:\n{}", self.log());
+        }
+        if !done {
+            let limit = limit.as_secs();
+            bail!("the condition does not hold after {limit} s; the agent's log:\n{}", self.log());
+        }
+        Ok(())
     }
 
-    /// Waits until the log satisfies a condition.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::wait_until`].
+    /// As [`Self::wait_until`], with a condition of the log.
     pub fn wait_for_log(&mut self, limit: Duration, mut condition: impl FnMut(&str) -> bool) -> Result<()> {
-        self.poll(limit, |agent| condition(&agent.log()))
+        let log = self.log.clone();
+        self.wait_until(limit, || condition(&fs::read_to_string(&log).unwrap_or_default()))
     }
 
-    /// Waits until the log contains a text.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::wait_until`].
+    /// As [`Self::wait_until`], until the log contains a text.
     pub fn wait_until_logged(&mut self, limit: Duration, text: &str) -> Result<()> {
         self.wait_for_log(limit, |log| log.contains(text)).with_context(|| format!("{text:?} was not logged"))
     }
 
-    /// Waits until the log reports an active state: the programs are attached by then.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::wait_until`].
+    /// As [`Self::wait_until`], until the log reports an active state: the programs are attached by then.
     pub fn wait_until_applied(&mut self, limit: Duration) -> Result<()> {
         self.wait_until_logged(limit, APPLIED)
     }
@@ -378,25 +376,6 @@ impl Agent {
         let value = status.lines().find_map(|it| it.strip_prefix(field)?.strip_prefix(':'));
         let value = value.and_then(|it| it.trim().trim_end_matches(" kB").parse().ok());
         value.with_context(|| format!("no {field} in /proc/PID/status"))
-    }
-
-    fn poll(&mut self, limit: Duration, mut condition: impl FnMut(&Self) -> bool) -> Result<()> {
-        let mut ended = None;
-        let done = eventually(limit, || {
-            ended = self.child.try_wait().ok().flatten();
-            ended.is_some() || condition(self)
-        });
-        if let Some(status) = ended {
-            bail!("the agent ended ({status}); its log:\n{}", self.log());
-        }
-        if !done {
-            bail!(
-                "the condition does not hold after {} s; the agent's log:\n{}",
-                limit.as_secs(),
-                self.log()
-            );
-        }
-        Ok(())
     }
 
     /// Leaves it running when this value is dropped.

@@ -1,6 +1,7 @@
 //! Clients of an [`EchoServer`](crate::EchoServer): one request, or one long-lived connection.
 //!
-//! Every request ends within [`REQUEST_TIMEOUT`] and leaves no port in TIME_WAIT.
+//! Every request ends within [`REQUEST_TIMEOUT`] and leaves no port in TIME_WAIT. Errors are the system call's, unless a
+//! function says otherwise.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -45,10 +46,6 @@ pub fn request(transport: Transport, address: SocketAddr) -> io::Result<String> 
 
 /// Sends a request that should get no reply. The timeout is not scaled: a reply would arrive within
 /// [`REQUEST_TIMEOUT`] on any machine.
-///
-/// # Errors
-///
-/// As for [`request`].
 pub fn request_unanswered(transport: Transport, address: SocketAddr) -> io::Result<String> {
     request_within(REQUEST_TIMEOUT, transport, address)
 }
@@ -74,10 +71,6 @@ fn request_within(limit: Duration, transport: Transport, address: SocketAddr) ->
 
 /// Repeats a request whose connected UDP socket the proxy terminates meanwhile because its endpoint is gone. A program
 /// sees ECONNABORTED, or EDESTADDRREQ from the next send.
-///
-/// # Errors
-///
-/// The last request's.
 pub fn retry_while_terminated<T>(mut request: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let is_terminated = |error: &io::Error| {
         error.kind() == io::ErrorKind::ConnectionAborted || error.raw_os_error() == Some(EDESTADDRREQ)
@@ -92,10 +85,6 @@ pub fn retry_while_terminated<T>(mut request: impl FnMut() -> io::Result<T>) -> 
 }
 
 /// An unconnected UDP socket of an address' family, with [`REQUEST_TIMEOUT`] (scaled) as its read timeout.
-///
-/// # Errors
-///
-/// The system call's.
 pub fn udp_socket(for_address: SocketAddr) -> io::Result<UdpSocket> {
     udp_socket_with(scaled(REQUEST_TIMEOUT), for_address)
 }
@@ -111,30 +100,18 @@ fn udp_socket_with(limit: Duration, for_address: SocketAddr) -> io::Result<UdpSo
 }
 
 /// Sends a request with `sendto`: the server's name, and the source of the reply.
-///
-/// # Errors
-///
-/// The system call's.
 pub fn exchange(socket: &UdpSocket, address: SocketAddr) -> io::Result<(String, SocketAddr)> {
     socket.send_to(b"who?", address)?;
     receive(socket)
 }
 
 /// Sends a request on a connected socket: the server's name.
-///
-/// # Errors
-///
-/// The system call's.
 pub fn exchange_connected(socket: &UdpSocket) -> io::Result<String> {
     socket.send(b"who?")?;
     Ok(receive(socket)?.0)
 }
 
 /// Receives a reply: the server's name, and the source.
-///
-/// # Errors
-///
-/// The system call's.
 pub fn receive(socket: &UdpSocket) -> io::Result<(String, SocketAddr)> {
     let mut reply = [0; 256];
     let (length, from) = socket.recv_from(&mut reply)?;
@@ -163,10 +140,6 @@ pub struct EchoConnection {
 
 impl EchoConnection {
     /// Connects and reads the server's name.
-    ///
-    /// # Errors
-    ///
-    /// The system call's.
     pub fn connect(address: SocketAddr) -> io::Result<Self> {
         Self::connect_within(scaled(REQUEST_TIMEOUT), address)
     }
@@ -209,10 +182,6 @@ impl EchoConnection {
 }
 
 /// Makes close send a reset.
-///
-/// # Errors
-///
-/// The system call's.
 pub fn reset_on_close(stream: &TcpStream) -> io::Result<()> {
     Ok(setsockopt(stream, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 })?)
 }

@@ -71,14 +71,11 @@ impl LoadReport {
                     durations.push(sample.duration);
                     *report.by_server.entry(name.clone()).or_default() += 1;
                 }
-                Err(error) => {
-                    report.failed += 1;
-                    if report.errors.len() < 5 {
-                        report.errors.push(error.clone());
-                    }
-                }
+                Err(error) => report.errors.push(error.clone()),
             }
         }
+        report.failed = report.errors.len();
+        report.errors.truncate(5);
         durations.sort_unstable();
         let at =
             |share: usize| durations.get((durations.len() * share / 100).min(durations.len().max(1) - 1));

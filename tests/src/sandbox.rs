@@ -102,10 +102,6 @@ impl Sandbox {
     }
 
     /// The root of the cgroup2 hierarchy.
-    ///
-    /// # Panics
-    ///
-    /// Never: the child cgroup has a parent.
     #[must_use]
     pub fn root_cgroup(&self) -> &Path {
         self.cgroup.parent().expect("a child cgroup has a parent")

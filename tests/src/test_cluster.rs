@@ -3,6 +3,8 @@
 //! Packets are routed as in a real cluster: nodes forward, pods have a route to their node only, and what must return
 //! through a node does so because of its source address.
 //!
+//! A method without a `Result` panics if the test cannot go on; errors are the system call's.
+//!
 //! No client is in the sandbox's cgroup unless a test enters it, so that traffic takes the packet path.
 //!
 //! ```text
@@ -76,10 +78,6 @@ pub struct TestCluster {
 
 impl TestCluster {
     /// Makes a cluster in which every pod serves, or reports why the current test is skipped.
-    ///
-    /// # Panics
-    ///
-    /// If no requirement is missing and it fails nevertheless.
     #[must_use]
     pub fn or_skip() -> Option<Self> {
         let sandbox = Sandbox::or_skip()?;
@@ -163,20 +161,12 @@ impl TestCluster {
     }
 
     /// Starts the proxy on n1.
-    ///
-    /// # Panics
-    ///
-    /// If it cannot be started.
     #[must_use]
     pub fn start(&self, command: &AgentCommand) -> Agent {
         self.n1.run(|| command.start(&self.sandbox).expect("the proxy starts"))
     }
 
     /// Writes the Services and both Nodes to one file, atomically.
-    ///
-    /// # Panics
-    ///
-    /// If the folder is not writable.
     pub fn write(&self, services: &[Service]) {
         let mut text: String = services.iter().map(ToString::to_string).collect();
         for (name, addresses, number) in [("n1", N1, 1), ("n2", N2, 2)] {
@@ -188,27 +178,11 @@ impl TestCluster {
     }
 
     /// Sends a request from a namespace.
-    ///
-    /// # Errors
-    ///
-    /// The system call's.
-    ///
-    /// # Panics
-    ///
-    /// If the namespace cannot be entered.
     pub fn request(from: &NetNs, transport: Transport, address: SocketAddr) -> io::Result<Reply> {
         Reply::parse(&from.run(|| request(transport, address))?)
     }
 
     /// The same where no reply is expected.
-    ///
-    /// # Errors
-    ///
-    /// The system call's.
-    ///
-    /// # Panics
-    ///
-    /// If the namespace cannot be entered.
     pub fn request_unanswered(from: &NetNs, transport: Transport, address: SocketAddr) -> io::Result<Reply> {
         Reply::parse(&from.run(|| request_unanswered(transport, address))?)
     }

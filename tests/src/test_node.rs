@@ -1,7 +1,8 @@
 //! What most end-to-end tests need: the test's process in a sandbox and in a network namespace of its own, where the
 //! endpoints' addresses are local and a Service's address has no route, and a proxy.
 //!
-//! Untranslated connects fail at once, so that no test passes by accident.
+//! Untranslated connects fail at once, so that no test passes by accident. A method without a `Result` panics if the test
+//! cannot go on: no proxy runs, the kernel refuses something, or a condition does not hold within [`TIMEOUT`].
 
 use std::{
     fs,
@@ -46,10 +47,6 @@ pub struct TestNode {
 
 impl TestNode {
     /// Enters a new node, or reports why the current test is skipped.
-    ///
-    /// # Panics
-    ///
-    /// If no requirement is missing and it fails nevertheless.
     #[must_use]
     pub fn or_skip() -> Option<Self> {
         let sandbox = Sandbox::or_skip()?;
@@ -95,10 +92,6 @@ impl TestNode {
     }
 
     /// Starts echo servers `web-N` at both addresses of the endpoints N.
-    ///
-    /// # Panics
-    ///
-    /// If one cannot be started.
     pub fn serve(&mut self, endpoints: impl IntoIterator<Item = u8>) {
         for n in endpoints {
             for ip in endpoint(n) {
@@ -118,19 +111,11 @@ impl TestNode {
     }
 
     /// Writes the Services to one file, atomically.
-    ///
-    /// # Panics
-    ///
-    /// If the folder is not writable.
     pub fn write(&self, services: &[Service]) {
         self.write_file("all.yaml", &services.iter().map(ToString::to_string).collect::<String>());
     }
 
     /// Writes another file of manifests, atomically.
-    ///
-    /// # Panics
-    ///
-    /// If the folder is not writable.
     pub fn write_file(&self, name: &str, text: &str) {
         manifest::write_atomically(&self.manifests().join(name), text)
             .expect("the folder of manifests is writable");
@@ -143,20 +128,12 @@ impl TestNode {
     }
 
     /// Starts the proxy with more arguments and waits until a generation is active.
-    ///
-    /// # Panics
-    ///
-    /// If it does not become active.
     #[track_caller]
     pub fn start(&mut self, arguments: &[&str]) {
         self.start_with(&self.command(Build::Product).args(arguments));
     }
 
     /// As [`Self::start`] with another command line.
-    ///
-    /// # Panics
-    ///
-    /// As [`Self::start`].
     #[track_caller]
     pub fn start_with(&mut self, command: &AgentCommand) {
         self.start_inactive(command);
@@ -164,10 +141,6 @@ impl TestNode {
     }
 
     /// Starts the proxy and does not wait.
-    ///
-    /// # Panics
-    ///
-    /// If it cannot be started.
     #[track_caller]
     pub fn start_inactive(&mut self, command: &AgentCommand) {
         // Another one still runs only if the test wants to see that.
@@ -175,10 +148,6 @@ impl TestNode {
     }
 
     /// The running proxy.
-    ///
-    /// # Panics
-    ///
-    /// If none runs.
     #[must_use]
     #[track_caller]
     pub fn agent(&self) -> &Agent {
@@ -186,10 +155,6 @@ impl TestNode {
     }
 
     /// The running proxy.
-    ///
-    /// # Panics
-    ///
-    /// If none runs.
     #[must_use]
     #[track_caller]
     pub fn agent_mut(&mut self) -> &mut Agent {
@@ -197,20 +162,12 @@ impl TestNode {
     }
 
     /// Kills the proxy.
-    ///
-    /// # Panics
-    ///
-    /// If none runs.
     #[track_caller]
     pub fn kill(&mut self) {
         self.agent.take().expect("a proxy runs").kill9().expect("it runs until it is killed");
     }
 
     /// Terminates the proxy, which must exit with 0.
-    ///
-    /// # Panics
-    ///
-    /// If it does not.
     #[track_caller]
     pub fn terminate(&mut self) {
         let status = self.agent.take().expect("a proxy runs").terminate().expect("it ends");
@@ -218,10 +175,6 @@ impl TestNode {
     }
 
     /// The proxy's log.
-    ///
-    /// # Panics
-    ///
-    /// If none runs.
     #[must_use]
     #[track_caller]
     pub fn log(&self) -> String {
@@ -229,10 +182,6 @@ impl TestNode {
     }
 
     /// Waits until a condition holds, while the proxy runs.
-    ///
-    /// # Panics
-    ///
-    /// If the proxy ends, or the condition does not hold within [`TIMEOUT`].
     #[track_caller]
     pub fn wait_until(&mut self, mut condition: impl FnMut(&Self) -> bool) {
         let mut agent = self.agent.take().expect("a proxy runs");
@@ -242,10 +191,6 @@ impl TestNode {
     }
 
     /// Waits until the proxy's log contains every one of these texts.
-    ///
-    /// # Panics
-    ///
-    /// If it does not within [`TIMEOUT`].
     #[track_caller]
     pub fn wait_until_logged(&mut self, texts: &[&str]) {
         let result = self.agent_mut().wait_for_log(TIMEOUT, |log| texts.iter().all(|it| log.contains(it)));
@@ -253,20 +198,12 @@ impl TestNode {
     }
 
     /// Waits until the proxy reports that it is ready.
-    ///
-    /// # Panics
-    ///
-    /// If it does not within [`TIMEOUT`].
     #[track_caller]
     pub fn wait_until_ready(&mut self) {
         self.wait_until(|_| http::is_ready());
     }
 
     /// Writes the Services and waits until exactly these are active.
-    ///
-    /// # Panics
-    ///
-    /// If they do not become active within [`TIMEOUT`].
     #[track_caller]
     pub fn apply(&mut self, services: &[Service]) {
         self.write(services);
@@ -274,10 +211,6 @@ impl TestNode {
     }
 
     /// Waits until exactly these Services are active.
-    ///
-    /// # Panics
-    ///
-    /// If they do not become active within [`TIMEOUT`].
     #[track_caller]
     pub fn wait_until_active(&mut self, services: &[Service]) {
         let expected = expected_dump(services);
@@ -308,10 +241,6 @@ impl TestNode {
     }
 
     /// The pin of the program of a hook, in the folder of the newest map layout.
-    ///
-    /// # Panics
-    ///
-    /// If the pin folder cannot be read.
     #[must_use]
     pub fn program(&self, hook: &str) -> PathBuf {
         let newest = self.layouts().into_iter().filter_map(|it| it[1..].parse::<u32>().ok()).max();
@@ -319,10 +248,6 @@ impl TestNode {
     }
 
     /// The folders of map layouts, such as `v5`, sorted.
-    ///
-    /// # Panics
-    ///
-    /// If the pin folder cannot be read.
     #[must_use]
     pub fn layouts(&self) -> Vec<String> {
         let pins = fs::read_dir(self.sandbox.pins()).expect("pins can be listed").flatten();
@@ -334,20 +259,12 @@ impl TestNode {
 
     /// Whether every program is attached and pinned: that of connect6 is the last one, and is pinned after its link.
     /// Before, connects may be translated already, but a crash detaches what is not pinned.
-    ///
-    /// # Panics
-    ///
-    /// If the pin folder cannot be read.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         self.program("connect6").exists()
     }
 
     /// How many socket slots are in use, except by the agent's probe, which uses one for a moment.
-    ///
-    /// # Panics
-    ///
-    /// If the slots are not pinned.
     #[must_use]
     pub fn used_socket_slots(&self) -> usize {
         let slots = MapData::from_pin(self.sandbox.pins().join("sock_nat1/slots"));

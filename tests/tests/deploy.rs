@@ -390,14 +390,14 @@ fn only_the_kubeadm_overlay_starts_without_an_api_server_address() {
 }
 
 /// A request to an API server in the terms of RBAC: verb, group and resource.
-fn rbac_terms(request: &str) -> (&'static str, String, String) {
+fn rbac_terms(request: &str) -> [String; 3] {
     let (path, query) = request.split_once('?').unwrap_or((request, ""));
     let verb =
         if query.split('&').any(|it| it == "watch=true" || it == "watch=1") { "watch" } else { "list" };
     let parts: Vec<_> = path.trim_start_matches('/').split('/').collect();
     match parts[..] {
-        ["api", "v1", resource] => (verb, String::new(), resource.into()),
-        ["apis", group, _, resource] => (verb, group.into(), resource.into()),
+        ["api", "v1", resource] => [verb, "", resource].map(ToOwned::to_owned),
+        ["apis", group, _, resource] => [verb, group, resource].map(ToOwned::to_owned),
         _ => panic!("{request} is neither a list nor a watch of all objects"),
     }
 }
@@ -411,7 +411,7 @@ fn the_role_allows_exactly_the_requests_that_are_made() {
         for group in strings(&rule["apiGroups"]) {
             for resource in strings(&rule["resources"]) {
                 let verbs = strings(&rule["verbs"]).into_iter();
-                allowed.extend(verbs.map(|it| (it.to_owned(), group.to_owned(), resource.to_owned())));
+                allowed.extend(verbs.map(|it| [it, group, resource].map(ToOwned::to_owned)));
             }
         }
     }
@@ -432,11 +432,9 @@ fn the_role_allows_exactly_the_requests_that_are_made() {
             .unwrap();
         let mut now = BTreeSet::new();
         let all = eventually(TIMEOUT, || {
-            let requests = server.requests();
-            let terms = requests.iter().map(|it| rbac_terms(it));
-            now.extend(terms.map(|(verb, group, resource)| (verb.to_owned(), group, resource)));
+            now.extend(server.requests().iter().map(|it| rbac_terms(it)));
             let verb = if has_watch_list { "watch" } else { "list" };
-            allowed.iter().filter(|it| it.0 == verb).all(|it| now.contains(it))
+            allowed.iter().filter(|it| it[0] == verb).all(|it| now.contains(it))
         });
         brain.kill().unwrap();
         brain.wait().unwrap();
@@ -444,6 +442,6 @@ fn the_role_allows_exactly_the_requests_that_are_made() {
         seen.extend(now);
     }
     // `run` also posts events: `a_health_check_port_in_use_is_an_event_of_its_service`.
-    seen.insert(("create".to_owned(), "events.k8s.io".to_owned(), "events".to_owned()));
+    seen.insert(["create", "events.k8s.io", "events"].map(ToOwned::to_owned));
     assert_eq!(seen, allowed);
 }

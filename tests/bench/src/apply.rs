@@ -226,7 +226,7 @@ fn apply_times(log: &Path, text: &str) -> Result<Vec<Duration>> {
 
 /// Parses the `Debug` form of a duration.
 fn duration(text: &str) -> Option<Duration> {
-    text.parse::<SignedDuration>().ok().map(|it| it.unsigned_abs())
+    text.parse().ok().map(SignedDuration::unsigned_abs)
 }
 
 fn milliseconds(time: Duration) -> f64 {
