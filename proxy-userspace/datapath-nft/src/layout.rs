@@ -290,6 +290,4 @@ fn place(old: &[SocketAddr], new: &[SocketAddr]) -> Slots {
 }
 
 #[cfg(test)]
-mod at_scale;
-#[cfg(test)]
 mod tests;

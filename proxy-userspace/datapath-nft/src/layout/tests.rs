@@ -1,6 +1,11 @@
 //! What a state means in elements, and what a change of it costs.
 
-use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU16,
+    sync::Arc,
+};
 
 use model::{
     Protocol,
@@ -22,11 +27,16 @@ fn number(it: u16) -> NonZeroU16 {
     NonZeroU16::new(it).unwrap()
 }
 
+/// The address of a pod.
+fn pod_ip(n: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0x0af4_0000 + n)
+}
+
 /// A Service of UDP port 53 at `10.96.0.n`, with pods `10.244.0.x`; the first `local` of them are on this node.
 #[derive(Clone, Debug)]
 struct Made {
     n: u8,
-    pods: Vec<u8>,
+    pods: Vec<u32>,
     local: usize,
     external_local: bool,
     affinity: bool,
@@ -37,7 +47,7 @@ struct Made {
 }
 
 impl Made {
-    fn new(n: u8, pods: &[u8]) -> Self {
+    fn new(n: u8, pods: &[u32]) -> Self {
         Self {
             n,
             pods: pods.to_vec(),
@@ -72,14 +82,14 @@ impl Made {
             let local = position < self.local;
             let external = local || !self.external_local;
             Endpoint {
-                v4: Some([10, 244, 0, *pod].into()),
+                v4: Some(pod_ip(*pod)),
                 local,
                 ports: vec![EndpointPort {
                     index: 0,
                     port: number(5353),
                     scopes: Scopes { internal: true, external, cluster: true },
                 }],
-                ..Endpoint::new(EndpointKey::Pod(format!("pod-{pod}")))
+                ..Endpoint::new(EndpointKey::Pod(format!("pod-{pod:06}")))
             }
         });
         ServiceState::new(service, endpoints)
@@ -271,7 +281,7 @@ fn a_family_without_ranges_or_with_a_zero_prefix_is_open() {
 #[test]
 fn an_address_can_move_from_one_service_to_another() {
     let mut layout = Layout::default();
-    let at = |n, balancer| Made { balancer, ..Made::new(n, &[n]) };
+    let at = |n: u8, balancer| Made { balancer, ..Made::new(n, &[n.into()]) };
     // Services are updated by name: the first takes the address before the second gives it up, and the other way round.
     for owner in [2, 1, 2] {
         let services = [1, 2].map(|n| at(n, (n == owner).then_some(9)));
@@ -303,7 +313,7 @@ fn a_change_costs_what_it_touches() {
 
 #[test]
 fn no_flow_cleanup_is_needed_while_every_endpoint_stays() {
-    let balanced = |pods: &[u8]| Made { balancer: Some(9), usable: true, ..Made::new(1, pods) };
+    let balanced = |pods: &[u32]| Made { balancer: Some(9), usable: true, ..Made::new(1, pods) };
     let mut left = balanced(&[1, 2]).state();
     left.other_serving =
         [OtherServing { index: 0, target: SocketAddr::new([10, 244, 0, 3].into(), 5353) }].into();
@@ -327,15 +337,41 @@ fn no_flow_cleanup_is_needed_while_every_endpoint_stays() {
 fn an_endpoint_keeps_its_existing_slot() {
     let mut layout = Layout::default();
     let identity = FrontendAddress { address: SocketAddr::new(ip("10.96.0.1"), 53), protocol: Protocol::Udp };
-    let at = |pod: u8| SocketAddr::new([10, 244, 0, pod].into(), 5353);
+    let at = |pod| SocketAddr::new(pod_ip(pod).into(), 5353);
     let mut previous = PreviousSlots::from([((identity, 0), vec![at(3), at(9), at(1), at(3)])]);
     layout.update(&state(&[Made::new(1, &[1, 2, 3])]), &[], &mut previous);
     let known = &layout.services[&ServiceName::new("default", "service-1")];
     assert_eq!(known.slots, [[vec![at(3), at(2), at(1)]]]);
 }
 
+#[test]
+fn a_service_of_100_000_endpoints_comes_and_goes() {
+    const MANY: u32 = 100_000;
+    let of = |pods: std::ops::Range<u32>| {
+        let mut service = Made::new(1, &pods.collect::<Vec<_>>()).state();
+        // One address twice, one of a family that the Service does not have, and none at all.
+        let bad = [(Some(pod_ip(MANY - 1)), None), (None, Some(Ipv6Addr::LOCALHOST)), (None, None)];
+        let like = service.endpoints[0].clone();
+        service.endpoints.extend(bad.map(|(v4, v6)| Arc::new(Endpoint { v4, v6, ..Endpoint::clone(&like) })));
+        NodeState { services: [Arc::new(service)].into_iter().collect(), ..NodeState::default() }
+    };
+    let mut layout = Layout::default();
+    // What the kernel has to do for this state: so many elements less, and so many more.
+    let mut take = |state: &NodeState| {
+        let Update { changes, .. } = layout.update(state, &[], &mut PreviousSlots::new());
+        (changes.delete.len(), changes.add.len(), layout.elements().len())
+    };
+    let all = MANY as usize;
+    // Besides the endpoints: the cluster IP, its frontend, the number of its selector, and the selector.
+    assert_eq!(take(&of(0..MANY)), (0, all + 4, all + 4));
+    // One is removed: another takes its slot and frees its own, and there is another selector.
+    assert_eq!(take(&of(1..MANY)), (4, 3, all + 3));
+    assert_eq!(take(&of(MANY - 1..MANY)), (all, 2, 5));
+    assert_eq!(take(&NodeState::default()), (5, 0, 0));
+}
+
 fn made() -> impl Strategy<Value = Made> {
-    let pods = prop::collection::btree_set(1_u8..6, 0..5);
+    let pods = prop::collection::btree_set(1_u32..6, 0..5);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 0_usize..4);
     (pods, flags, prop::option::of(30_000_u16..30_003), prop::option::of(1_u8..4)).prop_map(
         |(pods, (external_local, affinity, usable, local), node_port, balancer)| Made {
