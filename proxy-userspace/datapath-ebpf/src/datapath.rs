@@ -1,10 +1,6 @@
 //! The eBPF datapath of this node: applies states to the maps, and attaches the programs.
 
-use std::{
-    collections::BTreeSet,
-    net::IpAddr,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, net::IpAddr, path::Path};
 
 use aya::Ebpf;
 use datapath::{ApplyReport, AttachStatus, NodePortAddresses, TableFill, TableStats};
@@ -249,29 +245,20 @@ fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, BpfMaps), Error> {
     }
 }
 
-/// What `cleanup` did.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cleaned {
-    /// Everything of ours was removed.
-    Removed {
-        /// Other files in the folder, which are not ours.
-        left: Vec<PathBuf>,
-    },
-    /// There was nothing to remove.
-    Nothing,
-}
-
-/// Detaches every program and removes every map. Connected sockets stay connected.
+/// Detaches every program and removes every map; returns whether there was anything. Connected sockets stay connected.
 ///
 /// # Errors
 ///
 /// If something cannot be removed; the rest may be removed already.
-pub fn cleanup(pin_dir: &Path) -> Result<Cleaned, Error> {
+pub fn cleanup(pin_dir: &Path) -> Result<bool, Error> {
     let pins = Pins::new(pin_dir);
     if !pins.exists()? {
-        return Ok(Cleaned::Nothing);
+        return Ok(false);
     }
-    let Some(_lock) = pins.lock()? else { return Ok(Cleaned::Nothing) };
+    let Some(_lock) = pins.lock()? else { return Ok(false) };
     hooks::detach(&pins)?;
-    Ok(Cleaned::Removed { left: pins.remove_all()? })
+    for it in pins.remove_all()? {
+        tracing::warn!("{} does not belong to kube-proxy-ebpf and was kept", it.display());
+    }
+    Ok(true)
 }

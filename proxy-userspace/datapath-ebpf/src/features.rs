@@ -12,16 +12,12 @@ use aya::{
 
 use crate::{btf, failpoint};
 
-/// The constants of the programs.
+/// The constants of the programs, by name.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Features {
-    set_retval: u32,
-    mptcp: u32,
-    tcp_sock: u32,
-    any_sock: u32,
-    kern_sock_byte: u32,
-    kern_sock_bit: u32,
-}
+pub(super) struct Features([(&'static str, u32); 6]);
+
+/// The constants that let programs read the kernel's sockets.
+const SOCKET_READS: [&str; 2] = ["TCP_SOCK", "ANY_SOCK"];
 
 impl Features {
     /// Detects the features of this kernel.
@@ -33,31 +29,26 @@ impl Features {
         // An offset beyond the end of a socket, which the verifier refuses to read.
         let refused = failpoint::is_enabled("sockets-not-shown").then_some(1 << 20);
         let offset = refused.or(kern_sock).unwrap_or(0);
-        Self {
-            set_retval: has(BpfHelper::BPF_FUNC_set_retval).into(),
-            mptcp: has(BpfHelper::BPF_FUNC_skc_to_mptcp_sock).into(),
-            tcp_sock: can_read(BpfHelper::BPF_FUNC_skc_to_tcp_sock),
-            any_sock: can_read(BpfHelper::BPF_FUNC_probe_read_kernel),
-            kern_sock_byte: offset / 8,
-            kern_sock_bit: 1 << (offset % 8),
-        }
+        Self([
+            ("SET_RETVAL", has(BpfHelper::BPF_FUNC_set_retval).into()),
+            ("MPTCP", has(BpfHelper::BPF_FUNC_skc_to_mptcp_sock).into()),
+            ("TCP_SOCK", can_read(BpfHelper::BPF_FUNC_skc_to_tcp_sock)),
+            ("ANY_SOCK", can_read(BpfHelper::BPF_FUNC_probe_read_kernel)),
+            ("KERN_SOCK_BYTE", offset / 8),
+            ("KERN_SOCK_BIT", 1 << (offset % 8)),
+        ])
     }
 
     /// The same without reading the kernel's sockets; `None` if these features do not read them.
     pub(super) fn without_socket_reads(self) -> Option<Self> {
-        (self.tcp_sock != 0 || self.any_sock != 0).then_some(Self { tcp_sock: 0, any_sock: 0, ..self })
+        let reads = |it: &(&str, u32)| SOCKET_READS.contains(&it.0) && it.1 != 0;
+        let without = self.0.map(|it| if reads(&it) { (it.0, 0) } else { it });
+        self.0.iter().any(reads).then_some(Self(without))
     }
 
     /// Sets the constants of the programs.
     pub(super) fn apply_to<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
-        for (name, value) in [
-            ("SET_RETVAL", &self.set_retval),
-            ("MPTCP", &self.mptcp),
-            ("TCP_SOCK", &self.tcp_sock),
-            ("ANY_SOCK", &self.any_sock),
-            ("KERN_SOCK_BYTE", &self.kern_sock_byte),
-            ("KERN_SOCK_BIT", &self.kern_sock_bit),
-        ] {
+        for (name, value) in &self.0 {
             loader.override_global(name, value, true);
         }
     }

@@ -1,10 +1,6 @@
 //! The programs that the kernel runs at the hooks of a cgroup, ours and foreign ones. Read-only.
 
-use std::{
-    io::{self, ErrorKind},
-    os::fd::AsFd,
-    path::Path,
-};
+use std::{os::fd::AsFd, path::Path};
 
 use aya::programs::loaded_programs;
 use datapath::{AttachStatus, ForeignProgram, HookStatus};
@@ -13,7 +9,7 @@ use crate::{
     cgroup::{Cgroup, NESTED, NESTED_REMEDY, Reach},
     error::Error,
     hooks::HOOKS,
-    pins::Pins,
+    pins::{self, Pins},
     raw_bpf,
 };
 
@@ -45,12 +41,8 @@ pub(crate) fn query(cgroup: &Cgroup, pins: &Pins) -> Result<AttachStatus, Error>
 
 /// The id of the program of a pinned link, if there is one.
 fn linked_program(pin: &Path) -> Result<Option<u32>, Error> {
-    match raw_bpf::obj_get(pin) {
-        Ok(link) => raw_bpf::link_program(link.as_fd()).map(Some),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-    .map_err(|error: io::Error| Error::syscall("BPF_OBJ_GET", pin.display())(error))
+    let program = pins::open(pin)?.map(|link| raw_bpf::link_program(link.as_fd())).transpose();
+    program.map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", pin.display()))
 }
 
 /// The name of a program; empty if it was unloaded meanwhile.

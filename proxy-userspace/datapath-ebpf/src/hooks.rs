@@ -46,10 +46,7 @@ const FIRST_REDIRECTING: usize = 7;
 pub(super) fn check(cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
     for (hook, _) in HOOKS {
         let pin = pins.links().join(hook);
-        let link = match raw_bpf::obj_get(&pin) {
-            Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            link => link.map_err(Error::syscall("BPF_OBJ_GET", pin.display()))?,
-        };
+        let Some(link) = pins::open(&pin)? else { continue };
         let id = cgroup_of(&link, &pin)?;
         if id != 0 && id != cgroup.id() {
             return Err(Error::OtherCgroup { path: cgroup.path().to_path_buf(), pin, id });
@@ -157,17 +154,14 @@ fn attach_or_update(
         // A process died after it created the link, and before it renamed its pin: the link is attached.
         fs::rename(&staging, pin).map_err(Error::syscall("rename", pin.display()))?;
     }
-    match raw_bpf::obj_get(pin) {
-        Ok(link) if cgroup_of(&link, pin)? == cgroup.id() => {
-            let fd = program.fd(hook)?;
-            return raw_bpf::link_update(link.as_fd(), fd.as_fd())
-                .map(|()| false)
-                .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()));
-        }
-        // Its cgroup was removed, which detached it: a link to the new cgroup replaces it.
-        Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(Error::syscall("BPF_OBJ_GET", pin.display())(error)),
+    // If its cgroup was removed, which detached it, a link to the new cgroup replaces it.
+    if let Some(link) = pins::open(pin)?
+        && cgroup_of(&link, pin)? == cgroup.id()
+    {
+        let fd = program.fd(hook)?;
+        return raw_bpf::link_update(link.as_fd(), fd.as_fd())
+            .map(|()| false)
+            .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()));
     }
     let link = program.attach(cgroup, hook)?;
     pins::replace(pin, |path| {

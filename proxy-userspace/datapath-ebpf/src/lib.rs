@@ -39,7 +39,7 @@ mod fake_maps;
 #[cfg(test)]
 mod fixtures;
 
-pub use self::datapath::{Cleaned, Datapath, cleanup};
+pub use self::datapath::{Datapath, cleanup};
 pub use cgroup::is_nested_cgroup;
 pub use counter_maps::{Counts, counts};
 pub use dump::{active_frontends, dump, generation};

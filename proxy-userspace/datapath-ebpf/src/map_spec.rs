@@ -4,7 +4,6 @@
 
 use std::{
     fmt,
-    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -23,7 +22,7 @@ use proxy_common::{
 
 use crate::{
     error::Error,
-    pins::Pins,
+    pins::{self, Pins},
     raw_bpf::{self, EntrySize},
     store::Table,
 };
@@ -41,10 +40,7 @@ impl PinnedMap {
     ///
     /// aya 0.14 reuses a pinned map without a check; with another specification the kernel would write past our buffers.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let fd = match raw_bpf::obj_get(&self.path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            fd => fd.map_err(Error::syscall("BPF_OBJ_GET", self.path.display()))?,
-        };
+        let Some(fd) = pins::open(&self.path)? else { return Ok(()) };
         let info = MapData::from_fd(fd).and_then(|it| it.info());
         let found = info.and_then(|it| {
             Ok(MapSpec {
@@ -101,10 +97,7 @@ pub(super) fn get(pin: &Path) -> Result<MapData, Error> {
 
 /// Opens a pinned map, if there is one.
 pub(super) fn find(pin: &Path) -> Result<Option<MapData>, Error> {
-    match get(pin) {
-        Err(Error::Syscall { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
-        map => map.map(Some),
-    }
+    pins::open(pin)?.map(|it| MapData::from_fd(it).map_err(Error::map(pin.display()))).transpose()
 }
 
 /// Opens a pinned map as one of a certain type.

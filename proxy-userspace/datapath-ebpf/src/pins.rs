@@ -15,7 +15,7 @@
 use std::{
     fs::{self, File},
     io::{self, ErrorKind},
-    os::unix::fs::MetadataExt as _,
+    os::{fd::OwnedFd, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -31,6 +31,7 @@ use proxy_common::{AFFINITY_VERSION, COUNTERS_VERSION, LAYOUT_VERSION, SOCK_NAT_
 
 use crate::{
     error::Error,
+    raw_bpf,
     store::{Side, Table},
 };
 
@@ -281,6 +282,14 @@ impl Pins {
 
 fn is_versioned(name: &str, prefix: &str) -> bool {
     name.strip_prefix(prefix).is_some_and(|it| it.parse::<u32>().is_ok())
+}
+
+/// Opens what is pinned: a map, a program or a link; `None` if there is nothing.
+pub(super) fn open(path: &Path) -> Result<Option<OwnedFd>, Error> {
+    match raw_bpf::obj_get(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some).map_err(Error::syscall("BPF_OBJ_GET", path.display())),
+    }
 }
 
 /// Where something is pinned before it is renamed to `path`.

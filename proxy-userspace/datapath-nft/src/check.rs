@@ -83,14 +83,7 @@ pub fn installation(has_run: bool) -> Finding {
 
 /// Sends the trial transaction of a family.
 fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result<(), Error> {
-    let host = Host::default();
-    let config_ = TableConfig {
-        family,
-        mark: config.mark(),
-        masquerade_all: config.masquerade_all,
-        pods: host.pods(&config.detect_local, family),
-        internal: host.internal(&config.detect_local, family),
-    };
+    let config_ = TableConfig::new(family, config, &Host::default());
     let selectors = MatchKey::ALL
         .into_iter()
         .flat_map(|by| [0, 1].map(|affinity| Selector { by, set: 0, count: 1, affinity }));

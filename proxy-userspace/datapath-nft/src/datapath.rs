@@ -27,7 +27,7 @@ use crate::{
     schema::{Bytes, Map, number},
     snapshot::Snapshot,
     tables::{SUBSYSTEM, TABLE_NAME, delete_table},
-    transaction::{DesiredTable, Difference, Plan, commit},
+    transaction::{DesiredTable, Difference, commit},
 };
 
 /// Both families, in the order of writing.
@@ -242,17 +242,9 @@ impl Datapath {
     }
 
     fn desired(&self) -> AppliedConfig {
-        let Config { node_port_addresses, detect_local, masquerade_all, .. } = &self.config;
-        let config_ = |family| TableConfig {
-            family,
-            mark: self.config.mark(),
-            masquerade_all: *masquerade_all,
-            pods: self.host.pods(detect_local, family),
-            internal: self.host.internal(detect_local, family),
-        };
         AppliedConfig {
-            configs: FAMILIES.map(config_).to_vec(),
-            node_port_addresses: self.host.node_port_addresses(node_port_addresses),
+            configs: FAMILIES.map(|it| TableConfig::new(it, &self.config, &self.host)).to_vec(),
+            node_port_addresses: self.host.node_port_addresses(&self.config.node_port_addresses),
         }
     }
 
@@ -298,12 +290,13 @@ impl Datapath {
                 addresses(&desired.node_port_addresses).into_iter().filter(|(it, _)| it.family == family),
             );
             let table = DesiredTable { config_: config_.clone(), elements };
-            match if self.must_replace { Plan::Replace } else { table.plan(existing.get(&family)) } {
-                Plan::Replace => {
+            let existing = existing.get(&family).filter(|_| !self.must_replace);
+            match existing.and_then(|it| table.difference(it)) {
+                None => {
                     entries += table.elements.len();
                     messages.extend(table.replace());
                 }
-                Plan::Change(it) => {
+                Some(it) => {
                     all_replaced = false;
                     entries += it.changes.len() + it.old_chains.len() + it.new_chains.len();
                     if !it.is_empty() {

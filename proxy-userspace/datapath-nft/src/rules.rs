@@ -12,7 +12,7 @@ use model::Family;
 use crate::{
     chain::Chain,
     chain::Hook,
-    config::Pods,
+    config::{Config, Host, Pods},
     elements::{Element, Elements, Value},
     endpoint_selector::{DROP, MatchKey, REFUSE, Registers, key},
     expressions::{Register, Rule},
@@ -96,6 +96,17 @@ pub(super) struct TableConfig {
 }
 
 impl TableConfig {
+    /// For a family of a host.
+    pub(super) fn new(family: Family, config: &Config, host: &Host) -> Self {
+        Self {
+            family,
+            mark: config.mark(),
+            masquerade_all: config.masquerade_all,
+            pods: host.pods(&config.detect_local, family),
+            internal: host.internal(&config.detect_local, family),
+        }
+    }
+
     /// The constant chains.
     pub(super) fn chains(&self) -> Vec<Chain> {
         let named = |name: &str, rules| Chain { name: name.to_owned(), hook: None, rules };

@@ -31,15 +31,6 @@ pub(super) struct DesiredTable {
     pub(super) elements: Elements,
 }
 
-/// How to bring a table into the desired state.
-#[derive(Clone, Debug)]
-pub(super) enum Plan {
-    /// Write all of it, and replace the existing one.
-    Replace,
-    /// Write the difference.
-    Change(Difference),
-}
-
 /// The difference of a table.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Difference {
@@ -95,12 +86,18 @@ fn by_map(command: Command, family: Family, all: &Elements) -> Vec<Message> {
 }
 
 impl DesiredTable {
-    /// How to bring an existing table into this state.
-    pub(super) fn plan(&self, existing: Option<&Snapshot>) -> Plan {
-        match existing {
-            Some(existing) if self.has_same_structure(existing) => Plan::Change(self.difference(existing)),
-            _ => Plan::Replace,
+    /// The difference to an existing table; `None` if that must be replaced.
+    pub(super) fn difference(&self, existing: &Snapshot) -> Option<Difference> {
+        if !self.has_same_structure(existing) {
+            return None;
         }
+        let mut own: BTreeSet<_> = self.config_.chains().into_iter().map(|it| it.name).collect();
+        own.extend(self.selector_chains().map(|it| it.name));
+        Some(Difference {
+            new_chains: self.selector_chains().filter(|it| !existing.chains.contains_key(&it.name)).collect(),
+            old_chains: existing.chains.keys().filter(|it| !own.contains(*it)).cloned().collect(),
+            changes: Changes::between(&existing.elements, &self.elements),
+        })
     }
 
     /// Whether only elements and selector chains differ.
@@ -131,16 +128,6 @@ impl DesiredTable {
 
     fn selector_chains(&self) -> impl Iterator<Item = Chain> {
         Selector::among(&self.elements).map(|it| it.chain(self.config_.family))
-    }
-
-    fn difference(&self, existing: &Snapshot) -> Difference {
-        let mut own: BTreeSet<_> = self.config_.chains().into_iter().map(|it| it.name).collect();
-        own.extend(self.selector_chains().map(|it| it.name));
-        Difference {
-            new_chains: self.selector_chains().filter(|it| !existing.chains.contains_key(&it.name)).collect(),
-            old_chains: existing.chains.keys().filter(|it| !own.contains(*it)).cloned().collect(),
-            changes: Changes::between(&existing.elements, &self.elements),
-        }
     }
 
     /// The messages that create the table, and replace an existing one.
@@ -262,7 +249,7 @@ mod tests {
     #[test]
     fn an_up_to_date_table_is_not_touched() {
         let (desired, existing) = applied();
-        assert!(matches!(desired.plan(Some(&existing)), Plan::Change(it) if it.is_empty()));
+        assert!(desired.difference(&existing).unwrap().is_empty());
     }
 
     #[test]
@@ -274,7 +261,7 @@ mod tests {
         let mut drops = existing;
         drops.policies.insert("prerouting".into(), DROP);
         for existing in [asleep, drops] {
-            assert!(matches!(desired.plan(Some(&existing)), Plan::Replace));
+            assert!(desired.difference(&existing).is_none());
         }
     }
 }

@@ -123,7 +123,7 @@ impl<'a> Reconciler<'a> {
                 self.reconcile().await;
             }
             // States may come without a pause; checks are due all the same.
-            if self.next_check <= Instant::now() && self.check().await == Repair::Now {
+            if self.next_check <= Instant::now() && self.check().await {
                 continue;
             }
             match self.next_event().await {
@@ -312,8 +312,8 @@ impl<'a> Reconciler<'a> {
         applied
     }
 
-    /// Queries the kernel for what is attached, and retries what was unavailable.
-    async fn check(&mut self) -> Repair {
+    /// Queries the kernel for what is attached, and retries what was unavailable. Returns whether to reconcile at once.
+    async fn check(&mut self) -> bool {
         self.next_check = Instant::now() + CHECK_INTERVAL;
         let status = self.on_blocking_thread(Datapath::attach_status).await;
         self.start_prober(&status);
@@ -335,7 +335,7 @@ impl<'a> Reconciler<'a> {
             self.observer.on_table_stats(stats);
         }
         // What is missing is attached again at once, unless a retry is scheduled.
-        if self.retry.at.is_none() && (has_recovered || !is_complete) { Repair::Now } else { Repair::Later }
+        self.retry.at.is_none() && (has_recovered || !is_complete)
     }
 
     /// Starts to probe the hooks once all are attached.
@@ -410,13 +410,6 @@ impl<'a> Reconciler<'a> {
 }
 
 const DATAPATH_IS_BACK: &str = "the datapath is back after every call";
-
-/// Whether something must be attached again.
-#[derive(PartialEq, Eq)]
-enum Repair {
-    Now,
-    Later,
-}
 
 async fn next_probe(prober: &mut Option<Prober>) -> Vec<ProbeResult> {
     match prober {

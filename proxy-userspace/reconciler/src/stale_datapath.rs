@@ -4,7 +4,6 @@
 
 use std::path::{Path, PathBuf};
 
-use datapath_ebpf::Cleaned;
 use model::{Rejected, error_chain};
 use nix::errno::Errno;
 
@@ -52,14 +51,8 @@ impl StaleDatapath {
 }
 
 fn remove_programs(dir: &Path) -> Result<(), datapath_ebpf::Error> {
-    match datapath_ebpf::cleanup(dir)? {
-        Cleaned::Nothing => {}
-        Cleaned::Removed { left } => {
-            tracing::info!("the socket path is off: removed its programs and maps below {}", dir.display());
-            for it in left {
-                tracing::warn!("{} does not belong to kube-proxy-ebpf and was kept", it.display());
-            }
-        }
+    if datapath_ebpf::cleanup(dir)? {
+        tracing::info!("the socket path is off: removed its programs and maps below {}", dir.display());
     }
     Ok(())
 }

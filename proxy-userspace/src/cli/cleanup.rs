@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use clap::Args;
-use datapath_ebpf::{self as ebpf, Cleaned};
+use datapath_ebpf as ebpf;
 use datapath_nft as nft;
 
 use super::flags::PinFlags;
@@ -36,13 +36,8 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
 
 fn sockets(dir: &Path) -> Result<(), ebpf::Error> {
     match ebpf::cleanup(dir)? {
-        Cleaned::Removed { left } => {
-            for it in left {
-                tracing::warn!("{} does not belong to kube-proxy-ebpf and was kept", it.display());
-            }
-            tracing::info!("removed all pinned programs and maps below {}", dir.display());
-        }
-        Cleaned::Nothing => tracing::info!("nothing to remove: {} does not exist", dir.display()),
+        true => tracing::info!("removed all pinned programs and maps below {}", dir.display()),
+        false => tracing::info!("nothing to remove: {} does not exist", dir.display()),
     }
     Ok(())
 }
