@@ -39,53 +39,10 @@ pub struct ClientConfig {
     pub server: Option<String>,
 }
 
-/// Why a client configuration is unusable.
+/// Why a client configuration is unusable: what is wrong with which file or value, and the remedy.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientConfigError {
-    /// A kubeconfig cannot be read or parsed.
-    #[error("kubeconfig {}: {reason}; {remedy}", path.to_string_lossy())]
-    Kubeconfig {
-        /// The file, or the list of files.
-        path: OsString,
-        /// What is wrong.
-        reason: String,
-        /// The remedy.
-        remedy: &'static str,
-    },
-    /// The URL is invalid.
-    #[error("{0:?} is not the URL of an API server; write it as https://192.0.2.1:6443")]
-    Server(String),
-    /// There is no configuration.
-    #[error(
-        "no kubeconfig is given and this is not a pod of a cluster (KUBERNETES_SERVICE_HOST is not set); set \
-         --kubeconfig or --kube-api-server"
-    )]
-    Missing,
-    /// The pod's service account is incomplete.
-    #[error(
-        "the pod's service account cannot be used: {0}; mount a service account token, or set --kubeconfig"
-    )]
-    Pod(String),
-    /// A token cannot be read.
-    #[error(
-        "token file {path}: {reason}; mount the service account's token, or set tokenFile in the kubeconfig to another \
-         file"
-    )]
-    Token {
-        /// The file.
-        path: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// Certificates, keys or tokens are unusable.
-    #[error("the credentials for {server} cannot be used: {reason}; correct the certificate, key or token")]
-    Credentials {
-        /// The server's URL.
-        server: String,
-        /// What is wrong.
-        reason: String,
-    },
-}
+#[error("{0}")]
+pub struct ClientConfigError(String);
 
 impl ClientConfig {
     /// The server's URL and a client for it; files are read on each call.
@@ -94,9 +51,11 @@ impl ClientConfig {
     pub(super) fn client(&self) -> Result<(http::Uri, Client), ClientConfigError> {
         let mut config = self.config()?;
         let server = config.cluster_url.clone();
-        let invalid = |error: kube::Error| ClientConfigError::Credentials {
-            server: server.to_string(),
-            reason: error_chain(&error),
+        let invalid = |error: kube::Error| {
+            let reason = error_chain(&error);
+            ClientConfigError(format!(
+                "the credentials for {server} cannot be used: {reason}; correct the certificate, key or token"
+            ))
         };
         if let Some(proxy) = &config.proxy_url {
             tracing::warn!(
@@ -132,7 +91,13 @@ impl ClientConfig {
             (None, _) if env::var_os("KUBERNETES_SERVICE_HOST").is_some() => from_pod()?,
             // Without credentials, as for `kubectl proxy`.
             (None, Some(server)) => Config::new(server.clone()),
-            (None, None) => return Err(ClientConfigError::Missing),
+            (None, None) => {
+                return Err(ClientConfigError(
+                    "no kubeconfig is given and this is not a pod of a cluster (KUBERNETES_SERVICE_HOST is not set); \
+                     set --kubeconfig or --kube-api-server"
+                        .into(),
+                ));
+            }
         };
         if let Some(server) = server {
             config.cluster_url = server;
@@ -154,7 +119,10 @@ impl TokenFile {
     fn new(path: String) -> Result<Self, ClientConfigError> {
         match Self::read(&path) {
             Ok(token) => Ok(Self { path, last_valid: Arc::new(Mutex::new(token)) }),
-            Err(reason) => Err(ClientConfigError::Token { path, reason }),
+            Err(reason) => Err(ClientConfigError(format!(
+                "token file {path}: {reason}; mount the service account's token, or set tokenFile in the kubeconfig to \
+                 another file"
+            ))),
         }
     }
 
@@ -180,23 +148,31 @@ impl TokenFile {
 
 fn parse_server(text: &str) -> Result<http::Uri, ClientConfigError> {
     let uri = text.parse::<http::Uri>().ok();
-    uri.filter(|it| matches!(it.scheme_str(), Some("http" | "https")) && it.host().is_some())
-        .ok_or_else(|| ClientConfigError::Server(text.to_owned()))
+    uri.filter(|it| matches!(it.scheme_str(), Some("http" | "https")) && it.host().is_some()).ok_or_else(
+        || {
+            let hint = "write it as https://192.0.2.1:6443";
+            ClientConfigError(format!("{text:?} is not the URL of an API server; {hint}"))
+        },
+    )
 }
 
 fn from_pod() -> Result<Config, ClientConfigError> {
-    Config::incluster().map_err(|error: InClusterError| ClientConfigError::Pod(error_chain(&error)))
+    Config::incluster().map_err(|error: InClusterError| {
+        let reason = error_chain(&error);
+        ClientConfigError(format!(
+            "the pod's service account cannot be used: {reason}; mount a service account token, or set --kubeconfig"
+        ))
+    })
 }
 
 fn from_kubeconfig(paths: &OsStr) -> Result<Config, ClientConfigError> {
-    let invalid = |path: &Path, error: KubeconfigError| ClientConfigError::Kubeconfig {
-        path: path.into(),
-        reason: match &error {
+    let invalid = |path: &Path, error: KubeconfigError| {
+        let reason = match &error {
             KubeconfigError::ReadConfig(error, _) => error.to_string(),
             // The parser's message continues with an excerpt of the file.
             other => error_chain(other).lines().next().unwrap_or_default().to_owned(),
-        },
-        remedy: remedy(&error),
+        };
+        ClientConfigError(format!("kubeconfig {}: {reason}; {}", path.display(), remedy(&error)))
     };
     let mut merged: Option<Kubeconfig> = None;
     for path in env::split_paths(paths).filter(|it| !it.as_os_str().is_empty()) {

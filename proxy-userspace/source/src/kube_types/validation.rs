@@ -58,74 +58,72 @@ impl Validator {
         self.rejected.push(Rejected { item: format!("{}: {field}", self.object), reason: reason.into() });
     }
 
+    /// A valid value; rejects `field` without one.
+    fn require<T>(
+        &mut self,
+        field: impl fmt::Display,
+        value: Option<T>,
+        reason: impl FnOnce() -> String,
+    ) -> Option<T> {
+        if value.is_none() {
+            self.reject(field, reason());
+        }
+        value
+    }
+
     /// A name that can be part of a path: lower-case letters, digits, `-` and `.`.
     pub(super) fn name(&mut self, field: impl fmt::Display, name: &str) -> Option<Arc<str>> {
         let is_allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
-        if name.is_empty() {
-            self.reject(field, "the object has no name; give it one");
-            return None;
-        }
-        if name.len() > MAX_NAME || !name.bytes().all(is_allowed) {
-            let reason = format!(
-                "{} is not a name; use at most {MAX_NAME} lower-case letters, digits, `-` and `.`",
-                quoted(name)
-            );
-            self.reject(field, reason);
-            return None;
-        }
-        Some(name.into())
+        let is_name = (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_allowed);
+        self.require(field, is_name.then(|| name.into()), || match name {
+            "" => "the object has no name; give it one".to_owned(),
+            _ => {
+                let name = quoted(name);
+                format!(
+                    "{name} is not a name; use at most {MAX_NAME} lower-case letters, digits, `-` and `.`"
+                )
+            }
+        })
     }
 
     /// A unicast address.
     pub(super) fn address(&mut self, field: impl fmt::Display, text: &str) -> Option<IpAddr> {
-        let Ok(address) = IpAddr::from_str(text) else {
-            let hint = "write it as 192.0.2.1 (no leading zeros) or 2001:db8::1";
-            self.reject(field, format!("{} is not an IP address; {hint}", quoted(text)));
-            return None;
-        };
-        if address.is_unspecified() || address.is_multicast() || address == Ipv4Addr::BROADCAST {
-            self.reject(
-                field,
-                format!("{} is not a unicast address; use the address of a host", quoted(text)),
-            );
-            return None;
-        }
-        Some(address)
+        let address = IpAddr::from_str(text).ok();
+        let unicast =
+            address.filter(|it| !(it.is_unspecified() || it.is_multicast() || *it == Ipv4Addr::BROADCAST));
+        self.require(field, unicast, || match address {
+            None => format!(
+                "{} is not an IP address; write it as 192.0.2.1 (no leading zeros) or 2001:db8::1",
+                quoted(text)
+            ),
+            Some(_) => format!("{} is not a unicast address; use the address of a host", quoted(text)),
+        })
     }
 
     /// A CIDR, which may be surrounded by blanks.
     pub(super) fn cidr(&mut self, field: impl fmt::Display, text: &str) -> Option<IpNet> {
-        match IpNet::from_str(text.trim()) {
-            Ok(cidr) => Some(cidr.trunc()),
-            Err(_) => {
-                let reason =
-                    format!("{} is not a CIDR; write it as 192.0.2.0/24 or 2001:db8::/32", quoted(text));
-                self.reject(field, reason);
-                None
-            }
-        }
+        let cidr = IpNet::from_str(text.trim()).ok().map(|it| it.trunc());
+        self.require(field, cidr, || {
+            format!("{} is not a CIDR; write it as 192.0.2.0/24 or 2001:db8::/32", quoted(text))
+        })
     }
 
     /// A port from 1 to 65535.
     pub(super) fn port(&mut self, field: impl fmt::Display, number: i32) -> Option<NonZeroU16> {
         let port = u16::try_from(number).ok().and_then(NonZeroU16::new);
-        if port.is_none() {
-            self.reject(field, format!("{number} is not a port; use a number from 1 to 65535"));
-        }
-        port
+        self.require(field, port, || format!("{number} is not a port; use a number from 1 to 65535"))
     }
 
     /// A protocol, TCP by default.
     pub(super) fn protocol(&mut self, field: impl fmt::Display, text: Option<&str>) -> Option<Protocol> {
-        match text {
-            None | Some("" | "TCP") => Some(Protocol::Tcp),
-            Some("UDP") => Some(Protocol::Udp),
-            Some("SCTP") => Some(Protocol::Sctp),
-            Some(other) => {
-                self.reject(field, format!("{} is not a protocol; use TCP, UDP or SCTP", quoted(other)));
-                None
-            }
-        }
+        let text = text.unwrap_or_default();
+        let protocol = match text {
+            "" | "TCP" => Some(Protocol::Tcp),
+            "UDP" => Some(Protocol::Udp),
+            "SCTP" => Some(Protocol::Sctp),
+            _ => None,
+        };
+        self.require(field, protocol, || format!("{} is not a protocol; use TCP, UDP or SCTP", quoted(text)))
     }
 
     /// A value of an enumeration. The first one is the default, and replaces an unknown one.
