@@ -6,7 +6,7 @@ use api_server::{ApiServer, Settings};
 
 use super::{
     command,
-    config::{CommandLine, ConfigError, File, ParseError},
+    config::{CommandLine, File, ParseError},
 };
 
 const KUBEADM: &str = include_str!("kubeadm-config.yaml");
@@ -42,13 +42,15 @@ fn check_rejected(text: &str, words: &[&str]) {
     }
 }
 
-/// The row of a flag in the output of `--print-config`, with single blanks.
+/// Checks rows in the output of `--print-config`, with single blanks; each begins with its flag.
 #[track_caller]
-fn row(line: &CommandLine, flag: &str) -> String {
+fn check_rows(line: &CommandLine, expect: &[&str]) {
     let printed = line.printed().unwrap();
-    let row = printed.lines().find(|it| it.split(' ').next() == Some(flag));
-    let row = row.unwrap_or_else(|| panic!("{flag} is not in\n{printed}"));
-    row.split_whitespace().collect::<Vec<_>>().join(" ")
+    let rows: Vec<_> =
+        printed.lines().map(|it| it.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for it in expect {
+        assert!(rows.iter().any(|row| row == it), "{it} is not in\n{printed}");
+    }
 }
 
 #[test]
@@ -56,24 +58,24 @@ fn a_kubeadm_configuration_is_accepted_unchanged() {
     let line = line(KUBEADM, &["--node-name=worker-1", "--print-config"]).unwrap();
     let remarks: Vec<_> = line.remarks().collect();
     assert!(remarks.is_empty(), "{remarks:?}");
-    assert_eq!(row(&line, "--cluster-cidr"), "--cluster-cidr 10.244.0.0/16 file: clusterCIDR");
-    assert_eq!(row(&line, "--source"), "--source kube file: kind");
-    assert_eq!(row(&line, "--node-name"), "--node-name worker-1 flag");
-    let kubeconfig = "--kubeconfig /var/lib/kube-proxy/kubeconfig.conf file: clientConnection.kubeconfig";
-    assert_eq!(row(&line, "--kubeconfig"), kubeconfig);
-    assert_eq!(row(&line, "--pin-dir"), "--pin-dir /sys/fs/bpf/kube-proxy-ebpf default");
+    let rows = [
+        "--cluster-cidr 10.244.0.0/16 file: clusterCIDR",
+        "--source kube file: kind",
+        "--node-name worker-1 flag",
+        "--kubeconfig /var/lib/kube-proxy/kubeconfig.conf file: clientConnection.kubeconfig",
+        "--pin-dir /sys/fs/bpf/kube-proxy-ebpf default",
+    ];
+    check_rows(&line, &rows);
 }
 
 #[test]
 fn a_flag_overrides_the_file() {
     let text = KUBEADM.replace("hostnameOverride: \"\"", "hostnameOverride: from-file");
     let from_file = line(&text, &["--print-config"]).unwrap();
-    assert_eq!(row(&from_file, "--node-name"), "--node-name from-file file: hostnameOverride");
+    check_rows(&from_file, &["--node-name from-file file: hostnameOverride"]);
     let from_flags =
         line(&text, &["--print-config", "--node-name=n1", "--source=file:x", "--kubeconfig=k"]).unwrap();
-    assert_eq!(row(&from_flags, "--node-name"), "--node-name n1 flag");
-    assert_eq!(row(&from_flags, "--source"), "--source file:x flag");
-    assert_eq!(row(&from_flags, "--kubeconfig"), "--kubeconfig k flag");
+    check_rows(&from_flags, &["--node-name n1 flag", "--source file:x flag", "--kubeconfig k flag"]);
 }
 
 #[test]
@@ -84,16 +86,13 @@ fn an_agent_uses_its_part_of_the_file() {
         .replace("nodePortAddresses: null", "nodePortAddresses: [192.0.2.0/24]")
         .replace("hostnameOverride: \"\"", "hostnameOverride: n1");
     let line = line_of("agent", &text, &["--print-config"]).unwrap();
-    assert_eq!(row(&line, "--masquerade-all"), "--masquerade-all true file: iptables.masqueradeAll");
-    assert_eq!(
-        row(&line, "--metrics-bind-address"),
-        "--metrics-bind-address 127.0.0.2:10249 file: metricsBindAddress"
-    );
-    assert_eq!(
-        row(&line, "--nodeport-addresses"),
-        "--nodeport-addresses 192.0.2.0/24 file: nodePortAddresses"
-    );
-    assert_eq!(row(&line, "--node-name"), "--node-name n1 file: hostnameOverride");
+    let rows = [
+        "--masquerade-all true file: iptables.masqueradeAll",
+        "--metrics-bind-address 127.0.0.2:10249 file: metricsBindAddress",
+        "--nodeport-addresses 192.0.2.0/24 file: nodePortAddresses",
+        "--node-name n1 file: hostnameOverride",
+    ];
+    check_rows(&line, &rows);
     let remarks: Vec<_> = line.remarks().collect();
     assert_eq!(remarks.len(), 1, "{remarks:?}");
     assert!(remarks[0].contains("clientConnection.kubeconfig"), "only the brain needs it: {remarks:?}");
@@ -116,8 +115,7 @@ fn commands_that_only_inspect_use_the_file_without_remarks() {
 fn the_file_configures_the_log() {
     let text = KUBEADM.replace("  verbosity: 0", "  verbosity: 4\n  format: json");
     let line = line(&text, &["--print-config"]).unwrap();
-    assert_eq!(row(&line, "--verbose"), "--verbose 1 file: logging.verbosity");
-    assert_eq!(row(&line, "--log-format"), "--log-format json file: logging.format");
+    check_rows(&line, &["--verbose 1 file: logging.verbosity", "--log-format json file: logging.format"]);
 }
 
 #[test]
@@ -169,30 +167,22 @@ fn the_file_configures_the_nftables_path() {
                 detectLocal: {interfaceNamePrefix: veth}\n\
                 iptables: {masqueradeAll: true, masqueradeBit: 15}\nnftables: {masqueradeBit: 16}\n";
     let iptables = line(text, &["--print-config"]).unwrap();
-    assert_eq!(
-        row(&iptables, "--cluster-cidr"),
-        "--cluster-cidr 10.244.0.0/16,fd00:10:244::/56 file: clusterCIDR"
-    );
-    assert_eq!(
-        row(&iptables, "--detect-local-mode"),
-        "--detect-local-mode InterfaceNamePrefix file: detectLocalMode"
-    );
-    let prefix = "--pod-interface-name-prefix veth file: detectLocal.interfaceNamePrefix";
-    assert_eq!(row(&iptables, "--pod-interface-name-prefix"), prefix);
-    assert_eq!(row(&iptables, "--masquerade-all"), "--masquerade-all true file: iptables.masqueradeAll");
-    assert_eq!(
-        row(&iptables, "--nft-masquerade-bit"),
-        "--nft-masquerade-bit 15 file: iptables.masqueradeBit"
-    );
+    let rows = [
+        "--cluster-cidr 10.244.0.0/16,fd00:10:244::/56 file: clusterCIDR",
+        "--detect-local-mode InterfaceNamePrefix file: detectLocalMode",
+        "--pod-interface-name-prefix veth file: detectLocal.interfaceNamePrefix",
+        "--masquerade-all true file: iptables.masqueradeAll",
+        "--nft-masquerade-bit 15 file: iptables.masqueradeBit",
+    ];
+    check_rows(&iptables, &rows);
     let remarks: Vec<_> = iptables.remarks().collect();
     assert_eq!(remarks.len(), 1, "{remarks:?}");
     assert!(remarks[0].contains("nftables.masqueradeBit: 16 is ignored"), "{remarks:?}");
     // Only the section of the mode is used.
     let nftables = line(&format!("{text}mode: nftables\n"), &["--print-config"]).unwrap();
-    assert_eq!(row(&nftables, "--masquerade-all"), "--masquerade-all false default");
-    assert_eq!(
-        row(&nftables, "--nft-masquerade-bit"),
-        "--nft-masquerade-bit 16 file: nftables.masqueradeBit"
+    check_rows(
+        &nftables,
+        &["--masquerade-all false default", "--nft-masquerade-bit 16 file: nftables.masqueradeBit"],
     );
 }
 
@@ -228,9 +218,8 @@ fn other_files_are_rejected_with_a_remedy() {
         &KUBEADM.replace("hostnameOverride: \"\"", "hostnameOverride: [a, b]"),
         &["hostnameOverride", "single value"],
     );
-    let missing = File::read(Path::new("/no/such/file"), |_| true).unwrap_err();
-    assert!(matches!(missing, ConfigError::Unreadable { .. }));
-    assert!(missing.to_string().contains("--config"), "{missing}");
+    let missing = File::read(Path::new("/no/such/file"), |_| true).unwrap_err().to_string();
+    assert!(missing.contains("set --config to a readable file"), "{missing}");
 }
 
 #[test]

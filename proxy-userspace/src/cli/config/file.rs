@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -17,17 +17,11 @@ const KIND: &str = "KubeProxyConfiguration";
 
 /// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::cli) enum ConfigError {
-    #[error("{}: {error}; set --config to a readable file", path.display())]
-    Unreadable { path: PathBuf, error: io::Error },
-    #[error("{}: {reason}; correct the YAML", path.display())]
-    NotYaml { path: PathBuf, reason: String },
-    #[error("{}: --config does not support {what}; {remedy}", path.display())]
-    OtherKind { path: PathBuf, what: String, remedy: String },
-    #[error("{}: {field}: {value} is not a single value", path.display())]
-    NotSingle { path: PathBuf, field: String, value: String },
-    #[error("{}: {field}: {value:?} cannot be used: {reason}", path.display())]
-    BadValue { path: PathBuf, field: String, value: String, reason: String },
+#[error("{}: {reason}", path.display())]
+pub(in crate::cli) struct ConfigError {
+    pub(super) path: PathBuf,
+    /// What is wrong, and the remedy.
+    pub(super) reason: String,
 }
 
 /// The content of a file.
@@ -42,22 +36,15 @@ pub(in crate::cli) struct File {
 impl File {
     /// Reads a file; `is_flag` tells which flags the command has.
     pub(in crate::cli) fn read(path: &Path, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
+        let invalid = |reason| ConfigError { path: path.to_owned(), reason };
         let text = fs::read_to_string(path)
-            .map_err(|error| ConfigError::Unreadable { path: path.to_owned(), error })?;
-        Self::parse(path, &text, is_flag)
-    }
-
-    pub(super) fn parse(
-        path: &Path,
-        text: &str,
-        is_flag: impl Fn(&str) -> bool,
-    ) -> Result<Self, ConfigError> {
-        let value: Value = serde_saphyr::from_str(text).map_err(|error| {
+            .map_err(|error| invalid(format!("{error}; set --config to a readable file")))?;
+        let value: Value = serde_saphyr::from_str(&text).map_err(|error| {
             let text = error.without_snippet().to_string();
             let reason = text.split_whitespace().collect::<Vec<_>>().join(" ");
-            ConfigError::NotYaml { path: path.to_owned(), reason }
+            invalid(format!("{reason}; correct the YAML"))
         })?;
-        check_kind(path, &value)?;
+        check_kind(&value).map_err(invalid)?;
         let mut file = Self { path: path.to_owned(), ..Self::default() };
         // The configuration is that of a cluster, so the cluster is the source.
         if is_flag("source") {
@@ -68,7 +55,7 @@ impl File {
         collect("", &value, &mut leaves);
         for (at, value) in leaves {
             let is_used = is_used_in(&at, mode);
-            file.add(path, &at, value, |it| is_used && is_flag(it), is_used)?;
+            file.add(&at, value, |it| is_used && is_flag(it), is_used).map_err(invalid)?;
         }
         Ok(file)
     }
@@ -94,13 +81,12 @@ impl File {
 
     fn add(
         &mut self,
-        path: &Path,
         at: &str,
         value: &Value,
         is_flag: impl Fn(&str) -> bool,
         is_used: bool,
-    ) -> Result<(), ConfigError> {
-        let shown = path.display();
+    ) -> Result<(), String> {
+        let shown = self.path.display();
         let Some(Field { defaults, flag, reason, .. }) = field(at) else {
             self.remarks.push(format!("{shown}: {at} is unknown and ignored; is it misspelled?"));
             return Ok(());
@@ -113,8 +99,7 @@ impl File {
                 self.values.insert(id, (values, at.to_owned()));
                 return Ok(());
             }
-            let (field, value) = (at.to_owned(), value.to_string());
-            return Err(ConfigError::NotSingle { path: path.to_owned(), field, value });
+            return Err(format!("{at}: {value} is not a single value"));
         }
         let reason = if is_used { reason } else { "it belongs to another mode" };
         let text = plain(value);
@@ -133,7 +118,7 @@ fn is_used_in(at: &str, mode: &str) -> bool {
     }
 }
 
-fn check_kind(path: &Path, value: &Value) -> Result<(), ConfigError> {
+fn check_kind(value: &Value) -> Result<(), String> {
     let word = |key| value.get(key).and_then(Value::as_str).unwrap_or_default();
     let (version, kind) = (word("apiVersion"), word("kind"));
     if (version, kind) == (VERSION, KIND) {
@@ -148,7 +133,7 @@ fn check_kind(path: &Path, value: &Value) -> Result<(), ConfigError> {
         KIND => format!("convert it to {VERSION}"),
         _ => format!("use a {KIND} of {VERSION}"),
     };
-    Err(ConfigError::OtherKind { path: path.to_owned(), what, remedy })
+    Err(format!("--config does not support {what}; {remedy}"))
 }
 
 /// Collects the values of a document, with their paths.

@@ -196,8 +196,9 @@ fn with_origin(error: clap::Error, command: &Command, name: &str, file: &File) -
         let cause = error.source().map(ToString::to_string);
         let reason =
             cause.or_else(|| context(ContextKind::ValidValue).map(|it| format!("use one of {it}")))?;
-        let (path, field) = (file.path().to_owned(), file.field_of(id)?.to_owned());
-        Some(ConfigError::BadValue { path, field, value: context(ContextKind::InvalidValue)?, reason })
+        let (field, value) = (file.field_of(id)?, context(ContextKind::InvalidValue)?);
+        let reason = format!("{field}: {value:?} cannot be used: {reason}");
+        Some(ConfigError { path: file.path().to_owned(), reason })
     };
     bad_value().map_or_else(|| ParseError::Usage(error), ParseError::File)
 }
