@@ -84,7 +84,7 @@ impl Observer for Admin {
         let is_retry = state.on_dequeued(published);
         drop(state);
         self.metrics.on_published(changes);
-        self.metrics.on_dequeued(is_retry);
+        self.metrics.apply_retries.inc_by(u64::from(is_retry));
     }
 
     fn on_applied(&self, published: &Arc<Published>, report: &ApplyReport, took: Duration) {
@@ -105,7 +105,8 @@ impl Observer for Admin {
     }
 
     fn on_attach_checked(&self, status: Result<&AttachStatus, &str>) {
-        self.metrics.on_attach_checked(status);
+        let has_detached = status.is_ok_and(|it| !it.is_complete());
+        self.metrics.program_detachments.inc_by(u64::from(has_detached));
         self.state().on_attach_checked(status, Instant::now());
     }
 
@@ -118,7 +119,8 @@ impl Observer for Admin {
     }
 
     fn on_terminated(&self, report: &io::Result<TerminationReport>) {
-        self.metrics.on_terminated(report.as_ref().map_or(0, |it| it.sockets));
+        let sockets = report.as_ref().map_or(0, |it| it.sockets);
+        self.metrics.udp_sockets_terminated.inc_by(sockets as u64);
     }
 
     fn on_table_stats(&self, stats: TableStats) {

@@ -45,30 +45,22 @@ impl<const PORT: u16> fmt::Display for BindAddress<PORT> {
 mod tests {
     use super::*;
 
-    #[track_caller]
-    fn check(text: &str, expect: Option<&str>) {
-        let bind: BindAddress<10256> = text.parse().unwrap();
-        assert_eq!(bind.0, expect.map(|it| it.parse().unwrap()), "{text}");
-        assert_eq!(bind.to_string().parse(), Ok(bind), "it parses what it prints");
-    }
-
     #[test]
     fn addresses_have_the_syntax_of_kube_proxy() {
-        check("127.0.0.1:1", Some("127.0.0.1:1"));
-        check("[::]:1", Some("[::]:1"));
-        check("0.0.0.0", Some("0.0.0.0:10256"));
-        check("::1", Some("[::1]:10256"));
-        check("[::1]", Some("[::1]:10256"));
-    }
-
-    #[test]
-    fn an_empty_value_and_0_disable_the_server() {
-        check("", None);
-        check("0", None);
-    }
-
-    #[test]
-    fn invalid_addresses_are_rejected() {
+        for (text, expect) in [
+            ("127.0.0.1:1", Some("127.0.0.1:1")),
+            ("[::]:1", Some("[::]:1")),
+            ("0.0.0.0", Some("0.0.0.0:10256")),
+            ("::1", Some("[::1]:10256")),
+            ("[::1]", Some("[::1]:10256")),
+            // These disable the server.
+            ("", None),
+            ("0", None),
+        ] {
+            let bind: BindAddress<10256> = text.parse().unwrap();
+            assert_eq!(bind.0, expect.map(|it| it.parse().unwrap()), "{text}");
+            assert_eq!(bind.to_string().parse(), Ok(bind), "it parses what it prints");
+        }
         for text in ["localhost:1", "1.2.3.4:99999", ":10256", "10256"] {
             let error = text.parse::<BindAddress<10256>>().unwrap_err();
             assert!(error.contains("IP:PORT"), "{error}");

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use datapath::{ApplyReport, AttachStatus};
+use datapath::ApplyReport;
 use prometheus_client::{
     encoding,
     metrics::{
@@ -51,9 +51,9 @@ pub(crate) struct Metrics {
     livez: Family<Label, Counter>,
     apply_duration: Histogram,
     failures: Family<Label, Counter>,
-    apply_retries: Counter,
-    program_detachments: Counter,
-    udp_sockets_terminated: Counter,
+    pub(crate) apply_retries: Counter,
+    pub(crate) program_detachments: Counter,
+    pub(crate) udp_sockets_terminated: Counter,
 }
 
 impl Metrics {
@@ -156,10 +156,6 @@ impl Metrics {
         self.service_changes.inc_by(changes.services as u64);
     }
 
-    pub(crate) fn on_dequeued(&self, is_retry: bool) {
-        self.apply_retries.inc_by(u64::from(is_retry));
-    }
-
     /// `delays`: the time from each change in the cluster until it was active.
     pub(crate) fn on_applied(&self, report: &ApplyReport, took: Duration, delays: &[Duration]) {
         let seconds = took.as_secs_f64();
@@ -174,14 +170,6 @@ impl Metrics {
 
     pub(crate) fn on_failed(&self, step: Step) {
         self.failures.get_or_create(&[("step", step.name())]).inc();
-    }
-
-    pub(crate) fn on_attach_checked(&self, status: Result<&AttachStatus, &str>) {
-        self.program_detachments.inc_by(u64::from(status.is_ok_and(|it| !it.is_complete())));
-    }
-
-    pub(crate) fn on_terminated(&self, sockets: usize) {
-        self.udp_sockets_terminated.inc_by(sockets as u64);
     }
 
     pub(crate) fn on_healthz(&self, ok: bool) {
