@@ -28,23 +28,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// ```
 #[derive(Clone, Debug)]
 pub struct DiffStore<K, V> {
-    entries: BTreeMap<K, Entry<V>>,
+    entries: BTreeMap<K, V>,
     /// The entries that this batch has touched, as they were before it.
     before: BTreeMap<K, Option<V>>,
-    /// The number of resets.
-    epoch: u64,
-    /// Whether this batch replaces all entries.
-    replaces_all: bool,
     created: BTreeSet<K>,
     updated: BTreeSet<K>,
     deleted: BTreeMap<K, V>,
-}
-
-#[derive(Clone, Debug)]
-struct Entry<V> {
-    value: V,
-    /// The epoch in which it was last set.
-    epoch: u64,
 }
 
 impl<K, V> Default for DiffStore<K, V> {
@@ -52,8 +41,6 @@ impl<K, V> Default for DiffStore<K, V> {
         Self {
             entries: BTreeMap::new(),
             before: BTreeMap::new(),
-            epoch: 0,
-            replaces_all: false,
             created: BTreeSet::new(),
             updated: BTreeSet::new(),
             deleted: BTreeMap::new(),
@@ -70,72 +57,58 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
 
     /// Sets a value.
     pub fn set(&mut self, key: K, value: V) {
-        let epoch = self.epoch;
-        match self.entries.get_mut(&key) {
-            Some(entry) if entry.value == value => entry.epoch = epoch,
-            Some(entry) => {
-                let old = std::mem::replace(entry, Entry { value, epoch });
-                self.before.entry(key).or_insert(Some(old.value));
-            }
-            None => {
-                self.before.entry(key.clone()).or_insert(None);
-                self.entries.insert(key, Entry { value, epoch });
-            }
-        }
+        let old = self.entries.insert(key.clone(), value);
+        self.before.entry(key).or_insert(old);
     }
 
     /// Deletes a value, if it exists.
     pub fn delete(&mut self, key: &K) {
         if let Some((key, old)) = self.entries.remove_entry(key) {
-            self.before.entry(key).or_insert(Some(old.value));
+            self.before.entry(key).or_insert(Some(old));
         }
     }
 
     /// The current value.
     pub fn get(&self, key: &K) -> Option<&V> {
-        self.entries.get(key).filter(|it| self.exists(it)).map(|it| &it.value)
+        self.entries.get(key)
+    }
+
+    /// The current value, to be changed.
+    #[cfg(feature = "client")]
+    pub(crate) fn get_mut(&mut self, key: &K) -> Option<&mut V>
+    where
+        V: Clone,
+    {
+        let value = self.entries.get_mut(key)?;
+        self.before.entry(key.clone()).or_insert_with(|| Some(value.clone()));
+        Some(value)
     }
 
     /// All current entries, in ascending order of keys.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.entries.iter().filter(|(_, it)| self.exists(it)).map(|(key, it)| (key, &it.value))
-    }
-
-    fn exists(&self, entry: &Entry<V>) -> bool {
-        !self.replaces_all || entry.epoch == self.epoch
+        self.entries.iter()
     }
 
     /// Starts to replace all entries: `done` deletes those that were not set again.
     pub fn reset(&mut self) {
-        self.epoch += 1;
-        self.replaces_all = true;
+        for (key, old) in std::mem::take(&mut self.entries) {
+            self.before.entry(key).or_insert(Some(old));
+        }
     }
 
     /// Ends the batch. Its difference to the previous one can be read until the next call.
     pub fn done(&mut self) {
-        if self.replaces_all {
-            let epoch = self.epoch;
-            let before = &mut self.before;
-            for (key, old) in self.entries.extract_if(.., |_, it| it.epoch != epoch) {
-                before.entry(key).or_insert(Some(old.value));
-            }
-            self.replaces_all = false;
-        }
         self.created.clear();
         self.updated.clear();
         self.deleted.clear();
         for (key, before) in std::mem::take(&mut self.before) {
-            match (before, self.entries.get(&key)) {
-                (None, Some(_)) => {
-                    self.created.insert(key);
-                }
-                (Some(before), Some(now)) if before != now.value => {
-                    self.updated.insert(key);
-                }
-                (Some(before), None) => {
-                    self.deleted.insert(key, before);
-                }
-                (Some(_), Some(_)) | (None, None) => {}
+            match (before, self.entries.get_mut(&key)) {
+                // An equal value stays the same object.
+                (Some(before), Some(now)) if before == *now => *now = before,
+                (Some(_), Some(_)) => drop(self.updated.insert(key)),
+                (None, Some(_)) => drop(self.created.insert(key)),
+                (Some(before), None) => drop(self.deleted.insert(key, before)),
+                (None, None) => {}
             }
         }
     }
@@ -161,7 +134,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
     }
 
     fn values<'a>(&'a self, keys: &'a BTreeSet<K>) -> impl DoubleEndedIterator<Item = (&'a K, &'a V)> {
-        keys.iter().filter_map(|key| Some((key, &self.entries.get(key)?.value)))
+        keys.iter().filter_map(|key| self.entries.get_key_value(key))
     }
 }
 
@@ -209,17 +182,12 @@ mod tests {
                     }
                     Step::Done => {
                         store.done();
-                        let pairs = |it: &BTreeMap<u8, u8>, keep: &dyn Fn(&u8, &u8) -> bool| {
-                            let kept = it.iter().filter(|(key, value)| keep(key, value));
-                            kept.map(|(key, value)| (*key, *value)).collect::<Vec<_>>()
-                        };
-                        let created: Vec<_> = store.created().map(|(key, value)| (*key, *value)).collect();
-                        prop_assert_eq!(created, pairs(&now, &|key, _| !before.contains_key(key)));
-                        let updated: Vec<_> = store.updated().map(|(key, value)| (*key, *value)).collect();
                         let is_other = |key: &u8, value: &u8| before.get(key).is_some_and(|it| it != value);
-                        prop_assert_eq!(updated, pairs(&now, &is_other));
-                        let deleted: Vec<_> = store.deleted().map(|(key, value)| (*key, *value)).collect();
-                        prop_assert_eq!(deleted, pairs(&before, &|key, _| !now.contains_key(key)));
+                        let created = now.iter().filter(|(key, _)| !before.contains_key(*key));
+                        let updated = now.iter().filter(|(key, value)| is_other(key, value));
+                        let deleted = before.iter().filter(|(key, _)| !now.contains_key(*key));
+                        prop_assert!(store.created().eq(created) && store.updated().eq(updated));
+                        prop_assert!(store.deleted().eq(deleted));
                         before = now.clone();
                     }
                 }

@@ -53,7 +53,7 @@ impl ClusterWatch {
 }
 
 /// Endpoints are keyed by `slice|key`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum ClusterView {}
 
 impl View for ClusterView {
@@ -77,17 +77,15 @@ impl View for ClusterView {
     fn parse_path(set: Set, path: &str) -> Option<Path> {
         let parts: Vec<_> = path.split('|').collect();
         match (set, *parts.as_array()?) {
-            (Set::GlobalNodeInfos, ["", name, "", ""]) if !name.is_empty() => {
-                Some(Path::Node(name.to_owned()))
-            }
+            (Set::GlobalNodeInfos, ["", name, "", ""]) if !name.is_empty() => Some(Path::Node(name.into())),
             (Set::GlobalServiceInfos, [namespace, name, "", ""])
                 if !namespace.is_empty() && !name.is_empty() =>
             {
-                Some(Path::Service(format!("{namespace}/{name}")))
+                Some(Path::Service(format!("{namespace}/{name}").into()))
             }
             (Set::GlobalEndpointInfos, [_, "", _, _]) => Some(Path::Duplicate),
             (Set::GlobalEndpointInfos, [namespace, service, slice, key]) if !namespace.is_empty() => {
-                Some(Path::Endpoint(format!("{namespace}/{service}"), format!("{slice}|{key}")))
+                Some(Path::Endpoint(format!("{namespace}/{service}").into(), format!("{slice}|{key}").into()))
             }
             _ => None,
         }

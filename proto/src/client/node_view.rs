@@ -9,7 +9,7 @@ use super::{
 };
 use crate::localv1::{Endpoint, Node, OpItem, Service, Set, WatchReq, sets_client::SetsClient};
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum NodeView {}
 
 impl View for NodeView {
@@ -31,10 +31,10 @@ impl View for NodeView {
         let parts: Vec<_> = path.split('/').collect();
         match (set, parts.as_slice()) {
             (_, parts) if parts.contains(&"") => None,
-            (Set::ServicesSet, [_, _]) => Some(Path::Service(path.to_owned())),
-            (Set::NodesSet, [_]) => Some(Path::Node(path.to_owned())),
+            (Set::ServicesSet, [_, _]) => Some(Path::Service(path.into())),
+            (Set::NodesSet, [_]) => Some(Path::Node(path.into())),
             (Set::EndpointsSet, [namespace, service, key]) => {
-                Some(Path::Endpoint(format!("{namespace}/{service}"), (*key).to_owned()))
+                Some(Path::Endpoint(format!("{namespace}/{service}").into(), (*key).into()))
             }
             _ => None,
         }

@@ -2,7 +2,7 @@
 //!
 //! A change set is requested only while the caller waits for an event: a slow caller skips intermediate states.
 
-use std::{fmt, future::Future, pin::Pin, time::Duration};
+use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use prost::Message;
 use tokio::{
@@ -22,7 +22,7 @@ use crate::localv1::{Extension, OpItem, Ref, Revision, Set, Value, op_item::Op};
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One of the services whose streams carry change sets.
-pub(super) trait View: fmt::Debug + Send + 'static {
+pub(super) trait View: Clone + fmt::Debug + Send + 'static {
     type Request: Clone + Send + 'static;
     type Node: Message + Clone + Default + PartialEq;
     type Service: Message + Clone + Default + PartialEq;
@@ -42,25 +42,25 @@ pub(super) trait View: fmt::Debug + Send + 'static {
 
 /// What a path refers to. The name of a Service is `namespace/name`.
 pub(super) enum Path {
-    Node(String),
-    Service(String),
+    Node(Arc<str>),
+    Service(Arc<str>),
     /// The Service, and the key of the endpoint within it.
-    Endpoint(String, String),
+    Endpoint(Arc<str>, Arc<str>),
     /// An endpoint that is also sent under another path.
     Duplicate,
 }
 
 /// An operation of the stream. Names are those of [`Path`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Event<V: View> {
     /// Everything received before is void; the stream carries these extensions.
     Reset(Vec<Extension>),
-    SetNode(String, V::Node),
-    DeleteNode(String),
-    SetService(String, V::Service),
-    DeleteService(String),
-    SetEndpoint(String, String, V::Endpoint),
-    DeleteEndpoint(String, String),
+    SetNode(Arc<str>, V::Node),
+    DeleteNode(Arc<str>),
+    SetService(Arc<str>, V::Service),
+    DeleteService(Arc<str>),
+    SetEndpoint(Arc<str>, Arc<str>, V::Endpoint),
+    DeleteEndpoint(Arc<str>, Arc<str>),
     /// The change set is complete.
     Sync(Option<Revision>),
 }
