@@ -2,39 +2,27 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
+#[path = "common/scripted_brain.rs"]
+mod scripted_brain;
+
 use std::{
     path::{Path, PathBuf},
-    pin::Pin,
     process::Stdio,
     time::Duration,
 };
 
-use prost::Message;
 use proxy_contract::localv1::{
-    EmptyOp, Endpoint, EndpointScopes, IpSet, OpItem, PortMapping, PortName, Protocol, Ref, Service,
-    ServiceIPs, Set, Value, WatchReq,
-    op_item::Op,
-    sets_server::{Sets, SetsServer},
+    Endpoint, EndpointScopes, IpSet, OpItem, PortMapping, PortName, Protocol, Service, ServiceIPs, Set,
 };
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
-    net::UnixListener,
     process::Command,
-    sync::mpsc,
     time::timeout,
 };
-use tokio_stream::{
-    Stream,
-    wrappers::{ReceiverStream, UnixListenerStream},
-};
-use tonic::{Request, Response, Status, Streaming};
 
-fn set(set: Set, path: &str, message: &impl Message) -> Op {
-    let reference = Ref { set: set.into(), path: path.to_owned() };
-    Op::Set(Value { r#ref: Some(reference), bytes: message.encode_to_vec() })
-}
+use scripted_brain::{ScriptedBrain, delete, set};
 
-fn service(path: &str, ip: &str) -> Op {
+fn service(path: &str, ip: &str) -> OpItem {
     let (namespace, name) = path.split_once('/').unwrap();
     let cluster_ips = Some(IpSet { v4: vec![ip.to_owned()], v6: Vec::new() });
     let ips = Some(ServiceIPs { cluster_ips, ..ServiceIPs::default() });
@@ -54,7 +42,7 @@ fn service(path: &str, ip: &str) -> Op {
     set(Set::ServicesSet, path, &message)
 }
 
-fn endpoint(path: &str, ip: &str) -> Op {
+fn endpoint(path: &str, ip: &str) -> OpItem {
     let ips = Some(IpSet { v4: vec![ip.to_owned()], v6: Vec::new() });
     let scopes = Some(EndpointScopes { internal: true, ..EndpointScopes::default() });
     // It serves only the first port.
@@ -62,52 +50,20 @@ fn endpoint(path: &str, ip: &str) -> Op {
     set(Set::EndpointsSet, path, &Endpoint { ips, scopes, port_overrides, ..Endpoint::default() })
 }
 
-fn delete(set: Set, path: &str) -> Op {
-    Op::Delete(Ref { set: set.into(), path: path.to_owned() })
-}
-
-struct Brain;
-
-#[tonic::async_trait]
-impl Sets for Brain {
-    type WatchStream = Pin<Box<dyn Stream<Item = Result<OpItem, Status>> + Send>>;
-
-    async fn watch(
-        &self,
-        request: Request<Streaming<WatchReq>>,
-    ) -> Result<Response<Self::WatchStream>, Status> {
-        let mut requests = request.into_inner();
-        let sync = || Op::Sync(EmptyOp::default());
-        let first = vec![
-            Op::Reset(EmptyOp::default()),
-            service("ns/a", "10.96.0.1"),
-            service("ns/b", "10.96.0.2"),
-            endpoint("ns/a/p", "10.1.0.1"),
-            endpoint("ns/b/p", "10.1.0.2"),
-            sync(),
-        ];
-        let second = vec![
-            service("ns/c", "10.96.0.3"),
-            endpoint("ns/a/q", "10.1.0.3"),
-            delete(Set::EndpointsSet, "ns/b/p"),
-            delete(Set::ServicesSet, "ns/b"),
-            sync(),
-        ];
-        let (sender, items) = mpsc::channel(16);
-        tokio::spawn(async move {
-            for change_set in [first, second] {
-                // One change set per request.
-                if requests.message().await.unwrap().unwrap().node_name != "n1" {
-                    return;
-                }
-                for op in change_set {
-                    sender.send(Ok(OpItem { op: Some(op) })).await.unwrap();
-                }
-            }
-            sender.closed().await;
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(items))))
-    }
+fn brain() -> ScriptedBrain {
+    let first = vec![
+        service("ns/a", "10.96.0.1"),
+        service("ns/b", "10.96.0.2"),
+        endpoint("ns/a/p", "10.1.0.1"),
+        endpoint("ns/b/p", "10.1.0.2"),
+    ];
+    let second = vec![
+        service("ns/c", "10.96.0.3"),
+        endpoint("ns/a/q", "10.1.0.3"),
+        delete(Set::EndpointsSet, "ns/b/p"),
+        delete(Set::ServicesSet, "ns/b"),
+    ];
+    ScriptedBrain::new([first, second])
 }
 
 fn binary(example: &str) -> PathBuf {
@@ -120,10 +76,7 @@ fn binary(example: &str) -> PathBuf {
 async fn check(example: &str, expect: &str) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("proxy.sock");
-    let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
-    let serving = tokio::spawn(
-        tonic::transport::Server::builder().add_service(SetsServer::new(Brain)).serve_with_incoming(incoming),
-    );
+    brain().serve(&socket);
     let mut child = Command::new(binary(example))
         .arg(format!("unix://{}", socket.display()))
         .arg("n1")
@@ -138,8 +91,6 @@ async fn check(example: &str, expect: &str) {
     }
     // The example keeps running.
     assert!(timeout(Duration::from_millis(100), lines.next_line()).await.is_err());
-    child.kill().await.unwrap();
-    serving.abort();
 }
 
 #[tokio::test]
@@ -176,7 +127,6 @@ async fn an_address_without_a_brain_is_logged() {
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let line = timeout(Duration::from_secs(10), lines.next_line()).await.unwrap().unwrap().unwrap();
         assert!(line.contains("unix:///no/such.sock: ") && line.contains("reconnecting in"), "{line}");
-        child.kill().await.unwrap();
     }
 }
 

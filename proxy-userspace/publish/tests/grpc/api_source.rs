@@ -1,40 +1,25 @@
 //! `--source api:TARGET`: a brain that follows another one, ours or one that behaves like KPNG's.
 
-use std::{
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use brain::{Options, node_state};
 use model::cluster::ClusterState;
 use proxy_contract::{
-    globalv1::{self, GlobalWatchReq},
-    localv1::{
-        self, EmptyOp, OpItem, Ref, Set, Value, WatchReq,
-        op_item::Op,
+    globalv1::{
+        self, GlobalWatchReq,
         sets_server::{Sets, SetsServer},
     },
+    localv1::{self, OpItem, Set},
 };
 use publish::cluster::ClusterSnapshot;
 use source::api::{ApiSource, Update};
-use tokio::{
-    net::UnixListener,
-    sync::{mpsc, watch},
-    task::JoinHandle,
-    time::timeout,
-};
-use tokio_stream::{
-    Stream,
-    wrappers::{ReceiverStream, UnixListenerStream},
-};
-use tonic::{Request, Response, Status, Streaming};
+use tokio::{sync::watch, time::timeout};
+use tonic::{Request, Response, Status, Streaming, transport::Server};
 
 use crate::{
     cluster_watch::{service, slice},
     common::{Brain, Folder, LIMIT, service as service_state, state},
+    scripted_brain::{Items, ScriptedBrain, delete, serve_at, set},
 };
 
 fn source(folder: &Folder) -> ApiSource {
@@ -76,7 +61,6 @@ async fn the_cluster_state_of_another_brain_is_followed_and_stays_during_an_outa
     timeout(LIMIT, updates.changed()).await.expect("it reconnects").unwrap();
     // There was no update in between: the last state stayed.
     assert!(equals(cluster("10.1.0.2"))(updates.borrow().as_ref().unwrap()));
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -87,71 +71,15 @@ async fn without_a_cluster_state_the_node_state_is_followed() {
     brain.publisher.publish(expected.clone());
     let source = source(&folder);
     until(&mut source.updates(), |update| matches!(update, Update::Node(it) if *it == expected)).await;
-    brain.stop().await;
-}
-
-type Items = Pin<Box<dyn Stream<Item = Result<OpItem, Status>> + Send>>;
-
-/// A brain that behaves like KPNG's: it resets once per stream, never syncs an empty difference, sends no extensions, and
-/// ignores what it does not know.
-#[derive(Clone)]
-struct Kpng {
-    /// How many change sets there are.
-    available: watch::Receiver<usize>,
-    change_set: fn(usize) -> Vec<OpItem>,
-    streams: Arc<AtomicUsize>,
-}
-
-impl Kpng {
-    async fn serve<R: Send + 'static>(&self, mut requests: Streaming<R>) -> Items {
-        let (sender, items) = mpsc::channel(4);
-        let Self { mut available, change_set, streams } = self.clone();
-        streams.fetch_add(1, Ordering::SeqCst);
-        tokio::spawn(async move {
-            let mut sent = 0;
-            let mut is_first = true;
-            while let Ok(Some(_)) = requests.message().await {
-                if std::mem::take(&mut is_first) {
-                    let reset = OpItem { op: Some(Op::Reset(EmptyOp::default())) };
-                    let _ = sender.send(Ok(reset)).await;
-                }
-                let Ok(count) = available.wait_for(|it| *it > sent).await.map(|it| *it) else { return };
-                for item in (sent..count).flat_map(change_set) {
-                    let _ = sender.send(Ok(item)).await;
-                }
-                sent = count;
-                let _ = sender.send(Ok(OpItem { op: Some(Op::Sync(EmptyOp::default())) })).await;
-            }
-        });
-        Box::pin(ReceiverStream::new(items))
-    }
 }
 
 #[tonic::async_trait]
-impl Sets for Kpng {
-    type WatchStream = Items;
-
-    async fn watch(&self, request: Request<Streaming<WatchReq>>) -> Result<Response<Items>, Status> {
-        Ok(Response::new(self.serve(request.into_inner()).await))
-    }
-}
-
-#[tonic::async_trait]
-impl globalv1::sets_server::Sets for Kpng {
+impl Sets for ScriptedBrain {
     type WatchStream = Items;
 
     async fn watch(&self, request: Request<Streaming<GlobalWatchReq>>) -> Result<Response<Items>, Status> {
-        Ok(Response::new(self.serve(request.into_inner()).await))
+        Ok(self.start(request.into_inner(), |_| true))
     }
-}
-
-fn set(set: Set, path: &str, message: &impl prost::Message) -> OpItem {
-    let reference = Ref { set: set.into(), path: path.into() };
-    OpItem { op: Some(Op::Set(Value { r#ref: Some(reference), bytes: message.encode_to_vec() })) }
-}
-
-fn delete(set: Set, path: &str) -> OpItem {
-    OpItem { op: Some(Op::Delete(Ref { set: set.into(), path: path.into() })) }
 }
 
 fn ips(v4: &str) -> Option<localv1::IpSet> {
@@ -185,7 +113,7 @@ fn kpng_endpoint(address: &str) -> localv1::Endpoint {
 }
 
 /// Two paths per endpoint; in the second change set another pod replaces the first one.
-fn cluster_change_set(index: usize) -> Vec<OpItem> {
+fn cluster_change_sets() -> [Vec<OpItem>; 2] {
     let info = |address: &str, pod: &str| globalv1::EndpointInfo {
         hash: 7,
         namespace: "ns".into(),
@@ -196,56 +124,32 @@ fn cluster_change_set(index: usize) -> Vec<OpItem> {
         pod_name: pod.into(),
         ..Default::default()
     };
-    let paths = ["ns|web|web-x7k2p|", "ns||web-x7k2p|"];
-    match index {
-        0 => {
-            let service =
-                globalv1::ServiceInfo { hash: 1, service: Some(kpng_service()), ..Default::default() };
-            let mut items = vec![set(Set::GlobalServiceInfos, "ns|web||", &service)];
-            items.extend(
-                paths.map(|it| set(Set::GlobalEndpointInfos, &format!("{it}a1"), &info("10.1.0.1", "p"))),
-            );
-            items
-        }
-        _ => paths
-            .into_iter()
-            .flat_map(|it| {
-                [
-                    set(Set::GlobalEndpointInfos, &format!("{it}b2"), &info("10.1.0.2", "q")),
-                    delete(Set::GlobalEndpointInfos, &format!("{it}a1")),
-                ]
-            })
-            .collect(),
-    }
+    let service = globalv1::ServiceInfo { hash: 1, service: Some(kpng_service()), ..Default::default() };
+    let endpoints = Set::GlobalEndpointInfos;
+    let first = [
+        set(Set::GlobalServiceInfos, "ns|web||", &service),
+        set(endpoints, "ns|web|web-x7k2p|a1", &info("10.1.0.1", "p")),
+        set(endpoints, "ns||web-x7k2p|a1", &info("10.1.0.1", "p")),
+    ];
+    let second = [
+        set(endpoints, "ns|web|web-x7k2p|b2", &info("10.1.0.2", "q")),
+        delete(endpoints, "ns|web|web-x7k2p|a1"),
+        set(endpoints, "ns||web-x7k2p|b2", &info("10.1.0.2", "q")),
+        delete(endpoints, "ns||web-x7k2p|a1"),
+    ];
+    [first.into(), second.into()]
 }
 
-fn node_change_set(index: usize) -> Vec<OpItem> {
-    match index {
-        0 => vec![
-            set(Set::ServicesSet, "ns/web", &kpng_service()),
-            set(Set::EndpointsSet, "ns/web/p", &kpng_endpoint("10.1.0.1")),
-        ],
-        _ => vec![
-            set(Set::EndpointsSet, "ns/web/q", &kpng_endpoint("10.1.0.2")),
-            delete(Set::EndpointsSet, "ns/web/p"),
-        ],
-    }
-}
-
-/// Serves either the cluster state or the state of the node.
-fn play(folder: &Folder, is_cluster: bool) -> (watch::Sender<usize>, Arc<AtomicUsize>, JoinHandle<()>) {
-    let (sender, available) = watch::channel(0);
-    let streams = Arc::new(AtomicUsize::new(0));
-    let change_set = if is_cluster { cluster_change_set } else { node_change_set };
-    let kpng = Kpng { available, change_set, streams: Arc::clone(&streams) };
-    let incoming = UnixListenerStream::new(UnixListener::bind(folder.socket()).unwrap());
-    let mut server = tonic::transport::Server::builder();
-    let router = match is_cluster {
-        true => server.add_service(globalv1::sets_server::SetsServer::new(kpng)),
-        false => server.add_service(SetsServer::new(kpng)),
-    };
-    let task = tokio::spawn(async move { router.serve_with_incoming(incoming).await.unwrap() });
-    (sender, streams, task)
+fn node_change_sets() -> [Vec<OpItem>; 2] {
+    let first = [
+        set(Set::ServicesSet, "ns/web", &kpng_service()),
+        set(Set::EndpointsSet, "ns/web/p", &kpng_endpoint("10.1.0.1")),
+    ];
+    let second = [
+        set(Set::EndpointsSet, "ns/web/q", &kpng_endpoint("10.1.0.2")),
+        delete(Set::EndpointsSet, "ns/web/p"),
+    ];
+    [first.into(), second.into()]
 }
 
 /// The targets of the Service.
@@ -266,7 +170,13 @@ fn addresses(update: &Update) -> Vec<String> {
 async fn a_brain_that_behaves_like_kpngs_is_followed() {
     for is_cluster in [true, false] {
         let folder = Folder::new();
-        let (available, streams, server) = play(&folder, is_cluster);
+        let brain = ScriptedBrain::new(if is_cluster { cluster_change_sets() } else { node_change_sets() });
+        let (available, streams) = (Arc::clone(&brain.available), Arc::clone(&brain.streams));
+        available.send_replace(0);
+        match is_cluster {
+            true => serve_at(&folder.socket(), Server::builder().add_service(SetsServer::new(brain))),
+            false => brain.serve(&folder.socket()),
+        }
         let source = source(&folder);
         let mut updates = source.updates();
         // It does not sync its empty cluster: there is no state, and the client sends no second request.
@@ -277,6 +187,5 @@ async fn a_brain_that_behaves_like_kpngs_is_followed() {
         until(&mut updates, |it| addresses(it) == ["10.1.0.2:8080"]).await;
         assert!(updates.borrow().as_ref().is_some_and(|it| matches!(it, Update::Cluster(_)) == is_cluster));
         assert_eq!(streams.load(Ordering::SeqCst), 1);
-        server.abort();
     }
 }

@@ -8,7 +8,7 @@ use proxy_contract::{
 };
 use tokio::time::timeout;
 
-use crate::common::{Brain, LIMIT, service, state};
+use crate::common::{Brain, LIMIT, service, state, while_following};
 
 /// Records the callbacks.
 #[derive(Debug, Default)]
@@ -75,7 +75,6 @@ async fn incremental_callbacks_follow_the_stream() {
     brain.publisher.publish(state([service("ns/b", &[("p", 3)])]));
     assert_eq!(take(&records, 1).await, ["reset", "+ ns/b", "+ ns/b/p 10.1.0.3", "sync"]);
     running.abort();
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -107,7 +106,6 @@ async fn a_filtered_reset_is_a_minimal_difference() {
     brain.publisher.publish(more);
     assert_eq!(take(&records, 1).await, ["+ ns/c", "sync"]);
     running.abort();
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -128,7 +126,6 @@ async fn the_last_state_stays_during_an_outage_and_unchanged_values_are_shared()
     assert!(Arc::ptr_eq(&before.services["ns/b"], &after.services["ns/b"]), "equal values are shared");
     assert_ne!(before.services["ns/a"], after.services["ns/a"]);
     assert_ne!(before.revision.unwrap().instance_id, after.revision.unwrap().instance_id);
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -142,15 +139,11 @@ async fn an_upstream_publishes_the_same_states_and_revisions() {
                 .map(|it| service(&format!("ns/s{it}"), &[("p", round), ("@x", 100 + it)]))
                 .collect();
             brain.publisher.publish(state(all));
-            let published = timeout(LIMIT, states.next()).await.unwrap().unwrap();
+            let published = states.next().await.unwrap();
             assert_eq!(*published, *brain.publisher.current().unwrap(), "with its revision");
         }
     };
-    tokio::select! {
-        () = check => {}
-        () = upstream.run() => panic!("it never returns"),
-    }
-    brain.stop().await;
+    while_following(&upstream, check).await;
 }
 
 #[tokio::test]
@@ -163,5 +156,4 @@ async fn an_empty_state_after_a_restart_deletes_everything() {
     let brain = Brain::start(&folder).await;
     brain.publisher.publish(state([]));
     assert!(timeout(LIMIT, watch.next()).await.unwrap().unwrap().services.is_empty());
-    brain.stop().await;
 }

@@ -111,7 +111,6 @@ async fn cluster_operations_never_leave_an_endpoint_without_its_service() {
             "-n |n-1||",
         ]
     );
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -140,7 +139,6 @@ async fn what_cannot_be_served_is_not_sent() {
     assert_eq!(operations.len(), 4, "{operations:?}");
     let other = peer.services["ns|other||"].service.as_ref().unwrap();
     assert_eq!(other.labels["service.kubernetes.io/service-proxy-name"], "mesh");
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -185,7 +183,6 @@ async fn a_changed_trigger_time_is_sent_only_on_request() {
     assert_eq!(requesting.change_set().await, ["+s ns|a||"]);
     assert_eq!(requesting.services["ns|a||"].trigger_time, Some(2));
     plain.receives_nothing().await;
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -213,7 +210,6 @@ async fn a_cluster_watcher_that_never_reads_holds_at_most_two_states() {
     }
     let alive = held.iter().filter(|it| it.strong_count() > 0).count();
     assert!(alive <= 2, "{alive} states are held");
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -223,5 +219,4 @@ async fn a_brain_without_a_cluster_state_refuses() {
     let mut cluster = folder.client().cluster();
     let Err(Refused(reason)) = timeout(LIMIT, cluster.next()).await.unwrap() else { panic!("not refused") };
     assert!(reason.contains("has no cluster state"), "{reason}");
-    brain.stop().await;
 }

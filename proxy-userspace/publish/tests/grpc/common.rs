@@ -16,7 +16,7 @@ use publish::{
     grpc::{self, Listener, ServedData},
     upstream::Upstream,
 };
-use tokio::{sync::oneshot, task::JoinHandle};
+use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
 use tonic::transport::{Channel, Endpoint as TonicEndpoint};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
@@ -60,6 +60,14 @@ pub(crate) fn service(path: &str, endpoints: &[(&str, u8)]) -> (ServiceName, Arc
 
 pub(crate) fn state(services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>) -> NodeState {
     NodeState { services: services.into_iter().collect(), ..NodeState::default() }
+}
+
+/// The result of `check`, which runs while `upstream` follows its brain.
+pub(crate) async fn while_following<T>(upstream: &Upstream, check: impl Future<Output = T>) -> T {
+    tokio::select! {
+        it = timeout(LIMIT, check) => it.expect("it ends in time"),
+        () = upstream.run() => panic!("it never returns"),
+    }
 }
 
 /// A brain that serves at the socket of a folder.

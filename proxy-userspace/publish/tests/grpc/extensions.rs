@@ -11,10 +11,9 @@ use proxy_contract::{
     localnetv1::{NextFilter, endpoints_client::EndpointsClient},
     localv1::{EmptyOp, Extension, OpItem, Service, WatchReq, op_item::Op},
 };
-use tokio::time::timeout;
 
 use crate::{
-    common::{Brain, Folder, LIMIT, channel, service, state},
+    common::{Brain, Folder, channel, service, state, while_following},
     peer::NodePeer,
 };
 
@@ -52,7 +51,6 @@ async fn revisions_are_sent_on_request() {
     brain.publisher.publish(state([service("ns/a", &[])]));
     assert!(matches!(peer.item().await, Op::Set(_)));
     assert!(matches!(peer.item().await, Op::Sync(EmptyOp { revision: Some(it), .. }) if it.rev == 2));
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -85,7 +83,6 @@ async fn without_known_extensions_the_response_equals_kpngs() {
     // Known extensions are sent even if unknown ones are requested too.
     let (_, extensions) = start(&folder, &[UNKNOWN, Extension::TriggerTimes.into()]).await;
     assert_eq!(extensions, [i32::from(Extension::TriggerTimes)]);
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -113,7 +110,6 @@ async fn a_trigger_time_is_sent_with_its_change() {
     requesting.ask("").await;
     brain.publisher.publish(triggered(3, &[("p", 1)]));
     requesting.receives_nothing().await;
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -129,12 +125,8 @@ async fn an_agent_receives_trigger_times() {
             assert_eq!(time(&states.next().await.unwrap().state), Some(5));
             brain.publisher.publish(triggered(1, &[("p", 1)]));
         };
-        tokio::select! {
-            it = timeout(LIMIT, receive) => it.unwrap(),
-            () = upstream.run() => panic!("it never returns"),
-        }
+        while_following(&upstream, receive).await;
     }
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -154,7 +146,6 @@ async fn the_long_poll_sends_requested_extensions() {
         let service = items.message().await.unwrap().unwrap().endpoints.unwrap().service.unwrap();
         assert_eq!(service.trigger_time, time);
     }
-    brain.stop().await;
 }
 
 /// A state with a node, and with a target that serves but is not selected.
@@ -196,7 +187,6 @@ async fn nodes_and_other_serving_targets_are_sent_on_request() {
     brain.publisher.publish(NodeState { nodes, ..with_node("192.0.2.1", 9) });
     assert_eq!(requesting.change_set().await, ["-n n7"]);
     plain.receives_nothing().await;
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -214,10 +204,6 @@ async fn an_agent_has_the_same_state_as_its_brain() {
                 while states.next().await.unwrap().state != expected {}
             }
         };
-        tokio::select! {
-            it = timeout(LIMIT, receive) => it.expect("each state arrives"),
-            () = upstream.run() => panic!("it never returns"),
-        }
+        while_following(&upstream, receive).await;
     }
-    brain.stop().await;
 }

@@ -55,7 +55,6 @@ async fn a_socket_in_use_is_an_error_and_stays() {
     assert!(matches!(error, ListenError::InUse(_)));
     assert!(error.to_string().contains("another process listens there"), "{error}");
     assert!(NodePeer::start(&folder, "n1").await.change_set().await.is_empty());
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -126,12 +125,11 @@ async fn health_is_serving_once_there_is_a_state() {
         let status = health.check(HealthCheckRequest { service: service.into() }).await.unwrap();
         assert_eq!(status.into_inner().status(), ServingStatus::Serving, "{service}");
     }
-    brain.stop().await;
 }
 
 #[tokio::test]
 async fn reflection_lists_the_services_and_their_messages() {
-    let (folder, brain) = Brain::new().await;
+    let (folder, _brain) = Brain::new().await;
     let channel = channel(&folder).await;
 
     use v1::{server_reflection_request::MessageRequest, server_reflection_response::MessageResponse};
@@ -164,5 +162,4 @@ async fn reflection_lists_the_services_and_their_messages() {
     let mut reflection = ServerReflectionClientV1Alpha::new(channel);
     let answers = reflection.server_reflection_info(tokio_stream::iter([request])).await.unwrap();
     assert!(answers.into_inner().message().await.unwrap().is_some());
-    brain.stop().await;
 }

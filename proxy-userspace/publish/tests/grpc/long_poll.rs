@@ -33,7 +33,6 @@ async fn the_first_item_carries_the_filter_and_the_stream_ends_after_the_state()
     assert_eq!(names, ["a", "b"]);
     assert_eq!(rest[0].keys, ["p", "x"]);
     assert_eq!(rest[0].endpoints.len(), 2);
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -41,7 +40,6 @@ async fn the_empty_state_is_only_a_filter() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(NodeState::default());
     assert_eq!(poll(&folder, NextFilter::default()).await.len(), 1);
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -68,7 +66,6 @@ async fn the_poll_waits_only_if_the_revision_is_current() {
     let (items, ()) = tokio::join!(timeout(LIMIT, poll(&folder, known)), publish);
     let items = items.unwrap();
     assert_eq!((items[0].next.as_ref().unwrap().rev, items.len()), (2, 3));
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -92,5 +89,4 @@ async fn a_client_resumes_polling_across_a_restart_of_the_brain() {
     let brain = Brain::start(&folder).await;
     brain.publisher.publish(state([service("ns/c", &[])]));
     assert!(timeout(LIMIT, poll.next()).await.unwrap().unwrap().services.contains_key("ns/c"));
-    brain.stop().await;
 }

@@ -16,5 +16,7 @@ mod misbehaving_clients;
 mod node_registry;
 mod peer;
 mod pki;
+#[path = "../../../../proto/tests/common/scripted_brain.rs"]
+mod scripted_brain;
 mod tls;
 mod watch_session;

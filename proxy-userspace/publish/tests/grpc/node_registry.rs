@@ -33,7 +33,7 @@ async fn a_node_is_computed_when_first_requested() {
     publisher.publish(state_of("n1", &[]));
     let ready = publisher.for_node("never");
     let nodes = NodeRegistry::new(publisher);
-    let brain = Brain::with(&folder, ready, nodes.requests()).await;
+    let _brain = Brain::with(&folder, ready, nodes.requests()).await;
     let requested = Default::default();
     let clients = async {
         let mut own = NodePeer::start(&folder, "").await;
@@ -59,7 +59,6 @@ async fn a_node_is_computed_when_first_requested() {
         () = compute(&nodes, &requested) => unreachable!("it never returns"),
     }
     assert_eq!(requested.into_inner(), ["n2".into(), "n3".into()].into());
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -68,14 +67,13 @@ async fn the_stream_of_a_requested_node_ends_with_ok_when_the_registry_is_droppe
     let publisher = Publisher::new("n1");
     let ready = publisher.for_node("never");
     let nodes = NodeRegistry::new(publisher);
-    let brain = Brain::with(&folder, ready, nodes.requests()).await;
+    let _brain = Brain::with(&folder, ready, nodes.requests()).await;
     let mut peer = NodePeer::start(&folder, "n2").await;
     assert_eq!(nodes.requested().await, ["n2".into()]);
     nodes.publish("n2", state_of("n2", &[]));
     assert_eq!(peer.change_set().await, ["+s ns/n2"]);
     drop(nodes);
     peer.ends().await;
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -165,7 +163,7 @@ async fn each_of_a_thousand_watchers_receives_one_change() {
     let publisher = Publisher::new("n1");
     let ready = publisher.for_node("never");
     let nodes = NodeRegistry::new(publisher);
-    let brain = Brain::with(&folder, ready, nodes.requests()).await;
+    let _brain = Brain::with(&folder, ready, nodes.requests()).await;
     let channel = channel(&folder).await;
     let names: Vec<_> = (0..1000).map(|it| format!("node-{it}")).collect();
     let clients = async {
@@ -190,5 +188,4 @@ async fn each_of_a_thousand_watchers_receives_one_change() {
         () = clients => {}
         () = compute(&nodes, &requested) => unreachable!("it never returns"),
     }
-    brain.stop().await;
 }

@@ -23,7 +23,6 @@ async fn the_server_waits_for_a_request_and_then_resets_at_once() {
     peer.receives_nothing().await;
     brain.publisher.publish(state([service("ns/a", &[])]));
     assert_eq!(peer.change_set().await, ["+s ns/a"]);
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -32,7 +31,6 @@ async fn an_empty_first_state_has_a_sync() {
     brain.publisher.publish(NodeState::default());
     let mut peer = NodePeer::start(&folder, "n1").await;
     assert!(peer.change_set().await.is_empty());
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -53,7 +51,6 @@ async fn each_request_gets_one_change_set_and_changes_in_between_are_merged() {
     peer.receives_nothing().await;
     brain.publisher.publish(state([service("ns/a", &[("p1", 8)]), service("ns/b", &[])]));
     assert_eq!(peer.change_set().await, ["+s ns/b"]);
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -115,7 +112,6 @@ async fn operations_never_leave_an_endpoint_without_its_service() {
             "-s a/gone",
         ]
     );
-    brain.stop().await;
 }
 
 struct TwoNodes([Subscription; 2]);
@@ -151,7 +147,6 @@ async fn another_node_name_is_answered_at_once_with_the_difference() {
     peer.ask("n3").await;
     let error = peer.fails().await;
     assert_eq!(error.code(), tonic::Code::NotFound);
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -178,7 +173,6 @@ async fn pending_requests_of_a_half_closed_stream_are_answered() {
     brain.publisher.publish(state([service("ns/a", &[])]));
     assert_eq!(peer.change_set().await, ["+s ns/a"]);
     peer.ends().await;
-    brain.stop().await;
 }
 
 #[tokio::test]
@@ -200,5 +194,4 @@ async fn a_disconnected_watcher_is_dropped_at_once() {
         }
     };
     timeout(Duration::from_secs(1), gone).await.unwrap();
-    brain.stop().await;
 }
