@@ -2,40 +2,35 @@
 //!
 //! Invariant: the newest state wins; a slow watcher skips intermediate states.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::{Arc, Weak};
 
 use model::cluster::ClusterState;
 use tokio::sync::{Notify, watch};
 
 /// Publishes the cluster state.
 #[derive(Debug)]
-pub struct ClusterPublisher {
-    proxy_name: Option<Arc<str>>,
-    sender: watch::Sender<ClusterSnapshot>,
-    watchers: Arc<Watchers>,
-}
+pub struct ClusterPublisher(Arc<Shared>);
 
 /// Gives access to the cluster state, but does not count as a watcher.
 #[derive(Clone, Debug)]
 pub struct ClusterSubscription {
     proxy_name: Option<Arc<str>>,
-    receiver: watch::Receiver<ClusterSnapshot>,
-    watchers: Arc<Watchers>,
+    /// Dropped with the publisher.
+    shared: Weak<Shared>,
 }
 
 /// Watches the cluster state; while there is one, the brain publishes it.
 #[derive(Debug)]
 pub struct ClusterWatcher {
-    subscription: ClusterSubscription,
+    proxy_name: Option<Arc<str>>,
+    receiver: watch::Receiver<ClusterSnapshot>,
 }
 
-#[derive(Debug, Default)]
-struct Watchers {
-    count: AtomicUsize,
-    joined: Notify,
+#[derive(Debug)]
+struct Shared {
+    proxy_name: Option<Arc<str>>,
+    sender: watch::Sender<ClusterSnapshot>,
+    watcher_joined: Notify,
 }
 
 /// The cluster state, as far as the brain publishes it.
@@ -54,57 +49,52 @@ impl ClusterPublisher {
     /// A publisher without a state. `proxy_name` is the value of the label `service.kubernetes.io/service-proxy-name` of
     /// the Services that this proxy serves.
     pub fn new(proxy_name: Option<&str>) -> Self {
-        Self {
-            proxy_name: proxy_name.map(Into::into),
-            sender: watch::Sender::default(),
-            watchers: Arc::default(),
-        }
+        let proxy_name = proxy_name.map(Into::into);
+        let (sender, watcher_joined) = (watch::Sender::default(), Notify::new());
+        Self(Arc::new(Shared { proxy_name, sender, watcher_joined }))
     }
 
     /// Publishes a snapshot.
     pub fn publish(&self, snapshot: ClusterSnapshot) {
-        self.sender.send_replace(snapshot);
+        self.0.sender.send_replace(snapshot);
     }
 
     /// Access for the server.
     pub fn subscribe(&self) -> ClusterSubscription {
-        ClusterSubscription {
-            proxy_name: self.proxy_name.clone(),
-            receiver: self.sender.subscribe(),
-            watchers: Arc::clone(&self.watchers),
-        }
+        ClusterSubscription { proxy_name: self.0.proxy_name.clone(), shared: Arc::downgrade(&self.0) }
     }
 
     /// Whether there are watchers. Without any, the state need not be published.
     pub fn has_watchers(&self) -> bool {
-        self.watchers.count.load(Ordering::Relaxed) > 0
+        self.0.sender.receiver_count() > 0
     }
 
     /// Waits for a new watcher. Cancel safe.
     pub async fn watcher_joined(&self) {
-        self.watchers.joined.notified().await;
+        self.0.watcher_joined.notified().await;
     }
 }
 
 impl ClusterSubscription {
     /// Starts to watch.
     pub fn watch(&self) -> ClusterWatcher {
-        self.watchers.count.fetch_add(1, Ordering::Relaxed);
-        self.watchers.joined.notify_one();
-        ClusterWatcher { subscription: self.clone() }
-    }
-}
-
-impl Drop for ClusterWatcher {
-    fn drop(&mut self) {
-        self.subscription.watchers.count.fetch_sub(1, Ordering::Relaxed);
+        let receiver = match self.shared.upgrade() {
+            Some(shared) => {
+                let receiver = shared.sender.subscribe();
+                shared.watcher_joined.notify_one();
+                receiver
+            }
+            // Closed, as that of any watcher is now.
+            None => watch::channel(ClusterSnapshot::Pending).1,
+        };
+        ClusterWatcher { proxy_name: self.proxy_name.clone(), receiver }
     }
 }
 
 impl ClusterWatcher {
     /// The label's value of the Services that this proxy serves.
     pub fn proxy_name(&self) -> Option<&Arc<str>> {
-        self.subscription.proxy_name.as_ref()
+        self.proxy_name.as_ref()
     }
 
     /// Waits for a snapshot other than `seen` and [`ClusterSnapshot::Pending`]; `None` if the publisher was dropped.
@@ -116,11 +106,11 @@ impl ClusterWatcher {
             ClusterSnapshot::State(state) => seen.is_none_or(|seen| !Arc::ptr_eq(seen, state)),
             ClusterSnapshot::Unavailable => true,
         };
-        Some(self.subscription.receiver.wait_for(is_new).await.ok()?.clone())
+        Some(self.receiver.wait_for(is_new).await.ok()?.clone())
     }
 
     /// Waits until the publisher is dropped.
     pub async fn closed(&mut self) {
-        while self.subscription.receiver.changed().await.is_ok() {}
+        while self.receiver.changed().await.is_ok() {}
     }
 }
