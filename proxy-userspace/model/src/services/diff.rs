@@ -5,22 +5,22 @@ use std::{cmp::Ordering, sync::Arc};
 use crate::{ServiceName, state::ServiceState};
 
 use super::{
-    cursor::{Cursor, CursorItem},
+    iter::{Entry, Iter},
     tree::{Children, Tree, TreeNode},
 };
 
 /// Iterates over the differences between two maps, in the order of the names: name, before, after.
 #[derive(Debug)]
 pub struct Diff<'a> {
-    before: Cursor<'a>,
-    after: Cursor<'a>,
+    before: Iter<'a>,
+    after: Iter<'a>,
     /// Whether equal Services differ if they are not the same object.
     by_pointer: bool,
 }
 
 impl<'a> Diff<'a> {
     pub(super) fn new(before: &'a Tree, after: &'a Tree) -> Self {
-        Self { before: Cursor::new(before), after: Cursor::new(after), by_pointer: false }
+        Self { before: Iter::new(before), after: Iter::new(after), by_pointer: false }
     }
 
     /// Equal Services that are not the same object differ as well.
@@ -33,15 +33,15 @@ impl<'a> Iterator for Diff<'a> {
     type Item = (&'a ServiceName, Option<&'a Arc<ServiceState>>, Option<&'a Arc<ServiceState>>);
 
     fn next(&mut self) -> Option<Self::Item> {
-        use CursorItem::{Node, Service};
+        use Entry::{Node, Service};
         loop {
             let (before, after) = (self.before.peek(), self.after.peek());
             // Most of what surrounds a change is shared: its names are not compared.
             if let (Some(old), Some(new)) = (before, after)
                 && old.is_same(new)
             {
-                self.before.skip();
-                self.after.skip();
+                self.before.pop();
+                self.after.pop();
                 continue;
             }
             let order = match (before, after) {
@@ -55,11 +55,11 @@ impl<'a> Iterator for Diff<'a> {
                 (Some(Node(node)), _, Ordering::Less) => self.before.enter(node),
                 (_, Some(Node(node)), Ordering::Greater) => self.after.enter(node),
                 (Some(Service(old)), _, Ordering::Less) => {
-                    self.before.skip();
+                    self.before.pop();
                     return Some((&old.service.name, Some(old), None));
                 }
                 (_, Some(Service(new)), Ordering::Greater) => {
-                    self.after.skip();
+                    self.after.pop();
                     return Some((&new.service.name, None, Some(new)));
                 }
                 (Some(Node(old)), Some(Node(new)), _) => {
@@ -75,8 +75,8 @@ impl<'a> Iterator for Diff<'a> {
                 (Some(Node(node)), _, _) => self.before.enter(node),
                 (_, Some(Node(node)), _) => self.after.enter(node),
                 (Some(Service(old)), Some(Service(new)), _) => {
-                    self.before.skip();
-                    self.after.skip();
+                    self.before.pop();
+                    self.after.pop();
                     if self.by_pointer || old != new {
                         return Some((&new.service.name, Some(old), Some(new)));
                     }

@@ -1,24 +1,44 @@
-//! The Services of a map, in order.
+//! Reads a map in the order of the names.
 
 use std::sync::Arc;
 
 use crate::{ServiceName, state::ServiceState};
 
-use super::{
-    cursor::{Cursor, CursorItem},
-    tree::Tree,
-};
+use super::tree::{Children, Tree, TreeNode};
 
-/// Iterates over a map in the order of the names.
+/// Iterates over a map in the order of the names: what remains to be read, the next item last.
 #[derive(Clone, Debug)]
-pub struct Iter<'a> {
-    cursor: Cursor<'a>,
-    remaining: usize,
+pub struct Iter<'a>(Vec<Entry<'a>>);
+
+/// A subtree or a Service.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Entry<'a> {
+    Node(&'a Arc<TreeNode>),
+    Service(&'a Arc<ServiceState>),
 }
 
 impl<'a> Iter<'a> {
     pub(super) fn new(tree: &'a Tree) -> Self {
-        Self { cursor: Cursor::new(tree), remaining: tree.len }
+        Self(tree.root.iter().map(Entry::Node).collect())
+    }
+
+    /// The next item.
+    pub(super) fn peek(&self) -> Option<Entry<'a>> {
+        self.0.last().copied()
+    }
+
+    /// Skips the next item.
+    pub(super) fn pop(&mut self) {
+        self.0.pop();
+    }
+
+    /// Replaces a subtree, which is the next item, by its children.
+    pub(super) fn enter(&mut self, node: &'a TreeNode) {
+        self.0.pop();
+        match &node.children {
+            Children::Services(states) => self.0.extend(states.iter().rev().map(Entry::Service)),
+            Children::Nodes(nodes) => self.0.extend(nodes.iter().rev().map(Entry::Node)),
+        }
     }
 }
 
@@ -27,20 +47,32 @@ impl<'a> Iterator for Iter<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            match self.cursor.peek()? {
-                CursorItem::Node(node) => self.cursor.enter(node),
-                CursorItem::Service(state) => {
-                    self.cursor.skip();
-                    self.remaining -= 1;
+            match self.peek()? {
+                Entry::Node(node) => self.enter(node),
+                Entry::Service(state) => {
+                    self.pop();
                     return Some((&state.service.name, state));
                 }
             }
         }
     }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.remaining, Some(self.remaining))
-    }
 }
 
-impl ExactSizeIterator for Iter<'_> {}
+impl<'a> Entry<'a> {
+    /// No name in here comes before this one.
+    pub(super) fn least(self) -> &'a ServiceName {
+        match self {
+            Self::Node(node) => &node.least,
+            Self::Service(state) => &state.service.name,
+        }
+    }
+
+    /// Whether both are the same object in memory.
+    pub(super) fn is_same(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Node(a), Self::Node(b)) => Arc::ptr_eq(a, b),
+            (Self::Service(a), Self::Service(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}

@@ -7,7 +7,6 @@
 //! It is hand-written because an [`Edit`] that is applied to many maps must leave them sharing the result, and because
 //! the common persistent maps (`im`, `imbl`, `rpds`) are under the MPL-2.0, which `deny.toml` does not allow.
 
-mod cursor;
 mod diff;
 mod edit;
 mod iter;

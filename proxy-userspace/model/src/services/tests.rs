@@ -88,7 +88,7 @@ proptest! {
             prop_assert_eq!(services.len(), reference.len());
         }
         prop_assert!(services.iter().eq(&reference));
-        prop_assert_eq!(services.iter().len(), services.iter().count());
+        prop_assert_eq!(services.len(), services.iter().count());
         prop_assert!(reference.iter().all(|(name, state)| services.get(name) == Some(state)));
         prop_assert_eq!(differences(&services, &first), reference_differences(&reference, &first_reference));
         prop_assert_eq!(differences(&first, &services), reference_differences(&first_reference, &reference));
