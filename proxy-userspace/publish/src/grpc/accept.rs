@@ -4,23 +4,22 @@
 //! Handshakes run concurrently, each with a timeout, and accepting continues after every error.
 
 use std::{
-    future::Future as _,
     io,
     net::SocketAddr,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
+use futures_util::stream::{self, Stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
     task::JoinSet,
-    time::{Instant, Sleep, sleep},
+    time::{Instant, sleep},
 };
 use tokio_rustls::rustls;
-use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
 use super::{
@@ -37,9 +36,13 @@ const MAX_HANDSHAKES: usize = 1024;
 const LOG_DEDUP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The incoming connections of a listener.
-pub(super) struct Incoming {
+pub(super) fn incoming(listener: Listener) -> impl Stream<Item = io::Result<Connection>> {
+    let acceptor = Acceptor { listener, handshakes: JoinSet::new(), last_warning: None };
+    stream::unfold(acceptor, async |mut it| Some((Ok(it.next().await), it)))
+}
+
+struct Acceptor {
     listener: Listener,
-    backoff: Option<Pin<Box<Sleep>>>,
     handshakes: JoinSet<Result<Connection, HandshakeError>>,
     /// The last failure that was logged as a warning, and when.
     last_warning: Option<(String, Instant)>,
@@ -50,21 +53,39 @@ struct HandshakeError {
     reason: String,
 }
 
-impl Incoming {
-    pub(super) fn new(listener: Listener) -> Self {
-        Self { listener, backoff: None, handshakes: JoinSet::new(), last_warning: None }
-    }
-
-    /// The next connection whose handshake is complete.
-    fn poll_handshakes(&mut self, cx: &mut Context<'_>) -> Poll<Connection> {
-        while let Poll::Ready(Some(result)) = self.handshakes.poll_join_next(cx) {
-            match result {
-                Ok(Ok(connection)) => return Poll::Ready(connection),
-                Ok(Err(error)) => self.log(error),
-                Err(error) => tracing::warn!("{}: TLS handshake: {error}", self.listener.address()),
+impl Acceptor {
+    /// The next connection, whose handshake is complete.
+    async fn next(&mut self) -> Connection {
+        loop {
+            let accepted = tokio::select! {
+                Some(result) = self.handshakes.join_next() => {
+                    match result {
+                        Ok(Ok(connection)) => return connection,
+                        Ok(Err(error)) => self.log(error),
+                        Err(error) => tracing::warn!("{}: TLS handshake: {error}", self.listener.address()),
+                    }
+                    continue;
+                }
+                accepted = self.listener.accept(), if self.handshakes.len() < MAX_HANDSHAKES => accepted,
+            };
+            match (accepted, self.listener.tls()) {
+                (Ok(Accepted::Unix(stream)), _) => return Connection::new(stream, Peer::LOCAL),
+                (Ok(Accepted::Tcp(stream, client)), tls) => {
+                    if let Err(error) = stream.set_nodelay(true) {
+                        tracing::debug!(%error, "setsockopt(TCP_NODELAY)");
+                    }
+                    match tls {
+                        None => return Connection::new(stream, Peer::LOCAL),
+                        Some(tls) => drop(self.handshakes.spawn(handshake(Arc::clone(tls), stream, client))),
+                    }
+                }
+                (Err(error), _) => {
+                    let address = self.listener.address();
+                    tracing::warn!("{address}: accept failed: {error}; retrying in {ACCEPT_BACKOFF:?}");
+                    sleep(ACCEPT_BACKOFF).await;
+                }
             }
         }
-        Poll::Pending
     }
 
     fn log(&mut self, HandshakeError { client, reason }: HandshakeError) {
@@ -78,44 +99,6 @@ impl Incoming {
         } else {
             tracing::warn!("{address}: TLS handshake with {client} failed: {reason}");
             self.last_warning = Some((reason, Instant::now()));
-        }
-    }
-}
-
-impl Stream for Incoming {
-    type Item = io::Result<Connection>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        loop {
-            if let Poll::Ready(connection) = self.poll_handshakes(cx) {
-                return Poll::Ready(Some(Ok(connection)));
-            }
-            if self.handshakes.len() >= MAX_HANDSHAKES {
-                return Poll::Pending;
-            }
-            if let Some(backoff) = &mut self.backoff {
-                ready!(backoff.as_mut().poll(cx));
-                self.backoff = None;
-            }
-            match ready!(self.listener.poll_accept(cx)) {
-                Ok(Accepted::Unix(stream)) => {
-                    return Poll::Ready(Some(Ok(Connection::new(stream, Peer::LOCAL))));
-                }
-                Ok(Accepted::Tcp(stream, client)) => {
-                    if let Err(error) = stream.set_nodelay(true) {
-                        tracing::debug!(%error, "setsockopt(TCP_NODELAY)");
-                    }
-                    let Some(tls) = self.listener.tls().cloned() else {
-                        return Poll::Ready(Some(Ok(Connection::new(stream, Peer::LOCAL))));
-                    };
-                    self.handshakes.spawn(handshake(tls, stream, client));
-                }
-                Err(error) => {
-                    let address = self.listener.address();
-                    tracing::warn!("{address}: accept failed: {error}; retrying in {ACCEPT_BACKOFF:?}");
-                    self.backoff = Some(Box::pin(sleep(ACCEPT_BACKOFF)));
-                }
-            }
         }
     }
 }

@@ -12,7 +12,6 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::Arc,
-    task::{Context, Poll},
 };
 
 use nix::sys::stat::{Mode, fchmod};
@@ -108,13 +107,15 @@ impl Listener {
         }
     }
 
-    pub(super) fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Accepted>> {
-        match &self.kind {
-            Kind::Unix { listener, .. } => listener.poll_accept(cx).map_ok(|(it, _)| Accepted::Unix(it)),
+    /// Cancel safe.
+    pub(super) async fn accept(&self) -> io::Result<Accepted> {
+        Ok(match &self.kind {
+            Kind::Unix { listener, .. } => Accepted::Unix(listener.accept().await?.0),
             Kind::Tcp { listener, .. } => {
-                listener.poll_accept(cx).map_ok(|(it, address)| Accepted::Tcp(it, address))
+                let (stream, client) = listener.accept().await?;
+                Accepted::Tcp(stream, client)
             }
-        }
+        })
     }
 }
 

@@ -27,7 +27,7 @@ use tokio::time::timeout;
 use tonic::transport;
 use tonic_health::ServingStatus;
 
-use self::{accept::Incoming, cluster_watch::ClusterWatch, long_poll::LongPoll, node_watch::NodeWatch};
+use self::{accept::incoming, cluster_watch::ClusterWatch, long_poll::LongPoll, node_watch::NodeWatch};
 use crate::{cluster::ClusterSubscription, node_states::NodeStates};
 
 pub use listen::{ListenError, Listener};
@@ -111,7 +111,7 @@ pub async fn serve(
     tracing::info!("serving gRPC at {target}");
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let reload_certificates = reload_certificates(listener.tls().cloned());
-    let mut server = std::pin::pin!(router.serve_with_incoming_shutdown(Incoming::new(listener), async {
+    let mut server = std::pin::pin!(router.serve_with_incoming_shutdown(incoming(listener), async {
         // Ends when `stop` is dropped.
         let _ = stopped.await;
     }));

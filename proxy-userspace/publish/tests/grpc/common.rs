@@ -12,7 +12,7 @@ use model::{
 use proxy_contract::{Target, client::Client};
 use publish::{
     NodeStates, Publisher, SingleNode,
-    cluster::ClusterPublisher,
+    cluster::{ClusterPublisher, ClusterSnapshot},
     grpc::{self, Listener, ServedData},
     upstream::Upstream,
 };
@@ -113,6 +113,17 @@ impl Brain {
         drop(self.stop);
         self.task.await.unwrap().unwrap();
     }
+}
+
+/// Serves these nodes, and an empty cluster state, until the runtime ends.
+pub(crate) fn serve(listener: Listener, nodes: impl NodeStates) {
+    let cluster = ClusterPublisher::new(None);
+    cluster.publish(ClusterSnapshot::State(Arc::default()));
+    let served = ServedData { nodes: Arc::new(nodes), cluster: cluster.subscribe() };
+    tokio::spawn(async move {
+        grpc::serve(listener, served, async {}, std::future::pending()).await.unwrap();
+        drop(cluster);
+    });
 }
 
 pub(crate) struct Folder(tempfile::TempDir);

@@ -9,8 +9,7 @@ use model::state::NodeState;
 use proxy_contract::Target;
 use publish::{
     Publisher, SingleNode,
-    cluster::ClusterPublisher,
-    grpc::{self, ListenError, Listener},
+    grpc::{ListenError, Listener},
 };
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -21,7 +20,7 @@ use tonic_reflection::pb::{
 };
 
 use crate::{
-    common::{Brain, Folder, channel},
+    common::{Brain, Folder, channel, serve},
     peer::NodePeer,
 };
 
@@ -87,7 +86,8 @@ async fn without_tls_only_loopback_addresses_are_allowed() {
     for text in ["0.0.0.0:0", "[::]:0", "tcp://192.0.2.1:0"] {
         let error = Listener::bind(&text.parse().unwrap()).await.unwrap_err();
         assert!(matches!(error, ListenError::NotLoopback { .. }));
-        assert!(error.to_string().contains("mutual TLS is required"), "{error}");
+        let text = "mutual TLS is required; set --tls-cert, --tls-key and --tls-client-ca";
+        assert!(error.to_string().contains(text), "{error}");
     }
 }
 
@@ -97,13 +97,9 @@ async fn a_brain_serves_at_a_tcp_port() {
     let target = listener.address().clone();
     let publisher = Publisher::new("n1");
     publisher.publish(NodeState::default());
-    let nodes = std::sync::Arc::new(SingleNode::new("n1", publisher.subscribe()));
-    let cluster = ClusterPublisher::new(None).subscribe();
-    let never = std::future::pending();
-    let serving = tokio::spawn(grpc::serve(listener, grpc::ServedData { nodes, cluster }, async {}, never));
+    serve(listener, SingleNode::new("n1", publisher.subscribe()));
     let state = proxy_contract::client::Client::new(target, "n1").watch().next().await.unwrap();
     assert!(state.services.is_empty());
-    serving.abort();
 }
 
 #[tokio::test]
