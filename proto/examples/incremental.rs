@@ -1,11 +1,9 @@
 //! A backend with a callback per change: `incremental unix:///run/kube-proxy-ebpf/proxy.sock NODE`.
-//!
-//! `ResetFilter` suppresses callbacks for what has not changed when the brain restarts.
 
 use std::error::Error;
 
 use proxy_contract::{
-    client::{Client, Incremental, ResetFilter},
+    client::{Client, Incremental},
     localv1::{Endpoint, Service},
 };
 
@@ -32,10 +30,6 @@ impl Incremental for Printer {
     fn sync(&mut self) {
         println!("= in sync");
     }
-
-    fn reset(&mut self) {
-        unreachable!("`ResetFilter` never calls it");
-    }
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -44,6 +38,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let target = arguments.next().ok_or("the first argument must be an address, such as unix:///path")?;
     let client = Client::new(target.parse()?, arguments.next().unwrap_or_default());
-    client.run(&mut ResetFilter::new(Printer)).await;
+    client.run(&mut Printer).await;
     Ok(())
 }

@@ -52,7 +52,7 @@ use crate::{Target, localnetv1::NextFilter, localv1::Extension};
 
 pub use self::{
     cluster::ClusterWatch,
-    incremental::{Incremental, ResetFilter},
+    incremental::Incremental,
     poll::Poll,
     session::Refused,
     state::{Cluster, ClusterService, NodeChange, ServiceEndpoints, State, WithEndpoints},
@@ -117,8 +117,7 @@ impl Client {
 
     /// Calls `backend` for every change, until this future is dropped.
     ///
-    /// After each connect it calls [`Incremental::reset`] and then replays the whole state; [`ResetFilter`] reduces that to
-    /// the difference.
+    /// The library stores the state: a restart of the brain without changes causes no call at all.
     pub async fn run(&self, backend: &mut impl Incremental) -> Infallible {
         incremental::run(&self.0, backend).await
     }

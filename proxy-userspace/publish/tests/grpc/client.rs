@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use proxy_contract::{
-    client::{Incremental, ResetFilter, State},
+    client::{Incremental, State},
     localv1::{Endpoint, Service},
 };
 use tokio::time::timeout;
@@ -37,9 +37,6 @@ impl Incremental for Recorder {
     fn sync(&mut self) {
         self.record("sync".into());
     }
-    fn reset(&mut self) {
-        self.record("reset".into());
-    }
 }
 
 /// Waits for a number of syncs, and takes all records.
@@ -54,41 +51,18 @@ async fn take(records: &Arc<std::sync::Mutex<Vec<String>>>, syncs: usize) -> Vec
 }
 
 #[tokio::test]
-async fn incremental_callbacks_follow_the_stream() {
+async fn callbacks_are_a_minimal_difference_also_after_a_restart() {
     let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(state([service("ns/a", &[("p", 1), ("@x", 2)])]));
-    let recorder = Recorder::default();
+    brain
+        .publisher
+        .publish(state([service("ns/a", &[("p", 1), ("q", 2)]), service("ns/gone", &[("@p", 1)])]));
+    let mut recorder = Recorder::default();
     let records = Arc::clone(&recorder.0);
     let client = folder.client();
-    let running = tokio::spawn(async move {
-        let mut recorder = recorder;
-        client.run(&mut recorder).await
-    });
-    let first = ["reset", "+ ns/a", "+ ns/a/p 10.1.0.1", "+ ns/a/x 10.1.0.2", "sync"];
+    let running = tokio::spawn(async move { client.run(&mut recorder).await });
+    let first =
+        ["+ ns/a", "+ ns/gone", "+ ns/a/p 10.1.0.1", "+ ns/a/q 10.1.0.2", "+ ns/gone/p 10.1.0.1", "sync"];
     assert_eq!(take(&records, 1).await, first);
-    brain.publisher.publish(state([service("ns/b", &[("p", 3)])]));
-    let second = ["+ ns/b", "+ ns/b/p 10.1.0.3", "- ns/a/x", "- ns/a/p", "- ns/a", "sync"];
-    assert_eq!(take(&records, 1).await, second);
-    // A new connection replays everything.
-    brain.stop().await;
-    let brain = Brain::start(&folder).await;
-    brain.publisher.publish(state([service("ns/b", &[("p", 3)])]));
-    assert_eq!(take(&records, 1).await, ["reset", "+ ns/b", "+ ns/b/p 10.1.0.3", "sync"]);
-    running.abort();
-}
-
-#[tokio::test]
-async fn a_filtered_reset_is_a_minimal_difference() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(state([service("ns/a", &[("p", 1), ("q", 2)]), service("ns/gone", &[("p", 1)])]));
-    let recorder = Recorder::default();
-    let records = Arc::clone(&recorder.0);
-    let client = folder.client();
-    let running = tokio::spawn(async move {
-        let mut filter = ResetFilter::new(recorder);
-        client.run(&mut filter).await
-    });
-    assert_eq!(take(&records, 1).await.len(), 6);
     brain.stop().await;
     let brain = Brain::start(&folder).await;
     // Another state, of a brain without a memory of the previous one.
@@ -105,6 +79,9 @@ async fn a_filtered_reset_is_a_minimal_difference() {
     more.services.insert(service("ns/c", &[]).1);
     brain.publisher.publish(more);
     assert_eq!(take(&records, 1).await, ["+ ns/c", "sync"]);
+    brain.publisher.publish(state([]));
+    let all = ["- ns/a/r", "- ns/a/q", "- ns/a/p", "- ns/c", "- ns/b", "- ns/a", "sync"];
+    assert_eq!(take(&records, 1).await, all);
     running.abort();
 }
 
