@@ -30,17 +30,7 @@ fn mutual_tls_adds_few_dependencies() {
 #[track_caller]
 fn check(features: &[&str], allowed: &str) {
     let output = Command::new(env!("CARGO"))
-        .args([
-            "tree",
-            "--offline",
-            "--locked",
-            "--package",
-            "proxy-contract",
-            "--edges",
-            "normal",
-            "--prefix",
-            "none",
-        ])
+        .args("tree --offline --locked --package proxy-contract --edges normal --prefix none".split(' '))
         .args(["--target", "x86_64-unknown-linux-gnu", "--format", "{p}"])
         .args(features)
         .current_dir(env!("CARGO_MANIFEST_DIR"))

@@ -30,35 +30,26 @@ pub fn unknown_node(node: &str, nodes: &NodeInfos, is_required: bool) -> Option<
 mod tests {
     use super::*;
 
-    #[track_caller]
-    fn check(existing: &[&str], is_required: bool, expect: Option<&str>) {
-        let nodes: NodeInfos = existing.iter().map(|it| ((*it).into(), Default::default())).collect();
-        let report = unknown_node("nope", &nodes, is_required).map(|it| it.to_string());
-        match expect {
-            Some(text) => assert!(report.as_ref().is_some_and(|it| it.contains(text)), "{report:?}"),
-            None => assert_eq!(report, None),
+    #[test]
+    fn a_missing_node_object_is_reported_with_the_first_existing_ones() {
+        let cases: [(&[&str], _, _); 6] = [
+            (&["n1", "nope"], true, None),
+            (&["n1"], false, Some("node nope: no Node object has this name (found n1)")),
+            (&["n1", "n2", "n3"], false, Some("(found n1, n2, n3)")),
+            (&["a", "b", "c", "d", "e"], true, Some("(found a, b, c, …)")),
+            // Manifests may lack nodes, an API server may not.
+            (&[], false, None),
+            (&[], true, Some("(there are none)")),
+        ];
+        for (existing, is_required, expect) in cases {
+            let nodes: NodeInfos = existing.iter().map(|it| ((*it).into(), Default::default())).collect();
+            let report = unknown_node("nope", &nodes, is_required).map(|it| it.to_string());
+            match expect {
+                Some(text) => {
+                    assert!(report.as_ref().is_some_and(|it| it.contains(text)), "{existing:?}: {report:?}");
+                }
+                None => assert_eq!(report, None, "{existing:?}"),
+            }
         }
-    }
-
-    #[test]
-    fn a_node_with_a_node_object_is_not_reported() {
-        check(&["n1", "nope"], true, None);
-    }
-
-    #[test]
-    fn a_node_without_a_node_object_is_reported() {
-        check(&["n1"], false, Some("node nope: no Node object has this name (found n1)"));
-        check(&["n1", "n2", "n3"], false, Some("(found n1, n2, n3)"));
-    }
-
-    #[test]
-    fn only_the_first_nodes_are_named() {
-        check(&["a", "b", "c", "d", "e"], true, Some("(found a, b, c, …)"));
-    }
-
-    #[test]
-    fn manifests_may_lack_nodes_and_an_api_server_may_not() {
-        check(&[], false, None);
-        check(&[], true, Some("(there are none)"));
     }
 }

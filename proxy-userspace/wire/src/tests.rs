@@ -18,7 +18,7 @@ use proptest::{collection::vec, option, prelude::*};
 use prost::Message;
 use proxy_contract::localv1;
 
-use super::{endpoint, endpoint_key, endpoint_path, service, service_path, service_state};
+use super::{endpoint, endpoint_key, service, service_state};
 
 fn addresses() -> impl Strategy<Value = Vec<IpAddr>> {
     (vec(any::<Ipv4Addr>(), 0..3), vec(any::<Ipv6Addr>(), 0..3))
@@ -239,28 +239,24 @@ fn kpng_endpoint(ports: &[(&str, i32)]) -> localv1::Endpoint {
     }
 }
 
-#[track_caller]
-fn check_target(port: localv1::PortMapping, ports: &[(&str, i32)], expect: Option<u16>) {
-    let endpoint = kpng_endpoint(ports);
-    let state = service_state(&kpng_service(port.clone()), [("pod", &endpoint)]).value.unwrap();
-    assert_eq!(state.endpoints.first().map(|it| it.ports[0].port.get()), expect);
-    assert_eq!(endpoint.port(&kpng_service(port), 0), expect, "the port that the client library finds");
-}
-
 #[test]
-fn a_port_of_another_brain_is_found_by_name() {
-    let port = || localv1::PortMapping { name: "web".into(), target_port: 80, ..Default::default() };
-    check_target(port(), &[("web", 8443)], Some(8443));
-    check_target(port(), &[("other", 8443)], None);
-    check_target(port(), &[], None);
-}
-
-#[test]
-fn a_port_of_another_brain_without_a_name_is_found_by_target_port() {
-    let named = localv1::PortMapping { target_port_name: "web".into(), ..Default::default() };
-    check_target(named, &[("web", 8443)], Some(8443));
+fn a_port_of_another_brain_is_found_by_name_and_without_a_name_by_target_port() {
+    let web = localv1::PortMapping { name: "web".into(), target_port: 80, ..Default::default() };
+    let target_web = localv1::PortMapping { target_port_name: "web".into(), ..Default::default() };
     let number = localv1::PortMapping { target_port: 8443, ..Default::default() };
-    check_target(number, &[], Some(8443));
+    let cases: [(_, &[(&str, i32)], _); 5] = [
+        (&web, &[("web", 8443)], Some(8443)),
+        (&web, &[("other", 8443)], None),
+        (&web, &[], None),
+        (&target_web, &[("web", 8443)], Some(8443)),
+        (&number, &[], Some(8443)),
+    ];
+    for (port, ports, expect) in cases {
+        let (service, endpoint) = (kpng_service(port.clone()), kpng_endpoint(ports));
+        let state = service_state(&service, [("pod", &endpoint)]).value.unwrap();
+        assert_eq!(state.endpoints.first().map(|it| it.ports[0].port.get()), expect, "{port:?} {ports:?}");
+        assert_eq!(endpoint.port(&service, 0), expect, "the client library: {port:?} {ports:?}");
+    }
 }
 
 #[test]
@@ -284,20 +280,4 @@ fn an_invalid_port_shifts_no_endpoint_to_another_port() {
     let ports = &decoded.value.unwrap().endpoints[0].ports;
     assert_eq!(ports.iter().map(|it| (it.index, it.port.get())).collect::<Vec<_>>(), [(0, 2)]);
     assert_eq!(decoded.rejected.len(), 1);
-}
-
-#[test]
-fn paths_are_those_of_kpng() {
-    let name = ServiceName::new("ns", "svc");
-    assert_eq!(service_path(&name), "ns/svc");
-    let key = EndpointKey::Pod("pod".into());
-    let it = Endpoint::new(key);
-    assert_eq!(endpoint_path(&name, &it), "ns/svc/pod");
-}
-
-#[test]
-fn fields_that_kpng_requires_are_present_if_empty() {
-    let message = service(&Service::new(ServiceName::new("ns", "svc")));
-    let ips = message.ips.unwrap();
-    assert!(ips.cluster_ips.is_some() && ips.external_ips.is_some() && ips.load_balancer_ips.is_some());
 }
