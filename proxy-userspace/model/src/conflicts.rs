@@ -17,7 +17,6 @@ use std::{
     fmt,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
-    sync::LazyLock,
 };
 
 use crate::{Protocol, Rejected, ServiceName, Timestamp, state::Service};
@@ -77,22 +76,14 @@ impl Claim {
     }
 }
 
-/// The rank of a claim; the least one owns the frontend.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// The rank of a claim; the least one owns the frontend. No claim comes before the default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Precedence {
     is_not_cluster_ip: bool,
     is_undated: bool,
     created: Option<Timestamp>,
     service: ServiceName,
 }
-
-/// No claim comes before this one.
-static FIRST: LazyLock<Precedence> = LazyLock::new(|| Precedence {
-    is_not_cluster_ip: false,
-    is_undated: false,
-    created: None,
-    service: ServiceName::new("", ""),
-});
 
 /// Which Service owns which frontend; kept up to date as Services change.
 #[derive(Debug, Default)]
@@ -137,7 +128,7 @@ impl FrontendOwners {
     }
 
     fn owner(&self, frontend: FrontendKey) -> Option<&ServiceName> {
-        let (first, precedence) = self.ranked.range((frontend, FIRST.clone())..).next()?;
+        let (first, precedence) = self.ranked.range((frontend, Precedence::default())..).next()?;
         (*first == frontend).then_some(&precedence.service)
     }
 

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 /// `namespace/name` of a Service.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceName {
     /// Its namespace.
     pub namespace: Arc<str>,

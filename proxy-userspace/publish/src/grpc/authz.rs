@@ -3,7 +3,7 @@
 //! Invariant: only the peer's certificate and the allow-list count, for each request.
 //! A peer on a unix socket or a loopback address without TLS is authorized for everything.
 
-use std::{collections::BTreeSet, fmt, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use tonic::{Request, Status};
 use x509_parser::{
@@ -48,9 +48,9 @@ impl Peer {
     /// Authorizes a request for the state of a node, or of the brain's own node if the name is empty.
     pub(super) fn authorize_node(&self, node: &str) -> Result<(), Status> {
         match &self.0 {
-            Some(it) if !it.is_allowed && !it.names.has_node(node) => {
-                let own = || "the brain's own node".to_owned();
-                Err(it.denied(&if node.is_empty() { own() } else { format!("node {node:?}") }))
+            Some(it) if !it.is_allowed && !it.names.nodes.contains(node) => {
+                let own = "the brain's own node".to_owned();
+                Err(it.denied(&if node.is_empty() { own } else { format!("node {node:?}") }))
             }
             _ => Ok(()),
         }
@@ -71,12 +71,12 @@ impl Certified {
         let nodes = if names.nodes.is_empty() {
             "names no node".to_owned()
         } else {
-            format!("permits only node {}", Shown(&names.nodes))
+            format!("permits only node {}", shown(&names.nodes))
         };
         Status::permission_denied(format!(
             "no access to {what}: the certificate of {} {nodes}; request that node, or add one of these names to the \
              brain's --tls-allow",
-            Shown(&names.all)
+            shown(&names.all)
         ))
     }
 }
@@ -116,10 +116,6 @@ impl Names {
         names.nodes.retain(|it| !it.is_empty());
         names
     }
-
-    fn has_node(&self, node: &str) -> bool {
-        self.nodes.contains(node)
-    }
 }
 
 /// The node name in a URI: `system:node:NAME`, or one that ends in `/node/NAME`, such as a SPIFFE ID.
@@ -132,21 +128,15 @@ fn node_of_uri(uri: &str) -> Option<&str> {
     before.ends_with("/node").then_some(node)
 }
 
-/// Formats names for a message.
-struct Shown<'a>(&'a BTreeSet<String>);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("no name");
-        }
-        for (index, it) in self.0.iter().take(MAX_SHOWN).enumerate() {
-            write!(f, "{}{it:?}", if index == 0 { "" } else { ", " })?;
-        }
-        match self.0.len().saturating_sub(MAX_SHOWN) {
-            0 => Ok(()),
-            more => write!(f, " and {more} more"),
-        }
+/// Names for a message.
+fn shown(names: &BTreeSet<String>) -> String {
+    if names.is_empty() {
+        return "no name".to_owned();
+    }
+    let first: Vec<_> = names.iter().take(MAX_SHOWN).map(|it| format!("{it:?}")).collect();
+    match names.len().saturating_sub(MAX_SHOWN) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
     }
 }
 

@@ -75,7 +75,11 @@ impl<V: View> Session<V> {
     }
 
     async fn serve(&mut self) -> Result<Infallible, End> {
-        let request = self.first_request().await?;
+        let request = tokio::select! {
+            () = self.sender.closed() => return Err(End::Closed),
+            message = self.requests.message() => message.ok().flatten().ok_or(End::Closed)?,
+        };
+        self.pending_requests = 1;
         let extensions = self.view.negotiate(&request).numbers();
         self.send(Op::Reset(EmptyOp { extensions, ..EmptyOp::default() })).await?;
         // The first state, and that of another node, are sent even if the change set is empty.
@@ -109,19 +113,6 @@ impl<V: View> Session<V> {
             self.pending_requests -= 1;
             if self.pending_requests == 0 && self.is_half_closed {
                 return Err(End::Closed);
-            }
-        }
-    }
-
-    async fn first_request(&mut self) -> Result<V::Request, End> {
-        tokio::select! {
-            () = self.sender.closed() => Err(End::Closed),
-            message = self.requests.message() => match message {
-                Ok(Some(request)) => {
-                    self.pending_requests = 1;
-                    Ok(request)
-                }
-                Ok(None) | Err(_) => Err(End::Closed),
             }
         }
     }
