@@ -45,31 +45,26 @@ pub(crate) fn state_of_marker(address: IpAddr, newest: u64) -> Option<u64> {
 
 /// Every address that a Service under load may have.
 pub(crate) fn addresses() -> Vec<SocketAddr> {
-    let of = |n| [cluster_ip(n), cluster_ip6(n), external_ip(n)];
-    let mapped = |n| match cluster_ip(n) {
-        IpAddr::V4(it) => it.to_ipv6_mapped().into(),
-        IpAddr::V6(it) => it.into(),
+    let at_ips = |n| {
+        let mapped = cluster_ip(n).to_ipv6_mapped();
+        [cluster_ip(n).into(), cluster_ip6(n), external_ip(n), mapped.into()]
+            .map(|ip| SocketAddr::new(ip, 80))
     };
-    (1..=SERVICES)
-        .flat_map(|n| {
-            let ips = of(n).into_iter().chain([mapped(n)]);
-            let at_ips = ips.map(|ip| SocketAddr::new(ip, 80));
-            at_ips.chain(node().map(|ip| SocketAddr::new(ip, node_port(n))))
-        })
-        .collect()
+    let at_node = |n| node().map(|ip| SocketAddr::new(ip, node_port(n)));
+    (1..=SERVICES).flat_map(|n| at_ips(n).into_iter().chain(at_node(n))).collect()
 }
 
 /// The cluster IPs, where Services may have session affinity.
 pub(crate) fn cluster_addresses() -> Vec<SocketAddr> {
-    (1..=SERVICES).map(|n| SocketAddr::new(cluster_ip(n), 80)).collect()
+    (1..=SERVICES).map(|n| SocketAddr::from((cluster_ip(n), 80))).collect()
 }
 
 fn node_port(n: u8) -> u16 {
     30_000 + u16::from(n)
 }
 
-fn cluster_ip(n: u8) -> IpAddr {
-    Ipv4Addr::new(10, 96, 0, n).into()
+fn cluster_ip(n: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 96, 0, n)
 }
 
 fn cluster_ip6(n: u8) -> IpAddr {
@@ -202,7 +197,7 @@ fn random_endpoints(rng: &mut Rng) -> Vec<u8> {
 
 impl RandomService {
     fn manifest(&self, n: u8) -> Service {
-        let mut ips = vec![cluster_ip(n)];
+        let mut ips = vec![cluster_ip(n).into()];
         ips.extend(self.has_v6.then(|| cluster_ip6(n)));
         let mut service = Service::new(&format!("s{n}"), &ips).port("tcp", "TCP", 80, 8080);
         if self.has_udp {

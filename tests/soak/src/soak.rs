@@ -111,7 +111,7 @@ impl Soak {
             faults: BTreeMap::new(),
             leaks: Vec::new(),
             memory: None,
-            progress: ProgressLine::new(),
+            progress: ProgressLine::default(),
         })
     }
 
@@ -264,18 +264,10 @@ impl Soak {
             5 => self.replace("split into brain and agent", ProxyKind { is_split: true, ..kind }, false),
             _ => {
                 // The builds with delays are more likely to expose a race.
-                let builds = [
-                    Build::Product,
-                    Build::Failpoints,
-                    Build::Failpoints,
-                    Build::NextLayout,
-                    Build::NextLayout,
-                ];
-                let build = builds[self.rng.usize(..builds.len())];
-                let event = match build {
-                    Build::NextLayout => "replaced by a build with another layout",
-                    Build::Failpoints => "replaced by a build with delays",
-                    Build::Product => "replaced by the product",
+                let (build, event) = match self.rng.u8(..5) {
+                    0 => (Build::Product, "replaced by the product"),
+                    1 | 2 => (Build::Failpoints, "replaced by a build with delays"),
+                    _ => (Build::NextLayout, "replaced by a build with another layout"),
                 };
                 let kind = ProxyKind { build, is_split: self.rng.bool() };
                 let is_graceful = self.rng.bool();
