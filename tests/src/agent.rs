@@ -25,6 +25,8 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 
+use build_tools::command::line;
+
 pub use build_tools::build::Build;
 
 use crate::{Sandbox, deploy, eventually};
@@ -170,9 +172,13 @@ impl AgentCommand {
     /// The command line, as one would type it.
     #[must_use]
     pub fn line(&self) -> String {
-        let words =
-            std::iter::once(self.binary.as_os_str()).chain(self.arguments.iter().map(OsString::as_os_str));
-        words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+        line(&self.command())
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.args(&self.arguments).envs(self.environment.iter().map(|(key, value)| (key, value)));
+        command
     }
 
     /// Starts the proxy inside the sandbox's cgroup, so that it cannot outlive the sandbox.
@@ -184,10 +190,8 @@ impl AgentCommand {
         let log = sandbox.files().join(format!("agent-{}.log", count_logs(sandbox.files())));
         let stderr = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
         let capabilities = self.capabilities.map_or_else(deploy::capabilities, Ok)?;
-        let mut command = Command::new(&self.binary);
+        let mut command = self.command();
         command
-            .args(&self.arguments)
-            .envs(self.environment.iter().map(|(key, value)| (key, value)))
             // Ctrl-C must reach the harness only.
             .process_group(0)
             .stdin(Stdio::null())

@@ -40,10 +40,6 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
 }
 
 /// Requests a page of the proxy in this network namespace from its health port.
-///
-/// # Errors
-///
-/// As [`get`].
 pub fn health(path: &str) -> io::Result<Response> {
     get((Ipv4Addr::LOCALHOST, HEALTH_PORT).into(), path)
 }
@@ -61,10 +57,6 @@ pub fn is_ready() -> bool {
 }
 
 /// Requests a page of the proxy in this network namespace from its metrics port.
-///
-/// # Errors
-///
-/// As [`get`].
 pub fn metrics(path: &str) -> io::Result<Response> {
     get((Ipv4Addr::LOCALHOST, METRICS_PORT).into(), path)
 }

@@ -1,6 +1,7 @@
 //! Network namespaces.
 //!
-//! A thread that enters one leaves it again; threads and processes it starts inside stay inside.
+//! A thread that enters one leaves it again; threads and processes it starts inside stay inside. Errors are the kernel's, or
+//! name the `ip` command that failed, with its standard error.
 
 use std::{
     fs::{self, File},
@@ -32,10 +33,6 @@ pub struct NetNs {
 
 impl NetNs {
     /// Makes a namespace whose loopback interface is up.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses, or `ip` is missing.
     pub fn new() -> Result<Self> {
         let made = thread::spawn(|| -> Result<File> {
             unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace: unshare")?;
@@ -48,10 +45,6 @@ impl NetNs {
     }
 
     /// Makes a namespace in which the IPv4 addresses of all endpoints are local.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::new`].
     pub fn with_local_endpoints() -> Result<Self> {
         let namespace = Self::new()?;
         namespace.ip(&["route", "add", "local", "10.244.0.0/16", "dev", "lo"])?;
@@ -59,10 +52,6 @@ impl NetNs {
     }
 
     /// Opens an existing namespace, for example `/run/netns/NAME`.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be opened.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         Ok(Self { file })
@@ -75,10 +64,6 @@ impl NetNs {
     }
 
     /// Moves the calling thread into the namespace until the guard is dropped.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn enter(&self) -> Result<NetNsGuard> {
         let home = current()?;
         setns(&self.file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace: setns")?;
@@ -86,20 +71,12 @@ impl NetNs {
     }
 
     /// Calls a function in the namespace.
-    ///
-    /// # Panics
-    ///
-    /// If the kernel refuses to enter it.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         let _inside = self.enter().expect("a thread can enter a network namespace of its own");
         work()
     }
 
     /// Adds an address to the loopback interface and waits until it is reachable.
-    ///
-    /// # Errors
-    ///
-    /// If `ip` fails, or the kernel does not install the route.
     pub fn add_address(&self, ip: IpAddr) -> Result<()> {
         let (prefix, any) = match ip {
             IpAddr::V4(_) => ("32", IpAddr::from(Ipv4Addr::UNSPECIFIED)),
@@ -125,30 +102,18 @@ impl NetNs {
 
     /// Adds an address with the length of its network to an interface; usable at once, without duplicate address
     /// detection.
-    ///
-    /// # Errors
-    ///
-    /// If `ip` fails.
     pub fn add_interface_address(&self, address: &str, interface: &str) -> Result<()> {
         let nodad = if address.contains(':') { &["nodad"][..] } else { &[] };
         self.ip(&[&["address", "add", address, "dev", interface], nodad].concat())
     }
 
     /// Removes an address from the loopback interface.
-    ///
-    /// # Errors
-    ///
-    /// If it does not have it.
     pub fn remove_address(&self, address: IpAddr) -> Result<()> {
         let prefix = if address.is_ipv4() { 32 } else { 128 };
         self.ip(&["address", "del", &format!("{address}/{prefix}"), "dev", "lo"])
     }
 
     /// Writes a sysctl of the namespace, given by its path below `/proc/sys/net`.
-    ///
-    /// # Errors
-    ///
-    /// If it does not exist.
     pub fn set_sysctl(&self, name: &str, value: &str) -> Result<()> {
         let _inside = self.enter()?;
         let path = Path::new("/proc/sys/net").join(name);
@@ -156,10 +121,6 @@ impl NetNs {
     }
 
     /// Connects it to another namespace by a veth pair with these interface names.
-    ///
-    /// # Errors
-    ///
-    /// If `ip` fails.
     pub fn connect_veth(&self, end: &str, other: &Self, other_end: &str) -> Result<()> {
         let words = ["link", "add", end, "type", "veth", "peer", "name", other_end, "netns", &other.path()];
         self.ip(&words)?;
@@ -168,10 +129,6 @@ impl NetNs {
     }
 
     /// Runs `ip` inside.
-    ///
-    /// # Errors
-    ///
-    /// If it fails: its standard error.
     pub fn ip(&self, arguments: &[&str]) -> Result<()> {
         let _inside = self.enter()?;
         ip(arguments)
@@ -196,10 +153,6 @@ impl Drop for NetNsGuard {
 }
 
 /// Runs `ip` in the calling thread's namespace.
-///
-/// # Errors
-///
-/// If it fails: its standard error.
 pub fn ip(arguments: &[&str]) -> Result<()> {
     output(Command::new("ip").args(arguments)).map(drop)
 }

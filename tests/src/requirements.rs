@@ -3,7 +3,7 @@
 //! Every missing requirement is reported together with its remedy.
 
 use std::{
-    fmt, fs,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -26,58 +26,44 @@ pub struct Host {
     pub kernel: String,
 }
 
-/// A missing requirement.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MissingRequirement {
-    /// What is missing.
-    pub what: String,
-    /// What to do about it.
-    pub remedy: &'static str,
-}
-
-impl fmt::Display for MissingRequirement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.remedy)
-    }
-}
-
 /// Checks the requirements.
 ///
 /// # Errors
 ///
-/// Every missing one.
-pub fn requirements() -> Result<Host, Vec<MissingRequirement>> {
-    let mut missing = Vec::new();
-    let mut need = |what: String, remedy| missing.push(MissingRequirement { what, remedy });
-
-    if !geteuid().is_root() {
-        need(
-            format!("not root (uid {})", geteuid()),
-            "run it as root, for example `sudo env PATH=\"$PATH\" cargo xtask …`",
-        );
-    }
+/// Every missing one, with its remedy.
+pub fn requirements() -> Result<Host, Vec<String>> {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
-    match version(&kernel) {
-        Some(version) if version >= MIN_KERNEL => {}
-        _ => need(format!("the kernel is {kernel:?}"), "use a Linux kernel of 5.10 or later"),
-    }
-    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
-        need("no /sys/kernel/btf/vmlinux".into(), "use a kernel built with CONFIG_DEBUG_INFO_BTF=y");
-    }
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let cgroup2 = mounted(&mounts, "cgroup2");
-    if cgroup2.is_none() {
-        need(
-            "no cgroup2 is mounted".into(),
+    let requirements = [
+        (
+            geteuid().is_root(),
+            format!("not root (uid {})", geteuid()),
+            "run it as root, for example `sudo env PATH=\"$PATH\" cargo xtask …`",
+        ),
+        (
+            version(&kernel) >= Some(MIN_KERNEL),
+            format!("the kernel is {kernel:?}"),
+            "use a Linux kernel of 5.10 or later",
+        ),
+        (
+            Path::new("/sys/kernel/btf/vmlinux").exists(),
+            "no /sys/kernel/btf/vmlinux".to_owned(),
+            "use a kernel built with CONFIG_DEBUG_INFO_BTF=y",
+        ),
+        (
+            cgroup2.is_some(),
+            "no cgroup2 is mounted".to_owned(),
             "mount it: `mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified`",
-        );
-    }
-    if !Path::new("/sys/fs/bpf").exists() {
-        need(
-            "no /sys/fs/bpf".into(),
+        ),
+        (
+            Path::new("/sys/fs/bpf").exists(),
+            "no /sys/fs/bpf".to_owned(),
             "use a kernel built with CONFIG_BPF_SYSCALL=y, and mount sysfs at /sys",
-        );
-    }
+        ),
+    ];
+    let missing = requirements.into_iter().filter(|(is_met, ..)| !is_met);
+    let missing: Vec<_> = missing.map(|(_, what, remedy)| format!("{what}: {remedy}")).collect();
     match cgroup2 {
         Some(cgroup2) if missing.is_empty() => Ok(Host { cgroup2, bpffs: mounted(&mounts, "bpf"), kernel }),
         _ => Err(missing),

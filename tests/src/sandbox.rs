@@ -1,6 +1,7 @@
 //! A child cgroup, a pin folder and a folder for files, all of one name.
 //!
-//! Dropping a sandbox removes all of it; what a killed process left behind is removed when the next sandbox is made.
+//! Dropping a sandbox removes all of it; what a killed process left behind is removed when the next sandbox is made. An
+//! error names the file that the kernel did not let us write or remove.
 
 use std::{
     fs, io,
@@ -9,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use nix::{
     errno::Errno,
     mount::{MsFlags, mount},
@@ -49,10 +50,8 @@ impl Sandbox {
     ///
     /// If a requirement is missing or a folder cannot be created.
     pub fn new(name: &str) -> Result<Self> {
-        let host = requirements().map_err(|missing| {
-            let lines: Vec<_> = missing.iter().map(ToString::to_string).collect();
-            anyhow::anyhow!("requirements are missing:\n{}", lines.join("\n"))
-        })?;
+        let host =
+            requirements().map_err(|missing| anyhow!("requirements are missing:\n{}", missing.join("\n")))?;
         if name.is_empty() || !name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_' || it == b'-') {
             bail!("a sandbox cannot be named {name:?}: use letters, digits, `-` and `_`");
         }
@@ -72,8 +71,7 @@ impl Sandbox {
     #[must_use]
     pub fn or_skip() -> Option<Self> {
         if let Err(missing) = requirements() {
-            let reasons: Vec<_> = missing.iter().map(ToString::to_string).collect();
-            skip(&reasons.join("; "));
+            skip(&missing.join("; "));
             return None;
         }
         let name: String = current_test().chars().take(MAX_NAME).collect();
@@ -120,10 +118,6 @@ impl Sandbox {
     }
 
     /// Moves this process with all its threads into the cgroup until the guard is dropped.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn enter(&self) -> Result<CgroupGuard> {
         let own = fs::read_to_string("/proc/self/cgroup")?;
         let own = own.lines().find_map(|it| it.strip_prefix("0::/")).unwrap_or_default();
@@ -134,20 +128,12 @@ impl Sandbox {
 
     /// Moves this process with all its threads into the root cgroup until the guard is dropped. Sockets made before
     /// stay associated with the sandbox's cgroup.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn enter_root_cgroup(&self) -> Result<CgroupGuard> {
         move_to(self.root_cgroup(), process::id())?;
         Ok(CgroupGuard { home: self.cgroup.clone() })
     }
 
     /// Moves another process into the cgroup; it is killed with the sandbox.
-    ///
-    /// # Errors
-    ///
-    /// If the process does not exist.
     pub fn add_process(&self, process: u32) -> Result<()> {
         move_to(&self.cgroup, process)
     }
@@ -160,10 +146,6 @@ impl Sandbox {
     }
 
     /// Keeps the sandbox after its owner has ended, while the process `keeper` lives.
-    ///
-    /// # Errors
-    ///
-    /// If the keeper cannot be recorded.
     pub fn keep(mut self, keeper: u32) -> Result<()> {
         let note = self.files.join(KEEPER);
         fs::write(&note, keeper.to_string()).with_context(|| format!("cannot write {}", note.display()))?;
@@ -256,10 +238,6 @@ fn mount_bpffs() -> Result<PathBuf> {
 }
 
 /// Moves a process into a cgroup.
-///
-/// # Errors
-///
-/// If either does not exist.
 pub fn move_to(cgroup: &Path, process: u32) -> Result<()> {
     let file = cgroup.join("cgroup.procs");
     fs::write(&file, process.to_string())

@@ -34,31 +34,21 @@ use crate::{
 /// The port that every pod serves, over TCP and UDP.
 pub const TARGET: u16 = 8080;
 /// The client's addresses.
-pub const CLIENT: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(192, 168, 50, 100)),
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x50, 0, 0, 0, 0, 0, 0x100)),
-];
+pub const CLIENT: [IpAddr; 2] = pair([192, 168, 50, 100], [0xfd00, 0x50, 0, 0, 0, 0, 0, 0x100]);
 /// The addresses of node n1, where the proxy runs.
-pub const N1: [IpAddr; 2] =
-    [IpAddr::V4(Ipv4Addr::new(192, 168, 50, 1)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x50, 0, 0, 0, 0, 0, 1))];
+pub const N1: [IpAddr; 2] = pair([192, 168, 50, 1], [0xfd00, 0x50, 0, 0, 0, 0, 0, 1]);
 /// The addresses of node n2.
-pub const N2: [IpAddr; 2] =
-    [IpAddr::V4(Ipv4Addr::new(192, 168, 50, 2)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x50, 0, 0, 0, 0, 0, 2))];
+pub const N2: [IpAddr; 2] = pair([192, 168, 50, 2], [0xfd00, 0x50, 0, 0, 0, 0, 0, 2]);
 /// A pod on n1.
-pub const P1: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(10, 244, 1, 10)),
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x244, 1, 0, 0, 0, 0, 0x10)),
-];
+pub const P1: [IpAddr; 2] = pair([10, 244, 1, 10], [0xfd00, 0x244, 1, 0, 0, 0, 0, 0x10]);
 /// Another pod on n1.
-pub const P2: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(10, 244, 1, 11)),
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x244, 1, 0, 0, 0, 0, 0x11)),
-];
+pub const P2: [IpAddr; 2] = pair([10, 244, 1, 11], [0xfd00, 0x244, 1, 0, 0, 0, 0, 0x11]);
 /// The pod on n2.
-pub const P3: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(10, 244, 2, 10)),
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x244, 2, 0, 0, 0, 0, 0x10)),
-];
+pub const P3: [IpAddr; 2] = pair([10, 244, 2, 10], [0xfd00, 0x244, 2, 0, 0, 0, 0, 0x10]);
+
+const fn pair(v4: [u8; 4], v6: [u16; 8]) -> [IpAddr; 2] {
+    [IpAddr::V4(Ipv4Addr::from_octets(v4)), IpAddr::V6(Ipv6Addr::from_segments(v6))]
+}
 
 /// The cluster, with a folder of manifests and a sandbox for the proxy on n1.
 #[derive(Debug)]

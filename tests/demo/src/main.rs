@@ -63,10 +63,8 @@ fn main() -> ExitCode {
 }
 
 fn host() -> Result<Host> {
-    requirements().map_err(|missing| {
-        let lines: Vec<_> = missing.iter().map(|it| format!("  - {it}")).collect();
-        anyhow!("the demo cannot run on this machine:\n{}", lines.join("\n"))
-    })
+    requirements()
+        .map_err(|missing| anyhow!("the demo cannot run on this machine:\n  - {}", missing.join("\n  - ")))
 }
 
 /// Removes the sandboxes of earlier demos, kept ones included.

@@ -35,8 +35,8 @@ pub(crate) fn end_to_end_tests() -> Result<Vec<Test>> {
 /// Name and path of an integration test, from a line of `cargo --message-format json`.
 fn test_binary(line: &str) -> Option<(String, PathBuf)> {
     let message: serde_json::Value = serde_json::from_str(line).ok()?;
-    let target = message.get("target")?;
-    let is_test = target.get("kind")?.as_array()?.iter().any(|it| it == "test");
-    let binary = message.get("executable")?.as_str()?;
-    is_test.then(|| Some((target.get("name")?.as_str()?.to_owned(), binary.into())))?
+    let target = &message["target"];
+    let is_test = target["kind"].as_array()?.iter().any(|it| it == "test");
+    let (name, binary) = (target["name"].as_str()?, message["executable"].as_str()?);
+    is_test.then(|| (name.to_owned(), binary.into()))
 }

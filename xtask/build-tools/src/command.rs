@@ -85,7 +85,8 @@ impl Drop for KilledOnDrop {
 }
 
 /// The command line as a user would type it.
-fn line(command: &Command) -> String {
+#[must_use]
+pub fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
 }

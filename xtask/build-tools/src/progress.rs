@@ -16,12 +16,6 @@ pub struct ProgressLine {
 }
 
 impl ProgressLine {
-    /// An empty line.
-    #[must_use]
-    pub fn new() -> Self {
-        Self { is_terminal: io::stderr().is_terminal(), last_logged: None }
-    }
-
     /// Shows `text`; in a log only if the last line is older than [`LOG_INTERVAL`].
     pub fn show(&mut self, text: &str) {
         if self.is_terminal {
@@ -45,7 +39,7 @@ impl ProgressLine {
 
 impl Default for ProgressLine {
     fn default() -> Self {
-        Self::new()
+        Self { is_terminal: io::stderr().is_terminal(), last_logged: None }
     }
 }
 
