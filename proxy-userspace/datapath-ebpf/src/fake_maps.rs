@@ -36,7 +36,7 @@ pub(super) struct FakeMaps {
     tables: [[(u32, Rows); Table::COUNT]; 2],
     /// One operation in so many fails after a part of it; 0 for none.
     pub(super) fails_one_in: u32,
-    random: u32,
+    random: fastrand::Rng,
     /// The owner of each counter.
     owners: Vec<u64>,
 }
@@ -50,19 +50,18 @@ impl FakeMaps {
             prefilters: Box::new([Prefilter::EMPTY; 2]),
             tables: Default::default(),
             fails_one_in: 0,
-            random: seed | 1,
+            random: fastrand::Rng::with_seed(seed.into()),
             owners: Vec::new(),
         }
     }
 
-    /// After how many of `n` entries this operation fails, if it does.
-    fn fails_after(&mut self, n: usize) -> Option<usize> {
-        // xorshift32 (Marsaglia, 2003).
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 17;
-        self.random ^= self.random << 5;
-        (self.fails_one_in != 0 && self.random.is_multiple_of(self.fails_one_in))
-            .then_some(self.random as usize / 7 % (n + 1))
+    /// How many of `n` entries this operation writes, and its result after those.
+    fn outcome(&mut self, call: &'static str, table: Table, n: usize) -> (usize, Result<(), Error>) {
+        if self.fails_one_in != 0 && self.random.u32(..self.fails_one_in) == 0 {
+            (self.random.usize(..=n), Err(refused(call, table, libc::EBUSY)))
+        } else {
+            (n, Ok(()))
+        }
     }
 
     #[track_caller]
@@ -207,36 +206,28 @@ impl MapStore for FakeMaps {
     }
 
     fn activate(&mut self, side: Side) -> Result<(), Error> {
-        if self.fails_after(0).is_some() {
-            return Err(Error::InvalidActiveSide(7));
-        }
+        self.outcome("activate", Table::Frontends4, 0).1?;
         self.is_read[self.active.index()] = true;
         self.active = side;
         Ok(())
     }
 
     fn wait_grace_period(&mut self) -> Result<(), Error> {
-        if self.fails_after(0).is_some() {
-            return Err(refused("grace", Table::Frontends4, libc::ENOMEM));
-        }
+        self.outcome("grace", Table::Frontends4, 0).1?;
         self.is_read[self.active.other().index()] = false;
         Ok(())
     }
 
     fn replace(&mut self, side: Side, maps: &[(Table, u32)]) -> Result<(), Error> {
         for (table, capacity) in maps {
-            if self.fails_after(0).is_some() {
-                return Err(refused("replace", *table, libc::ENOMEM));
-            }
+            self.outcome("replace", *table, 0).1?;
             *self.writable(side, *table) = (*capacity, Rows::new());
         }
         Ok(())
     }
 
     fn set_prefilter(&mut self, side: Side, prefilter: &Prefilter) -> Result<(), Error> {
-        if self.fails_after(0).is_some() {
-            return Err(refused("set_prefilter", Table::NodePorts, libc::ENOMEM));
-        }
+        self.outcome("set_prefilter", Table::NodePorts, 0).1?;
         self.writable(side, Table::NodePorts);
         self.prefilters[side.index()] = *prefilter;
         Ok(())
@@ -246,13 +237,10 @@ impl MapStore for FakeMaps {
         let n = keys.len() / table.entry().key;
         assert_eq!(n * table.entry().key, keys.len());
         assert_eq!(n * table.entry().value, values.len());
-        let fails_after = self.fails_after(n);
+        let (written, result) = self.outcome("put", table, n);
         let (capacity, rows) = self.writable(side, table);
         let entries = keys.chunks(table.entry().key).zip(values.chunks(table.entry().value));
-        for (done, (key, value)) in entries.enumerate() {
-            if fails_after == Some(done) {
-                return Err(refused("put", table, libc::EBUSY));
-            }
+        for (key, value) in entries.take(written) {
             let is_full = if table.is_array() {
                 bytemuck::pod_read_unaligned::<u32>(key) >= *capacity
             } else {
@@ -267,20 +255,17 @@ impl MapStore for FakeMaps {
                 rows.insert(key.to_vec(), value.to_vec());
             }
         }
-        if fails_after.is_some() { Err(refused("put", table, libc::EBUSY)) } else { Ok(()) }
+        result
     }
 
     fn delete(&mut self, side: Side, table: Table, keys: &[u8]) -> Result<(), Error> {
-        let fails_after = self.fails_after(keys.len() / table.entry().key);
+        let (deleted, result) = self.outcome("delete", table, keys.len() / table.entry().key);
         let (_, rows) = self.writable(side, table);
         assert!(!table.is_array(), "entries of {table} cannot be deleted");
-        for (done, key) in keys.chunks(table.entry().key).enumerate() {
-            if fails_after == Some(done) {
-                return Err(refused("delete", table, libc::EBUSY));
-            }
+        for key in keys.chunks(table.entry().key).take(deleted) {
             assert!(rows.remove(key).is_some(), "an entry of {table} was deleted that does not exist");
         }
-        Ok(())
+        result
     }
 
     fn counter_owners(&self) -> Result<Vec<u64>, Error> {
@@ -288,12 +273,9 @@ impl MapStore for FakeMaps {
     }
 
     fn set_counter_owners(&mut self, owners: &[(CounterIndex, u64)]) -> Result<(), Error> {
-        let fails_after = self.fails_after(owners.len());
+        let (written, result) = self.outcome("set_counter_owners", Table::Frontends4, owners.len());
         let reachable = self.reachable_counters();
-        for (done, (counter, owner)) in owners.iter().enumerate() {
-            if fails_after == Some(done) {
-                return Err(refused("set_counter_owners", Table::Frontends4, libc::ENOMEM));
-            }
+        for (counter, owner) in &owners[..written] {
             assert!(
                 !reachable.contains(counter),
                 "counter {counter} got a new owner while a program could increment it"
@@ -302,10 +284,6 @@ impl MapStore for FakeMaps {
             self.owners.resize(self.owners.len().max(index + 1).next_multiple_of(COUNTERS_PER_CHUNK), 0);
             self.owners[index] = *owner;
         }
-        if fails_after.is_some() {
-            Err(refused("set_counter_owners", Table::Frontends4, libc::EBUSY))
-        } else {
-            Ok(())
-        }
+        result
     }
 }

@@ -28,7 +28,6 @@ mod store;
 mod table_family;
 mod table_stats;
 mod udp_backends;
-mod udp_nat_gc;
 mod udp_termination;
 
 pub mod check;

@@ -89,25 +89,17 @@ impl Table {
 
     /// Its name in pin paths.
     pub(super) fn name(self) -> &'static str {
-        self.names().0
+        MAPS[self.index()].0
     }
 
     /// The name of its outer map in the kernel object.
     pub(super) fn map(self) -> &'static str {
-        self.names().1
+        MAPS[self.index()].1
     }
 
-    fn names(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Frontends4 => ("frontends4", "FRONTENDS4"),
-            Self::Frontends6 => ("frontends6", "FRONTENDS6"),
-            Self::NodePorts => ("node_ports", "NODE_PORTS"),
-            Self::NodeAddrs => ("node_addrs", "NODE_ADDRS"),
-            Self::Backends4 => ("backends4", "BACKENDS4"),
-            Self::Backends6 => ("backends6", "BACKENDS6"),
-            Self::Members4 => ("members4", "MEMBERS4"),
-            Self::Members6 => ("members6", "MEMBERS6"),
-        }
+    /// The size of its entries.
+    pub(super) fn entry(self) -> EntrySize {
+        MAPS[self.index()].2
     }
 
     /// Whether it is an array, in which an unused position is all zeroes; otherwise it is a hash map.
@@ -115,20 +107,19 @@ impl Table {
         matches!(self, Self::Backends4 | Self::Backends6)
     }
 
-    /// The size of its entries.
-    pub(super) fn entry(self) -> EntrySize {
-        match self {
-            Self::Frontends4 => EntrySize::of::<FrontendKey4, Frontend>(),
-            Self::Frontends6 => EntrySize::of::<FrontendKey6, Frontend>(),
-            Self::NodePorts => EntrySize::of::<NodePortKey, Frontend>(),
-            Self::NodeAddrs => EntrySize::of::<V6, NodeAddrScope>(),
-            Self::Backends4 => EntrySize::of::<u32, BackendEntry4>(),
-            Self::Backends6 => EntrySize::of::<u32, BackendEntry6>(),
-            Self::Members4 => EntrySize::of::<BackendSetMemberKey4, BackendSetMember>(),
-            Self::Members6 => EntrySize::of::<BackendSetMemberKey6, BackendSetMember>(),
-        }
-    }
 }
+
+/// Of each table, in order: its name in pin paths, that of its outer map in the kernel object, and the size of its entries.
+const MAPS: [(&str, &str, EntrySize); Table::COUNT] = [
+    ("frontends4", "FRONTENDS4", EntrySize::of::<FrontendKey4, Frontend>()),
+    ("frontends6", "FRONTENDS6", EntrySize::of::<FrontendKey6, Frontend>()),
+    ("node_ports", "NODE_PORTS", EntrySize::of::<NodePortKey, Frontend>()),
+    ("node_addrs", "NODE_ADDRS", EntrySize::of::<V6, NodeAddrScope>()),
+    ("backends4", "BACKENDS4", EntrySize::of::<u32, BackendEntry4>()),
+    ("backends6", "BACKENDS6", EntrySize::of::<u32, BackendEntry6>()),
+    ("members4", "MEMBERS4", EntrySize::of::<BackendSetMemberKey4, BackendSetMember>()),
+    ("members6", "MEMBERS6", EntrySize::of::<BackendSetMemberKey6, BackendSetMember>()),
+];
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -88,45 +88,37 @@ impl Snapshot {
     }
 
     fn attempt(netfilter: &mut Netfilter, family: Family) -> Result<Option<Self>, Error> {
-        let failed = |what| move |errno| Error::Read { what, errno };
         let Some((comment, flags)) = Self::table(netfilter, family)? else { return Ok(None) };
         let mut snapshot = Self { comment, flags, ..Self::default() };
-        netfilter
-            .dump(&message(Command::GetChain, 0, family, []), |it| {
+        // Lists the objects of our table of a kind, each with its attribute that names a chain or a set.
+        let mut list = |command, what, name, each: &mut dyn FnMut(String, &[u8])| {
+            let listed = netfilter.dump(&message(command, 0, family, []), |it| {
                 if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE)
-                    && let Some(name) = find(it, CHAIN_NAME)
+                    && let Some(name) = find(it, name)
                 {
-                    snapshot.chains.entry(text(name)).or_default();
-                    if let Some(policy) = find(it, CHAIN_POLICY).and_then(u32) {
-                        snapshot.policies.insert(text(name), policy);
-                    }
+                    each(text(name), it);
                 }
-            })
-            .map_err(failed("chains"))?;
-        netfilter
-            .dump(&message(Command::GetRule, 0, family, []), |it| {
-                if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE)
-                    && let Some(chain) = find(it, RULE_CHAIN)
-                {
-                    let comment = find(it, RULE_USERDATA).map(self::comment).unwrap_or_default();
-                    snapshot.chains.entry(text(chain)).or_default().push(comment);
-                }
-            })
-            .map_err(failed("rules"))?;
-        netfilter
-            .dump(&message(Command::GetSet, 0, family, []), |it| {
-                let length = |kind| find(it, kind).and_then(u32).unwrap_or_default();
-                if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE)
-                    && let Some(name) = find(it, SET_NAME)
-                {
-                    let lengths = (length(SET_KEY_LENGTH), length(SET_DATA_LENGTH));
-                    snapshot.sets.insert(text(name), lengths);
-                }
-            })
-            .map_err(failed("sets"))?;
+            });
+            listed.map_err(|errno| Error::Read { what, errno })
+        };
+        list(Command::GetChain, "chains", CHAIN_NAME, &mut |name, it| {
+            if let Some(policy) = find(it, CHAIN_POLICY).and_then(u32) {
+                snapshot.policies.insert(name.clone(), policy);
+            }
+            snapshot.chains.entry(name).or_default();
+        })?;
+        list(Command::GetRule, "rules", RULE_CHAIN, &mut |chain, it| {
+            let comment = find(it, RULE_USERDATA).map(self::comment).unwrap_or_default();
+            snapshot.chains.entry(chain).or_default().push(comment);
+        })?;
+        list(Command::GetSet, "sets", SET_NAME, &mut |name, it| {
+            let length = |kind| find(it, kind).and_then(u32).unwrap_or_default();
+            snapshot.sets.insert(name, (length(SET_KEY_LENGTH), length(SET_DATA_LENGTH)));
+        })?;
         for map in Map::all().filter(|it| !it.is_dynamic()) {
             if snapshot.sets.contains_key(map.name()) {
-                read_elements(netfilter, family, map, &mut snapshot.elements).map_err(failed("elements"))?;
+                read_elements(netfilter, family, map, &mut snapshot.elements)
+                    .map_err(|errno| Error::Read { what: "elements", errno })?;
             }
         }
         Ok(Some(snapshot))

@@ -9,14 +9,13 @@ use std::{
 };
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkHeader, NetlinkMessage, Parseable as _,
 };
 use netlink_packet_sock_diag::{
     SOCK_DESTROY, SockDiagMessage,
     inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags},
 };
 use nix::{
-    errno::Errno,
     libc,
     sys::{
         socket::{MsgFlags, SockFlag, SockProtocol, recv, send, setsockopt, sockopt::ReceiveTimeout},
@@ -24,7 +23,7 @@ use nix::{
     },
 };
 
-use crate::socket::{DATAGRAM_SIZE, open};
+use crate::socket::{DATAGRAM_SIZE, error_code, messages, open};
 
 /// A connected UDP socket.
 #[derive(Clone, Debug)]
@@ -119,25 +118,14 @@ impl SockDiag {
         let mut buffer = vec![0; DATAGRAM_SIZE];
         loop {
             let length = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-            let mut rest = &buffer[..length];
-            while !rest.is_empty() {
-                let message =
-                    NetlinkMessage::<SockDiagMessage>::deserialize(rest).map_err(io::Error::other)?;
-                match message.payload {
+            for (header, payload) in messages(&buffer[..length]) {
+                match header.message_type {
                     // A kernel without udp_diag reports that here.
-                    NetlinkPayload::Done(it) if it.code < 0 => {
-                        return Err(io::Error::from_raw_os_error(-it.code));
+                    NLMSG_DONE | NLMSG_ERROR => {
+                        return error_code(payload).map_or(Ok(()), |errno| Err(errno.into()));
                     }
-                    NetlinkPayload::Done(_) => return Ok(()),
-                    NetlinkPayload::Error(it) => {
-                        return it.code.map_or(Ok(()), |it| Err(Errno::from_raw(-it.get()).into()));
-                    }
-                    NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(it)) => answer(*it),
-                    _ => {}
+                    _ => answer(InetResponse::parse(payload).map_err(io::Error::other)?),
                 }
-                // Messages are padded to words.
-                let next = (message.header.length as usize).next_multiple_of(4).max(4);
-                rest = rest.get(next..).unwrap_or_default();
             }
         }
     }
