@@ -17,11 +17,11 @@ mod print;
 mod run;
 mod runtime;
 mod status;
-mod usage;
 
-use std::{io, process::ExitCode};
+use std::{fmt, io, process::ExitCode};
 
-use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, error::ErrorKind};
+use comfy_table::{Table, presets};
 
 use config::{CommandLine, ParseError};
 
@@ -132,6 +132,17 @@ pub(crate) fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The rows of a table, without lines between them.
+fn lines(table: &mut Table) -> String {
+    let lines = table.load_preset(presets::NOTHING).lines();
+    lines.map(|it| format!("{}\n", it.trim())).collect()
+}
+
+/// An error about flags that are valid one by one, but not together.
+fn wrong_usage(message: impl fmt::Display) -> anyhow::Error {
+    clap::Error::raw(ErrorKind::ArgumentConflict, format!("{message}\n")).into()
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -41,7 +41,7 @@ impl Default for Settings {
 }
 
 /// The state of the server, shared with its connections.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
     /// The newest resource version.
@@ -50,7 +50,7 @@ pub(crate) struct Shared {
     pub(crate) disconnects: watch::Sender<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) settings: Settings,
     pub(crate) objects: Objects,
@@ -61,14 +61,7 @@ pub(crate) struct State {
 
 impl Shared {
     pub(crate) fn new(settings: Settings) -> Self {
-        let state = State {
-            settings,
-            objects: Objects::default(),
-            rules: Vec::new(),
-            requests: Vec::new(),
-            events: Vec::new(),
-        };
-        Self { state: Mutex::new(state), version: watch::Sender::new(0), disconnects: watch::Sender::new(0) }
+        Self { state: Mutex::new(State { settings, ..State::default() }), ..Self::default() }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {

@@ -60,25 +60,19 @@ fn json_is_read_as_a_stream_too() {
 }
 
 #[test]
-fn errors_name_document_and_line() {
-    check_broken("a: [", ManifestFormat::Yaml, "file: document 1, line 1: ");
-    check_broken(
-        "# comment\n---\nkind: x\napiVersion: y\n---\nfoo: bar\n",
-        ManifestFormat::Yaml,
-        "file: document 2, line 6: ",
-    );
-    check_broken("a: 1\nb: }\n", ManifestFormat::Yaml, "file: document 1, line 2: ");
-    check_broken("a: 1\na: 2\n", ManifestFormat::Yaml, "file: document 1, line 2: ");
-}
-
-#[test]
-fn a_value_of_the_wrong_type_is_named() {
-    let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: http}]}\n";
-    check_broken(
-        text,
-        ManifestFormat::Yaml,
-        "file: document 1, line 1: Service a: spec.ports[0].port: invalid type: string \"http\"",
-    );
+fn errors_name_document_and_line_and_a_value_of_the_wrong_type() {
+    for (text, expect) in [
+        ("a: [", "document 1, line 1: "),
+        ("# comment\n---\nkind: x\napiVersion: y\n---\nfoo: bar\n", "document 2, line 6: "),
+        ("a: 1\nb: }\n", "document 1, line 2: "),
+        ("a: 1\na: 2\n", "document 1, line 2: "),
+        (
+            "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: http}]}\n",
+            "document 1, line 1: Service a: spec.ports[0].port: invalid type: string \"http\"",
+        ),
+    ] {
+        check_broken(text, ManifestFormat::Yaml, &format!("file: {expect}"));
+    }
 }
 
 #[test]

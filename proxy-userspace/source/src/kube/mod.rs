@@ -20,10 +20,7 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
-use self::{
-    reflector::Reflector,
-    shared::{Next, Shared},
-};
+use self::{reflector::Reflector, shared::Shared};
 use crate::{
     ClusterChanges,
     kube_types::objects::{EndpointSlice, Node, Service},
@@ -66,14 +63,7 @@ impl KubeSource {
     /// Waits for changes; the first ones are the whole cluster state, never a part of it. `None` if the source has
     /// failed. Cancel-safe.
     pub async fn next(&self) -> Option<ClusterChanges> {
-        loop {
-            let changed = self.shared.changed();
-            match self.shared.take_changes() {
-                Next::Changes(changes) => return Some(changes),
-                Next::Pending => changed.await,
-                Next::End => return None,
-            }
-        }
+        self.shared.next().await
     }
 
     /// The current status of the watches, at any time while the source runs.

@@ -169,7 +169,7 @@ impl<R: Resource> Reflector<R> {
             for item in page.items.unwrap_or_default() {
                 self.set(item)?;
             }
-            continue_token = page.metadata.continue_token.filter(|it| !it.is_empty());
+            continue_token = page.metadata.continue_.filter(|it| !it.is_empty());
             if continue_token.is_none() {
                 self.listed(page.metadata.resource_version);
                 return Ok(());

@@ -4,12 +4,10 @@ use std::{
     mem,
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Poll,
 };
 
-use tokio::{
-    sync::{Notify, futures::Notified},
-    time::Instant,
-};
+use tokio::{sync::Notify, time::Instant};
 
 use super::{
     apiserver_holddown::ApiServerHoldDown, resource::Resource, status::ResourceStatus, store::Store,
@@ -27,7 +25,7 @@ pub(super) struct Shared {
     server: Option<IpAddr>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     /// Changes that the reader has not taken yet.
     changes: ClusterChanges,
@@ -37,13 +35,6 @@ struct State {
     is_complete: bool,
     /// Whether a reflector has ended, which none should.
     is_broken: bool,
-}
-
-/// What there is for the reader.
-pub(super) enum Next {
-    Changes(ClusterChanges),
-    Pending,
-    End,
 }
 
 /// The current status of the watches.
@@ -66,18 +57,28 @@ impl State {
     fn is_synced(&self) -> bool {
         self.resources.iter().all(|it| it.is_synced)
     }
+
+    /// The result for the reader, if there is one.
+    fn next(&mut self) -> Poll<Option<ClusterChanges>> {
+        if self.is_broken {
+            return Poll::Ready(None);
+        }
+        if !self.is_synced() || (self.is_complete && self.changes.is_empty()) {
+            return Poll::Pending;
+        }
+        if !self.is_complete {
+            self.is_complete = true;
+            let [services, slices, nodes] = self.resources.each_ref().map(|it| it.objects);
+            tracing::info!(services, slices, nodes, "all resources of the API server have been listed");
+        }
+        Poll::Ready(Some(mem::take(&mut self.changes)))
+    }
 }
 
 impl Shared {
     pub(super) fn new(server: Option<IpAddr>) -> Self {
         let resources = [Service::PLURAL, EndpointSlice::PLURAL, Node::PLURAL];
-        let state = State {
-            changes: ClusterChanges::default(),
-            resources: resources.map(ResourceStatus::new),
-            hold_down: ApiServerHoldDown::default(),
-            is_complete: false,
-            is_broken: false,
-        };
+        let state = State { resources: resources.map(ResourceStatus::new), ..State::default() };
         Self { state: Mutex::new(state), changed: Notify::new(), server }
     }
 
@@ -85,25 +86,15 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there may be something to take.
-    pub(super) fn changed(&self) -> Notified<'_> {
-        self.changed.notified()
-    }
-
-    pub(super) fn take_changes(&self) -> Next {
-        let mut state = self.state();
-        if state.is_broken {
-            return Next::End;
+    /// Waits for changes; the first ones are the whole cluster state. `None` if a reflector has ended.
+    pub(super) async fn next(&self) -> Option<ClusterChanges> {
+        loop {
+            let changed = self.changed.notified();
+            if let Poll::Ready(next) = self.state().next() {
+                return next;
+            }
+            changed.await;
         }
-        if !state.is_synced() || (state.is_complete && state.changes.is_empty()) {
-            return Next::Pending;
-        }
-        if !state.is_complete {
-            state.is_complete = true;
-            let [services, slices, nodes] = state.resources.each_ref().map(|it| it.objects);
-            tracing::info!(services, slices, nodes, "all resources of the API server have been listed");
-        }
-        Next::Changes(mem::take(&mut state.changes))
     }
 
     /// The server has responded.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The status of the watch of one resource.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ResourceStatus {
     /// The resource, as in the API's paths: `services`, `endpointslices`, `nodes`.
     pub resource: &'static str,
@@ -25,15 +25,7 @@ pub struct ResourceStatus {
 
 impl ResourceStatus {
     pub(super) fn new(resource: &'static str) -> Self {
-        Self {
-            resource,
-            is_synced: false,
-            last_contact: None,
-            error: None,
-            failing_since: None,
-            objects: 0,
-            rejected: 0,
-        }
+        Self { resource, ..Self::default() }
     }
 
     /// The time since the last contact, which is the maximum age of the known state; `None` before the first list.

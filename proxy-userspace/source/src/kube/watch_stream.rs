@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::client::Body;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
@@ -21,18 +22,9 @@ const MAX_IDLE_BUFFER: usize = 64 << 10;
 #[derive(Deserialize)]
 pub(super) struct Page<'a> {
     #[serde(default)]
-    pub(super) metadata: PageMetadata,
+    pub(super) metadata: ListMeta,
     #[serde(borrow, default)]
     pub(super) items: Option<Vec<&'a RawValue>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct PageMetadata {
-    pub(super) resource_version: Option<String>,
-    /// The token of the next page; absent or empty on the last one.
-    #[serde(rename = "continue")]
-    pub(super) continue_token: Option<String>,
 }
 
 /// One line of a watch.

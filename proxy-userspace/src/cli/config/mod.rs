@@ -7,15 +7,19 @@
 mod fields;
 mod file;
 
-use std::{error::Error as _, ffi::OsString, fmt::Write as _, path::PathBuf};
+use std::{error::Error as _, ffi::OsString, path::PathBuf};
 
 use clap::{
     Arg, ArgMatches, Args, Command,
     error::{ContextKind, ContextValue},
     parser::ValueSource,
 };
+use comfy_table::Table;
 
-use super::flags::{PACKETS, PACKETS_OFF, implied_off};
+use super::{
+    flags::{PACKETS, PACKETS_OFF, implied_off},
+    lines,
+};
 
 pub(super) use file::{ConfigError, File};
 
@@ -142,7 +146,7 @@ impl CommandLine {
         let mut command = self.command.clone();
         command.build();
         let command = command.find_subcommand(name)?;
-        let mut rows = Vec::new();
+        let mut table = Table::new();
         for argument in command.get_arguments() {
             let id = argument.get_id().as_str();
             let Some(long) = argument.get_long() else { continue };
@@ -164,21 +168,10 @@ impl CommandLine {
                 }
                 _ => "default".to_owned(),
             };
-            rows.push((format!("--{long}"), values.join(","), origin));
+            table.add_row([format!("--{long}"), values.join(","), origin]);
         }
-        Some(aligned(&rows))
+        Some(lines(&mut table))
     }
-}
-
-fn aligned(rows: &[(String, String, String)]) -> String {
-    let width = |column: fn(&(String, String, String)) -> &String| {
-        rows.iter().map(|it| column(it).chars().count()).max().unwrap_or(0)
-    };
-    let (names, values) = (width(|it| &it.0), width(|it| &it.1));
-    rows.iter().fold(String::new(), |mut text, (name, value, origin)| {
-        writeln!(text, "{name:names$}  {value:values$}  {origin}").expect("writing to a String cannot fail");
-        text
-    })
 }
 
 /// Turns an error about a value of the file into an error that names the field.

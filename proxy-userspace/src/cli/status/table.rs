@@ -2,11 +2,12 @@
 
 use std::{collections::HashSet, fmt::Write as _};
 
-use comfy_table::{Table, presets};
+use comfy_table::Table;
 use datapath::{ActiveFrontend, PortCounts};
 use datapath_ebpf::check;
 
 use super::{process::PortName, seen::Seen};
+use crate::cli::lines;
 
 const HEADER: [&str; 7] = ["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "CONNECTIONS", "REFUSED", ""];
 /// How many endpoints a row names.
@@ -17,10 +18,7 @@ pub(super) fn render(seen: &Seen) -> String {
     let mut out = seen.process.summary();
     describe_kernel(seen, &mut out);
     out.push('\n');
-    // Writing to a String cannot fail.
-    for line in frontends(seen).lines() {
-        let _ = writeln!(out, "{}", line.trim());
-    }
+    out.push_str(&lines(&mut frontends(seen)));
     if let Some(status) = &seen.process.status
         && !status.rejected.is_empty()
     {
@@ -68,7 +66,7 @@ fn programs(seen: &Seen) -> String {
 
 fn frontends(seen: &Seen) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(HEADER);
+    table.set_header(HEADER);
     let mut counted = HashSet::new();
     for (PortName { service, port }, frontend) in seen.rows() {
         let ActiveFrontend { frontend, backends, port: id, .. } = frontend;
