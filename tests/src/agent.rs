@@ -292,11 +292,7 @@ impl Agent {
         self.log().matches(text).count()
     }
 
-    /// Sends SIGKILL and waits for the end.
-    ///
-    /// # Errors
-    ///
-    /// If it had ended before.
+    /// Sends SIGKILL and waits for the end; fails if it had ended before.
     pub fn kill9(mut self) -> Result<()> {
         self.child.kill()?;
         let status = self.child.wait()?;
@@ -306,21 +302,13 @@ impl Agent {
         Ok(())
     }
 
-    /// Sends SIGTERM and waits for the end.
-    ///
-    /// # Errors
-    ///
-    /// If it does not end within five seconds.
+    /// Sends SIGTERM and waits for the end, for at most five seconds.
     pub fn terminate(mut self) -> Result<ExitStatus> {
         kill(Pid::from_raw(self.pid().cast_signed()), Signal::SIGTERM).context("kill(SIGTERM)")?;
         self.wait(Duration::from_secs(5))
     }
 
-    /// Waits until it ends.
-    ///
-    /// # Errors
-    ///
-    /// If it still runs after `limit`.
+    /// Waits until it ends; fails if it still runs after `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let mut status = None;
         let ended = eventually(limit, || {
@@ -370,11 +358,7 @@ impl Agent {
         self.wait_until_logged(limit, APPLIED)
     }
 
-    /// A field of `/proc/PID/status` in kB, such as `VmRSS`.
-    ///
-    /// # Errors
-    ///
-    /// If it has ended, or the kernel has no such field.
+    /// A field of `/proc/PID/status` in kB, such as `VmRSS`; fails if it has ended, or the kernel has no such field.
     pub fn memory_kb(&self, field: &str) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
         let value = status.lines().find_map(|it| it.strip_prefix(field)?.strip_prefix(':'));

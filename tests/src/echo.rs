@@ -51,10 +51,6 @@ impl EchoServer {
     }
 
     /// As [`Self::start`], with a reply that depends on the source address of the request.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::start`].
     pub fn start_with(name: &str, address: SocketAddr, reply: fn(&str, IpAddr) -> String) -> Result<Self> {
         let tcp =
             TcpListener::bind(address).with_context(|| format!("{name} cannot listen on TCP {address}"))?;

@@ -5,9 +5,9 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
+use build_tools::programs::find;
 use nix::unistd::geteuid;
 
 use crate::skip::skip;
@@ -80,7 +80,7 @@ pub fn kernel_at_least(major: u32, minor: u32) -> bool {
 /// Whether `nft` is installed; the current test is reported as skipped otherwise.
 #[must_use]
 pub fn nft_or_skip() -> bool {
-    let is_installed = Command::new("nft").arg("--version").output().is_ok_and(|it| it.status.success());
+    let is_installed = find("nft").is_some();
     if !is_installed {
         skip("nft is not installed");
     }

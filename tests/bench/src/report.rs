@@ -37,11 +37,7 @@ impl FigureTable {
         self.table.add_row([case, "", &format!("{measured:.digits$} {unit}"), ""]);
     }
 
-    /// Prints the table below its title.
-    ///
-    /// # Errors
-    ///
-    /// If a goal was missed.
+    /// Prints the table below its title; fails if a goal was missed.
     pub(crate) fn print(&self, title: &str) -> Result<()> {
         println!("\n{title}\n\n{}", self.table.trim_fmt());
         match self.missed {

@@ -140,11 +140,7 @@ pub(crate) struct SoakLoad {
 }
 
 impl SoakLoad {
-    /// Starts the threads in the calling thread's network namespace.
-    ///
-    /// # Errors
-    ///
-    /// If a long-lived socket cannot be created.
+    /// Starts the threads in the calling thread's network namespace; fails if a long-lived socket cannot be created.
     pub(crate) fn start(state: &Arc<LoadState>, seed: u64) -> io::Result<Self> {
         let mut long_lived = LongLivedSockets::open()?;
         let mut load = Self { state: Arc::clone(state), threads: Vec::new() };

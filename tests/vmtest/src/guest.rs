@@ -28,11 +28,7 @@ pub(crate) fn run_file(plan: &Path) -> Result<()> {
     })
 }
 
-/// Runs a plan.
-///
-/// # Errors
-///
-/// If a test cannot be started at all, or `on_event` fails.
+/// Runs a plan; fails if a test cannot be started at all, or `on_event` fails.
 pub(crate) fn run(plan: &TestPlan, mut on_event: impl FnMut(Event) -> Result<()>) -> Result<()> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
     let btf = fs::read("/sys/kernel/btf/vmlinux").unwrap_or_default();

@@ -46,11 +46,7 @@ pub(crate) struct Exception {
 }
 
 impl KernelTable {
-    /// Reads the text of the file.
-    ///
-    /// # Errors
-    ///
-    /// If a line cannot be parsed.
+    /// Reads the text of the file; the error names the line that cannot be parsed.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut table = Self::default();
         let mut section = "";

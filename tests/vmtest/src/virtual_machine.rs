@@ -30,11 +30,7 @@ const COMMAND_LINE: &str =
 
 /// Boots a kernel and forwards events until the machine has ended; returns errors of the machine or its kernel.
 ///
-/// `silence` is the timeout for the next event. The kernel's log is written to `console`.
-///
-/// # Errors
-///
-/// If QEMU cannot be started.
+/// `silence` is the timeout for the next event. The kernel's log is written to `console`. Fails if QEMU cannot be started.
 pub(crate) fn boot(
     kernel: &Kernel,
     initramfs: &Path,
