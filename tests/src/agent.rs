@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -181,11 +181,8 @@ impl AgentCommand {
         command
     }
 
-    /// Starts the proxy inside the sandbox's cgroup, so that it cannot outlive the sandbox.
-    ///
-    /// # Errors
-    ///
-    /// If the binary cannot be started.
+    /// Starts the proxy inside the sandbox's cgroup, so that it cannot outlive the sandbox; fails if the binary cannot be
+    /// started.
     pub fn start(&self, sandbox: &Sandbox) -> Result<Agent> {
         let log = sandbox.files().join(format!("agent-{}.log", count_logs(sandbox.files())));
         let stderr = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
@@ -335,10 +332,8 @@ impl Agent {
         if let Some(status) = ended {
             bail!("the agent ended ({status}); its log:\n{}", self.log());
         }
-        if !done {
-            let limit = limit.as_secs();
-            bail!("the condition does not hold after {limit} s; the agent's log:\n{}", self.log());
-        }
+        let limit = limit.as_secs();
+        ensure!(done, "the condition does not hold after {limit} s; the agent's log:\n{}", self.log());
         Ok(())
     }
 

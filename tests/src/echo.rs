@@ -41,11 +41,7 @@ struct Shared {
 }
 
 impl EchoServer {
-    /// Starts a server in the network namespace of the calling thread.
-    ///
-    /// # Errors
-    ///
-    /// If the address cannot be bound.
+    /// Starts a server in the network namespace of the calling thread; fails if the address cannot be bound.
     pub fn start(name: &str, address: SocketAddr) -> Result<Self> {
         Self::start_with(name, address, |name, _| name.to_owned())
     }

@@ -106,7 +106,6 @@ impl Table {
     pub(super) fn is_array(self) -> bool {
         matches!(self, Self::Backends4 | Self::Backends6)
     }
-
 }
 
 /// Of each table, in order: its name in pin paths, that of its outer map in the kernel object, and the size of its entries.

@@ -9,7 +9,8 @@ use std::{
 };
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkHeader, NetlinkMessage, Parseable as _,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkHeader, NetlinkMessage,
+    Parseable as _,
 };
 use netlink_packet_sock_diag::{
     SOCK_DESTROY, SockDiagMessage,

@@ -45,11 +45,8 @@ pub(crate) struct KernelPackages {
 }
 
 impl KernelPackages {
-    /// Reads the lists of packages; fetches them first if they are old.
-    ///
-    /// # Errors
-    ///
-    /// If this machine has no apt, or the lists are missing and cannot be fetched.
+    /// Reads the lists of packages; fetches them first if they are old. Fails if this machine has no apt, or the lists are
+    /// missing and cannot be fetched.
     pub(crate) fn open() -> Result<Self> {
         let folder = workspace().join("target/vmtest/apt");
         let packages = Self { folder, names: BTreeSet::new() };
