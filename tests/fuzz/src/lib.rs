@@ -10,4 +10,5 @@ pub mod cluster;
 pub mod invariants;
 pub mod mutate;
 pub mod parser;
+pub mod random_cluster;
 pub mod wire;

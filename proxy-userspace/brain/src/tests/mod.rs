@@ -2,7 +2,6 @@
 
 mod conflicts;
 mod incremental;
-mod properties;
 mod rules;
 
 use std::{num::NonZeroU16, sync::Arc};
@@ -10,7 +9,7 @@ use std::{num::NonZeroU16, sync::Arc};
 use model::{
     Family, Protocol, ServiceName,
     cluster::{Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort},
-    state::{self, Scope, ServiceKind, ServiceState, TargetPort, TrafficPolicy},
+    state::{self, Scope, ServiceState, TargetPort},
 };
 
 use crate::{NodeView, Options, service_state};

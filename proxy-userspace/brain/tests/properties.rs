@@ -1,0 +1,70 @@
+//! Properties of the state of a Service, for random Services and slices.
+
+use brain::{NodeView, Options, service_state};
+use fuzz::random_cluster::{service, slice};
+use model::{
+    Family,
+    cluster::{EndpointSlice, Service},
+    state::{Scope, ServiceState, TrafficPolicy},
+};
+use proptest::{collection::vec, prelude::*};
+
+fn some_bytes() -> impl Strategy<Value = Vec<u8>> {
+    vec(any::<u8>(), 0..600)
+}
+
+/// A Service and slices, all of which are its own.
+fn service_with_slices(bytes: &[u8]) -> (Service, Vec<EndpointSlice>) {
+    let mut u = arbitrary::Unstructured::new(bytes);
+    let service = service(&mut u).expect("missing bytes are zeroes");
+    let mut slices = Vec::new();
+    while let (false, Ok(it)) = (u.is_empty(), slice(&mut u)) {
+        slices.push(EndpointSlice { service: service.name.clone(), ..it });
+    }
+    (service, slices)
+}
+
+fn state(service: &Service, slices: &[EndpointSlice]) -> Option<ServiceState> {
+    service_state(service, slices, NodeView { name: "n1", zone: Some("a") }, &Options::default())
+}
+
+/// The slices, in reverse order, and so is everything in them.
+fn reversed(slices: &[EndpointSlice]) -> Vec<EndpointSlice> {
+    let mut slices = slices.to_vec();
+    slices.reverse();
+    for slice in &mut slices {
+        slice.endpoints.reverse();
+        slice.ports.reverse();
+    }
+    slices
+}
+
+proptest! {
+    #[test]
+    fn the_order_changes_nothing(bytes in some_bytes()) {
+        let (service, slices) = service_with_slices(&bytes);
+        prop_assert_eq!(state(&service, &slices), state(&service, &reversed(&slices)));
+    }
+
+    #[test]
+    fn splitting_slices_changes_nothing(bytes in some_bytes()) {
+        let (service, slices) = service_with_slices(&bytes);
+        let single = slices.iter().flat_map(|slice| {
+            slice.endpoints.iter().map(|it| EndpointSlice { endpoints: vec![it.clone()], ..slice.clone() })
+        });
+        prop_assert_eq!(state(&service, &single.collect::<Vec<_>>()), state(&service, &slices));
+    }
+
+    #[test]
+    fn policy_cluster_has_a_target_if_any_endpoint_could_serve(bytes in some_bytes()) {
+        let (service, slices) = service_with_slices(&bytes);
+        let service = Service { internal_policy: TrafficPolicy::Cluster, ..service };
+        let Some(state) = state(&service, &slices) else { return Ok(()) };
+        for (index, port) in state.service.ports.iter().enumerate() {
+            for family in [Family::V4, Family::V6] {
+                let has_target = state.targets(index, family, Scope::Internal).next().is_some();
+                prop_assert_eq!(has_target, *port.has_any_endpoint.of(family));
+            }
+        }
+    }
+}

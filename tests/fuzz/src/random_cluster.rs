@@ -1,0 +1,233 @@
+//! Random Services, slices and nodes that get in the way of each other, made of arbitrary bytes.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::{NonZeroU16, NonZeroU32},
+    sync::Arc,
+};
+
+use arbitrary::{Result, Unstructured};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use model::{
+    Family, Protocol, ServiceName, Timestamp,
+    cluster::{
+        ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
+    },
+    state::{self, ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
+};
+
+/// The names of the nodes.
+pub const NODES: [&str; 3] = ["n1", "n2", "n3"];
+const ZONES: [&str; 2] = ["a", "b"];
+/// One is the beginning of another.
+const SERVICES: [&str; 3] = ["web", "web-b", "api"];
+const PORT_NAMES: [&str; 3] = ["", "http", "dns"];
+
+/// A change of one object.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// A Service is added or replaced.
+    SetService(Service),
+    /// A Service is deleted.
+    DeleteService(ServiceName),
+    /// A slice is added or replaced.
+    SetSlice(EndpointSlice),
+    /// A slice is deleted.
+    DeleteSlice(SliceName),
+    /// A node is added or replaced.
+    SetNode(Node),
+    /// A node is deleted.
+    DeleteNode(&'static str),
+}
+
+impl Change {
+    /// Applies it to a cluster.
+    pub fn apply(self, cluster: &mut ClusterState) {
+        match self {
+            Self::SetService(it) => drop(cluster.set_service(it)),
+            Self::DeleteService(name) => drop(cluster.delete_service(&name)),
+            Self::SetSlice(it) => drop(cluster.set_slice(it)),
+            Self::DeleteSlice(name) => drop(cluster.delete_slice(&name)),
+            Self::SetNode(it) => drop(cluster.set_node(it)),
+            Self::DeleteNode(name) => drop(cluster.delete_node(name)),
+        }
+    }
+}
+
+/// A random change.
+///
+/// # Errors
+///
+/// If the bytes do not suffice.
+pub fn change(u: &mut Unstructured<'_>) -> Result<Change> {
+    let kind = u.int_in_range(0..=11)?;
+    change_of(kind, u)
+}
+
+/// A random change of a kind from 0 to 11; slices change most often.
+pub(crate) fn change_of(kind: u8, u: &mut Unstructured<'_>) -> Result<Change> {
+    Ok(match kind {
+        0..=2 => Change::SetService(service(u)?),
+        3 => Change::DeleteService(service_name(u)?),
+        4..=8 => Change::SetSlice(slice(u)?),
+        9 => Change::DeleteSlice(slice_name(u)?),
+        10 => Change::SetNode(node(u)?),
+        _ => Change::DeleteNode(u.choose(&NODES)?),
+    })
+}
+
+fn service_name(u: &mut Unstructured<'_>) -> Result<ServiceName> {
+    Ok(ServiceName::new("ns", *u.choose(&SERVICES)?))
+}
+
+fn slice_name(u: &mut Unstructured<'_>) -> Result<SliceName> {
+    let index = u.int_in_range(0..=4)?;
+    Ok(SliceName { namespace: "ns".into(), name: format!("slice-{index}").into() })
+}
+
+fn number(u: &mut Unstructured<'_>, numbers: &[u16]) -> Result<NonZeroU16> {
+    Ok(NonZeroU16::new(*u.choose(numbers)?).unwrap_or(NonZeroU16::MIN))
+}
+
+fn protocol(u: &mut Unstructured<'_>) -> Result<Protocol> {
+    u.choose(&[Protocol::Tcp, Protocol::Udp, Protocol::Sctp]).copied()
+}
+
+fn address(u: &mut Unstructured<'_>, family: Family) -> Result<IpAddr> {
+    let last = u.int_in_range(1..=6)?;
+    Ok(match family {
+        Family::V4 => Ipv4Addr::new(10, 1, 0, last).into(),
+        Family::V6 => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last.into()).into(),
+    })
+}
+
+/// Up to two addresses, which other Services may have too.
+fn addresses(u: &mut Unstructured<'_>) -> Result<Vec<IpAddr>> {
+    let mut addresses = Vec::new();
+    for _ in 0..u.int_in_range(0..=2)? {
+        let family = family(u)?;
+        let it = address(u, family)?;
+        if !addresses.contains(&it) {
+            addresses.push(it);
+        }
+    }
+    Ok(addresses)
+}
+
+fn family(u: &mut Unstructured<'_>) -> Result<Family> {
+    u.choose(&[Family::V4, Family::V6]).copied()
+}
+
+fn policy(u: &mut Unstructured<'_>) -> Result<TrafficPolicy> {
+    u.choose(&[TrafficPolicy::Cluster, TrafficPolicy::Local]).copied()
+}
+
+fn time(u: &mut Unstructured<'_>) -> Result<Option<Timestamp>> {
+    Ok(if u.arbitrary()? { Some(Timestamp::from_micros(u.int_in_range(0..=3)?)) } else { None })
+}
+
+/// A Service that other Services may be in conflict with.
+///
+/// # Errors
+///
+/// If the bytes do not suffice.
+pub fn service(u: &mut Unstructured<'_>) -> Result<Service> {
+    let kinds =
+        [None, Some(ServiceKind::ClusterIp), Some(ServiceKind::NodePort), Some(ServiceKind::LoadBalancer)];
+    let mut cluster_ips = addresses(u)?;
+    cluster_ips.dedup_by_key(|it| Family::of(*it));
+    let mut ports: Vec<ServicePort> = Vec::new();
+    for _ in 0..u.int_in_range(0..=3)? {
+        let port = ServicePort {
+            name: (*u.choose(&PORT_NAMES)?).to_owned(),
+            protocol: protocol(u)?,
+            port: number(u, &[53, 80])?,
+            node_port: if u.ratio(1, 3)? { Some(number(u, &[30_000, 30_001])?) } else { None },
+            target_port: if u.arbitrary()? {
+                TargetPort::Number(number(u, &[8080, 8081])?)
+            } else {
+                TargetPort::Name("web".to_owned())
+            },
+        };
+        if !ports.iter().any(|it| (it.port, it.protocol) == (port.port, port.protocol)) {
+            ports.push(port);
+        }
+    }
+    Ok(Service {
+        name: service_name(u)?,
+        created: time(u)?,
+        kind: *u.choose(&kinds)?,
+        proxy_name: u.ratio(1, 8)?.then(|| "mesh".to_owned()),
+        cluster_ips,
+        external_ips: addresses(u)?,
+        load_balancer_ips: addresses(u)?,
+        ports,
+        internal_policy: policy(u)?,
+        external_policy: policy(u)?,
+        affinity: u.ratio(1, 4)?.then_some(ClientIpAffinity { timeout_seconds: NonZeroU32::MIN }),
+        source_ranges: if u.ratio(1, 4)? { ranges() } else { Vec::new() },
+        health_check_node_port: if u.ratio(1, 4)? { NonZeroU16::new(30_999) } else { None },
+    })
+}
+
+/// Ranges of both families.
+fn ranges() -> Vec<IpNet> {
+    let v4 = Ipv4Net::new_assert(Ipv4Addr::new(10, 1, 0, 0), 16).into();
+    vec![Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0), 8).into(), v4]
+}
+
+fn names(u: &mut Unstructured<'_>, names: &[&str]) -> Result<Vec<Arc<str>>> {
+    let mut chosen = Vec::new();
+    for it in names {
+        if u.ratio(1, 4)? {
+            chosen.push(Arc::from(*it));
+        }
+    }
+    Ok(chosen)
+}
+
+/// An EndpointSlice of one of the Services.
+///
+/// # Errors
+///
+/// If the bytes do not suffice.
+pub fn slice(u: &mut Unstructured<'_>) -> Result<EndpointSlice> {
+    let family = family(u)?;
+    let mut ports = Vec::new();
+    for _ in 0..u.int_in_range(0..=2)? {
+        let name = (*u.choose(&PORT_NAMES)?).to_owned();
+        ports.push(SlicePort { name, protocol: protocol(u)?, port: number(u, &[8080, 8081])? });
+    }
+    let mut endpoints = Vec::new();
+    for _ in 0..u.int_in_range(0..=4)? {
+        let [ready, serving, terminating] = [u.ratio(2, 3)?, u.ratio(2, 3)?, u.ratio(1, 3)?];
+        endpoints.push(Endpoint {
+            address: address(u, family)?,
+            conditions: Conditions { ready, serving, terminating },
+            node: if u.ratio(3, 4)? { Some(Arc::from(*u.choose(&NODES)?)) } else { None },
+            pod: if u.ratio(3, 4)? { Some(format!("p{}", u.int_in_range(0..=3)?).into()) } else { None },
+            hostname: if u.ratio(1, 8)? { "host".to_owned() } else { String::new() },
+            node_hints: names(u, &NODES)?,
+            zone_hints: names(u, &ZONES)?,
+        });
+    }
+    Ok(EndpointSlice {
+        name: slice_name(u)?,
+        service: service_name(u)?,
+        headless: u.ratio(1, 8)?,
+        family,
+        ports,
+        endpoints,
+        trigger_time: time(u)?,
+    })
+}
+
+fn node(u: &mut Unstructured<'_>) -> Result<Node> {
+    let zone = if u.arbitrary()? { Some(Arc::from(*u.choose(&ZONES)?)) } else { None };
+    let info = state::NodeInfo {
+        is_being_deleted: u.ratio(1, 8)?,
+        addresses: addresses(u)?,
+        pod_cidrs: if u.arbitrary()? { ranges() } else { Vec::new() },
+    };
+    Ok(Node { name: Arc::from(*u.choose(&NODES)?), zone, info })
+}
