@@ -40,9 +40,9 @@ impl ClusterWatch {
     pub async fn next(&mut self) -> Result<Arc<Cluster>, Refused> {
         loop {
             match self.session.try_next().await? {
-                Event::Sync(_) => {
-                    if let Some(difference) = self.tracker.finish() {
-                        Arc::make_mut(&mut self.last).apply(difference);
+                Event::Sync(revision) => {
+                    if let Some(change) = self.tracker.finish(revision) {
+                        Arc::make_mut(&mut self.last).apply(change);
                         return Ok(Arc::clone(&self.last));
                     }
                 }

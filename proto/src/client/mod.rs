@@ -55,7 +55,7 @@ pub use self::{
     incremental::Incremental,
     poll::Poll,
     session::Refused,
-    state::{Cluster, ClusterService, NodeChange, ServiceEndpoints, State, WithEndpoints},
+    state::{Change, Cluster, ClusterService, NodeChange, ServiceEndpoints, Snapshot, State, WithEndpoints},
     watch::{ChangeWatch, Watch},
 };
 

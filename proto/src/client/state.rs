@@ -12,20 +12,43 @@ pub(super) type Values<T> = BTreeMap<Arc<str>, Arc<T>>;
 /// The new values by name; `None` for deleted ones.
 pub(super) type Edits<T> = BTreeMap<Arc<str>, Option<Arc<T>>>;
 
-/// The state of one node.
+/// A state: the nodes and the Services with their endpoints.
 ///
 /// Unchanged values are shared with the previous state: equal pointers mean equal values.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct State {
-    /// Identifies the state, if the brain sends it; KPNG's does not.
+pub struct Snapshot<N, S, E> {
+    /// Identifies the state of a node, if the brain sends it; KPNG's does not.
     pub revision: Option<Revision>,
     /// The requested extensions that the brain sends.
     pub extensions: Vec<Extension>,
-    /// The nodes of the cluster, by name; empty without the extension `Nodes`.
-    pub nodes: BTreeMap<Arc<str>, Arc<Node>>,
+    /// The nodes, by name.
+    pub nodes: BTreeMap<Arc<str>, Arc<N>>,
     /// The Services, by `namespace/name`.
-    pub services: BTreeMap<Arc<str>, Arc<ServiceEndpoints>>,
+    pub services: BTreeMap<Arc<str>, Arc<WithEndpoints<S, E>>>,
 }
+
+/// The state of one node. It has the nodes of the cluster only with the extension `Nodes`.
+pub type State = Snapshot<Node, Service, Endpoint>;
+
+/// The state of a whole cluster.
+pub type Cluster = Snapshot<NodeInfo, ServiceInfo, EndpointInfo>;
+
+/// The difference between two states.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Change<N, S, E> {
+    /// The revision of the later state, if the brain sends it; KPNG's does not.
+    pub revision: Option<Revision>,
+    /// The requested extensions that the brain sends.
+    pub extensions: Vec<Extension>,
+    /// The nodes that were added or changed, by name; `None` for those that were deleted.
+    pub nodes: BTreeMap<Arc<str>, Option<Arc<N>>>,
+    /// The Services that were added or changed, or whose endpoints changed, by `namespace/name`; `None` for those that
+    /// were deleted.
+    pub services: BTreeMap<Arc<str>, Option<Arc<WithEndpoints<S, E>>>>,
+}
+
+/// The difference between two states of a node.
+pub type NodeChange = Change<Node, Service, Endpoint>;
 
 /// A Service and its endpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,56 +65,13 @@ pub type ServiceEndpoints = WithEndpoints<Service, Endpoint>;
 /// A Service of the cluster and all its endpoints. The key is `slice|key`.
 pub type ClusterService = WithEndpoints<ServiceInfo, EndpointInfo>;
 
-/// The difference between two states of a node.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct NodeChange {
-    /// The revision of the later state, if the brain sends it; KPNG's does not.
-    pub revision: Option<Revision>,
-    /// The requested extensions that the brain sends.
-    pub extensions: Vec<Extension>,
-    /// The nodes that were added or changed, by name; `None` for those that were deleted.
-    pub nodes: BTreeMap<Arc<str>, Option<Arc<Node>>>,
-    /// The Services that were added or changed, or whose endpoints changed, by `namespace/name`; `None` for those that
-    /// were deleted.
-    pub services: BTreeMap<Arc<str>, Option<Arc<ServiceEndpoints>>>,
-}
-
-/// The state of a whole cluster.
-///
-/// Unchanged values are shared with the previous state: equal pointers mean equal values.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Cluster {
-    /// The requested extensions that the brain sends.
-    pub extensions: Vec<Extension>,
-    /// The nodes, by name.
-    pub nodes: BTreeMap<Arc<str>, Arc<NodeInfo>>,
-    /// The Services, by `namespace/name`.
-    pub services: BTreeMap<Arc<str>, Arc<ClusterService>>,
-}
-
-/// The difference between two states.
-#[derive(Debug)]
-pub(super) struct Difference<N, S, E> {
-    pub(super) extensions: Vec<Extension>,
-    pub(super) nodes: Edits<N>,
-    pub(super) services: Edits<WithEndpoints<S, E>>,
-}
-
-impl State {
+impl<N, S, E> Snapshot<N, S, E> {
     /// Applies `change`.
-    pub fn apply(&mut self, change: NodeChange) {
-        let NodeChange { revision, extensions, nodes, services } = change;
+    pub fn apply(&mut self, change: Change<N, S, E>) {
+        let Change { revision, extensions, nodes, services } = change;
         (self.revision, self.extensions) = (revision, extensions);
         edit(&mut self.nodes, nodes);
         edit(&mut self.services, services);
-    }
-}
-
-impl Cluster {
-    pub(super) fn apply(&mut self, difference: Difference<NodeInfo, ServiceInfo, EndpointInfo>) {
-        self.extensions = difference.extensions;
-        edit(&mut self.nodes, difference.nodes);
-        edit(&mut self.services, difference.services);
     }
 }
 

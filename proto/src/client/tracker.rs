@@ -6,9 +6,12 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     session::{Event, View},
-    state::{Difference, Edits, Values, WithEndpoints},
+    state::{Change, Edits, Values, WithEndpoints},
 };
-use crate::{DiffStore, localv1::Extension};
+use crate::{
+    DiffStore,
+    localv1::{Extension, Revision},
+};
 
 /// The state of a view while its events arrive.
 #[derive(Debug)]
@@ -79,14 +82,17 @@ impl<V: View> Tracker<V> {
     }
 
     /// The difference to the last call; `None` if there is none, except for the first call.
-    pub(super) fn finish(&mut self) -> Option<Difference<V::Node, V::Service, V::Endpoint>> {
+    pub(super) fn finish(
+        &mut self,
+        revision: Option<Revision>,
+    ) -> Option<Change<V::Node, V::Service, V::Endpoint>> {
         let (nodes, services) = (edits(&mut self.nodes), edits(&mut self.services));
         if nodes.is_empty() && services.is_empty() && self.last_extensions.as_ref() == Some(&self.extensions)
         {
             return None;
         }
         self.last_extensions = Some(self.extensions.clone());
-        Some(Difference { extensions: self.extensions.clone(), nodes, services })
+        Some(Change { revision, extensions: self.extensions.clone(), nodes, services })
     }
 }
 
@@ -104,10 +110,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        client::{
-            node_view::NodeView,
-            state::{NodeChange, State},
-        },
+        client::{node_view::NodeView, state::State},
         localv1::{Endpoint, Node, Service},
     };
 
@@ -175,12 +178,11 @@ mod tests {
                     continue;
                 }
                 let before = state.clone();
-                match tracker.finish() {
+                match tracker.finish(None) {
                     None => prop_assert!(before.is_some(), "the first state is returned even if it is empty"),
-                    Some(Difference { extensions, nodes, services }) => {
-                        let is_empty = nodes.is_empty() && services.is_empty();
+                    Some(change) => {
+                        let is_empty = change.nodes.is_empty() && change.services.is_empty();
                         prop_assert!(!is_empty || before.is_none(), "an empty difference is not returned");
-                        let change = NodeChange { revision: None, extensions, nodes, services };
                         state.get_or_insert_default().apply(change);
                     }
                 }

@@ -6,7 +6,7 @@ use super::{
     connect::Connector,
     node_view::NodeView,
     session::{Event, Session},
-    state::{Difference, NodeChange, State},
+    state::{NodeChange, State},
     tracker::Tracker,
 };
 
@@ -37,8 +37,8 @@ impl ChangeWatch {
         loop {
             match self.session.next().await {
                 Event::Sync(revision) => {
-                    if let Some(Difference { extensions, nodes, services }) = self.tracker.finish() {
-                        return Some(NodeChange { revision, extensions, nodes, services });
+                    if let Some(change) = self.tracker.finish(revision) {
+                        return Some(change);
                     }
                 }
                 event => self.tracker.apply(event),
