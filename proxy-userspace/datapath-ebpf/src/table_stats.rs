@@ -60,7 +60,7 @@ const UDP_NAT: &str = "UDP_NAT";
 const UDP_NAT_STATS: &str = "UDP_NAT_STATS";
 
 /// The UDP NAT table and its statistics.
-pub(super) struct UdpNatGc {
+struct UdpNatGc {
     table: MapData,
     stats: Array<MapData, u64>,
     capacity: u32,
@@ -70,7 +70,7 @@ pub(super) struct UdpNatGc {
 
 impl UdpNatGc {
     /// Takes both maps out of the loaded object.
-    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
+    fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
         let Some(Map::HashMap(table)) = ebpf.take_map(UDP_NAT) else {
             return Err(Error::Incomplete(format!("map {UDP_NAT}")));
         };
@@ -80,7 +80,7 @@ impl UdpNatGc {
     }
 
     /// Deletes leaked entries, if there are new ones, and reports the usage of the table.
-    pub(super) fn collect(&mut self) -> Result<UdpNatStats, Error> {
+    fn collect(&mut self) -> Result<UdpNatStats, Error> {
         let leaked = self.stat(LEAKED)?;
         if leaked != self.leaked {
             self.delete_leaked()?;

@@ -144,8 +144,8 @@ impl<'a> Reconciler<'a> {
         tokio::select! {
             next = self.states.next() => next.map_or(Event::Closed, Event::Published),
             addresses = self.addresses.changed() => Event::AddressesChanged(addresses),
-            results = next_probe(&mut self.prober) => Event::Probed(results),
-            report = next_termination(&mut self.termination) => Event::Terminated(report),
+            results = next_of(&mut self.prober, Prober::next) => Event::Probed(results),
+            report = next_of(&mut self.termination, UdpTermination::report) => Event::Terminated(report),
             () = datapath.changed_externally() => Event::ChangedExternally,
             () = sleep_until(wake) => Event::TimerElapsed,
         }
@@ -411,16 +411,10 @@ impl<'a> Reconciler<'a> {
 
 const DATAPATH_IS_BACK: &str = "the datapath is back after every call";
 
-async fn next_probe(prober: &mut Option<Prober>) -> Vec<ProbeResult> {
-    match prober {
-        Some(prober) => prober.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn next_termination(termination: &mut Option<UdpTermination>) -> io::Result<TerminationReport> {
-    match termination {
-        Some(termination) => termination.report().await,
+/// Waits for the next result of what may not be started yet.
+async fn next_of<T, R>(source: &mut Option<T>, next: impl AsyncFnOnce(&mut T) -> R) -> R {
+    match source {
+        Some(source) => next(source).await,
         None => std::future::pending().await,
     }
 }

@@ -14,17 +14,15 @@ use crate::{
     fixtures::{self, ALL_SCOPES, number, port, state_of},
 };
 
-/// A Service `default/s<n>` without endpoints, at the n-th address of 10.64.0.0/10.
-fn service(n: u32, ports: Vec<ServicePort>) -> Service {
-    fixtures::service(&format!("s{n}"), [cluster_ip(n)], ports)
+const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
+
+/// A Service without endpoints.
+fn service(ports: Vec<ServicePort>) -> Service {
+    fixtures::service("service", [CLUSTER_IP.into()], ports)
 }
 
-fn cluster_ip(n: u32) -> IpAddr {
-    Ipv4Addr::from(0x0a40_0000 + n).into()
-}
-
-fn tcp(ip: IpAddr, port: u16) -> FrontendAddress {
-    FrontendAddress { address: SocketAddr::new(ip, port), protocol: Protocol::Tcp }
+fn tcp(port: u16) -> FrontendAddress {
+    FrontendAddress { address: SocketAddr::new(CLUSTER_IP.into(), port), protocol: Protocol::Tcp }
 }
 
 /// The n-th address of 11.0.0.0/8.
@@ -70,13 +68,13 @@ fn a_service_of_100_000_endpoints_is_added_and_removed() {
         ];
         let mut endpoints: Vec<_> = good.chain(bad).collect();
         endpoints.sort_by(|a, b| a.key.cmp(&b.key));
-        state_of([ServiceState::new(service(1, ports), endpoints)])
+        state_of([ServiceState::new(service(ports), endpoints)])
     };
     let rows = |count| [(Table::Frontends4, 2), (Table::Backends4, 2 * count), (Table::Members4, count)];
     let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
     apply(&mut buffer, &of(0..MANY));
     assert_rows(&buffer, &rows(MANY));
-    let all = buffer.store.backends(tcp(cluster_ip(1), 80)).unwrap();
+    let all = buffer.store.backends(tcp(80)).unwrap();
     assert!(all.iter().map(SocketAddr::ip).eq((0..MANY).map(|n| IpAddr::from(pod(n)))));
     // One is removed: its slots are filled by the last ones.
     let applied = buffer.apply(&of(1..MANY), &NodeAddresses::new()).unwrap();
@@ -84,7 +82,7 @@ fn a_service_of_100_000_endpoints_is_added_and_removed() {
     // All but one are removed.
     apply(&mut buffer, &of(MANY - 1..MANY));
     assert_rows(&buffer, &rows(1));
-    let last = buffer.store.backends(tcp(cluster_ip(1), 80)).unwrap();
+    let last = buffer.store.backends(tcp(80)).unwrap();
     assert_eq!(last, [SocketAddr::new(pod(MANY - 1).into(), 8080)]);
     apply(&mut buffer, &NodeState::default());
     assert_rows(&buffer, &[]);
@@ -97,7 +95,7 @@ fn a_service_of_20_000_ports_is_served_at_each() {
     const MANY: u16 = 20_000;
     let ports = || (1..=MANY).map(|it| port(&format!("p{it}"), Protocol::Tcp, it));
     let twice = ports().map(|it| ServicePort { name: format!("{}-again", it.name), ..it });
-    let mut service = service(1, ports().chain(twice.take(1000)).collect());
+    let mut service = service(ports().chain(twice.take(1000)).collect());
     service.cluster_ips.push("fd00::1".parse().unwrap());
     let all = endpoint(0, Some(pod(0)), Some(Ipv6Addr::LOCALHOST), MANY);
     let state = state_of([ServiceState::new(service, [all])]);
@@ -114,7 +112,7 @@ fn a_service_of_20_000_ports_is_served_at_each() {
         ],
     );
     for port in [1, 2, MANY] {
-        let backends = buffer.store.backends(tcp(cluster_ip(1), port)).unwrap();
+        let backends = buffer.store.backends(tcp(port)).unwrap();
         assert_eq!(backends, [SocketAddr::new(pod(0).into(), 8080)]);
     }
     assert_eq!(buffer.rejected().len(), 2000);
