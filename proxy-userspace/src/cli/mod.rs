@@ -13,15 +13,15 @@ mod flags;
 mod grpc_server;
 mod health_check_events;
 mod logging;
+mod output;
 mod print;
 mod run;
 mod runtime;
 mod status;
 
-use std::{fmt, io, process::ExitCode};
+use std::{io, process::ExitCode};
 
-use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, error::ErrorKind};
-use comfy_table::{Table, presets};
+use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use config::{CommandLine, ParseError};
 
@@ -132,17 +132,6 @@ pub(crate) fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// The rows of a table, without lines between them.
-fn lines(table: &mut Table) -> String {
-    let lines = table.load_preset(presets::NOTHING).lines();
-    lines.map(|it| format!("{}\n", it.trim())).collect()
-}
-
-/// An error about flags that are valid one by one, but not together.
-fn wrong_usage(message: impl fmt::Display) -> anyhow::Error {
-    clap::Error::raw(ErrorKind::ArgumentConflict, format!("{message}\n")).into()
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

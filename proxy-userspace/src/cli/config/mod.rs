@@ -18,7 +18,7 @@ use comfy_table::Table;
 
 use super::{
     flags::{PACKETS, PACKETS_OFF, implied_off},
-    lines,
+    output::lines,
 };
 
 pub(super) use file::{ConfigError, File};

@@ -8,7 +8,7 @@ use datapath::NodePortAddresses;
 use datapath_ebpf as ebpf;
 use ipnet::IpNet;
 
-use crate::cli::wrong_usage;
+use crate::cli::output::wrong_usage;
 
 /// The eBPF datapath, and what both datapaths share.
 #[derive(Clone, Debug, Args)]

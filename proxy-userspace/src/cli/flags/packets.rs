@@ -11,7 +11,7 @@ use datapath_nft::{self as nft, Config, DetectLocal};
 use ipnet::IpNet;
 use reconciler::Options;
 
-use crate::cli::wrong_usage;
+use crate::cli::output::wrong_usage;
 
 /// Which datapaths run, and how nftables translates.
 #[derive(Clone, Debug, Args)]

@@ -7,7 +7,7 @@ use datapath::{ActiveFrontend, PortCounts};
 use datapath_ebpf::check;
 
 use super::{process::PortName, seen::Seen};
-use crate::cli::lines;
+use crate::cli::output::lines;
 
 const HEADER: [&str; 7] = ["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "CONNECTIONS", "REFUSED", ""];
 /// How many endpoints a row names.
