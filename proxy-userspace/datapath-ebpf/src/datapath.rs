@@ -69,7 +69,7 @@ impl Datapath {
         let buffer = DoubleBuffer::new(maps)?;
         tracing::info!(
             cgroup = %cgroup.path().display(), pins = %pins.dir().display(),
-            "the eBPF datapath is ready; it attaches the programs after the first state"
+            "the eBPF programs are loaded; they are attached after the first state"
         );
         Ok(Self {
             buffer,

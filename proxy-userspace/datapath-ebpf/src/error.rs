@@ -169,6 +169,10 @@ const PRIVILEGES: &str = " (run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_
 /// The operation of [`Error::Program`] that attaches a program.
 pub(super) const ATTACH: &str = "attach";
 
+/// `BPF_CGROUP_MAX_PROGS` of the kernel.
+const FULL: &str = " because 64 programs are attached to this hook of the cgroup already, which is the kernel's limit: detach \
+                    some of the others (`bpftool cgroup show` lists them)";
+
 /// A cgroup has either programs that all allow others (`BPF_F_ALLOW_MULTI`), or a single one (bpf(2), BPF_PROG_ATTACH).
 const EXCLUSIVE: &str = " (another program is attached exclusively to this hook, on this cgroup or one above: \
                          `bpftool cgroup tree` shows which, `bpftool cgroup detach` detaches it)";
@@ -201,6 +205,7 @@ fn remedy_of_program(call: &str, error: &(dyn std::error::Error + 'static)) -> &
     match io_within(error).and_then(io::Error::raw_os_error) {
         _ if capabilities::is_any_missing() => PRIVILEGES,
         Some(libc::EPERM) if call == ATTACH => EXCLUSIVE,
+        Some(libc::E2BIG) if call == ATTACH => FULL,
         _ => remedy_within(error),
     }
 }

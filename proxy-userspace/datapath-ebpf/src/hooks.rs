@@ -91,8 +91,8 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<()
         let mut program = program(ebpf, hook)?;
         pins::replace(&pins.programs().join(hook), |path| program.pin(path))?;
     }
-    let updated = HOOKS.len() - created;
-    tracing::info!(created, updated, "the programs are attached to {}", cgroup.path().display());
+    let replaced = HOOKS.len() - created;
+    tracing::info!(new = created, replaced, "all programs are attached to {}", cgroup.path().display());
     Ok(())
 }
 

@@ -80,9 +80,9 @@ impl LogDedup {
                 }
                 if !report.all_namespaces && !mem::replace(&mut self.has_logged_hidden_namespaces, true) {
                     tracing::info!(
-                        "UDP sockets of some pods stay connected to removed endpoints, because their network \
-                         namespaces cannot be entered: that takes CAP_SYS_ADMIN, CAP_SYS_PTRACE and the host's \
-                         process ids (hostPID)"
+                        "when an endpoint is removed, connected UDP sockets of some pods will not be terminated, \
+                         because their network namespaces cannot be entered: that takes CAP_SYS_ADMIN, \
+                         CAP_SYS_PTRACE and the host's process ids (hostPID)"
                     );
                 }
             }

@@ -207,7 +207,11 @@ impl<'a> Reconciler<'a> {
                 has_failed = true;
                 let error = error_chain(&error);
                 self.observer.on_failed(Step::Attach, &error);
-                tracing::error!("attaching the programs failed: {error}; retrying in {:?}", self.retry.delay);
+                tracing::error!(
+                    "attaching the programs failed, so that Services may be unreachable from this node: {error}; \
+                     retrying in {:?}",
+                    self.retry.delay
+                );
             }
         }
         // Reported after what is active: this is what is missing of it.

@@ -58,7 +58,9 @@ async fn agent(flags: Flags) -> Result<()> {
         () = upstream.run() => bail!("following the brain has stopped; the log names the reason"),
         () = signals.terminated() => {}
     }
-    tracing::info!("stopping; the kernel keeps serving the last state (`cleanup` removes it)");
+    tracing::info!(
+        "stopping; the kernel keeps serving the last state, without updates (`cleanup` removes it)"
+    );
     Ok(())
 }
 

@@ -58,6 +58,10 @@ async fn run(flags: Flags) -> Result<()> {
     };
     drop(pipeline);
     server.stop().await;
-    tracing::info!("stopping; the kernel keeps serving the last state (`cleanup` removes it)");
+    if result.is_ok() {
+        tracing::info!(
+            "stopping; the kernel keeps serving the last state, without updates (`cleanup` removes it)"
+        );
+    }
     result
 }

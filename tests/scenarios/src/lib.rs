@@ -61,7 +61,7 @@ pub struct Step {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(untagged)]
 pub enum Answer {
-    /// Nobody: `refused`, or `untranslated` if the address is left alone.
+    /// Nobody: `refused`, or `untranslated` if the address is not translated.
     Error(String),
     /// Each of these addresses, and no other.
     Endpoints(Vec<String>),

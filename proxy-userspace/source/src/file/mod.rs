@@ -155,6 +155,9 @@ impl Reader {
         for problem in problems.difference(&self.reported) {
             tracing::warn!("{problem}");
         }
+        if problems.is_empty() && !self.reported.is_empty() {
+            tracing::info!("all files and objects are valid again");
+        }
         self.reported = problems;
     }
 }

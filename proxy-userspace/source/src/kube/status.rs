@@ -50,9 +50,15 @@ impl ResourceStatus {
             return;
         }
         let delay = next.saturating_duration_since(now);
+        // The same error again is not logged, so that an outage does not fill the log.
         match self.age() {
+            Some(age) if age < Duration::from_secs(1) => {
+                tracing::warn!(
+                    "{error}; the last state stays active; retrying in {delay:.1?}, and then silently"
+                );
+            }
             Some(age) => tracing::warn!(
-                "{error}; the last state, {age:.1?} old, stays active; retrying in {delay:.1?}"
+                "{error}; the last state, {age:.0?} old, stays active; retrying in {delay:.1?}, and then silently"
             ),
             None => tracing::warn!("{error}; there is no cluster state yet; retrying in {delay:.1?}"),
         }
