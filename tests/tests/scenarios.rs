@@ -11,6 +11,7 @@ use std::{
 use scenarios::{Answer, Scenario, Step};
 use tests::{
     AgentCommand, Build, EchoServer, TIMEOUT, TestNode, Transport, eventually, http::metric, request,
+    requirements::kernel_at_least,
 };
 
 /// Addresses of the node, at which node ports are tried.
@@ -116,6 +117,8 @@ fn assert_answers_over(transport: Transport, address: SocketAddr, expected: &Ans
             let kind = answer().expect_err(&frontend).kind();
             let found = match kind {
                 ErrorKind::ConnectionRefused => "refused",
+                // A program cannot choose another error there.
+                ErrorKind::PermissionDenied if !kernel_at_least(5, 18) => "refused",
                 ErrorKind::NetworkUnreachable => "untranslated",
                 _ => &format!("{kind:?}"),
             };

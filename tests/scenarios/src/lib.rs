@@ -5,11 +5,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
 
 use brain::Options;
 use model::{cluster::ClusterState, state::NodeState};
@@ -67,32 +63,34 @@ pub enum Answer {
     Endpoints(Vec<String>),
 }
 
+/// The files and their topics; in the binary, because a virtual machine that runs the tests has no sources.
+const FILES: [(&str, &str); 8] = [
+    ("changes", include_str!("../changes.yaml")),
+    ("dual-stack", include_str!("../dual-stack.yaml")),
+    ("frontends", include_str!("../frontends.yaml")),
+    ("policies", include_str!("../policies.yaml")),
+    ("services", include_str!("../services.yaml")),
+    ("slices", include_str!("../slices.yaml")),
+    ("terminating", include_str!("../terminating.yaml")),
+    ("topology", include_str!("../topology.yaml")),
+];
+
 /// Every scenario.
 ///
 /// # Panics
 ///
-/// If a file is not readable or not valid.
+/// If a file is not valid.
 #[must_use]
 pub fn all() -> Vec<Scenario> {
-    let mut files: Vec<PathBuf> = fs::read_dir(env!("CARGO_MANIFEST_DIR"))
-        .expect("the folder of the scenarios can be listed")
-        .map(|it| it.expect("the folder of the scenarios can be listed").path())
-        .filter(|it| it.extension().is_some_and(|it| it == "yaml"))
-        .collect();
-    files.sort();
-    files.iter().flat_map(|it| read(it)).collect()
+    FILES.into_iter().flat_map(|(topic, text)| read(topic, text)).collect()
 }
 
-fn read(file: &Path) -> Vec<Scenario> {
-    let text = fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    let topic = file.file_stem().unwrap_or_default().to_string_lossy();
-    let mut text = text.as_slice();
+fn read(topic: &str, text: &str) -> Vec<Scenario> {
+    let mut text = text.as_bytes();
     let documents = serde_saphyr::read::<_, Map<String, Value>>(&mut text);
     let scenarios = documents.map(|document| {
         let document = document.map_err(|error| error.to_string());
-        document
-            .and_then(|it| scenario(&topic, it))
-            .unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+        document.and_then(|it| scenario(topic, it)).unwrap_or_else(|error| panic!("{topic}.yaml: {error}"))
     });
     scenarios.collect()
 }
@@ -168,5 +166,17 @@ impl Step {
     pub fn dump(&self) -> Option<Vec<String>> {
         let lines: Vec<_> = self.dump.as_ref()?.lines().map(ToOwned::to_owned).collect();
         Some(lines)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FILES;
+
+    #[test]
+    fn no_file_is_left_out() {
+        let folder = std::fs::read_dir(env!("CARGO_MANIFEST_DIR")).unwrap().flatten();
+        let files = folder.filter(|it| it.path().extension().is_some_and(|it| it == "yaml"));
+        assert_eq!(files.count(), FILES.len());
     }
 }
