@@ -170,8 +170,8 @@ const PRIVILEGES: &str = " (run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_
 pub(super) const ATTACH: &str = "attach";
 
 /// `BPF_CGROUP_MAX_PROGS` of the kernel.
-const FULL: &str = " because 64 programs are attached to this hook of the cgroup already, which is the kernel's limit: detach \
-                    some of the others (`bpftool cgroup show` lists them)";
+const FULL: &str = " (64 programs are attached to this hook of the cgroup already, which is the kernel's limit: \
+                    `bpftool cgroup show` lists them, `bpftool cgroup detach` detaches one)";
 
 /// A cgroup has either programs that all allow others (`BPF_F_ALLOW_MULTI`), or a single one (bpf(2), BPF_PROG_ATTACH).
 const EXCLUSIVE: &str = " (another program is attached exclusively to this hook, on this cgroup or one above: \

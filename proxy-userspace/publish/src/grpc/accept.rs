@@ -17,7 +17,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
     task::JoinSet,
-    time::{Instant, sleep},
+    time::{Instant, sleep_until},
 };
 use tokio_rustls::rustls;
 use tonic::transport::server::Connected;
@@ -37,13 +37,16 @@ const LOG_DEDUP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The incoming connections of a listener.
 pub(super) fn incoming(listener: Listener) -> impl Stream<Item = io::Result<Connection>> {
-    let acceptor = Acceptor { listener, handshakes: JoinSet::new(), last_warning: None };
+    let acceptor =
+        Acceptor { listener, handshakes: JoinSet::new(), accept_at: Instant::now(), last_warning: None };
     stream::unfold(acceptor, async |mut it| Some((Ok(it.next().await), it)))
 }
 
 struct Acceptor {
     listener: Listener,
     handshakes: JoinSet<Result<Connection, HandshakeError>>,
+    /// Before that, after a failed accept, only handshakes go on.
+    accept_at: Instant,
     /// The last failure that was logged as a warning, and when.
     last_warning: Option<(String, Instant)>,
 }
@@ -57,6 +60,10 @@ impl Acceptor {
     /// The next connection, whose handshake is complete.
     async fn next(&mut self) -> Connection {
         loop {
+            let accept = async {
+                sleep_until(self.accept_at).await;
+                self.listener.accept().await
+            };
             let accepted = tokio::select! {
                 Some(result) = self.handshakes.join_next() => {
                     match result {
@@ -66,7 +73,7 @@ impl Acceptor {
                     }
                     continue;
                 }
-                accepted = self.listener.accept(), if self.handshakes.len() < MAX_HANDSHAKES => accepted,
+                accepted = accept, if self.handshakes.len() < MAX_HANDSHAKES => accepted,
             };
             match (accepted, self.listener.tls()) {
                 (Ok(Accepted::Unix(stream)), _) => return Connection::new(stream, Peer::LOCAL),
@@ -82,7 +89,7 @@ impl Acceptor {
                 (Err(error), _) => {
                     let address = self.listener.address();
                     tracing::warn!("{address}: accept failed: {error}; retrying in {ACCEPT_BACKOFF:?}");
-                    sleep(ACCEPT_BACKOFF).await;
+                    self.accept_at = Instant::now() + ACCEPT_BACKOFF;
                 }
             }
         }

@@ -52,14 +52,12 @@ impl ResourceStatus {
         let delay = next.saturating_duration_since(now);
         // The same error again is not logged, so that an outage does not fill the log.
         match self.age() {
-            Some(age) if age < Duration::from_secs(1) => {
+            Some(age) => {
+                let age = if age.as_secs() == 0 { String::new() } else { format!(", {age:.0?} old,") };
                 tracing::warn!(
-                    "{error}; the last state stays active; retrying in {delay:.1?}, and then silently"
+                    "{error}; the last state{age} stays active; retrying in {delay:.1?}, and then silently"
                 );
             }
-            Some(age) => tracing::warn!(
-                "{error}; the last state, {age:.0?} old, stays active; retrying in {delay:.1?}, and then silently"
-            ),
             None => tracing::warn!("{error}; there is no cluster state yet; retrying in {delay:.1?}"),
         }
         self.error = Some(error.to_owned());
