@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 use tar::{Builder, Header};
 
 /// The files beside the binary in the archive: every file that one of them links to is among them.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -31,6 +31,7 @@ const FILES: [&str; 10] = [
     "proto/examples/print.rs",
     "tests/BEHAVIOUR.md",
     "tests/KERNELS.md",
+    "tests/scenarios/README.md",
 ];
 
 /// The name of an artifact, or the reason why it was not made.
