@@ -19,6 +19,7 @@ use tests::{
     agent::{Output, run},
     eventually,
     fixtures::{WEB4, web4},
+    http::{health, metrics},
     manifest::Service,
     request,
     sandbox::move_to,
@@ -287,4 +288,66 @@ fn cleanup_removes_everything_from_the_node() {
     assert!(is_clean, "{:?} now; leaked: {:?}", objects.observe(), objects.leaked());
     // Again: nothing to do, and no error.
     let _ = run(&mut node.cli("cleanup")).success();
+}
+
+/// A screen is cleared, a line is forged, a direction is reversed.
+const ACTIVE_NAME: &str = "web\\u001b[2J\\u009b31m\\nERROR forged\\u202e\\u0007";
+
+#[test]
+fn nothing_that_a_tenant_names_acts_on_a_terminal() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.start(&[]);
+    let names = format!(r#""name":"{ACTIVE_NAME}","namespace":"{ACTIVE_NAME}""#);
+    let slice = format!(
+        r#"{{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","addressType":"IPv4","metadata":{{"name":"bad",
+        "namespace":"default","labels":{{"kubernetes.io/service-name":"bad"}},
+        "annotations":{{"endpoints.kubernetes.io/last-change-trigger-time":"{ACTIVE_NAME}"}}}},
+        "ports":[{{"name":"{ACTIVE_NAME}","port":80,"appProtocol":"{ACTIVE_NAME}"}}],
+        "endpoints":[{{"addresses":["{ACTIVE_NAME}"],"hostname":"{ACTIVE_NAME}"}},
+        {{"addresses":["10.244.1.9"],"hostname":"{ACTIVE_NAME}","nodeName":"{ACTIVE_NAME}",
+          "hints":{{"forZones":[{{"name":"{ACTIVE_NAME}"}}]}},"targetRef":{{"kind":"Pod","name":"{ACTIVE_NAME}"}}}}]}}"#
+    );
+    let service = |metadata: &str| {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Service","metadata":{{{metadata}}},"spec":{{"clusterIP":"10.96.0.66",
+            "type":"{ACTIVE_NAME}","externalIPs":["{ACTIVE_NAME}"],"ports":[{{"name":"{ACTIVE_NAME}","port":80}},
+            {{"name":"ok","port":81,"protocol":"{ACTIVE_NAME}"}},{{"name":"fine","port":82,"targetPort":"{ACTIVE_NAME}"}}]}}}}"#
+        )
+    };
+    let (named, bad) = (service(&names), service(r#""name":"bad","namespace":"default""#));
+    node.write_file("bad.json", &format!("{named}\n{bad}\n{slice}"));
+    node.wait_until_logged(&["Service default/bad", "EndpointSlice default/bad"]);
+    // A file that does not parse is quoted as well.
+    node.write_file(
+        "broken.json",
+        &format!(r#"{{"apiVersion":"{ACTIVE_NAME}","kind":"Service","spec":"{ACTIVE_NAME}"}}"#),
+    );
+    node.write_file("unknown.json", &format!(r#"{{"apiVersion":"v1","kind":"{ACTIVE_NAME}"}}"#));
+    node.write_file("typed.json", &format!(r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"{ACTIVE_NAME}"}},"spec":"{ACTIVE_NAME}"}}"#));
+    node.wait_until_logged(&["unknown.json", "typed.json"]);
+
+    let mut outputs = vec![("the log".to_owned(), node.log())];
+    let source = node.source();
+    for arguments in [
+        &["status"][..],
+        &["status", "--output", "json"],
+        &["check"],
+        &["check", "--output", "json"],
+        &["dump"],
+        &["print", "--once", "--source", &source, "--node-name", "n1"],
+        &["print", "--once", "--source", &source, "--node-name", "n1", "--output", "yaml"],
+    ] {
+        let Output { stdout, stderr, .. } = run(node.cli(arguments[0]).args(&arguments[1..]));
+        outputs.push((arguments.join(" "), stdout + &stderr));
+    }
+    for page in ["/metrics", "/state", "/status"] {
+        outputs.push((page.to_owned(), metrics(page).unwrap().body));
+    }
+    outputs.push(("/readyz".to_owned(), health("/readyz").unwrap().body));
+    for (name, text) in &outputs {
+        let is_active = |it: char| it != '\n' && (it.is_control() || it == '\u{202e}');
+        assert!(!text.contains(is_active), "{name}: {text:?}");
+        assert!(!text.lines().any(|it| it.starts_with("ERROR forged")), "{name}: {text}");
+    }
+    assert!(outputs[1].1.contains("default/bad"), "{}", outputs[1].1);
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: requests are read-only.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use http_body_util::Full;
 use hyper::{
@@ -10,6 +10,7 @@ use hyper::{
     body::Bytes,
     header::{ALLOW, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS},
 };
+use model::escaped;
 use publish::print::{Format, render};
 
 use crate::{
@@ -70,6 +71,11 @@ impl Admin {
             self.page(pages, path).await
         } else {
             (StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD are allowed\n".into())
+        };
+        // JSON stays the same document.
+        let body = match escaped(&body) {
+            Cow::Borrowed(_) => body,
+            Cow::Owned(it) => it,
         };
         let mut response = Response::new(Full::new(Bytes::from(body)));
         *response.status_mut() = status;

@@ -2,8 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+use std::net::IpAddr;
+
 use brain::{Brain, Options, node_state};
-use model::{cluster::ClusterState, state::NodeState};
+use model::{
+    address::{AddressUse, refusal},
+    cluster::ClusterState,
+    escaped_line,
+    state::{Endpoint, NodeState},
+};
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use serde_json::{Value, json};
 use source::file::{ManifestFormat, Object, ParsedManifest, parse};
@@ -37,6 +44,9 @@ fn some_word() -> impl Strategy<Value = String> {
         "..",
         "2006-01-02T15:04:05Z",
         "2006-13-02",
+        "a\u{1b}[2J",
+        "a\nERROR forged",
+        "\u{202e}a",
     ];
     prop_oneof![
         9 => select(known.map(str::to_owned).to_vec()),
@@ -60,6 +70,8 @@ fn some_address() -> impl Strategy<Value = String> {
         "10.96.0.1/32",
         "010.0.0.1",
         "fe80::1%eth0",
+        "fe80::1",
+        "169.254.169.254",
         "",
         "None",
         "web.example.com",
@@ -153,7 +165,8 @@ proptest! {
     fn every_input_gives_a_state(objects in vec(some_object(), 0..12)) {
         let parsed = read(&objects);
         for it in &parsed.rejected {
-            prop_assert!(it.to_string().len() < 1_500, "{}", it);
+            let text = it.to_string();
+            prop_assert!(text.len() < 1_500 && escaped_line(&text) == text, "{}", text);
         }
         let (mut brain, mut cluster) = (Brain::new(Options::default()), ClusterState::default());
         brain.start_serving("n1");
@@ -167,6 +180,15 @@ proptest! {
         }
         brain.recompute();
         prop_assert_eq!(brain.state("n1"), Some(&node_state(&cluster, "n1", &Options::default())));
+        for state in brain.state("n1").into_iter().flat_map(|it| it.services.values()) {
+            let is_used = |it| refusal(it, AddressUse::Endpoint).is_none();
+            prop_assert!(state.service.addresses().all(|it| refusal(it, AddressUse::Assigned).is_none()));
+            let addresses = |it: &Endpoint| [it.v4.map(IpAddr::from), it.v6.map(IpAddr::from)];
+            prop_assert!(state.endpoints.iter().flat_map(|it| addresses(it)).flatten().all(is_used));
+            let names = state.service.ports.iter().map(|it| &it.name);
+            let mut names = names.chain(state.endpoints.iter().map(|it| &it.hostname));
+            prop_assert!(names.all(|it| it.is_ascii() && escaped_line(it) == **it));
+        }
         prop_assert!(brain.state("n1").is_some_and(|it| it.diff(&NodeState::default()).count() == it.services.len()));
     }
 }

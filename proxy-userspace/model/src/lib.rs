@@ -6,11 +6,14 @@
 #![forbid(unsafe_code)]
 
 mod error_chain;
+mod escape;
+mod names;
 mod net;
 mod rejected;
 mod service_name;
 mod time;
 
+pub mod address;
 pub mod cluster;
 pub mod conflicts;
 pub mod diff;
@@ -18,7 +21,9 @@ pub mod services;
 pub mod state;
 
 pub use error_chain::error_chain;
+pub use escape::{escaped, escaped_line};
+pub use names::NameForm;
 pub use net::{Family, PerFamily, Protocol};
-pub use rejected::Rejected;
+pub use rejected::{Rejected, RejectedParts};
 pub use service_name::ServiceName;
 pub use time::Timestamp;

@@ -10,6 +10,7 @@ use admin::{Listener, PageGroup, Status};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use datapath::{Checkup, Finding, Level};
+use model::escaped;
 use serde_json::json;
 
 use super::{
@@ -79,7 +80,7 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
             let [ok, degraded, broken] = counts;
             let findings: Vec<_> = findings.collect();
             let all = json!({ "ok": ok, "degraded": degraded, "broken": broken, "findings": findings });
-            writeln!(stdout, "{all}")?;
+            writeln!(stdout, "{}", escaped(&all.to_string()))?;
         }
     }
     stdout.flush()?;
@@ -218,9 +219,9 @@ fn text(groups: &[(&str, Vec<Finding>)], [ok, degraded, broken]: [usize; 3], col
             };
             let name = format!("{:<8}", level.name());
             let name = if colours { format!("\x1b[{colour}m{name}\x1b[0m") } else { name };
-            let _ = writeln!(out, "  {name}  {subject:<width$}  {}", wrapped(says, indent));
+            let _ = writeln!(out, "  {name}  {subject:<width$}  {}", wrapped(&escaped(says), indent));
             if let Some(remedy) = remedy {
-                let _ = writeln!(out, "{:indent$}→ {}", "", wrapped(remedy, indent + 2));
+                let _ = writeln!(out, "{:indent$}→ {}", "", wrapped(&escaped(remedy), indent + 2));
             }
         }
         out.push('\n');

@@ -1,11 +1,9 @@
 //! `dump`: the active entries in the kernel.
 
-use std::io::Write as _;
-
 use anyhow::{Error, Result, anyhow};
 use clap::Args;
 
-use super::flags::PinFlags;
+use super::{flags::PinFlags, output};
 
 /// Print all active entries in the kernel, one sorted line each
 ///
@@ -33,11 +31,7 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
         Ok(packets) => lines.extend(packets),
         Err(error) => errors.push(error.into()),
     }
-    let mut stdout = std::io::stdout().lock();
-    for line in lines {
-        writeln!(stdout, "{line}")?;
-    }
-    stdout.flush()?;
+    output::print(&lines.into_iter().map(|it| it + "\n").collect::<String>())?;
     let errors: Vec<_> = errors.iter().map(|it| format!("{it:#}")).collect();
     if errors.is_empty() { Ok(()) } else { Err(anyhow!(errors.join("; "))) }
 }

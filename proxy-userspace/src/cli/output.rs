@@ -1,9 +1,20 @@
 //! Texts for users that several commands print.
 
-use std::fmt;
+use std::{
+    fmt,
+    io::{self, Write as _},
+};
 
 use clap::error::ErrorKind;
 use comfy_table::{Table, presets};
+use model::escaped;
+
+/// Prints a result. What the kernel, a process or a cluster's objects have contributed does not act on the terminal.
+pub(super) fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(escaped(text).as_bytes())?;
+    stdout.flush()
+}
 
 /// The rows of a table, without lines between them.
 pub(super) fn lines(table: &mut Table) -> String {

@@ -1,6 +1,6 @@
 //! `print`: the state of a node, without touching the kernel.
 
-use std::{io::Write as _, sync::Arc};
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -14,6 +14,7 @@ use publish::{
 
 use super::{
     flags::{ClientTlsFlags, SourceArg, SourceOptions, source},
+    output,
     runtime::{block_on, trim_memory},
 };
 
@@ -133,7 +134,7 @@ async fn print(mut states: Subscription, flags: &Flags) -> Result<Option<Arc<Pub
     let mut previous: Option<Arc<Published>> = None;
     while let Some(published) = states.next().await {
         if flags.watch {
-            write(&render_changes(previous.as_deref(), &published, flags.output.into())?)?;
+            output::print(&render_changes(previous.as_deref(), &published, flags.output.into())?)?;
             previous = Some(published);
             continue;
         }
@@ -146,11 +147,5 @@ async fn print(mut states: Subscription, flags: &Flags) -> Result<Option<Arc<Pub
 }
 
 fn show(published: &Published, output: Output) -> Result<()> {
-    write(&render(published, output.into())?)
-}
-
-fn write(text: &str) -> Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    Ok(stdout.flush()?)
+    Ok(output::print(&render(published, output.into())?)?)
 }

@@ -1,10 +1,15 @@
 //! Decodes the state of one Service from the messages of any brain.
 
-use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU32};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
+};
 
 use ipnet::IpNet;
 use model::{
-    ServiceName, Timestamp,
+    NameForm, ServiceName, Timestamp,
+    address::{AddressUse, canonical_range},
     state::{
         ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, OtherServing, PerFamily, Scopes, Service,
         ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
@@ -20,8 +25,8 @@ use crate::{
 /// The default timeout of session affinity: three hours.
 const DEFAULT_AFFINITY_SECONDS: NonZeroU32 = NonZeroU32::new(10_800).expect("it is not zero");
 
-/// The maximum length of the name of an object in Kubernetes.
-const MAX_NAME_LENGTH: usize = 253;
+/// How many ports a Service may have; no EndpointSlice has more.
+const MAX_PORTS: usize = 20_000;
 
 /// The state of one Service from its message and those of its endpoints, each with the last part of its path.
 ///
@@ -49,15 +54,18 @@ pub(crate) type PortPositions = Vec<Option<u16>>;
 
 pub(crate) fn service(reader: &mut Reader, message: &localv1::Service) -> Option<(Service, PortPositions)> {
     let (namespace, name) = (message.namespace.as_str(), message.name.as_str());
-    if !is_path_component(namespace) || !is_path_component(name) {
-        reader.reject("name", "the namespace or the name is empty, too long, or has invalid characters");
+    if !NameForm::DnsLabel.accepts(namespace) || !NameForm::DnsLabel.accepts(name) {
+        let remedy = NameForm::DnsLabel.remedy();
+        reader.reject("name", format!("the namespace or the name is invalid; {remedy}"));
         return None;
     }
     let ips = message.ips.clone().unwrap_or_default();
     let mut cluster_ips = Vec::new();
     let set = ips.cluster_ips.unwrap_or_default();
-    cluster_ips.extend(reader.v4("cluster_ips", &set).into_iter().take(1).map(IpAddr::V4));
-    cluster_ips.extend(reader.v6("cluster_ips", &set).into_iter().take(1).map(IpAddr::V6));
+    cluster_ips
+        .extend(reader.v4("cluster_ips", &set, AddressUse::Assigned).into_iter().take(1).map(IpAddr::V4));
+    cluster_ips
+        .extend(reader.v6("cluster_ips", &set, AddressUse::Assigned).into_iter().take(1).map(IpAddr::V6));
     if ips.primary_v6 {
         cluster_ips.reverse();
     }
@@ -81,8 +89,12 @@ pub(crate) fn service(reader: &mut Reader, message: &localv1::Service) -> Option
         name: ServiceName::new(namespace, name),
         kind,
         cluster_ips,
-        external_ips: reader.addresses("external_ips", ips.external_ips.as_ref()),
-        load_balancer_ips: reader.addresses("load_balancer_ips", ips.load_balancer_ips.as_ref()),
+        external_ips: reader.addresses("external_ips", ips.external_ips.as_ref(), AddressUse::Endpoint),
+        load_balancer_ips: reader.addresses(
+            "load_balancer_ips",
+            ips.load_balancer_ips.as_ref(),
+            AddressUse::Endpoint,
+        ),
         ports,
         internal_policy: policy(message.internal_traffic_to_local),
         external_policy: policy(message.external_traffic_to_local),
@@ -93,16 +105,10 @@ pub(crate) fn service(reader: &mut Reader, message: &localv1::Service) -> Option
     Some((service, positions))
 }
 
-/// Whether a name can be one part of a path.
-fn is_path_component(name: &str) -> bool {
-    let is_valid = |it: char| !matches!(it, '/' | '|') && !it.is_control();
-    !name.is_empty() && name.len() <= MAX_NAME_LENGTH && name.chars().all(is_valid)
-}
-
 fn source_ranges(reader: &mut Reader, filters: &[localv1::IpFilter]) -> Vec<IpNet> {
     let mut seen = BTreeSet::new();
     let texts = filters.iter().flat_map(|it| &it.source_ranges);
-    let ranges = texts.filter_map(|it| reader.parse("ip_filters", it)).map(|it: IpNet| it.trunc());
+    let ranges = texts.filter_map(|it| reader.parse("ip_filters", it)).map(|it: IpNet| canonical_range(it));
     let mut ranges: Vec<_> = ranges.filter(|it| seen.insert(*it)).collect();
     ranges.sort_by_key(|it| it.addr().is_ipv6());
     ranges
@@ -112,7 +118,10 @@ fn ports(reader: &mut Reader, messages: &[localv1::PortMapping]) -> (Vec<Service
     let mut ports: Vec<ServicePort> = Vec::new();
     let mut seen = BTreeSet::new();
     let mut positions = Vec::new();
-    for message in messages {
+    if messages.len() > MAX_PORTS {
+        reader.reject("ports", format!("there are {}, and the first {MAX_PORTS} are used", messages.len()));
+    }
+    for message in messages.iter().take(MAX_PORTS) {
         let position = u16::try_from(ports.len()).ok();
         let port = port(reader, message).filter(|it| seen.insert((it.port, it.protocol)));
         positions.push(port.as_ref().and(position));
@@ -124,11 +133,15 @@ fn ports(reader: &mut Reader, messages: &[localv1::PortMapping]) -> (Vec<Service
 fn port(reader: &mut Reader, message: &localv1::PortMapping) -> Option<ServicePort> {
     let protocol = reader.protocol("ports", message.protocol)?;
     let port = reader.port_number("ports", message.port)?;
+    if !reader.accepts("ports.name", &message.name, NameForm::DnsLabel) {
+        return None;
+    }
+    let target_name = reader.name("ports.target_port_name", &message.target_port_name, NameForm::PortName);
     let node_port = Some(message.node_port).filter(|it| *it != 0);
-    let target_port = match (message.target_port_name.as_str(), message.target_port) {
-        ("", 0) => TargetPort::Number(port),
-        ("", number) => TargetPort::Number(reader.port_number("ports", number).unwrap_or(port)),
-        (name, _) => TargetPort::Name(name.to_owned()),
+    let target_port = match (target_name, message.target_port) {
+        (None, 0) => TargetPort::Number(port),
+        (None, number) => TargetPort::Number(reader.port_number("ports", number).unwrap_or(port)),
+        (Some(name), _) => TargetPort::Name(name.to_owned()),
     };
     // Absent means false: without a target, traffic to this port is rejected.
     let has_any_endpoint = message.has_any_endpoint.unwrap_or_default();
@@ -139,7 +152,11 @@ fn port(reader: &mut Reader, message: &localv1::PortMapping) -> Option<ServicePo
         port,
         node_port: node_port.and_then(|it| reader.port_number("ports", it)),
         target_port,
-        conflicting_addresses: reader.addresses("ports.conflicting_addresses", conflicting),
+        conflicting_addresses: reader.addresses(
+            "ports.conflicting_addresses",
+            conflicting,
+            AddressUse::Assigned,
+        ),
         has_any_endpoint: PerFamily { v4: has_any_endpoint.v4, v6: has_any_endpoint.v6 },
     })
 }
@@ -153,7 +170,11 @@ fn other_serving(
     let mut found = Vec::new();
     for (message, position) in ports.iter().zip(positions) {
         let Some(index) = *position else { continue };
-        let targets = message.other_serving.iter().filter_map(|it| reader.parse("ports.other_serving", it));
+        let targets = message.other_serving.iter().filter_map(|it| {
+            let target: SocketAddr = reader.parse("ports.other_serving", it)?;
+            let is_usable = reader.is_usable("ports.other_serving", target.ip(), AddressUse::Endpoint);
+            is_usable.then_some(target)
+        });
         found.extend(targets.map(|target| OtherServing { index, target }));
     }
     found.sort_unstable();
@@ -168,6 +189,9 @@ fn endpoint(
     service: &Service,
     positions: &PortPositions,
 ) -> Option<Endpoint> {
+    if !reader.accepts("endpoint", key, NameForm::Key) {
+        return None;
+    }
     let (v4, v6) = reader.endpoint_addresses(key, message.ips.as_ref());
     if v4.is_none() && v6.is_none() {
         return None;
@@ -184,10 +208,11 @@ fn endpoint(
     if ports.is_empty() {
         return None;
     }
+    let hostname = reader.name("endpoint.hostname", &message.hostname, NameForm::DnsLabel);
     let is_pod = message.pod_name == key && !key.is_empty();
     Some(Endpoint {
         key: if is_pod { EndpointKey::Pod(key.to_owned()) } else { EndpointKey::Anonymous(key.to_owned()) },
-        hostname: message.hostname.clone(),
+        hostname: hostname.unwrap_or_default().to_owned(),
         v4,
         v6,
         local: message.local,

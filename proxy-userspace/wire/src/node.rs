@@ -3,7 +3,10 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use model::state::NodeInfo;
+use model::{
+    address::{AddressUse, canonical_range},
+    state::NodeInfo,
+};
 use proxy_contract::localv1;
 
 use crate::reader::Reader;
@@ -25,7 +28,10 @@ pub(crate) fn node_info(
     pod_cidrs: &[String],
     is_being_deleted: bool,
 ) -> NodeInfo {
-    let addresses = addresses.iter().filter_map(|it| reader.parse::<IpAddr>("addresses", it)).collect();
+    let addresses = addresses
+        .iter()
+        .filter_map(|it| reader.address::<IpAddr>("addresses", it, AddressUse::Assigned))
+        .collect();
     let pod_cidrs = pod_cidrs.iter().filter_map(|it| reader.parse::<IpNet>("pod_cidrs", it));
-    NodeInfo { addresses, pod_cidrs: pod_cidrs.map(|it| it.trunc()).collect(), is_being_deleted }
+    NodeInfo { addresses, pod_cidrs: pod_cidrs.map(canonical_range).collect(), is_being_deleted }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use model::{
-    Rejected, ServiceName,
+    NameForm, Rejected, ServiceName,
     conflicts::{Claim, FrontendOwners, remove_conflicting},
     state::{NodeState, ServiceState},
 };
@@ -128,6 +128,7 @@ impl NodeStateDecoder {
                 continue;
             };
             let mut reader = Reader::new(&format!("node {name}"));
+            let is_named = reader.accepts("name", name, NameForm::DnsSubdomain);
             let info =
                 node_info(&mut reader, &message.addresses, &message.pod_cidrs, message.is_being_deleted);
             let Decoded { value: info, rejected } = reader.finish(info);
@@ -135,7 +136,7 @@ impl NodeStateDecoder {
             if !rejected.is_empty() {
                 self.nodes.insert(Arc::clone(name), rejected);
             }
-            if self.state.nodes.get(name) != Some(&info) {
+            if is_named && self.state.nodes.get(name) != Some(&info) {
                 self.state.nodes.insert(Arc::clone(name), info);
             }
         }

@@ -6,7 +6,10 @@ use std::{
     str::FromStr,
 };
 
-use model::{Protocol, Rejected};
+use model::{
+    NameForm, Protocol, Rejected, RejectedParts,
+    address::{self, AddressUse},
+};
 use proxy_contract::localv1;
 
 /// How much of a peer's text a log line shows.
@@ -24,24 +27,21 @@ pub struct Decoded<T> {
 }
 
 /// Parses the fields of one object.
-pub(crate) struct Reader {
-    object: String,
-    rejected: Vec<Rejected>,
-}
+pub(crate) struct Reader(RejectedParts);
 
 impl Reader {
     /// A reader of an object by its kind and name, which may be any text.
     pub(crate) fn new(object: &str) -> Self {
-        Self { object: shorten(object, MAX_SHOWN_OBJECT), rejected: Vec::new() }
+        Self(RejectedParts::of(shorten(object, MAX_SHOWN_OBJECT)))
     }
 
     /// The value together with what was rejected.
     pub(crate) fn finish<T>(self, value: T) -> Decoded<T> {
-        Decoded { value, rejected: self.rejected }
+        Decoded { value, rejected: self.0.into_list() }
     }
 
     pub(crate) fn reject(&mut self, field: &str, reason: impl Into<String>) {
-        self.rejected.push(Rejected { item: format!("{}: {field}", self.object), reason: reason.into() });
+        self.0.push(field, reason);
     }
 
     pub(crate) fn parse<T: FromStr>(&mut self, field: &str, text: &str) -> Option<T> {
@@ -72,18 +72,56 @@ impl Reader {
         }
     }
 
-    pub(crate) fn v4(&mut self, field: &str, set: &localv1::IpSet) -> Vec<Ipv4Addr> {
-        set.v4.iter().filter_map(|it| self.parse(field, it)).collect()
+    /// Whether a name has the form; an empty one has.
+    pub(crate) fn accepts(&mut self, field: &str, name: &str, form: NameForm) -> bool {
+        let is_accepted = name.is_empty() || form.accepts(name);
+        if !is_accepted {
+            self.reject(field, format!("\"{}\" is not such a name; {}", shown(name), form.remedy()));
+        }
+        is_accepted
     }
 
-    pub(crate) fn v6(&mut self, field: &str, set: &localv1::IpSet) -> Vec<Ipv6Addr> {
-        set.v6.iter().filter_map(|it| self.parse(field, it)).collect()
+    /// A name; `None` if it is empty, or rejected.
+    pub(crate) fn name<'a>(&mut self, field: &str, name: &'a str, form: NameForm) -> Option<&'a str> {
+        Some(name).filter(|it| self.accepts(field, it, form) && !it.is_empty())
     }
 
-    pub(crate) fn addresses(&mut self, field: &str, set: Option<&localv1::IpSet>) -> Vec<IpAddr> {
+    /// An address of one host.
+    pub(crate) fn address<T>(&mut self, field: &str, text: &str, used_as: AddressUse) -> Option<T>
+    where
+        T: FromStr + Copy,
+        IpAddr: From<T>,
+    {
+        let address = self.parse(field, text)?;
+        self.is_usable(field, IpAddr::from(address), used_as).then_some(address)
+    }
+
+    /// Whether an address is that of one host.
+    pub(crate) fn is_usable(&mut self, field: &str, address: IpAddr, used_as: AddressUse) -> bool {
+        let refusal = address::refusal(address, used_as);
+        if let Some(reason) = refusal {
+            self.reject(field, format!("{address} {reason}"));
+        }
+        refusal.is_none()
+    }
+
+    pub(crate) fn v4(&mut self, field: &str, set: &localv1::IpSet, used_as: AddressUse) -> Vec<Ipv4Addr> {
+        set.v4.iter().filter_map(|it| self.address(field, it, used_as)).collect()
+    }
+
+    pub(crate) fn v6(&mut self, field: &str, set: &localv1::IpSet, used_as: AddressUse) -> Vec<Ipv6Addr> {
+        set.v6.iter().filter_map(|it| self.address(field, it, used_as)).collect()
+    }
+
+    pub(crate) fn addresses(
+        &mut self,
+        field: &str,
+        set: Option<&localv1::IpSet>,
+        used_as: AddressUse,
+    ) -> Vec<IpAddr> {
         let Some(set) = set else { return Vec::new() };
-        let v4 = self.v4(field, set).into_iter().map(IpAddr::V4);
-        let v6 = self.v6(field, set).into_iter().map(IpAddr::V6);
+        let v4 = self.v4(field, set, used_as).into_iter().map(IpAddr::V4);
+        let v6 = self.v6(field, set, used_as).into_iter().map(IpAddr::V6);
         v4.chain(v6).collect()
     }
 
@@ -94,10 +132,10 @@ impl Reader {
         set: Option<&localv1::IpSet>,
     ) -> (Option<Ipv4Addr>, Option<Ipv6Addr>) {
         let set = set.cloned().unwrap_or_default();
-        let v4 = self.v4("endpoint", &set).first().copied();
-        let v6 = self.v6("endpoint", &set).first().copied();
+        let v4 = self.v4("endpoint", &set, AddressUse::Endpoint).first().copied();
+        let v6 = self.v6("endpoint", &set, AddressUse::Endpoint).first().copied();
         if v4.is_none() && v6.is_none() {
-            self.reject("endpoint", format!("{} has no address", shown(key)));
+            self.reject("endpoint", format!("{} has no address that can be used", shown(key)));
         }
         (v4, v6)
     }

@@ -9,6 +9,8 @@ use std::{
 use ipnet::IpNet;
 use model::{
     Protocol, ServiceName,
+    address::{AddressUse, canonical_range, refusal},
+    escaped_line,
     state::{
         ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind,
         ServicePort, ServiceState, TargetPort, TrafficPolicy,
@@ -20,13 +22,25 @@ use proxy_contract::localv1;
 
 use super::{endpoint, endpoint_key, service, service_state};
 
+fn is_of_one_host(address: impl Into<IpAddr>) -> bool {
+    refusal(address.into(), AddressUse::Endpoint).is_none()
+}
+
+fn v4() -> impl Strategy<Value = Ipv4Addr> {
+    any::<Ipv4Addr>().prop_filter("not of one host", |it| is_of_one_host(*it))
+}
+
+fn v6() -> impl Strategy<Value = Ipv6Addr> {
+    any::<Ipv6Addr>().prop_filter("not of one host", |it| is_of_one_host(*it))
+}
+
 fn addresses() -> impl Strategy<Value = Vec<IpAddr>> {
-    (vec(any::<Ipv4Addr>(), 0..3), vec(any::<Ipv6Addr>(), 0..3))
+    (vec(v4(), 0..3), vec(v6(), 0..3))
         .prop_map(|(v4, v6)| v4.into_iter().map(IpAddr::V4).chain(v6.into_iter().map(IpAddr::V6)).collect())
 }
 
 fn cluster_ips() -> impl Strategy<Value = Vec<IpAddr>> {
-    (option::of(any::<Ipv4Addr>()), any::<Ipv6Addr>(), any::<bool>()).prop_map(|(v4, v6, v6_first)| {
+    (option::of(v4()), v6(), any::<bool>()).prop_map(|(v4, v6, v6_first)| {
         let mut both: Vec<_> = v4.map(IpAddr::V4).into_iter().chain([IpAddr::V6(v6)]).collect();
         if v6_first {
             both.reverse();
@@ -37,7 +51,8 @@ fn cluster_ips() -> impl Strategy<Value = Vec<IpAddr>> {
 
 fn ranges() -> impl Strategy<Value = Vec<IpNet>> {
     vec((any::<IpAddr>(), 0_u8..=32), 0..3).prop_map(|items| {
-        let ranges = items.into_iter().filter_map(|(ip, length)| Some(IpNet::new(ip, length).ok()?.trunc()));
+        let ranges =
+            items.into_iter().filter_map(|(ip, length)| Some(canonical_range(IpNet::new(ip, length).ok()?)));
         let mut ranges: Vec<_> = ranges.collect::<BTreeSet<_>>().into_iter().collect();
         ranges.sort_by_key(|it| it.addr().is_ipv6());
         ranges
@@ -120,9 +135,9 @@ fn some_endpoint() -> impl Strategy<Value = Endpoint> {
     let ports = vec((0_u16..4, any::<NonZeroU16>(), scopes()), 1..4);
     let key = ("[a-z]{1,4}", any::<bool>());
     let ips = prop_oneof![
-        any::<Ipv4Addr>().prop_map(|it| (Some(it), None)),
-        any::<Ipv6Addr>().prop_map(|it| (None, Some(it))),
-        any::<(Ipv4Addr, Ipv6Addr)>().prop_map(|(v4, v6)| (Some(v4), Some(v6))),
+        v4().prop_map(|it| (Some(it), None)),
+        v6().prop_map(|it| (None, Some(it))),
+        (v4(), v6()).prop_map(|(v4, v6)| (Some(v4), Some(v6))),
     ];
     (key, "[a-z]{0,3}", ips, any::<(bool, bool)>(), ports).prop_map(
         |((key, pod), hostname, (v4, v6), (local, serving_terminating), ports)| {
@@ -280,4 +295,64 @@ fn an_invalid_port_shifts_no_endpoint_to_another_port() {
     let ports = &decoded.value.unwrap().endpoints[0].ports;
     assert_eq!(ports.iter().map(|it| (it.index, it.port.get())).collect::<Vec<_>>(), [(0, 2)]);
     assert_eq!(decoded.rejected.len(), 1);
+}
+
+#[test]
+fn what_an_api_server_rejects_is_rejected_from_another_brain_too() {
+    let state = |cluster_ip: &str, address: &str, name: &str| {
+        let family = |it: &str| {
+            let list = vec![it.to_owned()];
+            let is_v6 = it.contains(':');
+            localv1::IpSet {
+                v4: if is_v6 { Vec::new() } else { list.clone() },
+                v6: if is_v6 { list } else { Vec::new() },
+            }
+        };
+        let ips = localv1::ServiceIPs {
+            cluster_ips: Some(family(cluster_ip)),
+            external_ips: Some(family(address)),
+            load_balancer_ips: Some(family(address)),
+            ..Default::default()
+        };
+        let port = localv1::PortMapping { name: name.into(), port: 80, protocol: 1, ..Default::default() };
+        let message = localv1::Service {
+            namespace: "ns".into(),
+            name: "svc".into(),
+            ips: Some(ips),
+            ports: vec![port],
+            ..Default::default()
+        };
+        let endpoint = localv1::Endpoint {
+            ips: Some(family(address)),
+            hostname: name.into(),
+            scopes: Some(localv1::EndpointScopes { internal: true, ..Default::default() }),
+            port_overrides: vec![localv1::PortName { port: 80, index: Some(0), ..Default::default() }],
+            ..Default::default()
+        };
+        service_state(&message, [("a", &endpoint), (if name == "http" { "b" } else { name }, &endpoint)])
+    };
+    let valid = state("10.96.0.1", "10.1.0.1", "http");
+    assert_eq!(valid.rejected, []);
+    assert_eq!(valid.value.unwrap().endpoints.len(), 2);
+    for address in
+        ["127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "::1", "fe80::1", "::ffff:10.1.0.1"]
+    {
+        let decoded = state("10.96.0.1", address, "http");
+        let served = decoded.value.unwrap();
+        assert_eq!(served.service.addresses().count(), 1, "{address}");
+        assert_eq!(served.endpoints, [], "{address}");
+        assert!(decoded.rejected.len() >= 4, "{address}: {:?}", decoded.rejected);
+    }
+    for address in ["127.0.0.1", "::1", "::ffff:10.96.0.1"] {
+        assert_eq!(state(address, "10.1.0.1", "http").value, None);
+    }
+    for name in ["a\u{1b}[2J", "a\nb", "\u{202e}a", "A b"] {
+        let decoded = state("10.96.0.1", "10.1.0.1", name);
+        let served = decoded.value.unwrap();
+        assert_eq!((served.service.ports.len(), served.endpoints.len()), (0, 0), "{name:?}");
+        assert!(!decoded.rejected.is_empty());
+        for it in decoded.rejected.iter().map(ToString::to_string) {
+            assert_eq!(escaped_line(&it), it);
+        }
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use model::{Rejected, cluster};
+use model::{Rejected, cluster, escaped_line};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -68,14 +68,20 @@ pub struct ParsedManifest {
     pub documents: usize,
 }
 
+/// How much of a value a message shows, in characters.
+const MAX_EXCERPT: usize = 60;
+
 /// Parses the manifests in `bytes`; `file` is the name for messages.
 pub fn parse(file: &str, bytes: &[u8], format: ManifestFormat) -> Result<ParsedManifest, ParseError> {
     let mut parsed = ParsedManifest::default();
     let take = |document: Document| {
         parsed.documents += 1;
-        document
-            .and_then(|(at, value)| parsed.add(at, value, None).map_err(|reason| (at, reason)))
-            .map_err(|(at, reason)| ParseError { file: file.to_owned(), at, reason })
+        document.and_then(|(at, value)| parsed.add(at, value, None).map_err(|reason| (at, reason))).map_err(
+            |(at, reason)| {
+                let reason = escaped_line(&reason).into_owned();
+                ParseError { file: file.to_owned(), at, reason }
+            },
+        )
     };
     match format {
         ManifestFormat::Yaml => documents::yaml(bytes, take)?,
@@ -113,7 +119,8 @@ impl ParsedManifest {
                 self.add_all(at, &mut value, Some(("discovery.k8s.io/v1", "EndpointSlice")))
             }
             _ => {
-                self.ignored.push((at, format!("{version} {kind}")));
+                let kind = shortened(format!("{version} {kind}"), MAX_EXCERPT);
+                self.ignored.push((at, escaped_line(&kind).into_owned()));
                 Ok(())
             }
         }
@@ -161,7 +168,6 @@ fn name_of(value: &Value) -> String {
 
 /// The start of a value, for messages.
 fn excerpt(value: &Value) -> String {
-    const MAX_EXCERPT: usize = 60;
     shortened(value.to_string(), MAX_EXCERPT)
 }
 

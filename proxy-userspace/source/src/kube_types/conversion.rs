@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::jiff;
-use model::{Rejected, Timestamp};
+use model::{NameForm, Rejected, Timestamp};
 
 use super::{
     objects::Metadata,
@@ -33,13 +33,17 @@ pub(super) fn validator(kind: &str, meta: &Metadata) -> Validator {
 }
 
 /// Namespace and name of an object, if both are valid.
-pub(super) fn names_of(meta: &Metadata, validator: &mut Validator) -> Option<(Arc<str>, Arc<str>)> {
-    let name = validator.name("metadata.name", meta.name.as_deref().unwrap_or(""))?;
+pub(super) fn names_of(
+    meta: &Metadata,
+    form: NameForm,
+    validator: &mut Validator,
+) -> Option<(Arc<str>, Arc<str>)> {
+    let name = validator.name("metadata.name", meta.name.as_deref().unwrap_or(""), form)?;
     let namespace = match meta.namespace.as_deref() {
         None | Some("") => DEFAULT_NAMESPACE,
         Some(namespace) => namespace,
     };
-    Some((validator.name("metadata.namespace", namespace)?, name))
+    Some((validator.name("metadata.namespace", namespace, NameForm::DnsLabel)?, name))
 }
 
 /// A time, to the microsecond.

@@ -4,17 +4,22 @@ use std::sync::Arc;
 
 use k8s_openapi::{api::discovery::v1::EndpointPort, jiff};
 use model::{
-    Family, Rejected, ServiceName, Timestamp,
+    Family, NameForm, Rejected, ServiceName, Timestamp,
+    address::AddressUse,
     cluster::{self, Conditions, SliceName, SlicePort},
 };
 
 use super::{
+    MAX_PORTS,
     conversion::{Converted, names_of, timestamp, validator},
     objects::{self, Metadata},
     validation::{Validator, quoted},
 };
 
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Limits of Kubernetes.
+const MAX_ENDPOINTS: usize = 1000;
+const MAX_HINTS: usize = 8;
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// Converts an EndpointSlice.
@@ -60,10 +65,12 @@ fn convert(slice: &objects::EndpointSlice, validator: &mut Validator) -> Option<
     };
     let labels = meta.labels.as_ref()?;
     let service = labels.service_name.as_deref().filter(|it| !it.is_empty())?;
-    let (namespace, name) = names_of(meta, validator)?;
-    let service = validator.name(format_args!("metadata.labels[{SERVICE_NAME}]"), service)?;
-    let ports = slice.ports.iter().flatten().enumerate();
-    let endpoints = slice.endpoints.iter().flatten().enumerate();
+    let (namespace, name) = names_of(meta, NameForm::DnsSubdomain, validator)?;
+    let label = format_args!("metadata.labels[{SERVICE_NAME}]");
+    let service = validator.name(label, service, NameForm::DnsLabel)?;
+    let ports = validator.limited("ports", slice.ports.as_deref(), MAX_PORTS).iter().enumerate();
+    let endpoints = validator.limited("endpoints", slice.endpoints.as_deref(), MAX_ENDPOINTS);
+    let endpoints = endpoints.iter().enumerate();
     let mut endpoints: Vec<_> =
         endpoints.filter_map(|(index, it)| endpoint(index, it, family, validator)).collect();
     // The vector has grown by doubling, and is kept for long.
@@ -94,8 +101,12 @@ fn trigger_time(meta: &Metadata, validator: &mut Validator) -> Option<Timestamp>
 /// A port without a number means all ports: it is valid, but not a target.
 fn port(index: usize, port: &EndpointPort, validator: &mut Validator) -> Option<SlicePort> {
     let number = port.port?;
+    let name = port.name.as_deref().unwrap_or_default();
+    if !name.is_empty() {
+        validator.name(format_args!("ports[{index}].name"), name, NameForm::DnsLabel)?;
+    }
     Some(SlicePort {
-        name: port.name.clone().unwrap_or_default(),
+        name: name.to_owned(),
         protocol: validator.protocol(format_args!("ports[{index}].protocol"), port.protocol.as_deref())?,
         port: validator.port(format_args!("ports[{index}].port"), number)?,
     })
@@ -107,12 +118,12 @@ fn endpoint(
     family: Family,
     validator: &mut Validator,
 ) -> Option<cluster::Endpoint> {
-    let field = format!("endpoints[{index}].addresses[0]");
+    let field = format_args!("endpoints[{index}].addresses[0]");
     let Some(text) = endpoint.addresses.as_deref().and_then(<[_]>::first) else {
         validator.reject(field, "the endpoint has no address; add one");
         return None;
     };
-    let address = validator.address(&field, text)?;
+    let address = validator.address(field, text, AddressUse::Endpoint)?;
     if Family::of(address) != family {
         let reason = format!("{} is not of the slice's addressType; use one slice per family", quoted(text));
         validator.reject(field, reason);
@@ -121,7 +132,15 @@ fn endpoint(
     let conditions = endpoint.conditions.as_ref();
     let hints = endpoint.hints.as_ref();
     let pod = endpoint.target_ref.as_ref().filter(|it| it.kind.as_deref() == Some("Pod"));
-    let pod = pod.and_then(|it| it.name.as_deref()).filter(|it| !it.is_empty());
+    let pod = pod.and_then(|it| it.name.as_deref());
+    let node = endpoint.node_name.as_deref();
+    let hostname = endpoint.hostname.as_deref();
+    let node_hints = hints.and_then(|it| it.for_nodes.as_deref());
+    let node_hints =
+        validator.limited(format_args!("endpoints[{index}].hints.forNodes"), node_hints, MAX_HINTS);
+    let zone_hints = hints.and_then(|it| it.for_zones.as_deref());
+    let zone_hints =
+        validator.limited(format_args!("endpoints[{index}].hints.forZones"), zone_hints, MAX_HINTS);
     Some(cluster::Endpoint {
         address,
         conditions: Conditions {
@@ -129,18 +148,38 @@ fn endpoint(
             serving: conditions.and_then(|it| it.serving).unwrap_or(true),
             terminating: conditions.and_then(|it| it.terminating).unwrap_or(false),
         },
-        node: endpoint.node_name.as_deref().filter(|it| !it.is_empty()).map(Arc::from),
-        pod: pod.and_then(|it| validator.name(format_args!("endpoints[{index}].targetRef.name"), it)),
-        hostname: endpoint.hostname.clone().unwrap_or_default(),
-        node_hints: names(hints.and_then(|it| it.for_nodes.as_deref()), |it| &it.name),
-        zone_hints: names(hints.and_then(|it| it.for_zones.as_deref()), |it| &it.name),
+        node: validator.optional_name(
+            format_args!("endpoints[{index}].nodeName"),
+            node,
+            NameForm::DnsSubdomain,
+        ),
+        pod: validator.optional_name(
+            format_args!("endpoints[{index}].targetRef.name"),
+            pod,
+            NameForm::DnsSubdomain,
+        ),
+        hostname: validator
+            .optional_name(format_args!("endpoints[{index}].hostname"), hostname, NameForm::DnsLabel)
+            .map_or_else(String::new, |it| it.as_ref().to_owned()),
+        node_hints: sorted(node_hints.iter().filter_map(|it| {
+            validator.optional_name(
+                format_args!("endpoints[{index}].hints.forNodes"),
+                Some(&it.name),
+                NameForm::DnsSubdomain,
+            )
+        })),
+        zone_hints: sorted(zone_hints.iter().filter_map(|it| {
+            validator.optional_name(
+                format_args!("endpoints[{index}].hints.forZones"),
+                Some(&it.name),
+                NameForm::QualifiedName,
+            )
+        })),
     })
 }
 
-/// The names in a list of hints, sorted.
-fn names<T>(hints: Option<&[T]>, name: impl Fn(&T) -> &String) -> Vec<Arc<str>> {
-    let mut names: Vec<Arc<str>> =
-        hints.unwrap_or_default().iter().map(|it| name(it).as_str().into()).collect();
+fn sorted(names: impl Iterator<Item = Arc<str>>) -> Vec<Arc<str>> {
+    let mut names: Vec<_> = names.collect();
     names.sort();
     names
 }

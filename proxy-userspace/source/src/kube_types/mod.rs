@@ -15,5 +15,8 @@ pub use endpoint_slice::{endpoint_slice, missing_field};
 pub use node::node;
 pub use service::service;
 
+/// Limit of an EndpointSlice in Kubernetes; a Service with more ports cannot have endpoints for all of them in one.
+const MAX_PORTS: usize = 20_000;
+
 #[cfg(test)]
 mod tests;

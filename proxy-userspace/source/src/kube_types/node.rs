@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use model::{cluster, state};
+use model::{NameForm, address::AddressUse, cluster, state};
 
 use super::{
     conversion::{Converted, validator},
@@ -14,15 +14,17 @@ use super::{
 /// The taint of a node that the cluster autoscaler is about to delete.
 const DELETION_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
+const ZONE: &str = "topology.kubernetes.io/zone";
+
 /// Converts a Node.
 pub fn node(node: &objects::Node) -> Converted<cluster::Node> {
     let meta = &node.metadata;
     let zone = meta.labels.as_ref().and_then(|it| it.zone.as_deref());
     let mut validator = validator("Node", meta);
-    let name = validator.name("metadata.name", meta.name.as_deref().unwrap_or(""));
+    let name = validator.name("metadata.name", meta.name.as_deref().unwrap_or(""), NameForm::DnsSubdomain);
     let object = name.map(|name| cluster::Node {
         name,
-        zone: zone.filter(|zone| !zone.is_empty()).map(Into::into),
+        zone: validator.optional_name(format_args!("metadata.labels[{ZONE}]"), zone, NameForm::LabelValue),
         info: state::NodeInfo {
             addresses: addresses(node, &mut validator),
             pod_cidrs: pod_cidrs(node, &mut validator),
@@ -37,7 +39,8 @@ fn addresses(node: &objects::Node, validator: &mut Validator) -> Vec<IpAddr> {
     let listed = node.status.iter().flat_map(|it| it.addresses.iter().flatten()).enumerate();
     let mut found = Vec::new();
     for (index, it) in listed.filter(|(_, it)| matches!(it.type_.as_str(), "InternalIP" | "ExternalIP")) {
-        let address = validator.address(format_args!("status.addresses[{index}].address"), &it.address);
+        let field = format_args!("status.addresses[{index}].address");
+        let address = validator.address(field, &it.address, AddressUse::Assigned);
         found.extend(address.filter(|it| !found.contains(it)));
     }
     found

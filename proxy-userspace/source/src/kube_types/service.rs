@@ -9,16 +9,20 @@ use std::{
 use ipnet::IpNet;
 use k8s_openapi::{api::core::v1::LoadBalancerIngress, apimachinery::pkg::util::intstr::IntOrString};
 use model::{
-    Family, ServiceName,
+    Family, NameForm, ServiceName,
+    address::AddressUse,
     cluster::{self, ServicePort},
     state::{ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
 };
 
 use super::{
+    MAX_PORTS,
     conversion::{Converted, names_of, timestamp, validator},
     objects::{self, ServiceSpec},
     validation::{Validator, quoted},
 };
+
+const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
 /// The default time-out of session affinity in Kubernetes: three hours.
 const DEFAULT_AFFINITY_SECONDS: NonZeroU32 = NonZeroU32::new(10_800).expect("10800 is not zero");
@@ -67,7 +71,11 @@ fn reject_if_incomplete(service: &objects::Service, validator: &mut Validator) {
 
 fn convert(service: &objects::Service, validator: &mut Validator) -> Option<cluster::Service> {
     let meta = &service.metadata;
-    let (namespace, name) = names_of(meta, validator)?;
+    let (namespace, name) = names_of(meta, NameForm::DnsLabel, validator)?;
+    let proxy_name = meta.labels.as_ref().and_then(|it| it.service_proxy_name.as_deref());
+    if let Some(proxy) = proxy_name.filter(|it| !it.is_empty()) {
+        validator.name(format_args!("metadata.labels[{PROXY_NAME}]"), proxy, NameForm::LabelValue)?;
+    }
     let nothing = ServiceSpec::default();
     let spec = service.spec.as_ref().unwrap_or(&nothing);
     let ingress = service.status.as_ref().and_then(|it| it.load_balancer.as_ref());
@@ -76,7 +84,7 @@ fn convert(service: &objects::Service, validator: &mut Validator) -> Option<clus
         name: ServiceName { namespace, name },
         created: meta.creation_timestamp.as_ref().map(|it| timestamp(it.0)),
         kind: validator.one_of("spec.type", spec.type_.as_deref(), KINDS),
-        proxy_name: meta.labels.as_ref().and_then(|it| it.service_proxy_name.clone()),
+        proxy_name: proxy_name.map(str::to_owned),
         cluster_ips: cluster_ips(spec, validator),
         external_ips: external_ips(spec, validator),
         load_balancer_ips: load_balancer_ips(ingress, validator),
@@ -106,7 +114,7 @@ fn cluster_ips(spec: &ServiceSpec, validator: &mut Validator) -> Vec<IpAddr> {
     };
     let mut found: Vec<IpAddr> = Vec::new();
     for (index, text) in texts.iter().enumerate().filter(|(_, it)| !matches!(it.as_str(), "" | "None")) {
-        let Some(address) = validator.address(field(index), text) else { continue };
+        let Some(address) = validator.address(field(index), text, AddressUse::Assigned) else { continue };
         if found.iter().any(|it| Family::of(*it) == Family::of(address)) {
             validator.reject(
                 field(index),
@@ -121,7 +129,9 @@ fn cluster_ips(spec: &ServiceSpec, validator: &mut Validator) -> Vec<IpAddr> {
 
 fn external_ips(spec: &ServiceSpec, validator: &mut Validator) -> Vec<IpAddr> {
     let texts = spec.external_ips.iter().flatten().enumerate();
-    unique(texts.filter_map(|(index, it)| validator.address(format_args!("spec.externalIPs[{index}]"), it)))
+    unique(texts.filter_map(|(index, it)| {
+        validator.address(format_args!("spec.externalIPs[{index}]"), it, AddressUse::Endpoint)
+    }))
 }
 
 /// The addresses of mode `VIP`; a load balancer of mode `Proxy` sends to node ports itself (KEP-1860).
@@ -132,7 +142,9 @@ fn load_balancer_ips(ingress: &[LoadBalancerIngress], validator: &mut Validator)
         let modes = &[("VIP", true), ("Proxy", false)];
         let is_vip = validator.one_of(&format!("{field}.ipMode"), it.ip_mode.as_deref(), modes);
         let text = it.ip.as_deref().filter(|it| is_vip && !it.is_empty());
-        found.extend(text.and_then(|it| validator.address(format_args!("{field}.ip"), it)));
+        found.extend(
+            text.and_then(|it| validator.address(format_args!("{field}.ip"), it, AddressUse::Endpoint)),
+        );
     }
     unique(found)
 }
@@ -149,19 +161,25 @@ fn source_ranges(spec: &ServiceSpec, validator: &mut Validator) -> Vec<IpNet> {
 fn ports(spec: &ServiceSpec, validator: &mut Validator) -> Vec<ServicePort> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
-    for (index, it) in spec.ports.iter().flatten().enumerate() {
+    for (index, it) in validator.limited("spec.ports", spec.ports.as_deref(), MAX_PORTS).iter().enumerate() {
         let field = format!("spec.ports[{index}]");
         let Some(port) = validator.port(format_args!("{field}.port"), it.port) else { continue };
         let Some(protocol) = validator.protocol(format_args!("{field}.protocol"), it.protocol.as_deref())
         else {
             continue;
         };
+        let name = it.name.as_deref().unwrap_or_default();
+        if !name.is_empty()
+            && validator.name(format_args!("{field}.name"), name, NameForm::DnsLabel).is_none()
+        {
+            continue;
+        }
         if !seen.insert((port, protocol)) {
             validator.reject(field, format!("{port}/{protocol} is listed twice; keep one"));
             continue;
         }
         found.push(ServicePort {
-            name: it.name.clone().unwrap_or_default(),
+            name: name.to_owned(),
             protocol,
             port,
             node_port: node_port(&format!("{field}.nodePort"), it.node_port, validator),
@@ -171,7 +189,7 @@ fn ports(spec: &ServiceSpec, validator: &mut Validator) -> Vec<ServicePort> {
     found
 }
 
-/// The target port; the port itself if the number is invalid: the slices have the actual target.
+/// The target port; the port itself if the number or name is invalid: the slices have the actual target.
 fn target_port(
     field: &str,
     port: NonZeroU16,
@@ -183,8 +201,11 @@ fn target_port(
         Some(IntOrString::Int(number)) => {
             TargetPort::Number(validator.port(format_args!("{field}.targetPort"), *number).unwrap_or(port))
         }
-        Some(IntOrString::String(name)) if name.is_empty() => TargetPort::Number(port),
-        Some(IntOrString::String(name)) => TargetPort::Name(name.clone()),
+        Some(IntOrString::String(name)) => {
+            let field = format_args!("{field}.targetPort");
+            let name = validator.optional_name(field, Some(name), NameForm::PortName);
+            name.map_or(TargetPort::Number(port), |it| TargetPort::Name(it.as_ref().to_owned()))
+        }
     }
 }
 

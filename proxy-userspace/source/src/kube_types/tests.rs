@@ -280,3 +280,109 @@ fn a_message_quotes_only_the_start_of_a_long_value() {
         assert!(rejected.iter().all(|it| it.to_string().len() < 600), "{rejected:.1000?}");
     }
 }
+
+#[test]
+fn addresses_that_every_host_has_or_that_mean_another_family_are_rejected() {
+    for text in ["127.0.0.1", "::1", "169.254.169.254", "fe80::1", "::ffff:10.0.0.1"] {
+        check(json!({"externalIPs": [text]}), |it| it.external_ips.len(), 0, &["spec.externalIPs[0]"]);
+        let family = if text.contains(':') { "IPv6" } else { "IPv4" };
+        for family in [family, "IPv4"] {
+            let endpoints = json!([{"addresses": [text]}]);
+            let (object, rejected) =
+                read(endpoint_slice, slice(json!({"addressType": family, "endpoints": endpoints})));
+            assert_eq!((object.unwrap().endpoints.len(), rejected.len()), (0, 1), "{text}");
+        }
+    }
+    for text in ["127.0.0.1", "::1", "::ffff:10.96.0.1", "0.0.0.0"] {
+        check(json!({"clusterIP": text}), |it| it.cluster_ips.len(), 0, &["spec.clusterIP"]);
+    }
+    // The cluster administrator's range, which an API server does not restrict.
+    check(json!({"clusterIP": "169.254.20.10"}), |it| it.cluster_ips.len(), 1, &[]);
+}
+
+#[test]
+fn a_source_range_of_mapped_addresses_restricts_ipv4() {
+    let spec = json!({"loadBalancerSourceRanges": ["::ffff:10.1.2.3/104"]});
+    check(
+        spec,
+        |it| it.source_ranges.iter().map(ToString::to_string).collect(),
+        vec!["10.0.0.0/8".to_owned()],
+        &[],
+    );
+}
+
+#[test]
+fn lists_that_are_longer_than_an_api_server_allows_are_cut() {
+    let endpoints: Vec<_> =
+        (0..1_010).map(|it| json!({"addresses": [format!("10.1.{}.{}", it / 250, it % 250)]})).collect();
+    let ports: Vec<_> =
+        (0..100_000).map(|it| json!({"name": format!("p{it}"), "port": it % 60_000 + 1})).collect();
+    let hints: Vec<_> = (0..9).map(|it| json!({"name": format!("z{it}")})).collect();
+    let (object, rejected) = read(endpoint_slice, slice(json!({"endpoints": endpoints, "ports": ports})));
+    let object = object.unwrap();
+    assert_eq!((object.endpoints.len(), object.ports.len()), (1_000, 20_000));
+    assert_eq!(rejected, ["ports", "endpoints"].map(|it| format!("EndpointSlice default/web-1: {it}")));
+    let endpoints = json!([{"addresses": ["10.1.0.1"], "hints": {"forZones": hints, "forNodes": hints}}]);
+    let (object, rejected) = read(endpoint_slice, slice(json!({"endpoints": endpoints})));
+    let endpoints = object.unwrap().endpoints;
+    assert_eq!((endpoints[0].zone_hints.len(), endpoints[0].node_hints.len(), rejected.len()), (8, 8, 2));
+    check(json!({"ports": ports}), |it| it.ports.len(), 20_000, &["spec.ports"]);
+}
+
+#[test]
+fn a_list_of_rejections_is_bounded() {
+    let ports: Vec<_> = (0..20_000).map(|_| json!({"port": 0})).collect();
+    let (object, rejected) = read(endpoint_slice, slice(json!({"ports": ports})));
+    assert_eq!((object.unwrap().ports.len(), rejected.len()), (0, 101));
+}
+
+/// Names that no API server accepts, as they would act on a terminal or a log.
+const UNPRINTABLE: [&str; 6] =
+    ["a\u{1b}]0;x\u{7}", "a\nERROR forged", "a\u{9b}2J", "\u{202e}a", "a\u{2028}b", "a b"];
+
+#[test]
+fn a_name_that_cannot_be_printed_is_rejected_where_it_occurs_and_escaped_in_the_message() {
+    for name in UNPRINTABLE {
+        let assert_printable = |rejected: &[model::Rejected], count: usize| {
+            assert_eq!(rejected.len(), count, "{name:?}: {rejected:#?}");
+            for it in rejected {
+                let text = it.to_string();
+                assert_eq!(model::escaped_line(&text), text);
+            }
+        };
+        let metadata = json!({"name": "web", "namespace": name});
+        assert_printable(
+            &service(&serde_json::from_value(json!({"metadata": metadata})).unwrap()).rejected,
+            1,
+        );
+        let ports = json!([{"port": 80, "name": name}, {"port": 81, "targetPort": name}]);
+        let spec = json!({"clusterIP": "10.96.0.1", "ports": ports, "type": name, "externalIPs": [name]});
+        let converted =
+            service(&serde_json::from_value(json!({"metadata": {"name": "web"}, "spec": spec})).unwrap());
+        assert_eq!(converted.object.unwrap().ports.len(), 1);
+        assert_printable(&converted.rejected, 4);
+        let label = json!({"name": "web", "labels": {"service.kubernetes.io/service-proxy-name": name}});
+        let converted = service(&serde_json::from_value(json!({"metadata": label})).unwrap());
+        assert_eq!(converted.object, None);
+        assert_printable(&converted.rejected, 1);
+
+        let hints = json!({"forZones": [{"name": name}], "forNodes": [{"name": name}]});
+        let endpoint = json!({
+            "addresses": ["10.1.0.1"], "nodeName": name, "hostname": name, "hints": hints,
+            "targetRef": {"kind": "Pod", "name": name},
+        });
+        let value = slice(json!({"ports": [{"name": name, "port": 80}], "endpoints": [endpoint]}));
+        let converted = endpoint_slice(&serde_json::from_value(value).unwrap());
+        let object = converted.object.unwrap();
+        assert_eq!(object.endpoints, [cluster::Endpoint::new([10, 1, 0, 1].into())]);
+        assert_eq!(object.ports, []);
+        assert_printable(&converted.rejected, 6);
+
+        let labels = json!({"topology.kubernetes.io/zone": name});
+        let address = json!([{"type": "InternalIP", "address": name}]);
+        let value = json!({"metadata": {"name": "n1", "labels": labels}, "status": {"addresses": address}});
+        let converted = node(&serde_json::from_value(value).unwrap());
+        assert_eq!(converted.object.unwrap().zone, None);
+        assert_printable(&converted.rejected, 2);
+    }
+}

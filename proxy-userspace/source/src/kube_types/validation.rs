@@ -2,16 +2,13 @@
 //!
 //! Invariant: every rejection names the object, the field, the value and the remedy.
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv4Addr},
-    num::NonZeroU16,
-    str::FromStr,
-    sync::Arc,
-};
+use std::{fmt, net::IpAddr, num::NonZeroU16, str::FromStr, sync::Arc};
 
 use ipnet::IpNet;
-use model::{Protocol, Rejected};
+use model::{
+    NameForm, Protocol, Rejected, RejectedParts,
+    address::{self, AddressUse},
+};
 
 use crate::text::prefix;
 
@@ -29,33 +26,30 @@ pub(super) fn quoted(text: &str) -> String {
     }
 }
 
-/// A name, shortened if it is longer than a valid one.
+/// A name, escaped, and shortened if it is longer than a valid one.
 pub(super) fn short(name: &str) -> String {
     match prefix(name, MAX_QUOTE).filter(|_| name.len() > MAX_NAME) {
-        Some(start) => format!("{start}…"),
-        None => name.to_owned(),
+        Some(start) => format!("{}…", start.escape_debug()),
+        None => name.escape_debug().to_string(),
     }
 }
 
 /// Validates the fields of one object.
 #[derive(Debug)]
-pub(super) struct Validator {
-    object: String,
-    rejected: Vec<Rejected>,
-}
+pub(super) struct Validator(RejectedParts);
 
 impl Validator {
     pub(super) fn new(object: String) -> Self {
-        Self { object, rejected: Vec::new() }
+        Self(RejectedParts::of(object))
     }
 
     pub(super) fn into_rejected(self) -> Vec<Rejected> {
-        self.rejected
+        self.0.into_list()
     }
 
     /// Rejects `field`.
     pub(super) fn reject(&mut self, field: impl fmt::Display, reason: impl Into<String>) {
-        self.rejected.push(Rejected { item: format!("{}: {field}", self.object), reason: reason.into() });
+        self.0.push(field, reason);
     }
 
     /// A valid value; rejects `field` without one.
@@ -71,38 +65,62 @@ impl Validator {
         value
     }
 
-    /// A name that can be part of a path: lower-case letters, digits, `-` and `.`.
-    pub(super) fn name(&mut self, field: impl fmt::Display, name: &str) -> Option<Arc<str>> {
-        let is_allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
-        let is_name = (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_allowed);
-        self.require(field, is_name.then(|| name.into()), || match name {
+    /// A name.
+    pub(super) fn name(&mut self, field: impl fmt::Display, name: &str, form: NameForm) -> Option<Arc<str>> {
+        self.require(field, form.accepts(name).then(|| name.into()), || match name {
             "" => "the object has no name; give it one".to_owned(),
-            _ => {
-                let name = quoted(name);
-                format!(
-                    "{name} is not a name; use at most {MAX_NAME} lower-case letters, digits, `-` and `.`"
-                )
-            }
+            _ => format!("{} is not such a name; {}", quoted(name), form.remedy()),
         })
     }
 
-    /// A unicast address.
-    pub(super) fn address(&mut self, field: impl fmt::Display, text: &str) -> Option<IpAddr> {
-        let address = IpAddr::from_str(text).ok();
-        let unicast =
-            address.filter(|it| !(it.is_unspecified() || it.is_multicast() || *it == Ipv4Addr::BROADCAST));
-        self.require(field, unicast, || match address {
-            None => format!(
-                "{} is not an IP address; write it as 192.0.2.1 (no leading zeros) or 2001:db8::1",
-                quoted(text)
-            ),
-            Some(_) => format!("{} is not a unicast address; use the address of a host", quoted(text)),
-        })
+    /// A name that may be missing or empty; an invalid one is rejected, and as if it were missing.
+    pub(super) fn optional_name(
+        &mut self,
+        field: impl fmt::Display,
+        name: Option<&str>,
+        form: NameForm,
+    ) -> Option<Arc<str>> {
+        self.name(field, name.filter(|it| !it.is_empty())?, form)
+    }
+
+    /// The first `max` items; rejects the others.
+    pub(super) fn limited<'a, T>(
+        &mut self,
+        field: impl fmt::Display,
+        items: Option<&'a [T]>,
+        max: usize,
+    ) -> &'a [T] {
+        let items = items.unwrap_or_default();
+        if items.len() > max {
+            let reason = format!("there are {}, and the first {max} are used; use more objects", items.len());
+            self.reject(field, reason);
+        }
+        items.get(..max).unwrap_or(items)
+    }
+
+    /// An address of one host.
+    pub(super) fn address(
+        &mut self,
+        field: impl fmt::Display,
+        text: &str,
+        used_as: AddressUse,
+    ) -> Option<IpAddr> {
+        let Ok(address) = IpAddr::from_str(text) else {
+            let text = quoted(text);
+            let reason = "is not an IP address; write it as 192.0.2.1 (no leading zeros) or 2001:db8::1";
+            self.reject(field, format!("{text} {reason}"));
+            return None;
+        };
+        let refusal = address::refusal(address, used_as);
+        if let Some(reason) = refusal {
+            self.reject(field, format!("{} {reason}", quoted(text)));
+        }
+        refusal.is_none().then_some(address)
     }
 
     /// A CIDR, which may be surrounded by blanks.
     pub(super) fn cidr(&mut self, field: impl fmt::Display, text: &str) -> Option<IpNet> {
-        let cidr = IpNet::from_str(text.trim()).ok().map(|it| it.trunc());
+        let cidr = IpNet::from_str(text.trim()).ok().map(address::canonical_range);
         self.require(field, cidr, || {
             format!("{} is not a CIDR; write it as 192.0.2.0/24 or 2001:db8::/32", quoted(text))
         })

@@ -20,6 +20,7 @@ use self::{process::Process, seen::Seen};
 use super::{
     config,
     flags::{DatapathFlags, ReportFlags},
+    output,
 };
 
 /// How often `--watch` reads again.
@@ -65,13 +66,11 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
             Output::Table => table::render(&seen),
             Output::Json => format!("{}\n", json::render(&seen)),
         };
-        let mut stdout = io::stdout().lock();
         if flags.watch && io::stdout().is_terminal() {
             // Clear the screen.
-            stdout.write_all(b"\x1b[H\x1b[2J")?;
+            io::stdout().write_all(b"\x1b[H\x1b[2J")?;
         }
-        stdout.write_all(text.as_bytes())?;
-        stdout.flush()?;
+        output::print(&text)?;
         if !flags.watch {
             return Ok(seen.errors().is_empty());
         }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use model::{
-    Family, Protocol, Rejected, ServiceName, Timestamp,
+    Family, NameForm, Protocol, Rejected, ServiceName, Timestamp,
     cluster::{
         ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
     },
@@ -123,21 +123,25 @@ impl ClusterDecoder {
         for (name, message) in &cluster.nodes {
             if !self.nodes.get(name).is_some_and(|(it, _)| Arc::ptr_eq(it, message)) {
                 let Decoded { value, rejected } = decode_node(name, message);
-                Arc::make_mut(&mut self.cluster).set_node(value);
+                if let Some(node) = value {
+                    Arc::make_mut(&mut self.cluster).set_node(node);
+                }
                 self.nodes.insert(Arc::clone(name), (Arc::clone(message), rejected));
             }
         }
     }
 }
 
-fn decode_node(name: &Arc<str>, message: &NodeInfo) -> Decoded<Node> {
+fn decode_node(name: &Arc<str>, message: &NodeInfo) -> Decoded<Option<Node>> {
     let mut reader = Reader::new(&format!("node {name}"));
+    let is_named = reader.accepts("name", name, NameForm::DnsSubdomain);
     let empty = Default::default();
     let message = message.node.as_ref().unwrap_or(&empty);
     let topology = message.topology.as_ref().map(|it| &it.zone).filter(|it| !it.is_empty());
-    let zone = topology.or_else(|| message.labels.get(ZONE)).filter(|it| !it.is_empty());
+    let zone = topology.or_else(|| message.labels.get(ZONE));
+    let zone = zone.and_then(|it| reader.name("zone", it, NameForm::LabelValue)).map(Arc::from);
     let info = node::node_info(&mut reader, &message.addresses, &message.pod_cidrs, message.is_being_deleted);
-    reader.finish(Node { name: Arc::clone(name), zone: zone.map(|it| it.as_str().into()), info })
+    reader.finish(is_named.then(|| Node { name: Arc::clone(name), zone, info }))
 }
 
 /// A Service with its slices; none if it cannot be served.
@@ -156,6 +160,10 @@ pub fn service_with_slices(message: &ClusterService) -> Decoded<Option<(Service,
 fn service(message: &ClusterService, body: &localv1::Service, reader: &mut Reader) -> Option<Service> {
     // Endpoints without a Service are ignored.
     message.service.service.as_ref()?;
+    let proxy_name = body.labels.get(PROXY_NAME);
+    if !proxy_name.is_none_or(|it| reader.accepts("labels", it, NameForm::LabelValue)) {
+        return None;
+    }
     let (service, _) = decode::service(reader, body)?;
     let ports = service.ports.into_iter().map(|it| ServicePort {
         name: it.name,
@@ -168,7 +176,7 @@ fn service(message: &ClusterService, body: &localv1::Service, reader: &mut Reade
         name: service.name,
         created: message.service.created.map(Timestamp::from_micros),
         kind: Some(service.kind),
-        proxy_name: body.labels.get(PROXY_NAME).cloned(),
+        proxy_name: proxy_name.cloned(),
         cluster_ips: service.cluster_ips,
         external_ips: service.external_ips,
         load_balancer_ips: service.load_balancer_ips,
@@ -192,12 +200,16 @@ fn slices(
     // Our brain sends the same ports with all endpoints of a slice; other brains need not.
     let mut groups: BTreeMap<(&str, Family, Ports), Vec<Endpoint>> = BTreeMap::new();
     for (key, it) in &message.endpoints {
+        // The name of a slice, which the API calls any.
+        if !reader.accepts("endpoint.source_name", &it.source_name, NameForm::Key) {
+            continue;
+        }
         let ports = ports(it, service, reader);
         let ips = it.endpoint.as_ref().and_then(|it| it.ips.as_ref());
         let (v4, v6) = reader.endpoint_addresses(key, ips);
         for address in v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6)) {
             let group = (it.source_name.as_str(), Family::of(address), ports.clone());
-            groups.entry(group).or_default().push(endpoint(it, address));
+            groups.entry(group).or_default().push(endpoint(it, address, reader));
         }
     }
     let name = |name: String| SliceName { namespace: Arc::clone(&service.name.namespace), name: name.into() };
@@ -228,10 +240,18 @@ fn slices(
     slices.collect()
 }
 
-fn endpoint(message: &EndpointInfo, address: IpAddr) -> Endpoint {
-    let name = |it: &str| Some(it).filter(|it| !it.is_empty()).map(Arc::from);
-    let names = |it: &[String]| {
-        let mut names: Vec<Arc<str>> = it.iter().map(|it| it.as_str().into()).collect();
+fn endpoint(message: &EndpointInfo, address: IpAddr, reader: &mut Reader) -> Endpoint {
+    let mut name = |field, it, form| reader.name(field, it, form).map(Arc::from);
+    let node = message
+        .topology
+        .as_ref()
+        .and_then(|it| name("endpoint.topology.node", &it.node, NameForm::DnsSubdomain));
+    let pod = name("endpoint.pod_name", &message.pod_name, NameForm::DnsSubdomain);
+    let hostname = message.endpoint.as_ref().map(|it| it.hostname.as_str()).unwrap_or_default();
+    let hostname = reader.name("endpoint.hostname", hostname, NameForm::DnsLabel);
+    let mut names = |it: &[String], form| {
+        let names = it.iter().filter_map(|it| reader.name("endpoint.hints", it, form));
+        let mut names: Vec<Arc<str>> = names.map(Arc::from).collect();
         names.sort();
         names
     };
@@ -245,12 +265,11 @@ fn endpoint(message: &EndpointInfo, address: IpAddr) -> Endpoint {
             serving: conditions.and_then(|it| it.serving).unwrap_or(true),
             terminating: conditions.and_then(|it| it.terminating).unwrap_or(false),
         },
-        node: message.topology.as_ref().and_then(|it| name(&it.node)),
-        // The name becomes part of a path.
-        pod: name(&message.pod_name).filter(|it| !it.contains(['/', '|'])),
-        hostname: message.endpoint.as_ref().map(|it| it.hostname.clone()).unwrap_or_default(),
-        node_hints: names(&nodes),
-        zone_hints: names(&zones),
+        node,
+        pod,
+        hostname: hostname.unwrap_or_default().to_owned(),
+        node_hints: names(&nodes, NameForm::DnsSubdomain),
+        zone_hints: names(&zones, NameForm::QualifiedName),
     }
 }
 
@@ -261,6 +280,9 @@ fn ports(message: &EndpointInfo, service: &Service, reader: &mut Reader) -> Port
     if !overrides.is_empty() && overrides.iter().all(has_protocol) {
         let ports = overrides.iter().filter_map(|it| {
             let protocol = reader.protocol("endpoint", it.protocol)?;
+            if !reader.accepts("endpoint.port_overrides", &it.name, NameForm::DnsLabel) {
+                return None;
+            }
             Some((it.name.clone(), protocol, reader.port_number("endpoint", it.port)?))
         });
         return ports.collect();
