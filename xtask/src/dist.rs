@@ -2,22 +2,24 @@
 //! Invariant: what was made and what was not is listed at the end, with the reason.
 
 use std::{
-    env, fs,
+    collections::BTreeMap,
+    env, fs, io,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use build_tools::{
     build,
     command::{cargo, run, status, workspace},
     container::{self, ContainerTool},
     files_below,
-    programs::find,
 };
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, Header};
+
+use crate::{provenance::provenance, sbom::bill_of_materials};
 
 /// The files beside the binary in the archive: every file that one of them links to is among them.
 const FILES: [&str; 11] = [
@@ -37,29 +39,33 @@ const FILES: [&str; 11] = [
 /// The name of an artifact, or the reason why it was not made.
 type Made = Result<String, String>;
 
-/// Builds the archive, its checksum, the bill of materials and the image, as far as this machine can.
+/// Builds the archive, the bill of materials, the provenance and their checksums, and the image, if this machine can.
 pub(crate) fn dist(tool: Option<ContainerTool>, no_image: bool) -> Result<()> {
     let name = format!("kube-proxy-ebpf-{}-{}-linux", env!("CARGO_PKG_VERSION"), env::consts::ARCH);
     let folder = workspace().join("target/dist");
+    // Without files of an earlier version.
+    fs::remove_dir_all(&folder).or_else(ignore_missing).context("cannot remove an earlier release")?;
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-
     let binary = build::build(true)?;
     let mut entries = files()?;
     entries.push(("kube-proxy-ebpf".to_owned(), binary));
     let archive = archive(&name, entries)?;
-    let path = folder.join(format!("{name}.tar.gz"));
-    fs::write(&path, &archive).with_context(|| format!("cannot write {}", path.display()))?;
-    let checksum = path.with_extension("gz.sha256");
+    let bill = serde_json::to_vec_pretty(&bill_of_materials()?)?;
+    let artifacts = [(format!("{name}.tar.gz"), archive), (format!("{name}.cdx.json"), bill)];
+    let checksums =
+        artifacts.iter().map(|(name, bytes)| (name.clone(), hex(&Sha256::digest(bytes)))).collect();
+    let provenance = serde_json::to_vec_pretty(&provenance(&checksums)?)?;
     // In the format of sha256sum(1), for `sha256sum --check`.
-    let line = format!("{}  {name}.tar.gz\n", hex(&Sha256::digest(&archive)));
-    fs::write(&checksum, &line).with_context(|| format!("cannot write {}", checksum.display()))?;
-
-    let bill = bill_of_materials(&folder.join(format!("{name}.cdx.json")))?;
+    let lines = checksums.iter().map(|(name, checksum)| format!("{checksum}  {name}\n")).collect::<String>();
+    let others =
+        [(format!("{name}.intoto.json"), provenance), (format!("{name}.sha256"), lines.into_bytes())];
+    for (name, bytes) in artifacts.into_iter().chain(others) {
+        let path = folder.join(name);
+        fs::write(&path, &bytes).with_context(|| format!("cannot write {}", path.display()))?;
+        status("Made", &format!("{} ({} bytes)", path.display(), bytes.len()));
+    }
     let image = if no_image { Err("--no-image was given".to_owned()) } else { image(tool)? };
 
-    status("Made", &format!("{} ({} bytes)", path.display(), archive.len()));
-    status("Made", &format!("{}: {}", checksum.display(), line.trim()));
-    report("the bill of materials", bill);
     report("the image", image);
     Ok(())
 }
@@ -98,25 +104,42 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|it| format!("{it:02x}")).collect()
 }
 
-/// Writes the binary's bill of materials in the format of CycloneDX.
-fn bill_of_materials(path: &Path) -> Result<Made> {
-    if find("cargo-cyclonedx").is_none() {
-        return Ok(Err("cargo-cyclonedx is not installed (`cargo install cargo-cyclonedx --locked`)".into()));
+/// Builds the release in two folders whose names differ in length, and compares the files.
+pub(crate) fn check_reproducible() -> Result<()> {
+    let parent = workspace().join("target/reproducible");
+    let mut built = Vec::new();
+    for folder in ["one", "the-other"].map(|it| parent.join(it)) {
+        fs::remove_dir_all(&folder).or_else(ignore_missing).context("cannot remove an earlier build")?;
+        let mut copy = Command::new("git");
+        copy.args(["checkout-index", "--all", &format!("--prefix={}/", folder.display())]);
+        run(copy.current_dir(workspace()))?;
+        let mut build = cargo();
+        build.args(["run", "--package", "xtask", "--", "dist", "--no-image"]);
+        run(build.current_dir(&folder).env_remove("CARGO_TARGET_DIR"))?;
+        let files = files_below(&folder.join("target/dist"))?;
+        let read = |it: PathBuf| {
+            let bytes = fs::read(&it).with_context(|| format!("cannot read {}", it.display()))?;
+            Ok((it.strip_prefix(&folder)?.to_owned(), hex(&Sha256::digest(&bytes))))
+        };
+        built.push(files.into_iter().map(read).collect::<Result<BTreeMap<_, _>>>()?);
     }
-    // It writes a file of this name beside the manifest of every crate.
-    let stem = "kube-proxy-ebpf-bill";
-    run(cargo().args(["cyclonedx", "--quiet", "--format", "json", "--spec-version", "1.5"]).args([
-        "--override-filename",
-        stem,
-        "--manifest-path",
-        "proxy-userspace/Cargo.toml",
-    ]))?;
-    let written = format!("{stem}.json");
-    let own = workspace().join("proxy-userspace").join(&written);
-    fs::rename(&own, path).with_context(|| format!("cannot move {}", own.display()))?;
-    let others = ["-name", "target", "-prune", "-o", "-name", &written, "-exec", "rm", "{}", "+"];
-    run(Command::new("find").arg(workspace()).args(others))?;
-    Ok(Ok(path.display().to_string()))
+    let [one, other] = built.try_into().map_err(|_| anyhow!("two folders were built"))?;
+    for (path, checksum) in &one {
+        status("Built", &format!("{checksum}  {}", path.display()));
+    }
+    let differ: Vec<_> =
+        one.iter().filter(|(it, sum)| other.get(*it) != Some(*sum)).map(|(it, _)| it).collect();
+    ensure!(
+        differ.is_empty() && one.len() == other.len(),
+        "not reproducible: {differ:?} in {}",
+        parent.display()
+    );
+    status("Same", &format!("{} files from two folders have the same bytes", one.len()));
+    Ok(())
+}
+
+fn ignore_missing(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 /// Builds the image. That no tool works is a reason to skip it unless a tool was requested; a failed build is an error.

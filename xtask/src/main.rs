@@ -4,6 +4,8 @@
 
 mod dist;
 mod licences;
+mod provenance;
+mod sbom;
 mod test;
 
 use std::{ffi::OsString, os::unix::process::CommandExt as _, process::ExitCode};
@@ -71,9 +73,11 @@ enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u32,
     },
-    /// Build the release in target/dist: an archive with its checksum, and the image.
+    /// Build the release in target/dist: an archive, its bill of materials and provenance with checksums, and the image.
     ///
-    /// The archive holds the binary, the licence and the manifests, and depends only on their contents. The image is
+    /// The archive holds the binary, the licence and the manifests; the same commit and compiler give the same bytes in
+    /// any folder. The bill of materials (CycloneDX) lists every crate in the binary, the provenance (in-toto, unsigned)
+    /// what it was built from. The image is
     /// built by the first of docker, podman, nerdctl and buildah that works. What cannot be made on this machine is
     /// listed at the end with the reason; a build that fails is an error.
     Dist {
@@ -83,11 +87,16 @@ enum Task {
         /// Build no image
         #[arg(long, conflicts_with = "container_tool")]
         no_image: bool,
+        /// Build the files of the git index in two other folders, and compare the results, instead (a quarter of an hour)
+        #[arg(long, conflicts_with_all = ["container_tool", "no_image"])]
+        check_reproducible: bool,
     },
     /// Run Kubernetes' conformance tests in a kind cluster without kube-proxy (hours; needs docker and the Internet).
     #[command(disable_help_flag = true)]
     Conformance(Forwarded),
-    /// Check the licences and sources of the dependencies, and advisories as far as possible offline.
+    /// Check the licences, sources and known vulnerabilities of the dependencies with cargo-deny, which is installed if missing.
+    ///
+    /// The database of vulnerabilities is fetched; where it cannot be, that check is skipped and says so.
     Licences,
 }
 
@@ -120,8 +129,14 @@ fn perform(task: Task) -> Result<()> {
         }
         Task::Test { filter } => test::test(filter.as_deref()),
         Task::Fuzz { target, seconds } => fuzz(&target, seconds),
-        Task::Dist { container_tool, no_image } => dist::dist(container_tool, no_image),
-        Task::Licences => licences::licences(),
+        Task::Dist { check_reproducible: true, .. } => dist::check_reproducible(),
+        Task::Dist { container_tool, no_image, .. } => dist::dist(container_tool, no_image),
+        Task::Licences => {
+            if let Some(reason) = licences::licences()? {
+                status("Skipped", &format!("advisories: {reason}"));
+            }
+            Ok(())
+        }
         Task::Demo(it) => become_task("demo", &it),
         Task::Vmtest(it) => become_task("vmtest", &it),
         Task::Soak(it) => become_task("soak", &it),

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use build_tools::{
     SKIPPED_TESTS_FILE,
     build::build_for_tests,
@@ -11,8 +11,11 @@ use build_tools::{
     programs::test_programs,
 };
 
+use crate::licences::licences;
+
 /// Builds everything and runs the tests whose names contain `filter`.
 pub(crate) fn test(filter: Option<&str>) -> Result<()> {
+    let unchecked = if filter.is_none() { licences().context("the dependencies")? } else { None };
     // A missing program has been warned about; its tests are skipped.
     let _ = test_programs();
     build_for_tests()?;
@@ -40,6 +43,9 @@ pub(crate) fn test(filter: Option<&str>) -> Result<()> {
     let skipped = fs::read_to_string(&skipped).unwrap_or_default();
     if !skipped.is_empty() {
         println!("\n{skipped}{} tests were skipped, for the reasons above.", skipped.lines().count());
+    }
+    if let Some(reason) = unchecked {
+        println!("\nAdvisories of the dependencies were not checked: {reason}");
     }
     result
 }

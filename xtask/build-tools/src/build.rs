@@ -4,12 +4,13 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
-    command::{cargo, cross_cargo, run, status, workspace},
+    command::{cargo, cross_cargo, output, run, status, workspace},
     toolchain::Toolchain,
 };
 
@@ -73,7 +74,9 @@ fn build_object(toolchain: &Toolchain, build: Build) -> Result<()> {
     status("Compiling", &format!("the kernel object{features}"));
 
     let target_dir = workspace().join("target/kernel");
-    let flags = [&format!("--cfg=bpf_target_arch=\"{arch}\""), "-Cdebuginfo=2", "-Clink-arg=--btf"];
+    let mut flags = vec![format!("--cfg=bpf_target_arch=\"{arch}\""), "-Cdebuginfo=2".into()];
+    flags.push("-Clink-arg=--btf".into());
+    flags.extend(remapped_paths(&toolchain.rustc)?);
     let mut command = cross_cargo(&toolchain.cargo);
     command
         .env("RUSTC", &toolchain.rustc)
@@ -93,6 +96,17 @@ fn build_object(toolchain: &Toolchain, build: Build) -> Result<()> {
     copy_if_changed(&built, &target_dir.join(build.object()))
 }
 
+/// Flags that keep the folders of this machine out of what is built, so that other folders give the same bytes. The
+/// workspace becomes `.`: a debugger that is started there still finds the sources.
+fn remapped_paths(rustc: &Path) -> Result<[String; 3]> {
+    let sysroot = output(Command::new(rustc).args(["--print", "sysroot"]).current_dir(workspace()))?;
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home =
+        home.or_else(|| env::home_dir().map(|it| it.join(".cargo"))).context("there is no home folder")?;
+    let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
+    Ok([remap(workspace(), "."), remap(&home, "/cargo"), remap(Path::new(&sysroot), "/rust")])
+}
+
 /// Builds the product, kernel object included, and returns its path.
 pub fn build(release: bool) -> Result<PathBuf> {
     build_ebpf()?;
@@ -106,6 +120,8 @@ fn build_binary(build: Build, release: bool) -> Result<PathBuf> {
     command.args(["build", "--package", "kube-proxy-ebpf", "--target-dir"]).arg(&target);
     if release {
         command.arg("--release");
+        let rustc = env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from);
+        command.env("CARGO_ENCODED_RUSTFLAGS", remapped_paths(&rustc)?.join("\x1f")).env_remove("RUSTFLAGS");
     }
     if let Some(features) = build.features() {
         command.args(["--features", features]);

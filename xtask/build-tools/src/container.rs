@@ -118,9 +118,20 @@ mod tests {
 
     #[test]
     fn the_image_is_built_by_the_compiler_version_of_the_workspace() {
-        let from =
-            format!("FROM docker.io/library/rust:{}-bookworm AS build", manifest_value("rust-version"));
-        assert_eq!(instructions()[0], from);
+        let from = format!("FROM docker.io/library/rust:{}-bookworm@", manifest_value("rust-version"));
+        assert!(instructions()[0].starts_with(&from), "{from}");
+    }
+
+    #[test]
+    fn every_base_image_is_named_by_its_digest() {
+        let images = instructions();
+        let images = images.iter().filter_map(|it| it.strip_prefix("FROM "));
+        let digests: Vec<_> =
+            images.map(|it| it.split(' ').next().and_then(|it| it.split_once("@sha256:"))).collect();
+        assert_eq!(digests.len(), 2);
+        let is_digest =
+            |it: &str| it.len() == 64 && it.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
+        assert!(digests.iter().all(|it| it.is_some_and(|(_, digest)| is_digest(digest))), "{digests:?}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::command::{output, run, status};
+use crate::command::{cargo, output, run, status, workspace};
 
 /// The programs that end-to-end tests call, and the packages that contain them.
 const TEST_PROGRAMS: [(&str, &str); 4] =
@@ -36,6 +36,22 @@ pub fn find_or_install(program: &str, package: &str) -> Result<PathBuf> {
         format!("`{program}` is missing: install it (package `{package}` on Debian and Ubuntu)")
     })?;
     find(program).with_context(|| format!("`{program}` is still missing after installing `{package}`"))
+}
+
+/// Finds a program on the PATH, or installs a version of it from crates.io, in target/tools.
+pub fn cargo_tool(program: &str, version: &str) -> Result<PathBuf> {
+    let root = workspace().join("target/tools");
+    let private = root.join("bin").join(program);
+    if let Some(path) = find(program).or_else(|| Some(private.clone()).filter(|it| is_executable(it))) {
+        return Ok(path);
+    }
+    status("Installing", &format!("{program} {version}, once (some minutes)"));
+    let mut install = cargo();
+    install.args(["install", program, "--version", version, "--locked", "--root"]).arg(root);
+    // An ordinary program of the host.
+    install.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
+    run(&mut install).with_context(|| format!("`{program}` is missing and cannot be installed"))?;
+    Ok(private)
 }
 
 /// Finds or installs the programs that end-to-end tests call; warns about the ones that stay missing, without which
