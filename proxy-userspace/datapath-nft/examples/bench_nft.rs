@@ -13,6 +13,7 @@ use std::{
 };
 
 use datapath_nft::{self as nft, Config, Options};
+use ipnet::IpNet;
 use model::{
     Protocol, ServiceName,
     state::{
@@ -99,6 +100,19 @@ fn main() {
         one_endpoint.push(began.elapsed());
     }
 
+    // One Service whose 100 ports share a list of 1,000 source ranges.
+    let mut guarded = (*service(services + changes, 0, 0).service).clone();
+    guarded.load_balancer_ips = vec![IpAddr::V4(address(64, 0))];
+    guarded.ports =
+        (1..=100).map(|it| ServicePort::new(Protocol::Tcp, NonZeroU16::new(it).unwrap())).collect();
+    guarded.source_ranges = (0..1_000).map(|n| IpNet::from(IpAddr::V4(address(80, 2 * n)))).collect();
+    state.services.insert(ServiceState::new(guarded.clone(), []));
+    let began = Instant::now();
+    backend.apply(&state).unwrap();
+    let source_ranges = began.elapsed();
+    state.services.remove(&guarded.name);
+    backend.apply(&state).unwrap();
+
     drop(backend);
     let began = Instant::now();
     let mut backend = start();
@@ -107,10 +121,11 @@ fn main() {
     assert_eq!(report.entries, 0, "a restart wrote what was right already");
 
     println!(
-        "{{\"loadMs\":{:.3},\"oneServiceMs\":{:.3},\"oneEndpointMs\":{:.3},\"restartMs\":{:.3}}}",
+        "{{\"loadMs\":{:.3},\"oneServiceMs\":{:.3},\"oneEndpointMs\":{:.3},\"sourceRangesMs\":{:.3},\"restartMs\":{:.3}}}",
         millis(load),
         median(one_service),
         median(one_endpoint),
+        millis(source_ranges),
         millis(restart)
     );
 }

@@ -15,6 +15,7 @@ use crate::{
     error::Error,
     rules::TableConfig,
     snapshot::Snapshot,
+    source_list,
     tables::{Command, SUBSYSTEM, TABLE_FLAGS, TABLE_IS_DORMANT, TABLE_NAME, delete_chain},
     transaction::{DesiredTable, batch, describe},
 };
@@ -89,6 +90,7 @@ fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result
         .flat_map(|by| [0, 1].map(|affinity| Selector { by, set: 0, count: 1, affinity }));
     let mut elements = config_.elements();
     elements.extend(selectors.map(|it| it.element(family)));
+    elements.extend([source_list::chain_element(family, 0)]);
     let desired = DesiredTable { config_, elements };
     let mut messages = desired.replace();
     messages.push(delete_chain(family, "does-not-exist"));

@@ -3,12 +3,12 @@
 //! [`super::layout`] assigns slots to endpoints, since it knows the previous ones.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
-use ipnet::IpNet;
 use model::{
     Family, Rejected,
     state::{Scope, Service, ServicePort, ServiceState, TrafficPolicy},
@@ -17,6 +17,7 @@ use model::{
 use crate::{
     endpoint_selector::{MAX_AFFINITY_SECONDS, Selector},
     rules::FrontendPolicy,
+    source_list::SourceList,
 };
 use datapath::{FrontendAddress, FrontendKind, invalid_address_reason, unspecified};
 
@@ -42,8 +43,8 @@ pub(super) struct Frontend {
     pub(super) internal: Action,
     /// Where traffic from elsewhere goes.
     pub(super) external: Action,
-    /// The allowed sources, first and last address of each range; only if its policy checks them.
-    pub(super) sources: Vec<(IpAddr, IpAddr)>,
+    /// The allowed sources, if its policy checks them.
+    pub(super) sources: Option<Arc<SourceList>>,
 }
 
 /// One port of a Service, in one family.
@@ -107,6 +108,7 @@ pub(super) fn set_number(scope: Scope) -> u32 {
 pub(super) fn compile(state: &ServiceState, node: &[IpAddr]) -> ServiceImage {
     let mut image = ServiceImage::default();
     let service = &state.service;
+    let mut sources = SourceRanges { state: service, node, by_family: [None, None] };
     for &ip in &service.cluster_ips {
         if let Some(reason) = invalid_address_reason(ip) {
             image.reject(service, FrontendKind::ClusterIp, ip, reason);
@@ -117,8 +119,8 @@ pub(super) fn compile(state: &ServiceState, node: &[IpAddr]) -> ServiceImage {
         for (index, port) in service.ports.iter().enumerate() {
             // A Service that lost its cluster IP to another one is not served in this family at all.
             if !port.conflicting_addresses.contains(&ip) {
-                let port = Port { state, index, port, family, node };
-                let compiled = port.compile(ip, &mut image);
+                let port = Port { state, index, port, family };
+                let compiled = port.compile(ip, &mut sources, &mut image);
                 image.ports.push(compiled);
             }
         }
@@ -143,11 +145,56 @@ struct Port<'a> {
     index: usize,
     port: &'a ServicePort,
     family: Family,
+}
+
+/// The source ranges of a Service, merged once for all of its ports.
+struct SourceRanges<'a> {
+    state: &'a Service,
     node: &'a [IpAddr],
+    /// `None` until they are asked for, `Some(None)` if every source is allowed.
+    by_family: [Option<Option<FamilySources>>; 2],
+}
+
+/// The source ranges of a family.
+struct FamilySources {
+    list: Arc<SourceList>,
+    /// Whether an address of this node is among them.
+    includes_node: bool,
+    /// With a load balancer IP that is not among them, if this node is.
+    with: BTreeMap<IpAddr, Arc<SourceList>>,
+}
+
+impl SourceRanges<'_> {
+    /// The allowed sources of a load balancer IP; `None` if all are allowed.
+    fn of(&mut self, ip: IpAddr) -> Option<Arc<SourceList>> {
+        let family = Family::of(ip);
+        let (all, node) = (&self.state.source_ranges, self.node);
+        let by_family = self.by_family[family as usize].get_or_insert_with(|| {
+            let own: Vec<_> = all.iter().filter(|it| Family::of(it.addr()) == family).copied().collect();
+            let is_restricted = !own.is_empty() && own.iter().all(|it| it.prefix_len() > 0);
+            is_restricted.then(|| {
+                let list = Arc::new(SourceList::new(own));
+                let includes_node = node.iter().any(|it| Family::of(*it) == family && list.contains(*it));
+                FamilySources { list, includes_node, with: BTreeMap::new() }
+            })
+        });
+        let sources = by_family.as_mut()?;
+        // If the load balancer's address is assigned to the host, the host's own traffic has it as source.
+        if sources.includes_node && !sources.list.contains(ip) {
+            let with = sources.with.entry(ip).or_insert_with(|| Arc::new(sources.list.with(ip)));
+            return Some(Arc::clone(with));
+        }
+        Some(Arc::clone(&sources.list))
+    }
 }
 
 impl Port<'_> {
-    fn compile(self, cluster_ip: IpAddr, image: &mut ServiceImage) -> PortImage {
+    fn compile(
+        self,
+        cluster_ip: IpAddr,
+        source_ranges: &mut SourceRanges<'_>,
+        image: &mut ServiceImage,
+    ) -> PortImage {
         let Service { load_balancer_ips, external_ips, external_policy, affinity, .. } = &*self.state.service;
         let identity = self.at(cluster_ip, self.port.port.get());
         let mut compiled = PortImage {
@@ -184,9 +231,9 @@ impl Port<'_> {
             }
             compiled.frontends.push(Frontend { address, policy, internal, external, sources });
         };
-        add(identity, FrontendKind::ClusterIp, FrontendPolicy::ClusterIp, internal, internal, Vec::new());
+        add(identity, FrontendKind::ClusterIp, FrontendPolicy::ClusterIp, internal, internal, None);
         let reachable = by_policy(FrontendPolicy::External, FrontendPolicy::ExternalLocal);
-        let source_ranges = by_policy(FrontendPolicy::SourceRanges, FrontendPolicy::SourceRangesLocal);
+        let restricted = by_policy(FrontendPolicy::SourceRanges, FrontendPolicy::SourceRangesLocal);
         let mut unusable_ips = Vec::new();
         let kinds =
             [(FrontendKind::LoadBalancerIp, load_balancer_ips), (FrontendKind::ExternalIp, external_ips)];
@@ -198,15 +245,15 @@ impl Port<'_> {
                 unusable_ips.push((kind, ip, reason));
                 continue;
             }
-            let sources = if kind == FrontendKind::LoadBalancerIp { self.sources(ip) } else { None };
-            let policy = if sources.is_some() { source_ranges } else { reachable };
+            let sources = if kind == FrontendKind::LoadBalancerIp { source_ranges.of(ip) } else { None };
+            let policy = if sources.is_some() { restricted } else { reachable };
             let address = self.at(ip, self.port.port.get());
-            add(address, kind, policy, cluster, external, sources.unwrap_or_default());
+            add(address, kind, policy, cluster, external, sources);
         }
         if let Some(port) = self.port.node_port {
             let policy = by_policy(FrontendPolicy::NodePort, FrontendPolicy::NodePortLocal);
             let address = self.at(unspecified(self.family), port.get());
-            add(address, FrontendKind::NodePort, policy, cluster, external, Vec::new());
+            add(address, FrontendKind::NodePort, policy, cluster, external, None);
         }
         // Reported once for all ports.
         if self.index == 0 {
@@ -247,24 +294,5 @@ impl Port<'_> {
             compiled.sets.push((scope, set));
         }
         (Action::To(same.unwrap_or(scope)), excess)
-    }
-
-    /// The allowed sources of a load balancer IP; `None` if all are allowed.
-    fn sources(self, ip: IpAddr) -> Option<Vec<(IpAddr, IpAddr)>> {
-        let all = &self.state.service.source_ranges;
-        let own: Vec<_> = all.iter().filter(|it| Family::of(it.addr()) == self.family).copied().collect();
-        if own.is_empty() || own.iter().any(|it| it.prefix_len() == 0) {
-            return None;
-        }
-        // Overlapping ranges are merged: the kernel accepts each address in one range only.
-        let nets = IpNet::aggregate(&own);
-        let mut sources: Vec<_> = nets.iter().map(|it| (it.network(), it.broadcast())).collect();
-        // If the load balancer's address is assigned to the host, the host's own traffic has it as source.
-        if self.node.iter().any(|it| nets.iter().any(|net| net.contains(it)))
-            && !nets.iter().any(|net| net.contains(&ip))
-        {
-            sources.push((ip, ip));
-        }
-        Some(sources)
     }
 }

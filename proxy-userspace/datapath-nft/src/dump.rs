@@ -14,6 +14,7 @@ use crate::{
     rules::FrontendPolicy,
     schema::{Bytes, Field, Map, Parts},
     snapshot::{self, Snapshot, endpoint, protocol_of},
+    source_list,
 };
 use datapath::{ActiveFrontend, unspecified};
 use netlink::Netfilter;
@@ -136,16 +137,17 @@ fn line(element: &Element, value: &Value) -> Option<Option<String>> {
             let endpoint = SocketAddr::new(key.address()?, key.port()?);
             format!("packets member {frontend} {} {endpoint}", named(number))
         }
-        Map::Sources => {
-            let frontend = frontend(&mut key)?;
-            let mut end = Parts::of(element.end.as_ref()?, family);
-            snapshot::frontend(&mut end)?;
-            format!("packets source {frontend} from {} to {}", key.address()?, end.address()?)
+        Map::SourceLists => format!("packets sources {} in {}", at()?, source_list::name(number()?)),
+        Map::SourceRanges => {
+            let boundary = if *value == Value::RangeEnd { "before" } else { "from" };
+            format!("packets {} {boundary} {}", source_list::name(element.list), key.address()?)
         }
         Map::NodeAddresses => format!("packets node-address {}", key.address()?),
         Map::ClusterIps => format!("packets cluster-ip {}", key.address()?),
         Map::Hairpin => format!("packets hairpin {}", key.address()?),
-        Map::Policies | Map::Selectors | Map::NodeSelectors | Map::Affinity => return Some(None),
+        Map::Policies | Map::Selectors | Map::NodeSelectors | Map::SourceChains | Map::Affinity => {
+            return Some(None);
+        }
     };
     Some(Some(line))
 }

@@ -16,10 +16,10 @@ pub(super) struct Element {
     pub(super) family: Family,
     /// The map or the set.
     pub(super) map: Map,
-    /// The key, or the first one of a range.
+    /// Which list of source ranges, if the map has a set for each; otherwise 0.
+    pub(super) list: u32,
+    /// The key.
     pub(super) key: Bytes,
-    /// The last one of a range.
-    pub(super) end: Option<Bytes>,
 }
 
 /// The data of an element.
@@ -27,6 +27,8 @@ pub(super) struct Element {
 pub(super) enum Value {
     /// None: it is an element of a set.
     None,
+    /// It ends a range: this key and the following ones are not in the set, until the next range begins.
+    RangeEnd,
     /// Data.
     Data(Bytes),
     /// A verdict.
@@ -93,8 +95,8 @@ impl Changes {
 }
 
 impl Element {
-    /// An element that is not a range.
+    /// An element of a map of which the table has exactly one.
     pub(super) fn new(family: Family, map: Map, key: Bytes) -> Self {
-        Self { family, map, key, end: None }
+        Self { family, map, list: 0, key }
     }
 }

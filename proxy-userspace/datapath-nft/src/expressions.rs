@@ -11,6 +11,7 @@ use model::Family;
 
 use crate::{
     schema::Map,
+    source_list,
     verdict::{DATA_VALUE, DATA_VERDICT, ELEMENT, Verdict},
 };
 use netlink::Attribute;
@@ -248,6 +249,17 @@ impl Rule {
     /// Continues if the key is an element of the set.
     pub(super) fn if_in(self, map: Map, key: Register) -> Self {
         self.push("lookup", vec![Attribute::text(1, map.name()), Attribute::u32(2, key.number())])
+    }
+
+    /// Continues if the address is in a range of the list of a number.
+    pub(super) fn if_in_list(self, number: u32, address: Register) -> Self {
+        let name = source_list::name(number);
+        self.push("lookup", vec![Attribute::text(1, &name), Attribute::u32(2, address.number())])
+    }
+
+    /// Continues if the packet's priority is this number.
+    pub(super) fn if_priority(self, number: u32) -> Self {
+        self.meta(META_PRIORITY, Register(0)).compare(Register(0), EQUAL, number.to_ne_bytes())
     }
 
     /// Reads the data of the key, and continues if the key exists.

@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use model::{Family, Rejected, ServiceName, state::NodeState, state::Scope};
@@ -15,6 +16,7 @@ use crate::{
     elements::{Changes, Element, Elements, Value},
     endpoint_selector::{DROP, MatchKey, REFUSE, SET_SHIFT, Selector},
     schema::{Bytes, Map},
+    source_list::{SourceList, SourceLists},
 };
 use datapath::FrontendAddress;
 
@@ -34,6 +36,8 @@ pub(super) struct Layout {
     services: HashMap<ServiceName, PlacedService>,
     /// What is not served, by Service.
     rejected: BTreeMap<ServiceName, Vec<Rejected>>,
+    /// The lists of source ranges that Services share.
+    source_lists: SourceLists,
     /// The elements that Services share, and by how many.
     shared: HashMap<Element, (Value, usize)>,
 }
@@ -107,12 +111,20 @@ impl Layout {
 
     /// Adds the difference of one Service to the changes.
     fn replace(&mut self, before: &PlacedService, after: &PlacedService, changes: &mut Changes) {
-        let own = Changes::between(&before.elements(), &after.elements());
+        let acquired: Vec<_> = after.source_lists().iter().map(|it| self.source_lists.acquire(it)).collect();
+        for (element, value) in acquired.into_iter().flatten() {
+            changes.add(element, value);
+        }
+        let own = Changes::between(&before.elements(&self.source_lists), &after.elements(&self.source_lists));
         for (element, value) in own.delete {
             changes.delete(element, value);
         }
         for (element, value) in own.add {
             changes.add(element, value);
+        }
+        let released: Vec<_> = before.source_lists().iter().map(|it| self.source_lists.release(it)).collect();
+        for (element, value) in released.into_iter().flatten() {
+            changes.delete(element, value);
         }
         // Additions are counted before removals, so that what stays is not touched.
         for (element, value) in after.shared() {
@@ -135,7 +147,9 @@ impl Layout {
 
     /// Every element.
     pub(super) fn elements(&self) -> Elements {
-        let mut elements: Elements = self.services.values().flat_map(PlacedService::elements).collect();
+        let mut elements: Elements =
+            self.services.values().flat_map(|it| it.elements(&self.source_lists)).collect();
+        elements.extend(self.source_lists.elements());
         elements.extend(self.shared.iter().map(|(it, (value, _))| (it.clone(), value.clone())));
         elements
     }
@@ -186,8 +200,14 @@ impl PlacedService {
         port.sets.iter().map(slots).collect()
     }
 
+    /// The lists of source ranges that it uses, each once.
+    fn source_lists(&self) -> HashSet<Arc<SourceList>> {
+        let frontends = self.image.ports.iter().flat_map(|it| &it.frontends);
+        frontends.filter_map(|it| it.sources.clone()).collect()
+    }
+
     /// The elements that belong to this Service alone.
-    fn elements(&self) -> Elements {
+    fn elements(&self, lists: &SourceLists) -> Elements {
         let mut elements = Elements::new();
         for (port, slots) in self.image.ports.iter().zip(&self.slots) {
             let family = port.identity.family();
@@ -203,11 +223,6 @@ impl PlacedService {
                         elements.insert(Element::new(family, by.endpoints(), key), Value::Data(value));
                     }
                 }
-                for (first, last) in &frontend.sources {
-                    let end = Some(key.clone().address(*last));
-                    let key = key.clone().address(*first);
-                    elements.insert(Element { family, map: Map::Sources, key, end }, Value::None);
-                }
                 let word = |way| match way {
                     Action::To(scope) => port.selector(scope, frontend).word(),
                     Action::Refuse => REFUSE,
@@ -218,6 +233,9 @@ impl PlacedService {
                     elements.insert(Element::new(family, map, key.clone()), value);
                 };
                 put(by.frontends(), frontend.policy.word());
+                if let Some(list) = frontend.sources.as_ref().and_then(|it| lists.number(it)) {
+                    put(Map::SourceLists, list);
+                }
                 put(by.internal(), word(frontend.internal));
                 if frontend.policy.is_local() {
                     put(by.external(), word(frontend.external));

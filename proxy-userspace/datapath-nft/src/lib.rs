@@ -17,6 +17,7 @@ mod layout;
 mod rules;
 mod schema;
 mod snapshot;
+mod source_list;
 mod tables;
 mod transaction;
 mod verdict;

@@ -17,6 +17,7 @@ use crate::{
     endpoint_selector::{DROP, MatchKey, REFUSE, Registers, key},
     expressions::{Register, Rule},
     schema::{Bytes, Map},
+    source_list::ALLOWED,
     verdict::Verdict,
 };
 
@@ -119,6 +120,7 @@ impl TableConfig {
             named("cluster-ip", self.cluster_ip()),
             named("external", self.external(MatchKey::Address)),
             named("external-local", self.external_local(MatchKey::Address)),
+            named("sources", dispatch(Map::SourceChains, "by list")),
             named("source-ranges", self.source_ranges("external")),
             named("source-ranges-local", self.source_ranges("external-local")),
             named("node-port", self.external(MatchKey::NodePort)),
@@ -251,9 +253,12 @@ impl TableConfig {
 
     fn source_ranges(&self, then: &str) -> Vec<Rule> {
         let at = Registers::new(self.family);
-        let source = key(self.rule("allowed source"), MatchKey::Address, at).source(at.next);
+        // The lookup in a list is a chain of its own, since a rule names its set; its result comes back as a priority.
+        let list = key(self.rule("look up the source"), MatchKey::Address, at)
+            .store_in_priority(Map::SourceLists, at.address);
         vec![
-            source.if_in(Map::Sources, at.address).verdict(&Verdict::Goto(then.into())),
+            list.verdict(&Verdict::Jump("sources".into())),
+            self.rule("allowed source").if_priority(ALLOWED).verdict(&Verdict::Goto(then.into())),
             self.to("any other source", Verdict::Drop),
         ]
     }

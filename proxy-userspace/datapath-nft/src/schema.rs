@@ -43,14 +43,18 @@ pub(super) enum Map {
     MembersExternal,
     /// The same for the set of a cluster IP.
     MembersInternal,
-    /// Allowed sources of load balancer IPs.
-    Sources,
+    /// Frontend that is restricted by source ranges → number of its list.
+    SourceLists,
+    /// Number of a list of source ranges → chain that checks it.
+    SourceChains,
     /// Addresses at which node ports are served.
     NodeAddresses,
     /// Cluster IPs; ports without a Service are rejected there.
     ClusterIps,
     /// Endpoints on this node, each as source and destination: a hairpin packet must be masqueraded.
     Hairpin,
+    /// The allowed sources of one list: a set per list, see [`crate::source_list`].
+    SourceRanges,
 }
 
 /// A field of a key or a value.
@@ -110,7 +114,7 @@ const ENDPOINT: MapData = MapData::Fields(&[Field::Address, Field::Port]);
 const PRIORITY: MapData = MapData::Fields(&[Field::Priority]);
 
 /// Each map in the order of [`Map`]: its name in the table, the fields of a key, and the data.
-const MAPS: [(Map, &str, &[Field], MapData); 21] = [
+const MAPS: [(Map, &str, &[Field], MapData); 23] = [
     (Map::Frontends, "frontends", FRONTEND, PRIORITY),
     (Map::Internal, "internal", FRONTEND, PRIORITY),
     (Map::External, "external", FRONTEND, PRIORITY),
@@ -128,16 +132,18 @@ const MAPS: [(Map, &str, &[Field], MapData); 21] = [
     (Map::Members, "members", MEMBER, MapData::None),
     (Map::MembersExternal, "members-external", MEMBER, MapData::None),
     (Map::MembersInternal, "members-internal", MEMBER, MapData::None),
-    (Map::Sources, "sources", &[Field::Address, Field::Protocol, Field::Port, Field::Address], MapData::None),
+    (Map::SourceLists, "source-lists", FRONTEND, PRIORITY),
+    (Map::SourceChains, "source-chains", &[Field::Priority], MapData::Verdict),
     (Map::NodeAddresses, "node-addresses", &[Field::Address], MapData::None),
     (Map::ClusterIps, "cluster-ips", &[Field::Address], MapData::None),
     (Map::Hairpin, "hairpin", &[Field::Address, Field::Address], MapData::None),
+    (Map::SourceRanges, "sources", &[Field::Address], MapData::None),
 ];
 
 impl Map {
-    /// All of them.
+    /// Those of which every table has exactly one: all but [`Map::SourceRanges`].
     pub(super) fn all() -> impl Iterator<Item = Self> {
-        MAPS.into_iter().map(|(it, ..)| it)
+        MAPS.into_iter().map(|(it, ..)| it).filter(|it| !it.has_ranges())
     }
 
     /// The endpoints of the set of a number that may be kept.
@@ -164,9 +170,9 @@ impl Map {
         MAPS[self as usize].3
     }
 
-    /// Whether the last field of a key is a range.
+    /// Whether its elements are the boundaries of ranges.
     pub(super) fn has_ranges(self) -> bool {
-        self == Self::Sources
+        self == Self::SourceRanges
     }
 
     /// Whether rules write it, rather than user space.
@@ -277,6 +283,6 @@ mod tests {
 
     #[test]
     fn every_map_is_at_its_place() {
-        assert!(Map::all().enumerate().all(|(index, it)| it as usize == index));
+        assert!(MAPS.into_iter().enumerate().all(|(index, (it, ..))| it as usize == index));
     }
 }

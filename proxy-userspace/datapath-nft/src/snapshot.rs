@@ -4,7 +4,7 @@
 //! A rule can only be changed by deleting or replacing it, and then its comment is gone.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
 };
 
@@ -19,10 +19,11 @@ use crate::{
     error::{Error, TABLES},
     layout::PreviousSlots,
     schema::{Bytes, Map, Parts, number},
+    source_list,
     tables::{
-        CHAIN_NAME, CHAIN_POLICY, Command, ELEMENT_DATA, ELEMENT_KEY, ELEMENT_KEY_END, ELEMENTS, RULE_CHAIN,
-        RULE_USERDATA, SET_DATA_LENGTH, SET_KEY_LENGTH, SET_NAME, TABLE_FLAGS, TABLE_NAME, TABLE_USERDATA,
-        comment, message, protocol,
+        CHAIN_NAME, CHAIN_POLICY, Command, ELEMENT_DATA, ELEMENT_FLAGS, ELEMENT_KEY, ELEMENTS, INTERVAL_END,
+        RULE_CHAIN, RULE_USERDATA, SET_DATA_LENGTH, SET_KEY_LENGTH, SET_NAME, TABLE_FLAGS, TABLE_NAME,
+        TABLE_USERDATA, comment, message, protocol, set_name,
     },
     verdict::{DATA_VALUE, DATA_VERDICT, VERDICT_CHAIN, VERDICT_CODE, Verdict},
 };
@@ -117,11 +118,20 @@ impl Snapshot {
         })?;
         for map in Map::all().filter(|it| !it.is_dynamic()) {
             if snapshot.sets.contains_key(map.name()) {
-                read_elements(netfilter, family, map, &mut snapshot.elements)
+                read_elements(netfilter, family, (map, 0), &mut snapshot.elements)
                     .map_err(|errno| Error::Read { what: "elements", errno })?;
             }
         }
+        for list in snapshot.lists() {
+            read_elements(netfilter, family, (Map::SourceRanges, list), &mut snapshot.elements)
+                .map_err(|errno| Error::Read { what: "elements", errno })?;
+        }
         Ok(Some(snapshot))
+    }
+
+    /// The lists of source ranges that have a set.
+    pub(super) fn lists(&self) -> BTreeSet<u32> {
+        self.sets.keys().filter_map(|it| source_list::number(it)).collect()
     }
 
     /// The slot of each endpoint.
@@ -145,15 +155,16 @@ impl Snapshot {
 pub(super) fn read_elements(
     netfilter: &mut Netfilter,
     family: Family,
-    map: Map,
+    (map, list): (Map, u32),
     elements: &mut Elements,
 ) -> Result<(), Errno> {
-    let request = message(Command::GetElements, 0, family, [Attribute::text(SET_NAME, map.name())]);
+    let name = Attribute::text(SET_NAME, &set_name(map, list));
+    let request = message(Command::GetElements, 0, family, [name]);
     netfilter.dump(&request, |it| {
         for (_, element) in find(it, ELEMENTS).into_iter().flat_map(each) {
             let part = |kind| Some(Bytes(find(find(element, kind)?, DATA_VALUE)?.to_vec()));
             let Some(key) = part(ELEMENT_KEY) else { continue };
-            let end = part(ELEMENT_KEY_END);
+            let flags = find(element, ELEMENT_FLAGS).and_then(u32).unwrap_or_default();
             let verdict = || {
                 let verdict = find(find(element, ELEMENT_DATA)?, DATA_VERDICT)?;
                 let chain = find(verdict, VERDICT_CHAIN).map(text);
@@ -161,9 +172,10 @@ pub(super) fn read_elements(
             };
             let value = match part(ELEMENT_DATA) {
                 Some(data) => Value::Data(data),
+                None if flags & INTERVAL_END != 0 => Value::RangeEnd,
                 None => verdict().map_or(Value::None, Value::Verdict),
             };
-            elements.insert(Element { family, map, key, end }, value);
+            elements.insert(Element { family, map, list, key }, value);
         }
     })
 }

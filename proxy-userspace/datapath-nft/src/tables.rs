@@ -12,6 +12,7 @@ use crate::{
     elements::{Element, Value},
     expressions::Rule,
     schema::{Field, Map, MapData, length},
+    source_list,
     verdict::{DATA_VALUE, DATA_VERDICT, ELEMENT},
 };
 use netlink::{Attribute, Message};
@@ -34,6 +35,7 @@ pub(super) enum Command {
     GetRule = 7,
     NewSet = 9,
     GetSet = 10,
+    DeleteSet = 11,
     NewElements = 12,
     GetElements = 13,
     DeleteElements = 14,
@@ -75,14 +77,15 @@ pub(super) const ELEMENTS: u16 = 3;
 pub(super) const ELEMENT_KEY: u16 = 1;
 /// `NFTA_SET_ELEM_DATA`.
 pub(super) const ELEMENT_DATA: u16 = 2;
-/// `NFTA_SET_ELEM_KEY_END`.
-pub(super) const ELEMENT_KEY_END: u16 = 10;
+/// `NFTA_SET_ELEM_FLAGS`.
+pub(super) const ELEMENT_FLAGS: u16 = 3;
+/// `NFT_SET_ELEM_INTERVAL_END`.
+pub(super) const INTERVAL_END: u32 = 1;
 
 const SET_INTERVAL: u32 = 0x4;
 const SET_MAP: u32 = 0x8;
 const SET_TIMEOUT: u32 = 0x10;
 const SET_DYNAMIC: u32 = 0x20;
-const SET_CONCATENATION: u32 = 0x80;
 /// `NFT_DATA_VERDICT`.
 const VERDICT_TYPE: u32 = 0xffff_ff00;
 
@@ -157,13 +160,33 @@ pub(super) fn new_rule(family: Family, chain: &str, rule: &Rule) -> Message {
     message(Command::NewRule, NLM_F_CREATE | NLM_F_APPEND, family, attributes)
 }
 
+/// The name of a map or a set.
+pub(super) fn set_name(map: Map, list: u32) -> String {
+    if map.has_ranges() { source_list::name(list) } else { map.name().to_owned() }
+}
+
+/// Deletes the set of a list with its elements; nothing may refer to it any more.
+pub(super) fn delete_list(family: Family, list: u32) -> Message {
+    let name = set_name(Map::SourceRanges, list);
+    message(Command::DeleteSet, 0, family, [Attribute::text(SET_NAME, &name)])
+}
+
+/// Creates the set of a list of source ranges.
+pub(super) fn new_list(family: Family, list: u32) -> Message {
+    new_set_named(family, Map::SourceRanges, &set_name(Map::SourceRanges, list), list)
+}
+
 /// Creates a map or a set, the `id`th of the batch.
 pub(super) fn new_set(family: Family, map: Map, id: u32) -> Message {
+    new_set_named(family, map, map.name(), id)
+}
+
+fn new_set_named(family: Family, map: Map, name: &str, id: u32) -> Message {
     let kind = |fields: &[Field]| fields.iter().fold(0, |kind, it| kind << 6 | it.kind(family));
     let size = |fields: &[Field]| u32::try_from(length(fields, family)).unwrap_or_default();
     let mut flags = 0;
     let mut attributes = vec![
-        Attribute::text(SET_NAME, map.name()),
+        Attribute::text(SET_NAME, name),
         Attribute::u32(4, kind(map.key())),
         Attribute::u32(SET_KEY_LENGTH, size(map.key())),
         Attribute::u32(10, id),
@@ -187,12 +210,7 @@ pub(super) fn new_set(family: Family, map: Map, id: u32) -> Message {
         description.push(Attribute::u32(1, AFFINITY_SIZE));
     }
     if map.has_ranges() {
-        flags |= SET_INTERVAL | SET_CONCATENATION;
-        let field = |it: &Field| {
-            let length = u32::try_from(it.length(family)).unwrap_or_default();
-            Attribute::nested(ELEMENT, [Attribute::u32(1, length)])
-        };
-        description.push(Attribute::nested(2, map.key().iter().map(field).collect::<Vec<_>>()));
+        flags |= SET_INTERVAL;
     }
     attributes.push(Attribute::u32(3, flags));
     if !description.is_empty() {
@@ -201,44 +219,47 @@ pub(super) fn new_set(family: Family, map: Map, id: u32) -> Message {
     message(Command::NewSet, NLM_F_CREATE, family, attributes)
 }
 
-/// Adds or deletes elements, in as few messages as possible.
+/// Adds or deletes elements of one map, in as few messages as possible.
 pub(super) fn elements<'a>(
     command: Command,
     family: Family,
-    map: Map,
+    (map, list): (Map, u32),
     elements: impl IntoIterator<Item = (&'a Element, &'a Value)>,
 ) -> Vec<Message> {
     let flags = if command == Command::NewElements { NLM_F_CREATE } else { 0 };
+    let name = Attribute::text(SET_NAME, &set_name(map, list));
     let mut messages = Vec::new();
-    let mut list = Vec::new();
+    let mut some = Vec::new();
     let mut length = 0;
-    let mut flush = |list: &mut Vec<Attribute>| {
-        if !list.is_empty() {
-            let list = Attribute::nested(ELEMENTS, std::mem::take(list));
-            messages.push(message(command, flags, family, [Attribute::text(SET_NAME, map.name()), list]));
+    let mut flush = |some: &mut Vec<Attribute>| {
+        if !some.is_empty() {
+            let some = Attribute::nested(ELEMENTS, std::mem::take(some));
+            messages.push(message(command, flags, family, [name.clone(), some]));
         }
     };
     for (element, value) in elements {
-        let it = element_attribute(element, (command == Command::NewElements).then_some(value));
+        let it = element_attribute(element, value, command);
         length += it.length();
         if length > MAX_LIST_SIZE {
             length = it.length();
-            flush(&mut list);
+            flush(&mut some);
         }
-        list.push(it);
+        some.push(it);
     }
-    flush(&mut list);
+    flush(&mut some);
     messages
 }
 
-fn element_attribute(element: &Element, value: Option<&Value>) -> Attribute {
+fn element_attribute(element: &Element, value: &Value, command: Command) -> Attribute {
     let data = |bytes: &[u8]| [Attribute::bytes(DATA_VALUE, bytes)];
     let mut attributes = vec![Attribute::nested(ELEMENT_KEY, data(&element.key.0))];
-    attributes.extend(element.end.as_ref().map(|it| Attribute::nested(ELEMENT_KEY_END, data(&it.0))));
     match value {
-        None | Some(Value::None) => {}
-        Some(Value::Data(it)) => attributes.push(Attribute::nested(ELEMENT_DATA, data(&it.0))),
-        Some(Value::Verdict(it)) => {
+        // It is a part of the key.
+        Value::RangeEnd => attributes.push(Attribute::u32(ELEMENT_FLAGS, INTERVAL_END)),
+        _ if command == Command::DeleteElements => {}
+        Value::None => {}
+        Value::Data(it) => attributes.push(Attribute::nested(ELEMENT_DATA, data(&it.0))),
+        Value::Verdict(it) => {
             let verdict = Attribute::nested(DATA_VERDICT, it.attributes());
             attributes.push(Attribute::nested(ELEMENT_DATA, [verdict]));
         }

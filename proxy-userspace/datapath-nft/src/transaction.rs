@@ -9,15 +9,16 @@ use twox_hash::XxHash64;
 
 use crate::{
     chain::Chain,
-    elements::{Changes, Elements},
+    elements::{Changes, Element, Elements},
     endpoint_selector::{MatchKey, Selector},
     error::Error,
     rules::TableConfig,
     schema::{Map, MapData, length},
     snapshot::Snapshot,
+    source_list,
     tables::{
-        ACCEPT, CHAIN_NAME, Command, RULE_CHAIN, SET_NAME, SUBSYSTEM, begin, delete_chain, delete_table,
-        elements, end, new_chain, new_rule, new_set, new_table, protocol,
+        ACCEPT, CHAIN_NAME, Command, RULE_CHAIN, SET_NAME, SUBSYSTEM, begin, delete_chain, delete_list,
+        delete_table, elements, end, new_chain, new_list, new_rule, new_set, new_table, protocol,
     },
 };
 use netlink::{Attribute, Message, Netfilter, Refused};
@@ -27,13 +28,17 @@ use netlink::{Attribute, Message, Netfilter, Refused};
 pub(super) struct DesiredTable {
     /// What its constant chains depend on.
     pub(super) config_: TableConfig,
-    /// The contents of its sets. Each selector among them has a chain.
+    /// The contents of its sets. Each selector and each list of source ranges among them has a chain.
     pub(super) elements: Elements,
 }
 
 /// The difference of a table.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Difference {
+    /// Lists of source ranges whose sets are created.
+    pub(super) new_lists: BTreeSet<u32>,
+    /// Lists of source ranges whose sets are deleted, with their elements.
+    pub(super) old_lists: BTreeSet<u32>,
     /// Chains to create.
     pub(super) new_chains: Vec<Chain>,
     /// Chains to delete.
@@ -45,7 +50,11 @@ pub(super) struct Difference {
 impl Difference {
     /// Whether there is nothing to do.
     pub(super) fn is_empty(&self) -> bool {
-        self.new_chains.is_empty() && self.old_chains.is_empty() && self.changes.len() == 0
+        self.new_lists.is_empty()
+            && self.old_lists.is_empty()
+            && self.new_chains.is_empty()
+            && self.old_chains.is_empty()
+            && self.changes.len() == 0
     }
 }
 
@@ -56,16 +65,18 @@ pub(super) fn comment(config_: &TableConfig) -> String {
     for (by, affinity) in MatchKey::ALL.into_iter().flat_map(|by| [(by, 0), (by, 1)]) {
         chains.push(Selector { by, set: 0, count: 1, affinity }.chain(config_.family));
     }
-    let messages = chains_and_sets(config_.family, &chains);
+    chains.push(source_list::chain(config_.family, 0));
+    let messages = sets_and_chains(config_.family, [0], &chains);
     // The messages define the layout; any text form of them does, if different messages have different texts.
     hasher.write(format!("{messages:?}").as_bytes());
     format!("layout {:016x}", hasher.finish())
 }
 
-/// Chains with their rules, and the sets that they use.
-fn chains_and_sets(family: Family, chains: &[Chain]) -> Vec<Message> {
+/// Chains with their rules, and the sets that they use, which come first.
+fn sets_and_chains(family: Family, lists: impl IntoIterator<Item = u32>, chains: &[Chain]) -> Vec<Message> {
     let sets = (1..).zip(Map::all()).map(|(id, map)| new_set(family, map, id));
-    sets.chain(create(family, chains)).collect()
+    let lists = lists.into_iter().map(|it| new_list(family, it));
+    sets.chain(lists).chain(create(family, chains)).collect()
 }
 
 /// Creates chains, then their rules, which may refer to other chains.
@@ -81,8 +92,12 @@ fn add(family: Family, all: &Elements) -> Vec<Message> {
 }
 
 fn by_map(command: Command, family: Family, all: &Elements) -> Vec<Message> {
-    let of = |map| all.iter().filter(move |(it, _)| it.family == family && it.map == map);
-    Map::all().flat_map(|map| elements(command, family, map, of(map))).collect()
+    // They are sorted by map, and by list.
+    let own: Vec<_> = all.iter().filter(|(it, _)| it.family == family).collect();
+    let by_map = own.chunk_by(|(one, _), (other, _)| (one.map, one.list) == (other.map, other.list));
+    by_map
+        .flat_map(|some| elements(command, family, (some[0].0.map, some[0].0.list), some.iter().copied()))
+        .collect()
 }
 
 impl DesiredTable {
@@ -92,19 +107,26 @@ impl DesiredTable {
             return None;
         }
         let mut own: BTreeSet<_> = self.config_.chains().into_iter().map(|it| it.name).collect();
-        own.extend(self.selector_chains().map(|it| it.name));
-        Some(Difference {
-            new_chains: self.selector_chains().filter(|it| !existing.chains.contains_key(&it.name)).collect(),
+        own.extend(self.derived_chains().map(|it| it.name));
+        let lists: BTreeSet<_> = source_list::among(&self.elements).collect();
+        let mut difference = Difference {
+            new_lists: lists.difference(&existing.lists()).copied().collect(),
+            old_lists: existing.lists().difference(&lists).copied().collect(),
+            new_chains: self.derived_chains().filter(|it| !existing.chains.contains_key(&it.name)).collect(),
             old_chains: existing.chains.keys().filter(|it| !own.contains(*it)).cloned().collect(),
             changes: Changes::between(&existing.elements, &self.elements),
-        })
+        };
+        difference.skip_deleted_lists();
+        Some(difference)
     }
 
     /// Whether only elements and selector chains differ.
     fn has_same_structure(&self, existing: &Snapshot) -> bool {
         let family = self.config_.family;
         let size = |fields| u32::try_from(length(fields, family)).unwrap_or_default();
-        let sets_fit = existing.sets.len() == Map::all().count()
+        let lists: Vec<_> = existing.lists().into_iter().map(source_list::name).collect();
+        let sets_fit = existing.sets.len() == Map::all().count() + lists.len()
+            && lists.iter().all(|it| existing.sets[it].0 == size(Map::SourceRanges.key()))
             && Map::all().all(|map| {
                 let fits = |(key, data)| match map.data() {
                     MapData::Fields(fields) => key == size(map.key()) && data == size(fields),
@@ -123,46 +145,68 @@ impl DesiredTable {
             && existing.policies.values().all(|it| *it == ACCEPT)
             && existing.comment == comment(&self.config_)
             && self.config_.chains().iter().all(fits)
-            && self.selector_chains().all(|it| !existing.chains.contains_key(&it.name) || fits(&it))
+            && self.derived_chains().all(|it| !existing.chains.contains_key(&it.name) || fits(&it))
     }
 
-    fn selector_chains(&self) -> impl Iterator<Item = Chain> {
-        Selector::among(&self.elements).map(|it| it.chain(self.config_.family))
+    fn derived_chains(&self) -> impl Iterator<Item = Chain> {
+        derived_chains(self.config_.family, &self.elements)
     }
 
     /// The messages that create the table, and replace an existing one.
     pub(super) fn replace(&self) -> Vec<Message> {
         let family = self.config_.family;
         let mut chains = self.config_.chains();
-        chains.extend(self.selector_chains());
+        chains.extend(self.derived_chains());
         let comment = comment(&self.config_);
         // Deleting a table that does not exist fails, so it is created first.
         let mut messages =
             vec![new_table(family, &comment), delete_table(family), new_table(family, &comment)];
-        messages.extend(chains_and_sets(family, &chains));
+        messages.extend(sets_and_chains(family, source_list::among(&self.elements), &chains));
         messages.extend(add(family, &self.elements));
         messages
     }
 }
 
 impl Difference {
-    /// These changes, with the chains of the selectors among them.
+    /// These changes, with the chains of the selectors and of the lists of source ranges among them.
     pub(super) fn new(family: Family, changes: Changes) -> Self {
-        Self {
-            new_chains: Selector::among(&changes.add).map(|it| it.chain(family)).collect(),
-            old_chains: Selector::among(&changes.delete).map(Selector::chain_name).collect(),
+        let old_lists: BTreeSet<_> = source_list::among(&changes.delete).collect();
+        let old_selectors = Selector::among(&changes.delete).map(Selector::chain_name);
+        let mut difference = Self {
+            new_lists: source_list::among(&changes.add).collect(),
+            new_chains: derived_chains(family, &changes.add).collect(),
+            old_chains: old_selectors.chain(old_lists.iter().copied().map(source_list::name)).collect(),
+            old_lists,
             changes,
+        };
+        difference.skip_deleted_lists();
+        difference
+    }
+
+    /// The elements of a set that is deleted go with it.
+    fn skip_deleted_lists(&mut self) {
+        if !self.old_lists.is_empty() {
+            let is_gone = |it: &Element| it.map == Map::SourceRanges && self.old_lists.contains(&it.list);
+            self.changes.delete.retain(|it, _| !is_gone(it));
         }
     }
 
     /// The messages that apply it.
     pub(super) fn messages(&self, family: Family) -> Vec<Message> {
-        let mut messages = create(family, &self.new_chains);
+        let mut messages: Vec<_> = self.new_lists.iter().map(|it| new_list(family, *it)).collect();
+        messages.extend(create(family, &self.new_chains));
         messages.extend(by_map(Command::DeleteElements, family, &self.changes.delete));
         messages.extend(add(family, &self.changes.add));
         messages.extend(self.old_chains.iter().map(|it| delete_chain(family, it)));
+        messages.extend(self.old_lists.iter().map(|it| delete_list(family, *it)));
         messages
     }
+}
+
+/// The chains of the selectors and of the lists of source ranges among elements.
+fn derived_chains(family: Family, elements: &Elements) -> impl Iterator<Item = Chain> {
+    let selectors = Selector::among(elements).map(move |it| it.chain(family));
+    selectors.chain(source_list::among(elements).map(move |it| source_list::chain(family, it)))
 }
 
 /// Applies all messages atomically, or none.
@@ -209,7 +253,7 @@ pub(super) fn describe(message: &Message) -> String {
         named("the chain", CHAIN_NAME)
     } else if is(Command::NewRule) {
         named("a rule of the chain", RULE_CHAIN)
-    } else if is(Command::NewSet) {
+    } else if is(Command::NewSet) || is(Command::DeleteSet) {
         named("the set", SET_NAME)
     } else if is(Command::NewElements) {
         named("new elements of the set", SET_NAME)

@@ -19,6 +19,7 @@ struct NftFigures {
     load_ms: f64,
     one_service_ms: f64,
     one_endpoint_ms: f64,
+    source_ranges_ms: f64,
     restart_ms: f64,
 }
 
@@ -37,6 +38,7 @@ pub(crate) fn bench() -> Result<()> {
     report.row("10k services: one more endpoint", 10.0, large.one_endpoint_ms, "ms", 2);
     let ratio = large.one_endpoint_ms / small.one_endpoint_ms;
     report.row("  as a multiple of that at 1k services", 2.0, ratio, "x", 2);
+    report.row("10k services: 100 ports x 1,000 source ranges", 100.0, large.source_ranges_ms, "ms", 1);
     report.row("10k services: restart without changes", 2_000.0, large.restart_ms, "ms", 0);
     report.row("  with session affinity: first load", 2_000.0, sticky.load_ms, "ms", 0);
     report.row("  with session affinity: one more service", 10.0, sticky.one_service_ms, "ms", 2);

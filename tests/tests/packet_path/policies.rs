@@ -1,16 +1,21 @@
 //! The rules of Services: traffic policies, refusals and source ranges.
 
-use std::{io::Read as _, net::SocketAddr};
+use std::{
+    io::Read as _,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
     NetNs, TIMEOUT,
     manifest::Service,
+    repetitions,
     test_cluster::{CLIENT, N1, N2, P1, P2, P3, TARGET},
 };
 
 use crate::{
-    NODE_PORT, RunningCluster, at, check, check_dropped, check_refused, cluster_ips, external,
+    NODE_PORT, RunningCluster, at, check, check_dropped, check_refused, cluster_ips, dump, external,
     external_frontends, external_ips, internal, internal_frontends, load_balancer_ips, on_both_nodes, server,
     sources::N1_AT_POD,
 };
@@ -117,6 +122,42 @@ fn source_ranges_apply_to_all_traffic_to_a_load_balancer_ip_only() {
             assert_eq!(server(&it.n1, open), "p1", "{open}");
         }
     });
+}
+
+#[test]
+fn a_guarded_connect_costs_the_same_with_any_number_of_source_ranges() {
+    const MANY: usize = 20_000;
+    // Every second address of 10.0.0.0/9, so that no two of them are one range.
+    let others =
+        |count: usize| (0..count).map(|n| format!("10.{}.{}.{}/32", n >> 15, n >> 7 & 255, n << 1 & 255));
+    let guarded = |n: u8, count: usize| {
+        let ranges: Vec<_> = ["192.168.50.100/32".to_owned()].into_iter().chain(others(count - 1)).collect();
+        let ranges: Vec<_> = ranges.iter().map(String::as_str).collect();
+        external(&format!("guarded-{n}"), n).endpoint("p1", &P1).source_ranges(&ranges)
+    };
+    let services = [guarded(1, 1), guarded(2, MANY)];
+    let Some(mut it) = RunningCluster::or_skip("nft", &services, &[]) else { return };
+    let connect = |it: &RunningCluster, n: u8| {
+        let begin = Instant::now();
+        assert_eq!(server(&it.client, at(load_balancer_ips(n)[0], 80)), "p1");
+        begin.elapsed()
+    };
+    // In turn, so that whatever else the machine does slows both; the fastest of many is the cost itself.
+    let mut fastest = [Duration::MAX; 2];
+    for _ in 0..repetitions(300).max(50) {
+        for n in [1, 2] {
+            fastest[usize::from(n - 1)] = fastest[usize::from(n - 1)].min(connect(&it, n));
+        }
+    }
+    eprintln!("the fastest connect with 1 and {MANY} ranges: {fastest:?}");
+    assert!(fastest[1] < fastest[0] * 2, "{fastest:?}");
+    // A source that is in no range, and one between two ranges.
+    it.apply(&[external("guarded-1", 1)
+        .endpoint("p1", &P1)
+        .source_ranges(&["192.168.50.99/32", "192.168.50.101/32"])]);
+    check_dropped(&it.client, at(load_balancer_ips(1)[0], 80));
+    // Lists that nobody uses are gone.
+    assert_eq!(dump(&it).iter().filter(|it| it.starts_with("packets sources-")).count(), 4);
 }
 
 #[test]

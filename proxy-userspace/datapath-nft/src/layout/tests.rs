@@ -210,11 +210,52 @@ fn source_ranges_are_merged_and_include_this_node_if_it_is_in_one() {
             "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
             "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
             "service-port 203.0.113.9:53/UDP of 10.96.0.1:53/UDP",
-            "source 203.0.113.9:53/UDP from 10.0.0.0 to 10.255.255.255",
-            "source 203.0.113.9:53/UDP from 192.168.0.0 to 192.168.0.255",
-            "source 203.0.113.9:53/UDP from 203.0.113.9 to 203.0.113.9",
+            "sources 203.0.113.9:53/UDP in sources-e29e48ce",
+            "sources-e29e48ce from 10.0.0.0",
+            "sources-e29e48ce before 11.0.0.0",
+            "sources-e29e48ce from 192.168.0.0",
+            "sources-e29e48ce before 192.168.1.0",
+            "sources-e29e48ce from 203.0.113.9",
+            "sources-e29e48ce before 203.0.113.10",
         ],
     );
+}
+
+#[test]
+fn a_list_of_source_ranges_is_written_once_for_all_its_ports() {
+    const PORTS: usize = 100;
+    const RANGES: usize = 1_000;
+    let service = |n: u8, ranges: usize| {
+        let made = Made { balancer: Some(n), ..Made::new(n, &[1]) }.state();
+        let mut service = (*made.service).clone();
+        service.ports = (1..=PORTS as u16)
+            .map(|it| ServicePort { port: number(it), ..service.ports[0].clone() })
+            .collect();
+        // Every second address of 10.0.0.0/8: nothing can be merged.
+        let range = |n: usize| format!("10.0.{}.{}/32", n / 100, n % 100 * 2).parse().unwrap();
+        service.source_ranges = (0..ranges).map(range).collect();
+        ServiceState::new(service, [])
+    };
+    let mut layout = Layout::default();
+    let mut elements = Elements::new();
+    let mut take = |services: &[ServiceState]| {
+        let mut state = NodeState::default();
+        for it in services {
+            state.services.insert(it.clone());
+        }
+        let changes = layout.update(&state, &[], &mut PreviousSlots::new()).changes;
+        apply(&mut elements, &changes);
+        let is_boundary = |it: &&Element| it.map == Map::SourceRanges;
+        (changes.add.keys().filter(is_boundary).count(), changes.delete.keys().filter(is_boundary).count())
+    };
+    // Two marks per range.
+    assert_eq!(take(&[service(1, RANGES)]), (2 * RANGES, 0));
+    // Another Service with the same list adds nothing, and the list stays as long as one of them has it.
+    assert_eq!(take(&[service(1, RANGES), service(2, RANGES)]), (0, 0));
+    assert_eq!(take(&[service(2, RANGES)]), (0, 0));
+    // Another list replaces it.
+    assert_eq!(take(&[service(2, RANGES - 1)]), (2 * (RANGES - 1), 2 * RANGES));
+    assert_eq!(take(&[]), (0, 2 * (RANGES - 1)));
 }
 
 #[test]
@@ -373,8 +414,10 @@ fn a_service_of_100_000_endpoints_comes_and_goes() {
 fn made() -> impl Strategy<Value = Made> {
     let pods = prop::collection::btree_set(1_u32..6, 0..5);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 0_usize..4);
-    (pods, flags, prop::option::of(30_000_u16..30_003), prop::option::of(1_u8..4)).prop_map(
-        |(pods, (external_local, affinity, usable, local), node_port, balancer)| Made {
+    let ranges = prop::sample::subsequence(vec!["10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8"], 0..3);
+    (pods, flags, prop::option::of(30_000_u16..30_003), prop::option::of(1_u8..4), ranges).prop_map(
+        |(pods, (external_local, affinity, usable, local), node_port, balancer, ranges)| Made {
+            ranges,
             local,
             external_local,
             affinity,
