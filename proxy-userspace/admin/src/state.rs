@@ -89,6 +89,8 @@ pub(crate) struct AdminState {
     pending_since: Option<Instant>,
     /// The same for changes that arrived after the state that is being applied.
     next_pending_since: Option<Instant>,
+    /// Arrival of the oldest change of the last dequeued state.
+    dequeued_since: Option<Instant>,
     /// Instance and revision of the last dequeued state.
     last_dequeued: Option<(u64, u64)>,
     /// The last failure since a state became active.
@@ -187,8 +189,12 @@ impl AdminState {
 
     /// Records that the reconciler dequeued a state; returns whether this is a retry.
     pub(crate) fn on_dequeued(&mut self, published: &Published) -> bool {
-        self.next_pending_since = None;
-        self.last_dequeued.replace(key(published)) == Some(key(published))
+        let since = self.next_pending_since.take();
+        let is_retry = self.last_dequeued.replace(key(published)) == Some(key(published));
+        if !is_retry {
+            self.dequeued_since = since;
+        }
+        is_retry
     }
 
     /// Records that a state is active; returns the delay of each change in it whose time is known.
@@ -217,7 +223,10 @@ impl AdminState {
         self.active =
             Some(ActiveState { published: Arc::clone(published), since, tables: report.tables.clone() });
         self.rejected.insert(RejectedBy::Backend, report.rejected.clone());
-        self.pending_since = self.next_pending_since;
+        // One half of the datapath may have taken a newer state meanwhile.
+        let is_last = self.last_dequeued.is_none_or(|it| it == key(published));
+        self.pending_since =
+            if is_last { self.next_pending_since } else { self.dequeued_since.or(self.next_pending_since) };
         self.failure = None;
         delays
     }

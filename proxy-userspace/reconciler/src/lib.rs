@@ -6,7 +6,10 @@ mod check;
 mod datapath;
 mod log_dedup;
 mod observer;
+mod packet_path;
+mod progress;
 mod reconciler;
+mod retry;
 mod stale_datapath;
 mod udp_termination;
 

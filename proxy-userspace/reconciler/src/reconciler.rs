@@ -1,6 +1,7 @@
 //! Makes the newest published state active, again and again.
 //!
-//! Invariant: nothing queues. States that are published while one is being applied replace each other.
+//! Invariant: nothing queues, and sockets never wait for packets. States that are published while one is being applied
+//! replace each other, in each half of the datapath for itself.
 
 use std::{collections::BTreeSet, io, net::IpAddr, panic, sync::Arc, time::Duration};
 
@@ -11,19 +12,19 @@ use netlink::host_addresses::HostAddresses;
 use publish::{Published, Subscription};
 use tokio::{
     task::spawn_blocking,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep_until},
 };
 
 use crate::{
-    datapath::{Datapath, Error},
+    datapath::{Datapath, Error, Sockets},
     log_dedup::LogDedup,
     observer::{Observer, Step},
+    packet_path::{Failed, PacketPath, PacketReport, Packets},
+    progress::{Applied, Progress},
+    retry::Retry,
     udp_termination::UdpTermination,
 };
 
-/// The delay before a failed step is retried: at first, and at most.
-const BACKOFF_MIN: Duration = Duration::from_millis(50);
-const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// How often the kernel is queried for the attached programs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// A change of more entries frees enough memory that it is worth returning to the system.
@@ -32,16 +33,27 @@ const LARGE_CHANGE: usize = 10_000;
 /// Keeps a datapath at the newest published state.
 pub struct Reconciler<'a> {
     /// `None` only while a blocking thread has it.
-    datapath: Option<Datapath>,
+    sockets: Option<Sockets>,
+    /// Until it is started.
+    packets: Option<Packets>,
+    packet_path: Option<PacketPath>,
+    /// Which of its tables are as they were written.
+    tables: Vec<(&'static str, bool)>,
     states: Subscription,
     observer: &'a dyn Observer,
     /// The state published last; it is applied again when the host's addresses change.
     latest: Option<Arc<Published>>,
     /// The newest state, until it is in the maps.
     pending: Option<Arc<Published>>,
+    /// When the latest state was dequeued.
+    begin: Instant,
+    /// Counts the states that were to be applied, the same one again if the host's addresses changed.
+    turn: u64,
+    progress: Progress,
+    interfaces: BTreeSet<IpAddr>,
     /// The state in the maps, until the programs that use them are attached.
     applied: Option<Applied>,
-    /// Whether [`Datapath::finish_generation`] is due.
+    /// Whether [`Sockets::finish_generation`] is due.
     is_unfinished: bool,
     /// What is not served, as logged last.
     rejected: BTreeSet<Rejected>,
@@ -65,17 +77,10 @@ enum Event {
     Probed(Vec<ProbeResult>),
     /// Sockets of removed endpoints were terminated.
     Terminated(io::Result<TerminationReport>),
-    /// Somebody else has changed our tables.
-    ChangedExternally,
+    /// The packet path was applied or repaired.
+    Packets(Box<PacketReport>),
     /// A retry or a check is due.
     TimerElapsed,
-}
-
-/// A state that is in the maps.
-struct Applied {
-    published: Arc<Published>,
-    report: ApplyReport,
-    begin: Instant,
 }
 
 /// The results of the steps of one reconciliation.
@@ -83,15 +88,21 @@ struct ReconcileOutcome {
     /// `None` if there was no pending state.
     applied: Option<Result<ApplyReport, Error>>,
     attached: Result<(), Error>,
-    /// What an earlier start left and could not be removed.
-    stale: Vec<Rejected>,
 }
 
 impl<'a> Reconciler<'a> {
     /// Prepares to keep `datapath` at the newest of `states`. What happens is reported to `observer`.
     pub fn new(datapath: Datapath, states: Subscription, observer: &'a dyn Observer) -> Self {
+        let Datapath { sockets, packets } = datapath;
         Self {
-            datapath: Some(datapath),
+            progress: Progress::new(sockets.is_on(), packets.is_some()),
+            sockets: Some(sockets),
+            packets,
+            packet_path: None,
+            tables: Vec::new(),
+            begin: Instant::now(),
+            turn: 0,
+            interfaces: BTreeSet::new(),
             states,
             observer,
             latest: None,
@@ -111,11 +122,14 @@ impl<'a> Reconciler<'a> {
     /// Runs until the publisher is gone. A step that fails leaves the last state active, is reported, and is retried with
     /// exponential backoff, or at once with the next state. Must be called within a tokio runtime.
     pub async fn run(mut self) {
-        self.report_packet_path();
-        self.pending = self.states.next().await;
-        self.latest.clone_from(&self.pending);
+        let packets = self.packets.take();
+        self.observer.on_packet_path(packets.as_ref().and_then(Packets::unavailable_reason));
+        self.packet_path = packets.map(PacketPath::start);
         if let Some(addresses) = self.addresses.poll() {
-            self.datapath_mut().set_interfaces(addresses);
+            self.set_interfaces(addresses);
+        }
+        if let Some(published) = self.states.next().await {
+            self.on_published(published);
         }
         self.start_termination();
         loop {
@@ -132,7 +146,7 @@ impl<'a> Reconciler<'a> {
                 Event::AddressesChanged(addresses) => self.on_addresses_changed(addresses),
                 Event::Probed(results) => self.on_probed(&results),
                 Event::Terminated(report) => self.on_terminated(&report),
-                Event::ChangedExternally => self.on_changed_externally().await,
+                Event::Packets(report) => self.on_packets(report).await,
                 Event::TimerElapsed => {}
             }
         }
@@ -140,26 +154,29 @@ impl<'a> Reconciler<'a> {
 
     async fn next_event(&mut self) -> Event {
         let wake = self.retry.at.map_or(self.next_check, |it| it.min(self.next_check));
-        let datapath = self.datapath.as_ref().expect(DATAPATH_IS_BACK);
         tokio::select! {
             next = self.states.next() => next.map_or(Event::Closed, Event::Published),
             addresses = self.addresses.changed() => Event::AddressesChanged(addresses),
             results = next_of(&mut self.prober, Prober::next) => Event::Probed(results),
             report = next_of(&mut self.termination, UdpTermination::report) => Event::Terminated(report),
-            () = datapath.changed_externally() => Event::ChangedExternally,
+            report = next_of(&mut self.packet_path, PacketPath::report) => Event::Packets(report),
             () = sleep_until(wake) => Event::TimerElapsed,
         }
     }
 
     fn on_published(&mut self, published: Arc<Published>) {
-        self.latest = Some(Arc::clone(&published));
-        self.pending = Some(published);
-        self.retry.at_once();
+        self.latest = Some(published);
+        self.apply_latest();
     }
 
     fn on_addresses_changed(&mut self, addresses: BTreeSet<IpAddr>) {
-        self.datapath_mut().set_interfaces(addresses);
-        self.reapply();
+        self.set_interfaces(addresses);
+        self.apply_latest();
+    }
+
+    fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.interfaces.clone_from(&addresses);
+        self.sockets_mut().set_interfaces(addresses);
     }
 
     fn on_probed(&mut self, results: &[ProbeResult]) {
@@ -172,37 +189,61 @@ impl<'a> Reconciler<'a> {
         self.observer.on_terminated(report);
     }
 
-    async fn on_changed_externally(&mut self) {
-        // The other side may not be finished; and two that undo each other's changes must not keep a CPU busy.
-        sleep(BACKOFF_MIN).await;
-        self.retry.at_once();
-    }
-
-    /// Applies the latest state again, at once.
-    fn reapply(&mut self) {
+    /// Makes the latest state pending in both halves, at once.
+    fn apply_latest(&mut self) {
         self.pending.clone_from(&self.latest);
         self.retry.at_once();
+        if let Some(published) = &self.latest {
+            self.turn += 1;
+            self.begin = Instant::now();
+            if let Some(packets) = &self.packet_path {
+                packets.apply(published, &self.interfaces, self.turn, self.begin);
+            }
+        }
+    }
+
+    /// The packet path was applied or repaired, or that failed.
+    async fn on_packets(&mut self, report: Box<PacketReport>) {
+        let PacketReport { applied, failed, error, tables } = *report;
+        self.tables = tables;
+        self.observer.on_packet_path(error.as_ref());
+        if let Some(applied) = applied.and_then(|it| self.progress.packets_have(it)) {
+            self.report_active(applied).await;
+        }
+        // Reported after what is active: this is what is missing of it.
+        let Some(Failed { step, error: cause, rev, retry }) = failed else { return };
+        // It is taken again for the retry.
+        if let (Some(latest), Step::Apply) = (&self.latest, step) {
+            self.observer.on_dequeued(latest);
+        }
+        // Beside the socket path it is named in full.
+        let cause = error.map_or(cause, |it| it.to_string());
+        self.observer.on_failed(step, &cause);
+        let is_beside_sockets = self.sockets_mut().is_on();
+        match step {
+            Step::Finish => tracing::warn!("finishing the generation failed: {cause}; retrying in {retry:?}"),
+            _ if is_beside_sockets => {
+                tracing::error!("only the socket path is up to date: {cause}; retrying in {retry:?}");
+            }
+            Step::Apply => tracing::error!(
+                "apply failed (rev {rev}): {cause}; the previous state stays active; retrying in {retry:?}"
+            ),
+            Step::Attach => tracing::error!("repairing the tables failed: {cause}; retrying in {retry:?}"),
+        }
     }
 
     /// Applies the pending state, attaches the programs, and finishes the generation, as far as each is due.
     async fn reconcile(&mut self) {
-        let begin = Instant::now();
         if let Some(published) = &self.pending {
             self.observer.on_dequeued(published);
             if let Some(termination) = &self.termination {
                 termination.before_apply(&published.state);
             }
         }
-        let ReconcileOutcome { applied, attached, stale } = self.apply_and_attach().await;
-        let mut has_failed = !self.record_applied(applied, begin);
-        // A packet path that is behind the socket path is retried with the same state.
-        let pending_error = self.datapath_mut().pending_error().map(ToString::to_string);
-        if pending_error.is_some() {
-            self.pending.clone_from(&self.latest);
-        }
-        self.report_packet_path();
+        let ReconcileOutcome { applied, attached } = self.apply_and_attach().await;
+        let mut has_failed = !self.record_applied(applied);
         match attached {
-            Ok(()) => has_failed |= !self.on_attached(stale, has_failed).await,
+            Ok(()) => has_failed |= !self.on_attached(has_failed).await,
             Err(error) => {
                 has_failed = true;
                 let error = error_chain(&error);
@@ -214,42 +255,36 @@ impl<'a> Reconciler<'a> {
                 );
             }
         }
-        // Reported after what is active: this is what is missing of it.
-        if let Some(error) = pending_error {
-            has_failed = true;
-            self.observer.on_failed(Step::Apply, &error);
-            tracing::error!(
-                "only the socket path is up to date: {error}; retrying in {:?}",
-                self.retry.delay
-            );
-        }
         if has_failed { self.retry.after_backoff() } else { self.retry = Retry::new() }
     }
 
     /// Applies the pending state if there is one, and attaches the programs: in one call, because each hand-over to another
     /// thread takes as long as a small change.
     async fn apply_and_attach(&mut self) -> ReconcileOutcome {
-        let (pending, is_in_maps) = (self.pending.clone(), self.applied.is_some());
-        self.on_blocking_thread(move |datapath| {
-            let applied = pending.map(|it| datapath.apply(&it.state));
-            let attached = datapath.attach();
-            let is_in_maps = is_in_maps || matches!(applied, Some(Ok(_)));
-            let stale = if attached.is_ok() && is_in_maps { datapath.remove_stale() } else { Vec::new() };
-            ReconcileOutcome { applied, attached, stale }
+        let pending = self.pending.clone();
+        self.on_blocking_thread(move |sockets| {
+            let applied = pending.and_then(|it| sockets.apply(&it.state));
+            ReconcileOutcome { applied, attached: sockets.attach() }
         })
         .await
     }
 
     /// Records what became of the pending state; returns whether nothing failed.
-    fn record_applied(&mut self, result: Option<Result<ApplyReport, Error>>, begin: Instant) -> bool {
-        let (Some(published), Some(result)) = (&self.pending, result) else { return true };
+    fn record_applied(&mut self, result: Option<Result<ApplyReport, Error>>) -> bool {
+        let Some(published) = &self.pending else { return true };
         match result {
-            Ok(report) => {
-                self.applied = Some(Applied { published: Arc::clone(published), report, begin });
+            // The socket path is off.
+            None => {
                 self.pending = None;
                 true
             }
-            Err(error) => {
+            Some(Ok(report)) => {
+                let (turn, begin) = (self.turn, self.begin);
+                self.applied = Some(Applied { turn, published: Arc::clone(published), report, begin });
+                self.pending = None;
+                true
+            }
+            Some(Err(error)) => {
                 let error = error_chain(&error);
                 self.observer.on_failed(Step::Apply, &error);
                 tracing::error!(
@@ -263,27 +298,26 @@ impl<'a> Reconciler<'a> {
     }
 
     /// The programs use the maps: what is in them is active. Returns whether nothing failed.
-    async fn on_attached(&mut self, stale: Vec<Rejected>, has_failed: bool) -> bool {
-        let applied = self.applied.take().map(|mut it| {
-            it.report.rejected.extend(stale);
+    async fn on_attached(&mut self, has_failed: bool) -> bool {
+        let applied = self.applied.take();
+        let active = applied.as_ref().map(|it| Arc::clone(&it.published));
+        if let Some(applied) = applied {
             self.is_unfinished = true;
-            self.report_active(it)
-        });
+            if let Some(active) = self.progress.sockets_have(applied) {
+                self.report_active(active).await;
+            }
+        }
         // A failed apply has tried to finish the generation, too.
         let is_finished =
             if self.is_unfinished && !has_failed { self.finish_generation().await } else { true };
-        if applied.as_ref().is_some_and(|it| it.report.is_full || it.report.entries > LARGE_CHANGE) {
-            // The change took far more memory than keeping its result does.
-            spawn_blocking(give_back_memory);
-        }
-        if let (Some(termination), Some(applied)) = (&mut self.termination, &applied) {
-            termination.on_active(&applied.published);
+        if let (Some(termination), Some(active)) = (&mut self.termination, &active) {
+            termination.on_active(active);
         }
         is_finished
     }
 
     async fn finish_generation(&mut self) -> bool {
-        let result = self.on_blocking_thread(Datapath::finish_generation).await;
+        let result = self.on_blocking_thread(Sockets::finish_generation).await;
         self.is_unfinished = result.is_err();
         if let Err(error) = &result {
             let error = error_chain(error);
@@ -293,9 +327,13 @@ impl<'a> Reconciler<'a> {
         result.is_ok()
     }
 
-    /// Reports what is active now, and each new rejection once.
-    fn report_active(&mut self, applied: Applied) -> Applied {
-        let Applied { published, report, begin } = &applied;
+    /// Reports what is active in both halves now, and each new rejection once.
+    async fn report_active(&mut self, mut applied: Applied) {
+        // What another start left of a half that is off now is removed once its replacement is in effect.
+        if self.sockets_mut().has_stale() {
+            applied.report.rejected.extend(self.on_blocking_thread(Sockets::remove_stale).await);
+        }
+        let Applied { published, report, begin, .. } = &applied;
         let took = begin.elapsed();
         self.observer.on_applied(published, report, took);
         if report.flipped {
@@ -312,34 +350,30 @@ impl<'a> Reconciler<'a> {
         for it in rejected.difference(&self.rejected) {
             tracing::warn!("not served: {it}");
         }
+        if report.is_full || report.entries > LARGE_CHANGE {
+            // The change took far more memory than keeping its result does.
+            spawn_blocking(give_back_memory);
+        }
         self.rejected = rejected;
-        applied
     }
 
-    /// Queries the kernel for what is attached, and retries what was unavailable. Returns whether to reconcile at once.
+    /// Queries the kernel for what is attached. Returns whether to reconcile at once.
     async fn check(&mut self) -> bool {
         self.next_check = Instant::now() + CHECK_INTERVAL;
-        let status = self.on_blocking_thread(Datapath::attach_status).await;
+        let tables = self.tables.clone();
+        let status = self.on_blocking_thread(move |it| it.attach_status(tables)).await;
         self.start_prober(&status);
         let is_complete = self.report_attach_status(status);
-        let has_recovered = match self.latest.clone() {
-            Some(latest) => self.on_blocking_thread(move |it| it.recover(&latest.state)).await,
-            None => false,
-        };
-        if has_recovered {
-            tracing::info!("the packet path is available now: traffic without a local socket is served");
-            self.reapply();
-        }
-        if let Err(error) = self.on_blocking_thread(Datapath::refresh_exclusions).await {
+        if let Err(error) = self.on_blocking_thread(Sockets::refresh_exclusions).await {
             tracing::warn!("excluded cgroups cannot be looked up: {}", error_chain(&error));
         }
-        if let Some(stats) = self.on_blocking_thread(Datapath::table_stats).await.transpose()
+        if let Some(stats) = self.on_blocking_thread(Sockets::table_stats).await.transpose()
             && let Some(stats) = self.log.table_stats(stats)
         {
             self.observer.on_table_stats(stats);
         }
         // What is missing is attached again at once, unless a retry is scheduled.
-        self.retry.at.is_none() && (has_recovered || !is_complete)
+        self.retry.at.is_none() && !is_complete
     }
 
     /// Starts to probe the hooks once all are attached.
@@ -348,7 +382,7 @@ impl<'a> Reconciler<'a> {
             && let Ok(Some(status)) = status
             && status.is_complete()
         {
-            self.prober = self.datapath_mut().cgroup().map(ToOwned::to_owned).map(Prober::start);
+            self.prober = self.sockets_mut().cgroup().map(ToOwned::to_owned).map(Prober::start);
         }
     }
 
@@ -379,73 +413,41 @@ impl<'a> Reconciler<'a> {
         }
     }
 
-    fn report_packet_path(&self) {
-        let datapath = self.datapath.as_ref().expect(DATAPATH_IS_BACK);
-        self.observer.on_packet_path(datapath.packet_path_error());
-    }
-
     fn start_termination(&mut self) {
-        let terminator = self.datapath_mut().udp_terminator().unwrap_or_else(|error| {
+        let terminator = self.sockets_mut().udp_terminator().unwrap_or_else(|error| {
             tracing::error!("UDP sockets stay connected to removed endpoints: {}", error_chain(&error));
             None
         });
         self.termination = terminator.map(UdpTermination::start);
     }
 
-    fn datapath_mut(&mut self) -> &mut Datapath {
-        self.datapath.as_mut().expect(DATAPATH_IS_BACK)
+    fn sockets_mut(&mut self) -> &mut Sockets {
+        self.sockets.as_mut().expect(SOCKETS_ARE_BACK)
     }
 
-    /// Lends the datapath to a thread that may block in the kernel.
+    /// Lends the socket path to a thread that may block in the kernel.
     async fn on_blocking_thread<T: Send + 'static>(
         &mut self,
-        work: impl FnOnce(&mut Datapath) -> T + Send + 'static,
+        work: impl FnOnce(&mut Sockets) -> T + Send + 'static,
     ) -> T {
-        let mut datapath = self.datapath.take().expect(DATAPATH_IS_BACK);
+        let mut sockets = self.sockets.take().expect(SOCKETS_ARE_BACK);
         let task = spawn_blocking(move || {
-            let result = work(&mut datapath);
-            (datapath, result)
+            let result = work(&mut sockets);
+            (sockets, result)
         });
         // Blocking tasks are never cancelled, so the error is a panic.
-        let (datapath, result) = task.await.unwrap_or_else(|error| panic::resume_unwind(error.into_panic()));
-        self.datapath = Some(datapath);
+        let (sockets, result) = task.await.unwrap_or_else(|error| panic::resume_unwind(error.into_panic()));
+        self.sockets = Some(sockets);
         result
     }
 }
 
-const DATAPATH_IS_BACK: &str = "the datapath is back after every call";
+const SOCKETS_ARE_BACK: &str = "the socket path is back after every call";
 
 /// Waits for the next result of what may not be started yet.
 async fn next_of<T, R>(source: &mut Option<T>, next: impl AsyncFnOnce(&mut T) -> R) -> R {
     match source {
         Some(source) => next(source).await,
         None => std::future::pending().await,
-    }
-}
-
-/// When a failed step is retried.
-struct Retry {
-    /// The delay before the next retry.
-    delay: Duration,
-    /// `None` if nothing has failed, or something new makes a retry worthwhile at once.
-    at: Option<Instant>,
-}
-
-impl Retry {
-    fn new() -> Self {
-        Self { delay: BACKOFF_MIN, at: None }
-    }
-
-    fn is_due(&self) -> bool {
-        self.at.is_none_or(|it| it <= Instant::now())
-    }
-
-    fn at_once(&mut self) {
-        self.at = None;
-    }
-
-    fn after_backoff(&mut self) {
-        self.at = Some(Instant::now() + self.delay);
-        self.delay = (self.delay * 2).min(BACKOFF_MAX);
     }
 }

@@ -22,6 +22,11 @@ impl StaleDatapath {
         Self { pin_dir, tables }
     }
 
+    /// Whether nothing is left to remove.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.pin_dir.is_none() && !self.tables
+    }
+
     /// Removes it; returns what could not be removed, which the next call retries.
     pub(crate) fn remove(&mut self) -> Vec<Rejected> {
         let mut rejected = Vec::new();

@@ -11,7 +11,7 @@ use aya::maps::Array;
 use rustix::thread::CapabilitySet;
 use tests::{
     AgentCommand, Build, TIMEOUT, TestCluster, Transport,
-    agent::{Output, run},
+    agent::{APPLIED, Output, run},
     eventually, http,
     requirements::{kernel_at_least, nft_or_skip},
     skip,
@@ -141,6 +141,40 @@ fn the_socket_path_becomes_active_while_the_packet_path_fails() {
     assert_eq!(health(&cluster, ["/livez", "/readyz"]), [200, 200]);
     thief.0.kill().unwrap();
     assert!(becomes(200), "{}", agent.log());
+}
+
+#[test]
+fn sockets_follow_every_state_while_nftables_is_busy() {
+    if !nft_or_skip() {
+        return;
+    }
+    let web = |n: usize| external("web", 1).endpoint(["p1", "p2"][n % 2], &[P1, P2][n % 2]);
+    let Some(it) = RunningCluster::or_skip("ebpf", &[web(0)], &[]) else { return };
+    // One transaction of another program, of many ranges, during which no other is possible.
+    let elements =
+        (0..40_000).map(|n| format!("10.{}.{}.0-10.{}.{}.9 . {n}", n >> 8, n & 255, n >> 8, n & 255));
+    let elements: Vec<_> = elements.collect();
+    let script = it.sandbox().files().join("busy.nft");
+    let set = "set busy { type ipv4_addr . inet_service; flags interval; elements =";
+    fs::write(&script, format!("table ip theirs {{ {set} {{ {} }} }} }}\n", elements.join(", "))).unwrap();
+    let mut busy = KilledOnDrop(it.n1.run(|| Command::new("nft").arg("-f").arg(&script).spawn().unwrap()));
+    let frontend = internal_frontends(1)[0];
+    let (mut states, mut ahead) = (0, 0);
+    while ahead < 3 {
+        assert_eq!(busy.0.try_wait().unwrap(), None, "the other transaction ended before three states came");
+        states += 1;
+        let reported = it.agent.count_logged(APPLIED);
+        it.write(&[web(states)]);
+        let has_new = || server_by_socket(&it, frontend) == ["p1", "p2"][states % 2];
+        assert!(eventually(TIMEOUT, has_new), "{}", it.agent.log());
+        // Nothing is reported as active before packets have it, too.
+        ahead = if it.agent.count_logged(APPLIED) == reported { ahead + 1 } else { 0 };
+    }
+    assert!(busy.0.wait().unwrap().success());
+    let by_packet = || TestCluster::request(&it.client, Transport::Tcp, at(N1[0], NODE_PORT + 1));
+    let newest = ["p1", "p2"][states % 2];
+    assert!(eventually(TIMEOUT, || by_packet().is_ok_and(|it| it.name == newest)), "{}", it.agent.log());
+    assert!(eventually(TIMEOUT, || is_ready(&it)));
 }
 
 /// Runs commands and then makes our table with an owner: no other process can change it while that process lives.

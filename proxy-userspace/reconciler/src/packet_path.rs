@@ -1,0 +1,351 @@
+//! The packet path (nftables), kept at the newest state by a task of its own.
+//!
+//! Invariant: nobody waits for it. States that come while a transaction is under way replace each other, and what became of
+//! each attempt is reported.
+
+use std::{collections::BTreeSet, net::IpAddr, panic, sync::Arc, time::Duration};
+
+use datapath::ApplyReport;
+use datapath_nft as nft;
+use model::{Rejected, error_chain};
+use publish::Published;
+use tokio::{
+    sync::{mpsc, watch},
+    task::spawn_blocking,
+    time::{Instant, sleep, sleep_until},
+};
+
+use crate::{
+    observer::Step,
+    progress::Applied,
+    retry::{BACKOFF_MIN, Retry},
+};
+
+/// The subject of reports about the packet path.
+const PACKET_PATH: &str = "traffic without a local socket";
+/// How often an unavailable packet path is retried.
+const RECOVER_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The packet path, or why it is unavailable.
+#[derive(Debug)]
+pub(crate) struct Packets {
+    options: nft::Options,
+    /// `None` if it is unavailable, which it may be only beside the socket path.
+    datapath: Option<nft::Datapath>,
+    unavailable_reason: Option<Rejected>,
+    /// Whether the socket path serves without it.
+    is_optional: bool,
+}
+
+/// What the packet path should be.
+#[derive(Clone, Debug, Default)]
+struct Desired {
+    /// The addresses of the host's interfaces.
+    interfaces: BTreeSet<IpAddr>,
+    /// The newest state, its turn, and when it was dequeued.
+    state: Option<(Arc<Published>, u64, Instant)>,
+}
+
+/// What became of an attempt.
+#[derive(Debug)]
+pub(crate) struct PacketReport {
+    /// The state, if it was to be applied and there is nothing to wait for: it is active, or the socket path serves alone.
+    pub(crate) applied: Option<Applied>,
+    /// A step that failed and will be retried.
+    pub(crate) failed: Option<Failed>,
+    /// Why the packet path does not serve as it should, beside the socket path.
+    pub(crate) error: Option<Rejected>,
+    /// Which of our tables are as they were written.
+    pub(crate) tables: Vec<(&'static str, bool)>,
+}
+
+/// A step that failed.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    /// The step.
+    pub(crate) step: Step,
+    /// The error, with its causes.
+    pub(crate) error: String,
+    /// The revision that was to be applied.
+    pub(crate) rev: u64,
+    /// The delay before it is retried.
+    pub(crate) retry: Duration,
+}
+
+/// Keeps the packet path at the newest state.
+#[derive(Debug)]
+pub(crate) struct PacketPath {
+    desired: watch::Sender<Desired>,
+    reports: mpsc::UnboundedReceiver<Box<PacketReport>>,
+}
+
+impl PacketPath {
+    /// Starts. Must be called within a tokio runtime.
+    pub(crate) fn start(packets: Packets) -> Self {
+        let (desired, states) = watch::channel(Desired::default());
+        let (sender, reports) = mpsc::unbounded_channel();
+        tokio::spawn(work(packets, states, sender));
+        Self { desired, reports }
+    }
+
+    /// Replaces the state that should be active.
+    pub(crate) fn apply(
+        &self,
+        published: &Arc<Published>,
+        interfaces: &BTreeSet<IpAddr>,
+        turn: u64,
+        begin: Instant,
+    ) {
+        let state = Some((Arc::clone(published), turn, begin));
+        self.desired.send_replace(Desired { interfaces: interfaces.clone(), state });
+    }
+
+    /// Waits for the next report.
+    pub(crate) async fn report(&mut self) -> Box<PacketReport> {
+        match self.reports.recv().await {
+            Some(report) => report,
+            // The worker ends only after this value is dropped.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Packets {
+    /// Opens nftables; nothing changes before the first state is applied.
+    ///
+    /// # Errors
+    ///
+    /// If that fails, and the socket path does not serve without it.
+    pub(crate) fn start(options: &nft::Options, is_optional: bool) -> Result<Self, nft::Error> {
+        let (datapath, unavailable_reason) = match nft::Datapath::start(options) {
+            Ok(datapath) => (Some(datapath), None),
+            Err(error) if is_optional => (None, Some(unavailable(&error))),
+            Err(error) => return Err(error),
+        };
+        Ok(Self { options: options.clone(), datapath, unavailable_reason, is_optional })
+    }
+
+    /// Why it is on but does not exist.
+    pub(crate) fn unavailable_reason(&self) -> Option<&Rejected> {
+        self.unavailable_reason.as_ref()
+    }
+
+    /// Applies a state if it `is_due`, repairs the tables, and deletes stale flows.
+    fn reconcile(&mut self, desired: &Desired, is_due: bool) -> Attempt {
+        let Some((published, ..)) = desired.state.as_ref() else { return Attempt::default() };
+        let Some(datapath) = &mut self.datapath else {
+            let rejected = self.unavailable_reason.iter().cloned().collect();
+            let applied = is_due.then(|| Ok(ApplyReport { rejected, ..ApplyReport::default() }));
+            return Attempt { applied, ..Attempt::default() };
+        };
+        datapath.set_interfaces(desired.interfaces.clone());
+        let applied = is_due.then(|| datapath.apply(&published.state));
+        if let Some(Err(error @ nft::Error::Incapable(_))) = &applied
+            && self.is_optional
+        {
+            self.unavailable_reason = Some(unavailable(error));
+            self.datapath = None;
+            return self.reconcile(desired, is_due);
+        }
+        let repaired = datapath.repair();
+        // Flows are deleted only once their next packet finds the new state.
+        let is_current = !matches!(applied, Some(Err(_))) && repaired.is_ok();
+        let finished = if is_current { datapath.finish_generation() } else { Ok(()) };
+        Attempt { applied, repaired, finished }
+    }
+
+    /// Retries a packet path that is unavailable; returns whether it is available now.
+    fn recover(&mut self) -> bool {
+        match nft::Datapath::start(&self.options) {
+            Ok(datapath) => {
+                self.unavailable_reason = None;
+                self.datapath = Some(datapath);
+                true
+            }
+            Err(error) => {
+                self.unavailable_reason = Some(unavailable(&error));
+                false
+            }
+        }
+    }
+
+    async fn changed_externally(&self) {
+        match &self.datapath {
+            Some(datapath) => datapath.changed_externally().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// The results of the steps of an attempt.
+#[derive(Debug)]
+struct Attempt {
+    /// `None` if there was nothing to apply.
+    applied: Option<Result<ApplyReport, nft::Error>>,
+    repaired: Result<(), nft::Error>,
+    finished: Result<(), nft::Error>,
+}
+
+impl Default for Attempt {
+    fn default() -> Self {
+        Self { applied: None, repaired: Ok(()), finished: Ok(()) }
+    }
+}
+
+async fn work(
+    mut packets: Packets,
+    mut states: watch::Receiver<Desired>,
+    reports: mpsc::UnboundedSender<Box<PacketReport>>,
+) {
+    let mut retry = Retry::new();
+    // Whether the newest state is not applied yet.
+    let mut is_due = false;
+    let mut recover_at = Instant::now() + RECOVER_INTERVAL;
+    loop {
+        let wait = async {
+            match (retry.at, packets.datapath.is_some()) {
+                (Some(at), true) => sleep_until(at).await,
+                (None, true) => std::future::pending().await,
+                (_, false) => sleep_until(recover_at).await,
+            }
+        };
+        tokio::select! {
+            changed = states.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                is_due = true;
+            }
+            () = wait => {}
+            () = packets.changed_externally() => {
+                // The other side may not be finished; and two that undo each other's changes must not keep a CPU busy.
+                sleep(BACKOFF_MIN).await;
+            }
+        }
+        let desired = states.borrow_and_update().clone();
+        let is_recovery = packets.datapath.is_none() && recover_at <= Instant::now();
+        let (returned, attempt, has_recovered) = {
+            let desired = desired.clone();
+            on_blocking_thread(move || {
+                let has_recovered = is_recovery && packets.recover();
+                let attempt = packets.reconcile(&desired, is_due || has_recovered);
+                let has_recovered = has_recovered && packets.datapath.is_some();
+                (packets, attempt, has_recovered)
+            })
+            .await
+        };
+        packets = returned;
+        if is_recovery {
+            recover_at = Instant::now() + RECOVER_INTERVAL;
+        }
+        if has_recovered {
+            tracing::info!("the packet path is available now: traffic without a local socket is served");
+        }
+        is_due = matches!(attempt.applied, Some(Err(_)));
+        let report = packets.report(attempt, &desired, &retry);
+        if report.failed.is_some() {
+            retry.after_backoff();
+        } else {
+            retry = Retry::new();
+        }
+        // The receiver may be gone.
+        let _ = reports.send(Box::new(report));
+    }
+}
+
+impl Packets {
+    /// What to report of an attempt.
+    fn report(&self, attempt: Attempt, desired: &Desired, retry: &Retry) -> PacketReport {
+        let Attempt { applied, repaired, finished } = attempt;
+        let rev = desired.state.as_ref().map_or(0, |(published, ..)| published.rev);
+        let failed =
+            |step, error: &nft::Error| Failed { step, error: error_chain(error), rev, retry: retry.delay };
+        let mut error = self.unavailable_reason.clone();
+        let mut failure = finished.err().map(|it| failed(Step::Finish, &it));
+        if let Err(it) = &repaired {
+            failure = Some(failed(Step::Attach, it));
+        }
+        let applied = match applied {
+            Some(Err(it)) => {
+                failure = Some(failed(Step::Apply, &it));
+                self.is_optional.then(ApplyReport::default)
+            }
+            Some(Ok(report)) => Some(report),
+            None => None,
+        };
+        // Beside the socket path, it is behind.
+        if self.is_optional
+            && let Some(it) = failure.as_ref().filter(|it| it.step != Step::Finish)
+        {
+            let reason = format!("{}; its previous state stays active; retried", it.error);
+            error = Some(Rejected { item: PACKET_PATH.into(), reason });
+        }
+        let applied = applied.zip(desired.state.clone()).map(|(mut report, (published, turn, begin))| {
+            report.rejected.extend(error.clone().filter(|it| !report.rejected.contains(it)));
+            Applied { turn, published, report, begin }
+        });
+        let tables = self.datapath.as_ref().map(nft::Datapath::tables).unwrap_or_default();
+        PacketReport { applied, failed: failure, error, tables }
+    }
+}
+
+async fn on_blocking_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    // Blocking tasks are never cancelled, so the error is a panic.
+    spawn_blocking(work).await.unwrap_or_else(|error| panic::resume_unwind(error.into_panic()))
+}
+
+fn unavailable(error: &nft::Error) -> Rejected {
+    Rejected {
+        item: PACKET_PATH.into(),
+        reason: format!(
+            "{}; the socket path serves without it; retried until the cause is fixed",
+            error_chain(error)
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use model::state::NodeState;
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+
+    #[test]
+    fn an_unavailable_packet_path_recovers() {
+        // In a network namespace that ends with its thread.
+        let test = thread::spawn(|| {
+            if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+                eprintln!("skipped: no network namespace can be created: {error}");
+                return;
+            }
+            let reason = Rejected { item: "packets".into(), reason: "it failed before".into() };
+            let mut packets = Packets {
+                options: nft::Options::default(),
+                datapath: None,
+                unavailable_reason: Some(reason.clone()),
+                is_optional: true,
+            };
+            let published =
+                Published { instance_id: 1, rev: 1, node: "n1".into(), state: NodeState::default() };
+            let state = Some((Arc::new(published), 1, Instant::now()));
+            let desired = Desired { interfaces: BTreeSet::new(), state };
+            let mut attempt = || {
+                let attempt = packets.reconcile(&desired, true);
+                (packets.report(attempt, &desired, &Retry::new()), packets.recover())
+            };
+            // The socket path serves without it.
+            let (report, has_recovered) = attempt();
+            assert_eq!(report.applied.unwrap().report.rejected, std::slice::from_ref(&reason));
+            assert_eq!((report.error, report.tables), (Some(reason), Vec::new()));
+            assert!(has_recovered);
+            let (report, _) = attempt();
+            assert_eq!(report.applied.unwrap().report.rejected, []);
+            assert_eq!(report.error, None);
+            assert!(report.tables.len() == 2 && report.tables.iter().all(|(_, is_there)| *is_there));
+        });
+        test.join().unwrap();
+    }
+}

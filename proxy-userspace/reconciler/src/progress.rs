@@ -1,0 +1,168 @@
+//! Which state each half of the datapath has, and which one is active in both.
+//!
+//! Invariant: a state is reported as active once both halves have it or a newer one.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use datapath::ApplyReport;
+use publish::Published;
+use tokio::time::Instant;
+
+/// A state that was applied.
+#[derive(Clone, Debug)]
+pub(crate) struct Applied {
+    /// Counts the states that were to be applied.
+    pub(crate) turn: u64,
+    /// The state.
+    pub(crate) published: Arc<Published>,
+    /// What was done since the last report.
+    pub(crate) report: ApplyReport,
+    /// When it was dequeued.
+    pub(crate) begin: Instant,
+}
+
+/// The progress of both halves.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    sockets: Half,
+    packets: Half,
+    /// The last turn that was reported.
+    reported: u64,
+}
+
+#[derive(Debug)]
+enum Half {
+    Off,
+    On(Option<Applied>),
+}
+
+impl Progress {
+    /// Neither half has a state yet.
+    pub(crate) fn new(has_sockets: bool, has_packets: bool) -> Self {
+        let half = |is_on| if is_on { Half::On(None) } else { Half::Off };
+        Self { sockets: half(has_sockets), packets: half(has_packets), reported: 0 }
+    }
+
+    /// The socket path has a state; returns what to report.
+    pub(crate) fn sockets_have(&mut self, applied: Applied) -> Option<Applied> {
+        self.sockets.set(applied);
+        self.both().filter(|it| it.turn > self.reported).map(|it| self.take(it))
+    }
+
+    /// The packet path has a state, or the same one after a retry; returns what to report.
+    pub(crate) fn packets_have(&mut self, applied: Applied) -> Option<Applied> {
+        let turn = applied.turn;
+        self.packets.set(applied);
+        self.both().filter(|it| it.turn >= turn).map(|it| self.take(it))
+    }
+
+    /// The newest state that both halves have.
+    fn both(&self) -> Option<Applied> {
+        let (older, newer) = match (&self.sockets, &self.packets) {
+            (Half::On(Some(one)), Half::Off) | (Half::Off, Half::On(Some(one))) => return Some(one.clone()),
+            (Half::On(Some(sockets)), Half::On(Some(packets))) if sockets.turn < packets.turn => {
+                (sockets, packets)
+            }
+            (Half::On(Some(sockets)), Half::On(Some(packets))) => (packets, sockets),
+            _ => return None,
+        };
+        let tables_of = |half: &Half| match half {
+            Half::On(Some(it)) => it.report.tables.clone(),
+            _ => Vec::new(),
+        };
+        let (one, other) = (&older.report, &newer.report);
+        let rejected: BTreeSet<_> = one.rejected.iter().chain(&other.rejected).cloned().collect();
+        let report = ApplyReport {
+            changed_services: one.changed_services.max(other.changed_services),
+            services: one.services.max(other.services),
+            entries: one.entries + other.entries,
+            flipped: one.flipped || other.flipped,
+            is_full: one.is_full || other.is_full,
+            tables: [tables_of(&self.sockets), tables_of(&self.packets)].concat(),
+            rejected: rejected.into_iter().collect(),
+        };
+        Some(Applied { report, ..older.clone() })
+    }
+
+    fn take(&mut self, applied: Applied) -> Applied {
+        self.reported = applied.turn;
+        for half in [&mut self.sockets, &mut self.packets] {
+            if let Half::On(Some(Applied { report, .. })) = half {
+                *report = ApplyReport {
+                    changed_services: 0,
+                    entries: 0,
+                    flipped: false,
+                    is_full: false,
+                    ..report.clone()
+                };
+            }
+        }
+        applied
+    }
+}
+
+impl Half {
+    /// Replaces the state; what an unreported one did counts for the new one.
+    fn set(&mut self, mut applied: Applied) {
+        if let Self::On(Some(before)) = self {
+            applied.report.changed_services += before.report.changed_services;
+            applied.report.entries += before.report.entries;
+            applied.report.flipped |= before.report.flipped;
+            applied.report.is_full |= before.report.is_full;
+        }
+        *self = Self::On(Some(applied));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::state::NodeState;
+
+    use super::*;
+
+    fn applied(turn: u64, entries: usize) -> Applied {
+        let published =
+            Published { instance_id: 1, rev: turn, node: "n1".into(), state: NodeState::default() };
+        let report = ApplyReport { entries, ..ApplyReport::default() };
+        Applied { turn, published: Arc::new(published), report, begin: Instant::now() }
+    }
+
+    #[track_caller]
+    fn check(reported: Option<Applied>, expect: Option<(u64, usize)>) {
+        assert_eq!(reported.map(|it| (it.published.rev, it.report.entries)), expect);
+    }
+
+    #[test]
+    fn a_state_is_active_once_both_halves_have_it() {
+        let mut progress = Progress::new(true, true);
+        check(progress.sockets_have(applied(1, 10)), None);
+        check(progress.packets_have(applied(1, 5)), Some((1, 15)));
+        check(progress.packets_have(applied(2, 5)), None);
+        check(progress.sockets_have(applied(2, 10)), Some((2, 15)));
+    }
+
+    #[test]
+    fn sockets_that_are_ahead_do_not_hide_what_is_active_in_both() {
+        let mut progress = Progress::new(true, true);
+        for turn in 1..=3 {
+            check(progress.sockets_have(applied(turn, 1)), None);
+        }
+        check(progress.packets_have(applied(1, 5)), Some((1, 8)));
+        check(progress.sockets_have(applied(4, 1)), None);
+        check(progress.packets_have(applied(4, 5)), Some((4, 6)));
+    }
+
+    #[test]
+    fn a_retry_of_the_same_state_is_reported_again() {
+        let mut progress = Progress::new(true, true);
+        check(progress.sockets_have(applied(1, 1)), None);
+        check(progress.packets_have(applied(1, 0)), Some((1, 1)));
+        check(progress.packets_have(applied(1, 5)), Some((1, 5)));
+    }
+
+    #[test]
+    fn a_half_that_is_off_is_not_waited_for() {
+        check(Progress::new(true, false).sockets_have(applied(1, 1)), Some((1, 1)));
+        check(Progress::new(false, true).packets_have(applied(1, 1)), Some((1, 1)));
+    }
+}
