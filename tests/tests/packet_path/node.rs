@@ -151,12 +151,18 @@ fn sockets_follow_every_state_while_nftables_is_busy() {
     let web = |n: usize| external("web", 1).endpoint(["p1", "p2"][n % 2], &[P1, P2][n % 2]);
     let Some(it) = RunningCluster::or_skip("ebpf", &[web(0)], &[]) else { return };
     // One transaction of another program, of many ranges, during which no other is possible.
-    let elements =
-        (0..40_000).map(|n| format!("10.{}.{}.0-10.{}.{}.9 . {n}", n >> 8, n & 255, n >> 8, n & 255));
+    let element = |n: u32| {
+        let [_, a, b, c] = n.to_be_bytes();
+        format!("10.{a}.{b}.{c}-11.{a}.{b}.{c} . {} . {}", n & 0xffff, n >> 3)
+    };
+    let elements = (0..30_000).map(element);
     let elements: Vec<_> = elements.collect();
     let script = it.sandbox().files().join("busy.nft");
-    let set = "set busy { type ipv4_addr . inet_service; flags interval; elements =";
-    fs::write(&script, format!("table ip theirs {{ {set} {{ {} }} }} }}\n", elements.join(", "))).unwrap();
+    let set = format!(
+        "type ipv4_addr . inet_service . mark\nflags interval\nelements = {{ {} }}",
+        elements.join(", ")
+    );
+    fs::write(&script, format!("table ip theirs {{\nset busy {{\n{set}\n}}\n}}\n")).unwrap();
     let mut busy = KilledOnDrop(it.n1.run(|| Command::new("nft").arg("-f").arg(&script).spawn().unwrap()));
     let frontend = internal_frontends(1)[0];
     let (mut states, mut ahead) = (0, 0);
