@@ -188,6 +188,8 @@ impl AgentCommand {
         let stderr = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
         let capabilities = self.capabilities.map_or_else(deploy::capabilities, Ok)?;
         let mut command = self.command();
+        // Not the node's, which tests would share.
+        command.env(STATUS_SOCKET, status_socket(sandbox));
         command
             // Ctrl-C must reach the harness only.
             .process_group(0)
@@ -206,6 +208,15 @@ impl AgentCommand {
 #[must_use]
 pub fn brain_socket(sandbox: &Sandbox) -> String {
     format!("unix://{}", sandbox.files().join("proxy.sock").display())
+}
+
+/// The environment variable with the socket of the status pages.
+pub const STATUS_SOCKET: &str = "KUBE_PROXY_EBPF_STATUS_SOCKET";
+
+/// The socket of the status pages of every proxy in a sandbox.
+#[must_use]
+pub fn status_socket(sandbox: &Sandbox) -> PathBuf {
+    sandbox.files().join("status.sock")
 }
 
 /// Starts a program that can never gain other capabilities than these, even as root.

@@ -1,15 +1,21 @@
 //! A minimal HTTP client for the pages of the proxy.
 
 use std::{
-    io::{self, Read as _, Write as _},
+    io,
     net::{Ipv4Addr, SocketAddr, TcpStream},
+    os::unix::net::UnixStream,
+    path::Path,
     time::Duration,
 };
 
 /// The default port of the health pages.
 pub const HEALTH_PORT: u16 = 10256;
-/// The default port of the metrics and status pages.
+/// The default port of the metrics pages.
 pub const METRICS_PORT: u16 = 10249;
+/// The default port of the kubelet's probes, on loopback.
+pub const PROBE_PORT: u16 = 10245;
+/// How long a response may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A response.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,9 +32,24 @@ pub struct Response {
 ///
 /// If nothing listens there, or the response is not HTTP.
 pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    let stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    request(stream, path)
+}
+
+/// Requests a page from a Unix socket.
+///
+/// # Errors
+///
+/// If nothing listens there, or the response is not HTTP.
+pub fn get_from_socket(socket: &Path, path: &str) -> io::Result<Response> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    request(stream, path)
+}
+
+fn request(mut stream: impl io::Read + io::Write, path: &str) -> io::Result<Response> {
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let response = || {
@@ -42,6 +63,11 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
 /// Requests a page of the proxy in this network namespace from its health port.
 pub fn health(path: &str) -> io::Result<Response> {
     get((Ipv4Addr::LOCALHOST, HEALTH_PORT).into(), path)
+}
+
+/// Requests a health page of the proxy in this network namespace from the port for probes.
+pub fn probe(path: &str) -> io::Result<Response> {
+    get((Ipv4Addr::LOCALHOST, PROBE_PORT).into(), path)
 }
 
 /// The status code of a health page; 0 if there is no response.

@@ -25,7 +25,7 @@ use std::{
 use anyhow::Result;
 
 use crate::{
-    Agent, AgentCommand, Build, EchoServer, NetNs, Sandbox, Transport,
+    Agent, AgentCommand, Build, EchoServer, NetNs, Sandbox, Transport, agent,
     client::request_unanswered,
     manifest::{self, Service},
     request,
@@ -147,6 +147,7 @@ impl TestCluster {
     pub fn cli(&self, subcommand: &str) -> Command {
         let mut command = Command::new(Build::Product.binary());
         command.arg(subcommand).arg("--pin-dir").arg(self.sandbox.pins());
+        command.env(agent::STATUS_SOCKET, agent::status_socket(&self.sandbox));
         command
     }
 

@@ -5,7 +5,7 @@
 //! cannot go on: no proxy runs, the kernel refuses something, or a condition does not hold within [`TIMEOUT`].
 
 use std::{
-    fs,
+    fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
     process::Command,
@@ -217,12 +217,22 @@ impl TestNode {
         self.wait_until(|node| node.dump(Build::Product).is_ok_and(|it| it == expected));
     }
 
-    /// A subcommand of the binary that is given the pin folder.
+    /// A subcommand of the binary that is given the pin folder, and finds the proxy.
     #[must_use]
     pub fn cli(&self, subcommand: &str) -> Command {
         let mut command = Command::new(Build::Product.binary());
         command.arg(subcommand).arg("--pin-dir").arg(self.sandbox.pins());
+        command.env(agent::STATUS_SOCKET, agent::status_socket(&self.sandbox));
         command
+    }
+
+    /// A status page of the proxy.
+    ///
+    /// # Errors
+    ///
+    /// If nothing listens at its socket.
+    pub fn status_page(&self, path: &str) -> io::Result<http::Response> {
+        http::get_from_socket(&agent::status_socket(&self.sandbox), path)
     }
 
     /// What `dump` prints about Services, without the node's addresses.

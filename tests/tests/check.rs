@@ -12,7 +12,7 @@ use std::{
 
 use tests::{
     Build, TIMEOUT, TestNode, Transport,
-    agent::{Output, run},
+    agent::{Output, STATUS_SOCKET, run, status_socket},
     eventually,
     fixtures::{WEB4, web4},
     manifest, request,
@@ -27,6 +27,7 @@ struct Report {
 
 impl Report {
     fn of(command: &mut Command, node: &TestNode) -> Self {
+        command.env(STATUS_SOCKET, status_socket(node.sandbox()));
         Self::at(command, node.sandbox().cgroup(), node.sandbox().pins())
     }
 
@@ -159,6 +160,7 @@ fn foreign_programs_are_reported() {
         .args(["run", "--source", &node.source(), "--node-name", "n1", "--pin-dir", &pins, "--cgroup"])
         .arg(node.sandbox().cgroup())
         .args(["--healthz-bind-address=0", "--metrics-bind-address=0"])
+        .args(["--probe-bind-address=0", "--status-socket=0"])
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
@@ -295,35 +297,37 @@ fn unreadable_state_is_an_error_and_not_an_empty_state() {
 }
 
 #[test]
-fn check_and_status_find_the_agent_by_its_configuration_file() {
+fn check_and_status_find_the_agent_by_its_socket() {
     let Some(mut node) = TestNode::or_skip() else { return };
-    let file = node.sandbox().files().join("config.conf");
-    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
-                metricsBindAddress: 127.0.0.2:10249\n";
-    fs::write(&file, text).unwrap();
-    node.write(&[web4([1])]);
-    node.start_with(&node.command(Build::Product).env("KUBE_PROXY_EBPF_CONFIG", &file));
-    node.wait_until_ready();
+    start(&mut node);
+    check(&node).has("ok", "health", &["serves 1 Services", "status.sock"]);
+    assert_has_all(&status(&node, &[]), &["node n1: healthy", "default/web"]);
 
-    // The file may be named in the environment or by a flag.
-    Report::of(product().env("KUBE_PROXY_EBPF_CONFIG", &file), &node).has(
-        "ok",
-        "health",
-        &["serves 1 Services", "127.0.0.2:10249"],
-    );
-    assert_has_all(
-        &status(&node, &["--config", &file.display().to_string()]),
-        &["node n1: healthy", "default/web"],
-    );
-
-    // Without it, our own agent is not reported as a process that occupies the port.
-    let report = check(&node);
-    report.has("ok", "metrics port", &["127.0.0.1:10249 is free"]);
-    report.has("ok", "health", &["kube-proxy-ebpf answers", "--config"]);
+    // Without it, our own agent is not reported as a process that occupies the port of the health pages.
+    let other = node.sandbox().files().join("other.sock");
+    let mut command = product();
+    command.arg("check").arg("--status-socket").arg(&other).arg("--metrics-bind-address=127.0.0.3");
+    command.arg("--cgroup").arg(node.sandbox().cgroup()).arg("--pin-dir").arg(node.sandbox().pins());
+    let output = run(command.env("KUBE_PROXY_EBPF_PACKETS", "off"));
+    let report = Report { code: output.code, text: output.stdout };
+    report.has("ok", "metrics port", &["127.0.0.3:10249 is free"]);
+    report.has("ok", "health", &["kube-proxy-ebpf answers", "--status-socket"]);
     assert!(!report.text.contains("in use"), "{}", report.text);
-    assert_has_all(&status(&node, &[]), &["kube-proxy-ebpf answers at", "--config"]);
+    let socket = other.display().to_string();
+    assert_has_all(
+        &status(&node, &["--status-socket", &socket]),
+        &["kube-proxy-ebpf answers at", "--status-socket"],
+    );
 
-    // Another process is.
+    // Another user may not read it.
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--clear-groups"]).arg(Build::Product.binary());
+    command.arg("check").arg("--status-socket").arg(status_socket(node.sandbox()));
+    let output = run(command.args(["--metrics-bind-address=0", "--healthz-bind-address=0"]));
+    let report = Report { code: output.code, text: output.stdout };
+    report.has("degraded", "status socket", &["Permission denied", "run this command as root"]);
+
+    // A process that is not ours occupies the port.
     node.terminate();
     let _other = TcpListener::bind("0.0.0.0:10256").unwrap();
     check(&node).has("degraded", "health port", &["in use", "stop the process that listens there"]);

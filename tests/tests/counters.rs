@@ -11,7 +11,7 @@ use std::{
 
 use tests::{
     Build, ConnectLoad, TIMEOUT, TestNode, Transport,
-    agent::run,
+    agent::{STATUS_SOCKET, run, status_socket},
     client::{exchange, udp_socket},
     eventually,
     fixtures::{WEB, WEB4, endpoint},
@@ -52,6 +52,7 @@ struct Counters {
 /// The counters that `status` reports, by the name of the port.
 fn counters(node: &TestNode, build: Build) -> BTreeMap<String, Counters> {
     let mut command = Command::new(build.binary());
+    command.env(STATUS_SOCKET, status_socket(node.sandbox()));
     command.args(["status", "--output", "json", "--cgroup"]).arg(node.sandbox().cgroup());
     let output = run(command.arg("--pin-dir").arg(node.sandbox().pins())).success();
     let status: serde_json::Value = serde_json::from_str(&output).unwrap();
@@ -116,11 +117,10 @@ fn connections_no_backend_and_denied_are_counted_by_service_port_and_endpoint() 
     assert_eq!(all["dns"], Counters { connections: 2, no_backend: 1, ..Counters::default() });
 
     // The pages report the same.
-    let page = |path: &str| http::metrics(path).unwrap().body;
     let series =
         r#"kube_proxy_ebpf_no_backend_total{namespace="default",service="web",port="http",protocol="TCP"} 3"#;
-    assert!(page("/metrics").contains(series));
-    let status = page("/status");
+    assert!(http::metrics("/metrics").unwrap().body.contains(series));
+    let status = node.status_page("/status").unwrap().body;
     let sums = format!(r#""counters":{{"connections":32,"noBackend":4,"denied":{denied}}}"#);
     assert!(status.contains(&sums), "{status}");
 }

@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::Write as _,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     os::unix::fs::symlink,
     path::Path,
     process::{Command, Stdio},
@@ -324,9 +324,11 @@ fn settings(container: &Value) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn the_probes_use_the_addresses_of_the_health_pages() {
+fn the_probes_have_an_address_of_their_own_on_loopback() {
     let Some(rendered) = rendered() else { return };
     for (folder, objects) in rendered.iter().filter(|(folder, _)| *folder != CLEANUP) {
+        // Containers of one pod share a network namespace, and a folder for their sockets.
+        let (mut ports, mut sockets) = (BTreeSet::new(), BTreeSet::new());
         for container in containers(pod(objects)) {
             let settings = settings(container);
             assert_eq!(settings["--node-name"], "n1", "{folder}");
@@ -334,25 +336,21 @@ fn the_probes_use_the_addresses_of_the_health_pages() {
                 assert_eq!(settings["--pin-dir"], "/host/sys/fs/bpf/kube-proxy-ebpf", "{folder}");
                 assert_eq!(settings["--cgroup"], "/host/sys/fs/cgroup", "{folder}");
             }
-            let serves: SocketAddr = settings["--healthz-bind-address"].parse().unwrap();
+            let serves: SocketAddr = settings["--probe-bind-address"].parse().unwrap();
+            assert!(serves.ip().is_loopback() && ports.insert(serves), "{folder}");
+            let socket = &settings["--status-socket"];
+            assert!(sockets.insert(socket.clone()), "{folder}: {socket}");
+            let mounts = container["volumeMounts"].as_array().unwrap();
+            assert!(mounts.iter().any(|it| it["mountPath"] == "/run/kube-proxy-ebpf"), "{folder}");
+            assert!(socket.starts_with("/run/kube-proxy-ebpf/"), "{folder}: {socket}");
             for (probe, path) in
                 [("startupProbe", "/livez"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")]
             {
                 let get = &container[probe]["httpGet"];
                 assert_eq!(get["path"], path, "{folder}: {probe}");
                 // By default the kubelet probes the pod's address, which is the node's.
-                let host = get["host"].as_str().map(|it| it.parse::<IpAddr>().unwrap());
-                assert!(serves.ip().is_unspecified() || Some(serves.ip()) == host, "{folder}: {probe}");
-                let port = match &get["port"] {
-                    Value::String(name) => {
-                        let ports = container["ports"].as_array().unwrap();
-                        let port = ports.iter().find(|it| it["name"] == **name).unwrap();
-                        assert_eq!(port["containerPort"], port["hostPort"], "{folder}");
-                        port["containerPort"].as_u64()
-                    }
-                    number => number.as_u64(),
-                };
-                assert_eq!(port, Some(serves.port().into()), "{folder}: {probe}");
+                assert_eq!(get["host"], serves.ip().to_string(), "{folder}: {probe}");
+                assert_eq!(get["port"], serves.port(), "{folder}: {probe}");
             }
         }
     }

@@ -22,10 +22,6 @@ fn start(node: &mut TestNode, arguments: &[&str]) {
     node.wait_until_ready();
 }
 
-fn page(path: &str) -> String {
-    http::metrics(path).map_or_else(|_| String::new(), |it| it.body)
-}
-
 fn is_ok(hook: &str) -> bool {
     http::metric(&format!("kube_proxy_ebpf_probe_success{{hook=\"{hook}\"}}")) == Some(1.0)
 }
@@ -49,6 +45,7 @@ fn the_probe_covers_every_hook() {
         assert_eq!(http::health_status("/livez"), 200);
         assert_eq!(check(&node), ("ok".into(), "8 hooks work".into()));
         // The probe's addresses do not appear as a Service.
+        let page = |path| node.status_page(path).unwrap().body;
         for text in [page("/status"), page("/state"), node.dump(Build::Product).unwrap().join("\n")] {
             let has_probe = text.contains("127.107.112.101") || text.contains("100::");
             assert!(!text.is_empty() && !has_probe, "{text}");

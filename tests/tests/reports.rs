@@ -3,16 +3,17 @@
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr, TcpListener},
+    os::unix::net::UnixListener,
     process::{Command, Stdio},
     time::Duration,
 };
 
 use tests::{
     AgentCommand, Build, ConnectLoad, TIMEOUT, TestNode, Transport,
-    agent::run,
+    agent::{run, status_socket},
     eventually,
     fixtures::{WEB4, web4},
-    http::{HEALTH_PORT, METRICS_PORT, health, health_status, is_ready, metric, metrics},
+    http::{HEALTH_PORT, METRICS_PORT, PROBE_PORT, health, health_status, is_ready, metric, metrics, probe},
     load::LoadReport,
     manifest::Service,
     request, scaled,
@@ -49,7 +50,7 @@ fn health_metrics_and_status_pages_report_the_node() {
     assert!(healthz.body.contains("\"nodeEligible\":true"), "{healthz:?}");
     assert_eq!(health_status("/livez"), 200);
     assert_eq!(metrics("/proxyMode").unwrap().body, "ebpf");
-    let state = metrics("/state").unwrap();
+    let state = node.status_page("/state").unwrap();
     assert!(state.body.contains("10.96.0.10") && state.body.contains("10.244.1.1"), "{state:?}");
 
     for series in [
@@ -77,7 +78,7 @@ fn health_metrics_and_status_pages_report_the_node() {
             && metric("kube_proxy_ebpf_rejected_items{by=\"source\"}") >= Some(1.0)
     });
     assert!(metric("kubeproxy_sync_partial_proxy_rules_duration_seconds_count") >= Some(1.0));
-    assert!(metrics("/status").unwrap().body.contains("10.96.0.300"));
+    assert!(node.status_page("/status").unwrap().body.contains("10.96.0.300"));
 
     // Load balancers leave a node that will be deleted, but the proxy must not be restarted.
     write_node(&node, "taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]");
@@ -90,8 +91,9 @@ fn health_metrics_and_status_pages_report_the_node() {
 #[test]
 fn an_address_in_use_is_reported_and_the_data_plane_works() {
     let Some(mut node) = node_or_skip() else { return };
-    let listeners =
-        [METRICS_PORT, HEALTH_PORT].map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap());
+    let ports = [METRICS_PORT, HEALTH_PORT, PROBE_PORT];
+    let listeners = ports.map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap());
+    let socket = UnixListener::bind(status_socket(node.sandbox())).unwrap();
     node.start(&[]);
     assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
     node.wait_until_logged(&[
@@ -99,19 +101,30 @@ fn an_address_in_use_is_reported_and_the_data_plane_works() {
         "127.0.0.1:10249",
         "--healthz-bind-address",
         "--metrics-bind-address",
+        "127.0.0.1:10245",
+        "--probe-bind-address",
         "ss -ltnp",
+        "status.sock: another process listens there",
+        "a second instance on this node needs another --status-socket",
     ]);
-    drop(listeners);
-    node.wait_until(|_| is_ready() && metrics("/metrics").is_ok());
+    drop((listeners, socket));
+    node.wait_until(|_| is_ready() && metrics("/metrics").is_ok() && probe("/livez").is_ok());
+    node.wait_until(|node| node.status_page("/status").is_ok());
 }
 
 #[test]
 fn disabled_pages_are_not_served() {
     let Some(mut node) = node_or_skip() else { return };
-    node.start(&["--healthz-bind-address=", "--metrics-bind-address=0"]);
+    node.start(&[
+        "--probe-bind-address=0",
+        "--healthz-bind-address=",
+        "--metrics-bind-address=0",
+        "--status-socket=",
+    ]);
     assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
     // Pages are served before the first state is applied.
     assert!(health("/livez").is_err() && metrics("/metrics").is_err());
+    assert!(probe("/livez").is_err() && node.status_page("/status").is_err());
     assert!(!node.log().contains("cannot serve"), "{}", node.log());
 }
 
@@ -184,7 +197,9 @@ fn a_brain_serves_pages_if_addresses_are_given() {
     let listen = format!("unix://{}", node.sandbox().files().join("proxy.sock").display());
     let command = AgentCommand::new(&Build::Product.binary(), &[])
         .args(["brain", "--source", &node.source(), "--node-name", NODE, "--listen", &listen])
-        .args(["--healthz-bind-address=127.0.0.1", "--metrics-bind-address=127.0.0.1"]);
+        .args(["--healthz-bind-address=127.0.0.1", "--metrics-bind-address=127.0.0.1"])
+        .arg("--status-socket")
+        .arg(status_socket(node.sandbox()));
     node.start_inactive(&command);
     node.wait_until_ready();
     assert_eq!(metric("kube_proxy_ebpf_services"), Some(1.0));
@@ -202,5 +217,5 @@ fn a_brain_serves_pages_if_addresses_are_given() {
     watcher.wait().unwrap();
     assert!(is_counted, "a watcher is counted");
     assert!(watchers(0.0), "until it ends");
-    assert!(metrics("/state").unwrap().body.contains("10.244.1.1"));
+    assert!(node.status_page("/state").unwrap().body.contains("10.244.1.1"));
 }

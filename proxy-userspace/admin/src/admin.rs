@@ -9,12 +9,14 @@ use std::{
 use datapath::{ApplyReport, AttachStatus, ProbeResult, TableStats, TerminationReport};
 use model::Rejected;
 use pipeline::{Stage, SyncStatus};
-use publish::{Published, Subscription};
+use publish::{Published, Subscription, grpc::ClientStats};
 use reconciler::{Observer, Step};
 use tokio::time::Instant;
 
 use crate::{
+    http_connections::HttpConnections,
     metrics::Metrics,
+    rendering::Renderer,
     state::{AdminState, Callback, Moment, PortCountLookup, RejectedBy, Role, lock},
 };
 
@@ -23,14 +25,17 @@ use crate::{
 pub struct Admin {
     pub(crate) state: Arc<Mutex<AdminState>>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) connections: HttpConnections,
+    pub(crate) renderer: Arc<Renderer>,
 }
 
 impl Admin {
     /// For the node with this name.
     pub fn new(node: impl Into<Arc<str>>, role: Role) -> Self {
         let state = Arc::new(Mutex::new(AdminState::new(node.into(), role)));
-        let metrics = Arc::new(Metrics::new(Arc::clone(&state)));
-        Self { state, metrics }
+        let connections = HttpConnections::new();
+        let metrics = Arc::new(Metrics::new(Arc::clone(&state), connections.clone()));
+        Self { state, metrics, connections, renderer: Arc::default() }
     }
 
     /// Replaces the items that this part of the process rejects.
@@ -41,6 +46,11 @@ impl Admin {
     /// Sets how the number of watchers is read.
     pub fn set_watcher_count(&self, count: impl Fn() -> usize + Send + Sync + 'static) {
         self.state().watchers = Some(Callback(Arc::new(count)));
+    }
+
+    /// Sets how the numbers of gRPC clients are read.
+    pub fn set_client_stats(&self, stats: impl Fn() -> ClientStats + Send + Sync + 'static) {
+        self.state().client_stats = Some(Callback(Arc::new(stats)));
     }
 
     /// Sets how the counters of service ports are read; pages omit them while that fails.

@@ -1,21 +1,23 @@
-//! Queries another process of this program over HTTP.
+//! Queries another process of this program: its status at a Unix socket, its readiness over TCP.
 //!
 //! Invariant: the server is not trusted. Timeouts and size are bounded, and unexpected responses are rejected.
 
 use std::{
-    io::{self, Read as _, Write as _},
+    io::{self, Read as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    os::unix::net::UnixStream,
+    path::Path,
     time::Duration,
 };
 
 use crate::Status;
 
 /// For each system call.
-const TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum size of a response; rejected items take the most space.
-const MAX_RESPONSE: u64 = 16 << 20;
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum size of a response; `/state` takes about 450 bytes per endpoint.
+const MAX_RESPONSE: u64 = 256 << 20;
 
-/// What listens at an address.
+/// What listens at a Unix socket.
 #[derive(Debug)]
 pub enum Listener {
     /// A process of this program.
@@ -26,12 +28,21 @@ pub enum Listener {
     None,
 }
 
-/// Queries the status of the process that serves its metrics pages at this address.
-pub fn query_status(address: SocketAddr) -> Listener {
-    match get(address, "/status") {
-        Ok(body) => serde_json::from_str(&body).map_or(Listener::Foreign, |it| Listener::Proxy(Box::new(it))),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Listener::None,
-        Err(_) => Listener::Foreign,
+/// Queries the status of the process that serves its status pages at this Unix socket.
+///
+/// # Errors
+///
+/// If this user may not connect to it.
+pub fn query_status(socket: &Path) -> io::Result<Listener> {
+    match get(socket, "/status") {
+        Ok(body) => {
+            Ok(serde_json::from_str(&body).map_or(Listener::Foreign, |it| Listener::Proxy(Box::new(it))))
+        }
+        Err(error) => match error.kind() {
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => Ok(Listener::None),
+            io::ErrorKind::PermissionDenied => Err(error),
+            _ => Ok(Listener::Foreign),
+        },
     }
 }
 
@@ -45,13 +56,16 @@ pub fn query_readiness(address: SocketAddr) -> Option<Result<(), String>> {
     is_ours.then_some(if code == 200 { Ok(()) } else { Err(failed) })
 }
 
-/// Gets a page.
+/// Gets a page from a Unix socket.
 ///
 /// # Errors
 ///
 /// If the connection fails or the status is not 200.
-pub fn get(address: SocketAddr, path: &str) -> io::Result<String> {
-    match page(address, path)? {
+pub fn get(socket: &Path, path: &str) -> io::Result<String> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    match request(stream, "localhost", path)? {
         (200, body) => Ok(body),
         _ => Err(unexpected_response()),
     }
@@ -70,11 +84,16 @@ fn page(address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
         ip => ip,
     };
     let address = SocketAddr::new(ip, address.port());
-    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+    let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
+    request(stream, &address.to_string(), path)
+}
+
+/// The status and the body of the response to a request.
+fn request(mut stream: impl io::Read + io::Write, host: &str, path: &str) -> io::Result<(u16, String)> {
     // HTTP/1.0: the body is not chunked, and ends with the connection.
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n")?;
     let mut text = String::new();
     stream.take(MAX_RESPONSE).read_to_string(&mut text)?;
     let (head, body) = text.split_once("\r\n\r\n").ok_or_else(unexpected_response)?;

@@ -4,7 +4,7 @@
 
 use std::{borrow::Cow, fmt};
 
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use hyper::{
     Method, Request, Response, StatusCode,
     body::Bytes,
@@ -16,22 +16,29 @@ use publish::print::{Format, render};
 use crate::{
     admin::Admin,
     health::{self, Health},
+    rendering::{RenderedPage, RenderingBody},
     state::Moment,
 };
 
 /// Pages that share an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageGroup {
-    /// For kubelet and load balancers.
+    /// For the kubelet: the health pages at an address of their own, which nothing else can delay.
+    Probes,
+    /// For load balancers.
     Health,
-    /// For Prometheus and people.
+    /// For Prometheus.
     Metrics,
+    /// For the commands, at a Unix socket.
+    Status,
 }
 
 impl PageGroup {
     /// The flag that sets their address.
     pub fn flag(self) -> &'static str {
         match self {
+            Self::Probes => "--probe-bind-address",
+            Self::Status => "--status-socket",
             Self::Health => "--healthz-bind-address",
             Self::Metrics => "--metrics-bind-address",
         }
@@ -40,8 +47,9 @@ impl PageGroup {
     /// The paths of its pages.
     pub fn paths(self) -> &'static [&'static str] {
         match self {
-            Self::Health => &["/healthz", "/livez", "/readyz"],
-            Self::Metrics => &["/metrics", "/proxyMode", "/state", "/status", "/healthz"],
+            Self::Probes | Self::Health => &["/healthz", "/livez", "/readyz"],
+            Self::Metrics => &["/metrics", "/proxyMode", "/healthz"],
+            Self::Status => &["/status", "/state"],
         }
     }
 }
@@ -49,8 +57,10 @@ impl PageGroup {
 impl fmt::Display for PageGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Probes => "probe",
             Self::Health => "health",
             Self::Metrics => "metrics",
+            Self::Status => "status",
         })
     }
 }
@@ -60,24 +70,21 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Status, content type and body.
-type Page = (StatusCode, &'static str, String);
+type Page = (StatusCode, &'static str, PageBody);
+/// A short text, or a rendering that readers share.
+pub(crate) type PageBody = Either<Full<Bytes>, RenderingBody>;
 
 impl Admin {
     /// The response to a request.
-    pub(crate) async fn respond<B>(&self, pages: PageGroup, request: &Request<B>) -> Response<Full<Bytes>> {
+    pub(crate) async fn respond<B>(&self, pages: PageGroup, request: &Request<B>) -> Response<PageBody> {
         let path = request.uri().path();
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let (status, content_type, body) = if is_read {
             self.page(pages, path).await
         } else {
-            (StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD are allowed\n".into())
+            text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n")
         };
-        // JSON stays the same document.
-        let body = match escaped(&body) {
-            Cow::Borrowed(_) => body,
-            Cow::Owned(it) => it,
-        };
-        let mut response = Response::new(Full::new(Bytes::from(body)));
+        let mut response = Response::new(body);
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -90,36 +97,38 @@ impl Admin {
 
     async fn page(&self, pages: PageGroup, path: &str) -> Page {
         match (pages, path) {
-            (PageGroup::Health, "/healthz") => {
+            (PageGroup::Probes | PageGroup::Health, "/healthz") => {
                 let health = Health::eligible(&self.state(), Moment::now());
                 self.metrics.on_healthz(health.is_ok());
                 health_page(&health)
             }
-            (PageGroup::Health, "/livez") => {
+            (PageGroup::Probes | PageGroup::Health, "/livez") => {
                 let health = Health::live(&self.state(), Moment::now());
                 self.metrics.on_livez(health.is_ok());
                 health_page(&health)
             }
-            (PageGroup::Health, "/readyz") => {
-                let (ready, text) = health::readyz(&self.state(), Moment::now());
-                (health_code(ready), TEXT, text)
+            (PageGroup::Probes | PageGroup::Health, "/readyz") => {
+                let (ready, checks) = health::readyz(&self.state(), Moment::now());
+                text(health_code(ready), checks)
             }
             (PageGroup::Metrics, "/metrics") => {
-                self.spawn_blocking(|it| match it.metrics.text() {
-                    Ok(text) => (StatusCode::OK, PROMETHEUS, text),
-                    Err(error) => internal_error(&error),
-                })
-                .await
+                let it = self.clone();
+                let render = move || it.metrics.text().map_err(|it| it.to_string());
+                self.render(RenderedPage::Metrics, None, PROMETHEUS, render).await
             }
             // kube-proxy's name of its mode; upstream's tests query it.
-            (PageGroup::Metrics, "/proxyMode") => (StatusCode::OK, TEXT, self.state().proxy_mode().into()),
+            (PageGroup::Metrics, "/proxyMode") => text(StatusCode::OK, self.state().proxy_mode()),
             // As on kube-proxy's metrics port: the process responds.
-            (PageGroup::Metrics, "/healthz") => (StatusCode::OK, TEXT, "ok".into()),
-            (PageGroup::Metrics, "/status") => self.spawn_blocking(|it| json(&it.status())).await,
-            (PageGroup::Metrics, "/state") => self.state_page().await,
+            (PageGroup::Metrics, "/healthz") => text(StatusCode::OK, "ok"),
+            (PageGroup::Status, "/status") => {
+                let it = self.clone();
+                let render = move || serde_json::to_string(&it.status()).map_err(|it| it.to_string());
+                self.render(RenderedPage::Status, None, JSON, render).await
+            }
+            (PageGroup::Status, "/state") => self.state_page().await,
             (pages, _) => {
-                let text = format!("no such page; available: {}\n", pages.paths().join(", "));
-                (StatusCode::NOT_FOUND, TEXT, text)
+                let available = pages.paths().join(", ");
+                text(StatusCode::NOT_FOUND, format!("no such page; available: {available}\n"))
             }
         }
     }
@@ -127,19 +136,26 @@ impl Admin {
     /// The served state.
     async fn state_page(&self) -> Page {
         let Some(published) = self.state().served() else {
-            return (StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{}\n", health::NO_STATE));
+            return text(StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", health::NO_STATE));
         };
-        self.spawn_blocking(move |_| match render(&published, Format::Json) {
-            Ok(text) => (StatusCode::OK, JSON, text),
-            Err(error) => internal_error(&error),
-        })
-        .await
+        let revision = (published.instance_id, published.rev);
+        let render = move || render(&published, Format::Json).map_err(|it| it.to_string());
+        self.render(RenderedPage::State, Some(revision), JSON, render).await
     }
 
-    /// Renders a slow page without blocking other requests.
-    async fn spawn_blocking(&self, page: impl FnOnce(&Self) -> Page + Send + 'static) -> Page {
-        let it = self.clone();
-        tokio::task::spawn_blocking(move || page(&it)).await.unwrap_or_else(|error| internal_error(&error))
+    /// A slow page, which is rendered without blocking other requests.
+    async fn render(
+        &self,
+        page: RenderedPage,
+        revision: Option<(u64, u64)>,
+        content_type: &'static str,
+        render: impl FnOnce() -> Result<String, String> + Send + 'static,
+    ) -> Page {
+        let render = || render().map(without_control_characters);
+        match self.renderer.page(page, revision, render).await {
+            Ok(body) => (StatusCode::OK, content_type, Either::Right(body)),
+            Err(error) => internal_error(&error),
+        }
     }
 }
 
@@ -148,17 +164,28 @@ fn health_code(ok: bool) -> StatusCode {
 }
 
 fn health_page(health: &Health) -> Page {
-    let (_, content_type, body) = json(health);
-    (health_code(health.is_ok()), content_type, body)
-}
-
-fn json(value: &impl serde::Serialize) -> Page {
-    match serde_json::to_string(value) {
-        Ok(text) => (StatusCode::OK, JSON, text),
+    match serde_json::to_string(health) {
+        Ok(body) => (health_code(health.is_ok()), JSON, short(body)),
         Err(error) => internal_error(&error),
     }
 }
 
+fn text(status: StatusCode, text: impl Into<String>) -> Page {
+    (status, TEXT, short(text.into()))
+}
+
+fn short(text: String) -> PageBody {
+    Either::Left(Full::new(Bytes::from(without_control_characters(text))))
+}
+
+/// The text as a terminal may show it; JSON stays the same document.
+fn without_control_characters(text: String) -> String {
+    match escaped(&text) {
+        Cow::Borrowed(_) => text,
+        Cow::Owned(it) => it,
+    }
+}
+
 fn internal_error(error: &dyn fmt::Display) -> Page {
-    (StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n"))
+    text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))
 }

@@ -24,6 +24,7 @@ use model::{
 use publish::Subscription;
 use serde::Serialize;
 use tokio::{
+    runtime::Handle,
     sync::mpsc,
     task::{AbortHandle, JoinSet},
     time::{Instant, timeout_at},
@@ -31,8 +32,9 @@ use tokio::{
 
 use crate::{
     admin::Admin,
+    bind::{bind_remedy, bind_with_retry},
     health::Health,
-    server::{accept, bind_remedy, bind_with_retry},
+    server::accept,
     state::{Moment, RejectedBy, lock},
 };
 
@@ -49,6 +51,8 @@ pub struct HealthChecks {
     shared: Shared,
     listeners: HashMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
+    /// Where the tasks run.
+    runtime: Handle,
 }
 
 /// What the tasks of the listeners share.
@@ -92,8 +96,13 @@ struct ServiceRef<'a> {
 }
 
 impl HealthChecks {
-    /// Serves at those addresses of a node at which its node ports are served, once it runs.
-    pub fn new(admin: &Admin, node: impl Into<String>, node_port_addresses: NodePortAddresses) -> Self {
+    /// Serves at those addresses of a node at which its node ports are served, once it runs; on the threads of `runtime`.
+    pub fn new(
+        admin: &Admin,
+        node: impl Into<String>,
+        node_port_addresses: NodePortAddresses,
+        runtime: &Handle,
+    ) -> Self {
         let shared = Shared {
             admin: admin.clone(),
             checks: Arc::default(),
@@ -107,6 +116,7 @@ impl HealthChecks {
             shared,
             listeners: HashMap::new(),
             tasks: JoinSet::new(),
+            runtime: runtime.clone(),
         }
     }
 
@@ -172,7 +182,7 @@ impl HealthChecks {
             is_wanted
         });
         for address in wanted {
-            let serve = || self.tasks.spawn(self.shared.clone().serve(address));
+            let serve = || self.tasks.spawn_on(self.shared.clone().serve(address), &self.runtime);
             self.listeners.entry(address).or_insert_with(serve);
         }
         self.shared.report_bind_errors();
@@ -216,7 +226,7 @@ impl Shared {
             self.report_bind_errors();
         }
         let port = address.port();
-        accept(&listener, "health checks", || {
+        accept(&listener, &self.admin.connections.health, || {
             let shared = self.clone();
             move |_| {
                 let is_healthy = Health::external(&shared.admin.state(), Moment::now()).is_ok();

@@ -6,14 +6,18 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod bind;
 mod bind_address;
 mod client;
 mod counters;
 mod handlers;
 mod health;
 mod health_checks;
+mod http_connections;
 mod metrics;
+mod rendering;
 mod server;
+mod server_thread;
 mod state;
 mod status;
 mod totals;
@@ -27,6 +31,6 @@ pub use client::{Listener, get, query_readiness, query_status};
 pub use handlers::PageGroup;
 pub use health::STALE_AFTER;
 pub use health_checks::{BindFailure, HealthChecks};
-pub use server::{Servers, serve_pages};
+pub use server::Servers;
 pub use state::{PortCountLookup, Role};
 pub use status::{CountersStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus};

@@ -1,57 +1,87 @@
 //! Serves pages over HTTP.
 //!
 //! Invariant: an address that cannot be bound affects nothing else. The error is logged, bind is retried until it succeeds,
-//! and slow or silent clients are disconnected.
+//! a new client is always accepted, and slow or silent ones are disconnected.
 
 use std::{
     convert::Infallible,
-    fmt, io,
-    net::{Ipv6Addr, SocketAddr},
-    os::fd::AsFd as _,
-    sync::Arc,
+    error::Error,
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    pin::pin,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
-use http_body_util::Full;
 use hyper::{
     Request, Response,
-    body::{Bytes, Incoming},
+    body::{Body, Bytes, Incoming},
     server::conn::http1,
     service::service_fn,
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
-use nix::sys::socket::{setsockopt, sockopt::Ipv6V6Only};
+use hyper_util::rt::TokioIo;
+use listeners::{Connection, Connections, UnixSocket};
 use tokio::{
-    net::{TcpListener, TcpSocket},
-    sync::Semaphore,
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixStream},
+    runtime::Handle,
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until},
 };
 
-use crate::{admin::Admin, handlers::PageGroup};
+use crate::{
+    admin::Admin,
+    bind::{BACKLOG, BACKOFF_MAX, BACKOFF_MIN, bind_remedy, bind_with_retry},
+    handlers::PageGroup,
+    server_thread::ServerThread,
+    state::lock,
+};
 
-/// Delay before the first and between later retries of bind.
-const BACKOFF_MIN: Duration = Duration::from_secs(1);
-const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// Maximum number of clients of one address.
-const MAX_CLIENTS: usize = 128;
-/// Maximum number of connections that wait for accept.
-const BACKLOG: u32 = 256;
-/// Maximum time until a client has sent the head of a request.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum lifetime of a connection.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum time until a client has sent the head of its first request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum time from one request to the next: to render and read a response, and to send another request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum size of the head of a request.
 const MAX_HEAD: usize = 16 << 10;
 /// Delay after a failed accept, as when there are no file descriptors left.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(10);
 
-/// Running servers; dropping it stops them.
-pub type Servers = JoinSet<()>;
+/// The running servers; dropping it stops them.
+///
+/// They share no thread with the rest of the process, and the probes none with others, so that no client delays
+/// them.
+#[derive(Debug)]
+pub struct Servers {
+    probes: ServerThread,
+    pages: ServerThread,
+}
 
-/// Starts to serve the pages at each address. Must be called within a tokio runtime.
-pub fn serve_pages(admin: &Admin, addresses: impl IntoIterator<Item = (PageGroup, SocketAddr)>) -> Servers {
-    addresses.into_iter().map(|(pages, address)| serve(admin.clone(), pages, address)).collect()
+impl Servers {
+    /// Starts their threads.
+    ///
+    /// # Errors
+    ///
+    /// If the process may not have further threads.
+    pub fn start() -> io::Result<Self> {
+        Ok(Self { probes: ServerThread::start("probes")?, pages: ServerThread::start("pages")? })
+    }
+
+    /// Serves pages at an address.
+    pub fn serve(&self, admin: &Admin, pages: PageGroup, address: SocketAddr) {
+        let thread = if pages == PageGroup::Probes { &self.probes } else { &self.pages };
+        thread.handle().spawn(serve(admin.clone(), pages, address));
+    }
+
+    /// Serves the status pages at a Unix socket.
+    pub fn serve_status(&self, admin: &Admin, path: &Path) {
+        self.pages.handle().spawn(serve_status(admin.clone(), path.to_owned()));
+    }
+
+    /// The runtime of all pages but the probes.
+    pub fn handle(&self) -> &Handle {
+        self.pages.handle()
+    }
 }
 
 async fn serve(admin: Admin, pages: PageGroup, address: SocketAddr) {
@@ -67,8 +97,36 @@ async fn serve(admin: Admin, pages: PageGroup, address: SocketAddr) {
     if let Ok(address) = listener.local_addr() {
         tracing::info!("serving the {pages} pages at http://{address}: {}", pages.paths().join(", "));
     }
-    let admin = &admin;
-    accept(&listener, pages, move || {
+    serve_pages(&admin, pages, &listener).await;
+}
+
+async fn serve_status(admin: Admin, path: PathBuf) {
+    let pages = PageGroup::Status;
+    let mut delay = BACKOFF_MIN;
+    let socket = loop {
+        match UnixSocket::bind(&path, BACKLOG).await {
+            Ok(socket) => break socket,
+            Err(error) => tracing::error!(
+                "cannot serve the {pages} pages: {error}; a second instance on this node needs another {}; Services are \
+                 not affected; retrying in {delay:?}",
+                pages.flag()
+            ),
+        }
+        sleep(delay).await;
+        delay = (delay * 2).min(BACKOFF_MAX);
+    };
+    tracing::info!("serving the {pages} pages at unix://{}: {}", path.display(), pages.paths().join(", "));
+    serve_pages(&admin, pages, &socket).await;
+}
+
+async fn serve_pages(admin: &Admin, pages: PageGroup, listener: &impl Listener) {
+    let connections = match pages {
+        PageGroup::Probes => &admin.connections.probes,
+        PageGroup::Health => &admin.connections.health,
+        PageGroup::Metrics => &admin.connections.metrics,
+        PageGroup::Status => &admin.connections.status,
+    };
+    accept(listener, connections, || {
         let admin = admin.clone();
         move |request| {
             let admin = admin.clone();
@@ -78,102 +136,109 @@ async fn serve(admin: Admin, pages: PageGroup, address: SocketAddr) {
     .await;
 }
 
-/// Serves all clients until it is dropped; each connection gets a handler of its own. `name` is for the log.
-pub(crate) async fn accept<H, F>(listener: &TcpListener, name: impl fmt::Display, new_handler: impl Fn() -> H)
-where
+/// What connections are accepted from.
+pub(crate) trait Listener: Sync {
+    type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+
+    /// A connection, and where it comes from. Cancel safe.
+    fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, IpAddr)>> + Send;
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> io::Result<(TcpStream, IpAddr)> {
+        let (stream, address) = self.accept().await?;
+        Ok((stream, address.ip()))
+    }
+}
+
+impl Listener for UnixSocket {
+    type Stream = UnixStream;
+
+    async fn accept(&self) -> io::Result<(UnixStream, IpAddr)> {
+        Ok((self.accept().await?, Ipv4Addr::LOCALHOST.into()))
+    }
+}
+
+/// Serves all clients until it is dropped; each connection gets a handler of its own.
+pub(crate) async fn accept<H, F, B>(
+    listener: &impl Listener,
+    connections: &Connections,
+    new_handler: impl Fn() -> H,
+) where
     H: Fn(Request<Incoming>) -> F + Send + 'static,
-    F: Future<Output = Response<Full<Bytes>>> + Send,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
-    let permits = Arc::new(Semaphore::new(MAX_CLIENTS));
     let mut clients = JoinSet::new();
     loop {
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         // Reap finished tasks.
         while clients.try_join_next().is_some() {}
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        match listener.accept().await {
+            Ok((stream, source)) => {
+                let connection = connections.admit(source).await;
+                clients.spawn(serve_client(stream, connection, new_handler()));
+            }
             Err(error) => {
                 // Most errors are a client's; without a delay, an error of this process would cause a busy loop.
-                tracing::debug!("{name}: accept: {error}");
+                tracing::debug!("accept: {error}");
+                if is_out_of_files(&error) {
+                    connections.close_idle();
+                }
                 sleep(ACCEPT_BACKOFF).await;
-                continue;
             }
-        };
-        let handler = new_handler();
-        clients.spawn(async move {
-            let service = service_fn(move |request| {
-                let response = handler(request);
-                async move { Ok::<_, Infallible>(response.await) }
-            });
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEADER_TIMEOUT)
-                .max_buf_size(MAX_HEAD)
-                .serve_connection(TokioIo::new(stream), service);
-            // A connection error concerns only its client.
-            let _ = timeout(CONNECTION_TIMEOUT, connection).await;
-            drop(permit);
-        });
+        }
     }
 }
 
-/// Binds the address, with backoff; reports each error with the delay until the next attempt.
-pub(crate) async fn bind_with_retry(
-    address: SocketAddr,
-    mut on_error: impl FnMut(io::Error, Duration),
-) -> TcpListener {
-    let mut delay = BACKOFF_MIN;
+fn is_out_of_files(error: &io::Error) -> bool {
+    use nix::errno::Errno;
+    error.raw_os_error().is_some_and(|it| [Errno::EMFILE, Errno::ENFILE].contains(&Errno::from_raw(it)))
+}
+
+/// Serves a client until it disconnects, takes too long, or must make room for another one.
+async fn serve_client<S, H, F, B>(stream: S, mut connection: Connection, handler: H)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    H: Fn(Request<Incoming>) -> F,
+    F: Future<Output = Response<B>>,
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + 'static,
+{
+    let mut closing = connection.closing();
+    let connection = Arc::new(connection);
+    let expiry = Arc::new(Mutex::new(Instant::now() + HEAD_TIMEOUT));
+    let renewed = Arc::clone(&expiry);
+    let service = service_fn(move |request| {
+        *lock(&renewed) = Instant::now() + REQUEST_TIMEOUT;
+        let connection = Arc::clone(&connection);
+        connection.set_busy(true);
+        let response = handler(request);
+        async move {
+            let response = response.await;
+            connection.set_busy(false);
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let serving = http1::Builder::new()
+        // A head of any request must be complete when the connection expires.
+        .header_read_timeout(None)
+        .max_buf_size(MAX_HEAD)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut serving = pin!(serving);
     loop {
-        match bind(address) {
-            Ok(listener) => return listener,
-            Err(error) => on_error(error, delay),
-        }
-        sleep(delay).await;
-        delay = (delay * 2).min(BACKOFF_MAX);
-    }
-}
-
-pub(crate) fn bind_remedy(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            "stop the process that listens there (`ss -ltnp` names it; perhaps kube-proxy)"
-        }
-        io::ErrorKind::AddrNotAvailable => "assign the address to this host",
-        io::ErrorKind::PermissionDenied => "a port below 1024 needs CAP_NET_BIND_SERVICE",
-        _ => "make sure that the address can be bound",
-    }
-}
-
-/// Listens at an address; for the unspecified address of either family at all addresses of both, as Go does.
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    if address.ip().is_unspecified() {
-        let all = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
-        match listen(all, false) {
-            Err(error) if is_without_ipv6(&error) && address.is_ipv4() => {}
-            result => return result,
+        let expires = *lock(&expiry);
+        tokio::select! {
+            // An error concerns only this client.
+            _ = &mut serving => return,
+            _ = &mut closing => return,
+            () = sleep_until(expires) => {
+                if *lock(&expiry) <= expires {
+                    return;
+                }
+            }
         }
     }
-    listen(address, true)
-}
-
-fn is_without_ipv6(error: &io::Error) -> bool {
-    // EAFNOSUPPORT if the kernel is built without IPv6, EADDRNOTAVAIL if it is disabled.
-    error.raw_os_error() == Some(nix::errno::Errno::EAFNOSUPPORT as i32)
-        || error.kind() == io::ErrorKind::AddrNotAvailable
-}
-
-fn listen(address: SocketAddr, is_v6_only: bool) -> io::Result<TcpListener> {
-    let socket = match address {
-        SocketAddr::V4(_) => TcpSocket::new_v4()?,
-        SocketAddr::V6(_) => {
-            let socket = TcpSocket::new_v6()?;
-            setsockopt(&socket.as_fd(), Ipv6V6Only, &is_v6_only)?;
-            socket
-        }
-    };
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
 }
 
 #[cfg(test)]

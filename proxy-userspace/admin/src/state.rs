@@ -12,7 +12,7 @@ use std::{
 use datapath::{ApplyReport, AttachStatus, HookBehavior, PortCounts, ProbeResult, TableFill, TableStats};
 use model::{Protocol, Rejected, ServiceName, Timestamp, state::NodeState};
 use pipeline::SyncStatus;
-use publish::Published;
+use publish::{Published, grpc::ClientStats};
 use reconciler::Step;
 use tokio::time::Instant;
 
@@ -116,6 +116,8 @@ pub(crate) struct AdminState {
     saw_own_node: bool,
     /// Counts the watchers; `None` if the process serves none.
     pub(crate) watchers: Option<Callback<usize>>,
+    /// Reads the numbers of gRPC clients; `None` if the process serves none.
+    pub(crate) client_stats: Option<Callback<ClientStats>>,
     /// Reads the kernel's counters, `None` if the process has none. This takes a while: never call it while the state is
     /// locked.
     pub(crate) counter_source: Option<Callback<Option<PortCountLookup>>>,

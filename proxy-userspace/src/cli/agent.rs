@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use admin::{Admin, Role};
+use admin::{Admin, Role, Servers};
 use anyhow::{Result, bail};
 use clap::Args;
 use pipeline::{Observer as _, Stage, SyncStatus};
@@ -43,10 +43,11 @@ async fn agent(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     let name = flags.node.name()?;
     let admin = Admin::new(name.as_str(), Role::Backend);
-    let health_checks = flags.datapath.health_checks(&admin, &name)?;
+    let servers = Servers::start()?;
+    let health_checks = flags.datapath.health_checks(&admin, &name, &servers)?;
     let options = flags.packets.options(flags.datapath.options(&name)?)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name);
-    let _reports = flags.reports.serve(&admin);
+    flags.reports.serve(&admin, &servers);
     let datapath = datapath::run(options, health_checks, || upstream.subscribe(), &admin);
     tokio::select! {
         result = datapath => {

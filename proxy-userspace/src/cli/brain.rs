@@ -1,6 +1,6 @@
 //! `brain`: computes node states and serves them to other processes.
 
-use admin::{Admin, Role};
+use admin::{Admin, Role, Servers};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use pipeline::Pipeline;
@@ -16,12 +16,14 @@ use super::{
 ///
 /// Follows the cluster state and serves the state of this node to `agent`, to `print --target` and to backends written
 /// for KPNG, until SIGTERM or SIGINT. Clients never receive a partial state.
-// The pages are off by default: beside an agent on the same node, kube-proxy's ports are the agent's.
+// The pages are off by default: beside an agent on the same node, the ports and the socket are the agent's.
 #[derive(Debug, Args)]
 #[command(
     mut_arg("listen", |it| it.default_value(DEFAULT_SOCKET)),
+    mut_arg("probe_bind_address", |it| it.default_value("0").env("KUBE_PROXY_EBPF_BRAIN_PROBE_BIND_ADDRESS")),
     mut_arg("healthz_bind_address", |it| it.default_value("0").env("KUBE_PROXY_EBPF_BRAIN_HEALTHZ_BIND_ADDRESS")),
     mut_arg("metrics_bind_address", |it| it.default_value("0").env("KUBE_PROXY_EBPF_BRAIN_METRICS_BIND_ADDRESS")),
+    mut_arg("status_socket", |it| it.default_value("0").env("KUBE_PROXY_EBPF_BRAIN_STATUS_SOCKET")),
 )]
 pub(super) struct Flags {
     #[command(flatten)]
@@ -46,7 +48,8 @@ async fn brain(flags: &Flags) -> Result<()> {
     }
     let admin = Admin::new(pipeline.node(), Role::Brain);
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
-    let _reports = flags.reports.serve(&admin);
+    let servers = Servers::start()?;
+    flags.reports.serve(&admin, &servers);
     let result = tokio::select! {
         () = admin.run(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),
         () = pipeline.run(&admin) => Err(anyhow!("the source has stopped; the log names the reason")),

@@ -4,6 +4,7 @@ use std::{
     fmt::Write as _,
     io::{self, IsTerminal as _, Write as _},
     net::{SocketAddr, TcpListener},
+    path::Path,
 };
 
 use admin::{Listener, PageGroup, Status};
@@ -15,7 +16,7 @@ use serde_json::json;
 
 use super::{
     config,
-    flags::{DatapathFlags, METRICS_HINT, PacketFlags, ReportFlags},
+    flags::{DatapathFlags, PacketFlags, ReportFlags, STATUS_HINT},
 };
 
 /// Check whether this node can run the proxy, and whether it works
@@ -92,20 +93,28 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
 fn process(reports: &ReportFlags) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut is_found = false;
-    if let Some(address) = reports.metrics() {
-        match admin::query_status(address) {
-            Listener::Proxy(status) => {
+    if let Some(socket) = reports.status() {
+        match admin::query_status(socket) {
+            Ok(Listener::Proxy(status)) => {
                 is_found = true;
-                findings.extend(running(&status, address));
+                findings.extend(running(&status, socket));
             }
-            Listener::Foreign => findings.push(in_use(PageGroup::Metrics, address)),
-            Listener::None => findings.push(port(PageGroup::Metrics, address)),
+            Ok(Listener::Foreign) => findings.push(foreign_socket(socket)),
+            Ok(Listener::None) => {}
+            Err(error) => {
+                let says = format!("{}: {error}", socket.display());
+                findings.push(Finding::degraded("status socket", says, "run this command as root"));
+            }
         }
     }
-    if let Some(address) = reports.health()
-        // If the process was found, it owns the port, or its log says that it does not.
-        && !is_found
-    {
+    // If the process was found, it owns the ports, or its log says that it does not.
+    if is_found {
+        return findings;
+    }
+    if let Some(address) = reports.metrics() {
+        findings.push(port(PageGroup::Metrics, address));
+    }
+    if let Some(address) = reports.health() {
         findings.push(match admin::query_readiness(address) {
             Some(ready) => health_only(ready, address),
             None => port(PageGroup::Health, address),
@@ -114,15 +123,15 @@ fn process(reports: &ReportFlags) -> Vec<Finding> {
     findings
 }
 
-/// The process serves its health pages here, and its metrics pages at an unknown address.
+/// The process serves its health pages here, and its status pages at an unknown socket.
 fn health_only(ready: Result<(), String>, address: SocketAddr) -> Finding {
     match ready {
         Ok(()) => Finding::ok(
             "health",
-            format!("kube-proxy-ebpf answers at http://{address}/readyz; {METRICS_HINT}"),
+            format!("kube-proxy-ebpf answers at http://{address}/readyz; {STATUS_HINT}"),
         ),
         Err(missing) => {
-            Finding::degraded("health", format!("{missing} (http://{address}/readyz)"), METRICS_HINT)
+            Finding::degraded("health", format!("{missing} (http://{address}/readyz)"), STATUS_HINT)
         }
     }
 }
@@ -146,20 +155,28 @@ fn in_use(pages: PageGroup, address: SocketAddr) -> Finding {
     Finding::degraded(subject(pages), says, remedy)
 }
 
+fn foreign_socket(socket: &Path) -> Finding {
+    let says = format!("{}: what answers there is not this program", socket.display());
+    Finding::degraded("status socket", says, "stop that process, or choose another --status-socket")
+}
+
 fn subject(pages: PageGroup) -> &'static str {
     match pages {
+        PageGroup::Probes => "probe port",
         PageGroup::Health => "health port",
         PageGroup::Metrics => "metrics port",
+        PageGroup::Status => "status socket",
     }
 }
 
 /// Findings from the status of a running process.
-fn running(status: &Status, address: SocketAddr) -> Vec<Finding> {
+fn running(status: &Status, socket: &Path) -> Vec<Finding> {
     let Status { node, version, services, endpoints, .. } = status;
     let mut findings = Vec::new();
     if status.problems.is_empty() {
         let says = format!(
-            "version {version} serves {services} Services with {endpoints} endpoints for node {node} (http://{address}/status)"
+            "version {version} serves {services} Services with {endpoints} endpoints for node {node} (status: {})",
+            socket.display()
         );
         findings.push(Finding::ok("health", says));
     } else {
@@ -188,11 +205,7 @@ fn running(status: &Status, address: SocketAddr) -> Vec<Finding> {
     if !status.rejected.is_empty() {
         let first = status.rejected.iter().take(3).map(|it| format!("{}: {}", it.item, it.reason));
         let says = format!("{} rejected: {}", status.rejected.len(), first.collect::<Vec<_>>().join("; "));
-        findings.push(Finding::degraded(
-            "items",
-            says,
-            format!("correct the objects; http://{address}/status lists all of them"),
-        ));
+        findings.push(Finding::degraded("items", says, "correct the objects; `status` lists all of them"));
     }
     if !status.node_eligible {
         let says = "this node is about to be deleted; its health page answers 503, so that load balancers stop using it";

@@ -7,7 +7,7 @@ use anyhow::Result;
 use pipeline::Pipeline;
 use publish::{
     CountedNodes,
-    grpc::{self, Listener, ServeError, ServedData},
+    grpc::{self, Clients, Listener, ServeError, ServedData},
 };
 use tokio::{sync::watch, task::JoinSet};
 
@@ -27,10 +27,12 @@ impl GrpcServer {
         admin.set_watcher_count(counted.watchers());
         let served = ServedData { nodes: Arc::new(counted), ..served };
         let tls = flags.tls.server()?;
+        let clients = Clients::default();
         let mut listeners = Vec::new();
         for target in &flags.listen {
-            listeners.push(Listener::bind_tls(target, tls.clone()).await?);
+            listeners.push(Listener::bind_tls(target, tls.clone()).await?.with_clients(clients.clone()));
         }
+        admin.set_client_stats(move || clients.stats());
         let stop = watch::Sender::new(false);
         let mut servers = JoinSet::new();
         for listener in listeners {

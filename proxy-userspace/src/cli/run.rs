@@ -1,6 +1,6 @@
 //! `run`: brain and datapath in one process.
 
-use admin::{Admin, Role};
+use admin::{Admin, Role, Servers};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use pipeline::Pipeline;
@@ -42,11 +42,12 @@ async fn run(flags: Flags) -> Result<()> {
     // Errors in the source or the addresses are found before the kernel is touched.
     let pipeline = Pipeline::start(flags.source.config()?)?;
     let admin = Admin::new(pipeline.node(), Role::Backend);
-    let health_checks = flags.datapath.health_checks(&admin, pipeline.node())?;
+    let servers = Servers::start()?;
+    let health_checks = flags.datapath.health_checks(&admin, pipeline.node(), &servers)?;
     let health_checks = health_check_events::post(health_checks, &flags.source, pipeline.node());
     let options = flags.packets.options(flags.datapath.options(pipeline.node())?)?;
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
-    let _reports = flags.reports.serve(&admin);
+    flags.reports.serve(&admin, &servers);
     let datapath = datapath::run(options, health_checks, || pipeline.subscribe(), &admin);
     let result = tokio::select! {
         result = datapath => result.and_then(|()| Err(anyhow!("the brain has stopped publishing"))),

@@ -17,6 +17,8 @@ const MEMORY_TRIM_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Runs a command to its end.
 pub(super) fn block_on(command: impl Future<Output = Result<()>>) -> Result<()> {
+    // Each client is an open file, and the soft limit is often that of programs that use select(2).
+    listeners::raise_max_open_files();
     // One thread is enough: slow system calls run in blocking threads.
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(command);

@@ -175,9 +175,9 @@ impl BenchProxy {
     }
 }
 
-/// Without the ports for health and metrics, so that several proxies can run.
+/// Without the ports for probes, health and metrics, so that several proxies can run.
 fn without_ports(command: AgentCommand) -> AgentCommand {
-    command.arg("--metrics-bind-address=0").arg("--healthz-bind-address=0")
+    command.args(["--metrics-bind-address=0", "--healthz-bind-address=0", "--probe-bind-address=0"])
 }
 
 /// Starts a brain that reads a folder of manifests; returns it with the command for its agent.

@@ -52,7 +52,7 @@ fn free<const N: usize>() -> [u16; N] {
 fn start() -> (Admin, Publisher, tokio::task::JoinHandle<()>) {
     let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
-    let checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All);
+    let checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All, &Handle::current());
     let states = publisher.subscribe();
     let task = tokio::spawn(checks.run(states));
     (admin, publisher, task)
@@ -135,7 +135,8 @@ async fn a_port_in_use_is_reported_and_bound_once_it_is_free() {
     let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let (sender, mut failures) = mpsc::channel(4);
-    let checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All).report_failures(sender);
+    let checks =
+        HealthChecks::new(&admin, "n1", NodePortAddresses::All, &Handle::current()).report_failures(sender);
     tokio::spawn(checks.run(publisher.subscribe()));
     let occupied = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
     let port = occupied.local_addr().unwrap().port();
@@ -193,7 +194,7 @@ fn terminating_endpoints_do_not_count_and_an_address_counts_once() {
 #[tokio::test]
 async fn of_two_services_with_one_port_the_first_by_name_is_served() {
     let admin = Admin::new("n1", Role::Backend);
-    let mut checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All);
+    let mut checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All, &Handle::current());
     let [port, other] = free();
     let served = |checks: &HealthChecks, port| {
         let checks = lock(&checks.shared.checks);

@@ -11,22 +11,29 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
+use publish::grpc::ClientStats;
 use tokio::time::Instant;
 
 use crate::{
     counters::ServiceCounters,
+    http_connections::HttpConnections,
     state::{AdminState, RejectedBy, Role, lock, seconds},
     totals::Totals,
 };
 
 #[derive(Debug)]
-pub(super) struct Gauges(pub(super) Arc<Mutex<AdminState>>);
+pub(super) struct Gauges {
+    pub(super) state: Arc<Mutex<AdminState>>,
+    pub(super) connections: HttpConnections,
+}
 
 impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let service_counters = ServiceCounters::read(&self.0);
-        let state = lock(&self.0);
-        general(&state, &mut MetricWriter { prefix: "kube_proxy_ebpf_", encoder: &mut encoder })?;
+        let service_counters = ServiceCounters::read(&self.state);
+        let state = lock(&self.state);
+        let mut out = MetricWriter { prefix: "kube_proxy_ebpf_", encoder: &mut encoder };
+        general(&state, &mut out)?;
+        http(&self.connections, &mut out)?;
         if state.role == Role::Brain {
             return Ok(());
         }
@@ -91,7 +98,35 @@ fn general(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         contacts,
     )?;
     let Some(watchers) = &state.watchers else { return Ok(()) };
-    out.gauge("watchers", "Clients that watch the states of this process", (watchers.0)() as f64)
+    out.gauge("watchers", "Clients that watch the states of this process", (watchers.0)() as f64)?;
+    let Some(client_stats) = &state.client_stats else { return Ok(()) };
+    let ClientStats { open, handshakes, refused_in_all, refused_of_peer, closed_handshakes } =
+        (client_stats.0)();
+    out.gauge("grpc_connections", "Open connections of gRPC clients", open as f64)?;
+    out.gauge("grpc_handshakes", "Pending TLS handshakes of gRPC clients", handshakes as f64)?;
+    out.counters(
+        "grpc_connections_refused",
+        "gRPC clients that were refused, because there were too many",
+        "limit",
+        [("all", refused_in_all), ("peer", refused_of_peer), ("handshakes", closed_handshakes)],
+    )
+}
+
+/// Of the pages.
+fn http(connections: &HttpConnections, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
+    let groups = connections.groups();
+    out.family(
+        "http_connections",
+        "Open connections to the pages",
+        "pages",
+        groups.map(|(name, it)| (name, it.count() as f64)),
+    )?;
+    out.counters(
+        "http_connections_closed",
+        "Connections to the pages that were closed for newer ones, because there were too many",
+        "pages",
+        groups.map(|(name, it)| (name, it.closed())),
+    )
 }
 
 /// kube-proxy's metrics, under its names.
@@ -244,6 +279,21 @@ impl MetricWriter<'_, '_> {
     /// `name` without `_total`, which the encoder appends.
     pub(super) fn counter(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
         self.write(name, help, MetricType::Counter, |it| ConstCounter::new(value).encode(it))
+    }
+
+    /// One counter for each value of a label; `name` without `_total`.
+    pub(super) fn counters<'c>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &'static str,
+        values: impl IntoIterator<Item = (&'c str, u64)>,
+    ) -> fmt::Result {
+        self.write(name, help, MetricType::Counter, |mut family| {
+            values.into_iter().try_for_each(|(value, number)| {
+                ConstCounter::new(number).encode(family.encode_family(&[(label, value)])?)
+            })
+        })
     }
 
     /// One gauge for each value of a label.

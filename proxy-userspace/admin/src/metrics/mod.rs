@@ -26,6 +26,7 @@ use prometheus_client::{
 use reconciler::Step;
 
 use crate::{
+    http_connections::HttpConnections,
     state::{AdminState, Role, lock},
     totals::ChangeCounts,
 };
@@ -57,7 +58,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn new(state: Arc<Mutex<AdminState>>) -> Self {
+    pub(crate) fn new(state: Arc<Mutex<AdminState>>, connections: HttpConnections) -> Self {
         // 1 ms to 16 s, as in kube-proxy.
         let sync = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
         let mut it = Self {
@@ -86,7 +87,7 @@ impl Metrics {
         }
         let role = lock(&state).role;
         it.register(role);
-        it.registry.register_collector(Box::new(gauges::Gauges(state)));
+        it.registry.register_collector(Box::new(gauges::Gauges { state, connections }));
         it.registry.register_collector(Box::new(process::Process));
         it
     }

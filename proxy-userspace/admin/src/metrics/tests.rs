@@ -23,6 +23,7 @@ fn busy(role: Role) -> Admin {
     let now = SystemTime::now();
     admin.source("file", SyncStatus { is_synced: true, last_contact: Some(now), error: None });
     admin.set_watcher_count(|| 2);
+    admin.set_client_stats(publish::grpc::ClientStats::default);
     let publisher = Publisher::new("n1");
     let state = published(&publisher, [service("a", 1, Some(seconds(now) + 1.0))]);
     admin.on_dequeued(&state);

@@ -1,6 +1,6 @@
 //! With real sockets.
 
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, os::unix::fs::PermissionsExt as _};
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -8,14 +8,15 @@ use tokio::{
 };
 
 use super::*;
-use crate::state::Role;
+use crate::{bind::bind, state::Role};
 
 /// Serves at a free port of an address, and returns it.
 async fn start(admin: &Admin, pages: PageGroup, address: SocketAddr) -> (Servers, SocketAddr) {
     // A port that was free a moment ago.
     let port = bind(address).unwrap().local_addr().unwrap().port();
     let address = SocketAddr::new(address.ip(), port);
-    let servers = serve_pages(admin, [(pages, address)]);
+    let servers = Servers::start().unwrap();
+    servers.serve(admin, pages, address);
     (servers, address)
 }
 
@@ -64,8 +65,32 @@ async fn pages_have_the_status_and_headers_of_kube_proxy() {
     admin.set_counter_source(|| None);
     assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nebpf"));
     assert!(get(metrics, "/healthz").await.ends_with("\r\n\r\nok"));
-    assert!(get(metrics, "/state").await.starts_with("HTTP/1.1 503 "));
-    assert!(get(metrics, "/status").await.contains("\"node\":\"n1\""));
+}
+
+#[tokio::test]
+async fn the_status_pages_are_at_a_unix_socket_of_mode_0600_and_at_no_port() {
+    let admin = Admin::new("n1", Role::Backend);
+    for pages in [PageGroup::Probes, PageGroup::Health, PageGroup::Metrics] {
+        let (_servers, address) = start(&admin, pages, local()).await;
+        for path in ["/state", "/status"] {
+            assert!(get(address, path).await.starts_with("HTTP/1.1 404 "), "{pages}: {path}");
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("folder/status.sock");
+    let servers = Servers::start().unwrap();
+    servers.serve_status(&admin, &path);
+    let status = tokio::task::spawn_blocking(move || {
+        loop {
+            if let Ok(crate::Listener::Proxy(status)) = crate::query_status(&path) {
+                let error = crate::get(&path, "/state").unwrap_err();
+                assert_eq!(error.to_string(), "unexpected response", "there is no state yet");
+                break (status, std::fs::metadata(&path).unwrap().permissions().mode());
+            }
+        }
+    });
+    let (status, mode) = status.await.unwrap();
+    assert_eq!((&*status.node, mode & 0o777), ("n1", 0o600));
 }
 
 #[tokio::test]
@@ -87,25 +112,48 @@ async fn an_address_in_use_is_bound_once_it_is_free() {
     let admin = Admin::new("n1", Role::Backend);
     let occupant = std::net::TcpListener::bind(local()).unwrap();
     let address = occupant.local_addr().unwrap();
-    let _servers = serve_pages(&admin, [(PageGroup::Health, address)]);
+    let servers = Servers::start().unwrap();
+    servers.serve(&admin, PageGroup::Health, address);
     tokio::task::yield_now().await;
     drop(occupant);
     assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
 }
 
+/// Connections beyond every limit, each of which has sent a part of a request.
+async fn silent_clients(address: SocketAddr) -> Vec<TcpStream> {
+    let mut silent = Vec::new();
+    for _ in 0..700 {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        // It may have been closed already.
+        let _ = stream.write_all(b"GET /livez HTTP/1.1\r\n").await;
+        silent.push(stream);
+    }
+    silent
+}
+
 #[tokio::test]
-async fn silent_clients_are_disconnected_and_do_not_lock_out_others() {
+async fn every_probe_is_answered_while_others_hold_connections() {
     let admin = Admin::new("n1", Role::Backend);
     let (_servers, address) = start(&admin, PageGroup::Health, local()).await;
     let _ = get(address, "/livez").await;
-    let mut silent = Vec::new();
-    for _ in 0..MAX_CLIENTS {
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(b"GET /livez HTTP/1.1\r\n").await.unwrap();
-        silent.push(stream);
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(silent_clients(address).await);
+        for path in ["/livez", "/healthz"] {
+            assert!(get(address, path).await.starts_with("HTTP/1.1 200 "));
+        }
+        let health = &admin.connections.health;
+        assert!(health.count() <= health.limits().per_source + 1, "{} connections", health.count());
     }
-    // They hold all permits, and this one waits for one of them.
-    assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
+    assert!(admin.connections.health.closed() >= 2_000);
+}
+
+#[tokio::test]
+async fn a_client_that_sends_no_request_is_disconnected() {
+    let admin = Admin::new("n1", Role::Backend);
+    let (_servers, address) = start(&admin, PageGroup::Probes, local()).await;
+    // Without the rest of its head.
+    assert_eq!(raw(address, "GET /livez HTTP/1.1\r\n").await, "");
 }
 
 #[tokio::test]

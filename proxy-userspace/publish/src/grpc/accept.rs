@@ -1,50 +1,36 @@
 //! Accepts connections and completes their TLS handshakes.
 //!
 //! Invariant: no client waits for another.
-//! Handshakes run concurrently, each with a timeout, and accepting continues after every error.
+//! Handshakes run concurrently, each with a timeout; the oldest is closed if there are too many, and accepting continues
+//! after every error.
 
-use std::{
-    io,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use futures_util::stream::{self, Stream};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     task::JoinSet,
     time::{Instant, sleep_until},
 };
 use tokio_rustls::rustls;
-use tonic::transport::server::Connected;
 
 use super::{
     authz::Peer,
+    clients::{Admission, Clients, Identity},
     listen::{Accepted, Listener},
     tls::ServerTls,
 };
 
 /// How long to wait after an error of accept(2), such as EMFILE.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
-/// How many handshakes run concurrently; further connections are accepted when one has ended.
-const MAX_HANDSHAKES: usize = 1024;
 /// How long further handshakes that fail for the same reason are not logged as warnings.
 const LOG_DEDUP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The incoming connections of a listener.
-pub(super) fn incoming(listener: Listener) -> impl Stream<Item = io::Result<Connection>> {
-    let acceptor =
-        Acceptor { listener, handshakes: JoinSet::new(), accept_at: Instant::now(), last_warning: None };
-    stream::unfold(acceptor, async |mut it| Some((Ok(it.next().await), it)))
-}
-
-struct Acceptor {
+/// Accepts the connections of a listener.
+pub(super) struct Acceptor {
     listener: Listener,
-    handshakes: JoinSet<Result<Connection, HandshakeError>>,
+    clients: Clients,
+    handshakes: JoinSet<Result<Option<Connection>, HandshakeError>>,
     /// Before that, after a failed accept, only handshakes go on.
     accept_at: Instant,
     /// The last failure that was logged as a warning, and when.
@@ -57,8 +43,13 @@ struct HandshakeError {
 }
 
 impl Acceptor {
-    /// The next connection, whose handshake is complete.
-    async fn next(&mut self) -> Connection {
+    pub(super) fn new(listener: Listener) -> Self {
+        let clients = listener.clients().clone();
+        Self { listener, clients, handshakes: JoinSet::new(), accept_at: Instant::now(), last_warning: None }
+    }
+
+    /// The next connection, whose handshake is complete. Cancel safe.
+    pub(super) async fn next(&mut self) -> Connection {
         loop {
             let accept = async {
                 sleep_until(self.accept_at).await;
@@ -67,28 +58,42 @@ impl Acceptor {
             let accepted = tokio::select! {
                 Some(result) = self.handshakes.join_next() => {
                     match result {
-                        Ok(Ok(connection)) => return connection,
+                        Ok(Ok(Some(connection))) => return connection,
+                        // Refused, or closed for another one.
+                        Ok(Ok(None)) => {}
                         Ok(Err(error)) => self.log(error),
                         Err(error) => tracing::warn!("{}: TLS handshake: {error}", self.listener.address()),
                     }
                     continue;
                 }
-                accepted = accept, if self.handshakes.len() < MAX_HANDSHAKES => accepted,
+                accepted = accept => accepted,
             };
             match (accepted, self.listener.tls()) {
-                (Ok(Accepted::Unix(stream)), _) => return Connection::new(stream, Peer::LOCAL),
+                (Ok(Accepted::Unix(stream)), _) => {
+                    if let Some(admission) = self.clients.admit(Identity::Trusted) {
+                        return Connection::new(stream, Peer::LOCAL, admission);
+                    }
+                }
                 (Ok(Accepted::Tcp(stream, client)), tls) => {
                     if let Err(error) = stream.set_nodelay(true) {
                         tracing::debug!(%error, "setsockopt(TCP_NODELAY)");
                     }
                     match tls {
-                        None => return Connection::new(stream, Peer::LOCAL),
-                        Some(tls) => drop(self.handshakes.spawn(handshake(Arc::clone(tls), stream, client))),
+                        None => {
+                            if let Some(admission) = self.clients.admit(Identity::Host) {
+                                return Connection::new(stream, Peer::LOCAL, admission);
+                            }
+                        }
+                        Some(tls) => {
+                            let (tls, clients) = (Arc::clone(tls), self.clients.clone());
+                            self.handshakes.spawn(handshake(tls, clients, stream, client));
+                        }
                     }
                 }
                 (Err(error), _) => {
                     let address = self.listener.address();
                     tracing::warn!("{address}: accept failed: {error}; retrying in {ACCEPT_BACKOFF:?}");
+                    self.clients.close_handshake();
                     self.accept_at = Instant::now() + ACCEPT_BACKOFF;
                 }
             }
@@ -110,14 +115,24 @@ impl Acceptor {
     }
 }
 
+/// The connection of a client; `None` if it must make room for another one, or there are too many.
 async fn handshake(
     tls: Arc<ServerTls>,
+    clients: Clients,
     stream: TcpStream,
     client: SocketAddr,
-) -> Result<Connection, HandshakeError> {
-    match tls.handshake(stream).await {
-        Ok((stream, peer)) => Ok(Connection::new(stream, peer)),
-        Err(error) => Err(HandshakeError { client, reason: reason(&error) }),
+) -> Result<Option<Connection>, HandshakeError> {
+    let mut place = clients.begin_handshake(client.ip()).await;
+    let closing = place.closing();
+    tokio::select! {
+        _ = closing => Ok(None),
+        result = tls.handshake(stream) => match result {
+            Ok((stream, peer)) => {
+                let admission = clients.admit(peer.identity());
+                Ok(admission.map(|it| Connection::new(stream, peer, it)))
+            }
+            Err(error) => Err(HandshakeError { client, reason: reason(&error) }),
+        },
     }
 }
 
@@ -130,48 +145,17 @@ fn reason(error: &io::Error) -> String {
 
 /// The connection of a client.
 pub(super) struct Connection {
-    stream: Box<dyn ByteStream>,
-    peer: Peer,
+    pub(super) stream: Box<dyn ByteStream>,
+    pub(super) peer: Peer,
+    pub(super) admission: Admission,
 }
 
-trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 impl Connection {
-    fn new(stream: impl ByteStream + 'static, peer: Peer) -> Self {
-        Self { stream: Box::new(stream), peer }
-    }
-}
-
-impl Connected for Connection {
-    type ConnectInfo = Peer;
-
-    fn connect_info(&self) -> Peer {
-        self.peer.clone()
-    }
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+    fn new(stream: impl ByteStream + 'static, peer: Peer, admission: Admission) -> Self {
+        Self { stream: Box::new(stream), peer, admission }
     }
 }

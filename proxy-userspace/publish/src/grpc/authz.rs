@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use super::clients::Identity;
 use tonic::{Request, Status};
 use x509_parser::{
     extensions::GeneralName,
@@ -37,6 +38,15 @@ impl Peer {
         let names = Names::of(certificate);
         let is_allowed = names.all.iter().any(|it| allowed.contains(it));
         Self(Some(Arc::new(Certified { names, is_allowed })))
+    }
+
+    /// Whose clients this one counts with.
+    pub(super) fn identity(&self) -> Identity {
+        match &self.0 {
+            None => Identity::Host,
+            Some(it) if it.is_allowed => Identity::Trusted,
+            Some(it) => Identity::Certificate(shown(&it.names.all)),
+        }
     }
 
     /// The peer that sent a request.

@@ -6,8 +6,10 @@
 mod accept;
 mod authz;
 mod change_set;
+mod clients;
 mod cluster_diff;
 mod cluster_watch;
+mod connection;
 mod listen;
 mod long_poll;
 mod node_diff;
@@ -18,18 +20,20 @@ mod watch_session;
 use std::{future::Future, sync::Arc, time::Duration};
 
 use proxy_contract::{
-    Target,
     globalv1::sets_server as cluster_sets,
     localnetv1::endpoints_server::{self, EndpointsServer},
     localv1::sets_server::{self, SetsServer},
 };
 use tokio::time::timeout;
-use tonic::transport;
+use tonic::service::Routes;
 use tonic_health::ServingStatus;
 
-use self::{accept::incoming, cluster_watch::ClusterWatch, long_poll::LongPoll, node_watch::NodeWatch};
+use self::{
+    cluster_watch::ClusterWatch, connection::serve_connections, long_poll::LongPoll, node_watch::NodeWatch,
+};
 use crate::{cluster::ClusterSubscription, node_states::NodeStates};
 
+pub use clients::{ClientStats, Clients};
 pub use listen::{ListenError, Listener};
 pub use tls::ServerTls;
 
@@ -38,25 +42,12 @@ const SERVICES: [&str; 3] =
     [sets_server::SERVICE_NAME, cluster_sets::SERVICE_NAME, endpoints_server::SERVICE_NAME];
 /// The longest accepted request, in bytes.
 const MAX_REQUEST_SIZE: usize = 64 << 10;
-/// After this time without traffic, a client is pinged.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-/// A client that does not answer the ping within this time is disconnected.
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the server waits for its clients when it shuts down.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why the server ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The gRPC transport failed.
-    #[error("serving {target}: {error}")]
-    Transport {
-        /// The address.
-        target: Target,
-        /// The cause.
-        #[source]
-        error: transport::Error,
-    },
     /// The descriptors of the services are invalid.
     #[error("gRPC reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
@@ -99,37 +90,35 @@ pub async fn serve(
     let node_watch = SetsServer::new(NodeWatch { nodes: Arc::clone(&nodes) });
     let long_poll = EndpointsServer::new(LongPoll { nodes });
     let cluster_watch = cluster_sets::SetsServer::new(ClusterWatch { cluster });
-    let router = transport::Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .add_service(health)
+    let routes = Routes::new(health)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)
         .add_service(node_watch.max_decoding_message_size(MAX_REQUEST_SIZE))
         .add_service(cluster_watch.max_decoding_message_size(MAX_REQUEST_SIZE))
-        .add_service(long_poll.max_decoding_message_size(MAX_REQUEST_SIZE));
+        .add_service(long_poll.max_decoding_message_size(MAX_REQUEST_SIZE))
+        .prepare();
     tracing::info!("serving gRPC at {target}");
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let reload_certificates = reload_certificates(listener.tls().cloned());
-    let mut server = std::pin::pin!(router.serve_with_incoming_shutdown(incoming(listener), async {
+    let mut server = std::pin::pin!(serve_connections(listener, routes, async {
         // Ends when `stop` is dropped.
         let _ = stopped.await;
     }));
-    let failed = |error| ServeError::Transport { target: target.clone(), error };
     let report_ready = async {
         ready.await;
         report(ServingStatus::Serving).await;
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        result = &mut server => return result.map_err(failed),
+        () = &mut server => return Ok(()),
         () = report_ready => {}
         () = reload_certificates => {}
         () = shutdown => {}
     }
     drop(stop);
     // After the timeout, the remaining connections are closed.
-    timeout(SHUTDOWN_TIMEOUT, server).await.unwrap_or(Ok(())).map_err(failed)
+    let _ = timeout(SHUTDOWN_TIMEOUT, server).await;
+    Ok(())
 }
 
 /// Reloads the certificates from time to time, if there are any; never returns.

@@ -2,10 +2,13 @@
 //!
 //! Invariant: each request is answered with one change set; changes in between are merged into it.
 
-use std::{convert::Infallible, future::Future, pin::Pin};
+use std::{convert::Infallible, future::Future, pin::Pin, time::Duration};
 
 use proxy_contract::localv1::{EmptyOp, OpItem, op_item::Op};
-use tokio::sync::mpsc::{self, Sender};
+use tokio::{
+    sync::mpsc::{self, Sender},
+    time::timeout,
+};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Status, Streaming};
 use wire::Extensions;
@@ -14,6 +17,9 @@ use super::change_set::{ChangeSet, Diff};
 
 /// How many operations are encoded ahead of the connection.
 const QUEUE_DEPTH: usize = 32;
+
+/// How long a client may leave a change set unread; then its stream ends, and what it holds is freed.
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The response stream.
 pub(super) type Items = Pin<Box<dyn Stream<Item = Result<OpItem, Status>> + Send>>;
@@ -106,7 +112,7 @@ impl<V: View> Session<V> {
                 continue;
             }
             for item in changes {
-                self.sender.send(Ok(item)).await.map_err(|_| End::Closed)?;
+                self.send_item(item).await?;
             }
             self.send(Op::Sync(self.view.sync())).await?;
             must_answer = false;
@@ -118,7 +124,15 @@ impl<V: View> Session<V> {
     }
 
     async fn send(&mut self, op: Op) -> Result<(), End> {
-        self.sender.send(Ok(OpItem { op: Some(op) })).await.map_err(|_| End::Closed)
+        self.send_item(OpItem { op: Some(op) }).await
+    }
+
+    /// A client that does not read keeps two states from being freed, so it must not do so for ever.
+    async fn send_item(&mut self, item: OpItem) -> Result<(), End> {
+        match timeout(READ_TIMEOUT, self.sender.send(Ok(item))).await {
+            Ok(sent) => sent.map_err(|_| End::Closed),
+            Err(_) => Err(End::Closed),
+        }
     }
 }
 

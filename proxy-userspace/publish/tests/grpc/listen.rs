@@ -5,6 +5,7 @@ use std::{
     os::unix::{fs::PermissionsExt as _, net::UnixListener},
 };
 
+use listeners::UnixSocketError;
 use model::state::NodeState;
 use proxy_contract::Target;
 use publish::{
@@ -51,7 +52,7 @@ async fn a_socket_in_use_is_an_error_and_stays() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(NodeState::default());
     let error = Listener::bind(&Target::Unix(folder.socket())).await.unwrap_err();
-    assert!(matches!(error, ListenError::InUse(_)));
+    assert!(matches!(error, ListenError::Unix(UnixSocketError::InUse(_))));
     assert!(error.to_string().contains("another process listens there"), "{error}");
     assert!(NodePeer::start(&folder, "n1").await.change_set().await.is_empty());
 }
@@ -61,7 +62,7 @@ async fn a_file_that_is_not_a_socket_stays() {
     let folder = Folder::new();
     fs::write(folder.socket(), "precious").unwrap();
     let error = Listener::bind(&Target::Unix(folder.socket())).await.unwrap_err();
-    assert!(matches!(error, ListenError::NotASocket(_)));
+    assert!(matches!(error, ListenError::Unix(UnixSocketError::NotASocket(_))));
     assert_eq!(fs::read_to_string(folder.socket()).unwrap(), "precious");
 }
 

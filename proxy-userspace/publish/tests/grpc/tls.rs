@@ -11,12 +11,12 @@ use proxy_contract::{
 };
 use publish::{
     NodeStates, Publisher, Subscription,
-    grpc::{Listener, ServerTls},
+    grpc::{ClientStats, Clients, Listener, ServerTls},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
-    time::timeout,
+    time::{sleep, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
@@ -44,6 +44,7 @@ struct Brain {
     publisher: Publisher,
     files: Folder,
     target: Target,
+    clients: Clients,
 }
 
 impl Brain {
@@ -54,7 +55,9 @@ impl Brain {
     async fn start_at(target: Target, pair: &Pair, authorities: &str, allowed: &[&str]) -> Self {
         let files = Folder::new(pair, authorities);
         let tls = ServerTls::new(files.files(), allowed.iter().map(|it| (*it).to_owned())).unwrap();
+        let clients = Clients::default();
         let listener = Listener::bind_tls(&target, Some(Arc::new(tls))).await.unwrap();
+        let listener = listener.with_clients(clients.clone());
         let target = match listener.address() {
             Target::Tcp { port, .. } => Target::Tcp { host: "localhost".into(), port: *port },
             unix @ Target::Unix(_) => unix.clone(),
@@ -62,7 +65,7 @@ impl Brain {
         let publisher = Publisher::new("n1");
         publisher.publish(NodeState::default());
         serve(listener, Every(publisher.subscribe()));
-        Self { publisher, files, target }
+        Self { publisher, files, target, clients }
     }
 
     fn address(&self) -> String {
@@ -347,6 +350,58 @@ async fn stalled_and_invalid_handshakes_end_without_affecting_others() {
     };
     timeout(Duration::from_secs(30), gone).await.expect("they end in time");
     brain.ask(tls(&ours, Some(&pair)), "n1").await.unwrap();
+}
+
+#[tokio::test]
+async fn pending_handshakes_of_any_number_keep_nobody_out() {
+    let ours = Authority::new("ours");
+    let brain = Brain::start(&ours.brain(), &ours.pem, &[]).await;
+    let pair = ours.node("n1");
+    let mut pending = Vec::new();
+    for _ in 0..3 {
+        for _ in 0..200 {
+            pending.push(TcpStream::connect(brain.address()).await.unwrap());
+        }
+        brain.ask(tls(&ours, Some(&pair)), "n1").await.unwrap();
+    }
+    let ClientStats { handshakes, closed_handshakes, .. } = brain.clients.stats();
+    // One of them may not have ended yet.
+    assert!(handshakes <= 65 && closed_handshakes >= 500, "{handshakes} pending, {closed_handshakes} closed");
+}
+
+#[tokio::test]
+async fn a_certificate_has_a_limited_number_of_connections() {
+    let ours = Authority::new("ours");
+    let brain = Brain::start(&ours.brain(), &ours.pem, &["fleet"]).await;
+    let (mine, other) = (ours.node("n1"), ours.node("n2"));
+    let fleet = ours.sign(Subject { common_name: "fleet", ..Subject::default() });
+    let hold = async |pair: &Pair, node: &str| {
+        let channel = brain.channel(tls(&ours, Some(pair))).await.map_err(Rejection::Connection)?;
+        let filter = NextFilter { node_name: node.into(), ..NextFilter::default() };
+        let mut stream = EndpointsClient::new(channel).next(filter).await?.into_inner();
+        timeout(LIMIT, stream.message()).await.unwrap()?;
+        Ok::<_, Rejection>(stream)
+    };
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.push(hold(&mine, "n1").await.unwrap());
+    }
+    assert!(hold(&mine, "n1").await.is_err(), "a ninth one");
+    assert!(brain.clients.stats().refused_of_peer >= 1);
+    held.push(hold(&other, "n2").await.unwrap());
+    // Many agents may have one certificate, if it is on the allow-list.
+    for node in 0..20 {
+        held.push(hold(&fleet, &format!("n{node}")).await.unwrap());
+    }
+    assert_eq!(brain.clients.stats().open, 29);
+    drop(held);
+    let gone = async {
+        while brain.clients.stats().open > 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LIMIT, gone).await.expect("they are gone");
+    hold(&mine, "n1").await.unwrap();
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use admin::{Admin, HealthChecks};
+use admin::{Admin, HealthChecks, Servers};
 use clap::{ArgAction, Args, ValueEnum, builder::RangedI64ValueParser, value_parser};
 use datapath::NodePortAddresses;
 use datapath_ebpf as ebpf;
@@ -88,8 +88,13 @@ enum NodePortAddress {
 
 impl DatapathFlags {
     /// The server of the health-check node ports.
-    pub(in crate::cli) fn health_checks(&self, admin: &Admin, node: &str) -> anyhow::Result<HealthChecks> {
-        Ok(HealthChecks::new(admin, node, self.node_port_addresses()?))
+    pub(in crate::cli) fn health_checks(
+        &self,
+        admin: &Admin,
+        node: &str,
+        servers: &Servers,
+    ) -> anyhow::Result<HealthChecks> {
+        Ok(HealthChecks::new(admin, node, self.node_port_addresses()?, servers.handle()))
     }
 
     fn node_port_addresses(&self) -> anyhow::Result<NodePortAddresses> {

@@ -14,7 +14,7 @@ pub(super) use self::{
     listen::{DEFAULT_SOCKET, ListenFlags, UpstreamFlags},
     node::NodeFlags,
     packets::{PACKETS, PACKETS_OFF, PacketFlags, implied_off},
-    reports::{METRICS_HINT, ReportFlags},
+    reports::{ReportFlags, STATUS_HINT},
     source::{SourceArg, SourceFlags, SourceOptions, source},
     tls::ClientTlsFlags,
 };

@@ -1,37 +1,81 @@
 //! Where a process serves health, metrics and status pages.
 
-use std::net::SocketAddr;
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use admin::{Admin, BindAddress, PageGroup, Servers};
 use clap::Args;
 
-/// For messages about a process that was not found at the address of its metrics pages.
-pub(in crate::cli) const METRICS_HINT: &str =
-    "for details give the --config or --metrics-bind-address that it was started with";
+/// For messages about a process that was not found at the socket of its status pages.
+pub(in crate::cli) const STATUS_HINT: &str = "for details give the --status-socket that it was started with";
 
 /// Addresses of the pages.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct ReportFlags {
+    /// Address of the health pages for the probes of the kubelet, IP:PORT; 0 or an empty value disables it
+    ///
+    /// The pages are those of --healthz-bind-address, on a thread of their own: connections to other addresses cannot delay
+    /// them. Keep it on loopback; the kubelet's probes need `host: 127.0.0.1` then.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10245", help_heading = "Reports")]
+    probe_bind_address: BindAddress<10245>,
     /// Address of the health pages, IP:PORT; 0 or an empty value disables them
     ///
     /// /healthz is for load balancers, /livez and /readyz are for probes, with the bodies and rules of kube-proxy: status
     /// 503 if a change has been pending for a minute, if the programs are not attached, or (/healthz) if the node is about
-    /// to be deleted. A brain has no datapath to check. The unspecified address of either family listens on all addresses of both.
+    /// to be deleted. A brain has no datapath to check. The unspecified address of either family listens on all addresses
+    /// of both. Beyond 512 connections, 64 of one source, the longest idle one is closed for a new one.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:10256", help_heading = "Reports")]
     healthz_bind_address: BindAddress<10256>,
     /// Address of the metrics pages, IP:PORT; 0 or an empty value disables them
     ///
-    /// /metrics is for Prometheus; /status (JSON) is the state of the process, /state (JSON) what it serves.
+    /// /metrics is for Prometheus. Whoever reaches it sees the names of Services that are used.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249", help_heading = "Reports")]
     metrics_bind_address: BindAddress<10249>,
+    /// Unix socket of the status pages, which `status` and `check` read; 0 or an empty value disables them
+    ///
+    /// /status (JSON) is the state of the process, /state (JSON) what it serves. The socket has mode 0600. A second instance
+    /// on a node needs a socket of its own.
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "/run/kube-proxy-ebpf/status.sock",
+        help_heading = "Reports"
+    )]
+    status_socket: StatusSocket,
+}
+
+/// A path, or none.
+#[derive(Clone, Debug)]
+struct StatusSocket(Option<PathBuf>);
+
+impl FromStr for StatusSocket {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self((!matches!(text, "" | "0")).then(|| text.into())))
+    }
 }
 
 impl ReportFlags {
-    /// Starts the servers. Must be called within a tokio runtime.
-    pub(in crate::cli) fn serve(&self, admin: &Admin) -> Servers {
-        let health = self.health().map(|it| (PageGroup::Health, it));
-        let metrics = self.metrics().map(|it| (PageGroup::Metrics, it));
-        admin::serve_pages(admin, health.into_iter().chain(metrics))
+    /// Serves the pages, until `servers` is dropped.
+    pub(in crate::cli) fn serve(&self, admin: &Admin, servers: &Servers) {
+        let pages = [
+            (PageGroup::Probes, self.probe_bind_address.0),
+            (PageGroup::Health, self.health()),
+            (PageGroup::Metrics, self.metrics()),
+        ];
+        for (pages, address) in pages {
+            if let Some(address) = address {
+                servers.serve(admin, pages, address);
+            }
+        }
+        if let Some(path) = self.status() {
+            servers.serve_status(admin, path);
+        }
     }
 
     /// Address of the health pages.
@@ -42,5 +86,10 @@ impl ReportFlags {
     /// Address of the metrics pages.
     pub(in crate::cli) fn metrics(&self) -> Option<SocketAddr> {
         self.metrics_bind_address.0
+    }
+
+    /// Socket of the status pages.
+    pub(in crate::cli) fn status(&self) -> Option<&Path> {
+        self.status_socket.0.as_deref()
     }
 }

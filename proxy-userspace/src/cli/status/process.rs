@@ -11,14 +11,16 @@ use jiff::Timestamp;
 use proxy_contract::localv1;
 use serde::Deserialize;
 
-use crate::cli::flags::{METRICS_HINT, ReportFlags};
+use crate::cli::flags::{ReportFlags, STATUS_HINT};
 
 /// What the running process reports.
 #[derive(Default)]
 pub(super) struct Process {
     pub(super) status: Option<Box<Status>>,
-    /// Address of its health pages, if it does not answer at the address of the metrics pages.
+    /// Address of its health pages, if it does not answer at the socket of the status pages.
     pub(super) health_only: Option<SocketAddr>,
+    /// Why that socket cannot be used.
+    pub(super) denied: Option<String>,
     /// Service and port by frontend.
     pub(super) names: HashMap<String, PortName>,
 }
@@ -44,25 +46,31 @@ struct Item {
 impl Process {
     /// Queries the process that serves its pages at these addresses.
     pub(super) fn query(reports: &ReportFlags) -> Self {
-        let asked = reports.metrics().map(|it| (it, admin::query_status(it)));
-        let Some((address, Listener::Proxy(status))) = asked else {
-            let health_only = reports.health().filter(|it| admin::query_readiness(*it).is_some());
-            return Self { health_only, ..Self::default() };
+        let asked = reports.status().map(|it| (it, admin::query_status(it)));
+        let (socket, status) = match asked {
+            Some((socket, Ok(Listener::Proxy(status)))) => (socket, status),
+            other => {
+                let health_only = reports.health().filter(|it| admin::query_readiness(*it).is_some());
+                let denied =
+                    other.and_then(|(socket, it)| Some(format!("{}: {}", socket.display(), it.err()?)));
+                return Self { health_only, denied, ..Self::default() };
+            }
         };
-        let state = admin::get(address, "/state").ok();
+        let state = admin::get(socket, "/state").ok();
         let state = state.and_then(|it| serde_json::from_str::<State>(&it).ok());
         let names = state.into_iter().flat_map(|it| it.items).flat_map(|it| names(&it.service)).collect();
-        Self { status: Some(status), health_only: None, names }
+        Self { status: Some(status), names, ..Self::default() }
     }
 
     /// The status of the process in lines.
     pub(super) fn summary(&self) -> String {
-        match (&self.status, self.health_only) {
-            (Some(status), _) => describe(status, Timestamp::now()),
-            (None, Some(address)) => {
-                format!("process    kube-proxy-ebpf answers at http://{address}/readyz; {METRICS_HINT}\n")
+        match (&self.status, &self.denied, self.health_only) {
+            (Some(status), ..) => describe(status, Timestamp::now()),
+            (None, Some(error), _) => format!("process    {error}: names and age are unknown\n"),
+            (None, None, Some(address)) => {
+                format!("process    kube-proxy-ebpf answers at http://{address}/readyz; {STATUS_HINT}\n")
             }
-            (None, None) => {
+            (None, None, None) => {
                 "process    none answers: names and age are unknown; the kernel keeps serving the last state\n".into()
             }
         }

@@ -1,0 +1,86 @@
+//! Binds TCP addresses, with retries.
+//!
+//! Invariant: an address that cannot be bound affects nothing else.
+
+use std::{
+    io,
+    net::{Ipv6Addr, SocketAddr},
+    os::fd::AsFd as _,
+    time::Duration,
+};
+
+use nix::sys::socket::{setsockopt, sockopt::Ipv6V6Only};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    time::sleep,
+};
+
+/// Delay before the first and between later retries of bind.
+pub(crate) const BACKOFF_MIN: Duration = Duration::from_secs(1);
+pub(crate) const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// Maximum number of connections that wait for accept: a burst must not make others wait for the retry of their SYN.
+pub(crate) const BACKLOG: u32 = 4096;
+/// What the kernel keeps for a client that does not read, and of requests that were not read yet, in bytes.
+const BUFFER: u32 = 32 << 10;
+
+/// Binds the address, with backoff; reports each error with the delay until the next attempt.
+pub(crate) async fn bind_with_retry(
+    address: SocketAddr,
+    mut on_error: impl FnMut(io::Error, Duration),
+) -> TcpListener {
+    let mut delay = BACKOFF_MIN;
+    loop {
+        match bind(address) {
+            Ok(listener) => return listener,
+            Err(error) => on_error(error, delay),
+        }
+        sleep(delay).await;
+        delay = (delay * 2).min(BACKOFF_MAX);
+    }
+}
+
+pub(crate) fn bind_remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "stop the process that listens there (`ss -ltnp` names it; perhaps kube-proxy)"
+        }
+        io::ErrorKind::AddrNotAvailable => "assign the address to this host",
+        io::ErrorKind::PermissionDenied => "a port below 1024 needs CAP_NET_BIND_SERVICE",
+        _ => "make sure that the address can be bound",
+    }
+}
+
+/// Listens at an address; for the unspecified address of either family at all addresses of both, as Go does.
+pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    if address.ip().is_unspecified() {
+        let all = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
+        match listen(all, false) {
+            Err(error) if is_without_ipv6(&error) && address.is_ipv4() => {}
+            result => return result,
+        }
+    }
+    listen(address, true)
+}
+
+fn is_without_ipv6(error: &io::Error) -> bool {
+    // EAFNOSUPPORT if the kernel is built without IPv6, EADDRNOTAVAIL if it is disabled.
+    error.raw_os_error() == Some(nix::errno::Errno::EAFNOSUPPORT as i32)
+        || error.kind() == io::ErrorKind::AddrNotAvailable
+}
+
+fn listen(address: SocketAddr, is_v6_only: bool) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => {
+            let socket = TcpSocket::new_v6()?;
+            setsockopt(&socket.as_fd(), Ipv6V6Only, &is_v6_only)?;
+            socket
+        }
+    };
+    socket.set_reuseaddr(true)?;
+    // Accepted sockets inherit them.
+    socket.set_send_buffer_size(BUFFER)?;
+    socket.set_recv_buffer_size(BUFFER)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}

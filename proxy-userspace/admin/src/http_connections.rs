@@ -1,0 +1,46 @@
+//! The connections to the pages, limited for each group of listeners.
+
+use listeners::{Connections, Limits, max_open_files};
+
+/// For the kubelet: programs on this host only.
+const PROBES: Limits = Limits { total: 256, per_source: 256 };
+/// For load balancers, from anywhere; the health-check node ports included.
+const HEALTH: Limits = Limits { total: 512, per_source: 64 };
+/// For Prometheus.
+const METRICS: Limits = Limits { total: 64, per_source: 16 };
+/// For root on this host.
+const STATUS: Limits = Limits { total: 32, per_source: 32 };
+
+/// The connections to the pages. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct HttpConnections {
+    pub(crate) probes: Connections,
+    pub(crate) health: Connections,
+    pub(crate) metrics: Connections,
+    pub(crate) status: Connections,
+}
+
+impl HttpConnections {
+    pub(crate) fn new() -> Self {
+        // All of them together take less than half of the files that this process may open.
+        let most = max_open_files() / 8;
+        let group =
+            |name, limits: Limits| Connections::new(name, Limits { total: limits.total.min(most), ..limits });
+        Self {
+            probes: group("probes", PROBES),
+            health: group("health pages", HEALTH),
+            metrics: group("metrics pages", METRICS),
+            status: group("status socket", STATUS),
+        }
+    }
+
+    /// Each group, by its name in metrics.
+    pub(crate) fn groups(&self) -> [(&'static str, &Connections); 4] {
+        [
+            ("probes", &self.probes),
+            ("health", &self.health),
+            ("metrics", &self.metrics),
+            ("status", &self.status),
+        ]
+    }
+}

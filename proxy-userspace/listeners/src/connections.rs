@@ -1,0 +1,304 @@
+//! The connections of one or more listeners, limited in all and for each source.
+//!
+//! Invariant: a new connection is always admitted, and never are there more than the limit: the one that has been idle the
+//! longest is closed for it.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::Instant,
+};
+
+/// How long further closed connections are only counted, and not logged.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// The length of the prefix of an IPv6 source: a host can use every address of its network.
+const SOURCE_PREFIX_V6: u32 = 64;
+
+/// How many connections there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// In all; at least 1.
+    pub total: usize,
+    /// Of one source: an IPv4 address, or an IPv6 network of 64 bits.
+    pub per_source: usize,
+}
+
+/// The connections of one or more listeners. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Connections(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    /// For the log.
+    name: &'static str,
+    limits: Limits,
+    permits: Arc<Semaphore>,
+    table: Mutex<Table>,
+    closed: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// The number of the next event.
+    next: u64,
+    entries: HashMap<u64, Entry>,
+    last_logged: Option<Instant>,
+    /// How many were closed at the last message.
+    closed_at_last_log: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    source: IpAddr,
+    /// The number of the last event: its admission, or the begin or end of a request.
+    last_event: u64,
+    is_busy: bool,
+    /// `None` once it has been told to close.
+    close: Option<oneshot::Sender<()>>,
+}
+
+impl Connections {
+    /// With these limits; `name` is for the log.
+    pub fn new(name: &'static str, limits: Limits) -> Self {
+        let total = limits.total.max(1);
+        Self(Arc::new(Shared {
+            name,
+            limits: Limits { total, ..limits },
+            permits: Arc::new(Semaphore::new(total)),
+            table: Mutex::default(),
+            closed: AtomicU64::new(0),
+        }))
+    }
+
+    /// Admits a new connection, once there is room: closes another one if necessary.
+    pub async fn admit(&self, source: IpAddr) -> Connection {
+        let shared = &self.0;
+        let permit = match Arc::clone(&shared.permits).try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                self.close_idle();
+                let permit = Arc::clone(&shared.permits).acquire_owned().await;
+                permit.expect("the semaphore is never closed")
+            }
+        };
+        let source = source_of(source);
+        let (close, closing) = oneshot::channel();
+        let mut table = shared.table();
+        if table.open().filter(|(_, it)| it.source == source).count() >= shared.limits.per_source {
+            shared.close_oldest(&mut table, Some(source));
+        }
+        let id = table.event();
+        table.entries.insert(id, Entry { source, last_event: id, is_busy: false, close: Some(close) });
+        Connection { shared: Arc::clone(shared), id, closing: Some(closing), _permit: permit }
+    }
+
+    /// Closes the connection that has been idle the longest, as when there are no file descriptors left. Returns whether
+    /// there was any.
+    pub fn close_idle(&self) -> bool {
+        self.0.close_oldest(&mut self.0.table(), None)
+    }
+
+    /// The number of connections.
+    pub fn count(&self) -> usize {
+        self.0.table().entries.len()
+    }
+
+    /// How many connections were closed for others so far.
+    pub fn closed(&self) -> u64 {
+        self.0.closed.load(Ordering::Relaxed)
+    }
+
+    /// The limits.
+    pub fn limits(&self) -> Limits {
+        self.0.limits
+    }
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // No panic can leave the table in an inconsistent state.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes the oldest idle connection, of one source or of all; if all are busy, the oldest.
+    fn close_oldest(&self, table: &mut Table, source: Option<IpAddr>) -> bool {
+        let of_source = |it: &Entry| source.is_none_or(|source| it.source == source);
+        let oldest =
+            table.open().filter(|(_, it)| of_source(it)).min_by_key(|(_, it)| (it.is_busy, it.last_event));
+        let Some(id) = oldest.map(|(id, _)| *id) else { return false };
+        let close = table.entries.get_mut(&id).and_then(|it| it.close.take());
+        // The receiver is gone if the connection ends by itself.
+        let _ = close.map(|it| it.send(()));
+        let closed = self.closed.fetch_add(1, Ordering::Relaxed) + 1;
+        if table.last_logged.is_none_or(|it| it.elapsed() >= LOG_INTERVAL) {
+            let Limits { total, per_source } = self.limits;
+            let since = closed - table.closed_at_last_log;
+            let (name, number) = (self.name, table.entries.len());
+            tracing::warn!(
+                "{name}: {number} connections are open (limits: {total}, and {per_source} of one source); {since} were \
+                 closed for new ones, the longest idle first; new ones are still accepted"
+            );
+            (table.last_logged, table.closed_at_last_log) = (Some(Instant::now()), closed);
+        }
+        true
+    }
+}
+
+impl Table {
+    fn event(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// The entries that have not been told to close.
+    fn open(&self) -> impl Iterator<Item = (&u64, &Entry)> {
+        self.entries.iter().filter(|(_, it)| it.close.is_some())
+    }
+}
+
+/// A connection; its place is free when this is dropped.
+pub struct Connection {
+    shared: Arc<Shared>,
+    id: u64,
+    closing: Option<oneshot::Receiver<()>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    /// What resolves when the connection must be closed.
+    ///
+    /// # Panics
+    ///
+    /// At the second call.
+    pub fn closing(&mut self) -> oneshot::Receiver<()> {
+        self.closing.take().expect("it is taken once")
+    }
+
+    /// A request begins, or ends: a connection without one is idle.
+    pub fn set_busy(&self, is_busy: bool) {
+        let mut table = self.shared.table();
+        let event = table.event();
+        if let Some(entry) = table.entries.get_mut(&self.id) {
+            (entry.is_busy, entry.last_event) = (is_busy, event);
+        }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Connection").field(&self.id).finish()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.shared.table().entries.remove(&self.id);
+    }
+}
+
+/// The source that an address belongs to.
+fn source_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(it) => Ipv6Addr::from_bits(it.to_bits() >> SOURCE_PREFIX_V6 << SOURCE_PREFIX_V6).into(),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+/// The maximum number of open files of this process.
+pub fn max_open_files() -> usize {
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| usize::try_from(soft).unwrap_or(usize::MAX))
+}
+
+/// Raises that number to the limit that the system sets for this process.
+pub fn raise_max_open_files() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        tracing::debug!("setrlimit(RLIMIT_NOFILE): {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn source(n: u8) -> IpAddr {
+        Ipv4Addr::new(192, 0, 2, n).into()
+    }
+
+    fn is_closing(connection: &mut Connection) -> bool {
+        let closing = connection.closing.as_mut().unwrap();
+        closing.try_recv().is_ok()
+    }
+
+    #[tokio::test]
+    async fn the_longest_idle_connection_is_closed_for_a_new_one() {
+        let all = Connections::new("test", Limits { total: 3, per_source: 3 });
+        let mut open = Vec::new();
+        for n in 0..3 {
+            open.push(all.admit(source(n)).await);
+        }
+        // The first one has served a request since, and the second is serving one.
+        for is_busy in [true, false] {
+            open[0].set_busy(is_busy);
+        }
+        open[1].set_busy(true);
+        let table = all.clone();
+        let admission = tokio::spawn(async move { table.admit(source(9)).await });
+        tokio::task::yield_now().await;
+        assert_eq!(open.iter_mut().map(is_closing).collect::<Vec<_>>(), [false, false, true]);
+        assert!(!admission.is_finished(), "it waits until there is room");
+        drop(open.pop());
+        let new = admission.await.unwrap();
+        assert_eq!((all.count(), all.closed()), (3, 1));
+        drop((open, new));
+        assert_eq!(all.count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_busy_connection_is_closed_only_if_none_is_idle() {
+        let all = Connections::new("test", Limits { total: 2, per_source: 2 });
+        let mut open = [all.admit(source(1)).await, all.admit(source(2)).await];
+        open.iter().for_each(|it| it.set_busy(true));
+        assert!(all.close_idle() && all.close_idle());
+        assert!(open.iter_mut().all(is_closing));
+        assert!(!all.close_idle(), "both are closing already");
+    }
+
+    #[tokio::test]
+    async fn a_source_beyond_its_share_closes_its_own_connections() {
+        let all = Connections::new("test", Limits { total: 100, per_source: 2 });
+        let mut others: Vec<_> = Vec::new();
+        for n in 0..10 {
+            others.push(all.admit(source(n)).await);
+        }
+        let mut own = Vec::new();
+        for _ in 0..10 {
+            own.push(all.admit(source(200)).await);
+        }
+        assert_eq!(own.iter_mut().filter_map(|it| is_closing(it).then_some(())).count(), 8);
+        assert!(!is_closing(&mut own[9]) && !others.iter_mut().any(is_closing));
+    }
+
+    #[test]
+    fn a_source_is_an_address_or_an_ipv6_network() {
+        let parse = |it: &str| source_of(it.parse().unwrap());
+        assert_eq!(parse("2001:db8::1"), parse("2001:db8::ffff:0:0:1"));
+        assert_ne!(parse("2001:db8::1"), parse("2001:db8:0:1::1"));
+        assert_eq!(parse("::ffff:192.0.2.1"), source(1));
+        assert_ne!(source(1), source(2));
+    }
+}

@@ -1,0 +1,11 @@
+//! What the servers of this program share: Unix sockets, and limits of connections.
+//!
+//! Invariant: a listener costs a bounded number of connections, and a new one is always accepted.
+
+#![forbid(unsafe_code)]
+
+mod connections;
+mod unix_socket;
+
+pub use connections::{Connection, Connections, Limits, max_open_files, raise_max_open_files};
+pub use unix_socket::{UnixSocket, UnixSocketError};

@@ -1,0 +1,117 @@
+//! Unix sockets.
+//!
+//! Invariant: only this user and root can connect: a socket has mode 0600 from its creation on.
+
+use std::{
+    fs, io,
+    os::{
+        fd::AsFd as _,
+        unix::fs::{FileTypeExt as _, MetadataExt as _},
+    },
+    path::{Path, PathBuf},
+};
+
+use nix::sys::stat::{Mode, fchmod};
+use tokio::net::{UnixListener, UnixSocket as Socket, UnixStream};
+
+/// Why a path cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum UnixSocketError {
+    /// Another process listens there.
+    #[error("unix://{}: another process listens there; stop it, or choose another address", .0.display())]
+    InUse(PathBuf),
+    /// The path exists and is not a socket.
+    #[error("unix://{}: exists and is not a socket; remove it, or choose another address", .0.display())]
+    NotASocket(PathBuf),
+    /// A system call failed.
+    #[error("unix://{}: {call}: {error}", path.display())]
+    System {
+        /// The requested path.
+        path: PathBuf,
+        /// The call.
+        call: &'static str,
+        /// The cause.
+        #[source]
+        error: io::Error,
+    },
+}
+
+/// A listening Unix socket. When it is dropped, its file is removed.
+#[derive(Debug)]
+pub struct UnixSocket {
+    listener: UnixListener,
+    _file: SocketFile,
+}
+
+impl UnixSocket {
+    /// Listens; must be called within a tokio runtime.
+    ///
+    /// Creates the directory if needed, and replaces a socket without a listening process.
+    pub async fn bind(path: &Path, backlog: u32) -> Result<Self, UnixSocketError> {
+        let system = |call| move |error| UnixSocketError::System { path: path.to_owned(), call, error };
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory).map_err(system("mkdir of its directory"))?;
+        }
+        match fs::symlink_metadata(path) {
+            Ok(it) if !it.file_type().is_socket() => {
+                return Err(UnixSocketError::NotASocket(path.to_owned()));
+            }
+            Ok(_) => match UnixStream::connect(path).await {
+                Ok(_) => return Err(UnixSocketError::InUse(path.to_owned())),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    fs::remove_file(path).map_err(system("unlink of the stale socket"))?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // The backlog is full, so a process listens.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(UnixSocketError::InUse(path.to_owned()));
+                }
+                Err(error) => return Err(system("connect to check whether it is in use")(error)),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(system("stat")(error)),
+        }
+        let socket = Socket::new_stream().map_err(system("socket"))?;
+        // bind(2) creates the file with the mode of the socket.
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        fchmod(socket.as_fd(), mode).map_err(io::Error::from).map_err(system("fchmod"))?;
+        socket.bind(path).map_err(system("bind"))?;
+        let file = SocketFile::new(path).map_err(system("stat"))?;
+        let listener = socket.listen(backlog).map_err(system("listen"))?;
+        Ok(Self { listener, _file: file })
+    }
+
+    /// Accepts a connection. Cancel safe.
+    pub async fn accept(&self) -> io::Result<UnixStream> {
+        Ok(self.listener.accept().await?.0)
+    }
+}
+
+/// The file of a socket; removed on drop, unless another socket has replaced it.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    fn new(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), identity: identity(path)? })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|it| it == self.identity)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::debug!(%error, "unlink {}", self.path.display());
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let it = fs::symlink_metadata(path)?;
+    Ok((it.dev(), it.ino()))
+}
