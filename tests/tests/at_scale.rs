@@ -73,27 +73,28 @@ fn write_objects(text: &mut String, service: &Service) -> fmt::Result {
         "spec": {{"type": "ClusterIP", "clusterIP": "{ip}", "clusterIPs": ["{ip}"],
         "ports": [{{"port": {port}, "protocol": "{protocol}", "targetPort": {target}}}]}}}},"#
     )?;
-    if endpoints.is_empty() {
-        return Ok(());
-    }
-    write!(
-        text,
-        r#"{{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-        "metadata": {{"name": "{name}", "namespace": "default",
-        "labels": {{"kubernetes.io/service-name": "{name}"}}}},
-        "ports": [{{"name": "", "port": {target}, "protocol": "{protocol}"}}], "endpoints": ["#
-    )?;
-    for (n, it) in endpoints.iter().enumerate() {
-        let comma = if n > 0 { "," } else { "" };
-        let manifest::Endpoint { name, node, addresses, .. } = it;
+    // As many in one slice as an API server accepts.
+    for (number, endpoints) in endpoints.chunks(1000).enumerate() {
         write!(
             text,
-            r#"{comma}{{"addresses": ["{}"], "conditions": {{"ready": true}}, "nodeName": "{node}",
-            "targetRef": {{"kind": "Pod", "name": "{name}", "namespace": "default"}}}}"#,
-            addresses[0]
+            r#"{{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": {{"name": "{name}-{number}", "namespace": "default",
+            "labels": {{"kubernetes.io/service-name": "{name}"}}}},
+            "ports": [{{"name": "", "port": {target}, "protocol": "{protocol}"}}], "endpoints": ["#
         )?;
+        for (n, it) in endpoints.iter().enumerate() {
+            let comma = if n > 0 { "," } else { "" };
+            let manifest::Endpoint { name, node, addresses, .. } = it;
+            write!(
+                text,
+                r#"{comma}{{"addresses": ["{}"], "conditions": {{"ready": true}}, "nodeName": "{node}",
+                "targetRef": {{"kind": "Pod", "name": "{name}", "namespace": "default"}}}}"#,
+                addresses[0]
+            )?;
+        }
+        write!(text, "]}},")?;
     }
-    write!(text, "]}},")
+    Ok(())
 }
 
 /// Invalid manifests: ports out of range, an endpoint of the wrong family, one cluster IP of two Services, and an external
