@@ -11,6 +11,7 @@ use std::{
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    str::FromStr as _,
     thread,
     time::Duration,
 };
@@ -24,6 +25,7 @@ use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set, set_no_
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
+use syscalls::Sysno;
 
 use build_tools::command::line;
 
@@ -219,7 +221,8 @@ pub fn status_socket(sandbox: &Sandbox) -> PathBuf {
     sandbox.files().join("status.sock")
 }
 
-/// Starts a program that can never gain other capabilities than these, even as root.
+/// Starts a program that can never gain other capabilities than these, even as root, nor use other system calls than those
+/// of the shipped profile, if it has no more capabilities than a pod.
 fn spawn_with(
     capabilities: CapabilitySet,
     without_netfilter: bool,
@@ -231,15 +234,31 @@ fn spawn_with(
             remove_capability_from_bounding_set(capability)?;
         }
         set_no_new_privs(true)?;
+        // A test that gives more than the DaemonSet does starts programs of others as well.
+        if !capabilities.contains(CapabilitySet::SYS_ADMIN) {
+            apply_profile().map_err(io::Error::other)?;
+        }
         if without_netfilter {
             deny_netfilter().map_err(io::Error::other)?;
         }
         command.spawn()
     };
-    // Both restrictions hold for a thread and its children: this thread is used once.
+    // All restrictions hold for a thread and its children: this thread is used once.
     thread::scope(|scope| {
         scope.spawn(bounded).join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
     })
+}
+
+/// Ends this thread's children at the first system call that the shipped profile does not allow. There it gives EPERM, which
+/// might go unnoticed.
+fn apply_profile() -> Result<()> {
+    let names = deploy::allowed_calls()?;
+    // Runtimes pass over names that an architecture does not have, too.
+    let numbers = names.iter().filter_map(|it| Some((i64::from(Sysno::from_str(it).ok()?.id()), Vec::new())));
+    let kill = SeccompAction::KillProcess;
+    let filter =
+        SeccompFilter::new(numbers.collect(), kill, SeccompAction::Allow, env::consts::ARCH.try_into()?)?;
+    Ok(seccompiler::apply_filter(&BpfProgram::try_from(filter)?)?)
 }
 
 /// Denies netlink sockets of netfilter to this thread and its children.

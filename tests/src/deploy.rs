@@ -44,6 +44,19 @@ pub fn capabilities_of(container: &Value) -> Result<CapabilitySet> {
         .collect()
 }
 
+/// The system calls that the shipped seccomp profile allows.
+///
+/// # Errors
+///
+/// If it cannot be read.
+pub fn allowed_calls() -> Result<Vec<String>> {
+    // In the binary, because a virtual machine that runs the tests has no sources.
+    let profile: Value = serde_json::from_str(include_str!("../../deploy/seccomp/kube-proxy-ebpf.json"))?;
+    let rules = profile["syscalls"].as_array().into_iter().flatten();
+    let names = rules.flat_map(|it| it["names"].as_array().into_iter().flatten());
+    Ok(names.filter_map(|it| it.as_str().map(ToOwned::to_owned)).collect())
+}
+
 /// The folder `deploy`.
 #[must_use]
 pub fn folder() -> PathBuf {

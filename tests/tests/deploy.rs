@@ -217,6 +217,34 @@ fn the_pods_have_no_more_privileges_than_needed() {
     }
 }
 
+/// That it allows enough is shown by every other test: their proxies run under it.
+#[test]
+fn the_seccomp_profile_denies_what_the_proxy_never_calls() {
+    let text = fs::read_to_string(deploy::folder().join("seccomp/kube-proxy-ebpf.json")).unwrap();
+    let profile: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(profile["defaultAction"], "SCMP_ACT_ERRNO");
+    assert!(profile["syscalls"].as_array().unwrap().iter().all(|it| it["action"] == "SCMP_ACT_ALLOW"));
+    let allowed = deploy::allowed_calls().unwrap();
+    assert!(allowed.is_sorted() && allowed.iter().any(|it| it == "bpf"), "{allowed:?}");
+    for denied in [
+        "add_key",
+        "init_module",
+        "io_uring_setup",
+        "keyctl",
+        "mount",
+        "open_by_handle_at",
+        "perf_event_open",
+        "pivot_root",
+        "process_vm_writev",
+        "ptrace",
+        "reboot",
+        "unshare",
+        "userfaultfd",
+    ] {
+        assert!(!allowed.iter().any(|it| it == denied), "{denied}");
+    }
+}
+
 #[test]
 fn containers_have_the_tested_capabilities() {
     let Some(rendered) = rendered() else { return };
