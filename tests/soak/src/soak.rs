@@ -20,6 +20,7 @@ use fastrand::Rng;
 use tests::{Build, EchoServer, ObjectTracker, TestNode, eventually, manifest, test_node::expected_dump};
 
 use crate::{
+    hostile::Hostile,
     load::{LoadCounts, LoadState, SoakLoad},
     proxy::{PROXY_TIMEOUT, Proxy, ProxyKind, open_files},
     random_cluster::{self, MAX_OTHERS, RandomCluster},
@@ -38,11 +39,12 @@ const MAX_GROWTH_KB: u64 = 4096;
 const KEPT_MANIFESTS: u64 = 60;
 
 /// Runs a soak. The binaries for tests must have been built.
-pub(crate) fn soak(node: TestNode, duration: Duration, seed: Option<u64>) -> Result<()> {
+pub(crate) fn soak(node: TestNode, duration: Duration, seed: Option<u64>, is_hostile: bool) -> Result<()> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_micros() as u64);
     let seed = seed.unwrap_or(clock % 1_000_000);
     status("Soaking", &format!("for {} s, --seed {seed}", duration.as_secs()));
     let mut soak = Soak::new(node, seed)?;
+    soak.hostile = is_hostile.then(|| Hostile::new(&soak.node));
     let mut result = soak.perform(duration);
     soak.progress.clear();
     if result.is_ok() && soak.failures() > 0 {
@@ -65,6 +67,7 @@ struct Soak {
     /// The number of the newest state.
     newest: u64,
     proxy: Option<Proxy>,
+    hostile: Option<Hostile>,
     load: Option<SoakLoad>,
     _servers: Vec<EchoServer>,
     shared: Arc<LoadState>,
@@ -99,6 +102,7 @@ impl Soak {
             cluster: RandomCluster::new(),
             newest: 0,
             proxy: None,
+            hostile: None,
             load: None,
             _servers: servers,
             shared: Arc::default(),
@@ -123,6 +127,13 @@ impl Soak {
         for _ in 0..2 {
             self.change()?;
         }
+        if self.hostile.is_some() {
+            for change in [self.cluster.resize(MAX_OTHERS), self.cluster.resize(0)] {
+                self.write_and_wait(&change)?;
+            }
+            let hostile = self.hostile.as_mut().context("it is hostile")?;
+            hostile.start(&self.node)?;
+        }
         let objects = self.objects.settled_counts();
         let pins = self.node.pins();
         self.load = Some(SoakLoad::start(&self.shared, self.seed)?);
@@ -145,6 +156,9 @@ impl Soak {
         self.steady_phase(duration)?;
 
         self.load = None;
+        if let Some(hostile) = &mut self.hostile {
+            self.leaks.extend(hostile.finish());
+        }
         let expected = expected_dump(&self.cluster.services(self.newest));
         let mut found = Vec::new();
         if !eventually(PROXY_TIMEOUT, || {
@@ -294,6 +308,9 @@ impl Soak {
     /// Starts a proxy and waits until it has attached its programs and the newest state is active.
     fn start(&mut self, kind: ProxyKind) -> Result<()> {
         let mut proxy = Proxy::start(&self.node, kind)?;
+        if let Some(hostile) = &self.hostile {
+            hostile.adopt(proxy.agent().pid())?;
+        }
         proxy.wait_until_attached()?;
         self.objects.observe();
         self.proxy = Some(proxy);
@@ -310,6 +327,7 @@ impl Soak {
         let is_active = || active_state(newest) == Some(newest);
         proxy.wait_until(is_active).with_context(|| format!("state {newest} never became active"))?;
         self.shared.history().active(newest, Instant::now());
+        self.hostile.iter_mut().for_each(Hostile::observe);
         self.show_progress();
         Ok(())
     }
@@ -371,6 +389,9 @@ impl Soak {
         for (name, count) in self.shared.counts.rows() {
             row(name, count.load(Ordering::Relaxed));
         }
+        for (name, count) in self.hostile.iter().flat_map(Hostile::rows) {
+            row(name, count);
+        }
         row("LEAKED (entries, pins, kernel objects, open files, memory)", self.leaks.len() as u64);
         if let Some((warm, last)) = self.memory {
             println!(
@@ -416,6 +437,6 @@ mod tests_of_soak {
     #[test]
     fn a_soak_of_20_seconds_finds_nothing_wrong() {
         let Some(node) = TestNode::or_skip() else { return };
-        soak(node, Duration::from_secs(20), None).expect("no check fails");
+        soak(node, Duration::from_secs(20), None, false).expect("no check fails");
     }
 }
