@@ -16,12 +16,10 @@ use crate::{
     rules::TableConfig,
     snapshot::Snapshot,
     source_list,
-    tables::{Command, SUBSYSTEM, TABLE_FLAGS, TABLE_IS_DORMANT, TABLE_NAME, delete_chain},
+    tables::{Command, SUBSYSTEM, TABLE_FLAGS, TABLE_IS_DORMANT, TABLE_NAME, TRIAL_TABLE, delete_chain},
     transaction::{DesiredTable, batch, describe},
 };
 
-/// The name of the trial table.
-const TRIAL_TABLE: &str = "kube-proxy-ebpf-check";
 const RULES: &str = "nftables";
 const TABLES: &str = "packets";
 
@@ -91,7 +89,7 @@ fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result
     let mut elements = config_.elements();
     elements.extend(selectors.map(|it| it.element(family)));
     elements.extend([source_list::chain_element(family, 0)]);
-    let desired = DesiredTable { config_, elements };
+    let desired = DesiredTable { config_, is_owned: false, elements };
     let mut messages = desired.replace();
     messages.push(delete_chain(family, "does-not-exist"));
     let all = batch(messages.into_iter().map(as_trial).collect());

@@ -27,7 +27,7 @@ use crate::{
     schema::{Bytes, Map, number},
     snapshot::Snapshot,
     tables::{SUBSYSTEM, TABLE_NAME, delete_table},
-    transaction::{DesiredTable, Difference, commit},
+    transaction::{DesiredTable, Difference, base_chains, can_own_tables, commit},
 };
 
 /// Both families, in the order of writing.
@@ -58,12 +58,16 @@ pub struct Datapath {
     is_pending: bool,
     /// Whether a state was active before.
     was_active: bool,
+    /// Whether the tables are owned, so that nobody else can change them while this process lives.
+    is_owner: bool,
     /// Whether the tables must be replaced, because they could not be repaired.
     must_replace: bool,
     /// The families that the kernel does not support, and why.
     unsupported: BTreeMap<Family, String>,
-    /// Where flows may lead, for what has changed since the last cleanup.
+    /// Where flows may lead, for what has changed since the last second pass over conntrack.
     flow_rules: FlowRules,
+    /// Whether some of these rules are new since the last pass.
+    has_new_flow_rules: bool,
     changed: Arc<ChangeFlag>,
     _listener: MulticastListener,
 }
@@ -86,6 +90,7 @@ impl Datapath {
         let mut netfilter = Netfilter::open().map_err(Error::Open)?;
         // A process that may not list tables may not write them.
         Snapshot::find(&mut netfilter, Family::V4)?;
+        let is_owner = can_own_tables(&mut netfilter);
         let changed = Arc::new(ChangeFlag::default());
         let port = netfilter.port();
         let listener = MulticastListener::start(
@@ -109,9 +114,11 @@ impl Datapath {
             applied: None,
             is_pending: true,
             was_active: false,
+            is_owner,
             must_replace: false,
             unsupported: BTreeMap::new(),
             flow_rules: FlowRules::default(),
+            has_new_flow_rules: false,
             changed,
             _listener: listener,
         })
@@ -166,6 +173,23 @@ impl Datapath {
         })
     }
 
+    /// Restores the base chains of tables that others have deleted: without them, the kernel translates no packet of existing
+    /// connections either. To be called at once; [`Datapath::repair`] restores everything else, which takes longer.
+    ///
+    /// # Errors
+    ///
+    /// [`Datapath::repair`] tries again.
+    pub fn restore_base_chains(&mut self) -> Result<(), Error> {
+        let Some(applied) = &self.applied else { return Ok(()) };
+        let mut messages = Vec::new();
+        for config_ in applied.configs.iter().filter(|it| !self.unsupported.contains_key(&it.family)) {
+            if Snapshot::find(&mut self.netfilter, config_.family)?.is_none() {
+                messages.extend(base_chains(config_));
+            }
+        }
+        commit(&mut self.netfilter, messages)
+    }
+
     /// Restores what others have changed. Does nothing before the first state.
     ///
     /// # Errors
@@ -189,20 +213,41 @@ impl Datapath {
         Ok(())
     }
 
-    /// Deletes the conntrack entries that have become stale since the last call.
+    /// Deletes the conntrack entries that have become stale since the last call; returns whether a second pass is due in a
+    /// moment.
     ///
     /// # Errors
     ///
     /// Entries that remain expire, or are deleted by the next call.
-    pub fn finish_generation(&mut self) -> Result<(), Error> {
-        if self.flow_rules.is_empty() {
-            return Ok(());
+    pub fn finish_generation(&mut self) -> Result<bool, Error> {
+        if !self.has_new_flow_rules {
+            return Ok(false);
         }
+        self.delete_stale_flows()?;
+        self.has_new_flow_rules = false;
+        Ok(true)
+    }
+
+    /// Deletes the entries that the pass before could not see: of packets that were on their way through the old rules, and
+    /// are listed only once they have left.
+    ///
+    /// # Errors
+    ///
+    /// Entries that remain expire, or are deleted by the next call.
+    pub fn finish_generation_again(&mut self) -> Result<(), Error> {
+        self.delete_stale_flows()?;
+        // Rules that came since have a second pass of their own.
+        if !self.has_new_flow_rules {
+            self.flow_rules = FlowRules::default();
+        }
+        Ok(())
+    }
+
+    fn delete_stale_flows(&self) -> Result<(), Error> {
         let own = self.host.node_port_addresses(&self.config.node_port_addresses);
         let deleted = delete_stale_flows(&self.flow_rules, &own).map_err(Error::Flows)?;
-        self.flow_rules = FlowRules::default();
         if deleted > 0 {
-            tracing::info!("deleted {deleted} conntrack entries to removed endpoints");
+            tracing::info!("deleted {deleted} conntrack entries that lead elsewhere than the active state");
         }
         Ok(())
     }
@@ -252,6 +297,10 @@ impl Datapath {
     fn change(&mut self, update: Update, desired: AppliedConfig) -> Result<usize, Error> {
         let mut changes = update.changes;
         if let Some(applied) = self.applied.take() {
+            if applied.node_port_addresses != desired.node_port_addresses {
+                // Flows to an address that came before its node ports were served there.
+                self.record_all_flow_rules(|it| it.address.ip().is_unspecified());
+            }
             let before = addresses(&applied.node_port_addresses);
             let addresses = Changes::between(&before, &addresses(&desired.node_port_addresses));
             changes.delete.extend(addresses.delete);
@@ -289,7 +338,7 @@ impl Datapath {
             elements.extend(
                 addresses(&desired.node_port_addresses).into_iter().filter(|(it, _)| it.family == family),
             );
-            let table = DesiredTable { config_: config_.clone(), elements };
+            let table = DesiredTable { config_: config_.clone(), is_owned: self.is_owner, elements };
             let existing = existing.get(&family).filter(|_| !self.must_replace);
             match existing.and_then(|it| table.difference(it)) {
                 None => {
@@ -313,9 +362,17 @@ impl Datapath {
             Err(error) if all_replaced && error.is_feature_missing() => {
                 entries = self.write_one_by_one(&tables, error)?;
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                // A table that another process owns may well be as it should be.
+                self.must_replace = !error.is_denied();
+                return Err(error);
+            }
         }
         self.must_replace = false;
+        if entries > 0 {
+            // Flows that began while something was missing are not translated.
+            self.record_all_flow_rules(|_| true);
+        }
         self.applied = Some(desired);
         Ok(entries)
     }
@@ -339,6 +396,16 @@ impl Datapath {
         }
     }
 
+    /// Records where flows to these frontends may lead, whether they have changed or not.
+    fn record_all_flow_rules(&mut self, is_affected: impl Fn(&FrontendAddress) -> bool) {
+        for port in self.layout.ports().filter(|it| it.identity.protocol != Protocol::Tcp) {
+            for it in port.frontends.iter().map(|it| it.address).filter(&is_affected) {
+                self.flow_rules.allow(number(it.protocol), it.address, port.allowed());
+                self.has_new_flow_rules = true;
+            }
+        }
+    }
+
     /// Records where flows to changed frontends may lead from now on.
     fn record_flow_rules(&mut self, update: &Update) {
         // A cleanup lists all flows of the host, so unchanged ports are skipped; but rules that exist already must be updated.
@@ -354,6 +421,7 @@ impl Datapath {
             for port in changed.before.ports.iter().filter(|it| is_affected(it, changed)) {
                 for FrontendAddress { address, protocol } in port.frontends.iter().map(|it| it.address) {
                     self.flow_rules.withdraw(number(protocol), address);
+                    self.has_new_flow_rules = true;
                 }
             }
         }
@@ -361,6 +429,7 @@ impl Datapath {
             for port in changed.after.ports.iter().filter(|it| is_affected(it, changed)) {
                 for FrontendAddress { address, protocol } in port.frontends.iter().map(|it| it.address) {
                     self.flow_rules.allow(number(protocol), address, port.allowed());
+                    self.has_new_flow_rules = true;
                 }
             }
         }
@@ -398,4 +467,65 @@ pub fn cleanup() -> Result<bool, Error> {
     let were_there = !messages.is_empty();
     commit(&mut netfilter, messages)?;
     Ok(were_there)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+
+    /// Calls a function in a network namespace that ends with it.
+    fn in_netns(work: impl FnOnce() + Send + 'static) {
+        let test = thread::spawn(move || match unshare(CloneFlags::CLONE_NEWNET) {
+            Ok(()) => work(),
+            Err(error) => eprintln!("skipped: no network namespace can be created: {error}"),
+        });
+        test.join().unwrap();
+    }
+
+    #[test]
+    fn base_chains_are_restored_first_and_then_everything() {
+        in_netns(|| {
+            let mut datapath = Datapath::start(&Options::default()).unwrap();
+            // As before Linux 6.9.
+            datapath.is_owner = false;
+            datapath.apply(&NodeState::default()).unwrap();
+            let before = datapath.read().unwrap();
+            datapath.restore_base_chains().unwrap();
+            assert_eq!(datapath.read().unwrap(), before, "nothing is missing");
+            assert!(cleanup().unwrap(), "another process deletes them");
+            datapath.restore_base_chains().unwrap();
+            for (family, table) in datapath.read().unwrap() {
+                let expected: BTreeSet<_> = before[&family].policies.keys().collect();
+                assert_eq!(table.chains.keys().collect::<BTreeSet<_>>(), expected);
+            }
+            datapath.changed.set();
+            datapath.repair().unwrap();
+            assert_eq!(datapath.read().unwrap(), before);
+        });
+    }
+
+    #[test]
+    fn owned_tables_are_changed_by_their_owner_only_and_adopted_by_the_next_one() {
+        in_netns(|| {
+            let state = NodeState::default();
+            let mut first = Datapath::start(&Options::default()).unwrap();
+            if !first.is_owner {
+                return eprintln!("skipped: tables cannot persist without their owner (Linux 6.9)");
+            }
+            first.apply(&state).unwrap();
+            cleanup().unwrap_err();
+            let mut second = Datapath::start(&Options::default()).unwrap();
+            second.apply(&state).unwrap_err();
+            drop(first);
+            // An orphaned table stays, and is adopted without another change.
+            assert_eq!(second.apply(&state).unwrap().entries, 0);
+            cleanup().unwrap_err();
+            drop(second);
+            assert!(cleanup().unwrap());
+        });
+    }
 }

@@ -44,7 +44,9 @@ pub enum Error {
 /// What to do about an errno, where that is known.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => " (run as root, or with CAP_NET_ADMIN)",
+        Some(libc::EPERM | libc::EACCES) => {
+            " (run as root, or with CAP_NET_ADMIN; only a running proxy itself can change its tables)"
+        }
         Some(libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::EOPNOTSUPP) => {
             " (the kernel has no nftables: load the module nf_tables, or use a kernel with CONFIG_NF_TABLES)"
         }
@@ -67,6 +69,11 @@ impl Error {
             Self::Read { what: TABLES, errno } => *errno == Errno::EINVAL,
             _ => false,
         }
+    }
+
+    /// Whether this process may not change the tables, or another one owns them.
+    pub(super) fn is_denied(&self) -> bool {
+        matches!(self, Self::Refused { errno: Errno::EPERM, .. })
     }
 
     /// Whether the kernel may lack a feature. Meaningful only if the tables were written in full: in a partial change, a missing

@@ -154,6 +154,11 @@ impl Layout {
         elements
     }
 
+    /// Every port of every Service.
+    pub(super) fn ports(&self) -> impl Iterator<Item = &PortImage> {
+        self.services.values().flat_map(|it| &it.image.ports)
+    }
+
     /// How many Services there are.
     pub(super) fn services(&self) -> usize {
         self.services.len()

@@ -47,10 +47,16 @@ impl Command {
     }
 }
 
+/// The name of the table of transactions that must be refused, to learn what the kernel can do.
+pub(super) const TRIAL_TABLE: &str = "kube-proxy-ebpf-check";
 /// `NFTA_TABLE_FLAGS`.
 pub(super) const TABLE_FLAGS: u16 = 2;
 /// `NFT_TABLE_F_DORMANT`: it gets no packets.
 pub(super) const TABLE_IS_DORMANT: u32 = 1;
+/// `NFT_TABLE_F_OWNER` (Linux 5.12): only the socket that made it can change it, and a flush by others passes it by.
+pub(super) const TABLE_IS_OWNED: u32 = 2;
+/// `NFT_TABLE_F_PERSIST` (Linux 6.9): it stays when its owner ends, until another process adopts it.
+pub(super) const TABLE_PERSISTS: u32 = 4;
 /// `NFTA_TABLE_USERDATA`.
 pub(super) const TABLE_USERDATA: u16 = 6;
 /// `NFTA_RULE_USERDATA`.
@@ -127,6 +133,12 @@ pub(super) fn end() -> Message {
 /// Creates the table if it does not exist.
 pub(super) fn new_table(family: Family, comment: &str) -> Message {
     message(Command::NewTable, NLM_F_CREATE, family, [userdata(TABLE_USERDATA, comment)])
+}
+
+/// The same, owned by the socket that sends it; an existing table that persists and has no owner is adopted.
+pub(super) fn new_owned_table(family: Family, comment: &str) -> Message {
+    let flags = Attribute::u32(TABLE_FLAGS, TABLE_IS_OWNED | TABLE_PERSISTS);
+    message(Command::NewTable, NLM_F_CREATE, family, [userdata(TABLE_USERDATA, comment), flags])
 }
 
 /// Deletes the table with its contents.

@@ -5,6 +5,7 @@
 use std::{collections::BTreeSet, hash::Hasher as _};
 
 use model::Family;
+use nix::errno::Errno;
 use twox_hash::XxHash64;
 
 use crate::{
@@ -17,8 +18,9 @@ use crate::{
     snapshot::Snapshot,
     source_list,
     tables::{
-        ACCEPT, CHAIN_NAME, Command, RULE_CHAIN, SET_NAME, SUBSYSTEM, begin, delete_chain, delete_list,
-        delete_table, elements, end, new_chain, new_list, new_rule, new_set, new_table, protocol,
+        ACCEPT, CHAIN_NAME, Command, RULE_CHAIN, SET_NAME, SUBSYSTEM, TABLE_IS_OWNED, TABLE_NAME,
+        TABLE_PERSISTS, TRIAL_TABLE, begin, delete_chain, delete_list, delete_table, elements, end,
+        new_chain, new_list, new_owned_table, new_rule, new_set, new_table, protocol,
     },
 };
 use netlink::{Attribute, Message, Netfilter, Refused};
@@ -28,6 +30,8 @@ use netlink::{Attribute, Message, Netfilter, Refused};
 pub(super) struct DesiredTable {
     /// What its constant chains depend on.
     pub(super) config_: TableConfig,
+    /// Whether this process owns it, so that no other can change it.
+    pub(super) is_owned: bool,
     /// The contents of its sets. Each selector and each list of source ranges among them has a chain.
     pub(super) elements: Elements,
 }
@@ -35,6 +39,8 @@ pub(super) struct DesiredTable {
 /// The difference of a table.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Difference {
+    /// The message that adopts the table, if this process should own it.
+    pub(super) adopt: Option<Message>,
     /// Lists of source ranges whose sets are created.
     pub(super) new_lists: BTreeSet<u32>,
     /// Lists of source ranges whose sets are deleted, with their elements.
@@ -50,7 +56,8 @@ pub(super) struct Difference {
 impl Difference {
     /// Whether there is nothing to do.
     pub(super) fn is_empty(&self) -> bool {
-        self.new_lists.is_empty()
+        self.adopt.is_none()
+            && self.new_lists.is_empty()
             && self.old_lists.is_empty()
             && self.new_chains.is_empty()
             && self.old_chains.is_empty()
@@ -109,7 +116,10 @@ impl DesiredTable {
         let mut own: BTreeSet<_> = self.config_.chains().into_iter().map(|it| it.name).collect();
         own.extend(self.derived_chains().map(|it| it.name));
         let lists: BTreeSet<_> = source_list::among(&self.elements).collect();
+        // If it is ours already, this changes nothing; if it is another process', that refuses the transaction.
+        let adopt = || new_owned_table(self.config_.family, &existing.comment);
         let mut difference = Difference {
+            adopt: self.is_owned.then(adopt),
             new_lists: lists.difference(&existing.lists()).copied().collect(),
             old_lists: existing.lists().difference(&lists).copied().collect(),
             new_chains: self.derived_chains().filter(|it| !existing.chains.contains_key(&it.name)).collect(),
@@ -141,7 +151,7 @@ impl DesiredTable {
         };
         sets_fit
             // Others may have made the table dormant, or changed the policy of a chain.
-            && existing.flags == 0
+            && existing.flags & !TABLE_IS_OWNED == if self.is_owned { TABLE_PERSISTS } else { 0 }
             && existing.policies.values().all(|it| *it == ACCEPT)
             && existing.comment == comment(&self.config_)
             && self.config_.chains().iter().all(fits)
@@ -159,8 +169,8 @@ impl DesiredTable {
         chains.extend(self.derived_chains());
         let comment = comment(&self.config_);
         // Deleting a table that does not exist fails, so it is created first.
-        let mut messages =
-            vec![new_table(family, &comment), delete_table(family), new_table(family, &comment)];
+        let new = if self.is_owned { new_owned_table } else { new_table };
+        let mut messages = vec![new_table(family, &comment), delete_table(family), new(family, &comment)];
         messages.extend(sets_and_chains(family, source_list::among(&self.elements), &chains));
         messages.extend(add(family, &self.elements));
         messages
@@ -173,6 +183,7 @@ impl Difference {
         let old_lists: BTreeSet<_> = source_list::among(&changes.delete).collect();
         let old_selectors = Selector::among(&changes.delete).map(Selector::chain_name);
         let mut difference = Self {
+            adopt: None,
             new_lists: source_list::among(&changes.add).collect(),
             new_chains: derived_chains(family, &changes.add).collect(),
             old_chains: old_selectors.chain(old_lists.iter().copied().map(source_list::name)).collect(),
@@ -193,7 +204,8 @@ impl Difference {
 
     /// The messages that apply it.
     pub(super) fn messages(&self, family: Family) -> Vec<Message> {
-        let mut messages: Vec<_> = self.new_lists.iter().map(|it| new_list(family, *it)).collect();
+        let mut messages: Vec<_> = self.adopt.iter().cloned().collect();
+        messages.extend(self.new_lists.iter().map(|it| new_list(family, *it)));
         messages.extend(create(family, &self.new_chains));
         messages.extend(by_map(Command::DeleteElements, family, &self.changes.delete));
         messages.extend(add(family, &self.changes.add));
@@ -226,6 +238,36 @@ pub(super) fn commit(netfilter: &mut Netfilter, messages: Vec<Message>) -> Resul
             Err(Error::Refused { what, errno: *errno })
         }
     }
+}
+
+/// The messages that create a table with its base chains only, without rules: while a family has them, connections that are
+/// translated already stay so.
+pub(super) fn base_chains(config_: &TableConfig) -> Vec<Message> {
+    let family = config_.family;
+    let chains: Vec<_> = config_.chains().into_iter().filter(|it| it.hook.is_some()).collect();
+    let mut messages = vec![new_table(family, "base chains only")];
+    messages.extend(chains.iter().map(|it| new_chain(family, &it.name, it.hook)));
+    messages
+}
+
+/// Whether the kernel has tables that belong to a process and survive it: from Linux 6.9 on. Nothing is changed.
+pub(super) fn can_own_tables(netfilter: &mut Netfilter) -> bool {
+    let trial = |it: Message| Message {
+        attributes: it
+            .attributes
+            .into_iter()
+            .map(|it| match it {
+                Attribute::Value(TABLE_NAME, _) => Attribute::text(TABLE_NAME, TRIAL_TABLE),
+                other => other,
+            })
+            .collect(),
+        ..it
+    };
+    let table = trial(new_owned_table(Family::V4, ""));
+    // It must be refused, so that nothing takes effect.
+    let all = batch(vec![table, trial(delete_chain(Family::V4, "does-not-exist"))]);
+    let refused = netfilter.transact(&all, SUBSYSTEM).unwrap_or_default();
+    refused.first().is_some_and(|it| it.message == Some(2) && it.errno == Errno::ENOENT)
 }
 
 /// The messages of a transaction, with its begin and end.
@@ -287,13 +329,25 @@ mod tests {
         }
         existing.elements = config_.elements();
         let elements = config_.elements();
-        (DesiredTable { config_, elements }, existing)
+        (DesiredTable { config_, is_owned: false, elements }, existing)
     }
 
     #[test]
     fn an_up_to_date_table_is_not_touched() {
         let (desired, existing) = applied();
         assert!(desired.difference(&existing).unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_orphaned_table_is_adopted_and_one_of_an_older_version_is_replaced() {
+        let (desired, existing) = applied();
+        let desired = DesiredTable { is_owned: true, ..desired };
+        let with = |flags| Snapshot { flags, ..existing.clone() };
+        for flags in [TABLE_PERSISTS, TABLE_IS_OWNED | TABLE_PERSISTS] {
+            let adopted = desired.difference(&with(flags)).unwrap();
+            assert_eq!(adopted.messages(Family::V4), [new_owned_table(Family::V4, &existing.comment)]);
+        }
+        assert!(desired.difference(&existing).is_none());
     }
 
     #[test]

@@ -23,6 +23,8 @@ use crate::{
 
 /// The subject of reports about the packet path.
 const PACKET_PATH: &str = "traffic without a local socket";
+/// When conntrack is listed once more after a change: packets that were on their way have left the host by then.
+const SECOND_PASS_DELAY: Duration = Duration::from_secs(1);
 /// How often an unavailable packet path is retried.
 const RECOVER_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -150,7 +152,7 @@ impl Packets {
         let repaired = datapath.repair();
         // Flows are deleted only once their next packet finds the new state.
         let is_current = !matches!(applied, Some(Err(_))) && repaired.is_ok();
-        let finished = if is_current { datapath.finish_generation() } else { Ok(()) };
+        let finished = if is_current { datapath.finish_generation() } else { Ok(false) };
         Attempt { applied, repaired, finished }
     }
 
@@ -169,6 +171,20 @@ impl Packets {
         }
     }
 
+    /// Restores at once what existing connections need; what fails is reported by the repair that follows.
+    fn restore_base_chains(&mut self) {
+        if let Some(Err(error)) = self.datapath.as_mut().map(nft::Datapath::restore_base_chains) {
+            tracing::debug!("restoring the base chains failed: {}", error_chain(&error));
+        }
+    }
+
+    /// Looks at flows once more; what fails is left to their timeouts.
+    fn finish_generation_again(&mut self) {
+        if let Some(Err(error)) = self.datapath.as_mut().map(nft::Datapath::finish_generation_again) {
+            tracing::warn!("a second pass over conntrack failed: {}", error_chain(&error));
+        }
+    }
+
     async fn changed_externally(&self) {
         match &self.datapath {
             Some(datapath) => datapath.changed_externally().await,
@@ -183,12 +199,13 @@ struct Attempt {
     /// `None` if there was nothing to apply.
     applied: Option<Result<ApplyReport, nft::Error>>,
     repaired: Result<(), nft::Error>,
-    finished: Result<(), nft::Error>,
+    /// Whether flows are to be looked at once more in a moment.
+    finished: Result<bool, nft::Error>,
 }
 
 impl Default for Attempt {
     fn default() -> Self {
-        Self { applied: None, repaired: Ok(()), finished: Ok(()) }
+        Self { applied: None, repaired: Ok(()), finished: Ok(false) }
     }
 }
 
@@ -201,12 +218,19 @@ async fn work(
     // Whether the newest state is not applied yet.
     let mut is_due = false;
     let mut recover_at = Instant::now() + RECOVER_INTERVAL;
+    let mut second_pass_at = None;
     loop {
         let wait = async {
             match (retry.at, packets.datapath.is_some()) {
                 (Some(at), true) => sleep_until(at).await,
                 (None, true) => std::future::pending().await,
                 (_, false) => sleep_until(recover_at).await,
+            }
+        };
+        let second_pass = async {
+            match second_pass_at {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
             }
         };
         tokio::select! {
@@ -217,7 +241,21 @@ async fn work(
                 is_due = true;
             }
             () = wait => {}
+            () = second_pass => {
+                second_pass_at = None;
+                packets = on_blocking_thread(move || {
+                    packets.finish_generation_again();
+                    packets
+                })
+                .await;
+                continue;
+            }
             () = packets.changed_externally() => {
+                packets = on_blocking_thread(move || {
+                    packets.restore_base_chains();
+                    packets
+                })
+                .await;
                 // The other side may not be finished; and two that undo each other's changes must not keep a CPU busy.
                 sleep(BACKOFF_MIN).await;
             }
@@ -242,6 +280,9 @@ async fn work(
             tracing::info!("the packet path is available now: traffic without a local socket is served");
         }
         is_due = matches!(attempt.applied, Some(Err(_)));
+        if matches!(attempt.finished, Ok(true)) {
+            second_pass_at = Some(Instant::now() + SECOND_PASS_DELAY);
+        }
         let report = packets.report(attempt, &desired, &retry);
         if report.failed.is_some() {
             retry.after_backoff();

@@ -1,22 +1,37 @@
 //! Connections and flows across changes and restarts, and our tables beside other ones.
 
-use std::{net::SocketAddr, thread, time::Duration};
+use std::{
+    io::ErrorKind,
+    net::{Ipv4Addr, SocketAddr},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
 use tests::{
-    NetNs, TIMEOUT, TestCluster, Transport,
+    EchoConnection, NetNs, TIMEOUT, TestCluster, Transport,
     agent::run,
     client::{exchange_connected, udp_socket},
     eventually,
     load::LoadReport,
     repetitions,
-    requirements::nft_or_skip,
+    requirements::{kernel_at_least, nft_or_skip},
     scaled,
     test_cluster::{P1, P2, P3},
 };
 
 use crate::{
-    BACKENDS, RunningCluster, at, dump, external, external_frontends, is_active, load_balancer_ips, nft,
-    on_both_nodes, server, start_load, start_ready,
+    BACKENDS, NODE_PORT, RunningCluster, at, dump, external, external_frontends, is_active,
+    load_balancer_ips, nft, on_both_nodes, server, start_load, start_ready,
 };
 
 /// A connected UDP socket, which is one flow.
@@ -62,6 +77,82 @@ fn a_udp_flow_leaves_a_removed_endpoint_and_recovers_from_a_refusal() {
     }
 }
 
+/// A flow that sends all the time, whether it is answered or not.
+struct SteadyFlow {
+    /// The number of replies, of refusals, and whether to stop.
+    shared: Arc<(AtomicUsize, AtomicUsize, AtomicBool)>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl SteadyFlow {
+    fn start(from: &NetNs, address: SocketAddr) -> Self {
+        let Flow(socket) = Flow::new(from, address);
+        socket.set_nonblocking(true).unwrap();
+        let shared = Arc::<(AtomicUsize, AtomicUsize, AtomicBool)>::default();
+        let seen = Arc::clone(&shared);
+        let thread = thread::spawn(move || {
+            while !seen.2.load(Ordering::Relaxed) {
+                let results = [socket.send(b"who?").map(|_| false), socket.recv(&mut [0; 64]).map(|_| true)];
+                for result in results {
+                    match result {
+                        Ok(true) => drop(seen.0.fetch_add(1, Ordering::Relaxed)),
+                        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                            seen.1.fetch_add(1, Ordering::Relaxed);
+                        }
+                        _ => {}
+                    }
+                }
+                thread::sleep(Duration::from_millis(2));
+            }
+        });
+        Self { shared, thread: Some(thread) }
+    }
+
+    fn replies(&self) -> usize {
+        self.shared.0.load(Ordering::Relaxed)
+    }
+
+    fn refusals(&self) -> usize {
+        self.shared.1.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for SteadyFlow {
+    fn drop(&mut self) {
+        self.shared.2.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+#[test]
+fn a_udp_flow_that_began_before_its_address_was_served_is_answered_once_it_is() {
+    let web = external("web", 1).endpoint("p1", &P1);
+    for backend in BACKENDS {
+        let other = external("other", 2).endpoint("p2", &P2);
+        let Some(mut it) = RunningCluster::or_skip(backend, std::slice::from_ref(&other), &[]) else {
+            return;
+        };
+        // A Service comes to addresses to which a flow sends already.
+        let flows: Vec<_> =
+            external_frontends(1).into_iter().map(|address| SteadyFlow::start(&it.client, address)).collect();
+        thread::sleep(scaled(Duration::from_millis(100)));
+        it.apply(&[web.clone(), other]);
+        for flow in &flows {
+            assert!(eventually(TIMEOUT, || flow.replies() > 0), "a flow stays dead: {}", it.agent.log());
+        }
+        // An address comes to this host, and a flow meets it before the proxy knows it.
+        let added = at(Ipv4Addr::new(192, 168, 50, 7), NODE_PORT + 1);
+        let process = Pid::from_raw(it.agent.pid().cast_signed());
+        kill(process, Signal::SIGSTOP).unwrap();
+        it.n1.ip(&["address", "add", "192.168.50.7/24", "dev", "eth0"]).unwrap();
+        let flow = SteadyFlow::start(&it.client, added);
+        let is_refused = eventually(TIMEOUT, || flow.refusals() > 0);
+        kill(process, Signal::SIGCONT).unwrap();
+        assert!(is_refused, "the address is served though the proxy does not know it");
+        assert!(eventually(TIMEOUT, || flow.replies() > 0), "the flow stays dead: {}", it.agent.log());
+    }
+}
+
 #[test]
 fn foreign_changes_to_our_tables_are_repaired_and_other_tables_are_not_touched() {
     const REPAIRED: &str = "were changed externally";
@@ -82,21 +173,73 @@ fn foreign_changes_to_our_tables_are_repaired_and_other_tables_are_not_touched()
         &["chain", "ip", "kube-proxy-ebpf", "prerouting", "{ policy drop; }"],
         &["add", "table", "ip", "kube-proxy-ebpf", "{ flags dormant; }"],
     ];
+    let RunningCluster { mut agent, cluster } = it;
+    let it = &cluster;
     for (n, change) in changes.into_iter().enumerate() {
-        nft(&it, change);
-        let is_repaired = || it.agent.count_logged(REPAIRED) > n;
+        if kernel_at_least(6, 9) {
+            // They are owned: the kernel refuses. What changes while no proxy runs is repaired by the next one.
+            let refused = it.n1.run(|| run(Command::new("nft").args(change)));
+            assert_ne!(refused.code, Some(0), "nft {change:?} was accepted");
+            assert_eq!(dump(it), correct, "after nft {change:?}");
+            agent.kill9().unwrap();
+            nft(it, change);
+            agent = start_ready(it, &it.command("nft"));
+            assert_eq!(dump(it), correct, "after nft {change:?} and a restart");
+            server(&it.client, frontend);
+            continue;
+        }
+        nft(it, change);
+        let is_repaired = || agent.count_logged(REPAIRED) > n;
         assert!(eventually(TIMEOUT, is_repaired), "nft {change:?} was not detected");
-        assert_eq!(dump(&it), correct, "after nft {change:?}");
+        assert_eq!(dump(it), correct, "after nft {change:?}");
         server(&it.client, frontend);
     }
     // Changes to other tables are ignored.
-    nft(&it, &["add", "chain", "ip", "theirs", "mine"]);
-    assert_eq!(it.agent.count_logged(REPAIRED), changes.len());
+    nft(it, &["add", "chain", "ip", "theirs", "mine"]);
+    let repairs = if kernel_at_least(6, 9) { 0 } else { changes.len() };
+    assert_eq!(agent.count_logged(REPAIRED), repairs);
 
-    let RunningCluster { agent, cluster } = it;
     assert!(agent.terminate().unwrap().success());
     let _ = cluster.n1.run(|| run(&mut cluster.cli("cleanup")).success());
     assert_eq!(nft(&cluster, &["list", "tables"]), "table ip theirs\n");
+}
+
+#[test]
+fn a_flush_of_all_rules_by_others_resets_no_connection_and_leaves_no_flow_dead() {
+    if !nft_or_skip() {
+        return;
+    }
+    for backend in BACKENDS {
+        let web = on_both_nodes(external("web", 1));
+        let Some(it) = RunningCluster::or_skip(backend, &[web], &[]) else { return };
+        let frontends = external_frontends(1);
+        let connect = |address: &SocketAddr| it.client.run(|| EchoConnection::connect(*address).unwrap());
+        let mut connections: Vec<_> = frontends.iter().cycle().take(20).map(connect).collect();
+        let flows: Vec<_> = frontends.iter().map(|address| Flow::new(&it.client, *address)).collect();
+        for flow in &flows {
+            flow.server().unwrap();
+        }
+        nft(&it, &["flush", "ruleset"]);
+        // Flows that begin now, before everything may be restored, and those that go on.
+        let flows: Vec<_> = flows
+            .into_iter()
+            .chain(frontends.iter().map(|address| Flow::new(&it.client, *address)))
+            .collect();
+        if !kernel_at_least(6, 9) {
+            let is_repaired = || it.agent.count_logged("were changed externally") > 0;
+            assert!(eventually(TIMEOUT, is_repaired), "{}", it.agent.log());
+        }
+        for connection in &mut connections {
+            it.client.run(|| connection.ping()).unwrap();
+        }
+        for flow in &flows {
+            assert!(eventually(TIMEOUT, || flow.server().is_ok()), "a flow stays dead");
+        }
+        server(&it.client, frontends[0]);
+        if kernel_at_least(6, 9) {
+            assert_eq!(it.agent.count_logged("were changed externally"), 0, "{}", it.agent.log());
+        }
+    }
 }
 
 #[test]
