@@ -181,6 +181,10 @@ fn foreign_changes_to_our_tables_are_repaired_and_other_tables_are_not_touched()
             let refused = it.n1.run(|| run(Command::new("nft").args(change)));
             assert_ne!(refused.code, Some(0), "nft {change:?} was accepted");
             assert_eq!(dump(it), correct, "after nft {change:?}");
+            if change.contains(&"{ flags dormant; }") {
+                // Nobody can change these flags of a persistent table.
+                continue;
+            }
             agent.kill9().unwrap();
             nft(it, change);
             agent = start_ready(it, &it.command("nft"));
