@@ -58,7 +58,7 @@ pub struct Datapath {
     is_pending: bool,
     /// Whether a state was active before.
     was_active: bool,
-    /// Whether the tables are owned, so that nobody else can change them while this process lives.
+    /// Whether the tables are owned, so that no other process can change them while this process lives.
     is_owner: bool,
     /// Whether the tables must be replaced, because they could not be repaired.
     must_replace: bool,

@@ -12,9 +12,8 @@ use crate::{
     endpoint_selector::{DROP, MatchKey, REFUSE, SET_SHIFT, Selector},
     error::Error,
     rules::FrontendPolicy,
-    schema::{Bytes, Field, Map, Parts},
+    schema::{Bytes, Field, Map, Parts, list_name},
     snapshot::{self, Snapshot, endpoint, protocol_of},
-    source_list,
 };
 use datapath::{ActiveFrontend, unspecified};
 use netlink::Netfilter;
@@ -137,10 +136,10 @@ fn line(element: &Element, value: &Value) -> Option<Option<String>> {
             let endpoint = SocketAddr::new(key.address()?, key.port()?);
             format!("packets member {frontend} {} {endpoint}", named(number))
         }
-        Map::SourceLists => format!("packets sources {} in {}", at()?, source_list::name(number()?)),
+        Map::SourceLists => format!("packets sources {} in {}", at()?, list_name(number()?)),
         Map::SourceRanges => {
             let boundary = if *value == Value::RangeEnd { "before" } else { "from" };
-            format!("packets {} {boundary} {}", source_list::name(element.list), key.address()?)
+            format!("packets {} {boundary} {}", list_name(element.list), key.address()?)
         }
         Map::NodeAddresses => format!("packets node-address {}", key.address()?),
         Map::ClusterIps => format!("packets cluster-ip {}", key.address()?),

@@ -10,8 +10,7 @@ use ipnet::IpNet;
 use model::Family;
 
 use crate::{
-    schema::Map,
-    source_list,
+    schema::{Map, list_name},
     verdict::{DATA_VALUE, DATA_VERDICT, ELEMENT, Verdict},
 };
 use netlink::Attribute;
@@ -253,7 +252,7 @@ impl Rule {
 
     /// Continues if the address is in a range of the list of a number.
     pub(super) fn if_in_list(self, number: u32, address: Register) -> Self {
-        let name = source_list::name(number);
+        let name = list_name(number);
         self.push("lookup", vec![Attribute::text(1, &name), Attribute::u32(2, address.number())])
     }
 

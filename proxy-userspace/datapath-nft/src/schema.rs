@@ -181,6 +181,16 @@ impl Map {
     }
 }
 
+/// The name of the set of a list of source ranges, and of the chain that looks into it.
+pub(super) fn list_name(list: u32) -> String {
+    format!("sources-{list:08x}")
+}
+
+/// The list of such a name.
+pub(super) fn list_of(name: &str) -> Option<u32> {
+    u32::from_str_radix(name.strip_prefix("sources-")?, 16).ok()
+}
+
 /// The length of a key or a value, in bytes.
 pub(super) fn length(fields: &[Field], family: Family) -> usize {
     fields.iter().map(|it| it.length(family).next_multiple_of(4)).sum()

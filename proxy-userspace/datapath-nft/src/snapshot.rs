@@ -18,8 +18,7 @@ use crate::{
     endpoint_selector::SET_SHIFT,
     error::{Error, TABLES},
     layout::PreviousSlots,
-    schema::{Bytes, Map, Parts, number},
-    source_list,
+    schema::{Bytes, Map, Parts, list_of, number},
     tables::{
         CHAIN_NAME, CHAIN_POLICY, Command, ELEMENT_DATA, ELEMENT_FLAGS, ELEMENT_KEY, ELEMENTS, INTERVAL_END,
         RULE_CHAIN, RULE_USERDATA, SET_DATA_LENGTH, SET_KEY_LENGTH, SET_NAME, TABLE_FLAGS, TABLE_NAME,
@@ -131,7 +130,7 @@ impl Snapshot {
 
     /// The lists of source ranges that have a set.
     pub(super) fn lists(&self) -> BTreeSet<u32> {
-        self.sets.keys().filter_map(|it| source_list::number(it)).collect()
+        self.sets.keys().filter_map(|it| list_of(it)).collect()
     }
 
     /// The slot of each endpoint.

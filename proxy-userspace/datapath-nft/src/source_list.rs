@@ -19,7 +19,7 @@ use crate::{
     elements::{Element, Elements, Value},
     endpoint_selector::Registers,
     expressions::Rule,
-    schema::{Bytes, Map, Parts},
+    schema::{Bytes, Map, Parts, list_name},
     verdict::Verdict,
 };
 
@@ -104,17 +104,7 @@ fn next(address: IpAddr) -> Option<IpAddr> {
 /// The element that leads from a number to its chain.
 pub(super) fn chain_element(family: Family, number: u32) -> (Element, Value) {
     let element = Element::new(family, Map::SourceChains, Bytes::new().number(number));
-    (element, Value::Verdict(Verdict::Goto(name(number))))
-}
-
-/// The name of the chain and of the set of a list.
-pub(super) fn name(number: u32) -> String {
-    format!("sources-{number:08x}")
-}
-
-/// The number in such a name.
-pub(super) fn number(name: &str) -> Option<u32> {
-    u32::from_str_radix(name.strip_prefix("sources-")?, 16).ok()
+    (element, Value::Verdict(Verdict::Goto(list_name(number))))
 }
 
 /// The numbers of the lists whose chains are among elements, of one table.
@@ -128,7 +118,7 @@ pub(super) fn chain(family: Family, number: u32) -> Chain {
     let at = Registers::new(family).next;
     let rule =
         Rule::new(family, "in a range").source(at).if_in_list(number, at).store_number_in_priority(ALLOWED);
-    Chain { name: name(number), hook: None, rules: vec![rule] }
+    Chain { name: list_name(number), hook: None, rules: vec![rule] }
 }
 
 /// The lists in use.

@@ -11,8 +11,7 @@ use crate::{
     chain::Hook,
     elements::{Element, Value},
     expressions::Rule,
-    schema::{Field, Map, MapData, length},
-    source_list,
+    schema::{Field, Map, MapData, length, list_name},
     verdict::{DATA_VALUE, DATA_VERDICT, ELEMENT},
 };
 use netlink::{Attribute, Message};
@@ -174,7 +173,7 @@ pub(super) fn new_rule(family: Family, chain: &str, rule: &Rule) -> Message {
 
 /// The name of a map or a set.
 pub(super) fn set_name(map: Map, list: u32) -> String {
-    if map.has_ranges() { source_list::name(list) } else { map.name().to_owned() }
+    if map.has_ranges() { list_name(list) } else { map.name().to_owned() }
 }
 
 /// Deletes the set of a list with its elements; nothing may refer to it any more.

@@ -14,7 +14,7 @@ use crate::{
     endpoint_selector::{MatchKey, Selector},
     error::Error,
     rules::TableConfig,
-    schema::{Map, MapData, length},
+    schema::{Map, MapData, length, list_name},
     snapshot::Snapshot,
     source_list,
     tables::{
@@ -134,7 +134,7 @@ impl DesiredTable {
     fn has_same_structure(&self, existing: &Snapshot) -> bool {
         let family = self.config_.family;
         let size = |fields| u32::try_from(length(fields, family)).unwrap_or_default();
-        let lists: Vec<_> = existing.lists().into_iter().map(source_list::name).collect();
+        let lists: Vec<_> = existing.lists().into_iter().map(list_name).collect();
         let sets_fit = existing.sets.len() == Map::all().count() + lists.len()
             && lists.iter().all(|it| existing.sets[it].0 == size(Map::SourceRanges.key()))
             && Map::all().all(|map| {
@@ -186,7 +186,7 @@ impl Difference {
             adopt: None,
             new_lists: source_list::among(&changes.add).collect(),
             new_chains: derived_chains(family, &changes.add).collect(),
-            old_chains: old_selectors.chain(old_lists.iter().copied().map(source_list::name)).collect(),
+            old_chains: old_selectors.chain(old_lists.iter().copied().map(list_name)).collect(),
             old_lists,
             changes,
         };

@@ -1,6 +1,6 @@
 //! The packet path (nftables), kept at the newest state by a task of its own.
 //!
-//! Invariant: nobody waits for it. States that come while a transaction is under way replace each other, and what became of
+//! Invariant: no other part waits for it. States that come while a transaction is under way replace each other, and what became of
 //! each attempt is reported.
 
 use std::{collections::BTreeSet, net::IpAddr, panic, sync::Arc, time::Duration};

@@ -182,7 +182,7 @@ fn foreign_changes_to_our_tables_are_repaired_and_other_tables_are_not_touched()
             assert_ne!(refused.code, Some(0), "nft {change:?} was accepted");
             assert_eq!(dump(it), correct, "after nft {change:?}");
             if change.contains(&"{ flags dormant; }") {
-                // Nobody can change these flags of a persistent table.
+                // No process can change these flags of a persistent table.
                 continue;
             }
             agent.kill9().unwrap();

@@ -156,7 +156,7 @@ fn a_guarded_connect_costs_the_same_with_any_number_of_source_ranges() {
         .endpoint("p1", &P1)
         .source_ranges(&["192.168.50.99/32", "192.168.50.101/32"])]);
     check_dropped(&it.client, at(load_balancer_ips(1)[0], 80));
-    // Lists that nobody uses are gone.
+    // Lists that are not used any more are gone.
     assert_eq!(dump(&it).iter().filter(|it| it.starts_with("packets sources-")).count(), 4);
 }
 
