@@ -23,7 +23,7 @@ pub(crate) struct HttpConnections {
 impl HttpConnections {
     pub(crate) fn new() -> Self {
         // All of them together take less than half of the files that this process may open.
-        let most = max_open_files() / 8;
+        let most = max_open_files() / 16;
         let group =
             |name, limits: Limits| Connections::new(name, Limits { total: limits.total.min(most), ..limits });
         Self {

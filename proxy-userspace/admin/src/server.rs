@@ -10,13 +10,17 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     pin::pin,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 use hyper::{
     Request, Response,
     body::{Body, Bytes, Incoming},
+    header::{CONNECTION, HeaderValue},
     server::conn::http1,
     service::service_fn,
 };
@@ -26,7 +30,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixStream},
     runtime::Handle,
-    task::JoinSet,
+    task::{JoinSet, yield_now},
     time::{Instant, sleep, sleep_until},
 };
 
@@ -42,8 +46,12 @@ use crate::{
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time from one request to the next: to render and read a response, and to send another request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum number of requests on a connection: a client may send many at once, and never read.
+const MAX_REQUESTS: usize = 8;
 /// Maximum size of the head of a request.
 const MAX_HEAD: usize = 16 << 10;
+/// How many connections are accepted before those that were accepted have their turn.
+const MAX_ACCEPTS: u64 = 8;
 /// Delay after a failed accept, as when there are no file descriptors left.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(10);
 
@@ -172,9 +180,13 @@ pub(crate) async fn accept<H, F, B>(
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
     let mut clients = JoinSet::new();
-    loop {
+    for accepted in 1_u64.. {
         // Reap finished tasks.
         while clients.try_join_next().is_some() {}
+        // Those that were accepted are served before they are the oldest.
+        if accepted.is_multiple_of(MAX_ACCEPTS) {
+            yield_now().await;
+        }
         match listener.accept().await {
             Ok((stream, source)) => {
                 let connection = connections.admit(source).await;
@@ -184,7 +196,7 @@ pub(crate) async fn accept<H, F, B>(
                 // Most errors are a client's; without a delay, an error of this process would cause a busy loop.
                 tracing::debug!("accept: {error}");
                 if is_out_of_files(&error) {
-                    connections.close_idle();
+                    connections.close_one();
                 }
                 sleep(ACCEPT_BACKOFF).await;
             }
@@ -206,17 +218,20 @@ where
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + 'static,
 {
     let mut closing = connection.closing();
-    let connection = Arc::new(connection);
     let expiry = Arc::new(Mutex::new(Instant::now() + HEAD_TIMEOUT));
     let renewed = Arc::clone(&expiry);
+    let served = AtomicUsize::new(0);
     let service = service_fn(move |request| {
         *lock(&renewed) = Instant::now() + REQUEST_TIMEOUT;
-        let connection = Arc::clone(&connection);
-        connection.set_busy(true);
+        let is_last = served.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_REQUESTS;
         let response = handler(request);
         async move {
-            let response = response.await;
-            connection.set_busy(false);
+            // One request at a time of each connection, however many a client has sent.
+            yield_now().await;
+            let mut response = response.await;
+            if is_last {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
             Ok::<_, Infallible>(response)
         }
     });

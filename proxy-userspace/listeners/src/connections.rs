@@ -1,10 +1,10 @@
 //! The connections of one or more listeners, limited in all and for each source.
 //!
-//! Invariant: a new connection is always admitted, and never are there more than the limit: the one that has been idle the
-//! longest is closed for it.
+//! Invariant: a new connection is always admitted, and never are there more than the limit: the oldest one is closed for it,
+//! whatever it does, since a client can always look busy. As many may be about to close: a new one does not wait for the end of another.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fmt,
     net::{IpAddr, Ipv6Addr},
     sync::{
@@ -50,9 +50,9 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// The number of the next event.
-    next: u64,
-    entries: HashMap<u64, Entry>,
+    last_id: u64,
+    /// In the order of their admission.
+    entries: BTreeMap<u64, Entry>,
     last_logged: Option<Instant>,
     /// How many were closed at the last message.
     closed_at_last_log: u64,
@@ -61,9 +61,6 @@ struct Table {
 #[derive(Debug)]
 struct Entry {
     source: IpAddr,
-    /// The number of the last event: its admission, or the begin or end of a request.
-    last_event: u64,
-    is_busy: bool,
     /// `None` once it has been told to close.
     close: Option<oneshot::Sender<()>>,
 }
@@ -75,43 +72,41 @@ impl Connections {
         Self(Arc::new(Shared {
             name,
             limits: Limits { total, ..limits },
-            permits: Arc::new(Semaphore::new(total)),
+            // For those that are open, and those that are about to close.
+            permits: Arc::new(Semaphore::new(2 * total)),
             table: Mutex::default(),
             closed: AtomicU64::new(0),
         }))
     }
 
-    /// Admits a new connection, once there is room: closes another one if necessary.
+    /// Admits a new connection: closes another one if necessary.
     pub async fn admit(&self, source: IpAddr) -> Connection {
         let shared = &self.0;
-        let permit = match Arc::clone(&shared.permits).try_acquire_owned() {
-            Ok(permit) => permit,
-            Err(_) => {
-                self.close_idle();
-                let permit = Arc::clone(&shared.permits).acquire_owned().await;
-                permit.expect("the semaphore is never closed")
-            }
-        };
+        let permit =
+            Arc::clone(&shared.permits).acquire_owned().await.expect("the semaphore is never closed");
         let source = source_of(source);
         let (close, closing) = oneshot::channel();
         let mut table = shared.table();
         if table.open().filter(|(_, it)| it.source == source).count() >= shared.limits.per_source {
             shared.close_oldest(&mut table, Some(source));
+        } else if table.open().count() >= shared.limits.total {
+            shared.close_oldest(&mut table, None);
         }
-        let id = table.event();
-        table.entries.insert(id, Entry { source, last_event: id, is_busy: false, close: Some(close) });
+        table.last_id += 1;
+        let id = table.last_id;
+        table.entries.insert(id, Entry { source, close: Some(close) });
         Connection { shared: Arc::clone(shared), id, closing: Some(closing), _permit: permit }
     }
 
-    /// Closes the connection that has been idle the longest, as when there are no file descriptors left. Returns whether
+    /// Closes the oldest connection, as when there are no file descriptors left. Returns whether
     /// there was any.
-    pub fn close_idle(&self) -> bool {
+    pub fn close_one(&self) -> bool {
         self.0.close_oldest(&mut self.0.table(), None)
     }
 
-    /// The number of connections.
+    /// The number of connections, without those that are about to close.
     pub fn count(&self) -> usize {
-        self.0.table().entries.len()
+        self.0.table().open().count()
     }
 
     /// How many connections were closed for others so far.
@@ -131,11 +126,10 @@ impl Shared {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the oldest idle connection, of one source or of all; if all are busy, the oldest.
+    /// Closes the oldest connection, of one source or of all.
     fn close_oldest(&self, table: &mut Table, source: Option<IpAddr>) -> bool {
         let of_source = |it: &Entry| source.is_none_or(|source| it.source == source);
-        let oldest =
-            table.open().filter(|(_, it)| of_source(it)).min_by_key(|(_, it)| (it.is_busy, it.last_event));
+        let oldest = table.open().find(|(_, it)| of_source(it));
         let Some(id) = oldest.map(|(id, _)| *id) else { return false };
         let close = table.entries.get_mut(&id).and_then(|it| it.close.take());
         // The receiver is gone if the connection ends by itself.
@@ -144,10 +138,10 @@ impl Shared {
         if table.last_logged.is_none_or(|it| it.elapsed() >= LOG_INTERVAL) {
             let Limits { total, per_source } = self.limits;
             let since = closed - table.closed_at_last_log;
-            let (name, number) = (self.name, table.entries.len());
+            let (name, number) = (self.name, table.open().count() + 1);
             tracing::warn!(
                 "{name}: {number} connections are open (limits: {total}, and {per_source} of one source); {since} were \
-                 closed for new ones, the longest idle first; new ones are still accepted"
+                 closed for new ones, the oldest first; new ones are still accepted"
             );
             (table.last_logged, table.closed_at_last_log) = (Some(Instant::now()), closed);
         }
@@ -156,11 +150,6 @@ impl Shared {
 }
 
 impl Table {
-    fn event(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-
     /// The entries that have not been told to close.
     fn open(&self) -> impl Iterator<Item = (&u64, &Entry)> {
         self.entries.iter().filter(|(_, it)| it.close.is_some())
@@ -183,15 +172,6 @@ impl Connection {
     /// At the second call.
     pub fn closing(&mut self) -> oneshot::Receiver<()> {
         self.closing.take().expect("it is taken once")
-    }
-
-    /// A request begins, or ends: a connection without one is idle.
-    pub fn set_busy(&self, is_busy: bool) {
-        let mut table = self.shared.table();
-        let event = table.event();
-        if let Some(entry) = table.entries.get_mut(&self.id) {
-            (entry.is_busy, entry.last_event) = (is_busy, event);
-        }
     }
 }
 
@@ -245,37 +225,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_longest_idle_connection_is_closed_for_a_new_one() {
+    async fn the_oldest_connection_is_closed_for_a_new_one() {
         let all = Connections::new("test", Limits { total: 3, per_source: 3 });
         let mut open = Vec::new();
         for n in 0..3 {
             open.push(all.admit(source(n)).await);
         }
-        // The first one has served a request since, and the second is serving one.
-        for is_busy in [true, false] {
-            open[0].set_busy(is_busy);
-        }
-        open[1].set_busy(true);
-        let table = all.clone();
-        let admission = tokio::spawn(async move { table.admit(source(9)).await });
-        tokio::task::yield_now().await;
-        assert_eq!(open.iter_mut().map(is_closing).collect::<Vec<_>>(), [false, false, true]);
-        assert!(!admission.is_finished(), "it waits until there is room");
-        drop(open.pop());
-        let new = admission.await.unwrap();
+        let new = all.admit(source(9)).await;
+        assert_eq!(open.iter_mut().map(is_closing).collect::<Vec<_>>(), [true, false, false]);
         assert_eq!((all.count(), all.closed()), (3, 1));
         drop((open, new));
         assert_eq!(all.count(), 0);
     }
 
     #[tokio::test]
-    async fn a_busy_connection_is_closed_only_if_none_is_idle() {
-        let all = Connections::new("test", Limits { total: 2, per_source: 2 });
-        let mut open = [all.admit(source(1)).await, all.admit(source(2)).await];
-        open.iter().for_each(|it| it.set_busy(true));
-        assert!(all.close_idle() && all.close_idle());
-        assert!(open.iter_mut().all(is_closing));
-        assert!(!all.close_idle(), "both are closing already");
+    async fn no_more_connections_are_about_to_close_than_may_be_open() {
+        let all = Connections::new("test", Limits { total: 3, per_source: 3 });
+        let mut held = Vec::new();
+        for n in 0..6 {
+            held.push(all.admit(source(n)).await);
+        }
+        assert_eq!((all.count(), all.closed()), (3, 3));
+        let table = all.clone();
+        let admission = tokio::spawn(async move { table.admit(source(9)).await });
+        tokio::task::yield_now().await;
+        assert!(!admission.is_finished(), "it waits until one has closed");
+        drop(held.remove(0));
+        let _new = admission.await.unwrap();
+        assert_eq!((all.count(), all.closed()), (3, 4));
     }
 
     #[tokio::test]

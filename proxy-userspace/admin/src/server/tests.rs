@@ -25,7 +25,7 @@ async fn raw(address: SocketAddr, request: &str) -> String {
     let mut stream = loop {
         match TcpStream::connect(address).await {
             Ok(stream) => break stream,
-            Err(_) => tokio::task::yield_now().await,
+            Err(_) => yield_now().await,
         }
     };
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -114,7 +114,7 @@ async fn an_address_in_use_is_bound_once_it_is_free() {
     let address = occupant.local_addr().unwrap();
     let servers = Servers::start().unwrap();
     servers.serve(&admin, PageGroup::Health, address);
-    tokio::task::yield_now().await;
+    yield_now().await;
     drop(occupant);
     assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
 }

@@ -111,7 +111,7 @@ impl Clients {
 
     /// Closes a pending handshake, as when there are no file descriptors left.
     pub(super) fn close_handshake(&self) {
-        self.0.handshakes.close_idle();
+        self.0.handshakes.close_one();
     }
 
     /// Admits a client, which is connected until the result is dropped; `None` if there are too many.

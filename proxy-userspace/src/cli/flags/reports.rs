@@ -27,7 +27,7 @@ pub(in crate::cli) struct ReportFlags {
     /// /healthz is for load balancers, /livez and /readyz are for probes, with the bodies and rules of kube-proxy: status
     /// 503 if a change has been pending for a minute, if the programs are not attached, or (/healthz) if the node is about
     /// to be deleted. A brain has no datapath to check. The unspecified address of either family listens on all addresses
-    /// of both. Beyond 512 connections, 64 of one source, the longest idle one is closed for a new one.
+    /// of both. Beyond 512 connections, 64 of one source, the oldest one is closed for a new one.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:10256", help_heading = "Reports")]
     healthz_bind_address: BindAddress<10256>,
     /// Address of the metrics pages, IP:PORT; 0 or an empty value disables them
