@@ -11,10 +11,9 @@ use crate::net::{SockAddr, V6};
 /// The client that session affinity applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AffinityClient {
-    /// The address that its socket is bound to, IPv4 as v4-mapped.
+    /// An address of the node that a socket in the node's own network namespace is bound to, IPv4 as v4-mapped.
     Address(V6),
-    /// The network namespace of an unbound socket, by its cookie: a pod, or the node with every process that shares its
-    /// addresses.
+    /// The network namespace of any other socket, by its cookie: a pod, or the node.
     Namespace(u64),
 }
 

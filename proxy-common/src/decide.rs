@@ -5,7 +5,7 @@
 use crate::{
     affinity::{AffinityClient, AffinityEntry, AffinityKey},
     counters::{CounterIndex, NO_COUNTER},
-    net::{Be16, SockAddr},
+    net::{Be16, SockAddr, V6},
     tables::{Family, Frontend, LOCAL_ADDRESSES_ONLY, NodeAddrScope, Prefilter, TCP, UDP},
 };
 
@@ -48,12 +48,17 @@ pub trait Tables {
 pub trait SocketContext {
     /// Whether the process is excluded from load balancing.
     fn is_excluded(&self) -> bool;
+    /// The backend that this socket used for this destination before, or unset: it is kept while it is in the set.
+    /// (As an `Option` it would be an undefined word in the kernel, which the verifier rejects.) Asked only at a frontend.
+    fn previous_backend(&self) -> SockAddr;
     /// 32 random bits.
     fn random(&self) -> u32;
     /// Whether the socket is in the node's own network namespace, where the loopback address is the node's.
     fn is_in_host_netns(&self) -> bool;
-    /// The client that session affinity applies to.
-    fn affinity_client(&self) -> AffinityClient;
+    /// The cookie of the socket's network namespace.
+    fn netns(&self) -> u64;
+    /// The address that the program has bound the socket to, IPv4 as v4-mapped; unset if none is known.
+    fn bound_address(&self) -> V6;
     /// The monotonic clock in nanoseconds.
     fn now(&self) -> u64;
     /// The affinity entry of a client; the default if there is none.
@@ -93,9 +98,6 @@ pub struct Selection<Backend = SockAddr> {
 
 /// Decides where a new connection or a datagram to `(ip, port, protocol)` goes.
 ///
-/// `previous` is the backend that this socket used for this destination before, or unset: it is kept while it is in the set.
-/// (As an `Option` it would be an undefined word in the kernel, which the verifier rejects.)
-///
 /// The probe address is redirected to the loopback address if nothing else matches, also for an excluded process.
 #[inline(always)]
 pub fn decide<T: Tables>(
@@ -104,14 +106,13 @@ pub fn decide<T: Tables>(
     ip: T::Ip,
     port: Be16,
     protocol: u8,
-    previous: SockAddr,
 ) -> Verdict {
     if protocol != TCP && protocol != UDP {
         return Verdict::Pass;
     }
     let verdict = match socket.is_excluded() {
         true => Verdict::Pass,
-        false => decide_by_tables(tables, socket, ip, port, protocol, previous),
+        false => decide_by_tables(tables, socket, ip, port, protocol),
     };
     match verdict {
         Verdict::Pass if ip == T::Ip::PROBE => Verdict::Redirect(Selection {
@@ -134,7 +135,6 @@ fn decide_by_tables<T: Tables>(
     ip: T::Ip,
     port: Be16,
     protocol: u8,
-    previous: SockAddr,
 ) -> Verdict<BackendOf<T>> {
     let frontend = if tables.may_be_frontend(ip) { tables.frontend(ip, port, protocol) } else { None };
     let found = match frontend {
@@ -150,7 +150,7 @@ fn decide_by_tables<T: Tables>(
     if frontend.backend_count == 0 {
         return Verdict::Refuse { port_counter };
     }
-    let previous = T::Ip::backend_at(previous);
+    let previous = T::Ip::backend_at(socket.previous_backend());
     if previous != Default::default() && tables.member(frontend.set, previous).is_some() {
         return Verdict::Redirect(Selection { backend: previous, port_counter, backend_counter: NO_COUNTER });
     }
@@ -170,7 +170,8 @@ fn select_with_affinity<T: Tables>(
     socket: &impl SocketContext,
     frontend: &Frontend,
 ) -> Option<Selection<BackendOf<T>>> {
-    let key = AffinityKey::new(socket.affinity_client(), frontend.service_port, u32::from(T::Ip::VERSION));
+    let client = affinity_client(tables, socket);
+    let key = AffinityKey::new(client, frontend.service_port, u32::from(T::Ip::VERSION));
     let now = socket.now();
     let last = socket.affinity(&key);
     let backend = T::Ip::backend_at(last.backend);
@@ -194,6 +195,23 @@ fn select_with_affinity<T: Tables>(
         Some(backend_counter) => Some(Selection { backend, backend_counter, ..selection }),
         None => Some(selection),
     }
+}
+
+/// The client that session affinity applies to: a pod, by its network namespace, or one of the node's own addresses.
+///
+/// Any process may bind any address (IP_FREEBIND), and two pods may have the same one. Only an address of the node that the
+/// cluster knows is a client of its own, and only in the node's own namespace.
+#[inline(always)]
+fn affinity_client<T: Tables>(tables: &T, socket: &impl SocketContext) -> AffinityClient {
+    let bound = socket.bound_address();
+    if bound != V6::default()
+        && socket.is_in_host_netns()
+        && let Some(ip) = T::Ip::from_mapped(bound)
+        && tables.node_addr_scope(ip) == Some(NodeAddrScope::LOCAL)
+    {
+        return AffinityClient::Address(bound);
+    }
+    AffinityClient::Namespace(socket.netns())
 }
 
 /// A random backend.

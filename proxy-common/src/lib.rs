@@ -12,21 +12,20 @@ pub mod counters;
 pub mod decide;
 pub mod exclusion;
 pub mod net;
+pub mod overflow;
 pub mod probe;
 pub mod sock_nat;
 pub mod tables;
 pub mod udp_nat;
-pub mod udp_nat_cache;
 
 /// The layout version of [`tables`]: part of the path the generation maps are pinned under.
 /// Raise it with every change of a size, a field, a meaning or a pinned name; a new binary then builds its maps beside the
 /// old ones.
 pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1005 } else { 5 };
 
-/// The layout version of [`sock_nat`], [`udp_nat_cache`] and [`udp_nat`], separate from [`LAYOUT_VERSION`] because live
-/// sockets outlast an upgrade.
-/// It should never change: socket storage grows into its reserved words, which older programs leave zero.
-pub const SOCK_NAT_VERSION: u32 = 1;
+/// The layout version of [`sock_nat`] and [`overflow`], separate from [`LAYOUT_VERSION`] because live sockets outlast an
+/// upgrade: with another version they lose their translation.
+pub const SOCK_NAT_VERSION: u32 = 2;
 
 /// The layout version of [`affinity`], separate from [`LAYOUT_VERSION`] so that clients keep their backends.
 pub const AFFINITY_VERSION: u32 = 2;

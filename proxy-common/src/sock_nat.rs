@@ -1,7 +1,9 @@
-//! The translation of a connected socket, kept per socket and freed with it.
+//! The translation of a socket, kept in a slot that is found by the socket's cookie.
 //!
-//! The layout outlasts upgrades (see [`crate::SOCK_NAT_VERSION`]): it grows only into `reserved`, which stays zero until
-//! then.
+//! Invariant: a slot belongs to one socket from its claim to the socket's release, and holds one translation: that of its
+//! connect, or of the first Service address that it sends to unconnected. Whatever has no slot is in
+//! [`overflow`](crate::overflow).
+//! The layout outlasts upgrades (see [`crate::SOCK_NAT_VERSION`]).
 
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
@@ -19,34 +21,49 @@ pub struct SockNat {
     pub backend: SockAddr,
 }
 
-/// The socket storage of a connected socket (TCP or UDP) without a slot.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct ConnectedNat {
-    /// The translation of its connect; unset after a connect that was not translated.
-    pub nat: SockNat,
-    /// For later versions.
-    pub reserved: [u32; 6],
-}
-
-/// A slot for the translation of one connected socket, found by the socket's cookie modulo the number of slots.
-///
-/// A socket whose slot is taken uses socket storage instead ([`ConnectedNat`]), so that nothing is ever evicted.
+/// A slot for the translation of one socket, found by the socket's cookie modulo the number of slots.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
 pub struct NatSlot {
     /// 0 if the slot is free, 1 if a socket owns it; more for a moment, while other sockets try to claim it.
-    pub claims: u64,
+    pub claims: u32,
+    /// How many sockets whose cookie leads to this slot have entries in the overflow table.
+    pub overflowed: u32,
     /// The cookie of the socket that owns it, or owned it last.
     pub cookie: u64,
-    /// The translation of that socket's connect; unset after a connect that was not translated.
+    /// The translation of that socket; unset if it has none now.
     pub nat: SockNat,
-    /// For later versions.
-    pub reserved: u64,
+    /// 1 if the translation is of datagrams of an unconnected socket, 0 if it is of a connect.
+    pub is_unconnected: u32,
+    /// The cell of [`SLOT_SHARE_CELLS`] in which the slot is counted.
+    pub share: u32,
+}
+
+impl NatSlot {
+    /// The translation of the socket's connect; unset if it has none.
+    #[inline(always)]
+    pub fn connected(&self) -> SockNat {
+        if self.is_unconnected == 0 { self.nat } else { SockNat::default() }
+    }
+
+    /// The translation of the socket's datagrams; unset if it has none.
+    #[inline(always)]
+    pub fn unconnected(&self) -> SockNat {
+        if self.is_unconnected == 0 { SockNat::default() } else { self.nat }
+    }
+}
+
+/// How many cells count the slots of network namespaces, a power of two. Namespaces share a cell by a hash of their cookie:
+/// a socket that finds its cell's share used up is served from the overflow table, where each namespace counts for itself.
+pub const SLOT_SHARE_CELLS: u32 = 1024;
+
+/// How many of all slots the namespaces of one cell may use.
+#[inline(always)]
+pub const fn slot_share(slots: u32) -> u64 {
+    let share = slots as u64 / 4;
+    if share == 0 { 1 } else { share }
 }
 
 const _: () = assert!(size_of::<SockNat>() == 40);
-const _: () = assert!(size_of::<ConnectedNat>() == 64);
 const _: () = assert!(size_of::<NatSlot>() == 64);

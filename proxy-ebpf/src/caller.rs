@@ -8,7 +8,7 @@ use aya_ebpf::{
     programs::SockAddrContext,
 };
 use proxy_common::{
-    affinity::{AffinityClient, AffinityEntry, AffinityKey},
+    affinity::{AffinityEntry, AffinityKey},
     counters::CounterIndex,
     decide::{SocketContext, Verdict, decide, mix},
     net::{SockAddr, V6},
@@ -23,11 +23,14 @@ use crate::{
     maps::{AFFINITY, AFFINITY_INSERTS},
     side::{FamilyTables, Side},
     sock_nat::SlotRef,
+    udp_nat,
 };
 
 /// The caller, by the context of its system call.
 pub(crate) struct Caller<'a> {
     ctx: &'a SockAddrContext,
+    /// Of a send; unset for a connect.
+    destination: SockAddr,
     is_excluded: bool,
     connects: bool,
     counter: Cell<Counter>,
@@ -35,11 +38,12 @@ pub(crate) struct Caller<'a> {
 }
 
 impl<'a> Caller<'a> {
-    /// The caller of a send.
+    /// The caller of a send to `destination`.
     #[inline(always)]
-    pub(crate) fn for_sendmsg(ctx: &'a SockAddrContext) -> Self {
+    pub(crate) fn for_sendmsg(ctx: &'a SockAddrContext, destination: SockAddr) -> Self {
         Self {
             ctx,
+            destination,
             is_excluded: is_excluded(ctx),
             connects: false,
             counter: Cell::new(Counter::NONE),
@@ -50,19 +54,17 @@ impl<'a> Caller<'a> {
     /// The caller of a connect.
     #[inline(always)]
     pub(crate) fn for_connect(ctx: &'a SockAddrContext) -> Self {
-        Self { connects: true, ..Self::for_sendmsg(ctx) }
+        Self { connects: true, ..Self::for_sendmsg(ctx, SockAddr::UNSET) }
     }
 
     /// The verdict on the destination `ip`, with the port and protocol of the context; none if there is no generation.
-    ///
-    /// `previous` is the backend that this socket used for this destination before, or unset.
     #[inline(always)]
-    pub(crate) fn decide<F: FamilyTables>(&self, ip: F, previous: SockAddr) -> Option<Verdict> {
+    pub(crate) fn decide<F: FamilyTables>(&self, ip: F) -> Option<Verdict> {
         let (port, protocol) = (ctx::port(self.ctx), ctx::protocol(self.ctx));
-        Some(decide(&Side::<F>::active()?, self, ip, port, protocol, previous))
+        Some(decide(&Side::<F>::active()?, self, ip, port, protocol))
     }
 
-    /// The slot of the socket.
+    /// The slot that the socket's cookie leads to.
     #[inline(always)]
     pub(crate) fn slot(&self) -> Option<SlotRef> {
         self.slot.get().known().or_else(|| SlotRef::of(self.ctx))
@@ -94,23 +96,29 @@ impl SocketContext for Caller<'_> {
     }
 
     #[inline(always)]
+    fn previous_backend(&self) -> SockAddr {
+        if self.connects {
+            return SockAddr::UNSET;
+        }
+        self.slot().map_or(SockAddr::UNSET, |slot| udp_nat::backend_of(self.ctx, &slot, &self.destination))
+    }
+
+    #[inline(always)]
     fn is_in_host_netns(&self) -> bool {
         ctx::is_in_host_netns(self.ctx)
     }
 
-    /// A loopback address identifies no more than the namespace, and there are too many for each to be a client.
-    ///
+    #[inline(always)]
+    fn netns(&self) -> u64 {
+        ctx::netns(self.ctx)
+    }
+
     /// A connected UDP socket always has a source address, and the kernel does not report who selected it. It counts as
     /// selected by the kernel, since hardly any program binds an address and connects twice: one that does is the client of
     /// its namespace from the second connect on, and when it sends to another Service than its peer.
     #[inline(always)]
-    fn affinity_client(&self) -> AffinityClient {
-        let source = ctx::source(self.ctx);
-        if source == V6::default() || source.is_loopback() || ctx::is_connected(self.ctx) {
-            AffinityClient::Namespace(ctx::netns(self.ctx))
-        } else {
-            AffinityClient::Address(source)
-        }
+    fn bound_address(&self) -> V6 {
+        if ctx::is_connected(self.ctx) { V6::default() } else { ctx::source(self.ctx) }
     }
 
     #[inline(always)]

@@ -24,6 +24,10 @@ pub(crate) static SLOT_MASK: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub(crate) static STRIPE_MASK: Global<u32> = Global::new(0);
 
+/// The number of entries that [`OVERFLOW`](crate::maps::OVERFLOW) has room for.
+#[unsafe(no_mangle)]
+pub(crate) static OVERFLOW_CAPACITY: Global<u32> = Global::new(0);
+
 /// Makes the random choices of each load of the programs, and of each node, different.
 #[unsafe(no_mangle)]
 pub(crate) static SEED: Global<u64> = Global::new(0);
@@ -39,6 +43,11 @@ pub(crate) static PROTECT_NODE_PORTS: Global<u32> = Global::new(0);
 /// Not zero if the kernel has `bpf_skc_to_mptcp_sock` (5.19).
 #[unsafe(no_mangle)]
 pub(crate) static MPTCP: Global<u32> = Global::new(0);
+
+/// Not zero if the kernel's own TCP clients keep the address that they were given: before 6.6, `kernel_connect` overwrote it
+/// with the backend's (Linux 0bdf399342c5), to which they reconnected for ever.
+#[unsafe(no_mangle)]
+pub(crate) static KERNEL_TCP: Global<u32> = Global::new(0);
 
 /// Not zero if [`KERN_SOCK_BIT`] of a TCP socket can be read: the kernel has `bpf_skc_to_tcp_sock` (5.10), and type
 /// information that locates the bit.

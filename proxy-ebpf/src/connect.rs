@@ -4,7 +4,7 @@
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
-    counters::NO_BACKEND,
+    counters::{DENIED, NO_BACKEND},
     decide::Verdict,
     net::{SockAddr, V4, V6},
     sock_nat::SockNat,
@@ -14,8 +14,9 @@ use proxy_common::{
 use crate::{
     caller::Caller,
     counters,
-    ctx::{self, HookFamily, PASS},
-    sock_nat, udp_nat,
+    ctx::{self, ENOBUFS, HookFamily, PASS},
+    sock_nat::{self, Insertion},
+    udp_nat,
 };
 
 /// IPv4, also of v6 sockets that were given a v4 address.
@@ -33,7 +34,7 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 #[inline(always)]
 fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
     let caller = Caller::for_connect(ctx);
-    let verdict = caller.decide(V4::address(ctx), SockAddr::UNSET)?;
+    let verdict = caller.decide(V4::address(ctx))?;
     apply(ctx, &caller, verdict, V4::LOOPBACK)
 }
 
@@ -43,8 +44,8 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
     let ip = V6::address(ctx);
     let mapped = V4::from_mapped(ip);
     let verdict = match mapped {
-        Some(ip) => caller.decide(ip, SockAddr::UNSET),
-        None => caller.decide(ip, SockAddr::UNSET),
+        Some(ip) => caller.decide(ip),
+        None => caller.decide(ip),
     };
     let loopback = if mapped.is_some() { V4::LOOPBACK.mapped() } else { V6::LOOPBACK };
     apply(ctx, &caller, verdict?, loopback)
@@ -60,16 +61,23 @@ fn apply<F: HookFamily>(
 ) -> Option<i32> {
     let destination = ctx::sock_addr::<F>(ctx);
     match verdict {
-        Verdict::Pass => remove_nat(ctx, &destination),
+        Verdict::Pass => remove_nat(ctx, caller, &destination),
         Verdict::Refuse { port_counter } => {
             counters::failure(port_counter, NO_BACKEND);
             return Some(ctx::refuse_connect(ctx, loopback));
         }
         Verdict::Redirect(selection) => {
-            caller.counter().connection(&selection);
             // For getpeername, and for the source of replies.
             let nat = SockNat { service: destination, backend: selection.backend };
-            sock_nat::insert(ctx, &caller.slot()?, &nat);
+            match sock_nat::insert(ctx, &mut caller.slot()?, &nat) {
+                Insertion::Done => {}
+                Insertion::NotOurs => return Some(PASS),
+                Insertion::NoRoom => {
+                    counters::failure(selection.port_counter, DENIED);
+                    return Some(ctx::fail(ENOBUFS));
+                }
+            }
+            caller.counter().connection(&selection);
             ctx::rewrite::<F>(ctx, &selection.backend)?;
         }
     }
@@ -82,12 +90,13 @@ fn apply<F: HookFamily>(
 /// disconnects the socket, see [`ctx::refuse_connect`]. A connect that fails later, for want of a route, also leaves the
 /// previous peer, but no hook sees that. A translation is therefore compared with the socket's peer before it is used.)
 #[inline(always)]
-fn remove_nat(ctx: &SockAddrContext, destination: &SockAddr) {
+fn remove_nat(ctx: &SockAddrContext, caller: &Caller<'_>, destination: &SockAddr) {
     if ctx::was_never_connected(ctx) {
         return;
     }
-    sock_nat::remove(ctx);
+    let Some(slot) = caller.slot() else { return };
+    sock_nat::remove(ctx, &slot);
     if ctx::protocol(ctx) == UDP {
-        udp_nat::remove(ctx, destination);
+        udp_nat::remove(ctx, &slot, destination);
     }
 }

@@ -219,7 +219,7 @@ pub(crate) fn source(ctx: &SockAddrContext) -> V6 {
 
 /// The cookie of the socket's network namespace.
 #[inline(always)]
-pub(crate) fn netns(ctx: &SockAddrContext) -> u64 {
+pub(crate) fn netns(ctx: &impl EbpfContext) -> u64 {
     // SAFETY: the kernel passes a valid context.
     unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }

@@ -7,7 +7,7 @@ use proxy_common::net::{V4, V6};
 
 use crate::{
     ctx::{self, HookFamily, PASS},
-    sock_nat,
+    sock_nat::{self, SlotRef},
 };
 
 /// Peers of v4 sockets.
@@ -25,11 +25,11 @@ pub(crate) fn getpeername6(ctx: SockAddrContext) -> i32 {
 #[inline(always)]
 fn rewrite_peer<F: HookFamily>(ctx: &SockAddrContext) -> i32 {
     let peer = ctx::sock_addr::<F>(ctx);
-    if let Some(nat) = sock_nat::lookup(ctx)
-        && !nat.backend.is_unset()
-        && nat.backend == peer
-    {
-        let _ = ctx::rewrite::<F>(ctx, &nat.service);
+    if let Some(slot) = SlotRef::of(ctx) {
+        let nat = sock_nat::lookup(ctx, &slot);
+        if !nat.backend.is_unset() && nat.backend == peer {
+            let _ = ctx::rewrite::<F>(ctx, &nat.service);
+        }
     }
     PASS
 }

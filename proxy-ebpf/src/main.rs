@@ -22,6 +22,7 @@ mod ctx;
 mod exclusion;
 mod getpeername;
 mod maps;
+mod overflow;
 mod recvmsg;
 mod release;
 mod sendmsg;

@@ -2,7 +2,7 @@
 
 use aya_ebpf::{
     bindings::{BPF_F_INNER_MAP, BPF_F_NO_PREALLOC},
-    btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, SkStorage},
+    btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap},
     macros::btf_map,
 };
 use proxy_common::{
@@ -10,10 +10,9 @@ use proxy_common::{
     counters::{CounterStripe, MAX_CHUNKS},
     exclusion::MAX_EXCLUDED,
     net::{V4, V6},
-    sock_nat::{ConnectedNat, NatSlot},
+    overflow::{MAX_NETNS, NetnsUsage, OverflowEntry, OverflowKey, STAT_COUNT},
+    sock_nat::{NatSlot, SLOT_SHARE_CELLS},
     tables::{BackendSetMember, Family, Frontend, NodeAddrScope, NodePortKey, Prefilter},
-    udp_nat::{STAT_COUNT, UdpNatEntry, UdpNatKey},
-    udp_nat_cache::UdpNatCache,
 };
 
 /// A table: an outer map with an inner map for each side.
@@ -66,25 +65,32 @@ pub(crate) static AFFINITY: LruHashMap<AffinityKey, AffinityEntry, 1> = LruHashM
 #[btf_map]
 pub(crate) static AFFINITY_INSERTS: Array<u64, 1> = Array::new();
 
-/// The translations of connected sockets, by cookie; user space sets the number of slots, a power of two.
+/// The translations of sockets, by cookie; user space sets the number of slots, a power of two.
 #[btf_map]
 pub(crate) static SLOTS: Array<NatSlot, 1> = Array::new();
-/// How many sockets found their slot taken and use socket storage; if zero, no socket has any.
+/// How many slots the network namespaces of each cell use.
 #[btf_map]
-pub(crate) static SLOT_OVERFLOWS: Array<u64, 1> = Array::new();
-/// The translation of a connected socket without a slot.
+pub(crate) static SLOT_SHARES: Array<u64, { SLOT_SHARE_CELLS as usize }> = Array::new();
+/// The translations that do not fit into [`SLOTS`]; user space sets the capacity. Entries are allocated when they are
+/// inserted.
 #[btf_map]
-pub(crate) static SK_NAT: SkStorage<ConnectedNat> = SkStorage::new();
-/// The translations of an unconnected UDP socket.
-#[btf_map]
-pub(crate) static UDP_SK_NAT: SkStorage<UdpNatCache> = SkStorage::new();
-/// The translations that exceed [`UDP_SK_NAT`]; user space sets the capacity. Entries are allocated when they are inserted.
-#[btf_map]
-pub(crate) static UDP_NAT: HashMap<UdpNatKey, UdpNatEntry, 1, { BPF_F_NO_PREALLOC as usize }> =
+pub(crate) static OVERFLOW: HashMap<OverflowKey, OverflowEntry, 1, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
-/// Counts of [`UDP_NAT`].
+/// Counts of [`OVERFLOW`].
 #[btf_map]
-pub(crate) static UDP_NAT_STATS: Array<u64, { STAT_COUNT as usize }> = Array::new();
+pub(crate) static OVERFLOW_STATS: Array<u64, { STAT_COUNT as usize }> = Array::new();
+/// What each network namespace uses of [`OVERFLOW`], by its cookie. User space removes those that use nothing.
+#[btf_map]
+pub(crate) static NETNS_USAGE: HashMap<
+    u64,
+    NetnsUsage,
+    { MAX_NETNS as usize },
+    { BPF_F_NO_PREALLOC as usize },
+> = HashMap::new();
+/// Entries of [`OVERFLOW`] that user space has deleted, by network namespace.
+#[btf_map]
+pub(crate) static NETNS_COLLECTED: HashMap<u64, u64, { MAX_NETNS as usize }, { BPF_F_NO_PREALLOC as usize }> =
+    HashMap::new();
 
 /// The excluded cgroups, by id.
 #[btf_map]

@@ -8,7 +8,8 @@ use proxy_common::net::{SockAddr, V4, V6};
 
 use crate::{
     ctx::{self, HookFamily, PASS},
-    sock_nat, udp_nat,
+    sock_nat::{self, SlotRef},
+    udp_nat,
 };
 
 /// Replies to v4 sockets.
@@ -35,11 +36,12 @@ fn rewrite_source<F: HookFamily>(ctx: &SockAddrContext) -> i32 {
 /// The Service address that a reply from `backend` to this socket belongs to; unset if none.
 #[inline(always)]
 fn service_of(ctx: &SockAddrContext, backend: &SockAddr) -> SockAddr {
-    if ctx::is_connected(ctx)
-        && let Some(nat) = sock_nat::lookup(ctx)
-        && nat.backend == *backend
-    {
-        return nat.service;
+    let Some(slot) = SlotRef::of(ctx) else { return SockAddr::UNSET };
+    if ctx::is_connected(ctx) {
+        let nat = sock_nat::lookup(ctx, &slot);
+        if nat.backend == *backend {
+            return nat.service;
+        }
     }
-    udp_nat::service_of(ctx, backend)
+    udp_nat::service_of(ctx, &slot, backend)
 }

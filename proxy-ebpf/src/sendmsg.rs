@@ -17,7 +17,8 @@ use crate::{
     counters,
     ctx::{self, ECONNREFUSED, ENOBUFS, HookFamily, PASS},
     side::FamilyTables,
-    sock_nat, udp_nat,
+    sock_nat::{self, Insertion},
+    udp_nat,
 };
 
 /// IPv4, and v4-mapped destinations of v6 sockets.
@@ -35,8 +36,9 @@ pub(crate) fn sendmsg6(ctx: SockAddrContext) -> i32 {
 #[inline(always)]
 fn try_sendmsg<F: HookFamily + FamilyTables>(ctx: &SockAddrContext) -> Option<i32> {
     let service = ctx::sock_addr::<F>(ctx);
+    let caller = Caller::for_sendmsg(ctx, service);
     if ctx::is_connected(ctx) {
-        if let Some(backend) = connected_backend(ctx, &service) {
+        if let Some(backend) = connected_backend(ctx, &caller, &service) {
             ctx::rewrite::<F>(ctx, &backend)?;
             return Some(PASS);
         }
@@ -44,10 +46,9 @@ fn try_sendmsg<F: HookFamily + FamilyTables>(ctx: &SockAddrContext) -> Option<i3
             return Some(PASS);
         }
     }
-    let previous = udp_nat::backend_of(ctx, &service);
-    match Caller::for_sendmsg(ctx).decide(F::address(ctx), previous)? {
+    match caller.decide(F::address(ctx))? {
         Verdict::Pass => {
-            udp_nat::remove(ctx, &service);
+            udp_nat::remove(ctx, &caller.slot()?, &service);
             Some(PASS)
         }
         Verdict::Refuse { port_counter } => {
@@ -55,9 +56,14 @@ fn try_sendmsg<F: HookFamily + FamilyTables>(ctx: &SockAddrContext) -> Option<i3
             Some(ctx::fail(ECONNREFUSED))
         }
         Verdict::Redirect(selection) => {
-            if !udp_nat::insert(ctx, SockNat { service, backend: selection.backend }) {
-                counters::failure(selection.port_counter, DENIED);
-                return Some(ctx::fail(ENOBUFS));
+            let nat = SockNat { service, backend: selection.backend };
+            match udp_nat::insert(ctx, &mut caller.slot()?, &nat) {
+                Insertion::Done => {}
+                Insertion::NotOurs => return Some(PASS),
+                Insertion::NoRoom => {
+                    counters::failure(selection.port_counter, DENIED);
+                    return Some(ctx::fail(ENOBUFS));
+                }
             }
             counters::connection(&selection);
             ctx::rewrite::<F>(ctx, &selection.backend)?;
@@ -69,7 +75,7 @@ fn try_sendmsg<F: HookFamily + FamilyTables>(ctx: &SockAddrContext) -> Option<i3
 /// The backend for datagrams of a connected socket to its own Service. The socket's peer is compared, as a later connect to
 /// elsewhere may have failed.
 #[inline(always)]
-fn connected_backend(ctx: &SockAddrContext, service: &SockAddr) -> Option<SockAddr> {
-    let nat = sock_nat::lookup(ctx)?;
+fn connected_backend(ctx: &SockAddrContext, caller: &Caller<'_>, service: &SockAddr) -> Option<SockAddr> {
+    let nat = sock_nat::lookup(ctx, &caller.slot()?);
     (nat.service == *service && ctx::is_peer(ctx, &nat.backend)).then_some(nat.backend)
 }

@@ -1,32 +1,37 @@
-//! The translation of a connected socket: kept in a slot found by its cookie, or else in socket storage.
+//! The translation of a connected socket: kept in the slot that its cookie leads to, or else in the overflow table.
 //!
-//! Invariant: a slot belongs to one socket from its claim to the socket's release; nothing takes it away.
-//! Creating storage for a socket costs several times what the whole decision does; a slot costs next to nothing. Cookies
-//! are assigned in sequence, so that sockets of the same time have adjacent slots.
+//! Invariant: a slot belongs to one socket from its claim to the socket's release; nothing takes it away. All memory is
+//! bounded, and the slots of one network namespace are, too: pods open as many sockets as they like.
+//! Cookies are assigned in sequence, so that sockets of the same time have adjacent slots.
 
-use aya_ebpf::programs::{SockAddrContext, SockContext};
+use aya_ebpf::{
+    EbpfContext,
+    programs::{SockAddrContext, SockContext},
+};
 use proxy_common::{
-    sock_nat::{ConnectedNat, NatSlot, SockNat},
-    tables::UDP,
-    udp_nat::{insert_connected, remove_connected},
+    decide::mix,
+    net::SockAddr,
+    overflow,
+    sock_nat::{NatSlot, SLOT_SHARE_CELLS, SockNat, slot_share},
+    tables::TCP,
 };
 
 use crate::{
     atomic,
-    config::SLOT_MASK,
+    config::{KERNEL_TCP, SLOT_MASK},
     ctx,
-    maps::{SK_NAT, SLOT_OVERFLOWS, SLOTS},
-    sock_owner::SockOwner,
-    udp_nat::Table,
+    maps::{SLOT_SHARES, SLOTS},
+    overflow::{Table, count_leak, count_refusal},
+    sock_owner::{SockOwner, is_subflow},
 };
 
-/// The slot of a socket that connects.
+/// The slot that a socket's cookie leads to.
 #[derive(Clone, Copy)]
 pub(crate) struct SlotRef {
     cookie: u64,
     slot: *mut NatSlot,
-    /// The cookie of the socket that owns the slot, or owned it last. Whether that is this socket cannot change while it
-    /// connects.
+    /// The cookie of the socket that owns the slot, or owned it last. Whether that is this socket cannot change during a
+    /// system call, but for a claim.
     owner: u64,
 }
 
@@ -40,137 +45,149 @@ impl SlotRef {
         (!self.slot.is_null()).then_some(self)
     }
 
-    /// The cookie of the socket.
+    /// The slot that the cookie of this socket leads to.
     #[inline(always)]
-    pub(crate) fn cookie(self) -> u64 {
-        self.cookie
-    }
-
-    /// The slot of the socket that connects.
-    #[inline(always)]
-    pub(crate) fn of(ctx: &SockAddrContext) -> Option<Self> {
+    pub(crate) fn of(ctx: &impl EbpfContext) -> Option<Self> {
         let cookie = ctx::cookie(ctx);
-        let slot = slot(cookie)?;
+        let slot = SLOTS.get_ptr_mut(cookie as u32 & SLOT_MASK.load())?;
         // SAFETY: a slot of an array is never freed; volatile, so that it is read here and not where it is needed.
         let owner = unsafe { (&raw const (*slot).cookie).read_volatile() };
         Some(Self { cookie, slot, owner })
     }
+
+    /// The cookie of the socket.
+    #[inline(always)]
+    pub(crate) fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    /// The slot, if this socket owns it.
+    #[inline(always)]
+    pub(crate) fn own(&self) -> Option<&'static mut NatSlot> {
+        // SAFETY: a slot of an array is never freed. Only its owner accesses its translation, and hooks of one socket take
+        // turns.
+        if self.owner == self.cookie { Some(unsafe { &mut *self.slot }) } else { None }
+    }
+
+    /// Claims the slot, if it is free and the socket's network namespace has not used up its share.
+    ///
+    /// A socket that increments the claims and then reads 1 owns the slot: of two concurrent ones at most one reads 1. (Both
+    /// may fail, and use the overflow table.)
+    #[inline(always)]
+    pub(crate) fn claim(&mut self, ctx: &SockAddrContext) {
+        let share = mix(ctx::netns(ctx), 0) & (SLOT_SHARE_CELLS - 1);
+        let Some(used) = SLOT_SHARES.get_ptr_mut(share) else { return };
+        // SAFETY: a slot of an array is never freed.
+        if unsafe { used.read_volatile() } >= slot_share(SLOT_MASK.load() + 1) {
+            return;
+        }
+        // SAFETY: as above.
+        let claims = unsafe { &raw mut (*self.slot).claims };
+        atomic::add32(claims, 1);
+        // SAFETY: as above; volatile, so that it is read after the addition.
+        if unsafe { claims.read_volatile() } != 1 {
+            return atomic::add32(claims, u32::MAX);
+        }
+        atomic::add(used, 1);
+        self.owner = self.cookie;
+        // SAFETY: the only claimant owns the slot.
+        let slot = unsafe { &mut *self.slot };
+        slot.nat = SockNat::default();
+        slot.share = share;
+        slot.cookie = self.cookie;
+    }
+
+    /// The number of sockets that this slot was not enough for.
+    #[inline(always)]
+    pub(crate) fn overflowed(&self) -> *mut u32 {
+        // SAFETY: the pointer is not read here.
+        unsafe { &raw mut (*self.slot).overflowed }
+    }
+}
+
+/// What became of a translation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Insertion {
+    /// It is stored, or the socket can do without: a TCP socket then shows the backend's address as its peer.
+    Done,
+    /// There is no room for it, and the socket must not be connected: its replies would bear the backend's address.
+    NoRoom,
+    /// The socket is the kernel's own and has to be left to the packet path.
+    NotOurs,
 }
 
 /// Stores a translation until the next connect of the socket, or its release.
-/// A socket without memory left is connected all the same; it shows the backend's address then.
 #[inline(always)]
-pub(crate) fn insert(ctx: &SockAddrContext, slot: &SlotRef, nat: &SockNat) {
-    let has_slot = slot.owner == slot.cookie
-        || match SockOwner::of(ctx) {
-            SockOwner::Process => claim(slot.slot, slot.cookie),
-            SockOwner::Kernel => false,
-            SockOwner::KernelTcp => return,
-        };
-    if has_slot {
-        // SAFETY: the slot is this socket's, and connects of one socket take turns.
-        unsafe { (*slot.slot).nat = *nat };
-        return;
-    }
-    // SAFETY: storage lives as long as its socket, which outlives the program.
-    if let Some(storage) = unsafe { SK_NAT.get_or_insert_ptr_mut(ctx, None).as_mut() } {
-        if storage.nat.backend.is_unset() {
-            count_overflow();
+pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat) -> Insertion {
+    let is_tcp = ctx::protocol(ctx) == TCP;
+    if slot.own().is_none() {
+        if matches!(SockOwner::of(ctx), SockOwner::Kernel) {
+            let is_served = is_tcp && (KERNEL_TCP.load() != 0 || is_subflow(ctx));
+            return if is_served { Insertion::Done } else { Insertion::NotOurs };
         }
-        storage.nat = *nat;
-        if ctx::protocol(ctx) == UDP {
-            insert_connected(&Table(ctx), nat);
-        }
+        slot.claim(ctx);
     }
+    let table = Table::new(ctx, slot);
+    if let Some(own) = slot.own()
+        && (own.is_unconnected == 0 || own.nat.backend.is_unset())
+    {
+        own.is_unconnected = 0;
+        own.nat = *nat;
+        if overflow::OverflowTable::is_in_use(&table) {
+            overflow::remove_connected(&table);
+        }
+        return Insertion::Done;
+    }
+    if overflow::insert_connected(&table, nat) {
+        return Insertion::Done;
+    }
+    count_refusal(ctx);
+    if is_tcp { Insertion::Done } else { Insertion::NoRoom }
 }
 
 /// Removes the translation of a socket: it is connected elsewhere now.
 #[inline(always)]
-pub(crate) fn remove(ctx: &SockAddrContext) {
-    let Some(slot) = SlotRef::of(ctx) else { return };
-    if slot.owner == slot.cookie {
-        // SAFETY: as in `insert`.
-        unsafe { (*slot.slot).nat = SockNat::default() };
-        return;
-    }
-    if has_overflowed()
-        && let Some(storage) = storage(ctx)
+pub(crate) fn remove(ctx: &SockAddrContext, slot: &SlotRef) {
+    if let Some(own) = slot.own()
+        && own.is_unconnected == 0
     {
-        storage.nat = SockNat::default();
-        if ctx::protocol(ctx) == UDP {
-            remove_connected(&Table(ctx));
-        }
+        own.nat = SockNat::default();
+    }
+    let table = Table::new(ctx, slot);
+    if overflow::OverflowTable::is_in_use(&table) {
+        overflow::remove_connected(&table);
     }
 }
 
-/// The translation of a socket; unset, or none, if its connect was not translated.
+/// The translation of a connected socket; unset if its connect was not translated.
 #[inline(always)]
-pub(crate) fn lookup(ctx: &SockAddrContext) -> Option<SockNat> {
-    let cookie = ctx::cookie(ctx);
-    if let Some(slot) = slot(cookie) {
-        // SAFETY: as in `insert`.
-        let slot = unsafe { &*slot };
-        if slot.cookie == cookie {
-            return Some(slot.nat);
+pub(crate) fn lookup(ctx: &SockAddrContext, slot: &SlotRef) -> SockNat {
+    if let Some(own) = slot.own() {
+        let nat = own.connected();
+        if !nat.backend.is_unset() {
+            return nat;
         }
     }
-    Some(storage(ctx)?.nat)
+    overflow::connected(&Table::new(ctx, slot))
 }
 
-/// Frees the slot of a socket that is released.
+/// Frees the slot of a socket that is released, and its entries in the overflow table.
 #[inline(always)]
 pub(crate) fn release(ctx: &SockContext) {
-    let cookie = ctx::cookie(ctx);
-    if let Some(slot) = slot(cookie) {
-        // SAFETY: as in `insert`.
-        let slot = unsafe { &mut *slot };
-        if slot.cookie == cookie {
-            // The cookie stays: it matches no socket from now on, as the kernel never reuses one. Clearing it could undo the
-            // claim of the next owner.
-            atomic::add(&raw mut slot.claims, u64::MAX);
+    let Some(slot) = SlotRef::of(ctx) else { return };
+    let table = Table::new(ctx, &slot);
+    if overflow::OverflowTable::is_in_use(&table) {
+        let backend = slot.own().map_or(SockAddr::UNSET, |it| it.unconnected().backend);
+        if !overflow::release(&table, backend) {
+            count_leak();
         }
     }
-}
-
-/// Claims a free slot.
-///
-/// A socket that increments the claims and then reads 1 owns the slot: of two concurrent ones at most one reads 1. (Both
-/// may fail, and use socket storage.)
-#[inline(always)]
-fn claim(slot: *mut NatSlot, cookie: u64) -> bool {
-    // SAFETY: a slot of an array is never freed.
-    let claims = unsafe { &raw mut (*slot).claims };
-    atomic::add(claims, 1);
-    // SAFETY: a slot of an array is never freed; volatile, so that it is read after the addition.
-    if unsafe { claims.read_volatile() } == 1 {
-        // SAFETY: the only claimant owns the slot.
-        unsafe { (*slot).cookie = cookie };
-        return true;
+    if let Some(own) = slot.own() {
+        if let Some(used) = SLOT_SHARES.get_ptr_mut(own.share & (SLOT_SHARE_CELLS - 1)) {
+            atomic::add(used, u64::MAX);
+        }
+        // The cookie stays: it matches no socket from now on, as the kernel never reuses one. Clearing it could undo the
+        // claim of the next owner.
+        atomic::add32(&raw mut own.claims, u32::MAX);
     }
-    atomic::add(claims, u64::MAX);
-    false
-}
-
-#[inline(always)]
-fn slot(cookie: u64) -> Option<*mut NatSlot> {
-    SLOTS.get_ptr_mut(cookie as u32 & SLOT_MASK.load())
-}
-
-#[inline(always)]
-fn storage<'a>(ctx: &SockAddrContext) -> Option<&'a mut ConnectedNat> {
-    // SAFETY: storage lives as long as its socket, which outlives the program.
-    unsafe { SK_NAT.get_ptr_mut(ctx).as_mut() }
-}
-
-#[inline(always)]
-fn count_overflow() {
-    if let Some(count) = SLOT_OVERFLOWS.get_ptr_mut(0) {
-        atomic::add(count, 1);
-    }
-}
-
-#[inline(always)]
-fn has_overflowed() -> bool {
-    // SAFETY: a slot of an array is never freed.
-    SLOT_OVERFLOWS.get_ptr(0).is_some_and(|it| unsafe { it.read_volatile() } != 0)
 }

@@ -2,7 +2,8 @@
 //!
 //! Invariant: the socket decides, not the caller: the kernel may connect a socket of its own on behalf of a process, and a
 //! process may be in the root cgroup. Only where programs cannot read the kernel's sockets, the caller decides.
-//! The release hook does not run for the kernel's own sockets.
+//! The release hook does not run for the kernel's own sockets: nothing is stored for them. Their TCP connections are
+//! translated; what the kernel sends by UDP is left to the packet path, since a reply could not be translated back.
 
 use aya_ebpf::{
     helpers::generated::{
@@ -25,33 +26,25 @@ const ROOT_CGROUP: u64 = 1;
 pub(crate) enum SockOwner {
     /// A process: the release hook will run.
     Process,
-    /// Presumably the kernel; its translation may be looked up.
+    /// The kernel, presumably.
     Kernel,
-    /// The kernel, with TCP: its translation is never looked up.
-    KernelTcp,
 }
 
 impl SockOwner {
     /// The owner of a TCP or UDP socket.
     #[inline(always)]
     pub(crate) fn of(ctx: &SockAddrContext) -> Self {
-        if ctx::protocol(ctx) == TCP {
-            return Self::of_tcp(ctx);
-        }
-        let is_kernel = if ANY_SOCK.load() != 0 { is_kernel(ctx) } else { is_in_root_cgroup() };
-        // Its replies show the Service as their source.
+        let is_kernel = if ctx::protocol(ctx) == TCP {
+            match TCP_SOCK.load() {
+                0 => is_subflow(ctx) || is_in_root_cgroup(),
+                _ => is_kernel_tcp(ctx),
+            }
+        } else if ANY_SOCK.load() != 0 {
+            is_kernel(ctx)
+        } else {
+            is_in_root_cgroup()
+        };
         if is_kernel { Self::Kernel } else { Self::Process }
-    }
-
-    #[inline(always)]
-    fn of_tcp(ctx: &SockAddrContext) -> Self {
-        if TCP_SOCK.load() != 0 {
-            return if is_kernel_tcp(ctx) { Self::KernelTcp } else { Self::Process };
-        }
-        if is_subflow(ctx) {
-            return Self::KernelTcp;
-        }
-        if is_in_root_cgroup() { Self::Kernel } else { Self::Process }
     }
 }
 
@@ -93,7 +86,7 @@ fn is_in_root_cgroup() -> bool {
 
 /// Whether the socket is a subflow of MPTCP.
 #[inline(always)]
-fn is_subflow(ctx: &SockAddrContext) -> bool {
+pub(crate) fn is_subflow(ctx: &SockAddrContext) -> bool {
     // SAFETY: the socket of the context is valid; its subflow is compared to null only.
     MPTCP.load() != 0 && unsafe { !bpf_skc_to_mptcp_sock(ctx::socket(ctx).cast()).is_null() }
 }

@@ -31,7 +31,7 @@ use build_tools::command::line;
 
 pub use build_tools::build::Build;
 
-use crate::{Sandbox, deploy, eventually};
+use crate::{MemoryCgroup, Sandbox, deploy, eventually, sandbox::move_to};
 
 /// Logged whenever a state has become active, after the programs were attached.
 pub const APPLIED: &str = "state active";
@@ -81,6 +81,7 @@ pub struct AgentCommand {
     environment: Vec<(OsString, OsString)>,
     capabilities: Option<CapabilitySet>,
     without_netfilter: bool,
+    memory_cgroup: Option<PathBuf>,
 }
 
 impl AgentCommand {
@@ -127,6 +128,7 @@ impl AgentCommand {
             environment,
             capabilities: None,
             without_netfilter: false,
+            memory_cgroup: None,
         }
         .args(arguments)
     }
@@ -171,6 +173,13 @@ impl AgentCommand {
         self
     }
 
+    /// Moves the process into a memory cgroup as soon as it exists.
+    #[must_use]
+    pub fn memory_cgroup(mut self, cgroup: &MemoryCgroup) -> Self {
+        self.memory_cgroup = Some(cgroup.path());
+        self
+    }
+
     /// The command line, as one would type it.
     #[must_use]
     pub fn line(&self) -> String {
@@ -198,10 +207,23 @@ impl AgentCommand {
             .stdin(Stdio::null())
             .stdout(stderr.try_clone()?)
             .stderr(stderr);
-        let child = spawn_with(capabilities, self.without_netfilter, &mut command)
+        let filter = || {
+            // A test that gives more than the DaemonSet does starts programs of others as well.
+            if !capabilities.contains(CapabilitySet::SYS_ADMIN) {
+                apply_profile()?;
+            }
+            if self.without_netfilter {
+                deny_netfilter()?;
+            }
+            Ok(())
+        };
+        let child = spawn_with(capabilities, filter, &mut command)
             .with_context(|| format!("cannot start `{}`", self.line()))?;
         let agent = Agent { child, log, detached: false };
         sandbox.add_process(agent.pid())?;
+        if let Some(cgroup) = &self.memory_cgroup {
+            move_to(cgroup, agent.pid())?;
+        }
         Ok(agent)
     }
 }
@@ -221,32 +243,24 @@ pub fn status_socket(sandbox: &Sandbox) -> PathBuf {
     sandbox.files().join("status.sock")
 }
 
-/// Starts a program that can never gain other capabilities than these, even as root, nor use other system calls than those
-/// of the shipped profile, if it has no more capabilities than a pod.
-fn spawn_with(
+/// Starts a program that can never gain other capabilities than these, even as root, with the filters that `filter` applies
+/// to its thread.
+pub(crate) fn spawn_with(
     capabilities: CapabilitySet,
-    without_netfilter: bool,
+    filter: impl FnOnce() -> Result<()> + Send,
     command: &mut Command,
-) -> io::Result<Child> {
+) -> Result<Child> {
     let bounded = || {
         // Only named capabilities exist.
         for (_, capability) in CapabilitySet::all().difference(capabilities).iter_names() {
             remove_capability_from_bounding_set(capability)?;
         }
         set_no_new_privs(true)?;
-        // A test that gives more than the DaemonSet does starts programs of others as well.
-        if !capabilities.contains(CapabilitySet::SYS_ADMIN) {
-            apply_profile().map_err(io::Error::other)?;
-        }
-        if without_netfilter {
-            deny_netfilter().map_err(io::Error::other)?;
-        }
-        command.spawn()
+        filter()?;
+        Ok(command.spawn()?)
     };
     // All restrictions hold for a thread and its children: this thread is used once.
-    thread::scope(|scope| {
-        scope.spawn(bounded).join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
-    })
+    thread::scope(|scope| scope.spawn(bounded).join().unwrap_or_else(|_| bail!("a thread panicked")))
 }
 
 /// Ends this thread's children at the first system call that the shipped profile does not allow. There it gives EPERM, which

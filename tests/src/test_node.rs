@@ -277,9 +277,10 @@ impl TestNode {
     /// How many socket slots are in use, except by the agent's probe, which uses one for a moment.
     #[must_use]
     pub fn used_socket_slots(&self) -> usize {
-        let slots = MapData::from_pin(self.sandbox.pins().join("sock_nat1/slots"));
+        let slots = MapData::from_pin(self.sandbox.pins().join("sock_nat2/slots"));
         let slots = slots.and_then(Map::from_map_data).expect("slots are pinned");
-        // The first of eight words is the owner; the third and fourth are the address of the Service.
+        // The first of sixteen half words says whether it is owned; the third and fourth of eight words are the address of the
+        // Service.
         let slots: Array<MapData, [u64; 8]> = Array::try_from(slots).expect("slots have eight words");
         let is_probe = |slot: &[u64; 8]| {
             let mut ip = [0; 16];
@@ -287,7 +288,7 @@ impl TestNode {
             ip[8..].copy_from_slice(&slot[3].to_ne_bytes());
             PROBE.contains(&Ipv6Addr::from(ip).to_canonical())
         };
-        slots.iter().flatten().filter(|it| it[0] != 0 && !is_probe(it)).count()
+        slots.iter().flatten().filter(|it| it[0] as u32 != 0 && !is_probe(it)).count()
     }
 
     /// Every pin, as its path below the pin folder, sorted.

@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeSet,
-    net::{SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     sync::Barrier,
     thread,
     time::{Duration, Instant},
@@ -18,6 +18,7 @@ use tests::{
     eventually,
     fixtures::{WEB4, endpoint, web, web_frontends},
     http::metric,
+    manifest::Service,
     request,
 };
 
@@ -119,8 +120,14 @@ fn removing_an_endpoint_ends_its_affinity_at_once() {
 }
 
 #[test]
-fn each_namespace_and_each_bound_address_is_a_client() {
-    let Some(_node) = node_or_skip(3600, &[]) else { return };
+fn each_namespace_and_each_address_of_the_node_is_a_client() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    for n in 1..=30 {
+        node.netns().ip(&["address", "add", &format!("10.244.2.{n}/32"), "dev", "lo"]).unwrap();
+    }
+    node.serve(1..=10);
+    node.write(&[web(1..=10).affinity(3600)]);
+    node.start(&[]);
     let server_of = |source| exchange_connected(&connect_from(source)).unwrap();
     // The probability that 30 clients share one of 10 endpoints is 10^-29.
     let mut servers_seen = BTreeSet::new();
@@ -130,9 +137,10 @@ fn each_namespace_and_each_bound_address_is_a_client() {
         servers_seen.insert(first);
     }
     assert!(servers_seen.len() > 1);
-    // A loopback address does not identify a client other than the namespace.
+    // Neither a loopback address nor one that is not the node's identifies a client other than the namespace.
     let unbound = request(Transport::Udp, frontend()).unwrap();
     assert!((1..=30).all(|n| server_of([127, 0, 1, n]) == unbound));
+    assert!((1..=30).all(|n| server_of([10, 244, 3, n]) == unbound));
     // A socket that is not bound is identified by its namespace.
     let mut servers_seen = BTreeSet::new();
     for _ in 0..30 {
@@ -220,16 +228,22 @@ fn affinity_expires_after_its_timeout() {
 
 #[test]
 fn the_least_recently_used_affinity_is_evicted_first() {
-    let Some(node) = node_or_skip(3600, &["--affinity-clients", "128"]) else { return };
-    for n in 0x0300..0x0700_u16 {
-        let [high, low] = n.to_be_bytes();
-        connect_from([10, 244, high, low]);
+    let Some(mut node) = TestNode::or_skip() else { return };
+    // A client is counted at each Service.
+    let ip = |n: u16| IpAddr::from([10, 97, (n >> 8) as u8, n as u8]);
+    let service =
+        |n| Service::new(&format!("s-{n}"), &[ip(n)]).port("", "UDP", 80, 8080).endpoints([1]).affinity(3600);
+    node.write(&(0..1024).map(service).collect::<Vec<_>>());
+    node.start(&["--affinity-clients", "128"]);
+    let socket = udp_socket(frontend()).unwrap();
+    for n in 0..1024 {
+        socket.connect((ip(n), 80)).unwrap();
     }
     let count = clients(&node);
     assert!((1..=128).contains(&count), "{count} clients");
     // The table accepted every client.
     let inserts: Array<MapData, u64> = affinity_map(&node, "affinity_inserts").try_into().unwrap();
-    assert_eq!(inserts.get(&0, 0).unwrap(), 0x400);
+    assert_eq!(inserts.get(&0, 0).unwrap(), 1024);
     assert!(eventually(TIMEOUT, || metric("kube_proxy_ebpf_affinity_inserts_total") == Some(1024.0)));
     assert_eq!(metric("kube_proxy_ebpf_affinity_capacity"), Some(128.0));
 }

@@ -126,9 +126,11 @@ impl Tables for OneFrontend {
 #[derive(Default)]
 struct FakeSocket {
     is_excluded: bool,
+    previous: cell::Cell<SockAddr>,
     random: u32,
     is_host: bool,
     client: u64,
+    bound: V6,
     now: u64,
     entry: cell::Cell<Option<(AffinityKey, AffinityEntry)>>,
     /// The backend of a concurrent connection of the same client.
@@ -142,6 +144,10 @@ impl SocketContext for FakeSocket {
         self.is_excluded
     }
 
+    fn previous_backend(&self) -> SockAddr {
+        self.previous.get()
+    }
+
     fn random(&self) -> u32 {
         self.random
     }
@@ -150,8 +156,12 @@ impl SocketContext for FakeSocket {
         self.is_host
     }
 
-    fn affinity_client(&self) -> AffinityClient {
-        AffinityClient::Namespace(self.client)
+    fn netns(&self) -> u64 {
+        self.client
+    }
+
+    fn bound_address(&self) -> V6 {
+        self.bound
     }
 
     fn now(&self) -> u64 {
@@ -183,7 +193,8 @@ impl SocketContext for FakeSocket {
 
 /// The verdict on `address:port`, over the protocol of the frontend.
 fn verdict(tables: &OneFrontend, socket: &FakeSocket, address: u32, port: u16, previous: u32) -> Verdict {
-    decide(tables, socket, ip(address), Be16::new(port), tables.protocol, backend(previous))
+    socket.previous.set(backend(previous));
+    decide(tables, socket, ip(address), Be16::new(port), tables.protocol)
 }
 
 #[track_caller]
@@ -237,6 +248,22 @@ fn a_client_keeps_its_backend_until_the_timeout_or_until_the_backend_is_removed(
     assert_eq!(verdict(&tables, &socket, 7, 80, 0), to(11));
 }
 
+/// Anybody may bind any address: only one of the node's own, on the node, is a client of its own.
+#[test]
+fn a_bound_address_is_a_client_only_if_it_is_the_nodes() {
+    let tables = OneFrontend::new(TCP, &[10, 20], 10);
+    let client_of = |is_host, bound: u32| {
+        let socket =
+            FakeSocket { is_host, client: 5, bound: ip(bound).mapped(), now: 1, ..FakeSocket::default() };
+        verdict(&tables, &socket, 7, 80, 0);
+        socket.entry.get().unwrap().0.is_address != 0
+    };
+    assert!(client_of(true, LOCAL));
+    for (is_host, bound) in [(false, LOCAL), (true, REMOTE), (true, LOOPBACK), (true, 99)] {
+        assert!(!client_of(is_host, bound), "{is_host} {bound}");
+    }
+}
+
 #[test]
 fn concurrent_connections_of_a_new_client_go_to_one_backend() {
     let tables = OneFrontend::new(TCP, &[10, 11, 12], 10);
@@ -252,7 +279,7 @@ fn unmatched_destinations_pass() {
     let tables = OneFrontend::new(TCP, &[10], 0);
     for (address, port, protocol) in [(8, 80, TCP), (9, 80, TCP), (7, 81, TCP), (7, 80, UDP), (7, 80, 132)] {
         assert_eq!(
-            decide(&tables, &FakeSocket::default(), ip(address), Be16::new(port), protocol, SockAddr::UNSET),
+            decide(&tables, &FakeSocket::default(), ip(address), Be16::new(port), protocol),
             Verdict::Pass
         );
     }
@@ -264,7 +291,7 @@ fn the_probe_address_is_redirected_even_for_excluded_processes() {
     let socket = FakeSocket { is_excluded: true, ..FakeSocket::default() };
     assert_eq!(verdict(&tables, &socket, 7, 80, 0), Verdict::Pass);
     for (protocol, is_redirected) in [(TCP, true), (UDP, true), (132, false)] {
-        let verdict = decide(&tables, &socket, V4::PROBE, Be16::new(80), protocol, SockAddr::UNSET);
+        let verdict = decide(&tables, &socket, V4::PROBE, Be16::new(80), protocol);
         let loopback = SockAddr::new(V4::LOOPBACK.mapped(), Be16::new(80));
         let selection =
             Selection { backend: loopback, port_counter: NO_COUNTER, backend_counter: NO_COUNTER };

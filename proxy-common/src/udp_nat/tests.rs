@@ -9,30 +9,46 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    net::{Be16, V4, V6},
-    udp_nat_cache::{
-        UDP_NAT_CACHE_SLOTS,
-        tests::{address, nat},
-    },
+    net::{Be16, V6},
+    overflow::{MAX_RELEASED, connected, insert_connected, release, remove_connected},
 };
+
+/// The namespace of every socket.
+const NETNS: u64 = 0x1_0000_0001;
+
+fn address(n: u32) -> SockAddr {
+    SockAddr::new(V6::from_raw([1, 2, 3, n]), Be16::new(53))
+}
+
+fn nat(service: u32, backend: u32) -> SockNat {
+    SockNat { service: address(service), backend: address(backend) }
+}
 
 /// A table with room for `room` entries.
 struct Table {
     room: usize,
-    entries: RefCell<BTreeMap<UdpNatKey, UdpNatEntry>>,
+    entries: RefCell<BTreeMap<OverflowKey, OverflowEntry>>,
+    sockets: Cell<u32>,
     inserted: Cell<u64>,
     deleted: Cell<u64>,
 }
 
 impl Table {
     fn new(room: usize) -> Self {
-        Self { room, entries: RefCell::default(), inserted: Cell::default(), deleted: Cell::default() }
+        Self {
+            room,
+            entries: RefCell::default(),
+            sockets: Cell::default(),
+            inserted: Cell::default(),
+            deleted: Cell::default(),
+        }
     }
 
     /// How many entries there are, which the counts must agree with.
     fn len(&self) -> usize {
         let number = self.entries.borrow().len();
         assert_eq!(self.inserted.get() - self.deleted.get(), number as u64);
+        assert!(number == 0 || self.sockets.get() > 0);
         number
     }
 }
@@ -41,27 +57,38 @@ impl Table {
 struct View<'a> {
     table: &'a Table,
     cookie: u64,
-    has_release_hook: bool,
 }
 
-impl UdpNatTable for View<'_> {
+impl OverflowTable for View<'_> {
     fn cookie(&self) -> u64 {
         self.cookie
     }
 
-    fn has_release_hook(&self) -> bool {
-        self.has_release_hook
+    fn netns(&self) -> u64 {
+        NETNS
     }
 
-    fn get(&self, key: &UdpNatKey) -> Option<UdpNatEntry> {
+    fn is_in_use(&self) -> bool {
+        self.table.sockets.get() > 0
+    }
+
+    fn add_socket(&self) {
+        self.table.sockets.update(|it| it + 1);
+    }
+
+    fn remove_socket(&self) {
+        self.table.sockets.update(|it| it - 1);
+    }
+
+    fn get(&self, key: &OverflowKey) -> Option<OverflowEntry> {
         self.table.entries.borrow().get(key).copied()
     }
 
-    fn update(&self, key: &UdpNatKey, change: impl FnOnce(&mut UdpNatEntry)) -> bool {
+    fn update(&self, key: &OverflowKey, change: impl FnOnce(&mut OverflowEntry)) -> bool {
         self.table.entries.borrow_mut().get_mut(key).map(change).is_some()
     }
 
-    fn insert(&self, key: &UdpNatKey, entry: &UdpNatEntry) -> bool {
+    fn insert(&self, key: &OverflowKey, entry: &OverflowEntry) -> bool {
         let mut entries = self.table.entries.borrow_mut();
         assert!(!entries.contains_key(key), "only new entries are inserted");
         let has_room = entries.len() < self.table.room;
@@ -72,7 +99,7 @@ impl UdpNatTable for View<'_> {
         has_room
     }
 
-    fn delete(&self, key: &UdpNatKey) -> u64 {
+    fn delete(&self, key: &OverflowKey) -> u64 {
         self.table.entries.borrow_mut().remove(key).map_or(0, |_| 1)
     }
 
@@ -83,36 +110,45 @@ impl UdpNatTable for View<'_> {
 
 /// One socket and the table.
 struct Socket<'a> {
-    cache: UdpNatCache,
+    slot: Option<NatSlot>,
     view: View<'a>,
 }
 
 impl<'a> Socket<'a> {
     fn new(table: &'a Table, cookie: u64) -> Self {
-        Self { cache: UdpNatCache::default(), view: View { table, cookie, has_release_hook: true } }
+        Self { slot: Some(NatSlot::default()), view: View { table, cookie } }
+    }
+
+    fn without_slot(table: &'a Table, cookie: u64) -> Self {
+        Self { slot: None, ..Self::new(table, cookie) }
     }
 
     fn insert(&mut self, service: u32, backend: u32) -> bool {
-        insert(&mut self.cache, &self.view, nat(service, backend))
+        insert(self.slot.as_mut(), &self.view, &nat(service, backend))
     }
 
     fn backend_of(&self, service: u32) -> SockAddr {
-        backend_of(&self.cache, &self.view, &address(service))
+        backend_of(self.slot.as_ref(), &self.view, &address(service))
     }
 
     fn service_of(&self, backend: u32) -> SockAddr {
-        service_of(&self.cache, &self.view, &address(backend))
+        service_of(self.slot.as_ref(), &self.view, &address(backend))
+    }
+
+    fn remove(&mut self, backend: u32) {
+        remove(self.slot.as_mut(), &self.view, &address(backend));
     }
 
     fn release(&self) -> bool {
-        release(&self.view)
+        let backend = self.slot.map_or(SockAddr::UNSET, |it| it.unconnected().backend);
+        !self.view.is_in_use() || release(&self.view, backend)
     }
 }
 
 #[test]
 fn a_socket_has_any_number_of_addresses() {
     let table = Table::new(usize::MAX);
-    let mut sockets = [1, 2].map(|cookie| Socket::new(&table, cookie));
+    let mut sockets = [Socket::new(&table, 1), Socket::without_slot(&table, 2)];
     for n in 0..100 {
         assert!(sockets.iter_mut().all(|it| it.insert(n, 1000 + n)));
     }
@@ -123,20 +159,44 @@ fn a_socket_has_any_number_of_addresses() {
     assert!(sockets[0].release());
     assert!(sockets[1].backend_of(99) == address(1099), "the other socket's entries stay");
     assert!(sockets[1].release());
+    assert_eq!((table.len(), table.sockets.get()), (0, 0));
+}
+
+#[test]
+fn the_first_address_needs_no_entry() {
+    let table = Table::new(0);
+    let mut socket = Socket::new(&table, 1);
+    assert!(socket.insert(1, 100) && socket.insert(1, 100));
+    assert_eq!((socket.backend_of(1), socket.service_of(100)), (address(100), address(1)));
+    assert!(socket.insert(1, 101), "its backend may change");
+    assert_eq!((socket.backend_of(1), socket.service_of(101)), (address(101), address(1)));
+    assert!(!socket.insert(2, 200), "a second one has no room");
+    assert_eq!((socket.backend_of(1), socket.backend_of(2)), (address(101), SockAddr::UNSET));
+}
+
+#[test]
+fn the_slot_of_a_connected_socket_is_not_taken() {
+    let table = Table::new(usize::MAX);
+    let mut socket = Socket::new(&table, 1);
+    socket.slot = Some(NatSlot { nat: nat(1, 100), ..NatSlot::default() });
+    assert!(socket.insert(2, 100));
+    assert_eq!(socket.slot.unwrap().connected(), nat(1, 100));
+    assert_eq!((socket.backend_of(2), socket.service_of(100)), (address(100), address(2)));
+    assert_eq!(socket.backend_of(1), SockAddr::UNSET, "that of its connect");
+    assert!(socket.release());
     assert_eq!(table.len(), 0);
 }
 
 #[test]
 fn without_room_nothing_is_inserted_and_nothing_removed() {
-    // Two entries for each address beyond the slots, and the head: the third does not fit.
+    // Two entries for each address beyond the slot, and the head: the third does not fit.
     let table = Table::new(5);
     let mut socket = Socket::new(&table, 1);
-    let slots = UDP_NAT_CACHE_SLOTS as u32;
-    for n in 0..slots + 2 {
+    for n in 0..3 {
         assert!(socket.insert(n, 1000 + n));
     }
-    assert!(!socket.insert(slots + 2, 1000));
-    assert!((0..slots + 2).all(|n| socket.service_of(1000 + n) == address(n)));
+    assert!(!socket.insert(3, 1003));
+    assert!((0..3).all(|n| socket.service_of(1000 + n) == address(n)));
     assert!(socket.release());
     assert_eq!(table.len(), 0);
 }
@@ -144,69 +204,43 @@ fn without_room_nothing_is_inserted_and_nothing_removed() {
 #[cfg(feature = "user")]
 #[test]
 fn entries_leaked_by_a_closed_socket_are_found() {
+    use crate::overflow::leaked;
+
     let table = Table::new(usize::MAX);
     let mut sockets = [1, 2].map(|cookie| Socket::new(&table, cookie));
-    let all = MAX_RELEASED + UDP_NAT_CACHE_SLOTS as u32 + 2;
+    let all = MAX_RELEASED + 1 + 2;
     assert!((0..all).all(|n| sockets.iter_mut().all(|it| it.insert(n, 100_000 + n))));
     assert!(!sockets[0].release());
     let entries: Vec<_> = table.entries.borrow().iter().map(|(key, entry)| (*key, *entry)).collect();
     let leaked: Vec<_> = leaked(&entries).collect();
     assert_eq!(leaked.len(), 5, "the head, and two entries for each of two addresses");
-    leaked.into_iter().for_each(|it| sockets[0].view.remove(it));
+    assert!(leaked.iter().all(|it| it.1 == NETNS));
+    leaked.into_iter().for_each(|it| sockets[0].view.remove(it.0));
     assert!((0..all).all(|n| sockets[1].service_of(100_000 + n) == address(n)));
+    assert_eq!(table.sockets.get(), 1);
 }
 
 #[test]
 fn a_connected_socket_shows_its_translation_until_it_is_connected_elsewhere() {
     let table = Table::new(usize::MAX);
     let socket = Socket::new(&table, 1);
-    let shown = || socket.view.get(&UdpNatKey::connected(1)).map(|it| (it.next, it.peer));
     for n in 1..3 {
-        insert_connected(&socket.view, &nat(n, 100));
-        assert_eq!(shown(), Some((address(n), address(100))));
+        assert!(insert_connected(&socket.view, &nat(n, 100)));
+        assert_eq!(connected(&socket.view), nat(n, 100));
     }
     remove_connected(&socket.view);
-    assert_eq!(shown(), None);
-    insert_connected(&socket.view, &nat(1, 100));
+    assert_eq!((connected(&socket.view), table.sockets.get()), (SockNat::default(), 0));
+    assert!(insert_connected(&socket.view, &nat(1, 100)));
     assert!(socket.release());
-    assert_eq!(table.len(), 0);
-}
-
-#[test]
-fn a_socket_without_a_release_hook_has_no_entries() {
-    let table = Table::new(usize::MAX);
-    let mut socket = Socket::new(&table, 1);
-    socket.view.has_release_hook = false;
-    assert!((0..10).all(|n| socket.insert(n, 1000 + n)));
-    assert_eq!(table.len(), 0);
-    assert_eq!((socket.service_of(1009), socket.service_of(1000)), (address(9), SockAddr::UNSET));
-}
-
-#[test]
-fn probes_take_no_room_of_others() {
-    let table = Table::new(usize::MAX);
-    let mut socket = Socket::new(&table, 1);
-    for n in 0..UDP_NAT_CACHE_SLOTS as u32 {
-        assert!(socket.insert(n, 100 + n));
-    }
-    for port in 1..=100 {
-        let [service, backend] =
-            [probe::ADDRESS4, V4::LOOPBACK].map(|it| SockAddr::new(it.mapped(), Be16::new(port)));
-        assert!(insert(&mut socket.cache, &socket.view, SockNat { service, backend }));
-        assert_eq!(service_of(&socket.cache, &socket.view, &backend), service);
-    }
-    insert_connected(&socket.view, &nat(1, 100));
-    let service = SockAddr::new(probe::ADDRESS6, Be16::new(53));
-    insert_connected(&socket.view, &SockNat { service, backend: SockAddr::new(V6::LOOPBACK, Be16::new(53)) });
-    assert_eq!(table.len(), 0, "nor for what it was connected to before");
+    assert_eq!((table.len(), table.sockets.get()), (0, 0));
+    assert!(!insert_connected(&Socket::new(&Table::new(0), 1).view, &nat(1, 100)));
 }
 
 #[test]
 fn a_reply_in_flight_survives_a_change_of_the_backend() {
-    let slots = UDP_NAT_CACHE_SLOTS as u32;
-    for services in [1, 2, slots, 3 * slots] {
+    for (services, has_slot) in [(1, true), (2, true), (12, true), (1, false), (12, false)] {
         let table = Table::new(usize::MAX);
-        let mut socket = Socket::new(&table, 1);
+        let mut socket = if has_slot { Socket::new(&table, 1) } else { Socket::without_slot(&table, 1) };
         for generation in 0..10 {
             for service in 0..services {
                 assert!(socket.insert(service, 1000 * (generation + 1) + service));
@@ -222,20 +256,19 @@ fn a_reply_in_flight_survives_a_change_of_the_backend() {
             // The head, and two entries for each backend.
             assert!(table.len() <= 1 + 4 * services as usize, "previous ones do not pile up");
         }
-        assert_eq!(table.len() == 0, services <= slots / 2);
         assert!(socket.release());
-        assert_eq!(table.len(), 0);
+        assert_eq!((table.len(), table.sockets.get()), (0, 0));
     }
 }
 
 #[test]
-fn previous_backends_are_evicted_before_anything_is_refused() {
-    let slots = UDP_NAT_CACHE_SLOTS as u32;
-    for room in 0..5 {
+fn current_backends_are_kept_when_there_is_no_room_for_previous_ones() {
+    for room in 0..6 {
         let table = Table::new(room);
         let mut socket = Socket::new(&table, 1);
-        let services = slots + u32::from(room >= 3);
+        let services = if room >= 3 { 2 } else { 1 };
         for generation in 1..10 {
+            // Those in the table first: the previous backend of the one in the slot takes no room that they need.
             for service in 0..services {
                 assert!(socket.insert(service, 1000 * generation + service), "{room} entries");
             }
@@ -254,17 +287,18 @@ proptest! {
     #[test]
     fn any_history_is_found_and_its_release_leaves_nothing(
         room in prop_oneof![0..20_usize, Just(usize::MAX)],
+        has_slot in any::<bool>(),
         steps in prop::collection::vec((0..10_u32, 0..10_u32, 0..12_u8), 0..100),
     ) {
         let table = Table::new(room);
-        let mut socket = Socket::new(&table, 1);
+        let mut socket = if has_slot { Socket::new(&table, 1) } else { Socket::without_slot(&table, 1) };
         // The current and the previous backend of each Service address, and everything ever inserted, in the order of use.
         let mut current: BTreeMap<u32, (u32, Option<u32>)> = BTreeMap::new();
         let mut known: Vec<(u32, u32)> = Vec::new();
         for (service, backend, step) in steps {
             let backend = 1000 + backend;
             if step == 0 {
-                remove(&mut socket.cache, &socket.view, &address(backend));
+                socket.remove(backend);
                 current.retain(|_, it| it.0 != backend);
                 current.values_mut().for_each(|it| it.1 = it.1.filter(|it| *it != backend));
                 known.retain(|it| it.1 != backend);
@@ -299,9 +333,9 @@ proptest! {
                     prop_assert!(found.is_unset() || known.iter().any(has_used));
                 }
             }
-            prop_assert!(table.len() <= 1 + 4 * socket.cache.overflow_count as usize);
+            prop_assert!(table.len() <= 1 + 4 * 10);
         }
         prop_assert!(socket.release());
-        prop_assert_eq!(table.len(), 0);
+        prop_assert_eq!((table.len(), table.sockets.get()), (0, 0));
     }
 }

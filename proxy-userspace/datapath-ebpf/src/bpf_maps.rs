@@ -63,13 +63,13 @@ pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result
         options.affinity_clients,
         "the session affinity table",
     )?;
-    let udp_nat_entries = map_spec::capacity(
-        &pins.sock_nat_map("udp_nat"),
+    let overflow = map_spec::capacity(
+        &pins.sock_nat_map("overflow"),
         options.udp_addresses.saturating_mul(2),
-        "the UDP NAT table",
+        "the socket overflow table",
     )?;
     let stripes = counter_maps::stripes(pins)?;
-    let mut shared = map_spec::maps(pins, slots, affinity_clients, udp_nat_entries);
+    let mut shared = map_spec::maps(pins, slots, affinity_clients, overflow);
     shared.extend(counter_maps::pinned_maps(pins, stripes));
     for map in &shared {
         map.check()?;
@@ -92,13 +92,14 @@ pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result
     loader.override_global("EXCLUDED_LEVELS", &excluded_levels, true);
     loader.override_global("HOST_ONLY", &host_only, true);
     loader.override_global("SLOT_MASK", &slot_mask, true);
+    loader.override_global("OVERFLOW_CAPACITY", &overflow, true);
     loader.override_global("STRIPE_MASK", &stripe_mask, true);
     loader.override_global("PROTECT_NODE_PORTS", &protect_node_ports, true);
     loader.override_global("HOST_NETNS", &host_netns, true);
     loader.override_global("SEED", &seed, true);
     loader.map_max_entries("SLOTS", slots);
     loader.map_max_entries("AFFINITY", affinity_clients);
-    loader.map_max_entries("UDP_NAT", udp_nat_entries);
+    loader.map_max_entries("OVERFLOW", overflow);
     // The chunks are not maps of the object.
     for map in shared.iter().filter(|it| it.name != counter_maps::CHUNK) {
         loader.map_pin_path(map.name, map.path.clone());

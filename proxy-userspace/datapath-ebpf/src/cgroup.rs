@@ -3,6 +3,7 @@
 //! Without an explicit path the cgroup that covers the most processes is used; if it does not cover all pods, that is reported.
 
 use std::{
+    collections::{HashMap, HashSet},
     fs::{self, File},
     io::ErrorKind,
     os::{
@@ -106,6 +107,26 @@ impl Cgroup {
         let now = Self::at(self.path.clone(), self.is_explicit)?;
         Ok((now.id != self.id).then_some(now))
     }
+}
+
+/// The paths of cgroups with these ids, relative to `root`, if they still exist. Control characters are escaped.
+pub(super) fn paths_of(root: &Path, ids: impl Iterator<Item = u64>) -> HashMap<u64, String> {
+    let mut missing: HashSet<u64> = ids.collect();
+    let mut found = HashMap::new();
+    let mut folders = vec![root.to_path_buf()];
+    while let Some(folder) = folders.pop()
+        && !missing.is_empty()
+    {
+        if let Ok(metadata) = fs::metadata(&folder)
+            && missing.remove(&metadata.ino())
+        {
+            let path = folder.strip_prefix(root).unwrap_or(&folder).display().to_string();
+            found.insert(metadata.ino(), format!("/{}", path.escape_debug()));
+        }
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        folders.extend(entries.filter(|it| it.file_type().is_ok_and(|it| it.is_dir())).map(|it| it.path()));
+    }
+    found
 }
 
 /// The topmost folder of the mount that a cgroup is on.

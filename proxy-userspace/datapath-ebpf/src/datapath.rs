@@ -218,7 +218,7 @@ impl Datapath {
     ///
     /// If a map cannot be read or written.
     pub fn table_stats(&mut self) -> Result<TableStats, Error> {
-        self.stats.read()
+        self.stats.read(self.cgroup.path())
     }
 }
 

@@ -8,13 +8,14 @@ use aya::{
     EbpfLoader,
     programs::ProgramType,
     sys::{BpfHelper, is_helper_supported},
+    util::KernelVersion,
 };
 
 use crate::{btf, failpoint};
 
 /// The constants of the programs, by name.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Features([(&'static str, u32); 6]);
+pub(super) struct Features([(&'static str, u32); 7]);
 
 /// The constants that let programs read the kernel's sockets.
 const SOCKET_READS: [&str; 2] = ["TCP_SOCK", "ANY_SOCK"];
@@ -29,11 +30,13 @@ impl Features {
         // An offset beyond the end of a socket, which the verifier refuses to read.
         let refused = failpoint::is_enabled("sockets-not-shown").then_some(1 << 20);
         let offset = refused.or(kern_sock).unwrap_or(0);
+        let keeps_addresses = KernelVersion::current().is_ok_and(|it| it >= KernelVersion::new(6, 6, 0));
         Self([
             ("SET_RETVAL", has(BpfHelper::BPF_FUNC_set_retval).into()),
             ("MPTCP", has(BpfHelper::BPF_FUNC_skc_to_mptcp_sock).into()),
             ("TCP_SOCK", can_read(BpfHelper::BPF_FUNC_skc_to_tcp_sock)),
             ("ANY_SOCK", can_read(BpfHelper::BPF_FUNC_probe_read_kernel)),
+            ("KERNEL_TCP", keeps_addresses.into()),
             ("KERN_SOCK_BYTE", offset / 8),
             ("KERN_SOCK_BIT", 1 << (offset % 8)),
         ])

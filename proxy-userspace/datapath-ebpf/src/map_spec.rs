@@ -14,10 +14,9 @@ use aya::{
 use aya_obj::generated::BPF_F_NO_PREALLOC;
 use proxy_common::{
     affinity::{AffinityEntry, AffinityKey},
-    sock_nat::{ConnectedNat, NatSlot},
+    overflow::{MAX_NETNS, NetnsUsage, OverflowEntry, OverflowKey, STAT_COUNT},
+    sock_nat::{NatSlot, SLOT_SHARE_CELLS},
     tables::Prefilter,
-    udp_nat::{STAT_COUNT, UdpNatEntry, UdpNatKey},
-    udp_nat_cache::UdpNatCache,
 };
 
 use crate::{
@@ -125,28 +124,26 @@ pub(super) fn capacity(path: &Path, wanted: u32, what: &str) -> Result<u32, Erro
 }
 
 /// Every map that programs and user space share, except the chunks of counters.
-pub(super) fn maps(pins: &Pins, slots: u32, affinity_clients: u32, udp_nat_entries: u32) -> Vec<PinnedMap> {
+pub(super) fn maps(pins: &Pins, slots: u32, affinity_clients: u32, overflow: u32) -> Vec<PinnedMap> {
     fn array<V>(max_entries: u32) -> MapSpec {
         MapSpec::new(MapType::Array, EntrySize::of::<u32, V>(), max_entries, 0)
     }
-    fn storage<V>() -> MapSpec {
-        MapSpec::new(MapType::SkStorage, EntrySize::of::<u32, V>(), 0, BPF_F_NO_PREALLOC)
+    fn hash<K, V>(max_entries: u32) -> MapSpec {
+        MapSpec::new(MapType::Hash, EntrySize::of::<K, V>(), max_entries, BPF_F_NO_PREALLOC)
     }
     let affinity = EntrySize::of::<AffinityKey, AffinityEntry>();
     let affinity = MapSpec::new(MapType::LruHash, affinity, affinity_clients, 0);
-    let udp_nat = EntrySize::of::<UdpNatKey, UdpNatEntry>();
-    let udp_nat = MapSpec::new(MapType::Hash, udp_nat, udp_nat_entries, BPF_F_NO_PREALLOC);
     let maps = [
         ("ACTIVE", pins.active(), array::<u32>(2)),
         ("PREFILTER", pins.prefilters(), array::<Prefilter>(2)),
         ("SLOTS", pins.sock_nat_map("slots"), array::<NatSlot>(slots)),
         ("AFFINITY", pins.affinity().join("affinity"), affinity),
         ("AFFINITY_INSERTS", pins.affinity().join("affinity_inserts"), array::<u64>(1)),
-        ("SLOT_OVERFLOWS", pins.sock_nat_map("slot_overflows"), array::<u64>(1)),
-        ("SK_NAT", pins.sock_nat_map("sk_nat"), storage::<ConnectedNat>()),
-        ("UDP_SK_NAT", pins.sock_nat_map("udp_sk_nat"), storage::<UdpNatCache>()),
-        ("UDP_NAT", pins.sock_nat_map("udp_nat"), udp_nat),
-        ("UDP_NAT_STATS", pins.sock_nat_map("udp_nat_stats"), array::<u64>(STAT_COUNT)),
+        ("SLOT_SHARES", pins.sock_nat_map("slot_shares"), array::<u64>(SLOT_SHARE_CELLS)),
+        ("OVERFLOW", pins.sock_nat_map("overflow"), hash::<OverflowKey, OverflowEntry>(overflow)),
+        ("OVERFLOW_STATS", pins.sock_nat_map("overflow_stats"), array::<u64>(STAT_COUNT)),
+        ("NETNS_USAGE", pins.sock_nat_map("netns_usage"), hash::<u64, NetnsUsage>(MAX_NETNS)),
+        ("NETNS_COLLECTED", pins.sock_nat_map("netns_collected"), hash::<u64, u64>(MAX_NETNS)),
     ];
     let outer = || MapSpec::new(MapType::ArrayOfMaps, EntrySize::of::<u32, u32>(), 2, 0);
     let tables = Table::ALL.into_iter().map(|it| (it.map(), pins.outer(it), outer()));

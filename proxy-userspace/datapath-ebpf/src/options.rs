@@ -11,11 +11,11 @@ pub struct Options {
     pub cgroup: Option<PathBuf>,
     /// The folder for pins, on a bpf file system.
     pub pin_dir: PathBuf,
-    /// How many connected sockets have a slot for their translation, a power of two; further ones allocate socket storage,
-    /// which is slower.
+    /// How many sockets have a slot for their translation, a power of two; further ones use the overflow table, which is
+    /// slower.
     pub socket_slots: u32,
-    /// How many entries the UDP NAT table has, which holds the Service addresses of unconnected UDP sockets beyond the
-    /// first few of each; a power of two.
+    /// How many Service addresses the overflow table has room for, which holds those that do not fit into slots; a power of
+    /// two.
     pub udp_addresses: u32,
     /// How many clients of Services with session affinity are remembered, a power of two; the least recently used one is
     /// evicted first.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! PIN_DIR/links/connect4 …              links, of all versions: they are updated, never recreated
-//! PIN_DIR/sock_nat1/{slots,sk_nat,…}    NAT entries of sockets; SOCK_NAT_VERSION
+//! PIN_DIR/sock_nat2/{slots,overflow,…}  NAT entries of sockets; SOCK_NAT_VERSION
 //! PIN_DIR/affinity2/{affinity,…}        session affinity; AFFINITY_VERSION
 //! PIN_DIR/counters1/{chunks,chunk0,…}   counters; COUNTERS_VERSION
 //! PIN_DIR/v5/{active,frontends4,…}      active-side word and outer maps; LAYOUT_VERSION

@@ -10,10 +10,9 @@
 use std::{
     ffi::CString,
     io,
-    net::{Ipv4Addr, UdpSocket},
     os::{
         fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
-        unix::ffi::OsStrExt as _,
+        unix::{ffi::OsStrExt as _, net::UnixDatagram},
     },
     path::Path,
 };
@@ -166,7 +165,8 @@ pub(super) fn effective_programs(cgroup: BorrowedFd<'_>, hook: bpf_attach_type) 
 
 /// The cookie of the network namespace that the calling thread is in (Linux 5.14).
 pub(super) fn netns_cookie() -> io::Result<u64> {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    // Not bound to an address: the loopback interface may be down.
+    let socket = UnixDatagram::unbound()?;
     let mut cookie = 0_u64;
     let mut length = size_of::<u64>() as libc::socklen_t;
     let (level, option) = (libc::SOL_SOCKET, libc::SO_NETNS_COOKIE);

@@ -1,32 +1,39 @@
-//! Usage of the tables that clients fill, read every few seconds; and the deletion of entries of closed sockets from the UDP
-//! NAT table.
+//! Usage of the tables that clients fill, read every few seconds; and the deletion of entries of closed sockets from the
+//! overflow table.
 //!
-//! Invariant: reading it costs a few loads, whatever the number of entries: programs count, and no table is read to count it.
-//! Only entries of closed sockets are deleted.
+//! Invariant: reading it costs a few loads, whatever the number of entries, while nothing happens: programs count, and no
+//! table is read to count it. Only entries of closed sockets are deleted.
 
-use std::{io::ErrorKind, os::fd::AsFd as _};
+use std::{
+    collections::{BTreeMap, HashMap},
+    io::ErrorKind,
+    os::fd::AsFd as _,
+    path::Path,
+};
 
 use aya::{
     Ebpf,
     maps::{Array, Map, MapData},
 };
-use datapath::{TableStats, UdpNatStats};
-use proxy_common::udp_nat::{COLLECTED, DELETED, INSERTED, LEAKED, REFUSED, UdpNatEntry, UdpNatKey, leaked};
+use datapath::{OverflowStats, RefusedNamespace, TableStats};
+use proxy_common::overflow::{
+    COLLECTED, DELETED, INSERTED, LEAKED, MAX_NETNS, NetnsUsage, OVERFLOWED, OverflowEntry, OverflowKey,
+    REFUSED, leaked,
+};
 
 use crate::{
+    cgroup,
     error::Error,
     map_spec,
     raw_bpf::{self, EntrySize},
 };
 
-const SLOT_OVERFLOWS: &str = "SLOT_OVERFLOWS";
 const AFFINITY_INSERTS: &str = "AFFINITY_INSERTS";
 const AFFINITY: &str = "AFFINITY";
 
 /// The maps with the counts.
 pub(super) struct StatsReader {
-    udp_nat: UdpNatGc,
-    slot_overflows: Array<MapData, u64>,
+    overflow: Overflow,
     affinity_inserts: Array<MapData, u64>,
     affinity_capacity: u32,
 }
@@ -34,91 +41,186 @@ pub(super) struct StatsReader {
 impl StatsReader {
     /// Takes the maps out of the loaded object.
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
-        let udp_nat = UdpNatGc::take(ebpf)?;
-        let slot_overflows = map_spec::take(ebpf, SLOT_OVERFLOWS)?;
+        let overflow = Overflow::take(ebpf)?;
         let affinity_inserts = map_spec::take(ebpf, AFFINITY_INSERTS)?;
         // The programs are not loaded yet and need the table, so that it is not taken.
         let Some(Map::LruHashMap(affinity)) = ebpf.map(AFFINITY) else {
             return Err(Error::Incomplete(format!("map {AFFINITY}")));
         };
         let affinity_capacity = affinity.info().map_err(Error::map(AFFINITY))?.max_entries();
-        Ok(Self { udp_nat, slot_overflows, affinity_inserts, affinity_capacity })
+        Ok(Self { overflow, affinity_inserts, affinity_capacity })
     }
 
-    /// Reads the usage, after the entries of closed UDP sockets were deleted.
-    pub(super) fn read(&mut self) -> Result<TableStats, Error> {
+    /// Reads the usage, after the entries of closed sockets were deleted. `cgroup` is the root of the processes that may have
+    /// been refused.
+    pub(super) fn read(&mut self, cgroup: &Path) -> Result<TableStats, Error> {
         Ok(TableStats {
-            udp_nat: self.udp_nat.collect()?,
-            slot_overflows: self.slot_overflows.get(&0, 0).map_err(Error::map(SLOT_OVERFLOWS))?,
+            overflow: self.overflow.collect()?,
+            refused: self.overflow.refused(cgroup)?,
             affinity_inserts: self.affinity_inserts.get(&0, 0).map_err(Error::map(AFFINITY_INSERTS))?,
             affinity_capacity: self.affinity_capacity,
         })
     }
 }
 
-const UDP_NAT: &str = "UDP_NAT";
-const UDP_NAT_STATS: &str = "UDP_NAT_STATS";
+const OVERFLOW: &str = "OVERFLOW";
+const OVERFLOW_STATS: &str = "OVERFLOW_STATS";
+const NETNS_USAGE: &str = "NETNS_USAGE";
+const NETNS_COLLECTED: &str = "NETNS_COLLECTED";
 
-/// The UDP NAT table and its statistics.
-struct UdpNatGc {
+/// How many of the network namespaces that were refused most are reported.
+const MAX_REFUSED: usize = 10;
+
+/// The overflow table and its statistics.
+struct Overflow {
     table: MapData,
     stats: Array<MapData, u64>,
+    netns_usage: MapData,
+    netns_collected: MapData,
     capacity: u32,
     /// How many sockets had leaked entries when entries were last deleted.
     leaked: u64,
+    /// The counts when the usage of the namespaces was read last, and what it was.
+    read_at: [u64; 4],
+    usage: HashMap<u64, NetnsUsage>,
+    refused: Vec<RefusedNamespace>,
 }
 
-impl UdpNatGc {
-    /// Takes both maps out of the loaded object.
+impl Overflow {
+    /// Takes the maps out of the loaded object.
     fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
-        let Some(Map::HashMap(table)) = ebpf.take_map(UDP_NAT) else {
-            return Err(Error::Incomplete(format!("map {UDP_NAT}")));
+        let mut hash = |name: &str| match ebpf.take_map(name) {
+            Some(Map::HashMap(map)) => Ok(map),
+            _ => Err(Error::Incomplete(format!("map {name}"))),
         };
-        let stats = map_spec::take(ebpf, UDP_NAT_STATS)?;
-        let capacity = table.info().map_err(Error::map(UDP_NAT))?.max_entries();
-        Ok(Self { table, stats, capacity, leaked: 0 })
+        let [table, netns_usage, netns_collected] =
+            [hash(OVERFLOW)?, hash(NETNS_USAGE)?, hash(NETNS_COLLECTED)?];
+        let stats = map_spec::take(ebpf, OVERFLOW_STATS)?;
+        let capacity = table.info().map_err(Error::map(OVERFLOW))?.max_entries();
+        Ok(Self {
+            table,
+            stats,
+            netns_usage,
+            netns_collected,
+            capacity,
+            leaked: 0,
+            read_at: [0; 4],
+            usage: HashMap::new(),
+            refused: Vec::new(),
+        })
     }
 
     /// Deletes leaked entries, if there are new ones, and reports the usage of the table.
-    fn collect(&mut self) -> Result<UdpNatStats, Error> {
+    fn collect(&mut self) -> Result<OverflowStats, Error> {
         let leaked = self.stat(LEAKED)?;
         if leaked != self.leaked {
             self.delete_leaked()?;
             self.leaked = leaked;
         }
         let entries = self.stat(INSERTED)?.saturating_sub(self.stat(DELETED)? + self.stat(COLLECTED)?);
-        Ok(UdpNatStats { entries, capacity: self.capacity, refused: self.stat(REFUSED)? })
+        Ok(OverflowStats {
+            entries,
+            capacity: self.capacity,
+            sockets: self.stat(OVERFLOWED)?,
+            refused: self.stat(REFUSED)?,
+        })
     }
 
     fn delete_leaked(&mut self) -> Result<(), Error> {
-        let size = EntrySize::of::<UdpNatKey, UdpNatEntry>();
-        let (keys, values) = raw_bpf::lookup_all(self.table.fd().as_fd(), size, self.capacity)
-            .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", UDP_NAT))?;
-        let keys = keys.chunks_exact(size.key).map(bytemuck::pod_read_unaligned);
-        let values = values.chunks_exact(size.value).map(bytemuck::pod_read_unaligned);
-        let entries: Vec<(UdpNatKey, UdpNatEntry)> = keys.zip(values).collect();
-        let mut deleted = 0;
+        let entries = read_all::<OverflowKey, OverflowEntry>(&self.table, self.capacity, OVERFLOW)?;
+        let mut deleted = BTreeMap::<u64, u64>::new();
         let mut result = Ok(());
-        for key in leaked(&entries) {
-            // One by one: a batch stops at the first missing key, and does not report how many it deleted.
-            match raw_bpf::delete_batch(self.table.fd().as_fd(), size, bytemuck::bytes_of(key)) {
-                Ok(()) => deleted += 1,
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
+        for (key, netns) in leaked(&entries) {
+            match delete::<OverflowKey, OverflowEntry>(&self.table, key, OVERFLOW) {
+                Ok(is_deleted) => *deleted.entry(netns).or_default() += u64::from(is_deleted),
                 Err(error) => {
-                    result = Err(Error::syscall("BPF_MAP_DELETE_BATCH", UDP_NAT)(error));
+                    result = Err(error);
                     break;
                 }
             }
         }
-        if deleted > 0 {
-            // Programs write the other statistics; only user space writes this one.
-            let collected = self.stat(COLLECTED)? + deleted;
-            self.stats.set(COLLECTED, collected, 0).map_err(Error::map(UDP_NAT_STATS))?;
+        // Programs write the other statistics; only user space writes these.
+        let total = self.stat(COLLECTED)? + deleted.values().sum::<u64>();
+        self.stats.set(COLLECTED, total, 0).map_err(Error::map(OVERFLOW_STATS))?;
+        let before = self.collected()?;
+        for (netns, number) in deleted {
+            let number = number + before.get(&netns).copied().unwrap_or(0);
+            let [key, value] = [netns, number].map(u64::to_ne_bytes);
+            raw_bpf::update_batch(
+                self.netns_collected.fd().as_fd(),
+                EntrySize::of::<u64, u64>(),
+                &key,
+                &value,
+            )
+            .map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", NETNS_COLLECTED))?;
         }
         result
     }
 
+    /// The network namespaces that were refused, those with the most refusals first. Forgets those that use nothing any more.
+    fn refused(&mut self, cgroup: &Path) -> Result<Vec<RefusedNamespace>, Error> {
+        let now = [self.stat(INSERTED)?, self.stat(DELETED)?, self.stat(COLLECTED)?, self.stat(REFUSED)?];
+        if now == self.read_at {
+            return Ok(self.refused.clone());
+        }
+        self.read_at = now;
+        let usage = read_all::<u64, NetnsUsage>(&self.netns_usage, MAX_NETNS, NETNS_USAGE)?;
+        let collected = self.collected()?;
+        let before = std::mem::take(&mut self.usage);
+        for (netns, usage) in usage {
+            let removed = usage.deleted + collected.get(&netns).copied().unwrap_or(0);
+            // A program may be about to insert an entry: only a namespace in which nothing has happened since is forgotten.
+            if usage.inserted <= removed && before.get(&netns) == Some(&usage) {
+                delete::<u64, NetnsUsage>(&self.netns_usage, &netns, NETNS_USAGE)?;
+                delete::<u64, u64>(&self.netns_collected, &netns, NETNS_COLLECTED)?;
+            } else {
+                self.usage.insert(netns, usage);
+            }
+        }
+        let mut refused: Vec<_> = self.usage.iter().filter(|(_, it)| it.refused > 0).collect();
+        refused.sort_unstable_by_key(|(netns, it)| (u64::MAX - it.refused, **netns));
+        refused.truncate(MAX_REFUSED);
+        let paths = cgroup::paths_of(cgroup, refused.iter().map(|(_, it)| it.cgroup));
+        self.refused = refused
+            .into_iter()
+            .map(|(&netns, usage)| RefusedNamespace {
+                netns,
+                cgroup: paths.get(&usage.cgroup).cloned(),
+                refused: usage.refused,
+            })
+            .collect();
+        Ok(self.refused.clone())
+    }
+
+    /// How many entries of each network namespace were collected.
+    fn collected(&self) -> Result<HashMap<u64, u64>, Error> {
+        Ok(read_all(&self.netns_collected, MAX_NETNS, NETNS_COLLECTED)?.into_iter().collect())
+    }
+
     fn stat(&self, index: u32) -> Result<u64, Error> {
-        self.stats.get(&index, 0).map_err(Error::map(UDP_NAT_STATS))
+        self.stats.get(&index, 0).map_err(Error::map(OVERFLOW_STATS))
+    }
+}
+
+/// All entries of a hash map.
+fn read_all<K: bytemuck::AnyBitPattern, V: bytemuck::AnyBitPattern>(
+    map: &MapData,
+    capacity: u32,
+    name: &str,
+) -> Result<Vec<(K, V)>, Error> {
+    let size = EntrySize::of::<K, V>();
+    let (keys, values) = raw_bpf::lookup_all(map.fd().as_fd(), size, capacity)
+        .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", name))?;
+    let keys = keys.chunks_exact(size.key).map(bytemuck::pod_read_unaligned);
+    Ok(keys.zip(values.chunks_exact(size.value).map(bytemuck::pod_read_unaligned)).collect())
+}
+
+/// Deletes an entry of a hash map; whether there was one. One by one: a batch stops at the first missing key, and does not
+/// report how many it deleted.
+fn delete<K: bytemuck::NoUninit, V>(map: &MapData, key: &K, name: &str) -> Result<bool, Error> {
+    match raw_bpf::delete_batch(map.fd().as_fd(), EntrySize::of::<K, V>(), bytemuck::bytes_of(key)) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(Error::syscall("BPF_MAP_DELETE_BATCH", name)(error)),
     }
 }

@@ -15,8 +15,8 @@ use netlink::{
     sock_diag::{ConnectedUdp, SockDiag},
 };
 use proxy_common::{
+    overflow::{OverflowEntry, OverflowKey},
     sock_nat::{NatSlot, SockNat},
-    udp_nat::{UdpNatEntry, UdpNatKey},
 };
 
 use crate::{error::Error, map_spec, pins::Pins, udp_backends::AllowedBackends};
@@ -25,14 +25,14 @@ use crate::{error::Error, map_spec, pins::Pins, udp_backends::AllowedBackends};
 pub struct UdpTerminator {
     slots: Array<MapData, [u64; SLOT_WORDS]>,
     slot_mask: u64,
-    /// The NAT entries of sockets without a slot; user space cannot read the socket storage of a UDP socket.
-    udp_nat: HashMap<MapData, [u64; KEY_WORDS], [u64; ENTRY_WORDS]>,
+    /// The NAT entries of sockets without a slot.
+    overflow: HashMap<MapData, [u64; KEY_WORDS], [u64; ENTRY_WORDS]>,
 }
 
 // aya's maps take types that implement its own `Pod`, as arrays of integers do.
 const SLOT_WORDS: usize = size_of::<NatSlot>() / size_of::<u64>();
-const KEY_WORDS: usize = size_of::<UdpNatKey>() / size_of::<u64>();
-const ENTRY_WORDS: usize = size_of::<UdpNatEntry>() / size_of::<u64>();
+const KEY_WORDS: usize = size_of::<OverflowKey>() / size_of::<u64>();
+const ENTRY_WORDS: usize = size_of::<OverflowEntry>() / size_of::<u64>();
 
 impl UdpTerminator {
     /// Opens the maps with the NAT entries of sockets.
@@ -41,8 +41,8 @@ impl UdpTerminator {
         let info = map_spec::get(&pin)?.info().map_err(Error::map("slots"))?;
         let slot_mask = u64::from(info.max_entries().saturating_sub(1));
         let slots = map_spec::open(&pin)?;
-        let udp_nat = map_spec::open(&pins.sock_nat_map("udp_nat"))?;
-        Ok(Self { slots, slot_mask, udp_nat })
+        let overflow = map_spec::open(&pins.sock_nat_map("overflow"))?;
+        Ok(Self { slots, slot_mask, overflow })
     }
 
     /// Terminates every connected UDP socket that was redirected to a backend which `state` does not allow, in this network
@@ -104,13 +104,12 @@ impl UdpTerminator {
         let cookie = socket.cookie();
         let index = u32::try_from(cookie & self.slot_mask).ok()?;
         let slot: NatSlot = bytemuck::cast(self.slots.get(&index, 0).ok()?);
-        if slot.cookie == cookie && slot.claims != 0 {
+        if slot.cookie == cookie && slot.claims != 0 && !slot.connected().backend.is_unset() {
             return Some(slot.nat);
         }
-        let key: [u64; KEY_WORDS] = bytemuck::cast(UdpNatKey::connected(cookie));
-        let UdpNatEntry { peer: backend, next: service, .. } =
-            bytemuck::cast(self.udp_nat.get(&key, 0).ok()?);
-        Some(SockNat { service, backend })
+        let key: [u64; KEY_WORDS] = bytemuck::cast(OverflowKey::connected(cookie));
+        let entry: OverflowEntry = bytemuck::cast(self.overflow.get(&key, 0).ok()?);
+        Some(entry.connected())
     }
 }
 

@@ -17,5 +17,6 @@ pub use frontend_kind::FrontendKind;
 pub use node_port_addresses::NodePortAddresses;
 pub use probe_result::{HookBehavior, ProbeResult};
 pub use report::{
-    ActiveFrontend, ApplyReport, PortCounts, PortId, TableFill, TableStats, TerminationReport, UdpNatStats,
+    ActiveFrontend, ApplyReport, OverflowStats, PortCounts, PortId, RefusedNamespace, TableFill, TableStats,
+    TerminationReport,
 };

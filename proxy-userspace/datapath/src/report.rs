@@ -61,26 +61,40 @@ pub struct PortCounts {
 }
 
 /// Usage of the tables that clients fill.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
-    /// The UDP NAT table.
-    pub udp_nat: UdpNatStats,
-    /// How many connects found their socket slot taken, so that the socket got storage of its own.
-    pub slot_overflows: u64,
+    /// The socket overflow table.
+    pub overflow: OverflowStats,
+    /// The network namespaces that were refused most.
+    pub refused: Vec<RefusedNamespace>,
     /// How many clients were ever inserted into the session affinity table.
     pub affinity_inserts: u64,
     /// How many clients the session affinity table has room for.
     pub affinity_capacity: u32,
 }
 
-/// Usage of the UDP NAT table.
+/// Usage of the socket overflow table, which holds the translations that do not fit into the slots of their sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UdpNatStats {
+pub struct OverflowStats {
     /// Its number of entries.
     pub entries: u64,
     /// How many entries it has room for.
     pub capacity: u32,
-    /// How many datagrams were refused because there was no room for their NAT entry.
+    /// How many sockets ever had entries.
+    pub sockets: u64,
+    /// How many calls were refused because there was no room for their entry, or their network namespace had its share; and
+    /// TCP connections whose peer name shows the endpoint for the same reason.
+    pub refused: u64,
+}
+
+/// A network namespace whose sockets were refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefusedNamespace {
+    /// Its cookie.
+    pub netns: u64,
+    /// The cgroup of the process that was refused last, relative to the cgroup of the programs, if it still exists.
+    pub cgroup: Option<String>,
+    /// How often.
     pub refused: u64,
 }
 

@@ -4,7 +4,9 @@
 
 use std::{collections::BTreeMap, io, mem};
 
-use datapath::{AttachStatus, ForeignProgram, HookBehavior, ProbeResult, TableStats, TerminationReport};
+use datapath::{
+    AttachStatus, ForeignProgram, HookBehavior, ProbeResult, RefusedNamespace, TableStats, TerminationReport,
+};
 use model::error_chain;
 
 use crate::datapath::Error;
@@ -21,7 +23,7 @@ pub(crate) struct LogDedup {
     has_logged_no_termination: bool,
     has_logged_hidden_namespaces: bool,
     /// How many datagrams had been refused.
-    refused_datagrams: Option<u64>,
+    refused_calls: Option<u64>,
 }
 
 impl LogDedup {
@@ -98,16 +100,29 @@ impl LogDedup {
         let stats = stats
             .inspect_err(|error| tracing::warn!("table usage cannot be read: {}", error_chain(error)))
             .ok()?;
-        let refused = stats.udp_nat.refused;
+        let refused = stats.overflow.refused;
         // What was refused before this process started has been logged.
-        let before = self.refused_datagrams.replace(refused).unwrap_or(refused);
+        let before = self.refused_calls.replace(refused).unwrap_or(refused);
         if refused > before {
             tracing::warn!(
-                "{} datagrams to Services were refused (ENOBUFS), because the UDP NAT table is full: raise \
-                 --udp-addresses and run `cleanup` once",
-                refused - before
+                "{} calls to Services found no room for their translation (ENOBUFS){}: see \
+                 docs/operations.md; --udp-addresses and --socket-slots raise the limits, after `cleanup`",
+                refused - before,
+                culprits(&stats.refused),
             );
         }
         Some(stats)
+    }
+}
+
+/// Who was refused most, for a log line.
+fn culprits(refused: &[RefusedNamespace]) -> String {
+    let one = |it: &RefusedNamespace| {
+        let cgroup = it.cgroup.as_deref().unwrap_or("a removed cgroup");
+        format!("{cgroup} (network namespace {}): {}", it.netns, it.refused)
+    };
+    match refused {
+        [] => String::new(),
+        all => format!(", most of them in {}", all.iter().take(3).map(one).collect::<Vec<_>>().join(", ")),
     }
 }

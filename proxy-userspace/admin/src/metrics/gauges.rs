@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use datapath::{HookBehavior, PortCounts, TableStats, UdpNatStats};
+use datapath::{HookBehavior, OverflowStats, PortCounts, TableStats};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder},
@@ -196,26 +196,32 @@ fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         HookBehavior::Unknown(_) => None,
     });
     out.family("probe_success", "1 if the last probe of the hook was translated, else 0", "hook", probed)?;
-    let TableStats { udp_nat, slot_overflows, affinity_inserts, affinity_capacity } = state.table_stats;
-    let UdpNatStats { entries, capacity, refused } = udp_nat;
-    out.gauge("udp_nat_entries", "Entries of the UDP NAT table", entries as f64)?;
-    out.gauge("udp_nat_capacity", "Capacity of the UDP NAT table", f64::from(capacity))?;
+    let TableStats { overflow, refused: culprits, affinity_inserts, affinity_capacity } = &state.table_stats;
+    let OverflowStats { entries, capacity, sockets, refused } = *overflow;
+    out.gauge("socket_overflow_entries", "Entries of the socket overflow table", entries as f64)?;
+    out.gauge("socket_overflow_capacity", "Capacity of the socket overflow table", f64::from(capacity))?;
     out.counter(
-        "udp_nat_refused",
-        "Datagrams that were refused because the UDP NAT table was full",
-        refused as f64,
+        "socket_overflow_sockets",
+        "Sockets whose translations did not fit into their slot",
+        sockets as f64,
     )?;
     out.counter(
-        "socket_slot_overflows",
-        "Connects that found their socket slot taken and allocated socket storage",
-        slot_overflows as f64,
+        "socket_refused",
+        "Calls for whose translation there was no room, in the table or in the share of their network namespace",
+        refused as f64,
+    )?;
+    out.family(
+        "socket_refused_by_cgroup",
+        "The same for the network namespaces that were refused most, by the cgroup that was refused last",
+        "cgroup",
+        culprits.iter().map(|it| (it.cgroup.as_deref().unwrap_or("removed"), it.refused as f64)),
     )?;
     out.counter(
         "affinity_inserts",
         "Clients that were inserted into the session affinity table",
-        affinity_inserts as f64,
+        *affinity_inserts as f64,
     )?;
-    out.gauge("affinity_capacity", "Capacity of the session affinity table", f64::from(affinity_capacity))
+    out.gauge("affinity_capacity", "Capacity of the session affinity table", f64::from(*affinity_capacity))
 }
 
 /// The kernel's counters of each service port, except zeros.

@@ -33,18 +33,18 @@ pub(in crate::cli) struct DatapathFlags {
     /// --packets says. The folder may be created later: until then a warning names it, and it is looked for every 5 s.
     #[arg(long, value_name = "PATH", value_delimiter = ',', value_parser = absolute)]
     socket_lb_exclude_cgroup: Vec<PathBuf>,
-    /// Number of connected sockets with a preallocated entry for the Service address; rounded up to a power of two
+    /// Number of sockets with a preallocated entry for the Service address; rounded up to a power of two
     ///
-    /// Each entry takes 64 bytes of kernel memory. For further sockets an entry is allocated, which takes connect(2) about
-    /// 700 ns longer. Used when the maps are created, until `cleanup`.
+    /// Each entry takes 64 bytes of kernel memory. Further sockets use the table of --udp-addresses, which takes connect(2)
+    /// about 300 ns longer. One network namespace may use a quarter. Used when the maps are created, until `cleanup`.
     #[arg(long, value_name = "NUMBER", default_value_t = 65_536, value_parser = table_size())]
     socket_slots: u32,
-    /// Service addresses that unconnected UDP sockets can use beyond the first four of each socket, in total; rounded up
-    /// to a power of two
+    /// Service addresses that sockets can use beyond those in their slots, in total; rounded up to a power of two
     ///
-    /// Each takes about 250 bytes of kernel memory until its socket is closed, and twice that after its endpoint has
-    /// changed, as long as there is room. Beyond the limit, sends to further Services fail with ENOBUFS. Used when the map
-    /// is created, until `cleanup`.
+    /// An unconnected UDP socket has its first Service address in its slot. Each further one takes about 250 bytes of kernel
+    /// memory until the socket is closed, and twice that after its endpoint has changed, as long as there is room. One
+    /// network namespace may use an eighth of what is free; beyond, UDP calls fail with ENOBUFS. Used when the map is
+    /// created, until `cleanup`.
     #[arg(long, value_name = "NUMBER", default_value_t = 65_536, value_parser = table_size())]
     udp_addresses: u32,
     /// Clients with session affinity that are remembered, counted per service port and IP family; rounded up to a power

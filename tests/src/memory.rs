@@ -1,0 +1,74 @@
+//! A memory cgroup with a limit, of either cgroup version, for the process under test.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::{Sandbox, skip};
+
+/// A memory cgroup; removed when dropped, if its processes have ended.
+#[derive(Debug)]
+pub struct MemoryCgroup {
+    path: PathBuf,
+    is_v1: bool,
+}
+
+impl MemoryCgroup {
+    /// Makes one beside a sandbox, or reports why the current test is skipped.
+    #[must_use]
+    pub fn or_skip(sandbox: &Sandbox) -> Option<Self> {
+        match Self::new(sandbox) {
+            Ok(cgroup) => Some(cgroup),
+            Err(error) => {
+                skip(&format!("this machine has no memory cgroups: {error:#}"));
+                None
+            }
+        }
+    }
+
+    fn new(sandbox: &Sandbox) -> Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts")?;
+        let v1 = mounts.lines().find_map(|it| {
+            let fields: Vec<_> = it.split(' ').collect();
+            let is_memory = fields[2] == "cgroup" && fields[3].split(',').any(|it| it == "memory");
+            is_memory.then(|| PathBuf::from(fields[1]))
+        });
+        let (parent, is_v1) = match v1 {
+            Some(path) => (path, true),
+            None => (sandbox.root_cgroup().to_path_buf(), false),
+        };
+        if !is_v1 {
+            fs::write(parent.join("cgroup.subtree_control"), "+memory").context("cgroup.subtree_control")?;
+        }
+        let path = parent.join(format!("{}-memory", sandbox.name()));
+        fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        let cgroup = Self { path, is_v1 };
+        cgroup.usage()?;
+        Ok(cgroup)
+    }
+
+    /// The path of the cgroup.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.path.clone()
+    }
+
+    /// The bytes that are charged to it, kernel memory included.
+    pub fn usage(&self) -> Result<u64> {
+        let file = self.path.join(if self.is_v1 { "memory.usage_in_bytes" } else { "memory.current" });
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        Ok(text.trim().parse()?)
+    }
+
+    /// Limits it to a number of bytes: beyond, the kernel kills its processes.
+    pub fn limit(&self, bytes: u64) -> Result<()> {
+        let file = self.path.join(if self.is_v1 { "memory.limit_in_bytes" } else { "memory.max" });
+        fs::write(&file, bytes.to_string()).with_context(|| format!("cannot write {}", file.display()))
+    }
+}
+
+impl Drop for MemoryCgroup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.path);
+    }
+}

@@ -1,0 +1,213 @@
+//! A hostile pod: a process without capabilities, in a network namespace and a cgroup of its own.
+//!
+//! It is the test binary itself, run again for its ignored test [`PROCESS`], which a test file defines by calling [`attack`].
+//! An attack is described by one line of text; the pod reports in another how far it came, and holds its sockets until it is
+//! dropped.
+
+use std::{
+    env, fmt, fs,
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    net::SocketAddr,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    str::FromStr,
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rustix::thread::CapabilitySet;
+use socket2::{Domain, Socket, Type};
+
+use crate::{NetNs, Sandbox, agent::spawn_with, sandbox::move_to};
+
+/// The name of the ignored test that is the process.
+pub const PROCESS: &str = "hostile_process";
+/// The environment variable with the attack.
+const ATTACK: &str = "KUBE_PROXY_EBPF_TEST_ATTACK";
+/// What the report begins with.
+const REPORT: &str = "attacked:";
+
+/// What a pod does to some destinations.
+#[derive(Clone, Debug)]
+pub struct Attack {
+    kind: Kind,
+    number: usize,
+    to: Vec<SocketAddr>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    SendUdp,
+    ConnectTcp,
+    ConnectFrom,
+}
+
+impl Attack {
+    /// Opens UDP sockets, and sends from each one datagram to each destination.
+    #[must_use]
+    pub fn send_udp(sockets: usize, to: &[SocketAddr]) -> Self {
+        Self { kind: Kind::SendUdp, number: sockets, to: to.to_vec() }
+    }
+
+    /// Opens TCP sockets that connect to a destination.
+    #[must_use]
+    pub fn connect_tcp(sockets: usize, to: SocketAddr) -> Self {
+        Self { kind: Kind::ConnectTcp, number: sockets, to: vec![to] }
+    }
+
+    /// Connects UDP sockets from many source addresses that are not the pod's own, one after the other.
+    #[must_use]
+    pub fn connect_from(sources: u16, to: SocketAddr) -> Self {
+        Self { kind: Kind::ConnectFrom, number: sources.into(), to: vec![to] }
+    }
+}
+
+/// How far an attack came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttackReport {
+    /// Calls that succeeded.
+    pub done: usize,
+    /// Calls that failed with ENOBUFS, or EPERM before Linux 5.18.
+    pub refused: usize,
+}
+
+/// A pod with its process. Dropping it kills the process and removes the cgroup.
+#[derive(Debug)]
+pub struct Pod {
+    netns: NetNs,
+    cgroup: PathBuf,
+    process: Child,
+    /// How far its attack came.
+    pub report: AttackReport,
+}
+
+impl Pod {
+    /// Makes a pod, in which all endpoints' addresses are local and have no servers, and attacks.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, or the process ends without a report.
+    pub fn attack(sandbox: &Sandbox, name: &str, attack: &Attack) -> Result<Self> {
+        // A process without capabilities inherits the limit.
+        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).context("getrlimit")?;
+        setrlimit(Resource::RLIMIT_NOFILE, most, most).context("setrlimit")?;
+        let netns = NetNs::with_local_endpoints()?;
+        let cgroup = sandbox.cgroup().join(name);
+        fs::create_dir(&cgroup).with_context(|| format!("cannot create {}", cgroup.display()))?;
+        let mut command = Command::new(env::current_exe()?);
+        command
+            .args([PROCESS, "--exact", "--ignored", "--nocapture"])
+            .env(ATTACK, attack.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut process = netns.run(|| spawn_with(CapabilitySet::empty(), || Ok(()), &mut command))?;
+        move_to(&cgroup, process.id())?;
+        // It waits for a line: before, its sockets would belong to the sandbox's cgroup.
+        process.stdin.as_mut().context("stdin is a pipe")?.write_all(b"go\n")?;
+        let output = process.stdout.take().context("stdout is a pipe")?;
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        let report = lines.find_map(|it| it.split_once(REPORT).map(|(_, it)| it.to_owned()));
+        let report = report.with_context(|| format!("{name} ended without a report"))?;
+        Ok(Self { netns, cgroup, process, report: report.parse()? })
+    }
+
+    /// Its network namespace.
+    #[must_use]
+    pub fn netns(&self) -> &NetNs {
+        &self.netns
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir(&self.cgroup);
+    }
+}
+
+/// Carries out the attack of this process. Call it in an ignored test named [`PROCESS`].
+///
+/// # Panics
+///
+/// If the process is not that of a [`Pod`].
+pub fn attack() {
+    let Ok(attack) = env::var(ATTACK) else { return };
+    let attack: Attack = attack.parse().expect("a pod sets a valid attack");
+    let mut line = String::new();
+    io::stdin().read_line(&mut line).expect("a pod writes a line");
+    let mut report = AttackReport { done: 0, refused: 0 };
+    let sockets = attack.run(&mut report).expect("an attack needs no privileges");
+    println!("{REPORT}{} {}", report.done, report.refused);
+    // Until the pod is dropped.
+    let _ = io::stdin().read(&mut [0]);
+    drop(sockets);
+}
+
+impl Attack {
+    fn run(&self, report: &mut AttackReport) -> Result<Vec<Socket>> {
+        let mut opened = Vec::new();
+        for n in 0..self.number {
+            let transport = if self.kind == Kind::ConnectTcp { Type::STREAM } else { Type::DGRAM };
+            let socket = Socket::new(Domain::for_address(self.to[0]), transport, None)?;
+            if self.kind == Kind::ConnectFrom {
+                socket.set_freebind_v4(true)?;
+                let source = [198, 18, (n >> 8) as u8, n as u8];
+                socket.bind(&SocketAddr::from((source, 0)).into())?;
+            }
+            for to in &self.to {
+                report.count(match self.kind {
+                    Kind::SendUdp => socket.send_to(b"who?", &(*to).into()).map(|_| ()),
+                    Kind::ConnectTcp | Kind::ConnectFrom => socket.connect(&(*to).into()),
+                });
+            }
+            if self.kind != Kind::ConnectFrom {
+                opened.push(socket);
+            }
+        }
+        Ok(opened)
+    }
+}
+
+impl AttackReport {
+    fn count(&mut self, result: io::Result<()>) {
+        match result.map_err(|it| it.raw_os_error()) {
+            // No server listens: that the connection was refused means that it was translated.
+            Ok(()) | Err(Some(nix::libc::ECONNREFUSED)) => self.done += 1,
+            Err(Some(nix::libc::ENOBUFS | nix::libc::EPERM)) => self.refused += 1,
+            Err(error) => panic!("an attack fails with errno {error:?}"),
+        }
+    }
+}
+
+impl fmt::Display for Attack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {}", self.kind, self.number)?;
+        self.to.iter().try_for_each(|it| write!(f, " {it}"))
+    }
+}
+
+impl FromStr for Attack {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut words = text.split(' ');
+        let kind = match words.next().unwrap_or_default() {
+            "SendUdp" => Kind::SendUdp,
+            "ConnectTcp" => Kind::ConnectTcp,
+            "ConnectFrom" => Kind::ConnectFrom,
+            other => bail!("there is no attack {other:?}"),
+        };
+        let number = words.next().context("an attack has a number")?.parse()?;
+        Ok(Self { kind, number, to: words.map(SocketAddr::from_str).collect::<Result<_, _>>()? })
+    }
+}
+
+impl FromStr for AttackReport {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (done, refused) = text.split_once(' ').with_context(|| format!("the report {text:?}"))?;
+        Ok(Self { done: done.parse()?, refused: refused.trim().parse()? })
+    }
+}
