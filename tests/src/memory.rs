@@ -26,7 +26,12 @@ impl MemoryCgroup {
         }
     }
 
-    fn new(sandbox: &Sandbox) -> Result<Self> {
+    /// Makes one beside a sandbox.
+    ///
+    /// # Errors
+    ///
+    /// If the machine has no memory cgroups, or the kernel refuses.
+    pub fn new(sandbox: &Sandbox) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts")?;
         let v1 = mounts.lines().find_map(|it| {
             let fields: Vec<_> = it.split(' ').collect();

@@ -136,6 +136,8 @@ fn probe_udp(loopback: IpAddr, reserved: IpAddr) -> io::Result<[HookBehavior; 2]
     client.set_read_timeout(Some(STEP_TIMEOUT))?;
     let from = match client.send_to(b"?", to).and_then(|_| server.recv_from(&mut [0; 8])) {
         Ok((_, from)) => from,
+        // The hook has run: the sockets of this network namespace have used up their share.
+        Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Err(error),
         Err(error) => {
             let how = format!("a datagram to {to} was not redirected to {loopback}: {error}");
             return Ok([HookBehavior::Fails(how), HookBehavior::Unknown("no datagram was sent".into())]);

@@ -3,7 +3,7 @@
 //! both sides of a ratio.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
     time::{Duration, Instant},
 };
@@ -12,8 +12,10 @@ use anyhow::{Context as _, Result};
 use build_tools::{build, command::status};
 use fastrand::Rng;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use socket2::{Domain, Socket, Type};
 use tests::{
-    Sandbox, TestNode, agent::AgentCommand, client::reset_on_close, manifest::Service, test_node::NODE,
+    MemoryCgroup, Sandbox, TestNode, agent::AgentCommand, client::reset_on_close, manifest::Service,
+    test_node::NODE,
 };
 
 use crate::{
@@ -23,6 +25,7 @@ use crate::{
 
 const PAIRS: usize = 20_000;
 const CONNECTS: usize = 50_000;
+const DATAGRAM_SOCKETS: usize = 10_000;
 const ENDPOINTS: u32 = 10;
 const PORT: u16 = 8080;
 
@@ -43,6 +46,10 @@ struct ConnectFigures {
     miss: f64,
     /// The mean run time of the program that closes sockets.
     close: f64,
+    /// What it takes longer to open a UDP socket, send one datagram and close it, to a Service than to an endpoint.
+    datagram: f64,
+    /// The bytes that an open UDP socket that has sent to a Service charges to the proxy.
+    memory: f64,
 }
 
 /// Prints the figures and fails if a goal is missed.
@@ -63,8 +70,10 @@ pub(crate) fn bench() -> Result<()> {
     row("a connect to a random address, in the program", 1000.0, large.any_hit, "ns", 0);
     row("a connect to no Service, in the program", 60.0, large.miss, "ns", 0);
     row("a close, in the program", 60.0, large.close, "ns", 0);
+    row("UDP: socket + sendto + close, more than direct", 200.0, large.datagram, "ns", 0);
+    row("UDP: memory of the proxy for an open socket", 50.0, large.memory, "B", 0);
     report.print(
-        "TCP over loopback, IPv4. Time in the program is the kernel's run time less that of a program that returns at \
+        "Over loopback, IPv4; TCP where not said otherwise. Time in the program is the kernel's run time less that of a program that returns at \
          once.",
     )
 }
@@ -79,7 +88,8 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
     let node = TestNode::enter(Sandbox::new("bench")?)?;
     let manifests: Vec<_> = (0..services).map(service).collect();
     node.write(&manifests);
-    let command = AgentCommand::run(binary, node.sandbox(), &node.manifests(), NODE);
+    let memory = MemoryCgroup::new(node.sandbox())?;
+    let command = AgentCommand::run(binary, node.sandbox(), &node.manifests(), NODE).memory_cgroup(&memory);
     // Every endpoint's address is local: one listener accepts for all of them.
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
     listener.set_nonblocking(true)?;
@@ -114,7 +124,14 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
         })?;
         anyhow::Ok((stats.mean() - idle.mean()).max(0.0))
     };
+    let datagram = time_datagrams(direct)?;
+    let before = memory.usage()?;
+    let sockets =
+        (0..DATAGRAM_SOCKETS).map(|_| send_from_new_socket(address(0))).collect::<Result<Vec<_>>>()?;
+    let charged = memory.usage()?.saturating_sub(before) as f64 / sockets.len() as f64;
     Ok(ConnectFigures {
+        datagram,
+        memory: charged,
         direct: direct_time,
         one,
         any,
@@ -125,8 +142,34 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
     })
 }
 
+/// The median of what a datagram of a new socket takes longer to a Service than to an endpoint, in nanoseconds.
+fn time_datagrams(direct: SocketAddr) -> Result<f64> {
+    let server = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
+    server.set_nonblocking(true)?;
+    let mut times = [const { Vec::new() }; 2];
+    for round in 0..PAIRS {
+        let mut order = [(0, direct), (1, address(0))];
+        order.rotate_left(round % 2);
+        for (which, address) in order {
+            let begin = Instant::now();
+            drop(send_from_new_socket(address)?);
+            times[which].push(begin.elapsed().as_nanos() as f64);
+            while server.recv(&mut [0; 8]).is_ok() {}
+        }
+    }
+    let [direct, service] = times.map(median);
+    Ok(service - direct)
+}
+
+fn send_from_new_socket(to: SocketAddr) -> Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+    socket.send_to(b"?", &to.into())?;
+    Ok(socket)
+}
+
 fn service(n: usize) -> Service {
-    let service = Service::new(&format!("s{n}"), &[address(n).ip()]).port("", "TCP", 80, PORT);
+    let service = Service::new(&format!("s{n}"), &[address(n).ip()]);
+    let service = service.port("tcp", "TCP", 80, PORT).port("udp", "UDP", 80, PORT);
     (0..ENDPOINTS).fold(service, |it, slot| it.endpoint(&format!("p{slot}"), &[endpoint(n, slot)]))
 }
 
