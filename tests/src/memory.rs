@@ -60,7 +60,16 @@ impl MemoryCgroup {
 
     /// The bytes that are charged to it, kernel memory included.
     pub fn usage(&self) -> Result<u64> {
-        let file = self.path.join(if self.is_v1 { "memory.usage_in_bytes" } else { "memory.current" });
+        self.read(if self.is_v1 { "memory.usage_in_bytes" } else { "memory.current" })
+    }
+
+    /// The most bytes that were charged to it at one time (with cgroup version 2 since Linux 5.19).
+    pub fn peak(&self) -> Result<u64> {
+        self.read(if self.is_v1 { "memory.max_usage_in_bytes" } else { "memory.peak" })
+    }
+
+    fn read(&self, file: &str) -> Result<u64> {
+        let file = self.path.join(file);
         let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         Ok(text.trim().parse()?)
     }
