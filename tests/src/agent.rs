@@ -7,7 +7,6 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fs::{self, File},
-    io,
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
