@@ -111,7 +111,7 @@ pub const LEAKED: u32 = 3;
 /// Leaked entries that user space collected.
 pub const COLLECTED: u32 = 4;
 /// Sockets that found no slot.
-pub const OVERFLOWED: u32 = 5;
+pub const SOCKETS: u32 = 5;
 /// How many such counts there are.
 pub const STAT_COUNT: u32 = 6;
 

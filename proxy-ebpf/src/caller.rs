@@ -22,7 +22,7 @@ use crate::{
     exclusion::is_excluded,
     maps::{AFFINITY, AFFINITY_INSERTS},
     side::{FamilyTables, Side},
-    sock_nat::SlotRef,
+    slot::SlotRef,
     udp_nat,
 };
 

@@ -7,7 +7,8 @@ use proxy_common::net::{V4, V6};
 
 use crate::{
     ctx::{self, HookFamily, PASS},
-    sock_nat::{self, SlotRef},
+    slot::SlotRef,
+    sock_nat,
 };
 
 /// Peers of v4 sockets.

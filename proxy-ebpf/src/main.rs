@@ -27,6 +27,7 @@ mod recvmsg;
 mod release;
 mod sendmsg;
 mod side;
+mod slot;
 mod sock_nat;
 mod sock_owner;
 mod udp_nat;

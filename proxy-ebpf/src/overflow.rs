@@ -7,8 +7,8 @@ use aya_ebpf::{
     programs::SockAddrContext,
 };
 use proxy_common::overflow::{
-    COLLECTED, DELETED, INSERTED, LEAKED, NetnsUsage, OVERFLOWED, OverflowEntry, OverflowKey, OverflowTable,
-    REFUSED, has_room,
+    COLLECTED, DELETED, INSERTED, LEAKED, NetnsUsage, OverflowEntry, OverflowKey, OverflowTable, REFUSED,
+    SOCKETS, has_room,
 };
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     config::OVERFLOW_CAPACITY,
     ctx,
     maps::{NETNS_COLLECTED, NETNS_USAGE, OVERFLOW, OVERFLOW_STATS},
-    sock_nat::SlotRef,
+    slot::SlotRef,
 };
 
 /// The table, as the socket of a program's context sees it.
@@ -53,7 +53,7 @@ impl<C: EbpfContext> OverflowTable for Table<'_, C> {
     #[inline(always)]
     fn add_socket(&self) {
         atomic::add32(self.slot.overflowed(), 1);
-        count(OVERFLOWED, 1);
+        count(SOCKETS, 1);
     }
 
     #[inline(always)]

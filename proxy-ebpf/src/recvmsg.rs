@@ -8,8 +8,8 @@ use proxy_common::net::{SockAddr, V4, V6};
 
 use crate::{
     ctx::{self, HookFamily, PASS},
-    sock_nat::{self, SlotRef},
-    udp_nat,
+    slot::SlotRef,
+    sock_nat, udp_nat,
 };
 
 /// Replies to v4 sockets.

@@ -8,7 +8,8 @@ use proxy_common::{net::SockAddr, sock_nat::SockNat, udp_nat};
 
 use crate::{
     overflow::{Table, count_refusal},
-    sock_nat::{Insertion, SlotRef},
+    slot::SlotRef,
+    sock_nat::Insertion,
     sock_owner::SockOwner,
 };
 

@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use crate::{Sandbox, skip};
+use crate::{Sandbox, TIMEOUT, eventually, skip};
 
 /// A memory cgroup; removed when dropped, if its processes have ended.
 #[derive(Debug)]
@@ -83,6 +83,6 @@ impl MemoryCgroup {
 
 impl Drop for MemoryCgroup {
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.path);
+        eventually(TIMEOUT, || fs::remove_dir(&self.path).is_ok());
     }
 }

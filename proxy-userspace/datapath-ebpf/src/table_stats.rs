@@ -17,8 +17,8 @@ use aya::{
 };
 use datapath::{OverflowStats, RefusedNamespace, TableStats};
 use proxy_common::overflow::{
-    COLLECTED, DELETED, INSERTED, LEAKED, MAX_NETNS, NetnsUsage, OVERFLOWED, OverflowEntry, OverflowKey,
-    REFUSED, leaked,
+    COLLECTED, DELETED, INSERTED, LEAKED, MAX_NETNS, NetnsUsage, OverflowEntry, OverflowKey, REFUSED,
+    SOCKETS, leaked,
 };
 
 use crate::{
@@ -121,7 +121,7 @@ impl Overflow {
         Ok(OverflowStats {
             entries,
             capacity: self.capacity,
-            sockets: self.stat(OVERFLOWED)?,
+            sockets: self.stat(SOCKETS)?,
             refused: self.stat(REFUSED)?,
         })
     }

@@ -5,7 +5,7 @@ use std::{
     env, fs,
     io::ErrorKind,
     net::Ipv4Addr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{
         Arc,
@@ -18,7 +18,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use build_tools::command::{KilledOnDrop, status};
 use clap::ValueEnum as _;
-use tests::{NetNs, TestNode, eventually, http::health, sandbox::move_to};
+use tests::{MemoryCgroup, NetNs, TestNode, eventually, http::health, sandbox::move_to};
 
 use crate::{attack::Attack, proxy::PROXY_TIMEOUT};
 
@@ -33,7 +33,7 @@ pub(crate) struct Hostile {
     attackers: Vec<(Attack, KilledOnDrop, NetNs, PathBuf)>,
     prober: Option<JoinHandle<()>>,
     probes: Arc<Probes>,
-    memory: Option<MemoryCgroup>,
+    memory: Option<Charged>,
 }
 
 #[derive(Default)]
@@ -49,21 +49,21 @@ struct Probes {
 impl Hostile {
     /// Prepares the checks; the attackers are not started yet.
     pub(crate) fn new(node: &TestNode) -> Self {
-        let memory = MemoryCgroup::new(node);
-        if memory.is_none() {
-            status("Skipped", "the memory of the agent: there is no memory controller");
-        }
+        let memory = MemoryCgroup::new(node.sandbox())
+            .inspect_err(|error| status("Skipped", &format!("the memory of the agent: {error:#}")))
+            .ok()
+            .map(|cgroup| Charged { cgroup, before: 0, most: 0 });
         Self { attackers: Vec::new(), prober: None, probes: Arc::default(), memory }
     }
 
     /// Charges an agent, and the maps that it makes from now on, to a cgroup of its own.
     pub(crate) fn adopt(&self, agent: u32) -> Result<()> {
-        self.memory.as_ref().map_or(Ok(()), |it| move_to(&it.folder, agent))
+        self.memory.as_ref().map_or(Ok(()), |it| move_to(&it.cgroup.path(), agent))
     }
 
     /// Starts every attacker, and the probes in the calling thread's network namespace.
     pub(crate) fn start(&mut self, node: &TestNode) -> Result<()> {
-        self.memory.iter_mut().for_each(MemoryCgroup::remember);
+        self.memory.iter_mut().for_each(Charged::remember);
         for (number, attack) in (1..).zip(Attack::value_variants()) {
             let started = Self::attacker(node, number, *attack).with_context(|| format!("{attack:?}"))?;
             self.attackers.push(started);
@@ -127,13 +127,13 @@ impl Hostile {
             drop((child, netns));
             eventually(PROXY_TIMEOUT, || fs::remove_dir(&cgroup).is_ok());
         }
-        failures.extend(self.memory.as_ref().and_then(MemoryCgroup::failure));
+        failures.extend(self.memory.as_ref().and_then(Charged::failure));
         failures
     }
 
     /// What a check needs while the attackers run.
     pub(crate) fn observe(&mut self) {
-        self.memory.iter_mut().for_each(MemoryCgroup::observe);
+        self.memory.iter_mut().for_each(Charged::observe);
     }
 
     pub(crate) fn rows(&self) -> Vec<(&'static str, u64)> {
@@ -185,42 +185,21 @@ fn spawn(netns: &NetNs, attack: Attack, gateway: Ipv4Addr) -> Result<Child> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("cannot start setpriv")
 }
 
-/// A cgroup of the memory controller, with the limit of the DaemonSet.
-struct MemoryCgroup {
-    folder: PathBuf,
-    usage: PathBuf,
+/// The memory that is charged to the agent.
+struct Charged {
+    cgroup: MemoryCgroup,
     before: u64,
     most: u64,
 }
 
-impl MemoryCgroup {
-    /// None without the controller.
-    fn new(node: &TestNode) -> Option<Self> {
-        let name = format!("{}-agent", node.sandbox().name());
-        let v1 = Path::new("/sys/fs/cgroup/memory");
-        let parent =
-            if v1.join("memory.usage_in_bytes").exists() { v1 } else { node.sandbox().root_cgroup() };
-        let folder = parent.join(name);
-        fs::create_dir(&folder).ok()?;
-        let mut files = ["memory.usage_in_bytes", "memory.current"].map(|it| folder.join(it)).into_iter();
-        let usage = files.find(|it| it.exists());
-        if usage.is_none() {
-            let _ = fs::remove_dir(&folder);
-        }
-        Some(Self { usage: usage?, folder, before: 0, most: 0 })
-    }
-
-    fn usage(&self) -> u64 {
-        fs::read_to_string(&self.usage).ok().and_then(|it| it.trim().parse().ok()).unwrap_or_default()
-    }
-
+impl Charged {
     /// Without attackers, but after every map has had its maximum size.
     fn remember(&mut self) {
-        self.before = self.usage();
+        self.before = self.cgroup.usage().unwrap_or_default();
     }
 
     fn observe(&mut self) {
-        self.most = self.most.max(self.usage());
+        self.most = self.most.max(self.cgroup.usage().unwrap_or_default());
     }
 
     fn growth(&self) -> u64 {
@@ -231,11 +210,5 @@ impl MemoryCgroup {
         let is_exceeded = self.growth() > MAX_CHARGED;
         is_exceeded
             .then(|| format!("{} bytes were charged to the agent, more than {MAX_CHARGED}", self.growth()))
-    }
-}
-
-impl Drop for MemoryCgroup {
-    fn drop(&mut self) {
-        eventually(PROXY_TIMEOUT, || fs::remove_dir(&self.folder).is_ok());
     }
 }

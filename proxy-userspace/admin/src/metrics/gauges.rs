@@ -1,6 +1,7 @@
 //! Metrics that are read from the state at each scrape.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex},
 };
@@ -210,11 +211,15 @@ fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         "Calls for whose translation there was no room, in the table or in the share of their network namespace",
         refused as f64,
     )?;
+    let mut by_cgroup = BTreeMap::<_, f64>::new();
+    for it in culprits {
+        *by_cgroup.entry(it.cgroup.as_deref().unwrap_or("removed")).or_default() += it.refused as f64;
+    }
     out.family(
         "socket_refused_by_cgroup",
         "The same for the network namespaces that were refused most, by the cgroup that was refused last",
         "cgroup",
-        culprits.iter().map(|it| (it.cgroup.as_deref().unwrap_or("removed"), it.refused as f64)),
+        by_cgroup,
     )?;
     out.counter(
         "affinity_inserts",

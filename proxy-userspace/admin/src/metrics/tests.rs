@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use datapath::{HookBehavior, PortCounts, ProbeResult};
+use datapath::{HookBehavior, PortCounts, ProbeResult, RefusedNamespace, TableStats};
 use model::Rejected;
 use pipeline::{Observer as _, SyncStatus};
 use publish::Publisher;
@@ -30,6 +30,9 @@ fn busy(role: Role) -> Admin {
     admin.on_applied(&state, &report(), Duration::from_millis(3));
     admin.on_attach_checked(Ok(&attach_status(true)));
     admin.on_probed(&[ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }]);
+    let refused =
+        ["/pod", "/pod"].map(|it| RefusedNamespace { netns: 1, cgroup: Some(it.into()), refused: 4 });
+    admin.on_table_stats(TableStats { refused: refused.into(), ..TableStats::default() });
     admin.set_counter_source(|| {
         let counts = PortCounts { connections: 7, no_backend: 2, denied: 1 };
         Some(Box::new(move |_, _, _| Some(counts)))
@@ -80,6 +83,12 @@ fn the_documented_metrics_are_those_that_are_served() {
     for role in [Role::Backend, Role::Brain] {
         assert_eq!(served(&busy(role).metrics.text().unwrap()), documented(role), "{role:?}");
     }
+}
+
+#[test]
+fn namespaces_of_one_cgroup_are_one_series() {
+    let sample = r#"kube_proxy_ebpf_socket_refused_by_cgroup{cgroup="/pod"}"#;
+    assert!((value(&busy(Role::Backend), sample) - 8.0).abs() < f64::EPSILON);
 }
 
 #[test]
