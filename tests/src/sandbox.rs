@@ -154,12 +154,19 @@ impl Sandbox {
     }
 
     fn remove(&self) -> Result<()> {
-        // Processes keep a cgroup, and pins keep programs attached.
+        // Processes keep a cgroup, and pins keep programs attached. Cgroups of pods are below.
+        let below = fs::read_dir(&self.cgroup).into_iter().flatten().flatten().map(|it| it.path());
+        let below: Vec<_> = below.filter(|it| it.is_dir()).collect();
         for _ in 0..100 {
-            if empty(&self.cgroup)? {
+            let are_empty = below.iter().chain([&self.cgroup]).map(|it| empty(it));
+            if are_empty.collect::<Result<Vec<_>>>()?.into_iter().all(|it| it) {
                 break;
             }
             thread::sleep(Duration::from_millis(10));
+        }
+        for pod in below {
+            // If it cannot be removed, neither can the cgroup above, which is reported.
+            let _ = fs::remove_dir(pod);
         }
         remove_tree(&self.pins)?;
         remove_tree(&self.files)?;

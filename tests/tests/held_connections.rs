@@ -75,7 +75,8 @@ fn every_probe_is_answered_while_ten_thousand_connections_are_held() {
     node.wait_until(|_| http::get((NODE, CHECK_PORT).into(), "/").is_ok());
 
     let (opened, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let times = thread::scope(|scope| {
+    let open = || metric("kube_proxy_ebpf_http_connections{pages=\"health\"}").unwrap();
+    let (times, number) = thread::scope(|scope| {
         scope.spawn(|| {
             let _inside = attackers.enter().unwrap();
             let mut all = VecDeque::new();
@@ -111,13 +112,13 @@ fn every_probe_is_answered_while_ten_thousand_connections_are_held() {
                 thread::sleep(Duration::from_millis(20));
             }
             (0..repetitions(30)).for_each(|_| round());
+            open()
         }));
         is_done.store(true, Ordering::Relaxed);
-        result.unwrap_or_else(|it| std::panic::resume_unwind(it));
-        times
+        let number = result.unwrap_or_else(|it| std::panic::resume_unwind(it));
+        (times, number)
     });
 
-    let number = metric("kube_proxy_ebpf_http_connections{pages=\"health\"}").unwrap();
     assert!((1.0..=512.0).contains(&number), "{number} connections are open");
     assert!(
         metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"health\"}").unwrap()
