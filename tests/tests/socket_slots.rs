@@ -7,7 +7,10 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
 };
 
-use aya::programs::ProgramInfo;
+use aya::{
+    maps::{Array, Map, MapData},
+    programs::ProgramInfo,
+};
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
     AgentCommand, Build, EchoConnection, TIMEOUT, TestNode, Transport, eventually,
@@ -74,6 +77,15 @@ fn a_closed_socket_frees_its_slot() {
     assert!(copies.iter().all(|it| it.peer_addr().unwrap() == FRONTEND.into()));
     drop(copies);
     assert_eq!(node.used_socket_slots(), 0);
+    // Nor is it counted any more: the share of the namespace is free. (The agent's probe may have one at any moment.)
+    assert!(eventually(TIMEOUT, || counted_slots(&node) == 0));
+}
+
+/// How many slots are counted in the shares of network namespaces.
+fn counted_slots(node: &TestNode) -> u64 {
+    let shares = MapData::from_pin(node.sandbox().pins().join("sock_nat2/slot_shares")).unwrap();
+    let shares: Array<MapData, u64> = Map::from_map_data(shares).unwrap().try_into().unwrap();
+    shares.iter().map(Result::unwrap).sum()
 }
 
 #[test]
