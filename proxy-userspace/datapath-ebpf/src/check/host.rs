@@ -71,7 +71,7 @@ fn btf() -> Finding {
     if Path::new(FILE).exists() {
         return Finding::ok(SUBJECT, format!("{FILE} exists"));
     }
-    let says = format!("{FILE} does not exist; socket storage needs it");
+    let says = format!("{FILE} does not exist; the programs need it to recognise the sockets of the kernel");
     Finding::broken(SUBJECT, says, "use a kernel built with CONFIG_DEBUG_INFO_BTF=y, and mount sysfs at /sys")
 }
 
