@@ -242,9 +242,14 @@ pub fn status_socket(sandbox: &Sandbox) -> PathBuf {
     sandbox.files().join("status.sock")
 }
 
+/// Starts a program that can never have any capability, even as root.
+pub fn spawn_without_capabilities(command: &mut Command) -> Result<Child> {
+    spawn_with(CapabilitySet::empty(), || Ok(()), command)
+}
+
 /// Starts a program that can never gain other capabilities than these, even as root, with the filters that `filter` applies
 /// to its thread.
-pub(crate) fn spawn_with(
+fn spawn_with(
     capabilities: CapabilitySet,
     filter: impl FnOnce() -> Result<()> + Send,
     command: &mut Command,

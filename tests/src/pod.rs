@@ -15,10 +15,9 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rustix::thread::CapabilitySet;
 use socket2::{Domain, Socket, Type};
 
-use crate::{NetNs, Sandbox, agent::spawn_with, sandbox::move_to};
+use crate::{NetNs, Sandbox, agent::spawn_without_capabilities, sandbox::move_to};
 
 /// The name of the ignored test that is the process.
 pub const PROCESS: &str = "hostile_process";
@@ -100,7 +99,7 @@ impl Pod {
             .env(ATTACK, attack.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        let mut process = netns.run(|| spawn_with(CapabilitySet::empty(), || Ok(()), &mut command))?;
+        let mut process = netns.run(|| spawn_without_capabilities(&mut command))?;
         move_to(&cgroup, process.id())?;
         // It waits for a line: before, its sockets would belong to the sandbox's cgroup.
         process.stdin.as_mut().context("stdin is a pipe")?.write_all(b"go\n")?;

@@ -259,7 +259,7 @@ mod tests {
         }
         let last = bodies.pop().unwrap();
         assert_eq!(last.collect().await.unwrap().to_bytes().len(), 100_000);
-        assert!(bodies.swap_remove(0).collect().await.is_err(), "its reader is told");
+        assert!(bodies.swap_remove(0).collect().await.is_err(), "its reader gets an error");
     }
 
     #[tokio::test]

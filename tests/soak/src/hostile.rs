@@ -18,7 +18,10 @@ use std::{
 use anyhow::{Context as _, Result};
 use build_tools::command::{KilledOnDrop, status};
 use clap::ValueEnum as _;
-use tests::{MemoryCgroup, NetNs, TestNode, eventually, http::health, sandbox::move_to};
+use tests::{
+    MemoryCgroup, NetNs, TestNode, agent::spawn_without_capabilities, eventually, http::health,
+    sandbox::move_to,
+};
 
 use crate::{attack::Attack, proxy::PROXY_TIMEOUT};
 
@@ -178,11 +181,10 @@ impl Probes {
 /// Starts this program as an attacker without capabilities, in a network namespace.
 fn spawn(netns: &NetNs, attack: Attack, gateway: Ipv4Addr) -> Result<Child> {
     let name = attack.to_possible_value().context("an attack has a name")?;
-    let mut command = Command::new("setpriv");
-    command.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--"]);
-    command.arg(env::current_exe()?).args(["--attack", name.get_name(), "--gateway", &gateway.to_string()]);
-    let _inside = netns.enter()?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("cannot start setpriv")
+    let mut command = Command::new(env::current_exe()?);
+    command.args(["--attack", name.get_name(), "--gateway", &gateway.to_string()]);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    netns.run(|| spawn_without_capabilities(&mut command)).context("cannot start an attacker")
 }
 
 /// The memory that is charged to the agent.
