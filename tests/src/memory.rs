@@ -68,6 +68,17 @@ impl MemoryCgroup {
         self.read(if self.is_v1 { "memory.max_usage_in_bytes" } else { "memory.peak" })
     }
 
+    /// Of these, kernel memory only, without the heap and the files of its processes (all of it with cgroup version 2 before
+    /// Linux 5.18).
+    pub fn kernel(&self) -> Result<u64> {
+        if self.is_v1 {
+            return self.read("memory.kmem.usage_in_bytes");
+        }
+        let stat = fs::read_to_string(self.path.join("memory.stat"))?;
+        let kernel = stat.lines().find_map(|it| it.strip_prefix("kernel ")?.parse().ok());
+        kernel.map_or_else(|| self.usage(), Ok)
+    }
+
     fn read(&self, file: &str) -> Result<u64> {
         let file = self.path.join(file);
         let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;

@@ -63,14 +63,14 @@ fn what_pods_open_does_not_charge_the_agent_beyond_its_budget() {
     let Some(memory) = MemoryCgroup::or_skip(node.sandbox()) else { return };
     node.write(&resolvers(3));
     node.start_with(&node.command(Build::Product).memory_cgroup(&memory));
-    let before = memory.usage().unwrap();
-    assert!(before > 1 << 20, "{before} bytes cannot be all of the agent's memory");
+    let before = memory.kernel().unwrap();
+    assert!(before > 1 << 20, "{before} bytes cannot be all of the agent's kernel memory");
     // Each takes a slot, as far as the share goes, and after that entries in the overflow table, as far as that share goes.
     let sockets = repetitions(19_000);
     let pod =
         Pod::attack(node.sandbox(), "pod", &Attack::send_udp(sockets, &[1, 2, 3].map(resolver))).unwrap();
     assert_eq!(pod.report.done + pod.report.refused, 3 * sockets);
-    let charged = memory.usage().unwrap().saturating_sub(before);
+    let charged = memory.kernel().unwrap().saturating_sub(before);
     assert!(charged < 4 << 20, "{charged} bytes were charged for {:?}", pod.report);
     // What was enough for a start without pods is enough for a change and for several starts beside them.
     if let Ok(peak) = memory.peak() {
