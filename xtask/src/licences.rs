@@ -22,6 +22,8 @@ pub(crate) fn licences() -> Result<Option<String>> {
         command.args(arguments).current_dir(workspace());
         command
     };
+    // A build downloads only what its platform needs, but the graph is that of all platforms.
+    run(Command::new("cargo").args(["fetch", "--locked"]).current_dir(workspace()))?;
     run(&mut deny(&["--offline", "check", "bans", "licenses", "sources"]))?;
     // The database of https://rustsec.org.
     let mut fetch = Command::new("timeout");
