@@ -78,13 +78,31 @@ impl NetNs {
 
     /// Adds an address to the loopback interface and waits until it is reachable.
     pub fn add_address(&self, ip: IpAddr) -> Result<()> {
+        self.add_host_address(ip, "lo")
+    }
+
+    /// Adds an address of a Service as kube-proxy's IPVS mode does, to an interface whose addresses are not the node's own, and
+    /// waits until it is reachable.
+    pub fn add_ipvs_address(&self, ip: IpAddr) -> Result<()> {
+        const INTERFACE: &str = "kube-ipvs0";
+        if self.ip(&["link", "show", INTERFACE]).is_err() {
+            let peer = ["peer", "name", "kube-ipvs1"];
+            self.ip(&[&["link", "add", INTERFACE, "type", "veth"][..], &peer].concat())?;
+            for it in [INTERFACE, "kube-ipvs1"] {
+                self.ip(&["link", "set", it, "up"])?;
+            }
+        }
+        self.add_host_address(ip, INTERFACE)
+    }
+
+    fn add_host_address(&self, ip: IpAddr, interface: &str) -> Result<()> {
         let (prefix, any) = match ip {
             IpAddr::V4(_) => ("32", IpAddr::from(Ipv4Addr::UNSPECIFIED)),
             IpAddr::V6(_) => ("128", Ipv6Addr::UNSPECIFIED.into()),
         };
         let mut words = vec!["address", "add"];
         let address = format!("{ip}/{prefix}");
-        words.extend([&*address, "dev", "lo"]);
+        words.extend([&*address, "dev", interface]);
         if prefix == "128" {
             // Usable at once, without duplicate address detection; and with the route of the local table only: through a route
             // of the prefix, which is installed first, a socket would connect before its packets are delivered.

@@ -74,10 +74,7 @@ fn wrong_usage_exits_64() {
         (&["run", "--source", "file:x", "--node-name", "No Node"], &["No Node", "lower-case"]),
         (&["run", "--source", "file:x", "--pin-dir", "pins"], &["pins", "absolute"]),
         (&["print", "--source", "file:x", "--output", "xml"], &["xml", "json"]),
-        (
-            &["print", "--source", "file:x", "--feature-gates", "Magic=true"],
-            &["Magic", "AllowServiceExternalIPs"],
-        ),
+        (&["print", "--source", "file:x", "--feature-gates", "Magic=maybe"], &["maybe", "true nor false"]),
         (&["print", "--source", "file:x", "--hostname-override", "No Node"], &["No Node", "lower-case"]),
         (&["brain", "--source", "file:x", "--tls-cert", "x.crt"], &["--tls-key", "--tls-client-ca"]),
         (&["agent", "--tls-cert", "x.crt", "--tls-key", "x.key"], &["--tls-ca"]),

@@ -180,17 +180,39 @@ fn foreign_programs_are_reported() {
 }
 
 #[test]
-fn rules_of_kube_proxy_are_reported() {
-    let Some(node) = TestNode::or_skip() else { return };
+fn rules_of_kube_proxy_are_reported_where_this_program_serves() {
+    let Some(mut node) = TestNode::or_skip() else { return };
     if !nft_or_skip() {
         return;
     }
+    start(&mut node);
     check(&node).has("ok", "kube-proxy's rules", &["there are none"]);
     let nft = |line: &str| drop(run(Command::new("nft").arg(line)).success());
     nft("add table ip6 kube-proxy; add chain ip6 kube-proxy services");
     check(&node).has("degraded", "kube-proxy's rules", &["table kube-proxy", "kube-proxy --cleanup"]);
     nft("delete table ip6 kube-proxy; add table ip nat; add chain ip nat KUBE-SERVICES");
-    check(&node).has("degraded", "kube-proxy's rules", &["chain KUBE-SERVICES"]);
+    check(&node).has("degraded", "kube-proxy's rules", &["chain KUBE-SERVICES", "stop it"]);
+}
+
+#[test]
+fn after_the_switch_back_check_does_not_advise_to_stop_kube_proxy() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    if !nft_or_skip() {
+        return;
+    }
+    start(&mut node);
+    let nft = |line: &str| drop(run(Command::new("nft").arg(line)).success());
+    nft("add table ip nat; add chain ip nat KUBE-SERVICES");
+    node.terminate();
+    check(&node).has("degraded", "kube-proxy's rules", &["`cleanup` removes what this program has there"]);
+    run(product().args(["cleanup", "--pin-dir"]).arg(node.sandbox().pins())).success().clear();
+    let _kube_proxy = ["0.0.0.0:10256", "127.0.0.1:10249"].map(|it| TcpListener::bind(it).unwrap());
+    let report = check(&node);
+    report.exits_with(0);
+    report.has("ok", "kube-proxy's rules", &["chain KUBE-SERVICES", "it serves this node"]);
+    report.has("ok", "health port", &["in use, as kube-proxy uses it"]);
+    report.has("ok", "metrics port", &["in use, as kube-proxy uses it"]);
+    assert!(!report.text.contains("stop"), "{}", report.text);
 }
 
 #[test]
@@ -252,6 +274,12 @@ fn status_shows_kernel_state_with_and_without_an_agent() {
             "\"generation\":1",
         ],
     );
+    // With another cgroup than that of `run`, and with its other flags, which fit.
+    let other = node.sandbox().cgroup().parent().unwrap();
+    let flags = ["--source=file:x", "--node-name=n1", "--packets=off", "--masquerade-all"];
+    let text = run(node.cli("status").arg("--cgroup").arg(other).args(flags)).success();
+    assert_has_all(&text, &["none is attached to", "give the --cgroup that `run` was started with"]);
+    assert!(run(node.cli("dump").args(flags)).success().contains("frontend 10.96.0.10:80/TCP"));
     node.kill();
     let text = status(&node, &[]);
     assert_eq!(row(&text), ["?", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);

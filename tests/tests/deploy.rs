@@ -12,7 +12,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use api_server::{ApiServer, Settings};
+use api_server::{ApiServer, Settings, WatchList};
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     core::v1::{ConfigMap, ServiceAccount},
@@ -99,6 +99,31 @@ fn kustomizations_of_the_readme_have_a_pullable_image() {
         let image = format!("registry.example.com/kube-proxy-ebpf:{}", env!("CARGO_PKG_VERSION"));
         let images = images(&renderer, &top.join("mine"));
         assert!(images.iter().all(|it| *it == image), "{other}: {images:?}");
+    }
+}
+
+#[test]
+fn with_the_component_for_kube_prometheus_the_pods_are_found_as_kube_proxys() {
+    let Some(renderer) = Renderer::or_skip() else { return };
+    let top = tempfile::tempdir().unwrap();
+    symlink(deploy::folder(), top.path().join("deploy")).unwrap();
+    let mine = top.path().join("mine");
+    fs::create_dir(&mine).unwrap();
+    for overlay in ["deploy", "deploy/overlays/kubeadm"] {
+        let text = format!(
+            "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../{overlay}]\n\
+             components: [../deploy/components/kube-prometheus]\n"
+        );
+        fs::write(mine.join("kustomization.yaml"), text).unwrap();
+        let objects = renderer.render(&mine).unwrap();
+        let spec = &one(&objects, "DaemonSet")["spec"];
+        assert_eq!(spec["template"]["metadata"]["labels"]["k8s-app"], "kube-proxy", "{overlay}");
+        assert!(spec["selector"]["matchLabels"].get("k8s-app").is_none(), "{overlay}");
+        let containers = containers(pod(&objects));
+        assert_eq!(containers.len(), 1, "{overlay}");
+        let address = settings(containers[0]).remove("--metrics-bind-address");
+        assert_eq!(address.as_deref(), Some("0.0.0.0:10249"), "{overlay}");
+        assert_eq!(spec["minReadySeconds"], 10);
     }
 }
 
@@ -444,8 +469,8 @@ fn the_role_allows_exactly_the_requests_that_are_made() {
 
     // A server with streaming lists, and one without.
     let mut seen = BTreeSet::new();
-    for has_watch_list in [true, false] {
-        let server = ApiServer::start(Settings { has_watch_list, ..Settings::default() }).unwrap();
+    for watch_list in [WatchList::Supported, WatchList::Rejected] {
+        let server = ApiServer::start(Settings { watch_list, ..Settings::default() }).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let kubeconfig = server.kubeconfig(folder.path()).unwrap();
         let mut brain = Command::new(Build::Product.binary())
@@ -459,7 +484,7 @@ fn the_role_allows_exactly_the_requests_that_are_made() {
         let mut now = BTreeSet::new();
         let all = eventually(TIMEOUT, || {
             now.extend(server.requests().iter().map(|it| rbac_terms(it)));
-            let verb = if has_watch_list { "watch" } else { "list" };
+            let verb = if watch_list == WatchList::Supported { "watch" } else { "list" };
             allowed.iter().filter(|it| it[0] == verb).all(|it| now.contains(it))
         });
         brain.kill().unwrap();

@@ -6,11 +6,12 @@ use std::{
     fs, iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
     time::Duration,
 };
 
 use api_server::{ApiServer, Fault, Resource, Settings, Verb};
+use build_tools::command::KilledOnDrop;
 use tests::{
     AgentCommand, Build, ConnectLoad, EchoConnection, TestNode, Transport,
     agent::{APPLIED, Output, run},
@@ -18,7 +19,7 @@ use tests::{
     http,
     load::LoadReport,
     manifest::{self, Service},
-    scaled,
+    request, scaled,
     test_node::{NODE, expected_dump},
 };
 
@@ -77,6 +78,7 @@ fn the_kernel_state_follows_the_api_server_and_survives_its_outage() {
     node.wait_until_logged(&["stays active; retrying in"]);
     assert_eq!(node.dump(Build::Product).unwrap(), expected_dump(&[other(), web(&[1, 2])]));
     connection.ping().unwrap();
+    assert_eq!(node.agent().count_logged("cannot follow the API server at"), 1, "once for all resources");
     let new = || service("new", [10, 96, 0, 12], &[2]);
     set(&server, &[web(&[3]), new()]);
     server.delete(Resource::Services, "default/other");
@@ -84,6 +86,7 @@ fn the_kernel_state_follows_the_api_server_and_survives_its_outage() {
     server.resume().unwrap();
     let after = [new(), web(&[3])];
     node.wait_until_active(&after);
+    node.wait_until_logged(&["following the API server at", "again, after"]);
     connection.ping().unwrap();
 
     // A start during an outage leaves the kernel state as it is.
@@ -100,6 +103,123 @@ fn the_kernel_state_follows_the_api_server_and_survives_its_outage() {
     let report = LoadReport::of(&load.stop());
     assert_eq!(report.failed, 0, "{:?}", report.errors);
     assert!(report.connects > 100);
+    node.terminate();
+}
+
+#[test]
+fn another_nodes_node_port_is_redirected_only_if_all_nodes_are_watched() {
+    const PORT: u16 = 30_080;
+    let (own, other) = ([203, 0, 113, 1], [203, 0, 113, 2]);
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1]);
+    let server = ApiServer::start(Settings::default()).unwrap();
+    for (name, address) in [(NODE, own), ("n2", other)] {
+        let manifest = manifest::node_with_addresses(name, &[address.into()]);
+        server.set(serde_saphyr::from_str(&manifest).unwrap());
+    }
+    let web = Service::new("web", &[WEB4.into()]).port("tcp", "TCP", 80, 8080).node_port(PORT);
+    set(&server, &[web.endpoints([1])]);
+    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
+    let reaches = |address: [u8; 4]| request(Transport::Tcp, (address, PORT).into()).is_ok();
+    node.start_with(&command(&node, &kubeconfig));
+    assert_eq!([own, other].map(reaches), [true, false]);
+    node.terminate();
+    node.start_with(&command(&node, &kubeconfig).args(["--watch-all-nodes"]));
+    assert_eq!([own, other].map(reaches), [true, true]);
+    node.terminate();
+}
+
+#[test]
+fn a_node_watches_its_own_node_object_and_a_brain_of_many_nodes_watches_all() {
+    let cases: [(&[&str], bool); 3] =
+        [(&[], true), (&["--watch-all-nodes"], false), (&["--serve-any-node"], false)];
+    for (arguments, is_selected) in cases {
+        let server = ApiServer::start(Settings::default()).unwrap();
+        for name in [NODE, "n2"] {
+            server.set(serde_saphyr::from_str(&manifest::node(name)).unwrap());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let socket = format!("unix://{}", folder.path().join("brain.sock").display());
+        let mut brain = Command::new(Build::Product.binary());
+        brain.args(["brain", "--source", "kube", "--node-name", NODE, "--listen", &socket]).args(arguments);
+        brain.args(["--kube-api-server", &server.url()]).env_remove("KUBECONFIG").stderr(Stdio::null());
+        let _brain = KilledOnDrop(brain.spawn().unwrap());
+        // A peer that does not know all Nodes has no cluster state: its state of the one node is followed instead.
+        let api = format!("api:{socket}");
+        let output = run(Command::new(Build::Product.binary()).args([
+            "print",
+            "--once",
+            "--source",
+            &api,
+            "--node-name",
+            NODE,
+        ]));
+        assert_eq!(
+            output.stderr.contains("the cluster state is not available"),
+            is_selected,
+            "{}",
+            output.stderr
+        );
+        assert_eq!(output.code, Some(0), "{}", output.stderr);
+        let requests = server.requests();
+        let nodes: Vec<_> = requests.iter().filter(|it| it.starts_with("/api/v1/nodes?")).collect();
+        let has_selector = |it: &&String| it.contains("fieldSelector=metadata.name%3Dn1");
+        assert!(!nodes.is_empty() && nodes.iter().all(|it| has_selector(it) == is_selected), "{nodes:?}");
+    }
+}
+
+#[test]
+fn without_an_api_server_every_page_says_what_the_kernel_still_serves() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1]);
+    let mut server = ApiServer::start(Settings::default()).unwrap();
+    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    set(&server, &[web(&[1]), service("other", [10, 96, 0, 11], &[1]).port("tls", "TCP", 443, 8080)]);
+    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
+    let command = command(&node, &kubeconfig);
+    node.start_with(&command);
+    node.terminate();
+    server.stop();
+    node.start_inactive(&command);
+    let readyz =
+        || http::get((Ipv4Addr::LOCALHOST, 10256).into(), "/readyz").map(|it| it.body).unwrap_or_default();
+    node.wait_until(|_| readyz().contains("the kernel serves 2 Services of the last state"));
+    let body = readyz();
+    for line in [
+        "[-]source-services failed: not synced yet",
+        "[-]state failed: no state received yet",
+        "[+]programs ok",
+    ] {
+        assert!(body.contains(line), "{line} is not in {body}");
+    }
+    let output = |node: &TestNode, command: &str| {
+        let output = run(node.cli(command).arg("--cgroup").arg(node.sandbox().cgroup()));
+        output.stdout.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let address = format!("({}", server.url());
+    for (command, texts) in [
+        ("status", ["has received no state since its start", "the kernel serves 2 Services", &address]),
+        (
+            "check",
+            ["has received no state for node n1 since its start", "the kernel serves 2 Services", &address],
+        ),
+    ] {
+        let text = output(&node, command);
+        for it in texts {
+            assert!(text.contains(it), "{it} is not in {text}");
+        }
+        assert!(!text.contains("0 Services") && !text.contains("healthy"), "{text}");
+    }
+    // An outage after that: the address, and when the server was heard last.
+    server.resume().unwrap();
+    node.wait_until_logged(&[APPLIED]);
+    server.stop();
+    node.wait_until(|node| output(node, "status").contains("no connection to the API server"));
+    for command in ["status", "check"] {
+        let text = output(&node, command);
+        assert!(text.contains(&format!("{address}, last contact")), "{text}");
+    }
+    assert!(output(&node, "status").contains("n1: healthy"));
     node.terminate();
 }
 

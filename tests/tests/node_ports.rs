@@ -29,6 +29,11 @@ const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// A node with a Service that has the node port [`PORT`] for TCP and UDP, and one whose external policy is Local with the
 /// node port [`LOCAL_PORT`] for TCP.
 fn node_or_skip(arguments: &[&str]) -> Option<TestNode> {
+    with_nodes_or_skip(&nodes(EXTERNAL), arguments)
+}
+
+/// The same with these Node objects.
+fn with_nodes_or_skip(nodes: &str, arguments: &[&str]) -> Option<TestNode> {
     let mut node = TestNode::or_skip()?;
     for address in [IpAddr::from(OWN), OWN6.into()] {
         node.netns().add_address(address).unwrap();
@@ -46,15 +51,15 @@ fn node_or_skip(arguments: &[&str]) -> Option<TestNode> {
         .node_port(LOCAL_PORT)
         .external_local()
         .endpoints([1]);
-    write_nodes(&node, EXTERNAL);
+    node.write_file("nodes.yaml", nodes);
     node.write(&[web, local]);
     node.start(arguments);
     Some(node)
 }
 
-fn write_nodes(node: &TestNode, external: Ipv4Addr) {
+fn nodes(external: Ipv4Addr) -> String {
     let own = manifest::node_with_addresses(NODE, &[OWN.into(), external.into()]);
-    node.write_file("nodes.yaml", &(own + "---\n" + &manifest::node_with_addresses("n2", &[OTHER.into()])));
+    own + "---\n" + &manifest::node_with_addresses("n2", &[OTHER.into()])
 }
 
 #[track_caller]
@@ -102,7 +107,7 @@ fn a_node_port_is_served_at_every_address_of_the_node() {
     // The Node object changes.
     let other = Ipv4Addr::new(203, 0, 113, 2);
     assert_not_served(other, PORT);
-    write_nodes(&node, other);
+    node.write_file("nodes.yaml", &nodes(other));
     assert!(eventually(TIMEOUT, || request(Transport::Tcp, (other, PORT).into()).is_ok()));
     assert_not_served(EXTERNAL, PORT);
     assert_served(OWN, PORT);
@@ -148,16 +153,38 @@ fn node_ports_are_served_only_at_nodeport_addresses() {
         assert_not_served(ip, PORT);
     }
     drop(node);
+    // As with kube-proxy, a family without a range is not restricted.
+    let Some(node) = node_or_skip(&["--nodeport-addresses", "203.0.113.0/24"]) else { return };
+    assert_served(EXTERNAL, PORT);
+    assert_served(OWN6, PORT);
+    assert_not_served(OWN, PORT);
+    drop(node);
     let Some(_node) = node_or_skip(&["--nodeport-addresses", "primary"]) else { return };
     assert_served(OWN, PORT);
     assert_served(OTHER, PORT);
     assert_not_served(EXTERNAL, PORT);
-    assert_not_served(OWN6, PORT);
+    // The Node object has no address of this family.
+    assert_served(OWN6, PORT);
     // The port can be bound at the other addresses.
-    for own in [IpAddr::from(OWN6), Ipv4Addr::LOCALHOST.into()] {
-        TcpListener::bind((own, PORT)).unwrap();
-    }
+    TcpListener::bind((Ipv4Addr::LOCALHOST, PORT)).unwrap();
     assert_eq!(TcpListener::bind((OWN, PORT)).is_err(), knows_its_namespace());
+}
+
+#[test]
+fn the_primary_address_is_the_first_internal_one_or_the_bind_address() {
+    let addresses =
+        format!("[{{type: ExternalIP, address: {EXTERNAL}}}, {{type: InternalIP, address: {OWN}}}]");
+    let own = format!("{}status: {{addresses: {addresses}}}\n", manifest::node(NODE));
+    let primary = ["--nodeport-addresses", "primary"];
+    let Some(node) = with_nodes_or_skip(&own, &primary) else { return };
+    assert_served(OWN, PORT);
+    assert_not_served(EXTERNAL, PORT);
+    drop(node);
+    let external = EXTERNAL.to_string();
+    let bound = [&primary[..], &["--bind-address", &external]].concat();
+    let Some(_node) = with_nodes_or_skip(&own, &bound) else { return };
+    assert_served(EXTERNAL, PORT);
+    assert_not_served(OWN, PORT);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 
 use tests::{
     EchoConnection, EchoServer, TIMEOUT, TestNode, Transport,
@@ -60,7 +60,7 @@ fn sockets_connected_before_the_proxy_started_are_not_translated() {
     let _before: Vec<_> = frontends[..2]
         .iter()
         .map(|it| {
-            node.netns().add_address(it.ip()).unwrap();
+            node.netns().add_ipvs_address(it.ip()).unwrap();
             EchoServer::start("before", *it).unwrap()
         })
         .collect();
@@ -80,6 +80,35 @@ fn sockets_connected_before_the_proxy_started_are_not_translated() {
         assert_eq!((stream.name(), stream.stream().peer_addr().unwrap()), ("before", frontend));
     }
     datagrams.iter().for_each(|it| it.is_served_by("before"));
+}
+
+#[test]
+fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.write(&[web()]);
+    node.start(&[]);
+    let frontend = SocketAddr::from((WEB4, 80));
+    let is_served_by =
+        |name: &str| Transport::ALL.iter().all(|it| request(*it, frontend).is_ok_and(|reply| reply == name));
+    assert!(is_served_by("web-1"));
+    // As NodeLocal DNSCache does: an interface with the DNS Service's address, and a server there.
+    node.netns().add_address(WEB4.into()).unwrap();
+    let cache = EchoServer::start("cache", frontend).unwrap();
+    assert!(eventually(TIMEOUT, || is_served_by("cache")));
+    node.wait_until_logged(&["default/web: sockets that connect to 10.96.0.10 are left to this host"]);
+    // The other family is served, and so are node ports.
+    assert_eq!(request(Transport::Tcp, (WEB[1], 80).into()).unwrap(), "web-1");
+    assert_eq!(
+        request(Transport::Tcp, (Ipv4Addr::LOCALHOST, NODE_PORT).into()).is_ok(),
+        kernel_at_least(5, 14)
+    );
+    // A start finds it.
+    node.kill();
+    node.start(&[]);
+    assert!(is_served_by("cache"));
+    drop(cache);
+    node.netns().remove_address(WEB4.into()).unwrap();
+    assert!(eventually(TIMEOUT, || is_served_by("web-1")));
 }
 
 #[test]

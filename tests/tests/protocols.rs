@@ -31,7 +31,7 @@ const EMPTY: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 66);
 /// endpoints.
 fn node_or_skip() -> Option<TestNode> {
     let mut node = TestNode::or_skip()?;
-    WEB.iter().for_each(|it| node.netns().add_address(*it).unwrap());
+    WEB.iter().for_each(|it| node.netns().add_ipvs_address(*it).unwrap());
     node.serve([1]);
     let empty = Service::new("empty", &[EMPTY.into()]).port("", "TCP", PORT, 8080);
     node.write(&[web([1]), empty]);

@@ -61,7 +61,8 @@ fn health_metrics_and_status_pages_report_the_node() {
         "kube_proxy_ebpf_map_entries{table=\"backends4\"}",
         "kube_proxy_ebpf_program_attached{hook=\"connect4\"}",
         "kube_proxy_ebpf_source_synced{source=\"file\"}",
-        "kubeproxy_sync_full_proxy_rules_duration_seconds_count",
+        "kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}",
+        "kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"}",
         "kubeproxy_sync_proxy_rules_service_changes_total",
         "kubeproxy_proxy_healthz_total{code=\"200\"}",
     ] {
@@ -77,7 +78,8 @@ fn health_metrics_and_status_pages_report_the_node() {
         metric("kube_proxy_ebpf_map_entries{table=\"backends4\"}") == Some(2.0)
             && metric("kube_proxy_ebpf_rejected_items{by=\"source\"}") >= Some(1.0)
     });
-    assert!(metric("kubeproxy_sync_partial_proxy_rules_duration_seconds_count") >= Some(1.0));
+    let partial = "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}";
+    assert!(metric(partial) >= Some(1.0));
     assert!(node.status_page("/status").unwrap().body.contains("10.96.0.300"));
 
     // Load balancers leave a node that will be deleted, but the proxy must not be restarted.
@@ -89,7 +91,7 @@ fn health_metrics_and_status_pages_report_the_node() {
 }
 
 #[test]
-fn an_address_in_use_is_reported_and_the_data_plane_works() {
+fn an_address_in_use_is_reported_once_and_taken_when_it_is_free() {
     let Some(mut node) = node_or_skip() else { return };
     let ports = [METRICS_PORT, HEALTH_PORT, PROBE_PORT];
     let listeners = ports.map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap());
@@ -110,6 +112,8 @@ fn an_address_in_use_is_reported_and_the_data_plane_works() {
     drop((listeners, socket));
     node.wait_until(|_| is_ready() && metrics("/metrics").is_ok() && probe("/livez").is_ok());
     node.wait_until(|node| node.status_page("/status").is_ok());
+    let log = node.log();
+    assert_eq!((log.matches("cannot serve the").count(), log.matches("ERROR").count()), (4, 0), "{log}");
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn two_processes_behave_as_one() {
     // A crash of the brain changes nothing, and changes made meanwhile are applied when it is back.
     brain.kill9().unwrap();
     node.write(&services(&[3]));
-    agent.wait_until_logged(TIMEOUT, "the last state stays").unwrap();
+    agent.wait_until_logged(TIMEOUT, "stays active").unwrap();
     assert_active(&node, &[1, 2]);
     connection.ping().unwrap();
     let before = agent.count_logged(APPLIED);

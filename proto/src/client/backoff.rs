@@ -22,34 +22,46 @@ const REFUSED_BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_max_delay(Duration::from_secs(30))
     .with_jitter();
 
+/// How often an outage is logged.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
 /// The failures of the connection to a brain since the last complete state.
 #[derive(Debug)]
 pub(super) struct ReconnectBackoff {
     target: Target,
     delays: ExponentialBackoff,
     failing_since: Option<Instant>,
-    has_state: bool,
+    /// When the last complete state was received.
+    last_state: Option<Instant>,
+    last_logged: Option<Instant>,
 }
 
 impl ReconnectBackoff {
     pub(super) fn new(target: &Target) -> Self {
-        Self { target: target.clone(), delays: BACKOFF.build(), failing_since: None, has_state: false }
+        Self {
+            target: target.clone(),
+            delays: BACKOFF.build(),
+            failing_since: None,
+            last_state: None,
+            last_logged: None,
+        }
     }
 
-    /// Logs a failure, and returns when to reconnect.
+    /// Logs a failure, if it is the first one or a minute after the last one that was logged; returns when to reconnect.
     pub(super) fn failed(&mut self, reason: &str) -> Instant {
         let now = Instant::now();
-        let since = *self.failing_since.get_or_insert(now);
+        self.failing_since.get_or_insert(now);
         let delay = next_delay(&mut self.delays);
-        let target = &self.target;
-        if self.has_state {
-            let age = now - since;
-            tracing::warn!(
-                "{target}: {reason}; the last state stays active ({age:.1?} old); reconnecting in {delay:.1?}"
-            );
-        } else {
-            tracing::warn!("{target}: {reason}; no state received yet; reconnecting in {delay:.1?}");
+        if self.last_logged.is_some_and(|it| now - it < LOG_INTERVAL) {
+            return now + delay;
         }
+        self.last_logged = Some(now);
+        let target = &self.target;
+        let state = match self.last_state {
+            Some(at) => format!("the last state, received {} s ago, stays active", (now - at).as_secs()),
+            None => "no state received yet".to_owned(),
+        };
+        tracing::warn!("{target}: {reason}; {state}; reconnecting in {delay:.1?}");
         now + delay
     }
 
@@ -60,7 +72,8 @@ impl ReconnectBackoff {
 
     /// A state is complete: the next failure is a first one again.
     pub(super) fn synced(&mut self) {
-        self.has_state = true;
+        self.last_state = Some(Instant::now());
+        self.last_logged = None;
         self.delays = BACKOFF.build();
         if let Some(since) = self.failing_since.take() {
             tracing::info!("{}: in sync again after {:.1?}", self.target, since.elapsed());

@@ -6,9 +6,9 @@ use std::{
     time::Duration,
 };
 
-use datapath::{ApplyReport, AttachStatus, ProbeResult, TableStats, TerminationReport};
-use model::Rejected;
-use pipeline::{Stage, SyncStatus};
+use datapath::{ApplyReport, AttachStatus, PacketAffinity, ProbeResult, TableStats, TerminationReport};
+use model::{Family, Rejected};
+use pipeline::{ApiRequest, Stage, SyncStatus};
 use publish::{Published, Subscription, grpc::ClientStats};
 use reconciler::{Observer, Step};
 use tokio::time::Instant;
@@ -17,7 +17,7 @@ use crate::{
     http_connections::HttpConnections,
     metrics::Metrics,
     rendering::Renderer,
-    state::{AdminState, Callback, Moment, PortCountLookup, RejectedBy, Role, lock},
+    state::{AdminState, Callback, Inherited, Moment, PortCountLookup, RejectedBy, Role, lock},
 };
 
 /// The state and the metrics behind the pages. Clones share them.
@@ -58,6 +58,24 @@ impl Admin {
         self.state().counter_source = Some(Callback(Arc::new(read)));
     }
 
+    /// Sets what the kernel serves before the first state is active, as `read` finds it; not read if there is one already.
+    pub fn set_inherited(&self, read: impl FnOnce() -> Option<Inherited>) {
+        if self.state().active.is_some() {
+            return;
+        }
+        let inherited = read();
+        let mut state = self.state();
+        if state.active.is_none() {
+            state.inherited = inherited;
+        }
+    }
+
+    /// What counts passes over conntrack.
+    pub fn flow_pass_counter(&self) -> impl Fn(Family, Duration, usize) + Send + Sync + 'static {
+        let metrics = Arc::clone(&self.metrics);
+        move |family, took, deleted| metrics.on_flow_pass(family, took, deleted)
+    }
+
     /// Records the published states, until the publisher is dropped.
     pub async fn run(&self, mut states: Subscription) {
         while let Some(published) = states.next().await {
@@ -75,6 +93,10 @@ impl pipeline::Observer for Admin {
     /// Readiness requires every source that was ever reported.
     fn source(&self, name: &str, status: SyncStatus) {
         self.state().sources.insert(name.to_owned(), status);
+    }
+
+    fn request(&self, request: &ApiRequest) {
+        self.metrics.on_request(request);
     }
 
     fn rejected(&self, stage: Stage, items: Vec<Rejected>) {
@@ -122,6 +144,10 @@ impl Observer for Admin {
 
     fn on_packet_path(&self, unavailable: Option<&Rejected>) {
         self.state().packet_path_error = unavailable.cloned();
+    }
+
+    fn on_packet_affinity(&self, usage: Option<PacketAffinity>) {
+        self.state().packet_affinity = usage.unwrap_or_default();
     }
 
     fn on_probed(&self, results: &[ProbeResult]) {

@@ -3,6 +3,7 @@
 //! Invariant: an address that cannot be bound affects nothing else.
 
 use std::{
+    future::ready,
     io,
     net::{Ipv6Addr, SocketAddr},
     os::fd::AsFd as _,
@@ -15,27 +16,32 @@ use tokio::{
     time::sleep,
 };
 
-/// Delay before the first and between later retries of bind.
-pub(crate) const BACKOFF_MIN: Duration = Duration::from_secs(1);
-pub(crate) const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// How often an address that cannot be bound is tried again: the one who holds it may be another proxy that is about to end.
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum number of connections that wait for accept: a burst must not make others wait for the retry of their SYN.
 pub(crate) const BACKLOG: u32 = 4096;
 /// What the kernel keeps for a client that does not read, and of requests that were not read yet, in bytes.
 const BUFFER: u32 = 32 << 10;
 
-/// Binds the address, with backoff; reports each error with the delay until the next attempt.
-pub(crate) async fn bind_with_retry(
-    address: SocketAddr,
-    mut on_error: impl FnMut(io::Error, Duration),
-) -> TcpListener {
-    let mut delay = BACKOFF_MIN;
+/// Binds the address, however often that fails; reports an error once, until there is another one.
+pub(crate) async fn bind_with_retry(address: SocketAddr, on_error: impl FnMut(io::Error)) -> TcpListener {
+    retry(|| ready(bind(address)), io::Error::kind, on_error).await
+}
+
+/// Tries until it succeeds; reports an error once, until there is one of another kind.
+pub(crate) async fn retry<T, E, K: PartialEq, F: Future<Output = Result<T, E>>>(
+    attempt: impl Fn() -> F,
+    kind: impl Fn(&E) -> K,
+    mut on_error: impl FnMut(E),
+) -> T {
+    let mut reported = None;
     loop {
-        match bind(address) {
-            Ok(listener) => return listener,
-            Err(error) => on_error(error, delay),
+        match attempt().await {
+            Ok(it) => return it,
+            Err(error) if reported.replace(kind(&error)) != Some(kind(&error)) => on_error(error),
+            Err(_) => {}
         }
-        sleep(delay).await;
-        delay = (delay * 2).min(BACKOFF_MAX);
+        sleep(RETRY_INTERVAL).await;
     }
 }
 

@@ -37,9 +37,10 @@ pub(crate) fn endpoint(n: u8) -> Endpoint {
     }
 }
 
-/// The Service `default/NAME` with this number of endpoints, under an internal policy Local.
+/// The Service `default/NAME` with this number of endpoints on this node, and others elsewhere, under an internal policy Local.
 pub(crate) fn service(name: &str, endpoints: u8, changed: Option<f64>) -> (ServiceName, Arc<ServiceState>) {
-    let service = Service { internal_policy: TrafficPolicy::Local, ..service_spec("default", name) };
+    let mut service = Service { internal_policy: TrafficPolicy::Local, ..service_spec("default", name) };
+    service.ports[0].has_any_endpoint.v4 = true;
     let name = service.name.clone();
     let mut state = ServiceState::new(service, (0..endpoints).map(endpoint));
     state.trigger_time = changed.map(|it| Timestamp::from_micros((it * 1e6) as i64));

@@ -144,6 +144,14 @@ fn unverified(state: &AdminState, now: Moment) -> Option<String> {
     (age >= STALE_AFTER).then(|| format!("the last conclusive probe was {} s ago: {reason}", age.as_secs()))
 }
 
+/// Why there is no state, and what serves meanwhile.
+fn no_state(state: &AdminState) -> String {
+    match &state.inherited {
+        Some(it) => format!("{NO_STATE}; the kernel serves {} of the last state", it.serves),
+        None => NO_STATE.into(),
+    }
+}
+
 /// The checks of `/readyz` by name, each with its result.
 pub(crate) fn readiness(state: &AdminState, now: Moment) -> Vec<(String, Result<(), String>)> {
     let mut checks = Vec::new();
@@ -159,7 +167,7 @@ pub(crate) fn readiness(state: &AdminState, now: Moment) -> Vec<(String, Result<
     }
     let active = match (&state.published, &state.active) {
         (_, Some(_)) => Ok(()),
-        (None, None) => Err(NO_STATE.into()),
+        (None, None) => Err(no_state(state)),
         (Some(_), None) => Err(format!("the first state is not active yet{}", failure_suffix(state))),
     };
     checks.push(("state".into(), active));
@@ -171,7 +179,10 @@ pub(crate) fn readiness(state: &AdminState, now: Moment) -> Vec<(String, Result<
             let problem = problem.or_else(|| changed_tables(state).filter(|_| status.hooks.is_empty()));
             problem.map_or(Ok(()), Err)
         }
-        None => Err("not attached yet".into()),
+        None => match &state.inherited {
+            Some(it) => it.programs.clone(),
+            None => Err("not attached yet".into()),
+        },
     };
     checks.push(("programs".into(), programs));
     checks.push(("changes".into(), stale_change(state, now).map_or(Ok(()), Err)));

@@ -193,9 +193,11 @@ impl HealthChecks {
         // If they cannot be read, the Node object's are used until the next poll.
         let interfaces = netlink::host_addresses::read().unwrap_or_default();
         let node = self.state.nodes.get(self.node.as_str()).cloned().unwrap_or_default();
-        // It stands for all addresses of both families, also without IPv6.
-        let all = || [Ipv4Addr::UNSPECIFIED.into()].into();
-        self.node_port_addresses.own(&node, &interfaces).unwrap_or_else(all)
+        match &self.node_port_addresses {
+            // It stands for all addresses of both families, also without IPv6.
+            NodePortAddresses::All => [Ipv4Addr::UNSPECIFIED.into()].into(),
+            some => some.of_own(&node, &interfaces),
+        }
     }
 }
 
@@ -217,7 +219,7 @@ fn local_endpoints(state: &ServiceState) -> usize {
 impl Shared {
     /// Binds an address, with retries, and serves it.
     async fn serve(self, address: SocketAddr) {
-        let listener = bind_with_retry(address, |error, _| {
+        let listener = bind_with_retry(address, |error| {
             self.on_bind_error(address, format!("{error}; {}", bind_remedy(&error)));
         })
         .await;
@@ -249,7 +251,7 @@ impl Shared {
             }
             is_first
         };
-        tracing::error!(
+        tracing::warn!(
             "cannot serve health checks at {address}: {reason}; Services are not affected; retrying"
         );
         self.report_bind_errors();

@@ -32,5 +32,5 @@ pub use handlers::PageGroup;
 pub use health::STALE_AFTER;
 pub use health_checks::{BindFailure, HealthChecks};
 pub use server::Servers;
-pub use state::{PortCountLookup, Role};
+pub use state::{Inherited, PortCountLookup, Role};
 pub use status::{CountersStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus};

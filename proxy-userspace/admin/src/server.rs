@@ -25,7 +25,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use listeners::{Connection, Connections, UnixSocket};
+use listeners::{Connection, Connections, UnixSocket, UnixSocketError};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixStream},
@@ -36,7 +36,7 @@ use tokio::{
 
 use crate::{
     admin::Admin,
-    bind::{BACKLOG, BACKOFF_MAX, BACKOFF_MIN, bind_remedy, bind_with_retry},
+    bind::{BACKLOG, bind_remedy, bind_with_retry, retry},
     handlers::PageGroup,
     server_thread::ServerThread,
     state::lock,
@@ -93,10 +93,10 @@ impl Servers {
 }
 
 async fn serve(admin: Admin, pages: PageGroup, address: SocketAddr) {
-    let listener = bind_with_retry(address, |error, retry_in| {
-        tracing::error!(
+    let listener = bind_with_retry(address, |error| {
+        tracing::warn!(
             "cannot serve the {pages} pages at {address}: {error}; {}, or choose another {}; Services are not \
-             affected; retrying in {retry_in:?}",
+             affected; trying again until it is free",
             bind_remedy(&error),
             pages.flag()
         );
@@ -110,19 +110,15 @@ async fn serve(admin: Admin, pages: PageGroup, address: SocketAddr) {
 
 async fn serve_status(admin: Admin, path: PathBuf) {
     let pages = PageGroup::Status;
-    let mut delay = BACKOFF_MIN;
-    let socket = loop {
-        match UnixSocket::bind(&path, BACKLOG).await {
-            Ok(socket) => break socket,
-            Err(error) => tracing::error!(
-                "cannot serve the {pages} pages: {error}; a second instance on this node needs another {}; Services are \
-                 not affected; retrying in {delay:?}",
-                pages.flag()
-            ),
-        }
-        sleep(delay).await;
-        delay = (delay * 2).min(BACKOFF_MAX);
+    let on_error = |error: UnixSocketError| {
+        tracing::warn!(
+            "cannot serve the {pages} pages: {error}; a second instance on this node needs another {}; Services are not \
+             affected; trying again until it is free",
+            pages.flag()
+        );
     };
+    let bind = || UnixSocket::bind(&path, BACKLOG);
+    let socket = retry(bind, ToString::to_string, on_error).await;
     tracing::info!("serving the {pages} pages at unix://{}: {}", path.display(), pages.paths().join(", "));
     serve_pages(&admin, pages, &socket).await;
 }

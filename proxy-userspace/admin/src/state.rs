@@ -9,8 +9,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use datapath::{ApplyReport, AttachStatus, HookBehavior, PortCounts, ProbeResult, TableFill, TableStats};
-use model::{Protocol, Rejected, ServiceName, Timestamp, state::NodeState};
+use datapath::{
+    ApplyReport, AttachStatus, HookBehavior, PacketAffinity, PortCounts, ProbeResult, TableFill, TableStats,
+};
+use model::{Family, Protocol, Rejected, ServiceName, Timestamp, state::NodeState};
 use pipeline::SyncStatus;
 use publish::{Published, grpc::ClientStats};
 use reconciler::Step;
@@ -85,6 +87,8 @@ pub(crate) struct AdminState {
     /// The newest published state.
     pub(crate) published: Option<(Arc<Published>, Moment)>,
     pub(crate) active: Option<ActiveState>,
+    /// What serves until a state is active.
+    pub(crate) inherited: Option<Inherited>,
     /// Arrival of the oldest change that is not active.
     pending_since: Option<Instant>,
     /// The same for changes that arrived after the state that is being applied.
@@ -110,6 +114,8 @@ pub(crate) struct AdminState {
     pub(crate) last_probe: Option<Instant>,
     has_conclusive_probe: bool,
     pub(crate) table_stats: TableStats,
+    /// As of the last count.
+    pub(crate) packet_affinity: PacketAffinity,
     pub(crate) rejected: BTreeMap<RejectedBy, Vec<Rejected>>,
     pub(crate) totals: Totals,
     /// Whether the cluster ever had a Node object of this node.
@@ -141,6 +147,15 @@ pub(crate) struct ActiveState {
     pub(crate) published: Arc<Published>,
     pub(crate) since: Moment,
     pub(crate) tables: Vec<TableFill>,
+}
+
+/// What an earlier process left in the kernel, which serves until the first state of this one is active.
+#[derive(Clone, Debug)]
+pub struct Inherited {
+    /// What it serves, as in `3 Services`.
+    pub serves: String,
+    /// Whether its programs are attached, or why not.
+    pub programs: Result<(), String>,
 }
 
 /// A failed step that will be retried.
@@ -199,31 +214,34 @@ impl AdminState {
         is_retry
     }
 
-    /// Records that a state is active; returns the delay of each change in it whose time is known.
+    /// Records that a state is active; returns the delay of each change in it whose time is known, in each family of its
+    /// Service.
     pub(crate) fn on_applied(
         &mut self,
         published: &Arc<Published>,
         report: &ApplyReport,
         now: Moment,
-    ) -> Vec<Duration> {
+    ) -> Vec<(Family, Duration)> {
         let empty = NodeState::default();
         let before = self.active.as_ref().map_or(&empty, |it| &it.published.state);
         self.totals.update(before, &published.state);
         let triggers = published.state.diff(before).filter_map(|(_, before, after)| {
-            let trigger = after?.trigger_time?;
+            let (after, trigger) = (after?, after?.trigger_time?);
             // An unchanged time means that something else of the Service changed.
-            (before.and_then(|it| it.trigger_time) != Some(trigger)).then_some(trigger)
+            (before.and_then(|it| it.trigger_time) != Some(trigger)).then_some((after, trigger))
         });
         // Like kube-proxy, ignore changes that precede the start of the process.
-        let delays = triggers.filter_map(|it| {
-            let trigger = wall_time(it)?;
-            (trigger >= self.started.wall).then(|| now.wall.duration_since(trigger).unwrap_or_default())
+        let delays = triggers.filter_map(|(service, trigger)| {
+            let trigger = wall_time(trigger).filter(|it| *it >= self.started.wall)?;
+            let delay = now.wall.duration_since(trigger).unwrap_or_default();
+            Some(service.service.cluster_ips.iter().map(move |ip| (Family::of(*ip), delay)))
         });
-        let delays = delays.collect();
+        let delays = delays.flatten().collect();
         let before = self.active.as_ref().filter(|it| key(&it.published) == key(published));
         let since = before.map_or(now, |it| it.since);
         self.active =
             Some(ActiveState { published: Arc::clone(published), since, tables: report.tables.clone() });
+        self.inherited = None;
         self.rejected.insert(RejectedBy::Backend, report.rejected.clone());
         // One half of the datapath may have taken a newer state meanwhile.
         let is_last = self.last_dequeued.is_none_or(|it| it == key(published));

@@ -32,6 +32,9 @@ pub struct Status {
     pub published: Option<Revision>,
     /// The active state.
     pub active: Option<Revision>,
+    /// What the kernel serves while no state of this process is active, as in `3 Services`.
+    #[serde(default)]
+    pub inherited: Option<String>,
     /// Age of the oldest change that is not active, in seconds.
     pub pending_seconds: Option<f64>,
     /// The last failure, until an apply succeeds.
@@ -89,6 +92,9 @@ pub struct Revision {
 pub struct SourceStatus {
     /// Its name.
     pub name: String,
+    /// Its address, if it has one.
+    #[serde(default)]
+    pub address: Option<String>,
     /// Whether it was read completely at least once.
     pub synced: bool,
     /// Time of the last contact.
@@ -138,6 +144,7 @@ fn status(state: &AdminState, now: Moment) -> Status {
     };
     let sources = state.sources.iter().map(|(name, it)| SourceStatus {
         name: name.clone(),
+        address: it.address.clone(),
         synced: it.is_synced,
         last_contact: it.last_contact.map(timestamp),
         error: it.error.clone(),
@@ -164,6 +171,7 @@ fn status(state: &AdminState, now: Moment) -> Status {
         problems: health.into_problems(),
         published: state.published.as_ref().map(|(it, since)| revision(it, *since)),
         active: state.active.as_ref().map(|it| revision(&it.published, it.since)),
+        inherited: state.inherited.as_ref().map(|it| it.serves.clone()),
         pending_seconds: state.pending_for(now.instant).map(|it| it.as_secs_f64()),
         failure: failure.map(|it| format!("{}: {}", it.step.name(), it.error)),
         services: state.totals.services,

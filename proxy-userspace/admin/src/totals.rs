@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use model::{
-    Family,
-    state::{Endpoint, NodeState, OtherServing, Scope, ServiceState, TrafficPolicy},
+    Family, PerFamily,
+    state::{Endpoint, NodeState, OtherServing, Scope, ServicePort, ServiceState, TrafficPolicy},
 };
 
 /// How much a state contains.
@@ -14,10 +14,10 @@ use model::{
 pub(crate) struct Totals {
     pub(crate) services: usize,
     pub(crate) endpoints: usize,
-    /// Service ports with an internal policy Local and no endpoint on this node.
-    pub(crate) no_local_internal: usize,
+    /// Service ports with an internal policy Local whose endpoints are all on other nodes.
+    pub(crate) no_local_internal: PerFamily<usize>,
     /// The same with an external policy Local.
-    pub(crate) no_local_external: usize,
+    pub(crate) no_local_external: PerFamily<usize>,
 }
 
 /// How much of a state differs from the one before.
@@ -52,36 +52,39 @@ impl Totals {
             let (removed, added) = (of(before), of(after));
             self.services = self.services + added.services - removed.services;
             self.endpoints = self.endpoints + added.endpoints - removed.endpoints;
-            self.no_local_internal =
-                self.no_local_internal + added.no_local_internal - removed.no_local_internal;
-            self.no_local_external =
-                self.no_local_external + added.no_local_external - removed.no_local_external;
+            for family in Family::ALL {
+                let update =
+                    |sum: &mut PerFamily<usize>, added: PerFamily<usize>, removed: PerFamily<usize>| {
+                        let sum = sum.of_mut(family);
+                        *sum = *sum + added.of(family) - removed.of(family);
+                    };
+                update(&mut self.no_local_internal, added.no_local_internal, removed.no_local_internal);
+                update(&mut self.no_local_external, added.no_local_external, removed.no_local_external);
+            }
         }
     }
 
     fn of(state: &ServiceState) -> Self {
         let service = &state.service;
-        let ports_without_endpoint = |scope| {
-            let ports = 0..service.ports.len();
-            let is_empty = |port: &usize| {
-                [Family::V4, Family::V6].iter().all(|it| state.targets(*port, *it, scope).next().is_none())
-            };
-            ports.filter(is_empty).count()
-        };
-        let is_local = |policy| policy == TrafficPolicy::Local;
         let is_external = !service.external_ips.is_empty()
             || !service.load_balancer_ips.is_empty()
             || service.ports.iter().any(|it| it.node_port.is_some());
-        let (internal, external) = (is_local(service.internal_policy), is_local(service.external_policy));
+        let without_endpoint = |policy, scope, family: Family| {
+            let is_dropped = |(index, port): &(usize, &ServicePort)| {
+                *port.has_any_endpoint.of(family) && state.targets(*index, family, scope).next().is_none()
+            };
+            let is_local = policy == TrafficPolicy::Local && (is_external || scope == Scope::Internal);
+            if is_local { service.ports.iter().enumerate().filter(is_dropped).count() } else { 0 }
+        };
+        let per_family = |policy, scope| PerFamily {
+            v4: without_endpoint(policy, scope, Family::V4),
+            v6: without_endpoint(policy, scope, Family::V6),
+        };
         Self {
             services: 1,
             endpoints: state.endpoints.len(),
-            no_local_internal: if internal { ports_without_endpoint(Scope::Internal) } else { 0 },
-            no_local_external: if external && is_external {
-                ports_without_endpoint(Scope::External)
-            } else {
-                0
-            },
+            no_local_internal: per_family(service.internal_policy, Scope::Internal),
+            no_local_external: per_family(service.external_policy, Scope::External),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use model::{
     Family,
-    cluster::{Endpoint, EndpointSlice, ServicePort},
+    cluster::{Conditions, Endpoint, EndpointSlice, ServicePort},
 };
 
 use crate::NodeView;
@@ -29,7 +29,7 @@ impl Candidate<'_> {
     }
 }
 
-/// The candidates for a service port: each target once, of several copies a ready one.
+/// The candidates for a service port: each target once, of several copies one that is not terminating.
 pub(crate) fn candidates<'a>(
     slices: &[&'a EndpointSlice],
     port: &ServicePort,
@@ -52,9 +52,12 @@ pub(crate) fn candidates<'a>(
 
 /// Of several copies of an endpoint, the one with the least preference value is used. All fields take part, so that
 /// copies of equal preference are equal.
+///
+/// A copy that is terminating may be another pod, whose address was reused before its object was gone: as in kube-proxy's
+/// `endpointslicecache.go`, any other copy counts instead of it, ready or not.
 fn preference(endpoint: &Endpoint) -> impl Ord + '_ {
-    let is_usable = endpoint.conditions.ready || is_serving_terminating(endpoint);
-    (Reverse(endpoint.conditions.ready), Reverse(is_usable), Reverse(endpoint.pod.is_some()), endpoint)
+    let Conditions { ready, serving, terminating } = endpoint.conditions;
+    (terminating, Reverse(ready), Reverse(serving), Reverse(endpoint.pod.is_some()), endpoint)
 }
 
 /// Whether it serves traffic, selected or not.

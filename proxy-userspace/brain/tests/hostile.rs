@@ -13,7 +13,7 @@ use model::{
 };
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use serde_json::{Value, json};
-use source::file::{ManifestFormat, Object, ParsedManifest, parse};
+use source::file::{Object, ParsedManifest, parse};
 
 fn some_word() -> impl Strategy<Value = String> {
     let known = [
@@ -157,7 +157,7 @@ fn some_object() -> impl Strategy<Value = Value> {
 
 fn read(objects: &[Value]) -> ParsedManifest {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-    parse("hostile", list.to_string().as_bytes(), ManifestFormat::Json).unwrap()
+    parse("hostile", list.to_string().as_bytes()).unwrap()
 }
 
 proptest! {

@@ -3,7 +3,7 @@
 //! The ids and positions of backend sets are assigned in [`crate::layout`].
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
 };
@@ -45,6 +45,8 @@ pub(super) struct ServiceImage {
     pub(super) sets: Vec<SetImage>,
     /// The parts of it that are not served.
     pub(super) rejected: Vec<Rejected>,
+    /// Its cluster IPs that are on an interface of the host, and so have no frontends.
+    pub(super) left_to_host: Vec<IpAddr>,
 }
 
 /// The backends of some frontends of a Service.
@@ -65,12 +67,19 @@ pub(super) struct SetImage {
 ///
 /// A frontend with an empty set refuses connections, also where an endpoint on another node could serve them (internal
 /// policy Local): a socket cannot be handed to another node, and an immediate error is better than a timeout.
-pub(super) fn compile(state: &ServiceState) -> ServiceImage {
+///
+/// A cluster IP among `host_addresses` is left to the host, where a program may serve it instead, as NodeLocal DNSCache does;
+/// packets that are tracked are translated by the packet path all the same.
+pub(super) fn compile(state: &ServiceState, host_addresses: &BTreeSet<IpAddr>) -> ServiceImage {
     let service = &state.service;
     let mut compiler =
         Compiler { state, image: ServiceImage::default(), addresses: HashSet::new(), sets: HashMap::new() };
     for &ip in &service.cluster_ips {
-        compiler.add(ip, FrontendKind::ClusterIp, Scope::Internal);
+        if host_addresses.contains(&ip) {
+            compiler.image.left_to_host.push(ip);
+        } else {
+            compiler.add(ip, FrontendKind::ClusterIp, Scope::Internal);
+        }
     }
     for &ip in &service.load_balancer_ips {
         // Source ranges apply to the source address, which a socket has only after routing: the packet path checks them.

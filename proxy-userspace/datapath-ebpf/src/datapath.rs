@@ -1,10 +1,16 @@
 //! The eBPF datapath of this node: applies states to the maps, and attaches the programs.
 
-use std::{collections::BTreeSet, net::IpAddr, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::Path,
+};
 
 use aya::Ebpf;
 use datapath::{ApplyReport, AttachStatus, NodePortAddresses, TableFill, TableStats};
 use model::{
+    ServiceName,
+    diff::pairs,
     error_chain,
     state::{NodeInfos, NodeState},
 };
@@ -37,6 +43,8 @@ pub struct Datapath {
     node_port_addresses: NodePortAddresses,
     /// The addresses of this host's interfaces.
     interfaces: BTreeSet<IpAddr>,
+    /// The cluster IPs that are left to the host, as logged last.
+    left_to_host: BTreeMap<ServiceName, Vec<IpAddr>>,
     node_addresses: NodeAddresses,
     /// The nodes that `node_addresses` were computed from; `None` if the interfaces changed since.
     nodes: Option<NodeInfos>,
@@ -81,7 +89,8 @@ impl Datapath {
             node_name: options.node_name.clone(),
             node_port_addresses: options.node_port_addresses.clone(),
             interfaces: BTreeSet::new(),
-            node_addresses: NodeAddresses::new(),
+            left_to_host: BTreeMap::new(),
+            node_addresses: NodeAddresses::default(),
             nodes: None,
             is_attached: false,
             is_applied: false,
@@ -91,6 +100,7 @@ impl Datapath {
 
     /// Sets the addresses of the host's interfaces, for the next [`Datapath::apply`].
     pub fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.buffer.set_host_addresses(addresses.clone());
         self.interfaces = addresses;
         self.nodes = None;
     }
@@ -109,6 +119,7 @@ impl Datapath {
         let Applied { services, entries, flipped, is_full } =
             self.buffer.apply(state, &self.node_addresses)?;
         self.is_applied = true;
+        self.report_left_to_host();
         let tables = self.buffer.fill();
         let tables =
             tables.map(|(table, entries, capacity)| TableFill { name: table.name(), entries, capacity });
@@ -121,6 +132,27 @@ impl Datapath {
             tables: tables.collect(),
             rejected: self.buffer.rejected(),
         })
+    }
+
+    /// Logs each Service whose cluster IP has come to an interface of the host, or is served again.
+    fn report_left_to_host(&mut self) {
+        let left = self.buffer.left_to_host();
+        if self.left_to_host == *left {
+            return;
+        }
+        for (name, _, now) in pairs(&self.left_to_host, left).filter(|(_, before, now)| before != now) {
+            let Some(ips) = now else {
+                tracing::info!("{name}: no interface of this host has its cluster IP any more; it is served");
+                continue;
+            };
+            let ips: Vec<_> = ips.iter().map(ToString::to_string).collect();
+            tracing::info!(
+                "{name}: sockets that connect to {} are left to this host, which has the address on an interface, as \
+                 NodeLocal DNSCache does",
+                ips.join(" and ")
+            );
+        }
+        self.left_to_host.clone_from(left);
     }
 
     /// Waits until no program reads the generation before, and updates its maps for the next change.

@@ -4,7 +4,12 @@
 //! Invariant: nothing is written to a side that a program may still be reading.
 //! The process may therefore die between any two steps: no program reads what was half written.
 
-use model::{Rejected, state::NodeState};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use model::{Rejected, ServiceName, state::NodeState};
 
 use crate::{
     counter_alloc::CounterAllocator,
@@ -78,6 +83,16 @@ impl<S: MapStore> DoubleBuffer<S> {
             // The instance before may have died right after a flip.
             grace_elapsed: false,
         })
+    }
+
+    /// Sets the addresses of the host's interfaces, for the next [`DoubleBuffer::apply`].
+    pub(super) fn set_host_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.layout.set_host_addresses(addresses);
+    }
+
+    /// The cluster IPs that are left to the host, because it has them on an interface.
+    pub(super) fn left_to_host(&self) -> &BTreeMap<ServiceName, Vec<IpAddr>> {
+        self.layout.left_to_host()
     }
 
     /// Makes `state` the active generation, with node ports at `node_addresses`.

@@ -8,7 +8,10 @@ mod ranges;
 mod rows;
 mod writer;
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
 
 use datapath::FrontendAddress;
 use model::{
@@ -45,6 +48,11 @@ pub(super) struct Layout {
     /// How many frontends each network has.
     networks: PerFamily<BTreeMap<Network, usize>>,
     node_addresses: NodeAddresses,
+    /// The addresses of the host's interfaces, and the Services that they affect and that are not compiled again yet.
+    host_addresses: BTreeSet<IpAddr>,
+    affected: BTreeSet<ServiceName>,
+    /// The cluster IPs that are left to the host.
+    left_to_host: BTreeMap<ServiceName, Vec<IpAddr>>,
     /// The parts of each Service that are not served.
     rejected: BTreeMap<ServiceName, Vec<Rejected>>,
     /// The ids of sets.
@@ -69,11 +77,28 @@ impl Layout {
         Self { counters, ..Self::default() }
     }
 
+    /// Replaces the addresses of the host's interfaces, for the next [`Layout::update`].
+    pub(super) fn set_host_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
+        let before = std::mem::replace(&mut self.host_addresses, addresses);
+        let moved: BTreeSet<_> = before.symmetric_difference(&self.host_addresses).collect();
+        let services = self.state.services.values().map(|it| &it.service);
+        let affected = services.filter(|it| it.cluster_ips.iter().any(|ip| moved.contains(ip)));
+        self.affected.extend(affected.map(|it| it.name.clone()));
+    }
+
     /// Replaces the state and the node addresses, and returns how the tables change.
     pub(super) fn update(&mut self, state: &NodeState, node_addresses: &NodeAddresses) -> LayoutDiff {
         let before = std::mem::replace(&mut self.state, state.clone());
-        let (removed, changed): (Vec<_>, Vec<_>) =
-            state.diff(&before).map(|(name, _, now)| (name, now)).partition(|(_, now)| now.is_none());
+        let mut affected = std::mem::take(&mut self.affected);
+        let (removed, mut changed): (Vec<_>, Vec<_>) = state
+            .diff(&before)
+            .map(|(name, _, now)| (name, now))
+            .inspect(|(name, _)| {
+                affected.remove(*name);
+            })
+            .partition(|(_, now)| now.is_none());
+        let affected = affected.iter().filter_map(|it| state.services.get(it));
+        changed.extend(affected.map(|it| (&it.service.name, Some(it))));
         let new = changed.iter().filter(|(name, _)| !self.services.contains_key(*name)).filter_map(|it| it.1);
         self.counters.reserve(new.map(|it| it.endpoints.len() + it.service.ports.len()).sum());
         let mut writer = Writer {
@@ -89,13 +114,9 @@ impl Layout {
         let services = removed.len() + changed.len();
         // Removed Services come first, so that their ids can be reused.
         for (name, now) in removed.into_iter().chain(changed) {
-            let mut image = now.map(|it| compile(it)).unwrap_or_default();
-            let rejected = std::mem::take(&mut image.rejected);
-            if rejected.is_empty() {
-                self.rejected.remove(name);
-            } else {
-                self.rejected.insert(name.clone(), rejected);
-            }
+            let mut image = now.map(|it| compile(it, &self.host_addresses)).unwrap_or_default();
+            set_or_remove(&mut self.rejected, name, std::mem::take(&mut image.rejected));
+            set_or_remove(&mut self.left_to_host, name, std::mem::take(&mut image.left_to_host));
             let old = self.services.remove(name).unwrap_or_default();
             // Acquired before the old ones are released, so that a port that stays keeps its counters.
             for it in &image.frontends {
@@ -139,7 +160,7 @@ impl Layout {
         let mut updates = MapUpdates::default();
         match table {
             Table::NodeAddrs => {
-                for (address, scope) in &self.node_addresses {
+                for (address, scope) in self.node_addresses.iter() {
                     set_node_address(&mut updates, *address, Some(*scope));
                 }
             }
@@ -213,8 +234,21 @@ impl Layout {
         self.rejected.values().flatten().cloned().collect()
     }
 
+    /// The cluster IPs that are left to the host, because it has them on an interface.
+    pub(super) fn left_to_host(&self) -> &BTreeMap<ServiceName, Vec<IpAddr>> {
+        &self.left_to_host
+    }
+
     fn sets(&self) -> impl Iterator<Item = &Set> {
         self.services.values().flat_map(|it| &it.sets)
+    }
+}
+
+fn set_or_remove<T>(lists: &mut BTreeMap<ServiceName, Vec<T>>, name: &ServiceName, list: Vec<T>) {
+    if list.is_empty() {
+        lists.remove(name);
+    } else {
+        lists.insert(name.clone(), list);
     }
 }
 

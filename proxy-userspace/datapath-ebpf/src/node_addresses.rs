@@ -3,14 +3,16 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
 };
 
 use datapath::NodePortAddresses;
-use model::state::{NodeInfo, NodeInfos};
+use model::state::NodeInfos;
 use proxy_common::tables::NodeAddrScope;
 
-/// The addresses at which node ports are served, each with the node it belongs to.
-pub(super) type NodeAddresses = BTreeMap<IpAddr, NodeAddrScope>;
+/// The addresses at which node ports are served, each with the node it belongs to. There may be thousands, and they rarely
+/// change: comparing the same object with itself costs nothing.
+pub(super) type NodeAddresses = Arc<BTreeMap<IpAddr, NodeAddrScope>>;
 
 /// The node addresses as seen from the node `own`, which has these interface addresses.
 pub(super) fn node_addresses(
@@ -19,28 +21,28 @@ pub(super) fn node_addresses(
     interfaces: &BTreeSet<IpAddr>,
     which: &NodePortAddresses,
 ) -> NodeAddresses {
-    let mut addresses = NodeAddresses::new();
+    let mut addresses = BTreeMap::new();
     for node in nodes.iter().filter(|(name, _)| &***name != own).map(|(_, node)| node) {
-        addresses.extend(addresses_of(node, which).map(|it| (it, NodeAddrScope::REMOTE)));
+        addresses.extend(usable(which.of_other(node)).map(|it| (it, NodeAddrScope::REMOTE)));
     }
     // Inserted after those of other nodes: an address of this node is local even if another node claims it.
-    let node = nodes.get(own).into_iter().flat_map(|it| addresses_of(it, which));
-    let interfaces = interfaces.iter().copied().filter(|it| which.contains(*it));
-    addresses.extend(node.chain(interfaces).map(|it| (it, NodeAddrScope::LOCAL)));
+    let node = nodes.get(own).cloned().unwrap_or_default();
+    addresses.extend(usable(which.of_own(&node, interfaces)).map(|it| (it, NodeAddrScope::LOCAL)));
     let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()];
-    let loopback = loopback.into_iter().filter(|it| which.contains(*it));
+    let loopback = loopback.into_iter().filter(|it| which.has_loopback(*it));
     addresses.extend(loopback.map(|it| (it, NodeAddrScope::LOOPBACK)));
-    addresses
+    addresses.into()
 }
 
-/// The addresses in a Node object at which node ports are served. Look-ups do not distinguish an IPv4 address from its
-/// v4-mapped form, and a loopback address belongs to every node.
-fn addresses_of<'a>(node: &'a NodeInfo, which: &'a NodePortAddresses) -> impl Iterator<Item = IpAddr> + 'a {
-    which.of(node).map(|it| it.to_canonical()).filter(|it| !it.is_loopback())
+/// Look-ups do not distinguish an IPv4 address from its v4-mapped form, and a loopback address belongs to every node.
+fn usable(addresses: impl IntoIterator<Item = IpAddr>) -> impl Iterator<Item = IpAddr> {
+    addresses.into_iter().map(|it| it.to_canonical()).filter(|it| !it.is_loopback())
 }
 
 #[cfg(test)]
 mod tests {
+    use model::state::NodeInfo;
+
     use super::*;
 
     fn ip(text: &str) -> IpAddr {
@@ -63,8 +65,8 @@ mod tests {
             ),
         ];
         let interfaces = BTreeSet::from([ip("192.0.2.1"), ip("198.51.100.1")]);
-        let expect: NodeAddresses = expect.iter().map(|(address, scope)| (ip(address), *scope)).collect();
-        assert_eq!(node_addresses(&nodes.into_iter().collect(), "own", &interfaces, &which), expect);
+        let expect: BTreeMap<_, _> = expect.iter().map(|(address, scope)| (ip(address), *scope)).collect();
+        assert_eq!(*node_addresses(&nodes.into_iter().collect(), "own", &interfaces, &which), expect);
     }
 
     #[test]
@@ -88,7 +90,7 @@ mod tests {
     #[test]
     fn with_primary_only_the_primary_addresses_count() {
         check(
-            NodePortAddresses::Primary,
+            NodePortAddresses::Primary { bind_address: None },
             &[
                 ("192.0.2.1", NodeAddrScope::LOCAL),
                 ("2001:db8::1", NodeAddrScope::LOCAL),
@@ -99,7 +101,7 @@ mod tests {
 
     #[test]
     fn with_ranges_only_addresses_in_them_count() {
-        let ranges = ["203.0.113.0/24", "127.0.0.0/8"].map(|it| it.parse().unwrap());
+        let ranges = ["203.0.113.0/24", "127.0.0.0/8", "fd00::/8"].map(|it| it.parse().unwrap());
         check(
             NodePortAddresses::In(ranges.into()),
             &[

@@ -80,7 +80,8 @@ fn for_each(service: &ServiceState, mut visit: impl FnMut(SocketAddr, Option<Soc
         Arc::make_mut(&mut open.service).source_ranges.clear();
         open
     });
-    let image = compile(open.as_ref().unwrap_or(service));
+    // A flow that was redirected before its address came to the host continues, too.
+    let image = compile(open.as_ref().unwrap_or(service), &BTreeSet::new());
     for frontend in image.frontends.iter().filter(|it| it.address.protocol == Protocol::Udp) {
         let address = frontend.address.address;
         visit(address, None);

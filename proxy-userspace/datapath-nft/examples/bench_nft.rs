@@ -69,7 +69,7 @@ fn main() {
     unshare(CloneFlags::CLONE_NEWNET).unwrap();
 
     let config = Config { masquerade_bit: 14, ..Config::default() };
-    let options = Options { node_name: "node".into(), config };
+    let options = Options { node_name: "node".into(), config, ..Options::default() };
     let start = || nft::Datapath::start(&options).unwrap();
 
     let mut state = NodeState::default();

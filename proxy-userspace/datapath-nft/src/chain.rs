@@ -26,10 +26,15 @@ pub(super) enum Hook {
     OutputRetry,
     /// Packets that leave, after routing.
     Postrouting,
+    /// Every packet that arrives, not only the first one of a connection, before it is translated.
+    PreroutingEach,
+    /// Every packet of local processes, before it is translated.
+    OutputEach,
 }
 
 impl Hook {
-    /// The type of its chains, `NF_INET_…`, and the priority (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`).
+    /// The type of its chains, `NF_INET_…`, and the priority (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`,
+    /// `NF_IP_PRI_MANGLE`: after conntrack).
     pub(super) fn place(self) -> (&'static str, u32, i32) {
         match self {
             Self::Prerouting => ("nat", 0, -100),
@@ -37,6 +42,8 @@ impl Hook {
             Self::PreroutingRetry => ("nat", 0, -99),
             Self::OutputRetry => ("nat", 3, -99),
             Self::Postrouting => ("nat", 4, 100),
+            Self::PreroutingEach => ("filter", 0, -150),
+            Self::OutputEach => ("filter", 3, -150),
         }
     }
 }

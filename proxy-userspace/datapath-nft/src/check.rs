@@ -3,12 +3,15 @@
 //! Invariant: nothing changes. The kernel gets everything that a start would send, for a dormant table of another name, in a
 //! transaction that ends with a message it must refuse: all of it is validated, and nothing takes effect.
 
+use std::{collections::BTreeSet, fs, path::Path};
+
 use datapath::{Finding, Level};
 use model::Family;
 use netlink::{Attribute, Message, Netfilter};
 use nix::errno::Errno;
 
 use crate::{
+    affinity,
     config::{Config, Host},
     datapath::{FAMILIES, named},
     endpoint_selector::{MatchKey, Selector},
@@ -18,6 +21,7 @@ use crate::{
     source_list,
     tables::{Command, SUBSYSTEM, TABLE_FLAGS, TABLE_IS_DORMANT, TABLE_NAME, TRIAL_TABLE, delete_chain},
     transaction::{DesiredTable, batch, describe},
+    watch::Watch,
 };
 
 const RULES: &str = "nftables";
@@ -80,6 +84,49 @@ pub fn installation(has_run: bool) -> Finding {
     tables(has_run).unwrap_or_else(|error| Finding::failed(TABLES, Level::Degraded, &error))
 }
 
+/// Whether packets of pods pass the host's netfilter, as far as the interfaces below a `/sys/class/net` tell.
+///
+/// Only there are pods told that the endpoint of a connected UDP socket was removed, see [`crate::removed_udp`].
+pub fn pods(interfaces: &Path) -> Finding {
+    const SUBJECT: &str = "packets of pods";
+    const EFFECT: &str = "their connected UDP sockets may stay connected to an endpoint that was removed";
+    const REMEDY: &str = "give the proxy CAP_SYS_ADMIN, CAP_SYS_PTRACE and hostPID, or ignore this if no pod keeps UDP sockets \
+                          connected to Services";
+    let names = match fs::read_dir(interfaces) {
+        Ok(entries) => entries.flatten().map(|it| it.file_name().to_string_lossy().into_owned()),
+        Err(error) => {
+            let says = format!("{} cannot be read: {error}", interfaces.display());
+            return Finding::degraded(SUBJECT, says, "mount /sys in the container");
+        }
+    };
+    let names: BTreeSet<_> = names.collect();
+    if names.contains("cilium_host") {
+        return Finding::degraded(
+            SUBJECT,
+            format!(
+                "Cilium is here: with eBPF host routing they do not pass the host's netfilter, and {EFFECT}"
+            ),
+            format!("set Cilium's `bpf.hostLegacyRouting`; or {REMEDY}"),
+        );
+    }
+    // An end of a pair has its other end elsewhere, and lies upon no other interface.
+    let number = |name: &str, file| -> Option<u32> {
+        fs::read_to_string(interfaces.join(name).join(file)).ok()?.trim().parse().ok()
+    };
+    let lies_on_another = |name: &str| {
+        let files = fs::read_dir(interfaces.join(name)).into_iter().flatten().flatten();
+        files.into_iter().any(|it| it.file_name().to_string_lossy().starts_with("lower_"))
+    };
+    let is_pair = |it: &&String| number(it, "iflink") != number(it, "ifindex") && !lies_on_another(it);
+    match names.iter().filter(is_pair).count() {
+        0 => Finding::ok(
+            SUBJECT,
+            format!("no interface leads to a pod; where pods use ipvlan, macvlan or SR-IOV, {EFFECT}"),
+        ),
+        pairs => Finding::ok(SUBJECT, format!("they pass the host's netfilter through {pairs} interfaces")),
+    }
+}
+
 /// Sends the trial transaction of a family.
 fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result<(), Error> {
     let config_ = TableConfig::new(family, config, &Host::default());
@@ -89,6 +136,8 @@ fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result
     let mut elements = config_.elements();
     elements.extend(selectors.map(|it| it.element(family)));
     elements.extend([source_list::chain_element(family, 0)]);
+    elements.extend([affinity::timeout(family, 1)]);
+    elements.extend(Watch::ALL.map(|it| it.element(family)));
     let desired = DesiredTable { config_, is_owned: false, elements };
     let mut messages = desired.replace();
     messages.push(delete_chain(family, "does-not-exist"));
@@ -118,4 +167,36 @@ fn as_trial(mut message: Message) -> Message {
         message.attributes.push(Attribute::u32(TABLE_FLAGS, TABLE_IS_DORMANT));
     }
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder like `/sys/class/net`: each interface with its number, the number it is linked to, and what it lies upon.
+    fn interfaces(all: &[(&str, u32, u32, Option<&str>)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, index, link, lower) in all {
+            let interface = folder.path().join(name);
+            fs::create_dir(&interface).unwrap();
+            fs::write(interface.join("ifindex"), format!("{index}\n")).unwrap();
+            fs::write(interface.join("iflink"), format!("{link}\n")).unwrap();
+            if let Some(lower) = lower {
+                fs::create_dir(interface.join(format!("lower_{lower}"))).unwrap();
+            }
+        }
+        folder
+    }
+
+    #[test]
+    fn where_packets_of_pods_may_bypass_netfilter_that_is_found() {
+        const LO: (&str, u32, u32, Option<&str>) = ("lo", 1, 1, None);
+        const ETH: (&str, u32, u32, Option<&str>) = ("eth0", 2, 2, None);
+        const POD: (&str, u32, u32, Option<&str>) = ("veth1", 3, 2, None);
+        let found = |all: &[_]| pods(interfaces(all).path());
+        assert_eq!(found(&[LO, ETH, POD]).level, Level::Ok);
+        let vlan = ("eth0.7", 3, 2, Some("eth0"));
+        assert!(found(&[LO, ETH, vlan]).says.contains("no interface leads to a pod"));
+        assert_eq!(found(&[LO, ETH, POD, ("cilium_host", 4, 5, None)]).level, Level::Degraded);
+    }
 }

@@ -71,6 +71,12 @@ impl PortImage {
         selected.chain(&self.unselected).copied().collect()
     }
 
+    /// Whether flows may lead to an endpoint.
+    pub(super) fn allows(&self, endpoint: &SocketAddr) -> bool {
+        let is_selected = self.sets.iter().any(|(_, set)| set.binary_search(endpoint).is_ok());
+        is_selected || self.unselected.contains(endpoint)
+    }
+
     /// Whether every existing flow may stay where it is, and none was rejected or dropped before.
     pub(super) fn keeps_flows_of(&self, before: &Self) -> bool {
         let has_endpoints =

@@ -30,11 +30,10 @@ impl Config {
 /// How traffic of pods is recognised; kube-proxy's `detectLocalMode`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// Not at all for masquerading. For external addresses, sources in `podCIDRs` of this Node are pods.
+    /// Not at all: nothing is masqueraded by its source, and a local policy applies to pods.
     #[default]
     Off,
     /// By source address: sources in these ranges are pods, of any node.
-    /// For external addresses, only sources in `podCIDRs` of this Node are, if it has any.
     ClusterCidr(Vec<IpNet>),
     /// By source address: sources in `podCIDRs` of this Node are pods.
     NodeCidr,
@@ -67,11 +66,12 @@ pub(super) struct Host {
 impl Host {
     /// The addresses that serve node ports. Packets from loopback addresses cannot leave the host.
     pub(super) fn node_port_addresses(&self, which: &NodePortAddresses) -> BTreeSet<IpAddr> {
-        let interfaces = self.interfaces.iter().copied().filter(|it| which.contains(*it));
-        interfaces.chain(which.of(&self.node)).filter(|it| !it.is_loopback()).collect()
+        let mut addresses = which.of_own(&self.node, &self.interfaces);
+        addresses.retain(|it| !it.is_loopback());
+        addresses
     }
 
-    /// How pods are recognised for masquerading; `None` if they are not.
+    /// How pods are recognised; `None` if they are not.
     pub(super) fn pods(&self, mode: &DetectLocal, family: Family) -> Option<Pods> {
         match mode {
             DetectLocal::Off => None,
@@ -79,16 +79,6 @@ impl Host {
             DetectLocal::NodeCidr => within(&self.node.pod_cidrs, family),
             DetectLocal::BridgeInterface(name) => Some(Pods::Interface(name.clone())),
             DetectLocal::InterfaceNamePrefix(prefix) => Some(Pods::Prefix(prefix.clone())),
-        }
-    }
-
-    /// How pods are recognised for traffic to external addresses.
-    pub(super) fn internal(&self, mode: &DetectLocal, family: Family) -> Option<Pods> {
-        let own = || within(&self.node.pod_cidrs, family);
-        match mode {
-            // Pods of other nodes are external: a local policy applies to them.
-            DetectLocal::ClusterCidr(_) => own().or_else(|| self.pods(mode, family)),
-            _ => self.pods(mode, family).or_else(own),
         }
     }
 }
@@ -135,31 +125,24 @@ mod tests {
 
     #[test]
     fn primary_is_the_first_of_each_family() {
-        check(NodePortAddresses::Primary, &["192.168.0.2", "fd00::2"]);
+        check(NodePortAddresses::Primary { bind_address: None }, &["192.168.0.2", "fd00::2"]);
     }
 
     #[test]
     fn ranges_choose_among_existing_addresses_except_loopback() {
-        check(within(&["192.168.0.0/31", "127.0.0.0/8"]), &[]);
-        check(within(&["192.168.0.2/31", "127.0.0.0/8"]), &["192.168.0.2", "192.168.0.3"]);
+        check(within(&["192.168.0.0/31", "127.0.0.0/8", "fd01::/16"]), &[]);
+        check(within(&["192.168.0.2/31", "127.0.0.0/8", "fd01::/16"]), &["192.168.0.2", "192.168.0.3"]);
     }
 
     #[test]
-    fn without_a_mode_pods_are_recognised_by_the_node_and_nothing_is_masqueraded() {
+    fn pods_are_recognised_by_the_node_only_in_that_mode() {
         let nets = vec!["10.244.0.0/24".parse().expect("a prefix")];
         assert_eq!(host().pods(&DetectLocal::Off, Family::V4), None);
-        assert_eq!(host().internal(&DetectLocal::Off, Family::V4), Some(Pods::Within(nets.clone())));
         assert_eq!(host().pods(&DetectLocal::NodeCidr, Family::V4), Some(Pods::Within(nets)));
-    }
-
-    #[test]
-    fn pods_of_other_nodes_are_external_if_the_node_has_pod_cidrs() {
-        let net = |it: &str| it.parse::<IpNet>().expect("a prefix");
-        let mode = DetectLocal::ClusterCidr(vec![net("10.244.0.0/16")]);
-        assert_eq!(host().internal(&mode, Family::V4), Some(Pods::Within(vec![net("10.244.0.0/24")])));
-        let cluster = Some(Pods::Within(vec![net("10.244.0.0/16")]));
-        assert_eq!(host().pods(&mode, Family::V4), cluster);
-        assert_eq!(Host::default().internal(&mode, Family::V4), cluster);
+        // Its pods may have addresses that are not in the Node's `podCIDRs`, as with Calico.
+        let cluster: Vec<IpNet> = vec!["10.0.0.0/8".parse().expect("a prefix")];
+        let mode = DetectLocal::ClusterCidr(cluster.clone());
+        assert_eq!(host().pods(&mode, Family::V4), Some(Pods::Within(cluster)));
     }
 
     #[test]

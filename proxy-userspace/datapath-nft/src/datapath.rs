@@ -4,30 +4,35 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     net::IpAddr,
     sync::Arc,
+    time::Duration,
 };
 
-use datapath::{ApplyReport, FrontendAddress};
+use datapath::{ApplyReport, FrontendAddress, PacketAffinity};
 use model::{Family, Protocol, Rejected, error_chain, state::NodeState};
 use netlink::{
     ChangeFlag, MulticastListener, NFGENMSG, Netfilter,
-    flow_cleanup::{FlowRules, delete_stale_flows},
+    flow_cleanup::{FlowPass, FlowRules, delete_stale_flows},
 };
 use nix::sys::socket::SockProtocol;
 
 use crate::{
     TABLE,
+    affinity_usage::count_clients,
     compile::PortImage,
     config::{Config, Host},
     elements::{Changes, Element, Elements, Value},
     error::Error,
     layout::{Changed, Layout, PreviousSlots, Update},
+    removed_udp::RemovedUdp,
     rules::TableConfig,
     schema::{Bytes, Map, number},
     snapshot::Snapshot,
     tables::{SUBSYSTEM, TABLE_NAME, delete_table},
     transaction::{DesiredTable, Difference, base_chains, can_own_tables, commit},
+    watch::Watch,
 };
 
 /// Both families, in the order of writing.
@@ -42,6 +47,26 @@ pub struct Options {
     pub node_name: String,
     /// Its configuration.
     pub config: Config,
+    /// Whether the socket path serves, too: then sockets of pods are connected to endpoints.
+    pub is_beside_sockets: bool,
+    /// Is called for each pass over the conntrack entries of a family.
+    pub on_flow_pass: FlowPassObserver,
+}
+
+/// Receives the passes over conntrack: the family, how long it took, how many entries were deleted.
+#[derive(Clone)]
+pub struct FlowPassObserver(pub Arc<dyn Fn(Family, Duration, usize) + Send + Sync>);
+
+impl Default for FlowPassObserver {
+    fn default() -> Self {
+        Self(Arc::new(|_, _, _| {}))
+    }
+}
+
+impl fmt::Debug for FlowPassObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FlowPassObserver")
+    }
 }
 
 /// The packet path of this node. It continues to serve when this value is dropped.
@@ -49,9 +74,11 @@ pub struct Options {
 pub struct Datapath {
     node_name: String,
     config: Config,
+    is_beside_sockets: bool,
     netfilter: Netfilter,
     layout: Layout,
     host: Host,
+    removed_udp: RemovedUdp,
     /// What was applied last; `None` if the contents of the tables are not known.
     applied: Option<AppliedConfig>,
     /// Whether the newest state is not applied yet.
@@ -68,6 +95,7 @@ pub struct Datapath {
     flow_rules: FlowRules,
     /// Whether some of these rules are new since the last pass.
     has_new_flow_rules: bool,
+    on_flow_pass: FlowPassObserver,
     changed: Arc<ChangeFlag>,
     _listener: MulticastListener,
 }
@@ -77,6 +105,8 @@ pub struct Datapath {
 struct AppliedConfig {
     configs: Vec<TableConfig>,
     node_port_addresses: BTreeSet<IpAddr>,
+    /// Whether packets to removed UDP endpoints are looked for.
+    has_removed_udp: bool,
 }
 
 impl Datapath {
@@ -108,9 +138,11 @@ impl Datapath {
         Ok(Self {
             node_name: options.node_name.clone(),
             config: options.config.clone(),
+            is_beside_sockets: options.is_beside_sockets,
             netfilter,
             layout: Layout::default(),
             host: Host::default(),
+            removed_udp: RemovedUdp::default(),
             applied: None,
             is_pending: true,
             was_active: false,
@@ -119,6 +151,7 @@ impl Datapath {
             unsupported: BTreeMap::new(),
             flow_rules: FlowRules::default(),
             has_new_flow_rules: false,
+            on_flow_pass: options.on_flow_pass.clone(),
             changed,
             _listener: listener,
         })
@@ -143,6 +176,14 @@ impl Datapath {
             snapshots.iter().flat_map(BTreeMap::values).flat_map(Snapshot::slots).collect();
         let update = self.layout.update(state, &self.host.node.addresses, &mut previous);
         self.record_flow_rules(&update);
+        if self.is_beside_sockets {
+            let before = snapshots.iter().flat_map(BTreeMap::values).flat_map(Snapshot::udp_endpoints);
+            let changes: Vec<_> = update.services.iter().map(|it| (&it.before, &it.after)).collect();
+            self.removed_udp.update(&changes, before, || self.layout.ports());
+            // Where nothing serves, the host itself answers.
+            let host = &self.host;
+            self.removed_udp.except(|it| host.interfaces.contains(&it) || host.node.addresses.contains(&it));
+        }
         let changed_services = update.services.len();
         let desired = self.desired();
         let mut whole = true;
@@ -245,11 +286,43 @@ impl Datapath {
 
     fn delete_stale_flows(&self) -> Result<(), Error> {
         let own = self.host.node_port_addresses(&self.config.node_port_addresses);
-        let deleted = delete_stale_flows(&self.flow_rules, &own).map_err(Error::Flows)?;
+        let passes = delete_stale_flows(&self.flow_rules, &own).map_err(Error::Flows)?;
+        for FlowPass { is_ipv6, took, deleted } in passes {
+            (self.on_flow_pass.0)(if is_ipv6 { Family::V6 } else { Family::V4 }, took, deleted);
+        }
+        let deleted: usize = passes.iter().map(|it| it.deleted).sum();
         if deleted > 0 {
             tracing::info!("deleted {deleted} conntrack entries that lead elsewhere than the active state");
         }
         Ok(())
+    }
+
+    /// Counts the clients with session affinity, and lets service ports with too many get no more for a while; `None` if no
+    /// Service has session affinity. To be called from time to time.
+    ///
+    /// # Errors
+    ///
+    /// The next call tries again.
+    pub fn count_affinity(&mut self) -> Result<Option<PacketAffinity>, Error> {
+        if self.applied.is_none() || self.layout.ports().all(|it| it.affinity == 0) {
+            return Ok(None);
+        }
+        let families = FAMILIES.into_iter().filter(|it| !self.unsupported.contains_key(it));
+        count_clients(&mut self.netfilter, families).map(Some)
+    }
+
+    /// Ends what is only for a moment after a change. To be called from time to time.
+    ///
+    /// # Errors
+    ///
+    /// [`Datapath::repair`] tries again.
+    pub fn expire(&mut self) -> Result<(), Error> {
+        let has_expired = |it: &AppliedConfig| it.has_removed_udp && !self.removed_udp.expire();
+        if self.is_pending || !self.applied.as_ref().is_some_and(has_expired) {
+            return Ok(());
+        }
+        let desired = self.desired();
+        self.change(Update::default(), desired).map(|_| ())
     }
 
     /// Waits until [`Datapath::repair`] may have something to do.
@@ -286,8 +359,9 @@ impl Datapath {
         Ok(snapshots)
     }
 
-    fn desired(&self) -> AppliedConfig {
+    fn desired(&mut self) -> AppliedConfig {
         AppliedConfig {
+            has_removed_udp: self.removed_udp.expire(),
             configs: FAMILIES.map(|it| TableConfig::new(it, &self.config, &self.host)).to_vec(),
             node_port_addresses: self.host.node_port_addresses(&self.config.node_port_addresses),
         }
@@ -301,10 +375,9 @@ impl Datapath {
                 // Flows to an address that came before its node ports were served there.
                 self.record_all_flow_rules(|it| it.address.ip().is_unspecified());
             }
-            let before = addresses(&applied.node_port_addresses);
-            let addresses = Changes::between(&before, &addresses(&desired.node_port_addresses));
-            changes.delete.extend(addresses.delete);
-            changes.add.extend(addresses.add);
+            let own = Changes::between(&applied.elements(), &desired.elements());
+            changes.delete.extend(own.delete);
+            changes.add.extend(own.add);
         }
         let entries = changes.len();
         let mut messages = Vec::new();
@@ -312,10 +385,12 @@ impl Datapath {
             let own = changes.take(family);
             if !self.unsupported.contains_key(&family) {
                 messages.extend(Difference::new(family, own).messages(family));
+                messages.extend(self.removed_udp.messages(family, false));
             }
         }
         // Until the commit succeeds, the contents are unknown.
         commit(&mut self.netfilter, messages)?;
+        self.removed_udp.on_committed();
         self.applied = Some(desired);
         Ok(entries)
     }
@@ -327,6 +402,8 @@ impl Datapath {
         desired: AppliedConfig,
     ) -> Result<usize, Error> {
         let mut tables = Vec::new();
+        // The kernel refuses to add a hook in the transaction that adopts a table.
+        let mut adoptions = Vec::new();
         let mut messages = Vec::new();
         let mut entries = 0;
         let mut all_replaced = true;
@@ -335,9 +412,7 @@ impl Datapath {
             let family = config_.family;
             let mut elements: Elements = rest.extract_if(.., |it, _| it.family == family).collect();
             elements.extend(config_.elements());
-            elements.extend(
-                addresses(&desired.node_port_addresses).into_iter().filter(|(it, _)| it.family == family),
-            );
+            elements.extend(desired.elements().into_iter().filter(|(it, _)| it.family == family));
             let table = DesiredTable { config_: config_.clone(), is_owned: self.is_owner, elements };
             let existing = existing.get(&family).filter(|_| !self.must_replace);
             match existing.and_then(|it| table.difference(it)) {
@@ -348,17 +423,18 @@ impl Datapath {
                 Some(it) => {
                     all_replaced = false;
                     entries += it.changes.len() + it.old_chains.len() + it.new_chains.len();
-                    if !it.is_empty() {
-                        messages.extend(it.messages(family));
-                    }
+                    messages.extend(it.messages(family));
+                    adoptions.extend(it.adopt);
                 }
             }
+            messages.extend(self.removed_udp.messages(family, true));
             tables.push(table);
         }
         self.must_replace = true;
         self.unsupported.clear();
-        match commit(&mut self.netfilter, messages) {
-            Ok(()) => {}
+        let adopted = commit(&mut self.netfilter, adoptions);
+        match adopted.and_then(|()| commit(&mut self.netfilter, messages)) {
+            Ok(()) => self.removed_udp.on_committed(),
             Err(error) if all_replaced && error.is_feature_missing() => {
                 entries = self.write_one_by_one(&tables, error)?;
             }
@@ -444,11 +520,16 @@ pub(super) fn named(family: Family) -> &'static str {
     }
 }
 
-fn addresses(addresses: &BTreeSet<IpAddr>) -> Elements {
-    let element = |it: &IpAddr| {
-        (Element::new(Family::of(*it), Map::NodeAddresses, Bytes::new().address(*it)), Value::None)
-    };
-    addresses.iter().map(element).collect()
+impl AppliedConfig {
+    /// The elements that depend on it.
+    fn elements(&self) -> Elements {
+        let address = |it: &IpAddr| {
+            (Element::new(Family::of(*it), Map::NodeAddresses, Bytes::new().address(*it)), Value::None)
+        };
+        let watches = FAMILIES.into_iter().filter(|_| self.has_removed_udp);
+        let watches = watches.map(|it| Watch::RemovedUdp.element(it));
+        self.node_port_addresses.iter().map(address).chain(watches).collect()
+    }
 }
 
 /// Deletes our tables; returns whether there were any. Translated connections stay translated.
@@ -470,114 +551,4 @@ pub fn cleanup() -> Result<bool, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{num::NonZeroU16, thread};
-
-    use model::{
-        ServiceName,
-        state::{Service, ServicePort, ServiceState},
-    };
-    use nix::sched::{CloneFlags, unshare};
-
-    use super::*;
-
-    /// Calls a function in a network namespace that ends with it.
-    fn in_netns(work: impl FnOnce() + Send + 'static) {
-        let test = thread::spawn(move || match unshare(CloneFlags::CLONE_NEWNET) {
-            Ok(()) => work(),
-            Err(error) => eprintln!("skipped: no network namespace can be created: {error}"),
-        });
-        test.join().unwrap();
-    }
-
-    #[test]
-    fn base_chains_are_restored_first_and_then_everything() {
-        in_netns(|| {
-            let mut datapath = Datapath::start(&Options::default()).unwrap();
-            // As before Linux 6.9.
-            datapath.is_owner = false;
-            datapath.apply(&NodeState::default()).unwrap();
-            let before = datapath.read().unwrap();
-            datapath.restore_base_chains().unwrap();
-            assert_eq!(datapath.read().unwrap(), before, "nothing is missing");
-            assert!(cleanup().unwrap(), "another process deletes them");
-            datapath.restore_base_chains().unwrap();
-            for (family, table) in datapath.read().unwrap() {
-                let expected: BTreeSet<_> = before[&family].policies.keys().collect();
-                assert_eq!(table.chains.keys().collect::<BTreeSet<_>>(), expected);
-            }
-            datapath.changed.set();
-            datapath.repair().unwrap();
-            assert_eq!(datapath.read().unwrap(), before);
-        });
-    }
-
-    #[test]
-    fn a_repair_and_a_new_address_look_at_flows_that_began_before() {
-        in_netns(|| {
-            let port = |it| NonZeroU16::new(it).unwrap();
-            let service = Service {
-                cluster_ips: vec!["10.96.0.1".parse().unwrap()],
-                ports: vec![ServicePort {
-                    node_port: Some(port(30_053)),
-                    ..ServicePort::new(Protocol::Udp, port(53))
-                }],
-                ..Service::new(ServiceName::new("default", "dns"))
-            };
-            let mut state = NodeState::default();
-            state.services.insert(ServiceState::new(service, []));
-            let mut datapath = Datapath::start(&Options::default()).unwrap();
-            datapath.is_owner = false;
-            let mut passes = |change: &dyn Fn(&mut Datapath)| {
-                change(&mut datapath);
-                let is_again_due = datapath.finish_generation().unwrap();
-                if is_again_due {
-                    datapath.finish_generation_again().unwrap();
-                    assert!(datapath.flow_rules.is_empty());
-                }
-                is_again_due
-            };
-            let apply = |it: &mut Datapath| drop(it.apply(&state).unwrap());
-            let repair = |it: &mut Datapath| {
-                it.changed.set();
-                it.repair().unwrap();
-            };
-            assert!(passes(&apply), "a new Service");
-            assert!(!passes(&apply), "nothing has changed");
-            assert!(!passes(&repair), "nothing was missing");
-            assert!(passes(&|it| {
-                cleanup().unwrap();
-                repair(it);
-            }));
-            assert!(passes(&|it| {
-                it.set_interfaces(BTreeSet::from(["192.0.2.1".parse().unwrap()]));
-                apply(it);
-            }));
-        });
-    }
-
-    #[test]
-    fn owned_tables_are_changed_by_their_owner_only_and_adopted_by_the_next_one() {
-        in_netns(|| {
-            let state = NodeState::default();
-            let mut first = Datapath::start(&Options::default()).unwrap();
-            if !first.is_owner {
-                return eprintln!("skipped: tables cannot persist without their owner (Linux 6.9)");
-            }
-            first.apply(&state).unwrap();
-            cleanup().unwrap_err();
-            let before = first.read().unwrap();
-            // A flush of all rules by another program passes them by; where `nft` is missing, this is skipped.
-            let _ = std::process::Command::new("nft").args(["flush", "ruleset"]).status();
-            assert_eq!(first.read().unwrap(), before);
-            let mut second = Datapath::start(&Options::default()).unwrap();
-            second.apply(&state).unwrap_err();
-            drop(first);
-            // An orphaned table stays, and is adopted without another change.
-            assert_eq!(second.apply(&state).unwrap().entries, 0);
-            cleanup().unwrap_err();
-            drop(second);
-            assert!(cleanup().unwrap());
-        });
-    }
-}
+mod tests;

@@ -144,9 +144,18 @@ fn line(element: &Element, value: &Value) -> Option<Option<String>> {
         Map::NodeAddresses => format!("packets node-address {}", key.address()?),
         Map::ClusterIps => format!("packets cluster-ip {}", key.address()?),
         Map::Hairpin => format!("packets hairpin {}", key.address()?),
-        Map::Policies | Map::Selectors | Map::NodeSelectors | Map::SourceChains | Map::Affinity => {
-            return Some(None);
-        }
+        Map::Policies
+        | Map::Selectors
+        | Map::NodeSelectors
+        | Map::SourceChains
+        | Map::Affinity
+        | Map::AffinityUnanswered
+        // The selectors tell it, too.
+        | Map::AffinitySeconds
+        | Map::AffinityTimeouts
+        | Map::AffinityFull
+        | Map::RemovedUdp
+        | Map::Watches => return Some(None),
     };
     Some(Some(line))
 }

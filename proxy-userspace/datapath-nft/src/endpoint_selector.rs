@@ -91,6 +91,11 @@ pub(super) const DROP: u32 = REFUSE | 1;
 /// The longest affinity that fits into a selector; longer than Kubernetes allows.
 pub(super) const MAX_AFFINITY_SECONDS: u32 = HAS_AFFINITY >> AFFINITY_COUNT_BITS;
 
+/// How long an unanswered client keeps its endpoint: about as long as it takes to connect with a few repetitions.
+const UNANSWERED_SECONDS: u32 = 30;
+/// How many of the last bits of an address tell unanswered clients apart: a service port has up to 4096 entries of them.
+const UNANSWERED_BITS: u32 = 12;
+
 impl Selector {
     /// The largest number of endpoints that fits into a selector.
     pub(super) fn max_count(affinity: u32) -> usize {
@@ -156,29 +161,36 @@ impl Selector {
         rules
     }
 
-    /// Session affinity: the endpoint that the client has, while it is a member of the set, else a new one.
+    /// Session affinity: the endpoint that the client has, while it is a member of the set, else a new one, which it keeps if it
+    /// answers, see [`crate::affinity`].
     ///
     /// Membership changes in the same transaction as the endpoints, so that no packet goes to a removed one.
-    fn affinity_rules(self, family: Family) -> [Rule; 3] {
+    fn affinity_rules(self, family: Family) -> [Rule; 4] {
         let at = Registers::new(family);
         let members = Map::members(self.set);
         let client =
             |rule: Rule| rule.look_up(self.by.service_ports(), at.key(self.by), at.address).source(at.client);
-        let kept = |comment| {
-            client(key(Rule::new(family, comment), self.by, at)).look_up(Map::Affinity, at.client, at.next)
-        };
-        let record_flow_rules = |rule: Rule| rule.insert(Map::Affinity, at.client, at.next, self.affinity);
+        let known = |comment| client(key(Rule::new(family, comment), self.by, at));
+        let kept = |comment| known(comment).look_up(Map::Affinity, at.client, at.next);
+        let unanswered = Map::AffinityUnanswered;
         [
-            record_flow_rules(kept("affinity: the endpoint of this client").if_in(members, at.address))
+            kept("affinity: the endpoint of this client")
+                .if_in(members, at.address)
+                .insert(Map::Affinity, at.client, at.next, self.affinity)
                 .translate(at.next, at.port_after()),
             kept("affinity: no member any more").if_not_in(members, at.address).remove(
                 Map::Affinity,
                 at.client,
                 at.next,
             ),
+            group(known("affinity: no member any more, unanswered"), at)
+                .look_up(unanswered, at.client, at.next)
+                .if_not_in(members, at.address)
+                .remove(unanswered, at.client, at.next),
             // Concurrent connections of one client insert once, and all use what was inserted. A full set inserts nothing.
-            record_flow_rules(client(self.any(Rule::new(family, "affinity: random endpoint"))))
-                .look_up(Map::Affinity, at.client, at.next)
+            group(client(self.any(Rule::new(family, "affinity: random endpoint"))), at)
+                .insert_new(unanswered, at.client, at.next, self.affinity.min(UNANSWERED_SECONDS))
+                .look_up(unanswered, at.client, at.next)
                 .if_in(members, at.address)
                 .translate(at.next, at.port_after()),
         ]
@@ -238,9 +250,14 @@ impl Registers {
     }
 
     /// The port of an endpoint at `next`.
-    fn port_after(self) -> Register {
+    pub(super) fn port_after(self) -> Register {
         Register(self.next.0 + self.width)
     }
+}
+
+/// Reduces the client's address to the part that tells unanswered clients apart.
+pub(super) fn group(rule: Rule, at: Registers) -> Rule {
+    rule.last_bits(at.client, UNANSWERED_BITS)
 }
 
 /// Reads the destination as a frontend key.

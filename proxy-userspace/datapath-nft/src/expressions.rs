@@ -30,6 +30,15 @@ impl Register {
     }
 }
 
+/// A direction of a connection (`IP_CT_DIR_…`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// From the client, with the destination that it used.
+    Original = 0,
+    /// From the endpoint.
+    Reply = 1,
+}
+
 /// A rule under construction.
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
@@ -52,6 +61,14 @@ const TRANSPORT_HEADER: u32 = 2;
 const EQUAL: u32 = 0;
 const NOT_EQUAL: u32 = 1;
 const CT_STATUS: u32 = 2;
+const CT_SOURCE: u32 = 8;
+const CT_DESTINATION: u32 = 9;
+const CT_SOURCE_PORT: u32 = 11;
+const CT_DESTINATION_PORT: u32 = 12;
+/// `IPS_SEEN_REPLY`.
+const ANSWERED: u32 = 1 << 1;
+/// `IPS_ASSURED`: over TCP, the client has acknowledged the answer.
+const ASSURED: u32 = 1 << 2;
 /// `IPS_DST_NAT`.
 const DESTINATION_TRANSLATED: u32 = 1 << 5;
 const FIB_ADDRESS_TYPE: u32 = 3;
@@ -68,11 +85,14 @@ const REJECT_RESET: u32 = 1;
 const PROTO_V4: u32 = 2;
 const PROTO_V6: u32 = 10;
 const TCP: u8 = 6;
+const UDP: u8 = 17;
 /// The length of an interface name including the terminating zero byte (`IFNAMSIZ`).
 const INTERFACE_NAME: usize = 16;
 
 /// `NFT_LOOKUP_F_INV`.
 const INVERTED: u32 = 1;
+/// `NFT_DYNSET_OP_ADD`.
+const ADD: u32 = 0;
 /// `NFT_DYNSET_OP_UPDATE`.
 const UPDATE: u32 = 1;
 /// `NFT_DYNSET_OP_DELETE`.
@@ -151,10 +171,24 @@ impl Rule {
         self.push("bitwise", data)
     }
 
+    fn if_protocol(self, operation: u32, protocol: u8) -> Self {
+        let scratch = Register(0);
+        self.protocol(scratch).compare(scratch, operation, [protocol])
+    }
+
     /// Continues if the protocol is TCP.
     pub(super) fn if_tcp(self) -> Self {
-        let scratch = Register(0);
-        self.protocol(scratch).compare(scratch, EQUAL, [TCP])
+        self.if_protocol(EQUAL, TCP)
+    }
+
+    /// Continues if the protocol is UDP.
+    pub(super) fn if_udp(self) -> Self {
+        self.if_protocol(EQUAL, UDP)
+    }
+
+    /// Continues if the protocol is not UDP.
+    pub(super) fn if_not_udp(self) -> Self {
+        self.if_protocol(NOT_EQUAL, UDP)
     }
 
     /// Continues if the source address lies within a prefix.
@@ -195,10 +229,65 @@ impl Rule {
 
     /// Continues if the destination was translated.
     pub(super) fn if_translated(self) -> Self {
+        self.status(DESTINATION_TRANSLATED).compare(Register(0), NOT_EQUAL, [0; 4])
+    }
+
+    /// Continues unless the packet belongs to a translated connection that was answered.
+    pub(super) fn if_not_translated_and_answered(self) -> Self {
+        let both = DESTINATION_TRANSLATED | ANSWERED;
+        self.status(both).compare(Register(0), NOT_EQUAL, both.to_ne_bytes())
+    }
+
+    /// Continues if the client may not have got the answer: it has not shown that it has.
+    pub(super) fn if_not_assured(self) -> Self {
+        self.status(ASSURED).compare(Register(0), EQUAL, [0; 4])
+    }
+
+    /// Reads bits of the status of the connection.
+    fn status(self, bits: u32) -> Self {
         let scratch = Register(0);
-        self.push("ct", vec![Attribute::u32(1, scratch.number()), Attribute::u32(2, CT_STATUS)])
-            .bitwise(scratch, DESTINATION_TRANSLATED.to_ne_bytes().into(), vec![0; 4])
-            .compare(scratch, NOT_EQUAL, [0; 4])
+        self.push("ct", vec![Attribute::u32(1, scratch.number()), Attribute::u32(2, CT_STATUS)]).bitwise(
+            scratch,
+            bits.to_ne_bytes().into(),
+            vec![0; 4],
+        )
+    }
+
+    fn tuple(self, key: u32, direction: Direction, to: Register) -> Self {
+        let data =
+            vec![Attribute::u32(1, to.number()), Attribute::u32(2, key), Attribute::u8(3, direction as u8)];
+        self.push("ct", data)
+    }
+
+    /// Reads the source address of a direction of the connection.
+    pub(super) fn connection_source(self, direction: Direction, to: Register) -> Self {
+        self.tuple(CT_SOURCE, direction, to)
+    }
+
+    /// Reads the source port of a direction of the connection.
+    pub(super) fn connection_source_port(self, direction: Direction, to: Register) -> Self {
+        self.tuple(CT_SOURCE_PORT, direction, to)
+    }
+
+    /// Reads the destination address that the client used.
+    pub(super) fn connection_destination(self, to: Register) -> Self {
+        self.tuple(CT_DESTINATION, Direction::Original, to)
+    }
+
+    /// Reads the destination port that the client used.
+    pub(super) fn connection_destination_port(self, to: Register) -> Self {
+        self.tuple(CT_DESTINATION_PORT, Direction::Original, to)
+    }
+
+    /// Keeps some bits of the last four bytes of an address.
+    pub(super) fn last_bits(self, address: Register, bits: u32) -> Self {
+        let length = match self.family {
+            Family::V4 => 4,
+            Family::V6 => 16,
+        };
+        let mut mask = vec![0; length];
+        mask[length - 4..].copy_from_slice(&((1 << bits) - 1_u32).to_be_bytes());
+        self.bitwise(address, mask, vec![0; length])
     }
 
     /// Sets a bit of the packet mark.
@@ -236,7 +325,12 @@ impl Rule {
 
     /// Looks up the packet's priority in a verdict map.
     pub(super) fn dispatch(self, map: Map) -> Self {
-        self.meta(META_PRIORITY, Register(0)).look_up_into(map, Register(0), Register::VERDICT)
+        self.meta(META_PRIORITY, Register(0)).dispatch_by(map, Register(0))
+    }
+
+    /// Looks up a key in a verdict map.
+    pub(super) fn dispatch_by(self, map: Map, key: Register) -> Self {
+        self.look_up_into(map, key, Register::VERDICT)
     }
 
     /// Writes a random number between `offset` and `offset + count`.
@@ -286,6 +380,11 @@ impl Rule {
     /// full.
     pub(super) fn insert(self, map: Map, key: Register, value: Register, seconds: u32) -> Self {
         self.write(map, UPDATE, key, value, vec![Attribute::u64(6, u64::from(seconds) * 1000)])
+    }
+
+    /// Inserts the key with a value and a timeout if it does not exist; continues unless the set is full.
+    pub(super) fn insert_new(self, map: Map, key: Register, value: Register, seconds: u32) -> Self {
+        self.write(map, ADD, key, value, vec![Attribute::u64(6, u64::from(seconds) * 1000)])
     }
 
     /// Deletes a key. The kernel requires a value but ignores it.

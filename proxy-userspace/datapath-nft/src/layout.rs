@@ -12,11 +12,13 @@ use std::{
 use model::{Family, Rejected, ServiceName, state::NodeState, state::Scope};
 
 use crate::{
+    affinity,
     compile::{Action, Frontend, PortImage, ServiceImage, compile, set_number},
     elements::{Changes, Element, Elements, Value},
     endpoint_selector::{DROP, MatchKey, REFUSE, SET_SHIFT, Selector},
     schema::{Bytes, Map},
     source_list::{SourceList, SourceLists},
+    watch::Watch,
 };
 use datapath::FrontendAddress;
 
@@ -250,6 +252,10 @@ impl PlacedService {
                     elements.insert(Element::new(family, by.service_ports(), key), value);
                 }
             }
+            if port.affinity > 0 {
+                let key = Element::new(family, Map::AffinitySeconds, address(port.identity));
+                elements.insert(key, Value::Data(Bytes::new().number(port.affinity)));
+            }
             elements.extend(port.members().into_iter().map(|it| (it, Value::None)));
         }
         elements
@@ -266,6 +272,10 @@ impl PlacedService {
             shared.extend([element(Map::Hairpin, *ip, Bytes::new().address(*ip).address(*ip))]);
         }
         for port in &self.image.ports {
+            if port.affinity > 0 {
+                let family = port.identity.family();
+                shared.extend([affinity::timeout(family, port.affinity), Watch::Answered.element(family)]);
+            }
             for frontend in &port.frontends {
                 for action in [frontend.internal, frontend.external] {
                     if let Action::To(scope) = action {

@@ -4,6 +4,8 @@
 //! A Service adds elements, keyed by address, protocol and port; the chains are shared by all Services. So a change costs what
 //! it changes, in user space and in the kernel.
 
+mod affinity;
+mod affinity_usage;
 mod chain;
 mod compile;
 mod config;
@@ -13,7 +15,10 @@ mod elements;
 mod endpoint_selector;
 mod error;
 mod expressions;
+#[cfg(test)]
+mod in_netns;
 mod layout;
+mod removed_udp;
 mod rules;
 mod schema;
 mod snapshot;
@@ -21,13 +26,15 @@ mod source_list;
 mod tables;
 mod transaction;
 mod verdict;
+mod watch;
 
 pub mod check;
 
-pub use self::datapath::{Datapath, Options, cleanup};
+pub use self::datapath::{Datapath, FlowPassObserver, Options, cleanup};
 pub use config::{Config, DetectLocal};
 pub use dump::{active_frontends, dump};
 pub use error::Error;
 
 /// The name of our tables, one in the family `ip` and one in `ip6`. Tables of other names are never touched.
-const TABLE: &str = "kube-proxy-ebpf";
+/// The name of our tables.
+pub const TABLE: &str = "kube-proxy-ebpf";

@@ -90,10 +90,8 @@ pub(super) struct TableConfig {
     pub(super) mark: u32,
     /// Whether all traffic to cluster IPs is masqueraded.
     pub(super) masquerade_all: bool,
-    /// Whose traffic to cluster IPs is not masqueraded; `None` turns masquerading by source off.
+    /// Whose traffic to cluster IPs is not masqueraded, and to external addresses counts as internal; `None` turns both off.
     pub(super) pods: Option<Pods>,
-    /// Whose traffic to external addresses counts as internal.
-    pub(super) internal: Option<Pods>,
 }
 
 impl TableConfig {
@@ -104,7 +102,6 @@ impl TableConfig {
             mark: config.mark(),
             masquerade_all: config.masquerade_all,
             pods: host.pods(&config.detect_local, family),
-            internal: host.internal(&config.detect_local, family),
         }
     }
 
@@ -174,8 +171,8 @@ impl TableConfig {
     }
 
     /// One rule per condition that identifies a pod; any of them matches.
-    fn from(&self, pods: Option<&Pods>, comment: &str) -> Vec<Rule> {
-        match pods {
+    fn from(&self, comment: &str) -> Vec<Rule> {
+        match &self.pods {
             None => Vec::new(),
             Some(Pods::Within(nets)) => nets.iter().map(|net| self.rule(comment).if_from(*net)).collect(),
             Some(Pods::Interface(name)) => vec![self.rule(comment).if_interface(name)],
@@ -220,7 +217,7 @@ impl TableConfig {
         if self.masquerade_all {
             rules.push(self.mark(self.rule("any source")));
         } else if self.pods.is_some() {
-            for it in self.from(self.pods.as_ref(), "from a pod") {
+            for it in self.from("from a pod") {
                 rules.push(self.internal(it, MatchKey::Address));
             }
             rules.push(self.mark(self.rule("not from a pod")));
@@ -238,7 +235,7 @@ impl TableConfig {
 
     fn external_local(&self, by: MatchKey) -> Vec<Rule> {
         let mut rules: Vec<_> = self
-            .from(self.internal.as_ref(), "from a pod: the local policy does not apply")
+            .from("from a pod: the local policy does not apply")
             .into_iter()
             .map(|it| self.internal(it, by))
             .collect();

@@ -35,8 +35,16 @@ pub(super) enum Map {
     ServicePorts,
     /// [`Map::ServicePorts`] of node ports.
     NodeServicePorts,
-    /// Client and service port → endpoint; written by rules.
+    /// Client and service port → endpoint, for clients whose connection was answered; written by rules.
     Affinity,
+    /// The same for a while before that, by some bits of the client's address.
+    AffinityUnanswered,
+    /// Service port → timeout of its session affinity in seconds.
+    AffinitySeconds,
+    /// Timeout → chain that writes [`Map::Affinity`].
+    AffinityTimeouts,
+    /// Service ports with as many clients in [`Map::Affinity`] as one may have; written by user space from time to time.
+    AffinityFull,
     /// Service port and endpoint that affinity may keep, for set 0.
     Members,
     /// The same for the set of external traffic.
@@ -49,6 +57,10 @@ pub(super) enum Map {
     SourceChains,
     /// Addresses at which node ports are served.
     NodeAddresses,
+    /// UDP endpoints that were removed a moment ago.
+    RemovedUdp,
+    /// Which chains see every packet, see [`crate::watch`]; no rule reads it.
+    Watches,
     /// Cluster IPs; ports without a Service are rejected there.
     ClusterIps,
     /// Endpoints on this node, each as source and destination: a hairpin packet must be masqueraded.
@@ -110,11 +122,12 @@ pub(super) enum MapData {
 const FRONTEND: &[Field] = &[Field::Address, Field::Protocol, Field::Port];
 const NODE_PORT: &[Field] = &[Field::Protocol, Field::Port];
 const MEMBER: &[Field] = &[Field::Address, Field::Protocol, Field::Port, Field::Address, Field::Port];
+const CLIENT: &[Field] = &[Field::Address, Field::Address, Field::Protocol, Field::Port];
 const ENDPOINT: MapData = MapData::Fields(&[Field::Address, Field::Port]);
 const PRIORITY: MapData = MapData::Fields(&[Field::Priority]);
 
 /// Each map in the order of [`Map`]: its name in the table, the fields of a key, and the data.
-const MAPS: [(Map, &str, &[Field], MapData); 23] = [
+const MAPS: [(Map, &str, &[Field], MapData); 29] = [
     (Map::Frontends, "frontends", FRONTEND, PRIORITY),
     (Map::Internal, "internal", FRONTEND, PRIORITY),
     (Map::External, "external", FRONTEND, PRIORITY),
@@ -128,13 +141,19 @@ const MAPS: [(Map, &str, &[Field], MapData); 23] = [
     (Map::NodeSelectors, "node-selectors", &[Field::Priority], MapData::Verdict),
     (Map::ServicePorts, "service-ports", FRONTEND, MapData::Fields(FRONTEND)),
     (Map::NodeServicePorts, "node-service-ports", NODE_PORT, MapData::Fields(FRONTEND)),
-    (Map::Affinity, "affinity", &[Field::Address, Field::Address, Field::Protocol, Field::Port], ENDPOINT),
+    (Map::Affinity, "affinity", CLIENT, ENDPOINT),
+    (Map::AffinityUnanswered, "affinity-unanswered", CLIENT, ENDPOINT),
+    (Map::AffinitySeconds, "affinity-seconds", FRONTEND, MapData::Fields(&[Field::Number])),
+    (Map::AffinityTimeouts, "affinity-timeouts", &[Field::Number], MapData::Verdict),
+    (Map::AffinityFull, "affinity-full", FRONTEND, MapData::None),
     (Map::Members, "members", MEMBER, MapData::None),
     (Map::MembersExternal, "members-external", MEMBER, MapData::None),
     (Map::MembersInternal, "members-internal", MEMBER, MapData::None),
     (Map::SourceLists, "source-lists", FRONTEND, PRIORITY),
     (Map::SourceChains, "source-chains", &[Field::Priority], MapData::Verdict),
     (Map::NodeAddresses, "node-addresses", &[Field::Address], MapData::None),
+    (Map::RemovedUdp, "removed-udp", &[Field::Address, Field::Port], MapData::None),
+    (Map::Watches, "watches", &[Field::Number], MapData::None),
     (Map::ClusterIps, "cluster-ips", &[Field::Address], MapData::None),
     (Map::Hairpin, "hairpin", &[Field::Address, Field::Address], MapData::None),
     (Map::SourceRanges, "sources", &[Field::Address], MapData::None),
@@ -175,9 +194,9 @@ impl Map {
         self == Self::SourceRanges
     }
 
-    /// Whether rules write it, rather than user space.
+    /// Whether its elements expire: it follows the traffic, not the state.
     pub(super) fn is_dynamic(self) -> bool {
-        self == Self::Affinity
+        matches!(self, Self::Affinity | Self::AffinityUnanswered | Self::AffinityFull | Self::RemovedUdp)
     }
 }
 

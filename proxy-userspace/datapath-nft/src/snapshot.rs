@@ -148,6 +148,22 @@ impl Snapshot {
         }
         slots.into_iter().map(|(key, slots)| (key, slots.into_values().collect())).collect()
     }
+
+    /// The endpoints of UDP ports.
+    pub(super) fn udp_endpoints(&self) -> impl Iterator<Item = SocketAddr> {
+        self.elements.iter().filter_map(|(element, value)| {
+            let mut key = Parts::of(&element.key, element.family);
+            let protocol = match element.map {
+                Map::Endpoints => frontend(&mut key)?.protocol,
+                Map::NodeEndpoints => protocol_of(key.protocol()?)?,
+                _ => return None,
+            };
+            match value {
+                Value::Data(it) if protocol == Protocol::Udp => endpoint(it, element.family),
+                _ => None,
+            }
+        })
+    }
 }
 
 /// Lists a set.
@@ -157,24 +173,37 @@ pub(super) fn read_elements(
     (map, list): (Map, u32),
     elements: &mut Elements,
 ) -> Result<(), Errno> {
+    each_element(netfilter, family, (map, list), |key, element| {
+        let flags = find(element, ELEMENT_FLAGS).and_then(u32).unwrap_or_default();
+        let data = || find(find(element, ELEMENT_DATA)?, DATA_VALUE);
+        let verdict = || {
+            let verdict = find(find(element, ELEMENT_DATA)?, DATA_VERDICT)?;
+            let chain = find(verdict, VERDICT_CHAIN).map(text);
+            Verdict::of(find(verdict, VERDICT_CODE).and_then(u32)?, chain)
+        };
+        let value = match data() {
+            Some(data) => Value::Data(Bytes(data.to_vec())),
+            None if flags & INTERVAL_END != 0 => Value::RangeEnd,
+            None => verdict().map_or(Value::None, Value::Verdict),
+        };
+        elements.insert(Element { family, map, list, key: Bytes(key.to_vec()) }, value);
+    })
+}
+
+/// Lists a set: calls back for each element, with its key and its attributes.
+pub(super) fn each_element(
+    netfilter: &mut Netfilter,
+    family: Family,
+    (map, list): (Map, u32),
+    mut with: impl FnMut(&[u8], &[u8]),
+) -> Result<(), Errno> {
     let name = Attribute::text(SET_NAME, &set_name(map, list));
     let request = message(Command::GetElements, 0, family, [name]);
     netfilter.dump(&request, |it| {
         for (_, element) in find(it, ELEMENTS).into_iter().flat_map(each) {
-            let part = |kind| Some(Bytes(find(find(element, kind)?, DATA_VALUE)?.to_vec()));
-            let Some(key) = part(ELEMENT_KEY) else { continue };
-            let flags = find(element, ELEMENT_FLAGS).and_then(u32).unwrap_or_default();
-            let verdict = || {
-                let verdict = find(find(element, ELEMENT_DATA)?, DATA_VERDICT)?;
-                let chain = find(verdict, VERDICT_CHAIN).map(text);
-                Verdict::of(find(verdict, VERDICT_CODE).and_then(u32)?, chain)
-            };
-            let value = match part(ELEMENT_DATA) {
-                Some(data) => Value::Data(data),
-                None if flags & INTERVAL_END != 0 => Value::RangeEnd,
-                None => verdict().map_or(Value::None, Value::Verdict),
-            };
-            elements.insert(Element { family, map, list, key }, value);
+            if let Some(key) = find(element, ELEMENT_KEY).and_then(|it| find(it, DATA_VALUE)) {
+                with(key, element);
+            }
         }
     })
 }

@@ -82,6 +82,8 @@ pub(super) const ELEMENTS: u16 = 3;
 pub(super) const ELEMENT_KEY: u16 = 1;
 /// `NFTA_SET_ELEM_DATA`.
 pub(super) const ELEMENT_DATA: u16 = 2;
+/// `NFTA_SET_ELEM_TIMEOUT`.
+const ELEMENT_TIMEOUT: u16 = 4;
 /// `NFTA_SET_ELEM_FLAGS`.
 pub(super) const ELEMENT_FLAGS: u16 = 3;
 /// `NFT_SET_ELEM_INTERVAL_END`.
@@ -96,8 +98,8 @@ const VERDICT_TYPE: u32 = 0xffff_ff00;
 
 /// The maximum size of a list of elements in bytes: attributes have lengths of 16 bits.
 const MAX_LIST_SIZE: usize = 60_000;
-/// The capacity of the affinity set; while it is full, new clients have no affinity.
-const AFFINITY_SIZE: u32 = 1 << 20;
+/// The capacity of each map of clients with session affinity; while it is full, new clients have none.
+pub(super) const AFFINITY_SIZE: u32 = 1 << 20;
 
 /// The number of a family in messages (`NFPROTO_…`).
 pub(super) fn protocol(family: Family) -> u8 {
@@ -234,8 +236,32 @@ fn new_set_named(family: Family, map: Map, name: &str, id: u32) -> Message {
 pub(super) fn elements<'a>(
     command: Command,
     family: Family,
-    (map, list): (Map, u32),
+    set: (Map, u32),
     elements: impl IntoIterator<Item = (&'a Element, &'a Value)>,
+) -> Vec<Message> {
+    elements_with(command, family, set, elements.into_iter().map(|it| element_attribute(it, command)))
+}
+
+/// Adds elements that expire.
+pub(super) fn expiring_elements<'a>(
+    family: Family,
+    map: Map,
+    elements: impl IntoIterator<Item = &'a Element>,
+    seconds: u32,
+) -> Vec<Message> {
+    let timeout = Attribute::u64(ELEMENT_TIMEOUT, u64::from(seconds) * 1000);
+    let expiring = elements.into_iter().map(|it| {
+        let key = [Attribute::bytes(DATA_VALUE, &*it.key.0)];
+        Attribute::nested(ELEMENT, [Attribute::nested(ELEMENT_KEY, key), timeout.clone()])
+    });
+    elements_with(Command::NewElements, family, (map, 0), expiring)
+}
+
+fn elements_with(
+    command: Command,
+    family: Family,
+    (map, list): (Map, u32),
+    elements: impl Iterator<Item = Attribute>,
 ) -> Vec<Message> {
     let flags = if command == Command::NewElements { NLM_F_CREATE } else { 0 };
     let name = Attribute::text(SET_NAME, &set_name(map, list));
@@ -248,8 +274,7 @@ pub(super) fn elements<'a>(
             messages.push(message(command, flags, family, [name.clone(), some]));
         }
     };
-    for (element, value) in elements {
-        let it = element_attribute(element, value, command);
+    for it in elements {
         length += it.length();
         if length > MAX_LIST_SIZE {
             length = it.length();
@@ -261,7 +286,7 @@ pub(super) fn elements<'a>(
     messages
 }
 
-fn element_attribute(element: &Element, value: &Value, command: Command) -> Attribute {
+fn element_attribute((element, value): (&Element, &Value), command: Command) -> Attribute {
     let data = |bytes: &[u8]| [Attribute::bytes(DATA_VALUE, bytes)];
     let mut attributes = vec![Attribute::nested(ELEMENT_KEY, data(&element.key.0))];
     match value {

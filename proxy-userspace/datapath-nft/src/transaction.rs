@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use twox_hash::XxHash64;
 
 use crate::{
+    affinity,
     chain::Chain,
     elements::{Changes, Element, Elements},
     endpoint_selector::{MatchKey, Selector},
@@ -22,6 +23,7 @@ use crate::{
         TABLE_PERSISTS, TRIAL_TABLE, begin, delete_chain, delete_list, delete_table, elements, end,
         new_chain, new_list, new_owned_table, new_rule, new_set, new_table, protocol,
     },
+    watch::Watch,
 };
 use netlink::{Attribute, Message, Netfilter, Refused};
 
@@ -39,7 +41,7 @@ pub(super) struct DesiredTable {
 /// The difference of a table.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Difference {
-    /// The message that adopts the table, if this process should own it.
+    /// The message that adopts the table, if this process should own it; for a transaction before that of the others.
     pub(super) adopt: Option<Message>,
     /// Lists of source ranges whose sets are created.
     pub(super) new_lists: BTreeSet<u32>,
@@ -53,18 +55,6 @@ pub(super) struct Difference {
     pub(super) changes: Changes,
 }
 
-impl Difference {
-    /// Whether there is nothing to do.
-    pub(super) fn is_empty(&self) -> bool {
-        self.adopt.is_none()
-            && self.new_lists.is_empty()
-            && self.old_lists.is_empty()
-            && self.new_chains.is_empty()
-            && self.old_chains.is_empty()
-            && self.changes.len() == 0
-    }
-}
-
 /// The comment of a table with these chains: a table of another version, or for other flags, has another comment.
 pub(super) fn comment(config_: &TableConfig) -> String {
     let mut hasher = XxHash64::with_seed(0);
@@ -73,6 +63,8 @@ pub(super) fn comment(config_: &TableConfig) -> String {
         chains.push(Selector { by, set: 0, count: 1, affinity }.chain(config_.family));
     }
     chains.push(source_list::chain(config_.family, 0));
+    chains.push(affinity::chain(config_.family, 1));
+    chains.extend(Watch::ALL.into_iter().flat_map(|it| it.chains(config_.family)));
     let messages = sets_and_chains(config_.family, [0], &chains);
     // The messages define the layout; any text form of them does, if different messages have different texts.
     hasher.write(format!("{messages:?}").as_bytes());
@@ -178,15 +170,19 @@ impl DesiredTable {
 }
 
 impl Difference {
-    /// These changes, with the chains of the selectors and of the lists of source ranges among them.
+    /// These changes, with the chains of what is among them.
     pub(super) fn new(family: Family, changes: Changes) -> Self {
         let old_lists: BTreeSet<_> = source_list::among(&changes.delete).collect();
-        let old_selectors = Selector::among(&changes.delete).map(Selector::chain_name);
+        let old_chains = Selector::among(&changes.delete).map(Selector::chain_name);
+        let old_chains = old_chains.chain(old_lists.iter().copied().map(list_name));
+        let old_chains = old_chains.chain(affinity::among(&changes.delete).map(affinity::chain_name));
+        let old_chains = old_chains.chain(Watch::among(&changes.delete).flat_map(Watch::chain_names));
+        let old_chains = old_chains.collect();
         let mut difference = Self {
             adopt: None,
             new_lists: source_list::among(&changes.add).collect(),
             new_chains: derived_chains(family, &changes.add).collect(),
-            old_chains: old_selectors.chain(old_lists.iter().copied().map(list_name)).collect(),
+            old_chains,
             old_lists,
             changes,
         };
@@ -202,10 +198,9 @@ impl Difference {
         }
     }
 
-    /// The messages that apply it.
+    /// The messages that apply it, once the table is adopted.
     pub(super) fn messages(&self, family: Family) -> Vec<Message> {
-        let mut messages: Vec<_> = self.adopt.iter().cloned().collect();
-        messages.extend(self.new_lists.iter().map(|it| new_list(family, *it)));
+        let mut messages: Vec<_> = self.new_lists.iter().map(|it| new_list(family, *it)).collect();
         messages.extend(create(family, &self.new_chains));
         messages.extend(by_map(Command::DeleteElements, family, &self.changes.delete));
         messages.extend(add(family, &self.changes.add));
@@ -215,10 +210,13 @@ impl Difference {
     }
 }
 
-/// The chains of the selectors and of the lists of source ranges among elements.
+/// The chains of what is among elements: selectors, lists of source ranges, timeouts of session affinity, and watches.
 fn derived_chains(family: Family, elements: &Elements) -> impl Iterator<Item = Chain> {
     let selectors = Selector::among(elements).map(move |it| it.chain(family));
-    selectors.chain(source_list::among(elements).map(move |it| source_list::chain(family, it)))
+    let lists = source_list::among(elements).map(move |it| source_list::chain(family, it));
+    let timeouts = affinity::among(elements).map(move |it| affinity::chain(family, it));
+    let watches = Watch::among(elements).flat_map(move |it| it.chains(family));
+    selectors.chain(lists).chain(timeouts).chain(watches)
 }
 
 /// Applies all messages atomically, or none.
@@ -313,8 +311,7 @@ mod tests {
 
     /// A table, and the snapshot of it once it is written.
     fn applied() -> (DesiredTable, Snapshot) {
-        let config_ =
-            TableConfig { family: Family::V4, mark: 1, masquerade_all: false, pods: None, internal: None };
+        let config_ = TableConfig { family: Family::V4, mark: 1, masquerade_all: false, pods: None };
         let mut existing = Snapshot { comment: comment(&config_), ..Snapshot::default() };
         for chain in config_.chains() {
             if chain.hook.is_some() {
@@ -335,7 +332,8 @@ mod tests {
     #[test]
     fn an_up_to_date_table_is_not_touched() {
         let (desired, existing) = applied();
-        assert!(desired.difference(&existing).unwrap().is_empty());
+        let difference = desired.difference(&existing).unwrap();
+        assert!(difference.adopt.is_none() && difference.messages(Family::V4).is_empty());
     }
 
     #[test]
@@ -345,7 +343,8 @@ mod tests {
         let with = |flags| Snapshot { flags, ..existing.clone() };
         for flags in [TABLE_PERSISTS, TABLE_IS_OWNED | TABLE_PERSISTS] {
             let adopted = desired.difference(&with(flags)).unwrap();
-            assert_eq!(adopted.messages(Family::V4), [new_owned_table(Family::V4, &existing.comment)]);
+            assert_eq!(adopted.adopt.as_ref(), Some(&new_owned_table(Family::V4, &existing.comment)));
+            assert!(adopted.messages(Family::V4).is_empty());
         }
         assert!(desired.difference(&existing).is_none());
     }

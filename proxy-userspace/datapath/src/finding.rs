@@ -70,4 +70,6 @@ pub struct Checkup {
     pub installation: Vec<Finding>,
     /// Who else translates Services on this node.
     pub conflicts: Vec<Finding>,
+    /// Whether kube-proxy serves this node, and nothing of this program is there.
+    pub is_left_to_kube_proxy: bool,
 }

@@ -2,6 +2,7 @@
 //!
 //! Invariant: plain data and pure functions. Nothing here talks to the kernel or knows either datapath.
 
+mod active_frontends;
 mod attach_status;
 mod finding;
 mod frontend_address;
@@ -10,6 +11,7 @@ mod node_port_addresses;
 mod probe_result;
 mod report;
 
+pub use active_frontends::{ActiveFrontend, described};
 pub use attach_status::{AttachStatus, ForeignProgram, HookStatus};
 pub use finding::{Checkup, Finding, Level};
 pub use frontend_address::{FrontendAddress, invalid_address_reason, unspecified};
@@ -17,6 +19,6 @@ pub use frontend_kind::FrontendKind;
 pub use node_port_addresses::NodePortAddresses;
 pub use probe_result::{HookBehavior, ProbeResult};
 pub use report::{
-    ActiveFrontend, ApplyReport, OverflowStats, PortCounts, PortId, RefusedNamespace, TableFill, TableStats,
+    ApplyReport, OverflowStats, PacketAffinity, PortCounts, PortId, RefusedNamespace, TableFill, TableStats,
     TerminationReport,
 };

@@ -1,7 +1,5 @@
 //! What the datapaths report of their work.
 
-use std::net::SocketAddr;
-
 use model::Rejected;
 
 /// What one apply did.
@@ -34,17 +32,6 @@ pub struct TableFill {
     pub capacity: u32,
 }
 
-/// An active frontend and where it leads.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ActiveFrontend {
-    /// As in `10.96.0.10:80/TCP`.
-    pub frontend: String,
-    /// Its backends in ascending order; empty if connections are refused.
-    pub backends: Vec<SocketAddr>,
-    /// The service port it belongs to, if connections to it are counted.
-    pub port: Option<PortId>,
-}
-
 /// Identifies a service port by a hash of its names: the same in every generation and after every restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u64);
@@ -71,6 +58,19 @@ pub struct TableStats {
     pub affinity_inserts: u64,
     /// How many clients the session affinity table has room for.
     pub affinity_capacity: u32,
+}
+
+/// Usage of the maps in which the packet path keeps clients with session affinity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketAffinity {
+    /// How many clients have an endpoint that they keep for the timeout of their Service.
+    pub clients: usize,
+    /// How many, or groups of them, have one for a moment, until it has answered.
+    pub unanswered: usize,
+    /// How many each of both maps has room for, per IP family.
+    pub capacity: u32,
+    /// How many service ports have so many clients that new ones have no session affinity.
+    pub full_service_ports: usize,
 }
 
 /// Usage of the socket overflow table, which holds the translations that do not fit into the slots of their sockets.

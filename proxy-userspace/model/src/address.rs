@@ -37,6 +37,33 @@ pub fn refusal(address: IpAddr, used_as: AddressUse) -> Option<&'static str> {
     }
 }
 
+/// Parses an address as kube-proxy does (`ParseIPSloppy` in `k8s.io/utils/net`): the numbers of an IPv4 address may have
+/// leading zeros, and an IPv4-mapped IPv6 address is the IPv4 address inside.
+pub fn parse(text: &str) -> Option<IpAddr> {
+    let address = text.parse::<IpAddr>().or_else(|_| without_leading_zeros(text).parse());
+    address.ok().map(|it| it.to_canonical())
+}
+
+/// Parses a range as kube-proxy does (`ParseCIDRSloppy`), and makes it canonical.
+pub fn parse_range(text: &str) -> Option<IpNet> {
+    let range = text.parse::<IpNet>().or_else(|_| without_leading_zeros(text).parse());
+    range.ok().map(canonical_range)
+}
+
+/// The text without leading zeros of decimal numbers: of an IPv4 address, or of the one at the end of an IPv6 address.
+fn without_leading_zeros(text: &str) -> String {
+    let v4 = text.rfind(':').map_or(0, |it| it + 1);
+    let is_digit = |it: Option<char>| it.is_some_and(|it| it.is_ascii_digit());
+    let mut out = String::with_capacity(text.len());
+    for (at, it) in text.char_indices() {
+        let is_leading = it == '0' && !is_digit(out.chars().next_back());
+        if at < v4 || !is_leading || !is_digit(text[at + 1..].chars().next()) {
+            out.push(it);
+        }
+    }
+    out
+}
+
 /// A range without host bits; one of IPv4-mapped addresses becomes the range of IPv4 that it means.
 pub fn canonical_range(range: IpNet) -> IpNet {
     let IpNet::V6(it) = range.trunc() else { return range.trunc() };
@@ -73,6 +100,35 @@ mod tests {
             let is_used = |used_as| refusal(text.parse().unwrap(), used_as).is_none();
             let found = (is_used(AddressUse::Endpoint), is_used(AddressUse::Assigned));
             assert_eq!(found, (is_endpoint, is_assigned), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_read_as_kube_proxy_reads_them() {
+        for (text, expect) in [
+            ("10.0.0.1", Some("10.0.0.1")),
+            ("10.096.0.011", Some("10.96.0.11")),
+            ("000010.0.00.0", Some("10.0.0.0")),
+            ("::ffff:10.96.0.1", Some("10.96.0.1")),
+            ("::ffff:010.096.0.01", Some("10.96.0.1")),
+            ("::ffff:a60:1", Some("10.96.0.1")),
+            ("2001:0db8::0001", Some("2001:db8::1")),
+            ("10.0.0.0400", None),
+            ("10.0.0", None),
+            ("10.0.0.0x1", None),
+            ("fe80::1%eth0", None),
+            (" 10.0.0.1", None),
+            ("", None),
+        ] {
+            assert_eq!(parse(text).map(|it| it.to_string()).as_deref(), expect, "{text}");
+        }
+        for (text, expect) in [
+            ("010.01.2.3/08", Some("10.0.0.0/8")),
+            ("::ffff:010.1.2.3/104", Some("10.0.0.0/8")),
+            ("10.0.0.0/33", None),
+            ("10.0.0.1", None),
+        ] {
+            assert_eq!(parse_range(text).map(|it| it.to_string()).as_deref(), expect, "{text}");
         }
     }
 

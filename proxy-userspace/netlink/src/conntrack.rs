@@ -48,16 +48,17 @@ pub(crate) struct Flow {
     pub(crate) reply_source: SocketAddr,
 }
 
-/// Deletes the entries of some protocols that are stale; returns how many.
+/// Deletes the entries of a family and of some protocols that are stale; returns how many.
 pub(crate) fn delete_stale(
+    is_ipv6: bool,
     protocols: &BTreeSet<u8>,
     mut is_stale: impl FnMut(&Flow) -> bool,
 ) -> Result<usize, Errno> {
     let mut netfilter =
         Netfilter::open().map_err(|it| Errno::from_raw(it.raw_os_error().unwrap_or_default()))?;
     let mut stale = Vec::new();
-    let kinds = protocols.iter().flat_map(|protocol| [V4, V6].map(|family| (*protocol, family)));
-    for (protocol, family) in kinds {
+    let family = if is_ipv6 { V6 } else { V4 };
+    for &protocol in protocols {
         match netfilter.dump(&list_request(protocol, family), |attributes| {
             if let Some(flow) = flow(attributes)
                 && flow.protocol == protocol

@@ -7,9 +7,11 @@
 use std::{
     collections::{BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
 use nix::errno::Errno;
+use tokio::time::Instant;
 
 use crate::conntrack::{self, Flow};
 
@@ -61,14 +63,30 @@ impl FlowRules {
     }
 }
 
-/// Lists all flows once and deletes the stale ones; returns how many. `own` are this host's addresses.
+/// A pass over the flows of one address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowPass {
+    /// Whether the family is IPv6.
+    pub is_ipv6: bool,
+    /// How long it took.
+    pub took: Duration,
+    /// How many flows it deleted.
+    pub deleted: usize,
+}
+
+/// Lists all flows once, family by family, and deletes the stale ones. `own` are this host's addresses.
 ///
 /// # Errors
 ///
 /// If the kernel refuses to list or delete entries. Those that were deleted stay deleted.
-pub fn delete_stale_flows(rules: &FlowRules, own: &BTreeSet<IpAddr>) -> Result<usize, Errno> {
+pub fn delete_stale_flows(rules: &FlowRules, own: &BTreeSet<IpAddr>) -> Result<[FlowPass; 2], Errno> {
     let protocols: BTreeSet<_> = rules.0.keys().map(|(protocol, _)| *protocol).collect();
-    conntrack::delete_stale(&protocols, |flow| rules.is_stale(flow, own))
+    let pass = |is_ipv6| {
+        let begin = Instant::now();
+        let deleted = conntrack::delete_stale(is_ipv6, &protocols, |flow| rules.is_stale(flow, own))?;
+        Ok(FlowPass { is_ipv6, took: begin.elapsed(), deleted })
+    };
+    Ok([pass(false)?, pass(true)?])
 }
 
 #[cfg(test)]

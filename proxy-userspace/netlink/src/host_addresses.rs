@@ -22,6 +22,9 @@ use tokio::{
 
 use crate::socket::open;
 
+/// To this interface kube-proxy's IPVS mode assigns the addresses of Services: they are not the host's own, and a kube-proxy
+/// that is gone has left them.
+const KUBE_IPVS: &str = "kube-ipvs0";
 /// The delay before a failed read is retried.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -110,13 +113,13 @@ async fn next_notification(notifications: &UnixDatagram) -> io::Result<()> {
     }
 }
 
-/// The addresses that other hosts can reach: neither loopback nor link-local ones.
+/// The addresses that other hosts can reach: neither loopback nor link-local ones, nor those of `kube-ipvs0`.
 ///
 /// # Errors
 ///
 /// If the kernel refuses to list them.
 pub fn read() -> io::Result<BTreeSet<IpAddr>> {
-    let addresses = getifaddrs()?.filter_map(|interface| {
+    let addresses = getifaddrs()?.filter(|it| it.interface_name != KUBE_IPVS).filter_map(|interface| {
         let address = interface.address?;
         let v4 = address.as_sockaddr_in().map(|it| IpAddr::V4(it.ip()));
         v4.or_else(|| address.as_sockaddr_in6().map(|it| IpAddr::V6(it.ip())))
@@ -181,6 +184,11 @@ mod tests {
             assert_eq!(addresses.changed().await, [IpAddr::from([192, 0, 2, 7])].into());
             ip("addr del 192.0.2.7/24 dev lo");
             assert_eq!(addresses.changed().await, BTreeSet::new());
+            // As kube-proxy's IPVS mode leaves them.
+            ip("link add kube-ipvs0 type veth peer name other");
+            ip("addr add 10.96.0.1/32 dev kube-ipvs0");
+            ip("addr add 192.0.2.8/24 dev lo");
+            assert_eq!(addresses.changed().await, [IpAddr::from([192, 0, 2, 8])].into());
         });
     }
 

@@ -27,7 +27,12 @@ pub enum SourceConfig {
     /// Another brain.
     Api(Client),
     /// An API server.
-    Kube(ClientConfig),
+    Kube {
+        /// Where it is, and the credentials.
+        client_config: ClientConfig,
+        /// Whether all Nodes are watched, or only the one of the node to serve.
+        all_nodes: bool,
+    },
 }
 
 /// Why a pipeline cannot be started.

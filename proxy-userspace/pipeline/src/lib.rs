@@ -11,6 +11,8 @@ mod pipeline;
 mod snapshot;
 mod source_events;
 
+pub use source::kube::ApiRequest;
+
 pub use config::{Config, Error, SourceConfig};
 pub use node_check::unknown_node;
 pub use observer::{Observer, Stage, SyncStatus};

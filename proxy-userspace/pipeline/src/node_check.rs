@@ -17,18 +17,52 @@ pub fn unknown_node(node: &str, nodes: &NodeInfos, is_required: bool) -> Option<
         // The number of the others is left out: the report would change whenever a node joins or leaves.
         names.push("…".into());
     }
-    let existing =
-        if names.is_empty() { "there are none".into() } else { format!("found {}", names.join(", ")) };
+    // Perhaps only this Node is watched.
+    let existing = if names.is_empty() { String::new() } else { format!(" (found {})", names.join(", ")) };
     let reason = format!(
-        "no Node object has this name ({existing}): the node has no zone and no pod CIDRs, and only endpoints with this \
+        "no Node object has this name{existing}: the node has no zone and no pod CIDRs, and only endpoints with this \
          nodeName are local; set --node-name to the name of the Node object"
+    );
+    Some(Rejected { item: format!("node {node}"), reason })
+}
+
+/// A report if another Node object has an address of that of `node`, too. An address of this node is served as its own.
+pub(crate) fn shared_address(node: &str, nodes: &NodeInfos) -> Option<Rejected> {
+    let own = nodes.get(node)?;
+    let mut others = nodes.iter().filter(|(name, _)| &***name != node);
+    let (other, ip) = others.find_map(|(name, it)| {
+        let shared = own.addresses.iter().find(|ip| it.addresses.contains(ip))?;
+        Some((name, shared))
+    })?;
+    let reason = format!(
+        "its address {ip} is also that of node {other}: node ports at it are served here; correct status.addresses of the \
+         Node object that does not have it"
     );
     Some(Rejected { item: format!("node {node}"), reason })
 }
 
 #[cfg(test)]
 mod tests {
+    use model::state::NodeInfo;
+
     use super::*;
+
+    #[test]
+    fn an_address_that_two_nodes_have_is_reported() {
+        let node = |name: &str, addresses: &[&str]| {
+            let addresses = addresses.iter().map(|it| it.parse().unwrap()).collect();
+            (name.into(), NodeInfo { addresses, ..NodeInfo::default() })
+        };
+        let own = || node("n1", &["192.0.2.1", "2001:db8::1"]);
+        let report = |others: [_; 2]| {
+            let nodes = others.into_iter().chain([own()]).collect();
+            shared_address("n1", &nodes).map(|it| it.to_string())
+        };
+        assert_eq!(report([node("n2", &["192.0.2.2"]), node("n3", &["192.0.2.2"])]), None);
+        let text = report([node("n2", &["192.0.2.2"]), node("n3", &["192.0.2.3", "2001:db8::1"])]).unwrap();
+        assert!(text.starts_with("node n1: its address 2001:db8::1 is also that of node n3"), "{text}");
+        assert_eq!(shared_address("n4", &[own()].into_iter().collect()), None);
+    }
 
     #[test]
     fn a_missing_node_object_is_reported_with_the_first_existing_ones() {
@@ -39,7 +73,7 @@ mod tests {
             (&["a", "b", "c", "d", "e"], true, Some("(found a, b, c, …)")),
             // Manifests may lack nodes, an API server may not.
             (&[], false, None),
-            (&[], true, Some("(there are none)")),
+            (&[], true, Some("no Node object has this name: the node has no zone")),
         ];
         for (existing, is_required, expect) in cases {
             let nodes: NodeInfos = existing.iter().map(|it| ((*it).into(), Default::default())).collect();

@@ -3,11 +3,15 @@
 use std::time::SystemTime;
 
 use model::Rejected;
+use source::kube::ApiRequest;
 
 /// Receives reports of a running pipeline. `()` discards them.
 pub trait Observer {
     /// The status of a source has changed, or has been checked again.
     fn source(&self, name: &str, status: SyncStatus);
+
+    /// A request to the API server has been answered, or has failed.
+    fn request(&self, request: &ApiRequest);
 
     /// The items that a stage rejects now; they replace those reported before.
     fn rejected(&self, stage: Stage, items: Vec<Rejected>);
@@ -15,12 +19,15 @@ pub trait Observer {
 
 impl Observer for () {
     fn source(&self, _: &str, _: SyncStatus) {}
+    fn request(&self, _: &ApiRequest) {}
     fn rejected(&self, _: Stage, _: Vec<Rejected>) {}
 }
 
 /// How far a source has been read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SyncStatus {
+    /// Where it is, if it has an address.
+    pub address: Option<String>,
     /// Whether everything has been read once.
     pub is_synced: bool,
     /// When the source was last heard from, if that is known.

@@ -3,20 +3,20 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use brain::Brain;
+use model::state::NodeInfos;
 use publish::{
     NodeRegistry, NodeStates, Publisher, SingleNode, Subscription,
     cluster::{ClusterPublisher, ClusterSnapshot},
     grpc::ServedData,
     node_registry,
 };
-use source::ClusterChanges;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
-    config::{Config, Error},
-    node_check::unknown_node,
+    config::{Config, Error, SourceConfig},
+    node_check::{shared_address, unknown_node},
     observer::{Observer, Stage},
-    source_events::{RunningSource, SourceEvent},
+    source_events::{RunningSource, SourceEvent, apply},
 };
 
 /// A source, a brain and publishers. The source stops when this is dropped.
@@ -29,6 +29,8 @@ pub struct Pipeline {
     node: String,
     /// Whether this node needs a Node object; not so if it only serves the states of other nodes.
     checks_node: bool,
+    /// Whether the source knows all Nodes. The state of a cluster without them is not served.
+    has_all_nodes: bool,
     options: brain::Options,
 }
 
@@ -36,7 +38,8 @@ impl Pipeline {
     /// Starts the source. Must be called within a tokio runtime.
     pub fn start(config: Config) -> Result<Self, Error> {
         let Config { node, source, brain: options } = config;
-        let source = RunningSource::start(source, options.service_proxy_name.clone())?;
+        let has_all_nodes = !matches!(source, SourceConfig::Kube { all_nodes: false, .. });
+        let source = RunningSource::start(source, &node, options.service_proxy_name.clone())?;
         let publisher = Publisher::new(node.as_str());
         let states = publisher.subscribe();
         let cluster = ClusterPublisher::new(options.service_proxy_name.as_deref());
@@ -47,6 +50,7 @@ impl Pipeline {
             states,
             node,
             checks_node: true,
+            has_all_nodes,
             options,
         })
     }
@@ -82,6 +86,8 @@ impl Pipeline {
         let mut brain = Brain::new(self.options.clone());
         brain.start_serving(&self.node);
         let mut reported = BTreeSet::new();
+        // The Nodes that were checked for shared addresses, and the result.
+        let (mut nodes, mut shared) = (None::<NodeInfos>, None);
         let mut events = self.source.events(observer);
         // Whether the cluster state is known now, and whether it was at the last recomputation.
         let (mut is_complete, mut was_complete) = (false, false);
@@ -129,45 +135,32 @@ impl Pipeline {
                 }
             }
             self.nodes.set_cluster_nodes(brain.node_infos().clone());
-            self.cluster.publish(if self.cluster.has_watchers() {
+            self.cluster.publish(if !self.has_all_nodes {
+                ClusterSnapshot::Unavailable
+            } else if self.cluster.has_watchers() {
                 ClusterSnapshot::State(Arc::clone(brain.cluster_state()))
             } else {
                 // The brain must copy a cluster state that is shared before it can change it.
                 ClusterSnapshot::Pending
             });
-            // An API server lists all nodes; manifests and other brains may not.
+            // An API server lists the Node object; manifests and other brains may not.
             let is_required = matches!(self.source, RunningSource::Kube(_));
-            let unknown =
-                unknown_node(&self.node, brain.node_infos(), is_required).filter(|_| self.checks_node);
-            let rejected: BTreeSet<_> = brain.rejected().chain(unknown.clone()).collect();
+            let infos = brain.node_infos();
+            if nodes.as_ref().is_none_or(|it| !it.ptr_eq(infos)) {
+                nodes = Some(infos.clone());
+                shared = shared_address(&self.node, infos);
+            }
+            let unknown = unknown_node(&self.node, infos, is_required);
+            let of_node: Vec<_> =
+                unknown.into_iter().chain(shared.clone()).filter(|_| self.checks_node).collect();
+            let rejected: BTreeSet<_> = brain.rejected().chain(of_node.iter().cloned()).collect();
             for it in rejected.difference(&reported) {
-                // A node without a Node object is served all the same.
-                let prefix = if unknown.as_ref() == Some(it) { "" } else { "not served: " };
+                // The node is served all the same.
+                let prefix = if of_node.contains(it) { "" } else { "not served: " };
                 tracing::warn!("{prefix}{it}");
             }
             observer.rejected(Stage::Brain, rejected.iter().cloned().collect());
             reported = rejected;
-        }
-    }
-}
-
-fn apply(brain: &mut Brain, changes: ClusterChanges) {
-    for (name, service) in changes.services {
-        match service {
-            Some(service) => brain.set_service(service),
-            None => brain.delete_service(&name),
-        }
-    }
-    for (name, slice) in changes.slices {
-        match slice {
-            Some(slice) => brain.set_slice(slice),
-            None => brain.delete_slice(&name),
-        }
-    }
-    for (name, node) in changes.nodes {
-        match node {
-            Some(node) => brain.set_node(node),
-            None => brain.delete_node(&name),
         }
     }
 }
@@ -177,7 +170,7 @@ mod tests {
     use std::{fs, sync::Mutex};
 
     use super::*;
-    use crate::{SourceConfig, SyncStatus};
+    use crate::SyncStatus;
 
     #[derive(Default)]
     struct Recorder {
@@ -189,6 +182,8 @@ mod tests {
         fn source(&self, name: &str, status: SyncStatus) {
             self.sources.lock().unwrap().push((name.into(), status));
         }
+
+        fn request(&self, _: &source::kube::ApiRequest) {}
 
         fn rejected(&self, _: Stage, items: Vec<model::Rejected>) {
             self.rejected.lock().unwrap().extend(items.iter().map(ToString::to_string));

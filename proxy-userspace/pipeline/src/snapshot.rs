@@ -3,26 +3,27 @@
 use std::{path::Path, sync::Arc};
 
 use brain::Brain;
-use model::cluster::ClusterState;
 use publish::{Published, Publisher};
+use source::file::{FileReport, FileUpdate};
 
-use crate::{config::Error, node_check::unknown_node};
+use crate::{config::Error, node_check::unknown_node, source_events::apply};
 
 /// Reads the manifests at `path` once and derives the state of `node`. Problems and rejected items are logged.
 pub fn read_manifests(path: &Path, node: &str, options: brain::Options) -> Result<Arc<Published>, Error> {
-    let snapshot = source::file::read(path)?;
-    for it in &snapshot.problems {
+    let FileUpdate { changes, report } = source::file::read(path)?;
+    let FileReport { problems, rejected } = report.unwrap_or_default();
+    for it in &problems {
         tracing::warn!("{it}");
     }
-    for it in &snapshot.rejected {
+    for it in &rejected {
         tracing::warn!("not served: {it}");
     }
-    if *snapshot.cluster == ClusterState::default() && !snapshot.problems.is_empty() {
+    if changes.is_empty() && !problems.is_empty() {
         return Err(Error::NoManifest(path.to_owned()));
     }
     let mut brain = Brain::new(options);
     brain.start_serving(node);
-    brain.replace_cluster(snapshot.cluster);
+    apply(&mut brain, changes);
     brain.recompute();
     for it in brain.rejected().chain(unknown_node(node, brain.node_infos(), false)) {
         tracing::warn!("{it}");

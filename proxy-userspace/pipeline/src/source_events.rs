@@ -7,11 +7,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use brain::Brain;
 use model::{cluster::ClusterState, state::NodeState};
 use source::{
-    ClusterChanges, Snapshots,
+    ClusterChanges,
     api::{ApiSource, Update},
-    file::FileSource,
+    file::{FileSource, FileUpdate},
     kube::{self, KubeSource},
 };
 use tokio::{sync::watch, time::sleep};
@@ -51,29 +52,35 @@ pub(crate) enum RunningSource {
 
 /// Receives the events of a source.
 pub(crate) enum SourceEvents<'a> {
-    File(Snapshots),
+    File(&'a FileSource),
     Api(watch::Receiver<Option<Update>>),
     Kube(&'a KubeSource),
 }
 
 impl RunningSource {
-    pub(crate) fn start(config: SourceConfig, service_proxy_name: Option<String>) -> Result<Self, Error> {
+    pub(crate) fn start(
+        config: SourceConfig,
+        node: &str,
+        service_proxy_name: Option<String>,
+    ) -> Result<Self, Error> {
         Ok(match config {
             SourceConfig::File(path) => Self::File(FileSource::start(path)?),
             SourceConfig::Api(client) => Self::Api(ApiSource::start(client)),
-            // All nodes are watched: node ports are reachable at the addresses of every node.
-            SourceConfig::Kube(client_config) => Self::Kube(KubeSource::start(&kube::Options {
-                client_config,
-                service_proxy_name,
-                ..Default::default()
-            })?),
+            SourceConfig::Kube { client_config, all_nodes } => {
+                Self::Kube(KubeSource::start(&kube::Options {
+                    client_config,
+                    service_proxy_name,
+                    node: (!all_nodes).then(|| node.to_owned()),
+                    ..Default::default()
+                })?)
+            }
         })
     }
 
     /// The source's events, including the newest one that is there already.
     pub(crate) fn events(&self, observer: &impl Observer) -> SourceEvents<'_> {
         let (name, events) = match self {
-            Self::File(it) => (FILE, SourceEvents::File(from_now(it.snapshots()))),
+            Self::File(it) => (FILE, SourceEvents::File(it)),
             Self::Api(it) => (API, SourceEvents::Api(from_now(it.updates()))),
             Self::Kube(it) => {
                 report(it, observer);
@@ -87,9 +94,12 @@ impl RunningSource {
 
 /// Reports how the watches of an API server are doing, by resource.
 fn report(source: &KubeSource, observer: &impl Observer) {
+    source.take_requests().iter().for_each(|it| observer.request(it));
     for it in source.health().resources() {
         let last_contact = it.last_contact.map(|it| SystemTime::now() - it.elapsed());
-        observer.source(it.resource, SyncStatus { is_synced: it.is_synced, last_contact, error: it.error });
+        let address = Some(source.health().server().to_owned());
+        let status = SyncStatus { address, is_synced: it.is_synced, last_contact, error: it.error };
+        observer.source(it.resource, status);
     }
 }
 
@@ -104,20 +114,21 @@ impl SourceEvents<'_> {
     pub(crate) async fn next(&mut self, observer: &impl Observer) -> Option<SourceEvent> {
         loop {
             let event = match self {
-                Self::File(snapshots) => {
-                    snapshots.changed().await.ok()?;
-                    snapshots.borrow_and_update().as_ref().map(|snapshot| {
-                        let error = Some(snapshot.problems.join("; ")).filter(|it| !it.is_empty());
-                        observer.source(FILE, SyncStatus { is_synced: true, last_contact: None, error });
-                        observer.rejected(Stage::Source, snapshot.rejected.clone());
-                        SourceEvent::Cluster(Arc::clone(&snapshot.cluster))
-                    })
+                Self::File(source) => {
+                    let FileUpdate { changes, report } = source.next().await?;
+                    if let Some(report) = report {
+                        let error = Some(report.problems.join("; ")).filter(|it| !it.is_empty());
+                        observer.source(FILE, SyncStatus { is_synced: true, error, ..SyncStatus::default() });
+                        observer.rejected(Stage::Source, report.rejected);
+                    }
+                    Some(SourceEvent::Changes(changes))
                 }
                 Self::Api(updates) => {
                     updates.changed().await.ok()?;
                     updates.borrow_and_update().clone().map(|update| {
                         let last_contact = Some(SystemTime::now());
-                        observer.source(API, SyncStatus { is_synced: true, last_contact, error: None });
+                        let status = SyncStatus { is_synced: true, last_contact, ..SyncStatus::default() };
+                        observer.source(API, status);
                         match update {
                             Update::Cluster(cluster) => SourceEvent::Cluster(cluster),
                             Update::Node(state) => SourceEvent::Node(state),
@@ -136,6 +147,28 @@ impl SourceEvents<'_> {
             if event.is_some() {
                 return event;
             }
+        }
+    }
+}
+
+/// Applies changes to the cluster state of a brain.
+pub(crate) fn apply(brain: &mut Brain, changes: ClusterChanges) {
+    for (name, service) in changes.services {
+        match service {
+            Some(service) => brain.set_service(service),
+            None => brain.delete_service(&name),
+        }
+    }
+    for (name, slice) in changes.slices {
+        match slice {
+            Some(slice) => brain.set_slice(slice),
+            None => brain.delete_slice(&name),
+        }
+    }
+    for (name, node) in changes.nodes {
+        match node {
+            Some(node) => brain.set_node(node),
+            None => brain.delete_node(&name),
         }
     }
 }

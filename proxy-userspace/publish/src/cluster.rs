@@ -41,7 +41,7 @@ pub enum ClusterSnapshot {
     Pending,
     /// The state.
     State(Arc<ClusterState>),
-    /// The brain follows the state of a single node and has no cluster state.
+    /// The brain follows the state of a single node, or watches a single Node, and has no cluster state.
     Unavailable,
 }
 

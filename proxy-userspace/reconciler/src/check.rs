@@ -13,25 +13,36 @@ use crate::datapath::Options;
 /// Checks this node.
 pub fn check(options: &Options) -> Checkup {
     let mut checkup = options.sockets.as_ref().map(ebpf::check).unwrap_or_default();
-    checkup.conflicts.push(kube_proxy_rules());
+    let has_run = options.sockets.as_ref().is_some_and(ebpf::has_run);
+    let (finding, is_left_to_kube_proxy) = kube_proxy_rules(has_run);
+    checkup.conflicts.push(finding);
+    checkup.is_left_to_kube_proxy = is_left_to_kube_proxy;
+    if let Some(reason) = options.without_effect() {
+        checkup.installation.push(Finding { level: Level::Degraded, ..Finding::ok("configuration", reason) });
+    }
     if let Some(packets) = &options.packets {
         // The socket path serves without it.
         let if_unavailable = if options.sockets.is_some() { Level::Degraded } else { Level::Broken };
         checkup.host.push(nft::host(&packets.config, if_unavailable));
         // Without the socket path only the tables show whether it has run.
-        let has_run = options.sockets.as_ref().is_some_and(ebpf::has_run);
         checkup.installation.push(nft::installation(has_run));
+        if options.sockets.is_some() && !ebpf::reaches_sockets_of_pods() {
+            checkup.host.push(nft::pods("/sys/class/net".as_ref()));
+        }
     }
     checkup
 }
 
-/// Rules of kube-proxy, running or left behind.
-fn kube_proxy_rules() -> Finding {
+/// Rules of kube-proxy, running or left behind, and whether they alone serve this node; `has_run` if the socket path was
+/// ever on.
+fn kube_proxy_rules(has_run: bool) -> (Finding, bool) {
     const SUBJECT: &str = "kube-proxy's rules";
     let mut found = Vec::new();
     let mut unknown = Vec::new();
+    let mut is_ours = has_run;
     match netlink::nf_tables_chains() {
         Ok(chains) => {
+            is_ours |= chains.iter().any(|it| it.table == datapath_nft::TABLE);
             if chains.iter().any(|it| it.table == "kube-proxy") {
                 found.push("nftables: table kube-proxy");
             }
@@ -52,14 +63,20 @@ fn kube_proxy_rules() -> Finding {
     if Path::new("/sys/class/net/kube-ipvs0").exists() {
         found.push("ipvs: interface kube-ipvs0");
     }
-    if !found.is_empty() {
-        return Finding::degraded(
-            SUBJECT,
-            format!("{}; they do not affect translated sockets, but packets", found.join("; ")),
-            "if kube-proxy runs, stop it; if it is gone, `kube-proxy --cleanup` (its own binary) removes them",
+    let found = found.join("; ");
+    let finding = if !found.is_empty() && !is_ours {
+        return (
+            Finding::ok(SUBJECT, format!("{found}; it serves this node, and nothing of this program does")),
+            true,
         );
-    }
-    if unknown.is_empty() {
+    } else if !found.is_empty() {
+        Finding::degraded(
+            SUBJECT,
+            format!("{found}; they do not affect translated sockets, but packets"),
+            "if kube-proxy runs, stop it; if it is gone, `kube-proxy --cleanup` (its own binary) removes them; where it is to \
+             serve again, `cleanup` removes what this program has there",
+        )
+    } else if unknown.is_empty() {
         Finding::ok(SUBJECT, "there are none in nftables, iptables or ipvs")
     } else {
         Finding::degraded(
@@ -67,7 +84,8 @@ fn kube_proxy_rules() -> Finding {
             format!("cannot be read: {}", unknown.join("; ")),
             "run `check` as root, on the host",
         )
-    }
+    };
+    (finding, false)
 }
 
 /// Whether kube-proxy has rules in legacy iptables; `None` if that cannot be determined.

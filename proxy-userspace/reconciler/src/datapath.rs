@@ -52,6 +52,17 @@ pub enum Error {
     Packets(#[from] nft::Error),
 }
 
+impl Options {
+    /// What of the configuration has no effect, and why.
+    pub fn without_effect(&self) -> Option<&'static str> {
+        let masquerades_all = self.packets.as_ref().is_some_and(|it| it.config.masquerade_all);
+        (self.sockets.is_some() && masquerades_all).then_some(
+            "--masquerade-all has no effect on sockets that eBPF redirects: their packets go straight to the endpoint, with \
+             their own source; --backend nft masquerades all",
+        )
+    }
+}
+
 impl Datapath {
     /// Takes over what exists, or prepares what is missing. Nothing changes before the first state is applied, and what an
     /// earlier instance left serves its last state until then.

@@ -4,7 +4,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use datapath::{ApplyReport, AttachStatus, ProbeResult, TableStats, TerminationReport};
+use datapath::{ApplyReport, AttachStatus, PacketAffinity, ProbeResult, TableStats, TerminationReport};
 use model::Rejected;
 use publish::Published;
 
@@ -26,6 +26,9 @@ pub trait Observer {
 
     /// Why the packet path is unavailable or behind; `None` if it is not.
     fn on_packet_path(&self, unavailable: Option<&Rejected>);
+
+    /// The clients with session affinity on the packet path were counted; `None` if no Service has session affinity.
+    fn on_packet_affinity(&self, usage: Option<PacketAffinity>);
 
     /// The hooks were probed.
     fn on_probed(&self, results: &[ProbeResult]);

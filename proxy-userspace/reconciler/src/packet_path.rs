@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr, panic, sync::Arc, time::Duration};
 
-use datapath::ApplyReport;
+use datapath::{ApplyReport, PacketAffinity};
 use datapath_nft as nft;
 use model::{Rejected, error_chain};
 use publish::Published;
@@ -25,6 +25,11 @@ use crate::{
 const PACKET_PATH: &str = "traffic without a local socket";
 /// When conntrack is listed once more after a change: packets that were on their way have left the host by then.
 const SECOND_PASS_DELAY: Duration = Duration::from_secs(1);
+/// How often what happens without a change is looked after: clients with session affinity are counted, and what is only for a
+/// moment after a change ends.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// It takes at most this part of the time: the kernel lists a set from its beginning for each page.
+const UPKEEP_SHARE: u32 = 20;
 /// How often an unavailable packet path is retried.
 const RECOVER_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -46,6 +51,15 @@ struct Desired {
     interfaces: BTreeSet<IpAddr>,
     /// The newest state, its turn, and when it was dequeued.
     state: Option<(Arc<Published>, u64, Instant)>,
+}
+
+/// What happened on the packet path.
+#[derive(Debug)]
+pub(crate) enum PacketEvent {
+    /// A state was applied, the tables were repaired, or that failed.
+    Attempted(Box<PacketReport>),
+    /// The clients with session affinity were counted; `None` if no Service has session affinity.
+    AffinityCounted(Option<PacketAffinity>),
 }
 
 /// What became of an attempt.
@@ -78,7 +92,7 @@ pub(crate) struct Failed {
 #[derive(Debug)]
 pub(crate) struct PacketPath {
     desired: watch::Sender<Desired>,
-    reports: mpsc::UnboundedReceiver<Box<PacketReport>>,
+    reports: mpsc::UnboundedReceiver<PacketEvent>,
 }
 
 impl PacketPath {
@@ -103,7 +117,7 @@ impl PacketPath {
     }
 
     /// Waits for the next report.
-    pub(crate) async fn report(&mut self) -> Box<PacketReport> {
+    pub(crate) async fn report(&mut self) -> PacketEvent {
         match self.reports.recv().await {
             Some(report) => report,
             // The worker ends only after this value is dropped.
@@ -185,6 +199,20 @@ impl Packets {
         }
     }
 
+    /// Ends what is only for a moment after a change, and counts the clients with session affinity; what fails is tried again
+    /// the next time.
+    fn upkeep(&mut self) -> Option<PacketAffinity> {
+        let datapath = self.datapath.as_mut()?;
+        if let Err(error) = datapath.expire() {
+            tracing::debug!("the rules for removed UDP endpoints stay: {}", error_chain(&error));
+        }
+        let counted = datapath.count_affinity();
+        counted.unwrap_or_else(|error| {
+            tracing::debug!("counting the clients with session affinity failed: {}", error_chain(&error));
+            None
+        })
+    }
+
     async fn changed_externally(&self) {
         match &self.datapath {
             Some(datapath) => datapath.changed_externally().await,
@@ -212,13 +240,14 @@ impl Default for Attempt {
 async fn work(
     mut packets: Packets,
     mut states: watch::Receiver<Desired>,
-    reports: mpsc::UnboundedSender<Box<PacketReport>>,
+    reports: mpsc::UnboundedSender<PacketEvent>,
 ) {
     let mut retry = Retry::new();
     // Whether the newest state is not applied yet.
     let mut is_due = false;
     let mut recover_at = Instant::now() + RECOVER_INTERVAL;
     let mut second_pass_at = None;
+    let mut upkeep_at = Instant::now() + UPKEEP_INTERVAL;
     loop {
         let wait = async {
             match (retry.at, packets.datapath.is_some()) {
@@ -248,6 +277,19 @@ async fn work(
                     packets
                 })
                 .await;
+                continue;
+            }
+            () = sleep_until(upkeep_at) => {
+                let begin = Instant::now();
+                let (returned, usage) = on_blocking_thread(move || {
+                    let usage = packets.upkeep();
+                    (packets, usage)
+                })
+                .await;
+                packets = returned;
+                // The receiver may be gone.
+                let _ = reports.send(PacketEvent::AffinityCounted(usage));
+                upkeep_at = Instant::now() + UPKEEP_INTERVAL.max(begin.elapsed() * UPKEEP_SHARE);
                 continue;
             }
             () = packets.changed_externally() => {
@@ -290,7 +332,7 @@ async fn work(
             retry = Retry::new();
         }
         // The receiver may be gone.
-        let _ = reports.send(Box::new(report));
+        let _ = reports.send(PacketEvent::Attempted(Box::new(report)));
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     datapath::{Datapath, Error, Sockets},
     log_dedup::LogDedup,
     observer::{Observer, Step},
-    packet_path::{Failed, PacketPath, PacketReport, Packets},
+    packet_path::{Failed, PacketEvent, PacketPath, PacketReport, Packets},
     progress::{Applied, Progress},
     retry::Retry,
     udp_termination::UdpTermination,
@@ -78,7 +78,7 @@ enum Event {
     /// Sockets of removed endpoints were terminated.
     Terminated(io::Result<TerminationReport>),
     /// The packet path was applied or repaired.
-    Packets(Box<PacketReport>),
+    Packets(PacketEvent),
     /// A retry or a check is due.
     TimerElapsed,
 }
@@ -146,7 +146,10 @@ impl<'a> Reconciler<'a> {
                 Event::AddressesChanged(addresses) => self.on_addresses_changed(addresses),
                 Event::Probed(results) => self.on_probed(&results),
                 Event::Terminated(report) => self.on_terminated(&report),
-                Event::Packets(report) => self.on_packets(report).await,
+                Event::Packets(PacketEvent::Attempted(report)) => self.on_packets(report).await,
+                Event::Packets(PacketEvent::AffinityCounted(usage)) => {
+                    self.observer.on_packet_affinity(usage);
+                }
                 Event::TimerElapsed => {}
             }
         }

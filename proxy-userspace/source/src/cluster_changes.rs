@@ -26,4 +26,11 @@ impl ClusterChanges {
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && self.slices.is_empty() && self.nodes.is_empty()
     }
+
+    /// Adds later changes.
+    pub(crate) fn extend(&mut self, later: Self) {
+        self.services.extend(later.services);
+        self.slices.extend(later.slices);
+        self.nodes.extend(later.nodes);
+    }
 }

@@ -1,7 +1,7 @@
 //! Where the cluster state comes from: manifests, an API server, another brain.
 //!
 //! Invariant: nothing is handed over before everything has been read once, and newer data replaces data that has not been
-//! taken yet. A source hands over whole snapshots, or everything once and changes after that; nothing queues.
+//! taken yet. A source hands over whole states, or everything once and changes after that; nothing queues.
 
 #![forbid(unsafe_code)]
 
@@ -10,8 +10,6 @@ mod cluster_changes;
 pub mod file;
 pub mod kube;
 pub mod kube_types;
-mod snapshot;
 mod text;
 
 pub use cluster_changes::ClusterChanges;
-pub use snapshot::{Snapshot, Snapshots};

@@ -72,7 +72,8 @@ async fn report_brain(admin: &Admin, mut states: Subscription) {
     let mut reported = None;
     while let Some(published) = states.next().await {
         let last_contact = Some(SystemTime::now());
-        admin.source(BRAIN, SyncStatus { is_synced: true, last_contact, error: None });
+        let status = SyncStatus { is_synced: true, last_contact, ..SyncStatus::default() };
+        admin.source(BRAIN, status);
         let unknown = pipeline::unknown_node(&published.node, &published.state.nodes, false);
         if let Some(it) = unknown.as_ref().filter(|it| reported.as_ref() != Some(*it)) {
             tracing::warn!("{it}");

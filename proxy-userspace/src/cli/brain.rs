@@ -42,7 +42,7 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
 
 async fn brain(flags: &Flags) -> Result<()> {
     let mut signals = Signals::new()?;
-    let mut pipeline = Pipeline::start(flags.source.config()?)?;
+    let mut pipeline = Pipeline::start(flags.source.config(flags.listen.serve_any_node)?)?;
     if flags.listen.serve_any_node {
         pipeline = pipeline.without_node_check();
     }

@@ -11,12 +11,14 @@ use admin::{Listener, PageGroup, Status};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use datapath::{Checkup, Finding, Level};
+use jiff::Timestamp;
 use model::escaped;
 use serde_json::json;
 
 use super::{
     config,
     flags::{DatapathFlags, PacketFlags, ReportFlags, STATUS_HINT},
+    status::origin,
 };
 
 /// Check whether this node can run the proxy, and whether it works
@@ -52,12 +54,12 @@ enum Output {
 pub(super) fn main(flags: Flags) -> Result<bool> {
     // The name of the node does not matter for checking.
     let options = flags.packets.options(flags.datapath.options("")?)?;
-    let Checkup { host, installation, conflicts } = reconciler::check(&options);
+    let Checkup { host, installation, conflicts, is_left_to_kube_proxy } = reconciler::check(&options);
     let groups = [
         ("Host", host),
         ("Installation", installation),
         ("Conflicts", conflicts),
-        ("Process", process(&flags.reports)),
+        ("Process", process(&flags.reports, is_left_to_kube_proxy)),
     ];
     let count = |level| groups.iter().flat_map(|(_, it)| it).filter(|it| it.level == level).count();
     let counts = [Level::Ok, Level::Degraded, Level::Broken].map(count);
@@ -89,8 +91,8 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
     Ok(broken == 0)
 }
 
-/// Findings about the running process.
-fn process(reports: &ReportFlags) -> Vec<Finding> {
+/// Findings about the running process, and about the ports of one that is not running.
+fn process(reports: &ReportFlags, is_left_to_kube_proxy: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut is_found = false;
     if let Some(socket) = reports.status() {
@@ -112,12 +114,12 @@ fn process(reports: &ReportFlags) -> Vec<Finding> {
         return findings;
     }
     if let Some(address) = reports.metrics() {
-        findings.push(port(PageGroup::Metrics, address));
+        findings.push(port(PageGroup::Metrics, address, is_left_to_kube_proxy));
     }
     if let Some(address) = reports.health() {
         findings.push(match admin::query_readiness(address) {
             Some(ready) => health_only(ready, address),
-            None => port(PageGroup::Health, address),
+            None => port(PageGroup::Health, address, is_left_to_kube_proxy),
         });
     }
     findings
@@ -136,9 +138,12 @@ fn health_only(ready: Result<(), String>, address: SocketAddr) -> Finding {
     }
 }
 
-fn port(pages: PageGroup, address: SocketAddr) -> Finding {
+fn port(pages: PageGroup, address: SocketAddr, is_left_to_kube_proxy: bool) -> Finding {
     match TcpListener::bind(address) {
         Ok(_) => Finding::ok(subject(pages), format!("{address} is free")),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_to_kube_proxy => {
+            Finding::ok(subject(pages), format!("{address} is in use, as kube-proxy uses it"))
+        }
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => in_use(pages, address),
         Err(error) => {
             let says = format!("cannot listen on {address}: {error}");
@@ -173,7 +178,17 @@ fn subject(pages: PageGroup) -> &'static str {
 fn running(status: &Status, socket: &Path) -> Vec<Finding> {
     let Status { node, version, services, endpoints, .. } = status;
     let mut findings = Vec::new();
-    if status.problems.is_empty() {
+    if status.problems.is_empty() && status.active.is_none() && status.published.is_none() {
+        let says = match &status.inherited {
+            Some(it) => format!("the kernel serves {it} of the last state"),
+            None => "nothing is known to be served".to_owned(),
+        };
+        findings.push(Finding::degraded(
+            "health",
+            format!("version {version} has received no state for node {node} since its start; {says}"),
+            "the findings about its source say what it waits for",
+        ));
+    } else if status.problems.is_empty() {
         let says = format!(
             "version {version} serves {services} Services with {endpoints} endpoints for node {node} (status: {})",
             socket.display()
@@ -184,16 +199,17 @@ fn running(status: &Status, socket: &Path) -> Vec<Finding> {
         findings.push(Finding::broken("health", status.problems.join("; "), remedy));
     }
     for it in &status.sources {
-        let error = it.error.as_deref();
+        let (error, origin) = (it.error.as_deref(), origin(it, Timestamp::now()));
         findings.push(match (it.synced, error) {
-            (true, None) => Finding::ok("source", format!("{}: synced", it.name)),
+            (true, None) => Finding::ok("source", format!("{}: synced{origin}", it.name)),
             (true, Some(error)) => Finding::degraded(
                 "source",
-                format!("{}: {error}", it.name),
+                format!("{}: {error}{origin}", it.name),
                 "correct it; the last valid state stays active",
             ),
             (false, error) => {
-                let says = format!("{}: not synced yet: {}", it.name, error.unwrap_or("no response yet"));
+                let error = error.unwrap_or("no response yet");
+                let says = format!("{}: not synced yet: {error}{origin}", it.name);
                 Finding::degraded(
                     "source",
                     says,

@@ -1,10 +1,16 @@
 //! The datapath of `run` and `agent`.
 
-use admin::{Admin, HealthChecks};
+use std::{future::pending, sync::Arc, time::Duration};
+
+use admin::{Admin, HealthChecks, Inherited};
 use anyhow::Result;
+use datapath_nft::FlowPassObserver;
 use publish::Subscription;
 use reconciler::{Datapath, Options, Reconciler};
-use tokio::task::spawn_blocking;
+use tokio::{task::spawn_blocking, time::sleep};
+
+/// How long the first state may take before what serves meanwhile is reported.
+const FIRST_STATE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Takes over the state in the kernel and applies what is published, until the publisher is gone.
 ///
@@ -14,11 +20,14 @@ use tokio::task::spawn_blocking;
 ///
 /// If the kernel lacks a feature or denies access. What was active before stays active.
 pub(super) async fn run(
-    options: Options,
+    mut options: Options,
     health_checks: HealthChecks,
     subscribe: impl Fn() -> Subscription,
     admin: &Admin,
 ) -> Result<()> {
+    if let Some(reason) = options.without_effect() {
+        tracing::warn!("{reason}");
+    }
     if let Some(sockets) = &options.sockets {
         let pin_dir = sockets.pin_dir.clone();
         admin.set_counter_source(move || {
@@ -26,11 +35,42 @@ pub(super) async fn run(
             Some(Box::new(move |service, port, protocol| counts.port(service, port, protocol)))
         });
     }
+    if let Some(packets) = &mut options.packets {
+        packets.on_flow_pass = FlowPassObserver(Arc::new(admin.flow_pass_counter()));
+    }
+    let inherited = report_inherited(admin.clone(), options.clone());
     let datapath = spawn_blocking(move || Datapath::start(&options)).await??;
     // Health checks of load balancers are answered only once the datapath runs.
     tokio::select! {
         () = Reconciler::new(datapath, subscribe(), admin).run() => {}
         () = health_checks.run(subscribe()) => {}
+        () = inherited => {}
     }
     Ok(())
+}
+
+/// Reports what an earlier process left in the kernel, if no state is active soon; never returns.
+async fn report_inherited(admin: Admin, options: Options) {
+    sleep(FIRST_STATE_TIMEOUT).await;
+    // Its result is reported, or there is none.
+    let _ = spawn_blocking(move || admin.set_inherited(|| inherited(&options))).await;
+    pending::<()>().await;
+}
+
+/// What is in the kernel; `None` if nothing serves.
+fn inherited(options: &Options) -> Option<Inherited> {
+    let Some(sockets) = &options.sockets else {
+        let frontends = datapath_nft::active_frontends().ok().filter(|it| !it.is_empty())?;
+        return Some(Inherited { serves: datapath::described(&frontends), programs: Ok(()) });
+    };
+    let frontends = datapath_ebpf::active_frontends(&sockets.pin_dir).ok()?;
+    let programs = match datapath_ebpf::query_at(sockets.cgroup.as_deref(), &sockets.pin_dir) {
+        Ok(status) if status.is_complete() => Ok(()),
+        Ok(status) => {
+            let missing: Vec<_> = status.missing().map(|it| it.name).collect();
+            Err(format!("not attached to {}: {}", status.cgroup.display(), missing.join(", ")))
+        }
+        Err(error) => Err(error.to_string()),
+    };
+    Some(Inherited { serves: datapath::described(&frontends), programs })
 }

@@ -44,6 +44,7 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one value")]
 enum Command {
     Run(run::Flags),
     Brain(brain::Flags),
@@ -67,7 +68,32 @@ fn command() -> clap::Command {
         }
         _ => flag,
     };
-    Cli::command().mut_args(with_variable).mut_subcommands(|it| it.mut_args(with_variable))
+    let command = Cli::command().mut_args(with_variable).mut_subcommands(|it| it.mut_args(with_variable));
+    INSPECTING.iter().fold(command, |command, name| with_flags_of_the_process(command, name))
+}
+
+/// The commands that inspect a process, or what it left in the kernel.
+const INSPECTING: [&str; 3] = ["check", "status", "dump"];
+
+/// Lets a subcommand accept the flags that `run` and `agent` are started with, so that one set of arguments fits all of them;
+/// those that it does not need are ignored, and not shown in its help.
+fn with_flags_of_the_process(command: clap::Command, name: &str) -> clap::Command {
+    let of = |name: &str| command.find_subcommand(name).into_iter().flat_map(clap::Command::get_arguments);
+    let mut ignored: Vec<Arg> = Vec::new();
+    for it in of("run").chain(of("agent")) {
+        // What belongs to one call is not configuration.
+        let Some(long) = it.get_long().filter(|it| !WITHOUT_VARIABLE.contains(it)) else { continue };
+        let is_same = |own: &Arg| own.get_id() == it.get_id() || own.get_long() == Some(long);
+        if of(name).any(is_same) || ignored.iter().any(is_same) {
+            continue;
+        }
+        let arg = Arg::new(it.get_id().clone()).long(long.to_owned()).hide(true);
+        let aliases = it.get_all_aliases().unwrap_or_default().into_iter().map(ToOwned::to_owned);
+        let arg = arg.aliases(aliases.collect::<Vec<_>>()).action(it.get_action().clone());
+        let arg = arg.require_equals(it.is_require_equals_set());
+        ignored.push(it.get_num_args().into_iter().fold(arg, Arg::num_args));
+    }
+    command.mut_subcommand(name, |it| it.args(ignored))
 }
 
 /// Parses the command line, runs the command and reports errors.

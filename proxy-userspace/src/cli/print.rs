@@ -98,7 +98,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 }
 
 async fn follow_source(source: &SourceArg, flags: &Flags) -> Result<()> {
-    let pipeline = Pipeline::start(flags.options.config(source)?)?;
+    let pipeline = Pipeline::start(flags.options.config(source, false)?)?;
     tokio::select! {
         result = print(pipeline.subscribe(), flags) => result.map(drop),
         () = pipeline.run(&()) => Ok(()),

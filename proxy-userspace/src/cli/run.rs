@@ -40,7 +40,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 async fn run(flags: Flags) -> Result<()> {
     let mut signals = Signals::new()?;
     // Errors in the source or the addresses are found before the kernel is touched.
-    let pipeline = Pipeline::start(flags.source.config()?)?;
+    let pipeline = Pipeline::start(flags.source.config(flags.listen.serve_any_node)?)?;
     let admin = Admin::new(pipeline.node(), Role::Backend);
     let servers = Servers::start()?;
     let health_checks = flags.datapath.health_checks(&admin, pipeline.node(), &servers)?;

@@ -112,6 +112,41 @@ fn commands_that_only_inspect_use_the_file_without_remarks() {
 }
 
 #[test]
+fn commands_that_inspect_take_the_flags_that_the_process_was_started_with() {
+    let started = [
+        "--source=kube",
+        "--kube-api-server=https://192.0.2.1:6443",
+        "--node-name=n1",
+        "--packets=off",
+        "--backend=ebpf",
+        "--cluster-cidr=10.0.0.0/8",
+        "--masquerade-all",
+        "--socket-lb=host",
+        "--pin-dir=/pins",
+        "--cgroup=/cgroup",
+        "--status-socket=/status",
+        "--metrics-bind-address=0",
+        "--feature-gates=NFTablesProxyMode=true",
+        "--listen=unix:///x",
+        "--nodeport-addresses=primary",
+    ];
+    for command in ["run", "check", "status", "dump"] {
+        let line = line_of(command, KUBEADM, &started).map(|it| it.remarks().count());
+        assert!(line.is_ok(), "{command}: {line:?}");
+    }
+    let tls = ["--target=unix:///x", "--packets=off", "--tls-ca=ca", "--tls-cert=cert", "--tls-key=key"];
+    for command in ["agent", "check", "status", "dump"] {
+        let line = line_of(command, KUBEADM, &tls);
+        assert!(line.is_ok(), "{command}: {line:?}");
+    }
+    // Not what belongs to one call.
+    assert!(line_of("status", KUBEADM, &["--print-config"]).is_err());
+    let mut command = command();
+    let help = command.find_subcommand_mut("dump").unwrap().render_long_help().to_string();
+    assert!(help.contains("--pin-dir") && !help.contains("--cluster-cidr"), "{help}");
+}
+
+#[test]
 fn the_file_configures_the_log() {
     let text = KUBEADM.replace("  verbosity: 0", "  verbosity: 4\n  format: json");
     let line = line(&text, &["--print-config"]).unwrap();
@@ -187,6 +222,28 @@ fn the_file_configures_the_nftables_path() {
 }
 
 #[test]
+fn node_ports_are_served_at_the_primary_address_in_nftables_mode() {
+    let text = |rest: &str| {
+        format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{rest}\n")
+    };
+    for (rest, row) in [
+        ("mode: nftables", "--nodeport-addresses primary file: mode"),
+        ("mode: nftables\nnodePortAddresses: []", "--nodeport-addresses primary file: mode"),
+        (
+            "mode: nftables\nnodePortAddresses: [192.0.2.0/24]",
+            "--nodeport-addresses 192.0.2.0/24 file: nodePortAddresses",
+        ),
+        ("mode: iptables", "--nodeport-addresses default"),
+        ("bindAddress: 192.0.2.7", "--bind-address 192.0.2.7 file: bindAddress"),
+    ] {
+        check_rows(&line(&text(rest), &["--print-config"]).unwrap(), &[row]);
+    }
+    // A flag wins.
+    let flag = line(&text("mode: nftables"), &["--print-config", "--nodeport-addresses=0.0.0.0/0"]).unwrap();
+    check_rows(&flag, &["--nodeport-addresses 0.0.0.0/0 flag"]);
+}
+
+#[test]
 fn kube_proxys_defaults_are_not_reported() {
     let defaults = "bindAddress: 0.0.0.0\nconfigSyncPeriod: 15m0s\nconntrack: {maxPerCore: 32768, min: 131072}\n\
                     iptables: {masqueradeBit: 14, syncPeriod: 30s, minSyncPeriod: 1s}\noomScoreAdj: -999\n";
@@ -199,6 +256,20 @@ fn an_unknown_field_is_reported() {
     assert_eq!(remarks.len(), 2);
     assert!(remarks[0].starts_with("clientConection.kubeconfig is unknown"), "{remarks:?}");
     assert!(remarks[1].starts_with("conntrack.maximum is unknown"), "{remarks:?}");
+}
+
+#[test]
+fn of_a_field_that_is_listed_twice_the_last_one_counts() {
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                hostnameOverride: n1\nhostnameOverride: n2\n";
+    let line = line(text, &["--print-config"]).unwrap();
+    check_rows(&line, &["--node-name n2 file: hostnameOverride"]);
+    let remarks: Vec<_> = line.remarks().collect();
+    assert_eq!(remarks.len(), 1, "{remarks:?}");
+    assert!(
+        remarks[0].contains("hostnameOverride") && remarks[0].ends_with("the last one is used"),
+        "{remarks:?}"
+    );
 }
 
 #[test]
@@ -248,7 +319,7 @@ async fn a_kubeadm_kubeconfig_is_accepted() {
     write("token", "secret\n");
     let start = || {
         let client_config =
-            source::kube::ClientConfig { kubeconfig: Some(path.clone().into()), server: None };
+            source::kube::ClientConfig { kubeconfig: Some(path.clone().into()), ..Default::default() };
         source::kube::KubeSource::start(&source::kube::Options { client_config, ..Default::default() })
             .map(drop)
     };
@@ -270,13 +341,104 @@ fn each_flag_has_an_environment_variable_except_those_that_belong_to_one_call() 
     let mut command = command();
     command.build();
     let flags = command.get_subcommands().filter(|it| it.get_name() != "help").flat_map(|it| {
-        let without = it.get_arguments().filter(|it| it.get_env().is_none()).filter_map(clap::Arg::get_long);
+        // What is accepted and ignored needs none.
+        let flags = it.get_arguments().filter(|it| !it.is_hide_set());
+        let without = flags.filter(|it| it.get_env().is_none()).filter_map(clap::Arg::get_long);
         without.filter(|it| !matches!(*it, "help" | "version"))
     });
     let flags: BTreeSet<_> = flags.collect();
     let named: Vec<_> = flags.iter().map(|it| format!("`--{it}`")).collect();
     let expect = format!("Each flag has an environment variable, but for {}", named.join(", "));
     assert!(include_str!("../../../README.md").contains(&expect), "the README does not contain: {expect}");
+}
+
+/// kube-proxy's flags (`AddFlags` in `cmd/kube-proxy/app/options.go`, and those of its logs), without those that klog keeps for
+/// programs of old.
+const KUBE_PROXY_FLAGS: [&str; 59] = [
+    "config",
+    "kubeconfig",
+    "master",
+    "hostname-override",
+    "feature-gates",
+    "bind-address",
+    "nodeport-addresses",
+    "cluster-cidr",
+    "detect-local-mode",
+    "pod-bridge-interface",
+    "pod-interface-name-prefix",
+    "masquerade-all",
+    "iptables-masquerade-bit",
+    "healthz-bind-address",
+    "metrics-bind-address",
+    "logging-format",
+    "v",
+    "help",
+    "version",
+    "cleanup",
+    "healthz-port",
+    "metrics-port",
+    "proxy-mode",
+    "bind-address-hard-fail",
+    "profiling",
+    "show-hidden-metrics-for-version",
+    "init-only",
+    "write-config-to",
+    "config-sync-period",
+    "kube-api-burst",
+    "kube-api-qps",
+    "kube-api-content-type",
+    "oom-score-adj",
+    "iptables-localhost-nodeports",
+    "iptables-sync-period",
+    "iptables-min-sync-period",
+    "ipvs-sync-period",
+    "ipvs-min-sync-period",
+    "ipvs-scheduler",
+    "ipvs-exclude-cidrs",
+    "ipvs-strict-arp",
+    "ipvs-tcp-timeout",
+    "ipvs-tcpfin-timeout",
+    "ipvs-udp-timeout",
+    "conntrack-max-per-core",
+    "conntrack-min",
+    "conntrack-tcp-be-liberal",
+    "conntrack-tcp-timeout-established",
+    "conntrack-tcp-timeout-close-wait",
+    "conntrack-udp-timeout",
+    "conntrack-udp-timeout-stream",
+    "log-flush-frequency",
+    "log-text-info-buffer-size",
+    "log-text-split-stream",
+    "log-json-info-buffer-size",
+    "log-json-split-stream",
+    "vmodule",
+    "boot-id-file",
+    "machine-id-file",
+];
+
+#[test]
+fn the_page_of_differences_says_what_becomes_of_every_flag() {
+    const PAGE: &str = include_str!("../../../docs/differences.md");
+    let section = PAGE.split("\n## ").find(|it| it.starts_with("Flags")).unwrap();
+    let rows = section.lines().filter_map(|it| it.strip_prefix("| `--")?.split_once("` | "));
+    let rows: Vec<_> = rows.collect();
+    assert_eq!(rows.iter().map(|(name, _)| *name).collect::<Vec<_>>(), KUBE_PROXY_FLAGS);
+    let mut command = command();
+    command.build();
+    let run = command.find_subcommand("run").unwrap();
+    let is_accepted = |flag: &str| {
+        run.get_arguments()
+            .any(|it| it.get_long() == Some(flag) || it.get_all_aliases().unwrap_or_default().contains(&flag))
+    };
+    for (name, text) in rows {
+        // Of the second column: `--flag`, perhaps another one, or why there is none.
+        let named: Vec<_> = text.split('`').filter_map(|it| it.strip_prefix("--")).collect();
+        if text.starts_with('`') {
+            assert!(named.iter().all(|it| is_accepted(it)), "{name}: {text}");
+        } else {
+            assert!(!is_accepted(name), "{name} is accepted: {text}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Encodes Services and endpoints.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU16};
 
 use model::{
     Family, Protocol, Timestamp,
@@ -47,9 +47,26 @@ pub fn service(service: &Service) -> localv1::Service {
     }
 }
 
-/// Encodes a Service, with the extensions that depend on its state.
+/// The ports of a Service with a named target, by position, and the number of that target where all endpoints that this node
+/// may use agree on it: backends that do not look at the ports of each endpoint need it.
+pub fn named_targets(state: &ServiceState) -> Vec<(usize, Option<NonZeroU16>)> {
+    let number = |index: usize| {
+        let ports = state.endpoints.iter().flat_map(|it| &it.ports);
+        let mut numbers = ports.filter(|it| usize::from(it.index) == index).map(|it| it.port);
+        let first = numbers.next()?;
+        numbers.all(|it| it == first).then_some(first)
+    };
+    let ports = state.service.ports.iter().enumerate();
+    let named = ports.filter(|(_, it)| matches!(it.target_port, TargetPort::Name(_)));
+    named.map(|(index, _)| (index, number(index))).collect()
+}
+
+/// Encodes a Service, with what depends on its endpoints, and the extensions.
 pub fn service_with_extensions(state: &ServiceState, extensions: Extensions) -> localv1::Service {
     let mut message = service(&state.service);
+    for (index, number) in named_targets(state) {
+        message.ports[index].target_port = number.map_or(0, |it| it.get().into());
+    }
     if extensions.trigger_times {
         message.trigger_time = state.trigger_time.map(Timestamp::as_micros);
     }

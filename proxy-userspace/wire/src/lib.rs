@@ -16,7 +16,7 @@ mod path;
 mod reader;
 
 pub use decode::service_state;
-pub use encode::{endpoint, service, service_with_extensions};
+pub use encode::{endpoint, named_targets, service, service_with_extensions};
 pub use extensions::Extensions;
 pub use node::node;
 pub use node_state::NodeStateDecoder;

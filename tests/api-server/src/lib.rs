@@ -17,17 +17,17 @@ use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     thread::{self, JoinHandle},
 };
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 pub use faults::{Fault, Verb};
 pub use objects::Resource;
-pub use state::Settings;
+pub use state::{Settings, WatchList};
 
 use faults::Rule;
 use state::Shared;
@@ -39,7 +39,18 @@ pub struct ApiServer {
     address: SocketAddr,
     identity: Option<Arc<Identity>>,
     shared: Arc<Shared>,
-    running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    running: Option<Running>,
+}
+
+/// The thread of a server.
+#[derive(Debug)]
+struct Running {
+    thread: JoinHandle<()>,
+    stop: oneshot::Sender<()>,
+    /// Makes the thread hang until the other end is dropped.
+    hang: mpsc::UnboundedSender<std::sync::mpsc::Receiver<()>>,
+    /// Dropped when it goes on.
+    hanging: Option<std::sync::mpsc::Sender<()>>,
 }
 
 impl ApiServer {
@@ -49,7 +60,7 @@ impl ApiServer {
     ///
     /// If no port is free, or no certificate can be generated.
     pub fn start(settings: Settings) -> Result<Self> {
-        let identity = settings.is_tls.then(Identity::new).transpose()?.map(Arc::new);
+        let identity = settings.is_tls.then(|| Identity::new(settings.has_http2)).transpose()?.map(Arc::new);
         let shared = Arc::new(Shared::new(settings));
         let mut server = Self { address: (Ipv4Addr::LOCALHOST, 0).into(), identity, shared, running: None };
         server.resume()?;
@@ -58,10 +69,27 @@ impl ApiServer {
 
     /// Stops listening and closes every connection; the state is kept.
     pub fn stop(&mut self) {
-        if let Some((stop, thread)) = self.running.take() {
-            drop(stop);
+        if let Some(Running { thread, stop, hanging, .. }) = self.running.take() {
+            drop((stop, hanging));
             // The thread returns nothing.
             let _ = thread.join();
+        }
+    }
+
+    /// Hangs: connections stay open and the kernel accepts new ones, but nothing is read and nothing answered.
+    pub fn hang(&mut self) {
+        if let Some(running) = &mut self.running {
+            let (go_on, until) = std::sync::mpsc::channel();
+            running.hanging = Some(go_on);
+            // A thread that has ended answers nothing either.
+            let _ = running.hang.send(until);
+        }
+    }
+
+    /// Goes on after [`Self::hang`].
+    pub fn go_on(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.hanging = None;
         }
     }
 
@@ -80,6 +108,7 @@ impl ApiServer {
         self.address = listener.local_addr()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
+        let (hang, mut hangs) = mpsc::unbounded_channel::<std::sync::mpsc::Receiver<()>>();
         let shared = Arc::clone(&self.shared);
         let identity = self.identity.clone();
         let thread = thread::Builder::new().name("api-server".into()).spawn(move || {
@@ -91,10 +120,16 @@ impl ApiServer {
                         }
                     }
                     _ = stopped => {}
+                    () = async {
+                        while let Some(until) = hangs.recv().await {
+                            // Blocks the only thread.
+                            let _ = until.recv();
+                        }
+                    } => {}
                 }
             });
         })?;
-        self.running = Some((stop, thread));
+        self.running = Some(Running { thread, stop, hang, hanging: None });
         Ok(())
     }
 
@@ -177,6 +212,12 @@ impl ApiServer {
     #[must_use]
     pub fn events(&self) -> Vec<Value> {
         self.shared.state().events.clone()
+    }
+
+    /// The number of bytes of bodies that it has sent so far.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.shared.sent.load(Ordering::Relaxed)
     }
 
     /// The requests since the last call, as `/path?query`.

@@ -1,7 +1,8 @@
 //! A server with a large cluster, as a process: `api-server SERVICES ENDPOINTS NODES --streaming|--paging`.
 //!
-//! It prints its URL. A line `RATE SECONDS` on standard input makes it change RATE EndpointSlices per second for SECONDS
-//! seconds, and then it prints a line.
+//! It prints its URL. A line `slices RATE SECONDS` on standard input makes it change RATE EndpointSlices per second for
+//! SECONDS seconds, a line `heartbeats RATE SECONDS` the time in the status of as many Nodes; then it prints how many bytes
+//! it has sent so far.
 
 use std::{
     io::{BufRead as _, stdin},
@@ -10,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use api_server::{ApiServer, Settings};
+use api_server::{ApiServer, Settings, WatchList};
 use serde_json::{Value, json};
 
 fn main() -> Result<()> {
@@ -21,12 +22,12 @@ fn main() -> Result<()> {
     let number = |text: &str| text.parse::<u32>().with_context(|| format!("{text:?} is not a number"));
     let (services, endpoints, nodes) = (number(services)?, number(endpoints)?, number(nodes)?);
     let server = ApiServer::start(Settings {
-        has_watch_list: mode == "--streaming",
+        watch_list: if mode == "--streaming" { WatchList::Supported } else { WatchList::Rejected },
         bookmark_interval: Duration::from_secs(60),
         ..Settings::default()
     })?;
     for n in 0..nodes {
-        server.set(node(n));
+        server.set(node(n, 0));
     }
     for n in 0..services {
         server.set(service(n));
@@ -35,21 +36,44 @@ fn main() -> Result<()> {
     println!("{}", server.url());
     for line in stdin().lock().lines() {
         let line = line?;
-        let (rate, seconds) = line.split_once(' ').context("write RATE SECONDS")?;
+        let words: Vec<_> = line.split(' ').collect();
+        let [what, rate, seconds] = &*words else { bail!("write slices|heartbeats RATE SECONDS") };
         let (rate, seconds) = (number(rate)?, number(seconds)?);
         let began = Instant::now();
         for n in 0..rate * seconds {
             let due = began + Duration::from_secs_f64(f64::from(n) / f64::from(rate));
             thread::sleep(due.saturating_duration_since(Instant::now()));
             // Consecutive changes are far apart in the order of names.
-            server.set(slice((n * 7_919) % services, endpoints, nodes, n + 1));
+            server.set(match *what {
+                "heartbeats" => node((n * 7_919) % nodes, n + 1),
+                _ => slice((n * 7_919) % services, endpoints, nodes, n + 1),
+            });
         }
-        println!("done");
+        println!("{}", server.sent());
     }
     Ok(())
 }
 
-fn node(n: u32) -> Value {
+/// A Node as large as those of a cluster, with the time of a heartbeat.
+fn node(n: u32, heartbeat: u32) -> Value {
+    let time =
+        format!("2026-01-01T{:02}:{:02}:{:02}Z", heartbeat / 3600 % 24, heartbeat / 60 % 60, heartbeat % 60);
+    let conditions = ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"].map(|it| {
+        json!({
+            "type": it, "status": if it == "Ready" { "True" } else { "False" }, "reason": format!("Kubelet{it}"),
+            "message": "kubelet has sufficient resources available", "lastHeartbeatTime": time,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    });
+    // A kubelet reports up to 50.
+    let images = (0..50).map(|it| {
+        let digest = format!("{it:064x}");
+        json!({
+            "names": [format!("registry.example.org/team-{it}/image-{it}@sha256:{digest}")],
+            "sizeBytes": 30_000_000 + it,
+        })
+    });
+    let images: Vec<_> = images.collect();
     json!({
         "apiVersion": "v1", "kind": "Node",
         "metadata": {"name": format!("n{n}"), "labels": {
@@ -57,7 +81,13 @@ fn node(n: u32) -> Value {
             "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": format!("n{n}"),
         }},
         "spec": {"podCIDR": format!("10.{}.{}.0/24", 100 + n / 250, n % 250)},
-        "status": {"conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]},
+        "status": {
+            "addresses": [
+                {"type": "InternalIP", "address": format!("10.64.{}.{}", n / 250, 1 + n % 250)},
+                {"type": "Hostname", "address": format!("n{n}")},
+            ],
+            "conditions": conditions, "images": images,
+        },
     })
 }
 

@@ -2,7 +2,13 @@
 //!
 //! Responses follow Kubernetes' API concepts, unless a fault applies.
 
-use std::{collections::HashMap, convert::Infallible, fmt::Write as _, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    fmt::Write as _,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -10,10 +16,12 @@ use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Collected, Full, StreamBody, combinators::BoxBody};
 use hyper::{
     body::{Frame, Incoming},
-    server::conn::http1,
     service::service_fn,
 };
-use hyper_util::rt::TokioIo;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -27,7 +35,7 @@ use crate::{
     faults::{self, Fault, Verb},
     objects::{Object, Resource},
     selector::Selector,
-    state::{Settings, Shared, State},
+    state::{Settings, Shared, State, WatchList},
     tls::Identity,
 };
 
@@ -65,8 +73,9 @@ async fn connection(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static
         let shared = Arc::clone(&shared);
         async move { Ok::<_, Infallible>(answer(request, shared).await) }
     });
+    let server = auto::Builder::new(TokioExecutor::new());
     tokio::select! {
-        _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service) => {}
+        _ = server.serve_connection(TokioIo::new(stream), service) => {}
         _ = disconnects.changed() => {}
     }
 }
@@ -114,25 +123,38 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
         return list(&shared.state(), resource, &selector, &query).map_or_else(
             |message| status(StatusCode::GONE, &message, None),
             |text| {
-                body.response(async move |mut out: Out| out.send(text).await.map(drop).unwrap_or_default())
+                body.response(&shared, async move |mut out: Out| {
+                    out.send(text).await.map(drop).unwrap_or_default();
+                })
             },
         );
     }
     let lists = text("sendInitialEvents") == "true";
-    if lists && !settings.has_watch_list {
+    if lists && settings.watch_list == WatchList::Rejected {
         let message = "ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is \
                        forbidden for watch unless the WatchList feature gate is enabled";
         return status(StatusCode::UNPROCESSABLE_ENTITY, message, None);
     }
-    let from = text("resourceVersion").parse().ok().filter(|_| !lists);
+    // Without a version, or from version 0, a watch begins with all objects.
+    let from = text("resourceVersion").parse().ok().filter(|it| !lists && *it != 0);
     if let Some(from) = from
         && shared.state().objects.since(from).is_none()
     {
         return status(StatusCode::GONE, &format!("too old resource version: {from}"), None);
     }
     let timeout = Duration::from_secs(text("timeoutSeconds").parse().unwrap_or(300));
-    let watch = Watch { shared, resource, selector, from, deadline: Instant::now() + timeout };
-    body.response(async move |out: Out| watch.run(out, settings.bookmark_interval).await.unwrap_or_default())
+    let marks_end = lists && settings.watch_list == WatchList::Supported;
+    let watch = Watch {
+        shared: Arc::clone(&shared),
+        resource,
+        selector,
+        from,
+        marks_end,
+        deadline: Instant::now() + timeout,
+    };
+    body.response(&shared, async move |out: Out| {
+        watch.run(out, settings.bookmark_interval).await.unwrap_or_default();
+    })
 }
 
 /// Accepts an event; no other object can be created.
@@ -183,7 +205,9 @@ fn list(
     selector: &Selector,
     query: &HashMap<String, String>,
 ) -> Result<String, String> {
-    let limit = query.get("limit").and_then(|it| it.parse().ok()).unwrap_or(usize::MAX);
+    let is_cached = state.settings.has_cache && query.get("resourceVersion").is_some_and(|it| it == "0");
+    let limit =
+        query.get("limit").filter(|_| !is_cached).and_then(|it| it.parse().ok()).unwrap_or(usize::MAX);
     // `version|key`
     let (version, key) = match query.get("continue").and_then(|it| it.split_once('|')) {
         Some((version, key)) => (version.parse().unwrap_or(0), key),
@@ -209,8 +233,10 @@ struct Watch {
     shared: Arc<Shared>,
     resource: Resource,
     selector: Selector,
-    /// `None` if the watch begins with a list.
+    /// `None` if the watch begins with all objects.
     from: Option<u64>,
+    /// Whether their end is marked.
+    marks_end: bool,
     deadline: Instant,
 }
 
@@ -255,7 +281,9 @@ impl Watch {
             }
             state.objects.version()
         };
-        text += &self.bookmark(version, &json!({"k8s.io/initial-events-end": "true"}));
+        if self.marks_end {
+            text += &self.bookmark(version, &json!({"k8s.io/initial-events-end": "true"}));
+        }
         out.send(text).await?;
         Ok(version)
     }
@@ -318,10 +346,12 @@ impl BodyFaults {
 
     fn response<F: Future<Output = ()> + Send + 'static>(
         self,
+        shared: &Arc<Shared>,
         write: impl FnOnce(Out) -> F + Send + 'static,
     ) -> Response<Body> {
         let (sender, receiver) = mpsc::channel(4);
-        tokio::spawn(async move { write(Out { faults: self, sender, sent: 0 }).await });
+        let out = Out { shared: Arc::clone(shared), faults: self, sender, sent: 0 };
+        tokio::spawn(async move { write(out).await });
         let mut response = Response::new(StreamBody::new(ReceiverStream::new(receiver)).boxed());
         response
             .headers_mut()
@@ -332,6 +362,7 @@ impl BodyFaults {
 
 /// The writer of a body.
 struct Out {
+    shared: Arc<Shared>,
     faults: BodyFaults,
     sender: Sender,
     /// The number of bytes sent so far.
@@ -346,6 +377,7 @@ impl Out {
             let left = self.faults.disconnect_after.map_or(usize::MAX, |it| it - self.sent);
             let fragment = rest.split_to(rest.len().min(self.faults.fragment_size).min(left));
             self.sent += fragment.len();
+            self.shared.sent.fetch_add(fragment.len() as u64, Ordering::Relaxed);
             if !fragment.is_empty() {
                 self.sender.send(Ok(Frame::data(fragment))).await.map_err(drop)?;
             }

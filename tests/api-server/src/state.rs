@@ -1,7 +1,7 @@
 //! The settings of a server and the state that its connections share.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -17,8 +17,12 @@ pub struct Settings {
     pub is_tls: bool,
     /// The bearer token that it requires.
     pub token: Option<String>,
-    /// Whether it supports the WatchList feature; without it, it rejects such a watch as Kubernetes 1.30 does.
-    pub has_watch_list: bool,
+    /// Whether it offers HTTP/2, with TLS.
+    pub has_http2: bool,
+    /// What it does with a watch that is to begin with a list.
+    pub watch_list: WatchList,
+    /// Whether it answers lists of any version from a cache, which has no pages.
+    pub has_cache: bool,
     /// Whether it supports the field selector `spec.clusterIP`; without it, it rejects it as Kubernetes 1.30 does.
     pub has_field_selectors: bool,
     /// Whether it accepts events.
@@ -27,12 +31,25 @@ pub struct Settings {
     pub bookmark_interval: Duration,
 }
 
+/// What a server does with a watch that is to begin with a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WatchList {
+    /// It sends all objects, and marks their end.
+    Supported,
+    /// It rejects the request, as Kubernetes 1.30 does.
+    Rejected,
+    /// It sends all objects, and never marks their end, as servers before Kubernetes 1.27 do.
+    Ignored,
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
             is_tls: false,
             token: None,
-            has_watch_list: true,
+            has_http2: true,
+            watch_list: WatchList::Supported,
+            has_cache: true,
             has_field_selectors: true,
             accepts_events: true,
             bookmark_interval: Duration::from_secs(1),
@@ -48,6 +65,8 @@ pub(crate) struct Shared {
     pub(crate) version: watch::Sender<u64>,
     /// How often all connections have been closed.
     pub(crate) disconnects: watch::Sender<u64>,
+    /// The number of bytes of bodies that were sent.
+    pub(crate) sent: AtomicU64,
 }
 
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     fs,
     hint::black_box,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -54,13 +54,13 @@ pub(crate) fn bench() -> Result<()> {
 
     status("Measuring", "a change of one endpoint");
     let mut large = BenchProxy::start(&binary, true, 10_000, 10)?;
-    let (mut times, mut reference) = (Vec::new(), Vec::new());
-    for _ in 0..CHANGES {
-        times.push(large.change()?);
-        reference.push(reference_work());
-    }
-    times.sort_unstable();
+    let mut reference = Vec::new();
+    let times = large.changes(|| reference.push(reference_work()))?;
     reference.sort_unstable();
+    status("Measuring", "the same with 5,000 dual-stack nodes");
+    manifest::write_atomically(&large.manifests.join("nodes.yaml"), &nodes(5_000))?;
+    wait_for_apply(&mut large.agent, APPLIED, times.len() + 2)?;
+    let with_nodes = large.changes(|| ())?;
     drop(large);
 
     status("Measuring", "the start of an agent with 10,000 services of 10 endpoints");
@@ -85,6 +85,8 @@ pub(crate) fn bench() -> Result<()> {
     let p99 = |times: &[Duration]| milliseconds(times[times.len() * 99 / 100]);
     report.row("10k x 10: one endpoint changes, 99th percentile", 1.0, p99(&times), "ms", 2);
     report.figure("  the median", median(&times), "ms", 2);
+    report.row("  with 5,000 dual-stack nodes", 1.0, p99(&with_nodes), "ms", 2);
+    report.figure("  the median", median(&with_nodes), "ms", 2);
     report.figure("  reference work that needs only a CPU, 99th percentile", p99(&reference), "ms", 2);
     report.figure("    the median", median(&reference), "ms", 2);
     report.row("one change at 44k services / at 1k", 1.5, ratio, "x", 2);
@@ -149,6 +151,17 @@ impl BenchProxy {
         manifest::write_atomically(&self.manifests.join("first.yaml"), &text)?;
         thread::sleep(SETTLE_TIME);
         wait_for_apply(&mut self.agent, APPLIED, before + 1)
+    }
+
+    /// Makes many such changes, with other work between them; returns how long they took, in ascending order.
+    fn changes(&mut self, mut between: impl FnMut()) -> Result<Vec<Duration>> {
+        let mut times = Vec::new();
+        for _ in 0..CHANGES {
+            times.push(self.change()?);
+            between();
+        }
+        times.sort_unstable();
+        Ok(times)
     }
 
     /// Adds all Services at once; returns how long the apply took.
@@ -251,8 +264,18 @@ fn write(manifests: &Path, services: u32, endpoints: u32) -> Result<()> {
     Ok(())
 }
 
+/// Nodes with an address of each family.
+fn nodes(count: u32) -> String {
+    let address = |n: u32| {
+        [Ipv4Addr::from(0x0ac8_0000 + n).into(), Ipv6Addr::from((0xfd00 << 112) + u128::from(n)).into()]
+    };
+    let nodes = (0..count)
+        .map(|n| format!("---\n{}", manifest::node_with_addresses(&format!("worker-{n}"), &address(n))));
+    nodes.collect()
+}
+
 /// A Service whose first endpoint depends on `first`.
-fn service(n: u32, endpoints: u32, first: u32) -> Service {
+pub(crate) fn service(n: u32, endpoints: u32, first: u32) -> Service {
     let it =
         Service::new(&format!("s{n}"), &[Ipv4Addr::from(0x0a60_0000 + n).into()]).port("", "TCP", 80, 8080);
     (0..endpoints).fold(it, |it, slot| {

@@ -1,4 +1,4 @@
-//! `cargo xtask bench kube`: memory and CPU of `run` that follows the API server of a large cluster.
+//! `cargo xtask bench kube`: memory, CPU and received bytes of `run` that follows the API server of a large cluster.
 //! Invariant: the real binary, a real server in a process of its own, and the kernel's figures of the binary.
 
 use std::{
@@ -24,6 +24,9 @@ const NODES: u32 = 1_000;
 const CHANGES_PER_SECOND: u32 = 500;
 const CHANGE_SECONDS: u32 = 20;
 const IDLE_SECONDS: u32 = 5;
+/// A large cluster, whose kubelets report their status every 5 minutes.
+const LARGE: [u32; 3] = [100, ENDPOINTS, 5_000];
+const HEARTBEATS_PER_SECOND: u32 = 17;
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Prints the figures and fails if a goal is missed.
@@ -34,7 +37,7 @@ pub(crate) fn bench() -> Result<()> {
     let mut report = FigureTable::new(TEN_EACH);
     for (name, flag) in [("streamed", "--streaming"), ("in pages", "--paging")] {
         status("Measuring", &format!("{SERVICES} services, lists {name}"));
-        let mut server = ServerProcess::start(flag)?;
+        let mut server = ServerProcess::start([SERVICES, ENDPOINTS, NODES], flag)?;
         let sandbox = Sandbox::new("bench-kube")?;
         let begin = Instant::now();
         let command = AgentCommand::new(&binary, &["run".as_ref(), "--source=kube".as_ref()])
@@ -49,7 +52,7 @@ pub(crate) fn bench() -> Result<()> {
         let listed = resident_mb(&agent)?;
 
         let (before, begin) = (cpu_seconds(&agent)?, Instant::now());
-        server.change(CHANGES_PER_SECOND, CHANGE_SECONDS)?;
+        server.change("slices", CHANGES_PER_SECOND, CHANGE_SECONDS)?;
         let load = (cpu_seconds(&agent)? - before) / begin.elapsed().as_secs_f64() * 100.0;
         let changed = resident_mb(&agent)?;
         let before = cpu_seconds(&agent)?;
@@ -63,6 +66,38 @@ pub(crate) fn bench() -> Result<()> {
         report.row("  resident after the changes", 220.0, changed, "MB", 0);
         report.row("  without changes, of one core", 1.0, idle, "%", 1);
     }
+    let cases: [(&str, &[&str], _); 2] =
+        [("own Node only", &[], [0.1, 0.2]), ("all Nodes", &["--watch-all-nodes"], [500.0, 10.0])];
+    for (name, flags, goals) in cases {
+        status("Measuring", &format!("{} Nodes and their heartbeats, {name}", LARGE[2]));
+        let mut server = ServerProcess::start(LARGE, "--streaming")?;
+        let sandbox = Sandbox::new("bench-kube")?;
+        let command = AgentCommand::new(&binary, &["run".as_ref(), "--source=kube".as_ref()])
+            .args(flags)
+            .arg(format!("--kube-api-server={}", server.url))
+            .node(NODE)
+            .kernel(&sandbox);
+        let mut agent = command.start(&sandbox)?;
+        agent.wait_until_applied(START_TIMEOUT)?;
+        thread::sleep(Duration::from_secs(2));
+        let before = (server.change("heartbeats", 0, 0)?, cpu_seconds(&agent)?);
+        let begin = Instant::now();
+        let sent = server.change("heartbeats", HEARTBEATS_PER_SECOND, CHANGE_SECONDS)? - before.0;
+        let seconds = begin.elapsed().as_secs_f64();
+        let load = (cpu_seconds(&agent)? - before.1) / seconds * 100.0;
+        let resident = resident_mb(&agent)?;
+        agent.terminate()?;
+        let [max_sent, max_load] = goals;
+        report.row(
+            &format!("{} Nodes, {name}: received", LARGE[2]),
+            max_sent,
+            sent as f64 / 1e3 / seconds,
+            "kB/s",
+            2,
+        );
+        report.row("  of one core", max_load, load, "%", 2);
+        report.figure("  resident", resident, "MB", 0);
+    }
     report.print(&format!(
         "`run` on one node of {NODES}, {SERVICES} Services; the API server is a process of its own on the same \
          machine."
@@ -75,7 +110,7 @@ pub(crate) fn resident_mb(agent: &Agent) -> Result<f64> {
 }
 
 /// The CPU time that a process has used.
-fn cpu_seconds(agent: &Agent) -> Result<f64> {
+pub(crate) fn cpu_seconds(agent: &Agent) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{}/stat", agent.pid()))?;
     // The second field, in parentheses, may contain anything; utime and stime are the 14th and the 15th.
     let fields: Vec<_> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
@@ -97,8 +132,9 @@ struct ServerProcess {
 }
 
 impl ServerProcess {
-    fn start(flag: &str) -> Result<Self> {
-        let numbers = [SERVICES, ENDPOINTS, NODES].map(|it| it.to_string());
+    /// With so many Services, endpoints of each, and Nodes.
+    fn start(numbers: [u32; 3], flag: &str) -> Result<Self> {
+        let numbers = numbers.map(|it| it.to_string());
         let mut child = Command::new(workspace().join("target/release/api-server"))
             .args(numbers)
             .arg(flag)
@@ -112,11 +148,11 @@ impl ServerProcess {
         Ok(server)
     }
 
-    /// Changes `rate` objects per second, for `seconds`.
-    fn change(&mut self, rate: u32, seconds: u32) -> Result<()> {
+    /// Changes `rate` objects per second, for `seconds`; returns how many bytes it has sent so far.
+    fn change(&mut self, what: &str, rate: u32, seconds: u32) -> Result<u64> {
         let input = self.child.0.stdin.as_mut().context("stdin is piped")?;
-        writeln!(input, "{rate} {seconds}")?;
-        self.line().map(drop)
+        writeln!(input, "{what} {rate} {seconds}")?;
+        self.line()?.parse().context("the server prints a number")
     }
 
     fn line(&mut self) -> Result<String> {

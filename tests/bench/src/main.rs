@@ -5,6 +5,7 @@ mod apply;
 mod brain;
 mod connect;
 mod example;
+mod file;
 mod kube;
 mod nft;
 mod program_stats;
@@ -31,6 +32,8 @@ enum Subject {
     Brain,
     /// A connect through a Service's address compared with one to an endpoint, and run times of the programs (as root)
     Connect,
+    /// A folder of many manifests, and one large file: time to read, CPU at rest and of a change, memory (as root)
+    File,
     /// Memory and CPU of `run` with an API server, at 10,000 Services and 500 changes per second (as root)
     Kube,
     /// The nftables path: loads, changes and restarts at 1,000 and 10,000 Services (as root)
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Subject::Apply => apply::bench(),
         Subject::Brain => brain::bench(),
         Subject::Connect => connect::bench(),
+        Subject::File => file::bench(),
         Subject::Kube => kube::bench(),
         Subject::Nft => nft::bench(),
     })

@@ -2,19 +2,17 @@
 
 use brain::{Brain, Options, node_state};
 use model::cluster::ClusterState;
-use source::file::{ManifestFormat, Object, parse};
+use source::file::{Object, parse};
 
 use crate::invariants;
 
 /// A file is accepted as a whole or not at all, and its objects lead to one state, computed incrementally or at once.
 pub fn target(bytes: &[u8]) {
-    let is_json = matches!(bytes.trim_ascii_start().first(), Some(b'{' | b'['));
-    let format = if is_json { ManifestFormat::Json } else { ManifestFormat::Yaml };
-    let parsed = match parse("file", bytes, format) {
+    let parsed = match parse("file", bytes) {
         Ok(parsed) => parsed,
         Err(error) => return invariants::line(&error.to_string()),
     };
-    assert_eq!(parse("file", bytes, format).as_ref(), Ok(&parsed), "parsing is deterministic");
+    assert_eq!(parse("file", bytes).as_ref(), Ok(&parsed), "parsing is deterministic");
     invariants::rejected(&parsed.rejected);
     let (mut brain, mut cluster) = (Brain::new(Options::default()), ClusterState::default());
     brain.start_serving("n1");

@@ -11,7 +11,7 @@ use brain::Options;
 use model::{cluster::ClusterState, state::NodeState};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use source::file::{ManifestFormat, Object, parse};
+use source::file::{Object, parse};
 
 /// One scenario.
 #[derive(Debug)]
@@ -148,7 +148,7 @@ impl Step {
     /// If a manifest cannot be parsed.
     #[must_use]
     pub fn cluster(&self) -> ClusterState {
-        let parsed = parse("scenario", self.manifest().as_bytes(), ManifestFormat::Json);
+        let parsed = parse("scenario", self.manifest().as_bytes());
         let parsed = parsed.unwrap_or_else(|error| panic!("{error}"));
         let mut cluster = ClusterState::default();
         for (_, object) in parsed.objects {

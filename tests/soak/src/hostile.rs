@@ -28,8 +28,8 @@ use crate::{attack::Attack, proxy::PROXY_TIMEOUT};
 /// How long a kubelet waits for a probe's answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
-/// How much of what attackers do may be charged to the agent (docs/security.md), in addition to its own memory.
-const MAX_CHARGED: u64 = 64 << 20;
+/// How much of what attackers do may be charged to the agent (docs/security.md), in kernel memory.
+const MAX_CHARGED: u64 = 35 << 20;
 
 /// The attackers and the checks; the processes end when dropped.
 pub(crate) struct Hostile {
@@ -197,11 +197,11 @@ struct Charged {
 impl Charged {
     /// Without attackers, but after every map has had its maximum size.
     fn remember(&mut self) {
-        self.before = self.cgroup.usage().unwrap_or_default();
+        self.before = self.cgroup.kernel().unwrap_or_default();
     }
 
     fn observe(&mut self) {
-        self.most = self.most.max(self.cgroup.usage().unwrap_or_default());
+        self.most = self.most.max(self.cgroup.kernel().unwrap_or_default());
     }
 
     fn growth(&self) -> u64 {

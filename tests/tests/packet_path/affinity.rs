@@ -3,20 +3,24 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
 
+use socket2::{Domain, Socket, Type};
 use tests::{
-    NetNs, TIMEOUT, TestCluster, Transport, eventually,
+    NetNs, TIMEOUT, TestCluster, Transport,
+    agent::run,
+    eventually, http,
     manifest::Service,
     repetitions,
     requirements::nft_or_skip,
-    test_cluster::{CLIENT, P1, P2, P3, TARGET},
+    test_cluster::{CLIENT, N1, P1, P2, P3, TARGET},
 };
 
 use crate::{
-    BACKENDS, RunningCluster, at, cluster_ips, external, external_frontends, internal_frontends,
+    BACKENDS, NODE_PORT, RunningCluster, at, cluster_ips, external, external_frontends, internal_frontends,
     load_balancer_ips, nft, on_both_nodes, replies, server, start_load,
 };
 
@@ -148,6 +152,111 @@ fn under_churn_no_client_reaches_a_removed_endpoint() {
             }
         }
     }
+}
+
+/// Begins a connection from each of these addresses, which are not the client's: no answer finds its way back.
+fn connect_from_foreign_addresses(it: &TestCluster, transport: Type, to: SocketAddr, number: u16) {
+    it.client.run(|| {
+        for n in 0..number {
+            let socket = Socket::new(Domain::IPV4, transport, None).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            socket.set_ip_transparent_v4(true).unwrap();
+            let [high, low] = n.to_be_bytes();
+            socket.bind(&SocketAddr::from(([198, 18, high, low], 0)).into()).unwrap();
+            // It is in progress.
+            let _ = socket.connect(&to.into());
+            let _ = socket.send(b"who?");
+        }
+    });
+}
+
+/// The elements of a map of the IPv4 table.
+fn elements(it: &TestCluster, map: &str) -> Vec<String> {
+    let list = nft(it, &["list", "map", "ip", "kube-proxy-ebpf", map]);
+    let (_, elements) = list.split_once("elements = {").unwrap_or_default();
+    let elements = elements.split_once('}').map_or("", |(it, _)| it).split(',');
+    elements.map(str::trim).filter(|it| !it.is_empty()).map(ToOwned::to_owned).collect()
+}
+
+#[test]
+fn clients_that_are_never_answered_keep_an_endpoint_for_a_moment_and_take_no_room() {
+    if !nft_or_skip() {
+        return;
+    }
+    RunningCluster::each(&[web_at(&PODS).affinity(10_800)], &[], |it| {
+        let frontend = at(load_balancer_ips(1)[0], 80);
+        connect_from_foreign_addresses(&it, Type::STREAM, frontend, 10_000);
+        assert_eq!(elements(&it, "affinity"), [""; 0], "no client was answered");
+        let unanswered = elements(&it, "affinity-unanswered");
+        assert!((1..=4096).contains(&unanswered.len()), "{} of 10,000 clients", unanswered.len());
+        assert!(unanswered.iter().all(|it| it.contains("timeout 30s")), "{unanswered:?}");
+        // Whoever gets an answer keeps the endpoint, over TCP and UDP.
+        for transport in [Transport::Tcp, Transport::Udp] {
+            let servers = servers(&it.client, transport, frontend);
+            assert_eq!(servers.len(), 1, "{servers:?}");
+        }
+        let answered = elements(&it, "affinity");
+        assert_eq!(answered.len(), 2, "{answered:?}");
+        assert!(
+            answered.iter().all(|it| it.contains("timeout 3h") && it.starts_with(&CLIENT[0].to_string()))
+        );
+        let entries = |state| {
+            let series = format!("kube_proxy_ebpf_packet_affinity_entries{{state=\"{state}\"}}");
+            it.n1.run(|| http::metric(&series))
+        };
+        assert!(eventually(TIMEOUT, || entries("answered") == Some(2.0)));
+        assert!(entries("unanswered").is_some_and(|it| it > 0.0));
+    });
+}
+
+#[test]
+fn a_service_port_with_as_many_clients_as_one_may_have_gets_no_more() {
+    if !nft_or_skip() {
+        return;
+    }
+    RunningCluster::each(
+        &[on_both_nodes(web()), on_both_nodes(external("other", 2)).affinity(600)],
+        &[],
+        |it| {
+            // The tables of a running proxy cannot be changed from Linux 6.9 on.
+            let it = {
+                let RunningCluster { agent, cluster } = it;
+                agent.kill9().unwrap();
+                cluster
+            };
+            let full = format!("{{ {} . tcp . 80 timeout 600s }}", cluster_ips(1)[0]);
+            nft(&it, &["add", "element", "ip", "kube-proxy-ebpf", "affinity-full", &full]);
+            for n in [1, 2] {
+                for frontend in [at(load_balancer_ips(n)[0], 80), at(N1[0], NODE_PORT + u16::from(n))] {
+                    server(&it.client, frontend);
+                }
+            }
+            let answered = elements(&it, "affinity");
+            assert_eq!(answered.len(), 1, "{answered:?}");
+            assert!(answered[0].contains(&cluster_ips(2)[0].to_string()), "{answered:?}");
+        },
+    );
+}
+
+#[test]
+fn connections_are_watched_only_while_a_service_has_session_affinity() {
+    let hooks = |it: &TestCluster| {
+        let chains = it.n1.run(|| run(Command::new("nft").args(["list", "chains"]))).stdout;
+        chains.matches("chain answered-").count()
+    };
+    if !nft_or_skip() {
+        return;
+    }
+    let plain = || on_both_nodes(external("web", 1));
+    let Some(mut it) = RunningCluster::or_skip("nft", &[plain()], &[]) else { return };
+    assert_eq!(hooks(&it), 0);
+    it.apply(&[plain().affinity(600), on_both_nodes(external("other", 2)).affinity(60)]);
+    // Of each family: two hooks, and a chain for each timeout.
+    assert!(eventually(TIMEOUT, || hooks(&it) == 2 * (2 + 2)), "{}", hooks(&it));
+    it.apply(&[plain().affinity(600)]);
+    assert!(eventually(TIMEOUT, || hooks(&it) == 2 * (2 + 1)), "{}", hooks(&it));
+    it.apply(&[plain()]);
+    assert!(eventually(TIMEOUT, || hooks(&it) == 0), "{}", hooks(&it));
 }
 
 #[test]

@@ -26,12 +26,12 @@ use tests::{
     repetitions,
     requirements::{kernel_at_least, nft_or_skip},
     scaled,
-    test_cluster::{P1, P2, P3},
+    test_cluster::{P1, P2, P3, TARGET},
 };
 
 use crate::{
-    BACKENDS, NODE_PORT, RunningCluster, at, dump, external, external_frontends, is_active,
-    load_balancer_ips, nft, on_both_nodes, server, start_load, start_ready,
+    BACKENDS, NODE_PORT, RunningCluster, at, dump, external, external_frontends, internal_frontends,
+    is_active, is_ready, load_balancer_ips, nft, on_both_nodes, server, start_load, start_ready,
 };
 
 /// A connected UDP socket, which is one flow.
@@ -342,4 +342,30 @@ fn a_thousand_changes_under_external_load_lose_nothing() {
             assert_eq!(report.failed, 0, "{report:?}");
         }
     });
+}
+
+#[test]
+fn a_pods_connected_udp_socket_learns_that_its_endpoint_was_removed() {
+    let web = || external("web", 1);
+    let remote = || web().endpoint_on("n2", "p3", &P3);
+    let Some(mut it) = RunningCluster::or_skip("ebpf", &[remote()], &[]) else { return };
+    assert!(eventually(TIMEOUT, || is_ready(&it)), "the sockets are served, too");
+    for (frontend, removed) in internal_frontends(1).into_iter().zip(P3) {
+        let connect = |it: &TestCluster, to| {
+            let _inside = (it.sandbox().enter().unwrap(), it.pods[1].enter().unwrap());
+            let socket = udp_socket(to).unwrap();
+            socket.connect(to).unwrap();
+            socket
+        };
+        let [flow, direct] = [frontend, at(removed, TARGET)].map(|to| connect(&it, to));
+        assert!(exchange_connected(&flow).unwrap().starts_with("p3"));
+        it.apply(&[web().endpoint("p1", &P1)]);
+        let error = exchange_connected(&flow).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{frontend}: {error}");
+        let is_p1 = || exchange_connected(&connect(&it, frontend)).is_ok_and(|it| it.starts_with("p1"));
+        assert!(eventually(TIMEOUT, is_p1), "the program connects again");
+        // It serves again at once, also for those who do not use the Service.
+        it.apply(&[remote()]);
+        assert!(exchange_connected(&direct).unwrap().starts_with("p3"));
+    }
 }

@@ -58,7 +58,8 @@ fn external_traffic_reaches_every_endpoint_and_is_masqueraded() {
 fn external_policy_local_uses_endpoints_of_this_node_and_keeps_the_source() {
     let local = on_both_nodes(external("local", 1)).external_local();
     let remote = external("remote", 2).endpoint_on("n2", "p3", &P3).external_local();
-    RunningCluster::each(&[local, remote], &[], |it| {
+    let detect_local = ["--cluster-cidr=10.244.0.0/16,fd00:244::/32"];
+    RunningCluster::each(&[local, remote], &detect_local, |it| {
         for frontend in external_frontends(1) {
             check(&it.client, frontend, &[("p1", CLIENT[usize::from(frontend.is_ipv6())])]);
         }
@@ -72,6 +73,15 @@ fn external_policy_local_uses_endpoints_of_this_node_and_keeps_the_source() {
             }
         }
     });
+}
+
+#[test]
+fn without_a_detect_local_mode_the_local_policy_applies_to_packets_of_pods() {
+    let remote = external("remote", 2).endpoint_on("n2", "p3", &P3).external_local();
+    let Some(it) = RunningCluster::or_skip("nft", &[remote], &[]) else { return };
+    check_dropped(&it.pods[0], at(load_balancer_ips(2)[0], 80));
+    // The host recognises itself.
+    assert_eq!(server(&it.n1, at(load_balancer_ips(2)[0], 80)), "p3");
 }
 
 #[test]

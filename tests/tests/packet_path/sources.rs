@@ -9,8 +9,8 @@ use tests::{
 };
 
 use crate::{
-    NODE_PORT, RunningCluster, at, check, check_refused, cluster_ips, dump, external, external_ips, internal,
-    internal_frontends, load_balancer_ips, nft, on_both_nodes, server, start_ready,
+    BACKENDS, NODE_PORT, RunningCluster, at, check, check_refused, cluster_ips, dump, external, external_ips,
+    internal, internal_frontends, load_balancer_ips, nft, on_both_nodes, server, start_ready,
 };
 
 /// The address of n1 on the veth pair to its pod, by family.
@@ -45,11 +45,15 @@ fn every_detect_local_mode_keeps_the_sources_of_pods() {
 #[test]
 fn masquerade_all_changes_every_source() {
     let web = internal("web", 1).endpoint_on("n2", "p3", &P3);
-    RunningCluster::each(&[web], &["--masquerade-all"], |it| {
+    for backend in BACKENDS {
+        let services = std::slice::from_ref(&web);
+        let Some(it) = RunningCluster::or_skip(backend, services, &["--masquerade-all"]) else { return };
         for (index, frontend) in internal_frontends(1).into_iter().enumerate() {
             check(&it.pods[0], frontend, &[("p3", N1[index])]);
         }
-    });
+        let reported = it.agent.log().contains("--masquerade-all has no effect on sockets");
+        assert_eq!(reported, backend == "ebpf", "{backend}");
+    }
 }
 
 #[test]
@@ -76,7 +80,7 @@ fn the_masquerade_mark_is_configurable() {
 #[test]
 fn node_ports_follow_the_selected_addresses() {
     let web = external("web", 1).endpoint("p1", &P1);
-    let arguments = ["--nodeport-addresses=192.168.50.0/24"];
+    let arguments = ["--nodeport-addresses=192.168.50.0/24,2001:db8::/32"];
     let Some(it) = RunningCluster::or_skip("nft", &[web], &arguments) else { return };
     let port = NODE_PORT + 1;
     assert_eq!(server(&it.client, at(N1[0], port)), "p1");

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use datapath::{HookBehavior, OverflowStats, PortCounts, TableStats};
+use datapath::{HookBehavior, OverflowStats, PacketAffinity, PortCounts, TableStats};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder},
@@ -15,6 +15,7 @@ use prometheus_client::{
 use publish::grpc::ClientStats;
 use tokio::time::Instant;
 
+use super::by_family::{FAMILIES, IP_FAMILY};
 use crate::{
     counters::ServiceCounters,
     http_connections::HttpConnections,
@@ -133,20 +134,37 @@ fn http(connections: &HttpConnections, out: &mut MetricWriter<'_, '_>) -> fmt::R
 /// kube-proxy's metrics, under its names.
 fn kube_proxy(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     let active = state.active.as_ref().map_or(0.0, |it| seconds(it.since.wall));
-    out.gauge("last_timestamp_seconds", "The last time proxy rules were successfully synced", active)?;
+    let both = |value: f64| FAMILIES.map(|(_, name)| (name, value));
+    out.family(
+        "last_timestamp_seconds",
+        "The last time proxy rules were successfully synced",
+        IP_FAMILY,
+        both(active),
+    )?;
     let queued = state.published.as_ref().map_or(0.0, |(_, at)| seconds(at.wall));
-    out.gauge("last_queued_timestamp_seconds", "The last time a sync of proxy rules was queued", queued)?;
+    out.family(
+        "last_queued_timestamp_seconds",
+        "The last time a sync of proxy rules was queued",
+        IP_FAMILY,
+        both(queued),
+    )?;
     let pending = state.pending_changes();
     out.gauge("endpoint_changes_pending", "Pending proxy rules Endpoint changes", pending.endpoints as f64)?;
     out.gauge("service_changes_pending", "Pending proxy rules Service changes", pending.services as f64)?;
-    out.family(
+    let Totals { no_local_internal, no_local_external, .. } = &state.totals;
+    let policies = [("internal", no_local_internal), ("external", no_local_external)];
+    out.write(
         "no_local_endpoints_total",
         "Number of services with a Local traffic policy and no endpoints",
-        "traffic_policy",
-        [
-            ("internal", state.totals.no_local_internal as f64),
-            ("external", state.totals.no_local_external as f64),
-        ],
+        MetricType::Gauge,
+        |mut out| {
+            policies.iter().flat_map(|it| FAMILIES.map(|family| (it, family))).try_for_each(
+                |((policy, count), (family, name))| {
+                    let labels = [(IP_FAMILY, name), ("traffic_policy", *policy)];
+                    ConstGauge::new(*count.of(family) as f64).encode(out.encode_family(&labels)?)
+                },
+            )
+        },
     )
 }
 
@@ -226,7 +244,20 @@ fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         "Clients that were inserted into the session affinity table",
         *affinity_inserts as f64,
     )?;
-    out.gauge("affinity_capacity", "Capacity of the session affinity table", f64::from(*affinity_capacity))
+    out.gauge("affinity_capacity", "Capacity of the session affinity table", f64::from(*affinity_capacity))?;
+    let PacketAffinity { clients, unanswered, capacity, full_service_ports } = state.packet_affinity;
+    out.family(
+        "packet_affinity_entries",
+        "Clients with session affinity on the packet path, by whether they were answered",
+        "state",
+        [("answered", clients as f64), ("unanswered", unanswered as f64)],
+    )?;
+    out.gauge("packet_affinity_capacity", "Capacity for each of them, per IP family", f64::from(capacity))?;
+    out.gauge(
+        "packet_affinity_full_service_ports",
+        "Service ports with so many clients that new ones get no session affinity on the packet path",
+        full_service_ports as f64,
+    )
 }
 
 /// The kernel's counters of each service port, except zeros.

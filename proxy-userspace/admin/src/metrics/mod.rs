@@ -3,6 +3,7 @@
 //! Invariant: `docs/metrics.md` lists exactly the metrics that are served; a test compares the two.
 //! Events are counted here as they happen; gauges are read from the state at each scrape.
 
+mod by_family;
 mod gauges;
 mod process;
 mod text;
@@ -14,6 +15,8 @@ use std::{
 };
 
 use datapath::ApplyReport;
+use model::Family as IpFamily;
+use pipeline::ApiRequest;
 use prometheus_client::{
     encoding,
     metrics::{
@@ -25,6 +28,7 @@ use prometheus_client::{
 };
 use reconciler::Step;
 
+use self::by_family::{ByFamily, FAMILIES, Histograms, IP_FAMILY, Label, counter_by_family};
 use crate::{
     http_connections::HttpConnections,
     state::{AdminState, Role, lock},
@@ -36,16 +40,19 @@ const OWN: &str = "kube_proxy_ebpf";
 /// The prefix of kube-proxy's names.
 const KUBE_PROXY: &str = "kubeproxy";
 
-/// A label and its value.
-type Label = [(&'static str, &'static str); 1];
-
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    sync_duration: Histogram,
-    full_sync_duration: Histogram,
-    partial_sync_duration: Histogram,
-    programming_duration: Histogram,
+    sync_duration: ByFamily,
+    full_sync_duration: ByFamily,
+    partial_sync_duration: ByFamily,
+    programming_duration: ByFamily,
+    sync_failures: Family<Label, Counter>,
+    cleanup_failures: Family<Label, Counter>,
+    flow_pass_duration: ByFamily,
+    flows_deleted: Family<Label, Counter>,
+    requests: Family<[(&'static str, String); 3], Counter>,
+    request_duration: Histograms<[(&'static str, String); 2]>,
     endpoint_changes: Counter,
     service_changes: Counter,
     healthz: Family<Label, Counter>,
@@ -60,13 +67,19 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new(state: Arc<Mutex<AdminState>>, connections: HttpConnections) -> Self {
         // 1 ms to 16 s, as in kube-proxy.
-        let sync = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
+        let sync = || ByFamily::new(|| Histogram::new(exponential_buckets(0.001, 2.0, 15)));
         let mut it = Self {
             registry: Registry::default(),
             sync_duration: sync(),
             full_sync_duration: sync(),
             partial_sync_duration: sync(),
-            programming_duration: Histogram::new(programming_buckets()),
+            programming_duration: ByFamily::new(|| Histogram::new(programming_buckets())),
+            sync_failures: counter_by_family(),
+            cleanup_failures: counter_by_family(),
+            flow_pass_duration: sync(),
+            flows_deleted: counter_by_family(),
+            requests: Family::default(),
+            request_duration: Family::new_with_constructor(|| Histogram::new(REQUEST_BUCKETS)),
             endpoint_changes: Counter::default(),
             service_changes: Counter::default(),
             healthz: Family::default(),
@@ -96,28 +109,60 @@ impl Metrics {
         let kube_proxy = self.registry.sub_registry_with_prefix(KUBE_PROXY);
         kube_proxy.register("proxy_healthz", "Cumulative proxy healthz HTTP status", self.healthz.clone());
         kube_proxy.register("proxy_livez", "Cumulative proxy livez HTTP status", self.livez.clone());
+        let requests = self.registry.sub_registry_with_prefix("rest_client");
+        requests.register(
+            "requests",
+            "Number of HTTP requests, partitioned by status code, method, and host",
+            self.requests.clone(),
+        );
+        requests.register(
+            "request_duration_seconds",
+            "Request latency in seconds. Broken down by verb, and host",
+            self.request_duration.clone(),
+        );
+        let kube_proxy = self.registry.sub_registry_with_prefix(KUBE_PROXY);
         if role == Role::Brain {
             return;
         }
         kube_proxy.register(
             "sync_proxy_rules_duration_seconds",
             "SyncProxyRules latency in seconds",
-            self.sync_duration.clone(),
+            self.sync_duration.0.clone(),
         );
         kube_proxy.register(
             "sync_full_proxy_rules_duration_seconds",
             "SyncProxyRules latency in seconds for full resyncs",
-            self.full_sync_duration.clone(),
+            self.full_sync_duration.0.clone(),
         );
         kube_proxy.register(
             "sync_partial_proxy_rules_duration_seconds",
             "SyncProxyRules latency in seconds for partial resyncs",
-            self.partial_sync_duration.clone(),
+            self.partial_sync_duration.0.clone(),
         );
         kube_proxy.register(
             "network_programming_duration_seconds",
             "In Cluster Network Programming Latency in seconds",
-            self.programming_duration.clone(),
+            self.programming_duration.0.clone(),
+        );
+        kube_proxy.register(
+            "sync_proxy_rules_nftables_sync_failures",
+            "Cumulative proxy nftables sync failures",
+            self.sync_failures.clone(),
+        );
+        kube_proxy.register(
+            "sync_proxy_rules_nftables_cleanup_failures",
+            "Cumulative proxy nftables cleanup failures",
+            self.cleanup_failures.clone(),
+        );
+        kube_proxy.register(
+            "conntrack_reconciler_sync_duration_seconds",
+            "ReconcileConntrackFlowsLatency latency in seconds",
+            self.flow_pass_duration.0.clone(),
+        );
+        kube_proxy.register(
+            "conntrack_reconciler_deleted_entries",
+            "Cumulative conntrack flows deleted by conntrack reconciler",
+            self.flows_deleted.clone(),
         );
         kube_proxy.register(
             "sync_proxy_rules_endpoint_changes",
@@ -158,19 +203,43 @@ impl Metrics {
     }
 
     /// `delays`: the time from each change in the cluster until it was active.
-    pub(crate) fn on_applied(&self, report: &ApplyReport, took: Duration, delays: &[Duration]) {
+    pub(crate) fn on_applied(&self, report: &ApplyReport, took: Duration, delays: &[(IpFamily, Duration)]) {
         let seconds = took.as_secs_f64();
-        self.sync_duration.observe(seconds);
+        self.sync_duration.observe_both(seconds);
         self.apply_duration.observe(seconds);
         let by_kind = if report.is_full { &self.full_sync_duration } else { &self.partial_sync_duration };
-        by_kind.observe(seconds);
-        for it in delays {
-            self.programming_duration.observe(it.as_secs_f64());
+        by_kind.observe_both(seconds);
+        for (family, delay) in delays {
+            self.programming_duration.observe(*family, delay.as_secs_f64());
         }
     }
 
     pub(crate) fn on_failed(&self, step: Step) {
         self.failures.get_or_create(&[("step", step.name())]).inc();
+        let by_family = match step {
+            Step::Apply => &self.sync_failures,
+            Step::Finish => &self.cleanup_failures,
+            Step::Attach => return,
+        };
+        for (_, name) in FAMILIES {
+            by_family.get_or_create(&[(IP_FAMILY, name)]).inc();
+        }
+    }
+
+    /// A pass over the conntrack entries of a family.
+    pub(crate) fn on_flow_pass(&self, family: IpFamily, took: Duration, deleted: usize) {
+        self.flow_pass_duration.observe(family, took.as_secs_f64());
+        let (_, name) = FAMILIES[usize::from(family == IpFamily::V6)];
+        self.flows_deleted.get_or_create(&[(IP_FAMILY, name)]).inc_by(deleted as u64);
+    }
+
+    /// A request to the API server.
+    pub(crate) fn on_request(&self, ApiRequest { method, host, code, took }: &ApiRequest) {
+        let code = code.map_or_else(|| "<error>".to_owned(), |it| it.to_string());
+        let labels = [("code", code), ("host", host.clone()), ("method", method.clone())];
+        self.requests.get_or_create(&labels).inc();
+        let labels = [("host", host.clone()), ("verb", method.clone())];
+        self.request_duration.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
     pub(crate) fn on_healthz(&self, ok: bool) {
@@ -185,6 +254,9 @@ impl Metrics {
 fn code(ok: bool) -> Label {
     [("code", if ok { "200" } else { "503" })]
 }
+
+/// client-go's.
+const REQUEST_BUCKETS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
 
 /// kube-proxy's: 0, 0.25 s, 0.5 s; steps of 1 s to a minute, of 5 s to two minutes, of 30 s to five.
 fn programming_buckets() -> impl Iterator<Item = f64> {

@@ -70,12 +70,37 @@ impl Collector for Process {
         if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
             out.gauge("max_fds", "Maximum number of open file descriptors", soft as f64)?;
         }
+        if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_AS) {
+            let help = "Maximum amount of virtual memory available in bytes";
+            out.gauge("virtual_memory_max_bytes", help, soft as f64)?;
+        }
+        let netstat = fs::read_to_string("/proc/self/net/netstat").unwrap_or_default();
+        if let (Some(received), Some(sent)) =
+            (ip_octets(&netstat, "InOctets"), ip_octets(&netstat, "OutOctets"))
+        {
+            let help = "Number of bytes received by the process over the network";
+            out.counter("network_receive_bytes", help, received)?;
+            out.counter(
+                "network_transmit_bytes",
+                "Number of bytes sent by the process over the network",
+                sent,
+            )?;
+        }
         Ok(())
     }
 }
 
 fn conf(name: SysconfVar) -> Option<f64> {
     sysconf(name).ok().flatten().map(|it| it as f64)
+}
+
+/// A field of the lines `IpExt` of proc_pid_net(5) `netstat`, of which the first has the names: it counts the network namespace,
+/// as in the Prometheus client for Go.
+fn ip_octets(netstat: &str, field: &str) -> Option<f64> {
+    let mut lines = netstat.lines().filter_map(|it| it.strip_prefix("IpExt: "));
+    let (names, values) = (lines.next()?, lines.next()?);
+    let mut fields = names.split(' ').zip(values.split(' '));
+    fields.find(|(name, _)| *name == field)?.1.parse().ok()
 }
 
 /// In seconds since 1970.
@@ -87,6 +112,13 @@ fn boot_time() -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_bytes_of_the_network_namespace_are_found_by_name() {
+        let text = "TcpExt: A B\nTcpExt: 1 2\nIpExt: InNoRoutes InOctets OutOctets\nIpExt: 0 70 80\n";
+        assert_eq!((ip_octets(text, "InOctets"), ip_octets(text, "OutOctets")), (Some(70.0), Some(80.0)));
+        assert_eq!(ip_octets(text, "InMcastOctets"), None);
+    }
 
     #[test]
     fn a_name_with_spaces_and_parentheses_does_not_move_the_fields() {

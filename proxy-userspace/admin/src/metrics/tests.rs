@@ -6,8 +6,8 @@ use std::{
 };
 
 use datapath::{HookBehavior, PortCounts, ProbeResult, RefusedNamespace, TableStats};
-use model::Rejected;
-use pipeline::{Observer as _, SyncStatus};
+use model::{Family, Rejected};
+use pipeline::{ApiRequest, Observer as _, SyncStatus};
 use publish::Publisher;
 use reconciler::{Observer as _, Step};
 
@@ -21,7 +21,7 @@ use crate::{
 fn busy(role: Role) -> Admin {
     let admin = Admin::new("n1", role);
     let now = SystemTime::now();
-    admin.source("file", SyncStatus { is_synced: true, last_contact: Some(now), error: None });
+    admin.source("file", SyncStatus { is_synced: true, last_contact: Some(now), ..SyncStatus::default() });
     admin.set_watcher_count(|| 2);
     admin.set_client_stats(publish::grpc::ClientStats::default);
     let publisher = Publisher::new("n1");
@@ -32,6 +32,12 @@ fn busy(role: Role) -> Admin {
     admin.on_probed(&[ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }]);
     let refused =
         ["/pod", "/pod"].map(|it| RefusedNamespace { netns: 1, cgroup: Some(it.into()), refused: 4 });
+    admin.request(&ApiRequest {
+        method: "GET".into(),
+        host: "192.0.2.1:6443".into(),
+        code: Some(200),
+        took: Duration::from_millis(7),
+    });
     admin.on_table_stats(TableStats { refused: refused.into(), ..TableStats::default() });
     admin.set_counter_source(|| {
         let counts = PortCounts { connections: 7, no_backend: 2, denied: 1 };
@@ -64,9 +70,14 @@ fn served(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
     served
 }
 
+/// The page, before and after its comparison with kube-proxy.
+fn page() -> (&'static str, &'static str) {
+    include_str!("../../../../docs/metrics.md").split_once("## Compared with kube-proxy").unwrap()
+}
+
 /// The same in the documentation, for one role.
 fn documented(role: Role) -> BTreeMap<String, (String, BTreeSet<String>)> {
-    let table = include_str!("../../../../docs/metrics.md").lines().filter(|it| it.starts_with("| `"));
+    let table = page().0.lines().filter(|it| it.starts_with("| `"));
     let rows = table.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
     let rows = rows.filter(|row| match row[4] {
         "all" => true,
@@ -83,6 +94,90 @@ fn the_documented_metrics_are_those_that_are_served() {
     for role in [Role::Backend, Role::Brain] {
         assert_eq!(served(&busy(role).metrics.text().unwrap()), documented(role), "{role:?}");
     }
+}
+
+/// The metrics of kube-proxy 1.36 in nftables mode, with their labels: its own, as `pkg/proxy/metrics` registers them, and those
+/// of its libraries.
+const KUBE_PROXY_METRICS: [(&str, &str); 36] = [
+    ("kubeproxy_conntrack_reconciler_deleted_entries_total", "ip_family"),
+    ("kubeproxy_conntrack_reconciler_sync_duration_seconds", "ip_family"),
+    ("kubeproxy_network_programming_duration_seconds", "ip_family"),
+    ("kubeproxy_proxy_healthz_total", "code"),
+    ("kubeproxy_proxy_livez_total", "code"),
+    ("kubeproxy_sync_full_proxy_rules_duration_seconds", "ip_family"),
+    ("kubeproxy_sync_partial_proxy_rules_duration_seconds", "ip_family"),
+    ("kubeproxy_sync_proxy_rules_duration_seconds", "ip_family"),
+    ("kubeproxy_sync_proxy_rules_endpoint_changes_pending", ""),
+    ("kubeproxy_sync_proxy_rules_endpoint_changes_total", ""),
+    ("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "ip_family"),
+    ("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "ip_family"),
+    ("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", "ip_family"),
+    ("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "ip_family"),
+    ("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "ip_family traffic_policy"),
+    ("kubeproxy_sync_proxy_rules_service_changes_pending", ""),
+    ("kubeproxy_sync_proxy_rules_service_changes_total", ""),
+    ("rest_client_exec_plugin_call_total", "call_status code"),
+    ("rest_client_exec_plugin_certificate_rotation_age", ""),
+    ("rest_client_exec_plugin_ttl_seconds", ""),
+    ("rest_client_rate_limiter_duration_seconds", "host verb"),
+    ("rest_client_request_duration_seconds", "host verb"),
+    ("rest_client_request_retries_total", "code host verb"),
+    ("rest_client_request_size_bytes", "host verb"),
+    ("rest_client_requests_total", "code host method"),
+    ("rest_client_response_size_bytes", "host verb"),
+    ("rest_client_transport_cache_entries", ""),
+    ("rest_client_transport_create_calls_total", "result"),
+    ("process_cpu_seconds_total", ""),
+    ("process_max_fds", ""),
+    ("process_network_receive_bytes_total", ""),
+    ("process_network_transmit_bytes_total", ""),
+    ("process_open_fds", ""),
+    ("process_resident_memory_bytes", ""),
+    ("process_start_time_seconds", ""),
+    ("process_virtual_memory_bytes", ""),
+];
+
+#[test]
+fn the_comparison_with_kube_proxy_names_every_metric_and_tells_which_is_the_same() {
+    let rows = page().1.lines().filter(|it| it.starts_with("| `"));
+    let rows: Vec<_> = rows.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>()).collect();
+    let served = served(&busy(Role::Backend).metrics.text().unwrap());
+    let labels = |it: &str| it.split_whitespace().map(ToOwned::to_owned).collect::<BTreeSet<_>>();
+    for (name, expected) in KUBE_PROXY_METRICS {
+        let row = rows.iter().find(|it| it[1] == format!("`{name}`"));
+        let row = row.unwrap_or_else(|| panic!("{name} is missing"));
+        assert_eq!(labels(&row[2].replace(['`', ','], " ")), labels(expected), "{name}");
+        let is_same = served.get(name).is_some_and(|(_, it)| *it == labels(expected));
+        assert_eq!(row[3] == "the same", is_same, "{name}: {}", row[3]);
+        assert!(!row[3].is_empty(), "{name}");
+    }
+    assert!(
+        KUBE_PROXY_METRICS
+            .iter()
+            .filter(|(it, _)| it.starts_with("kubeproxy_"))
+            .all(|(it, _)| served.contains_key(*it))
+    );
+}
+
+#[test]
+fn failures_and_conntrack_passes_are_counted_by_family() {
+    let admin = busy(Role::Backend);
+    admin.on_failed(Step::Apply, "no room");
+    admin.on_failed(Step::Finish, "no room");
+    admin.flow_pass_counter()(Family::V6, Duration::from_millis(3), 4);
+    let of = |name: &str, family: &str| value(&admin, &format!("kubeproxy_{name}{{ip_family=\"{family}\"}}"));
+    for family in ["IPv4", "IPv6"] {
+        assert_eq!(of("sync_proxy_rules_nftables_sync_failures_total", family), 1.0);
+        assert_eq!(of("sync_proxy_rules_nftables_cleanup_failures_total", family), 1.0);
+        assert_eq!(of("sync_proxy_rules_duration_seconds_count", family), 1.0);
+    }
+    assert_eq!(of("conntrack_reconciler_deleted_entries_total", "IPv4"), 0.0);
+    assert_eq!(of("conntrack_reconciler_deleted_entries_total", "IPv6"), 4.0);
+    assert_eq!(of("conntrack_reconciler_sync_duration_seconds_count", "IPv6"), 1.0);
+    assert_eq!(
+        value(&admin, "rest_client_requests_total{code=\"200\",host=\"192.0.2.1:6443\",method=\"GET\"}"),
+        1.0
+    );
 }
 
 #[test]
@@ -151,7 +246,7 @@ fn services_and_endpoints_are_those_of_the_active_state() {
         admin.on_dequeued(&state);
         admin.on_applied(&state, &report(), Duration::from_millis(1));
         let own = |name: &str| value(&admin, &format!("kube_proxy_ebpf_{name}"));
-        let local = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"}";
+        let local = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"internal\"}";
         numbers.push((own("active_revision"), own("services"), own("endpoints"), value(&admin, local)));
     }
     assert_eq!(numbers, [(1.0, 2.0, 2.0, 1.0), (2.0, 3.0, 5.0, 0.0), (3.0, 1.0, 0.0, 1.0)]);
@@ -163,7 +258,7 @@ fn the_delay_of_a_change_is_counted_once_and_only_if_it_happened_after_the_start
     let admin = Admin::new("n1", Role::Backend);
     let publisher = Publisher::new("n1");
     let after = seconds(SystemTime::now());
-    let count = || value(&admin, "kubeproxy_network_programming_duration_seconds_count");
+    let count = || value(&admin, "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}");
     let mut counts = Vec::new();
     // Before the start; a new time; the same time, as after a change of the Service only; another time.
     for (endpoints, time) in [(1, before), (2, after), (3, after), (4, after + 0.001)] {

@@ -20,6 +20,30 @@ fn one_address_with_two_targets_is_two_endpoints() {
     assert_eq!(keys, [true, false]);
 }
 
+#[test]
+fn of_two_copies_of_an_endpoint_one_that_is_not_terminating_counts() {
+    let selected = |copies: [Endpoint; 2]| {
+        let state_of = |[a, b]: [Endpoint; 2]| {
+            state(&service(), &[slice([a]), slice_named("web-2", Family::V4, vec![b])])
+        };
+        let [a, b] = copies;
+        let state = state_of([a.clone(), b.clone()]);
+        assert_eq!(state, state_of([b, a]), "the order of the slices does not matter");
+        (targets(&state, 0, Scope::Internal), state.service.ports[0].has_any_endpoint.v4)
+    };
+    // The address of a pod that is terminating was given to a new one.
+    let old = || terminating(pod(at("10.1.0.1"), "old"));
+    let new = || pod(at("10.1.0.1"), "new");
+    assert_eq!(selected([old(), unready(new())]), (String::new(), false));
+    assert_eq!(selected([old(), new()]), ("1".into(), true));
+    // Ready although it is terminating (publishNotReadyAddresses).
+    let mut published = old();
+    published.conditions.ready = true;
+    assert_eq!(selected([published.clone(), unready(new())]), (String::new(), false));
+    assert_eq!(selected([published, old()]), ("1".into(), true));
+    assert_eq!(selected([unready(new()), new()]), ("1".into(), true));
+}
+
 /// The same Service and slice for UDP.
 fn over_udp(mut service: Service, endpoints: impl Into<Vec<Endpoint>>) -> ServiceState {
     let mut slice = slice(endpoints);

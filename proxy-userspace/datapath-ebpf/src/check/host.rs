@@ -120,13 +120,14 @@ fn pin_dir(options: &Options) -> Finding {
 fn termination(capabilities: Capabilities) -> Finding {
     const SUBJECT: &str = "UDP termination";
     match udp_termination::is_supported() {
-        Ok(()) if [SYS_ADMIN, SYS_PTRACE].iter().all(|it| capabilities.has(*it)) && sees_all_processes() => {
+        Ok(()) if enters_pods(capabilities) => {
             Finding::ok(SUBJECT, "connected sockets are terminated when their endpoint is removed")
         }
         Ok(()) => Finding::ok(
             SUBJECT,
             "connected sockets of this network namespace are terminated when their endpoint is removed; those of pods \
-             also need CAP_SYS_ADMIN, CAP_SYS_PTRACE and the host's process ids (hostPID)",
+             get ECONNREFUSED through nftables, unless CAP_SYS_ADMIN, CAP_SYS_PTRACE and the host's process ids (hostPID) are \
+             granted",
         ),
         Err(error) => Finding::degraded(
             SUBJECT,
@@ -134,6 +135,11 @@ fn termination(capabilities: Capabilities) -> Finding {
             "use a kernel with CONFIG_INET_DIAG_DESTROY=y if programs here keep UDP sockets connected to Services",
         ),
     }
+}
+
+/// Whether the network namespaces of pods can be entered.
+pub(super) fn enters_pods(capabilities: Capabilities) -> bool {
+    [SYS_ADMIN, SYS_PTRACE].iter().all(|it| capabilities.has(*it)) && sees_all_processes()
 }
 
 fn capability_finding(capabilities: Capabilities) -> Finding {

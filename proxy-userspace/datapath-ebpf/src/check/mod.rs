@@ -7,7 +7,11 @@ mod installation;
 
 use datapath::{Checkup, Finding};
 
-use crate::{capabilities::kernel_release, options::Options, pins::Pins};
+use crate::{
+    capabilities::{Capabilities, kernel_release},
+    options::Options,
+    pins::Pins,
+};
 
 /// What this kernel offers.
 pub fn kernel() -> Finding {
@@ -19,11 +23,17 @@ pub fn has_run(options: &Options) -> bool {
     !Pins::new(&options.pin_dir).is_empty()
 }
 
+/// Whether this process can terminate connected UDP sockets of pods.
+pub fn reaches_sockets_of_pods() -> bool {
+    host::enters_pods(Capabilities::own())
+}
+
 /// Checks this node.
 pub fn check(options: &Options) -> Checkup {
     Checkup {
         host: host::check(options),
         installation: installation::check(options),
         conflicts: vec![installation::foreign_programs(options)],
+        is_left_to_kube_proxy: false,
     }
 }

@@ -37,7 +37,7 @@ fn endpoint(n: u32, v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>, ports: u16) -> E
 }
 
 fn apply(buffer: &mut DoubleBuffer<FakeMaps>, state: &NodeState) {
-    buffer.apply(state, &NodeAddresses::new()).unwrap();
+    buffer.apply(state, &NodeAddresses::default()).unwrap();
     buffer.finish_generation().unwrap();
     buffer.reclaim_counters().unwrap();
 }
@@ -77,7 +77,7 @@ fn a_service_of_100_000_endpoints_is_added_and_removed() {
     let all = buffer.store.backends(tcp(80)).unwrap();
     assert!(all.iter().map(SocketAddr::ip).eq((0..MANY).map(|n| IpAddr::from(pod(n)))));
     // One is removed: its slots are filled by the last ones.
-    let applied = buffer.apply(&of(1..MANY), &NodeAddresses::new()).unwrap();
+    let applied = buffer.apply(&of(1..MANY), &NodeAddresses::default()).unwrap();
     assert!(applied.entries <= 7, "{applied:?}");
     // All but one are removed.
     apply(&mut buffer, &of(MANY - 1..MANY));

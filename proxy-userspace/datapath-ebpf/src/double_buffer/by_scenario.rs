@@ -23,7 +23,7 @@ fn each_leads_to_its_dump() {
     let scenarios = scenarios::all();
     let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
     for (scenario, step, expected) in steps(&scenarios) {
-        buffer.apply(&scenario.node_state(step), &NodeAddresses::new()).unwrap();
+        buffer.apply(&scenario.node_state(step), &NodeAddresses::default()).unwrap();
         assert_eq!(dump(&buffer), expected, "{}: {}", scenario.name, step.about);
     }
 }
@@ -37,7 +37,7 @@ fn while_maps_fail_the_last_dump_stays() {
         let mut last = Vec::new();
         for (scenario, step, expected) in steps(&scenarios) {
             let state = scenario.node_state(step);
-            while buffer.apply(&state, &NodeAddresses::new()).is_err() {
+            while buffer.apply(&state, &NodeAddresses::default()).is_err() {
                 assert_eq!(dump(&buffer), last, "{}: {}", scenario.name, step.about);
             }
             assert_eq!(dump(&buffer), expected, "{}: {}", scenario.name, step.about);

@@ -85,7 +85,7 @@ fn node_addresses(state: &NodeState) -> NodeAddresses {
         IpAddr::V4(ip) => (IpAddr::from([192, 0, 2, ip.octets()[3]]), NodeAddrScope::LOCAL),
         IpAddr::V6(_) => unreachable!("the first cluster IP is a v4 one"),
     });
-    own.chain([(IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]), NodeAddrScope::REMOTE)]).collect()
+    Arc::new(own.chain([(IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]), NodeAddrScope::REMOTE)]).collect())
 }
 
 impl DoubleBuffer<FakeMaps> {
@@ -145,8 +145,8 @@ fn assert_serves(maps: &FakeMaps, state: &NodeState) {
     ] {
         assert_eq!(maps.rows(active, table), count as u32, "{table} has no other entries");
     }
-    for (address, scope) in node_addresses(state) {
-        assert_eq!(maps.node_addr_scope(address), Some(scope), "{address}");
+    for (address, scope) in node_addresses(state).iter() {
+        assert_eq!(maps.node_addr_scope(*address), Some(*scope), "{address}");
     }
 }
 
@@ -225,6 +225,33 @@ fn a_change_costs_what_it_touches() {
     // gap, and the UDP member.
     assert!(applied.entries <= 28, "{applied:?}");
     assert_eq!(applied.services, 1);
+}
+
+#[test]
+fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
+    let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
+    let state = state([service(1, 1, &[1]), service(2, 2, &[1])]);
+    let serves = |buffer: &DoubleBuffer<FakeMaps>| {
+        [1, 2].map(|n| {
+            let address = SocketAddr::from(([10, 96, 0, n], 80));
+            buffer.store.backends(FrontendAddress { address, protocol: Protocol::Tcp }).is_some()
+        })
+    };
+    buffer.set_host_addresses([IpAddr::from([10, 96, 0, 2])].into());
+    buffer.take(&state).unwrap();
+    assert_eq!(serves(&buffer), [true, false]);
+    // Only the Services that it concerns are compiled again.
+    buffer.set_host_addresses([IpAddr::from([10, 96, 0, 2]), [192, 0, 2, 1].into()].into());
+    assert_eq!(buffer.take(&state).unwrap(), Applied::default());
+    buffer.set_host_addresses([IpAddr::from([10, 96, 0, 1]), [10, 96, 0, 2].into()].into());
+    assert_eq!(buffer.take(&state).unwrap().services, 1);
+    assert_eq!((serves(&buffer), buffer.left_to_host().len()), ([false, false], 2));
+    buffer.set_host_addresses(BTreeSet::new());
+    assert_eq!(buffer.take(&state).unwrap().services, 2);
+    assert_serves(&buffer.store, &state);
+    assert!(buffer.left_to_host().is_empty());
+    buffer.finish().unwrap();
+    assert_clean(&buffer);
 }
 
 #[test]

@@ -73,7 +73,8 @@ impl FromIterator<(Arc<str>, NodeInfo)> for NodeInfos {
 /// The properties of a node that datapaths and health checks use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Its addresses (`status.addresses` of the types InternalIP and ExternalIP), in the order of the manifest.
+    /// Its addresses: `status.addresses` of the type InternalIP, then of the type ExternalIP, in the order of the manifest. The
+    /// first of each family is its primary address.
     pub addresses: Vec<IpAddr>,
     /// The ranges of its pods (`spec.podCIDRs`).
     pub pod_cidrs: Vec<IpNet>,

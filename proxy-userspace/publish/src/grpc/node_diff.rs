@@ -88,6 +88,7 @@ impl ServiceChange<'_> {
         let new = self.new?;
         let is_same = self.old.is_some_and(|old| {
             old.service == new.service
+                && wire::named_targets(old) == wire::named_targets(new)
                 && (!extensions.trigger_times || old.trigger_time == new.trigger_time)
                 && (!extensions.other_serving || old.other_serving == new.other_serving)
         });

@@ -1,8 +1,8 @@
 //! `localv1.Sets/Watch`, for a client that keeps KPNG's rules.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use model::state::NodeState;
+use model::state::{NodeState, ServiceState, TargetPort};
 use proxy_contract::localv1::op_item::Op;
 use publish::{NodeStates, Publisher, SubscribeError, Subscription};
 use tokio::time::timeout;
@@ -51,6 +51,38 @@ async fn each_request_gets_one_change_set_and_changes_in_between_are_merged() {
     peer.receives_nothing().await;
     brain.publisher.publish(state([service("ns/a", &[("p1", 8)]), service("ns/b", &[])]));
     assert_eq!(peer.change_set().await, ["+s ns/b"]);
+}
+
+/// `ns/a`, whose target port has a name, with endpoints that listen on these ports.
+fn with_named_target(ports: &[u16]) -> NodeState {
+    let endpoints: Vec<_> = ["p1", "p2", "p3"].into_iter().zip(1..).take(ports.len()).collect();
+    let (name, it) = service("ns/a", &endpoints);
+    let mut service = (*it.service).clone();
+    service.ports[0].target_port = TargetPort::Name("web".into());
+    let endpoints = it.endpoints.iter().zip(ports).map(|(endpoint, port)| {
+        let mut endpoint = (**endpoint).clone();
+        endpoint.ports[0].port = (*port).try_into().unwrap();
+        endpoint
+    });
+    state([(name, Arc::new(ServiceState::new(service, endpoints)))])
+}
+
+#[tokio::test]
+async fn a_named_target_port_has_the_number_that_all_endpoints_agree_on() {
+    let (folder, brain) = Brain::new().await;
+    brain.publisher.publish(with_named_target(&[]));
+    let mut peer = NodePeer::start(&folder, "n1").await;
+    let mut sent = Vec::new();
+    for ports in [&[][..], &[8080], &[8080, 8080], &[8080, 9090], &[9090, 9090]] {
+        brain.publisher.publish(with_named_target(ports));
+        let changes = peer.change_set().await;
+        let port = &peer.services["ns/a"].ports[0];
+        assert_eq!(port.target_port_name, "web");
+        sent.push((port.target_port, changes.contains(&"+s ns/a".to_owned())));
+        peer.ask("").await;
+    }
+    // The Service is sent again only if the number has changed.
+    assert_eq!(sent, [(0, true), (8080, true), (8080, false), (0, true), (9090, true)]);
 }
 
 #[tokio::test]

@@ -1,27 +1,37 @@
-//! Splits a file into documents.
+//! Parses the documents of a text.
 //!
-//! Invariant: memory is bounded by the size of the file. Nesting and alias expansion are limited, and only one document,
+//! Invariant: memory is bounded by the size of the text. Nesting and alias expansion are limited, and only one document,
 //! which takes many times the memory of its text, is held at a time.
 
 use std::fmt;
 
 use serde_json::Value;
-use serde_saphyr::{Options, Spanned, options::AliasLimits};
+use serde_saphyr::{Error, Location, Options, Spanned, options::AliasLimits};
 
 use crate::text::one_line;
 
 /// Nesting limit of a document: fits the stack of a thread with room to spare, and is far above that of manifests.
 const MAX_DEPTH: usize = 64;
-/// Limit of the nodes that all aliases of a file expand to.
+/// Limit of the nodes that all aliases of a document expand to.
 const MAX_ALIAS_NODES: usize = 100_000;
 
 /// A place in a file; both numbers start at 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// The document.
-    pub document: usize,
-    /// The line; for an object in a list, the line of the document.
-    pub line: usize,
+    pub document: u32,
+    /// The line.
+    pub line: u32,
+}
+
+impl Position {
+    /// The start of a file.
+    pub(super) const START: Self = Self { document: 1, line: 1 };
+
+    /// The place in the file of a place in a part that starts here.
+    pub(super) fn plus(self, inner: Self) -> Self {
+        Self { document: self.document + inner.document - 1, line: self.line + inner.line - 1 }
+    }
 }
 
 impl fmt::Display for Position {
@@ -30,28 +40,73 @@ impl fmt::Display for Position {
     }
 }
 
-/// A document or an error, with its position.
-pub(super) type Document = Result<(Position, Value), (Position, String)>;
+/// Why a text cannot be used.
+#[derive(Debug)]
+pub(super) struct DocumentError {
+    pub(super) at: Position,
+    pub(super) reason: String,
+    /// Whether the text is part of a document and refers to the rest of it.
+    pub(super) needs_document: bool,
+}
+
+impl DocumentError {
+    pub(super) fn new(at: Position, reason: String) -> Self {
+        Self { at, reason, needs_document: false }
+    }
+
+    /// A part of a document has no meaning of its own.
+    pub(super) fn not_alone() -> Self {
+        Self { needs_document: true, ..Self::new(Position::START, String::new()) }
+    }
+
+    /// The same error, of a part that starts at `start`.
+    pub(super) fn within(self, start: Position) -> Self {
+        Self { at: start.plus(self.at), ..self }
+    }
+}
 
 /// Passes the documents of a YAML stream to `take`, until one is invalid or `take` fails; empty documents are skipped.
-pub(super) fn yaml<E>(bytes: &[u8], mut take: impl FnMut(Document) -> Result<(), E>) -> Result<(), E> {
+pub(super) fn yaml_stream(
+    bytes: &[u8],
+    mut take: impl FnMut(Position, Value) -> Result<(), DocumentError>,
+) -> Result<(), DocumentError> {
     let mut reader = bytes;
     let starts = document_starts(bytes);
-    let position = |line| Position { document: starts.partition_point(|it| *it <= line).max(1), line };
-    let mut line = 1;
+    // The number of the document at a line.
+    let position = |at: Position| {
+        let document = starts.partition_point(|it| *it <= at.line).max(1);
+        Position { document: u32::try_from(document).unwrap_or(u32::MAX), ..at }
+    };
+    let mut last = Position::START;
     for document in serde_saphyr::read_with_options::<_, Spanned<Value>>(&mut reader, yaml_options()) {
-        match document {
-            Ok(Spanned { value, referenced, .. }) => {
-                line = usize::try_from(referenced.line()).unwrap_or(line);
-                take(Ok((position(line), value)))?;
-            }
-            Err(error) => {
-                let at = error.location().and_then(|it| usize::try_from(it.line()).ok()).unwrap_or(line);
-                return take(Err((position(at), one_line(&error.without_snippet().to_string()))));
-            }
-        }
+        let Spanned { value, referenced, .. } = document.map_err(|error| {
+            let error = yaml_error(&error, last);
+            DocumentError { at: position(error.at), ..error }
+        })?;
+        last = line(&referenced, last);
+        take(position(last), value)?;
     }
     Ok(())
+}
+
+/// The documents of a short YAML text, without the empty ones. This is faster than a stream, and holds all of them at a time.
+pub(super) fn yaml(bytes: &[u8]) -> Result<Vec<(Position, Value)>, DocumentError> {
+    let documents = serde_saphyr::from_slice_multiple_with_options::<Spanned<Value>>(bytes, yaml_options());
+    let documents = documents.map_err(|error| yaml_error(&error, Position::START))?;
+    Ok(documents.into_iter().map(|it| (line(&it.referenced, Position::START), it.value)).collect())
+}
+
+/// The line of a location, or that of `otherwise`.
+fn line(location: &Location, otherwise: Position) -> Position {
+    u32::try_from(location.line()).map_or(otherwise, |line| Position { line: line.max(1), ..otherwise })
+}
+
+fn yaml_error(error: &Error, last: Position) -> DocumentError {
+    DocumentError {
+        at: error.location().map_or(last, |it| line(&it, last)),
+        needs_document: matches!(error.without_snippet(), Error::UnknownAnchor { .. }),
+        reason: one_line(&error.without_snippet().to_string()),
+    }
 }
 
 fn yaml_options() -> Options {
@@ -70,27 +125,19 @@ fn yaml_options() -> Options {
     serde_saphyr::options! { budget: budget, alias_limits: limits, strict_booleans: true, with_snippet: false }
 }
 
-/// Passes the values of a JSON stream to `take`, until one is invalid or `take` fails.
-pub(super) fn json<E>(bytes: &[u8], mut take: impl FnMut(Document) -> Result<(), E>) -> Result<(), E> {
-    let mut stream = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
-    let (mut line, mut counted) = (1, 0);
-    for document in 1.. {
-        let start = stream.byte_offset();
-        let blank = bytes[start..].iter().take_while(|it| it.is_ascii_whitespace()).count();
-        line += bytes[counted..start + blank].iter().filter(|it| **it == b'\n').count();
-        counted = start + blank;
-        let at = Position { document, line };
-        match stream.next() {
-            None => break,
-            Some(Ok(value)) => take(Ok((at, value)))?,
-            Some(Err(error)) => return take(Err((Position { line: error.line(), ..at }, error.to_string()))),
-        }
-    }
-    Ok(())
+/// The value of a JSON text.
+pub(super) fn json(bytes: &[u8]) -> Result<Value, DocumentError> {
+    serde_json::from_slice(bytes).map_err(|it| json_error(&it))
+}
+
+/// An error of a JSON text, at its line.
+pub(super) fn json_error(error: &serde_json::Error) -> DocumentError {
+    let line = u32::try_from(error.line().max(1)).unwrap_or(u32::MAX);
+    DocumentError::new(Position { line, ..Position::START }, error.to_string())
 }
 
 /// The lines on which the documents of a YAML stream start. `---` in the first column is always a document marker.
-fn document_starts(bytes: &[u8]) -> Vec<usize> {
+fn document_starts(bytes: &[u8]) -> Vec<u32> {
     let mut starts = Vec::new();
     for (line, text) in (1..).zip(bytes.split(|it| *it == b'\n')) {
         let is_content = !matches!(text.trim_ascii().first(), None | Some(b'#' | b'%'));

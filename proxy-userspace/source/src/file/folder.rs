@@ -1,6 +1,7 @@
 //! The files that a path stands for.
 
 use std::{
+    ffi::OsStr,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -9,24 +10,31 @@ const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 /// The same for messages.
 pub(super) const PATTERNS: &str = "*.json, *.yaml or *.yml";
 
-/// The file itself, or the manifests directly in the folder.
-pub(super) fn list(path: &Path) -> io::Result<Vec<PathBuf>> {
+/// What a path stands for.
+pub(super) enum Listed {
+    File,
+    /// The paths directly in the folder that have the name of a manifest, in ascending order.
+    Folder(Vec<PathBuf>),
+}
+
+/// Finds out what a path stands for.
+pub(super) fn list(path: &Path) -> io::Result<Listed> {
     let metadata = fs::metadata(path)?;
     if metadata.is_file() {
-        return Ok(vec![path.to_owned()]);
+        return Ok(Listed::File);
     }
     if !metadata.is_dir() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a folder"));
     }
     let mut found = Vec::new();
     for entry in fs::read_dir(path)? {
-        let file = entry?.path();
-        if is_manifest(&file) && fs::metadata(&file).is_ok_and(|it| it.is_file()) {
-            found.push(file);
+        let name = entry?.file_name();
+        if is_manifest(&name) {
+            found.push(path.join(name));
         }
     }
-    found.sort();
-    Ok(found)
+    found.sort_unstable();
+    Ok(Listed::Folder(found))
 }
 
 /// The folder that contains a path.
@@ -38,9 +46,8 @@ pub(super) fn parent(path: &Path) -> &Path {
 }
 
 /// Whether a file name is that of a manifest, not that of a hidden file or an editor's temporary file.
-fn is_manifest(path: &Path) -> bool {
-    let Some(name) = path.file_name() else { return false };
+pub(super) fn is_manifest(name: &OsStr) -> bool {
+    let extension = Path::new(name).extension().unwrap_or_default();
     let name = name.to_string_lossy();
-    let extension = path.extension().unwrap_or_default();
     !name.starts_with(['.', '#', '~']) && EXTENSIONS.iter().any(|it| extension.eq_ignore_ascii_case(it))
 }

@@ -3,40 +3,52 @@
 //! Invariant: the last valid content of a file stays active while the file is invalid, incomplete or being replaced.
 //! A file that is written in place cannot be told from an edit if it is valid up to where it ends: write to another name
 //! and rename, which is atomic.
+//! A change costs what it changes: a notification names the file, and what has the same bytes is not parsed again.
 
+mod contents;
 mod documents;
 mod folder;
-mod merge;
+mod objects;
 mod parse;
+mod split;
 mod store;
 mod watch;
 
 use std::{
     collections::BTreeSet,
     future::pending,
-    io,
+    io, mem,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use model::cluster::ClusterState;
 use tokio::{
-    sync::watch as channel,
+    sync::Notify,
     task::{JoinSet, spawn_blocking},
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 
+pub use contents::parse;
 pub use documents::Position;
-pub use parse::{ManifestFormat, Object, ParseError, ParsedManifest, parse};
+pub use parse::{Object, ParseError, ParsedManifest};
+pub use store::FileReport;
 
-use self::{store::FileStore, watch::FolderWatch};
-use crate::snapshot::{Snapshot, Snapshots};
+use self::{
+    store::FileStore,
+    watch::{FolderWatch, Touched},
+};
+use crate::ClusterChanges;
 
 /// How long to wait after a change for further changes that belong to it.
 const DEBOUNCE: Duration = Duration::from_millis(3);
-/// How often the files are checked without a notification: some file systems send none.
+/// How often the folder is checked without a notification: some file systems send none.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The same for the files in it, by their number: notifications miss what changes elsewhere, as the target of a symbolic
+/// link. A check takes some microseconds, so that this is no load.
+const FILE_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// The same where there are no notifications.
+const UNWATCHED_FILE_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Why a file source cannot be started.
 #[derive(Debug, thiserror::Error)]
@@ -48,53 +60,73 @@ pub struct FileError {
     pub error: io::Error,
 }
 
+/// What has changed.
+#[derive(Debug, Default)]
+pub struct FileUpdate {
+    /// The changes of the objects since the last update; those of the first one are the whole cluster state.
+    pub changes: ClusterChanges,
+    /// What is wrong with the files now; `None` if that has not changed since the last update.
+    pub report: Option<FileReport>,
+}
+
 /// A running file source; it stops when it is dropped.
 #[derive(Debug)]
 pub struct FileSource {
-    snapshots: Snapshots,
+    shared: Arc<Shared>,
     _task: JoinSet<()>,
 }
 
 impl FileSource {
     /// Reads `path` and follows it from then on.
     ///
-    /// On return there is a first snapshot, unless there are files and none of them can be parsed.
+    /// On return there is a first update, unless there are files and none of them can be parsed.
     /// Must be called within a tokio runtime.
     pub fn start(path: impl Into<PathBuf>) -> Result<Self, FileError> {
         let path = path.into();
         check(&path)?;
         // The watch is set up before the first read, so that no change is missed between them.
         let watch = FolderWatch::new(&path);
-        let mut reader = Reader { store: FileStore::new(path), reported: BTreeSet::new() };
-        let (sender, snapshots) = channel::channel(None);
-        reader.refresh(&BTreeSet::new(), &sender);
-        let _task = JoinSet::from_iter([follow(reader, watch, sender)]);
-        Ok(Self { snapshots, _task })
+        let shared = Arc::new(Shared::default());
+        let mut reader = Reader::new(path, Arc::clone(&shared));
+        reader.refresh(&Touched { all: true, ..Touched::default() });
+        let _task = JoinSet::from_iter([follow(reader, watch)]);
+        Ok(Self { shared, _task })
     }
 
-    /// Receives the snapshots.
-    pub fn snapshots(&self) -> Snapshots {
-        self.snapshots.clone()
+    /// Waits for an update; `None` if the source has failed. Cancel-safe.
+    pub async fn next(&self) -> Option<FileUpdate> {
+        loop {
+            let changed = self.shared.changed.notified();
+            {
+                let mut state = self.shared.state();
+                if state.is_broken {
+                    return None;
+                }
+                if let Some(update) = state.update.take() {
+                    return Some(update);
+                }
+            }
+            changed.await;
+        }
     }
 }
 
-/// Reads `path` once; parse errors are among the snapshot's problems.
-pub fn read(path: &Path) -> Result<Snapshot, FileError> {
+/// Reads `path` once; parse errors are among the problems.
+pub fn read(path: &Path) -> Result<FileUpdate, FileError> {
     check(path)?;
     let mut store = FileStore::new(path.to_owned());
-    store.refresh(&BTreeSet::new(), Instant::now());
-    Ok(store
-        .snapshot(&ClusterState::default())
-        .unwrap_or_else(|| Snapshot { problems: store.problems().collect(), ..Snapshot::default() }))
+    store.refresh(&Touched { all: true, ..Touched::default() }, Instant::now());
+    Ok(FileUpdate { changes: store.take_changes(), report: Some(store.report()) })
 }
 
 fn check(path: &Path) -> Result<(), FileError> {
     folder::list(path).map(drop).map_err(|error| FileError { path: path.to_owned(), error })
 }
 
-async fn follow(mut reader: Reader, mut watch: FolderWatch, sender: channel::Sender<Option<Arc<Snapshot>>>) {
+async fn follow(mut reader: Reader, mut watch: FolderWatch) {
     let mut poll = interval(POLL_INTERVAL);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last_sweep = Instant::now();
     loop {
         let deadline = reader.store.next_deadline();
         let grace_elapsed = async {
@@ -106,12 +138,22 @@ async fn follow(mut reader: Reader, mut watch: FolderWatch, sender: channel::Sen
         tokio::select! {
             () = watch.changed() => sleep(DEBOUNCE).await,
             () = grace_elapsed => {}
-            _ = poll.tick() => watch.renew(),
+            _ = poll.tick() => {}
         }
-        let touched = watch.take_touched();
-        let sender = sender.clone();
+        watch.renew();
+        let mut touched = watch.take_touched();
+        let now = Instant::now();
+        let per_file = if watch.is_complete() { FILE_POLL_INTERVAL } else { UNWATCHED_FILE_POLL_INTERVAL };
+        let files = u32::try_from(reader.store.len()).unwrap_or(u32::MAX);
+        touched.all |= now >= last_sweep + per_file.saturating_mul(files).max(POLL_INTERVAL);
+        if touched.is_empty() && deadline.is_none_or(|it| now < it) {
+            continue;
+        }
+        if touched.all {
+            last_sweep = now;
+        }
         let reading = spawn_blocking(move || {
-            reader.refresh(&touched, &sender);
+            reader.refresh(&touched);
             reader
         });
         reader = match reading.await {
@@ -124,41 +166,85 @@ async fn follow(mut reader: Reader, mut watch: FolderWatch, sender: channel::Sen
     }
 }
 
-/// Reads the files, and logs what is new among the problems.
+/// What the reader of the files and the reader of the updates share.
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What the reader of the updates has not taken yet.
+    update: Option<FileUpdate>,
+    /// Whether the reader of the files has ended, which it should not.
+    is_broken: bool,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads the files, hands over what has changed, and logs what is new among the problems.
 #[derive(Debug)]
 struct Reader {
     store: FileStore,
+    /// What is wrong with the files; `None` before there is a state.
+    report: Option<FileReport>,
     /// The logged problems that still exist.
-    reported: BTreeSet<String>,
+    logged: BTreeSet<String>,
+    shared: Arc<Shared>,
 }
 
 impl Reader {
-    fn refresh(&mut self, touched: &BTreeSet<PathBuf>, sender: &channel::Sender<Option<Arc<Snapshot>>>) {
-        let has_changed = self.store.refresh(touched, Instant::now());
-        let previous = sender.borrow().clone();
-        if !has_changed && previous.is_some() {
-            return;
-        }
-        let cluster = previous.as_ref().map(|it| Arc::clone(&it.cluster)).unwrap_or_default();
-        let Some(snapshot) = self.store.snapshot(&cluster) else {
-            self.report(self.store.problems().collect());
-            return;
-        };
-        let rejected = snapshot.rejected.iter().map(|it| format!("not served: {it}"));
-        self.report(snapshot.problems.iter().cloned().chain(rejected).collect());
-        if previous.is_none_or(|previous| *previous != snapshot) {
-            sender.send_replace(Some(Arc::new(snapshot)));
-        }
+    fn new(path: PathBuf, shared: Arc<Shared>) -> Self {
+        Self { store: FileStore::new(path), report: None, logged: BTreeSet::new(), shared }
     }
 
-    fn report(&mut self, problems: BTreeSet<String>) {
-        for problem in problems.difference(&self.reported) {
+    fn refresh(&mut self, touched: &Touched) {
+        self.store.refresh(touched, Instant::now());
+        let report = self.store.report();
+        if self.report.as_ref() != Some(&report) {
+            self.log(&report);
+        }
+        // Before there is a state, nothing is handed over.
+        if self.report.is_none() && !self.store.is_ready() {
+            return;
+        }
+        let changes = self.store.take_changes();
+        let report = (self.report.as_ref() != Some(&report)).then_some(report);
+        if changes.is_empty() && report.is_none() {
+            return;
+        }
+        if let Some(report) = &report {
+            self.report = Some(report.clone());
+        }
+        let mut state = self.shared.state();
+        let update = state.update.get_or_insert_default();
+        update.changes.extend(changes);
+        update.report = report.or(mem::take(&mut update.report));
+        self.shared.changed.notify_one();
+    }
+
+    fn log(&mut self, report: &FileReport) {
+        let rejected = report.rejected.iter().map(|it| format!("not served: {it}"));
+        let problems: BTreeSet<_> = report.problems.iter().cloned().chain(rejected).collect();
+        for problem in problems.difference(&self.logged) {
             tracing::warn!("{problem}");
         }
-        if problems.is_empty() && !self.reported.is_empty() {
+        if problems.is_empty() && !self.logged.is_empty() {
             tracing::info!("all files and objects are valid again");
         }
-        self.reported = problems;
+        self.logged = problems;
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.shared.state().is_broken = true;
+        self.shared.changed.notify_one();
     }
 }
 

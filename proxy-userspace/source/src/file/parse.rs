@@ -1,36 +1,19 @@
-//! Parses the objects in one file.
+//! Converts documents to objects.
 //!
-//! Invariant: a file is used as a whole or not at all, and parsing never panics. A document that does not parse makes the
-//! whole file unusable; an invalid part of an object is rejected alone.
+//! Invariant: parsing never panics. A document that does not parse makes the whole file unusable; an invalid part of an
+//! object is rejected alone.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use model::{Rejected, cluster, escaped_line};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::documents::{self, Document, Position};
+use super::documents::{DocumentError, Position};
 use crate::{
     kube_types::{self, Converted, objects},
     text::shortened,
 };
-
-/// The format of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ManifestFormat {
-    /// A stream of YAML documents.
-    Yaml,
-    /// A stream of JSON values.
-    Json,
-}
-
-impl ManifestFormat {
-    /// JSON for a name that ends in `.json`, else YAML, which contains JSON.
-    pub fn of(path: &Path) -> Self {
-        let is_json = path.extension().is_some_and(|it| it.eq_ignore_ascii_case("json"));
-        if is_json { Self::Json } else { Self::Yaml }
-    }
-}
 
 /// Why a file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +27,12 @@ pub struct ParseError {
     pub reason: String,
 }
 
+impl ParseError {
+    pub(super) fn new(file: String, DocumentError { at, reason, .. }: DocumentError) -> Self {
+        Self { file, at, reason: escaped_line(&reason).into_owned() }
+    }
+}
+
 /// An object that the brain needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
@@ -55,10 +44,10 @@ pub enum Object {
     Node(Arc<cluster::Node>),
 }
 
-/// The content of a file.
+/// What was parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParsedManifest {
-    /// The objects and their positions.
+    /// The objects and their positions; for one in a list that is not written item by item, that of the list.
     pub objects: Vec<(Position, Object)>,
     /// Rejected parts of objects.
     pub rejected: Vec<Rejected>,
@@ -71,36 +60,71 @@ pub struct ParsedManifest {
 /// How much of a value a message shows, in characters.
 const MAX_EXCERPT: usize = 60;
 
-/// Parses the manifests in `bytes`; `file` is the name for messages.
-pub fn parse(file: &str, bytes: &[u8], format: ManifestFormat) -> Result<ParsedManifest, ParseError> {
-    let mut parsed = ParsedManifest::default();
-    let take = |document: Document| {
-        parsed.documents += 1;
-        document.and_then(|(at, value)| parsed.add(at, value, None).map_err(|reason| (at, reason))).map_err(
-            |(at, reason)| {
-                let reason = escaped_line(&reason).into_owned();
-                ParseError { file: file.to_owned(), at, reason }
-            },
-        )
-    };
-    match format {
-        ManifestFormat::Yaml => documents::yaml(bytes, take)?,
-        ManifestFormat::Json => documents::json(bytes, take)?,
-    }
-    Ok(parsed)
+/// The kinds of lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListKind {
+    Any,
+    Services,
+    EndpointSlices,
+    Nodes,
 }
 
-/// `apiVersion` and `kind` of the items of a typed list, which may omit them.
-type ItemKind = Option<(&'static str, &'static str)>;
+impl ListKind {
+    pub(super) fn of(version: &str, kind: &str) -> Option<Self> {
+        Some(match (version, kind) {
+            ("v1", "List") => Self::Any,
+            ("v1", "ServiceList") => Self::Services,
+            ("discovery.k8s.io/v1", "EndpointSliceList") => Self::EndpointSlices,
+            ("v1", "NodeList") => Self::Nodes,
+            _ => return None,
+        })
+    }
+
+    /// `apiVersion` and `kind` of items that may omit them.
+    fn item(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Any => None,
+            Self::Services => Some(("v1", "Service")),
+            Self::EndpointSlices => Some(("discovery.k8s.io/v1", "EndpointSlice")),
+            Self::Nodes => Some(("v1", "Node")),
+        }
+    }
+}
 
 impl ParsedManifest {
-    fn add(&mut self, at: Position, mut value: Value, item_kind: ItemKind) -> Result<(), String> {
+    /// Adds the objects of a document.
+    pub(super) fn add_document(&mut self, at: Position, value: Value) -> Result<(), DocumentError> {
+        self.documents += 1;
+        self.add(at, value, None).map_err(|reason| DocumentError::new(at, reason))
+    }
+
+    /// Adds the objects of an item of a list.
+    pub(super) fn add_item(
+        &mut self,
+        at: Position,
+        item: Value,
+        list: ListKind,
+        index: usize,
+    ) -> Result<(), DocumentError> {
+        let added = self.add(at, item, list.item());
+        added.map_err(|reason| DocumentError::new(at, format!("items[{index}]: {reason}")))
+    }
+
+    fn add(
+        &mut self,
+        at: Position,
+        mut value: Value,
+        item: Option<(&'static str, &'static str)>,
+    ) -> Result<(), String> {
         let field = |key| value.get(key).and_then(Value::as_str).map(str::to_owned);
-        let (version, kind) = match (field("apiVersion"), field("kind"), item_kind) {
+        let (version, kind) = match (field("apiVersion"), field("kind"), item) {
             (Some(version), Some(kind), _) => (version, kind),
             (_, _, Some((version, kind))) => (version.to_owned(), kind.to_owned()),
             _ => return Err(format!("{} is not a manifest; it needs apiVersion and kind", excerpt(&value))),
         };
+        if let Some(list) = ListKind::of(&version, &kind) {
+            return self.add_all(at, &mut value, list);
+        }
         match (version.as_str(), kind.as_str()) {
             ("v1", "Service") => self.convert(at, value, kube_types::service, Object::Service),
             ("v1", "Node") => self.convert(at, value, kube_types::node, Object::Node),
@@ -112,12 +136,6 @@ impl ParsedManifest {
                 };
                 self.convert(at, value, convert, Object::EndpointSlice)
             }
-            ("v1", "List") => self.add_all(at, &mut value, None),
-            ("v1", "ServiceList") => self.add_all(at, &mut value, Some(("v1", "Service"))),
-            ("v1", "NodeList") => self.add_all(at, &mut value, Some(("v1", "Node"))),
-            ("discovery.k8s.io/v1", "EndpointSliceList") => {
-                self.add_all(at, &mut value, Some(("discovery.k8s.io/v1", "EndpointSlice")))
-            }
             _ => {
                 let kind = shortened(format!("{version} {kind}"), MAX_EXCERPT);
                 self.ignored.push((at, escaped_line(&kind).into_owned()));
@@ -126,11 +144,11 @@ impl ParsedManifest {
         }
     }
 
-    fn add_all(&mut self, at: Position, list: &mut Value, item_kind: ItemKind) -> Result<(), String> {
+    fn add_all(&mut self, at: Position, list: &mut Value, kind: ListKind) -> Result<(), String> {
         match list.get_mut("items").map(Value::take) {
             None | Some(Value::Null) => Ok(()),
             Some(Value::Array(items)) => items.into_iter().enumerate().try_for_each(|(index, item)| {
-                self.add(at, item, item_kind).map_err(|reason| format!("items[{index}]: {reason}"))
+                self.add(at, item, kind.item()).map_err(|reason| format!("items[{index}]: {reason}"))
             }),
             Some(other) => Err(format!("items: {} is not a list of objects", excerpt(&other))),
         }
@@ -170,7 +188,3 @@ fn name_of(value: &Value) -> String {
 fn excerpt(value: &Value) -> String {
     shortened(value.to_string(), MAX_EXCERPT)
 }
-
-#[cfg(test)]
-#[path = "parse_tests.rs"]
-mod tests;

@@ -1,24 +1,29 @@
 //! The last valid content of every file.
 //!
 //! Invariant: a file that is invalid, incomplete or being replaced keeps its last valid content.
+//! A changed file costs what has changed in it, whatever the number of files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs, io, mem,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
-use model::{Rejected, cluster::ClusterState};
+use model::Rejected;
 use tokio::time::Instant;
 
 use super::{
-    folder, merge,
-    parse::{ManifestFormat, ParsedManifest, parse},
+    contents::Contents,
+    documents::Position,
+    folder::{self, Listed},
+    objects::{ObjectName, Objects},
+    parse::ParseError,
+    watch::Touched,
 };
-use crate::snapshot::Snapshot;
+use crate::ClusterChanges;
 
 /// How long an empty or missing file is assumed to be in the process of being replaced.
 pub(super) const GRACE_PERIOD: Duration = Duration::from_millis(200);
@@ -27,140 +32,340 @@ pub(super) const GRACE_PERIOD: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct FileStore {
     path: PathBuf,
-    files: BTreeMap<PathBuf, FileState>,
-    /// Why the list of files could not be read the last time.
+    is_folder: bool,
+    files: BTreeMap<Arc<Path>, FileState>,
+    objects: Objects,
+    changes: ClusterChanges,
+    /// The files that are missing or empty, and since when.
+    unsettled: BTreeMap<Arc<Path>, Instant>,
+    /// The files about which there is something to report.
+    reported: BTreeSet<Arc<Path>>,
+    /// Why the folder could not be listed the last time.
     list_problem: Option<String>,
+    /// The time of the last refresh.
+    now: Instant,
 }
 
 #[derive(Debug, Default)]
 struct FileState {
     /// The signature of the content that was read.
     signature: Option<Signature>,
-    last_valid: Option<Arc<ParsedManifest>>,
+    /// The last valid content.
+    contents: Option<Contents>,
     problem: Option<String>,
-    /// Since when the file is missing from its folder.
-    missing_since: Option<Instant>,
-    /// Since when the file is empty, until that is reported.
-    empty_since: Option<Instant>,
+    is_link: bool,
+    /// Whether it defines an object more than once.
+    has_duplicates: bool,
 }
 
 /// Device, inode, size, mtime and ctime: differs after every change of a file.
 type Signature = (u64, u64, u64, i64, i64, i64, i64);
 
-fn signature(path: &Path) -> io::Result<Signature> {
-    let it = fs::metadata(path)?;
-    Ok((it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec(), it.ctime(), it.ctime_nsec()))
+fn signature(it: &fs::Metadata) -> Signature {
+    (it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec(), it.ctime(), it.ctime_nsec())
+}
+
+/// What is wrong with the files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileReport {
+    /// Rejected parts of objects; the rest of these objects is served.
+    pub rejected: Vec<Rejected>,
+    /// Files that cannot be read or parsed, and objects that are defined twice or not supported.
+    pub problems: Vec<String>,
 }
 
 impl FileStore {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, files: BTreeMap::new(), list_problem: None }
+        Self {
+            path,
+            is_folder: false,
+            files: BTreeMap::new(),
+            objects: Objects::default(),
+            changes: ClusterChanges::default(),
+            unsettled: BTreeMap::new(),
+            reported: BTreeSet::new(),
+            list_problem: None,
+            now: Instant::now(),
+        }
     }
 
-    /// Reads the changed files, and in any case those in `touched`. Returns whether the snapshot may have changed.
-    pub(super) fn refresh(&mut self, touched: &BTreeSet<PathBuf>, now: Instant) -> bool {
-        let listed = match folder::list(&self.path) {
-            Ok(listed) => listed,
-            Err(error) => {
-                let problem = format!("{}: {error}; the last content stays active", self.path.display());
-                return self.list_problem.replace(problem) != self.list_problem;
-            }
-        };
-        let mut has_changed = self.list_problem.take().is_some();
-        for path in &listed {
-            let file = self.files.entry(path.clone()).or_default();
-            has_changed |= file.refresh(path, touched.contains(path), now);
+    /// The number of files.
+    pub(super) fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Reads the changed files; a touched one even if it looks unchanged.
+    pub(super) fn refresh(&mut self, touched: &Touched, now: Instant) {
+        self.now = now;
+        let due = self.expired();
+        // If the folder itself is missing, its files are not assumed to be deleted.
+        let is_missing = || !fs::metadata(&self.path).is_ok_and(|it| it.is_dir());
+        if touched.all || !self.is_folder || self.list_problem.is_some() || (!due.is_empty() && is_missing())
+        {
+            self.sweep(touched);
+        } else {
+            let links = self.files.iter().filter(|(_, it)| touched.links && it.is_link);
+            let links: Vec<_> = links.map(|(path, _)| Arc::clone(path)).collect();
+            due.iter().chain(&links).for_each(|it| self.check(it, false));
+            touched.paths.iter().for_each(|it| self.check(it, true));
         }
-        for (path, file) in &mut self.files {
-            if !listed.contains(path) {
-                file.missing_since.get_or_insert(now);
-                file.signature = None;
-            }
-        }
-        let count = self.files.len();
-        self.files.retain(|path, it| {
-            let is_replaced = || it.missing_since.is_some_and(|since| now < since + GRACE_PERIOD);
-            listed.contains(path) || (it.last_valid.is_some() && is_replaced())
-        });
-        has_changed || self.files.len() < count
+        self.remove_missing();
     }
 
     /// When a grace period ends, so that the files must be checked even without a change.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        // While the folder itself cannot be listed, missing files are not assumed to be deleted.
-        let missing = self.files.values().filter_map(|it| it.missing_since);
-        let empty = self.files.values().filter_map(|it| it.empty_since);
-        missing.chain(empty).min().filter(|_| self.list_problem.is_none()).map(|since| since + GRACE_PERIOD)
+        self.unsettled.values().map(|since| *since + GRACE_PERIOD).filter(|it| *it > self.now).min()
     }
 
-    /// The content of all files; `None` if there are files and none of them has ever been valid.
-    pub(super) fn snapshot(&self, previous: &ClusterState) -> Option<Snapshot> {
-        if !self.files.is_empty() && self.files.values().all(|it| it.last_valid.is_none()) {
-            return None;
+    /// The changes of the objects since the last call.
+    pub(super) fn take_changes(&mut self) -> ClusterChanges {
+        mem::take(&mut self.changes)
+    }
+
+    /// Whether there is a state: not if there are files and none of them has ever been valid.
+    pub(super) fn is_ready(&self) -> bool {
+        self.files.is_empty() || self.files.values().any(|it| it.contents.is_some())
+    }
+
+    /// What is wrong with the files now.
+    pub(super) fn report(&self) -> FileReport {
+        let mut report = FileReport::default();
+        report.problems.extend(self.list_problem.clone());
+        for (path, file) in self.reported.iter().filter_map(|it| self.files.get_key_value(it)) {
+            report.problems.extend(file.problem.clone());
+            if let Some(contents) = &file.contents {
+                report.add(path, contents);
+            }
         }
-        let parsed = self.files.iter();
-        let parsed = parsed.filter_map(|(path, it)| Some((path.as_path(), &**it.last_valid.as_ref()?)));
-        let mut snapshot = merge::merge(parsed, previous);
-        snapshot.problems.extend(self.problems());
+        report.problems.extend(self.duplicates());
         if self.files.is_empty() && self.list_problem.is_none() {
             let reason = format!("the folder has no manifests; expected are {}", folder::PATTERNS);
-            snapshot.rejected.push(Rejected { item: self.path.display().to_string(), reason });
+            report.rejected.push(Rejected { item: self.path.display().to_string(), reason });
         }
-        Some(snapshot)
+        report
     }
 
-    /// The errors of the files.
-    pub(super) fn problems(&self) -> impl Iterator<Item = String> {
-        self.list_problem.iter().chain(self.files.values().filter_map(|it| it.problem.as_ref())).cloned()
+    /// The objects that are defined more than once.
+    fn duplicates(&self) -> Vec<String> {
+        let mut files: BTreeSet<_> = self
+            .reported
+            .iter()
+            .filter(|it| self.files.get(*it).is_some_and(|it| it.has_duplicates))
+            .collect();
+        let mut ambiguous = BTreeSet::new();
+        for (name, paths) in self.objects.ambiguous() {
+            // A missing file may have been renamed.
+            let paths: Vec<_> = paths.filter(|it| !self.unsettled.contains_key(*it)).collect();
+            if paths.len() > 1 {
+                ambiguous.insert(name);
+                files.extend(paths);
+            }
+        }
+        let mut definitions: BTreeMap<ObjectName, Vec<(&Path, Position)>> = BTreeMap::new();
+        for path in files {
+            let Some(FileState { contents: Some(contents), has_duplicates, .. }) = self.files.get(path)
+            else {
+                continue;
+            };
+            for (at, object) in contents.objects() {
+                let name = ObjectName::of(object);
+                if *has_duplicates || ambiguous.contains(&name) {
+                    definitions.entry(name).or_default().push((path, at));
+                }
+            }
+        }
+        let mut problems = Vec::new();
+        for (name, places) in definitions {
+            problems.extend(places.windows(2).map(|it| {
+                let [(first, first_at), (path, at)] = [it[0], it[1]];
+                format!(
+                    "{}: {at}: {name} is also defined in {}, {first_at}; this definition is used, remove the other",
+                    path.display(),
+                    first.display(),
+                )
+            }));
+        }
+        problems
+    }
+
+    /// Checks every file.
+    fn sweep(&mut self, touched: &Touched) {
+        let listed = match folder::list(&self.path) {
+            Ok(Listed::File) => {
+                self.is_folder = false;
+                vec![self.path.clone()]
+            }
+            Ok(Listed::Folder(paths)) => {
+                self.is_folder = true;
+                paths
+            }
+            Err(error) => {
+                let path = self.path.display();
+                self.list_problem = Some(format!("{path}: {error}; the last content stays active"));
+                // Files that are missing now have another grace period once the folder exists.
+                for path in mem::take(&mut self.unsettled).into_keys() {
+                    self.files.entry(path).or_default().signature = None;
+                }
+                return;
+            }
+        };
+        self.list_problem = None;
+        for path in &listed {
+            self.check(path, touched.paths.contains(path));
+        }
+        let is_gone = |it: &Arc<Path>| listed.binary_search_by(|listed| (**listed).cmp(it)).is_err();
+        for path in self.files.keys().filter(|it| is_gone(it)).cloned().collect::<Vec<_>>() {
+            self.missing(path);
+        }
+    }
+
+    /// Reads a file if it has changed.
+    fn check(&mut self, path: &Path, is_touched: bool) {
+        let path = self.files.get_key_value(path).map_or_else(|| path.into(), |(path, _)| Arc::clone(path));
+        let link = fs::symlink_metadata(&path);
+        let is_link = link.as_ref().is_ok_and(fs::Metadata::is_symlink);
+        let metadata = if is_link { fs::metadata(&path) } else { link };
+        if metadata.as_ref().is_ok_and(|it| !it.is_file()) {
+            return self.missing(path);
+        }
+        let bytes = metadata.and_then(|metadata| {
+            let file = self.files.entry(Arc::clone(&path)).or_default();
+            let signature = Some(signature(&metadata));
+            if signature == file.signature && !is_touched && !self.unsettled.contains_key(&path) {
+                return Ok(None);
+            }
+            (file.signature, file.is_link) = (signature, is_link);
+            fs::read(&path).map(Some)
+        });
+        match bytes {
+            Ok(None) => {}
+            Ok(Some(bytes)) => self.read(path, &bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.missing(path),
+            Err(error) => {
+                self.unsettled.remove(&path);
+                let file = self.files.entry(Arc::clone(&path)).or_default();
+                file.signature = None;
+                file.problem = Some(format!("{}: {error}; {}", path.display(), file.consequence()));
+                self.reported.insert(path);
+            }
+        }
+    }
+
+    /// Takes over the content of a file, if it is valid.
+    fn read(&mut self, path: Arc<Path>, bytes: &[u8]) {
+        let file = self.files.entry(Arc::clone(&path)).or_default();
+        let nothing = Contents::default();
+        let before = file.contents.as_ref().unwrap_or(&nothing);
+        // Editors, and `>` in a shell, truncate a file some time before they write it.
+        if bytes.trim_ascii().is_empty() && before.objects().next().is_some() {
+            let since = *self.unsettled.entry(Arc::clone(&path)).or_insert(self.now);
+            if self.now < since + GRACE_PERIOD {
+                return;
+            }
+            file.problem = Some(format!(
+                "{}: empty; {}; write a `kind: List` with `items: []` to remove its objects",
+                path.display(),
+                file.consequence()
+            ));
+        } else {
+            match Contents::parse(bytes, before) {
+                Ok(contents) => {
+                    file.has_duplicates = self.objects.replace(
+                        &path,
+                        before,
+                        &contents,
+                        file.has_duplicates,
+                        &mut self.changes,
+                    );
+                    file.contents = Some(contents);
+                    file.problem = None;
+                }
+                Err(error) => {
+                    let error = ParseError::new(path.display().to_string(), error);
+                    file.problem = Some(format!("{error}; {}", file.consequence()));
+                }
+            }
+        }
+        self.unsettled.remove(&path);
+        let has_remarks = file.contents.as_ref().is_some_and(Contents::has_remarks);
+        if file.problem.is_some() || file.has_duplicates || has_remarks {
+            self.reported.insert(path);
+        } else {
+            self.reported.remove(&path);
+        }
+    }
+
+    /// A file is not there, perhaps only for a moment.
+    fn missing(&mut self, path: Arc<Path>) {
+        match self.files.get_mut(&path) {
+            Some(file) if file.contents.is_some() => {
+                file.signature = None;
+                self.unsettled.entry(path).or_insert(self.now);
+            }
+            Some(_) => self.remove(&path),
+            None => {}
+        }
+    }
+
+    /// The files whose grace period has ended.
+    fn expired(&self) -> Vec<Arc<Path>> {
+        let expired = self.unsettled.iter().filter(|(_, since)| self.now >= **since + GRACE_PERIOD);
+        expired.map(|(path, _)| Arc::clone(path)).collect()
+    }
+
+    /// Removes the files that stay missing, unless only invalid ones would be left.
+    fn remove_missing(&mut self) {
+        let expired = self.expired();
+        if expired.is_empty() {
+            return;
+        }
+        let mut others = self.files.iter().filter(|(path, _)| !self.unsettled.contains_key(*path)).peekable();
+        if others.peek().is_none() || others.any(|(_, it)| it.contents.is_some()) {
+            expired.iter().for_each(|it| self.remove(it));
+        }
+    }
+
+    fn remove(&mut self, path: &Arc<Path>) {
+        if let Some(FileState { contents: Some(contents), has_duplicates, .. }) = self.files.remove(path) {
+            let nothing = Contents::default();
+            self.objects.replace(path, &contents, &nothing, has_duplicates, &mut self.changes);
+        }
+        self.unsettled.remove(path);
+        self.reported.remove(path);
     }
 }
 
 impl FileState {
-    /// Reads the file if it has changed; returns whether it was read, or should have been.
-    fn refresh(&mut self, path: &Path, is_touched: bool, now: Instant) -> bool {
-        self.missing_since = None;
-        let signature = signature(path).ok();
-        if signature.is_some() && signature == self.signature && !is_touched && self.empty_since.is_none() {
-            return false;
-        }
-        let empty_since = self.empty_since.take();
-        let bytes = match fs::read(path) {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                self.signature = None;
-                self.problem = Some(format!("{}: {error}; {}", path.display(), self.consequence()));
-                return true;
-            }
-        };
-        self.signature = signature;
-        // Editors, and `>` in a shell, truncate a file some time before they write it.
-        let had_objects = self.last_valid.as_ref().is_some_and(|it| !it.objects.is_empty());
-        if bytes.trim_ascii().is_empty() && had_objects {
-            let since = empty_since.unwrap_or(now);
-            if now < since + GRACE_PERIOD {
-                self.empty_since = Some(since);
-            } else {
-                let (path, consequence) = (path.display(), self.consequence());
-                self.problem = Some(format!(
-                    "{path}: empty; {consequence}; write a `kind: List` with `items: []` to remove its objects"
-                ));
-            }
-            return true;
-        }
-        match parse(&path.display().to_string(), &bytes, ManifestFormat::of(path)) {
-            Ok(parsed) => {
-                self.last_valid = Some(Arc::new(parsed));
-                self.problem = None;
-            }
-            Err(error) => self.problem = Some(format!("{error}; {}", self.consequence())),
-        }
-        true
-    }
-
     fn consequence(&self) -> &'static str {
-        match self.last_valid {
+        match self.contents {
             Some(_) => "its last valid content stays active",
             None => "none of its objects are served",
+        }
+    }
+}
+
+impl FileReport {
+    /// Adds what is remarkable in a file.
+    fn add(&mut self, path: &Path, contents: &Contents) {
+        let path = path.display();
+        if contents.documents == 0 {
+            let reason = "the file is empty; write a `kind: List` with `items: []` if that is intended";
+            self.rejected.push(Rejected { item: path.to_string(), reason: reason.into() });
+        }
+        for (start, parsed) in contents.parsed() {
+            self.problems.extend(parsed.ignored.iter().map(|(at, kind)| {
+                let at = start.plus(*at);
+                format!(
+                    "{path}: {at}: {kind} is ignored; supported are v1 Service, v1 Node, discovery.k8s.io/v1 EndpointSlice \
+                     and lists of them",
+                )
+            }));
+            self.rejected.extend(
+                parsed
+                    .rejected
+                    .iter()
+                    .map(|it| Rejected { item: format!("{path}: {}", it.item), reason: it.reason.clone() }),
+            );
         }
     }
 }

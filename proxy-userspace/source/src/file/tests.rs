@@ -1,19 +1,21 @@
 //! Changing files on a real file system.
 
 use std::{
-    fs,
+    collections::BTreeSet,
+    fs::{self, File},
+    io::Write as _,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use model::ServiceName;
+use model::{Rejected, ServiceName, cluster::ClusterState};
 use tempfile::TempDir;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-use super::{FileSource, read, store::GRACE_PERIOD};
-use crate::{Snapshot, Snapshots};
+use super::{FileReport, FileSource, FileUpdate, read, store::GRACE_PERIOD};
+use crate::ClusterChanges;
 
 /// Time-out of what should happen at once, with room for a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,60 +27,145 @@ fn service(name: &str, port: u16) -> String {
     )
 }
 
+/// What the updates so far add up to.
+#[derive(Debug, Default, PartialEq)]
+struct Snapshot {
+    cluster: ClusterState,
+    report: FileReport,
+}
+
+impl Snapshot {
+    fn apply(&mut self, FileUpdate { changes, report }: FileUpdate) {
+        let ClusterChanges { services, slices, nodes } = changes;
+        for (name, service) in services {
+            match service {
+                Some(it) => self.cluster.set_service(it),
+                None => self.cluster.delete_service(&name),
+            };
+        }
+        assert!(slices.is_empty() && nodes.is_empty());
+        if let Some(report) = report {
+            self.report = report;
+        }
+    }
+
+    fn of(path: &Path) -> Self {
+        let mut snapshot = Self::default();
+        snapshot.apply(read(path).unwrap());
+        snapshot
+    }
+
+    fn names(&self) -> String {
+        let names: Vec<_> = self.cluster.services().keys().map(|it| it.name.to_string()).collect();
+        names.join(" ")
+    }
+
+    fn port(&self, name: &str) -> Option<u16> {
+        let service = self.cluster.service(&ServiceName::new("default", name))?;
+        Some(service.ports.first()?.port.get())
+    }
+
+    /// The rejected items; there are no other problems.
+    #[track_caller]
+    fn rejected(&self) -> Vec<String> {
+        assert_eq!(self.report.problems, Vec::<String>::new());
+        self.report.rejected.iter().map(Rejected::to_string).collect()
+    }
+
+    /// The only problem.
+    #[track_caller]
+    fn problem(&self) -> &str {
+        let [problem] = self.report.problems.as_slice() else { panic!("{:?}", self.report.problems) };
+        problem
+    }
+}
+
+/// A source and its updates.
+struct TestSource {
+    source: FileSource,
+    snapshot: Snapshot,
+}
+
+impl TestSource {
+    async fn new(path: &Path) -> Self {
+        let mut follower = Self { source: FileSource::start(path).unwrap(), snapshot: Snapshot::default() };
+        follower.now().await;
+        follower
+    }
+
+    /// What is known now, without waiting.
+    async fn now(&mut self) -> &Snapshot {
+        while let Some(update) = self.update(Duration::ZERO).await {
+            self.snapshot.apply(update);
+        }
+        &self.snapshot
+    }
+
+    async fn update(&self, limit: Duration) -> Option<FileUpdate> {
+        timeout(limit, self.source.next()).await.ok().map(Option::unwrap)
+    }
+
+    /// The next update.
+    #[track_caller]
+    fn next(&mut self) -> impl Future<Output = &Snapshot> {
+        let caller = std::panic::Location::caller();
+        async move {
+            let update = self.update(TIMEOUT).await;
+            self.snapshot
+                .apply(update.unwrap_or_else(|| panic!("{caller}: no update after {:?}", self.snapshot)));
+            &self.snapshot
+        }
+    }
+
+    /// Waits until a condition holds.
+    #[track_caller]
+    fn wait_for(&mut self, mut condition: impl FnMut(&Snapshot) -> bool) -> impl Future<Output = &Snapshot> {
+        let caller = std::panic::Location::caller();
+        async move {
+            while !condition(&self.snapshot) {
+                let Some(update) = self.update(TIMEOUT).await else {
+                    panic!("{caller}: it is still {:?}", self.snapshot)
+                };
+                self.snapshot.apply(update);
+            }
+            &self.snapshot
+        }
+    }
+
+    /// Observes for a time that something does not change.
+    #[track_caller]
+    fn keeps(&mut self, mut condition: impl FnMut(&Snapshot) -> bool) -> impl Future<Output = ()> {
+        let caller = std::panic::Location::caller();
+        async move {
+            let end = Instant::now() + GRACE_PERIOD * 2;
+            loop {
+                assert!(condition(&self.snapshot), "{caller}: {:?}", self.snapshot);
+                let Some(update) = self.update(end.saturating_duration_since(Instant::now())).await else {
+                    break;
+                };
+                self.snapshot.apply(update);
+            }
+        }
+    }
+}
+
 /// A source that follows a folder with these files.
-fn follow(files: &[(&str, &str)]) -> (TempDir, FileSource, Snapshots) {
+async fn follow(files: &[(&str, &str)]) -> (TempDir, TestSource) {
     let folder = TempDir::new().unwrap();
     for (name, text) in files {
         fs::write(folder.path().join(name), text).unwrap();
     }
-    let source = FileSource::start(folder.path()).unwrap();
-    let snapshots = source.snapshots();
-    (folder, source, snapshots)
+    let follower = TestSource::new(folder.path()).await;
+    (folder, follower)
 }
 
 /// The same for the single file `a.yaml`, with the Service `a`.
-fn follow_file() -> (TempDir, PathBuf, FileSource, Snapshots) {
+async fn follow_file() -> (TempDir, PathBuf, TestSource) {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("a.yaml");
     fs::write(&file, service("a", 80)).unwrap();
-    let source = FileSource::start(&file).unwrap();
-    let snapshots = source.snapshots();
-    (folder, file, source, snapshots)
-}
-
-fn newest(snapshots: &Snapshots) -> Arc<Snapshot> {
-    snapshots.borrow().clone().unwrap()
-}
-
-fn names(snapshot: &Snapshot) -> String {
-    let names: Vec<_> = snapshot.cluster.services().keys().map(|it| it.name.to_string()).collect();
-    names.join(" ")
-}
-
-fn port(snapshot: &Snapshot, name: &str) -> Option<u16> {
-    let service = snapshot.cluster.service(&ServiceName::new("default", name))?;
-    Some(service.ports.first()?.port.get())
-}
-
-/// Waits until the newest snapshot fulfils a condition.
-#[track_caller]
-fn wait_for(
-    snapshots: &mut Snapshots,
-    mut condition: impl FnMut(&Snapshot) -> bool,
-) -> impl Future<Output = ()> {
-    let caller = std::panic::Location::caller();
-    async move {
-        let found = snapshots.wait_for(|it| it.as_deref().is_some_and(&mut condition));
-        let outcome = timeout(TIMEOUT, found).await.map(drop);
-        assert!(outcome.is_ok(), "{caller}: the snapshot is still {:?}", snapshots.borrow());
-    }
-}
-
-/// The rejected items of a snapshot, which has no problems otherwise.
-#[track_caller]
-fn rejected(snapshot: &Snapshot) -> Vec<String> {
-    assert_eq!(snapshot.problems, Vec::<String>::new());
-    snapshot.rejected.iter().map(ToString::to_string).collect()
+    let follower = TestSource::new(&file).await;
+    (folder, file, follower)
 }
 
 fn replace(path: &Path, text: &str) {
@@ -96,20 +183,19 @@ fn a_rejected_item_names_the_file() {
         "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 70000}]}\n",
     )
     .unwrap();
-    let rejected: Vec<_> = read(folder.path()).unwrap().rejected.iter().map(ToString::to_string).collect();
     let expect = "Service default/web: spec.ports[0].port: 70000 is not a port; use a number from 1 to 65535";
-    assert_eq!(rejected, [format!("{}: {expect}", file.display())]);
+    assert_eq!(Snapshot::of(folder.path()).rejected(), [format!("{}: {expect}", file.display())]);
 }
 
 #[tokio::test]
 async fn an_edit_takes_effect_at_once() {
-    let (_folder, file, _source, mut snapshots) = follow_file();
-    assert_eq!(port(&newest(&snapshots), "a"), Some(80));
+    let (_folder, file, mut follower) = follow_file().await;
+    assert_eq!(follower.now().await.port("a"), Some(80));
     let mut best = Duration::MAX;
     for number in 81..91 {
         let begin = Instant::now();
         replace(&file, &service("a", number));
-        wait_for(&mut snapshots, |it| port(it, "a") == Some(number)).await;
+        follower.wait_for(|it| it.port("a") == Some(number)).await;
         best = best.min(begin.elapsed());
     }
     // Polling alone would take a second.
@@ -117,47 +203,89 @@ async fn an_edit_takes_effect_at_once() {
 }
 
 #[tokio::test]
+async fn an_edit_hands_over_what_it_changes_and_nothing_else() {
+    let names: Vec<_> = (0..50).map(|it| format!("s{it}")).collect();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("all.yaml");
+    let all = |port| {
+        names.iter().map(|it| service(it, if it == "s7" { port } else { 80 }) + "---\n").collect::<String>()
+    };
+    fs::write(&file, all(80)).unwrap();
+    fs::write(folder.path().join("other.yaml"), service("other", 80)).unwrap();
+    let follower = TestSource::new(folder.path()).await;
+    assert_eq!(follower.update(TIMEOUT).await.map(|it| it.changes.services.len()), None);
+    // Neither a comment nor the order of files or documents is a change.
+    replace(&file, &format!("# a comment\n{}", all(81)));
+    let FileUpdate { changes, report } = follower.update(TIMEOUT).await.unwrap();
+    let changed: Vec<_> = changes.services.keys().map(ToString::to_string).collect();
+    assert_eq!((changed, report), (vec!["default/s7".to_owned()], None));
+}
+
+#[tokio::test]
 async fn a_file_written_in_place_is_read() {
-    let (folder, _source, mut snapshots) = follow(&[("a.yaml", &service("a", 80))]);
+    let (folder, mut follower) = follow(&[("a.yaml", &service("a", 80))]).await;
     fs::write(folder.path().join("a.yaml"), service("a", 81)).unwrap();
-    wait_for(&mut snapshots, |it| port(it, "a") == Some(81)).await;
+    follower.wait_for(|it| it.port("a") == Some(81)).await;
     fs::write(folder.path().join("b.yml"), service("b", 80)).unwrap();
-    wait_for(&mut snapshots, |it| names(it) == "a b").await;
+    follower.wait_for(|it| it.names() == "a b").await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_being_written_keeps_its_last_valid_content() {
+    let (folder, mut follower) =
+        follow(&[("a.yaml", &service("a", 80)), ("b.yaml", &service("b", 80))]).await;
+    let text = service("a", 81);
+    let (first, rest) = text.split_at(text.len() - 4);
+    let mut file = File::create(folder.path().join("a.yaml")).unwrap();
+    file.write_all(first.as_bytes()).unwrap();
+    follower.keeps(|it| it.port("a") == Some(80) && it.port("b") == Some(80)).await;
+    file.write_all(rest.as_bytes()).unwrap();
+    drop(file);
+    follower.wait_for(|it| it.port("a") == Some(81) && it.report == FileReport::default()).await;
 }
 
 #[tokio::test]
 async fn an_invalid_file_keeps_its_last_valid_content_and_others_are_updated() {
     let files = [("a.yaml", &*service("a", 80)), ("b.yaml", &service("b", 80))];
-    let (folder, _source, mut snapshots) = follow(&files);
+    let (folder, mut follower) = follow(&files).await;
     let [a, b] = ["a.yaml", "b.yaml"].map(|it| folder.path().join(it));
     replace(&a, &format!("{}---\nkind: [\n", service("a", 81)));
-    wait_for(&mut snapshots, |it| !it.problems.is_empty()).await;
+    follower.wait_for(|it| !it.report.problems.is_empty()).await;
     replace(&b, &service("b", 81));
-    wait_for(&mut snapshots, |it| port(it, "b") == Some(81)).await;
-    let snapshot = newest(&snapshots);
-    assert_eq!(port(&snapshot, "a"), Some(80));
-    let [problem] = snapshot.problems.as_slice() else { panic!("{:?}", snapshot.problems) };
+    let snapshot = follower.wait_for(|it| it.port("b") == Some(81)).await;
+    assert_eq!(snapshot.port("a"), Some(80));
+    let problem = snapshot.problem();
     assert!(problem.contains("a.yaml: document 2, line "), "{problem}");
     assert!(problem.ends_with("its last valid content stays active"), "{problem}");
     replace(&a, &service("a", 82));
-    wait_for(&mut snapshots, |it| port(it, "a") == Some(82) && it.problems.is_empty()).await;
+    follower.wait_for(|it| it.port("a") == Some(82) && it.report.problems.is_empty()).await;
 }
 
 #[tokio::test]
 async fn a_file_that_is_invalid_at_the_start_is_skipped_and_others_are_served() {
-    let (_folder, _source, snapshots) = follow(&[("a.yaml", "kind: ["), ("b.yaml", &service("b", 80))]);
-    let snapshot = newest(&snapshots);
-    assert_eq!((names(&snapshot).as_str(), snapshot.problems.len()), ("b", 1));
+    let (_folder, mut follower) = follow(&[("a.yaml", "kind: ["), ("b.yaml", &service("b", 80))]).await;
+    let snapshot = follower.now().await;
+    assert_eq!((snapshot.names().as_str(), snapshot.report.problems.len()), ("b", 1));
 }
 
 #[tokio::test]
 async fn nothing_is_published_before_a_file_is_valid() {
-    let (folder, _source, mut snapshots) = follow(&[("a.yaml", "kind: [")]);
+    let (folder, mut follower) = follow(&[("a.yaml", "kind: [")]).await;
     let file = folder.path().join("a.yaml");
-    assert!(snapshots.borrow().is_none());
-    assert_eq!(read(&file).unwrap().problems.len(), 1);
+    assert_eq!(*follower.now().await, Snapshot::default());
+    assert_eq!(Snapshot::of(&file).report.problems.len(), 1);
     replace(&file, &service("a", 80));
-    wait_for(&mut snapshots, |it| names(it) == "a").await;
+    follower.wait_for(|it| it.names() == "a").await;
+}
+
+#[tokio::test]
+async fn if_only_an_invalid_file_is_left_the_others_keep_their_objects() {
+    let (folder, mut follower) = follow(&[("a.yaml", &service("a", 80))]).await;
+    fs::write(folder.path().join("b.yaml"), "kind: [").unwrap();
+    fs::remove_file(folder.path().join("a.yaml")).unwrap();
+    follower.keeps(|it| it.names() == "a").await;
+    replace(&folder.path().join("b.yaml"), &service("b", 80));
+    follower.wait_for(|it| it.names() == "b").await;
 }
 
 #[test]
@@ -173,16 +301,12 @@ fn a_missing_path_is_an_error_at_the_start() {
 
 #[tokio::test]
 async fn an_empty_folder_is_an_empty_state_and_is_reported() {
-    let (folder, _source, mut snapshots) = follow(&[]);
-    assert_eq!(
-        rejected(&newest(&snapshots)),
-        [format!(
-            "{}: the folder has no manifests; expected are *.json, *.yaml or *.yml",
-            folder.path().display()
-        )]
-    );
+    let (folder, mut follower) = follow(&[]).await;
+    let path = folder.path().display();
+    let expect = format!("{path}: the folder has no manifests; expected are *.json, *.yaml or *.yml");
+    assert_eq!(follower.now().await.rejected(), [expect]);
     replace(&folder.path().join("a.yaml"), "apiVersion: v1\nkind: List\nitems: []\n");
-    wait_for(&mut snapshots, |it| *it == Snapshot::default()).await;
+    follower.wait_for(|it| *it == Snapshot::default()).await;
 }
 
 #[test]
@@ -192,10 +316,10 @@ fn an_empty_file_is_reported_and_others_are_served() {
     fs::write(folder.path().join("b.yaml"), service("b", 80)).unwrap();
     for empty in ["", "\n\n", "# nothing yet\n---\n"] {
         fs::write(&file, empty).unwrap();
-        let snapshot = read(folder.path()).unwrap();
-        assert_eq!((names(&snapshot).as_str(), rejected(&snapshot).len()), ("b", 1), "{empty:?}");
+        let snapshot = Snapshot::of(folder.path());
+        assert_eq!((snapshot.names().as_str(), snapshot.rejected().len()), ("b", 1), "{empty:?}");
         let expect = format!("{}: the file is empty; ", file.display());
-        assert!(rejected(&snapshot)[0].starts_with(&expect), "{:?}", rejected(&snapshot));
+        assert!(snapshot.rejected()[0].starts_with(&expect), "{:?}", snapshot.rejected());
     }
 }
 
@@ -203,71 +327,118 @@ fn an_empty_file_is_reported_and_others_are_served() {
 async fn deleting_a_file_removes_its_objects() {
     let json =
         r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"b"},"spec":{"clusterIP":"10.96.0.2"}}"#;
-    let (folder, _source, mut snapshots) = follow(&[("a.yaml", &service("a", 80)), ("b.json", json)]);
-    assert_eq!(names(&newest(&snapshots)), "a b");
+    let (folder, mut follower) = follow(&[("a.yaml", &service("a", 80)), ("b.json", json)]).await;
+    assert_eq!(follower.now().await.names(), "a b");
     fs::remove_file(folder.path().join("b.json")).unwrap();
-    wait_for(&mut snapshots, |it| names(it) == "a").await;
+    follower.wait_for(|it| it.names() == "a").await;
     fs::remove_file(folder.path().join("a.yaml")).unwrap();
-    wait_for(&mut snapshots, |it| names(it).is_empty()).await;
+    follower.wait_for(|it| it.names().is_empty()).await;
 }
 
 #[tokio::test]
 async fn a_file_that_is_truncated_and_written_again_keeps_its_objects() {
-    let (_folder, file, _source, mut snapshots) = follow_file();
-    snapshots.mark_unchanged();
+    let (_folder, file, mut follower) = follow_file().await;
     for number in 81..84 {
         fs::write(&file, "").unwrap();
-        tokio::time::sleep(GRACE_PERIOD / 20).await;
+        sleep(GRACE_PERIOD / 20).await;
         fs::write(&file, service("a", number)).unwrap();
-        timeout(TIMEOUT, snapshots.changed()).await.unwrap().unwrap();
-        assert_eq!(port(snapshots.borrow_and_update().as_ref().unwrap(), "a"), Some(number));
+        assert_eq!(follower.next().await.port("a"), Some(number));
     }
     // If it stays empty, that is reported, and the last valid content stays active.
     fs::write(&file, "").unwrap();
-    wait_for(&mut snapshots, |it| it.problems.iter().any(|it| it.contains("a.yaml: empty"))).await;
-    tokio::time::sleep(GRACE_PERIOD * 2).await;
-    assert_eq!(names(&newest(&snapshots)), "a");
+    follower.wait_for(|it| it.report.problems.iter().any(|it| it.contains("a.yaml: empty"))).await;
+    follower.keeps(|it| it.names() == "a").await;
 }
 
 #[tokio::test]
 async fn a_deleted_source_keeps_its_last_content() {
-    let (_folder, file, _source, mut snapshots) = follow_file();
+    let (_folder, file, mut follower) = follow_file().await;
     fs::remove_file(&file).unwrap();
-    wait_for(&mut snapshots, |it| !it.problems.is_empty()).await;
-    tokio::time::sleep(GRACE_PERIOD * 2).await;
-    assert_eq!(names(&newest(&snapshots)), "a");
+    follower.wait_for(|it| !it.report.problems.is_empty()).await;
+    follower.keeps(|it| it.names() == "a").await;
     fs::write(&file, service("b", 80)).unwrap();
-    wait_for(&mut snapshots, |it| names(it) == "b").await;
+    follower.wait_for(|it| it.names() == "b").await;
 }
 
 #[tokio::test]
 async fn a_file_that_is_deleted_and_written_again_keeps_its_objects() {
-    let (folder, _source, mut snapshots) = follow(&[("a.yaml", &service("a", 80))]);
+    let (folder, mut follower) = follow(&[("a.yaml", &service("a", 80))]).await;
     let file = folder.path().join("a.yaml");
-    snapshots.mark_unchanged();
     fs::remove_file(&file).unwrap();
-    tokio::time::sleep(GRACE_PERIOD / 20).await;
+    sleep(GRACE_PERIOD / 20).await;
     fs::write(&file, service("a", 81)).unwrap();
-    timeout(TIMEOUT, snapshots.changed()).await.unwrap().unwrap();
-    assert_eq!(port(&newest(&snapshots), "a"), Some(81));
+    assert_eq!(follower.next().await.port("a"), Some(81));
 }
 
 #[tokio::test]
-async fn a_replaced_symbolic_link_is_noticed() {
-    // As in a mounted ConfigMap: the file is a link through `..data`, which is replaced.
+async fn a_renamed_file_keeps_its_objects_and_is_no_second_definition() {
+    let (folder, mut follower) =
+        follow(&[("b.yaml", &service("a", 80)), ("c.yaml", &service("c", 80))]).await;
+    let path = |name: &str| folder.path().join(name);
+    let is_same = |it: &Snapshot| it.names() == "a c" && it.report == FileReport::default();
+    for (from, to) in [("b.yaml", "d.yaml"), ("d.yaml", "a.yaml")] {
+        fs::rename(path(from), path(to)).unwrap();
+        follower.keeps(is_same).await;
+    }
+    replace(&path("a.yaml"), &service("a", 81));
+    follower.wait_for(|it| it.port("a") == Some(81)).await;
+}
+
+#[tokio::test]
+async fn an_object_that_moves_to_another_file_never_vanishes() {
+    let both = format!("{}---\n{}", service("a", 80), service("b", 80));
+    let (folder, mut follower) = follow(&[("1.yaml", &both), ("2.yaml", &service("c", 80))]).await;
+    let [first, second] = ["1.yaml", "2.yaml"].map(|it| folder.path().join(it));
+    replace(&second, &format!("{}---\n{}", service("c", 80), service("b", 80)));
+    let problem = "Service default/b is also defined in";
+    let is_reported = |it: &Snapshot| it.report.problems.iter().any(|it| it.contains(problem));
+    assert_eq!(follower.wait_for(is_reported).await.names(), "a b c");
+    replace(&first, &service("a", 80));
+    assert_eq!(follower.wait_for(|it| !is_reported(it)).await.names(), "a b c");
+    replace(&second, &service("c", 80));
+    follower.wait_for(|it| it.names() == "a c").await;
+}
+
+#[tokio::test]
+async fn a_mounted_config_map_is_followed_through_its_links() {
+    // A file is a link through `..data`, which the kubelet replaces; it adds and removes files after that.
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name);
-    for (version, number) in [("..1", 80), ("..2", 81)] {
+    for (version, files) in [("..1", [("a", 80), ("b", 80)]), ("..2", [("a", 81), ("c", 80)])] {
         fs::create_dir(path(version)).unwrap();
-        fs::write(path(version).join("a.yaml"), service("a", number)).unwrap();
+        for (name, port) in files {
+            fs::write(path(version).join(name).with_extension("yaml"), service(name, port)).unwrap();
+        }
     }
-    symlink("..1", path("..data")).unwrap();
-    symlink("..data/a.yaml", path("a.yaml")).unwrap();
-    let source = FileSource::start(folder.path()).unwrap();
-    let mut snapshots = source.snapshots();
-    symlink("..2", path("..new")).unwrap();
-    fs::rename(path("..new"), path("..data")).unwrap();
-    wait_for(&mut snapshots, |it| port(it, "a") == Some(81)).await;
+    let publish = |version: &str| {
+        symlink(version, path("..data_tmp")).unwrap();
+        fs::rename(path("..data_tmp"), path("..data")).unwrap();
+    };
+    publish("..1");
+    for name in ["a.yaml", "b.yaml"] {
+        symlink(Path::new("..data").join(name), path(name)).unwrap();
+    }
+    let mut follower = TestSource::new(folder.path()).await;
+    let mut file = TestSource::new(&path("a.yaml")).await;
+    assert_eq!(follower.now().await.names(), "a b");
+    publish("..2");
+    symlink("..data/c.yaml", path("c.yaml")).unwrap();
+    fs::remove_file(path("b.yaml")).unwrap();
+    fs::remove_dir_all(path("..1")).unwrap();
+    follower.wait_for(|it| it.names() == "a c" && it.port("a") == Some(81)).await;
+    file.wait_for(|it| it.port("a") == Some(81)).await;
+}
+
+#[tokio::test]
+async fn a_link_to_a_file_elsewhere_is_followed_without_notifications() {
+    let elsewhere = TempDir::new().unwrap();
+    let target = elsewhere.path().join("target");
+    fs::write(&target, service("a", 80)).unwrap();
+    let (folder, mut follower) = follow(&[("b.yaml", &service("b", 80))]).await;
+    symlink(&target, folder.path().join("a.yaml")).unwrap();
+    follower.wait_for(|it| it.names() == "a b").await;
+    fs::write(&target, service("a", 81)).unwrap();
+    follower.wait_for(|it| it.port("a") == Some(81)).await;
 }
 
 #[tokio::test]
@@ -276,15 +447,47 @@ async fn a_folder_that_is_replaced_is_followed() {
     let folder = outer.path().join("manifests");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("a.yaml"), service("a", 80)).unwrap();
-    let source = FileSource::start(&folder).unwrap();
-    let mut snapshots = source.snapshots();
+    let mut follower = TestSource::new(&folder).await;
     fs::rename(&folder, outer.path().join("old")).unwrap();
-    wait_for(&mut snapshots, |it| names(it) == "a" && it.problems.len() == 1).await;
+    follower.wait_for(|it| it.names() == "a" && it.report.problems.len() == 1).await;
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("a.yaml"), service("b", 80)).unwrap();
-    wait_for(&mut snapshots, |it| names(it) == "b" && it.problems.is_empty()).await;
+    follower.wait_for(|it| it.names() == "b" && it.report.problems.is_empty()).await;
     replace(&folder.join("a.yaml"), &service("c", 80));
-    wait_for(&mut snapshots, |it| names(it) == "c").await;
+    follower.wait_for(|it| it.names() == "c").await;
+}
+
+#[tokio::test]
+async fn a_deleted_folder_keeps_its_objects_until_it_exists_again() {
+    let outer = TempDir::new().unwrap();
+    let folder = outer.path().join("manifests");
+    let fill = |port| {
+        fs::create_dir(&folder).unwrap();
+        for name in ["a", "b", "c"] {
+            fs::write(folder.join(name).with_extension("yaml"), service(name, port)).unwrap();
+        }
+    };
+    fill(80);
+    let mut follower = TestSource::new(&folder).await;
+    for port in 81..84 {
+        fs::remove_dir_all(&folder).unwrap();
+        follower.wait_for(|it| !it.report.problems.is_empty()).await;
+        follower.keeps(|it| it.names() == "a b c").await;
+        fill(port);
+        let ports = |it: &Snapshot| ["a", "b", "c"].map(|name| it.port(name));
+        follower.wait_for(|it| ports(it) == [Some(port); 3] && it.report == FileReport::default()).await;
+    }
+    // Deleted and created again at once.
+    fs::remove_dir_all(&folder).unwrap();
+    fill(90);
+    follower
+        .wait_for(|it| {
+            assert_eq!(it.names(), "a b c");
+            it.port("c") == Some(90)
+        })
+        .await;
+    replace(&folder.join("a.yaml"), &service("a", 91));
+    follower.wait_for(|it| it.port("a") == Some(91)).await;
 }
 
 #[test]
@@ -295,36 +498,73 @@ fn hidden_and_temporary_files_are_not_read() {
     }
     fs::create_dir(folder.path().join("sub.yaml")).unwrap();
     fs::write(folder.path().join("sub.yaml/b.yaml"), service("b", 80)).unwrap();
-    let snapshot = read(folder.path()).unwrap();
-    assert!(rejected(&snapshot)[0].contains("the folder has no manifests"), "{snapshot:?}");
-    assert!(names(&snapshot).is_empty());
+    let snapshot = Snapshot::of(folder.path());
+    assert!(snapshot.rejected()[0].contains("the folder has no manifests"), "{snapshot:?}");
+    assert!(snapshot.names().is_empty());
 }
 
-#[test]
-fn the_last_of_two_definitions_of_an_object_wins() {
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("1.yaml"), service("a", 80)).unwrap();
-    fs::write(folder.path().join("2.yaml"), service("a", 81)).unwrap();
-    let snapshot = read(folder.path()).unwrap();
-    assert_eq!(port(&snapshot, "a"), Some(81));
-    let [problem] = snapshot.problems.as_slice() else { panic!("{:?}", snapshot.problems) };
-    assert!(
-        problem.contains("2.yaml: document 1, line 1: Service default/a is also defined in "),
-        "{problem}"
-    );
+#[tokio::test]
+async fn the_last_of_two_definitions_of_an_object_counts_until_it_is_removed() {
+    let twice = format!("{}---\n{}", service("a", 80), service("a", 81));
+    let (folder, mut follower) = follow(&[("1.yaml", &twice), ("2.yaml", &service("a", 82))]).await;
+    let snapshot = follower.now().await;
+    assert_eq!(snapshot.port("a"), Some(82));
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (first, second) = (path("1.yaml"), path("2.yaml"));
+    let expect = [
+        format!(
+            "{first}: document 2, line 9: Service default/a is also defined in {first}, document 1, line 1; "
+        ),
+        format!(
+            "{second}: document 1, line 1: Service default/a is also defined in {first}, document 2, line 9; "
+        ),
+    ];
+    let problems = snapshot.report.problems.iter().zip(expect);
+    assert_eq!(snapshot.report.problems.len(), 2);
+    problems.for_each(|(it, expect)| assert!(it.starts_with(&expect), "{it}"));
+    fs::remove_file(second).unwrap();
+    follower.wait_for(|it| it.port("a") == Some(81) && it.report.problems.len() == 1).await;
+    replace(Path::new(&first), &service("a", 80));
+    follower.wait_for(|it| it.port("a") == Some(80) && it.report == FileReport::default()).await;
 }
 
-#[test]
-fn an_unchanged_object_stays_the_same_object_in_memory() {
+#[tokio::test]
+async fn any_order_of_file_changes_leads_to_the_state_of_the_folder() {
     let folder = TempDir::new().unwrap();
-    let before = {
-        fs::write(folder.path().join("a.yaml"), service("a", 80)).unwrap();
-        read(folder.path()).unwrap()
-    };
-    let mut store = super::FileStore::new(folder.path().to_owned());
-    store.refresh(&std::collections::BTreeSet::new(), tokio::time::Instant::now());
-    let after = store.snapshot(&before.cluster).unwrap();
+    let mut follower = TestSource::new(folder.path()).await;
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..40 {
+        for _ in 0..random.usize(1..5) {
+            let path =
+                |random: &mut fastrand::Rng| folder.path().join(format!("{}.yaml", random.usize(0..4)));
+            let (from, to) = (path(&mut random), path(&mut random));
+            let services = (0..random.usize(0..4))
+                .map(|_| service(["a", "b", "c"][random.usize(0..3)], random.u16(80..83)));
+            let text = services.collect::<Vec<_>>().join("---\n");
+            let text = if text.is_empty() { "apiVersion: v1\nkind: List\nitems: []\n" } else { &text };
+            match random.u8(0..5) {
+                0 => drop(fs::remove_file(from)),
+                1 => drop(fs::rename(from, to)),
+                2 => fs::write(to, text).unwrap(),
+                _ => replace(&to, text),
+            }
+        }
+        sleep(Duration::from_millis(random.u64(0..30))).await;
+    }
+    replace(&folder.path().join("last.yaml"), &service("last", 80));
+    let expect = Snapshot::of(folder.path());
+    follower.wait_for(|it| it.cluster == expect.cluster).await;
+    let problems = |it: &Snapshot| it.report.problems.iter().cloned().collect::<BTreeSet<_>>();
+    follower.wait_for(|it| problems(it) == problems(&expect)).await;
+}
+
+#[tokio::test]
+async fn an_unchanged_object_stays_the_same_object_in_memory() {
+    let (folder, mut follower) = follow(&[("a.yaml", &service("a", 80))]).await;
     let name = ServiceName::new("default", "a");
-    let [before, after] = [&before, &after].map(|it| Arc::as_ptr(it.cluster.service(&name).unwrap()));
-    assert_eq!(before, after);
+    let before = Arc::clone(follower.now().await.cluster.service(&name).unwrap());
+    replace(&folder.path().join("a.yaml"), &format!("# a comment\n{}", service("a", 80)));
+    replace(&folder.path().join("b.yaml"), &service("b", 80));
+    let after = follower.wait_for(|it| it.names() == "a b").await;
+    assert!(Arc::ptr_eq(&before, after.cluster.service(&name).unwrap()));
 }

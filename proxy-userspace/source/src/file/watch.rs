@@ -4,104 +4,177 @@
 
 use std::{
     collections::BTreeSet,
-    fs, mem,
-    os::unix::fs::MetadataExt,
+    ffi::OsStr,
+    fs,
+    future::pending,
+    io, mem,
+    os::{fd::AsFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
 };
 
-use notify::{
-    Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher,
-    event::{AccessKind, AccessMode},
-};
-use tokio::sync::Notify;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
+use tokio::net::unix::pipe;
 
 use super::folder;
+
+/// What may have changed.
+#[derive(Debug, Default)]
+pub(super) struct Touched {
+    /// These files.
+    pub(super) paths: BTreeSet<PathBuf>,
+    /// The targets of symbolic links.
+    pub(super) links: bool,
+    /// Any file.
+    pub(super) all: bool,
+}
+
+impl Touched {
+    pub(super) fn is_empty(&self) -> bool {
+        self.paths.is_empty() && !self.links && !self.all
+    }
+}
 
 /// Watches the folders of the manifests.
 #[derive(Debug)]
 pub(super) struct FolderWatch {
-    folders: Vec<(PathBuf, Option<Identity>)>,
-    watcher: Option<RecommendedWatcher>,
-    shared: Arc<Shared>,
+    path: PathBuf,
+    notifications: Option<Notifications>,
+    folders: Vec<WatchedFolder>,
+    touched: Touched,
+    /// Whether there were notifications since the last [`renew`](Self::renew).
+    is_notified: bool,
 }
 
-/// Device and inode: a replaced folder has another one.
-type Identity = (u64, u64);
-
-#[derive(Debug, Default)]
-struct Shared {
-    touched: Mutex<BTreeSet<PathBuf>>,
-    changed: Notify,
+/// A folder, and its notifications unless it cannot be watched.
+#[derive(Debug)]
+struct WatchedFolder {
+    path: PathBuf,
+    /// Device and inode: a replaced folder has another one.
+    identity: Option<(u64, u64)>,
+    /// Changes when a file is created, renamed or deleted.
+    modified: Option<(i64, i64)>,
+    descriptor: Option<WatchDescriptor>,
 }
+
+/// A file is read when it has been written and closed, not while it is written.
+const EVENTS: AddWatchFlags = AddWatchFlags::IN_CLOSE_WRITE.union(ENTRY_EVENTS).union(SELF_EVENTS);
+const ENTRY_EVENTS: AddWatchFlags =
+    AddWatchFlags::IN_CREATE.union(AddWatchFlags::IN_MOVE).union(AddWatchFlags::IN_DELETE);
+const SELF_EVENTS: AddWatchFlags = AddWatchFlags::IN_DELETE_SELF.union(AddWatchFlags::IN_MOVE_SELF);
 
 impl FolderWatch {
+    /// Must be called within a tokio runtime.
     pub(super) fn new(path: &Path) -> Self {
-        let shared = Arc::new(Shared::default());
-        let receiver = Arc::clone(&shared);
-        let watcher = notify::recommended_watcher(move |event| receiver.receive(event));
-        let watcher = watcher
+        let notifications = Notifications::new()
             .inspect_err(
-                |error| tracing::warn!(%error, "inotify is not available; polling every second instead"),
+                |error| tracing::warn!(%error, "inotify is not available; the files are polled instead"),
             )
             .ok();
-        let mut watch = Self { folders: folders(path), watcher, shared };
+        let mut watch = Self {
+            path: path.to_owned(),
+            notifications,
+            folders: Vec::new(),
+            touched: Touched::default(),
+            is_notified: false,
+        };
         watch.renew();
         watch
     }
 
-    /// Waits for a change.
-    pub(super) async fn changed(&self) {
-        self.shared.changed.notified().await;
+    /// Whether all folders are watched.
+    pub(super) fn is_complete(&self) -> bool {
+        self.folders.iter().all(|it| it.descriptor.is_some())
     }
 
-    /// The paths that have been touched since the last call.
-    pub(super) fn take_touched(&mut self) -> BTreeSet<PathBuf> {
-        mem::take(&mut self.shared.touched.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Waits for a change. Cancel-safe.
+    pub(super) async fn changed(&mut self) {
+        while self.touched.is_empty() {
+            let Some(notifications) = &self.notifications else { return pending().await };
+            let events = notifications.next().await;
+            self.receive(events);
+        }
     }
 
-    /// Watches folders that have been created or replaced.
+    /// What has been touched since the last call.
+    pub(super) fn take_touched(&mut self) -> Touched {
+        mem::take(&mut self.touched)
+    }
+
+    /// Watches folders that have been created or replaced, and looks for changes in them that were not notified.
     pub(super) fn renew(&mut self) {
-        let Some(watcher) = &mut self.watcher else { return };
-        for (folder, watched) in &mut self.folders {
-            let identity = fs::metadata(&*folder).ok().map(|it| (it.dev(), it.ino()));
-            if identity == *watched {
-                continue;
+        self.drain();
+        let is_notified = mem::take(&mut self.is_notified);
+        let mut before = mem::take(&mut self.folders);
+        for path in folders(&self.path) {
+            let metadata = fs::metadata(&path).ok();
+            let identity = metadata.as_ref().map(|it| (it.dev(), it.ino()));
+            let modified = metadata.as_ref().map(|it| (it.mtime(), it.mtime_nsec()));
+            let known = before.iter().position(|it| it.path == path && it.identity == identity);
+            let mut folder = match known {
+                Some(index) => before.swap_remove(index),
+                None => WatchedFolder { path, identity, modified: None, descriptor: None },
+            };
+            self.touched.all |= known.is_none() || (folder.modified != modified && !is_notified);
+            folder.modified = modified;
+            if folder.descriptor.is_none()
+                && let Some(notifications) = &self.notifications
+            {
+                let flags = EVENTS | AddWatchFlags::IN_ONLYDIR;
+                let added = notifications.inotify.add_watch(&folder.path, flags).inspect_err(|error| {
+                    tracing::debug!(folder = %folder.path.display(), %error, "the folder cannot be watched; it is polled instead");
+                });
+                folder.descriptor = added.ok();
             }
-            // The old watch may have ended with its folder.
-            let _ = watcher.unwatch(folder);
-            *watched = identity.filter(|_| match watcher.watch(folder, RecursiveMode::NonRecursive) {
-                Ok(()) => true,
-                Err(error) => {
-                    let folder = folder.display();
-                    tracing::debug!(%folder, %error, "the folder cannot be watched; polling every second instead");
-                    false
-                }
-            });
+            self.folders.push(folder);
+        }
+        for descriptor in before.into_iter().filter_map(|it| it.descriptor) {
+            // It has ended if its folder was deleted.
+            let is_in_use = self.folders.iter().any(|it| it.descriptor == Some(descriptor));
+            if let Some(notifications) = self.notifications.as_ref().filter(|_| !is_in_use) {
+                let _ = notifications.inotify.rm_watch(descriptor);
+            }
+        }
+    }
+
+    /// Takes over all notifications that are there.
+    fn drain(&mut self) {
+        while let Some(Ok(events)) = self.notifications.as_ref().map(|it| it.inotify.read_events()) {
+            self.receive(events);
+        }
+    }
+
+    fn receive(&mut self, events: Vec<InotifyEvent>) {
+        self.is_notified |= !events.is_empty();
+        events.into_iter().for_each(|it| self.record(it));
+    }
+
+    fn record(&mut self, InotifyEvent { wd, mask, name, .. }: InotifyEvent) {
+        let Some(index) = self.folders.iter().position(|it| it.descriptor == Some(wd)) else {
+            self.touched.all |= mask.contains(AddWatchFlags::IN_Q_OVERFLOW);
+            return;
+        };
+        if mask.intersects(SELF_EVENTS | AddWatchFlags::IN_IGNORED) {
+            self.folders[index].identity = None;
+            self.touched.all = true;
+        } else if let Some(path) = name.as_deref().filter(|_| index == 0).and_then(|it| self.manifest(it)) {
+            self.touched.paths.insert(path);
+        } else if index > 0 || mask.intersects(ENTRY_EVENTS) {
+            self.touched.links = true;
+        }
+    }
+
+    /// The path of a manifest by its name in the first folder; `None` if it is another file.
+    fn manifest(&self, name: &OsStr) -> Option<PathBuf> {
+        let folder = &self.folders.first()?.path;
+        match *folder == self.path {
+            true => folder::is_manifest(name).then(|| folder.join(name)),
+            false => (self.path.file_name() == Some(name)).then(|| self.path.clone()),
         }
     }
 }
 
-impl Shared {
-    fn receive(&self, event: notify::Result<Event>) {
-        let paths = match event {
-            Ok(Event { kind: EventKind::Access(kind), paths, .. }) => {
-                // Our own reads are such events too.
-                if kind != AccessKind::Close(AccessMode::Write) {
-                    return;
-                }
-                paths
-            }
-            Ok(event) => event.paths,
-            Err(_) => Vec::new(),
-        };
-        self.touched.lock().unwrap_or_else(PoisonError::into_inner).extend(paths);
-        self.changed.notify_one();
-    }
-}
-
 /// The folder, or that of the file; and if it is a symbolic link, the folder of its target.
-fn folders(path: &Path) -> Vec<(PathBuf, Option<Identity>)> {
+fn folders(path: &Path) -> Vec<PathBuf> {
     let folder = |path: &Path| if path.is_dir() { path.to_owned() } else { folder::parent(path).to_owned() };
     let mut folders = vec![folder(path)];
     if let Ok(target) = path.canonicalize()
@@ -110,5 +183,30 @@ fn folders(path: &Path) -> Vec<(PathBuf, Option<Identity>)> {
     {
         folders.push(folder(&target));
     }
-    folders.into_iter().map(|it| (it, None)).collect()
+    folders
+}
+
+/// An instance of inotify.
+#[derive(Debug)]
+struct Notifications {
+    inotify: Inotify,
+    /// The same, as the runtime waits for it: it can wait for any descriptor that can be polled.
+    readiness: pipe::Receiver,
+}
+
+impl Notifications {
+    fn new() -> io::Result<Self> {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        let readiness = pipe::Receiver::from_owned_fd_unchecked(inotify.as_fd().try_clone_to_owned()?)?;
+        Ok(Self { inotify, readiness })
+    }
+
+    /// Waits for events; perhaps there are none. Cancel-safe.
+    async fn next(&self) -> Vec<InotifyEvent> {
+        if self.readiness.readable().await.is_err() {
+            // The runtime ends.
+            return pending().await;
+        }
+        self.readiness.try_io(|| Ok(self.inotify.read_events()?)).unwrap_or_default()
+    }
 }

@@ -3,8 +3,8 @@
 //! Invariant: the removal of its last endpoint takes effect late.
 //! An API server that stops removes itself from the endpoints first. If that took effect at once, nothing on the node could
 //! reach it when it is back at the same address, and its return would never be noticed. So the last endpoints (and the
-//! Service itself) stay for [`HOLD_DOWN`], and then until the server responds again and still reports no endpoint: a
-//! running server adds itself within seconds.
+//! Service itself) stay for [`HOLD_DOWN`], counted again from the first response after an outage: a running server adds
+//! itself within seconds.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
@@ -16,8 +16,8 @@ use tokio::time::Instant;
 
 use crate::cluster_changes::Changed;
 
-/// How long an API server may take to come back.
-pub(super) const HOLD_DOWN: Duration = Duration::from_secs(60);
+/// Longer than an API server takes to stop: it withdraws its endpoint first, and then keeps watches open for 60 s.
+pub(super) const HOLD_DOWN: Duration = Duration::from_secs(120);
 
 type Slices = BTreeMap<SliceName, Arc<EndpointSlice>>;
 
@@ -37,6 +37,12 @@ fn has_ready_endpoint(slices: &Slices) -> bool {
 }
 
 impl ApiServerHoldDown {
+    /// The server responds again after an outage: it may not have added itself yet.
+    pub(super) fn restart(&mut self) {
+        self.service.restart();
+        self.slices.restart();
+    }
+
     /// The server has responded about Services: removes a held-down deletion from the changes, and adds one whose
     /// hold-down has ended.
     pub(super) fn services(&mut self, changes: &mut Changed<ServiceName, Service>, server: Option<IpAddr>) {
@@ -118,12 +124,17 @@ impl<T: Clone> HoldDown<T> {
         if self.held_since.is_none() {
             let seconds = HOLD_DOWN.as_secs();
             tracing::warn!(
-                "{event}; the API server may be restarting: the last state stays active for {seconds} s and until the \
-                 server responds again"
+                "{event}; the API server may be restarting: the last state stays active until the server has responded \
+                 for {seconds} s"
             );
             self.held_since = Some(Instant::now());
         }
         false
+    }
+
+    /// Counts from now on, if something is held down.
+    fn restart(&mut self) {
+        self.held_since = self.held_since.map(|_| Instant::now());
     }
 
     /// The server has responded; returns whether the hold-down has ended and the reported value is active now.
@@ -184,6 +195,24 @@ mod tests {
         let changes = contact(&mut hold_down);
         assert_eq!(changes.values().collect::<Vec<_>>(), [&None]);
         assert_eq!(contact(&mut hold_down).len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_hold_down_counts_from_the_first_response_after_an_outage() {
+        let mut hold_down = ApiServerHoldDown::default();
+        let (full, empty) = (slice(&["192.0.2.1"]), slice(&[]));
+        report(&mut hold_down, Some(&full));
+        report(&mut hold_down, Some(&empty));
+        tokio::time::advance(HOLD_DOWN * 2).await;
+        hold_down.restart();
+        assert_eq!(contact(&mut hold_down).len(), 0);
+        tokio::time::advance(HOLD_DOWN / 2).await;
+        assert_eq!(contact(&mut hold_down).len(), 0);
+        tokio::time::advance(HOLD_DOWN / 2).await;
+        assert_eq!(contact(&mut hold_down).len(), 1);
+        // Nothing is held down any more.
+        hold_down.restart();
+        assert_eq!(report(&mut hold_down, Some(&full)).len(), 1);
     }
 
     #[tokio::test(start_paused = true)]

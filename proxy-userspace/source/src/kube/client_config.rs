@@ -12,9 +12,10 @@ use std::{
 };
 
 use http::{HeaderValue, header::AUTHORIZATION};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{Client as HttpClient, connect::HttpConnector},
-    rt::TokioExecutor,
+    rt::{TokioExecutor, TokioTimer},
 };
 use kube::{
     Client, Config,
@@ -22,10 +23,14 @@ use kube::{
     config::{InClusterError, Kubeconfig, KubeconfigError},
 };
 use model::error_chain;
-use tower::{BoxError, ServiceBuilder};
+use tower::{BoxError, ServiceBuilder, service_fn};
 
-/// Time-out of connecting to one address.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+use super::request_log::RequestLog;
+
+use super::timing::Timing;
+
+/// Time-out of connecting: a server that returns is connected to within this time, and the delay of a retry.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// TCP keepalive: idle time before the first probe, interval of the probes, and their number. A host that has vanished is
 /// noticed after half a minute.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 3);
@@ -37,6 +42,8 @@ pub struct ClientConfig {
     pub kubeconfig: Option<OsString>,
     /// The URL of the API server; overrides the kubeconfig and the pod's environment.
     pub server: Option<String>,
+    /// The requests of its clients.
+    pub requests: RequestLog,
 }
 
 /// Why a client configuration is unusable: what is wrong with which file or value, and the remedy.
@@ -48,7 +55,7 @@ impl ClientConfig {
     /// The server's URL and a client for it; files are read on each call.
     ///
     /// Must be called within a tokio runtime.
-    pub(super) fn client(&self) -> Result<(http::Uri, Client), ClientConfigError> {
+    pub(super) fn client(&self, timing: &Timing) -> Result<(http::Uri, Client), ClientConfigError> {
         let mut config = self.config()?;
         let server = config.cluster_url.clone();
         let invalid = |error: kube::Error| {
@@ -70,7 +77,14 @@ impl ClientConfig {
         tcp.set_keepalive_interval(Some(KEEPALIVE.1));
         tcp.set_keepalive_retries(Some(KEEPALIVE.2));
         let token = config.auth_info.token_file.take().map(TokenFile::new).transpose()?;
-        let tls = config.rustls_https_connector_with_connector(tcp).map_err(invalid)?;
+        let tls = https_connector(&config, tcp).map_err(invalid)?;
+        // Behind a load balancer, a connection without a server looks like an idle one.
+        let http = HttpClient::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .http2_keep_alive_interval(timing.ping.0)
+            .http2_keep_alive_timeout(timing.ping.1)
+            .build::<_, Body>(tls);
+        let requests = self.requests.clone();
         let service = ServiceBuilder::new()
             .layer(config.base_uri_layer())
             .option_layer(config.auth_layer().map_err(invalid)?)
@@ -80,7 +94,15 @@ impl ClientConfig {
             })
             .layer(config.extra_headers_layer().map_err(invalid)?)
             .map_err(BoxError::from)
-            .service(HttpClient::builder(TokioExecutor::new()).build::<_, Body>(tls));
+            .service(service_fn(move |request: http::Request<Body>| {
+                let pending = requests.begin(&request);
+                let answer = http.request(request);
+                async move {
+                    let answer = answer.await;
+                    pending.end(answer.as_ref().ok().map(http::Response::status));
+                    answer
+                }
+            }));
         Ok((server, Client::new(service, config.default_namespace)))
     }
 
@@ -144,6 +166,23 @@ impl TokenFile {
         request.headers_mut().insert(AUTHORIZATION, last_valid.clone());
         request
     }
+}
+
+/// A connector with HTTP/2, which that of the client library lacks.
+fn https_connector(
+    config: &Config,
+    tcp: HttpConnector,
+) -> Result<HttpsConnector<HttpConnector>, kube::Error> {
+    let builder =
+        HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
+    let builder = match &config.tls_server_name {
+        Some(name) => {
+            let name = name.clone().try_into().map_err(|it| kube::Error::Service(Box::new(it)))?;
+            builder.with_server_name_resolver(FixedServerNameResolver::new(name))
+        }
+        None => builder,
+    };
+    Ok(builder.enable_all_versions().wrap_connector(tcp))
 }
 
 fn parse_server(text: &str) -> Result<http::Uri, ClientConfigError> {

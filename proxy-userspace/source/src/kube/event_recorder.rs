@@ -13,7 +13,7 @@ use kube::{Api, api::PostParams};
 use model::{ServiceName, error_chain};
 use tokio::time::timeout;
 
-use super::{client_config::ClientConfig, watch_error::WatchError};
+use super::{client_config::ClientConfig, timing::Timing, watch_error::WatchError};
 
 /// The `reportingController`.
 const CONTROLLER: &str = "kube-proxy-ebpf";
@@ -73,7 +73,7 @@ impl EventRecorder {
 
     async fn create(&self, warning: WarningEvent) -> Result<(), String> {
         // Events are rare, and the credentials may have been renewed.
-        let (_, client) = self.client_config.client().map_err(|it| error_chain(&it))?;
+        let (_, client) = self.client_config.client(&Timing::default()).map_err(|it| error_chain(&it))?;
         let event = self.event(warning, Timestamp::now());
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let api = Api::<Event>::namespaced(client, &namespace);

@@ -7,12 +7,17 @@ mod apiserver_holddown;
 mod backoff;
 mod client_config;
 mod event_recorder;
+mod list_items;
 mod options;
+mod outage;
 mod reflector;
+mod request_log;
 mod resource;
 mod shared;
+mod shared_client;
 mod status;
 mod store;
+mod timing;
 mod watch_error;
 mod watch_stream;
 
@@ -20,7 +25,7 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
-use self::{reflector::Reflector, shared::Shared};
+use self::{reflector::Reflector, shared::Shared, shared_client::SharedClient};
 use crate::{
     ClusterChanges,
     kube_types::objects::{EndpointSlice, Node, Service},
@@ -28,14 +33,17 @@ use crate::{
 
 pub use client_config::{ClientConfig, ClientConfigError};
 pub use event_recorder::{EventRecorder, WarningEvent};
-pub use options::{Options, Timing};
+pub use options::Options;
+pub use request_log::{ApiRequest, RequestLog};
 pub use shared::Health;
 pub use status::ResourceStatus;
+pub use timing::Timing;
 
 /// A running source; it stops when it is dropped.
 #[derive(Debug)]
 pub struct KubeSource {
     shared: Arc<Shared>,
+    requests: RequestLog,
     _reflectors: JoinSet<()>,
 }
 
@@ -48,22 +56,27 @@ impl KubeSource {
     ///
     /// If the configuration of the client is unusable.
     pub fn start(options: &Options) -> Result<Self, ClientConfigError> {
-        let (server, client) = options.client_config.client()?;
+        let (server, client) = SharedClient::new(&options.client_config, options.timing)?;
         tracing::info!("following the API server at {server}");
-        let address = server.host().and_then(|it| it.trim_matches(['[', ']']).parse().ok());
-        let shared = Arc::new(Shared::new(address));
+        let client = Arc::new(client);
+        let shared = Arc::new(Shared::new(&server));
         let [services, slices, nodes] = options.selectors();
         let mut reflectors = JoinSet::new();
         reflectors.spawn(Reflector::<Service>::new(options, &client, services, &shared).run());
         reflectors.spawn(Reflector::<EndpointSlice>::new(options, &client, slices, &shared).run());
         reflectors.spawn(Reflector::<Node>::new(options, &client, nodes, &shared).run());
-        Ok(Self { shared, _reflectors: reflectors })
+        Ok(Self { shared, requests: options.client_config.requests.clone(), _reflectors: reflectors })
     }
 
     /// Waits for changes; the first ones are the whole cluster state, never a part of it. `None` if the source has
     /// failed. Cancel-safe.
     pub async fn next(&self) -> Option<ClusterChanges> {
         self.shared.next().await
+    }
+
+    /// The requests to the API server since the last call; of very many, the first ones.
+    pub fn take_requests(&self) -> Vec<ApiRequest> {
+        self.requests.take()
     }
 
     /// The current status of the watches, at any time while the source runs.

@@ -1,8 +1,6 @@
 //! What is watched, and how.
 
-use std::time::Duration;
-
-use super::client_config::ClientConfig;
+use super::{client_config::ClientConfig, timing::Timing};
 
 /// What is watched, and where.
 #[derive(Clone, Debug, Default)]
@@ -15,24 +13,6 @@ pub struct Options {
     pub node: Option<String>,
     /// Time-outs and delays.
     pub timing: Timing,
-}
-
-/// Time-outs and delays.
-#[derive(Clone, Copy, Debug)]
-pub struct Timing {
-    /// The maximum delay after the first failure, and after many.
-    pub backoff: (Duration, Duration),
-    /// How long to wait for a response, and for the next part of a list.
-    pub timeout: Duration,
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        Self {
-            backoff: (Duration::from_millis(500), Duration::from_secs(30)),
-            timeout: Duration::from_secs(30),
-        }
-    }
 }
 
 /// The selectors of a list or watch.

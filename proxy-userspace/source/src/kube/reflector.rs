@@ -3,37 +3,36 @@
 //! Invariant: no failure removes an object. Objects are removed by a delete event, or if a complete list does not contain
 //! them.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use http::{Request, Response, header};
-use kube::{
-    Client,
-    api::{ListParams, WatchParams},
-    client::Body,
-    core::{Request as Path, Status},
-};
+use form_urlencoded::Serializer;
+use http::{Request, Response, Version, header};
+use kube::{client::Body, core::Status};
 use model::Rejected;
 use serde_json::value::RawValue;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::{
     backoff::Backoff,
-    client_config::ClientConfig,
-    options::{Options, Selectors, Timing},
+    list_items::ListItems,
+    options::{Options, Selectors},
     resource::Resource,
     shared::Shared,
+    shared_client::{NumberedClient, SharedClient},
     store::Store,
+    timing::Timing,
     watch_error::{ErrorKind, WatchError},
-    watch_stream::{EventType, Lines, Page, PartialObject, WatchEvent, decode, read_all},
+    watch_stream::{EventType, Lines, PartialObject, WatchEvent, decode, next_data, read_all},
 };
 
 /// Number of objects in a page of a list.
-const PAGE_SIZE: u32 = 500;
-/// Duration of a watch in seconds: the first number, and up to the second one more at random, so that not all nodes
-/// reconnect at once.
-const WATCH_SECONDS: (u32, u32) = (240, 50);
-/// How much longer a watch may last before it is considered dead.
-const WATCH_SLACK: Duration = Duration::from_secs(15);
+const PAGE_SIZE: &str = "500";
+/// The resource version of a list that may be of any age: the server answers from memory.
+const ANY_VERSION: &str = "0";
+const NOT_OLDER: &str = "NotOlderThan";
+/// Duration of a watch on a connection that is pinged; up to a fifth more at random, so that not all nodes reconnect at
+/// once.
+const WATCH: Duration = Duration::from_secs(240);
 /// How much of the body of an error response is read, in bytes.
 const MAX_ERROR_BODY: usize = 64 << 10;
 /// A watch without events that ends sooner than this has failed.
@@ -42,8 +41,9 @@ const USER_AGENT: &str = concat!("kube-proxy-ebpf/", env!("CARGO_PKG_VERSION"));
 
 /// Keeps a copy of all objects of one resource.
 pub(super) struct Reflector<R: Resource> {
-    client_config: ClientConfig,
-    client: Client,
+    client: Arc<SharedClient>,
+    /// The client of the last request.
+    used: NumberedClient,
     selectors: Selectors,
     timing: Timing,
     backoff: Backoff,
@@ -51,8 +51,13 @@ pub(super) struct Reflector<R: Resource> {
     store: Store<R>,
     /// The resource version to continue from; `None` if everything must be listed.
     version: Option<String>,
-    /// Whether lists are requested as the start of a watch (KEP-3157).
-    uses_watch_list: bool,
+    /// The oldest resource version that a list may have, so that time does not go backwards; `None` if the server must ask
+    /// its database.
+    oldest_list: Option<String>,
+    /// From when on lists are requested as the start of a watch (KEP-3157).
+    streams_from: Instant,
+    /// Whether the connection is pinged, as HTTP/2 allows.
+    is_pinged: bool,
     /// Whether the watch has sent an event.
     has_events: bool,
 }
@@ -60,20 +65,22 @@ pub(super) struct Reflector<R: Resource> {
 impl<R: Resource> Reflector<R> {
     pub(super) fn new(
         options: &Options,
-        client: &Client,
+        client: &Arc<SharedClient>,
         selectors: Selectors,
         shared: &Arc<Shared>,
     ) -> Self {
         Self {
-            client_config: options.client_config.clone(),
-            client: client.clone(),
+            client: Arc::clone(client),
+            used: client.get(),
             selectors,
             timing: options.timing,
             backoff: Backoff::new(options.timing.backoff),
             shared: Arc::clone(shared),
             store: Store::new(),
             version: None,
-            uses_watch_list: true,
+            oldest_list: Some(ANY_VERSION.into()),
+            streams_from: Instant::now(),
+            is_pinged: false,
             has_events: false,
         }
     }
@@ -84,7 +91,8 @@ impl<R: Resource> Reflector<R> {
         loop {
             let start = Instant::now();
             self.has_events = false;
-            let error = match self.session().await {
+            let streams = start >= self.streams_from;
+            let error = match self.session(streams).await {
                 Ok(()) if self.has_events || start.elapsed() > MIN_WATCH => continue,
                 Ok(()) => {
                     let text = format!("{}: the API server ended the watch at once", R::PLURAL);
@@ -92,60 +100,47 @@ impl<R: Resource> Reflector<R> {
                 }
                 Err(error) => error,
             };
-            if self.downgrade(&error) {
-                continue;
+            if streams && self.version.is_none() && error.kind.concerns_request() {
+                self.streams_from = Instant::now() + self.timing.streaming_retry;
+                tracing::info!("{error}; the next list is not a streaming one");
+                if error.kind == ErrorKind::NoWatchList {
+                    continue;
+                }
             }
-            let next = self.backoff.failed(error.retry_after);
-            if error.kind == ErrorKind::Expired {
-                tracing::info!("{error}; listing again");
-                self.version = None;
-            } else {
-                self.shared.failed(R::INDEX, &error.text, next);
-            }
-            sleep_until(next).await;
-            if error.kind == ErrorKind::Connection {
-                self.reload_config().await;
-            }
-        }
-    }
-
-    /// Stops using the feature that the server does not support; returns whether there is one.
-    fn downgrade(&mut self, error: &WatchError) -> bool {
-        match error.kind {
-            ErrorKind::NoWatchList if self.uses_watch_list => {
-                tracing::debug!("{error}; listing in pages");
-                self.uses_watch_list = false;
-                true
-            }
-            ErrorKind::NoFieldSelector
-                if self.selectors.fields_are_optional && self.selectors.fields.is_some() =>
+            if error.kind == ErrorKind::NoFieldSelector
+                && self.selectors.fields_are_optional
+                && self.selectors.fields.take().is_some()
             {
                 tracing::debug!("{error}; watching without the field selector");
-                self.selectors.fields = None;
-                true
+                continue;
             }
-            _ => false,
+            self.recover(&error).await;
         }
     }
 
-    /// Reads the client configuration and the credentials again.
-    async fn reload_config(&mut self) {
-        let config = self.client_config.clone();
-        // Blocks: files are read, and the kubeconfig may run a credential plugin.
-        let error = match tokio::task::spawn_blocking(move || config.client()).await {
-            Ok(Ok((_, client))) => {
-                self.client = client;
-                return;
-            }
-            Ok(Err(error)) => error.to_string(),
-            Err(error) => error.to_string(),
-        };
-        self.shared.failed(R::INDEX, &error, Instant::now());
+    /// Waits until it is time for another try.
+    async fn recover(&mut self, error: &WatchError) {
+        let is_soon = error.kind.is_unreachable() || self.shared.is_starting(R::INDEX);
+        let max = if is_soon { self.timing.max_unreachable_delay } else { Duration::MAX / 2 };
+        let next = self.backoff.failed(error.retry_after, max);
+        if error.kind == ErrorKind::Expired {
+            tracing::info!("{error}; listing again");
+            // A list that has failed like this must be of the newest version.
+            self.oldest_list = self.version.take();
+        } else {
+            self.shared.failed(R::INDEX, error, next);
+        }
+        self.shared.wait(next, error.retry_after.is_none()).await;
+        if (error.kind.is_unreachable() || error.kind == ErrorKind::Unauthorized)
+            && let Err(text) = self.client.reload(&self.used).await
+        {
+            self.shared.failed(R::INDEX, &WatchError::new(ErrorKind::Other, text), Instant::now());
+        }
     }
 
     /// Lists if necessary, and watches until the watch ends.
-    async fn session(&mut self) -> Result<(), WatchError> {
-        if self.version.is_none() && !self.uses_watch_list {
+    async fn session(&mut self, streams: bool) -> Result<(), WatchError> {
+        if self.version.is_none() && !streams {
             self.list().await?;
         }
         self.watch().await
@@ -156,65 +151,99 @@ impl<R: Resource> Reflector<R> {
         self.store.begin_list();
         let mut continue_token = None;
         loop {
-            let parameters = ListParams {
-                label_selector: self.selectors.labels.clone(),
-                field_selector: self.selectors.fields.clone(),
-                limit: Some(PAGE_SIZE),
-                continue_token: continue_token.take(),
-                ..ListParams::default()
-            };
-            let mut body = self.get(Path::new(R::PATH).list(&parameters)).await?;
-            let bytes = read_all(&mut body, R::PLURAL, self.timing.timeout, usize::MAX).await?;
-            let page: Page<'_> = serde_json::from_slice(&bytes).map_err(|it| Self::invalid(&it))?;
-            for item in page.items.unwrap_or_default() {
-                self.set(item)?;
+            let mut body = self.get(&self.list_query(continue_token.as_deref())).await?;
+            let mut list = ListItems::default();
+            while let Some(data) = next_data(&mut body, R::PLURAL, self.timing.timeout).await? {
+                list.read(&data, |object| {
+                    let object = serde_json::from_slice(object).map_err(|it| Self::invalid(&it))?;
+                    self.set(object).map(drop)
+                })?;
             }
-            continue_token = page.metadata.continue_.filter(|it| !it.is_empty());
+            let metadata = list.finish().map_err(|it| Self::invalid(&it))?;
+            continue_token = metadata.continue_.filter(|it| !it.is_empty());
             if continue_token.is_none() {
-                self.listed(page.metadata.resource_version);
+                self.listed(metadata.resource_version);
                 return Ok(());
             }
-            self.shared.contact(R::INDEX);
         }
+    }
+
+    /// The query of a page.
+    fn list_query(&self, continue_token: Option<&str>) -> String {
+        let mut parameters = Vec::new();
+        // Older servers ask their database for a page of a certain version.
+        if self.oldest_list.as_deref().is_none_or(|it| it == ANY_VERSION) {
+            parameters.push(("limit", PAGE_SIZE));
+        }
+        match (continue_token, self.oldest_list.as_deref()) {
+            (Some(token), _) => parameters.push(("continue", token)),
+            (None, Some(version)) => {
+                parameters.extend([("resourceVersion", version), ("resourceVersionMatch", NOT_OLDER)]);
+            }
+            (None, None) => {}
+        }
+        self.query(&parameters)
+    }
+
+    /// The query of a watch; without a version, of one that begins with a list.
+    fn watch_query(&self, seconds: u64) -> String {
+        let seconds = seconds.to_string();
+        let mut parameters =
+            vec![("watch", "true"), ("timeoutSeconds", &*seconds), ("allowWatchBookmarks", "true")];
+        if self.version.is_none() {
+            parameters.extend([("sendInitialEvents", "true"), ("resourceVersionMatch", NOT_OLDER)]);
+        }
+        parameters.push(("resourceVersion", self.version.as_deref().unwrap_or("")));
+        self.query(&parameters)
+    }
+
+    /// The selectors and other parameters.
+    fn query(&self, parameters: &[(&str, &str)]) -> String {
+        let Selectors { fields, labels, .. } = &self.selectors;
+        let selectors = [("fieldSelector", fields), ("labelSelector", labels)];
+        let selectors = selectors.iter().filter_map(|(key, it)| Some((*key, it.as_deref()?)));
+        let mut query = Serializer::new(String::new());
+        query.extend_pairs(selectors.chain(parameters.iter().copied())).finish()
     }
 
     /// Watches from the known resource version; without one, the watch starts with a list.
     async fn watch(&mut self) -> Result<(), WatchError> {
-        let seconds = WATCH_SECONDS.0 + fastrand::u32(0..WATCH_SECONDS.1);
-        let parameters = WatchParams {
-            label_selector: self.selectors.labels.clone(),
-            field_selector: self.selectors.fields.clone(),
-            timeout: Some(seconds),
-            bookmarks: true,
-            send_initial_events: self.version.is_none(),
-        };
+        let (min, jitter) = if self.is_pinged { (WATCH, 0.2) } else { (self.timing.unpinged_watch, 0.5) };
+        let seconds = min.mul_f64(1.0 + jitter * fastrand::f64()).as_secs();
         if self.version.is_none() {
             self.store.begin_list();
         }
-        let version = self.version.as_deref().unwrap_or("");
-        let body = self.get(Path::new(R::PATH).watch(&parameters, version)).await?;
-        let deadline = Instant::now() + Duration::from_secs(seconds.into()) + WATCH_SLACK;
+        let body = self.get(&self.watch_query(seconds)).await?;
+        if self.version.is_some() {
+            self.shared.followed(R::INDEX);
+        }
+        let start = Instant::now();
         let mut lines = Lines::new(body);
         loop {
             let limit = match self.version {
                 None => self.timing.timeout,
-                Some(_) => deadline.saturating_duration_since(Instant::now()),
+                Some(_) => Duration::from_secs(seconds) + self.timing.watch_slack,
             };
-            let more = lines.read(R::PLURAL, limit, |line| self.event(line)).await;
+            let left = limit.saturating_sub(start.elapsed());
+            let more = lines.read(R::PLURAL, left, |line| self.event(line)).await;
             // Events before an error are valid.
             self.shared.publish(&mut self.store);
+            if self.version.is_none() && start.elapsed() >= limit {
+                // A server that ignores the request for a list watches only, and may send events for ever.
+                return Err(Self::no_list(format_args!("did not end within {limit:.0?}")));
+            }
             if !more? {
                 break;
             }
         }
         match self.version {
             Some(_) => Ok(()),
-            // A server that ignores the request for a list watches only, and never marks the end of a list.
-            None => Err(WatchError::new(
-                ErrorKind::NoWatchList,
-                format!("{}: the watch ended before the list was complete", R::PLURAL),
-            )),
+            None => Err(Self::no_list(format_args!("was not complete when the watch ended"))),
         }
+    }
+
+    fn no_list(reason: fmt::Arguments<'_>) -> WatchError {
+        WatchError::new(ErrorKind::NoWatchList, format!("{}: the streaming list {reason}", R::PLURAL))
     }
 
     fn event(&mut self, line: &[u8]) -> Result<(), WatchError> {
@@ -283,6 +312,7 @@ impl<R: Resource> Reflector<R> {
         self.version = version.filter(|it| !it.is_empty());
         self.backoff.reset();
         self.shared.publish(&mut self.store);
+        self.shared.followed(R::INDEX);
     }
 
     /// Continues from the version of an event. While a list is read, its end has the version.
@@ -295,7 +325,10 @@ impl<R: Resource> Reflector<R> {
 
     /// An event cannot be decoded, not even its name: list again.
     fn out_of_sync(&mut self, error: &serde_json::Error) -> WatchError {
-        self.version = None;
+        // What is listed must not be older.
+        if let Some(version) = self.version.take() {
+            self.oldest_list = Some(version);
+        }
         Self::invalid(error)
     }
 
@@ -304,28 +337,33 @@ impl<R: Resource> Reflector<R> {
         WatchError::new(ErrorKind::Other, text)
     }
 
-    async fn get(
-        &self,
-        request: Result<Request<Vec<u8>>, kube::core::request::Error>,
-    ) -> Result<Body, WatchError> {
-        let mut request = request
-            .map_err(|it| WatchError::new(ErrorKind::Other, format!("{}: {it}", R::PLURAL)))?
-            .map(Body::from);
-        let headers = request.headers_mut();
-        headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
-        headers.insert(header::USER_AGENT, header::HeaderValue::from_static(USER_AGENT));
-        let Ok(response) = timeout(self.timing.timeout, self.client.send(request)).await else {
+    async fn get(&mut self, query: &str) -> Result<Body, WatchError> {
+        let request = Request::get(format!("{}?{query}", R::PATH))
+            .header(header::ACCEPT, "application/json")
+            .header(header::USER_AGENT, USER_AGENT)
+            .body(Body::empty())
+            .map_err(|it| WatchError::new(ErrorKind::Other, format!("{}: {it}", R::PLURAL)))?;
+        self.used = self.client.get();
+        let Ok(response) = timeout(self.timing.timeout, self.used.client.send(request)).await else {
             let text = format!("{}: no response within {:.0?}", R::PLURAL, self.timing.timeout);
-            return Err(WatchError::new(ErrorKind::Connection, text));
+            return Err(WatchError::new(ErrorKind::NoResponse, text));
         };
         let response: Response<Body> = response.map_err(|it| WatchError::connection(R::PLURAL, &it))?;
         let (parts, mut body) = response.into_parts();
+        self.is_pinged = parts.version == Version::HTTP_2;
         if parts.status.is_success() {
             self.shared.contact(R::INDEX);
             return Ok(body);
         }
         let body = read_all(&mut body, R::PLURAL, self.timing.timeout, MAX_ERROR_BODY).await;
-        Err(WatchError::status(R::PLURAL, parts.status, &parts.headers, &body.unwrap_or_default()))
+        let is_starting = self.shared.is_starting(R::INDEX);
+        Err(WatchError::status(
+            R::PLURAL,
+            parts.status,
+            &parts.headers,
+            &body.unwrap_or_default(),
+            is_starting,
+        ))
     }
 }
 

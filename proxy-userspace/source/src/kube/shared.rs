@@ -5,24 +5,36 @@ use std::{
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::Poll,
+    time::Duration,
 };
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
 
 use super::{
-    apiserver_holddown::ApiServerHoldDown, resource::Resource, status::ResourceStatus, store::Store,
+    apiserver_holddown::ApiServerHoldDown, outage::Outage, resource::Resource, status::ResourceStatus,
+    store::Store, watch_error::WatchError,
 };
 use crate::{
     ClusterChanges,
     kube_types::objects::{EndpointSlice, Node, Service},
 };
 
+/// How long an API server that could be reached again counts as starting.
+const STARTING: Duration = Duration::from_secs(60);
+
 #[derive(Debug)]
 pub(super) struct Shared {
     state: Mutex<State>,
     changed: Notify,
-    /// The IP address of the API server; `None` if it is configured by name.
-    server: Option<IpAddr>,
+    /// Notified when the server responds to a request for a resource whose requests have failed.
+    returned: Notify,
+    /// The URL of the API server.
+    server: String,
+    /// Its IP address; `None` if it is configured by name.
+    address: Option<IpAddr>,
 }
 
 #[derive(Debug, Default)]
@@ -31,6 +43,12 @@ struct State {
     changes: ClusterChanges,
     resources: [ResourceStatus; 3],
     hold_down: ApiServerHoldDown,
+    /// While a resource cannot be followed.
+    outage: Option<Outage>,
+    /// When the server could not be reached the last time.
+    unreachable_at: Option<Instant>,
+    /// Whether it has not responded since.
+    is_unreachable: bool,
     /// Whether the reader has taken the whole cluster state once.
     is_complete: bool,
     /// Whether a reflector has ended, which none should.
@@ -47,6 +65,11 @@ impl Health {
         self.0.state().resources.clone()
     }
 
+    /// The URL of the API server.
+    pub fn server(&self) -> &str {
+        &self.0.server
+    }
+
     /// Whether all resources have been listed once.
     pub fn is_synced(&self) -> bool {
         self.0.state().is_synced()
@@ -56,6 +79,12 @@ impl Health {
 impl State {
     fn is_synced(&self) -> bool {
         self.resources.iter().all(|it| it.is_synced)
+    }
+
+    /// The maximum age of the last state; `None` before the first one.
+    fn age(&self) -> Option<Duration> {
+        let ages: Option<Vec<_>> = self.resources.iter().map(ResourceStatus::age).collect();
+        ages?.into_iter().max()
     }
 
     /// The result for the reader, if there is one.
@@ -76,10 +105,12 @@ impl State {
 }
 
 impl Shared {
-    pub(super) fn new(server: Option<IpAddr>) -> Self {
+    pub(super) fn new(server: &http::Uri) -> Self {
+        let address = server.host().and_then(|it| it.trim_matches(['[', ']']).parse().ok());
         let resources = [Service::PLURAL, EndpointSlice::PLURAL, Node::PLURAL];
         let state = State { resources: resources.map(ResourceStatus::new), ..State::default() };
-        Self { state: Mutex::new(state), changed: Notify::new(), server }
+        let server = server.to_string().trim_end_matches('/').to_owned();
+        Self { state: Mutex::new(state), changed: Notify::new(), returned: Notify::new(), server, address }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -97,14 +128,73 @@ impl Shared {
         }
     }
 
-    /// The server has responded.
+    /// The server has accepted a request.
     pub(super) fn contact(&self, resource: usize) {
-        self.state().resources[resource].contact();
+        let mut state = self.state();
+        if mem::take(&mut state.is_unreachable) {
+            state.hold_down.restart();
+        }
+        let status = &mut state.resources[resource];
+        status.contact();
+        if status.error.is_some() {
+            self.returned.notify_waiters();
+        }
     }
 
-    /// A request has failed.
-    pub(super) fn failed(&self, resource: usize, error: &str, next: Instant) {
-        self.state().resources[resource].failed(error, next);
+    /// A request has failed; the next one is at `next`.
+    pub(super) fn failed(&self, resource: usize, error: &WatchError, next: Instant) {
+        let mut state = self.state();
+        if error.kind.is_unreachable() {
+            (state.unreachable_at, state.is_unreachable) = (Some(Instant::now()), true);
+        }
+        state.resources[resource].error = Some(error.text.clone());
+        let age = state.age();
+        let outage = state.outage.get_or_insert_with(Outage::new);
+        if outage.failed(error) {
+            outage.log(&self.server, age, next);
+        }
+    }
+
+    /// A resource is followed: its list is complete, or its watch has begun.
+    pub(super) fn followed(&self, resource: usize) {
+        let mut state = self.state();
+        state.resources[resource].error = None;
+        if state.resources.iter().all(|it| it.error.is_none())
+            && let Some(outage) = state.outage.take()
+        {
+            let seconds = outage.since.elapsed().as_secs();
+            tracing::info!("following the API server at {} again, after {seconds} s", self.server);
+        }
+    }
+
+    /// Whether errors of the server are to be expected because it starts: it could not be reached just now, or has
+    /// accepted the same request before this outage.
+    pub(super) fn is_starting(&self, resource: usize) -> bool {
+        let state = self.state();
+        let is_recent = |it: Instant| it.elapsed() < STARTING;
+        let is_new =
+            state.resources[resource].is_synced && state.outage.as_ref().is_none_or(|it| is_recent(it.since));
+        is_new || state.unreachable_at.is_some_and(is_recent)
+    }
+
+    /// Waits until a request is due; if it may be early, until the server responds to another one.
+    pub(super) async fn wait(&self, until: Instant, may_be_early: bool) {
+        let returned = self.returned.notified();
+        tokio::pin!(returned);
+        loop {
+            let line = self.state().outage.as_ref().map_or(until, Outage::next_line);
+            tokio::select! {
+                () = sleep_until(until) => return,
+                () = &mut returned, if may_be_early => return,
+                () = sleep_until(line) => {
+                    let mut state = self.state();
+                    let age = state.age();
+                    if let Some(outage) = state.outage.as_mut().filter(|it| it.is_due()) {
+                        outage.log(&self.server, age, until);
+                    }
+                }
+            }
+        }
     }
 
     /// A reflector has ended.
@@ -122,7 +212,7 @@ impl Shared {
         status.contact();
         (status.objects, status.rejected) = (store.len(), store.rejected());
         status.is_synced = store.is_synced();
-        R::hold_down(&mut state.hold_down, &mut changes, self.server);
+        R::hold_down(&mut state.hold_down, &mut changes, self.address);
         if !changes.is_empty() {
             R::changes_in(&mut state.changes).extend(changes);
         }

@@ -15,8 +15,6 @@ pub struct ResourceStatus {
     pub last_contact: Option<Instant>,
     /// The current error.
     pub error: Option<String>,
-    /// Since when requests have failed.
-    pub failing_since: Option<Instant>,
     /// Number of objects.
     pub objects: usize,
     /// Number of rejected parts of objects.
@@ -36,30 +34,5 @@ impl ResourceStatus {
     /// The server has responded.
     pub(super) fn contact(&mut self) {
         self.last_contact = Some(Instant::now());
-        self.error = None;
-        if let Some(since) = self.failing_since.take() {
-            tracing::info!("{}: connected again after {:.1?}", self.resource, since.elapsed());
-        }
-    }
-
-    /// A request has failed; the next one is at `next`.
-    pub(super) fn failed(&mut self, error: &str, next: Instant) {
-        let now = Instant::now();
-        self.failing_since.get_or_insert(now);
-        if self.error.as_deref() == Some(error) {
-            return;
-        }
-        let delay = next.saturating_duration_since(now);
-        // The same error again is not logged, so that an outage does not fill the log.
-        match self.age() {
-            Some(age) => {
-                let age = if age.as_secs() == 0 { String::new() } else { format!(", {age:.0?} old,") };
-                tracing::warn!(
-                    "{error}; the last state{age} stays active; retrying in {delay:.1?}, and then silently"
-                );
-            }
-            None => tracing::warn!("{error}; there is no cluster state yet; retrying in {delay:.1?}"),
-        }
-        self.error = Some(error.to_owned());
     }
 }

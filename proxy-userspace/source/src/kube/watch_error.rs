@@ -5,6 +5,7 @@
 use std::{fmt, time::Duration};
 
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
+use hyper_util::client::legacy::Error as HttpError;
 use kube::core::Status;
 use model::error_chain;
 
@@ -17,7 +18,7 @@ const MAX_QUOTE: usize = 300;
 #[derive(Debug)]
 pub(super) struct WatchError {
     pub(super) kind: ErrorKind,
-    /// The message for users.
+    /// The message for users, which begins with the resource.
     pub(super) text: String,
     /// How long to wait at least, as the server requests.
     pub(super) retry_after: Option<Duration>,
@@ -26,16 +27,34 @@ pub(super) struct WatchError {
 /// What an error requires besides a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ErrorKind {
-    /// The resource version has expired: list again.
+    /// The server does not have the resource version any more, or not yet: list again.
     Expired,
     /// The server does not support watch-list: list in pages.
     NoWatchList,
     /// The server does not support the field selector.
     NoFieldSelector,
-    /// The connection or the credentials failed: read the configuration again.
-    Connection,
+    /// There is no connection: read the configuration again.
+    NoConnection,
+    /// There is a connection, but no response, or not all of it: read the configuration again.
+    NoResponse,
+    /// The credentials are not accepted: read them again.
+    Unauthorized,
+    /// The server refuses this client's requests, whatever they ask for.
+    Refused,
     /// Nothing.
     Other,
+}
+
+impl ErrorKind {
+    /// Whether the server cannot be reached.
+    pub(super) fn is_unreachable(self) -> bool {
+        matches!(self, Self::NoConnection | Self::NoResponse)
+    }
+
+    /// Whether a streaming list may have failed because of what it asks for.
+    pub(super) fn concerns_request(self) -> bool {
+        matches!(self, Self::NoWatchList | Self::NoResponse | Self::Other)
+    }
 }
 
 impl WatchError {
@@ -43,8 +62,14 @@ impl WatchError {
         Self { kind, text: text.into(), retry_after: None }
     }
 
-    /// A response other than 200.
-    pub(super) fn status(resource: &str, code: StatusCode, headers: &HeaderMap, body: &[u8]) -> Self {
+    /// A response other than 200; of a server that is starting if `is_starting`.
+    pub(super) fn status(
+        resource: &str,
+        code: StatusCode,
+        headers: &HeaderMap,
+        body: &[u8],
+        is_starting: bool,
+    ) -> Self {
         let status = serde_json::from_slice::<Status>(body).ok();
         let message = match &status {
             Some(status) if !status.message.is_empty() => one_line(&status.message),
@@ -54,16 +79,24 @@ impl WatchError {
         let reason = code.canonical_reason().unwrap_or("");
         let (kind, remedy) = match code {
             StatusCode::GONE => (ErrorKind::Expired, ""),
+            // The message is part of the API: clients of all versions look for it.
+            StatusCode::GATEWAY_TIMEOUT if message.contains("Too large resource version") => {
+                (ErrorKind::Expired, "")
+            }
             StatusCode::UNPROCESSABLE_ENTITY => (ErrorKind::NoWatchList, ""),
             StatusCode::BAD_REQUEST => (ErrorKind::NoFieldSelector, ""),
             StatusCode::UNAUTHORIZED => (
-                ErrorKind::Connection,
+                ErrorKind::Unauthorized,
                 "; renew the token or certificate, it is read again before each retry",
             ),
+            StatusCode::FORBIDDEN if is_starting => {
+                (ErrorKind::Refused, "; the API server is starting and may not know its roles yet")
+            }
             StatusCode::FORBIDDEN => (
-                ErrorKind::Other,
+                ErrorKind::Refused,
                 "; grant list and watch of services, endpointslices and nodes by a ClusterRole",
             ),
+            StatusCode::TOO_MANY_REQUESTS => (ErrorKind::Refused, ""),
             _ => (ErrorKind::Other, ""),
         };
         let seconds = headers.get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.trim().parse().ok());
@@ -79,11 +112,17 @@ impl WatchError {
     pub(super) fn event(resource: &str, status: &Status) -> Self {
         let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = serde_json::to_vec(status).unwrap_or_default();
-        Self::status(resource, code, &HeaderMap::new(), &body)
+        Self::status(resource, code, &HeaderMap::new(), &body, false)
     }
 
-    /// No response.
+    /// No response, or the end of a response before its end.
     pub(super) fn connection(resource: &str, error: &kube::Error) -> Self {
+        let is_connect = match error {
+            kube::Error::Service(error) => {
+                error.downcast_ref::<HttpError>().is_none_or(HttpError::is_connect)
+            }
+            _ => false,
+        };
         let cause = match error {
             kube::Error::Service(error) => error_chain(&**error),
             kube::Error::HyperError(error) => error_chain(error),
@@ -101,7 +140,7 @@ impl WatchError {
             ""
         };
         Self::new(
-            ErrorKind::Connection,
+            if is_connect { ErrorKind::NoConnection } else { ErrorKind::NoResponse },
             format!("{resource}: no connection to the API server: {cause}{remedy}"),
         )
     }

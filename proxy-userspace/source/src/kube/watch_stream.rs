@@ -1,12 +1,10 @@
-//! Decodes lists and the lines of a watch.
+//! Reads bodies, and decodes objects and the lines of a watch.
 //!
-//! Invariant: objects are decoded one by one, straight into the fields that are needed; a list of decoded objects is never
-//! held.
+//! Invariant: objects are decoded one by one, straight into the fields that are needed.
 
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::client::Body;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
@@ -17,15 +15,6 @@ use crate::kube_types::objects::Metadata;
 
 /// A larger buffer is freed when it is empty.
 const MAX_IDLE_BUFFER: usize = 64 << 10;
-
-/// One page of a list.
-#[derive(Deserialize)]
-pub(super) struct Page<'a> {
-    #[serde(default)]
-    pub(super) metadata: ListMeta,
-    #[serde(borrow, default)]
-    pub(super) items: Option<Vec<&'a RawValue>>,
-}
 
 /// One line of a watch.
 #[derive(Deserialize)]
@@ -121,7 +110,8 @@ pub(super) async fn read_all(
     Ok(bytes)
 }
 
-async fn next_data(
+/// Waits for more of a body; `None` at its end.
+pub(super) async fn next_data(
     body: &mut Body,
     resource: &str,
     limit: Duration,
@@ -129,11 +119,14 @@ async fn next_data(
     loop {
         let Ok(frame) = timeout(limit, body.frame()).await else {
             let text = format!("{resource}: the API server has not sent anything for {limit:.0?}");
-            return Err(WatchError::new(ErrorKind::Connection, text));
+            return Err(WatchError::new(ErrorKind::NoResponse, text));
         };
         match frame {
             None => return Ok(None),
-            Some(Err(error)) => return Err(WatchError::connection(resource, &error)),
+            Some(Err(error)) => {
+                let error = WatchError::connection(resource, &error);
+                return Err(WatchError { kind: ErrorKind::NoResponse, ..error });
+            }
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
                     return Ok(Some(data));

@@ -34,14 +34,17 @@ pub fn node(node: &objects::Node) -> Converted<cluster::Node> {
     Converted { object, rejected: validator.into_rejected() }
 }
 
-/// The IP addresses; host names and DNS names are of no interest.
+/// The IP addresses, those inside the cluster first, as kube-proxy sorts them (`GetNodeHostIPs` in `pkg/util/node`); host
+/// names and DNS names are of no interest.
 fn addresses(node: &objects::Node, validator: &mut Validator) -> Vec<IpAddr> {
-    let listed = node.status.iter().flat_map(|it| it.addresses.iter().flatten()).enumerate();
+    let listed = || node.status.iter().flat_map(|it| it.addresses.iter().flatten()).enumerate();
     let mut found = Vec::new();
-    for (index, it) in listed.filter(|(_, it)| matches!(it.type_.as_str(), "InternalIP" | "ExternalIP")) {
-        let field = format_args!("status.addresses[{index}].address");
-        let address = validator.address(field, &it.address, AddressUse::Assigned);
-        found.extend(address.filter(|it| !found.contains(it)));
+    for kind in ["InternalIP", "ExternalIP"] {
+        for (index, it) in listed().filter(|(_, it)| it.type_ == kind) {
+            let field = format_args!("status.addresses[{index}].address");
+            let address = validator.address(field, &it.address, AddressUse::Assigned);
+            found.extend(address.filter(|it| !found.contains(it)));
+        }
     }
     found
 }

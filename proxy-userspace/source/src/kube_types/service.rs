@@ -139,8 +139,16 @@ fn load_balancer_ips(ingress: &[LoadBalancerIngress], validator: &mut Validator)
     let mut found = Vec::new();
     for (index, it) in ingress.iter().enumerate() {
         let field = format!("status.loadBalancer.ingress[{index}]");
-        let modes = &[("VIP", true), ("Proxy", false)];
-        let is_vip = validator.one_of(&format!("{field}.ipMode"), it.ip_mode.as_deref(), modes);
+        let is_vip = match it.ip_mode.as_deref() {
+            None | Some("VIP") => true,
+            Some("Proxy") => false,
+            // A mode of a later version: nodes do not serve what a load balancer may not send to them.
+            Some(other) => {
+                let reason = "is unknown, and the address is left to the load balancer; use VIP or Proxy";
+                validator.reject(format_args!("{field}.ipMode"), format!("{} {reason}", quoted(other)));
+                false
+            }
+        };
         let text = it.ip.as_deref().filter(|it| is_vip && !it.is_empty());
         found.extend(
             text.and_then(|it| validator.address(format_args!("{field}.ip"), it, AddressUse::Endpoint)),

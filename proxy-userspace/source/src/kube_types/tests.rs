@@ -139,7 +139,7 @@ fn cluster_ips_take_precedence_over_cluster_ip_and_a_headless_service_has_none()
 
 #[test]
 fn addresses_that_are_not_unicast_are_rejected() {
-    for text in ["0.0.0.0", "224.0.0.1", "255.255.255.255", "::", "ff02::1", "010.0.0.1", "10.0.0.1/32"] {
+    for text in ["0.0.0.0", "224.0.0.1", "255.255.255.255", "::", "ff02::1", "10.0.0.1/32"] {
         check(json!({"externalIPs": [text]}), |it| it.external_ips.len(), 0, &["spec.externalIPs[0]"]);
     }
 }
@@ -183,13 +183,14 @@ fn a_nodes_addresses_and_cidrs_are_validated_one_by_one() {
         address("InternalIP", "192.0.2.1"),
         address("ExternalIP", "n1"),
         address("ExternalIP", "2001:db8::1"),
+        address("InternalIP", "192.0.2.2"),
     ];
     let cidrs = ["10.1.0.0/24", "fd00:1::/64", "10.1.0.0"];
     let spec = json!({"podCIDR": "10.1.0.0/24", "podCIDRs": cidrs});
     let value = json!({"metadata": {"name": "n1"}, "spec": spec, "status": {"addresses": addresses}});
     let (read, rejected) = read(node, value);
     let info = read.unwrap().info;
-    assert_eq!(format!("{:?}", info.addresses), "[192.0.2.1, 2001:db8::1]");
+    assert_eq!(format!("{:?}", info.addresses), "[192.0.2.1, 192.0.2.2, 2001:db8::1]");
     assert_eq!(format!("{:?}", info.pod_cidrs), "[10.1.0.0/24, fd00:1::/64]");
     assert_eq!(rejected, ["Node n1: status.addresses[2].address", "Node n1: spec.podCIDRs[2]"]);
 }
@@ -283,7 +284,7 @@ fn a_message_quotes_only_the_start_of_a_long_value() {
 
 #[test]
 fn addresses_that_every_host_has_or_that_mean_another_family_are_rejected() {
-    for text in ["127.0.0.1", "::1", "169.254.169.254", "fe80::1", "::ffff:10.0.0.1"] {
+    for text in ["127.0.0.1", "::1", "169.254.169.254", "fe80::1", "::ffff:127.0.0.1"] {
         check(json!({"externalIPs": [text]}), |it| it.external_ips.len(), 0, &["spec.externalIPs[0]"]);
         let family = if text.contains(':') { "IPv6" } else { "IPv4" };
         for family in [family, "IPv4"] {
@@ -293,7 +294,7 @@ fn addresses_that_every_host_has_or_that_mean_another_family_are_rejected() {
             assert_eq!((object.unwrap().endpoints.len(), rejected.len()), (0, 1), "{text}");
         }
     }
-    for text in ["127.0.0.1", "::1", "::ffff:10.96.0.1", "0.0.0.0"] {
+    for text in ["127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0"] {
         check(json!({"clusterIP": text}), |it| it.cluster_ips.len(), 0, &["spec.clusterIP"]);
     }
     // The cluster administrator's range, which an API server does not restrict.
@@ -301,14 +302,52 @@ fn addresses_that_every_host_has_or_that_mean_another_family_are_rejected() {
 }
 
 #[test]
-fn a_source_range_of_mapped_addresses_restricts_ipv4() {
-    let spec = json!({"loadBalancerSourceRanges": ["::ffff:10.1.2.3/104"]});
-    check(
-        spec,
-        |it| it.source_ranges.iter().map(ToString::to_string).collect(),
-        vec!["10.0.0.0/8".to_owned()],
-        &[],
+fn addresses_in_other_notations_are_read_as_kube_proxy_reads_them_and_reported() {
+    let texts = |it: &[std::net::IpAddr]| it.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    for text in ["10.096.0.11", "::ffff:10.96.0.11"] {
+        let expect = "10.96.0.11".to_owned();
+        check(json!({"clusterIP": text}), |it| texts(&it.cluster_ips), expect.clone(), &["spec.clusterIP"]);
+        let external = json!({"externalIPs": [text, "192.0.2.1"]});
+        let both = format!("{expect} 192.0.2.1");
+        check(external, |it| texts(&it.external_ips), both, &["spec.externalIPs[0]"]);
+        let endpoints = json!([{"addresses": [text]}]);
+        let (object, rejected) = read(endpoint_slice, slice(json!({"endpoints": endpoints})));
+        assert_eq!(texts(&object.unwrap().endpoints.iter().map(|it| it.address).collect::<Vec<_>>()), expect);
+        assert_eq!(rejected, ["EndpointSlice default/web-1: endpoints[0].addresses[0]"]);
+    }
+    // The rules of a slice hold for the address that is meant.
+    let endpoints = json!([{"addresses": ["::ffff:10.1.0.1"]}]);
+    let (object, _) = read(endpoint_slice, slice(json!({"addressType": "IPv6", "endpoints": endpoints})));
+    assert_eq!(object.unwrap().endpoints, []);
+}
+
+#[test]
+fn an_address_with_an_unknown_ip_mode_is_left_to_the_load_balancer() {
+    let ingress = [None, Some("VIP"), Some("Proxy"), Some("Tunnel"), Some("")].into_iter().zip(1..);
+    let ingress: Vec<_> =
+        ingress.map(|(mode, n)| json!({"ip": format!("192.0.2.{n}"), "ipMode": mode})).collect();
+    let (object, rejected) = read(
+        service,
+        json!({
+            "metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
+            "status": {"loadBalancer": {"ingress": ingress}},
+        }),
     );
+    let served: Vec<_> = object.unwrap().load_balancer_ips.iter().map(ToString::to_string).collect();
+    assert_eq!(served, ["192.0.2.1", "192.0.2.2"]);
+    assert_eq!(
+        rejected,
+        [3, 4].map(|it| format!("Service default/web: status.loadBalancer.ingress[{it}].ipMode"))
+    );
+}
+
+#[test]
+fn a_source_range_of_mapped_addresses_restricts_ipv4() {
+    for text in ["::ffff:10.1.2.3/104", "010.1.2.3/8"] {
+        let spec = json!({"loadBalancerSourceRanges": [text]});
+        let ranges = |it: &cluster::Service| it.source_ranges.iter().map(ToString::to_string).collect();
+        check(spec, ranges, vec!["10.0.0.0/8".to_owned()], &[]);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! Invariant: every rejection names the object, the field, the value and the remedy.
 
-use std::{fmt, net::IpAddr, num::NonZeroU16, str::FromStr, sync::Arc};
+use std::{fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use ipnet::IpNet;
 use model::{
@@ -98,30 +98,33 @@ impl Validator {
         items.get(..max).unwrap_or(items)
     }
 
-    /// An address of one host.
+    /// An address of one host. What kube-proxy reads although an API server would refuse it is read the same way, and
+    /// reported.
     pub(super) fn address(
         &mut self,
         field: impl fmt::Display,
         text: &str,
         used_as: AddressUse,
     ) -> Option<IpAddr> {
-        let Ok(address) = IpAddr::from_str(text) else {
+        let as_written = text.parse::<IpAddr>().ok().filter(|it| *it == it.to_canonical());
+        let Some(address) = as_written.or_else(|| address::parse(text)) else {
             let text = quoted(text);
-            let reason = "is not an IP address; write it as 192.0.2.1 (no leading zeros) or 2001:db8::1";
+            let reason = "is not an IP address; write it as 192.0.2.1 or 2001:db8::1";
             self.reject(field, format!("{text} {reason}"));
             return None;
         };
         let refusal = address::refusal(address, used_as);
         if let Some(reason) = refusal {
             self.reject(field, format!("{} {reason}", quoted(text)));
+        } else if as_written.is_none() {
+            self.reject(field, format!("{} is read as {address}; write it so", quoted(text)));
         }
         refusal.is_none().then_some(address)
     }
 
     /// A CIDR, which may be surrounded by blanks.
     pub(super) fn cidr(&mut self, field: impl fmt::Display, text: &str) -> Option<IpNet> {
-        let cidr = IpNet::from_str(text.trim()).ok().map(address::canonical_range);
-        self.require(field, cidr, || {
+        self.require(field, address::parse_range(text.trim()), || {
             format!("{} is not a CIDR; write it as 192.0.2.0/24 or 2001:db8::/32", quoted(text))
         })
     }

@@ -5,7 +5,7 @@ use std::{ffi::OsString, fs};
 use api_server::{ApiServer, Fault, Resource, Settings, Verb};
 use source::kube::{ClientConfig, KubeSource};
 
-use super::source_test::{SourceTest, has_error, has_service, options, server, service, synced};
+use super::source_test::{SourceTest, at, has_error, has_service, options, server, service, synced};
 
 /// A client configuration of this kubeconfig.
 fn with(kubeconfig: impl Into<OsString>) -> ClientConfig {
@@ -19,7 +19,9 @@ fn status(code: u16, message: &str) -> Fault {
 /// Follows a server with a fault, waits for the error, and for the cluster state once the fault is cleared.
 async fn check(fault: Fault, words: &'static [&'static str]) {
     let server = server(Settings::default());
-    server.inject_fault(Resource::Services, Verb::Watch, 1000, fault);
+    for verb in [Verb::Watch, Verb::List] {
+        server.inject_fault(Resource::Services, verb, 1000, fault.clone());
+    }
     let mut test = SourceTest::follow(&server);
     test.wait_for(has_error(0, words)).await;
     assert!(!test.health.is_synced());
@@ -112,7 +114,7 @@ async fn the_servers_url_overrides_the_kubeconfig() {
     let path = server.kubeconfig(folder.path()).unwrap();
     let text = fs::read_to_string(&path).unwrap().replace(&server.url(), "https://192.0.2.1:6443");
     fs::write(&path, text).unwrap();
-    let access = ClientConfig { kubeconfig: Some(path.into()), server: Some(server.url()) };
+    let access = ClientConfig { kubeconfig: Some(path.into()), ..at(&server) };
     let mut test = SourceTest::start(&options(access));
     test.next().await;
     assert!(test.service("web").is_some());

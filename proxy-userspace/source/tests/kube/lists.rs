@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api_server::{Fault, Resource, Settings, Verb};
+use api_server::{ApiServer, Fault, Resource, Settings, Verb, WatchList};
 use source::kube::Options;
 
 use super::source_test::{
@@ -25,7 +25,7 @@ async fn nothing_is_handed_over_before_all_resources_are_listed() {
 
 #[tokio::test]
 async fn an_empty_cluster_is_handed_over() {
-    let server = api_server::ApiServer::start(Settings::default()).unwrap();
+    let server = ApiServer::start(Settings::default()).unwrap();
     let mut test = SourceTest::follow(&server);
     assert_eq!(test.next().await, 0);
     assert!(test.health.is_synced());
@@ -40,17 +40,128 @@ async fn lists_are_streamed_if_the_server_supports_it() {
 }
 
 #[tokio::test]
-async fn lists_are_paged_if_the_server_cannot_stream() {
-    let server = server(paging());
-    for n in 0..1200 {
-        server.set(service(&format!("s{n}"), &format!("10.97.{}.{}", n / 250, 1 + n % 250)));
+async fn requests_are_recorded_with_their_answers() {
+    let (server, test) = synced(paging()).await;
+    let requests = test.source.take_requests();
+    assert!(requests.len() >= 3, "{requests:?}");
+    for it in &requests {
+        assert_eq!((it.method.as_str(), format!("http://{}", it.host)), ("GET", server.url()), "{it:?}");
     }
+    // Streaming lists are refused, pages are not.
+    let codes: std::collections::BTreeSet<_> = requests.iter().map(|it| it.code).collect();
+    assert!(codes.contains(&Some(200)) && codes.len() > 1, "{codes:?}");
+    drop(server);
+    while test.source.take_requests().iter().all(|it| it.code.is_some()) {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn lists_are_paged_if_the_server_cannot_stream() {
+    let server = server(Settings { has_cache: false, ..paging() });
+    fill(&server);
     let mut test = SourceTest::follow(&server);
     test.next().await;
     assert_eq!(test.cluster.services().len(), 1201);
-    let pages = server.requests();
-    let pages = pages.iter().filter(|it| it.starts_with("/api/v1/services?") && it.contains("limit=500"));
-    assert_eq!(pages.count(), 3);
+    let lists = service_lists(&server);
+    assert_eq!(lists.len(), 3, "{lists:?}");
+    assert!(lists.iter().all(|it| it.contains("limit=500")), "{lists:?}");
+}
+
+fn fill(server: &ApiServer) {
+    for n in 0..1200 {
+        server.set(service(&format!("s{n}"), &format!("10.97.{}.{}", n / 250, 1 + n % 250)));
+    }
+}
+
+/// The lists of Services that were requested since the last call, without those that begin a watch.
+fn service_lists(server: &ApiServer) -> Vec<String> {
+    let is_list = |it: &String| it.starts_with("/api/v1/services?") && !it.contains("watch=true");
+    server.requests().into_iter().filter(is_list).collect()
+}
+
+#[tokio::test]
+async fn lists_are_answered_from_the_servers_cache() {
+    let server = server(paging());
+    fill(&server);
+    let mut test = SourceTest::follow(&server);
+    test.next().await;
+    assert_eq!(test.cluster.services().len(), 1201);
+    let lists = service_lists(&server);
+    assert_eq!(lists.len(), 1, "{lists:?}");
+    assert!(lists[0].contains("resourceVersion=0&resourceVersionMatch=NotOlderThan"), "{lists:?}");
+
+    // Later lists are not older than what is known, and cached as well: without a limit.
+    server.compact();
+    server.disconnect_all();
+    server.set(service("other", "10.96.0.11"));
+    server.compact();
+    test.until(has_service("other")).await;
+    let lists = service_lists(&server);
+    assert_eq!(lists.len(), 1, "{lists:?}");
+    let version = lists[0].split_once("resourceVersion=").unwrap().1.split_once('&').unwrap();
+    assert!(version.0.parse::<u64>().unwrap() > 1200, "{lists:?}");
+    assert!(version.1.contains("NotOlderThan") && !lists[0].contains("limit"), "{lists:?}");
+
+    // A server that does not have that version is asked for its newest state.
+    let too_large = Fault::Status {
+        code: 504,
+        message: "Timeout: Too large resource version: 1204, current: 7".into(),
+        retry_after: None,
+    };
+    for verb in [Verb::Watch, Verb::List] {
+        server.inject_fault(Resource::Services, verb, 1, too_large.clone());
+    }
+    server.disconnect_all();
+    server.set(service("last", "10.96.0.12"));
+    test.until(has_service("last")).await;
+    let lists = service_lists(&server);
+    assert!(lists[0].contains("NotOlderThan") && !lists[1].contains("NotOlderThan"), "{lists:?}");
+    assert!(lists[1].contains("limit=500"), "{lists:?}");
+}
+
+#[tokio::test]
+async fn a_streaming_list_that_never_ends_is_followed_by_one_in_pages() {
+    let ignoring = Settings {
+        watch_list: WatchList::Ignored,
+        bookmark_interval: std::time::Duration::from_millis(50),
+        ..Settings::default()
+    };
+    let (server, mut test) = synced(ignoring).await;
+    assert!(test.service("web").is_some());
+    assert!(server.requests().iter().any(|it| it.contains("limit=500")));
+    server.set(service("other", "10.96.0.11"));
+    test.until(has_service("other")).await;
+}
+
+#[tokio::test]
+async fn a_streaming_list_that_fails_is_followed_by_one_in_pages_and_tried_again_later() {
+    let failures = [
+        Fault::NoResponse,
+        Fault::DisconnectAfter(10),
+        Fault::Status { code: 500, message: "not today".into(), retry_after: None },
+        Fault::ErrorEvent { code: 500, message: "not today".into() },
+    ];
+    for fault in failures {
+        let server = server(Settings::default());
+        server.inject_fault(Resource::Services, Verb::Watch, 1, fault.clone());
+        let mut test = SourceTest::follow(&server);
+        test.next().await;
+        let requests = server.requests();
+        let streaming =
+            |it: &&String| it.starts_with("/api/v1/services?") && it.contains("sendInitialEvents");
+        assert_eq!(requests.iter().filter(streaming).count(), 1, "{fault:?}: {requests:?}");
+        assert!(requests.iter().any(|it| it.starts_with("/api/v1/services?") && it.contains("limit=500")));
+        // Whenever everything is listed again after that.
+        test.wait_for(|_| {
+            server.compact();
+            server.set(service("other", "10.96.0.11"));
+            server.compact();
+            server.disconnect_all();
+            server.requests().iter().any(|it| streaming(&it))
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
@@ -70,7 +181,7 @@ async fn an_expired_page_restarts_the_list() {
 #[tokio::test]
 async fn an_interrupted_list_hands_over_nothing() {
     for settings in [Settings::default(), paging()] {
-        let verb = if settings.has_watch_list { Verb::Watch } else { Verb::List };
+        let verb = if settings.watch_list == WatchList::Supported { Verb::Watch } else { Verb::List };
         let server = server(settings);
         server.set(service("other", "10.96.0.11"));
         server.inject_fault(Resource::Services, verb, 2, Fault::DisconnectAfter(900));

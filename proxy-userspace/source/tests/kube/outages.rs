@@ -4,7 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use api_server::{Fault, Resource, Settings, Verb};
 
-use super::source_test::{SourceTest, has_error, has_service, paging, server, service, slice, synced};
+use source::kube::{ClientConfig, Options, Timing};
+
+use super::source_test::{
+    QUICK, SourceTest, at, has_error, has_service, options, paging, server, service, slice, synced,
+};
 
 #[tokio::test]
 async fn a_server_that_is_down_at_the_start_is_waited_for() {
@@ -37,6 +41,71 @@ async fn the_last_state_stays_active_during_an_outage_and_its_age_is_reported() 
     let same = |a, b| Arc::ptr_eq(before.service(a).unwrap(), test.cluster.service(b).unwrap());
     let web = model::ServiceName::new("default", "web");
     assert!(same(&web, &web));
+}
+
+/// Longer than any test.
+const NEVER: Duration = Duration::from_secs(1000);
+
+#[tokio::test]
+async fn a_server_that_hangs_with_its_watches_open_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    // With HTTP/2 by a ping that is not answered, with HTTP/1 by a watch that does not end.
+    for has_http2 in [true, false] {
+        let mut server = server(Settings { is_tls: true, has_http2, ..Settings::default() });
+        let client_config = ClientConfig {
+            kubeconfig: Some(server.kubeconfig(folder.path()).unwrap().into()),
+            ..ClientConfig::default()
+        };
+        let timing = match has_http2 {
+            true => QUICK,
+            false => Timing {
+                unpinged_watch: Duration::from_secs(2),
+                watch_slack: Duration::from_millis(200),
+                ..QUICK
+            },
+        };
+        let mut test = SourceTest::start(&Options { timing, ..options(client_config) });
+        test.next().await;
+        server.hang();
+        test.wait_for(|it| it.resources().iter().all(|it| it.error.is_some())).await;
+        server.go_on();
+        server.set(service("other", "10.96.0.11"));
+        test.until(has_service("other")).await;
+        test.wait_for(|it| it.resources().iter().all(|it| it.error.is_none())).await;
+    }
+}
+
+#[tokio::test]
+async fn when_one_resource_is_followed_again_the_others_are_tried_at_once() {
+    let server = server(Settings::default());
+    for verb in [Verb::Watch, Verb::List] {
+        let fault = Fault::Status { code: 500, message: "busy".into(), retry_after: None };
+        server.inject_fault(Resource::EndpointSlices, verb, 1000, fault);
+    }
+    let timing = Timing { backoff: (NEVER, NEVER), ..QUICK };
+    let mut test = SourceTest::start(&Options { timing, ..options(at(&server)) });
+    test.wait_for(|it| it.resources().map(|it| it.error.is_some()) == [false, true, false]).await;
+    server.clear_faults();
+    // Services are followed again soon, since their server could not be reached.
+    server.disconnect_all();
+    test.next().await;
+    assert!(test.slice("web-1").is_some());
+}
+
+#[tokio::test]
+async fn a_403_of_a_server_that_starts_is_retried_soon_and_no_role_is_blamed() {
+    let mut server = server(Settings::default());
+    server.stop();
+    let timing = Timing { backoff: (NEVER, NEVER), ..QUICK };
+    let mut test = SourceTest::start(&Options { timing, ..options(at(&server)) });
+    test.wait_for(has_error(0, &["refused"])).await;
+    let fault = Fault::Status { code: 403, message: "forbidden".into(), retry_after: None };
+    server.inject_fault(Resource::Services, Verb::Watch, 1000, fault);
+    server.resume().unwrap();
+    test.wait_for(has_error(0, &["403 Forbidden", "the API server is starting"])).await;
+    server.clear_faults();
+    test.next().await;
+    assert!(test.service("web").is_some());
 }
 
 #[tokio::test]

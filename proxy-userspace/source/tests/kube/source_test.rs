@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_server::{ApiServer, Settings};
+use api_server::{ApiServer, Settings, WatchList};
 use model::{
     ServiceName,
     cluster::{ClusterState, EndpointSlice, Service, SliceName},
@@ -21,9 +21,14 @@ use source::{
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Short delays, for quick tests.
-const QUICK: Timing = Timing {
+pub(crate) const QUICK: Timing = Timing {
     backoff: (Duration::from_millis(20), Duration::from_millis(200)),
+    max_unreachable_delay: Duration::from_millis(100),
     timeout: Duration::from_millis(700),
+    ping: (Duration::from_millis(100), Duration::from_millis(300)),
+    unpinged_watch: Duration::from_secs(20),
+    watch_slack: Duration::from_secs(15),
+    streaming_retry: Duration::from_millis(200),
 };
 
 pub(crate) fn service(name: &str, ip: &str) -> Value {
@@ -68,7 +73,7 @@ pub(crate) async fn synced(settings: Settings) -> (ApiServer, SourceTest) {
 }
 
 pub(crate) fn paging() -> Settings {
-    Settings { has_watch_list: false, has_field_selectors: false, ..Settings::default() }
+    Settings { watch_list: WatchList::Rejected, has_field_selectors: false, ..Settings::default() }
 }
 
 /// The configuration of a client of this server.

@@ -44,7 +44,7 @@ const NO_SYNC: &str = "every change is applied at once, at a cost proportional t
 const NO_WINDOWS: &str = "this is not a Windows node";
 const NO_LIMIT: &str = "the API server receives only lists and watches, three at a time";
 const NO_FORMAT: &str = "the API server is asked for JSON, and only the needed fields are decoded";
-const NO_ADDRESS: &str = "the node's primary address is not used";
+const NO_NODE_PORTS: &str = "this command serves no node ports";
 const NO_LOG_BUFFER: &str = "the log is not buffered";
 
 const FIELDS: &[Field] = &[
@@ -65,7 +65,8 @@ const FIELDS: &[Field] = &[
         &["127.0.0.1:10249"],
         "this command serves no metrics",
     ),
-    flag("nodePortAddresses", "node_port_addresses", &[], "this command serves no node ports"),
+    flag("nodePortAddresses", "node_port_addresses", &[], NO_NODE_PORTS),
+    flag("bindAddress", "bind_address", &["0.0.0.0", "::"], NO_NODE_PORTS),
     flag("clusterCIDR", "cluster_cidr", &[], NO_PACKETS),
     flag("detectLocalMode", "detect_local_mode", &["ClusterCIDR"], NO_PACKETS),
     flag("detectLocal.bridgeInterface", "pod_bridge_interface", &[], NO_PACKETS),
@@ -86,11 +87,11 @@ const FIELDS: &[Field] = &[
     unused("logging.flushFrequency", &["5s", "5000000000"], NO_LOG_BUFFER),
     unused("logging.vmodule", &[], "the log has one level for all modules"),
     unused("logging.options.*", &["0"], NO_LOG_BUFFER),
-    unused("bindAddress", &["0.0.0.0", "::"], NO_ADDRESS),
     unused("bindAddressHardFail", &[], "a port that is in use is retried, and the datapath is not affected"),
     unused("enableProfiling", &[], "there is no Go profile"),
     unused("showHiddenMetricsForVersion", &[], "there are no hidden metrics"),
-    unused("mode", &[], "--backend chooses between eBPF and nftables"),
+    // It also implies a default of another field.
+    unused("mode", &["nftables"], "--backend chooses between eBPF and nftables"),
     unused("iptables.localhostNodePorts", &["true"], NO_IPTABLES),
     unused("iptables.syncPeriod", &["30s"], NO_SYNC),
     unused("iptables.minSyncPeriod", &["1s"], NO_SYNC),
@@ -113,3 +114,31 @@ const FIELDS: &[Field] = &[
     unused("udpIdleTimeout", &["250ms"], "it belonged to a kube-proxy mode that no longer exists"),
     unused("resourceContainer", &["/kube-proxy"], "it belonged to a kube-proxy mode that no longer exists"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_of_differences_says_what_becomes_of_every_field() {
+        const PAGE: &str = include_str!("../../../../docs/differences.md");
+        let section = PAGE.split("\n## ").find(|it| it.starts_with("Fields of")).unwrap();
+        let rows = section.lines().filter_map(|it| it.strip_prefix("| `")?.split_once("` | "));
+        let rows: Vec<_> = rows.collect();
+        let paths: Vec<_> = rows.iter().map(|(path, _)| *path).collect();
+        assert_eq!(paths, FIELDS.iter().map(|it| it.path).collect::<Vec<_>>());
+        let run = crate::cli::command().find_subcommand("run").unwrap().clone();
+        let all = crate::cli::command();
+        for ((_, text), Field { path, flag, reason, .. }) in rows.into_iter().zip(FIELDS) {
+            let expected = match flag {
+                Some(id) => {
+                    let mut arguments = run.get_arguments().chain(all.get_arguments());
+                    let argument = arguments.find(|it| it.get_id() == *id).unwrap();
+                    format!("`--{}`", argument.get_long().unwrap())
+                }
+                None => format!("no effect: {reason}"),
+            };
+            assert!(text.starts_with(&expected), "{path}: {text:?} does not begin with {expected:?}");
+        }
+    }
+}

@@ -9,6 +9,7 @@ use std::{
 };
 
 use serde_json::Value;
+use serde_saphyr::options::DuplicateKeyPolicy;
 
 use super::fields::{Field, field};
 
@@ -39,18 +40,30 @@ impl File {
         let invalid = |reason| ConfigError { path: path.to_owned(), reason };
         let text = fs::read_to_string(path)
             .map_err(|error| invalid(format!("{error}; set --config to a readable file")))?;
-        let value: Value = serde_saphyr::from_str(&text).map_err(|error| {
-            let text = error.without_snippet().to_string();
-            let reason = text.split_whitespace().collect::<Vec<_>>().join(" ");
-            invalid(format!("{reason}; correct the YAML"))
-        })?;
-        check_kind(&value).map_err(invalid)?;
         let mut file = Self { path: path.to_owned(), ..Self::default() };
+        let value: Value = match serde_saphyr::from_str(&text) {
+            Ok(value) => value,
+            Err(error) => {
+                let reason = error.without_snippet().to_string();
+                let reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+                // kube-proxy takes the last one of a field that is listed twice, with a warning.
+                let last_wins = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::LastWins };
+                let value = serde_saphyr::from_str_with_options(&text, last_wins);
+                let value = value.map_err(|_| invalid(format!("{reason}; correct the YAML")))?;
+                file.remarks.push(format!("{}: {reason}; the last one is used", path.display()));
+                value
+            }
+        };
+        check_kind(&value).map_err(invalid)?;
         // The configuration is that of a cluster, so the cluster is the source.
         if is_flag("source") {
             file.values.insert("source", (vec!["kube".into()], "kind".into()));
         }
         let mode = value.get("mode").and_then(Value::as_str).unwrap_or_default();
+        // kube-proxy's default in this mode, which a value of the file replaces.
+        if mode == "nftables" && is_flag("node_port_addresses") {
+            file.values.insert("node_port_addresses", (vec!["primary".into()], "mode".into()));
+        }
         let mut leaves = Vec::new();
         collect("", &value, &mut leaves);
         for (at, value) in leaves {

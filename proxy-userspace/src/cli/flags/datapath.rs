@@ -1,6 +1,9 @@
 //! Flags of the eBPF datapath, and of what both datapaths share.
 
-use std::path::{Component, Path, PathBuf};
+use std::{
+    net::IpAddr,
+    path::{Component, Path, PathBuf},
+};
 
 use admin::{Admin, HealthChecks, Servers};
 use clap::{ArgAction, Args, ValueEnum, builder::RangedI64ValueParser, value_parser};
@@ -54,10 +57,12 @@ pub(in crate::cli) struct DatapathFlags {
     /// when the map is created, until `cleanup`.
     #[arg(long, value_name = "NUMBER", default_value_t = 65_536, value_parser = table_size())]
     affinity_clients: u32,
-    /// Node addresses at which NodePorts are served: CIDRs such as 192.0.2.0/24, or `primary`, the first address of each
+    /// Node addresses at which NodePorts are served: CIDRs such as 192.0.2.0/24, or `primary`, the primary address of each
     /// family in the Node object [default: all, including loopback]
     ///
-    /// Loopback addresses are served if a CIDR contains them, and only to programs in the node's own network namespace.
+    /// The primary address is the first InternalIP, or else the first ExternalIP. As with kube-proxy, a family without a CIDR
+    /// or a primary address is not restricted. Loopback addresses are served if a CIDR contains them, and only to programs in
+    /// the node's own network namespace.
     #[arg(
         long = "nodeport-addresses",
         value_name = "CIDR|primary",
@@ -65,6 +70,11 @@ pub(in crate::cli) struct DatapathFlags {
         value_parser = node_port_address
     )]
     node_port_addresses: Vec<NodePortAddress>,
+    /// Primary address of this node, instead of that in the Node object, for --nodeport-addresses primary
+    ///
+    /// The name is kube-proxy's: nothing is bound to it. 0.0.0.0 and :: stand for no address.
+    #[arg(long, value_name = "IP", value_parser = ip)]
+    bind_address: Option<IpAddr>,
     /// Reject bind(2) to a NodePort with EADDRINUSE, in the node's own network namespace
     #[arg(long, value_name = "true|false", default_value_t = true, action = ArgAction::Set)]
     protect_node_ports: bool,
@@ -103,7 +113,8 @@ impl DatapathFlags {
             match it {
                 NodePortAddress::In(range) => ranges.push(*range),
                 NodePortAddress::Primary if self.node_port_addresses.len() == 1 => {
-                    return Ok(NodePortAddresses::Primary);
+                    let bind_address = self.bind_address.filter(|it| !it.is_unspecified());
+                    return Ok(NodePortAddresses::Primary { bind_address });
                 }
                 NodePortAddress::Primary => {
                     return Err(wrong_usage(
@@ -153,6 +164,10 @@ fn node_port_address(text: &str) -> Result<NodePortAddress, String> {
             .map(NodePortAddress::In)
             .map_err(|_| "neither `primary` nor a CIDR such as 192.0.2.0/24".into()),
     }
+}
+
+fn ip(text: &str) -> Result<IpAddr, String> {
+    model::address::parse(text).ok_or_else(|| "not an IP address such as 192.0.2.1".into())
 }
 
 fn absolute(text: &str) -> Result<PathBuf, String> {

@@ -33,7 +33,8 @@ pub(in crate::cli) struct ListenFlags {
     ///
     /// Can be repeated. Unix sockets have mode 0600. TCP addresses must be loopback addresses unless mutual TLS is enabled
     /// (--tls-cert). Services: localv1.Sets/Watch (KPNG's backends), localnetv1.Endpoints/Next, globalv1.Sets/Watch
-    /// (other brains), health and reflection.
+    /// (other brains), health and reflection. With --source kube, other brains need --serve-any-node or --watch-all-nodes:
+    /// otherwise only this node's own Node object is known here.
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     pub(in crate::cli) listen: Vec<Target>,
     #[command(flatten)]
@@ -41,7 +42,7 @@ pub(in crate::cli) struct ListenFlags {
     /// Serve the state of any node on request, not only of this node
     ///
     /// The state of a node is computed while a client follows it, and for a short time after. A node without a Node object
-    /// has no zone; at most 5,000 such nodes can be followed at a time.
+    /// has no zone; at most 5,000 such nodes can be followed at a time. With --source kube, all Nodes are watched.
     #[arg(long)]
     pub(in crate::cli) serve_any_node: bool,
 }

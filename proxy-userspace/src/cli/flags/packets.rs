@@ -26,7 +26,8 @@ pub(in crate::cli) struct PacketFlags {
     /// the root, the default is off.
     #[arg(long, default_value = "nft", help_heading = "Packets")]
     packets: Packets,
-    /// Pod CIDRs of the cluster, one per family; traffic to cluster IPs from other sources is masqueraded
+    /// Pod CIDRs of the cluster, one per family; traffic to cluster IPs from other sources is masqueraded, and the external
+    /// policy Local does not apply to packets of pods
     #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Packets")]
     cluster_cidr: Vec<IpNet>,
     /// How traffic of this node's pods is recognized
@@ -38,7 +39,7 @@ pub(in crate::cli) struct PacketFlags {
     /// Name prefix of the pods' interfaces, for --detect-local-mode InterfaceNamePrefix
     #[arg(long, value_name = "PREFIX", value_parser = interface, help_heading = "Packets")]
     pod_interface_name_prefix: Option<String>,
-    /// Masquerade all packets to cluster IPs
+    /// Masquerade all packets to cluster IPs; without effect on sockets that eBPF redirects
     #[arg(
         long,
         value_name = "true|false",
@@ -79,10 +80,10 @@ enum Packets {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DetectLocalMode {
-    /// By a source address in --cluster-cidr; without --cluster-cidr, all traffic counts as local
+    /// By a source address in --cluster-cidr; without --cluster-cidr, packets of pods are not recognized
     #[value(name = "ClusterCIDR")]
     ClusterCidr,
-    /// By a source address in the pod CIDRs of the Node object
+    /// By a source address in the pod CIDRs of the Node object; not with Calico's IPAM, whose pods have other addresses
     #[value(name = "NodeCIDR")]
     NodeCidr,
     /// By the incoming interface --pod-bridge-interface
@@ -117,7 +118,12 @@ impl PacketFlags {
             masquerade_all: self.masquerade_all,
             masquerade_bit: self.nft_masquerade_bit,
         };
-        let packets = nft::Options { node_name: sockets.node_name.clone(), config };
+        let packets = nft::Options {
+            node_name: sockets.node_name.clone(),
+            config,
+            is_beside_sockets: self.backend == Backend::Ebpf,
+            ..nft::Options::default()
+        };
         let stale_pin_dir = (self.backend == Backend::Nft).then(|| sockets.pin_dir.clone());
         let (sockets, packets) = match (self.backend, self.packets) {
             (Backend::Ebpf, Packets::Nft) => (Some(sockets), Some(packets)),

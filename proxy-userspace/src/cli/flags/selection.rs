@@ -8,30 +8,75 @@ pub(in crate::cli) struct SelectionFlags {
     /// Serve only Services with the label service.kubernetes.io/service-proxy-name=NAME [default: Services without it]
     #[arg(long, value_name = "NAME")]
     service_proxy_name: Option<String>,
-    /// kube-proxy feature gates; only AllowServiceExternalIPs is supported (false: external IPs are not served, KEP-5707)
+    /// kube-proxy feature gates; AllowServiceExternalIPs=false turns external IPs off (KEP-5707), others make no difference
+    ///
+    /// The log says of each other gate why it makes none.
     #[arg(long, value_name = "NAME=BOOL,…", value_parser = feature_gates)]
     feature_gates: Vec<FeatureGates>,
 }
 
 /// kube-proxy's feature gates, as far as they are set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct FeatureGates {
     allow_service_external_ips: Option<bool>,
+    /// What is said of the others.
+    remarks: Vec<String>,
 }
 
+const ALWAYS: &str = "this is always done";
+const NO_IPTABLES: &str = "iptables is not used";
+const NO_LOG: &str = "the log is another one";
+const NO_GO: &str = "it is about kube-proxy's own libraries";
+const NO_WINDOWS: &str = "this is not a Windows node";
+
+/// The gates that kube-proxy 1.28 to 1.36 looks at, and why each makes no difference here.
+const WITHOUT_EFFECT: &[(&str, &str)] = &[
+    ("NFTablesProxyMode", "--backend chooses between eBPF and nftables"),
+    ("KubeProxyIPVS", "IPVS is not used"),
+    ("ProxyTerminatingEndpoints", ALWAYS),
+    ("KubeProxyDrainingTerminatingNodes", ALWAYS),
+    ("LoadBalancerIPMode", ALWAYS),
+    ("ServiceInternalTrafficPolicy", ALWAYS),
+    ("TopologyAwareHints", "hints are always followed"),
+    ("ServiceTrafficDistribution", "hints are always followed"),
+    ("PreferSameTrafficDistribution", "hints are always followed"),
+    ("MultiCIDRServiceAllocator", ALWAYS),
+    ("DisableAllocatorDualWrite", "it is about the API server"),
+    ("MinimizeIPTablesRestore", NO_IPTABLES),
+    ("IPTablesOwnershipCleanup", NO_IPTABLES),
+    ("ContextualLogging", NO_LOG),
+    ("LoggingAlphaOptions", NO_LOG),
+    ("LoggingBetaOptions", NO_LOG),
+    ("StructuredLogging", NO_LOG),
+    ("ComponentFlagz", "--print-config shows the flags"),
+    ("ComponentStatusz", "`status` shows the state"),
+    ("ComponentSLIs", "/metrics has the health of each part"),
+    ("NativeHistograms", NO_GO),
+    ("ClientsAllowCBOR", NO_GO),
+    ("ClientsPreferCBOR", NO_GO),
+    ("InformerResourceVersion", NO_GO),
+    ("InOrderInformers", NO_GO),
+    ("WatchListClient", "streaming lists are used where the API server has them"),
+    ("AllAlpha", "no feature here is behind such a gate"),
+    ("AllBeta", "no feature here is behind such a gate"),
+    ("WinDSR", NO_WINDOWS),
+    ("WinOverlay", NO_WINDOWS),
+];
+
 impl SelectionFlags {
-    /// The options of the brain.
+    /// The options of the brain; logs the feature gates that make no difference.
     pub(in crate::cli) fn options(&self) -> brain::Options {
         let mut options = brain::Options {
             // An environment variable that is set but empty counts as not set.
             service_proxy_name: self.service_proxy_name.clone().filter(|it| !it.is_empty()),
             ..brain::Options::default()
         };
-        // As with kube-proxy, the last value of a gate wins.
-        if let Some(is_on) =
-            self.feature_gates.iter().filter_map(|it| it.allow_service_external_ips).next_back()
-        {
-            options.external_ips = is_on;
+        for gates in &self.feature_gates {
+            // As with kube-proxy, the last value of a gate wins.
+            options.external_ips = gates.allow_service_external_ips.unwrap_or(options.external_ips);
+            for it in &gates.remarks {
+                tracing::info!("{it}");
+            }
         }
         options
     }
@@ -46,10 +91,16 @@ fn feature_gates(text: &str) -> Result<FeatureGates, String> {
             "0" | "f" | "F" | "false" | "False" | "FALSE" => false,
             _ => return Err(format!("{value:?} is neither true nor false")),
         };
-        match name {
-            "AllowServiceExternalIPs" => gates.allow_service_external_ips = Some(is_on),
-            _ => return Err(format!("{name:?} is not supported; only AllowServiceExternalIPs is")),
-        }
+        let remark = match WITHOUT_EFFECT.iter().find(|(it, _)| *it == name) {
+            _ if name == "AllowServiceExternalIPs" => {
+                gates.allow_service_external_ips = Some(is_on);
+                continue;
+            }
+            Some((_, reason)) => format!("the feature gate {name}={is_on} makes no difference: {reason}"),
+            // Of another version of Kubernetes, or of another component, as clusters set them for all at once.
+            None => format!("the feature gate {name:?} is unknown and ignored; is it misspelled?"),
+        };
+        gates.remarks.push(remark);
     }
     Ok(gates)
 }
@@ -77,8 +128,28 @@ mod tests {
         check(&["AllowServiceExternalIPs=false"], Ok(false));
         check(&["AllowServiceExternalIPs=false", "AllowServiceExternalIPs=1"], Ok(true));
         check(&["AllowServiceExternalIPs=T,AllowServiceExternalIPs=False"], Ok(false));
+        check(&["AllowServiceExternalIPs=false", "NFTablesProxyMode=true"], Ok(false));
         check(&["AllowServiceExternalIPs"], Err("NAME=true"));
         check(&["AllowServiceExternalIPs=no"], Err("\"no\""));
-        check(&["Magic=true"], Err("\"Magic\" is not supported"));
+    }
+
+    #[test]
+    fn other_feature_gates_are_accepted_with_a_remark() {
+        let remarks = |text: &str| feature_gates(text).unwrap().remarks;
+        assert_eq!(remarks("AllowServiceExternalIPs=true"), [""; 0]);
+        assert_eq!(
+            remarks("NFTablesProxyMode=true,TopologyAwareHints=0"),
+            [
+                "the feature gate NFTablesProxyMode=true makes no difference: --backend chooses between eBPF and nftables",
+                "the feature gate TopologyAwareHints=false makes no difference: hints are always followed",
+            ]
+        );
+        assert_eq!(
+            remarks("Magic\n=true"),
+            ["the feature gate \"Magic\\n\" is unknown and ignored; is it misspelled?"]
+        );
+        for (name, reason) in WITHOUT_EFFECT {
+            assert!(remarks(&format!("{name}=true"))[0].ends_with(reason), "{name}");
+        }
     }
 }

@@ -31,9 +31,9 @@ pub(in crate::cli) struct SourceFlags {
 }
 
 impl SourceFlags {
-    /// The configuration of the pipeline.
-    pub(in crate::cli) fn config(&self) -> Result<Config> {
-        self.options.config(&self.source)
+    /// The configuration of the pipeline; the states of other nodes take all Nodes.
+    pub(in crate::cli) fn config(&self, serves_any_node: bool) -> Result<Config> {
+        self.options.config(&self.source, serves_any_node)
     }
 }
 
@@ -49,6 +49,13 @@ pub(in crate::cli) struct SourceOptions {
     /// is the cluster IP of default/kubernetes, which this proxy itself serves from what the API server reports.
     #[arg(long, alias = "master", value_name = "URL")]
     kube_api_server: Option<String>,
+    /// Watch the Nodes of the whole cluster, not only this node's own
+    ///
+    /// Sockets are then redirected at other nodes' addresses, too: a node port saves the hop to that node. Without it, packets
+    /// to other nodes' node ports go there, as with kube-proxy. Each node that does so receives every heartbeat of every
+    /// Node; in a large cluster, a shared brain (brain --serve-any-node, which implies this) watches them once.
+    #[arg(long)]
+    watch_all_nodes: bool,
     #[command(flatten)]
     tls: SourceTlsFlags,
     #[command(flatten)]
@@ -64,18 +71,22 @@ impl SourceOptions {
         ClientConfig {
             kubeconfig: self.kubeconfig.clone().filter(|it| !it.is_empty()),
             server: self.kube_api_server.clone().filter(|it| !it.is_empty()),
+            ..ClientConfig::default()
         }
     }
 
     /// The configuration of a pipeline with this source.
-    pub(in crate::cli) fn config(&self, source: &SourceArg) -> Result<Config> {
+    pub(in crate::cli) fn config(&self, source: &SourceArg, serves_any_node: bool) -> Result<Config> {
         let node = self.node.name()?;
         let source = match source {
             SourceArg::File(path) => SourceConfig::File(path.clone()),
             SourceArg::Api(target) => {
                 SourceConfig::Api(self.tls.client(Client::new(target.clone(), node.as_str()))?)
             }
-            SourceArg::Kube => SourceConfig::Kube(self.client_config()),
+            SourceArg::Kube => SourceConfig::Kube {
+                client_config: self.client_config(),
+                all_nodes: self.watch_all_nodes || serves_any_node,
+            },
         };
         Ok(Config { node, source, brain: self.selection.options() })
     }

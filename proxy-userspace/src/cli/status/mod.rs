@@ -17,6 +17,8 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use self::{process::Process, seen::Seen};
+
+pub(super) use self::process::origin;
 use super::{
     config,
     flags::{DatapathFlags, ReportFlags},

@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use admin::{Listener, Status};
+use admin::{Listener, SourceStatus, Status};
 use jiff::Timestamp;
 use proxy_contract::localv1;
 use serde::Deserialize;
@@ -109,7 +109,12 @@ fn describe(status: &Status, now: Timestamp) -> String {
     // Writing to a string cannot fail.
     let mut out = String::new();
     let Status { node, version, services, endpoints, .. } = status;
-    let health = if status.problems.is_empty() { "healthy".to_owned() } else { status.problems.join("; ") };
+    let has_state = status.active.is_some() || status.published.is_some();
+    let health = match (status.problems.is_empty(), has_state) {
+        (false, _) => status.problems.join("; "),
+        (true, true) => "healthy".to_owned(),
+        (true, false) => "has received no state since its start".to_owned(),
+    };
     let uptime = age(now, status.started);
     let _ = writeln!(out, "process    node {node}: {health}; version {version}, running for {uptime}");
     let _ = match &status.active {
@@ -119,7 +124,12 @@ fn describe(status: &Status, now: Timestamp) -> String {
             it.rev,
             age(now, it.since)
         ),
-        None => writeln!(out, "state      no revision of this process is active yet"),
+        None => {
+            let serves = status.inherited.as_ref();
+            let serves =
+                serves.map_or_else(String::new, |it| format!("; the kernel serves {it} of the last state"));
+            writeln!(out, "state      no revision of this process is active yet{serves}")
+        }
     };
     if let Some(pending) = status.pending_seconds {
         let _ = writeln!(
@@ -134,9 +144,17 @@ fn describe(status: &Status, now: Timestamp) -> String {
             (true, Some(error)) => error.clone(),
             (false, error) => format!("not synced yet{}", reason_suffix(error.as_deref())),
         };
-        let _ = writeln!(out, "source     {}: {state}", it.name);
+        let _ = writeln!(out, "source     {}: {state}{}", it.name, origin(it, now));
     }
     out
+}
+
+/// Where a source is, and when it was heard from.
+pub(in crate::cli) fn origin(source: &SourceStatus, now: Timestamp) -> String {
+    let address = source.address.clone();
+    let contact = source.last_contact.map(|it| format!("last contact {} ago", age(now, it)));
+    let parts: Vec<_> = address.into_iter().chain(contact).collect();
+    if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) }
 }
 
 fn reason_suffix(reason: Option<&str>) -> String {

@@ -59,6 +59,12 @@ fn programs(seen: &Seen) -> String {
     let unreached = hooks.unreached.as_ref().map(|it| format!("; {it}")).unwrap_or_default();
     if missing.is_empty() {
         format!("attached at all {} hooks of {cgroup}{unreached}", hooks.hooks.len())
+    } else if missing.len() == hooks.hooks.len() {
+        // Another cgroup may have them.
+        format!(
+            "none is attached to {cgroup}: Services are not served there; give the --cgroup that `run` was started with, if \
+             it is another one{unreached}"
+        )
     } else {
         format!("NOT attached at {cgroup}: {}{unreached}", missing.join(", "))
     }

@@ -1,0 +1,195 @@
+//! UDP endpoints that were removed: who still sends to one gets ICMP port unreachable.
+//!
+//! Invariant: an endpoint that serves again is reachable with the transaction that makes it serve.
+//!
+//! The sockets of pods are connected to their endpoint by the socket path, so neither conntrack nor a new rule can redirect them,
+//! and a proxy that may not enter the pods' network namespaces cannot end them. Their program gets ECONNREFUSED at its next call,
+//! and connects again.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use model::{Family, Protocol};
+
+use crate::{
+    compile::{PortImage, ServiceImage},
+    elements::{Element, Elements, Value},
+    endpoint_selector::Registers,
+    expressions::Rule,
+    schema::{Bytes, Map},
+    tables::{self, Command, expiring_elements},
+    verdict::Verdict,
+};
+use netlink::Message;
+
+/// How long an endpoint is refused. Those that send to it without a Service are refused as well, so not for long.
+const SECONDS: u32 = 30;
+
+/// The removed endpoints of the last moments.
+#[derive(Debug, Default)]
+pub(super) struct RemovedUdp {
+    /// Each with the time until which it is refused.
+    until: BTreeMap<SocketAddr, Instant>,
+    /// Those of them that the kernel does not know yet.
+    unsent: BTreeSet<SocketAddr>,
+    /// Those that serve again, and that the kernel may still know.
+    restored: BTreeSet<SocketAddr>,
+}
+
+impl RemovedUdp {
+    /// Takes over the changes of Services, each with its two images, and what else may have been removed. `ports` are all ports after the changes.
+    pub(super) fn update<'a, P: Iterator<Item = &'a PortImage>>(
+        &mut self,
+        changes: &[(&ServiceImage, &ServiceImage)],
+        others: impl IntoIterator<Item = SocketAddr>,
+        ports: impl Fn() -> P,
+    ) {
+        let mut removed: BTreeSet<_> = others.into_iter().collect();
+        for (before, _) in changes {
+            removed.extend(udp(before.ports.iter()).flat_map(PortImage::allowed));
+        }
+        for port in changes.iter().flat_map(|(_, after)| udp(after.ports.iter())) {
+            removed.retain(|it| !port.allows(it));
+            self.restored.extend(self.until.extract_if(.., |it, _| port.allows(it)).map(|(it, _)| it));
+        }
+        // Another Service may have the same endpoint.
+        if !removed.is_empty() {
+            for port in udp(ports()) {
+                removed.retain(|it| !port.allows(it));
+            }
+        }
+        self.unsent.retain(|it| !self.restored.contains(it));
+        self.restored.retain(|it| !removed.contains(it));
+        let until = Instant::now() + Duration::from_secs(SECONDS.into());
+        self.until.extend(removed.iter().map(|it| (*it, until)));
+        self.unsent.extend(removed);
+    }
+
+    /// Leaves out new ones with such an address.
+    pub(super) fn except(&mut self, is_excepted: impl Fn(IpAddr) -> bool) {
+        for it in self.unsent.extract_if(.., |it| is_excepted(it.ip())) {
+            self.until.remove(&it);
+        }
+    }
+
+    /// Forgets those whose time is over; returns whether any are left.
+    pub(super) fn expire(&mut self) -> bool {
+        let now = Instant::now();
+        self.until.retain(|_, until| now < *until);
+        !self.until.is_empty()
+    }
+
+    /// The messages that bring the kernel's set of a family up to date; if it may have been emptied, that is `anew`.
+    pub(super) fn messages(&self, family: Family, anew: bool) -> Vec<Message> {
+        let elements = |all: &mut dyn Iterator<Item = &SocketAddr>| -> Elements {
+            let element = |it: &SocketAddr| {
+                Element::new(family, Map::RemovedUdp, Bytes::new().address(it.ip()).port(it.port()))
+            };
+            let own = all.filter(|it| Family::of(it.ip()) == family);
+            own.map(|it| (element(it), Value::None)).collect()
+        };
+        let restored = elements(&mut self.restored.iter());
+        let removed = if anew { elements(&mut self.until.keys()) } else { elements(&mut self.unsent.iter()) };
+        // One that has expired cannot be deleted, and that would refuse the whole transaction.
+        let mut messages = expiring_elements(family, Map::RemovedUdp, restored.keys(), SECONDS);
+        messages.extend(tables::elements(Command::DeleteElements, family, (Map::RemovedUdp, 0), &restored));
+        messages.extend(expiring_elements(family, Map::RemovedUdp, removed.keys(), SECONDS));
+        messages
+    }
+
+    /// The messages have taken effect.
+    pub(super) fn on_committed(&mut self) {
+        self.unsent.clear();
+        self.restored.clear();
+    }
+}
+
+fn udp<'a>(ports: impl Iterator<Item = &'a PortImage>) -> impl Iterator<Item = &'a PortImage> {
+    ports.filter(|it| it.identity.protocol == Protocol::Udp)
+}
+
+/// The rule for every packet that arrives: it finds those to removed endpoints.
+pub(super) fn rule(family: Family) -> Rule {
+    let at = Registers::new(family);
+    let port = at.protocol;
+    Rule::new(family, "UDP to a removed endpoint")
+        .if_udp()
+        .destination(at.address)
+        .destination_port(port)
+        .if_in(Map::RemovedUdp, at.address)
+        .verdict(&Verdict::Goto("refuse".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use datapath::FrontendAddress;
+    use model::state::Scope;
+
+    use super::*;
+
+    fn endpoint(n: u8) -> SocketAddr {
+        (IpAddr::from([10, 244, 0, n]), 8080).into()
+    }
+
+    /// A Service with one port.
+    fn service(protocol: Protocol, endpoints: &[u8]) -> ServiceImage {
+        let address = (IpAddr::from([10, 96, 0, 1]), 80).into();
+        let port = PortImage {
+            index: 0,
+            identity: FrontendAddress { address, protocol },
+            frontends: Vec::new(),
+            sets: vec![(Scope::Cluster, endpoints.iter().map(|it| endpoint(*it)).collect())],
+            affinity: 0,
+            unselected: Vec::new(),
+        };
+        ServiceImage { ports: vec![port], ..ServiceImage::default() }
+    }
+
+    /// Changes one of two Services; returns what the kernel is told: restored, then removed.
+    fn change(
+        state: &mut RemovedUdp,
+        protocol: Protocol,
+        [before, after]: [&[u8]; 2],
+        other: &[u8],
+    ) -> [Vec<SocketAddr>; 2] {
+        let [before, after] = [before, after].map(|it| service(protocol, it));
+        let other = service(Protocol::Udp, other);
+        state.update(&[(&before, &after)], [], || other.ports.iter());
+        let told = [state.restored.clone(), state.unsent.clone()].map(|it| it.into_iter().collect());
+        state.on_committed();
+        told
+    }
+
+    #[test]
+    fn a_removed_endpoint_is_refused_until_it_serves_again() {
+        let mut state = RemovedUdp::default();
+        let udp = Protocol::Udp;
+        assert_eq!(change(&mut state, udp, [&[1, 2], &[2]], &[]), [vec![], vec![endpoint(1)]]);
+        assert_eq!(change(&mut state, udp, [&[2], &[2, 3]], &[]), [vec![], vec![]]);
+        assert!(state.expire());
+        assert_eq!(change(&mut state, udp, [&[2, 3], &[1, 2, 3]], &[]), [vec![endpoint(1)], vec![]]);
+        assert!(!state.expire());
+    }
+
+    #[test]
+    fn an_endpoint_of_another_service_or_protocol_is_none_that_was_removed() {
+        let mut state = RemovedUdp::default();
+        assert_eq!(change(&mut state, Protocol::Udp, [&[1], &[]], &[1]), [vec![], vec![]]);
+        assert_eq!(change(&mut state, Protocol::Tcp, [&[1], &[]], &[]), [vec![], vec![]]);
+    }
+
+    #[test]
+    fn an_endpoint_that_comes_and_goes_before_the_kernel_knows_is_removed() {
+        let mut state = RemovedUdp::default();
+        for (before, after) in [(&[1][..], &[][..]), (&[], &[1]), (&[1], &[])] {
+            let [before, after] = [before, after].map(|it| service(Protocol::Udp, it));
+            state.update(&[(&before, &after)], [], || [].iter());
+        }
+        assert_eq!((state.unsent.len(), state.restored.len()), (1, 0));
+    }
+}

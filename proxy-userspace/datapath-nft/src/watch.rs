@@ -1,0 +1,79 @@
+//! Chains that see every packet, not only the first one of a connection.
+//!
+//! Invariant: they exist only while there is something to see, so that other traffic does not pay for it.
+
+use model::Family;
+
+use crate::{
+    affinity,
+    chain::{Chain, Hook},
+    elements::{Element, Elements, Value},
+    expressions::Rule,
+    removed_udp,
+    schema::{Bytes, Map, Parts},
+    verdict::Verdict,
+};
+
+/// What to look for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Watch {
+    /// Clients that were answered, see [`crate::affinity`].
+    Answered = 1,
+    /// Packets to removed endpoints, see [`crate::removed_udp`].
+    RemovedUdp = 2,
+}
+
+impl Watch {
+    /// All of them.
+    pub(super) const ALL: [Self; 2] = [Self::Answered, Self::RemovedUdp];
+
+    /// The element that says that it is on.
+    pub(super) fn element(self, family: Family) -> (Element, Value) {
+        (Element::new(family, Map::Watches, Bytes::new().number(self as u32)), Value::None)
+    }
+
+    /// Those among elements, of one table.
+    pub(super) fn among(elements: &Elements) -> impl Iterator<Item = Self> {
+        let numbers = elements.keys().filter(|it| it.map == Map::Watches);
+        let numbers = numbers.filter_map(|it| Parts::of(&it.key, it.family).number());
+        numbers.filter_map(|number| Self::ALL.into_iter().find(|it| *it as u32 == number))
+    }
+
+    /// The names of its chains, each before those that it refers to.
+    pub(super) fn chain_names(self) -> impl Iterator<Item = String> {
+        self.hooks().iter().map(|(name, _)| *name).chain([self.name()]).map(ToOwned::to_owned)
+    }
+
+    /// Its chains.
+    pub(super) fn chains(self, family: Family) -> impl Iterator<Item = Chain> {
+        let rules = match self {
+            Self::Answered => affinity::answered(family),
+            Self::RemovedUdp => vec![removed_udp::rule(family)],
+        };
+        let jump = Rule::new(family, "every packet").verdict(&Verdict::Jump(self.name().into()));
+        let hooked = move |(name, hook): &(&str, Hook)| Chain {
+            name: (*name).to_owned(),
+            hook: Some(*hook),
+            rules: vec![jump.clone()],
+        };
+        let own = Chain { name: self.name().to_owned(), hook: None, rules };
+        self.hooks().iter().map(hooked).chain([own])
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::RemovedUdp => "removed-udp",
+        }
+    }
+
+    fn hooks(self) -> &'static [(&'static str, Hook)] {
+        match self {
+            Self::Answered => {
+                &[("answered-prerouting", Hook::PreroutingEach), ("answered-output", Hook::OutputEach)]
+            }
+            // Sockets of the host's network are terminated.
+            Self::RemovedUdp => &[("removed-udp-prerouting", Hook::PreroutingEach)],
+        }
+    }
+}

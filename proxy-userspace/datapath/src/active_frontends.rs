@@ -1,0 +1,71 @@
+//! What a datapath finds in the kernel: its frontends, and what they amount to.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
+
+use crate::PortId;
+
+/// An active frontend and where it leads.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ActiveFrontend {
+    /// As in `10.96.0.10:80/TCP`.
+    pub frontend: String,
+    /// Its backends in ascending order; empty if connections are refused.
+    pub backends: Vec<SocketAddr>,
+    /// The service port it belongs to, if connections to it are counted.
+    pub port: Option<PortId>,
+}
+
+/// What frontends amount to, as in `3 Services`; as in `3 addresses of Services`, if it is unknown which service ports they
+/// belong to.
+pub fn described(frontends: &[ActiveFrontend]) -> String {
+    let mut addresses: BTreeMap<Option<PortId>, BTreeSet<&str>> = BTreeMap::new();
+    for it in frontends {
+        let (address, _) = it.frontend.rsplit_once(':').unwrap_or((&it.frontend, ""));
+        // A node port belongs to a Service that has other addresses.
+        if !["0.0.0.0", "[::]"].contains(&address) {
+            addresses.entry(it.port).or_default().insert(address);
+        }
+    }
+    match addresses.remove(&None) {
+        Some(unknown) => format!("{} addresses of Services", unknown.len()),
+        // The ports of a Service have the same addresses, and no other Service has all of them.
+        None => format!("{} Services", addresses.into_values().collect::<BTreeSet<_>>().len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_are_counted_by_the_addresses_of_their_ports() {
+        let frontends = |list: &[(&str, Option<u64>)]| {
+            let frontend = |(name, port): &(&str, Option<u64>)| ActiveFrontend {
+                frontend: (*name).into(),
+                backends: Vec::new(),
+                port: port.map(PortId),
+            };
+            described(&list.iter().map(frontend).collect::<Vec<_>>())
+        };
+        assert_eq!(frontends(&[]), "0 Services");
+        let two = [
+            ("10.96.0.1:80/TCP", Some(1)),
+            ("[fd00::1]:80/TCP", Some(1)),
+            ("203.0.113.1:80/TCP", Some(1)),
+            ("0.0.0.0:30080/TCP", Some(1)),
+            ("10.96.0.1:443/TCP", Some(2)),
+            ("[fd00::1]:443/TCP", Some(2)),
+            ("203.0.113.1:443/TCP", Some(2)),
+            // Another Service shares an address.
+            ("10.96.0.2:53/UDP", Some(3)),
+            ("203.0.113.1:53/UDP", Some(3)),
+        ];
+        assert_eq!(frontends(&two), "2 Services");
+        let of_nftables =
+            [("10.96.0.1:80/TCP", None), ("10.96.0.1:443/TCP", None), ("10.96.0.2:53/UDP", None)];
+        assert_eq!(frontends(&of_nftables), "2 addresses of Services");
+    }
+}

@@ -1,0 +1,68 @@
+//! The client that all reflectors share: one connection with HTTP/2, and one set of credentials.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kube::Client;
+
+use super::{
+    client_config::{ClientConfig, ClientConfigError},
+    timing::Timing,
+};
+
+/// A client that can be replaced.
+#[derive(Debug)]
+pub(super) struct SharedClient {
+    config: ClientConfig,
+    timing: Timing,
+    current: Mutex<NumberedClient>,
+    /// Held while a client is made.
+    reloading: tokio::sync::Mutex<()>,
+}
+
+/// A client, and how many there were before it.
+#[derive(Clone)]
+pub(super) struct NumberedClient {
+    pub(super) client: Client,
+    number: u64,
+}
+
+impl std::fmt::Debug for NumberedClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NumberedClient").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl SharedClient {
+    /// The first client, and the server's URL.
+    pub(super) fn new(config: &ClientConfig, timing: Timing) -> Result<(http::Uri, Self), ClientConfigError> {
+        let (server, client) = config.client(&timing)?;
+        let current = Mutex::new(NumberedClient { client, number: 0 });
+        Ok((
+            server,
+            Self { config: config.clone(), timing, current, reloading: tokio::sync::Mutex::default() },
+        ))
+    }
+
+    fn current(&self) -> MutexGuard<'_, NumberedClient> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest client.
+    pub(super) fn get(&self) -> NumberedClient {
+        self.current().clone()
+    }
+
+    /// Replaces a client that has failed: reads the configuration and the credentials again, once for all who have it.
+    pub(super) async fn reload(&self, failed: &NumberedClient) -> Result<(), String> {
+        let _turn = self.reloading.lock().await;
+        if self.current().number != failed.number {
+            return Ok(());
+        }
+        let (config, timing) = (self.config.clone(), self.timing);
+        // Blocks: files are read, and the kubeconfig may run a credential plugin.
+        let client = tokio::task::spawn_blocking(move || config.client(&timing)).await;
+        let (_, client) = client.map_err(|it| it.to_string())?.map_err(|it| it.to_string())?;
+        *self.current() = NumberedClient { client, number: failed.number + 1 };
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! `cargo xtask bench file`: what manifests cost that `run` follows, in a folder of many files and in one large file.
+//! Invariant: the real binary, and the kernel's figures of it.
+
+use std::{
+    fs::{self, File},
+    io::Read as _,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use ::tests::{
+    Agent, Sandbox,
+    agent::{APPLIED, AgentCommand},
+    manifest,
+    test_node::NODE,
+};
+use anyhow::{Result, ensure};
+use build_tools::{build, command::status};
+use serde_json::{Value, json};
+
+use crate::{
+    apply::service,
+    kube::{cpu_seconds, resident_mb},
+    report::FigureTable,
+};
+
+const START_TIMEOUT: Duration = Duration::from_secs(600);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
+const IDLE_SECONDS: u32 = 10;
+const CHANGES: u32 = 20;
+/// How long a change is given beside the apply: the spare side of the maps catches up.
+const SETTLE_TIME: Duration = Duration::from_millis(100);
+
+const SERVICES: u32 = 5_000;
+const ENDPOINTS: u32 = 10;
+
+/// Prints the figures and fails if a goal is missed.
+pub(crate) fn bench() -> Result<()> {
+    let binary = build::build(true)?;
+    let mut report = FigureTable::new("CASE");
+    for (files, read, memory) in [(100, 0.5, 25.0), (10_000, 2.0, 80.0), (50_000, 5.0, 250.0)] {
+        let title = format!("{files} files of one Service");
+        let figures = Figures::measure(&binary, &title, |folder| {
+            for n in 1..files {
+                fs::write(folder.join(format!("s{n}.yaml")), yaml_documents(&objects(n, 1, 0))?)?;
+            }
+            Ok(Edited {
+                file: folder.join("s0.yaml"),
+                text: Box::new(|first| yaml_documents(&objects(0, 1, first))),
+            })
+        })?;
+        figures.add_to(&mut report, &title, [read, 5.0, memory]);
+    }
+    let all = |first| -> Vec<Value> {
+        (0..SERVICES).flat_map(|n| objects(n, ENDPOINTS, if n == SERVICES / 2 { first } else { 0 })).collect()
+    };
+    let list = |first| json!({"apiVersion": "v1", "items": all(first), "kind": "List"});
+    let forms: [(&str, EditedText<'_>); 3] = [
+        ("documents in YAML", Box::new(|first| yaml_documents(&all(first)))),
+        ("a list in YAML", Box::new(|first| Ok(serde_saphyr::to_string(&list(first))?))),
+        ("a list in JSON", Box::new(|first| Ok(list(first).to_string()))),
+    ];
+    for (name, text) in forms {
+        let title = format!("{:.1} MB, {name}", text(0)?.len() as f64 / 1e6);
+        let figures =
+            Figures::measure(&binary, &title, |folder| Ok(Edited { file: folder.join("all.yaml"), text }))?;
+        figures.add_to(&mut report, &title, [3.0, 50.0, 90.0]);
+    }
+    report.print(&format!(
+        "`run` with a folder of manifests. One file has {SERVICES} Services of {ENDPOINTS} endpoints; a change is one endpoint \
+         in a file that is replaced. The nftables path is off."
+    ))
+}
+
+/// A text, by the first endpoint of a Service in it.
+type EditedText<'a> = Box<dyn Fn(u32) -> Result<String> + 'a>;
+
+/// The file that is edited.
+struct Edited<'a> {
+    file: PathBuf,
+    text: EditedText<'a>,
+}
+
+impl Edited<'_> {
+    fn write(&self, first: u32) -> Result<Instant> {
+        manifest::write_atomically(&self.file, &(self.text)(first)?)
+    }
+}
+
+struct Figures {
+    read_seconds: f64,
+    idle_percent: f64,
+    change_ms: f64,
+    change_cpu_ms: f64,
+    read_mb: f64,
+    changed_mb: f64,
+}
+
+impl Figures {
+    /// Measures a folder that `prepare` fills, but for the file that is edited.
+    fn measure<'a>(
+        binary: &Path,
+        title: &str,
+        prepare: impl FnOnce(&Path) -> Result<Edited<'a>>,
+    ) -> Result<Self> {
+        status("Measuring", title);
+        let sandbox = Sandbox::new("bench-file")?;
+        let folder = sandbox.files().join("manifests");
+        fs::create_dir(&folder)?;
+        manifest::write_atomically(&folder.join("node.yaml"), &manifest::node(NODE))?;
+        let edited = prepare(&folder)?;
+        edited.write(0)?;
+        let command = AgentCommand::run(binary, &sandbox, &folder, NODE).args([
+            "--metrics-bind-address=0",
+            "--healthz-bind-address=0",
+            "--probe-bind-address=0",
+        ]);
+        let begin = Instant::now();
+        let mut agent = command.start(&sandbox)?;
+        agent.wait_until_applied(START_TIMEOUT)?;
+        let read_seconds = begin.elapsed().as_secs_f64();
+        // Freed memory is returned.
+        thread::sleep(Duration::from_secs(3));
+        let read_mb = resident_mb(&agent)?;
+
+        let before = cpu_seconds(&agent)?;
+        thread::sleep(Duration::from_secs(IDLE_SECONDS.into()));
+        let idle_percent = (cpu_seconds(&agent)? - before) / f64::from(IDLE_SECONDS) * 100.0;
+
+        let mut log = AppliedLog::new(&agent)?;
+        let (mut times, before) = (Vec::new(), cpu_seconds(&agent)?);
+        for first in 1..=CHANGES {
+            let begin = edited.write(first)?;
+            log.wait_for_apply()?;
+            times.push(begin.elapsed());
+            thread::sleep(SETTLE_TIME);
+        }
+        let change_cpu_ms = (cpu_seconds(&agent)? - before) / f64::from(CHANGES) * 1e3;
+        times.sort_unstable();
+        let change_ms = times[times.len() / 2].as_secs_f64() * 1e3;
+        let changed_mb = resident_mb(&agent)?;
+        agent.terminate()?;
+        Ok(Self { read_seconds, idle_percent, change_ms, change_cpu_ms, read_mb, changed_mb })
+    }
+
+    /// Adds the figures with their goals: the time to read, the CPU time of a change, and the memory.
+    fn add_to(&self, report: &mut FigureTable, title: &str, [read, change, memory]: [f64; 3]) {
+        report.row(&format!("{title}: first state in the kernel"), read, self.read_seconds, "s", 2);
+        report.row("  without changes, of one core", 0.2, self.idle_percent, "%", 1);
+        report.row("  a change is active", (2.0 * change).max(20.0), self.change_ms, "ms", 1);
+        report.row("  CPU of a change", change, self.change_cpu_ms, "ms", 1);
+        report.row("  resident", memory, self.read_mb, "MB", 0);
+        report.row("  resident after the changes", memory, self.changed_mb, "MB", 0);
+    }
+}
+
+/// The log of a proxy, read as it grows.
+struct AppliedLog(File);
+
+impl AppliedLog {
+    /// Skips what is there already.
+    fn new(agent: &Agent) -> Result<Self> {
+        let mut file = File::open(agent.log_path())?;
+        file.read_to_end(&mut Vec::new())?;
+        Ok(Self(file))
+    }
+
+    /// Waits for the next apply.
+    fn wait_for_apply(&mut self) -> Result<()> {
+        let (begin, mut text) = (Instant::now(), String::new());
+        while !text.contains(APPLIED) {
+            ensure!(begin.elapsed() < CHANGE_TIMEOUT, "a change is not active after {CHANGE_TIMEOUT:?}");
+            thread::sleep(Duration::from_micros(200));
+            self.0.read_to_string(&mut text)?;
+        }
+        Ok(())
+    }
+}
+
+/// A Service and its slice; `first` makes the first endpoint differ.
+fn objects(n: u32, endpoints: u32, first: u32) -> Vec<Value> {
+    let service = service(n, endpoints, first);
+    std::iter::once(service.service()).chain(service.slices()).collect()
+}
+
+fn yaml_documents(objects: &[Value]) -> Result<String> {
+    let documents = objects.iter().map(|it| Ok(format!("---\n{}", serde_saphyr::to_string(it)?)));
+    documents.collect()
+}
