@@ -109,22 +109,24 @@ pub fn pods(interfaces: &Path) -> Finding {
             format!("set Cilium's `bpf.hostLegacyRouting`; or {REMEDY}"),
         );
     }
-    // An end of a pair has its other end elsewhere, and lies upon no other interface.
-    let number = |name: &str, file| -> Option<u32> {
-        fs::read_to_string(interfaces.join(name).join(file)).ok()?.trim().parse().ok()
-    };
-    let lies_on_another = |name: &str| {
-        let files = fs::read_dir(interfaces.join(name)).into_iter().flatten().flatten();
-        files.into_iter().any(|it| it.file_name().to_string_lossy().starts_with("lower_"))
-    };
-    let is_pair = |it: &&String| number(it, "iflink") != number(it, "ifindex") && !lies_on_another(it);
-    match names.iter().filter(is_pair).count() {
+    match names.iter().filter(|it| is_pair(interfaces, it)).count() {
         0 => Finding::ok(
             SUBJECT,
             format!("no interface leads to a pod; where pods use ipvlan, macvlan or SR-IOV, {EFFECT}"),
         ),
         pairs => Finding::ok(SUBJECT, format!("they pass the host's netfilter through {pairs} interfaces")),
     }
+}
+
+/// Whether an interface below a `/sys/class/net` is an end of a pair, as those of pods are.
+pub(super) fn is_pair(interfaces: &Path, name: &str) -> bool {
+    // Its other end is elsewhere, and it lies upon no other interface.
+    let number = |file| -> Option<u32> {
+        fs::read_to_string(interfaces.join(name).join(file)).ok()?.trim().parse().ok()
+    };
+    let files = fs::read_dir(interfaces.join(name)).into_iter().flatten().flatten();
+    let mut names = files.map(|it| it.file_name().to_string_lossy().into_owned());
+    number("iflink") != number("ifindex") && !names.any(|it| it.starts_with("lower_"))
 }
 
 /// Sends the trial transaction of a family.

@@ -18,6 +18,7 @@ mod expressions;
 #[cfg(test)]
 mod in_netns;
 mod layout;
+mod node_settings;
 mod removed_udp;
 mod rules;
 mod schema;
@@ -34,6 +35,7 @@ pub use self::datapath::{Datapath, FlowPassObserver, Options, cleanup};
 pub use config::{Config, DetectLocal};
 pub use dump::{active_frontends, dump};
 pub use error::Error;
+pub use node_settings::NodeSettings;
 
 /// The name of our tables, one in the family `ip` and one in `ip6`. Tables of other names are never touched.
 /// The name of our tables.

@@ -4,6 +4,7 @@ mod attribute;
 mod conntrack;
 mod multicast;
 mod netfilter;
+mod nf_tables;
 mod socket;
 
 pub mod flow_cleanup;
@@ -13,4 +14,5 @@ pub mod sock_diag;
 
 pub use attribute::{Attribute, each, find, text, u32};
 pub use multicast::{ChangeFlag, MulticastListener};
-pub use netfilter::{ChainName, Message, NFGENMSG, Netfilter, Refused, nf_tables_chains};
+pub use netfilter::{Message, NFGENMSG, Netfilter, Refused};
+pub use nf_tables::{Chain, Rule, chains, rules};

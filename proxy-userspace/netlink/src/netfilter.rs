@@ -18,7 +18,7 @@ use nix::{
 };
 
 use crate::{
-    attribute::{Attribute, find, text},
+    attribute::Attribute,
     socket::{self, DATAGRAM_SIZE, error_code, messages, open},
 };
 
@@ -167,43 +167,5 @@ impl Netfilter {
                 result => return result,
             }
         }
-    }
-}
-
-/// A chain of nf_tables, of any family.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChainName {
-    /// Its table.
-    pub table: String,
-    /// Its own name.
-    pub name: String,
-}
-
-/// `NFNL_SUBSYS_NFTABLES` and `NFT_MSG_GETCHAIN` (linux/netfilter/nf_tables.h), and the attributes of a chain.
-const GET_CHAIN: u16 = 10 << 8 | 4;
-const CHAIN_TABLE: u16 = 1;
-const CHAIN_NAME: u16 = 3;
-
-/// Every chain of this network namespace; none if the kernel has no nf_tables.
-///
-/// # Errors
-///
-/// If the kernel refuses to list them.
-pub fn nf_tables_chains() -> io::Result<Vec<ChainName>> {
-    let mut netfilter = match Netfilter::open() {
-        Err(error) if error.raw_os_error() == Some(Errno::EPROTONOSUPPORT as i32) => return Ok(Vec::new()),
-        netfilter => netfilter?,
-    };
-    let request = Message { kind: GET_CHAIN, flags: 0, family: 0, attributes: Vec::new() };
-    let mut chains = Vec::new();
-    let result = netfilter.dump(&request, |attributes| {
-        if let (Some(table), Some(name)) = (find(attributes, CHAIN_TABLE), find(attributes, CHAIN_NAME)) {
-            chains.push(ChainName { table: text(table), name: text(name) });
-        }
-    });
-    match result {
-        // EINTR: chains were added or removed meanwhile; those that were read are enough here.
-        Ok(()) | Err(Errno::EINTR | Errno::EINVAL | Errno::EOPNOTSUPP) => Ok(chains),
-        Err(errno) => Err(errno.into()),
     }
 }

@@ -6,7 +6,7 @@ use std::{fs, path::Path, process::Command};
 
 use datapath::{Checkup, Finding, Level};
 use datapath_ebpf::check as ebpf;
-use datapath_nft::check as nft;
+use datapath_nft::{NodeSettings, check as nft};
 
 use crate::datapath::Options;
 
@@ -24,6 +24,9 @@ pub fn check(options: &Options) -> Checkup {
         // The socket path serves without it.
         let if_unavailable = if options.sockets.is_some() { Level::Degraded } else { Level::Broken };
         checkup.host.push(nft::host(&packets.config, if_unavailable));
+        // Where sockets of pods are redirected, no packet of theirs has a Service's address.
+        let packets_of_pods = options.sockets.as_ref().is_none_or(|it| it.host_only);
+        checkup.host.extend(NodeSettings::new(packets_of_pods).check());
         // Without the socket path only the tables show whether it has run.
         checkup.installation.push(nft::installation(has_run));
         if options.sockets.is_some() && !ebpf::reaches_sockets_of_pods() {
@@ -40,7 +43,7 @@ fn kube_proxy_rules(has_run: bool) -> (Finding, bool) {
     let mut found = Vec::new();
     let mut unknown = Vec::new();
     let mut is_ours = has_run;
-    match netlink::nf_tables_chains() {
+    match netlink::chains() {
         Ok(chains) => {
             is_ours |= chains.iter().any(|it| it.table == datapath_nft::TABLE);
             if chains.iter().any(|it| it.table == "kube-proxy") {

@@ -269,6 +269,36 @@ fn check_reports_the_state_of_the_packet_path() {
 }
 
 #[test]
+fn settings_of_the_node_that_break_packets_are_reported() {
+    let Some(cluster) = TestCluster::or_skip() else { return };
+    if !nft_or_skip() {
+        return;
+    }
+    // The finding about a subject: its level, and what it says.
+    let check = |subject: &str| {
+        let output =
+            cluster.n1.run(|| run(cluster.cli("check").args(["--output=json", "--backend=nft"]))).stdout;
+        let report: serde_json::Value = serde_json::from_str(&output).unwrap();
+        let found = report["findings"].as_array().unwrap().iter().find(|it| it["subject"] == subject);
+        let found = found.unwrap_or_else(|| panic!("{subject} is not in {output}"));
+        ["level", "message", "remedy"].map(|it| found[it].as_str().unwrap_or_default().to_owned())
+    };
+    for subject in ["forwarding", "FORWARD policy", "conntrack table"] {
+        assert_eq!(check(subject)[0], "ok", "{:?}", check(subject));
+    }
+    cluster.n1.set_sysctl("ipv4/ip_forward", "0").unwrap();
+    let [level, says, remedy] = check("forwarding");
+    assert_eq!(level, "degraded");
+    assert!(says.contains("net.ipv4.ip_forward is 0"), "{says}");
+    assert!(remedy.contains("sysctl -w net.ipv4.ip_forward=1"), "{remedy}");
+    let forward = "{ type filter hook forward priority 0; policy drop; }";
+    nft(&cluster, &["add table ip6 filter; add chain ip6 filter FORWARD", forward]);
+    let [level, says, _] = check("FORWARD policy");
+    assert_eq!(level, "degraded");
+    assert!(says.contains("chain FORWARD of ip6tables (nft) drops what is forwarded"), "{says}");
+}
+
+#[test]
 fn the_health_check_node_port_reports_local_endpoints() {
     const PORT: u16 = 30_999;
     let web = || external("web", 1).external_local().health_check_node_port(PORT);
