@@ -18,6 +18,7 @@ use k8s_openapi::api::{
     core::v1::{ConfigMap, ServiceAccount},
     rbac::v1::{ClusterRole, ClusterRoleBinding},
 };
+use rustix::thread::CapabilitySet;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tempfile::NamedTempFile;
@@ -48,6 +49,11 @@ fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
 /// The pod of the DaemonSet.
 fn pod(objects: &[Value]) -> &Value {
     &one(objects, "DaemonSet")["spec"]["template"]["spec"]
+}
+
+/// Whether a container ends before the others start.
+fn is_initializing(container: &Value) -> bool {
+    strings(&container["args"]).contains(&"--init-only")
 }
 
 /// Every container that runs our image, init containers included.
@@ -119,7 +125,8 @@ fn with_the_component_for_kube_prometheus_the_pods_are_found_as_kube_proxys() {
         let spec = &one(&objects, "DaemonSet")["spec"];
         assert_eq!(spec["template"]["metadata"]["labels"]["k8s-app"], "kube-proxy", "{overlay}");
         assert!(spec["selector"]["matchLabels"].get("k8s-app").is_none(), "{overlay}");
-        let containers = containers(pod(&objects));
+        let mut containers = containers(pod(&objects));
+        containers.retain(|it| !is_initializing(it));
         assert_eq!(containers.len(), 1, "{overlay}");
         let address = settings(containers[0]).remove("--metrics-bind-address");
         assert_eq!(address.as_deref(), Some("0.0.0.0:10249"), "{overlay}");
@@ -166,11 +173,12 @@ fn every_field_of_the_manifests_exists_in_kubernetes() {
 #[test]
 fn an_unknown_field_is_reported() {
     let file = deploy::folder().join("base/daemonset.yaml");
-    let text = fs::read_to_string(file).unwrap().replace("readOnlyRootFilesystem", "readOnlyRootFileSystem");
+    let text =
+        fs::read_to_string(file).unwrap().replacen("readOnlyRootFilesystem", "readOnlyRootFileSystem", 1);
     let documents = deploy::documents(&text).unwrap();
     assert_eq!(
         unknown(&documents[0]),
-        ["spec.template.spec.containers.0.securityContext.readOnlyRootFileSystem"]
+        ["spec.template.spec.initContainers.0.securityContext.readOnlyRootFileSystem"]
     );
 }
 
@@ -233,10 +241,13 @@ fn the_pods_have_no_more_privileges_than_needed() {
             if path.is_null() || path == "/sys/fs/bpf" {
                 continue;
             }
-            assert_eq!(path, "/sys/fs/cgroup", "{folder}");
-            let mounts = containers(pod).into_iter().flat_map(|it| it["volumeMounts"].as_array().unwrap());
+            // Only the container that sets it can write it, and ends before another one starts.
+            let is_setting = path == "/proc/sys/net";
+            assert!(is_setting || path == "/sys/fs/cgroup", "{folder}: {path}");
+            let containers = containers(pod).into_iter().filter(|it| !is_setting || !is_initializing(it));
+            let mounts = containers.flat_map(|it| it["volumeMounts"].as_array().unwrap());
             for mount in mounts.filter(|it| it["name"] == volume["name"]) {
-                assert_eq!(mount["readOnly"], true, "{folder}");
+                assert!(!is_setting && mount["readOnly"] == true, "{folder}: {mount}");
             }
         }
     }
@@ -277,6 +288,10 @@ fn containers_have_the_tested_capabilities() {
     for (folder, objects) in &rendered {
         for container in containers(pod(objects)) {
             let has = deploy::capabilities_of(container).unwrap();
+            if is_initializing(container) {
+                assert_eq!(has, CapabilitySet::NET_ADMIN, "{folder}");
+                continue;
+            }
             match strings(&container["args"])[0] {
                 "run" | "agent" => assert_eq!(has, tested, "{folder}"),
                 "brain" => assert!(has.is_empty(), "{folder}: a brain does not use the kernel"),
@@ -352,6 +367,28 @@ fn commands_run_by_kubectl_exec_find_the_configuration() {
     }
 }
 
+#[test]
+fn the_init_container_has_the_configuration_of_the_proxy() {
+    let Some(rendered) = rendered() else { return };
+    for (folder, objects) in rendered.iter().filter(|(folder, _)| *folder != CLEANUP) {
+        let containers = containers(pod(objects));
+        let (init, others): (Vec<_>, Vec<_>) = containers.into_iter().partition(|it| is_initializing(it));
+        let [init] = init[..] else { panic!("{folder}: {init:?}") };
+        let init = settings(init);
+        assert_eq!(init["--proc-sys-net"], "/host/proc/sys/net", "{folder}");
+        let others = others.into_iter().map(settings).filter(|it| it.contains_key("--pin-dir"));
+        for other in others.inspect(|it| assert_eq!(it["--proc-sys-net"], "/proc/sys/net", "{folder}")) {
+            let of = |all: &BTreeMap<String, String>| {
+                let mut all = all.clone();
+                all.retain(|flag, _| flag.starts_with("--conntrack-"));
+                all
+            };
+            assert_eq!(of(&init), of(&other), "{folder}");
+            assert_eq!(of(&init).len(), 7, "{folder}");
+        }
+    }
+}
+
 /// The settings that result from a container's arguments and variables, as `--print-config` prints them.
 fn settings(container: &Value) -> BTreeMap<String, String> {
     // The files that the pod mounts from its ConfigMap.
@@ -382,7 +419,7 @@ fn the_probes_have_an_address_of_their_own_on_loopback() {
     for (folder, objects) in rendered.iter().filter(|(folder, _)| *folder != CLEANUP) {
         // Containers of one pod share a network namespace, and a folder for their sockets.
         let (mut ports, mut sockets) = (BTreeSet::new(), BTreeSet::new());
-        for container in containers(pod(objects)) {
+        for container in containers(pod(objects)).into_iter().filter(|it| !is_initializing(it)) {
             let settings = settings(container);
             assert_eq!(settings["--node-name"], "n1", "{folder}");
             if settings.contains_key("--pin-dir") {

@@ -23,6 +23,7 @@ use crate::{
     affinity_usage::count_clients,
     compile::PortImage,
     config::{Config, Host},
+    conntrack_settings::ConntrackSettings,
     elements::{Changes, Element, Elements, Value},
     error::Error,
     layout::{Changed, Layout, PreviousSlots, Update},
@@ -47,6 +48,8 @@ pub struct Options {
     pub node_name: String,
     /// Its configuration.
     pub config: Config,
+    /// The settings of connection tracking; [`ConntrackSettings::apply`] applies them.
+    pub conntrack: ConntrackSettings,
     /// Whether the socket path serves, too: then sockets of pods are connected to endpoints.
     pub is_beside_sockets: bool,
     /// Is called for each pass over the conntrack entries of a family.

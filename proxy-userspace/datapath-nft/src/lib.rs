@@ -9,6 +9,7 @@ mod affinity_usage;
 mod chain;
 mod compile;
 mod config;
+mod conntrack_settings;
 mod datapath;
 mod dump;
 mod elements;
@@ -33,6 +34,7 @@ pub mod check;
 
 pub use self::datapath::{Datapath, FlowPassObserver, Options, cleanup};
 pub use config::{Config, DetectLocal};
+pub use conntrack_settings::{ConntrackSettings, NotSet};
 pub use dump::{active_frontends, dump};
 pub use error::Error;
 pub use node_settings::NodeSettings;

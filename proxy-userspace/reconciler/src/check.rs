@@ -27,6 +27,7 @@ pub fn check(options: &Options) -> Checkup {
         // Where sockets of pods are redirected, no packet of theirs has a Service's address.
         let packets_of_pods = options.sockets.as_ref().is_none_or(|it| it.host_only);
         checkup.host.extend(NodeSettings::new(packets_of_pods).check());
+        checkup.host.push(packets.conntrack.finding(has_run || has_tables()));
         // Without the socket path only the tables show whether it has run.
         checkup.installation.push(nft::installation(has_run));
         if options.sockets.is_some() && !ebpf::reaches_sockets_of_pods() {
@@ -34,6 +35,11 @@ pub fn check(options: &Options) -> Checkup {
         }
     }
     checkup
+}
+
+/// Whether our tables exist, as far as they can be listed.
+fn has_tables() -> bool {
+    netlink::chains().is_ok_and(|it| it.iter().any(|it| it.table == datapath_nft::TABLE))
 }
 
 /// Rules of kube-proxy, running or left behind, and whether they alone serve this node; `has_run` if the socket path was

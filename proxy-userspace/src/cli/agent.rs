@@ -10,7 +10,7 @@ use publish::{Subscription, upstream::Upstream};
 
 use super::{
     config, datapath,
-    flags::{DatapathFlags, NodeFlags, PacketFlags, ReportFlags, UpstreamFlags},
+    flags::{DatapathFlags, InitFlag, NodeFlags, PacketFlags, ReportFlags, UpstreamFlags},
     runtime::{Signals, block_on},
 };
 
@@ -32,10 +32,16 @@ pub(super) struct Flags {
     #[command(flatten)]
     packets: PacketFlags,
     #[command(flatten)]
+    init: InitFlag,
+    #[command(flatten)]
     reports: ReportFlags,
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
+    if flags.init.init_only {
+        flags.packets.initialize();
+        return Ok(());
+    }
     block_on(agent(flags))
 }
 

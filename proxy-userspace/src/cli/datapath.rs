@@ -9,6 +9,8 @@ use publish::Subscription;
 use reconciler::{Datapath, Options, Reconciler};
 use tokio::{task::spawn_blocking, time::sleep};
 
+use super::flags;
+
 /// How long the first state may take before what serves meanwhile is reported.
 const FIRST_STATE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -39,7 +41,13 @@ pub(super) async fn run(
         packets.on_flow_pass = FlowPassObserver(Arc::new(admin.flow_pass_counter()));
     }
     let inherited = report_inherited(admin.clone(), options.clone());
-    let datapath = spawn_blocking(move || Datapath::start(&options)).await??;
+    let datapath = spawn_blocking(move || {
+        if let Some(packets) = &options.packets {
+            flags::apply(&packets.conntrack);
+        }
+        Datapath::start(&options)
+    });
+    let datapath = datapath.await??;
     // Health checks of load balancers are answered only once the datapath runs.
     tokio::select! {
         () = Reconciler::new(datapath, subscribe(), admin).run() => {}

@@ -7,7 +7,7 @@ use pipeline::Pipeline;
 
 use super::{
     config, datapath,
-    flags::{DatapathFlags, ListenFlags, PacketFlags, ReportFlags, SourceFlags},
+    flags::{DatapathFlags, InitFlag, ListenFlags, PacketFlags, ReportFlags, SourceFlags},
     grpc_server::GrpcServer,
     health_check_events,
     runtime::{Signals, block_on, trim_memory},
@@ -28,12 +28,18 @@ pub(super) struct Flags {
     #[command(flatten)]
     packets: PacketFlags,
     #[command(flatten)]
+    init: InitFlag,
+    #[command(flatten)]
     listen: ListenFlags,
     #[command(flatten)]
     reports: ReportFlags,
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
+    if flags.init.init_only {
+        flags.packets.initialize();
+        return Ok(());
+    }
     block_on(run(flags))
 }
 

@@ -222,6 +222,25 @@ fn the_file_configures_the_nftables_path() {
 }
 
 #[test]
+fn the_file_configures_connection_tracking() {
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                conntrack: {maxPerCore: 0, min: null, tcpEstablishedTimeout: 24h0m0s, tcpCloseWaitTimeout: 0s, \
+                tcpBeLiberal: true, udpTimeout: 0s, udpStreamTimeout: 3m}\n";
+    let file = line(text, &["--print-config"]).unwrap();
+    let rows = [
+        "--conntrack-max-per-core 0 file: conntrack.maxPerCore",
+        "--conntrack-min 131072 default",
+        "--conntrack-tcp-timeout-established 24h0m0s file: conntrack.tcpEstablishedTimeout",
+        "--conntrack-tcp-timeout-close-wait 0s file: conntrack.tcpCloseWaitTimeout",
+        "--conntrack-tcp-be-liberal true file: conntrack.tcpBeLiberal",
+        "--conntrack-udp-timeout-stream 3m file: conntrack.udpStreamTimeout",
+    ];
+    check_rows(&file, &rows);
+    assert_eq!(file.remarks().collect::<Vec<_>>(), [""; 0]);
+    check_rejected(&text.replace("3m", "500ms"), &["conntrack.udpStreamTimeout", "shorter than a second"]);
+}
+
+#[test]
 fn node_ports_are_served_at_the_primary_address_in_nftables_mode() {
     let text = |rest: &str| {
         format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{rest}\n")

@@ -299,6 +299,63 @@ fn settings_of_the_node_that_break_packets_are_reported() {
 }
 
 #[test]
+fn conntrack_settings_are_applied_where_packets_are_translated() {
+    const NAMES: [&str; 4] = [
+        "nf_conntrack_tcp_timeout_established",
+        "nf_conntrack_tcp_timeout_close_wait",
+        "nf_conntrack_tcp_be_liberal",
+        "nf_conntrack_udp_timeout",
+    ];
+    let Some(cluster) = TestCluster::or_skip() else { return };
+    cluster.write(&[]);
+    let settings = || {
+        cluster.n1.run(|| {
+            NAMES.map(|it| {
+                let text = fs::read_to_string(format!("/proc/sys/net/netfilter/{it}")).unwrap();
+                text.trim().parse::<u32>().unwrap()
+            })
+        })
+    };
+    let mine = ["--conntrack-tcp-be-liberal", "--conntrack-udp-timeout=1m10s"];
+    let before = settings();
+    assert_ne!(before, [86_400, 3600, 1, 70]);
+    // What another program translates needs none of them.
+    let off = cluster.default_command().arg("--packets=off").args(mine);
+    start_ready(&cluster, &off).terminate().unwrap();
+    assert_eq!(settings(), before);
+    // As an init container, and then without the right to write them.
+    let init = || {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", "-all,+net_admin", "--inh-caps", "-all"]);
+        command.arg(Build::Product.binary());
+        command.args(["run", "--source=file:/nowhere", "--init-only"]).args(mine);
+        cluster.n1.run(|| run(&mut command))
+    };
+    let Output { code, stderr, .. } = init();
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("net.netfilter.nf_conntrack_udp_timeout is 70 now, and was"), "{stderr}");
+    assert_eq!(settings(), [86_400, 3600, 1, 70]);
+    assert!(!init().stderr.contains("nf_conntrack"), "nothing is left to do");
+    let agent = start_ready(&cluster, &cluster.command("nft").args(mine));
+    assert!(!agent.log().contains("nf_conntrack"), "{}", agent.log());
+    agent.terminate().unwrap();
+    // A start applies them, too; what cannot be written is logged, reported and serves nevertheless.
+    let agent = start_ready(&cluster, &cluster.command("nft"));
+    assert_eq!(settings(), [86_400, 3600, 1, 70], "the host's own values are left");
+    agent.terminate().unwrap();
+    let nowhere = cluster.sandbox().files().join("nowhere").display().to_string();
+    let nowhere = format!("--proc-sys-net={nowhere}");
+    let read_only = [&mine[..], &[&nowhere]].concat();
+    let agent = start_ready(&cluster, &cluster.command("nft").args(&read_only));
+    let log = agent.log();
+    assert!(log.contains("net.netfilter.nf_conntrack_udp_timeout cannot be set to 70: "), "{log}");
+    let report = cluster.n1.run(|| run(cluster.cli("check").arg("--backend=nft").args(&read_only))).stdout;
+    let report = report.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(report.contains("degraded conntrack settings"), "{report}");
+    assert!(report.contains("nf_conntrack_udp_timeout is missing instead of 70"), "{report}");
+}
+
+#[test]
 fn the_health_check_node_port_reports_local_endpoints() {
     const PORT: u16 = 30_999;
     let web = || external("web", 1).external_local().health_check_node_port(PORT);

@@ -37,7 +37,6 @@ const fn flag(
 }
 
 const NO_PACKETS: &str = "this command does not translate packets";
-const NO_CONNTRACK: &str = "connection tracking is configured on the host (sysctl net.netfilter)";
 const NO_IPTABLES: &str = "iptables is not used";
 const NO_IPVS: &str = "IPVS is not used";
 const NO_SYNC: &str = "every change is applied at once, at a cost proportional to its size";
@@ -76,6 +75,18 @@ const FIELDS: &[Field] = &[
     flag("iptables.masqueradeBit", "nft_masquerade_bit", &["14"], NO_PACKETS),
     flag("nftables.masqueradeAll", "masquerade_all", &[], NO_PACKETS),
     flag("nftables.masqueradeBit", "nft_masquerade_bit", &["14"], NO_PACKETS),
+    flag("conntrack.maxPerCore", "conntrack_max_per_core", &["32768", "0"], NO_PACKETS),
+    flag("conntrack.min", "conntrack_min", &["131072"], NO_PACKETS),
+    flag(
+        "conntrack.tcpEstablishedTimeout",
+        "conntrack_tcp_timeout_established",
+        &["24h0m0s", "24h"],
+        NO_PACKETS,
+    ),
+    flag("conntrack.tcpCloseWaitTimeout", "conntrack_tcp_timeout_close_wait", &["1h0m0s", "1h"], NO_PACKETS),
+    flag("conntrack.tcpBeLiberal", "conntrack_tcp_be_liberal", &["false"], NO_PACKETS),
+    flag("conntrack.udpTimeout", "conntrack_udp_timeout", &["0s"], NO_PACKETS),
+    flag("conntrack.udpStreamTimeout", "conntrack_udp_timeout_stream", &["0s"], NO_PACKETS),
     unused("clientConnection.acceptContentTypes", &[], NO_FORMAT),
     unused(
         "clientConnection.contentType",
@@ -101,13 +112,6 @@ const FIELDS: &[Field] = &[
     unused("winkernel.*", &[], NO_WINDOWS),
     unused("windowsRunAsService", &[], NO_WINDOWS),
     unused("oomScoreAdj", &["-999"], "it is set by the pod's resources or the service unit"),
-    unused("conntrack.maxPerCore", &["32768"], NO_CONNTRACK),
-    unused("conntrack.min", &["131072"], NO_CONNTRACK),
-    unused("conntrack.tcpEstablishedTimeout", &["24h0m0s", "24h"], NO_CONNTRACK),
-    unused("conntrack.tcpCloseWaitTimeout", &["1h0m0s", "1h"], NO_CONNTRACK),
-    unused("conntrack.tcpBeLiberal", &[], NO_CONNTRACK),
-    unused("conntrack.udpTimeout", &[], NO_CONNTRACK),
-    unused("conntrack.udpStreamTimeout", &[], NO_CONNTRACK),
     unused("configSyncPeriod", &["15m0s", "15m"], "the API server is watched, without periodic lists"),
     unused("portRange", &[], "the proxy itself opens no ports for Services"),
     // From earlier versions.

@@ -104,7 +104,8 @@ impl File {
             self.remarks.push(format!("{shown}: {at} is unknown and ignored; is it misspelled?"));
             return Ok(());
         };
-        if is_empty(value) {
+        // Of connection tracking 0 is a value: it leaves the setting to the host.
+        if is_empty(value) && (value.is_null() || !at.starts_with("conntrack.")) {
             return Ok(());
         }
         if let Some(id) = flag.filter(|it| is_flag(it)) {

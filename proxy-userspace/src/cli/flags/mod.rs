@@ -1,5 +1,6 @@
 //! Flags that several commands share, parsed into types that hold only valid values.
 
+mod conntrack;
 mod datapath;
 mod listen;
 mod node;
@@ -10,10 +11,11 @@ mod source;
 mod tls;
 
 pub(super) use self::{
+    conntrack::InitFlag,
     datapath::{DatapathFlags, PinFlags},
     listen::{DEFAULT_SOCKET, ListenFlags, UpstreamFlags},
     node::NodeFlags,
-    packets::{PACKETS, PACKETS_OFF, PacketFlags, implied_off},
+    packets::{PACKETS, PACKETS_OFF, PacketFlags, apply, implied_off},
     reports::{ReportFlags, STATUS_HINT},
     source::{SourceArg, SourceFlags, SourceOptions, source},
     tls::ClientTlsFlags,

@@ -6,11 +6,13 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{ArgAction, ArgMatches, Args, ValueEnum, parser::ValueSource, value_parser};
+use datapath::Level;
 use datapath_ebpf as ebpf;
-use datapath_nft::{self as nft, Config, DetectLocal};
+use datapath_nft::{self as nft, Config, ConntrackSettings, DetectLocal};
 use ipnet::IpNet;
 use reconciler::Options;
 
+use super::conntrack::ConntrackFlags;
 use crate::cli::output::wrong_usage;
 
 /// Which datapaths run, and how nftables translates.
@@ -60,6 +62,8 @@ pub(in crate::cli) struct PacketFlags {
         help_heading = "Packets"
     )]
     nft_masquerade_bit: u8,
+    #[command(flatten)]
+    conntrack: ConntrackFlags,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -121,6 +125,7 @@ impl PacketFlags {
         let packets = nft::Options {
             node_name: sockets.node_name.clone(),
             config,
+            conntrack: self.conntrack.settings(),
             is_beside_sockets: self.backend == Backend::Ebpf,
             ..nft::Options::default()
         };
@@ -134,6 +139,18 @@ impl PacketFlags {
             }
         };
         Ok(Options { sockets, packets, stale_pin_dir })
+    }
+
+    /// Applies the settings of connection tracking, where packets are translated; what cannot be set is logged.
+    pub(in crate::cli) fn initialize(&self) {
+        match self.packets {
+            Packets::Nft => apply(&self.conntrack.settings()),
+            Packets::Off => {
+                tracing::info!(
+                    "nothing to initialize: --packets off changes no setting of connection tracking"
+                );
+            }
+        }
     }
 
     fn detect_local(&self) -> Result<DetectLocal> {
@@ -156,6 +173,15 @@ impl PacketFlags {
                 "--pod-interface-name-prefix",
             )?),
         })
+    }
+}
+
+/// Applies settings of connection tracking; what cannot be set is logged.
+pub(in crate::cli) fn apply(settings: &ConntrackSettings) {
+    // `check` sends every rule, and none takes effect.
+    let track = || drop(nft::check::host(&Config::default(), Level::Ok));
+    for it in settings.apply(track) {
+        tracing::warn!("{it}; `check` says what to do");
     }
 }
 

@@ -1,0 +1,112 @@
+//! Flags of connection tracking, with kube-proxy's names, defaults and meanings.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{ArgAction, Args};
+use datapath_nft::ConntrackSettings;
+use jiff::SignedDuration;
+
+/// The settings of connection tracking.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Connection tracking")]
+pub(in crate::cli) struct ConntrackFlags {
+    /// Connections to track per CPU (net.netfilter.nf_conntrack_max), which is only ever raised; 0 leaves it to the host
+    #[arg(long, value_name = "NUMBER", default_value_t = 32_768)]
+    conntrack_max_per_core: u32,
+    /// Least number of connections to track, whatever the number of CPUs
+    #[arg(long, value_name = "NUMBER", default_value_t = 131_072)]
+    conntrack_min: u32,
+    /// How long an idle TCP connection is tracked, such as 24h; 0 leaves it to the host
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
+    conntrack_tcp_timeout_established: Duration,
+    /// How long a TCP connection is tracked after one side has closed it; 0 leaves it to the host
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
+    conntrack_tcp_timeout_close_wait: Duration,
+    /// Do not count TCP packets outside the window as invalid (net.netfilter.nf_conntrack_tcp_be_liberal)
+    #[arg(
+        long,
+        value_name = "true|false",
+        default_value_t = false,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set
+    )]
+    conntrack_tcp_be_liberal: bool,
+    /// How long a UDP flow without an answer is tracked; 0 leaves it to the host
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    conntrack_udp_timeout: Duration,
+    /// How long an answered UDP flow is tracked; 0 leaves it to the host
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    conntrack_udp_timeout_stream: Duration,
+    /// Where these settings are; in a container, a mount of the host's /proc/sys/net, since its own is read-only
+    #[arg(long, value_name = "PATH", default_value = "/proc/sys/net")]
+    proc_sys_net: PathBuf,
+}
+
+impl ConntrackFlags {
+    /// The settings.
+    pub(super) fn settings(&self) -> ConntrackSettings {
+        ConntrackSettings {
+            max_per_core: self.conntrack_max_per_core,
+            min: self.conntrack_min,
+            tcp_established_timeout: self.conntrack_tcp_timeout_established,
+            tcp_close_wait_timeout: self.conntrack_tcp_timeout_close_wait,
+            tcp_be_liberal: self.conntrack_tcp_be_liberal,
+            udp_timeout: self.conntrack_udp_timeout,
+            udp_stream_timeout: self.conntrack_udp_timeout_stream,
+            proc_sys_net: self.proc_sys_net.clone(),
+        }
+    }
+}
+
+/// A duration in Go's notation.
+fn duration(text: &str) -> Result<Duration, String> {
+    let invalid = || "not a duration such as 24h or 1h30m; use 0 to leave it to the host".to_owned();
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let parsed: SignedDuration = text.parse().map_err(|_| invalid())?;
+    let duration = Duration::try_from(parsed).map_err(|_| invalid())?;
+    // The kernel counts whole seconds, and 0 would leave the setting to the host.
+    match (duration.is_zero(), duration.as_secs()) {
+        (false, 0) => Err("shorter than a second; use 1s or more, or 0 to leave it to the host".into()),
+        _ => Ok(duration),
+    }
+}
+
+/// Whether only the initialization is done.
+#[derive(Clone, Copy, Debug, Args)]
+pub(in crate::cli) struct InitFlag {
+    /// Apply the settings that need a writable /proc/sys (the --conntrack flags), and exit
+    ///
+    /// For a container that runs before this one and has what this one lacks; what cannot be set is logged.
+    #[arg(
+        long,
+        value_name = "true|false",
+        default_value_t = false,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set
+    )]
+    pub(in crate::cli) init_only: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_in_the_notation_of_go() {
+        for (text, seconds) in
+            [("24h0m0s", 86_400), ("24h", 86_400), ("1h30m", 5400), ("0s", 0), ("0", 0), ("90.5s", 90)]
+        {
+            assert_eq!(duration(text).map(|it| it.as_secs()), Ok(seconds), "{text}");
+        }
+        for text in ["", "24", "a day", "-1h", "500ms"] {
+            let error = duration(text).unwrap_err();
+            assert!(error.contains("use "), "{text}: {error}");
+        }
+    }
+}
