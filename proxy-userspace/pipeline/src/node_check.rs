@@ -26,6 +26,15 @@ pub fn unknown_node(node: &str, nodes: &NodeInfos, is_required: bool) -> Option<
     Some(Rejected { item: format!("node {node}"), reason })
 }
 
+/// A report if the Node object of `node` has no address.
+pub(crate) fn no_address(node: &str, nodes: &NodeInfos) -> Option<Rejected> {
+    nodes.get(node).filter(|it| it.addresses.is_empty())?;
+    let reason = "its Node object has no IP address in status.addresses: with --nodeport-addresses=primary no node port is \
+                  served, and sources of load balancers do not include this node; the kubelet or the cloud's controller \
+                  has to set them";
+    Some(Rejected { item: format!("node {node}"), reason: reason.into() })
+}
+
 /// A report if another Node object has an address of that of `node`, too. An address of this node is served as its own.
 pub(crate) fn shared_address(node: &str, nodes: &NodeInfos) -> Option<Rejected> {
     let own = nodes.get(node)?;
@@ -62,6 +71,16 @@ mod tests {
         let text = report([node("n2", &["192.0.2.2"]), node("n3", &["192.0.2.3", "2001:db8::1"])]).unwrap();
         assert!(text.starts_with("node n1: its address 2001:db8::1 is also that of node n3"), "{text}");
         assert_eq!(shared_address("n4", &[own()].into_iter().collect()), None);
+    }
+
+    #[test]
+    fn a_node_object_without_addresses_is_reported() {
+        let with = NodeInfo { addresses: vec!["192.0.2.1".parse().unwrap()], ..NodeInfo::default() };
+        let nodes = [("n1".into(), with), ("n2".into(), NodeInfo::default())].into_iter().collect();
+        let report = |node| no_address(node, &nodes).map(|it| it.to_string());
+        assert_eq!((report("n1"), report("n3")), (None, None));
+        let text = report("n2").unwrap();
+        assert!(text.starts_with("node n2: its Node object has no IP address in status.addresses"), "{text}");
     }
 
     #[test]

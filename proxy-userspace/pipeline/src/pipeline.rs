@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
     config::{Config, Error, SourceConfig},
-    node_check::{shared_address, unknown_node},
+    node_check::{no_address, shared_address, unknown_node},
     observer::{Observer, Stage},
     source_events::{RunningSource, SourceEvent, apply},
 };
@@ -151,8 +151,9 @@ impl Pipeline {
                 shared = shared_address(&self.node, infos);
             }
             let unknown = unknown_node(&self.node, infos, is_required);
-            let of_node: Vec<_> =
-                unknown.into_iter().chain(shared.clone()).filter(|_| self.checks_node).collect();
+            let unnumbered = no_address(&self.node, infos).filter(|_| is_required);
+            let of_node = unknown.into_iter().chain(unnumbered).chain(shared.clone());
+            let of_node: Vec<_> = of_node.filter(|_| self.checks_node).collect();
             let rejected: BTreeSet<_> = brain.rejected().chain(of_node.iter().cloned()).collect();
             for it in rejected.difference(&reported) {
                 // The node is served all the same.
