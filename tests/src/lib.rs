@@ -20,6 +20,7 @@ pub mod load;
 pub mod manifest;
 pub mod memory;
 pub mod netns;
+pub mod nft_versions;
 pub mod pod;
 pub mod requirements;
 pub mod sandbox;

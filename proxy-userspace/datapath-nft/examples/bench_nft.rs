@@ -89,8 +89,8 @@ fn main() {
         let report = backend.apply(&state).unwrap();
         one_service.push(began.elapsed());
         // Two for its address, one for its cluster IP, one for the endpoint on this node; and for clients that keep their
-        // endpoints one for its address, and for each endpoint another.
-        let kept = if affinity > 0 { 1 + endpoints as usize } else { 0 };
+        // endpoints one for its address, one for the timeout, and for each endpoint another.
+        let kept = if affinity > 0 { 2 + endpoints as usize } else { 0 };
         assert_eq!(report.entries, 4 + endpoints as usize + kept, "more was written than one Service");
 
         let n = n * 7 % services;

@@ -9,24 +9,26 @@
 use model::Family;
 
 use crate::{
+    affinity_numbers::{SERVICE_PORT_MASK, seconds_of, seconds_word},
     chain::Chain,
     elements::{Element, Elements, Value},
-    endpoint_selector::{MatchKey, Registers, group},
-    expressions::{Direction, Rule},
+    endpoint_selector::{Registers, group, some_bits},
+    expressions::Rule,
     schema::{Bytes, Map, Parts},
     verdict::Verdict,
 };
 
 /// The element that leads from a timeout to its chain.
 pub(super) fn timeout(family: Family, seconds: u32) -> (Element, Value) {
-    let element = Element::new(family, Map::AffinityTimeouts, Bytes::new().number(seconds));
+    let element = Element::new(family, Map::AffinityTimeouts, Bytes::new().number(seconds_word(seconds)));
     (element, Value::Verdict(Verdict::Goto(chain_name(seconds))))
 }
 
 /// The timeouts among elements, of one table.
 pub(super) fn among(elements: &Elements) -> impl Iterator<Item = u32> {
     let timeouts = elements.keys().filter(|it| it.map == Map::AffinityTimeouts);
-    timeouts.filter_map(|it| Parts::of(&it.key, it.family).number())
+    let words = timeouts.filter_map(|it| Parts::of(&it.key, it.family).number());
+    words.map(seconds_of)
 }
 
 /// The name of the chain of a timeout.
@@ -37,15 +39,19 @@ pub(super) fn chain_name(seconds: u32) -> String {
 /// The chain of a timeout: it keeps the client of a connection.
 pub(super) fn chain(family: Family, seconds: u32) -> Chain {
     let at = Registers::new(family);
-    let keep = |by| {
-        // Both directions know the endpoint, whichever of them this packet belongs to.
-        client(service_port(Rule::new(family, "keep the client"), by, at), at)
-            .if_not_in(Map::AffinityFull, at.address)
-            .connection_source(Direction::Reply, at.next)
-            .connection_source_port(Direction::Reply, at.port_after())
+    let keep = |rule| {
+        unanswered(rule, at)
+            .masked_priority(at.client, SERVICE_PORT_MASK)
+            .if_not_in(Map::AffinityFull, at.client)
+            .connection_source(at.client)
+            .masked_priority(at.address, SERVICE_PORT_MASK)
+            .priority(at.next)
             .insert_new(Map::Affinity, at.client, at.next, seconds)
     };
-    Chain { name: chain_name(seconds), hook: None, rules: MatchKey::ALL.map(keep).into() }
+    let rule = |comment| Rule::new(family, comment);
+    let [udp, others] = both(family, "keep the client");
+    let rules = vec![keep(udp), keep(others), rule("restore the priority").store_number_in_priority(0)];
+    Chain { name: chain_name(seconds), hook: None, rules }
 }
 
 /// The rules for every packet of every connection: they find those of clients that were answered a moment ago.
@@ -53,36 +59,46 @@ pub(super) fn answered(family: Family) -> Vec<Rule> {
     let at = Registers::new(family);
     let back = |rule: Rule| rule.verdict(&Verdict::Return);
     let rule = |comment| Rule::new(family, comment);
-    let dispatch = |by| {
-        group(client(service_port(rule("an answered client"), by, at), at), at)
-            .if_in(Map::AffinityUnanswered, at.client)
-            .look_up(Map::AffinitySeconds, at.address, at.next)
-            .dispatch_by(Map::AffinityTimeouts, at.next)
-    };
     let mut rules = vec![
         back(rule("no answer to a translated connection").if_not_translated_and_answered()),
         // Over UDP the answer itself is enough: most clients send a single packet.
         back(rule("the client may not have got the answer").if_not_udp().if_not_assured()),
     ];
-    rules.extend(MatchKey::ALL.map(dispatch));
+    let dispatch = Verdict::Goto(BY_TIMEOUT.into());
+    rules.extend(both(family, "an answered client").map(|it| unanswered(it, at).verdict(&dispatch)));
     rules
 }
 
-/// Reads the service port of a connection.
-fn service_port(rule: Rule, by: MatchKey, at: Registers) -> Rule {
-    let rule = rule.connection_destination(at.address);
-    let rule = match by {
-        MatchKey::Address => rule,
-        MatchKey::NodePort => rule.if_in(Map::NodeAddresses, at.address),
-    };
-    rule.protocol(at.protocol).connection_destination_port(at.port).look_up(
-        by.service_ports(),
-        at.key(by),
-        at.address,
-    )
+/// The chain to which [`answered`] leads.
+pub(super) fn by_timeout(family: Family) -> Chain {
+    let at = Registers::new(family).client;
+    let rule = |comment| Rule::new(family, comment);
+    let rules = vec![
+        rule("by timeout")
+            .masked_priority(at, SERVICE_PORT_MASK)
+            .store_in_priority(Map::AffinitySeconds, at)
+            .dispatch(Map::AffinityTimeouts),
+        rule("restore the priority").store_number_in_priority(0),
+    ];
+    Chain { name: BY_TIMEOUT.to_owned(), hook: None, rules }
 }
 
-/// Reads the client of a connection.
-fn client(rule: Rule, at: Registers) -> Rule {
-    rule.connection_source(Direction::Original, at.client)
+/// The name of [`by_timeout`].
+pub(super) const BY_TIMEOUT: &str = "answered-by-timeout";
+
+/// Reads the frontend of a connection and some bits of its client. The first rule is for UDP, in both directions. For other
+/// protocols a packet from the client shows that it has got the answer, and `nft` has no type for the port of a connection whose
+/// protocol is not known.
+fn both(family: Family, comment: &str) -> [Rule; 2] {
+    let at = Registers::new(family);
+    let udp = some_bits(Rule::new(family, comment).if_udp().connection_source(at.client), at)
+        .connection_destination(at.address)
+        .protocol(at.protocol)
+        .connection_destination_port(at.port);
+    [udp, group(Rule::new(family, comment).if_not_udp().if_from_client(), at)]
+}
+
+/// Looks up the member of an unanswered client.
+fn unanswered(rule: Rule, at: Registers) -> Rule {
+    rule.store_in_priority(Map::AffinityUnanswered, at.client)
 }

@@ -78,8 +78,6 @@ fn count(
 
 #[cfg(test)]
 mod tests {
-    use model::Protocol;
-
     use super::*;
     use crate::{
         elements::Value,
@@ -97,16 +95,15 @@ mod tests {
             let table = DesiredTable { elements: config_.elements(), config_, is_owned: false };
             let mut netfilter = Netfilter::open().unwrap();
             commit(&mut netfilter, table.replace()).unwrap();
-            let service_port =
-                |n| Bytes::new().address([10, 96, 0, n].into()).protocol(Protocol::Tcp).port(80);
+            let service_port = |n: u32| Bytes::new().number(0x8000_0001 | n << 16);
             // Some more than the most: while the kernel grows its table, a listing may name an element twice in another's place.
             let clients = (0..MAX_CLIENTS as u32 + 1_000).map(|it| (it, 1)).chain([(1, 2)]);
             let clients: Vec<_> = clients
                 .map(|(client, n)| Bytes([&client.to_be_bytes()[..], &service_port(n).0].concat()))
                 .map(|key| Element::new(family, Map::Affinity, key))
                 .collect();
-            let endpoint = Value::Data(Bytes::new().address([10, 244, 0, 1].into()).port(8080));
-            let clients = clients.iter().map(|it| (it, &endpoint));
+            let member = Value::Data(Bytes::new().number(0x8001_0003));
+            let clients = clients.iter().map(|it| (it, &member));
             let clients = elements(Command::NewElements, family, (Map::Affinity, 0), clients);
             commit(&mut netfilter, clients).unwrap();
 

@@ -175,8 +175,10 @@ impl Datapath {
         self.host.node = state.nodes.get(self.node_name.as_str()).cloned().unwrap_or_default();
         // Endpoints keep their existing slots.
         let snapshots = if self.applied.is_none() { Some(self.read()?) } else { None };
-        let mut previous: PreviousSlots =
-            snapshots.iter().flat_map(BTreeMap::values).flat_map(Snapshot::slots).collect();
+        let mut previous = PreviousSlots::default();
+        for it in snapshots.iter().flat_map(BTreeMap::values) {
+            it.previous(&mut previous);
+        }
         let update = self.layout.update(state, &self.host.node.addresses, &mut previous);
         self.record_flow_rules(&update);
         if self.is_beside_sockets {

@@ -2,18 +2,19 @@
 //!
 //! Slots are not shown, because they differ from history to history.
 
-use std::net::SocketAddr;
+use std::{collections::HashMap, net::SocketAddr};
 
 use model::Family;
 
 use crate::{
+    affinity_numbers::SERVICE_PORT_MASK,
     datapath::FAMILIES,
     elements::{Element, Elements, Value},
-    endpoint_selector::{DROP, MatchKey, REFUSE, SET_SHIFT, Selector},
+    endpoint_selector::{DROP, MatchKey, REFUSE, Selector, slot_of, slot_word},
     error::Error,
     rules::FrontendPolicy,
     schema::{Bytes, Field, Map, Parts, list_name},
-    snapshot::{self, Snapshot, endpoint, protocol_of},
+    snapshot::{self, Members, Snapshot, number_in, protocol_of},
 };
 use datapath::{ActiveFrontend, unspecified};
 use netlink::Netfilter;
@@ -38,9 +39,10 @@ pub fn dump() -> Result<Vec<String>, Error> {
 pub fn active_frontends() -> Result<Vec<ActiveFrontend>, Error> {
     let mut all = Vec::new();
     for Snapshot { elements, .. } in &snapshots()? {
+        let members = Members::of(elements);
         all.extend(elements.iter().filter_map(|(element, value)| {
             let by = MatchKey::ALL.into_iter().find(|it| it.internal() == element.map)?;
-            active_frontend(elements, by, element, value)
+            active_frontend((elements, &members), by, element, value)
         }));
     }
     all.sort_unstable();
@@ -61,7 +63,7 @@ fn snapshots() -> Result<Vec<Snapshot>, Error> {
 }
 
 fn active_frontend(
-    elements: &Elements,
+    (elements, members): (&Elements, &Members),
     by: MatchKey,
     from: &Element,
     value: &Value,
@@ -73,17 +75,14 @@ fn active_frontend(
         MatchKey::NodePort => unspecified(family),
     };
     let (protocol, port) = (protocol_of(key.protocol()?)?, key.port()?);
-    let Value::Data(word) = value else { return None };
-    let selector = Selector::of(by, Parts::of(word, family).number()?);
+    let selector = Selector::of(by, number_in(value, family)?);
     let mut backends: Vec<_> = selector
         .into_iter()
-        .flat_map(|selector| (0..selector.count).map(move |slot| selector.set << SET_SHIFT | slot))
-        .filter_map(|slot| {
-            let key = Bytes(from.key.0.clone()).number(slot);
-            match elements.get(&Element::new(family, by.endpoints(), key))? {
-                Value::Data(it) => endpoint(it, family),
-                _ => None,
-            }
+        .flat_map(|it| (0..it.count).map(move |slot| (it, slot_word(it.set, slot))))
+        .filter_map(|(selector, slot)| {
+            let map = if selector.affinity > 0 { by.affinity_endpoints() } else { by.endpoints() };
+            let element = Element::new(family, map, Bytes(from.key.0.clone()).number(slot));
+            members.endpoint(&element, elements.get(&element)?)
         })
         .collect();
     backends.sort_unstable();
@@ -96,45 +95,53 @@ fn active_frontend(
 
 /// A line per element that depends on the state.
 pub(super) fn lines(elements: &Elements) -> Vec<String> {
+    let members = Members::of(elements);
+    // A cluster IP identifies its service port.
+    let identities =
+        elements.iter().filter(|(it, _)| it.map == Map::ServicePorts).filter_map(|(it, value)| {
+            let policy = elements.get(&Element { map: Map::Frontends, ..it.clone() })?;
+            let is_cluster_ip = number_in(policy, it.family) == Some(FrontendPolicy::ClusterIp.word());
+            let identity = is_cluster_ip.then(|| frontend(&mut Parts::of(&it.key, it.family)))??;
+            Some(((it.family, number_in(value, it.family)?), identity))
+        });
+    let identities: Identities = identities.collect();
     let line = |(element, value): (&Element, &Value)| {
-        line(element, value).unwrap_or_else(|| Some(format!("packets unknown {element:?} {value:?}")))
+        line((&members, &identities), element, value)
+            .unwrap_or_else(|| Some(format!("packets unknown {element:?} {value:?}")))
     };
     elements.iter().filter_map(line).collect()
 }
 
+/// The service ports by number.
+type Identities = HashMap<(Family, u32), String>;
+
 /// The outer `None` stands for a malformed element, the inner one for a constant one.
-fn line(element: &Element, value: &Value) -> Option<Option<String>> {
+fn line(
+    (members, identities): (&Members, &Identities),
+    element: &Element,
+    value: &Value,
+) -> Option<Option<String>> {
     let family = element.family;
     let mut key = Parts::of(&element.key, family);
-    let number = || match value {
-        Value::Data(it) => Parts::of(it, family).number(),
-        _ => None,
-    };
-    let endpoint = || match value {
-        Value::Data(it) => endpoint(it, family),
-        _ => None,
-    };
-    let service_port = || match value {
-        Value::Data(it) => frontend(&mut Parts::of(it, family)),
-        _ => None,
-    };
+    let number = || number_in(value, family);
+    let endpoint = || members.endpoint(element, value);
+    let service_port = |number: u32| identities.get(&(family, number & SERVICE_PORT_MASK));
     let by_node_port = element.map.key().first() == Some(&Field::Protocol);
     let mut at = || if by_node_port { port(&mut key, family) } else { frontend(&mut key) };
     let line = match element.map {
         Map::Frontends | Map::NodeFrontends => format!("packets frontend {} {}", at()?, policy(number()?)?),
         Map::Internal | Map::NodeInternal => format!("packets internal {} {}", at()?, selector(number()?)?),
         Map::External | Map::NodeExternal => format!("packets external {} {}", at()?, selector(number()?)?),
-        Map::Endpoints | Map::NodeEndpoints => {
+        Map::Endpoints | Map::AffinityEndpoints | Map::NodeEndpoints | Map::NodeAffinityEndpoints => {
             format!("packets endpoint {} {} -> {}", at()?, set(key.number()?), endpoint()?)
         }
         Map::ServicePorts | Map::NodeServicePorts => {
-            format!("packets service-port {} of {}", at()?, service_port()?)
+            format!("packets service-port {} of {}", at()?, service_port(number()?)?)
         }
         Map::Members | Map::MembersExternal | Map::MembersInternal => {
             let number = (0..=2).find(|it| Map::members(*it) == element.map)?;
-            let frontend = frontend(&mut key)?;
-            let endpoint = SocketAddr::new(key.address()?, key.port()?);
-            format!("packets member {frontend} {} {endpoint}", named(number))
+            let service_port = key.protocol().and_then(|_| service_port(key.number()?))?;
+            format!("packets member {service_port} {} {}", named(number), endpoint()?)
         }
         Map::SourceLists => format!("packets sources {} in {}", at()?, list_name(number()?)),
         Map::SourceRanges => {
@@ -179,7 +186,7 @@ fn policy(word: u32) -> Option<&'static str> {
 
 /// The set of a slot.
 fn set(slot: u32) -> &'static str {
-    named(slot >> SET_SHIFT)
+    named(slot_of(slot).0)
 }
 
 fn named(set: u32) -> &'static str {

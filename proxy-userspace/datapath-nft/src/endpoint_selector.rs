@@ -6,10 +6,11 @@
 use model::Family;
 
 use crate::{
+    affinity_numbers::{SERVICE_PORT_MASK, if_member},
     chain::Chain,
     elements::{Element, Elements, Value},
     expressions::{Register, Rule},
-    schema::{Bytes, Map, Parts},
+    schema::{Bytes, Map, Parts, UNANSWERED_SECONDS},
     verdict::Verdict,
 };
 
@@ -67,6 +68,11 @@ impl MatchKey {
         self.or(Map::Endpoints, Map::NodeEndpoints)
     }
 
+    /// The map of endpoints with session affinity.
+    pub(super) fn affinity_endpoints(self) -> Map {
+        self.or(Map::AffinityEndpoints, Map::NodeAffinityEndpoints)
+    }
+
     /// The map of service ports with session affinity.
     pub(super) fn service_ports(self) -> Map {
         self.or(Map::ServicePorts, Map::NodeServicePorts)
@@ -78,46 +84,75 @@ impl MatchKey {
     }
 }
 
-/// The position of the set number in a slot.
-pub(super) const SET_SHIFT: u32 = 24;
-/// A selector as a word: two bits for the set, one for session affinity, then the count, or timeout and count.
-const SELECTOR_SET_SHIFT: u32 = 30;
-const HAS_AFFINITY: u32 = 1 << 29;
+/// A slot as a word: the set, the block, and the position in it from 1 on.
+const SLOT: u32 = 1 << 31;
+const SLOT_SET_SHIFT: u32 = 29;
+const SLOT_BLOCK_SHIFT: u32 = 16;
+/// How many slots are in a block: no slot has a half of zero, see [`crate::schema::Field::Number`].
+const BLOCK_SIZE: u32 = (1 << SLOT_BLOCK_SHIFT) - 1;
+/// A selector with session affinity as a word: the set, the timeout, and the count.
+const HAS_AFFINITY: u32 = 1 << 31;
+const AFFINITY_SET_SHIFT: u32 = 29;
 const AFFINITY_COUNT_BITS: u32 = 12;
+/// One without: the set, the count, and a bit that is always set.
+const NO_AFFINITY: u32 = 1 << 30 | 1;
+const SET_SHIFT: u32 = 28;
+const COUNT_SHIFT: u32 = 1;
+const COUNT_BITS: u32 = 24;
 /// Instead of a selector: rejected, there is no endpoint.
-pub(super) const REFUSE: u32 = 3 << SELECTOR_SET_SHIFT;
+pub(super) const REFUSE: u32 = NO_AFFINITY | 3 << SET_SHIFT;
 /// Instead of a selector: dropped, the policy allows no endpoint here.
-pub(super) const DROP: u32 = REFUSE | 1;
+pub(super) const DROP: u32 = REFUSE | 1 << COUNT_SHIFT;
 /// The longest affinity that fits into a selector; longer than Kubernetes allows.
-pub(super) const MAX_AFFINITY_SECONDS: u32 = HAS_AFFINITY >> AFFINITY_COUNT_BITS;
+pub(super) const MAX_AFFINITY_SECONDS: u32 = 1 << (AFFINITY_SET_SHIFT - AFFINITY_COUNT_BITS);
+/// Slots and numbers of session affinity are not below it, and a packet that leaves with one had it from us.
+pub(super) const FIRST_NUMBER_OF_A_TRANSLATED_PACKET: u32 = SLOT | 1;
 
-/// How long an unanswered client keeps its endpoint: about as long as it takes to connect with a few repetitions.
-const UNANSWERED_SECONDS: u32 = 30;
-/// How many of the last bits of an address tell unanswered clients apart: a service port has up to 4096 entries of them.
+/// How many of the last bits of an address tell unanswered clients apart: a frontend has up to 4096 entries of them.
 const UNANSWERED_BITS: u32 = 12;
+
+/// The word of the slot of a set.
+pub(super) fn slot_word(set: u32, slot: u32) -> u32 {
+    let (block, position) = (slot / BLOCK_SIZE, slot % BLOCK_SIZE + 1);
+    SLOT | set << SLOT_SET_SHIFT | block << SLOT_BLOCK_SHIFT | position
+}
+
+/// The set and the slot of a word.
+pub(super) fn slot_of(word: u32) -> (u32, u32) {
+    let block = (word & ((1 << SLOT_SET_SHIFT) - 1)) >> SLOT_BLOCK_SHIFT;
+    let position = word & BLOCK_SIZE;
+    ((word & !SLOT) >> SLOT_SET_SHIFT, (block * BLOCK_SIZE + position).saturating_sub(1))
+}
 
 impl Selector {
     /// The largest number of endpoints that fits into a selector.
     pub(super) fn max_count(affinity: u32) -> usize {
-        if affinity > 0 { (1 << AFFINITY_COUNT_BITS) - 1 } else { (1 << SET_SHIFT) - 1 }
+        (1 << if affinity > 0 { AFFINITY_COUNT_BITS } else { COUNT_BITS }) - 1
     }
 
     /// Its encoding.
     pub(super) fn word(self) -> u32 {
-        let set = self.set << SELECTOR_SET_SHIFT;
         match self.affinity {
-            0 => set | self.count,
-            seconds => set | HAS_AFFINITY | (seconds - 1) << AFFINITY_COUNT_BITS | self.count,
+            0 => NO_AFFINITY | self.set << SET_SHIFT | self.count << COUNT_SHIFT,
+            seconds => {
+                HAS_AFFINITY
+                    | self.set << AFFINITY_SET_SHIFT
+                    | (seconds - 1) << AFFINITY_COUNT_BITS
+                    | self.count
+            }
         }
     }
 
     /// Decodes a word.
     pub(super) fn of(by: MatchKey, word: u32) -> Option<Self> {
-        let set = word >> SELECTOR_SET_SHIFT;
-        let rest = word & (HAS_AFFINITY - 1);
-        let (affinity, count) = match word & HAS_AFFINITY {
-            0 => (0, rest),
-            _ => ((rest >> AFFINITY_COUNT_BITS) + 1, rest & ((1 << AFFINITY_COUNT_BITS) - 1)),
+        let bits = |shift: u32, count: u32| word >> shift & ((1 << count) - 1);
+        let (set, affinity, count) = match word & HAS_AFFINITY {
+            0 => (bits(SET_SHIFT, 2), 0, bits(COUNT_SHIFT, COUNT_BITS)),
+            _ => (
+                bits(AFFINITY_SET_SHIFT, 2),
+                bits(AFFINITY_COUNT_BITS, AFFINITY_SET_SHIFT - AFFINITY_COUNT_BITS) + 1,
+                bits(0, AFFINITY_COUNT_BITS),
+            ),
         };
         (set < 3).then_some(Self { by, set, count, affinity })
     }
@@ -152,65 +187,88 @@ impl Selector {
     }
 
     fn rules(self, family: Family) -> Vec<Rule> {
-        let at = Registers::new(family);
-        let mut rules = vec![Rule::new(family, "restore the priority").store_number_in_priority(0)];
+        let rule = |comment| Rule::new(family, comment);
         if self.affinity > 0 {
-            rules.extend(self.affinity_rules(family));
+            return self.affinity_rules(family).into();
         }
-        rules.push(self.any(Rule::new(family, "random endpoint")).translate(at.next, at.port_after()));
-        rules
+        let at = Registers::new(family);
+        let blocks = (0..self.count).step_by(BLOCK_SIZE as usize);
+        let block = |first| {
+            let rest = self.count - first;
+            let rule = rule("random endpoint");
+            let rule = if rest > BLOCK_SIZE { rule.if_random_below(BLOCK_SIZE, rest) } else { rule };
+            let rule = rule.store_random_in_priority(rest.min(BLOCK_SIZE), slot_word(self.set, first));
+            key(rule, self.by, at)
+                .priority(at.next)
+                .look_up(self.by.endpoints(), at.key(self.by), at.next)
+                .translate(at.next, at.port_after())
+        };
+        blocks.map(block).collect()
     }
 
     /// Session affinity: the endpoint that the client has, while it is a member of the set, else a new one, which it keeps if it
     /// answers, see [`crate::affinity`].
     ///
     /// Membership changes in the same transaction as the endpoints, so that no packet goes to a removed one.
-    fn affinity_rules(self, family: Family) -> [Rule; 4] {
+    fn affinity_rules(self, family: Family) -> [Rule; 7] {
         let at = Registers::new(family);
-        let members = Map::members(self.set);
-        let client =
-            |rule: Rule| rule.look_up(self.by.service_ports(), at.key(self.by), at.address).source(at.client);
-        let known = |comment| client(key(Rule::new(family, comment), self.by, at));
-        let kept = |comment| known(comment).look_up(Map::Affinity, at.client, at.next);
+        let rule = |comment| Rule::new(family, comment);
         let unanswered = Map::AffinityUnanswered;
+        let to_member = |rule: Rule| {
+            rule.protocol(at.protocol)
+                .priority(at.port)
+                .look_up(Map::members(self.set), at.protocol, at.next)
+                .translate(at.next, at.port_after())
+        };
+        let any = |rule: Rule| {
+            key(rule.store_random_in_priority(self.count, slot_word(self.set, 0)), self.by, at)
+                .priority(at.next)
+                .store_in_priority(self.by.affinity_endpoints(), at.key(self.by))
+        };
         [
-            kept("affinity: the endpoint of this client")
-                .if_in(members, at.address)
-                .insert(Map::Affinity, at.client, at.next, self.affinity)
-                .translate(at.next, at.port_after()),
-            kept("affinity: no member any more").if_not_in(members, at.address).remove(
+            key(rule("affinity: the member that this client has"), self.by, at)
+                .store_in_priority(self.by.service_ports(), at.key(self.by))
+                .source(at.client)
+                .priority(at.address)
+                .store_in_priority(Map::Affinity, at.client),
+            to_member(client(if_member(rule("affinity: the endpoint of this client")), at).insert(
                 Map::Affinity,
                 at.client,
                 at.next,
+                self.affinity,
+            )),
+            client(if_member(rule("affinity: no member any more")), at)
+                .remove(Map::Affinity, at.client, at.next)
+                .mask_priority(SERVICE_PORT_MASK),
+            to_member(
+                group(rule("affinity: the endpoint of this client, unanswered"), at)
+                    .store_in_priority(unanswered, at.client),
             ),
-            group(known("affinity: no member any more, unanswered"), at)
-                .look_up(unanswered, at.client, at.next)
-                .if_not_in(members, at.address)
+            group(if_member(rule("affinity: no member any more, unanswered")), at)
+                .priority(at.next)
                 .remove(unanswered, at.client, at.next),
             // Concurrent connections of one client insert once, and all use what was inserted. A full set inserts nothing.
-            group(client(self.any(Rule::new(family, "affinity: random endpoint"))), at)
-                .insert_new(unanswered, at.client, at.next, self.affinity.min(UNANSWERED_SECONDS))
-                .look_up(unanswered, at.client, at.next)
-                .if_in(members, at.address)
-                .translate(at.next, at.port_after()),
+            to_member(
+                group(
+                    group(any(rule("affinity: random endpoint")), at).priority(at.next).insert_new(
+                        unanswered,
+                        at.client,
+                        at.next,
+                        self.affinity.min(UNANSWERED_SECONDS),
+                    ),
+                    at,
+                )
+                .store_in_priority(unanswered, at.client),
+            ),
+            to_member(any(rule("random endpoint"))),
         ]
-    }
-
-    /// Reads the destination and a random endpoint for it.
-    fn any(self, rule: Rule) -> Rule {
-        let at = Registers::new(rule.family);
-        key(rule, self.by, at).random(at.next, self.count, self.set << SET_SHIFT).look_up(
-            self.by.endpoints(),
-            at.key(self.by),
-            at.next,
-        )
     }
 }
 
-/// The register allocation: the client, then an address with protocol and port (the destination, or the identity of a service
-/// port), then what follows: a slot, an endpoint, or a source.
+/// The register allocation: the client, then the destination with protocol and port, then what follows: a slot, a member, an
+/// endpoint, or a source.
 ///
-/// So client and service port are adjacent and form one key, as do service port and endpoint.
+/// So client and frontend are adjacent and form one key, as do frontend and slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registers {
     /// The number of registers of an address.
@@ -255,8 +313,18 @@ impl Registers {
     }
 }
 
-/// Reduces the client's address to the part that tells unanswered clients apart.
+/// Reads the client with the service port of the member in the packet's priority, and that member to `next`.
+fn client(rule: Rule, at: Registers) -> Rule {
+    rule.source(at.client).masked_priority(at.address, SERVICE_PORT_MASK).priority(at.next)
+}
+
+/// Reads the client, reduced to the part that tells unanswered ones apart, with the frontend.
 pub(super) fn group(rule: Rule, at: Registers) -> Rule {
+    key(some_bits(rule.source(at.client), at), MatchKey::Address, at)
+}
+
+/// Reduces the client's address to the part that tells unanswered clients apart.
+pub(super) fn some_bits(rule: Rule, at: Registers) -> Rule {
     rule.last_bits(at.client, UNANSWERED_BITS)
 }
 
@@ -267,4 +335,38 @@ pub(super) fn key(rule: Rule, by: MatchKey, at: Registers) -> Rule {
         MatchKey::NodePort => rule,
     };
     rule.protocol(at.protocol).destination_port(at.port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether `nft` can read what it writes of a number.
+    fn is_readable(word: u32) -> bool {
+        word & 0xffff != 0 && word >> 16 != 0
+    }
+
+    #[test]
+    fn every_selector_and_every_slot_has_a_word_of_its_own() {
+        for affinity in [0, 1, 10_800, MAX_AFFINITY_SECONDS] {
+            let counts = [1, 2, 4095, 65_535, 65_536, (1 << COUNT_BITS) - 1];
+            for (set, count) in (0..3).flat_map(|set| counts.map(|it| (set, it))) {
+                if count as usize <= Selector::max_count(affinity) {
+                    let selector = Selector { by: MatchKey::Address, set, count, affinity };
+                    assert_eq!(Selector::of(MatchKey::Address, selector.word()), Some(selector));
+                    assert!(is_readable(selector.word()), "{selector:?}");
+                }
+            }
+        }
+        for word in [REFUSE, DROP] {
+            assert!(is_readable(word) && Selector::of(MatchKey::Address, word).is_none());
+        }
+        for (set, slot) in
+            (0..3).flat_map(|set| [0, 1, 65_534, 65_535, 65_536, 16_777_215].map(|it| (set, it)))
+        {
+            let word = slot_word(set, slot);
+            assert_eq!(slot_of(word), (set, slot));
+            assert!(is_readable(word) && word >= FIRST_NUMBER_OF_A_TRANSLATED_PACKET, "{word:08x}");
+        }
+    }
 }

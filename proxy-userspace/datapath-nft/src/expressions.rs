@@ -30,15 +30,6 @@ impl Register {
     }
 }
 
-/// A direction of a connection (`IP_CT_DIR_…`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    /// From the client, with the destination that it used.
-    Original = 0,
-    /// From the endpoint.
-    Reply = 1,
-}
-
 /// A rule under construction.
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
@@ -60,11 +51,18 @@ const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 const EQUAL: u32 = 0;
 const NOT_EQUAL: u32 = 1;
+const LESS: u32 = 2;
+const AT_LEAST: u32 = 5;
+const HOST_TO_NETWORK: u32 = 1;
+const CT_DIRECTION: u32 = 1;
 const CT_STATUS: u32 = 2;
-const CT_SOURCE: u32 = 8;
-const CT_DESTINATION: u32 = 9;
-const CT_SOURCE_PORT: u32 = 11;
 const CT_DESTINATION_PORT: u32 = 12;
+const CT_SOURCE_V4: u32 = 19;
+const CT_DESTINATION_V4: u32 = 20;
+const CT_SOURCE_V6: u32 = 21;
+const CT_DESTINATION_V6: u32 = 22;
+/// `IP_CT_DIR_ORIGINAL`: from the client.
+const ORIGINAL: u8 = 0;
 /// `IPS_SEEN_REPLY`.
 const ANSWERED: u32 = 1 << 1;
 /// `IPS_ASSURED`: over TCP, the client has acknowledged the answer.
@@ -253,30 +251,44 @@ impl Rule {
         )
     }
 
-    fn tuple(self, key: u32, direction: Direction, to: Register) -> Self {
-        let data =
-            vec![Attribute::u32(1, to.number()), Attribute::u32(2, key), Attribute::u8(3, direction as u8)];
+    /// Reads something of the direction from the client.
+    fn connection(self, key: u32, to: Register) -> Self {
+        let data = vec![Attribute::u32(1, to.number()), Attribute::u32(2, key), Attribute::u8(3, ORIGINAL)];
         self.push("ct", data)
     }
 
-    /// Reads the source address of a direction of the connection.
-    pub(super) fn connection_source(self, direction: Direction, to: Register) -> Self {
-        self.tuple(CT_SOURCE, direction, to)
-    }
-
-    /// Reads the source port of a direction of the connection.
-    pub(super) fn connection_source_port(self, direction: Direction, to: Register) -> Self {
-        self.tuple(CT_SOURCE_PORT, direction, to)
+    /// Reads the client's address.
+    pub(super) fn connection_source(self, to: Register) -> Self {
+        let key = match self.family {
+            Family::V4 => CT_SOURCE_V4,
+            Family::V6 => CT_SOURCE_V6,
+        };
+        self.connection(key, to)
     }
 
     /// Reads the destination address that the client used.
     pub(super) fn connection_destination(self, to: Register) -> Self {
-        self.tuple(CT_DESTINATION, Direction::Original, to)
+        let key = match self.family {
+            Family::V4 => CT_DESTINATION_V4,
+            Family::V6 => CT_DESTINATION_V6,
+        };
+        self.connection(key, to)
     }
 
-    /// Reads the destination port that the client used.
+    /// Reads the destination port that the client used. The rule must have checked the protocol: `nft` has no type for it
+    /// otherwise.
     pub(super) fn connection_destination_port(self, to: Register) -> Self {
-        self.tuple(CT_DESTINATION_PORT, Direction::Original, to)
+        self.connection(CT_DESTINATION_PORT, to)
+    }
+
+    /// Continues if the packet is from the client of its connection.
+    pub(super) fn if_from_client(self) -> Self {
+        let scratch = Register(0);
+        self.push("ct", vec![Attribute::u32(1, scratch.number()), Attribute::u32(2, CT_DIRECTION)]).compare(
+            scratch,
+            EQUAL,
+            [ORIGINAL],
+        )
     }
 
     /// Keeps some bits of the last four bytes of an address.
@@ -310,31 +322,75 @@ impl Rule {
         self.meta(META_MARK, scratch).bitwise(scratch, mask, xor).push("meta", set)
     }
 
+    fn set_priority(self, from: Register) -> Self {
+        self.push("meta", vec![Attribute::u32(2, META_PRIORITY), Attribute::u32(3, from.number())])
+    }
+
     /// Looks up the key, stores its data in the packet's priority, and continues if the key exists.
     pub(super) fn store_in_priority(self, map: Map, key: Register) -> Self {
-        let set = vec![Attribute::u32(2, META_PRIORITY), Attribute::u32(3, Register(0).number())];
-        self.look_up(map, key, Register(0)).push("meta", set)
+        self.look_up(map, key, Register(0)).set_priority(Register(0))
     }
 
     /// Stores a number in the packet's priority.
     pub(super) fn store_number_in_priority(self, number: u32) -> Self {
         let value = Attribute::nested(2, [Attribute::bytes(DATA_VALUE, number.to_ne_bytes())]);
-        let set = vec![Attribute::u32(2, META_PRIORITY), Attribute::u32(3, Register(0).number())];
-        self.push("immediate", vec![Attribute::u32(1, Register(0).number()), value]).push("meta", set)
+        self.push("immediate", vec![Attribute::u32(1, Register(0).number()), value]).set_priority(Register(0))
+    }
+
+    /// Stores a random number between `offset` and `offset + count` in the packet's priority.
+    pub(super) fn store_random_in_priority(self, count: u32, offset: u32) -> Self {
+        self.random(Register(0), count, offset).set_priority(Register(0))
+    }
+
+    /// Keeps these bits of the packet's priority.
+    pub(super) fn mask_priority(self, mask: u32) -> Self {
+        self.masked_priority(Register(0), mask).set_priority(Register(0))
+    }
+
+    /// Reads the packet's priority.
+    pub(super) fn priority(self, to: Register) -> Self {
+        self.meta(META_PRIORITY, to)
+    }
+
+    /// Reads these bits of the packet's priority.
+    pub(super) fn masked_priority(self, to: Register, mask: u32) -> Self {
+        self.priority(to).bitwise(to, mask.to_ne_bytes().into(), vec![0; 4])
+    }
+
+    /// Continues if these bits of the packet's priority are not this number.
+    pub(super) fn if_masked_priority_is_not(self, mask: u32, number: u32) -> Self {
+        let scratch = Register(0);
+        self.masked_priority(scratch, mask).compare(scratch, NOT_EQUAL, number.to_ne_bytes())
+    }
+
+    /// Continues if the packet's priority is this number or a greater one.
+    pub(super) fn if_priority_at_least(self, number: u32) -> Self {
+        let scratch = Register(0);
+        self.priority(scratch).compare_numbers(scratch, AT_LEAST, number)
+    }
+
+    /// Continues with a probability of `limit / count`.
+    pub(super) fn if_random_below(self, limit: u32, count: u32) -> Self {
+        self.random(Register(0), count, 0).compare_numbers(Register(0), LESS, limit)
+    }
+
+    /// The kernel compares bytes, so a number must be in network byte order.
+    fn compare_numbers(self, register: Register, operation: u32, number: u32) -> Self {
+        let data = [register.number(), register.number(), HOST_TO_NETWORK, 4, 4];
+        self.push("byteorder", (1..).zip(data).map(|(kind, it)| Attribute::u32(kind, it)).collect()).compare(
+            register,
+            operation,
+            number.to_be_bytes(),
+        )
     }
 
     /// Looks up the packet's priority in a verdict map.
     pub(super) fn dispatch(self, map: Map) -> Self {
-        self.meta(META_PRIORITY, Register(0)).dispatch_by(map, Register(0))
-    }
-
-    /// Looks up a key in a verdict map.
-    pub(super) fn dispatch_by(self, map: Map, key: Register) -> Self {
-        self.look_up_into(map, key, Register::VERDICT)
+        self.priority(Register(0)).look_up_into(map, Register(0), Register::VERDICT)
     }
 
     /// Writes a random number between `offset` and `offset + count`.
-    pub(super) fn random(self, to: Register, count: u32, offset: u32) -> Self {
+    fn random(self, to: Register, count: u32, offset: u32) -> Self {
         let data = [to.number(), count, NUMGEN_RANDOM, offset];
         self.push("numgen", (1..).zip(data).map(|(kind, it)| Attribute::u32(kind, it)).collect())
     }
@@ -352,7 +408,7 @@ impl Rule {
 
     /// Continues if the packet's priority is this number.
     pub(super) fn if_priority(self, number: u32) -> Self {
-        self.meta(META_PRIORITY, Register(0)).compare(Register(0), EQUAL, number.to_ne_bytes())
+        self.priority(Register(0)).compare(Register(0), EQUAL, number.to_ne_bytes())
     }
 
     /// Reads the data of the key, and continues if the key exists.

@@ -13,9 +13,10 @@ use model::{Family, Rejected, ServiceName, state::NodeState, state::Scope};
 
 use crate::{
     affinity,
+    affinity_numbers::{Numbers, ServicePortNumbers, TOO_MANY, seconds_word},
     compile::{Action, Frontend, PortImage, ServiceImage, compile, set_number},
     elements::{Changes, Element, Elements, Value},
-    endpoint_selector::{DROP, MatchKey, REFUSE, SET_SHIFT, Selector},
+    endpoint_selector::{DROP, MatchKey, REFUSE, Selector, slot_word},
     schema::{Bytes, Map},
     source_list::{SourceList, SourceLists},
     watch::Watch,
@@ -25,8 +26,14 @@ use datapath::FrontendAddress;
 /// The endpoints of a set by slot.
 pub(super) type Slots = Vec<SocketAddr>;
 
-/// Slots that exist in the kernel, by service port and set.
-pub(super) type PreviousSlots = HashMap<(FrontendAddress, u32), Slots>;
+/// What exists in the kernel and should stay: slots by service port and set, and numbers of session affinity.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PreviousSlots {
+    pub(super) slots: HashMap<(FrontendAddress, u32), Slots>,
+    pub(super) numbers: HashMap<FrontendAddress, Numbers>,
+    /// The numbers of service ports among them.
+    pub(super) taken: HashSet<(Family, u32)>,
+}
 
 /// The desired contents of the tables, apart from the constant part.
 ///
@@ -42,6 +49,8 @@ pub(super) struct Layout {
     source_lists: SourceLists,
     /// The elements that Services share, and by how many.
     shared: HashMap<Element, (Value, usize)>,
+    /// The numbers of service ports with session affinity.
+    numbers: ServicePortNumbers,
 }
 
 /// A Service with its slots.
@@ -50,6 +59,8 @@ struct PlacedService {
     image: ServiceImage,
     /// The slots of each set of each port.
     slots: Vec<Vec<Slots>>,
+    /// The numbers of each port with session affinity.
+    numbers: HashMap<FrontendAddress, Numbers>,
 }
 
 /// The difference that an update makes.
@@ -94,6 +105,7 @@ impl Layout {
         for (name, now) in changed {
             let old = self.services.remove(name).unwrap_or_default();
             let mut image = now.map(|it| compile(it, &self.node)).unwrap_or_default();
+            let numbers = self.number(&old, &mut image, previous);
             let rejected = std::mem::take(&mut image.rejected);
             if rejected.is_empty() {
                 self.rejected.remove(name);
@@ -101,7 +113,7 @@ impl Layout {
                 self.rejected.insert(name.clone(), rejected);
             }
             let slots = image.ports.iter().map(|it| old.place(it, previous)).collect();
-            let new = PlacedService { image, slots };
+            let new = PlacedService { image, slots, numbers };
             self.replace(&old, &new, &mut update.changes);
             update.services.push(Changed { before: old.image, after: new.image.clone() });
             if now.is_some() {
@@ -109,6 +121,41 @@ impl Layout {
             }
         }
         update
+    }
+
+    /// Numbers the ports with session affinity and their members; those that get no number lose it.
+    fn number(
+        &mut self,
+        old: &PlacedService,
+        image: &mut ServiceImage,
+        previous: &mut PreviousSlots,
+    ) -> HashMap<FrontendAddress, Numbers> {
+        let identities: HashSet<_> =
+            image.ports.iter().filter(|it| it.affinity > 0).map(|it| it.identity).collect();
+        for (identity, it) in old.numbers.iter().filter(|(it, _)| !identities.contains(it)) {
+            self.numbers.release(identity.family(), it.service_port);
+        }
+        let mut all = HashMap::new();
+        for port in image.ports.iter_mut().filter(|it| it.affinity > 0) {
+            let identity = port.identity;
+            let family = identity.family();
+            let before = old.numbers.get(&identity).cloned().or_else(|| {
+                previous.numbers.remove(&identity).filter(|it| self.numbers.take(family, it.service_port))
+            });
+            let numbers = before.or_else(|| {
+                let is_taken = |it| previous.taken.contains(&(family, it));
+                self.numbers.acquire(identity, is_taken).map(Numbers::new)
+            });
+            if let Some(mut numbers) = numbers {
+                numbers.update(&port.sets.iter().flat_map(|(_, set)| set).copied().collect());
+                all.insert(identity, numbers);
+            } else {
+                port.affinity = 0;
+                let item = format!("{identity}");
+                image.rejected.push(Rejected { item, reason: TOO_MANY.into() });
+            }
+        }
+        all
     }
 
     /// Adds the difference of one Service to the changes.
@@ -176,14 +223,9 @@ impl Layout {
 fn key(frontend: &Frontend) -> Bytes {
     let FrontendAddress { address: at, protocol } = frontend.address;
     match by(frontend) {
-        MatchKey::Address => address(frontend.address),
+        MatchKey::Address => Bytes::frontend(frontend.address),
         MatchKey::NodePort => Bytes::new().protocol(protocol).port(at.port()),
     }
-}
-
-/// An address with its protocol and port.
-fn address(FrontendAddress { address, protocol }: FrontendAddress) -> Bytes {
-    Bytes::new().address(address.ip()).protocol(protocol).port(address.port())
 }
 
 /// How a frontend is matched.
@@ -201,7 +243,7 @@ impl PlacedService {
             self.slots.get(index)?.get(set).cloned()
         };
         let slots = |(scope, set): &(Scope, Vec<SocketAddr>)| {
-            let old = old(*scope).or_else(|| previous.remove(&(port.identity, set_number(*scope))));
+            let old = old(*scope).or_else(|| previous.slots.remove(&(port.identity, set_number(*scope))));
             place(&old.unwrap_or_default(), set)
         };
         port.sets.iter().map(slots).collect()
@@ -218,6 +260,8 @@ impl PlacedService {
         let mut elements = Elements::new();
         for (port, slots) in self.image.ports.iter().zip(&self.slots) {
             let family = port.identity.family();
+            let numbers = self.numbers.get(&port.identity);
+            let members = numbers.map(Numbers::members).unwrap_or_default();
             for frontend in &port.frontends {
                 let (key, by) = (key(frontend), by(frontend));
                 for ((scope, _), slots) in port.sets.iter().zip(slots) {
@@ -225,9 +269,12 @@ impl PlacedService {
                         continue;
                     }
                     for (slot, endpoint) in (0..).zip(slots) {
-                        let key = key.clone().number(set_number(*scope) << SET_SHIFT | slot);
-                        let value = Bytes::new().address(endpoint.ip()).port(endpoint.port());
-                        elements.insert(Element::new(family, by.endpoints(), key), Value::Data(value));
+                        let key = key.clone().number(slot_word(set_number(*scope), slot));
+                        let (map, value) = match members.get(endpoint) {
+                            Some(number) => (by.affinity_endpoints(), Bytes::new().number(*number)),
+                            None => (by.endpoints(), Bytes::endpoint(*endpoint)),
+                        };
+                        elements.insert(Element::new(family, map, key), Value::Data(value));
                     }
                 }
                 let word = |way| match way {
@@ -247,16 +294,16 @@ impl PlacedService {
                 if frontend.policy.is_local() {
                     put(by.external(), word(frontend.external));
                 }
-                if port.affinity > 0 {
-                    let value = Value::Data(address(port.identity));
-                    elements.insert(Element::new(family, by.service_ports(), key), value);
+                if let Some(it) = numbers {
+                    put(by.service_ports(), it.service_port);
                 }
             }
-            if port.affinity > 0 {
-                let key = Element::new(family, Map::AffinitySeconds, address(port.identity));
-                elements.insert(key, Value::Data(Bytes::new().number(port.affinity)));
+            if let Some(it) = numbers {
+                let key = Element::new(family, Map::AffinitySeconds, Bytes::new().number(it.service_port));
+                let seconds = Bytes::new().number(seconds_word(port.affinity));
+                elements.insert(key, Value::Data(seconds));
+                elements.extend(port.members(&members));
             }
-            elements.extend(port.members().into_iter().map(|it| (it, Value::None)));
         }
         elements
     }
@@ -290,14 +337,17 @@ impl PlacedService {
 
 impl PortImage {
     /// The endpoints that session affinity may keep, in the sets that its frontends use.
-    fn members(&self) -> Vec<Element> {
+    fn members(&self, numbers: &HashMap<SocketAddr, u32>) -> Vec<(Element, Value)> {
         let mut members = Vec::new();
-        for (scope, set) in self.sets.iter().filter(|_| self.affinity > 0) {
+        for (scope, set) in &self.sets {
             let uses = |it: &Frontend| [it.internal, it.external].contains(&Action::To(*scope));
             if self.frontends.iter().any(uses) {
                 let (family, map) = (self.identity.family(), Map::members(set_number(*scope)));
-                let key = |it: &SocketAddr| address(self.identity).address(it.ip()).port(it.port());
-                members.extend(set.iter().map(|it| Element::new(family, map, key(it))));
+                let key = |number: &u32| Bytes::new().protocol(self.identity.protocol).number(*number);
+                members.extend(set.iter().filter_map(|it| {
+                    let element = Element::new(family, map, key(numbers.get(it)?));
+                    Some((element, Value::Data(Bytes::endpoint(*it))))
+                }));
             }
         }
         members

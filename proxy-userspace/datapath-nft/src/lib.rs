@@ -5,6 +5,7 @@
 //! it changes, in user space and in the kernel.
 
 mod affinity;
+mod affinity_numbers;
 mod affinity_usage;
 mod chain;
 mod compile;

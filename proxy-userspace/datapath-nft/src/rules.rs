@@ -3,9 +3,11 @@
 //! Invariant: no chain depends on a Service.
 //! A chain looks up the destination of a packet, and the result selects the next chain.
 //!
-//! Between two rules a number is kept in the packet's priority (`skb->priority`), because registers do not outlive a rule, and
-//! because the kernel validates all elements of a verdict map at every change.
-//! Only the first packet of a connection gets here, and it leaves with priority 0, the default.
+//! Between two rules a number is kept in the packet's priority (`skb->priority`), because registers do not outlive a rule, because
+//! `nft` has no words for a key that was looked up, and because the kernel validates all elements of a verdict map at every change.
+//! Only the first packet of a connection gets here, and it leaves the host with priority 0, the default.
+//!
+//! `nft` can list every rule, and load again what it lists: administrators' programs depend on it.
 
 use model::Family;
 
@@ -14,7 +16,7 @@ use crate::{
     chain::Hook,
     config::{Config, Host, Pods},
     elements::{Element, Elements, Value},
-    endpoint_selector::{DROP, MatchKey, REFUSE, Registers, key},
+    endpoint_selector::{DROP, FIRST_NUMBER_OF_A_TRANSLATED_PACKET, MatchKey, REFUSE, Registers, key},
     expressions::{Register, Rule},
     schema::{Bytes, Map},
     source_list::ALLOWED,
@@ -25,19 +27,19 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum FrontendPolicy {
     /// A cluster IP.
-    ClusterIp = 1,
+    ClusterIp = 0x0001_0001,
     /// Reachable from outside, with external traffic policy Cluster.
-    External = 2,
+    External = 0x0001_0002,
     /// Reachable from outside, with external traffic policy Local: traffic stays on this node and keeps its source.
-    ExternalLocal = 3,
+    ExternalLocal = 0x0001_0003,
     /// Like [`FrontendPolicy::External`], restricted by source ranges.
-    SourceRanges = 4,
+    SourceRanges = 0x0001_0004,
     /// Like [`FrontendPolicy::ExternalLocal`], restricted by source ranges.
-    SourceRangesLocal = 5,
+    SourceRangesLocal = 0x0001_0005,
     /// A node port; otherwise like [`FrontendPolicy::External`].
-    NodePort = 6,
+    NodePort = 0x0001_0006,
     /// A node port; otherwise like [`FrontendPolicy::ExternalLocal`].
-    NodePortLocal = 7,
+    NodePortLocal = 0x0001_0007,
 }
 
 impl FrontendPolicy {
@@ -111,7 +113,7 @@ impl TableConfig {
         let dispatch = |map, comment: &str| vec![self.rule(comment).dispatch(map)];
         let mut chains = vec![
             named("refuse", self.refuse()),
-            named("mark", vec![self.rule("request masquerading").set_mark(self.mark)]),
+            named("mark-for-masquerade", vec![self.rule("request masquerading").set_mark(self.mark)]),
             named("select", dispatch(Map::Selectors, "by selector")),
             named("node-select", dispatch(Map::NodeSelectors, "by selector")),
             named("cluster-ip", self.cluster_ip()),
@@ -124,6 +126,7 @@ impl TableConfig {
             named("node-port-local", self.external_local(MatchKey::NodePort)),
             named("dispatch", dispatch(Map::Policies, "by policy")),
             named("services", self.services()),
+            named("translated", self.translated()),
         ];
         let hooked = |name: &str, hook, rules| Chain { name: name.to_owned(), hook: Some(hook), rules };
         let services = || vec![self.to("translate Services", Verdict::Jump("services".into()))];
@@ -167,7 +170,7 @@ impl TableConfig {
     }
 
     fn mark(&self, rule: Rule) -> Rule {
-        rule.verdict(&Verdict::Jump("mark".into()))
+        rule.verdict(&Verdict::Jump("mark-for-masquerade".into()))
     }
 
     /// One rule per condition that identifies a pod; any of them matches.
@@ -261,12 +264,23 @@ impl TableConfig {
     }
 
     fn postrouting(&self) -> Vec<Rule> {
+        let translated = self.rule("translated").if_translated().verdict(&Verdict::Goto("translated".into()));
+        vec![translated, self.masquerade_marked()]
+    }
+
+    fn masquerade_marked(&self) -> Rule {
+        self.rule("marked").take_mark(self.mark).masquerade()
+    }
+
+    fn translated(&self) -> Vec<Rule> {
         let at = Registers::new(self.family);
         let destination = Register(at.width);
         vec![
-            self.rule("marked").take_mark(self.mark).masquerade(),
+            self.rule("restore the priority")
+                .if_priority_at_least(FIRST_NUMBER_OF_A_TRANSLATED_PACKET)
+                .store_number_in_priority(0),
+            self.masquerade_marked(),
             self.rule("hairpin: from an endpoint to itself")
-                .if_translated()
                 .source(Register(0))
                 .destination(destination)
                 .if_in(Map::Hairpin, Register(0))

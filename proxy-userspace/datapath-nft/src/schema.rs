@@ -1,9 +1,11 @@
 //! The maps and sets of a table: the fields of their elements, and their layout in registers.
 //!
-//! Invariant: every field of a key begins at a multiple of four bytes, as in the registers it is compared with.
+//! Invariants: every field of a key begins at a multiple of four bytes, as in the registers it is compared with.
+//! `nft` can load again what it lists of them: each field has one of its types, and no number has a half of zero, see [`Field::Number`].
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use datapath::FrontendAddress;
 use model::{Family, Protocol};
 
 /// A map or a set.
@@ -15,8 +17,10 @@ pub(super) enum Map {
     Internal,
     /// Frontend → selector for external traffic, where that differs.
     External,
-    /// Frontend and slot → endpoint.
+    /// Frontend and slot → endpoint, without session affinity.
     Endpoints,
+    /// Frontend and slot → number of the member, with session affinity.
+    AffinityEndpoints,
     /// [`Map::Frontends`] of node ports, at any address.
     NodeFrontends,
     /// [`Map::Internal`] of node ports.
@@ -25,19 +29,21 @@ pub(super) enum Map {
     NodeExternal,
     /// [`Map::Endpoints`] of node ports.
     NodeEndpoints,
+    /// [`Map::AffinityEndpoints`] of node ports.
+    NodeAffinityEndpoints,
     /// Policy → chain.
     Policies,
     /// Selector → chain.
     Selectors,
     /// The same for node ports.
     NodeSelectors,
-    /// Frontend of a service port with session affinity → identity of the service port: the frontend of its cluster IP.
+    /// Frontend of a service port with session affinity → number of the service port.
     ServicePorts,
     /// [`Map::ServicePorts`] of node ports.
     NodeServicePorts,
-    /// Client and service port → endpoint, for clients whose connection was answered; written by rules.
+    /// Client and service port → member, for clients whose connection was answered; written by rules.
     Affinity,
-    /// The same for a while before that, by some bits of the client's address.
+    /// Client and frontend → member, for a while before that, by some bits of the client's address.
     AffinityUnanswered,
     /// Service port → timeout of its session affinity in seconds.
     AffinitySeconds,
@@ -45,7 +51,7 @@ pub(super) enum Map {
     AffinityTimeouts,
     /// Service ports with as many clients in [`Map::Affinity`] as one may have; written by user space from time to time.
     AffinityFull,
-    /// Service port and endpoint that affinity may keep, for set 0.
+    /// Protocol and member → endpoint that affinity may keep, for set 0.
     Members,
     /// The same for the set of external traffic.
     MembersExternal,
@@ -78,17 +84,17 @@ pub(super) enum Field {
     Protocol,
     /// A port, in network byte order.
     Port,
-    /// A number, in host byte order.
+    /// A number as it is kept in a packet's priority, in host byte order.
+    ///
+    /// `nft` writes it as that of a traffic class, `major:minor`, and cannot read it if one of both is 0.
     Number,
-    /// A number as it is kept in a packet's priority.
-    Priority,
 }
 
 impl Field {
     /// Its length without padding, in bytes.
     pub(super) fn length(self, family: Family) -> usize {
         match (self, family) {
-            (Self::Address, Family::V4) | (Self::Number | Self::Priority, _) => 4,
+            (Self::Address, Family::V4) | (Self::Number, _) => 4,
             (Self::Address, Family::V6) => 16,
             (Self::Protocol, _) => 1,
             (Self::Port, _) => 2,
@@ -102,11 +108,23 @@ impl Field {
             (Self::Address, Family::V6) => 8,
             (Self::Protocol, _) => 12,
             (Self::Port, _) => 13,
-            (Self::Number, _) => 19,
-            (Self::Priority, _) => 23,
+            (Self::Number, _) => 23,
+        }
+    }
+
+    /// The byte order of its values as nft numbers it (`enum byteorder`).
+    pub(super) fn byte_order(self) -> u32 {
+        match self {
+            Self::Protocol | Self::Number => 1,
+            Self::Address | Self::Port => 2,
         }
     }
 }
+
+/// How long an unanswered client keeps its endpoint: about as long as it takes to connect with a few repetitions.
+pub(super) const UNANSWERED_SECONDS: u32 = 30;
+/// The timeout of session affinity of a Service that has no other.
+const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 
 /// The data type of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,36 +139,41 @@ pub(super) enum MapData {
 
 const FRONTEND: &[Field] = &[Field::Address, Field::Protocol, Field::Port];
 const NODE_PORT: &[Field] = &[Field::Protocol, Field::Port];
-const MEMBER: &[Field] = &[Field::Address, Field::Protocol, Field::Port, Field::Address, Field::Port];
-const CLIENT: &[Field] = &[Field::Address, Field::Address, Field::Protocol, Field::Port];
+const SLOT: &[Field] = &[Field::Address, Field::Protocol, Field::Port, Field::Number];
+const NODE_SLOT: &[Field] = &[Field::Protocol, Field::Port, Field::Number];
+const CLIENT: &[Field] = &[Field::Address, Field::Number];
+const UNANSWERED: &[Field] = &[Field::Address, Field::Address, Field::Protocol, Field::Port];
+const MEMBER: &[Field] = &[Field::Protocol, Field::Number];
 const ENDPOINT: MapData = MapData::Fields(&[Field::Address, Field::Port]);
-const PRIORITY: MapData = MapData::Fields(&[Field::Priority]);
+const NUMBER: MapData = MapData::Fields(&[Field::Number]);
 
 /// Each map in the order of [`Map`]: its name in the table, the fields of a key, and the data.
-const MAPS: [(Map, &str, &[Field], MapData); 29] = [
-    (Map::Frontends, "frontends", FRONTEND, PRIORITY),
-    (Map::Internal, "internal", FRONTEND, PRIORITY),
-    (Map::External, "external", FRONTEND, PRIORITY),
-    (Map::Endpoints, "endpoints", &[Field::Address, Field::Protocol, Field::Port, Field::Number], ENDPOINT),
-    (Map::NodeFrontends, "node-frontends", NODE_PORT, PRIORITY),
-    (Map::NodeInternal, "node-internal", NODE_PORT, PRIORITY),
-    (Map::NodeExternal, "node-external", NODE_PORT, PRIORITY),
-    (Map::NodeEndpoints, "node-endpoints", &[Field::Protocol, Field::Port, Field::Number], ENDPOINT),
-    (Map::Policies, "policies", &[Field::Priority], MapData::Verdict),
-    (Map::Selectors, "selectors", &[Field::Priority], MapData::Verdict),
-    (Map::NodeSelectors, "node-selectors", &[Field::Priority], MapData::Verdict),
-    (Map::ServicePorts, "service-ports", FRONTEND, MapData::Fields(FRONTEND)),
-    (Map::NodeServicePorts, "node-service-ports", NODE_PORT, MapData::Fields(FRONTEND)),
-    (Map::Affinity, "affinity", CLIENT, ENDPOINT),
-    (Map::AffinityUnanswered, "affinity-unanswered", CLIENT, ENDPOINT),
-    (Map::AffinitySeconds, "affinity-seconds", FRONTEND, MapData::Fields(&[Field::Number])),
+const MAPS: [(Map, &str, &[Field], MapData); 31] = [
+    (Map::Frontends, "frontends", FRONTEND, NUMBER),
+    (Map::Internal, "internal", FRONTEND, NUMBER),
+    (Map::External, "external", FRONTEND, NUMBER),
+    (Map::Endpoints, "endpoints", SLOT, ENDPOINT),
+    (Map::AffinityEndpoints, "affinity-endpoints", SLOT, NUMBER),
+    (Map::NodeFrontends, "node-frontends", NODE_PORT, NUMBER),
+    (Map::NodeInternal, "node-internal", NODE_PORT, NUMBER),
+    (Map::NodeExternal, "node-external", NODE_PORT, NUMBER),
+    (Map::NodeEndpoints, "node-endpoints", NODE_SLOT, ENDPOINT),
+    (Map::NodeAffinityEndpoints, "node-affinity-endpoints", NODE_SLOT, NUMBER),
+    (Map::Policies, "policies", &[Field::Number], MapData::Verdict),
+    (Map::Selectors, "selectors", &[Field::Number], MapData::Verdict),
+    (Map::NodeSelectors, "node-selectors", &[Field::Number], MapData::Verdict),
+    (Map::ServicePorts, "service-ports", FRONTEND, NUMBER),
+    (Map::NodeServicePorts, "node-service-ports", NODE_PORT, NUMBER),
+    (Map::Affinity, "affinity", CLIENT, NUMBER),
+    (Map::AffinityUnanswered, "affinity-unanswered", UNANSWERED, NUMBER),
+    (Map::AffinitySeconds, "affinity-seconds", &[Field::Number], NUMBER),
     (Map::AffinityTimeouts, "affinity-timeouts", &[Field::Number], MapData::Verdict),
-    (Map::AffinityFull, "affinity-full", FRONTEND, MapData::None),
-    (Map::Members, "members", MEMBER, MapData::None),
-    (Map::MembersExternal, "members-external", MEMBER, MapData::None),
-    (Map::MembersInternal, "members-internal", MEMBER, MapData::None),
-    (Map::SourceLists, "source-lists", FRONTEND, PRIORITY),
-    (Map::SourceChains, "source-chains", &[Field::Priority], MapData::Verdict),
+    (Map::AffinityFull, "affinity-full", &[Field::Number], MapData::None),
+    (Map::Members, "members", MEMBER, ENDPOINT),
+    (Map::MembersExternal, "members-external", MEMBER, ENDPOINT),
+    (Map::MembersInternal, "members-internal", MEMBER, ENDPOINT),
+    (Map::SourceLists, "source-lists", FRONTEND, NUMBER),
+    (Map::SourceChains, "source-chains", &[Field::Number], MapData::Verdict),
     (Map::NodeAddresses, "node-addresses", &[Field::Address], MapData::None),
     (Map::RemovedUdp, "removed-udp", &[Field::Address, Field::Port], MapData::None),
     (Map::Watches, "watches", &[Field::Number], MapData::None),
@@ -198,6 +221,15 @@ impl Map {
     pub(super) fn is_dynamic(self) -> bool {
         matches!(self, Self::Affinity | Self::AffinityUnanswered | Self::AffinityFull | Self::RemovedUdp)
     }
+
+    /// After how many seconds an element expires that gets no other time: `nft` 1.0.2 loses the times of rules that it loads.
+    pub(super) fn default_timeout(self) -> Option<u32> {
+        match self {
+            Self::Affinity => Some(DEFAULT_AFFINITY_SECONDS),
+            Self::AffinityUnanswered => Some(UNANSWERED_SECONDS),
+            _ => None,
+        }
+    }
 }
 
 /// The name of the set of a list of source ranges, and of the chain that looks into it.
@@ -223,6 +255,16 @@ impl Bytes {
     /// Empty.
     pub(super) fn new() -> Self {
         Self::default()
+    }
+
+    /// A frontend.
+    pub(super) fn frontend(FrontendAddress { address, protocol }: FrontendAddress) -> Self {
+        Self::new().address(address.ip()).protocol(protocol).port(address.port())
+    }
+
+    /// An endpoint.
+    pub(super) fn endpoint(endpoint: SocketAddr) -> Self {
+        Self::new().address(endpoint.ip()).port(endpoint.port())
     }
 
     /// Appends an address.

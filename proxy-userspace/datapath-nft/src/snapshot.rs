@@ -14,8 +14,9 @@ use nix::errno::Errno;
 
 use crate::{
     TABLE,
+    affinity_numbers::{Numbers, SERVICE_PORT_MASK},
     elements::{Element, Elements, Value},
-    endpoint_selector::SET_SHIFT,
+    endpoint_selector::slot_of,
     error::{Error, TABLES},
     layout::PreviousSlots,
     schema::{Bytes, Map, Parts, list_of, number},
@@ -133,36 +134,102 @@ impl Snapshot {
         self.sets.keys().filter_map(|it| list_of(it)).collect()
     }
 
-    /// The slot of each endpoint.
-    pub(super) fn slots(&self) -> PreviousSlots {
+    /// The slot of each endpoint, and the numbers of session affinity.
+    pub(super) fn previous(&self, previous: &mut PreviousSlots) {
+        let members = Members::of(&self.elements);
         let mut slots: BTreeMap<(FrontendAddress, u32), BTreeMap<u32, SocketAddr>> = BTreeMap::new();
         for (element, value) in &self.elements {
-            if element.map == Map::Endpoints
-                && let Value::Data(value) = value
-                && let Some((port, slot)) = slot(element)
-                && let Some(endpoint) = endpoint(value, element.family)
-            {
-                let (set, slot) = (slot >> SET_SHIFT, slot & ((1 << SET_SHIFT) - 1));
-                slots.entry((port, set)).or_default().insert(slot, endpoint);
+            let mut key = Parts::of(&element.key, element.family);
+            match element.map {
+                Map::Endpoints | Map::AffinityEndpoints => {
+                    if let Some((port, slot)) = slot(&mut key)
+                        && let Some(endpoint) = members.endpoint(element, value)
+                    {
+                        let (set, slot) = slot_of(slot);
+                        slots.entry((port, set)).or_default().insert(slot, endpoint);
+                    }
+                }
+                Map::ServicePorts => {
+                    if let Some(frontend) = frontend(&mut key)
+                        && let Some(number) = number_in(value, element.family)
+                        // A table of another layout may have anything there.
+                        && Numbers::is_service_port(number)
+                    {
+                        let mut numbers = Numbers::new(number);
+                        for (number, endpoint) in members.of_service_port(element.family, number) {
+                            numbers.restore(number, endpoint);
+                        }
+                        previous.taken.insert((element.family, number));
+                        previous.numbers.insert(frontend, numbers);
+                    }
+                }
+                _ => {}
             }
         }
-        slots.into_iter().map(|(key, slots)| (key, slots.into_values().collect())).collect()
+        previous.slots.extend(slots.into_iter().map(|(key, slots)| (key, slots.into_values().collect())));
     }
 
     /// The endpoints of UDP ports.
-    pub(super) fn udp_endpoints(&self) -> impl Iterator<Item = SocketAddr> {
-        self.elements.iter().filter_map(|(element, value)| {
+    pub(super) fn udp_endpoints(&self) -> Vec<SocketAddr> {
+        let members = Members::of(&self.elements);
+        let udp = self.elements.iter().filter_map(|(element, value)| {
             let mut key = Parts::of(&element.key, element.family);
             let protocol = match element.map {
-                Map::Endpoints => frontend(&mut key)?.protocol,
-                Map::NodeEndpoints => protocol_of(key.protocol()?)?,
+                Map::Endpoints | Map::AffinityEndpoints => frontend(&mut key)?.protocol,
+                Map::NodeEndpoints | Map::NodeAffinityEndpoints => protocol_of(key.protocol()?)?,
                 _ => return None,
             };
-            match value {
-                Value::Data(it) if protocol == Protocol::Udp => endpoint(it, element.family),
-                _ => None,
+            if protocol == Protocol::Udp { members.endpoint(element, value) } else { None }
+        });
+        udp.collect()
+    }
+}
+
+/// The members of service ports with session affinity, among elements.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    /// By the number of the service port and that of the member.
+    all: BTreeMap<(Family, u32, u32), SocketAddr>,
+}
+
+impl Members {
+    pub(super) fn of(elements: &Elements) -> Self {
+        let member = |(element, value): (&Element, &Value)| {
+            let Value::Data(it) = value else { return None };
+            if !matches!(element.map, Map::Members | Map::MembersExternal | Map::MembersInternal) {
+                return None;
             }
-        })
+            let mut key = Parts::of(&element.key, element.family);
+            let number = key.protocol().and_then(|_| key.number())?;
+            Some(((element.family, number & SERVICE_PORT_MASK, number), endpoint(it, element.family)?))
+        };
+        Self { all: elements.iter().filter_map(member).collect() }
+    }
+
+    /// Those of a service port, each with its number.
+    fn of_service_port(&self, family: Family, number: u32) -> impl Iterator<Item = (u32, SocketAddr)> {
+        let range = (family, number, 0)..=(family, number, u32::MAX);
+        self.all.range(range).map(|((.., number), endpoint)| (*number, *endpoint))
+    }
+
+    /// The endpoint in a slot.
+    pub(super) fn endpoint(&self, element: &Element, value: &Value) -> Option<SocketAddr> {
+        let Value::Data(it) = value else { return None };
+        match element.map {
+            Map::AffinityEndpoints | Map::NodeAffinityEndpoints => {
+                let number = Parts::of(it, element.family).number()?;
+                self.all.get(&(element.family, number & SERVICE_PORT_MASK, number)).copied()
+            }
+            _ => endpoint(it, element.family),
+        }
+    }
+}
+
+/// The number in a value.
+pub(super) fn number_in(value: &Value, family: Family) -> Option<u32> {
+    match value {
+        Value::Data(it) => Parts::of(it, family).number(),
+        _ => None,
     }
 }
 
@@ -215,9 +282,8 @@ pub(super) fn frontend(key: &mut Parts<'_>) -> Option<FrontendAddress> {
     Some(FrontendAddress { address: SocketAddr::new(address, key.port()?), protocol })
 }
 
-fn slot(element: &Element) -> Option<(FrontendAddress, u32)> {
-    let mut key = Parts::of(&element.key, element.family);
-    Some((frontend(&mut key)?, key.number()?))
+fn slot(key: &mut Parts<'_>) -> Option<(FrontendAddress, u32)> {
+    Some((frontend(key)?, key.number()?))
 }
 
 /// The endpoint in a value.

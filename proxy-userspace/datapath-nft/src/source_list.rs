@@ -25,6 +25,8 @@ use crate::{
 
 /// In the packet's priority: the source is allowed. No list has this number, nor does it encode a policy or a selector.
 pub(super) const ALLOWED: u32 = u32::MAX;
+/// The bits that all numbers of lists have, see [`crate::schema::Field::Number`].
+const ALWAYS: u32 = 1 << 31 | 1;
 
 /// Ranges of addresses in ascending order, which neither overlap nor touch, so that equal sets of addresses are equal lists.
 #[derive(Debug, PartialEq, Eq)]
@@ -141,10 +143,10 @@ impl SourceLists {
             *uses += 1;
             return Elements::new();
         }
-        // The half of the hash that fits; the next free number if another list has it.
-        let mut number = list.hash as u32;
+        // What of the hash fits; the next free number if another list has it.
+        let mut number = list.hash as u32 | ALWAYS;
         while number == ALLOWED || self.lists.contains_key(&number) {
-            number = number.wrapping_add(1);
+            number = number.wrapping_add(2) | ALWAYS;
         }
         self.lists.insert(number, Arc::clone(list));
         self.numbers.insert(Arc::clone(list), (number, 1));
@@ -214,8 +216,8 @@ mod tests {
         let mut lists = SourceLists::default();
         let [a, b] = ["10.0.0.0/8", "11.0.0.0/8"].map(|it| Arc::new(SourceList { hash: 7, ..list(&[it]) }));
         assert_eq!((lists.acquire(&a).len(), lists.acquire(&b).len(), lists.acquire(&a).len()), (3, 3, 0));
-        assert_eq!([&a, &b].map(|it| lists.number(it)), [Some(7), Some(8)]);
+        assert_eq!([&a, &b].map(|it| lists.number(it)), [Some(0x8000_0007), Some(0x8000_0009)]);
         assert_eq!((lists.release(&a).len(), lists.release(&a).len()), (0, 3));
-        assert_eq!([&a, &b].map(|it| lists.number(it)), [None, Some(8)]);
+        assert_eq!([&a, &b].map(|it| lists.number(it)), [None, Some(0x8000_0009)]);
     }
 }

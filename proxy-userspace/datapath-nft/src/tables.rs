@@ -93,6 +93,10 @@ const SET_INTERVAL: u32 = 0x4;
 const SET_MAP: u32 = 0x8;
 const SET_TIMEOUT: u32 = 0x10;
 const SET_DYNAMIC: u32 = 0x20;
+/// `NFTA_SET_TIMEOUT`.
+const SET_DEFAULT_TIMEOUT: u16 = 11;
+/// `NFTA_SET_USERDATA`.
+const SET_USERDATA: u16 = 13;
 /// `NFT_DATA_VERDICT`.
 const VERDICT_TYPE: u32 = 0xffff_ff00;
 
@@ -226,6 +230,9 @@ fn new_set_named(family: Family, map: Map, name: &str, id: u32) -> Message {
         flags |= SET_INTERVAL;
     }
     attributes.push(Attribute::u32(3, flags));
+    attributes
+        .extend(map.default_timeout().map(|it| Attribute::u64(SET_DEFAULT_TIMEOUT, u64::from(it) * 1000)));
+    attributes.push(Attribute::bytes(SET_USERDATA, set_userdata(map)));
     if !description.is_empty() {
         attributes.push(Attribute::nested(9, description));
     }
@@ -309,6 +316,21 @@ fn userdata(kind: u16, comment: &str) -> Attribute {
     let text = &text[..text.len().min(120)];
     let length = u8::try_from(text.len() + 1).unwrap_or(u8::MAX);
     Attribute::bytes(kind, [&[0, length], text, &[0]].concat())
+}
+
+/// What nft notes of a set (`NFTNL_UDATA_SET_…`), without which it lists numbers in the wrong byte order: the byte orders of key
+/// and data, and that ranges are not merged; each with type, length, and value.
+fn set_userdata(map: Map) -> Vec<u8> {
+    let order = |fields: &[Field]| match fields {
+        [only] => only.byte_order(),
+        _ => Field::Address.byte_order(),
+    };
+    let data = match map.data() {
+        MapData::Fields(fields) => Some((1, order(fields))),
+        MapData::None | MapData::Verdict => None,
+    };
+    let all = [(0, order(map.key()))].into_iter().chain(data).chain([(2, 0)]);
+    all.flat_map(|(kind, value): (u8, u32)| [&[kind, 4][..], &value.to_ne_bytes()].concat()).collect()
 }
 
 /// The comment in what [`userdata`] wrote.

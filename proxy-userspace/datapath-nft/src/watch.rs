@@ -18,9 +18,9 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Watch {
     /// Clients that were answered, see [`crate::affinity`].
-    Answered = 1,
+    Answered = 0x0001_0001,
     /// Packets to removed endpoints, see [`crate::removed_udp`].
-    RemovedUdp = 2,
+    RemovedUdp = 0x0001_0002,
 }
 
 impl Watch {
@@ -41,10 +41,10 @@ impl Watch {
 
     /// The names of its chains, each before those that it refers to.
     pub(super) fn chain_names(self) -> impl Iterator<Item = String> {
-        self.hooks().iter().map(|(name, _)| *name).chain([self.name()]).map(ToOwned::to_owned)
+        self.chains(Family::V4).map(|it| it.name)
     }
 
-    /// Its chains.
+    /// Its chains, each before those that it refers to.
     pub(super) fn chains(self, family: Family) -> impl Iterator<Item = Chain> {
         let rules = match self {
             Self::Answered => affinity::answered(family),
@@ -57,7 +57,8 @@ impl Watch {
             rules: vec![jump.clone()],
         };
         let own = Chain { name: self.name().to_owned(), hook: None, rules };
-        self.hooks().iter().map(hooked).chain([own])
+        let next = (self == Self::Answered).then(|| affinity::by_timeout(family));
+        self.hooks().iter().map(hooked).chain([own]).chain(next)
     }
 
     fn name(self) -> &'static str {

@@ -16,7 +16,7 @@ use tests::{
     manifest::Service,
     repetitions,
     requirements::nft_or_skip,
-    test_cluster::{CLIENT, N1, P1, P2, P3, TARGET},
+    test_cluster::{CLIENT, N1, P1, P2, P3},
 };
 
 use crate::{
@@ -113,17 +113,19 @@ fn affinity_to_a_removed_endpoint_is_ignored() {
             cluster
         };
         for (family, table) in ["ip", "ip6"].into_iter().enumerate() {
-            let (client, service, removed) = (CLIENT[family], cluster_ips(1)[family], P2[family]);
-            let element =
-                format!("{{ {client} . {service} . tcp . 80 timeout 600s : {removed} . {TARGET} }}");
+            let client = CLIENT[family];
+            let service_port = service_port(&it, table, cluster_ips(1)[family]);
             // As if it had been added just before its endpoint was removed.
+            let removed = format!("{:x}:{:x}", service_port >> 16, service_port & 0xffff | 9 << 1);
+            let service_port = format!("{:x}:{:x}", service_port >> 16, service_port & 0xffff);
+            let element = format!("{{ {client} . {service_port} timeout 600s : {removed} }}");
             nft(&it, &["add", "element", table, "kube-proxy-ebpf", "affinity", &element]);
             let frontend = at(load_balancer_ips(1)[family], 80);
             let servers = servers(&it.client, Transport::Tcp, frontend);
             assert_eq!(servers.len(), 1, "{servers:?}");
             assert!(!servers.contains("p2"), "p2 was removed and replies");
             let list = nft(&it, &["list", "map", table, "kube-proxy-ebpf", "affinity"]);
-            assert!(!list.contains(&format!("{removed} . ")), "{list}");
+            assert!(!list.contains(&removed), "{list}");
         }
     });
 }
@@ -170,6 +172,16 @@ fn connect_from_foreign_addresses(it: &TestCluster, transport: Type, to: SocketA
     });
 }
 
+/// The number of the TCP service port with a cluster IP.
+fn service_port(it: &TestCluster, table: &str, cluster_ip: IpAddr) -> u32 {
+    let list = nft(it, &["list", "map", table, "kube-proxy-ebpf", "service-ports"]);
+    let (_, rest) = list.split_once(&format!("{cluster_ip} . tcp . 80 : ")).unwrap();
+    let number = rest.split([',', ' ', '\n']).next().unwrap();
+    let (major, minor) = number.split_once(':').unwrap();
+    let half = |it| u32::from_str_radix(it, 16).unwrap();
+    half(major) << 16 | half(minor)
+}
+
 /// The elements of a map of the IPv4 table.
 fn elements(it: &TestCluster, map: &str) -> Vec<String> {
     let list = nft(it, &["list", "map", "ip", "kube-proxy-ebpf", map]);
@@ -189,7 +201,8 @@ fn clients_that_are_never_answered_keep_an_endpoint_for_a_moment_and_take_no_roo
         assert_eq!(elements(&it, "affinity"), [""; 0], "no client was answered");
         let unanswered = elements(&it, "affinity-unanswered");
         assert!((1..=4096).contains(&unanswered.len()), "{} of 10,000 clients", unanswered.len());
-        assert!(unanswered.iter().all(|it| it.contains("timeout 30s")), "{unanswered:?}");
+        let expire_soon = |it: &String| it.contains("expires 2") || it.contains("expires 3");
+        assert!(unanswered.iter().all(expire_soon), "{unanswered:?}");
         // Whoever gets an answer keeps the endpoint, over TCP and UDP.
         for transport in [Transport::Tcp, Transport::Udp] {
             let servers = servers(&it.client, transport, frontend);
@@ -197,9 +210,9 @@ fn clients_that_are_never_answered_keep_an_endpoint_for_a_moment_and_take_no_roo
         }
         let answered = elements(&it, "affinity");
         assert_eq!(answered.len(), 2, "{answered:?}");
-        assert!(
-            answered.iter().all(|it| it.contains("timeout 3h") && it.starts_with(&CLIENT[0].to_string()))
-        );
+        let is_new = |it: &String| it.contains("expires 2h59m") || it.contains("expires 3h");
+        let is_client = |it: &String| it.starts_with(&CLIENT[0].to_string());
+        assert!(answered.iter().all(|it| is_new(it) && is_client(it)), "{answered:?}");
         let entries = |state| {
             let series = format!("kube_proxy_ebpf_packet_affinity_entries{{state=\"{state}\"}}");
             it.n1.run(|| http::metric(&series))
@@ -224,7 +237,11 @@ fn a_service_port_with_as_many_clients_as_one_may_have_gets_no_more() {
                 agent.kill9().unwrap();
                 cluster
             };
-            let full = format!("{{ {} . tcp . 80 timeout 600s }}", cluster_ips(1)[0]);
+            let [full, other] = [1, 2].map(|n| {
+                let number = service_port(&it, "ip", cluster_ips(n)[0]);
+                format!("{:x}:{:x}", number >> 16, number & 0xffff)
+            });
+            let full = format!("{{ {full} timeout 600s }}");
             nft(&it, &["add", "element", "ip", "kube-proxy-ebpf", "affinity-full", &full]);
             for n in [1, 2] {
                 for frontend in [at(load_balancer_ips(n)[0], 80), at(N1[0], NODE_PORT + u16::from(n))] {
@@ -233,7 +250,7 @@ fn a_service_port_with_as_many_clients_as_one_may_have_gets_no_more() {
             }
             let answered = elements(&it, "affinity");
             assert_eq!(answered.len(), 1, "{answered:?}");
-            assert!(answered[0].contains(&cluster_ips(2)[0].to_string()), "{answered:?}");
+            assert!(answered[0].contains(&format!(" . {other} ")), "{answered:?}");
         },
     );
 }
@@ -251,10 +268,10 @@ fn connections_are_watched_only_while_a_service_has_session_affinity() {
     let Some(mut it) = RunningCluster::or_skip("nft", &[plain()], &[]) else { return };
     assert_eq!(hooks(&it), 0);
     it.apply(&[plain().affinity(600), on_both_nodes(external("other", 2)).affinity(60)]);
-    // Of each family: two hooks, and a chain for each timeout.
-    assert!(eventually(TIMEOUT, || hooks(&it) == 2 * (2 + 2)), "{}", hooks(&it));
+    // Of each family: two hooks, one chain for all timeouts, and one for each.
+    assert!(eventually(TIMEOUT, || hooks(&it) == 2 * (3 + 2)), "{}", hooks(&it));
     it.apply(&[plain().affinity(600)]);
-    assert!(eventually(TIMEOUT, || hooks(&it) == 2 * (2 + 1)), "{}", hooks(&it));
+    assert!(eventually(TIMEOUT, || hooks(&it) == 2 * (3 + 1)), "{}", hooks(&it));
     it.apply(&[plain()]);
     assert!(eventually(TIMEOUT, || hooks(&it) == 0), "{}", hooks(&it));
 }

@@ -5,12 +5,13 @@ use std::{
     collections::BTreeSet,
     env, fs,
     path::{Path, PathBuf},
-    process::Command,
-    time::{Duration, SystemTime},
 };
 
-use anyhow::{Context as _, Result, bail};
-use build_tools::command::{output, run, status, workspace};
+use anyhow::{Result, bail};
+use build_tools::{
+    apt::Apt,
+    command::{output, status, workspace},
+};
 
 /// The suites with the kernels of the matrix, and the label of the archive of each.
 const SUITES: [(&str, &str); 5] = [
@@ -20,14 +21,6 @@ const SUITES: [(&str, &str); 5] = [
     ("Debian", "trixie-backports"),
     ("Ubuntu", "jammy-updates"),
 ];
-/// Ubuntu's own archive: Debian configures no mirror of it.
-const UBUNTU: &str = "http://archive.ubuntu.com/ubuntu/";
-/// The key of Ubuntu's suites: its archive's key of 2018, F6EC B376 2474 EDA9 D21B 7022 8719 20D1 991B C93C,
-/// from the package ubuntu-keyring.
-const UBUNTU_KEY: &[u8] = include_bytes!("ubuntu-archive.asc");
-/// How old the lists of packages may become.
-const MAX_LIST_AGE: Duration = Duration::from_hours(24);
-
 /// A kernel, unpacked.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
@@ -40,7 +33,7 @@ pub(crate) struct Kernel {
 
 /// The packages that exist, from an apt state of vmtest's own.
 pub(crate) struct KernelPackages {
-    folder: PathBuf,
+    apt: Apt,
     names: BTreeSet<String>,
 }
 
@@ -48,25 +41,10 @@ impl KernelPackages {
     /// Reads the lists of packages; fetches them first if they are old. Fails if this machine has no apt, or the lists are
     /// missing and cannot be fetched.
     pub(crate) fn open() -> Result<Self> {
-        let folder = workspace().join("target/vmtest/apt");
-        let packages = Self { folder, names: BTreeSet::new() };
-        let sources = packages.write_settings()?;
-        // Its modification time is that of the lists; it contains their sources.
-        let fetched = packages.folder.join("fetched");
-        let age = fs::metadata(&fetched).and_then(|it| it.modified()).ok();
-        let age = age.and_then(|it| SystemTime::now().duration_since(it).ok());
-        let is_current = fs::read_to_string(&fetched).is_ok_and(|it| it == sources);
-        if !is_current || age.is_none_or(|it| it > MAX_LIST_AGE) {
-            status("Fetching", "the lists of kernels");
-            match output(packages.apt("apt-get").args(["-q", "update"])) {
-                Ok(_) => fs::write(&fetched, &sources)?,
-                // The old lists may suffice.
-                Err(error) => status("Warning", &format!("{error:#}")),
-            }
-        }
-        let names = output(packages.apt("apt-cache").args(["pkgnames", "linux-"]))?;
+        let apt = Apt::open(workspace().join("target/vmtest/apt"), &SUITES)?;
+        let names = output(apt.command("apt-cache").args(["pkgnames", "linux-"]))?;
         let names = names.lines().map(ToOwned::to_owned).collect();
-        Ok(Self { names, ..packages })
+        Ok(Self { apt, names })
     }
 
     /// The newest kernel of a series such as `5.10` or `7`, unpacked; `None` if there is no package.
@@ -102,83 +80,8 @@ impl KernelPackages {
     fn unpack(&self, release: &str, folder: &Path) -> Result<()> {
         let packages = packages_of(&self.names, release);
         status("Fetching", &format!("Linux {release} ({})", packages.join(", ")));
-        let _ = fs::remove_dir_all(folder);
-        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        // As root, apt downloads as another user by default, who cannot write to this folder.
-        let mut download = self.apt("apt-get");
-        download.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(&packages);
-        output(download.current_dir(folder))?;
-        for file in fs::read_dir(folder)?.flatten().map(|it| it.path()) {
-            if file.extension().is_some_and(|it| it == "deb") {
-                run(Command::new("dpkg-deb").arg("-x").arg(&file).arg(folder))?;
-                fs::remove_file(&file)?;
-            }
-        }
-        Ok(())
+        self.apt.unpack(&packages, folder)
     }
-
-    /// An apt with only these suites, which writes only below `folder`.
-    fn apt(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
-        command.env("APT_CONFIG", self.folder.join("apt.conf"));
-        command
-    }
-
-    /// Writes apt's settings; returns the sources in them.
-    fn write_settings(&self) -> Result<String> {
-        let folder = self.folder.display();
-        for it in ["state/lists/partial", "cache/archives/partial"] {
-            let it = self.folder.join(it);
-            fs::create_dir_all(&it).with_context(|| format!("cannot create {}", it.display()))?;
-        }
-        let targets = output(Command::new("apt-get").args([
-            "indextargets",
-            "--format",
-            "$(ORIGIN)|$(LABEL)|$(REPO_URI)",
-            "Created-By: Packages",
-        ]))
-        .context("the kernels come from Debian's packages, and this machine has no apt")?;
-        let key = self.folder.join("ubuntu-archive.asc");
-        let sources = sources(&targets, Path::new(KEYRING).exists(), &key)?;
-        fs::write(key, UBUNTU_KEY)?;
-        fs::write(self.folder.join("status"), "")?;
-        fs::write(self.folder.join("sources.list"), &sources)?;
-        let settings = format!(
-            "Dir::State \"{folder}/state\";\nDir::State::status \"{folder}/status\";\nDir::Cache \"{folder}/cache\";\n\
-             Dir::Etc::sourcelist \"{folder}/sources.list\";\nDir::Etc::sourceparts \"/dev/null\";\n\
-             Acquire::Languages \"none\";\nAcquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
-             Acquire::Check-Valid-Until \"false\";\nAPT::Sandbox::User \"root\";\n"
-        );
-        fs::write(self.folder.join("apt.conf"), settings)?;
-        Ok(sources)
-    }
-}
-
-/// Debian's keys for all its suites.
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-
-/// A sources.list of the suites; Debian's at the mirrors that this machine uses (`ORIGIN|LABEL|URI` per line).
-fn sources(targets: &str, has_keyring: bool, ubuntu_key: &Path) -> Result<String> {
-    let mirror = |wanted: &str| {
-        targets.lines().find_map(|line| {
-            let mut fields = line.split('|');
-            let (origin, label, uri) = (fields.next()?, fields.next()?, fields.next()?);
-            (origin == "Debian" && label == wanted).then_some(uri)
-        })
-    };
-    let signed = if has_keyring { format!("[signed-by={KEYRING}] ") } else { String::new() };
-    let mut lines = String::new();
-    for (label, suite) in SUITES {
-        if label == "Ubuntu" {
-            lines += &format!("deb [signed-by={}] {UBUNTU} {suite} main\n", ubuntu_key.display());
-            continue;
-        }
-        let uri = mirror(label).with_context(|| {
-            format!("apt has no mirror of {label}, where Debian's kernels come from; add one to its sources and run `apt-get update`")
-        })?;
-        lines += &format!("deb {signed}{uri} {suite} main\n");
-    }
-    Ok(lines)
 }
 
 /// The suitable flavours, in order of preference: Debian's, the smallest, and Ubuntu's.
@@ -295,23 +198,5 @@ mod tests {
                 "linux-modules-extra-5.15.0-204-generic",
             ]
         );
-    }
-
-    #[test]
-    fn debians_mirrors_are_those_of_the_machine() {
-        let targets = "Other|Other|http://other.example/\n\
-                       Debian|Debian|http://mirror.example/debian/\n\
-                       Debian|Debian-Security|http://mirror.example/security/\n";
-        let sources = sources(targets, false, Path::new("key.asc")).unwrap();
-        assert!(
-            sources.contains("deb http://mirror.example/security/ bullseye-security main\n"),
-            "{sources}"
-        );
-        assert!(sources.contains("deb http://mirror.example/debian/ trixie-backports main\n"), "{sources}");
-        assert!(sources.contains("deb [signed-by=key.asc] http://"), "{sources}");
-        assert!(!sources.contains("other.example"));
-        let error =
-            super::sources("Ubuntu|Ubuntu|http://mirror.example/\n", false, Path::new("")).unwrap_err();
-        assert!(error.to_string().contains("no mirror of Debian"), "{error}");
     }
 }

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod apt;
 pub mod build;
 pub mod command;
 pub mod container;

@@ -17,7 +17,13 @@ use model::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::dump::lines;
+use crate::{
+    config::{Config, Host},
+    dump::lines,
+    rules::TableConfig,
+    schema::{Field, MapData},
+    snapshot::Snapshot,
+};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -122,7 +128,7 @@ fn apply(elements: &mut Elements, changes: &Changes) {
 #[track_caller]
 fn check(service: &Made, expect: &[&str]) {
     let mut layout = Layout::default();
-    layout.update(&state(std::slice::from_ref(service)), &[ip("192.168.0.1")], &mut PreviousSlots::new());
+    layout.update(&state(std::slice::from_ref(service)), &[ip("192.168.0.1")], &mut PreviousSlots::default());
     let lines = lines(&layout.elements());
     let lines: BTreeSet<_> = lines.iter().map(|it| it.strip_prefix("packets ").unwrap()).collect();
     assert_eq!(lines, expect.iter().copied().collect());
@@ -210,13 +216,13 @@ fn source_ranges_are_merged_and_include_this_node_if_it_is_in_one() {
             "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
             "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
             "service-port 203.0.113.9:53/UDP of 10.96.0.1:53/UDP",
-            "sources 203.0.113.9:53/UDP in sources-e29e48ce",
-            "sources-e29e48ce from 10.0.0.0",
-            "sources-e29e48ce before 11.0.0.0",
-            "sources-e29e48ce from 192.168.0.0",
-            "sources-e29e48ce before 192.168.1.0",
-            "sources-e29e48ce from 203.0.113.9",
-            "sources-e29e48ce before 203.0.113.10",
+            "sources 203.0.113.9:53/UDP in sources-e29e48cf",
+            "sources-e29e48cf from 10.0.0.0",
+            "sources-e29e48cf before 11.0.0.0",
+            "sources-e29e48cf from 192.168.0.0",
+            "sources-e29e48cf before 192.168.1.0",
+            "sources-e29e48cf from 203.0.113.9",
+            "sources-e29e48cf before 203.0.113.10",
         ],
     );
 }
@@ -243,7 +249,7 @@ fn a_list_of_source_ranges_is_written_once_for_all_its_ports() {
         for it in services {
             state.services.insert(it.clone());
         }
-        let changes = layout.update(&state, &[], &mut PreviousSlots::new()).changes;
+        let changes = layout.update(&state, &[], &mut PreviousSlots::default()).changes;
         apply(&mut elements, &changes);
         let is_boundary = |it: &&Element| it.map == Map::SourceRanges;
         (changes.add.keys().filter(is_boundary).count(), changes.delete.keys().filter(is_boundary).count())
@@ -282,7 +288,7 @@ fn equal_sets_stay_separate_with_session_affinity() {
 fn session_affinity_is_shared_by_all_frontends_of_a_port() {
     let it = Made { external_local: true, node_port: Some(30_053), affinity: true, ..Made::new(1, &[1, 2]) };
     let mut layout = Layout::default();
-    layout.update(&state(&[Made { local: 1, ..it.clone() }]), &[], &mut PreviousSlots::new());
+    layout.update(&state(&[Made { local: 1, ..it.clone() }]), &[], &mut PreviousSlots::default());
     let about = |layout: &Layout| -> Vec<_> {
         let mut lines = lines(&layout.elements());
         lines.retain(|it| it.contains("member") || it.contains("service-port"));
@@ -300,12 +306,80 @@ fn session_affinity_is_shared_by_all_frontends_of_a_port() {
     ];
     assert_eq!(about(&layout), expect);
     // Who goes is no member from the same moment on.
-    let update =
-        layout.update(&state(&[Made { local: 1, pods: vec![1], ..it }]), &[], &mut PreviousSlots::new());
-    let mut gone = lines(&update.changes.delete);
-    gone.retain(|it| it.contains("member"));
-    gone.sort_unstable();
-    assert_eq!(gone, [expect[1], expect[4]]);
+    layout.update(&state(&[Made { local: 1, pods: vec![1], ..it }]), &[], &mut PreviousSlots::default());
+    let expect: Vec<_> = expect.into_iter().filter(|it| !it.contains("10.244.0.2")).collect();
+    assert_eq!(about(&layout), expect);
+}
+
+#[test]
+fn members_keep_their_numbers_over_changes_and_restarts() {
+    let made = |pods: &[u32]| Made { affinity: true, ..Made::new(1, pods) };
+    // The service port, and each endpoint with its number.
+    let numbers = |it: &Layout| {
+        let numbers = it.services.values().flat_map(|it| it.numbers.values()).next().unwrap();
+        (numbers.service_port, numbers.members().into_iter().collect::<BTreeMap<_, _>>())
+    };
+    let at = |pod| SocketAddr::new(pod_ip(pod).into(), 5353);
+    let mut layout = Layout::default();
+    layout.update(&state(&[made(&[1, 2, 3])]), &[], &mut PreviousSlots::default());
+    let (service_port, before) = numbers(&layout);
+    layout.update(&state(&[made(&[2, 3, 4])]), &[], &mut PreviousSlots::default());
+    let (_, after) = numbers(&layout);
+    assert_eq!((after[&at(2)], after[&at(3)]), (before[&at(2)], before[&at(3)]));
+    assert_eq!(after[&at(4)], before[&at(1)], "the clients of the first one go to its successor");
+    layout.update(&state(&[made(&[3, 4])]), &[], &mut PreviousSlots::default());
+
+    let mut previous = PreviousSlots::default();
+    Snapshot { elements: layout.elements(), ..Snapshot::default() }.previous(&mut previous);
+    let mut restarted = Layout::default();
+    restarted.update(
+        &state(&[Made { affinity: true, ..Made::new(7, &[9]) }, made(&[3, 4])]),
+        &[],
+        &mut previous,
+    );
+    assert!(layout.elements().into_iter().all(|(it, value)| restarted.elements().get(&it) == Some(&value)));
+    assert!(
+        restarted
+            .services
+            .values()
+            .flat_map(|it| it.numbers.values())
+            .any(|it| it.service_port == service_port)
+    );
+}
+
+#[test]
+fn every_number_can_be_listed_and_loaded_by_nft() {
+    let services: Vec<_> = (1..=3)
+        .map(|n| Made {
+            affinity: n == 2,
+            external_local: n == 3,
+            ranges: vec!["10.0.0.0/8"],
+            balancer: Some(n),
+            node_port: Some(30_000 + u16::from(n)),
+            ..Made::new(n, &[1, 2])
+        })
+        .collect();
+    let mut layout = Layout::default();
+    layout.update(&state(&services), &[], &mut PreviousSlots::default());
+    let mut elements = layout.elements();
+    elements.extend(TableConfig::new(Family::V4, &Config::default(), &Host::default()).elements());
+    let mut count = 0;
+    for (element, value) in &elements {
+        let value_fields = match element.map.data() {
+            MapData::Fields(it) => it,
+            MapData::None | MapData::Verdict => &[],
+        };
+        let none = Bytes::new();
+        let data = if let Value::Data(it) = value { it } else { &none };
+        for (fields, bytes) in [(element.map.key(), &element.key), (value_fields, data)] {
+            if fields.last() == Some(&Field::Number) {
+                let number = u32::from_ne_bytes(*bytes.0.last_chunk().unwrap());
+                assert!(number & 0xffff != 0 && number >> 16 != 0, "{number:08x} in {element:?}");
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 50, "{count}");
 }
 
 #[test]
@@ -313,7 +387,7 @@ fn a_family_without_ranges_or_with_a_zero_prefix_is_open() {
     for ranges in [vec!["2001:db8::/32"], vec!["10.0.0.0/8", "0.0.0.0/0"]] {
         let mut layout = Layout::default();
         let service = Made { balancer: Some(9), ranges, ..Made::new(1, &[1]) };
-        layout.update(&state(&[service]), &[], &mut PreviousSlots::new());
+        layout.update(&state(&[service]), &[], &mut PreviousSlots::default());
         let lines = lines(&layout.elements());
         assert!(lines.contains(&"packets frontend 203.0.113.9:53/UDP external".to_owned()), "{lines:?}");
     }
@@ -326,9 +400,9 @@ fn an_address_can_move_from_one_service_to_another() {
     // Services are updated by name: the first takes the address before the second gives it up, and the other way round.
     for owner in [2, 1, 2] {
         let services = [1, 2].map(|n| at(n, (n == owner).then_some(9)));
-        layout.update(&state(&services), &[], &mut PreviousSlots::new());
+        layout.update(&state(&services), &[], &mut PreviousSlots::default());
         let mut fresh = Layout::default();
-        fresh.update(&state(&services), &[], &mut PreviousSlots::new());
+        fresh.update(&state(&services), &[], &mut PreviousSlots::default());
         assert_eq!(layout.elements(), fresh.elements());
     }
 }
@@ -337,18 +411,18 @@ fn an_address_can_move_from_one_service_to_another() {
 fn a_change_costs_what_it_touches() {
     let mut services: Vec<_> = (1..=200).map(|n| Made::new(n, &[1, 2, 3])).collect();
     let mut layout = Layout::default();
-    layout.update(&state(&services), &[], &mut PreviousSlots::new());
+    layout.update(&state(&services), &[], &mut PreviousSlots::default());
     // One endpoint in the place of another: its slot, and nothing else.
     services[7].pods = vec![4, 2, 3];
-    let update = layout.update(&state(&services), &[], &mut PreviousSlots::new());
+    let update = layout.update(&state(&services), &[], &mut PreviousSlots::default());
     assert_eq!((update.changes.delete.len(), update.changes.add.len()), (1, 1));
     // The first of three goes: the last one takes its slot, and there is another selector.
     services[9].pods = vec![2, 3];
-    let update = layout.update(&state(&services), &[], &mut PreviousSlots::new());
+    let update = layout.update(&state(&services), &[], &mut PreviousSlots::default());
     assert_eq!((update.changes.delete.len(), update.changes.add.len()), (3, 3));
     let names: Vec<_> = Selector::among(&update.changes.add).map(Selector::chain_name).collect();
     assert_eq!(names, ["select-0-of-2"]);
-    let update = layout.update(&state(&services), &[], &mut PreviousSlots::new());
+    let update = layout.update(&state(&services), &[], &mut PreviousSlots::default());
     assert_eq!((update.changes, update.services.len()), (Changes::default(), 0));
 }
 
@@ -379,7 +453,8 @@ fn an_endpoint_keeps_its_existing_slot() {
     let mut layout = Layout::default();
     let identity = FrontendAddress { address: SocketAddr::new(ip("10.96.0.1"), 53), protocol: Protocol::Udp };
     let at = |pod| SocketAddr::new(pod_ip(pod).into(), 5353);
-    let mut previous = PreviousSlots::from([((identity, 0), vec![at(3), at(9), at(1), at(3)])]);
+    let slots = HashMap::from([((identity, 0), vec![at(3), at(9), at(1), at(3)])]);
+    let mut previous = PreviousSlots { slots, ..PreviousSlots::default() };
     layout.update(&state(&[Made::new(1, &[1, 2, 3])]), &[], &mut previous);
     let known = &layout.services[&ServiceName::new("default", "service-1")];
     assert_eq!(known.slots, [[vec![at(3), at(2), at(1)]]]);
@@ -399,7 +474,7 @@ fn a_service_of_100_000_endpoints_comes_and_goes() {
     let mut layout = Layout::default();
     // What the kernel has to do for this state: so many elements less, and so many more.
     let mut take = |state: &NodeState| {
-        let Update { changes, .. } = layout.update(state, &[], &mut PreviousSlots::new());
+        let Update { changes, .. } = layout.update(state, &[], &mut PreviousSlots::default());
         (changes.delete.len(), changes.add.len(), layout.elements().len())
     };
     let all = MANY as usize;
@@ -450,12 +525,12 @@ proptest! {
         let mut layout = Layout::default();
         let mut elements = Elements::new();
         for services in &history {
-            let update = layout.update(&state(services), &[], &mut PreviousSlots::new());
+            let update = layout.update(&state(services), &[], &mut PreviousSlots::default());
             apply(&mut elements, &update.changes);
             prop_assert_eq!(&elements, &layout.elements());
         }
         let mut fresh = Layout::default();
-        fresh.update(&state(&history[history.len() - 1]), &[], &mut PreviousSlots::new());
+        fresh.update(&state(&history[history.len() - 1]), &[], &mut PreviousSlots::default());
         let sorted = |layout: &Layout| {
             let mut lines = lines(&layout.elements());
             lines.sort_unstable();
