@@ -30,11 +30,15 @@ pub(super) enum Hook {
     PreroutingEach,
     /// Every packet of local processes, before it is translated.
     OutputEach,
+    /// Every packet that arrives, before conntrack.
+    PreroutingRaw,
+    /// Every packet of local processes, before conntrack.
+    OutputRaw,
 }
 
 impl Hook {
     /// The type of its chains, `NF_INET_…`, and the priority (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`,
-    /// `NF_IP_PRI_MANGLE`: after conntrack).
+    /// `NF_IP_PRI_MANGLE`: after conntrack, `NF_IP_PRI_RAW`: before it).
     pub(super) fn place(self) -> (&'static str, u32, i32) {
         match self {
             Self::Prerouting => ("nat", 0, -100),
@@ -44,6 +48,8 @@ impl Hook {
             Self::Postrouting => ("nat", 4, 100),
             Self::PreroutingEach => ("filter", 0, -150),
             Self::OutputEach => ("filter", 3, -150),
+            Self::PreroutingRaw => ("filter", 0, -300),
+            Self::OutputRaw => ("filter", 3, -300),
         }
     }
 }

@@ -18,6 +18,8 @@ pub struct Config {
     pub masquerade_all: bool,
     /// The bit of the packet mark that requests masquerading between two hooks, 0 to 31.
     pub masquerade_bit: u8,
+    /// The pods to which connections of the host's own programs are not tracked.
+    pub untracked: Vec<IpNet>,
 }
 
 impl Config {
@@ -84,9 +86,14 @@ impl Host {
 }
 
 fn within(nets: &[IpNet], family: Family) -> Option<Pods> {
-    let nets: Vec<_> = nets.iter().filter(|it| Family::of(it.addr()) == family).copied().collect();
-    let nets = IpNet::aggregate(&nets);
+    let nets = of_family(nets, family);
     (!nets.is_empty()).then_some(Pods::Within(nets))
+}
+
+/// The networks of a family, merged.
+pub(super) fn of_family(nets: &[IpNet], family: Family) -> Vec<IpNet> {
+    let nets: Vec<_> = nets.iter().filter(|it| Family::of(it.addr()) == family).copied().collect();
+    IpNet::aggregate(&nets)
 }
 
 #[cfg(test)]

@@ -46,6 +46,7 @@ const DATA: u16 = 2;
 const META_PRIORITY: u32 = 2;
 const META_MARK: u32 = 3;
 const META_IIFNAME: u32 = 6;
+const META_OIFNAME: u32 = 7;
 const META_L4PROTO: u32 = 16;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
@@ -87,6 +88,8 @@ const UDP: u8 = 17;
 /// The length of an interface name including the terminating zero byte (`IFNAMSIZ`).
 const INTERFACE_NAME: usize = 16;
 
+/// `NFT_SOCKET_WILDCARD`.
+const SOCKET_WILDCARD: u32 = 2;
 /// `NFT_LOOKUP_F_INV`.
 const INVERTED: u32 = 1;
 /// `NFT_DYNSET_OP_ADD`.
@@ -191,20 +194,54 @@ impl Rule {
 
     /// Continues if the source address lies within a prefix.
     pub(super) fn if_from(self, net: IpNet) -> Self {
+        self.source(Register(0)).within(net)
+    }
+
+    fn within(self, net: IpNet) -> Self {
         let scratch = Register(0);
-        self.source(scratch).bitwise(scratch, octets(net.netmask()), zeros(net.netmask())).compare(
+        self.bitwise(scratch, octets(net.netmask()), zeros(net.netmask())).compare(
             scratch,
             EQUAL,
             octets(net.network()),
         )
     }
 
+    /// Continues if the destination address lies within a prefix.
+    pub(super) fn if_to(self, net: IpNet) -> Self {
+        self.destination(Register(0)).within(net)
+    }
+
+    /// Continues if the source port is this one or a greater one.
+    pub(super) fn if_source_port_at_least(self, port: u16) -> Self {
+        self.payload(TRANSPORT_HEADER, 0, 2, Register(0)).compare(Register(0), AT_LEAST, port.to_be_bytes())
+    }
+
+    /// Continues if the destination port is this one or a greater one.
+    pub(super) fn if_destination_port_at_least(self, port: u16) -> Self {
+        self.destination_port(Register(0)).compare(Register(0), AT_LEAST, port.to_be_bytes())
+    }
+
+    /// Continues if the packet is for a socket of this host that has an address of its own: it is connected, or listens at
+    /// one address (`NFT_SOCKET_WILDCARD`, Linux 5.10).
+    pub(super) fn if_for_connected_socket(self) -> Self {
+        let data = [SOCKET_WILDCARD, Register(0).number()];
+        let rule = self.push("socket", (1..).zip(data).map(|(kind, it)| Attribute::u32(kind, it)).collect());
+        rule.compare(Register(0), EQUAL, [0])
+    }
+
+    /// Keeps conntrack away from the packet.
+    pub(super) fn do_not_track(self) -> Self {
+        self.push("notrack", Vec::new())
+    }
+
+    /// Continues unless the packet leaves by an interface.
+    pub(super) fn if_outgoing_interface_is_not(self, interface: &str) -> Self {
+        self.meta(META_OIFNAME, Register(0)).compare(Register(0), NOT_EQUAL, interface_name(interface))
+    }
+
     /// Continues if the packet arrived at an interface.
     pub(super) fn if_interface(self, interface: &str) -> Self {
-        let mut name = interface.as_bytes().to_vec();
-        name.truncate(INTERFACE_NAME - 1);
-        name.resize(INTERFACE_NAME, 0);
-        self.meta(META_IIFNAME, Register(0)).compare(Register(0), EQUAL, name)
+        self.meta(META_IIFNAME, Register(0)).compare(Register(0), EQUAL, interface_name(interface))
     }
 
     /// Continues if the packet arrived at an interface whose name has this prefix.
@@ -499,6 +536,14 @@ impl Rule {
         let data = vec![Attribute::u32(1, Register::VERDICT), Attribute::nested(2, [verdict])];
         self.push("immediate", data)
     }
+}
+
+/// An interface name as the kernel compares it.
+fn interface_name(interface: &str) -> Vec<u8> {
+    let mut name = interface.as_bytes().to_vec();
+    name.truncate(INTERFACE_NAME - 1);
+    name.resize(INTERFACE_NAME, 0);
+    name
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {

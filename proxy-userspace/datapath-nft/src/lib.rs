@@ -28,6 +28,7 @@ mod snapshot;
 mod source_list;
 mod tables;
 mod transaction;
+mod untracked;
 mod verdict;
 mod watch;
 

@@ -9,17 +9,19 @@
 //!
 //! `nft` can list every rule, and load again what it lists: administrators' programs depend on it.
 
+use ipnet::IpNet;
 use model::Family;
 
 use crate::{
     chain::Chain,
     chain::Hook,
-    config::{Config, Host, Pods},
+    config::{Config, Host, Pods, of_family},
     elements::{Element, Elements, Value},
     endpoint_selector::{DROP, FIRST_NUMBER_OF_A_TRANSLATED_PACKET, MatchKey, REFUSE, Registers, key},
     expressions::{Register, Rule},
     schema::{Bytes, Map},
     source_list::ALLOWED,
+    untracked,
     verdict::Verdict,
 };
 
@@ -94,6 +96,8 @@ pub(super) struct TableConfig {
     pub(super) masquerade_all: bool,
     /// Whose traffic to cluster IPs is not masqueraded, and to external addresses counts as internal; `None` turns both off.
     pub(super) pods: Option<Pods>,
+    /// The pods to which connections of the host's own programs are not tracked.
+    pub(super) untracked: Vec<IpNet>,
 }
 
 impl TableConfig {
@@ -104,6 +108,7 @@ impl TableConfig {
             mark: config.mark(),
             masquerade_all: config.masquerade_all,
             pods: host.pods(&config.detect_local, family),
+            untracked: of_family(&config.untracked, family),
         }
     }
 
@@ -141,6 +146,7 @@ impl TableConfig {
             hooked("output-retry", Hook::OutputRetry, services()),
             hooked("postrouting", Hook::Postrouting, self.postrouting()),
         ]);
+        chains.extend(untracked::chains(self.family, &self.untracked));
         chains
     }
 

@@ -311,7 +311,13 @@ mod tests {
 
     /// A table, and the snapshot of it once it is written.
     fn applied() -> (DesiredTable, Snapshot) {
-        let config_ = TableConfig { family: Family::V4, mark: 1, masquerade_all: false, pods: None };
+        let config_ = TableConfig {
+            family: Family::V4,
+            mark: 1,
+            masquerade_all: false,
+            pods: None,
+            untracked: Vec::new(),
+        };
         let mut existing = Snapshot { comment: comment(&config_), ..Snapshot::default() };
         for chain in config_.chains() {
             if chain.hook.is_some() {

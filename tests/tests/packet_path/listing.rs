@@ -65,7 +65,7 @@ fn every_nft_lists_the_tables_and_loads_them_again() {
     let versions = nft_versions_or_skip();
     let flags = Regex::new("(?m)^\tflags (owner|persist|,)*$").unwrap();
     let times = Regex::new(" timeout [0-9a-z]+ :").unwrap();
-    let arguments = ["--cluster-cidr=10.244.0.0/16,fd00:244::/32"];
+    let arguments = ["--cluster-cidr=10.244.0.0/16,fd00:244::/32", "--nft-notrack"];
     for (version, affinity) in versions.iter().flat_map(|it| [(it, true), (it, false)]) {
         // Beside the socket path there are rules for removed UDP endpoints, too.
         let services = services(affinity);

@@ -35,7 +35,11 @@ fn the_packet_path_needs_one_capability() {
 }
 
 /// Sends a request from n1 in the sandbox's cgroup, so that it takes the socket path.
-fn request_by_socket(cluster: &TestCluster, transport: Transport, address: SocketAddr) -> io::Result<Reply> {
+pub(crate) fn request_by_socket(
+    cluster: &TestCluster,
+    transport: Transport,
+    address: SocketAddr,
+) -> io::Result<Reply> {
     let _inside = cluster.sandbox().enter().unwrap();
     TestCluster::request(&cluster.n1, transport, address)
 }
