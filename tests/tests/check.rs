@@ -189,7 +189,7 @@ fn rules_of_kube_proxy_are_reported_where_this_program_serves() {
     check(&node).has("ok", "kube-proxy's rules", &["there are none"]);
     let nft = |line: &str| drop(run(Command::new("nft").arg(line)).success());
     nft("add table ip6 kube-proxy; add chain ip6 kube-proxy services");
-    check(&node).has("degraded", "kube-proxy's rules", &["table kube-proxy", "kube-proxy --cleanup"]);
+    check(&node).has("degraded", "kube-proxy's rules", &["table kube-proxy", "cleanup --kube-proxy"]);
     nft("delete table ip6 kube-proxy; add table ip nat; add chain ip nat KUBE-SERVICES");
     check(&node).has("degraded", "kube-proxy's rules", &["chain KUBE-SERVICES", "stop it"]);
 }

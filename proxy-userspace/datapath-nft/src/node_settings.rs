@@ -11,7 +11,7 @@ use std::{
 
 use datapath::Finding;
 use model::Family;
-use netlink::{Chain, Rule};
+use netlink::nf_tables::{self, Chain, Rule};
 
 use crate::{active_frontends, check::is_pair, datapath::FAMILIES};
 
@@ -111,7 +111,7 @@ impl NodeSettings {
     /// Whether a chain drops what is forwarded to endpoints.
     fn forward_policy(&self) -> Finding {
         const SUBJECT: &str = "FORWARD policy";
-        let (chains, rules) = match netlink::chains().and_then(|it| Ok((it, netlink::rules()?))) {
+        let (chains, rules) = match nf_tables::chains().and_then(|it| Ok((it, nf_tables::rules()?))) {
             Ok(both) => both,
             Err(error) => {
                 let says = format!("nftables cannot be read: {error}");

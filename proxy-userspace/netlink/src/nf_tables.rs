@@ -2,7 +2,7 @@
 //!
 //! The numbers are those of linux/netfilter/nf_tables.h.
 
-use std::io;
+use std::{fmt, io};
 
 use nix::errno::Errno;
 
@@ -122,4 +122,73 @@ fn list<T>(kind: u16, parse: impl Fn(u8, &[u8]) -> Option<T>) -> io::Result<Vec<
             Err(errno) => return Err(errno.into()),
         }
     }
+}
+
+/// What is deleted in a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Deletion<'a> {
+    /// A table with its contents: its family and its name.
+    Table(u8, &'a str),
+    /// A rule.
+    Rule(&'a Rule),
+    /// All rules of a chain.
+    RulesOf(&'a Chain),
+    /// A chain, to which nothing may refer any more.
+    Chain(&'a Chain),
+}
+
+impl Deletion<'_> {
+    fn message(&self) -> Message {
+        const DELETE_TABLE: u16 = SUBSYSTEM << 8 | 2;
+        const DELETE_CHAIN: u16 = SUBSYSTEM << 8 | 5;
+        const DELETE_RULE: u16 = SUBSYSTEM << 8 | 8;
+        let (kind, family, attributes) = match self {
+            Self::Table(family, name) => (DELETE_TABLE, *family, vec![Attribute::text(1, name)]),
+            Self::Rule(it) => {
+                let names = [Attribute::text(1, &it.table), Attribute::text(2, &it.chain)];
+                (DELETE_RULE, it.family, names.into_iter().chain([Attribute::u64(3, it.handle)]).collect())
+            }
+            Self::RulesOf(it) => {
+                (DELETE_RULE, it.family, vec![Attribute::text(1, &it.table), Attribute::text(2, &it.name)])
+            }
+            Self::Chain(it) => {
+                (DELETE_CHAIN, it.family, vec![Attribute::text(1, &it.table), Attribute::text(3, &it.name)])
+            }
+        };
+        Message { kind, flags: 0, family, attributes }
+    }
+}
+
+impl fmt::Display for Deletion<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(_, name) => write!(f, "delete table {name}"),
+            Self::Rule(it) => write!(f, "delete rule {} of chain {} {}", it.handle, it.table, it.chain),
+            Self::RulesOf(it) => write!(f, "flush chain {} {}", it.table, it.name),
+            Self::Chain(it) => write!(f, "delete chain {} {}", it.table, it.name),
+        }
+    }
+}
+
+/// Deletes all of this, or nothing.
+///
+/// # Errors
+///
+/// What the kernel refused first, and why.
+pub fn delete(deletions: &[Deletion<'_>]) -> io::Result<()> {
+    const BATCH_BEGIN: u16 = 0x10;
+    const BATCH_END: u16 = 0x11;
+    if deletions.is_empty() {
+        return Ok(());
+    }
+    let end = |kind| Message { kind, flags: 0, family: 0, attributes: Vec::new() };
+    let mut messages = vec![end(BATCH_BEGIN)];
+    messages.extend(deletions.iter().map(Deletion::message));
+    messages.push(end(BATCH_END));
+    let refused = Netfilter::open()?.transact(&messages, SUBSYSTEM)?;
+    let Some(it) = refused.first() else { return Ok(()) };
+    let what = it.message.and_then(|it| deletions.get(it.checked_sub(1)?));
+    let what = what.map_or_else(|| "the transaction".to_owned(), ToString::to_string);
+    let error = io::Error::from(it.errno);
+    Err(io::Error::new(error.kind(), format!("{what}: {error}")))
 }

@@ -13,6 +13,8 @@ mod retry;
 mod stale_datapath;
 mod udp_termination;
 
+pub mod kube_proxy;
+
 pub use self::{
     check::check,
     datapath::{Datapath, Error, Options},

@@ -27,7 +27,8 @@ use config::{CommandLine, ParseError};
 
 const WRONG_USAGE: u8 = 64;
 /// The flags that belong to one call, and so have no environment variable.
-const WITHOUT_VARIABLE: [&str; 6] = ["init-only", "instance-id", "once", "print-config", "rev", "watch"];
+const WITHOUT_VARIABLE: [&str; 8] =
+    ["force", "init-only", "instance-id", "kube-proxy", "once", "print-config", "rev", "watch"];
 
 /// A Kubernetes service proxy with an eBPF data plane.
 ///

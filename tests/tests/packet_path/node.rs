@@ -321,6 +321,8 @@ fn conntrack_settings_are_applied_where_packets_are_translated() {
         })
     };
     let mine = ["--conntrack-tcp-be-liberal", "--conntrack-udp-timeout=1m10s"];
+    // The kernel has these settings once it has seen a rule that tracks connections.
+    let _ = cluster.n1.run(|| run(cluster.cli("check").arg("--backend=nft"))).success();
     let before = settings();
     assert_ne!(before, [86_400, 3600, 1, 70]);
     // What another program translates needs none of them.
