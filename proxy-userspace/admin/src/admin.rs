@@ -150,6 +150,10 @@ impl Observer for Admin {
         self.state().packet_affinity = usage.unwrap_or_default();
     }
 
+    fn on_kube_proxy_rules(&self, exist: bool) {
+        self.state().has_kube_proxy_rules = exist;
+    }
+
     fn on_probed(&self, results: &[ProbeResult]) {
         self.state().on_probed(results, Instant::now());
     }

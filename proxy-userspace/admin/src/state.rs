@@ -116,6 +116,8 @@ pub(crate) struct AdminState {
     pub(crate) table_stats: TableStats,
     /// As of the last count.
     pub(crate) packet_affinity: PacketAffinity,
+    /// Whether kube-proxy has rules beside ours.
+    pub(crate) has_kube_proxy_rules: bool,
     pub(crate) rejected: BTreeMap<RejectedBy, Vec<Rejected>>,
     pub(crate) totals: Totals,
     /// Whether the cluster ever had a Node object of this node.

@@ -37,15 +37,17 @@ pub(super) enum Hook {
 }
 
 impl Hook {
-    /// The type of its chains, `NF_INET_…`, and the priority (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`,
-    /// `NF_IP_PRI_MANGLE`: after conntrack, `NF_IP_PRI_RAW`: before it).
+    /// The type of its chains, `NF_INET_…`, and the priority.
+    ///
+    /// The first chain that translates a connection decides, so ours come before those of others, as kube-proxy's, at
+    /// `NF_IP_PRI_NAT_DST` (-100) and `NF_IP_PRI_NAT_SRC` (100). For other packets that is `NF_IP_PRI_MANGLE`: after conntrack, or `NF_IP_PRI_RAW`: before it.
     pub(super) fn place(self) -> (&'static str, u32, i32) {
         match self {
-            Self::Prerouting => ("nat", 0, -100),
-            Self::Output => ("nat", 3, -100),
-            Self::PreroutingRetry => ("nat", 0, -99),
-            Self::OutputRetry => ("nat", 3, -99),
-            Self::Postrouting => ("nat", 4, 100),
+            Self::Prerouting => ("nat", 0, -102),
+            Self::Output => ("nat", 3, -102),
+            Self::PreroutingRetry => ("nat", 0, -101),
+            Self::OutputRetry => ("nat", 3, -101),
+            Self::Postrouting => ("nat", 4, 99),
             Self::PreroutingEach => ("filter", 0, -150),
             Self::OutputEach => ("filter", 3, -150),
             Self::PreroutingRaw => ("filter", 0, -300),

@@ -26,6 +26,7 @@ use crate::{
     conntrack_settings::ConntrackSettings,
     elements::{Changes, Element, Elements, Value},
     error::Error,
+    kube_proxy,
     layout::{Changed, Layout, PreviousSlots, Update},
     removed_udp::RemovedUdp,
     rules::TableConfig,
@@ -314,6 +315,15 @@ impl Datapath {
         }
         let families = FAMILIES.into_iter().filter(|it| !self.unsupported.contains_key(it));
         count_clients(&mut self.netfilter, families).map(Some)
+    }
+
+    /// Whether kube-proxy has rules beside ours, which come first. Legacy iptables is not looked at.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to look for them.
+    pub fn has_kube_proxy_rules(&mut self) -> Result<bool, Error> {
+        kube_proxy::has_rules(&mut self.netfilter)
     }
 
     /// Ends what is only for a moment after a change. To be called from time to time.

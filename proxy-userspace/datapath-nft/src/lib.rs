@@ -19,6 +19,7 @@ mod error;
 mod expressions;
 #[cfg(test)]
 mod in_netns;
+mod kube_proxy;
 mod layout;
 mod node_settings;
 mod removed_udp;

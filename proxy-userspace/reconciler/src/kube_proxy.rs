@@ -105,7 +105,9 @@ pub(crate) fn finding(has_run: bool) -> (Finding, bool) {
     } else if !found.is_empty() {
         Finding::degraded(
             SUBJECT,
-            format!("{found}; they do not affect translated sockets, but packets"),
+            format!(
+                "{found}; ours come first and decide, but its filters of sources and its masquerading still apply to packets"
+            ),
             "if kube-proxy runs, stop it; if it is gone, `cleanup --kube-proxy` removes them; where it is to serve again, \
              `cleanup` removes what this program has there",
         )

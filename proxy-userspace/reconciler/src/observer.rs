@@ -30,6 +30,9 @@ pub trait Observer {
     /// The clients with session affinity on the packet path were counted; `None` if no Service has session affinity.
     fn on_packet_affinity(&self, usage: Option<PacketAffinity>);
 
+    /// Whether kube-proxy has rules beside those of the packet path.
+    fn on_kube_proxy_rules(&self, exist: bool);
+
     /// The hooks were probed.
     fn on_probed(&self, results: &[ProbeResult]);
 

@@ -58,8 +58,19 @@ struct Desired {
 pub(crate) enum PacketEvent {
     /// A state was applied, the tables were repaired, or that failed.
     Attempted(Box<PacketReport>),
-    /// The clients with session affinity were counted; `None` if no Service has session affinity.
-    AffinityCounted(Option<PacketAffinity>),
+    /// What happens without a change was looked after.
+    UpkeepDone(Upkeep),
+}
+
+/// What was found without a change.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Upkeep {
+    /// The clients with session affinity; `None` if no Service has session affinity.
+    pub(crate) affinity: Option<PacketAffinity>,
+    /// Whether kube-proxy has rules beside ours.
+    pub(crate) has_kube_proxy_rules: bool,
+    /// Whether the rules may not be as they should, because a transaction failed.
+    must_repair: bool,
 }
 
 /// What became of an attempt.
@@ -199,18 +210,23 @@ impl Packets {
         }
     }
 
-    /// Ends what is only for a moment after a change, and counts the clients with session affinity; what fails is tried again
-    /// the next time.
-    fn upkeep(&mut self) -> Option<PacketAffinity> {
-        let datapath = self.datapath.as_mut()?;
-        if let Err(error) = datapath.expire() {
-            tracing::debug!("the rules for removed UDP endpoints stay: {}", error_chain(&error));
+    /// Ends what is only for a moment after a change, counts the clients with session affinity, and looks for kube-proxy's
+    /// rules; what fails is tried again the next time.
+    fn upkeep(&mut self) -> Upkeep {
+        let Some(datapath) = &mut self.datapath else { return Upkeep::default() };
+        let expired = datapath.expire();
+        if let Err(error) = &expired {
+            tracing::debug!("the rules for removed UDP endpoints stay: {}", error_chain(error));
         }
-        let counted = datapath.count_affinity();
-        counted.unwrap_or_else(|error| {
+        let affinity = datapath.count_affinity().unwrap_or_else(|error| {
             tracing::debug!("counting the clients with session affinity failed: {}", error_chain(&error));
             None
-        })
+        });
+        let has_kube_proxy_rules = datapath.has_kube_proxy_rules().unwrap_or_else(|error| {
+            tracing::debug!("looking for kube-proxy's rules failed: {}", error_chain(&error));
+            false
+        });
+        Upkeep { affinity, has_kube_proxy_rules, must_repair: expired.is_err() }
     }
 
     async fn changed_externally(&self) {
@@ -281,15 +297,18 @@ async fn work(
             }
             () = sleep_until(upkeep_at) => {
                 let begin = Instant::now();
-                let (returned, usage) = on_blocking_thread(move || {
-                    let usage = packets.upkeep();
-                    (packets, usage)
+                let (returned, upkeep) = on_blocking_thread(move || {
+                    let upkeep = packets.upkeep();
+                    (packets, upkeep)
                 })
                 .await;
                 packets = returned;
                 // The receiver may be gone.
-                let _ = reports.send(PacketEvent::AffinityCounted(usage));
+                let _ = reports.send(PacketEvent::UpkeepDone(upkeep));
                 upkeep_at = Instant::now() + UPKEEP_INTERVAL.max(begin.elapsed() * UPKEEP_SHARE);
+                if upkeep.must_repair && retry.at.is_none() {
+                    retry.after_backoff();
+                }
                 continue;
             }
             () = packets.changed_externally() => {

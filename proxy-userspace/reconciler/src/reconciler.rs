@@ -147,8 +147,9 @@ impl<'a> Reconciler<'a> {
                 Event::Probed(results) => self.on_probed(&results),
                 Event::Terminated(report) => self.on_terminated(&report),
                 Event::Packets(PacketEvent::Attempted(report)) => self.on_packets(report).await,
-                Event::Packets(PacketEvent::AffinityCounted(usage)) => {
-                    self.observer.on_packet_affinity(usage);
+                Event::Packets(PacketEvent::UpkeepDone(upkeep)) => {
+                    self.observer.on_packet_affinity(upkeep.affinity);
+                    self.observer.on_kube_proxy_rules(upkeep.has_kube_proxy_rules);
                 }
                 Event::TimerElapsed => {}
             }

@@ -8,6 +8,7 @@ mod long_lived;
 mod node;
 mod policies;
 mod sources;
+mod switch_over;
 mod untracked;
 
 use std::{

@@ -12,8 +12,13 @@ use anyhow::{Context as _, Result, bail};
 use crate::command::{cargo, output, run, status, workspace};
 
 /// The programs that end-to-end tests call, and the packages that contain them.
-const TEST_PROGRAMS: [(&str, &str); 4] =
-    [("ip", "iproute2"), ("nft", "nftables"), ("setpriv", "util-linux"), ("unshare", "util-linux")];
+const TEST_PROGRAMS: [(&str, &str); 5] = [
+    ("ip", "iproute2"),
+    ("iptables-nft", "iptables"),
+    ("nft", "nftables"),
+    ("setpriv", "util-linux"),
+    ("unshare", "util-linux"),
+];
 
 /// The path of a program: on the PATH, or in /usr/sbin or /sbin.
 #[must_use]

@@ -257,6 +257,11 @@ fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         "packet_affinity_full_service_ports",
         "Service ports with so many clients that new ones get no session affinity on the packet path",
         full_service_ports as f64,
+    )?;
+    out.gauge(
+        "kube_proxy_rules",
+        "Whether kube-proxy has rules in nftables, or in iptables over nftables, beside those of the packet path",
+        f64::from(u8::from(state.has_kube_proxy_rules)),
     )
 }
 

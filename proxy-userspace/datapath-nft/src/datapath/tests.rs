@@ -124,6 +124,25 @@ fn senders_to_removed_udp_endpoints_are_refused_for_a_moment_where_sockets_are_c
 }
 
 #[test]
+fn rules_that_could_not_be_ended_are_repaired_without_a_notification() {
+    in_netns(|| {
+        let mut datapath =
+            Datapath::start(&Options { is_beside_sockets: true, ..Options::default() }).unwrap();
+        // As before Linux 6.9.
+        datapath.is_owner = false;
+        datapath.apply(&NodeState::default()).unwrap();
+        let before = datapath.read().unwrap();
+        // The kernel does not know the rules that are to be ended.
+        datapath.applied.as_mut().unwrap().has_removed_udp = true;
+        datapath.expire().unwrap_err();
+        datapath.changed.take();
+        datapath.repair().unwrap();
+        assert!(datapath.applied.is_some());
+        assert_eq!(datapath.read().unwrap(), before);
+    });
+}
+
+#[test]
 fn owned_tables_are_changed_by_their_owner_only_and_adopted_by_the_next_one() {
     in_netns(|| {
         let state = NodeState::default();
