@@ -129,6 +129,14 @@ impl Snapshot {
         Ok(Some(snapshot))
     }
 
+    /// Its chains, each before those that its rules name: base chains first, and of the others a name begins with that of the one
+    /// that leads there.
+    pub(super) fn chains_from_the_hooks(&self) -> impl Iterator<Item = &String> {
+        let is_base = |it: &&String| self.policies.contains_key(*it);
+        let others = self.chains.keys().filter(move |it| !is_base(it));
+        self.chains.keys().filter(is_base).chain(others)
+    }
+
     /// The lists of source ranges that have a set.
     pub(super) fn lists(&self) -> BTreeSet<u32> {
         self.sets.keys().filter_map(|it| list_of(it)).collect()

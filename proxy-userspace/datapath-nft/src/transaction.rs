@@ -115,7 +115,7 @@ impl DesiredTable {
             new_lists: lists.difference(&existing.lists()).copied().collect(),
             old_lists: existing.lists().difference(&lists).copied().collect(),
             new_chains: self.derived_chains().filter(|it| !existing.chains.contains_key(&it.name)).collect(),
-            old_chains: existing.chains.keys().filter(|it| !own.contains(*it)).cloned().collect(),
+            old_chains: existing.chains_from_the_hooks().filter(|it| !own.contains(*it)).cloned().collect(),
             changes: Changes::between(&existing.elements, &self.elements),
         };
         difference.skip_deleted_lists();

@@ -124,6 +124,26 @@ fn senders_to_removed_udp_endpoints_are_refused_for_a_moment_where_sockets_are_c
 }
 
 #[test]
+fn chains_of_an_earlier_process_that_are_not_needed_any_more_are_deleted_before_those_that_they_call() {
+    in_netns(|| {
+        let options = Options { is_beside_sockets: true, ..Options::default() };
+        let mut first = Datapath::start(&options).unwrap();
+        first.apply(&NodeState::default()).unwrap();
+        let before = first.read().unwrap();
+        let mut changes = Changes::default();
+        for (element, value) in [Watch::RemovedUdp, Watch::Answered].map(|it| it.element(Family::V4)) {
+            changes.add(element, value);
+        }
+        commit(&mut first.netfilter, Difference::new(Family::V4, changes).messages(Family::V4)).unwrap();
+        assert_ne!(first.read().unwrap(), before);
+        drop(first);
+        let mut second = Datapath::start(&options).unwrap();
+        second.apply(&NodeState::default()).unwrap();
+        assert_eq!(second.read().unwrap(), before);
+    });
+}
+
+#[test]
 fn rules_that_could_not_be_ended_are_repaired_without_a_notification() {
     in_netns(|| {
         let mut datapath =
