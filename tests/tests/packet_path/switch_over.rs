@@ -31,8 +31,10 @@ impl Mode {
         match self {
             Self::Nftables => true,
             Self::Iptables(program) => {
-                let list = || run(Command::new(program).args(["-t", "nat", "-S"]));
-                find(program).is_some() && it.n1.run(list).code == Some(0)
+                let program = format!("{program}-restore");
+                // An empty input: it only reads what is there.
+                let read = || run(Command::new(&program).arg("--noflush").stdin(Stdio::null()));
+                find(&program).is_some() && it.n1.run(read).code == Some(0)
             }
         }
     }

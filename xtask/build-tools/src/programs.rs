@@ -14,7 +14,7 @@ use crate::command::{cargo, output, run, status, workspace};
 /// The programs that end-to-end tests call, and the packages that contain them.
 const TEST_PROGRAMS: [(&str, &str); 5] = [
     ("ip", "iproute2"),
-    ("iptables-nft", "iptables"),
+    ("iptables-nft-restore", "iptables"),
     ("nft", "nftables"),
     ("setpriv", "util-linux"),
     ("unshare", "util-linux"),
