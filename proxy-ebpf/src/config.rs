@@ -28,6 +28,11 @@ pub(crate) static STRIPE_MASK: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub(crate) static OVERFLOW_CAPACITY: Global<u32> = Global::new(0);
 
+/// Not zero if every decision takes long.
+#[cfg(feature = "fault-points")]
+#[unsafe(no_mangle)]
+pub(crate) static SLOW: Global<u32> = Global::new(0);
+
 /// Makes the random choices of each load of the programs, and of each node, different.
 #[unsafe(no_mangle)]
 pub(crate) static SEED: Global<u64> = Global::new(0);

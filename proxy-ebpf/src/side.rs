@@ -123,8 +123,11 @@ impl<F: FamilyTables> Tables for Side<F> {
 #[cfg(feature = "fault-points")]
 #[inline(always)]
 fn delay() {
-    use crate::maps::DELAY;
+    use crate::{config::SLOW, maps::DELAY};
 
+    if SLOW.load() == 0 {
+        return;
+    }
     let Some(from) = DELAY.get_ptr(0) else { return };
     for _ in 0..8 {
         // SAFETY: a slot of an array is never freed, and no program writes to this one.

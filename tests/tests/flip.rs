@@ -229,7 +229,7 @@ fn flip_is_atomic_under_load() {
     node.netns().add_address(OWN.into()).unwrap();
     node.write_file("node.yaml", &manifest::node_with_addresses(NODE, &[OWN.into()]));
     node.write(&services(1));
-    node.start_with(&node.command(Build::Failpoints));
+    node.start_with(&node.command(Build::Failpoints).env("KUBE_PROXY_EBPF_FAULT", "slow-programs"));
     let a = SocketAddr::from((A4, 80));
 
     let stop = Arc::new(AtomicBool::new(false));

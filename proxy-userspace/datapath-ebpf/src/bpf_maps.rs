@@ -97,6 +97,10 @@ pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result
     loader.override_global("PROTECT_NODE_PORTS", &protect_node_ports, true);
     loader.override_global("HOST_NETNS", &host_netns, true);
     loader.override_global("SEED", &seed, true);
+    let slow = u32::from(failpoint::is_enabled("slow-programs"));
+    if cfg!(feature = "fault-points") {
+        loader.override_global("SLOW", &slow, true);
+    }
     loader.map_max_entries("SLOTS", slots);
     loader.map_max_entries("AFFINITY", affinity_clients);
     loader.map_max_entries("OVERFLOW", overflow);
