@@ -78,6 +78,9 @@ impl View for ClusterView {
         let parts: Vec<_> = path.split('|').collect();
         match (set, *parts.as_array()?) {
             (Set::GlobalNodeInfos, ["", name, "", ""]) if !name.is_empty() => Some(Path::Node(name.into())),
+            (Set::ServiceCidrsSet, ["", name, "", ""]) if !name.is_empty() => {
+                Some(Path::ServiceCidr(name.into()))
+            }
             (Set::GlobalServiceInfos, [namespace, name, "", ""])
                 if !namespace.is_empty() && !name.is_empty() =>
             {

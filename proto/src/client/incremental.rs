@@ -53,6 +53,8 @@ pub(super) async fn run(connector: &Connector, backend: &mut impl Incremental) -
             }
             Event::SetNode(name, node) => nodes.set(name, node),
             Event::DeleteNode(name) => nodes.delete(&name),
+            // Backends without a packet path have no use for them.
+            Event::SetServiceCidr(..) | Event::DeleteServiceCidr(_) => {}
             Event::SetService(name, service) => services.set(name, service),
             Event::DeleteService(name) => services.delete(&name),
             Event::SetEndpoint(service, key, endpoint) => endpoints.set((service, key), endpoint),

@@ -78,8 +78,11 @@ async fn request(connector: Connector, filter: NextFilter) -> Result<State, Stri
     let Some(NextItem { next: Some(next), .. }) = first else {
         return Err("the brain ended the stream without a state".to_owned());
     };
-    let (mut services, mut nodes) = (BTreeMap::new(), BTreeMap::new());
+    let (mut services, mut nodes, mut service_cidrs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     while let Some(item) = message().await? {
+        if let Some(it) = item.service_cidr {
+            service_cidrs.insert(it.name.as_str().into(), Arc::new(it));
+        }
         if let Some(node) = item.node {
             nodes.insert(node.name.as_str().into(), Arc::new(node));
         }
@@ -87,7 +90,7 @@ async fn request(connector: Connector, filter: NextFilter) -> Result<State, Stri
         services.insert(name.into(), Arc::new(it));
     }
     let revision = Revision { instance_id: next.instance_id, rev: next.rev };
-    Ok(State { revision: Some(revision), extensions, nodes, services })
+    Ok(State { revision: Some(revision), extensions, service_cidrs, nodes, services })
 }
 
 fn service_endpoints(message: localnetv1::ServiceEndpoints) -> Option<(String, ServiceEndpoints)> {

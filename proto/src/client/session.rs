@@ -16,7 +16,7 @@ use super::{
     backoff::ReconnectBackoff,
     connect::{Connector, error_chain},
 };
-use crate::localv1::{Extension, OpItem, Ref, Revision, Set, Value, op_item::Op};
+use crate::localv1::{Extension, OpItem, Ref, Revision, ServiceCidr, Set, Value, op_item::Op};
 
 /// How long to wait for the response headers of the stream.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,6 +42,7 @@ pub(super) trait View: Clone + fmt::Debug + Send + 'static {
 
 /// What a path refers to. The name of a Service is `namespace/name`.
 pub(super) enum Path {
+    ServiceCidr(Arc<str>),
     Node(Arc<str>),
     Service(Arc<str>),
     /// The Service, and the key of the endpoint within it.
@@ -55,6 +56,8 @@ pub(super) enum Path {
 pub(super) enum Event<V: View> {
     /// Everything received before is void; the stream carries these extensions.
     Reset(Vec<Extension>),
+    SetServiceCidr(Arc<str>, ServiceCidr),
+    DeleteServiceCidr(Arc<str>),
     SetNode(Arc<str>, V::Node),
     DeleteNode(Arc<str>),
     SetService(Arc<str>, V::Service),
@@ -210,6 +213,9 @@ fn decode<V: View>(op: Op) -> Result<Option<Event<V>>, String> {
         Op::Reset(it) => Event::Reset(it.extensions().collect()),
         Op::Sync(it) => Event::Sync(it.revision),
         Op::Set(Value { r#ref, bytes }) => match parse_ref::<V>(r#ref)? {
+            Path::ServiceCidr(name) => {
+                Event::SetServiceCidr(name.clone(), message("ServiceCIDR", &name, &bytes)?)
+            }
             Path::Node(name) => Event::SetNode(name.clone(), message("node", &name, &bytes)?),
             Path::Service(name) => Event::SetService(name.clone(), message("service", &name, &bytes)?),
             Path::Endpoint(service, key) => {
@@ -219,6 +225,7 @@ fn decode<V: View>(op: Op) -> Result<Option<Event<V>>, String> {
             Path::Duplicate => return Ok(None),
         },
         Op::Delete(it) => match parse_ref::<V>(Some(it))? {
+            Path::ServiceCidr(name) => Event::DeleteServiceCidr(name),
             Path::Node(name) => Event::DeleteNode(name),
             Path::Service(name) => Event::DeleteService(name),
             Path::Endpoint(service, key) => Event::DeleteEndpoint(service, key),

@@ -10,13 +10,14 @@ use super::{
 };
 use crate::{
     DiffStore,
-    localv1::{Extension, Revision},
+    localv1::{Extension, Revision, ServiceCidr},
 };
 
 /// The state of a view while its events arrive.
 #[derive(Debug)]
 pub(super) struct Tracker<V: View> {
     extensions: Vec<Extension>,
+    service_cidrs: Tracked<ServiceCidr>,
     nodes: Tracked<V::Node>,
     services: Tracked<WithEndpoints<V::Service, V::Endpoint>>,
     /// Endpoints without a Service, by Service; a brain that keeps the contract leaves none at a sync.
@@ -31,6 +32,7 @@ impl<V: View> Default for Tracker<V> {
     fn default() -> Self {
         Self {
             extensions: Vec::new(),
+            service_cidrs: DiffStore::new(),
             nodes: DiffStore::new(),
             services: DiffStore::new(),
             orphans: BTreeMap::new(),
@@ -44,10 +46,13 @@ impl<V: View> Tracker<V> {
         match event {
             Event::Reset(extensions) => {
                 self.extensions = extensions;
+                self.service_cidrs.reset();
                 self.nodes.reset();
                 self.services.reset();
                 self.orphans.clear();
             }
+            Event::SetServiceCidr(name, it) => self.service_cidrs.set(name, Arc::new(it)),
+            Event::DeleteServiceCidr(name) => self.service_cidrs.delete(&name),
             Event::SetNode(name, node) => self.nodes.set(name, Arc::new(node)),
             Event::DeleteNode(name) => self.nodes.delete(&name),
             Event::SetService(name, service) => {
@@ -86,13 +91,17 @@ impl<V: View> Tracker<V> {
         &mut self,
         revision: Option<Revision>,
     ) -> Option<Change<V::Node, V::Service, V::Endpoint>> {
+        let service_cidrs = edits(&mut self.service_cidrs);
         let (nodes, services) = (edits(&mut self.nodes), edits(&mut self.services));
-        if nodes.is_empty() && services.is_empty() && self.last_extensions.as_ref() == Some(&self.extensions)
+        if service_cidrs.is_empty()
+            && nodes.is_empty()
+            && services.is_empty()
+            && self.last_extensions.as_ref() == Some(&self.extensions)
         {
             return None;
         }
         self.last_extensions = Some(self.extensions.clone());
-        Some(Change { revision, extensions: self.extensions.clone(), nodes, services })
+        Some(Change { revision, extensions: self.extensions.clone(), service_cidrs, nodes, services })
     }
 }
 
@@ -130,6 +139,8 @@ mod tests {
             2 => (name(), name()).prop_map(|(of, it)| Event::DeleteEndpoint(of, it)),
             1 => (name(), any::<bool>().prop_map(node)).prop_map(|(it, value)| Event::SetNode(it, value)),
             1 => name().prop_map(Event::DeleteNode),
+            1 => (name(), value()).prop_map(|(it, cidr)| Event::SetServiceCidr(it, ServiceCidr { cidrs: vec![cidr], ..ServiceCidr::default() })),
+            1 => name().prop_map(Event::DeleteServiceCidr),
             3 => Just(()).prop_map(|()| Event::Sync(None)),
         ]
     }
@@ -137,6 +148,7 @@ mod tests {
     /// A naive model.
     #[derive(Default)]
     struct Naive {
+        service_cidrs: Values<ServiceCidr>,
         nodes: Values<Node>,
         services: BTreeMap<Arc<str>, Service>,
         endpoints: BTreeMap<Arc<str>, Values<Endpoint>>,
@@ -152,6 +164,8 @@ mod tests {
                     self.endpoints.entry(of).or_default().insert(it, value.into());
                 }
                 Event::DeleteEndpoint(of, it) => drop(self.endpoints.entry(of).or_default().remove(&it)),
+                Event::SetServiceCidr(it, value) => drop(self.service_cidrs.insert(it, value.into())),
+                Event::DeleteServiceCidr(it) => drop(self.service_cidrs.remove(&it)),
                 Event::SetNode(it, value) => drop(self.nodes.insert(it, value.into())),
                 Event::DeleteNode(it) => drop(self.nodes.remove(&it)),
                 Event::Sync(_) => {}
@@ -163,7 +177,12 @@ mod tests {
                 let endpoints = self.endpoints.get(name).cloned().unwrap_or_default();
                 (Arc::clone(name), Arc::new(WithEndpoints { service: service.clone(), endpoints }))
             });
-            State { nodes: self.nodes.clone(), services: services.collect(), ..State::default() }
+            State {
+                service_cidrs: self.service_cidrs.clone(),
+                nodes: self.nodes.clone(),
+                services: services.collect(),
+                ..State::default()
+            }
         }
     }
 
@@ -181,7 +200,9 @@ mod tests {
                 match tracker.finish(None) {
                     None => prop_assert!(before.is_some(), "the first state is returned even if it is empty"),
                     Some(change) => {
-                        let is_empty = change.nodes.is_empty() && change.services.is_empty();
+                        let is_empty = change.service_cidrs.is_empty()
+                            && change.nodes.is_empty()
+                            && change.services.is_empty();
                         prop_assert!(!is_empty || before.is_none(), "an empty difference is not returned");
                         state.get_or_insert_default().apply(change);
                     }

@@ -17,7 +17,7 @@ use model::{
     conflicts::FrontendOwners,
     diff::differing,
     services::{Edit, Services},
-    state::{NodeInfos, NodeState, ServiceState},
+    state::{NodeInfos, NodeState, ServiceCidr, ServiceState},
 };
 
 use crate::{
@@ -143,6 +143,16 @@ impl Brain {
         self.cluster_mut().delete_node(name);
     }
 
+    /// Adds a ServiceCIDR, or replaces the one of the same name.
+    pub fn set_service_cidr(&mut self, it: impl Into<Arc<ServiceCidr>>) {
+        self.cluster_mut().set_service_cidr(it);
+    }
+
+    /// Deletes a ServiceCIDR.
+    pub fn delete_service_cidr(&mut self, name: &str) {
+        self.cluster_mut().delete_service_cidr(name);
+    }
+
     /// Replaces the whole cluster by a snapshot; objects that both share are skipped.
     pub fn replace_cluster(&mut self, cluster: Arc<ClusterState>) {
         let before = mem::replace(&mut self.cluster, cluster);
@@ -192,7 +202,11 @@ impl Brain {
             if before.is_none_or(|it| !it.ptr_eq(&services)) {
                 changed.insert(Arc::clone(&name));
             }
-            let state = NodeState { services, nodes: self.node_infos.clone() };
+            let state = NodeState {
+                services,
+                nodes: self.node_infos.clone(),
+                service_cidrs: Arc::clone(self.cluster.service_cidrs()),
+            };
             self.served.insert(name, ServedNode { zone, state });
         }
         let in_use: BTreeSet<_> = self.served.values().map(|it| &it.zone).collect();
@@ -200,7 +214,7 @@ impl Brain {
         changed
     }
 
-    /// Updates the node infos of all states.
+    /// Updates what is the same in all states.
     fn update_nodes(&mut self, changed: &mut BTreeSet<Arc<str>>) {
         let mut has_changed = false;
         for name in mem::take(&mut self.dirty_infos) {
@@ -214,9 +228,13 @@ impl Brain {
                 None => self.node_infos.remove(&name),
             };
         }
+        // They are the same for all nodes, too.
+        let service_cidrs = self.cluster.service_cidrs();
+        has_changed |= self.served.values().any(|it| it.state.service_cidrs != *service_cidrs);
         if has_changed {
             for (name, served) in &mut self.served {
                 served.state.nodes = self.node_infos.clone();
+                served.state.service_cidrs = Arc::clone(service_cidrs);
                 changed.insert(Arc::clone(name));
             }
         }

@@ -37,7 +37,11 @@ pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> Node
         let conflicting = owners.conflicting(&service.name);
         Some(Arc::new(service::resolved_state(service, slices, node, options, conflicting)?))
     });
-    NodeState { services: states.collect(), nodes: node_infos(cluster) }
+    NodeState {
+        services: states.collect(),
+        nodes: node_infos(cluster),
+        service_cidrs: Arc::clone(cluster.service_cidrs()),
+    }
 }
 
 /// Which Service owns which frontend in a cluster.

@@ -80,6 +80,7 @@ fn count(
 mod tests {
     use super::*;
     use crate::{
+        config::{Config, Host},
         elements::Value,
         in_netns::in_netns,
         rules::TableConfig,
@@ -91,8 +92,7 @@ mod tests {
     fn a_service_port_may_have_so_many_clients_and_others_have_theirs() {
         in_netns(|| {
             let family = Family::V4;
-            let config_ =
-                TableConfig { family, mark: 1, masquerade_all: false, pods: None, untracked: Vec::new() };
+            let config_ = TableConfig::new(family, &Config::default(), &Host::default());
             let table = DesiredTable { elements: config_.elements(), config_, is_owned: false };
             let mut netfilter = Netfilter::open().unwrap();
             commit(&mut netfilter, table.replace()).unwrap();

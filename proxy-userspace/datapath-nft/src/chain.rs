@@ -24,6 +24,10 @@ pub(super) enum Hook {
     PreroutingRetry,
     /// [`Hook::Output`] once more, for packets that were not translated there.
     OutputRetry,
+    /// Packets that are forwarded, after translation.
+    Forward,
+    /// Packets of local processes, after translation.
+    OutputFilter,
     /// Packets that leave, after routing.
     Postrouting,
     /// Every packet that arrives, not only the first one of a connection, before it is translated.
@@ -40,13 +44,16 @@ impl Hook {
     /// The type of its chains, `NF_INET_…`, and the priority.
     ///
     /// The first chain that translates a connection decides, so ours come before those of others, as kube-proxy's, at
-    /// `NF_IP_PRI_NAT_DST` (-100) and `NF_IP_PRI_NAT_SRC` (100). For other packets that is `NF_IP_PRI_MANGLE`: after conntrack, or `NF_IP_PRI_RAW`: before it.
+    /// `NF_IP_PRI_NAT_DST` (-100) and `NF_IP_PRI_NAT_SRC` (100). For other packets that is `NF_IP_PRI_MANGLE`: after
+    /// conntrack, `NF_IP_PRI_RAW`: before it, or `NF_IP_PRI_FILTER`: after translation.
     pub(super) fn place(self) -> (&'static str, u32, i32) {
         match self {
             Self::Prerouting => ("nat", 0, -102),
             Self::Output => ("nat", 3, -102),
             Self::PreroutingRetry => ("nat", 0, -101),
             Self::OutputRetry => ("nat", 3, -101),
+            Self::Forward => ("filter", 2, 0),
+            Self::OutputFilter => ("filter", 3, 0),
             Self::Postrouting => ("nat", 4, 99),
             Self::PreroutingEach => ("filter", 0, -150),
             Self::OutputEach => ("filter", 3, -150),

@@ -63,6 +63,8 @@ pub(super) struct Host {
     pub(super) node: NodeInfo,
     /// The addresses of the interfaces.
     pub(super) interfaces: BTreeSet<IpAddr>,
+    /// The ranges of its cluster's cluster IPs.
+    pub(super) service_cidrs: Vec<IpNet>,
 }
 
 impl Host {
@@ -112,6 +114,7 @@ mod tests {
                 is_being_deleted: false,
             },
             interfaces: ["192.168.0.3", "192.168.0.2", "10.0.0.1", "fd00::2"].map(ip).into(),
+            service_cidrs: Vec::new(),
         }
     }
 

@@ -174,6 +174,8 @@ impl Datapath {
     pub fn apply(&mut self, state: &NodeState) -> Result<ApplyReport, Error> {
         self.is_pending = true;
         self.host.node = state.nodes.get(self.node_name.as_str()).cloned().unwrap_or_default();
+        let cidrs = state.service_cidrs.values();
+        self.host.service_cidrs = cidrs.flat_map(|it| it.cidrs.iter().copied()).collect();
         // Endpoints keep their existing slots.
         let snapshots = if self.applied.is_none() { Some(self.read()?) } else { None };
         let mut previous = PreviousSlots::default();
@@ -201,7 +203,7 @@ impl Datapath {
             (_, snapshots) => {
                 // It is as large as the state, and everything is compared anyway.
                 drop(update);
-                // After the first time, this means that the addresses of pods have changed.
+                // After the first time, this means that the addresses of pods or the ServiceCIDRs have changed.
                 self.applied = None;
                 let snapshots = snapshots.map_or_else(|| self.read(), Ok)?;
                 self.repair_tables(&snapshots, desired)?

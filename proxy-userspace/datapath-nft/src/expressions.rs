@@ -55,6 +55,7 @@ const NOT_EQUAL: u32 = 1;
 const LESS: u32 = 2;
 const AT_LEAST: u32 = 5;
 const HOST_TO_NETWORK: u32 = 1;
+const CT_STATE: u32 = 0;
 const CT_DIRECTION: u32 = 1;
 const CT_STATUS: u32 = 2;
 const CT_DESTINATION_PORT: u32 = 12;
@@ -62,6 +63,8 @@ const CT_SOURCE_V4: u32 = 19;
 const CT_DESTINATION_V4: u32 = 20;
 const CT_SOURCE_V6: u32 = 21;
 const CT_DESTINATION_V6: u32 = 22;
+/// The first packet of a connection (`NF_CT_STATE_BIT(IP_CT_NEW)`).
+const NEW: u32 = 1 << 3;
 /// `IP_CT_DIR_ORIGINAL`: from the client.
 const ORIGINAL: u8 = 0;
 /// `IPS_SEEN_REPLY`.
@@ -262,6 +265,11 @@ impl Rule {
         )
     }
 
+    /// Continues if the packet is the first one of a connection.
+    pub(super) fn if_new(self) -> Self {
+        self.bits_of(CT_STATE, NEW).compare(Register(0), NOT_EQUAL, [0; 4])
+    }
+
     /// Continues if the destination was translated.
     pub(super) fn if_translated(self) -> Self {
         self.status(DESTINATION_TRANSLATED).compare(Register(0), NOT_EQUAL, [0; 4])
@@ -280,8 +288,13 @@ impl Rule {
 
     /// Reads bits of the status of the connection.
     fn status(self, bits: u32) -> Self {
+        self.bits_of(CT_STATUS, bits)
+    }
+
+    /// Reads bits of a key of the connection.
+    fn bits_of(self, key: u32, bits: u32) -> Self {
         let scratch = Register(0);
-        self.push("ct", vec![Attribute::u32(1, scratch.number()), Attribute::u32(2, CT_STATUS)]).bitwise(
+        self.push("ct", vec![Attribute::u32(1, scratch.number()), Attribute::u32(2, key)]).bitwise(
             scratch,
             bits.to_ne_bytes().into(),
             vec![0; 4],

@@ -29,6 +29,7 @@ mod snapshot;
 mod source_list;
 mod tables;
 mod transaction;
+mod unassigned;
 mod untracked;
 mod verdict;
 mod watch;

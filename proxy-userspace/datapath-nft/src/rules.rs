@@ -21,7 +21,7 @@ use crate::{
     expressions::{Register, Rule},
     schema::{Bytes, Map},
     source_list::ALLOWED,
-    untracked,
+    unassigned, untracked,
     verdict::Verdict,
 };
 
@@ -98,6 +98,8 @@ pub(super) struct TableConfig {
     pub(super) pods: Option<Pods>,
     /// The pods to which connections of the host's own programs are not tracked.
     pub(super) untracked: Vec<IpNet>,
+    /// The ranges of cluster IPs: addresses in them that no Service has are dropped.
+    pub(super) service_cidrs: Vec<IpNet>,
 }
 
 impl TableConfig {
@@ -109,6 +111,7 @@ impl TableConfig {
             masquerade_all: config.masquerade_all,
             pods: host.pods(&config.detect_local, family),
             untracked: of_family(&config.untracked, family),
+            service_cidrs: of_family(&host.service_cidrs, family),
         }
     }
 
@@ -147,6 +150,7 @@ impl TableConfig {
             hooked("postrouting", Hook::Postrouting, self.postrouting()),
         ]);
         chains.extend(untracked::chains(self.family, &self.untracked));
+        chains.extend(unassigned::chains(self.family, &self.service_cidrs));
         chains
     }
 

@@ -308,16 +308,11 @@ pub(super) fn describe(message: &Message) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, Host};
 
     /// A table, and the snapshot of it once it is written.
     fn applied() -> (DesiredTable, Snapshot) {
-        let config_ = TableConfig {
-            family: Family::V4,
-            mark: 1,
-            masquerade_all: false,
-            pods: None,
-            untracked: Vec::new(),
-        };
+        let config_ = TableConfig::new(Family::V4, &Config::default(), &Host::default());
         let mut existing = Snapshot { comment: comment(&config_), ..Snapshot::default() };
         for chain in config_.chains() {
             if chain.hook.is_some() {

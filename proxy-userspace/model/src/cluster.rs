@@ -1,4 +1,4 @@
-//! A snapshot of a cluster: Services, EndpointSlices and Nodes, reduced to the fields that the brain reads.
+//! A snapshot of a cluster: Services, EndpointSlices, Nodes and ServiceCIDRs, reduced to the fields that the brain reads.
 //!
 //! Invariant: every value is valid.
 //! Addresses, ports and protocols are parsed; a field that cannot be parsed is [`Rejected`](crate::Rejected) by the source.
@@ -15,7 +15,7 @@ use ipnet::IpNet;
 
 use crate::{
     Family, Protocol, ServiceName, Timestamp,
-    state::{self, ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
+    state::{self, ClientIpAffinity, ServiceCidr, ServiceCidrs, ServiceKind, TargetPort, TrafficPolicy},
 };
 
 /// A snapshot of a cluster.
@@ -28,6 +28,7 @@ pub struct ClusterState {
     /// The key in `slices` of each slice: the label of a slice can change.
     slice_owners: HashMap<SliceName, ServiceName>,
     nodes: BTreeMap<Arc<str>, Arc<Node>>,
+    service_cidrs: ServiceCidrs,
 }
 
 impl ClusterState {
@@ -64,6 +65,11 @@ impl ClusterState {
     /// One Node.
     pub fn node(&self, name: &str) -> Option<&Arc<Node>> {
         self.nodes.get(name)
+    }
+
+    /// All ServiceCIDRs, by name.
+    pub fn service_cidrs(&self) -> &ServiceCidrs {
+        &self.service_cidrs
     }
 
     /// Adds a Service, or replaces the one of the same name, which is returned.
@@ -113,6 +119,17 @@ impl ClusterState {
     /// Removes a Node and returns it.
     pub fn delete_node(&mut self, name: &str) -> Option<Arc<Node>> {
         self.nodes.remove(name)
+    }
+
+    /// Adds a ServiceCIDR, or replaces the one of the same name.
+    pub fn set_service_cidr(&mut self, it: impl Into<Arc<ServiceCidr>>) {
+        let it = it.into();
+        Arc::make_mut(&mut self.service_cidrs).insert(Arc::clone(&it.name), it);
+    }
+
+    /// Removes a ServiceCIDR.
+    pub fn delete_service_cidr(&mut self, name: &str) {
+        Arc::make_mut(&mut self.service_cidrs).remove(name);
     }
 }
 
@@ -336,6 +353,8 @@ mod tests {
         cluster.delete_slice(&slice("s", "a").name);
         cluster.set_node(Node { name: "n".into(), zone: None, info: state::NodeInfo::default() });
         cluster.delete_node("n");
+        cluster.set_service_cidr(ServiceCidr { name: "c".into(), cidrs: Vec::new() });
+        cluster.delete_service_cidr("c");
         assert_eq!(cluster, ClusterState::default());
     }
 }

@@ -171,4 +171,10 @@ pub(crate) fn apply(brain: &mut Brain, changes: ClusterChanges) {
             None => brain.delete_node(&name),
         }
     }
+    for (name, it) in changes.service_cidrs {
+        match it {
+            Some(it) => brain.set_service_cidr(it),
+            None => brain.delete_service_cidr(&name),
+        }
+    }
 }

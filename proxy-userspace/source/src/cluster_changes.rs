@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use model::{
     ServiceName,
     cluster::{EndpointSlice, Node, Service, SliceName},
+    state::ServiceCidr,
 };
 
 /// Changed objects of one kind by name; `None` for a deleted object.
@@ -19,12 +20,17 @@ pub struct ClusterChanges {
     pub slices: HashMap<SliceName, Option<Arc<EndpointSlice>>>,
     /// Changed Nodes, `None` for deleted ones.
     pub nodes: HashMap<Arc<str>, Option<Arc<Node>>>,
+    /// Changed ServiceCIDRs, `None` for deleted ones.
+    pub service_cidrs: HashMap<Arc<str>, Option<Arc<ServiceCidr>>>,
 }
 
 impl ClusterChanges {
     /// Whether nothing has changed.
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.slices.is_empty() && self.nodes.is_empty()
+        self.services.is_empty()
+            && self.slices.is_empty()
+            && self.nodes.is_empty()
+            && self.service_cidrs.is_empty()
     }
 
     /// Adds later changes.
@@ -32,5 +38,6 @@ impl ClusterChanges {
         self.services.extend(later.services);
         self.slices.extend(later.slices);
         self.nodes.extend(later.nodes);
+        self.service_cidrs.extend(later.service_cidrs);
     }
 }

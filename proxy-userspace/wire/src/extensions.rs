@@ -17,12 +17,20 @@ pub struct Extensions {
     pub other_serving: bool,
     /// Services of other proxies.
     pub other_proxies: bool,
+    /// The ranges of cluster IPs.
+    pub service_cidrs: bool,
 }
 
 impl Extensions {
     /// What a stream of the state of one node supports.
-    pub const LOCAL: Self =
-        Self { revisions: true, trigger_times: true, nodes: true, other_serving: true, other_proxies: false };
+    pub const LOCAL: Self = Self {
+        revisions: true,
+        trigger_times: true,
+        nodes: true,
+        other_serving: true,
+        other_proxies: false,
+        service_cidrs: true,
+    };
     /// What a stream of the state of the cluster supports.
     pub const GLOBAL: Self = Self {
         revisions: false,
@@ -30,6 +38,7 @@ impl Extensions {
         nodes: false,
         other_serving: false,
         other_proxies: true,
+        service_cidrs: true,
     };
 
     /// The requested extensions that this set contains.
@@ -43,6 +52,7 @@ impl Extensions {
                 Extension::TriggerTimes => accepted.trigger_times = self.trigger_times,
                 Extension::Nodes => accepted.nodes = self.nodes,
                 Extension::OtherServing => accepted.other_serving = self.other_serving,
+                Extension::ServiceCidrs => accepted.service_cidrs = self.service_cidrs,
                 Extension::OtherProxies => accepted.other_proxies = self.other_proxies,
             }
         }
@@ -57,6 +67,7 @@ impl Extensions {
             (self.nodes, Extension::Nodes),
             (self.other_serving, Extension::OtherServing),
             (self.other_proxies, Extension::OtherProxies),
+            (self.service_cidrs, Extension::ServiceCidrs),
         ];
         all.into_iter().filter_map(|(is_in, it)| is_in.then_some(it))
     }

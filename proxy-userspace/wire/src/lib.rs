@@ -18,7 +18,7 @@ mod reader;
 pub use decode::service_state;
 pub use encode::{endpoint, named_targets, service, service_with_extensions};
 pub use extensions::Extensions;
-pub use node::node;
+pub use node::{node, service_cidr};
 pub use node_state::NodeStateDecoder;
 pub use path::{endpoint_key, endpoint_path, service_path};
 pub use reader::Decoded;

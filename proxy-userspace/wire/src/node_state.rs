@@ -20,7 +20,7 @@ use proxy_contract::{
 
 use crate::{
     decode::service_state,
-    node::node_info,
+    node::{decode_service_cidr, node_info},
     path::service_path,
     reader::{Decoded, Reader},
 };
@@ -34,6 +34,8 @@ pub struct NodeStateDecoder {
     owners: FrontendOwners,
     /// What was rejected of each node.
     nodes: BTreeMap<Arc<str>, Vec<Rejected>>,
+    /// What was rejected of each ServiceCIDR.
+    service_cidrs: BTreeMap<Arc<str>, Vec<Rejected>>,
 }
 
 /// A Service as its message describes it.
@@ -53,6 +55,7 @@ impl NodeStateDecoder {
     /// The cost is proportional to the change.
     pub fn apply(&mut self, change: &NodeChange) -> NodeState {
         self.apply_nodes(&change.nodes);
+        self.apply_service_cidrs(&change.service_cidrs);
         let mut affected = BTreeSet::new();
         for (path, message) in &change.services {
             let before = self.services.remove(path).unwrap_or_default();
@@ -104,6 +107,10 @@ impl NodeStateDecoder {
         let gone = self.state.nodes.keys().filter(|it| !state.nodes.contains_key(*it));
         change.nodes.extend(gone.map(|it| (Arc::clone(it), None)));
         change.nodes.extend(state.nodes.iter().map(|(name, it)| (Arc::clone(name), Some(Arc::clone(it)))));
+        let gone = self.state.service_cidrs.keys().filter(|it| !state.service_cidrs.contains_key(*it));
+        change.service_cidrs.extend(gone.map(|it| (Arc::clone(it), None)));
+        let all = state.service_cidrs.iter();
+        change.service_cidrs.extend(all.map(|(name, it)| (Arc::clone(name), Some(Arc::clone(it)))));
         self.apply(&change)
     }
 
@@ -118,6 +125,25 @@ impl NodeStateDecoder {
             remove_conflicting(Arc::make_mut(&mut Arc::make_mut(&mut state).service), conflicting);
         }
         Some(state)
+    }
+
+    fn apply_service_cidrs(&mut self, changes: &BTreeMap<Arc<str>, Option<Arc<localv1::ServiceCidr>>>) {
+        for (name, message) in changes {
+            let before = self.service_cidrs.remove(name).unwrap_or_default();
+            let all = Arc::make_mut(&mut self.state.service_cidrs);
+            let Some(message) = message else {
+                all.remove(name);
+                continue;
+            };
+            let Decoded { value, rejected } = decode_service_cidr(name, message);
+            log_new(&rejected, &before);
+            if !rejected.is_empty() {
+                self.service_cidrs.insert(Arc::clone(name), rejected);
+            }
+            if let Some(it) = value {
+                all.insert(Arc::clone(name), Arc::new(it));
+            }
+        }
     }
 
     fn apply_nodes(&mut self, nodes: &BTreeMap<Arc<str>, Option<Arc<localv1::Node>>>) {
@@ -244,7 +270,10 @@ mod tests {
         let mut full = State::default();
         full.services.insert("a/y".into(), message("a", "y", "10.96.0.2"));
         full.nodes.insert("n".into(), Arc::default());
+        let cidrs = ["10.96.0.0/16", "nowhere"].map(String::from).to_vec();
+        full.service_cidrs.insert("c".into(), Arc::new(localv1::ServiceCidr { cidrs, ..Default::default() }));
         let state = decoder.decode(&full);
+        assert_eq!(state.service_cidrs["c"].cidrs, ["10.96.0.0/16".parse().unwrap()]);
         assert_eq!((names(&state), state.nodes.len()), (vec!["a/y".to_owned()], 1));
         assert_eq!(decoder.decode(&State::default()), NodeState::default());
     }

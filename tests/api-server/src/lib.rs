@@ -1,4 +1,4 @@
-//! A small API server with Services, EndpointSlices and Nodes that accepts events, over real HTTP and TLS, for tests and
+//! A small API server with Services, EndpointSlices, Nodes and ServiceCIDRs that accepts events, over real HTTP and TLS, for tests and
 //! benchmarks.
 //!
 //! It responds as a Kubernetes API server does, with paged lists, watches with bookmarks, streaming lists, selectors and
@@ -177,7 +177,7 @@ impl ApiServer {
         self.shared.version.send_replace(version);
     }
 
-    /// Deletes an object; `name` is `namespace/name`, or `name` for a Node.
+    /// Deletes an object; `name` is `namespace/name`, or `name` for a Node and a ServiceCIDR.
     pub fn delete(&self, resource: Resource, name: &str) {
         let version = self.shared.state().objects.delete(resource, name);
         self.shared.version.send_replace(version);

@@ -18,16 +18,19 @@ pub enum Resource {
     EndpointSlices,
     /// `v1 Node`.
     Nodes,
+    /// `networking.k8s.io/v1 ServiceCIDR`.
+    ServiceCidrs,
 }
 
 impl Resource {
-    const ALL: [Self; 3] = [Self::Services, Self::EndpointSlices, Self::Nodes];
+    const ALL: [Self; 4] = [Self::Services, Self::EndpointSlices, Self::Nodes, Self::ServiceCidrs];
 
     pub(crate) fn path(self) -> &'static str {
         match self {
             Self::Services => "/api/v1/services",
             Self::EndpointSlices => "/apis/discovery.k8s.io/v1/endpointslices",
             Self::Nodes => "/api/v1/nodes",
+            Self::ServiceCidrs => "/apis/networking.k8s.io/v1/servicecidrs",
         }
     }
 
@@ -44,6 +47,7 @@ impl Resource {
             Self::Services => "Service",
             Self::EndpointSlices => "EndpointSlice",
             Self::Nodes => "Node",
+            Self::ServiceCidrs => "ServiceCIDR",
         }
     }
 
@@ -51,6 +55,7 @@ impl Resource {
         match self {
             Self::Services | Self::Nodes => "v1",
             Self::EndpointSlices => "discovery.k8s.io/v1",
+            Self::ServiceCidrs => "networking.k8s.io/v1",
         }
     }
 }
@@ -99,7 +104,7 @@ impl Objects {
         let resource = Resource::of_kind(kind).unwrap_or_else(|| panic!("unknown kind {kind:?}"));
         let name = value["metadata"]["name"].as_str().expect("an object has a name").to_owned();
         let key = match resource {
-            Resource::Nodes => name.clone(),
+            Resource::Nodes | Resource::ServiceCidrs => name.clone(),
             _ => {
                 let namespace = value["metadata"]["namespace"].as_str().unwrap_or("default").to_owned();
                 value["metadata"]["namespace"] = json!(namespace);

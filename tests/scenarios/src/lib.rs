@@ -156,6 +156,7 @@ impl Step {
                 Object::Service(it) => drop(cluster.set_service(it)),
                 Object::EndpointSlice(it) => drop(cluster.set_slice(it)),
                 Object::Node(it) => drop(cluster.set_node(it)),
+                Object::ServiceCidr(it) => cluster.set_service_cidr(it),
             }
         }
         cluster

@@ -14,8 +14,8 @@ use tests::{
 };
 
 use crate::{
-    NODE_PORT, RunningCluster, at, check_refused, cluster_ips, external, internal, load_balancer_ips,
-    on_both_nodes, replies,
+    NODE_PORT, RunningCluster, apply_service_cidr, at, check_refused, cluster_ips, external, internal,
+    load_balancer_ips, on_both_nodes, replies,
 };
 
 const TABLE: &str = "kube-proxy-ebpf";
@@ -70,6 +70,7 @@ fn every_nft_lists_the_tables_and_loads_them_again() {
         // Beside the socket path there are rules for removed UDP endpoints, too.
         let services = services(affinity);
         let Some(mut it) = RunningCluster::or_skip("ebpf", &services, &arguments) else { return };
+        apply_service_cidr(&it);
         it.apply(&[&services[..services.len() - 1], &[dns()]].concat());
         let sticky = at(load_balancer_ips(2)[0], 80);
         let has_affinity = || replies(&it.client, Transport::Tcp, sticky).len() == 1;
@@ -89,7 +90,12 @@ fn every_nft_lists_the_tables_and_loads_them_again() {
         };
         for (family, table) in ["ip", "ip6"].into_iter().enumerate() {
             let listed = nft(&it, version, &["list", "table", table, TABLE]);
-            for it in ["removed-udp-prerouting", "10.96.0.1 . tcp . 80 : 1:1", "masquerade fully-random"] {
+            for it in [
+                "removed-udp-prerouting",
+                "10.96.0.1 . tcp . 80 : 1:1",
+                "masquerade fully-random",
+                "ct state new drop",
+            ] {
                 assert!(family == 1 || listed.contains(it), "{it}: {listed}");
             }
             // They know no rules that add keys of more than 16 bytes to a map.

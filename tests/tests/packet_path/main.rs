@@ -9,6 +9,7 @@ mod node;
 mod policies;
 mod sources;
 mod switch_over;
+mod unassigned;
 mod untracked;
 
 use std::{
@@ -23,8 +24,8 @@ use std::{
 use tests::{
     Agent, AgentCommand, ConnectLoad, NetNs, TIMEOUT, TestCluster, Transport,
     agent::run,
-    http,
-    manifest::Service,
+    eventually, http,
+    manifest::{self, Service},
     scaled,
     test_cluster::{N1, P1, P3, Reply, TARGET},
 };
@@ -179,6 +180,20 @@ impl RunningCluster {
         self.cluster.write(services);
         self.agent.wait_until(TIMEOUT, || is_active(&self.cluster, services)).unwrap();
     }
+}
+
+/// Writes a ServiceCIDR of all cluster IPs and waits until it is active.
+#[track_caller]
+fn apply_service_cidr(cluster: &TestCluster) {
+    let text = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\n\
+                spec: {cidrs: [10.96.0.0/16, 'fd00:96::/112']}\n";
+    manifest::write_atomically(&cluster.manifests().join("service-cidr.yaml"), text).unwrap();
+    assert!(eventually(TIMEOUT, || has_service_cidr(cluster)));
+}
+
+/// Whether addresses in a ServiceCIDR that no Service has are dropped.
+fn has_service_cidr(cluster: &TestCluster) -> bool {
+    nft(cluster, &["list", "chains"]).contains("unassigned-forward")
 }
 
 /// Connects continuously from the client, at an interval in milliseconds (scaled).

@@ -1,7 +1,12 @@
 //! What the incremental brain shares, and whom it tells. That it computes the same as the pure function is tested with random
 //! histories, in the crate `fuzz`.
 
-use model::{Timestamp, cluster::Node, services::Services, state::EndpointKey};
+use model::{
+    Timestamp,
+    cluster::Node,
+    services::Services,
+    state::{EndpointKey, ServiceCidr},
+};
 
 use super::*;
 use crate::Brain;
@@ -128,4 +133,27 @@ fn zone_hints_apply_once_the_zone_of_the_node_is_known() {
     brain.delete_node("n3");
     brain.recompute();
     assert!(Arc::ptr_eq(of(&brain, "n3", "web"), of(&brain, "n1", "web")));
+}
+
+#[test]
+fn every_node_has_the_service_cidrs() {
+    let mut brain = brain();
+    let cidr = |range: &str| ServiceCidr { name: "c".into(), cidrs: vec![range.parse().unwrap()] };
+    brain.set_service_cidr(cidr("10.96.0.0/16"));
+    assert_eq!(brain.recompute().len(), NODES.len());
+    brain.set_service_cidr(cidr("10.96.0.0/16"));
+    assert_eq!(brain.recompute().len(), 0);
+    let mut cluster = (**brain.cluster_state()).clone();
+    cluster.set_service_cidr(cidr("10.97.0.0/16"));
+    brain.replace_cluster(cluster.clone().into());
+    assert_eq!(brain.recompute().len(), NODES.len());
+    brain.start_serving("n4");
+    brain.recompute();
+    for node in ["n1", "n4"] {
+        assert_eq!(brain.state(node).unwrap().service_cidrs["c"].cidrs, cidr("10.97.0.0/16").cidrs);
+        assert_eq!(brain.state(node), Some(&crate::node_state(&cluster, node, &Options::default())));
+    }
+    brain.delete_service_cidr("c");
+    assert_eq!(brain.recompute().len(), NODES.len() + 1);
+    assert!(brain.state("n1").unwrap().service_cidrs.is_empty());
 }

@@ -10,7 +10,7 @@ mod service;
 
 pub use crate::PerFamily;
 pub use endpoint::{Endpoint, EndpointKey, EndpointPort, OtherServing, Scope, Scopes};
-pub use node::{NodeInfo, NodeInfos, NodeState};
+pub use node::{NodeInfo, NodeInfos, NodeState, ServiceCidr, ServiceCidrs};
 pub use service::{
     ClientIpAffinity, Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
 };

@@ -20,6 +20,8 @@ pub struct NodeState {
     pub services: Services,
     /// All nodes of the cluster, this one included.
     pub nodes: NodeInfos,
+    /// The ranges of cluster IPs.
+    pub service_cidrs: ServiceCidrs,
 }
 
 impl NodeState {
@@ -36,7 +38,22 @@ impl NodeState {
         if self.nodes == before.nodes {
             self.nodes = before.nodes.clone();
         }
+        if self.service_cidrs == before.service_cidrs {
+            self.service_cidrs = Arc::clone(&before.service_cidrs);
+        }
     }
+}
+
+/// The ServiceCIDRs of a cluster by name; the states of all nodes share it.
+pub type ServiceCidrs = Arc<BTreeMap<Arc<str>, Arc<ServiceCidr>>>;
+
+/// A ServiceCIDR: packets to an address in it that no Service has are dropped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceCidr {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its ranges (`spec.cidrs`).
+    pub cidrs: Vec<IpNet>,
 }
 
 /// All nodes of a cluster by name; the states of all nodes share it.

@@ -4,8 +4,13 @@
 //! The operations are encoded one by one, when they are sent: a slow client costs no more than both states and a few words
 //! per change.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
+use model::{
+    diff,
+    state::{ServiceCidr, ServiceCidrs},
+};
+use prost::Message as _;
 use proxy_contract::localv1::{OpItem, Ref, Set, Value, op_item::Op};
 
 /// The difference between two states.
@@ -20,6 +25,7 @@ pub(super) trait Diff: Send + 'static {
 /// What is set and deleted together.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
+    ServiceCidrs,
     Nodes,
     Services,
     Endpoints,
@@ -32,13 +38,15 @@ pub(super) enum Phase {
     Delete(Kind),
 }
 
-const PHASES: [Phase; 6] = [
+const PHASES: [Phase; 8] = [
+    Phase::Set(Kind::ServiceCidrs),
     Phase::Set(Kind::Nodes),
     Phase::Set(Kind::Services),
     Phase::Set(Kind::Endpoints),
     Phase::Delete(Kind::Endpoints),
     Phase::Delete(Kind::Services),
     Phase::Delete(Kind::Nodes),
+    Phase::Delete(Kind::ServiceCidrs),
 ];
 
 /// The operations of a difference.
@@ -107,6 +115,29 @@ impl<T: Encode> Change<T> {
         let was_sent = self.old.as_ref()?.encode(&self.path).is_some();
         (was_sent && self.new.is_none()).then(|| delete(T::SET, self.path.clone()))
     }
+}
+
+impl Encode for Arc<ServiceCidr> {
+    const SET: Set = Set::ServiceCidrsSet;
+
+    fn encode(&self, _: &str) -> Option<Vec<u8>> {
+        Some(wire::service_cidr(self).encode_to_vec())
+    }
+}
+
+/// The ServiceCIDRs that differ, each at the path that `path` makes of its name.
+pub(super) fn service_cidrs(
+    old: &ServiceCidrs,
+    new: &ServiceCidrs,
+    path: impl Fn(&str) -> String,
+) -> Vec<Change<Arc<ServiceCidr>>> {
+    let differing = diff::differing(&**old, &**new);
+    let change = |(name, old, new): (&Arc<str>, Option<&Arc<_>>, Option<&Arc<_>>)| Change {
+        path: path(name),
+        old: old.cloned(),
+        new: new.cloned(),
+    };
+    differing.map(change).collect()
 }
 
 pub(super) fn set(set: Set, path: String, bytes: Vec<u8>) -> OpItem {

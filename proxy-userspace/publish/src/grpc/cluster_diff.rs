@@ -9,6 +9,7 @@ use model::{
     ServiceName, Timestamp,
     cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
     diff,
+    state::ServiceCidr,
 };
 use prost::Message as _;
 use proxy_contract::localv1::{OpItem, Set};
@@ -17,7 +18,7 @@ use wire::{
     cluster::{EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info},
 };
 
-use super::change_set::{Change, ChangeSet, Diff, Encode, Kind, Phase, delete, set};
+use super::change_set::{Change, ChangeSet, Diff, Encode, Kind, Phase, delete, service_cidrs, set};
 
 /// Which objects a client receives.
 #[derive(Clone, Copy)]
@@ -29,6 +30,7 @@ pub(super) struct Filter<'a> {
 
 /// The changed objects, in ascending order of names.
 pub(super) struct ClusterDiff {
+    service_cidrs: Vec<Change<Arc<ServiceCidr>>>,
     nodes: Vec<Change<Arc<Node>>>,
     services: Vec<Change<SentService>>,
     slices: Vec<SliceChange>,
@@ -78,7 +80,11 @@ impl ClusterDiff {
             (Some(old), Some(new)) => !Arc::ptr_eq(old, new),
             _ => true,
         });
-        ChangeSet::new(Self { nodes, services, slices: changed.collect() })
+        let service_cidrs = match filter.extensions.service_cidrs {
+            true => service_cidrs(old.service_cidrs(), new.service_cidrs(), |it| format!("|{it}||")),
+            false => Vec::new(),
+        };
+        ChangeSet::new(Self { service_cidrs, nodes, services, slices: changed.collect() })
     }
 }
 
@@ -114,6 +120,7 @@ impl Filter<'_> {
 impl Diff for ClusterDiff {
     fn len(&self, kind: Kind) -> usize {
         match kind {
+            Kind::ServiceCidrs => self.service_cidrs.len(),
             Kind::Nodes => self.nodes.len(),
             Kind::Services => self.services.len(),
             Kind::Endpoints => self.slices.len(),
@@ -122,6 +129,8 @@ impl Diff for ClusterDiff {
 
     fn operations(&self, phase: Phase, index: usize, out: &mut VecDeque<OpItem>) {
         match phase {
+            Phase::Set(Kind::ServiceCidrs) => out.extend(self.service_cidrs[index].set()),
+            Phase::Delete(Kind::ServiceCidrs) => out.extend(self.service_cidrs[index].delete()),
             Phase::Set(Kind::Nodes) => out.extend(self.nodes[index].set()),
             Phase::Delete(Kind::Nodes) => out.extend(self.nodes[index].delete()),
             Phase::Set(Kind::Services) => out.extend(self.services[index].set()),

@@ -55,6 +55,10 @@ async fn respond(
     let next = NextFilter { instance_id: published.instance_id, rev: published.rev, ..filter };
     let first = NextItem { next: Some(next), extensions: extensions.numbers(), ..NextItem::default() };
     sender.send(Ok(first)).await?;
+    for it in published.state.service_cidrs.values().filter(|_| extensions.service_cidrs) {
+        let item = NextItem { service_cidr: Some(wire::service_cidr(it)), ..NextItem::default() };
+        sender.send(Ok(item)).await?;
+    }
     for (name, node) in published.state.nodes.iter().filter(|_| extensions.nodes) {
         let item = NextItem { node: Some(wire::node(name, node)), ..NextItem::default() };
         sender.send(Ok(item)).await?;

@@ -5,17 +5,19 @@ use std::{collections::VecDeque, sync::Arc};
 use model::{
     ServiceName, diff,
     services::Services,
-    state::{Endpoint, EndpointKey, NodeInfo, NodeState, ServiceState},
+    state::{Endpoint, EndpointKey, NodeInfo, NodeState, ServiceCidr, ServiceState},
 };
 use prost::Message as _;
 use proxy_contract::localv1::{OpItem, Set};
 use wire::Extensions;
 
-use super::change_set::{Change, ChangeSet, Diff, Encode, Kind, Phase, delete, set};
+use super::change_set::{Change, ChangeSet, Diff, Encode, Kind, Phase, delete, service_cidrs, set};
 
 /// Holds both states, and a pointer per Service that differs.
 pub(super) struct NodeDiff {
     extensions: Extensions,
+    /// In ascending order of names; empty if the client did not request them.
+    service_cidrs: Vec<Change<Arc<ServiceCidr>>>,
     /// In ascending order of names; empty if the client did not request nodes.
     nodes: Vec<Change<NodeInfo>>,
     old: Services,
@@ -39,14 +41,19 @@ impl NodeDiff {
                 new: new.cloned(),
             }));
         }
+        let service_cidrs = match extensions.service_cidrs {
+            true => service_cidrs(&old.service_cidrs, &new.service_cidrs, str::to_owned),
+            false => Vec::new(),
+        };
         let (old, new) = (old.services.clone(), new.services.clone());
-        ChangeSet::new(Self { extensions, nodes, old, new, differing })
+        ChangeSet::new(Self { extensions, service_cidrs, nodes, old, new, differing })
     }
 }
 
 impl Diff for NodeDiff {
     fn len(&self, kind: Kind) -> usize {
         match kind {
+            Kind::ServiceCidrs => self.service_cidrs.len(),
             Kind::Nodes => self.nodes.len(),
             Kind::Services | Kind::Endpoints => self.differing.len(),
         }
@@ -58,6 +65,8 @@ impl Diff for NodeDiff {
             ServiceChange { name, old: self.old.get(name), new: self.new.get(name) }
         };
         match phase {
+            Phase::Set(Kind::ServiceCidrs) => out.extend(self.service_cidrs[index].set()),
+            Phase::Delete(Kind::ServiceCidrs) => out.extend(self.service_cidrs[index].delete()),
             Phase::Set(Kind::Nodes) => out.extend(self.nodes[index].set()),
             Phase::Delete(Kind::Nodes) => out.extend(self.nodes[index].delete()),
             Phase::Set(Kind::Services) => out.extend(service().set(self.extensions)),

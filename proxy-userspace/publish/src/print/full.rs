@@ -28,6 +28,8 @@ struct Document<'a> {
     items: Vec<Item>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     nodes: Vec<localv1::Node>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    service_cidrs: Vec<localv1::ServiceCidr>,
 }
 
 #[derive(Serialize)]
@@ -48,6 +50,7 @@ impl<'a> Document<'a> {
             node: &published.node,
             items: items.collect(),
             nodes: published.state.nodes.iter().map(|(name, it)| wire::node(name, it)).collect(),
+            service_cidrs: published.state.service_cidrs.values().map(|it| wire::service_cidr(it)).collect(),
         }
     }
 }

@@ -75,6 +75,12 @@ async fn play(batches: Vec<Vec<u8>>) {
             change.apply(&mut state);
         }
         state.set_node(mark(batch));
+        if batch % 2 == 0 {
+            let cidrs = vec![format!("10.{batch}.0.0/16").parse().unwrap()];
+            state.set_service_cidr(state::ServiceCidr { name: "mark".into(), cidrs });
+        } else {
+            state.delete_service_cidr("mark");
+        }
         brain.cluster.publish(ClusterSnapshot::State(Arc::new(state.clone())));
         let received = downstream.next().await;
         assert_eq!(received.node("mark"), state.node("mark"));

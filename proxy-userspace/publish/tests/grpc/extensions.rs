@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use model::{
     Timestamp,
-    state::{NodeState, OtherServing, ServiceState},
+    state::{NodeState, OtherServing, ServiceCidr, ServiceCidrs, ServiceState},
 };
 use prost::Message as _;
 use proxy_contract::{
@@ -159,18 +159,24 @@ fn with_node(address: &str, last: u8) -> NodeState {
         pod_cidrs: vec!["10.1.0.0/24".parse().unwrap()],
         is_being_deleted: last > 8,
     };
-    NodeState { nodes: [("n7".into(), node)].into_iter().collect(), ..state([(name, it)]) }
+    let cidr = ServiceCidr { name: "c".into(), cidrs: vec![format!("10.{last}.0.0/16").parse().unwrap()] };
+    NodeState {
+        nodes: [("n7".into(), node)].into_iter().collect(),
+        service_cidrs: Arc::new([(Arc::clone(&cidr.name), Arc::new(cidr))].into()),
+        ..state([(name, it)])
+    }
 }
 
 #[tokio::test]
-async fn nodes_and_other_serving_targets_are_sent_on_request() {
+async fn nodes_service_cidrs_and_other_serving_targets_are_sent_on_request() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(with_node("192.0.2.1", 8));
-    let both = [Extension::Nodes.into(), Extension::OtherServing.into()];
-    let (mut requesting, extensions) = start(&folder, &both).await;
-    assert_eq!(extensions, both);
+    let all = [Extension::Nodes, Extension::OtherServing, Extension::ServiceCidrs].map(Into::into);
+    let (mut requesting, extensions) = start(&folder, &all).await;
+    assert_eq!(extensions, all);
     let (mut plain, _) = start(&folder, &[]).await;
-    assert_eq!(requesting.change_set().await, ["+n n7", "+s ns/a", "+e ns/a/p"]);
+    assert_eq!(requesting.change_set().await, ["+c c", "+n n7", "+s ns/a", "+e ns/a/p"]);
+    assert_eq!(requesting.service_cidrs["c"].cidrs, ["10.8.0.0/16"]);
     assert_eq!(plain.change_set().await, ["+s ns/a", "+e ns/a/p"]);
     assert_eq!(requesting.services["ns/a"].ports[0].other_serving, ["10.1.0.8:53"]);
     assert_eq!(requesting.nodes["n7"].addresses, ["192.0.2.1", "fd00::7"]);
@@ -180,12 +186,13 @@ async fn nodes_and_other_serving_targets_are_sent_on_request() {
     }
     // Without the extensions, their changes are not sent.
     brain.publisher.publish(with_node("192.0.2.1", 9));
-    assert_eq!(requesting.change_set().await, ["+n n7", "+s ns/a"]);
+    assert_eq!(requesting.change_set().await, ["+c c", "+n n7", "+s ns/a"]);
     assert!(requesting.nodes["n7"].is_being_deleted);
     requesting.ask("").await;
     let nodes = model::state::NodeInfos::default();
-    brain.publisher.publish(NodeState { nodes, ..with_node("192.0.2.1", 9) });
-    assert_eq!(requesting.change_set().await, ["-n n7"]);
+    let service_cidrs = ServiceCidrs::default();
+    brain.publisher.publish(NodeState { nodes, service_cidrs, ..with_node("192.0.2.1", 9) });
+    assert_eq!(requesting.change_set().await, ["-n n7", "-c c"]);
     plain.receives_nothing().await;
 }
 

@@ -115,6 +115,7 @@ fn letter(set: Set) -> char {
         Set::NodesSet | Set::GlobalNodeInfos => 'n',
         Set::ServicesSet | Set::GlobalServiceInfos => 's',
         Set::EndpointsSet | Set::GlobalEndpointInfos => 'e',
+        Set::ServiceCidrsSet => 'c',
         Set::UnknownSet => panic!("an unknown set"),
     }
 }
@@ -125,6 +126,7 @@ pub(crate) struct NodeObjects {
     pub(crate) services: BTreeMap<String, localv1::Service>,
     pub(crate) endpoints: BTreeMap<String, localv1::Endpoint>,
     /// Only if requested.
+    pub(crate) service_cidrs: BTreeMap<String, localv1::ServiceCidr>,
     pub(crate) nodes: BTreeMap<String, localv1::Node>,
 }
 
@@ -154,6 +156,10 @@ impl Objects for NodeObjects {
 
     fn set(&mut self, set: Set, path: String, bytes: &[u8]) {
         match letter(set) {
+            'c' => {
+                let it = localv1::ServiceCidr::decode(bytes).unwrap();
+                self.service_cidrs.insert(path, it);
+            }
             'n' => {
                 let it = localv1::Node::decode(bytes).unwrap();
                 assert_eq!(path, it.name);
@@ -180,6 +186,7 @@ impl Objects for NodeObjects {
 
     fn delete(&mut self, set: Set, path: &str) -> bool {
         match letter(set) {
+            'c' => self.service_cidrs.remove(path).is_some(),
             'n' => self.nodes.remove(path).is_some(),
             's' => {
                 let prefix = format!("{path}/");

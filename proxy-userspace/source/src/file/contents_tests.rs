@@ -20,6 +20,7 @@ fn names(parsed: &ParsedManifest) -> Vec<String> {
         Object::Service(it) => format!("Service {}", it.name),
         Object::EndpointSlice(it) => format!("EndpointSlice {}", it.name),
         Object::Node(it) => format!("Node {}", it.name),
+        Object::ServiceCidr(it) => format!("ServiceCIDR {} {:?}", it.name, it.cidrs),
     };
     parsed.objects.iter().map(|(_, it)| name(it)).collect()
 }
@@ -317,4 +318,13 @@ proptest! {
         });
         prop_assert!(parse("file", json.to_string().as_bytes()).is_ok());
     }
+}
+
+#[test]
+fn service_cidrs_are_read_alone_and_in_lists() {
+    let one = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: a}\nspec: {cidrs: [10.96.0.0/16, x]}\n";
+    let parsed = check(one, &["ServiceCIDR a [10.96.0.0/16]"]);
+    assert_eq!(parsed.rejected[0].item, "ServiceCIDR a: spec.cidrs[1]");
+    let list = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDRList\nitems:\n- {metadata: {name: b}}\n";
+    check(list, &["ServiceCIDR b []"]);
 }

@@ -24,6 +24,7 @@ pub(super) enum ObjectName {
     Service(ServiceName),
     EndpointSlice(SliceName),
     Node(Arc<str>),
+    ServiceCidr(Arc<str>),
 }
 
 impl ObjectName {
@@ -32,6 +33,7 @@ impl ObjectName {
             Object::Service(it) => Self::Service(it.name.clone()),
             Object::EndpointSlice(it) => Self::EndpointSlice(it.name.clone()),
             Object::Node(it) => Self::Node(Arc::clone(&it.name)),
+            Object::ServiceCidr(it) => Self::ServiceCidr(Arc::clone(&it.name)),
         }
     }
 }
@@ -42,6 +44,7 @@ impl fmt::Display for ObjectName {
             Self::Service(it) => write!(f, "Service {it}"),
             Self::EndpointSlice(it) => write!(f, "EndpointSlice {it}"),
             Self::Node(it) => write!(f, "Node {it}"),
+            Self::ServiceCidr(it) => write!(f, "ServiceCIDR {it}"),
         }
     }
 }
@@ -145,13 +148,17 @@ fn last_of_each(parts: &[Part]) -> (HashMap<ObjectName, &Object>, bool) {
 
 /// Records what an object has become, `None` if it does not exist any more.
 fn record(name: &ObjectName, object: Option<&Object>, changes: &mut ClusterChanges) {
-    let ClusterChanges { services, slices, nodes } = changes;
+    let ClusterChanges { services, slices, nodes, service_cidrs } = changes;
     match (object, name) {
         (Some(Object::Service(it)), _) => drop(services.insert(it.name.clone(), Some(Arc::clone(it)))),
         (Some(Object::EndpointSlice(it)), _) => drop(slices.insert(it.name.clone(), Some(Arc::clone(it)))),
         (Some(Object::Node(it)), _) => drop(nodes.insert(Arc::clone(&it.name), Some(Arc::clone(it)))),
+        (Some(Object::ServiceCidr(it)), _) => {
+            service_cidrs.insert(Arc::clone(&it.name), Some(Arc::clone(it)));
+        }
         (None, ObjectName::Service(name)) => drop(services.insert(name.clone(), None)),
         (None, ObjectName::EndpointSlice(name)) => drop(slices.insert(name.clone(), None)),
         (None, ObjectName::Node(name)) => drop(nodes.insert(Arc::clone(name), None)),
+        (None, ObjectName::ServiceCidr(name)) => drop(service_cidrs.insert(Arc::clone(name), None)),
     }
 }

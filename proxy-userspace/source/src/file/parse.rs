@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use model::{Rejected, cluster, escaped_line};
+use model::{Rejected, cluster, escaped_line, state};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -42,6 +42,8 @@ pub enum Object {
     EndpointSlice(Arc<cluster::EndpointSlice>),
     /// `v1 Node`.
     Node(Arc<cluster::Node>),
+    /// `networking.k8s.io/v1 ServiceCIDR`.
+    ServiceCidr(Arc<state::ServiceCidr>),
 }
 
 /// What was parsed.
@@ -67,6 +69,7 @@ pub(super) enum ListKind {
     Services,
     EndpointSlices,
     Nodes,
+    ServiceCidrs,
 }
 
 impl ListKind {
@@ -76,6 +79,7 @@ impl ListKind {
             ("v1", "ServiceList") => Self::Services,
             ("discovery.k8s.io/v1", "EndpointSliceList") => Self::EndpointSlices,
             ("v1", "NodeList") => Self::Nodes,
+            ("networking.k8s.io/v1", "ServiceCIDRList") => Self::ServiceCidrs,
             _ => return None,
         })
     }
@@ -87,6 +91,7 @@ impl ListKind {
             Self::Services => Some(("v1", "Service")),
             Self::EndpointSlices => Some(("discovery.k8s.io/v1", "EndpointSlice")),
             Self::Nodes => Some(("v1", "Node")),
+            Self::ServiceCidrs => Some(("networking.k8s.io/v1", "ServiceCIDR")),
         }
     }
 }
@@ -128,6 +133,9 @@ impl ParsedManifest {
         match (version.as_str(), kind.as_str()) {
             ("v1", "Service") => self.convert(at, value, kube_types::service, Object::Service),
             ("v1", "Node") => self.convert(at, value, kube_types::node, Object::Node),
+            ("networking.k8s.io/v1", "ServiceCIDR") => {
+                self.convert(at, value, kube_types::service_cidr, Object::ServiceCidr)
+            }
             ("discovery.k8s.io/v1", "EndpointSlice") => {
                 let convert = |it: &objects::EndpointSlice| {
                     let mut converted = kube_types::endpoint_slice(it);

@@ -2,6 +2,7 @@
 //!
 //! Invariant: nothing is handed over before Services, EndpointSlices and Nodes have all been listed once. After that the
 //! last state stays active during a failure of any length, and what is listed again is compared with it.
+//! ServiceCIDRs are optional: the first state waits for them for a moment only, and a cluster without them is served.
 
 mod apiserver_holddown;
 mod backoff;
@@ -25,10 +26,10 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
-use self::{reflector::Reflector, shared::Shared, shared_client::SharedClient};
+use self::{options::Selectors, reflector::Reflector, shared::Shared, shared_client::SharedClient};
 use crate::{
     ClusterChanges,
-    kube_types::objects::{EndpointSlice, Node, Service},
+    kube_types::objects::{EndpointSlice, Node, Service, ServiceCidr},
 };
 
 pub use client_config::{ClientConfig, ClientConfigError};
@@ -65,6 +66,8 @@ impl KubeSource {
         reflectors.spawn(Reflector::<Service>::new(options, &client, services, &shared).run());
         reflectors.spawn(Reflector::<EndpointSlice>::new(options, &client, slices, &shared).run());
         reflectors.spawn(Reflector::<Node>::new(options, &client, nodes, &shared).run());
+        let all = Selectors::default();
+        reflectors.spawn(Reflector::<ServiceCidr>::new(options, &client, all, &shared).run());
         Ok(Self { shared, requests: options.client_config.requests.clone(), _reflectors: reflectors })
     }
 

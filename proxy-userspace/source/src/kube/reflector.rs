@@ -60,6 +60,8 @@ pub(super) struct Reflector<R: Resource> {
     is_pinged: bool,
     /// Whether the watch has sent an event.
     has_events: bool,
+    /// Whether it was logged that an optional resource is not available.
+    is_missing: bool,
 }
 
 impl<R: Resource> Reflector<R> {
@@ -82,6 +84,7 @@ impl<R: Resource> Reflector<R> {
             streams_from: Instant::now(),
             is_pinged: false,
             has_events: false,
+            is_missing: false,
         }
     }
 
@@ -122,20 +125,37 @@ impl<R: Resource> Reflector<R> {
     async fn recover(&mut self, error: &WatchError) {
         let is_soon = error.kind.is_unreachable() || self.shared.is_starting(R::INDEX);
         let max = if is_soon { self.timing.max_unreachable_delay } else { Duration::MAX / 2 };
-        let next = self.backoff.failed(error.retry_after, max);
+        let mut next = self.backoff.failed(error.retry_after, max);
         if error.kind == ErrorKind::Expired {
             tracing::info!("{error}; listing again");
             // A list that has failed like this must be of the newest version.
             self.oldest_list = self.version.take();
+        } else if R::IS_OPTIONAL {
+            next = self.missing(error, next);
         } else {
             self.shared.failed(R::INDEX, error, next);
         }
         self.shared.wait(next, error.retry_after.is_none()).await;
         if (error.kind.is_unreachable() || error.kind == ErrorKind::Unauthorized)
             && let Err(text) = self.client.reload(&self.used).await
+            && !R::IS_OPTIONAL
         {
             self.shared.failed(R::INDEX, &WatchError::new(ErrorKind::Other, text), Instant::now());
         }
+    }
+
+    /// An optional resource cannot be followed, which is no outage; returns the time of the next try.
+    fn missing(&mut self, error: &WatchError, next: Instant) -> Instant {
+        self.shared.missing();
+        if !matches!(error.kind, ErrorKind::NotFound | ErrorKind::Refused) {
+            tracing::debug!("{error}");
+            return next;
+        }
+        if !std::mem::replace(&mut self.is_missing, true) {
+            tracing::info!("{error}; packets to cluster IPs that no Service has are not dropped");
+        }
+        // A server that has just started may not know its roles yet.
+        if self.shared.is_starting(R::INDEX) { next } else { next + self.timing.missing_retry }
     }
 
     /// Lists if necessary, and watches until the watch ends.
@@ -311,6 +331,7 @@ impl<R: Resource> Reflector<R> {
         // Without a version, the next session lists again.
         self.version = version.filter(|it| !it.is_empty());
         self.backoff.reset();
+        self.is_missing = false;
         self.shared.publish(&mut self.store);
         self.shared.followed(R::INDEX);
     }

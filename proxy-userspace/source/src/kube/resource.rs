@@ -1,10 +1,11 @@
-//! The three watched resources.
+//! The watched resources: three required ones, and an optional one.
 
 use std::{collections::HashMap, fmt, hash::Hash, net::IpAddr, sync::Arc};
 
 use model::{
     ServiceName,
     cluster::{self, SliceName},
+    state,
 };
 use serde::de::DeserializeOwned;
 
@@ -24,6 +25,8 @@ pub(super) type ChangesOf<R> = HashMap<<R as Resource>::Name, Option<Arc<<R as R
 pub(super) trait Resource: DeserializeOwned + Send + 'static {
     /// Its index in the list of resources.
     const INDEX: usize;
+    /// Whether a server may lack it, or may not permit it.
+    const IS_OPTIONAL: bool = false;
     /// The kind, as in a manifest.
     const KIND: &'static str;
     /// The plural name, as in a path and in messages.
@@ -127,6 +130,33 @@ impl Resource for objects::Node {
 
     fn changes_in(changes: &mut ClusterChanges) -> &mut ChangesOf<Self> {
         &mut changes.nodes
+    }
+}
+
+impl Resource for objects::ServiceCidr {
+    const INDEX: usize = 3;
+    const IS_OPTIONAL: bool = true;
+    const KIND: &'static str = "ServiceCIDR";
+    const PLURAL: &'static str = "servicecidrs";
+    const PATH: &'static str = "/apis/networking.k8s.io/v1/servicecidrs";
+    type Name = Arc<str>;
+    type Value = state::ServiceCidr;
+
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    fn convert(&self) -> Converted<Self::Value> {
+        kube_types::service_cidr(self)
+    }
+
+    fn name(metadata: &Metadata) -> Self::Name {
+        let [_, name] = names(metadata);
+        name
+    }
+
+    fn changes_in(changes: &mut ClusterChanges) -> &mut ChangesOf<Self> {
+        &mut changes.service_cidrs
     }
 }
 

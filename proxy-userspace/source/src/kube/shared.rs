@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout_at},
 };
 
 use super::{
@@ -19,8 +19,15 @@ use super::{
 };
 use crate::{
     ClusterChanges,
-    kube_types::objects::{EndpointSlice, Node, Service},
+    kube_types::objects::{EndpointSlice, Node, Service, ServiceCidr},
 };
+
+/// The number of required resources, which come first.
+const REQUIRED: usize = 3;
+
+/// How long the first state waits for the optional resource: a packet path whose ranges change loses its clients with session
+/// affinity.
+const OPTIONAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long an API server that could be reached again counts as starting.
 const STARTING: Duration = Duration::from_secs(60);
@@ -41,7 +48,11 @@ pub(super) struct Shared {
 struct State {
     /// Changes that the reader has not taken yet.
     changes: ClusterChanges,
-    resources: [ResourceStatus; 3],
+    resources: [ResourceStatus; REQUIRED + 1],
+    /// When the required resources were listed.
+    synced_at: Option<Instant>,
+    /// Whether a request for the optional resource has failed.
+    is_missing: bool,
     hold_down: ApiServerHoldDown,
     /// While a resource cannot be followed.
     outage: Option<Outage>,
@@ -62,7 +73,7 @@ pub struct Health(pub(super) Arc<Shared>);
 impl Health {
     /// The status of Services, EndpointSlices and Nodes.
     pub fn resources(&self) -> [ResourceStatus; 3] {
-        self.0.state().resources.clone()
+        self.0.state().required().clone()
     }
 
     /// The URL of the API server.
@@ -70,20 +81,30 @@ impl Health {
         &self.0.server
     }
 
-    /// Whether all resources have been listed once.
+    /// Whether all required resources have been listed once.
     pub fn is_synced(&self) -> bool {
         self.0.state().is_synced()
     }
 }
 
 impl State {
+    fn required(&self) -> &[ResourceStatus; REQUIRED] {
+        self.resources.first_chunk().expect("the required resources come first")
+    }
+
     fn is_synced(&self) -> bool {
-        self.resources.iter().all(|it| it.is_synced)
+        self.required().iter().all(|it| it.is_synced)
+    }
+
+    /// Until when the first state waits for the optional resource.
+    fn deadline(&self) -> Option<Instant> {
+        let is_known = self.is_complete || self.is_missing || self.resources[REQUIRED].is_synced;
+        self.synced_at.filter(|_| !is_known).map(|it| it + OPTIONAL_TIMEOUT)
     }
 
     /// The maximum age of the last state; `None` before the first one.
     fn age(&self) -> Option<Duration> {
-        let ages: Option<Vec<_>> = self.resources.iter().map(ResourceStatus::age).collect();
+        let ages: Option<Vec<_>> = self.required().iter().map(ResourceStatus::age).collect();
         ages?.into_iter().max()
     }
 
@@ -92,12 +113,15 @@ impl State {
         if self.is_broken {
             return Poll::Ready(None);
         }
+        if self.deadline().is_some_and(|it| Instant::now() < it) {
+            return Poll::Pending;
+        }
         if !self.is_synced() || (self.is_complete && self.changes.is_empty()) {
             return Poll::Pending;
         }
         if !self.is_complete {
             self.is_complete = true;
-            let [services, slices, nodes] = self.resources.each_ref().map(|it| it.objects);
+            let [services, slices, nodes] = self.required().each_ref().map(|it| it.objects);
             tracing::info!(services, slices, nodes, "all resources of the API server have been listed");
         }
         Poll::Ready(Some(mem::take(&mut self.changes)))
@@ -107,7 +131,7 @@ impl State {
 impl Shared {
     pub(super) fn new(server: &http::Uri) -> Self {
         let address = server.host().and_then(|it| it.trim_matches(['[', ']']).parse().ok());
-        let resources = [Service::PLURAL, EndpointSlice::PLURAL, Node::PLURAL];
+        let resources = [Service::PLURAL, EndpointSlice::PLURAL, Node::PLURAL, ServiceCidr::PLURAL];
         let state = State { resources: resources.map(ResourceStatus::new), ..State::default() };
         let server = server.to_string().trim_end_matches('/').to_owned();
         Self { state: Mutex::new(state), changed: Notify::new(), returned: Notify::new(), server, address }
@@ -121,10 +145,18 @@ impl Shared {
     pub(super) async fn next(&self) -> Option<ClusterChanges> {
         loop {
             let changed = self.changed.notified();
-            if let Poll::Ready(next) = self.state().next() {
-                return next;
+            let deadline = {
+                let mut state = self.state();
+                if let Poll::Ready(next) = state.next() {
+                    return next;
+                }
+                state.deadline()
+            };
+            match deadline {
+                // Either way there may be something now.
+                Some(deadline) => drop(timeout_at(deadline, changed).await),
+                None => changed.await,
             }
-            changed.await;
         }
     }
 
@@ -153,6 +185,12 @@ impl Shared {
         if outage.failed(error) {
             outage.log(&self.server, age, next);
         }
+    }
+
+    /// A request for the optional resource has failed.
+    pub(super) fn missing(&self) {
+        self.state().is_missing = true;
+        self.changed.notify_one();
     }
 
     /// A resource is followed: its list is complete, or its watch has begun.
@@ -212,6 +250,9 @@ impl Shared {
         status.contact();
         (status.objects, status.rejected) = (store.len(), store.rejected());
         status.is_synced = store.is_synced();
+        if state.synced_at.is_none() && state.is_synced() {
+            state.synced_at = Some(Instant::now());
+        }
         R::hold_down(&mut state.hold_down, &mut changes, self.address);
         if !changes.is_empty() {
             R::changes_in(&mut state.changes).extend(changes);

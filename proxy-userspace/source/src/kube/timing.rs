@@ -20,6 +20,8 @@ pub struct Timing {
     pub watch_slack: Duration,
     /// After this time a server whose streaming list has failed is asked for one again.
     pub streaming_retry: Duration,
+    /// After this time a server that does not have or permit an optional resource is asked for it again.
+    pub missing_retry: Duration,
 }
 
 impl Default for Timing {
@@ -32,6 +34,7 @@ impl Default for Timing {
             unpinged_watch: Duration::from_secs(20),
             watch_slack: Duration::from_secs(15),
             streaming_retry: Duration::from_secs(600),
+            missing_retry: Duration::from_secs(600),
         }
     }
 }

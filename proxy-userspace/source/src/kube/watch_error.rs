@@ -39,6 +39,8 @@ pub(super) enum ErrorKind {
     NoResponse,
     /// The credentials are not accepted: read them again.
     Unauthorized,
+    /// The server does not have the resource.
+    NotFound,
     /// The server refuses this client's requests, whatever they ask for.
     Refused,
     /// Nothing.
@@ -83,6 +85,7 @@ impl WatchError {
             StatusCode::GATEWAY_TIMEOUT if message.contains("Too large resource version") => {
                 (ErrorKind::Expired, "")
             }
+            StatusCode::NOT_FOUND => (ErrorKind::NotFound, ""),
             StatusCode::UNPROCESSABLE_ENTITY => (ErrorKind::NoWatchList, ""),
             StatusCode::BAD_REQUEST => (ErrorKind::NoFieldSelector, ""),
             StatusCode::UNAUTHORIZED => (
@@ -94,7 +97,7 @@ impl WatchError {
             }
             StatusCode::FORBIDDEN => (
                 ErrorKind::Refused,
-                "; grant list and watch of services, endpointslices and nodes by a ClusterRole",
+                "; grant list and watch of services, endpointslices, nodes and servicecidrs by a ClusterRole",
             ),
             StatusCode::TOO_MANY_REQUESTS => (ErrorKind::Refused, ""),
             _ => (ErrorKind::Other, ""),

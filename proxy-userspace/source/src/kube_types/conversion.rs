@@ -26,7 +26,7 @@ const DEFAULT_NAMESPACE: &str = "default";
 pub(super) fn validator(kind: &str, meta: &Metadata) -> Validator {
     let name = short(meta.name.as_deref().unwrap_or(""));
     Validator::new(match meta.namespace.as_deref() {
-        _ if kind == "Node" => format!("{kind} {name}"),
+        _ if ["Node", "ServiceCIDR"].contains(&kind) => format!("{kind} {name}"),
         None | Some("") => format!("{kind} {DEFAULT_NAMESPACE}/{name}"),
         Some(namespace) => format!("{kind} {}/{name}", short(namespace)),
     })

@@ -8,12 +8,14 @@ mod endpoint_slice;
 mod node;
 pub mod objects;
 mod service;
+mod service_cidr;
 mod validation;
 
 pub use conversion::Converted;
 pub use endpoint_slice::{endpoint_slice, missing_field};
 pub use node::node;
 pub use service::service;
+pub use service_cidr::service_cidr;
 
 /// Limit of an EndpointSlice in Kubernetes; a Service with more ports cannot have endpoints for all of them in one.
 const MAX_PORTS: usize = 20_000;

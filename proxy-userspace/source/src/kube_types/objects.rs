@@ -135,6 +135,19 @@ pub(crate) struct NodeStatus {
     pub(crate) addresses: Option<Vec<NodeAddress>>,
 }
 
+/// `networking.k8s.io/v1 ServiceCIDR`.
+#[derive(Debug, Default, Deserialize)]
+pub struct ServiceCidr {
+    #[serde(default, deserialize_with = "or_default")]
+    pub(crate) metadata: Metadata,
+    pub(crate) spec: Option<ServiceCidrSpec>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct ServiceCidrSpec {
+    pub(crate) cidrs: Option<Vec<String>>,
+}
+
 /// `null` means the same as a missing field.
 fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where

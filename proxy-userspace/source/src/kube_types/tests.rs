@@ -11,7 +11,7 @@ use model::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::{Converted, endpoint_slice, missing_field, node, service};
+use super::{Converted, endpoint_slice, missing_field, node, service, service_cidr};
 
 /// The object, and the rejected fields.
 fn read<K: DeserializeOwned, T>(
@@ -193,6 +193,24 @@ fn a_nodes_addresses_and_cidrs_are_validated_one_by_one() {
     assert_eq!(format!("{:?}", info.addresses), "[192.0.2.1, 192.0.2.2, 2001:db8::1]");
     assert_eq!(format!("{:?}", info.pod_cidrs), "[10.1.0.0/24, fd00:1::/64]");
     assert_eq!(rejected, ["Node n1: status.addresses[2].address", "Node n1: spec.podCIDRs[2]"]);
+}
+
+#[test]
+fn the_ranges_of_a_service_cidr_are_validated_one_by_one() {
+    let check = |cidrs: &[&str], expect: &str, rejected: &[&str]| {
+        let value = json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": cidrs}});
+        let (object, fields) = read(service_cidr, value);
+        assert_eq!(format!("{:?}", object.unwrap().cidrs), expect);
+        let rejected: Vec<_> = rejected.iter().map(|it| format!("ServiceCIDR kubernetes: {it}")).collect();
+        assert_eq!(fields, rejected);
+    };
+    check(&["10.96.0.0/16", "fd00:96::/112"], "[10.96.0.0/16, fd00:96::/112]", &[]);
+    check(&["10.96.0.0", "fd00:96::/112"], "[fd00:96::/112]", &["spec.cidrs[0]"]);
+    check(&["10.96.0.0/16", "10.97.0.0/16", "10.98.0.0/16"], "[10.96.0.0/16, 10.97.0.0/16]", &["spec.cidrs"]);
+    assert_eq!(
+        read(service_cidr, json!({"metadata": {"name": "a/b"}})).1,
+        ["ServiceCIDR a/b: metadata.name"]
+    );
 }
 
 #[test]

@@ -35,7 +35,7 @@ async fn an_empty_cluster_is_handed_over() {
 async fn lists_are_streamed_if_the_server_supports_it() {
     let (server, _test) = synced(Settings::default()).await;
     let requests = server.requests();
-    assert_eq!(requests.len(), 3, "{requests:?}");
+    assert_eq!(requests.len(), 4, "{requests:?}");
     assert!(requests.iter().all(|it| it.contains("sendInitialEvents=true")), "{requests:?}");
 }
 

@@ -6,5 +6,6 @@ mod errors;
 mod event_recorder;
 mod lists;
 mod outages;
+mod service_cidrs;
 mod source_test;
 mod watches;

@@ -29,6 +29,7 @@ pub(crate) const QUICK: Timing = Timing {
     unpinged_watch: Duration::from_secs(20),
     watch_slack: Duration::from_secs(15),
     streaming_retry: Duration::from_millis(200),
+    missing_retry: Duration::from_millis(200),
 };
 
 pub(crate) fn service(name: &str, ip: &str) -> Value {
@@ -138,7 +139,8 @@ impl SourceTest {
     }
 
     fn apply(&mut self, changes: ClusterChanges) -> usize {
-        let count = changes.services.len() + changes.slices.len() + changes.nodes.len();
+        let of_objects = changes.services.len() + changes.slices.len() + changes.nodes.len();
+        let count = of_objects + changes.service_cidrs.len();
         for (name, it) in changes.services {
             match it {
                 Some(it) => drop(self.cluster.set_service(it)),
@@ -155,6 +157,12 @@ impl SourceTest {
             match it {
                 Some(it) => drop(self.cluster.set_node(it)),
                 None => drop(self.cluster.delete_node(&name)),
+            }
+        }
+        for (name, it) in changes.service_cidrs {
+            match it {
+                Some(it) => self.cluster.set_service_cidr(it),
+                None => self.cluster.delete_service_cidr(&name),
             }
         }
         count

@@ -33,6 +33,7 @@ use crate::{
 pub struct ClusterDecoder {
     cluster: Arc<ClusterState>,
     nodes: BTreeMap<Arc<str>, (Arc<NodeInfo>, Vec<Rejected>)>,
+    service_cidrs: BTreeMap<Arc<str>, (Arc<localv1::ServiceCidr>, Vec<Rejected>)>,
     services: BTreeMap<Arc<str>, DecodedService>,
     rejected: BTreeSet<Rejected>,
 }
@@ -50,6 +51,7 @@ impl ClusterDecoder {
     /// Decodes a state; logs what is rejected, unless it was before.
     pub fn decode(&mut self, cluster: &Cluster) -> Arc<ClusterState> {
         self.decode_nodes(cluster);
+        self.decode_service_cidrs(cluster);
         let gone = self.services.extract_if(.., |path, _| !cluster.services.contains_key(path));
         for (_, before) in gone.collect::<Vec<_>>() {
             self.replace(None, Vec::new(), Some(before));
@@ -72,7 +74,8 @@ impl ClusterDecoder {
         }
         let of_nodes = self.nodes.values().flat_map(|(_, rejected)| rejected);
         let of_services = self.services.values().flat_map(|it| &it.rejected);
-        let rejected: BTreeSet<_> = of_nodes.chain(of_services).cloned().collect();
+        let of_cidrs = self.service_cidrs.values().flat_map(|(_, rejected)| rejected);
+        let rejected: BTreeSet<_> = of_nodes.chain(of_services).chain(of_cidrs).cloned().collect();
         for it in rejected.difference(&self.rejected) {
             tracing::warn!("ignored in the cluster state of the peer: {it}");
         }
@@ -112,6 +115,22 @@ impl ClusterDecoder {
             && cluster.service(&service.name).is_none_or(|it| **it != service)
         {
             cluster.set_service(service);
+        }
+    }
+
+    fn decode_service_cidrs(&mut self, cluster: &Cluster) {
+        let gone = self.service_cidrs.extract_if(.., |name, _| !cluster.service_cidrs.contains_key(name));
+        for (name, _) in gone {
+            Arc::make_mut(&mut self.cluster).delete_service_cidr(&name);
+        }
+        for (name, message) in &cluster.service_cidrs {
+            if !self.service_cidrs.get(name).is_some_and(|(it, _)| Arc::ptr_eq(it, message)) {
+                let Decoded { value, rejected } = node::decode_service_cidr(name, message);
+                if let Some(it) = value {
+                    Arc::make_mut(&mut self.cluster).set_service_cidr(it);
+                }
+                self.service_cidrs.insert(Arc::clone(name), (Arc::clone(message), rejected));
+            }
         }
     }
 

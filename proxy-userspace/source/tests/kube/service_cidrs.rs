@@ -1,0 +1,77 @@
+//! ServiceCIDRs, which not every server has or permits.
+
+use api_server::{ApiServer, Fault, Resource, Settings, Verb, WatchList};
+use model::cluster::ClusterState;
+use serde_json::{Value, json};
+
+use super::source_test::{SourceTest, has_service, server, service};
+
+fn service_cidr(name: &str, cidrs: &[&str]) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+        "metadata": {"name": name}, "spec": {"cidrs": cidrs},
+    })
+}
+
+/// The ranges of each ServiceCIDR.
+fn cidrs(cluster: &ClusterState) -> Vec<String> {
+    let all = cluster.service_cidrs().iter();
+    all.map(|(name, it)| format!("{name} {:?}", it.cidrs)).collect()
+}
+
+fn forbid(server: &ApiServer, code: u16) {
+    for verb in [Verb::Watch, Verb::List] {
+        let fault = Fault::Status { code, message: "no".into(), retry_after: None };
+        server.inject_fault(Resource::ServiceCidrs, verb, 1_000, fault);
+    }
+}
+
+#[tokio::test]
+async fn service_cidrs_are_in_the_first_state_and_followed() {
+    for watch_list in [WatchList::Supported, WatchList::Rejected] {
+        let server = server(Settings { watch_list, ..Settings::default() });
+        server.set(service_cidr("kubernetes", &["10.96.0.0/16", "fd00:96::/112"]));
+        let mut test = SourceTest::follow(&server);
+        test.next().await;
+        assert_eq!(cidrs(&test.cluster), ["kubernetes [10.96.0.0/16, fd00:96::/112]"]);
+        server.set(service_cidr("more", &["10.97.0.0/16", "nowhere"]));
+        test.until(|it| cidrs(it).len() == 2).await;
+        assert_eq!(cidrs(&test.cluster)[1], "more [10.97.0.0/16]");
+        server.delete(Resource::ServiceCidrs, "kubernetes");
+        test.until(|it| cidrs(it).len() == 1).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_service_cidrs_or_the_permission_is_followed() {
+    for code in [404, 403, 500] {
+        let server = server(Settings::default());
+        server.set(service_cidr("kubernetes", &["10.96.0.0/16"]));
+        forbid(&server, code);
+        let mut test = SourceTest::follow(&server);
+        test.next().await;
+        assert!(test.service("web").is_some() && cidrs(&test.cluster).is_empty());
+        server.set(service("other", "10.96.0.11"));
+        test.until(has_service("other")).await;
+        assert!(test.health.is_synced());
+        assert!(test.health.resources().iter().all(|it| it.error.is_none()), "it is no outage");
+        // A server that was upgraded.
+        server.clear_faults();
+        test.until(|it| cidrs(it).len() == 1).await;
+        // What is known stays.
+        forbid(&server, code);
+        server.disconnect_all();
+        server.set(service("third", "10.96.0.12"));
+        test.until(has_service("third")).await;
+        assert_eq!(cidrs(&test.cluster), ["kubernetes [10.96.0.0/16]"]);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_for_service_cidrs_delays_the_first_state_for_a_moment_only() {
+    let server = server(Settings::default());
+    server.inject_fault(Resource::ServiceCidrs, Verb::Watch, 1_000, Fault::NoResponse);
+    let mut test = SourceTest::follow(&server);
+    test.next().await;
+    assert!(test.service("web").is_some() && test.health.is_synced());
+}
