@@ -83,6 +83,8 @@ impl LongLived {
 #[track_caller]
 fn start(node: &TestNode, services: &[Service], when: &str) -> Agent {
     let mut agent = node.command(Build::Failpoints).start(node.sandbox()).unwrap();
+    // A dump is a process of its own, which takes seconds in an emulated machine.
+    agent.wait_until_applied(TIMEOUT).unwrap_or_else(|error| panic!("no state {when}: {error:#}"));
     let expected = expected_dump(services);
     let mut last = Vec::new();
     let done = agent.wait_until(TIMEOUT, || {
