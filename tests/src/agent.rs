@@ -32,6 +32,9 @@ pub use build_tools::build::Build;
 
 use crate::{MemoryCgroup, Sandbox, deploy, eventually, sandbox::move_to};
 
+/// Makes every decision of the programs take long, in the builds that have faults.
+pub const SLOW_PROGRAMS: (&str, &str) = ("KUBE_PROXY_EBPF_FAULT", "slow-programs");
+
 /// Logged whenever a state has become active, after the programs were attached.
 pub const APPLIED: &str = "state active";
 

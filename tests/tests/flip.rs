@@ -18,6 +18,7 @@ use nix::sys::socket::{
 };
 use tests::{
     Build, TIMEOUT, TestNode,
+    agent::SLOW_PROGRAMS,
     client::{REQUEST_TIMEOUT, udp_socket},
     eventually,
     manifest::{self, Service},
@@ -229,7 +230,8 @@ fn flip_is_atomic_under_load() {
     node.netns().add_address(OWN.into()).unwrap();
     node.write_file("node.yaml", &manifest::node_with_addresses(NODE, &[OWN.into()]));
     node.write(&services(1));
-    node.start_with(&node.command(Build::Failpoints).env("KUBE_PROXY_EBPF_FAULT", "slow-programs"));
+    let (fault, slow) = SLOW_PROGRAMS;
+    node.start_with(&node.command(Build::Failpoints).env(fault, slow));
     let a = SocketAddr::from((A4, 80));
 
     let stop = Arc::new(AtomicBool::new(false));

@@ -3,7 +3,11 @@
 use std::{collections::BTreeMap, fs, thread, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use tests::{Agent, Build, TestNode, agent::AgentCommand, test_node::NODE};
+use tests::{
+    Agent, Build, TestNode,
+    agent::{AgentCommand, SLOW_PROGRAMS},
+    test_node::NODE,
+};
 
 /// How long a start or a change may take.
 pub(crate) const PROXY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,7 +41,9 @@ impl Proxy {
         };
         // With one heap: with a heap per thread, memory grows by whole heaps while work moves between threads, which
         // would hide a leak.
-        let agent = command.env("MALLOC_ARENA_MAX", "1").start(node.sandbox())?;
+        let (fault, slow) = SLOW_PROGRAMS;
+        let command = command.env("MALLOC_ARENA_MAX", "1").env(fault, slow);
+        let agent = command.start(node.sandbox())?;
         Ok(Self { kind, agent, brain })
     }
 
