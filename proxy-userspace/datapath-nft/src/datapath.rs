@@ -312,7 +312,7 @@ impl Datapath {
     ///
     /// The next call tries again.
     pub fn count_affinity(&mut self) -> Result<Option<PacketAffinity>, Error> {
-        if self.applied.is_none() || self.layout.ports().all(|it| it.affinity == 0) {
+        if self.applied.is_none() || !self.layout.has_affinity() {
             return Ok(None);
         }
         let families = FAMILIES.into_iter().filter(|it| !self.unsupported.contains_key(it));

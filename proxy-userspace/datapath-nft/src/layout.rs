@@ -208,6 +208,11 @@ impl Layout {
         self.services.values().flat_map(|it| &it.image.ports)
     }
 
+    /// Whether a Service has session affinity.
+    pub(super) fn has_affinity(&self) -> bool {
+        [Family::V4, Family::V6].iter().any(|it| self.shared.contains_key(&Watch::Answered.element(*it).0))
+    }
+
     /// How many Services there are.
     pub(super) fn services(&self) -> usize {
         self.services.len()

@@ -150,7 +150,7 @@ mod tests {
         ServiceImage { ports: vec![port], ..ServiceImage::default() }
     }
 
-    /// Changes one of two Services; returns what the kernel is told: restored, then removed.
+    /// Changes one of two Services; returns what is to be sent to the kernel: restored, then removed.
     fn change(
         state: &mut RemovedUdp,
         protocol: Protocol,
@@ -160,9 +160,9 @@ mod tests {
         let [before, after] = [before, after].map(|it| service(protocol, it));
         let other = service(Protocol::Udp, other);
         state.update(&[(&before, &after)], [], || other.ports.iter());
-        let told = [state.restored.clone(), state.unsent.clone()].map(|it| it.into_iter().collect());
+        let sent = [state.restored.clone(), state.unsent.clone()].map(|it| it.into_iter().collect());
         state.on_committed();
-        told
+        sent
     }
 
     #[test]
