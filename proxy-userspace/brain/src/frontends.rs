@@ -41,6 +41,7 @@ pub(crate) fn frontends(service: &Service, options: &Options) -> Option<state::S
         internal_policy: service.internal_policy,
         external_policy: service.external_policy,
         affinity: service.affinity,
+        load_balancing: service.load_balancing,
         health_check_node_port: service.health_check_node_port.filter(|_| has_health_check),
     })
 }

@@ -7,7 +7,7 @@ use std::{
 
 use model::{
     Family,
-    state::{NodeState, Scope, ServiceState, TrafficPolicy},
+    state::{Algorithm, LoadBalancing, NodeState, Scope, ServiceState, TrafficPolicy},
 };
 use serde_json::{Map, Value, json};
 
@@ -75,11 +75,24 @@ fn description(state: &ServiceState) -> (String, Value) {
         "loadBalancerIPs": texts(&service.load_balancer_ips),
         "healthCheckNodePort": service.health_check_node_port,
         "sessionAffinitySeconds": service.affinity.map(|it| it.timeout_seconds),
+        "loadBalancing": load_balancing(service.load_balancing),
         "sourceRanges": source_ranges.collect::<Map<_, _>>(),
         "sameEndpoint": pairs.collect::<Value>(),
         "ports": ports.collect::<Map<_, _>>(),
     }));
     (service.name.to_string(), description)
+}
+
+fn load_balancing(it: LoadBalancing) -> Value {
+    let health = it.passive_health;
+    without_empty(json!({
+        "leastConnections": (it.algorithm == Algorithm::LeastConnections).then_some(true),
+        "passiveHealth": health.enabled,
+        "failures": health.failures,
+        "maxEjectedPercent": health.max_ejected_percent,
+        "slowStartSeconds": it.slow_start,
+        "drainSeconds": it.drain,
+    }))
 }
 
 fn port_description(state: &ServiceState, index: usize) -> Value {

@@ -15,7 +15,10 @@ use ipnet::IpNet;
 
 use crate::{
     Family, Protocol, ServiceName, Timestamp,
-    state::{self, ClientIpAffinity, ServiceCidr, ServiceCidrs, ServiceKind, TargetPort, TrafficPolicy},
+    state::{
+        self, ClientIpAffinity, LoadBalancing, ServiceCidr, ServiceCidrs, ServiceKind, TargetPort,
+        TrafficPolicy,
+    },
 };
 
 /// A snapshot of a cluster.
@@ -158,6 +161,8 @@ pub struct Service {
     pub external_policy: TrafficPolicy,
     /// `sessionAffinity: ClientIP` with its timeout, if set.
     pub affinity: Option<ClientIpAffinity>,
+    /// How connections are spread over its endpoints: from its annotations.
+    pub load_balancing: LoadBalancing,
     /// `spec.loadBalancerSourceRanges`, of any family.
     pub source_ranges: Vec<IpNet>,
     /// `spec.healthCheckNodePort`.
@@ -194,6 +199,7 @@ impl Service {
             internal_policy: TrafficPolicy::Cluster,
             external_policy: TrafficPolicy::Cluster,
             affinity: None,
+            load_balancing: LoadBalancing::default(),
             source_ranges: Vec::new(),
             health_check_node_port: None,
         }

@@ -19,6 +19,7 @@ use proxy_contract::localv1;
 
 use crate::{
     encode::look_up_name,
+    load_balancing,
     reader::{Decoded, Reader, shown},
 };
 
@@ -99,6 +100,10 @@ pub(crate) fn service(reader: &mut Reader, message: &localv1::Service) -> Option
         internal_policy: policy(message.internal_traffic_to_local),
         external_policy: policy(message.external_traffic_to_local),
         affinity: message.session_affinity.as_ref().map(affinity),
+        load_balancing: message
+            .load_balancing
+            .map(|it| load_balancing::decode(reader, it))
+            .unwrap_or_default(),
         source_ranges: source_ranges(reader, &message.ip_filters),
         health_check_node_port: health.and_then(|it| reader.port_number("health_check_node_port", it)),
     };

@@ -11,7 +11,7 @@ use model::{
 };
 use proxy_contract::localv1;
 
-use crate::extensions::Extensions;
+use crate::{extensions::Extensions, load_balancing};
 
 /// Encodes a Service, with all fields that KPNG's backends require.
 pub fn service(service: &Service) -> localv1::Service {
@@ -43,6 +43,7 @@ pub fn service(service: &Service) -> localv1::Service {
         session_affinity: affinity,
         internal_traffic_to_local: service.internal_policy == TrafficPolicy::Local,
         health_check_node_port: service.health_check_node_port.map_or(0, |it| it.get().into()),
+        load_balancing: load_balancing::encode(service.load_balancing),
         ..localv1::Service::default()
     }
 }

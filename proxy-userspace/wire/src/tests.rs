@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    num::{NonZeroU16, NonZeroU32},
+    num::{NonZeroU8, NonZeroU16, NonZeroU32},
 };
 
 use ipnet::IpNet;
@@ -12,8 +12,8 @@ use model::{
     address::{AddressUse, canonical_range, refusal},
     escaped_line,
     state::{
-        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, PerFamily, Scopes, Service, ServiceKind,
-        ServicePort, ServiceState, TargetPort, TrafficPolicy,
+        Algorithm, ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, LoadBalancing, PassiveHealth,
+        PerFamily, Scopes, Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
 use proptest::{collection::vec, option, prelude::*};
@@ -98,10 +98,30 @@ fn kind() -> impl Strategy<Value = ServiceKind> {
     prop_oneof![Just(ServiceKind::ClusterIp), Just(ServiceKind::NodePort), Just(ServiceKind::LoadBalancer)]
 }
 
+fn load_balancing() -> impl Strategy<Value = LoadBalancing> {
+    let algorithm = prop_oneof![Just(Algorithm::Random), Just(Algorithm::LeastConnections)];
+    let percent = option::of((1_u8..=100).prop_map(NonZeroU8::new));
+    let failures = option::of((1..=PassiveHealth::MAX_FAILURES).prop_map(NonZeroU8::new));
+    let slow_start = option::of((1..=LoadBalancing::MAX_SLOW_START).prop_map(NonZeroU16::new));
+    let drain = option::of((1..=LoadBalancing::MAX_DRAIN).prop_map(NonZeroU32::new));
+    (algorithm, any::<Option<bool>>(), failures, percent, slow_start, drain).prop_map(
+        |(algorithm, enabled, failures, max_ejected_percent, slow_start, drain)| LoadBalancing {
+            algorithm,
+            passive_health: PassiveHealth {
+                enabled,
+                failures: failures.flatten(),
+                max_ejected_percent: max_ejected_percent.flatten(),
+            },
+            slow_start: slow_start.flatten(),
+            drain: drain.flatten(),
+        },
+    )
+}
+
 fn some_service() -> impl Strategy<Value = Service> {
     let policies = (policy(), policy());
     let affinity = option::of((1_u32..100_000).prop_filter_map("zero", NonZeroU32::new));
-    let rest = (affinity, ranges(), option::of(any::<NonZeroU16>()));
+    let rest = (affinity, ranges(), option::of(any::<NonZeroU16>()), load_balancing());
     (kind(), cluster_ips(), addresses(), addresses(), vec(port(), 0..4), policies, rest).prop_map(
         |(kind, cluster_ips, external_ips, load_balancer_ips, mut ports, policies, rest)| {
             let mut seen = BTreeSet::new();
@@ -118,6 +138,7 @@ fn some_service() -> impl Strategy<Value = Service> {
                 affinity: rest.0.map(|timeout_seconds| ClientIpAffinity { timeout_seconds }),
                 source_ranges: rest.1,
                 health_check_node_port: rest.2,
+                load_balancing: rest.3,
             }
         },
     )
@@ -281,6 +302,48 @@ fn an_absent_cluster_scope_means_every_usable_endpoint() {
         service_state(&kpng_service(localv1::PortMapping::default()), [("pod", &endpoint)]).value.unwrap();
     assert_eq!(state.endpoints[0].ports[0].scopes, Scopes { internal: true, external: false, cluster: true });
     assert!(!state.service.ports[0].has_any_endpoint.v4);
+}
+
+#[test]
+fn a_brain_that_says_nothing_about_load_balancing_means_the_defaults() {
+    let state = service_state(&kpng_service(localv1::PortMapping::default()), []).value.unwrap();
+    assert_eq!(state.service.load_balancing, LoadBalancing::default());
+    // And nothing is sent of them, so that an older backend receives the bytes that it always did.
+    assert_eq!(service(&state.service).load_balancing, None);
+}
+
+#[test]
+fn invalid_load_balancing_is_rejected_and_means_the_default() {
+    let health = |failures, max_ejected_percent| localv1::PassiveHealth {
+        enabled: Some(false),
+        failures: Some(failures),
+        max_ejected_percent: Some(max_ejected_percent),
+    };
+    for (failures, percent, slow_start_seconds, drain_seconds) in
+        [(0, 0, 3_601, 86_401), (101, 101, 65_537, u32::MAX), (257, 257, u32::MAX, 86_401)]
+    {
+        let load_balancing = localv1::LoadBalancing {
+            algorithm: 99,
+            passive_health: Some(health(failures, percent)),
+            slow_start_seconds,
+            drain_seconds,
+        };
+        let message = localv1::Service {
+            load_balancing: Some(load_balancing),
+            ..kpng_service(localv1::PortMapping::default())
+        };
+        let decoded = service_state(&message, []);
+        let passive_health = PassiveHealth { enabled: Some(false), ..PassiveHealth::default() };
+        let expect = LoadBalancing { passive_health, ..LoadBalancing::default() };
+        assert_eq!(decoded.value.unwrap().service.load_balancing, expect);
+        let fields = ["algorithm", "passive_health.failures", "passive_health.max_ejected_percent"];
+        let fields = fields.into_iter().chain(["slow_start_seconds", "drain_seconds"]);
+        let items: Vec<_> = decoded.rejected.iter().map(|it| it.item.clone()).collect();
+        assert_eq!(
+            items,
+            fields.map(|it| format!("service ns/svc: load_balancing.{it}")).collect::<Vec<_>>()
+        );
+    }
 }
 
 #[test]

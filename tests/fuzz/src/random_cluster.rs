@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    num::{NonZeroU16, NonZeroU32},
+    num::{NonZeroU8, NonZeroU16, NonZeroU32},
     sync::Arc,
 };
 
@@ -13,7 +13,10 @@ use model::{
     cluster::{
         ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
     },
-    state::{self, ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
+    state::{
+        self, Algorithm, ClientIpAffinity, LoadBalancing, PassiveHealth, ServiceKind, TargetPort,
+        TrafficPolicy,
+    },
 };
 
 /// The names of the nodes.
@@ -167,6 +170,21 @@ pub fn service(u: &mut Unstructured<'_>) -> Result<Service> {
         affinity: u.ratio(1, 4)?.then_some(ClientIpAffinity { timeout_seconds: NonZeroU32::MIN }),
         source_ranges: if u.ratio(1, 4)? { ranges() } else { Vec::new() },
         health_check_node_port: if u.ratio(1, 4)? { NonZeroU16::new(30_999) } else { None },
+        load_balancing: load_balancing(u)?,
+    })
+}
+
+fn load_balancing(u: &mut Unstructured<'_>) -> Result<LoadBalancing> {
+    let passive_health = PassiveHealth {
+        enabled: u.arbitrary()?,
+        failures: NonZeroU8::new(u.int_in_range(0..=3)?),
+        max_ejected_percent: NonZeroU8::new(*u.choose(&[0, 50])?),
+    };
+    Ok(LoadBalancing {
+        algorithm: *u.choose(&[Algorithm::Random, Algorithm::LeastConnections])?,
+        passive_health,
+        slow_start: NonZeroU16::new(*u.choose(&[0, 30])?),
+        drain: NonZeroU32::new(*u.choose(&[0, 30])?),
     })
 }
 

@@ -64,10 +64,11 @@ pub enum Answer {
 }
 
 /// The files and their topics; in the binary, because a virtual machine that runs the tests has no sources.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 9] = [
     ("changes", include_str!("../changes.yaml")),
     ("dual-stack", include_str!("../dual-stack.yaml")),
     ("frontends", include_str!("../frontends.yaml")),
+    ("load-balancing", include_str!("../load-balancing.yaml")),
     ("policies", include_str!("../policies.yaml")),
     ("services", include_str!("../services.yaml")),
     ("slices", include_str!("../slices.yaml")),

@@ -5,11 +5,13 @@
 //! EndpointSlices, conditions, topology hints and fallbacks do not appear here.
 
 mod endpoint;
+mod load_balancing;
 mod node;
 mod service;
 
 pub use crate::PerFamily;
 pub use endpoint::{Endpoint, EndpointKey, EndpointPort, OtherServing, Scope, Scopes};
+pub use load_balancing::{Algorithm, LoadBalancing, PassiveHealth};
 pub use node::{NodeInfo, NodeInfos, NodeState, ServiceCidr, ServiceCidrs};
 pub use service::{
     ClientIpAffinity, Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,

@@ -8,7 +8,10 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::endpoint::{Endpoint, OtherServing, Scope};
+use super::{
+    LoadBalancing,
+    endpoint::{Endpoint, OtherServing, Scope},
+};
 use crate::{Family, PerFamily, Protocol, ServiceName, Timestamp};
 
 /// One Service together with the endpoints that this node may use for it.
@@ -101,6 +104,8 @@ pub struct Service {
     pub external_policy: TrafficPolicy,
     /// `sessionAffinity: ClientIP` with its timeout, if set.
     pub affinity: Option<ClientIpAffinity>,
+    /// How connections are spread over its endpoints.
+    pub load_balancing: LoadBalancing,
     /// The source ranges that may use a load balancer IP; a family without a range is open.
     pub source_ranges: Vec<IpNet>,
     /// The port of the health check of the local endpoints (external policy Local).
@@ -120,6 +125,7 @@ impl Service {
             internal_policy: TrafficPolicy::Cluster,
             external_policy: TrafficPolicy::Cluster,
             affinity: None,
+            load_balancing: LoadBalancing::default(),
             source_ranges: Vec::new(),
             health_check_node_port: None,
         }

@@ -5,6 +5,7 @@
 
 mod conversion;
 mod endpoint_slice;
+mod load_balancing;
 mod node;
 pub mod objects;
 mod service;

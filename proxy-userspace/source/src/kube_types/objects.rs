@@ -11,6 +11,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
 };
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 /// `metadata` of any object.
 #[derive(Debug, Default, Deserialize)]
@@ -47,6 +48,14 @@ pub(crate) struct Annotations {
     /// Marks the end of the list at the start of a watch (KEP-3157).
     #[serde(rename = "k8s.io/initial-events-end")]
     pub(crate) initial_events_end: Option<String>,
+    #[serde(rename = "kube-proxy-ebpf.io/load-balancing", default, deserialize_with = "any_text")]
+    pub(crate) load_balancing: Option<String>,
+    #[serde(rename = "kube-proxy-ebpf.io/passive-health", default, deserialize_with = "any_text")]
+    pub(crate) passive_health: Option<String>,
+    #[serde(rename = "kube-proxy-ebpf.io/slow-start", default, deserialize_with = "any_text")]
+    pub(crate) slow_start: Option<String>,
+    #[serde(rename = "kube-proxy-ebpf.io/drain", default, deserialize_with = "any_text")]
+    pub(crate) drain: Option<String>,
 }
 
 /// `v1 Service`.
@@ -155,4 +164,14 @@ where
     D: Deserializer<'de>,
 {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// A text; any other value as it is written in JSON. A manifest with `drain: 30`, which no API server accepts, is used
+/// but for this value.
+fn any_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    Ok(match Value::deserialize(deserializer)? {
+        Value::Null => None,
+        Value::String(text) => Some(text),
+        other => Some(other.to_string()),
+    })
 }

@@ -18,6 +18,7 @@ use model::{
 use super::{
     MAX_PORTS,
     conversion::{Converted, names_of, timestamp, validator},
+    load_balancing::load_balancing,
     objects::{self, ServiceSpec},
     validation::{Validator, quoted},
 };
@@ -76,6 +77,7 @@ fn convert(service: &objects::Service, validator: &mut Validator) -> Option<clus
     if let Some(proxy) = proxy_name.filter(|it| !it.is_empty()) {
         validator.name(format_args!("metadata.labels[{PROXY_NAME}]"), proxy, NameForm::LabelValue)?;
     }
+    let annotations = meta.annotations.as_ref();
     let nothing = ServiceSpec::default();
     let spec = service.spec.as_ref().unwrap_or(&nothing);
     let ingress = service.status.as_ref().and_then(|it| it.load_balancer.as_ref());
@@ -100,6 +102,7 @@ fn convert(service: &objects::Service, validator: &mut Validator) -> Option<clus
             POLICIES,
         ),
         affinity: affinity(spec, validator),
+        load_balancing: annotations.map(|it| load_balancing(it, validator)).unwrap_or_default(),
         source_ranges: source_ranges(spec, validator),
         health_check_node_port: node_port("spec.healthCheckNodePort", spec.health_check_node_port, validator),
     })

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 
 use model::{
     cluster,
-    state::{ServiceKind, TargetPort, TrafficPolicy},
+    state::{Algorithm, LoadBalancing, PassiveHealth, ServiceKind, TargetPort, TrafficPolicy},
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -162,6 +162,125 @@ fn an_invalid_affinity_time_out_becomes_three_hours() {
         let rejected = if given == used { &[][..] } else { &[field] };
         check(spec, |it| it.affinity.map(|it| it.timeout_seconds.get()), Some(used as u32), rejected);
     }
+}
+
+/// Checks the load balancing of a Service with these annotations of our prefix, and the rejected ones with the reasons.
+#[track_caller]
+fn check_load_balancing(annotations: Value, expect: LoadBalancing, rejected: &[(&str, &str)]) {
+    let named = annotations.as_object().unwrap().iter();
+    let named: Value = named.map(|(name, it)| (format!("kube-proxy-ebpf.io/{name}"), it.clone())).collect();
+    let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80}]});
+    let value = json!({"metadata": {"name": "web", "annotations": named}, "spec": spec});
+    let converted = service(&serde_json::from_value(value).unwrap());
+    assert_eq!(converted.object.unwrap().load_balancing, expect, "{annotations}");
+    let found: Vec<_> = converted.rejected.iter().map(|it| (it.item.as_str(), it.reason.as_str())).collect();
+    let items: Vec<_> = rejected
+        .iter()
+        .map(|(name, reason)| {
+            (format!("Service default/web: metadata.annotations[kube-proxy-ebpf.io/{name}]"), *reason)
+        })
+        .collect();
+    assert_eq!(found, items.iter().map(|(item, reason)| (item.as_str(), *reason)).collect::<Vec<_>>());
+}
+
+#[test]
+fn annotations_say_how_connections_are_spread() {
+    let default = LoadBalancing::default();
+    check_load_balancing(json!({"drains": "30s"}), default, &[]);
+    for value in [json!(""), json!(null)] {
+        let all =
+            json!({"load-balancing": value, "passive-health": value, "slow-start": value, "drain": value});
+        check_load_balancing(all, default, &[]);
+    }
+    check_load_balancing(json!({"load-balancing": "random"}), default, &[]);
+    let algorithm = Algorithm::LeastConnections;
+    let least = LoadBalancing { algorithm, ..default };
+    check_load_balancing(json!({"load-balancing": "least-connections"}), least, &[]);
+    for (text, seconds) in [("1s", 1), ("30s", 30), ("1m30s", 90), ("1h", 3_600)] {
+        let slow_start = LoadBalancing { slow_start: Some(seconds.try_into().unwrap()), ..default };
+        check_load_balancing(json!({"slow-start": text}), slow_start, &[]);
+    }
+    for (text, seconds) in [("1s", 1), ("2h", 7_200), ("24h", 86_400)] {
+        let drain = LoadBalancing { drain: Some(seconds.try_into().unwrap()), ..default };
+        check_load_balancing(json!({"drain": text}), drain, &[]);
+    }
+}
+
+/// Checks the annotation `passive-health`: whether it is on, the failures, the percent; and the rejected items.
+#[track_caller]
+fn check_passive_health(text: &str, expect: (Option<bool>, u8, u8), rejected: &[&str]) {
+    let (enabled, failures, percent) = expect;
+    let passive_health = PassiveHealth {
+        enabled,
+        failures: failures.try_into().ok(),
+        max_ejected_percent: percent.try_into().ok(),
+    };
+    let expect = LoadBalancing { passive_health, ..LoadBalancing::default() };
+    let rejected: Vec<_> = rejected.iter().map(|it| ("passive-health", *it)).collect();
+    check_load_balancing(json!({"passive-health": text}), expect, &rejected);
+}
+
+#[test]
+fn passive_health_is_on_or_off_and_has_thresholds() {
+    check_passive_health("on", (Some(true), 0, 0), &[]);
+    check_passive_health("off", (Some(false), 0, 0), &[]);
+    check_passive_health("failures=1", (None, 1, 0), &[]);
+    check_passive_health("failures=100, max-ejected=100%", (None, 100, 100), &[]);
+    check_passive_health("on,max-ejected=50%,", (Some(true), 0, 50), &[]);
+}
+
+#[test]
+fn an_invalid_item_of_passive_health_is_rejected_alone() {
+    let items = "is ignored; use on, off, failures=5 or max-ejected=50%";
+    let failures = "is ignored; use failures=1 to failures=100";
+    let max_ejected = "is ignored; use max-ejected=1% to max-ejected=100%";
+    for text in ["On", "true", "failures", "failures:5", "fail=5", "on=5"] {
+        let rejected = [format!("{text:?} {items}")];
+        check_passive_health(&format!("{text},max-ejected=50%"), (None, 0, 50), &[&rejected[0]]);
+    }
+    for text in ["failures=0", "failures=101", "failures=256", "failures=-1", "failures=5%", "failures="] {
+        let rejected = [format!("{text:?} {failures}")];
+        check_passive_health(&format!("on,{text}"), (Some(true), 0, 0), &[&rejected[0]]);
+    }
+    for text in ["max-ejected=0%", "max-ejected=101%", "max-ejected=50", "max-ejected=half"] {
+        let rejected = [format!("{text:?} {max_ejected}")];
+        check_passive_health(&format!("failures=5,{text}"), (None, 5, 0), &[&rejected[0]]);
+    }
+    let twice = |it: &str| format!("{it:?} is ignored; an earlier item sets the same; keep one");
+    check_passive_health("off,on", (Some(false), 0, 0), &[&twice("on")]);
+    check_passive_health("failures=5,failures=6", (None, 5, 0), &[&twice("failures=6")]);
+}
+
+#[test]
+fn an_invalid_algorithm_or_duration_is_rejected_and_means_the_default() {
+    let default = LoadBalancing::default();
+    let reason = "\"round-robin\" is unknown, random is used; use one of random, least-connections";
+    check_load_balancing(json!({"load-balancing": "round-robin"}), default, &[("load-balancing", reason)]);
+    for (name, max) in [("slow-start", "1h"), ("drain", "24h")] {
+        // A manifest may contain numbers and booleans, which an API server would refuse.
+        for value in [
+            json!("0s"),
+            json!("-1s"),
+            json!("500ms"),
+            json!("1.5s"),
+            json!("25h"),
+            json!("9999999999h"),
+            json!("soon"),
+            json!("30"),
+            json!(30),
+            json!(true),
+            json!(["30s"]),
+        ] {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let reason = format!(
+                "{text:?} is not a duration of whole seconds from 1s to {max}, and is ignored; write it as 30s"
+            );
+            check_load_balancing(json!({name: value}), default, &[(name, &reason)]);
+        }
+    }
+    let drain = LoadBalancing { drain: Some(7_200.try_into().unwrap()), ..default };
+    let reason = "\"2h\" is not a duration of whole seconds from 1s to 1h, and is ignored; write it as 30s";
+    check_load_balancing(json!({"slow-start": "2h", "drain": "2h"}), drain, &[("slow-start", reason)]);
 }
 
 #[test]

@@ -203,6 +203,7 @@ fn service(message: &ClusterService, body: &localv1::Service, reader: &mut Reade
         internal_policy: service.internal_policy,
         external_policy: service.external_policy,
         affinity: service.affinity,
+        load_balancing: service.load_balancing,
         source_ranges: service.source_ranges,
         health_check_node_port: service.health_check_node_port,
     })

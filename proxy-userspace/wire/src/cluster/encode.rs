@@ -55,6 +55,7 @@ pub fn service_info(object: &Service, trigger_time: Option<Timestamp>) -> Option
         internal_policy: object.internal_policy,
         external_policy: object.external_policy,
         affinity: object.affinity,
+        load_balancing: object.load_balancing,
         source_ranges: source_ranges.copied().collect(),
         health_check_node_port: object.health_check_node_port,
     });
