@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use datapath::NodePortAddresses;
+use datapath::{NodePortAddresses, PassiveHealthOptions};
 
 /// How the datapath is configured.
 #[derive(Clone, Debug)]
@@ -30,4 +30,6 @@ pub struct Options {
     pub node_port_addresses: NodePortAddresses,
     /// Whether processes on the node are kept from binding a node port.
     pub protect_node_ports: bool,
+    /// When endpoints that fail are ejected, unless their Service says otherwise.
+    pub passive_health: PassiveHealthOptions,
 }

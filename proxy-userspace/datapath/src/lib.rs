@@ -8,6 +8,7 @@ mod finding;
 mod frontend_address;
 mod frontend_kind;
 mod node_port_addresses;
+mod passive_health_options;
 mod probe_result;
 mod report;
 
@@ -17,6 +18,7 @@ pub use finding::{Checkup, Finding, Level};
 pub use frontend_address::{FrontendAddress, invalid_address_reason, unspecified};
 pub use frontend_kind::FrontendKind;
 pub use node_port_addresses::NodePortAddresses;
+pub use passive_health_options::PassiveHealthOptions;
 pub use probe_result::{HookBehavior, ProbeResult};
 pub use report::{
     ApplyReport, OverflowStats, PacketAffinity, PortCounts, PortId, RefusedNamespace, TableFill, TableStats,

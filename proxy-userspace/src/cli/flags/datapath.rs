@@ -11,6 +11,7 @@ use datapath::NodePortAddresses;
 use datapath_ebpf as ebpf;
 use ipnet::IpNet;
 
+use super::passive_health::PassiveHealthFlags;
 use crate::cli::output::wrong_usage;
 
 /// The eBPF datapath, and what both datapaths share.
@@ -78,6 +79,8 @@ pub(in crate::cli) struct DatapathFlags {
     /// Reject bind(2) to a NodePort with EADDRINUSE, in the node's own network namespace
     #[arg(long, value_name = "true|false", default_value_t = true, action = ArgAction::Set)]
     protect_node_ports: bool,
+    #[command(flatten)]
+    passive_health: PassiveHealthFlags,
 }
 
 /// The value of `--socket-lb`.
@@ -140,6 +143,7 @@ impl DatapathFlags {
             node_name: node.to_owned(),
             node_port_addresses,
             protect_node_ports: self.protect_node_ports,
+            passive_health: self.passive_health.options()?,
         })
     }
 }

@@ -5,6 +5,7 @@ mod datapath;
 mod listen;
 mod node;
 mod packets;
+mod passive_health;
 mod reports;
 mod selection;
 mod source;
