@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use model::state::{LoadBalancing, PassiveHealth};
 use proptest::{collection::vec, prelude::*};
 
 use super::{Contents, Form, Object, ParsedManifest, parse};
@@ -308,7 +309,10 @@ proptest! {
     ) {
         let json = serde_json::json!({
             "apiVersion": "v1", "kind": "Service",
-            "metadata": {"name": word, "namespace": other},
+            "metadata": {"name": word, "namespace": other, "annotations": {
+                "kube-proxy-ebpf.io/load-balancing": word, "kube-proxy-ebpf.io/passive-health": other,
+                "kube-proxy-ebpf.io/slow-start": format!("{port}s"), "kube-proxy-ebpf.io/drain": port,
+            }},
             "spec": {
                 "type": word, "clusterIPs": [word, other], "externalIPs": [other], "sessionAffinity": "ClientIP",
                 "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": port}},
@@ -327,4 +331,41 @@ fn service_cidrs_are_read_alone_and_in_lists() {
     assert_eq!(parsed.rejected[0].item, "ServiceCIDR a: spec.cidrs[1]");
     let list = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDRList\nitems:\n- {metadata: {name: b}}\n";
     check(list, &["ServiceCIDR b []"]);
+}
+
+#[test]
+fn annotations_are_read_from_yaml_and_json_whatever_their_type() {
+    let yaml = |annotation: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n  annotations:\n    kube-proxy-ebpf.io/{annotation}\n\
+             spec: {{clusterIP: 10.96.0.1, ports: [{{port: 80}}]}}\n"
+        )
+    };
+    let json = |name: &str, value: &str| {
+        format!(
+            "{{\"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {{\"name\": \"a\", \"annotations\": \
+             {{\"kube-proxy-ebpf.io/{name}\": {value}}}}}, \"spec\": {{\"clusterIP\": \"10.96.0.1\", \"ports\": [{{\"port\": 80}}]}}}}"
+        )
+    };
+    let read = |text: &str| {
+        let parsed = check(text, &["Service default/a"]);
+        let Object::Service(it) = &parsed.objects[0].1 else { panic!("not a Service") };
+        (it.load_balancing, parsed.rejected.len())
+    };
+    for (enabled, text) in [(true, "on"), (false, "off")] {
+        let passive_health = PassiveHealth { enabled: Some(enabled), ..PassiveHealth::default() };
+        let expect = (LoadBalancing { passive_health, ..LoadBalancing::default() }, 0);
+        // YAML 1.1 would read a boolean.
+        assert_eq!(read(&yaml(&format!("passive-health: {text}"))), expect);
+        assert_eq!(read(&yaml(&format!("passive-health: '{text}'"))), expect);
+        assert_eq!(read(&json("passive-health", &format!("\"{text}\""))), expect);
+    }
+    // Only these values are rejected, not the file.
+    for value in ["30", "true", "[30s]", "{s: 30}", "1.5"] {
+        assert_eq!(read(&yaml(&format!("drain: {value}"))), (LoadBalancing::default(), 1), "{value}");
+    }
+    for value in ["30", "true", "[\"30s\"]", "{\"s\": 30}"] {
+        assert_eq!(read(&json("drain", value)), (LoadBalancing::default(), 1), "{value}");
+    }
+    assert_eq!(read(&yaml("drain:")), (LoadBalancing::default(), 0));
 }

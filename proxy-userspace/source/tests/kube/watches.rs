@@ -1,8 +1,10 @@
 //! Watches.
 
-use std::sync::Arc;
+use std::{num::NonZeroU32, sync::Arc};
 
 use api_server::{Fault, Resource, Settings, Verb};
+use model::cluster::ClusterState;
+use serde_json::json;
 
 use super::source_test::{SourceTest, has_service, node, paging, server, service, slice, synced};
 
@@ -16,6 +18,22 @@ async fn added_changed_and_deleted_objects_are_followed() {
     server.delete(Resource::Services, "default/other");
     test.until(|it| !has_service("other")(it)).await;
     assert!(test.service("web").is_some());
+}
+
+#[tokio::test]
+async fn a_change_of_an_annotation_alone_is_followed() {
+    let (server, mut test) = synced(Settings::default()).await;
+    let drain = |it: &ClusterState| it.services().values().find_map(|it| it.load_balancing.drain);
+    let mut web = service("web", "10.96.0.10");
+    web["metadata"]["annotations"] = json!({"kube-proxy-ebpf.io/drain": "30s"});
+    server.set(web.clone());
+    test.until(|it| drain(it) == NonZeroU32::new(30)).await;
+    // An invalid value means the default, is reported, and keeps the Service.
+    web["metadata"]["annotations"] = json!({"kube-proxy-ebpf.io/drain": "0s"});
+    server.set(web);
+    test.until(|it| drain(it).is_none()).await;
+    assert!(test.service("web").is_some());
+    assert_eq!(test.health.resources()[0].rejected, 1);
 }
 
 #[tokio::test]
