@@ -63,6 +63,12 @@ pub fn scaled(limit: Duration) -> Duration {
     limit * *FACTOR.get_or_init(factor)
 }
 
+/// Whether the machine is slow (emulated).
+#[must_use]
+pub fn is_slow_machine() -> bool {
+    scaled(Duration::from_secs(1)) > Duration::from_secs(1)
+}
+
 /// The environment variable with the divisor of every number of repetitions on a slow machine.
 pub const REPETITION_DIVISOR: &str = "KUBE_PROXY_EBPF_TEST_REPETITION_DIVISOR";
 

@@ -31,8 +31,8 @@ use crate::{
 const EMULATED_TIMEOUT_FACTOR: u32 = 20;
 /// By how much repetitions are divided there.
 const EMULATED_REPETITION_DIVISOR: u32 = 50;
-/// The timeout of a test, in seconds.
-const TEST_TIMEOUT: u64 = 2400;
+/// The timeout of a test, in seconds. The longest one, of restarts, starts about twenty agents, of which each takes minutes.
+const TEST_TIMEOUT: u64 = 5400;
 
 /// What all kernels share.
 pub(crate) struct Runner<'a> {
