@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use faults::{Fault, Verb};
 pub use objects::Resource;
-pub use state::{Settings, WatchList};
+pub use state::{Answers, Settings, WatchList};
 
 use faults::Rule;
 use state::Shared;

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::Result;
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, header};
+use http::{Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Collected, Full, StreamBody, combinators::BoxBody};
 use hyper::{
     body::{Frame, Incoming},
@@ -35,7 +35,7 @@ use crate::{
     faults::{self, Fault, Verb},
     objects::{Object, Resource},
     selector::Selector,
-    state::{Settings, Shared, State, WatchList},
+    state::{Answers, Settings, Shared, State, WatchList},
     tls::Identity,
 };
 
@@ -82,6 +82,18 @@ async fn connection(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static
 
 async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Body> {
     let uri = request.uri();
+    let answers = shared.state().settings.answers;
+    match answers {
+        Answers::All => {}
+        Answers::Unavailable => {
+            return status(StatusCode::SERVICE_UNAVAILABLE, "no server is available", None);
+        }
+        Answers::None => std::future::pending().await,
+    }
+    if uri.path() == "/version" {
+        shared.state().requests.push(text_of(uri));
+        return Response::new(full(json!({"major": "1", "minor": "36"}).to_string()));
+    }
     if request.method() == Method::POST {
         return create(request, &shared).await;
     }
@@ -93,7 +105,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     let verb = if query.contains_key("watch") { Verb::Watch } else { Verb::List };
     let (fault, settings) = {
         let mut state = shared.state();
-        state.requests.push(uri.to_string());
+        state.requests.push(text_of(uri));
         (faults::take(&mut state.rules, resource, verb), state.settings.clone())
     };
     if !is_authorized(&request, &settings) {
@@ -155,6 +167,11 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     body.response(&shared, async move |out: Out| {
         watch.run(out, settings.bookmark_interval).await.unwrap_or_default();
     })
+}
+
+/// Without the server's name, which HTTP/2 adds.
+fn text_of(uri: &Uri) -> String {
+    uri.path_and_query().map(ToString::to_string).unwrap_or_default()
 }
 
 /// Accepts an event; no other object can be created.

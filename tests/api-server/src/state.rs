@@ -27,8 +27,21 @@ pub struct Settings {
     pub has_field_selectors: bool,
     /// Whether it accepts events.
     pub accepts_events: bool,
+    /// Whether it answers requests; open watches go on.
+    pub answers: Answers,
     /// The interval of bookmarks in a watch.
     pub bookmark_interval: Duration,
+}
+
+/// Whether a server answers requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answers {
+    /// As it should.
+    All,
+    /// With `503 Service Unavailable`, as a load balancer without a server does.
+    Unavailable,
+    /// Not at all.
+    None,
 }
 
 /// What a server does with a watch that is to begin with a list.
@@ -52,6 +65,7 @@ impl Default for Settings {
             has_cache: true,
             has_field_selectors: true,
             accepts_events: true,
+            answers: Answers::All,
             bookmark_interval: Duration::from_secs(1),
         }
     }

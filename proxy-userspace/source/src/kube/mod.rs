@@ -14,6 +14,7 @@ mod outage;
 mod reflector;
 mod request_log;
 mod resource;
+mod server_check;
 mod shared;
 mod shared_client;
 mod status;
@@ -45,7 +46,7 @@ pub use timing::Timing;
 pub struct KubeSource {
     shared: Arc<Shared>,
     requests: RequestLog,
-    _reflectors: JoinSet<()>,
+    _tasks: JoinSet<()>,
 }
 
 impl KubeSource {
@@ -62,13 +63,14 @@ impl KubeSource {
         let client = Arc::new(client);
         let shared = Arc::new(Shared::new(&server));
         let [services, slices, nodes] = options.selectors();
-        let mut reflectors = JoinSet::new();
-        reflectors.spawn(Reflector::<Service>::new(options, &client, services, &shared).run());
-        reflectors.spawn(Reflector::<EndpointSlice>::new(options, &client, slices, &shared).run());
-        reflectors.spawn(Reflector::<Node>::new(options, &client, nodes, &shared).run());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(Reflector::<Service>::new(options, &client, services, &shared).run());
+        tasks.spawn(Reflector::<EndpointSlice>::new(options, &client, slices, &shared).run());
+        tasks.spawn(Reflector::<Node>::new(options, &client, nodes, &shared).run());
         let all = Selectors::default();
-        reflectors.spawn(Reflector::<ServiceCidr>::new(options, &client, all, &shared).run());
-        Ok(Self { shared, requests: options.client_config.requests.clone(), _reflectors: reflectors })
+        tasks.spawn(Reflector::<ServiceCidr>::new(options, &client, all, &shared).run());
+        tasks.spawn(server_check::run(client, Arc::clone(&shared), options.timing));
+        Ok(Self { shared, requests: options.client_config.requests.clone(), _tasks: tasks })
     }
 
     /// Waits for changes; the first ones are the whole cluster state, never a part of it. `None` if the source has

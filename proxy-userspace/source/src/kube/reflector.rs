@@ -6,11 +6,11 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use form_urlencoded::Serializer;
-use http::{Request, Response, Version, header};
+use http::Version;
 use kube::{client::Body, core::Status};
 use model::Rejected;
 use serde_json::value::RawValue;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::{
     backoff::Backoff,
@@ -37,7 +37,6 @@ const WATCH: Duration = Duration::from_secs(240);
 const MAX_ERROR_BODY: usize = 64 << 10;
 /// A watch without events that ends sooner than this has failed.
 const MIN_WATCH: Duration = Duration::from_secs(1);
-const USER_AGENT: &str = concat!("kube-proxy-ebpf/", env!("CARGO_PKG_VERSION"));
 
 /// Keeps a copy of all objects of one resource.
 pub(super) struct Reflector<R: Resource> {
@@ -124,8 +123,7 @@ impl<R: Resource> Reflector<R> {
     /// Waits until it is time for another try.
     async fn recover(&mut self, error: &WatchError) {
         let is_soon = error.kind.is_unreachable() || self.shared.is_starting(R::INDEX);
-        let max = if is_soon { self.timing.max_unreachable_delay } else { Duration::MAX / 2 };
-        let mut next = self.backoff.failed(error.retry_after, max);
+        let mut next = self.backoff.failed(error.retry_after, self.timing.max_delay(is_soon));
         if error.kind == ErrorKind::Expired {
             tracing::info!("{error}; listing again");
             // A list that has failed like this must be of the newest version.
@@ -359,18 +357,9 @@ impl<R: Resource> Reflector<R> {
     }
 
     async fn get(&mut self, query: &str) -> Result<Body, WatchError> {
-        let request = Request::get(format!("{}?{query}", R::PATH))
-            .header(header::ACCEPT, "application/json")
-            .header(header::USER_AGENT, USER_AGENT)
-            .body(Body::empty())
-            .map_err(|it| WatchError::new(ErrorKind::Other, format!("{}: {it}", R::PLURAL)))?;
         self.used = self.client.get();
-        let Ok(response) = timeout(self.timing.timeout, self.used.client.send(request)).await else {
-            let text = format!("{}: no response within {:.0?}", R::PLURAL, self.timing.timeout);
-            return Err(WatchError::new(ErrorKind::NoResponse, text));
-        };
-        let response: Response<Body> = response.map_err(|it| WatchError::connection(R::PLURAL, &it))?;
-        let (parts, mut body) = response.into_parts();
+        let uri = format!("{}?{query}", R::PATH);
+        let (parts, mut body) = self.used.get(R::PLURAL, &uri, self.timing.timeout).await?.into_parts();
         self.is_pinged = parts.version == Version::HTTP_2;
         if parts.status.is_success() {
             self.shared.contact(R::INDEX);

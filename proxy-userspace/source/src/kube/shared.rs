@@ -24,6 +24,8 @@ use crate::{
 
 /// The number of required resources, which come first.
 const REQUIRED: usize = 3;
+/// The index of the server itself, whose status follows those of all resources.
+pub(super) const SERVER: usize = REQUIRED + 1;
 
 /// How long the first state waits for the optional resource: a packet path whose ranges change loses its clients with session
 /// affinity.
@@ -48,7 +50,10 @@ pub(super) struct Shared {
 struct State {
     /// Changes that the reader has not taken yet.
     changes: ClusterChanges,
-    resources: [ResourceStatus; REQUIRED + 1],
+    /// Of all resources, and of the server.
+    resources: [ResourceStatus; SERVER + 1],
+    /// When the server last answered a request or sent changed objects.
+    active_at: Option<Instant>,
     /// When the required resources were listed.
     synced_at: Option<Instant>,
     /// Whether a request for the optional resource has failed.
@@ -73,7 +78,12 @@ pub struct Health(pub(super) Arc<Shared>);
 impl Health {
     /// The status of Services, EndpointSlices and Nodes.
     pub fn resources(&self) -> [ResourceStatus; 3] {
-        self.0.state().required().clone()
+        let state = self.0.state();
+        state.required().clone().map(|it| {
+            // A watch is no better than the server behind it.
+            let error = it.error.clone().or_else(|| state.resources[SERVER].error.clone());
+            ResourceStatus { error, ..it }
+        })
     }
 
     /// The URL of the API server.
@@ -94,6 +104,16 @@ impl State {
 
     fn is_synced(&self) -> bool {
         self.required().iter().all(|it| it.is_synced)
+    }
+
+    /// From when on the server counts as idle.
+    fn idle_at(&self, limit: Duration) -> Instant {
+        match self.active_at {
+            Some(_) if self.resources[SERVER].error.is_some() => Instant::now(),
+            // Reflectors retry their requests.
+            Some(it) if self.required().iter().all(|it| it.error.is_none()) => it + limit,
+            _ => Instant::now() + limit,
+        }
     }
 
     /// Until when the first state waits for the optional resource.
@@ -131,7 +151,7 @@ impl State {
 impl Shared {
     pub(super) fn new(server: &http::Uri) -> Self {
         let address = server.host().and_then(|it| it.trim_matches(['[', ']']).parse().ok());
-        let resources = [Service::PLURAL, EndpointSlice::PLURAL, Node::PLURAL, ServiceCidr::PLURAL];
+        let resources = [Service::PLURAL, EndpointSlice::PLURAL, Node::PLURAL, ServiceCidr::PLURAL, "server"];
         let state = State { resources: resources.map(ResourceStatus::new), ..State::default() };
         let server = server.to_string().trim_end_matches('/').to_owned();
         Self { state: Mutex::new(state), changed: Notify::new(), returned: Notify::new(), server, address }
@@ -163,6 +183,7 @@ impl Shared {
     /// The server has accepted a request.
     pub(super) fn contact(&self, resource: usize) {
         let mut state = self.state();
+        state.active_at = Some(Instant::now());
         if mem::take(&mut state.is_unreachable) {
             state.hold_down.restart();
         }
@@ -235,6 +256,17 @@ impl Shared {
         }
     }
 
+    /// Waits until the server has been idle for this long; at once if it has not answered the last time.
+    pub(super) async fn idle(&self, limit: Duration) {
+        loop {
+            let at = self.state().idle_at(limit);
+            if at <= Instant::now() {
+                return;
+            }
+            sleep_until(at).await;
+        }
+    }
+
     /// A reflector has ended.
     pub(super) fn broken(&self) {
         self.state().is_broken = true;
@@ -255,11 +287,48 @@ impl Shared {
         }
         R::hold_down(&mut state.hold_down, &mut changes, self.address);
         if !changes.is_empty() {
+            state.active_at = Some(Instant::now());
             R::changes_in(&mut state.changes).extend(changes);
         }
         // The first list may be empty.
         if !state.changes.is_empty() || !state.is_complete {
             self.changed.notify_one();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::kube_types;
+
+    const LIMIT: Duration = Duration::from_secs(40);
+
+    fn node_changed(store: &mut Store<Node>) {
+        let zone = fastrand::u64(..);
+        let text = format!(
+            r#"{{"metadata": {{"name": "n1", "labels": {{"topology.kubernetes.io/zone": "{zone}"}}}}}}"#
+        );
+        let node: Node = serde_json::from_str(&text).unwrap();
+        store.set("n1".into(), kube_types::node(&node));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_and_changed_objects_postpone_the_check_of_the_server() {
+        let shared = Shared::new(&http::Uri::from_static("https://192.0.2.1"));
+        let is_idle = async || timeout(LIMIT - Duration::from_secs(1), shared.idle(LIMIT)).await.is_ok();
+        let mut store = Store::new();
+        shared.contact(Node::INDEX);
+        assert!(!is_idle().await);
+        shared.contact(Service::INDEX);
+        assert!(!is_idle().await);
+        node_changed(&mut store);
+        shared.publish(&mut store);
+        assert!(!is_idle().await);
+        // As at a bookmark.
+        shared.publish(&mut store);
+        assert!(is_idle().await);
     }
 }

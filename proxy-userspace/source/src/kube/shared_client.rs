@@ -1,13 +1,21 @@
 //! The client that all reflectors share: one connection with HTTP/2, and one set of credentials.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use kube::Client;
+use http::{Request, Response, header};
+use kube::{Client, client::Body};
+use tokio::time::timeout;
 
 use super::{
     client_config::{ClientConfig, ClientConfigError},
     timing::Timing,
+    watch_error::{ErrorKind, WatchError},
 };
+
+const USER_AGENT: &str = concat!("kube-proxy-ebpf/", env!("CARGO_PKG_VERSION"));
 
 /// A client that can be replaced.
 #[derive(Debug)]
@@ -22,13 +30,34 @@ pub(super) struct SharedClient {
 /// A client, and how many there were before it.
 #[derive(Clone)]
 pub(super) struct NumberedClient {
-    pub(super) client: Client,
+    client: Client,
     number: u64,
 }
 
 impl std::fmt::Debug for NumberedClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("NumberedClient").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl NumberedClient {
+    /// Waits for the head of a response, whatever its status; errors begin with `name`.
+    pub(super) async fn get(
+        &self,
+        name: &str,
+        uri: &str,
+        limit: Duration,
+    ) -> Result<Response<Body>, WatchError> {
+        let request = Request::get(uri)
+            .header(header::ACCEPT, "application/json")
+            .header(header::USER_AGENT, USER_AGENT)
+            .body(Body::empty())
+            .map_err(|it| WatchError::new(ErrorKind::Other, format!("{name}: {it}")))?;
+        let Ok(response) = timeout(limit, self.client.send(request)).await else {
+            let text = format!("{name}: no response within {limit:.0?}");
+            return Err(WatchError::new(ErrorKind::NoResponse, text));
+        };
+        response.map_err(|it| WatchError::connection(name, &it))
     }
 }
 

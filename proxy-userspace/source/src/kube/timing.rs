@@ -18,10 +18,20 @@ pub struct Timing {
     pub unpinged_watch: Duration,
     /// How much longer a watch may last than it should before its connection counts as dead.
     pub watch_slack: Duration,
+    /// How long the server may neither answer a request nor send a changed object before it is asked for its version, and
+    /// how long to wait for the answer. Up to a fifth of the first is taken off at random.
+    pub idle: (Duration, Duration),
     /// After this time a server whose streaming list has failed is asked for one again.
     pub streaming_retry: Duration,
     /// After this time a server that does not have or permit an optional resource is asked for it again.
     pub missing_retry: Duration,
+}
+
+impl Timing {
+    /// The maximum delay of the next request.
+    pub(super) fn max_delay(&self, is_soon: bool) -> Duration {
+        if is_soon { self.max_unreachable_delay } else { Duration::MAX / 2 }
+    }
 }
 
 impl Default for Timing {
@@ -33,6 +43,7 @@ impl Default for Timing {
             ping: (Duration::from_secs(30), Duration::from_secs(15)),
             unpinged_watch: Duration::from_secs(20),
             watch_slack: Duration::from_secs(15),
+            idle: (Duration::from_secs(45), Duration::from_secs(15)),
             streaming_retry: Duration::from_secs(600),
             missing_retry: Duration::from_secs(600),
         }

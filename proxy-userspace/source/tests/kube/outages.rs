@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use api_server::{Fault, Resource, Settings, Verb};
+use api_server::{Answers, Fault, Resource, Settings, Verb};
 
 use source::kube::{ClientConfig, Options, Timing};
 
@@ -73,6 +73,35 @@ async fn a_server_that_hangs_with_its_watches_open_is_noticed() {
         test.until(has_service("other")).await;
         test.wait_for(|it| it.resources().iter().all(|it| it.error.is_none())).await;
     }
+}
+
+#[tokio::test]
+async fn a_server_that_answers_nothing_but_keeps_its_watches_open_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = server(Settings { is_tls: true, ..Settings::default() });
+    let client_config = ClientConfig {
+        kubeconfig: Some(server.kubeconfig(folder.path()).unwrap().into()),
+        ..ClientConfig::default()
+    };
+    let idle = (Duration::from_millis(300), Duration::from_millis(300));
+    let timing = Timing { idle, ..QUICK };
+    let mut test = SourceTest::start(&Options { timing, ..options(client_config) });
+    test.next().await;
+    test.wait_for(|_| server.requests().iter().any(|it| it == "/version")).await;
+    let cases: [(_, &[&str]); 2] =
+        [(Answers::None, &["/version: no response within"]), (Answers::Unavailable, &["/version: 503"])];
+    for (n, (answers, words)) in cases.into_iter().enumerate() {
+        server.configure(|it| it.answers = answers);
+        test.wait_for(|health| (0..3).all(|resource| has_error(resource, words)(health))).await;
+        let name = format!("new-{n}");
+        server.set(service(&name, &format!("10.96.0.2{n}")));
+        test.until(has_service(&name)).await;
+        server.configure(|it| it.answers = Answers::All);
+        test.wait_for(|it| it.resources().iter().all(|it| it.error.is_none())).await;
+    }
+    // The watches were not begun again, neither by the outage nor by its end.
+    let requests = server.requests();
+    assert!(requests.iter().all(|it| it == "/version"), "{requests:?}");
 }
 
 #[tokio::test]

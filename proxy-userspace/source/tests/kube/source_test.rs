@@ -28,6 +28,7 @@ pub(crate) const QUICK: Timing = Timing {
     ping: (Duration::from_millis(100), Duration::from_millis(300)),
     unpinged_watch: Duration::from_secs(20),
     watch_slack: Duration::from_secs(15),
+    idle: (Duration::from_secs(36), Duration::from_secs(15)),
     streaming_retry: Duration::from_millis(200),
     missing_retry: Duration::from_millis(200),
 };

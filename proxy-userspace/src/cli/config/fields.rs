@@ -41,7 +41,8 @@ const NO_IPTABLES: &str = "iptables is not used";
 const NO_IPVS: &str = "IPVS is not used";
 const NO_SYNC: &str = "every change is applied at once, at a cost proportional to its size";
 const NO_WINDOWS: &str = "this is not a Windows node";
-const NO_LIMIT: &str = "the API server receives only lists and watches, four at a time";
+const NO_LIMIT: &str = "the API server receives only lists and watches, four at a time, and its version is \
+                        asked for while nothing changes";
 const NO_FORMAT: &str = "the API server is asked for JSON, and only the needed fields are decoded";
 const NO_NODE_PORTS: &str = "this command serves no node ports";
 const NO_LOG_BUFFER: &str = "the log is not buffered";
