@@ -3,9 +3,15 @@
 //! Invariant: nothing changes. The kernel gets everything that a start would send, for a dormant table of another name, in a
 //! transaction that ends with a message it must refuse: all of it is validated, and nothing takes effect.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{Ipv4Addr, Ipv6Addr},
+    path::Path,
+};
 
 use datapath::{Finding, Level};
+use ipnet::{Ipv4Net, Ipv6Net};
 use model::Family;
 use netlink::{Attribute, Message, Netfilter};
 use nix::errno::Errno;
@@ -26,6 +32,11 @@ use crate::{
 
 const RULES: &str = "nftables";
 const TABLES: &str = "packets";
+/// Networks that no cluster uses (RFC 5737, RFC 3849), as the trial's ServiceCIDRs.
+const DOCUMENTATION: (Ipv4Net, Ipv6Net) = (
+    Ipv4Net::new_assert(Ipv4Addr::new(192, 0, 2, 0), 24),
+    Ipv6Net::new_assert(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32),
+);
 
 /// Whether the kernel accepts our tables; `if_not` is the level if it does not.
 pub fn host(config: &Config, if_not: Level) -> Finding {
@@ -129,9 +140,11 @@ pub(super) fn is_pair(interfaces: &Path, name: &str) -> bool {
     number("iflink") != number("ifindex") && !names.any(|it| it.starts_with("lower_"))
 }
 
-/// Sends the trial transaction of a family.
-fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result<(), Error> {
-    let config_ = TableConfig::new(family, config, &Host::default());
+/// The table of a family with everything that a cluster may need.
+fn trial_table(config: &Config, family: Family) -> DesiredTable {
+    let host =
+        Host { service_cidrs: vec![DOCUMENTATION.0.into(), DOCUMENTATION.1.into()], ..Host::default() };
+    let config_ = TableConfig::new(family, config, &host);
     let selectors = MatchKey::ALL
         .into_iter()
         .flat_map(|by| [0, 1].map(|affinity| Selector { by, set: 0, count: 1, affinity }));
@@ -140,8 +153,12 @@ fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result
     elements.extend([source_list::chain_element(family, 0)]);
     elements.extend([affinity::timeout(family, 1)]);
     elements.extend(Watch::ALL.map(|it| it.element(family)));
-    let desired = DesiredTable { config_, is_owned: false, elements };
-    let mut messages = desired.replace();
+    DesiredTable { config_, is_owned: false, elements }
+}
+
+/// Sends the trial transaction of a family.
+fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result<(), Error> {
+    let mut messages = trial_table(config, family).replace();
     messages.push(delete_chain(family, "does-not-exist"));
     let all = batch(messages.into_iter().map(as_trial).collect());
     let last = all.len() - 2;
@@ -188,6 +205,17 @@ mod tests {
             }
         }
         folder
+    }
+
+    #[test]
+    fn the_trial_has_the_chains_of_service_cidrs() {
+        for family in FAMILIES {
+            let messages = trial_table(&Config::default(), family).replace();
+            let all: Vec<_> = messages.iter().map(describe).collect();
+            for name in ["unassigned-forward", "unassigned-output"] {
+                assert!(all.iter().any(|it| it.contains(&format!("a rule of the chain {name},"))), "{all:?}");
+            }
+        }
     }
 
     #[test]
