@@ -33,7 +33,8 @@ pub(super) fn list(path: &Path) -> io::Result<Listed> {
             found.push(path.join(name));
         }
     }
-    found.sort_unstable();
+    // They differ in their last component only: the order of the bytes is that of the paths, and much cheaper.
+    found.sort_unstable_by(|a, b| a.as_os_str().cmp(b.as_os_str()));
     Ok(Listed::Folder(found))
 }
 

@@ -169,10 +169,10 @@ impl ParsedManifest {
         convert: impl Fn(&K) -> Converted<T>,
         object: impl Fn(Arc<T>) -> Object,
     ) -> Result<(), String> {
-        let name = name_of(&value);
-        let typed: K = serde_path_to_error::deserialize(value).map_err(|error| {
-            let path = error.path().to_string();
-            format!("{name}: {path}: {}", error.into_inner())
+        // The path of an error is collected only where there is one.
+        let typed = K::deserialize(&value).or_else(|_| {
+            serde_path_to_error::deserialize(&value)
+                .map_err(|error| format!("{}: {}: {}", name_of(&value), error.path(), error.inner()))
         })?;
         let converted = convert(&typed);
         self.rejected.extend(converted.rejected);

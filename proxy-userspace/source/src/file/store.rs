@@ -213,7 +213,9 @@ impl FileStore {
         for path in &listed {
             self.check(path, touched.paths.contains(path));
         }
-        let is_gone = |it: &Arc<Path>| listed.binary_search_by(|listed| (**listed).cmp(it)).is_err();
+        let is_gone = |it: &Arc<Path>| {
+            listed.binary_search_by(|listed| listed.as_os_str().cmp(it.as_os_str())).is_err()
+        };
         for path in self.files.keys().filter(|it| is_gone(it)).cloned().collect::<Vec<_>>() {
             self.missing(path);
         }
