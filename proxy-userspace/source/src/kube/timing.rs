@@ -19,7 +19,7 @@ pub struct Timing {
     /// How much longer a watch may last than it should before its connection counts as dead.
     pub watch_slack: Duration,
     /// How long the server may neither answer a request nor send a changed object before it is asked for its version, and
-    /// how long to wait for the answer. Up to a fifth of the first is taken off at random.
+    /// how long to wait for the answer. The first is up to a fifth shorter, at random.
     pub idle: (Duration, Duration),
     /// After this time a server whose streaming list has failed is asked for one again.
     pub streaming_retry: Duration,
