@@ -37,6 +37,8 @@ pub struct Service {
     pub health_check_node_port: Option<u16>,
     /// The timeout of its session affinity in seconds, if it has one.
     pub affinity: Option<u32>,
+    /// Seconds after which connections to an endpoint that left are ended, if they are.
+    pub drain: Option<u32>,
 }
 
 /// A port of a Service.
@@ -117,6 +119,13 @@ impl Service {
     #[must_use]
     pub fn affinity(mut self, seconds: u32) -> Self {
         self.affinity = Some(seconds);
+        self
+    }
+
+    /// Sets the annotation `kube-proxy-ebpf.io/drain`.
+    #[must_use]
+    pub fn drain(mut self, seconds: u32) -> Self {
+        self.drain = Some(seconds);
         self
     }
 
@@ -208,11 +217,12 @@ impl Service {
             json!({ "name": name, "protocol": protocol, "port": port, "targetPort": target, "nodePort": node_port })
         };
         let affinity = self.affinity.map(|it| json!({ "clientIP": { "timeoutSeconds": it } }));
+        let annotations = self.drain.map(|it| json!({ "kube-proxy-ebpf.io/drain": format!("{it}s") }));
         let policy = |is_local: bool| is_local.then_some("Local");
         json!({
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": { "name": self.name, "namespace": self.namespace },
+            "metadata": { "name": self.name, "namespace": self.namespace, "annotations": annotations },
             "spec": {
                 "type": match () {
                     () if !self.load_balancer_ips.is_empty() => "LoadBalancer",

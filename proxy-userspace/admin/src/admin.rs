@@ -8,6 +8,7 @@ use std::{
 
 use datapath::{ApplyReport, AttachStatus, PacketAffinity, ProbeResult, TableStats, TerminationReport};
 use model::{Family, Rejected};
+use netlink::sock_diag::Transport;
 use pipeline::{ApiRequest, Stage, SyncStatus};
 use publish::{Published, Subscription, grpc::ClientStats};
 use reconciler::{Observer, Step};
@@ -158,9 +159,12 @@ impl Observer for Admin {
         self.state().on_probed(results, Instant::now());
     }
 
-    fn on_terminated(&self, report: &io::Result<TerminationReport>) {
-        let sockets = report.as_ref().map_or(0, |it| it.sockets);
-        self.metrics.udp_sockets_terminated.inc_by(sockets as u64);
+    fn on_terminated(&self, transport: Transport, report: &io::Result<TerminationReport>) {
+        let counter = match transport {
+            Transport::Tcp => &self.metrics.tcp_connections_drained,
+            Transport::Udp => &self.metrics.udp_sockets_terminated,
+        };
+        counter.inc_by(report.as_ref().map_or(0, |it| it.sockets) as u64);
     }
 
     fn on_table_stats(&self, stats: TableStats) {

@@ -44,6 +44,8 @@ pub(crate) fn resolved_state<'a>(
     let slices: Vec<_> = slices.into_iter().filter(|slice| !slice.headless).collect();
 
     let (mut selected, mut other_serving) = (Vec::new(), Vec::new());
+    // TCP connections continue in any case, unless the Service drains.
+    let drains = service.load_balancing.drain.is_some();
     for (index, port) in service.ports.iter().enumerate() {
         let Ok(index) = u16::try_from(index) else { break };
         for family in Family::ALL.into_iter().filter(|it| has_family(service, *it)) {
@@ -59,7 +61,7 @@ pub(crate) fn resolved_state<'a>(
             for (candidate, scopes) in candidates.iter().zip(selection.scopes) {
                 if !scopes.is_empty() {
                     selected.push(SelectedPort::new(candidate, index, scopes, node));
-                } else if port.protocol != Protocol::Tcp && is_serving(candidate.endpoint) {
+                } else if (drains || port.protocol != Protocol::Tcp) && is_serving(candidate.endpoint) {
                     other_serving.push(OtherServing { index, target: candidate.target() });
                 }
             }

@@ -27,8 +27,8 @@ use crate::{
     node_addresses::{NodeAddresses, node_addresses},
     options::Options,
     pins::{PinLock, Pins},
+    socket_termination::SocketTerminator,
     table_stats::StatsReader,
-    udp_termination::UdpTerminator,
 };
 
 /// The eBPF datapath of this node. The kernel keeps serving when this value is dropped.
@@ -226,13 +226,13 @@ impl Datapath {
         self.cgroup.path()
     }
 
-    /// Opens what terminates UDP sockets whose endpoint was removed.
+    /// Opens what terminates sockets whose endpoint was removed.
     ///
     /// # Errors
     ///
     /// If the maps with the NAT entries of sockets cannot be opened.
-    pub fn udp_terminator(&self) -> Result<UdpTerminator, Error> {
-        UdpTerminator::open(&self.pins)
+    pub fn socket_terminator(&self) -> Result<SocketTerminator, Error> {
+        SocketTerminator::open(&self.pins)
     }
 
     /// Updates the excluded cgroups: each may have been created, removed, or created anew.

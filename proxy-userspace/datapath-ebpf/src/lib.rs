@@ -1,5 +1,6 @@
 //! The eBPF datapath: compiles a state into tables, writes them into double-buffered maps, and keeps the programs attached.
 
+mod allowed_backends;
 mod bpf_maps;
 mod btf;
 mod capabilities;
@@ -24,11 +25,10 @@ mod node_addresses;
 mod options;
 mod pins;
 mod raw_bpf;
+mod socket_termination;
 mod store;
 mod table_family;
 mod table_stats;
-mod udp_backends;
-mod udp_termination;
 
 pub mod check;
 pub mod probe;
@@ -39,6 +39,9 @@ mod fake_maps;
 mod fixtures;
 
 pub use self::datapath::{Datapath, cleanup};
+pub use allowed_backends::{
+    AllowedBackends, BackendPair, as_node_port, frontends, pairs, udp_differs, udp_lost,
+};
 pub use cgroup::is_nested_cgroup;
 pub use counter_maps::{Counts, counts};
 pub use dump::{active_frontends, dump, generation};
@@ -46,5 +49,4 @@ pub use error::Error;
 pub use hook_status::query_at;
 pub use options::Options;
 pub use raw_bpf::{give_back_memory, keep_one_heap};
-pub use udp_backends::{differ as udp_backends_differ, lost as udp_backends_lost};
-pub use udp_termination::UdpTerminator;
+pub use socket_termination::SocketTerminator;

@@ -98,7 +98,7 @@ pub struct RefusedNamespace {
     pub refused: u64,
 }
 
-/// What one pass over the connected UDP sockets did.
+/// What one pass over the connected sockets of a transport did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TerminationReport {
     /// How many sockets were terminated.

@@ -1,4 +1,4 @@
-//! Lists and terminates the UDP sockets of a network namespace (`NETLINK_SOCK_DIAG`).
+//! Lists and terminates the connected TCP and UDP sockets of a network namespace (`NETLINK_SOCK_DIAG`).
 //!
 //! Invariant: a socket is terminated by its cookie, so that it cannot be mistaken for another one.
 
@@ -26,14 +26,59 @@ use nix::{
 
 use crate::socket::{DATAGRAM_SIZE, error_code, messages, open};
 
-/// A connected UDP socket.
+/// The protocol of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Transport {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl Transport {
+    fn number(self) -> u8 {
+        match self {
+            Self::Tcp => libc::IPPROTO_TCP as u8,
+            Self::Udp => libc::IPPROTO_UDP as u8,
+        }
+    }
+
+    /// The states of a connected socket, as long as its program can still send or receive.
+    fn connected_states(self) -> StateFlags {
+        match self {
+            Self::Tcp => {
+                StateFlags::SYN_SENT
+                    | StateFlags::ESTABLISHED
+                    | StateFlags::FIN_WAIT1
+                    | StateFlags::FIN_WAIT2
+                    | StateFlags::CLOSE_WAIT
+            }
+            Self::Udp => StateFlags::ESTABLISHED,
+        }
+    }
+
+    /// Why sockets cannot be listed.
+    fn unsupported(self) -> io::Error {
+        let (name, module, option) = match self {
+            Self::Tcp => ("TCP", "tcp_diag", "CONFIG_INET_TCP_DIAG"),
+            Self::Udp => ("UDP", "udp_diag", "CONFIG_INET_UDP_DIAG"),
+        };
+        let text = format!(
+            "this kernel cannot list {name} sockets (load the module {module}, or use a kernel with {option})"
+        );
+        io::Error::new(io::ErrorKind::Unsupported, text)
+    }
+}
+
+/// A connected socket.
 #[derive(Clone, Debug)]
-pub struct ConnectedUdp {
+pub struct ConnectedSocket {
     family: u8,
+    transport: Transport,
     id: SocketId,
 }
 
-impl ConnectedUdp {
+impl ConnectedSocket {
     /// Its cookie.
     pub fn cookie(&self) -> u64 {
         // Two words in native byte order, the lower half first.
@@ -41,7 +86,7 @@ impl ConnectedUdp {
         u64::from(u32::from_ne_bytes([a, b, c, d])) | u64::from(u32::from_ne_bytes([e, f, g, h])) << 32
     }
 
-    /// The address that the kernel sends its datagrams to; a v4-mapped one as IPv4.
+    /// The address that the kernel sends its packets to; a v4-mapped one as IPv4.
     pub fn peer(&self) -> SocketAddr {
         SocketAddr::new(self.id.destination_address.to_canonical(), self.id.destination_port)
     }
@@ -59,16 +104,18 @@ impl SockDiag {
         Ok(Self(socket))
     }
 
-    /// Every connected UDP socket.
-    pub fn connected_udp(&self) -> io::Result<Vec<ConnectedUdp>> {
+    /// Every connected socket of a transport.
+    pub fn connected(&self, transport: Transport) -> io::Result<Vec<ConnectedSocket>> {
         let mut found = Vec::new();
         for family in [AF_INET, AF_INET6] {
-            self.send(&message(family, unspecified(family), StateFlags::ESTABLISHED, NLM_F_DUMP))?;
-            match self.receive(|it| found.push(ConnectedUdp { family, id: it.header.socket_id })) {
+            let states = transport.connected_states();
+            self.send(&message((family, transport), unspecified(family), states, NLM_F_DUMP))?;
+            let add = |it: InetResponse| {
+                found.push(ConnectedSocket { family, transport, id: it.header.socket_id });
+            };
+            match self.receive(add) {
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
-                    let text = "this kernel cannot list UDP sockets (load the module udp_diag, or use a kernel with \
-                                CONFIG_INET_UDP_DIAG)";
-                    return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+                    return Err(transport.unsupported());
                 }
                 result => result?,
             }
@@ -76,22 +123,23 @@ impl SockDiag {
         Ok(found)
     }
 
-    /// Terminates a socket: its program gets ECONNABORTED, or EDESTADDRREQ if it sends first. False if it is already closed.
-    pub fn terminate(&self, socket: &ConnectedUdp) -> io::Result<bool> {
-        self.destroy(socket.family, socket.id.clone())
+    /// Terminates a socket: its program gets ECONNABORTED, or EDESTADDRREQ if it sends a datagram first; the peer of a TCP
+    /// connection gets a reset. False if it is already closed.
+    pub fn terminate(&self, socket: &ConnectedSocket) -> io::Result<bool> {
+        self.destroy((socket.family, socket.transport), socket.id.clone())
     }
 
     /// Whether this kernel can list UDP sockets (`CONFIG_INET_UDP_DIAG`) and terminate sockets (`CONFIG_INET_DIAG_DESTROY`),
     /// and this process may.
     pub fn check_termination(&self) -> io::Result<()> {
-        self.connected_udp()?;
+        self.connected(Transport::Udp)?;
         // No socket has port 0 or this cookie.
         let id = SocketId { cookie: [0xfe; 8], ..unspecified(AF_INET) };
-        self.destroy(AF_INET, id).map(drop)
+        self.destroy((AF_INET, Transport::Udp), id).map(drop)
     }
 
-    fn destroy(&self, family: u8, id: SocketId) -> io::Result<bool> {
-        let mut request = message(family, id, StateFlags::empty(), NLM_F_ACK);
+    fn destroy(&self, kind: (u8, Transport), id: SocketId) -> io::Result<bool> {
+        let mut request = message(kind, id, StateFlags::empty(), NLM_F_ACK);
         // The message type follows the length in the header.
         request[4..6].copy_from_slice(&SOCK_DESTROY.to_ne_bytes());
         self.send(&request)?;
@@ -121,7 +169,7 @@ impl SockDiag {
             let length = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
             for (header, payload) in messages(&buffer[..length]) {
                 match header.message_type {
-                    // A kernel without udp_diag reports that here.
+                    // A kernel without tcp_diag or udp_diag reports that here.
                     NLMSG_DONE | NLMSG_ERROR => {
                         return error_code(payload).map_or(Ok(()), |errno| Err(errno.into()));
                     }
@@ -139,11 +187,16 @@ fn unspecified(family: u8) -> SocketId {
     if family == AF_INET { SocketId::new_v4() } else { SocketId::new_v6() }
 }
 
-/// A request about UDP sockets.
-fn message(family: u8, socket_id: SocketId, states: StateFlags, flags: u16) -> Vec<u8> {
+/// A request about the sockets of a family and a transport.
+fn message(
+    (family, transport): (u8, Transport),
+    socket_id: SocketId,
+    states: StateFlags,
+    flags: u16,
+) -> Vec<u8> {
     let request = InetRequest {
         family,
-        protocol: libc::IPPROTO_UDP as u8,
+        protocol: transport.number(),
         extensions: ExtensionFlags::empty(),
         states,
         socket_id,
@@ -159,7 +212,11 @@ fn message(family: u8, socket_id: SocketId, states: StateFlags, flags: u16) -> V
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixDatagram;
+    use std::{
+        net::{TcpListener, TcpStream},
+        os::unix::net::UnixDatagram,
+        slice,
+    };
 
     use super::*;
 
@@ -200,25 +257,27 @@ mod tests {
         (ERROR, [&(-code).to_ne_bytes()[..], &raw(20, &[])].concat())
     }
 
-    fn some_socket() -> ConnectedUdp {
-        ConnectedUdp { family: AF_INET, id: unspecified(AF_INET) }
+    fn some_socket() -> ConnectedSocket {
+        ConnectedSocket { family: AF_INET, transport: Transport::Udp, id: unspecified(AF_INET) }
     }
 
     #[test]
-    fn a_missing_udp_diag_is_not_confused_with_a_refusal() {
+    fn a_missing_module_is_not_confused_with_a_refusal() {
         for refusal in [done(libc::ENOENT), error(libc::ENOENT)] {
-            let error = answered(&[&[refusal]]).0.connected_udp().unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::Unsupported);
-            assert!(error.to_string().contains("udp_diag"), "{error}");
+            for (transport, module) in [(Transport::Tcp, "tcp_diag"), (Transport::Udp, "udp_diag")] {
+                let error = answered(&[slice::from_ref(&refusal)]).0.connected(transport).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+                assert!(error.to_string().contains(module), "{error}");
+            }
         }
         for refusal in [done(libc::EPERM), error(libc::EPERM)] {
-            let error = answered(&[&[refusal]]).0.connected_udp().unwrap_err();
+            let error = answered(&[&[refusal]]).0.connected(Transport::Udp).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EPERM));
         }
         // IPv6 is listed as well, and its refusal counts, too.
-        let error = answered(&[&[done(0)], &[done(libc::EPERM)]]).0.connected_udp().unwrap_err();
+        let error = answered(&[&[done(0)], &[done(libc::EPERM)]]).0.connected(Transport::Udp).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EPERM));
-        assert!(answered(&[&[done(0)], &[done(0)]]).0.connected_udp().unwrap().is_empty());
+        assert!(answered(&[&[done(0)], &[done(0)]]).0.connected(Transport::Udp).unwrap().is_empty());
     }
 
     #[test]
@@ -234,16 +293,32 @@ mod tests {
     #[test]
     fn a_truncated_or_malformed_answer_is_an_error() {
         // No final message.
-        let error = answered(&[&[]]).0.connected_udp().unwrap_err();
+        let error = answered(&[&[]]).0.connected(Transport::Udp).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
         // An answer of four bytes, and a header with a length beyond the datagram.
-        assert!(answered(&[&[(20, vec![0; 4]), done(0)]]).0.connected_udp().is_err());
+        assert!(answered(&[&[(20, vec![0; 4]), done(0)]]).0.connected(Transport::Udp).is_err());
         let (kernel, ours) = UnixDatagram::pair().unwrap();
         let mut lie = raw(DONE, &0_i32.to_ne_bytes());
         lie[0] = 255;
         kernel.send(&lie).unwrap();
         ours.set_nonblocking(true).unwrap();
-        assert!(SockDiag(ours.into()).connected_udp().is_err());
+        assert!(SockDiag(ours.into()).connected(Transport::Udp).is_err());
+    }
+
+    #[test]
+    fn a_connection_is_listed_until_it_is_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let stream = TcpStream::connect(address).unwrap();
+        let is_listed = || match SockDiag::open().unwrap().connected(Transport::Tcp) {
+            Ok(sockets) => Some(sockets.iter().any(|it| it.peer() == address)),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => None,
+            Err(error) => panic!("{error}"),
+        };
+        let Some(while_open) = is_listed() else { return };
+        assert!(while_open);
+        drop((stream, listener));
+        assert_eq!(is_listed(), Some(false));
     }
 
     #[test]

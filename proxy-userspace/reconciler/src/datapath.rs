@@ -9,7 +9,7 @@ use std::{
 };
 
 use datapath::{ApplyReport, AttachStatus, TableStats};
-use datapath_ebpf::{self as ebpf, UdpTerminator};
+use datapath_ebpf::{self as ebpf, SocketTerminator};
 use datapath_nft as nft;
 use model::{Rejected, state::NodeState};
 
@@ -154,9 +154,9 @@ impl Sockets {
         self.datapath.as_ref().map(ebpf::Datapath::cgroup)
     }
 
-    /// What terminates UDP sockets connected to removed endpoints, if the socket path is on.
-    pub(crate) fn udp_terminator(&self) -> Result<Option<UdpTerminator>, Error> {
-        Ok(self.datapath.as_ref().map(ebpf::Datapath::udp_terminator).transpose()?)
+    /// What terminates sockets connected to removed endpoints, if the socket path is on.
+    pub(crate) fn socket_terminator(&self) -> Result<Option<SocketTerminator>, Error> {
+        Ok(self.datapath.as_ref().map(ebpf::Datapath::socket_terminator).transpose()?)
     }
 
     /// Looks up the excluded cgroups again.

@@ -4,14 +4,15 @@
 
 mod check;
 mod datapath;
+mod draining;
 mod log_dedup;
 mod observer;
 mod packet_path;
 mod progress;
 mod reconciler;
 mod retry;
+mod socket_termination;
 mod stale_datapath;
-mod udp_termination;
 
 pub mod kube_proxy;
 

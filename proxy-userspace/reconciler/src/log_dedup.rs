@@ -2,12 +2,16 @@
 //!
 //! Invariant: each condition is logged once, and again when it changes.
 
-use std::{collections::BTreeMap, io, mem};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io, mem,
+};
 
 use datapath::{
     AttachStatus, ForeignProgram, HookBehavior, ProbeResult, RefusedNamespace, TableStats, TerminationReport,
 };
 use model::error_chain;
+use netlink::sock_diag::Transport;
 
 use crate::datapath::Error;
 
@@ -20,8 +24,10 @@ pub(crate) struct LogDedup {
     unreached: Option<String>,
     /// Foreign programs, each with the hooks that it is attached to.
     foreign: BTreeMap<ForeignProgram, Vec<&'static str>>,
-    has_logged_no_termination: bool,
-    has_logged_hidden_namespaces: bool,
+    /// Whose sockets cannot be terminated.
+    no_termination: BTreeSet<Transport>,
+    /// Whose sockets cannot be terminated in some namespaces.
+    hidden_namespaces: BTreeSet<Transport>,
     /// How many datagrams had been refused.
     refused_calls: Option<u64>,
 }
@@ -71,26 +77,27 @@ impl LogDedup {
         self.foreign = foreign;
     }
 
-    pub(crate) fn terminated(&mut self, report: &io::Result<TerminationReport>) {
+    pub(crate) fn terminated(&mut self, transport: Transport, report: &io::Result<TerminationReport>) {
+        let sockets = match transport {
+            Transport::Tcp => "TCP connections",
+            Transport::Udp => "connected UDP sockets",
+        };
         match report {
             Ok(report) => {
                 if report.sockets != 0 {
-                    tracing::info!(
-                        "terminated {} UDP sockets connected to a removed endpoint",
-                        report.sockets
-                    );
+                    tracing::info!("terminated {} {sockets} to removed endpoints", report.sockets);
                 }
-                if !report.all_namespaces && !mem::replace(&mut self.has_logged_hidden_namespaces, true) {
+                if !report.all_namespaces && self.hidden_namespaces.insert(transport) {
                     tracing::info!(
-                        "when an endpoint is removed, connected UDP sockets of some pods will not be terminated, \
+                        "when an endpoint is removed, {sockets} of some pods will not be terminated, \
                          because their network namespaces cannot be entered: that takes CAP_SYS_ADMIN, \
                          CAP_SYS_PTRACE and the host's process ids (hostPID)"
                     );
                 }
             }
             Err(error) => {
-                if !mem::replace(&mut self.has_logged_no_termination, true) {
-                    tracing::warn!("UDP sockets stay connected to removed endpoints: {error}");
+                if self.no_termination.insert(transport) {
+                    tracing::warn!("{sockets} to removed endpoints are kept: {error}");
                 }
             }
         }

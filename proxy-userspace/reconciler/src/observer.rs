@@ -6,6 +6,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use datapath::{ApplyReport, AttachStatus, PacketAffinity, ProbeResult, TableStats, TerminationReport};
 use model::Rejected;
+use netlink::sock_diag::Transport;
 use publish::Published;
 
 /// Is notified of what the reconciler does, in the order in which it happens.
@@ -36,8 +37,8 @@ pub trait Observer {
     /// The hooks were probed.
     fn on_probed(&self, results: &[ProbeResult]);
 
-    /// UDP sockets connected to a removed endpoint were searched for and terminated.
-    fn on_terminated(&self, report: &io::Result<TerminationReport>);
+    /// Sockets connected to a removed endpoint were searched for and terminated.
+    fn on_terminated(&self, transport: Transport, report: &io::Result<TerminationReport>);
 
     /// The usage of the tables that clients fill was read.
     fn on_table_stats(&self, stats: TableStats);

@@ -3,9 +3,9 @@
 //! Invariant: nothing queues, and sockets never wait for packets. States that are published while one is being applied
 //! replace each other, in each half of the datapath for itself.
 
-use std::{collections::BTreeSet, io, net::IpAddr, panic, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, panic, sync::Arc, time::Duration};
 
-use datapath::{ApplyReport, AttachStatus, ProbeResult, TerminationReport};
+use datapath::{ApplyReport, AttachStatus, ProbeResult};
 use datapath_ebpf::{give_back_memory, probe::Prober};
 use model::{Rejected, error_chain};
 use netlink::host_addresses::HostAddresses;
@@ -22,7 +22,7 @@ use crate::{
     packet_path::{Failed, PacketEvent, PacketPath, PacketReport, Packets},
     progress::{Applied, Progress},
     retry::Retry,
-    udp_termination::UdpTermination,
+    socket_termination::{self, SocketTermination},
 };
 
 /// How often the kernel is queried for the attached programs.
@@ -60,7 +60,7 @@ pub struct Reconciler<'a> {
     retry: Retry,
     next_check: Instant,
     addresses: HostAddresses,
-    termination: Option<UdpTermination>,
+    termination: Option<SocketTermination>,
     prober: Option<Prober>,
     log: LogDedup,
 }
@@ -76,7 +76,7 @@ enum Event {
     /// The hooks were probed.
     Probed(Vec<ProbeResult>),
     /// Sockets of removed endpoints were terminated.
-    Terminated(io::Result<TerminationReport>),
+    Terminated(socket_termination::Report),
     /// The packet path was applied or repaired.
     Packets(PacketEvent),
     /// A retry or a check is due.
@@ -145,7 +145,10 @@ impl<'a> Reconciler<'a> {
                 Event::Closed => return,
                 Event::AddressesChanged(addresses) => self.on_addresses_changed(addresses),
                 Event::Probed(results) => self.on_probed(&results),
-                Event::Terminated(report) => self.on_terminated(&report),
+                Event::Terminated((transport, report)) => {
+                    self.log.terminated(transport, &report);
+                    self.observer.on_terminated(transport, &report);
+                }
                 Event::Packets(PacketEvent::Attempted(report)) => self.on_packets(report).await,
                 Event::Packets(PacketEvent::UpkeepDone(upkeep)) => {
                     self.observer.on_packet_affinity(upkeep.affinity);
@@ -162,7 +165,7 @@ impl<'a> Reconciler<'a> {
             next = self.states.next() => next.map_or(Event::Closed, Event::Published),
             addresses = self.addresses.changed() => Event::AddressesChanged(addresses),
             results = next_of(&mut self.prober, Prober::next) => Event::Probed(results),
-            report = next_of(&mut self.termination, UdpTermination::report) => Event::Terminated(report),
+            report = next_of(&mut self.termination, SocketTermination::report) => Event::Terminated(report),
             report = next_of(&mut self.packet_path, PacketPath::report) => Event::Packets(report),
             () = sleep_until(wake) => Event::TimerElapsed,
         }
@@ -186,11 +189,6 @@ impl<'a> Reconciler<'a> {
     fn on_probed(&mut self, results: &[ProbeResult]) {
         self.log.probed(results);
         self.observer.on_probed(results);
-    }
-
-    fn on_terminated(&mut self, report: &io::Result<TerminationReport>) {
-        self.log.terminated(report);
-        self.observer.on_terminated(report);
     }
 
     /// Makes the latest state pending in both halves, at once.
@@ -418,11 +416,11 @@ impl<'a> Reconciler<'a> {
     }
 
     fn start_termination(&mut self) {
-        let terminator = self.sockets_mut().udp_terminator().unwrap_or_else(|error| {
-            tracing::error!("UDP sockets stay connected to removed endpoints: {}", error_chain(&error));
+        let terminator = self.sockets_mut().socket_terminator().unwrap_or_else(|error| {
+            tracing::error!("sockets stay connected to removed endpoints: {}", error_chain(&error));
             None
         });
-        self.termination = terminator.map(UdpTermination::start);
+        self.termination = terminator.map(SocketTermination::start);
     }
 
     fn sockets_mut(&mut self) -> &mut Sockets {

@@ -85,7 +85,8 @@ fn selection(state: &ServiceState) {
     for it in state.other_serving.iter() {
         let index = usize::from(it.index);
         let port = service.ports.get(index).expect("an unselected target has a port of the Service");
-        assert_ne!(port.protocol, Protocol::Tcp, "{name}: TCP has no unselected targets");
+        let is_listed = port.protocol != Protocol::Tcp || service.load_balancing.drain.is_some();
+        assert!(is_listed, "{name}: TCP has no unselected targets, unless it is drained");
         let family = Family::of(it.target.ip());
         let is_selected =
             SCOPES.iter().any(|scope| state.targets(index, family, *scope).any(|to| to == it.target));

@@ -62,6 +62,7 @@ pub(crate) struct Metrics {
     pub(crate) apply_retries: Counter,
     pub(crate) program_detachments: Counter,
     pub(crate) udp_sockets_terminated: Counter,
+    pub(crate) tcp_connections_drained: Counter,
 }
 
 impl Metrics {
@@ -90,6 +91,7 @@ impl Metrics {
             apply_retries: Counter::default(),
             program_detachments: Counter::default(),
             udp_sockets_terminated: Counter::default(),
+            tcp_connections_drained: Counter::default(),
         };
         for code in ["200", "503"] {
             drop(it.healthz.get_or_create(&[("code", code)]));
@@ -187,6 +189,11 @@ impl Metrics {
             "udp_sockets_terminated",
             "Connected UDP sockets that were destroyed because their endpoint no longer serves",
             self.udp_sockets_terminated.clone(),
+        );
+        own.register(
+            "tcp_connections_drained",
+            "TCP connections that were ended because their endpoint left a Service that drains",
+            self.tcp_connections_drained.clone(),
         );
     }
 

@@ -1,5 +1,7 @@
 //! What the scenarios in `tests/scenarios` cannot show: options, keys and marks of endpoints.
 
+use std::num::NonZeroU32;
+
 use model::{
     Family, Protocol,
     cluster::Service,
@@ -57,13 +59,16 @@ fn other_serving(state: &ServiceState) -> Vec<String> {
 }
 
 #[test]
-fn udp_endpoints_that_serve_unselected_are_listed() {
+fn udp_and_drained_endpoints_that_serve_unselected_are_listed() {
     let endpoints = [here("10.1.0.1"), terminating(at("10.1.0.2")), unready(at("10.1.0.3"))];
     assert_eq!(other_serving(&over_udp(service(), endpoints.clone())), ["0 10.1.0.2:8080"]);
     let hinted = [zones(at("10.1.0.5"), &["b"]), zones(here("10.1.0.1"), &["a"])];
     assert_eq!(other_serving(&over_udp(service(), hinted)), ["0 10.1.0.5:8080"]);
-    // TCP connections continue in any case.
-    assert_eq!(other_serving(&state(&service(), &[slice(endpoints)])), [""; 0]);
+    // TCP connections continue in any case, unless the Service drains.
+    assert_eq!(other_serving(&state(&service(), &[slice(endpoints.clone())])), [""; 0]);
+    let mut drained = service();
+    drained.load_balancing.drain = NonZeroU32::new(30);
+    assert_eq!(other_serving(&state(&drained, &[slice(endpoints)])), ["0 10.1.0.2:8080"]);
 }
 
 #[test]

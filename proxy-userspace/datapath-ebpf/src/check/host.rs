@@ -18,7 +18,7 @@ use crate::{
     exclusions,
     options::Options,
     pins::Pins,
-    udp_termination,
+    socket_termination,
 };
 
 /// The oldest kernel with everything that the programs need.
@@ -119,7 +119,7 @@ fn pin_dir(options: &Options) -> Finding {
 /// Whether connected UDP sockets can be terminated when their endpoint is removed.
 fn termination(capabilities: Capabilities) -> Finding {
     const SUBJECT: &str = "UDP termination";
-    match udp_termination::is_supported() {
+    match socket_termination::is_supported() {
         Ok(()) if enters_pods(capabilities) => {
             Finding::ok(SUBJECT, "connected sockets are terminated when their endpoint is removed")
         }

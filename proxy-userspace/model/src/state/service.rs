@@ -23,10 +23,10 @@ pub struct ServiceState {
     pub service: Arc<Service>,
     /// Its endpoints, sorted by [`Endpoint::key`]; most are shared with the states of other nodes.
     pub endpoints: Vec<Arc<Endpoint>>,
-    /// Targets that serve it and were not selected for this node, in ascending order; never for TCP.
+    /// Targets that serve it and were not selected for this node, in ascending order; of TCP only if it drains.
     ///
-    /// Existing flows to them continue: a flow without a connection ends when its endpoint stops serving, not when the
-    /// endpoint is no longer selected.
+    /// Existing flows to them continue: a flow without a connection, or a connection that is drained, ends when its endpoint
+    /// stops serving, not when the endpoint is no longer selected.
     pub other_serving: Arc<[OtherServing]>,
     /// The time of the last change of the endpoints in the cluster that led to this state
     /// (`endpoints.kubernetes.io/last-change-trigger-time`), if known.

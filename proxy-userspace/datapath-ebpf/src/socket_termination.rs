@@ -1,6 +1,6 @@
-//! Terminates connected UDP sockets whose endpoint no longer serves their Service: the program gets ECONNABORTED, or
+//! Terminates connected sockets whose endpoint no longer serves their Service: the program gets ECONNABORTED, or, with UDP,
 //! EDESTADDRREQ if its next call is a send (a terminated socket is no longer connected, which is checked first), and can
-//! reconnect. Unconnected UDP sockets select another endpoint with their next datagram, and TCP detects the loss itself.
+//! reconnect. Unconnected UDP sockets select another endpoint with their next datagram.
 //!
 //! Invariant: a socket is terminated only if its NAT entry says that it was redirected. Sockets that are connected to a pod
 //! directly are never terminated.
@@ -9,20 +9,19 @@ use std::{io, net::SocketAddr, thread};
 
 use aya::maps::{Array, HashMap, MapData};
 use datapath::TerminationReport;
-use model::state::NodeState;
 use netlink::{
     netns,
-    sock_diag::{ConnectedUdp, SockDiag},
+    sock_diag::{ConnectedSocket, SockDiag, Transport},
 };
 use proxy_common::{
     overflow::{OverflowEntry, OverflowKey},
     sock_nat::{NatSlot, SockNat},
 };
 
-use crate::{error::Error, map_spec, pins::Pins, udp_backends::AllowedBackends};
+use crate::{error::Error, map_spec, pins::Pins};
 
 /// Terminates sockets.
-pub struct UdpTerminator {
+pub struct SocketTerminator {
     slots: Array<MapData, [u64; SLOT_WORDS]>,
     slot_mask: u64,
     /// The NAT entries of sockets without a slot.
@@ -34,7 +33,7 @@ const SLOT_WORDS: usize = size_of::<NatSlot>() / size_of::<u64>();
 const KEY_WORDS: usize = size_of::<OverflowKey>() / size_of::<u64>();
 const ENTRY_WORDS: usize = size_of::<OverflowEntry>() / size_of::<u64>();
 
-impl UdpTerminator {
+impl SocketTerminator {
     /// Opens the maps with the NAT entries of sockets.
     pub(super) fn open(pins: &Pins) -> Result<Self, Error> {
         let pin = pins.sock_nat_map("slots");
@@ -45,25 +44,26 @@ impl UdpTerminator {
         Ok(Self { slots, slot_mask, overflow })
     }
 
-    /// Terminates every connected UDP socket that was redirected to a backend which `state` does not allow, in this network
-    /// namespace and in every other one that can be entered. `None` if `is_current` says that another state is active
-    /// meanwhile; then the call has to be repeated with that one.
+    /// Terminates every connected socket of a transport that was redirected from a Service address to a backend for which
+    /// `is_lost(service, backend)`, in this network namespace and in every other one that can be entered. `None` if
+    /// `is_current` says that another state is active meanwhile; then the call has to be repeated with that one.
     ///
     /// # Errors
     ///
     /// If the sockets of this namespace cannot be listed, or one cannot be terminated.
     pub fn terminate(
         &self,
-        state: &NodeState,
+        transport: Transport,
+        is_lost: &(dyn Fn(SocketAddr, SocketAddr) -> bool + Sync),
         is_current: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<TerminationReport>> {
-        let allowed = AllowedBackends::of(state);
+        let terminate_here = || self.terminate_here(transport, is_lost, is_current);
         // In a thread of its own, because a thread that has entered another namespace cannot be used for anything else.
         let pass = || {
-            let mut sockets = self.terminate_here(&allowed, is_current)?;
-            let all_namespaces = netns::for_each_other(|| match self.terminate_here(&allowed, is_current) {
+            let mut sockets = terminate_here()?;
+            let all_namespaces = netns::for_each_other(|| match terminate_here() {
                 Ok(more) => sockets += more,
-                Err(error) => tracing::debug!("UDP sockets of a network namespace were skipped: {error}"),
+                Err(error) => tracing::debug!("sockets of a network namespace were skipped: {error}"),
             })?;
             Ok(is_current().then_some(TerminationReport { sockets, all_namespaces }))
         };
@@ -71,19 +71,22 @@ impl UdpTerminator {
             .unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
     }
 
-    fn terminate_here(&self, allowed: &AllowedBackends, is_current: &dyn Fn() -> bool) -> io::Result<usize> {
+    fn terminate_here(
+        &self,
+        transport: Transport,
+        is_lost: &dyn Fn(SocketAddr, SocketAddr) -> bool,
+        is_current: &dyn Fn() -> bool,
+    ) -> io::Result<usize> {
         let kernel = SockDiag::open()?;
         let mut terminated = 0;
-        let sockets = kernel.connected_udp()?;
+        let sockets = kernel.connected(transport)?;
         // A socket that connected meanwhile may have a backend that only a newer state allows.
         if !is_current() {
             return Ok(0);
         }
         let mut failed = None;
         for socket in sockets {
-            if let Some(service) = self.service_of(&socket)
-                && !allowed.contains(service, socket.peer())
-            {
+            if self.service_of(&socket).is_some_and(|service| is_lost(service, socket.peer())) {
                 match kernel.terminate(&socket) {
                     Ok(is_terminated) => terminated += usize::from(is_terminated),
                     // The remaining sockets are still terminated.
@@ -95,12 +98,12 @@ impl UdpTerminator {
     }
 
     /// The Service address that a socket connected to, if it was redirected.
-    fn service_of(&self, socket: &ConnectedUdp) -> Option<SocketAddr> {
+    fn service_of(&self, socket: &ConnectedSocket) -> Option<SocketAddr> {
         let nat = self.nat_of(socket)?;
         (SocketAddr::from(nat.backend) == socket.peer()).then(|| nat.service.into())
     }
 
-    fn nat_of(&self, socket: &ConnectedUdp) -> Option<SockNat> {
+    fn nat_of(&self, socket: &ConnectedSocket) -> Option<SockNat> {
         let cookie = socket.cookie();
         let index = u32::try_from(cookie & self.slot_mask).ok()?;
         let slot: NatSlot = bytemuck::cast(self.slots.get(&index, 0).ok()?);

@@ -1,6 +1,6 @@
-//! The backends to which existing UDP flows may continue, by Service address. Pure.
+//! The backends to which existing connections and flows may continue, by Service address. Pure.
 //!
-//! Invariant: in doubt a flow continues: every endpoint that serves an address is allowed, selected for this node or not.
+//! Invariant: in doubt they continue: every endpoint that serves an address is allowed, selected for this node or not.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -17,15 +17,19 @@ use proxy_common::probe;
 
 use crate::compile::compile;
 
+/// The address of a Service, or a node port at the unspecified address, and one of its backends.
+pub type BackendPair = (SocketAddr, SocketAddr);
+
 /// The allowed backends of each UDP frontend.
 #[derive(Debug, Default)]
-pub(crate) struct AllowedBackends(HashMap<SocketAddr, HashSet<SocketAddr>>);
+pub struct AllowedBackends(HashMap<SocketAddr, HashSet<SocketAddr>>);
 
 impl AllowedBackends {
-    pub(crate) fn of(state: &NodeState) -> Self {
+    /// Those of a state.
+    pub fn of(state: &NodeState) -> Self {
         let mut allowed = Self::default();
         for (_, service) in &state.services {
-            for_each(service, |frontend, backend| {
+            for_each(service, Protocol::Udp, |frontend, backend| {
                 allowed.0.entry(frontend).or_default().extend(backend);
             });
         }
@@ -33,45 +37,63 @@ impl AllowedBackends {
     }
 
     /// Whether `backend` serves the frontend at `service`, an address of a Service or a node port at any address.
-    pub(crate) fn contains(&self, service: SocketAddr, backend: SocketAddr) -> bool {
+    pub fn contains(&self, service: SocketAddr, backend: SocketAddr) -> bool {
         // Flows of the probe belong to no Service, and end on their own.
         if probe::is_probe(service.ip().into()) {
             return true;
         }
-        let node_port =
-            || self.0.get(&SocketAddr::new(unspecified(Family::of(service.ip())), service.port()));
-        self.0.get(&service).or_else(node_port).is_some_and(|it| it.contains(&backend))
+        let frontend = self.0.get(&service).or_else(|| self.0.get(&as_node_port(service)));
+        frontend.is_some_and(|it| it.contains(&backend))
     }
 }
 
-/// Whether a flow that was allowed before is not allowed now.
-pub fn lost(before: &NodeState, now: &NodeState) -> bool {
+/// The frontend of a destination that may be a node port.
+pub fn as_node_port(destination: SocketAddr) -> SocketAddr {
+    SocketAddr::new(unspecified(Family::of(destination.ip())), destination.port())
+}
+
+/// Whether a UDP flow that was allowed before is not allowed now.
+pub fn udp_lost(before: &NodeState, now: &NodeState) -> bool {
     now.diff(before).any(|(_, before, now)| {
-        let before = before.map(|it| pairs(it)).unwrap_or_default();
-        !before.is_empty() && !before.is_subset(&now.map(|it| pairs(it)).unwrap_or_default())
+        let pairs =
+            |it: Option<&Arc<ServiceState>>| it.map(|it| pairs(it, Protocol::Udp)).unwrap_or_default();
+        let before = pairs(before);
+        !before.is_empty() && !before.is_subset(&pairs(now))
     })
 }
 
 /// Whether any Service with a UDP port differs.
-pub fn differ(before: &NodeState, now: &NodeState) -> bool {
+pub fn udp_differs(before: &NodeState, now: &NodeState) -> bool {
     now.diff(before)
-        .any(|(_, before, now)| before.is_some_and(|it| has_udp(it)) || now.is_some_and(|it| has_udp(it)))
+        .any(|(_, before, now)| [before, now].into_iter().flatten().any(|it| has(it, Protocol::Udp)))
 }
 
-fn has_udp(it: &ServiceState) -> bool {
-    it.service.ports.iter().any(|it| it.protocol == Protocol::Udp)
+fn has(it: &ServiceState, protocol: Protocol) -> bool {
+    it.service.ports.iter().any(|it| it.protocol == protocol)
 }
 
-fn pairs(service: &ServiceState) -> BTreeSet<(SocketAddr, SocketAddr)> {
+/// The frontends of a Service with one protocol, each with all of its backends.
+pub fn pairs(service: &ServiceState, protocol: Protocol) -> BTreeSet<BackendPair> {
     let mut pairs = BTreeSet::new();
-    for_each(service, |frontend, backend| pairs.extend(backend.map(|it| (frontend, it))));
+    for_each(service, protocol, |frontend, backend| pairs.extend(backend.map(|it| (frontend, it))));
     pairs
 }
 
-/// Visits the UDP frontends of a Service, each first without a backend and then with each of its backends; a node port has
-/// the unspecified address.
-fn for_each(service: &ServiceState, mut visit: impl FnMut(SocketAddr, Option<SocketAddr>)) {
-    if !has_udp(service) {
+/// The frontends of a Service with one protocol.
+pub fn frontends(service: &ServiceState, protocol: Protocol) -> BTreeSet<SocketAddr> {
+    let mut frontends = BTreeSet::new();
+    for_each(service, protocol, |frontend, _| frontends.extend([frontend]));
+    frontends
+}
+
+/// Visits the frontends of a Service with one protocol, each first without a backend and then with each of its backends; a
+/// node port has the unspecified address.
+fn for_each(
+    service: &ServiceState,
+    protocol: Protocol,
+    mut visit: impl FnMut(SocketAddr, Option<SocketAddr>),
+) {
+    if !has(service, protocol) {
         return;
     }
     // The source ranges of a load balancer IP apply to new flows only.
@@ -82,7 +104,7 @@ fn for_each(service: &ServiceState, mut visit: impl FnMut(SocketAddr, Option<Soc
     });
     // A flow that was redirected before its address came to the host continues, too.
     let image = compile(open.as_ref().unwrap_or(service), &BTreeSet::new());
-    for frontend in image.frontends.iter().filter(|it| it.address.protocol == Protocol::Udp) {
+    for frontend in image.frontends.iter().filter(|it| it.address.protocol == protocol) {
         let address = frontend.address.address;
         visit(address, None);
         // Existing flows also continue to endpoints of another scope than the address has now, and to endpoints that are
@@ -152,7 +174,7 @@ mod tests {
             port.scopes.internal = false;
         }
         let now = state_of([service]);
-        assert!(!lost(&before, &now));
+        assert!(!udp_lost(&before, &now));
         for address in addresses() {
             assert!(AllowedBackends::of(&now).contains(address, backend(1)), "{address}");
         }
@@ -168,19 +190,19 @@ mod tests {
             state_of([service])
         };
         let now = with(&["198.51.100.0/24"]);
-        assert!(!lost(&with(&[]), &now));
+        assert!(!udp_lost(&with(&[]), &now));
         assert!(AllowedBackends::of(&now).contains("203.0.113.1:53".parse().unwrap(), backend(1)));
     }
 
     #[test]
     fn flows_are_lost_with_an_endpoint_and_not_with_its_selection() {
         let before = state(&[1, 2], &[]);
-        assert!(!lost(&before, &before));
-        assert!(!lost(&before, &state(&[1, 2, 3], &[])));
-        assert!(!lost(&before, &state(&[1], &[2])), "it still serves, though new flows do not go there");
-        assert!(lost(&before, &state(&[1], &[])));
-        assert!(lost(&state(&[1], &[2]), &state(&[1], &[])));
-        assert!(lost(&before, &NodeState::default()));
-        assert!(differ(&before, &state(&[1], &[2])) && !differ(&before, &before));
+        assert!(!udp_lost(&before, &before));
+        assert!(!udp_lost(&before, &state(&[1, 2, 3], &[])));
+        assert!(!udp_lost(&before, &state(&[1], &[2])), "it still serves, though new flows do not go there");
+        assert!(udp_lost(&before, &state(&[1], &[])));
+        assert!(udp_lost(&state(&[1], &[2]), &state(&[1], &[])));
+        assert!(udp_lost(&before, &NodeState::default()));
+        assert!(udp_differs(&before, &state(&[1], &[2])) && !udp_differs(&before, &before));
     }
 }
