@@ -5,8 +5,10 @@
 use crate::{
     affinity::{AffinityClient, AffinityEntry, AffinityKey},
     counters::{CounterIndex, NO_COUNTER},
+    health::{Choice, NO_POSITION, Watch, client},
     net::{Be16, SockAddr, V6},
-    tables::{Family, Frontend, LOCAL_ADDRESSES_ONLY, NodeAddrScope, Prefilter, TCP, UDP},
+    random::scale,
+    tables::{Family, Frontend, HealthPolicy, LOCAL_ADDRESSES_ONLY, NodeAddrScope, Prefilter, TCP, UDP},
 };
 
 /// A backend in tables.
@@ -30,6 +32,8 @@ pub trait Tables {
     /// The counter of a backend's connections, if the backend is a member of the set. Only looked up for UDP frontends and
     /// for those with session affinity.
     fn member(&self, set: u32, backend: BackendOf<Self>) -> Option<CounterIndex>;
+    /// [`health::healthy_position`](crate::health::healthy_position).
+    fn healthy_position(&self, choice: Choice, first: CounterIndex) -> u32;
 
     /// Whether a frontend may have this address, by the prefilter alone.
     #[inline(always)]
@@ -66,6 +70,8 @@ pub trait SocketContext {
     /// Stores the affinity entry of a client, unless it is not `last` any more because a concurrent connection of the client
     /// was faster. Returns the backend of the entry that is stored.
     fn update_affinity(&self, key: &AffinityKey, last: &AffinityEntry, entry: &AffinityEntry) -> SockAddr;
+    /// Whether some client has a record of failures, and this policy and this call heed it.
+    fn has_failures(&self, policy: HealthPolicy) -> bool;
     /// Loads the counters of a service port into the cache, before the backend is looked up: a connection, or that it found
     /// no backend, is going to be counted.
     fn prefetch_counters(&self, port_counter: CounterIndex);
@@ -94,6 +100,8 @@ pub struct Selection<Backend = SockAddr> {
     pub port_counter: CounterIndex,
     /// The counter of the backend; [`NO_COUNTER`] for a datagram that is not the first to this backend.
     pub backend_counter: CounterIndex,
+    /// The failures that the connection is going to report.
+    pub watch: Watch,
 }
 
 /// Decides where a new connection or a datagram to `(ip, port, protocol)` goes.
@@ -119,11 +127,13 @@ pub fn decide<T: Tables>(
             backend: SockAddr::new(T::Ip::LOOPBACK.mapped(), port),
             port_counter: NO_COUNTER,
             backend_counter: NO_COUNTER,
+            watch: Watch::NONE,
         }),
         Verdict::Pass => Verdict::Pass,
         Verdict::Refuse { port_counter } => Verdict::Refuse { port_counter },
-        Verdict::Redirect(Selection { backend, port_counter, backend_counter }) => {
-            Verdict::Redirect(Selection { backend: T::Ip::sock_addr(backend), port_counter, backend_counter })
+        Verdict::Redirect(Selection { backend, port_counter, backend_counter, watch }) => {
+            let backend = T::Ip::sock_addr(backend);
+            Verdict::Redirect(Selection { backend, port_counter, backend_counter, watch })
         }
     }
 }
@@ -152,7 +162,12 @@ fn decide_by_tables<T: Tables>(
     }
     let previous = T::Ip::backend_at(socket.previous_backend());
     if previous != Default::default() && tables.member(frontend.set, previous).is_some() {
-        return Verdict::Redirect(Selection { backend: previous, port_counter, backend_counter: NO_COUNTER });
+        return Verdict::Redirect(Selection {
+            backend: previous,
+            port_counter,
+            backend_counter: NO_COUNTER,
+            watch: Watch::NONE,
+        });
     }
     socket.prefetch_counters(port_counter);
     let selection = match frontend.affinity_timeout {
@@ -160,6 +175,19 @@ fn decide_by_tables<T: Tables>(
         _ => select_with_affinity(tables, socket, &frontend),
     };
     selection.map_or(Verdict::Refuse { port_counter }, Verdict::Redirect)
+}
+
+/// A new connection to a backend of the frontend.
+#[inline(always)]
+const fn selected<Backend>(
+    frontend: &Frontend,
+    (backend, backend_counter): (Backend, CounterIndex),
+) -> Selection<Backend>
+where
+    Backend: Copy,
+{
+    let watch = Watch::new(backend_counter, frontend.health);
+    Selection { backend, port_counter: frontend.counter, backend_counter, watch }
 }
 
 /// The backend that this client was given before, while it is in the set and the entry has not expired; else another one.
@@ -170,8 +198,8 @@ fn select_with_affinity<T: Tables>(
     socket: &impl SocketContext,
     frontend: &Frontend,
 ) -> Option<Selection<BackendOf<T>>> {
-    let client = affinity_client(tables, socket);
-    let key = AffinityKey::new(client, frontend.service_port, u32::from(T::Ip::VERSION));
+    let key =
+        AffinityKey::new(affinity_client(tables, socket), frontend.service_port, u32::from(T::Ip::VERSION));
     let now = socket.now();
     let last = socket.affinity(&key);
     let backend = T::Ip::backend_at(last.backend);
@@ -180,19 +208,28 @@ fn select_with_affinity<T: Tables>(
     } else {
         None
     };
-    let selection = match member {
-        Some(backend_counter) => Selection { backend, port_counter: frontend.counter, backend_counter },
-        None => select_random(tables, socket, frontend)?,
+    let first = member.unwrap_or(NO_COUNTER);
+    // While its backend is ejected, the client has another one, the same for all of its connections: selected by its name.
+    let position = if socket.has_failures(frontend.health) {
+        let client = client(socket.netns());
+        tables.healthy_position(Choice::of(frontend, client, client), first)
+    } else if member.is_some() {
+        NO_POSITION
+    } else {
+        frontend.backend_offset + scale(socket.random(), frontend.backend_count)
     };
-    let selected = T::Ip::sock_addr(selection.backend);
-    let stored =
-        socket.update_affinity(&key, &last, &AffinityEntry { backend: selected, zero: 0, used: now });
-    if stored == selected {
+    let selection = match position {
+        NO_POSITION => selected(frontend, (backend, first)),
+        position => selected(frontend, tables.backend(position)?),
+    };
+    let kept = if member.is_some() { last.backend } else { T::Ip::sock_addr(selection.backend) };
+    let stored = socket.update_affinity(&key, &last, &AffinityEntry { backend: kept, zero: 0, used: now });
+    if stored == kept {
         return Some(selection);
     }
     let backend = T::Ip::backend_at(stored);
     match tables.member(frontend.set, backend) {
-        Some(backend_counter) => Some(Selection { backend, backend_counter, ..selection }),
+        Some(counter) => Some(selected(frontend, (backend, counter))),
         None => Some(selection),
     }
 }
@@ -224,9 +261,17 @@ fn select_random<T: Tables>(
     socket: &impl SocketContext,
     frontend: &Frontend,
 ) -> Option<Selection<BackendOf<T>>> {
-    let position = frontend.backend_offset + scale(socket.random(), frontend.backend_count);
-    let (backend, backend_counter) = tables.backend(position)?;
-    Some(Selection { backend, port_counter: frontend.counter, backend_counter })
+    Some(selected(frontend, tables.backend(random_position(tables, socket, frontend))?))
+}
+
+/// The position of a random backend, which is not ejected if there is another one.
+#[inline(always)]
+fn random_position<T: Tables>(tables: &T, socket: &impl SocketContext, frontend: &Frontend) -> u32 {
+    let random = socket.random();
+    if socket.has_failures(frontend.health) {
+        return tables.healthy_position(Choice::of(frontend, client(socket.netns()), random), NO_COUNTER);
+    }
+    frontend.backend_offset + scale(random, frontend.backend_count)
 }
 
 /// The node port at this address, if it is served there for this socket.
@@ -262,23 +307,6 @@ pub fn node_port_conflict<T: Tables>(tables: &T, ip: T::Ip, port: Be16, protocol
         return None;
     }
     Some(frontend)
-}
-
-/// 32 bits that look random, from a number that is never used twice and a seed (the finalizer of SplitMix64; Steele, Lea and
-/// Flood, 2014). Cheaper than the kernel's random numbers.
-#[inline(always)]
-pub const fn mix(number: u64, seed: u64) -> u32 {
-    let mut z = number ^ seed;
-    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (z >> 32) as u32
-}
-
-/// Scales 32 random bits to `0..count` by multiplication (no division in the kernel's hot path).
-/// The bias is below `count / 2^32`.
-#[inline(always)]
-const fn scale(random: u32, count: u32) -> u32 {
-    ((random as u64 * count as u64) >> 32) as u32
 }
 
 #[cfg(test)]

@@ -11,9 +11,11 @@ pub mod affinity;
 pub mod counters;
 pub mod decide;
 pub mod exclusion;
+pub mod health;
 pub mod net;
 pub mod overflow;
 pub mod probe;
+pub mod random;
 pub mod sock_nat;
 pub mod tables;
 pub mod udp_nat;
@@ -21,14 +23,17 @@ pub mod udp_nat;
 /// The layout version of [`tables`]: part of the path the generation maps are pinned under.
 /// Raise it with every change of a size, a field, a meaning or a pinned name; a new binary then builds its maps beside the
 /// old ones.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1005 } else { 5 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1006 } else { 6 };
 
 /// The layout version of [`sock_nat`] and [`overflow`], separate from [`LAYOUT_VERSION`] because live sockets outlast an
 /// upgrade: with another version they lose their translation.
-pub const SOCK_NAT_VERSION: u32 = 2;
+pub const SOCK_NAT_VERSION: u32 = 3;
 
 /// The layout version of [`affinity`], separate from [`LAYOUT_VERSION`] so that clients keep their backends.
 pub const AFFINITY_VERSION: u32 = 2;
 
 /// The layout version of [`counters`], separate from [`LAYOUT_VERSION`] so that counts outlast an upgrade.
 pub const COUNTERS_VERSION: u32 = 1;
+
+/// The layout version of [`health`], separate from [`LAYOUT_VERSION`] so that ejected endpoints stay ejected.
+pub const HEALTH_VERSION: u32 = 1;

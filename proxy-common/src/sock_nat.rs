@@ -8,7 +8,10 @@
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
 
-use crate::net::SockAddr;
+use crate::{
+    health::{Client, Watch},
+    net::SockAddr,
+};
 
 /// One translation: the destination that the program asked for, and the backend that replaced it.
 #[repr(C)]
@@ -34,29 +37,41 @@ pub struct NatSlot {
     pub cookie: u64,
     /// The translation of that socket; unset if it has none now.
     pub nat: SockNat,
-    /// 1 if the translation is of datagrams of an unconnected socket, 0 if it is of a connect.
-    pub is_unconnected: u32,
-    /// The cell of [`SLOT_SHARE_CELLS`] in which the slot is counted.
-    pub share: u32,
+    /// Of the translation of a connect: which failures it reports; of that of datagrams: [`Watch::UNCONNECTED`].
+    pub watch: Watch,
+    /// The network namespace of the socket.
+    pub client: Client,
 }
 
 impl NatSlot {
+    /// Whether the translation is of datagrams of an unconnected socket, rather than of a connect.
+    #[inline(always)]
+    pub fn is_unconnected(&self) -> bool {
+        self.watch == Watch::UNCONNECTED
+    }
+
     /// The translation of the socket's connect; unset if it has none.
     #[inline(always)]
     pub fn connected(&self) -> SockNat {
-        if self.is_unconnected == 0 { self.nat } else { SockNat::default() }
+        if self.is_unconnected() { SockNat::default() } else { self.nat }
     }
 
     /// The translation of the socket's datagrams; unset if it has none.
     #[inline(always)]
     pub fn unconnected(&self) -> SockNat {
-        if self.is_unconnected == 0 { SockNat::default() } else { self.nat }
+        if self.is_unconnected() { self.nat } else { SockNat::default() }
     }
 }
 
 /// How many cells count the slots of network namespaces, a power of two. Namespaces share a cell by a hash of their cookie:
 /// a socket that finds its cell's share used up is served from the overflow table, where each namespace counts for itself.
 pub const SLOT_SHARE_CELLS: u32 = 1024;
+
+/// The cell in which the slots of a client are counted.
+#[inline(always)]
+pub const fn share_cell(client: Client) -> u32 {
+    client & (SLOT_SHARE_CELLS - 1)
+}
 
 /// How many of all slots the namespaces of one cell may use.
 #[inline(always)]

@@ -30,7 +30,9 @@ pub struct Frontend {
     /// How many backends the set has; with none, connections are refused.
     pub backend_count: u32,
     /// Of a node port: [`LOCAL_ADDRESSES_ONLY`], or 0.
-    pub flags: u32,
+    pub flags: u16,
+    /// When its backends are ejected.
+    pub health: HealthPolicy,
     /// For how many seconds after its last connection a client keeps its backend; 0 for no session affinity.
     pub affinity_timeout: u32,
     /// Identifies the service port: the same in every generation, and after every restart.
@@ -44,8 +46,22 @@ pub struct Frontend {
     pub other_layout: u64,
 }
 
+/// When the backends of a Service are ejected.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct HealthPolicy {
+    /// How many connections in a row have to fail, at most [`MAX_FAILURES`]; 0 if none is ever ejected.
+    pub failures: u8,
+    /// How many percent of the backends are avoided at most. Never all of them.
+    pub max_ejected: u8,
+}
+
+/// The largest [`HealthPolicy::failures`].
+pub const MAX_FAILURES: u8 = 100;
+
 /// The node port is not translated at the addresses of other nodes, which decide for themselves (external policy Local).
-pub const LOCAL_ADDRESSES_ONLY: u32 = 1;
+pub const LOCAL_ADDRESSES_ONLY: u16 = 1;
 
 /// The key of a node port, which is served at every address that belongs to a node ([`NodeAddrScope`]).
 #[repr(C)]
@@ -338,6 +354,7 @@ macro_rules! family {
 family!(V4, 4, ADDRESS4, networks4, network4, FrontendKey4, Backend4, BackendEntry4, BackendSetMemberKey4);
 family!(V6, 6, ADDRESS6, networks6, network6, FrontendKey6, Backend6, BackendEntry6, BackendSetMemberKey6);
 
+const _: () = assert!(size_of::<HealthPolicy>() == 2);
 const _: () = assert!(size_of::<FrontendKey4>() == 8);
 const _: () = assert!(size_of::<FrontendKey6>() == 20);
 const _: () = assert!(size_of::<Frontend>() == if cfg!(feature = "next-layout") { 40 } else { 32 });

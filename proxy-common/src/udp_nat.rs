@@ -8,6 +8,7 @@
 //! whose reply it sends; one that only the slot names needs none.
 
 use crate::{
+    health::Watch,
     net::SockAddr,
     overflow::{OverflowEntry, OverflowKey, OverflowTable, link_node},
     sock_nat::{NatSlot, SockNat},
@@ -54,9 +55,9 @@ pub fn insert(slot: Option<&mut NatSlot>, table: &impl OverflowTable, nat: &Sock
         && let Some(slot) = slot
     {
         let before = slot.nat;
-        let is_current = slot.is_unconnected != 0 && before.service == *service;
+        let is_current = slot.is_unconnected() && before.service == *service;
         if is_current || before.backend.is_unset() {
-            slot.is_unconnected = 1;
+            slot.watch = Watch::UNCONNECTED;
             slot.nat = *nat;
             if is_current && before.backend != *backend {
                 let last = OverflowKey::backend(table.cookie(), before.backend);
@@ -127,7 +128,7 @@ fn remove_reverse(table: &impl OverflowTable, service: &SockAddr, backend: &Sock
 #[inline(always)]
 pub fn remove(slot: Option<&mut NatSlot>, table: &impl OverflowTable, backend: &SockAddr) {
     if let Some(slot) = slot
-        && slot.is_unconnected != 0
+        && slot.is_unconnected()
         && slot.nat.backend == *backend
     {
         slot.nat = SockNat::default();

@@ -10,8 +10,10 @@ use aya_ebpf::{
 use proxy_common::{
     affinity::{AffinityEntry, AffinityKey},
     counters::CounterIndex,
-    decide::{SocketContext, Verdict, decide, mix},
+    decide::{SocketContext, Verdict, decide},
     net::{SockAddr, V6},
+    random::mix,
+    tables::HealthPolicy,
 };
 
 use crate::{
@@ -20,6 +22,7 @@ use crate::{
     counters::Counter,
     ctx,
     exclusion::is_excluded,
+    health,
     maps::{AFFINITY, AFFINITY_INSERTS},
     side::{FamilyTables, Side},
     slot::SlotRef,
@@ -153,6 +156,11 @@ impl SocketContext for Caller<'_> {
             *stored = *entry;
         }
         stored.backend
+    }
+
+    #[inline(always)]
+    fn has_failures(&self, policy: HealthPolicy) -> bool {
+        self.connects && policy.failures != 0 && health::has_records()
     }
 
     #[inline(always)]

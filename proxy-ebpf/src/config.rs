@@ -41,6 +41,14 @@ pub(crate) static SEED: Global<u64> = Global::new(0);
 #[unsafe(no_mangle)]
 pub(crate) static HOST_NETNS: Global<u64> = Global::new(0);
 
+/// How long an endpoint is ejected for the first time, in nanoseconds.
+#[unsafe(no_mangle)]
+pub(crate) static EJECTION_TIME: Global<u64> = Global::new(0);
+
+/// How long an endpoint is ejected at most, in nanoseconds.
+#[unsafe(no_mangle)]
+pub(crate) static MAX_EJECTION_TIME: Global<u64> = Global::new(0);
+
 /// Not zero if a program on the node may not bind a node port.
 #[unsafe(no_mangle)]
 pub(crate) static PROTECT_NODE_PORTS: Global<u32> = Global::new(0);

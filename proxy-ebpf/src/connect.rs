@@ -69,7 +69,7 @@ fn apply<F: HookFamily>(
         Verdict::Redirect(selection) => {
             // For getpeername, and for the source of replies.
             let nat = SockNat { service: destination, backend: selection.backend };
-            match sock_nat::insert(ctx, &mut caller.slot()?, &nat) {
+            match sock_nat::insert(ctx, &mut caller.slot()?, &nat, selection.watch) {
                 Insertion::Done => {}
                 Insertion::NotOurs => return Some(PASS),
                 Insertion::NoRoom => {

@@ -4,7 +4,7 @@ use aya_ebpf::{
     EbpfContext,
     bindings::bpf_sock,
     helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval},
-    programs::{SockAddrContext, SockContext},
+    programs::{SockAddrContext, SockContext, SockOpsContext},
 };
 use proxy_common::{
     net::{Be16, SockAddr, V4, V6},
@@ -132,6 +132,43 @@ pub(crate) fn rewrite<F: HookFamily>(ctx: &SockAddrContext, to: &SockAddr) -> Op
 #[inline(always)]
 pub(crate) fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
     read!(ctx.sock_addr, __bindgen_anon_1.sk)
+}
+
+/// What a `sock_ops` program is called for.
+#[inline(always)]
+pub(crate) fn operation(ctx: &SockOpsContext) -> u32 {
+    read!(ctx.ops, op)
+}
+
+/// Whether the TCP connection that a `sock_ops` program is called for is one to this address.
+#[inline(always)]
+pub(crate) fn is_remote(ctx: &SockOpsContext, address: &SockAddr) -> bool {
+    // The port is in the upper half of the word on a little-endian machine.
+    let port = read!(ctx.ops, remote_port);
+    let port = if cfg!(target_endian = "little") { port >> 16 } else { port };
+    // Both are always read, as in `is_peer`.
+    let ip4 = V4::from_raw(read!(ctx.ops, remote_ip4));
+    let ip6 = read_v6!(ctx.ops, remote_ip6);
+    Be16::from_raw(port as u16) == address.port
+        && address.ip == if read!(ctx.ops, family) == AF_INET { ip4.mapped() } else { ip6 }
+}
+
+/// The state of the TCP connection that a `sock_ops` program is called for.
+#[inline(always)]
+pub(crate) fn tcp_state(ctx: &SockOpsContext) -> u32 {
+    read!(ctx.ops, state)
+}
+
+/// The state that the TCP connection changes to, where that is what a `sock_ops` program is called for.
+#[inline(always)]
+pub(crate) fn next_tcp_state(ctx: &SockOpsContext) -> u32 {
+    read!(ctx.ops, __bindgen_anon_1.args[1])
+}
+
+/// Whether the TCP connection has received a segment.
+#[inline(always)]
+pub(crate) fn has_received(ctx: &SockOpsContext) -> bool {
+    read!(ctx.ops, segs_in) != 0
 }
 
 /// The socket's cookie, which is never reused.

@@ -21,6 +21,7 @@ mod counters;
 mod ctx;
 mod exclusion;
 mod getpeername;
+mod health;
 mod maps;
 mod overflow;
 mod recvmsg;
@@ -29,6 +30,7 @@ mod sendmsg;
 mod side;
 mod slot;
 mod sock_nat;
+mod sock_ops;
 mod sock_owner;
 mod udp_nat;
 

@@ -2,13 +2,14 @@
 
 use aya_ebpf::{
     bindings::{BPF_F_INNER_MAP, BPF_F_NO_PREALLOC},
-    btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap},
+    btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, PerCpuArray},
     macros::btf_map,
 };
 use proxy_common::{
     affinity::{AffinityEntry, AffinityKey},
     counters::{CounterStripe, MAX_CHUNKS},
     exclusion::MAX_EXCLUDED,
+    health::{FailureKey, FailureRecord, MAX_RECORDS, WORDS},
     net::{V4, V6},
     overflow::{MAX_NETNS, NetnsUsage, OverflowEntry, OverflowKey, STAT_COUNT},
     sock_nat::{NatSlot, SLOT_SHARE_CELLS},
@@ -91,6 +92,17 @@ pub(crate) static NETNS_USAGE: HashMap<
 #[btf_map]
 pub(crate) static NETNS_COLLECTED: HashMap<u64, u64, { MAX_NETNS as usize }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
+
+/// Which endpoints fail for which clients.
+#[btf_map]
+pub(crate) static FAILURES: LruHashMap<FailureKey, FailureRecord, { MAX_RECORDS as usize }> =
+    LruHashMap::new();
+/// What is kept beside the records: [`HAS_RECORDS`](proxy_common::health::HAS_RECORDS) and its neighbours.
+#[btf_map]
+pub(crate) static HEALTH: Array<u64, { WORDS as usize }> = Array::new();
+/// The cookie of the socket that this CPU is connecting, if its connection is watched.
+#[btf_map]
+pub(crate) static CONNECTING: PerCpuArray<u64, 1> = PerCpuArray::new();
 
 /// The excluded cgroups, by id.
 #[btf_map]

@@ -6,8 +6,8 @@
 
 use aya_ebpf::{EbpfContext, programs::SockAddrContext};
 use proxy_common::{
-    decide::mix,
-    sock_nat::{NatSlot, SLOT_SHARE_CELLS, SockNat, slot_share},
+    health::client,
+    sock_nat::{NatSlot, SockNat, share_cell, slot_share},
 };
 
 use crate::{
@@ -67,8 +67,8 @@ impl SlotRef {
     /// may fail, and use the overflow table.)
     #[inline(always)]
     pub(crate) fn claim(&mut self, ctx: &SockAddrContext) {
-        let share = mix(ctx::netns(ctx), 0) & (SLOT_SHARE_CELLS - 1);
-        let Some(used) = SLOT_SHARES.get_ptr_mut(share) else { return };
+        let client = client(ctx::netns(ctx));
+        let Some(used) = SLOT_SHARES.get_ptr_mut(share_cell(client)) else { return };
         // SAFETY: a slot of an array is never freed.
         if unsafe { used.read_volatile() } >= slot_share(SLOT_MASK.load() + 1) {
             return;
@@ -85,7 +85,7 @@ impl SlotRef {
         // SAFETY: the only claimant owns the slot.
         let slot = unsafe { &mut *self.slot };
         slot.nat = SockNat::default();
-        slot.share = share;
+        slot.client = client;
         slot.cookie = self.cookie;
     }
 
@@ -100,7 +100,7 @@ impl SlotRef {
     #[inline(always)]
     pub(crate) fn free(&self) {
         let Some(own) = self.own() else { return };
-        if let Some(used) = SLOT_SHARES.get_ptr_mut(own.share & (SLOT_SHARE_CELLS - 1)) {
+        if let Some(used) = SLOT_SHARES.get_ptr_mut(share_cell(own.client)) {
             atomic::add(used, u64::MAX);
         }
         // The cookie stays: it matches no socket from now on, as the kernel never reuses one. Clearing it could undo the

@@ -4,6 +4,7 @@
 
 use aya_ebpf::programs::{SockAddrContext, SockContext};
 use proxy_common::{
+    health::Watch,
     net::SockAddr,
     overflow::{self, OverflowTable as _},
     sock_nat::SockNat,
@@ -12,7 +13,7 @@ use proxy_common::{
 
 use crate::{
     config::KERNEL_TCP,
-    ctx,
+    ctx, health,
     overflow::{Table, count_leak, count_refusal},
     slot::SlotRef,
     sock_owner::{SockOwner, is_subflow},
@@ -29,9 +30,10 @@ pub(crate) enum Insertion {
     NotOurs,
 }
 
-/// Stores a translation until the next connect of the socket, or its release.
+/// Stores a translation until the next connect of the socket, or its release. A connection whose translation is in the
+/// overflow table is not watched.
 #[inline(always)]
-pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat) -> Insertion {
+pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat, watch: Watch) -> Insertion {
     let is_tcp = ctx::protocol(ctx) == TCP;
     if slot.own().is_none() {
         if matches!(SockOwner::of(ctx), SockOwner::Kernel) {
@@ -42,10 +44,13 @@ pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat) -
     }
     let table = Table::new(ctx, slot);
     if let Some(own) = slot.own()
-        && (own.is_unconnected == 0 || own.nat.backend.is_unset())
+        && (!own.is_unconnected() || own.nat.backend.is_unset())
     {
-        own.is_unconnected = 0;
+        own.watch = watch;
         own.nat = *nat;
+        if watch.failures() != 0 {
+            health::watch(slot.cookie());
+        }
         if table.is_in_use() {
             overflow::remove_connected(&table);
         }
@@ -62,7 +67,7 @@ pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat) -
 #[inline(always)]
 pub(crate) fn remove(ctx: &SockAddrContext, slot: &SlotRef) {
     if let Some(own) = slot.own()
-        && own.is_unconnected == 0
+        && !own.is_unconnected()
     {
         own.nat = SockNat::default();
     }

@@ -1,6 +1,7 @@
 //! Builders of manifests, which are written atomically: a new file is renamed over the old one.
 
 use std::{
+    collections::BTreeMap,
     fmt, fs, iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
@@ -37,8 +38,8 @@ pub struct Service {
     pub health_check_node_port: Option<u16>,
     /// The timeout of its session affinity in seconds, if it has one.
     pub affinity: Option<u32>,
-    /// Seconds after which connections to an endpoint that left are ended, if they are.
-    pub drain: Option<u32>,
+    /// Its annotations.
+    pub annotations: BTreeMap<&'static str, String>,
 }
 
 /// A port of a Service.
@@ -124,8 +125,14 @@ impl Service {
 
     /// Sets the annotation `kube-proxy-ebpf.io/drain`.
     #[must_use]
-    pub fn drain(mut self, seconds: u32) -> Self {
-        self.drain = Some(seconds);
+    pub fn drain(self, seconds: u32) -> Self {
+        self.annotation("kube-proxy-ebpf.io/drain", &format!("{seconds}s"))
+    }
+
+    /// Sets an annotation.
+    #[must_use]
+    pub fn annotation(mut self, name: &'static str, value: &str) -> Self {
+        self.annotations.insert(name, value.to_owned());
         self
     }
 
@@ -217,12 +224,11 @@ impl Service {
             json!({ "name": name, "protocol": protocol, "port": port, "targetPort": target, "nodePort": node_port })
         };
         let affinity = self.affinity.map(|it| json!({ "clientIP": { "timeoutSeconds": it } }));
-        let annotations = self.drain.map(|it| json!({ "kube-proxy-ebpf.io/drain": format!("{it}s") }));
         let policy = |is_local: bool| is_local.then_some("Local");
         json!({
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": { "name": self.name, "namespace": self.namespace, "annotations": annotations },
+            "metadata": { "name": self.name, "namespace": self.namespace, "annotations": self.annotations },
             "spec": {
                 "type": match () {
                     () if !self.load_balancer_ips.is_empty() => "LoadBalancer",

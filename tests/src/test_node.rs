@@ -277,7 +277,7 @@ impl TestNode {
     /// How many socket slots are in use, except by the agent's probe, which uses one for a moment.
     #[must_use]
     pub fn used_socket_slots(&self) -> usize {
-        let slots = MapData::from_pin(self.sandbox.pins().join("sock_nat2/slots"));
+        let slots = MapData::from_pin(self.sandbox.pins().join("sock_nat3/slots"));
         let slots = slots.and_then(Map::from_map_data).expect("slots are pinned");
         // The first of sixteen half words says whether it is owned; the third and fourth of eight words are the address of the
         // Service.
@@ -289,6 +289,16 @@ impl TestNode {
             PROBE.contains(&Ipv6Addr::from(ip).to_canonical())
         };
         slots.iter().flatten().filter(|it| it[0] as u32 != 0 && !is_probe(it)).count()
+    }
+
+    /// What the programs keep of failing endpoints: 1 if there is a record, how often an endpoint was ejected because it did
+    /// not answer, how often because it refused, and a zero.
+    #[must_use]
+    pub fn health_words(&self) -> [u64; 4] {
+        let map = MapData::from_pin(self.sandbox.pins().join("health1/health"));
+        let map = map.and_then(Map::from_map_data).expect("the words are pinned");
+        let words: Array<MapData, u64> = Array::try_from(map).expect("they are words");
+        [0, 1, 2, 3].map(|it| words.get(&it, 0).expect("there are four"))
     }
 
     /// Every pin, as its path below the pin folder, sorted.

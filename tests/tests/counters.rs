@@ -6,6 +6,7 @@ use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     process::Command,
+    thread,
     time::Duration,
 };
 
@@ -125,6 +126,9 @@ fn connections_no_backend_and_denied_are_counted_by_service_port_and_endpoint() 
     assert!(status.contains(&sums), "{status}");
 }
 
+/// How long counters of a deleted Service are kept at most, as connections may report failures to them: two checks.
+const TIME_TO_RELEASE: Duration = Duration::from_secs(11);
+
 #[test]
 fn counters_survive_updates_crashes_and_upgrades() {
     let Some(mut node) = TestNode::or_skip() else { return };
@@ -163,6 +167,7 @@ fn counters_survive_updates_crashes_and_upgrades() {
     node.write(&[Service::new("other", &[[10, 96, 0, 11].into()]).port("other", "TCP", 80, 8080)]);
     let has_http = |node: &TestNode| counters(node, Build::Failpoints).contains_key("http");
     node.wait_until(|node| !has_http(node));
+    thread::sleep(scaled(TIME_TO_RELEASE));
     node.kill();
     start(&mut node, Build::Failpoints);
     node.write(&[web(&[1])]);

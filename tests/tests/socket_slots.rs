@@ -83,7 +83,7 @@ fn a_closed_socket_frees_its_slot() {
 
 /// How many slots are counted in the shares of network namespaces.
 fn counted_slots(node: &TestNode) -> u64 {
-    let shares = MapData::from_pin(node.sandbox().pins().join("sock_nat2/slot_shares")).unwrap();
+    let shares = MapData::from_pin(node.sandbox().pins().join("sock_nat3/slot_shares")).unwrap();
     let shares: Array<MapData, u64> = Map::from_map_data(shares).unwrap().try_into().unwrap();
     shares.iter().map(Result::unwrap).sum()
 }
@@ -127,7 +127,9 @@ fn programs_fall_back_if_the_verifier_rejects_socket_reads() {
 #[test]
 fn programs_stay_far_below_the_verifier_limit() {
     let Some(node) = node_with_slots_or_skip(MANY) else { return };
-    for hook in ["connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "sock_release"] {
+    for hook in
+        ["connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "sock_release", "sock_ops"]
+    {
         let Some(instructions) =
             ProgramInfo::from_pin(node.program(hook)).unwrap().verified_instruction_count()
         else {

@@ -1,12 +1,12 @@
 //! Decisions, and how many look-ups they cost, on tables with one frontend.
 
-use std::cell;
-
-use proptest::prelude::*;
+use std::{cell, collections::HashMap, rc::Rc};
 
 use super::*;
 use crate::{
+    health::{Client, FailureRecords, healthy_position},
     net::V4,
+    random::mix,
     tables::{Backend4, PortRange, network4},
 };
 
@@ -18,6 +18,8 @@ const OFFSET: u32 = 100;
 const LOCAL: u32 = NodeAddrScope::LOCAL.0;
 const REMOTE: u32 = NodeAddrScope::REMOTE.0;
 const LOOPBACK: u32 = NodeAddrScope::LOOPBACK.0;
+/// A network namespace.
+const CLIENT: u64 = 5;
 const REFUSED: Verdict = Verdict::Refuse { port_counter: PORT };
 
 fn counter_of(backend: u32) -> CounterIndex {
@@ -36,12 +38,19 @@ fn backend(n: u32) -> SockAddr {
 
 /// A new connection to a backend.
 fn to(n: u32) -> Verdict {
-    Verdict::Redirect(Selection { backend: backend(n), port_counter: PORT, backend_counter: counter_of(n) })
+    to_watched(n, Watch::new(counter_of(n), HealthPolicy::default()))
+}
+
+/// A new connection to a backend, with the failures that it reports.
+fn to_watched(n: u32, watch: Watch) -> Verdict {
+    let backend_counter = counter_of(n);
+    Verdict::Redirect(Selection { backend: backend(n), port_counter: PORT, backend_counter, watch })
 }
 
 /// A datagram to the same backend as the one before, which is not counted again.
 fn again_to(n: u32) -> Verdict {
-    Verdict::Redirect(Selection { backend: backend(n), port_counter: PORT, backend_counter: NO_COUNTER })
+    let (backend, watch) = (backend(n), Watch::NONE);
+    Verdict::Redirect(Selection { backend, port_counter: PORT, backend_counter: NO_COUNTER, watch })
 }
 
 /// Tables with one frontend, `7:80`, with these backends.
@@ -49,6 +58,8 @@ struct OneFrontend {
     protocol: u8,
     backends: &'static [u32],
     affinity_timeout: u32,
+    health: HealthPolicy,
+    records: Rc<Records>,
     prefilter: Box<Prefilter>,
     /// How many look-ups were made.
     lookups: cell::Cell<u32>,
@@ -59,14 +70,16 @@ impl OneFrontend {
         let mut prefilter = Box::new(Prefilter::EMPTY);
         prefilter.node_ports = PortRange { min: 30_000, max: 30_100 };
         [7, 8].into_iter().for_each(|it| prefilter.networks4.insert(network4(ip(it))));
-        Self { protocol, backends, affinity_timeout, prefilter, lookups: cell::Cell::new(0) }
+        let (health, records) = (HealthPolicy::default(), Rc::default());
+        Self { protocol, backends, affinity_timeout, health, records, prefilter, lookups: cell::Cell::new(0) }
     }
 
-    fn value(&self, flags: u32) -> Frontend {
+    fn value(&self, flags: u16) -> Frontend {
         Frontend {
             set: 1,
             backend_count: self.backends.len() as u32,
             flags,
+            health: self.health,
             affinity_timeout: self.affinity_timeout,
             service_port: 77,
             counter: PORT,
@@ -120,6 +133,48 @@ impl Tables for OneFrontend {
         );
         let found = self.backends.iter().find(|it| V4::sock_addr(member) == backend(**it));
         found.map(|it| counter_of(*it))
+    }
+
+    fn healthy_position(&self, choice: Choice, first: CounterIndex) -> u32 {
+        let counter_at = |position| Some(self.backend(position)?.1);
+        healthy_position(counter_at, &*self.records, choice, first)
+    }
+}
+
+/// The records of one client.
+#[derive(Default)]
+struct Records {
+    now: cell::Cell<u64>,
+    /// Until when each backend is avoided.
+    ejected: cell::RefCell<HashMap<CounterIndex, u64>>,
+    /// The backends that were tried again.
+    tried: cell::RefCell<Vec<CounterIndex>>,
+}
+
+impl Records {
+    fn eject(&self, backends: &[u32], until: u64) {
+        self.ejected.replace(backends.iter().map(|it| (counter_of(*it), until)).collect());
+    }
+}
+
+impl FailureRecords for Records {
+    fn now(&self) -> u64 {
+        self.now.get()
+    }
+
+    fn ejected_until(&self, at: Client, backend: CounterIndex) -> u64 {
+        assert_eq!(at, client(CLIENT));
+        self.ejected.borrow().get(&backend).copied().unwrap_or(0)
+    }
+
+    fn try_again(&self, at: Client, backend: CounterIndex, now: u64) {
+        if (1..=now).contains(&self.ejected_until(at, backend)) {
+            self.tried.borrow_mut().push(backend);
+        }
+    }
+
+    fn zero(&self) -> u32 {
+        0
     }
 }
 
@@ -186,6 +241,10 @@ impl SocketContext for FakeSocket {
         }
     }
 
+    fn has_failures(&self, policy: HealthPolicy) -> bool {
+        policy.failures != 0
+    }
+
     fn prefetch_counters(&self, port_counter: CounterIndex) {
         assert_eq!(port_counter, PORT);
     }
@@ -248,6 +307,123 @@ fn a_client_keeps_its_backend_until_the_timeout_or_until_the_backend_is_removed(
     assert_eq!(verdict(&tables, &socket, 7, 80, 0), to(11));
 }
 
+/// A client that avoids some of these backends, and how often it selects each of them in 6,000 connections.
+fn share_of_each(backends: &'static [u32], max_ejected: u8, ejected: &[u32], affinity: u32) -> Vec<u32> {
+    let mut tables = OneFrontend::new(TCP, backends, affinity);
+    tables.health = HealthPolicy { failures: 3, max_ejected };
+    tables.records.eject(ejected, 100);
+    tables.records.now.set(99);
+    let mut socket = FakeSocket { now: 99, client: CLIENT, ..FakeSocket::default() };
+    let mut counts = vec![0; backends.len()];
+    for number in 0..6000 {
+        socket.random = mix(number, 5);
+        let Verdict::Redirect(selection) = verdict(&tables, &socket, 7, 80, 0) else { panic!("a redirect") };
+        assert_eq!(selection.watch, Watch::new(selection.backend_counter, tables.health));
+        counts[backends.iter().position(|it| counter_of(*it) == selection.backend_counter).unwrap()] += 1;
+    }
+    assert!(tables.records.tried.borrow().is_empty(), "their time is not out");
+    counts
+}
+
+#[track_caller]
+fn check_shares(backends: &'static [u32], max_ejected: u8, ejected: &[u32], expect: &[u32]) {
+    let shares = share_of_each(backends, max_ejected, ejected, 0);
+    // More than six standard deviations.
+    assert!(
+        shares
+            .iter()
+            .zip(expect)
+            .all(|(it, expect)| it.abs_diff(*expect) < 250 && (*expect != 0 || *it == 0)),
+        "{shares:?}"
+    );
+}
+
+#[test]
+fn the_share_of_ejected_backends_goes_to_all_others_alike() {
+    check_shares(&[10, 11, 12], 100, &[], &[2000, 2000, 2000]);
+    check_shares(&[10, 11, 12], 100, &[11], &[3000, 0, 3000]);
+    check_shares(&[10, 11, 12], 100, &[10, 12], &[0, 6000, 0]);
+    check_shares(&[10, 11, 12, 13, 14, 15], 100, &[11, 12, 13], &[2000, 0, 0, 0, 2000, 2000]);
+}
+
+#[test]
+fn where_all_backends_are_ejected_none_is() {
+    check_shares(&[10, 11, 12], 100, &[10, 11, 12], &[2000, 2000, 2000]);
+    check_shares(&[10], 100, &[10], &[6000]);
+}
+
+/// Of four, one may be avoided: the connections that selected an ejected one go to those that stay, whichever they are.
+#[test]
+fn no_more_are_ejected_than_the_policy_allows() {
+    check_shares(&[10, 11, 12], 33, &[11], &[2000, 2000, 2000]);
+    check_shares(&[10, 11, 12], 34, &[11], &[3000, 0, 3000]);
+    let shares = share_of_each(&[10, 11, 12, 13], 25, &[10, 11], 0);
+    assert!(shares.iter().all(|it| *it > 500), "{shares:?}");
+    assert!(shares[..2].iter().all(|it| *it < 1500), "{shares:?}");
+}
+
+/// They are often on one node, and adjacent.
+#[test]
+fn the_neighbours_of_a_large_set_may_all_be_ejected() {
+    const ALL: [u32; 100] = {
+        let mut all = [0; 100];
+        let mut n = 0;
+        while n < 100 {
+            all[n] = 10 + n as u32;
+            n += 1;
+        }
+        all
+    };
+    let shares = share_of_each(&ALL, 100, &ALL[20..50], 0);
+    assert!(shares[20..50].iter().all(|it| *it == 0), "{shares:?}");
+    for (count, dead) in [(17, 8), (30, 15), (31, 15), (33, 16)] {
+        let shares = share_of_each(&ALL[..count], 100, &ALL[..dead], 0);
+        let even = 6000 / (count - dead) as u32;
+        assert!(shares[..dead].iter().all(|it| *it == 0), "{shares:?}");
+        assert!(shares[dead..].iter().all(|it| (even / 3..even * 2).contains(it)), "{count}: {shares:?}");
+    }
+    assert!(shares[..20].iter().chain(&shares[50..]).all(|it| (30..180).contains(it)), "{shares:?}");
+}
+
+#[test]
+fn an_ejected_backend_is_tried_when_its_time_is_out() {
+    let mut tables = OneFrontend::new(TCP, &[10, 11], 0);
+    tables.health = HealthPolicy { failures: 3, max_ejected: 100 };
+    tables.records.eject(&[10], 100);
+    tables.records.now.set(100);
+    let socket = FakeSocket { client: CLIENT, ..FakeSocket::default() };
+    let watched = to_watched(10, Watch::new(counter_of(10), tables.health));
+    assert_eq!(verdict(&tables, &socket, 7, 80, 0), watched);
+    assert_eq!(*tables.records.tried.borrow(), [counter_of(10)]);
+}
+
+#[test]
+fn a_client_loses_its_backend_only_for_as_long_as_it_is_ejected() {
+    let backends = &[10, 11, 12, 13];
+    let mut tables = OneFrontend::new(TCP, backends, 1000);
+    tables.health = HealthPolicy { failures: 3, max_ejected: 100 };
+    let mut socket = FakeSocket { now: 1, client: CLIENT, ..FakeSocket::default() };
+    let mut connect = |now, random, ejected: &[u32]| {
+        (socket.now, socket.random) = (now, random);
+        tables.records.eject(ejected, 100);
+        tables.records.now.set(now);
+        let Verdict::Redirect(selection) = verdict(&tables, &socket, 7, 80, 0) else { panic!("a redirect") };
+        selection.backend_counter
+    };
+    let first = connect(1, 0, &[]);
+    let ejected = [first - counter_of(0)];
+    let other = connect(2, 0, &ejected);
+    assert_ne!(other, first);
+    for random in 0..20 {
+        assert_eq!(connect(3, mix(random, 1), &ejected), other, "the same for all of its connections");
+    }
+    assert_eq!(connect(100, u32::MAX, &ejected), first, "its time is out");
+    // A new client is given one that is not ejected, and keeps that.
+    let shares = share_of_each(backends, 100, &[10, 11], 1000);
+    assert_eq!(shares[..2], [0, 0]);
+    assert_eq!(shares.iter().filter(|it| **it == 6000).count(), 1, "{shares:?}");
+}
+
 /// Anybody may bind any address: only one of the node's own, on the node, is a client of its own.
 #[test]
 fn a_bound_address_is_a_client_only_if_it_is_the_nodes() {
@@ -293,8 +469,12 @@ fn the_probe_address_is_redirected_even_for_excluded_processes() {
     for (protocol, is_redirected) in [(TCP, true), (UDP, true), (132, false)] {
         let verdict = decide(&tables, &socket, V4::PROBE, Be16::new(80), protocol);
         let loopback = SockAddr::new(V4::LOOPBACK.mapped(), Be16::new(80));
-        let selection =
-            Selection { backend: loopback, port_counter: NO_COUNTER, backend_counter: NO_COUNTER };
+        let selection = Selection {
+            backend: loopback,
+            port_counter: NO_COUNTER,
+            backend_counter: NO_COUNTER,
+            watch: Watch::NONE,
+        };
         assert_eq!(verdict, if is_redirected { Verdict::Redirect(selection) } else { Verdict::Pass });
     }
 }
@@ -382,31 +562,4 @@ fn each_decision_costs_a_fixed_number_of_look_ups() {
     check(&sticky, 7, 80, 0, to(11), 4);
     // Other protocols cost no look-up.
     check(&OneFrontend::new(132, &[10], 0), 7, 80, 0, Verdict::Pass, 0);
-}
-
-proptest! {
-    /// As when a program connects again and again: with every cookie or every n-th.
-    #[test]
-    fn numbers_in_a_row_are_mixed_evenly(begin: u32, step in 1u64..64, seed: u64, count in 2u32..20) {
-        const EXPECTED: usize = 1000;
-        let mut hits = vec![0_usize; count as usize];
-        for n in 0..u64::from(count) * EXPECTED as u64 {
-            hits[scale(mix(u64::from(begin) + n * step, seed), count) as usize] += 1;
-        }
-        // Six standard deviations.
-        prop_assert!(hits.iter().all(|it| it.abs_diff(EXPECTED) < 190), "{hits:?}");
-    }
-
-    #[test]
-    fn scaling_stays_in_range(random: u32, count in 1u32..) {
-        prop_assert!(scale(random, count) < count);
-    }
-
-    #[test]
-    fn scaling_reaches_every_slot(count in 1u32..1000) {
-        let step = u32::MAX / count;
-        let mut hit: Vec<u32> = (0..count).map(|n| scale(n * step + step / 2, count)).collect();
-        hit.dedup();
-        prop_assert_eq!(hit.len() as u32, count);
-    }
 }

@@ -33,4 +33,6 @@ pub use health::STALE_AFTER;
 pub use health_checks::{BindFailure, HealthChecks};
 pub use server::Servers;
 pub use state::{Inherited, PortCountLookup, Role};
-pub use status::{CountersStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus};
+pub use status::{
+    CountersStatus, EjectedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus,
+};

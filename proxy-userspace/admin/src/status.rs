@@ -49,6 +49,9 @@ pub struct Status {
     pub rejected: Vec<RejectedStatus>,
     /// The fill levels of the tables in the kernel.
     pub tables: Vec<TableStatus>,
+    /// The endpoints that clients avoid because their connections to them failed.
+    #[serde(default)]
+    pub ejected: Vec<EjectedStatus>,
     /// Number of watchers, in a process that serves them.
     pub watchers: Option<usize>,
     /// Sums over the Services that are served, in a process with counters.
@@ -127,6 +130,20 @@ pub struct TableStatus {
     pub capacity: u32,
 }
 
+/// An endpoint that clients avoid.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EjectedStatus {
+    /// The Service, as in `default/web`.
+    pub service: String,
+    /// The name of the port; empty if it has none.
+    pub port: String,
+    /// Its address.
+    pub endpoint: String,
+    /// Number of clients that avoid it; each is a network namespace.
+    pub clients: usize,
+}
+
 impl Admin {
     /// The status of this process.
     pub fn status(&self) -> Status {
@@ -161,6 +178,12 @@ fn status(state: &AdminState, now: Moment) -> Status {
         entries: it.entries,
         capacity: it.capacity,
     });
+    let ejected = state.table_stats.ejected.iter().map(|it| EjectedStatus {
+        service: it.service.to_string(),
+        port: it.port.clone(),
+        endpoint: it.endpoint.to_string(),
+        clients: it.clients,
+    });
     let failure = state.failure.as_ref();
     Status {
         node: state.node.to_string(),
@@ -179,6 +202,7 @@ fn status(state: &AdminState, now: Moment) -> Status {
         sources: sources.collect(),
         rejected: rejected.collect(),
         tables: tables.collect(),
+        ejected: ejected.collect(),
         watchers: state.watchers.as_ref().map(|it| (it.0)()),
         counters: None,
     }

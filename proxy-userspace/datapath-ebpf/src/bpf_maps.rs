@@ -6,6 +6,7 @@ use std::{
     path::Path,
     sync::atomic::{Ordering, fence},
     thread,
+    time::Duration,
 };
 
 use aya::{
@@ -97,6 +98,10 @@ pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result
     loader.override_global("PROTECT_NODE_PORTS", &protect_node_ports, true);
     loader.override_global("HOST_NETNS", &host_netns, true);
     loader.override_global("SEED", &seed, true);
+    let [ejection_time, max_ejection_time] =
+        [options.passive_health.ejection_time, options.passive_health.max_ejection_time].map(nanoseconds);
+    loader.override_global("EJECTION_TIME", &ejection_time, true);
+    loader.override_global("MAX_EJECTION_TIME", &max_ejection_time, true);
     let slow = u32::from(failpoint::is_enabled("slow-programs"));
     if cfg!(feature = "fault-points") {
         loader.override_global("SLOW", &slow, true);
@@ -111,6 +116,11 @@ pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result
     let mut ebpf = loader.load(embedded::bytes()?).map_err(|it| Error::Load(Box::new(it)))?;
     let maps = BpfMaps::take(&mut ebpf, pins, stripes)?;
     Ok((ebpf, maps))
+}
+
+/// Nanoseconds, as programs count.
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl BpfMaps {

@@ -11,7 +11,7 @@ use std::{
 use datapath::{FrontendAddress, FrontendKind, invalid_address_reason, unspecified};
 use model::{
     Family, Protocol, Rejected, ServiceName,
-    state::{Scope, ServicePort, ServiceState, TrafficPolicy},
+    state::{PassiveHealth, Scope, ServicePort, ServiceState, TrafficPolicy},
 };
 use twox_hash::XxHash64;
 
@@ -32,6 +32,8 @@ pub(super) struct Frontend {
     pub(super) affinity: u32,
     /// The id of the service port, see [`port_id`].
     pub(super) port_id: u64,
+    /// When its backends are ejected, if the Service says so.
+    pub(super) health: PassiveHealth,
     /// Whether it is not translated at the addresses of other nodes, which decide for themselves.
     pub(super) local_addresses_only: bool,
 }
@@ -164,7 +166,13 @@ impl Compiler<'_> {
         let set = self.set(SetImage { port_id, family, has_members, backends });
         let local_addresses_only =
             kind == FrontendKind::NodePort && service.external_policy == TrafficPolicy::Local;
-        let frontend = Frontend { address, port: index, set, affinity, port_id, local_addresses_only };
+        let health = match protocol {
+            Protocol::Tcp => service.load_balancing.passive_health,
+            // Nothing tells whether a datagram was answered.
+            _ => PassiveHealth { enabled: Some(false), ..PassiveHealth::default() },
+        };
+        let frontend =
+            Frontend { address, port: index, set, affinity, port_id, health, local_addresses_only };
         self.image.frontends.push(frontend);
     }
 

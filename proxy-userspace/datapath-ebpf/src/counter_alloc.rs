@@ -41,8 +41,12 @@ impl CounterOwner {
 #[derive(Debug, Default)]
 pub(super) struct CounterAllocator {
     allocations: IntMap<CounterOwner, Allocation>,
-    /// Owners that no table entry referred to at some time since the last [`CounterAllocator::reclaim`].
+    /// Owners that no table entry referred to at some time.
     idle: Vec<CounterOwner>,
+    /// How often [`CounterAllocator::reclaim`] was called.
+    reclaims: u32,
+    /// Backends that were removed from a set, or whose counter was freed, and their counters.
+    removed: Vec<(CounterOwner, CounterIndex)>,
     /// Free single counters.
     free_singles: Vec<CounterIndex>,
     /// Free blocks of [`COUNTERS_PER_PORT`], by their first counter.
@@ -60,12 +64,14 @@ struct Allocation {
     is_block: bool,
     /// How many table entries refer to it.
     uses: u32,
+    /// If none: since which call of [`CounterAllocator::reclaim`].
+    idle_since: u32,
 }
 
 impl CounterAllocator {
     /// Restores the allocations of an earlier instance from the owner of each counter of all chunks, in order.
     ///
-    /// The first [`CounterAllocator::reclaim`] frees those that were not acquired before.
+    /// The second [`CounterAllocator::reclaim`] frees those that were not acquired before.
     pub(super) fn restore(owners: &[u64]) -> Self {
         let mut it =
             Self { next: CounterIndex::try_from(owners.len()).unwrap_or(NO_COUNTER), ..Self::default() };
@@ -93,9 +99,11 @@ impl CounterAllocator {
 
     fn adopt(&mut self, owner: u64, first: CounterIndex, is_block: bool) {
         let owner = CounterOwner(owner);
-        if let Some(duplicate) = self.allocations.insert(owner, Allocation { first, is_block, uses: 0 }) {
+        if let Some(duplicate) =
+            self.allocations.insert(owner, Allocation { first, is_block, uses: 0, idle_since: 0 })
+        {
             // The earlier instance died between writes to two chunks.
-            self.free(duplicate);
+            self.free(owner, duplicate);
         }
         self.idle.push(owner);
     }
@@ -123,11 +131,11 @@ impl CounterAllocator {
             }
             // A partly written block: the earlier instance died before a table entry referred to it.
             let partial = allocation.remove();
-            self.free(partial);
+            self.free(owner, partial);
         }
         let found = if is_block { self.take_block() } else { self.take_single() };
         let Some(first) = found else { return NO_COUNTER };
-        let allocation = Allocation { first, is_block, uses: 1 };
+        let allocation = Allocation { first, is_block, uses: 1, idle_since: 0 };
         self.allocations.insert(owner, allocation);
         self.assign(allocation, owner.0);
         first
@@ -138,7 +146,11 @@ impl CounterAllocator {
         if let Some(allocation) = self.allocations.get_mut(&owner) {
             allocation.uses = allocation.uses.saturating_sub(1);
             if allocation.uses == 0 {
+                allocation.idle_since = self.reclaims;
                 self.idle.push(owner);
+                if !allocation.is_block {
+                    self.removed.push((owner, allocation.first));
+                }
             }
         }
     }
@@ -148,17 +160,29 @@ impl CounterAllocator {
         self.allocations.get(&owner).map_or(NO_COUNTER, |it| it.first)
     }
 
-    /// Frees the counters of owners that no table entry refers to. Must be called only when no running or future program
-    /// can find an entry of theirs.
+    /// Frees the counters of owners that no table entry has referred to since the call before. Must be called only when no
+    /// running or future program can find an entry of theirs; and so rarely that connections of the time before the last
+    /// call have reported to their counters.
     pub(super) fn reclaim(&mut self) {
+        self.reclaims += 1;
         for owner in std::mem::take(&mut self.idle) {
-            if let Entry::Occupied(allocation) = self.allocations.entry(owner)
-                && allocation.get().uses == 0
-            {
+            let Entry::Occupied(allocation) = self.allocations.entry(owner) else { continue };
+            let &Allocation { uses, idle_since, .. } = allocation.get();
+            if uses == 0 && self.reclaims - idle_since >= 2 {
                 let unused = allocation.remove();
-                self.free(unused);
+                self.free(owner, unused);
+            } else if uses == 0 {
+                self.idle.push(owner);
             }
         }
+    }
+
+    /// The counters of backends that are in no set any more, or were freed, since the last call.
+    pub(super) fn take_removed(&mut self) -> Vec<CounterIndex> {
+        let is_unused = |(owner, first): &(CounterOwner, CounterIndex)| {
+            self.allocations.get(owner).is_none_or(|it| it.uses == 0 || it.first != *first)
+        };
+        std::mem::take(&mut self.removed).into_iter().filter(is_unused).map(|(_, it)| it).collect()
     }
 
     /// Counters whose new owners must be written to the kernel, in ascending order; of one counter the newest owner is last.
@@ -173,10 +197,13 @@ impl CounterAllocator {
         self.pending = Vec::new();
     }
 
-    fn free(&mut self, allocation: Allocation) {
+    fn free(&mut self, owner: CounterOwner, allocation: Allocation) {
         self.assign(allocation, 0);
         let free = if allocation.is_block { &mut self.free_blocks } else { &mut self.free_singles };
         free.push(allocation.first);
+        if !allocation.is_block {
+            self.removed.push((owner, allocation.first));
+        }
     }
 
     fn assign(&mut self, Allocation { first, is_block, .. }: Allocation, owner: u64) {
@@ -215,6 +242,12 @@ mod tests {
         CounterOwner(200 + n)
     }
 
+    /// Reclaims what is unused by now.
+    fn reclaim(counters: &mut CounterAllocator) {
+        counters.reclaim();
+        counters.reclaim();
+    }
+
     /// Writes the pending owners, as the maps in the kernel would hold them.
     fn flush(owners: &mut Vec<u64>, counters: &mut CounterAllocator) {
         for (counter, owner) in counters.pending() {
@@ -234,7 +267,7 @@ mod tests {
         let mut counters = CounterAllocator::restore(&owners);
         assert_eq!(counters.acquire_port(PORT), port);
         assert_eq!((0..6).map(|n| counters.acquire_backend(backend(n))).collect::<Vec<_>>(), singles);
-        counters.reclaim();
+        reclaim(&mut counters);
         assert!(counters.pending().is_empty());
     }
 
@@ -248,7 +281,7 @@ mod tests {
         // Programs may still increment those of the old owners.
         assert_ne!(counters.acquire_port(CounterOwner(1)), port);
         assert_ne!(counters.acquire_backend(backend(1)), single);
-        counters.reclaim();
+        reclaim(&mut counters);
         assert_eq!(counters.acquire_port(CounterOwner(2)), port);
         assert_eq!(counters.acquire_backend(backend(2)), single);
         flush(&mut owners, &mut counters);
@@ -287,18 +320,39 @@ mod tests {
         }
     }
 
+    /// Connections that began before may still report to it.
+    #[test]
+    fn a_counter_is_not_handed_on_at_once() {
+        let mut counters = CounterAllocator::default();
+        let counter = counters.acquire_backend(backend(0));
+        counters.release(backend(0));
+        assert_eq!(counters.take_removed(), [counter]);
+        counters.reclaim();
+        assert_ne!(counters.acquire_backend(backend(1)), counter);
+        // It comes and goes.
+        assert_eq!(counters.acquire_backend(backend(0)), counter);
+        assert!(counters.take_removed().is_empty());
+        counters.release(backend(0));
+        counters.reclaim();
+        assert_ne!(counters.acquire_backend(backend(1)), counter);
+        counters.take_removed();
+        counters.reclaim();
+        assert_eq!(counters.take_removed(), [counter], "again, for what was reported meanwhile");
+        assert_eq!(counters.acquire_backend(backend(2)), counter);
+    }
+
     #[test]
     fn an_owner_loses_its_counters_with_its_last_entry() {
         let mut counters = CounterAllocator::default();
         let counter = counters.acquire_backend(backend(0));
         assert_eq!(counters.acquire_backend(backend(0)), counter, "the same for every entry");
         counters.release(backend(0));
-        counters.reclaim();
+        reclaim(&mut counters);
         assert_eq!(counters.counter_of(backend(0)), counter);
         counters.release(backend(0));
         assert_eq!(counters.acquire_backend(backend(0)), counter, "acquired again before it was reclaimed");
         counters.release(backend(0));
-        counters.reclaim();
+        reclaim(&mut counters);
         assert_eq!(counters.counter_of(backend(0)), NO_COUNTER);
     }
 }

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::Path,
+    time::{Duration, Instant},
 };
 
 use aya::Ebpf;
@@ -22,6 +23,7 @@ use crate::{
     double_buffer::{Applied, DoubleBuffer},
     error::Error,
     exclusions::Exclusions,
+    failure_records::FailureRecords,
     features::Features,
     hook_status, hooks,
     node_addresses::{NodeAddresses, node_addresses},
@@ -31,11 +33,18 @@ use crate::{
     table_stats::StatsReader,
 };
 
+/// How long a connection reports failures to the counter of its endpoint: a SYN is answered, or retransmitted for the first
+/// time after a second.
+const REPORT_TIME: Duration = Duration::from_secs(3);
+
 /// The eBPF datapath of this node. The kernel keeps serving when this value is dropped.
 pub struct Datapath {
     buffer: DoubleBuffer<BpfMaps>,
     ebpf: Ebpf,
     stats: StatsReader,
+    failures: FailureRecords,
+    /// When counters were reclaimed last.
+    reclaimed_at: Instant,
     exclusions: Exclusions,
     cgroup: Cgroup,
     pins: Pins,
@@ -74,7 +83,9 @@ impl Datapath {
         let (mut ebpf, maps) = load(&pins, options)?;
         let stats = StatsReader::take(&mut ebpf)?;
         let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups)?;
-        let buffer = DoubleBuffer::new(maps)?;
+        let failures = FailureRecords::take(&mut ebpf)?;
+        let mut buffer = DoubleBuffer::new(maps)?;
+        buffer.set_passive_health(options.passive_health);
         tracing::info!(
             cgroup = %cgroup.path().display(), pins = %pins.dir().display(),
             "the eBPF programs are loaded; they are attached after the first state"
@@ -83,6 +94,8 @@ impl Datapath {
             buffer,
             ebpf,
             stats,
+            failures,
+            reclaimed_at: Instant::now(),
             exclusions,
             cgroup,
             pins,
@@ -119,6 +132,7 @@ impl Datapath {
         let Applied { services, entries, flipped, is_full } =
             self.buffer.apply(state, &self.node_addresses)?;
         self.is_applied = true;
+        self.forget_removed();
         self.report_left_to_host();
         let tables = self.buffer.fill();
         let tables =
@@ -132,6 +146,14 @@ impl Datapath {
             tables: tables.collect(),
             rejected: self.buffer.rejected(),
         })
+    }
+
+    /// Forgets the failures of endpoints that were removed: they may have changed when they return.
+    fn forget_removed(&mut self) {
+        let removed = self.buffer.take_removed_counters();
+        if let Err(error) = self.failures.forget(removed) {
+            tracing::warn!("failures of removed endpoints stay recorded: {error}");
+        }
     }
 
     /// Logs each Service whose cluster IP has come to an interface of the host, or is served again.
@@ -162,9 +184,18 @@ impl Datapath {
     ///
     /// As for [`Datapath::apply`].
     pub fn finish_generation(&mut self) -> Result<(), Error> {
-        self.buffer.finish_generation()?;
+        self.buffer.finish_generation()
+    }
+
+    /// Frees the counters of removed endpoints, once no connection reports to them any more.
+    fn reclaim_counters(&mut self) -> Result<(), Error> {
         // Before that, programs of an earlier instance may use the counters.
-        if self.is_attached { self.buffer.reclaim_counters() } else { Ok(()) }
+        if self.is_attached && self.reclaimed_at.elapsed() >= REPORT_TIME {
+            self.reclaimed_at = Instant::now();
+            self.buffer.reclaim_counters()?;
+            self.forget_removed();
+        }
+        Ok(())
     }
 
     /// Attaches the programs to the cgroup, if they are not; also if the cgroup was removed and created anew, as a systemd
@@ -244,13 +275,17 @@ impl Datapath {
         self.exclusions.refresh()
     }
 
-    /// Reads the usage of the tables that clients fill, after the entries of closed UDP sockets were deleted.
+    /// Reads the usage of the tables that clients fill, after what is unused there was deleted.
     ///
     /// # Errors
     ///
     /// If a map cannot be read or written.
     pub fn table_stats(&mut self) -> Result<TableStats, Error> {
-        self.stats.read(self.cgroup.path())
+        self.reclaim_counters()?;
+        let clients = self.failures.read()?;
+        let ejected = if clients.is_empty() { Vec::new() } else { self.buffer.ejected(&clients) };
+        let ejections = self.failures.ejections()?;
+        Ok(TableStats { ejected, ejections, ..self.stats.read(self.cgroup.path())? })
     }
 }
 

@@ -5,11 +5,13 @@
 //! The process may therefore die between any two steps: no program reads what was half written.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
 };
 
+use datapath::{EjectedEndpoint, PassiveHealthOptions};
 use model::{Rejected, ServiceName, state::NodeState};
+use proxy_common::counters::CounterIndex;
 
 use crate::{
     counter_alloc::CounterAllocator,
@@ -83,6 +85,21 @@ impl<S: MapStore> DoubleBuffer<S> {
             // The instance before may have died right after a flip.
             grace_elapsed: false,
         })
+    }
+
+    /// Sets when endpoints are ejected, before the first [`DoubleBuffer::apply`].
+    pub(super) fn set_passive_health(&mut self, options: PassiveHealthOptions) {
+        self.layout.set_passive_health(options);
+    }
+
+    /// The endpoints whose connections are counted by these counters, each with how many clients avoid it.
+    pub(super) fn ejected(&self, clients: &HashMap<CounterIndex, usize>) -> Vec<EjectedEndpoint> {
+        self.layout.ejected(clients)
+    }
+
+    /// The counters of endpoints that were removed, or of which others may become the owners, since the last call.
+    pub(super) fn take_removed_counters(&mut self) -> Vec<CounterIndex> {
+        self.layout.counters().take_removed()
     }
 
     /// Sets the addresses of the host's interfaces, for the next [`DoubleBuffer::apply`].
@@ -164,8 +181,8 @@ impl<S: MapStore> DoubleBuffer<S> {
         self.grace_elapsed = false;
     }
 
-    /// Frees the counters of removed owners. Must be called only while no programs are attached but those that read these
-    /// maps.
+    /// Frees the counters of owners that were removed before the last call. Must be called only while no programs are
+    /// attached but those that read these maps, and not more often than connections take to report to their counters.
     ///
     /// # Errors
     ///

@@ -12,6 +12,7 @@ use model::{Family, Protocol};
 use proxy_common::{
     counters::{COUNTERS_PER_CHUNK, COUNTERS_PER_PORT, CounterIndex},
     decide::Tables,
+    health::Choice,
     net::Be16,
     tables::{
         BackendEntry4, BackendEntry6, Family as _, Frontend, NodeAddrScope, NodePortKey, Prefilter, TCP, UDP,
@@ -193,6 +194,10 @@ impl<F: TableFamily> Tables for ActiveSide<'_, F> {
 
     fn member(&self, set: u32, backend: F::Backend) -> Option<CounterIndex> {
         self.0.get(F::MEMBERS, &F::member_key(set, backend))
+    }
+
+    fn healthy_position(&self, choice: Choice, _: CounterIndex) -> u32 {
+        panic!("no client has failures: {choice:?}")
     }
 }
 

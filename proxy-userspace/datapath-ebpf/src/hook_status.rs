@@ -8,7 +8,7 @@ use datapath::{AttachStatus, ForeignProgram, HookStatus};
 use crate::{
     cgroup::{Cgroup, NESTED, NESTED_REMEDY, Reach},
     error::Error,
-    hooks::HOOKS,
+    hooks::{HOOKS, OPTIONAL},
     pins::{self, Pins},
     raw_bpf,
 };
@@ -26,17 +26,25 @@ pub fn query_at(cgroup: Option<&Path>, pin_dir: &Path) -> Result<AttachStatus, E
 pub(crate) fn query(cgroup: &Cgroup, pins: &Pins) -> Result<AttachStatus, Error> {
     let hooks = HOOKS.into_iter().map(|(name, attach_type)| {
         let program = linked_program(&pins.links().join(name))?;
+        if name == OPTIONAL && program.is_none() {
+            return Ok(None);
+        }
         let effective = raw_bpf::effective_programs(cgroup.as_fd(), attach_type)
             .map_err(Error::syscall("BPF_PROG_QUERY", format!("{name} on {}", cgroup.path().display())))?;
         let is_attached = program.is_some_and(|it| effective.contains(&it));
-        let foreign = effective.into_iter().filter(|it| Some(*it) != program);
+        let foreign = effective.into_iter().filter(|it| Some(*it) != program && name != OPTIONAL);
         let foreign = foreign.map(|id| ForeignProgram { id, name: name_of(id) }).collect();
-        Ok(HookStatus { name, program, is_attached, foreign })
+        Ok(Some(HookStatus { name, program, is_attached, foreign }))
     });
     let path = cgroup.path().to_path_buf();
     let unreached =
         (cgroup.reach() == Reach::Nested).then(|| format!("{} {NESTED}; {NESTED_REMEDY}", path.display()));
-    Ok(AttachStatus { cgroup: path, unreached, hooks: hooks.collect::<Result<_, _>>()?, tables: Vec::new() })
+    Ok(AttachStatus {
+        cgroup: path,
+        unreached,
+        hooks: hooks.filter_map(Result::transpose).collect::<Result<_, _>>()?,
+        tables: Vec::new(),
+    })
 }
 
 /// The id of the program of a pinned link, if there is one.

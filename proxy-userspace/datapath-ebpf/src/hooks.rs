@@ -6,9 +6,11 @@ use std::{fs, io::ErrorKind, os::fd::AsFd, path::Path};
 
 use aya::{
     Ebpf,
-    programs::{CgroupAttachMode, CgroupSock, CgroupSockAddr, Program, ProgramFd, links::FdLink},
+    programs::{CgroupAttachMode, CgroupSock, CgroupSockAddr, Program, ProgramFd, SockOps, links::FdLink},
 };
 use aya_obj::generated::bpf_attach_type::{self, *};
+
+use model::error_chain;
 
 use crate::{
     cgroup::Cgroup,
@@ -20,8 +22,9 @@ use crate::{
 
 /// The hooks, each with a program of the same name, and their attach types. Those that redirect ([`FIRST_REDIRECTING`]) come
 /// last, so that no socket is redirected before the hooks are attached that translate back and clean up.
-pub(super) const HOOKS: [(&str, bpf_attach_type); 11] = [
+pub(super) const HOOKS: [(&str, bpf_attach_type); 12] = [
     ("sock_release", BPF_CGROUP_INET_SOCK_RELEASE),
+    ("sock_ops", BPF_CGROUP_SOCK_OPS),
     ("recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
     ("recvmsg6", BPF_CGROUP_UDP6_RECVMSG),
     ("getpeername4", BPF_CGROUP_INET4_GETPEERNAME),
@@ -34,8 +37,12 @@ pub(super) const HOOKS: [(&str, bpf_attach_type); 11] = [
     ("connect6", BPF_CGROUP_INET6_CONNECT),
 ];
 
+/// The hook that can be missing: without it no endpoint is ejected. Programs that only observe connections are attached
+/// there, too.
+pub(super) const OPTIONAL: &str = "sock_ops";
+
 /// The position of the first hook that redirects sockets.
-const FIRST_REDIRECTING: usize = 7;
+const FIRST_REDIRECTING: usize = 8;
 
 /// Checks that the existing links are attached to this cgroup, or to one that was removed.
 ///
@@ -80,6 +87,10 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<()
                 redirecting.extend((index >= FIRST_REDIRECTING).then_some(pin));
             }
             Ok(false) => {}
+            Err(error) if hook == OPTIONAL => {
+                tracing::warn!("endpoints that fail are not ejected: {}", error_chain(&error));
+                continue;
+            }
             Err(error) => {
                 for pin in redirecting {
                     // The first error is reported; a link that stays is updated by the next attempt.
@@ -181,6 +192,7 @@ fn cgroup_of(link: &impl AsFd, pin: &Path) -> Result<u64, Error> {
 enum HookProgram<'a> {
     SockAddr(&'a mut CgroupSockAddr),
     Sock(&'a mut CgroupSock),
+    SockOps(&'a mut SockOps),
 }
 
 /// Evaluates an expression for a program of either type.
@@ -189,6 +201,7 @@ macro_rules! for_program {
         match $self {
             HookProgram::SockAddr($program) => $then,
             HookProgram::Sock($program) => $then,
+            HookProgram::SockOps($program) => $then,
         }
     };
 }
@@ -224,6 +237,7 @@ fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<HookProgram<'a>
     match ebpf.program_mut(hook) {
         Some(Program::CgroupSockAddr(program)) => Ok(HookProgram::SockAddr(program)),
         Some(Program::CgroupSock(program)) => Ok(HookProgram::Sock(program)),
+        Some(Program::SockOps(program)) => Ok(HookProgram::SockOps(program)),
         _ => Err(Error::Incomplete(format!("program {hook}"))),
     }
 }

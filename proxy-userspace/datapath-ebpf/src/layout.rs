@@ -13,12 +13,17 @@ use std::{
     net::IpAddr,
 };
 
-use datapath::FrontendAddress;
+use datapath::{EjectedEndpoint, FrontendAddress, PassiveHealthOptions};
 use model::{
     Family, Rejected, ServiceName,
-    state::{NodeState, PerFamily},
+    state::{NodeState, PassiveHealth, PerFamily},
 };
-use proxy_common::tables::{Frontend as Row, LOCAL_ADDRESSES_ONLY, Network, PortRange, Prefilter};
+use proxy_common::{
+    counters::CounterIndex,
+    tables::{
+        Frontend as Row, HealthPolicy, LOCAL_ADDRESSES_ONLY, MAX_FAILURES, Network, PortRange, Prefilter,
+    },
+};
 
 use self::{
     ranges::RangeAllocator,
@@ -40,6 +45,8 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Layout {
     state: NodeState,
+    /// When endpoints are ejected, unless their Service says otherwise; never if `None`.
+    passive_health: Option<PassiveHealthOptions>,
     services: HashMap<ServiceName, ServiceLayout>,
     /// The row of each frontend. A frontend has one Service, because the state has no conflicts, see [`model::conflicts`].
     frontends: HashMap<FrontendAddress, Row>,
@@ -77,6 +84,11 @@ impl Layout {
         Self { counters, ..Self::default() }
     }
 
+    /// Sets when endpoints are ejected, before the first [`Layout::update`].
+    pub(super) fn set_passive_health(&mut self, options: PassiveHealthOptions) {
+        self.passive_health = Some(options);
+    }
+
     /// Replaces the addresses of the host's interfaces, for the next [`Layout::update`].
     pub(super) fn set_host_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
         let before = std::mem::replace(&mut self.host_addresses, addresses);
@@ -101,6 +113,7 @@ impl Layout {
         changed.extend(affected.map(|it| (&it.service.name, Some(it))));
         let new = changed.iter().filter(|(name, _)| !self.services.contains_key(*name)).filter_map(|it| it.1);
         self.counters.reserve(new.map(|it| it.endpoints.len() + it.service.ports.len()).sum());
+        let options = self.passive_health;
         let mut writer = Writer {
             updates: MapUpdates::default(),
             ids: &mut self.ids,
@@ -128,7 +141,9 @@ impl Layout {
             }
             let new = writer.update_service(old, image);
             for it in &new.frontends {
-                frontends.insert(it.address, row(&new, it, writer.counters));
+                let health =
+                    options.map_or_else(HealthPolicy::default, |options| policy(&options, it.health));
+                frontends.insert(it.address, row(&new, it, health, writer.counters));
             }
             if now.is_some() {
                 self.services.insert(name.clone(), new);
@@ -239,6 +254,29 @@ impl Layout {
         &self.left_to_host
     }
 
+    /// The endpoints whose connections are counted by these counters, each with how many clients avoid it, sorted.
+    pub(super) fn ejected(&self, clients: &HashMap<CounterIndex, usize>) -> Vec<EjectedEndpoint> {
+        let mut found = Vec::new();
+        for (name, layout) in &self.services {
+            for (index, set) in layout.sets.iter().enumerate() {
+                for slot in &set.slots {
+                    if let Some(&clients) = clients.get(&slot.counter)
+                        && let Some(frontend) = layout.frontends.iter().find(|it| it.set == index)
+                        && let Some(service) = self.state.services.get(name)
+                        && let Some(port) = service.service.ports.get(frontend.port)
+                    {
+                        let (service, port) = (name.clone(), port.name.clone());
+                        found.push(EjectedEndpoint { service, port, endpoint: slot.backend, clients });
+                    }
+                }
+            }
+        }
+        // Sets of a service port may share an endpoint.
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
     fn sets(&self) -> impl Iterator<Item = &Set> {
         self.services.values().flat_map(|it| &it.sets)
     }
@@ -253,12 +291,18 @@ fn set_or_remove<T>(lists: &mut BTreeMap<ServiceName, Vec<T>>, name: &ServiceNam
 }
 
 /// The row of a frontend of `owner`.
-fn row(owner: &ServiceLayout, frontend: &Frontend, counters: &CounterAllocator) -> Option<Row> {
+fn row(
+    owner: &ServiceLayout,
+    frontend: &Frontend,
+    health: HealthPolicy,
+    counters: &CounterAllocator,
+) -> Option<Row> {
     let set = owner.sets.get(frontend.set)?;
     Some(Row {
         set: set.id,
         backend_count: count_of(&set.slots),
         flags: if frontend.local_addresses_only { LOCAL_ADDRESSES_ONLY } else { 0 },
+        health,
         affinity_timeout: frontend.affinity,
         service_port: frontend.port_id,
         counter: counters.counter_of(CounterOwner::port(frontend.port_id)),
@@ -266,6 +310,19 @@ fn row(owner: &ServiceLayout, frontend: &Frontend, counters: &CounterAllocator) 
         #[cfg(feature = "next-layout")]
         other_layout: u64::MAX,
     })
+}
+
+const _: () = assert!(PassiveHealth::MAX_FAILURES <= MAX_FAILURES);
+
+/// When the backends of a frontend are ejected: by what its Service says, item by item, else by the options of the node.
+fn policy(options: &PassiveHealthOptions, service: PassiveHealth) -> HealthPolicy {
+    if !service.enabled.unwrap_or(options.enabled) {
+        return HealthPolicy::default();
+    }
+    HealthPolicy {
+        failures: service.failures.unwrap_or(options.failures).get(),
+        max_ejected: service.max_ejected_percent.unwrap_or(options.max_ejected_percent).get(),
+    }
 }
 
 /// Updates a use count when one user appears or disappears.

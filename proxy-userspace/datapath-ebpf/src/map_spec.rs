@@ -14,6 +14,7 @@ use aya::{
 use aya_obj::generated::BPF_F_NO_PREALLOC;
 use proxy_common::{
     affinity::{AffinityEntry, AffinityKey},
+    health::{FailureKey, FailureRecord, MAX_RECORDS, WORDS},
     overflow::{MAX_NETNS, NetnsUsage, OverflowEntry, OverflowKey, STAT_COUNT},
     sock_nat::{NatSlot, SLOT_SHARE_CELLS},
     tables::Prefilter,
@@ -131,14 +132,18 @@ pub(super) fn maps(pins: &Pins, slots: u32, affinity_clients: u32, overflow: u32
     fn hash<K, V>(max_entries: u32) -> MapSpec {
         MapSpec::new(MapType::Hash, EntrySize::of::<K, V>(), max_entries, BPF_F_NO_PREALLOC)
     }
-    let affinity = EntrySize::of::<AffinityKey, AffinityEntry>();
-    let affinity = MapSpec::new(MapType::LruHash, affinity, affinity_clients, 0);
+    fn lru<K, V>(max_entries: u32) -> MapSpec {
+        MapSpec::new(MapType::LruHash, EntrySize::of::<K, V>(), max_entries, 0)
+    }
+    let affinity = lru::<AffinityKey, AffinityEntry>(affinity_clients);
     let maps = [
         ("ACTIVE", pins.active(), array::<u32>(2)),
         ("PREFILTER", pins.prefilters(), array::<Prefilter>(2)),
         ("SLOTS", pins.sock_nat_map("slots"), array::<NatSlot>(slots)),
         ("AFFINITY", pins.affinity().join("affinity"), affinity),
         ("AFFINITY_INSERTS", pins.affinity().join("affinity_inserts"), array::<u64>(1)),
+        ("FAILURES", pins.health().join("failures"), lru::<FailureKey, FailureRecord>(MAX_RECORDS)),
+        ("HEALTH", pins.health().join("health"), array::<u64>(WORDS)),
         ("SLOT_SHARES", pins.sock_nat_map("slot_shares"), array::<u64>(SLOT_SHARE_CELLS)),
         ("OVERFLOW", pins.sock_nat_map("overflow"), hash::<OverflowKey, OverflowEntry>(overflow)),
         ("OVERFLOW_STATS", pins.sock_nat_map("overflow_stats"), array::<u64>(STAT_COUNT)),

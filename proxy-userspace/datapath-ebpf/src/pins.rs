@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! PIN_DIR/links/connect4 …              links, of all versions: they are updated, never recreated
-//! PIN_DIR/sock_nat2/{slots,overflow,…}  NAT entries of sockets; SOCK_NAT_VERSION
+//! PIN_DIR/sock_nat3/{slots,overflow,…}  NAT entries of sockets; SOCK_NAT_VERSION
 //! PIN_DIR/affinity2/{affinity,…}        session affinity; AFFINITY_VERSION
 //! PIN_DIR/counters1/{chunks,chunk0,…}   counters; COUNTERS_VERSION
-//! PIN_DIR/v5/{active,frontends4,…}      active-side word and outer maps; LAYOUT_VERSION
-//! PIN_DIR/v5/side0/frontends4 …         inner maps
-//! PIN_DIR/v5/programs/connect4 …        programs
+//! PIN_DIR/health1/{failures,health}     which endpoints fail for which clients; HEALTH_VERSION
+//! PIN_DIR/v6/{active,frontends4,…}      active-side word and outer maps; LAYOUT_VERSION
+//! PIN_DIR/v6/side0/frontends4 …         inner maps
+//! PIN_DIR/v6/programs/connect4 …        programs
 //! ```
 //!
 //! Invariant: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.
@@ -27,7 +28,7 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
     unistd::geteuid,
 };
-use proxy_common::{AFFINITY_VERSION, COUNTERS_VERSION, LAYOUT_VERSION, SOCK_NAT_VERSION};
+use proxy_common::{AFFINITY_VERSION, COUNTERS_VERSION, HEALTH_VERSION, LAYOUT_VERSION, SOCK_NAT_VERSION};
 
 use crate::{
     error::Error,
@@ -43,7 +44,7 @@ const MAX_LOCK_ATTEMPTS: u32 = 10;
 const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The names of folders that end with a version. `sock_nat` was `sockets` before.
-const VERSIONED: [&str; 5] = ["v", "sock_nat", "sockets", "affinity", "counters"];
+const VERSIONED: [&str; 6] = ["v", "sock_nat", "sockets", "affinity", "counters", "health"];
 
 /// The folder of all pins.
 #[derive(Clone, Debug)]
@@ -84,8 +85,7 @@ impl Pins {
             }
         };
         self.check_owner()?;
-        let folders =
-            [self.links(), self.sock_nat(), self.affinity(), self.counters(), self.programs()].into_iter();
+        let folders = [self.links(), self.programs()].into_iter().chain(self.outlasting());
         for folder in folders.chain(Side::BOTH.map(|it| self.side(it))) {
             create_dir(&folder)?;
         }
@@ -155,6 +155,11 @@ impl Pins {
         self.dir.join(format!("v{LAYOUT_VERSION}"))
     }
 
+    /// The folders of what outlasts an upgrade to another layout.
+    fn outlasting(&self) -> [PathBuf; 4] {
+        [self.sock_nat(), self.affinity(), self.counters(), self.health()]
+    }
+
     fn sock_nat(&self) -> PathBuf {
         self.dir.join(format!("sock_nat{SOCK_NAT_VERSION}"))
     }
@@ -165,6 +170,10 @@ impl Pins {
 
     fn counters(&self) -> PathBuf {
         self.dir.join(format!("counters{COUNTERS_VERSION}"))
+    }
+
+    pub(super) fn health(&self) -> PathBuf {
+        self.dir.join(format!("health{HEALTH_VERSION}"))
     }
 
     /// The outer map of the chunks of counters.
@@ -253,9 +262,8 @@ impl Pins {
 
     /// Removes the folders of other versions. Must be called only when no link refers to their programs any more.
     pub(super) fn remove_other_layouts(&self) -> Result<(), Error> {
-        let current = [self.layout(), self.sock_nat(), self.affinity(), self.counters()];
         let mut others = self.versioned()?;
-        others.retain(|it| !current.contains(it));
+        others.retain(|it| *it != self.layout() && !self.outlasting().contains(it));
         for folder in &others {
             remove_tree(folder)?;
             tracing::info!("removed the unused maps of another version ({})", file_name(folder));

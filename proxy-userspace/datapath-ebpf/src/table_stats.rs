@@ -6,7 +6,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    io::ErrorKind,
     os::fd::AsFd as _,
     path::Path,
 };
@@ -24,7 +23,7 @@ use proxy_common::overflow::{
 use crate::{
     cgroup,
     error::Error,
-    map_spec,
+    hash_map, map_spec,
     raw_bpf::{self, EntrySize},
 };
 
@@ -59,6 +58,7 @@ impl StatsReader {
             refused: self.overflow.refused(cgroup)?,
             affinity_inserts: self.affinity_inserts.get(&0, 0).map_err(Error::map(AFFINITY_INSERTS))?,
             affinity_capacity: self.affinity_capacity,
+            ..TableStats::default()
         })
     }
 }
@@ -127,11 +127,11 @@ impl Overflow {
     }
 
     fn delete_leaked(&mut self) -> Result<(), Error> {
-        let entries = read_all::<OverflowKey, OverflowEntry>(&self.table, self.capacity, OVERFLOW)?;
+        let entries = hash_map::read_all::<OverflowKey, OverflowEntry>(&self.table, self.capacity, OVERFLOW)?;
         let mut deleted = BTreeMap::<u64, u64>::new();
         let mut result = Ok(());
         for (key, netns) in leaked(&entries) {
-            match delete::<OverflowKey, OverflowEntry>(&self.table, key, OVERFLOW) {
+            match hash_map::delete::<OverflowKey, OverflowEntry>(&self.table, key, OVERFLOW) {
                 Ok(is_deleted) => *deleted.entry(netns).or_default() += u64::from(is_deleted),
                 Err(error) => {
                     result = Err(error);
@@ -164,15 +164,15 @@ impl Overflow {
             return Ok(self.refused.clone());
         }
         self.read_at = now;
-        let usage = read_all::<u64, NetnsUsage>(&self.netns_usage, MAX_NETNS, NETNS_USAGE)?;
+        let usage = hash_map::read_all::<u64, NetnsUsage>(&self.netns_usage, MAX_NETNS, NETNS_USAGE)?;
         let collected = self.collected()?;
         let before = std::mem::take(&mut self.usage);
         for (netns, usage) in usage {
             let removed = usage.deleted + collected.get(&netns).copied().unwrap_or(0);
             // A program may be about to insert an entry: only a namespace in which nothing has happened since is forgotten.
             if usage.inserted <= removed && before.get(&netns) == Some(&usage) {
-                delete::<u64, NetnsUsage>(&self.netns_usage, &netns, NETNS_USAGE)?;
-                delete::<u64, u64>(&self.netns_collected, &netns, NETNS_COLLECTED)?;
+                hash_map::delete::<u64, NetnsUsage>(&self.netns_usage, &netns, NETNS_USAGE)?;
+                hash_map::delete::<u64, u64>(&self.netns_collected, &netns, NETNS_COLLECTED)?;
             } else {
                 self.usage.insert(netns, usage);
             }
@@ -194,33 +194,10 @@ impl Overflow {
 
     /// How many entries of each network namespace were collected.
     fn collected(&self) -> Result<HashMap<u64, u64>, Error> {
-        Ok(read_all(&self.netns_collected, MAX_NETNS, NETNS_COLLECTED)?.into_iter().collect())
+        Ok(hash_map::read_all(&self.netns_collected, MAX_NETNS, NETNS_COLLECTED)?.into_iter().collect())
     }
 
     fn stat(&self, index: u32) -> Result<u64, Error> {
         self.stats.get(&index, 0).map_err(Error::map(OVERFLOW_STATS))
-    }
-}
-
-/// All entries of a hash map.
-fn read_all<K: bytemuck::AnyBitPattern, V: bytemuck::AnyBitPattern>(
-    map: &MapData,
-    capacity: u32,
-    name: &str,
-) -> Result<Vec<(K, V)>, Error> {
-    let size = EntrySize::of::<K, V>();
-    let (keys, values) = raw_bpf::lookup_all(map.fd().as_fd(), size, capacity)
-        .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", name))?;
-    let keys = keys.chunks_exact(size.key).map(bytemuck::pod_read_unaligned);
-    Ok(keys.zip(values.chunks_exact(size.value).map(bytemuck::pod_read_unaligned)).collect())
-}
-
-/// Deletes an entry of a hash map; whether there was one. One by one: a batch stops at the first missing key, and does not
-/// report how many it deleted.
-fn delete<K: bytemuck::NoUninit, V>(map: &MapData, key: &K, name: &str) -> Result<bool, Error> {
-    match raw_bpf::delete_batch(map.fd().as_fd(), EntrySize::of::<K, V>(), bytemuck::bytes_of(key)) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(Error::syscall("BPF_MAP_DELETE_BATCH", name)(error)),
     }
 }

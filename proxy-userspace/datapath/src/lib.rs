@@ -21,6 +21,6 @@ pub use node_port_addresses::NodePortAddresses;
 pub use passive_health_options::PassiveHealthOptions;
 pub use probe_result::{HookBehavior, ProbeResult};
 pub use report::{
-    ApplyReport, OverflowStats, PacketAffinity, PortCounts, PortId, RefusedNamespace, TableFill, TableStats,
-    TerminationReport,
+    ApplyReport, EjectedEndpoint, Ejections, OverflowStats, PacketAffinity, PortCounts, PortId,
+    RefusedNamespace, TableFill, TableStats, TerminationReport,
 };

@@ -1,6 +1,8 @@
 //! What the datapaths report of their work.
 
-use model::Rejected;
+use std::{fmt, net::SocketAddr};
+
+use model::{Rejected, ServiceName};
 
 /// What one apply did.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +60,40 @@ pub struct TableStats {
     pub affinity_inserts: u64,
     /// How many clients the session affinity table has room for.
     pub affinity_capacity: u32,
+    /// The endpoints that clients avoid, sorted.
+    pub ejected: Vec<EjectedEndpoint>,
+    /// How often endpoints were ever ejected.
+    pub ejections: Ejections,
+}
+
+/// An endpoint that clients avoid because their connections to it failed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EjectedEndpoint {
+    /// The Service.
+    pub service: ServiceName,
+    /// The name of its port; empty if it has none.
+    pub port: String,
+    /// The endpoint.
+    pub endpoint: SocketAddr,
+    /// How many clients avoid it; each is a network namespace.
+    pub clients: usize,
+}
+
+impl fmt::Display for EjectedEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { service, port, endpoint, .. } = self;
+        let colon = if port.is_empty() { "" } else { ":" };
+        write!(f, "{endpoint} of {service}{colon}{port}")
+    }
+}
+
+/// How often endpoints were ejected, by the reason of the last failure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ejections {
+    /// A connection was not answered within the time of the first retransmission, about a second.
+    pub timeouts: u64,
+    /// A connection was refused.
+    pub refusals: u64,
 }
 
 /// Usage of the maps in which the packet path keeps clients with session affinity.

@@ -8,12 +8,16 @@ use std::{
 };
 
 use datapath::{
-    AttachStatus, ForeignProgram, HookBehavior, ProbeResult, RefusedNamespace, TableStats, TerminationReport,
+    AttachStatus, EjectedEndpoint, ForeignProgram, HookBehavior, ProbeResult, RefusedNamespace, TableStats,
+    TerminationReport,
 };
 use model::error_chain;
 use netlink::sock_diag::Transport;
 
 use crate::datapath::Error;
+
+/// How many endpoints are logged one by one when they are ejected together.
+const MAX_LOGGED: usize = 10;
 
 /// What was logged last.
 #[derive(Debug, Default)]
@@ -30,6 +34,8 @@ pub(crate) struct LogDedup {
     hidden_namespaces: BTreeSet<Transport>,
     /// How many datagrams had been refused.
     refused_calls: Option<u64>,
+    /// The endpoints that were ejected.
+    ejected: BTreeSet<String>,
 }
 
 impl LogDedup {
@@ -118,7 +124,24 @@ impl LogDedup {
                 culprits(&stats.refused),
             );
         }
+        self.ejected(&stats.ejected);
         Some(stats)
+    }
+
+    fn ejected(&mut self, endpoints: &[EjectedEndpoint]) {
+        let now: BTreeSet<_> = endpoints.iter().map(ToString::to_string).collect();
+        let (mut new, mut back) = (now.difference(&self.ejected), self.ejected.difference(&now));
+        for it in new.by_ref().take(MAX_LOGGED) {
+            tracing::warn!("endpoint {it} is ejected: connections to it fail; see `status`");
+        }
+        for it in back.by_ref().take(MAX_LOGGED) {
+            tracing::info!("endpoint {it} is no longer ejected");
+        }
+        let (new, back) = (new.count(), back.count());
+        if new + back > 0 {
+            tracing::warn!("{new} more endpoints are ejected, and {back} more no longer are; see `status`");
+        }
+        self.ejected = now;
     }
 }
 

@@ -36,6 +36,8 @@ struct ConnectFigures {
     direct: f64,
     /// To the address of always the same Service.
     one: f64,
+    /// To the address of a Service without passive health.
+    unwatched: f64,
     /// To the address of a random Service.
     any: f64,
     /// The mean run time of the connect program, for always the same Service.
@@ -46,6 +48,8 @@ struct ConnectFigures {
     miss: f64,
     /// The mean run time of the program that closes sockets.
     close: f64,
+    /// The run time of the program that watches connections, for both ends of one that is not translated.
+    passing: f64,
     /// What it takes longer to open a UDP socket, send one datagram and close it, to a Service than to an endpoint.
     datagram: f64,
     /// The bytes that an open UDP socket that has sent to a Service charges to the proxy.
@@ -70,8 +74,10 @@ pub(crate) fn bench() -> Result<()> {
     row("a connect to a random address, in the program", 1000.0, large.any_hit, "ns", 0);
     row("a connect to no Service, in the program", 60.0, large.miss, "ns", 0);
     row("a close, in the program", 60.0, large.close, "ns", 0);
+    row("connect + close, more than without passive health", 150.0, large.one - large.unwatched, "ns", 0);
     row("UDP: socket + sendto + close, more than direct", 200.0, large.datagram, "ns", 0);
     row("UDP: memory of the proxy for an open socket", 50.0, large.memory, "B", 0);
+    report.figure("10k services: sock_ops, both ends of a direct connection", large.passing, "ns", 0);
     report.print(
         "Over loopback, IPv4; TCP where not said otherwise. Time in the program is the kernel's run time less that of a program that returns at \
          once.",
@@ -86,7 +92,8 @@ fn address(n: usize) -> SocketAddr {
 fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
     status("Measuring", &format!("{services} services of {ENDPOINTS} endpoints"));
     let node = TestNode::enter(Sandbox::new("bench")?)?;
-    let manifests: Vec<_> = (0..services).map(service).collect();
+    let mut manifests: Vec<_> = (0..services).map(service).collect();
+    manifests.push(service(services).annotation("kube-proxy-ebpf.io/passive-health", "off"));
     node.write(&manifests);
     let memory = MemoryCgroup::new(node.sandbox())?;
     let command = AgentCommand::run(binary, node.sandbox(), &node.manifests(), NODE).memory_cgroup(&memory);
@@ -94,22 +101,22 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
     listener.set_nonblocking(true)?;
     let mut agent = command.start(node.sandbox())?;
-    let last = address(services - 1);
+    let last = address(services);
     agent.wait_until(Duration::from_secs(120), || TcpStream::connect(last).is_ok())?;
     drain(&listener);
 
     let direct = SocketAddr::new(endpoint(0, 0), PORT);
     let mut rng = Rng::with_seed(1);
-    let mut times = [const { Vec::new() }; 3];
+    let mut times = [const { Vec::new() }; 4];
     for round in 0..PAIRS {
         let any = address(rng.usize(..services));
-        let mut order = [(0, direct), (1, address(0)), (2, any)];
-        order.rotate_left(round % 3);
+        let mut order = [(0, direct), (1, address(0)), (2, any), (3, address(services))];
+        order.rotate_left(round % 4);
         for (which, address) in order {
             times[which].push(connect_and_close(&listener, address)?);
         }
     }
-    let [direct_time, one, any] = times.map(median);
+    let [direct_time, one, any, unwatched] = times.map(median);
 
     // Sockets without an entry.
     let idle = ProgramStats::of(&node.program("sock_release"), || {
@@ -136,11 +143,17 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
         memory: charged,
         direct: direct_time,
         one,
+        unwatched,
         any,
         hit: run_time("connect4", &mut || address(0))?,
         any_hit: run_time("connect4", &mut || address(rng.usize(..services)))?,
         miss: run_time("connect4", &mut || direct)?,
         close: run_time("sock_release", &mut || address(0))?,
+        passing: ProgramStats::of(&node.program("sock_ops"), || {
+            (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, direct).map(drop))
+        })?
+        .sum()
+            / CONNECTS as f64,
     })
 }
 

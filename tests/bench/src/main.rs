@@ -4,6 +4,7 @@
 mod apply;
 mod brain;
 mod connect;
+mod eject;
 mod example;
 mod file;
 mod kube;
@@ -32,6 +33,8 @@ enum Subject {
     Brain,
     /// A connect through a Service's address compared with one to an endpoint, and run times of the programs (as root)
     Connect,
+    /// A node with 30 of 100 endpoints dies under 2,000 connects per second, with passive health and without (as root)
+    Eject,
     /// A folder of many manifests, and one large file: time to read, CPU at rest and of a change, memory (as root)
     File,
     /// Memory and CPU of `run` with an API server, at 10,000 Services and 500 changes per second (as root)
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Subject::Apply => apply::bench(),
         Subject::Brain => brain::bench(),
         Subject::Connect => connect::bench(),
+        Subject::Eject => eject::bench(),
         Subject::File => file::bench(),
         Subject::Kube => kube::bench(),
         Subject::Nft => nft::bench(),

@@ -34,6 +34,11 @@ impl ProgramStats {
         Ok(Self { runs: info.run_count(), nanoseconds: info.run_time().as_nanos() as u64 })
     }
 
+    /// The run time in nanoseconds.
+    pub(crate) fn sum(self) -> f64 {
+        self.nanoseconds as f64
+    }
+
     /// The mean run time in nanoseconds.
     pub(crate) fn mean(self) -> f64 {
         self.nanoseconds as f64 / self.runs.max(1) as f64

@@ -370,7 +370,13 @@ impl Soak {
     }
 
     fn failures(&self) -> u64 {
-        self.shared.failures() + self.leaks.len() as u64
+        self.shared.failures() + self.leaks.len() as u64 + self.ejections()
+    }
+
+    /// How often an endpoint was ejected.
+    fn ejections(&self) -> u64 {
+        let [_, timeouts, refusals, _] = self.node.health_words();
+        timeouts + refusals
     }
 
     fn show_progress(&mut self) {
@@ -400,6 +406,7 @@ impl Soak {
         for (name, count) in self.hostile.iter().flat_map(Hostile::rows) {
             row(name, count);
         }
+        row("FALSELY EJECTED ENDPOINTS (all of them answer)", self.ejections());
         row("LEAKED (entries, pins, kernel objects, open files, memory)", self.leaks.len() as u64);
         if let Some((warm, last)) = self.memory {
             println!(

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use datapath::{HookBehavior, OverflowStats, PacketAffinity, PortCounts, TableStats};
+use datapath::{Ejections, HookBehavior, OverflowStats, PacketAffinity, PortCounts, TableStats};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder},
@@ -215,7 +215,8 @@ fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         HookBehavior::Unknown(_) => None,
     });
     out.family("probe_success", "1 if the last probe of the hook was translated, else 0", "hook", probed)?;
-    let TableStats { overflow, refused: culprits, affinity_inserts, affinity_capacity } = &state.table_stats;
+    let TableStats { overflow, refused: culprits, affinity_inserts, affinity_capacity, ejected, ejections } =
+        &state.table_stats;
     let OverflowStats { entries, capacity, sockets, refused } = *overflow;
     out.gauge("socket_overflow_entries", "Entries of the socket overflow table", entries as f64)?;
     out.gauge("socket_overflow_capacity", "Capacity of the socket overflow table", f64::from(capacity))?;
@@ -245,6 +246,29 @@ fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         *affinity_inserts as f64,
     )?;
     out.gauge("affinity_capacity", "Capacity of the session affinity table", f64::from(*affinity_capacity))?;
+    let mut by_port = BTreeMap::<_, f64>::new();
+    for it in ejected {
+        *by_port.entry((&it.service, &*it.port)).or_default() += 1.0;
+    }
+    out.write(
+        "endpoint_ejected",
+        "Endpoints that some clients avoid because their connections to them failed",
+        MetricType::Gauge,
+        |mut out| {
+            by_port.into_iter().try_for_each(|((service, port), count)| {
+                let labels =
+                    [("namespace", &*service.namespace), ("service", &*service.name), ("port", port)];
+                ConstGauge::new(count).encode(out.encode_family(&labels)?)
+            })
+        },
+    )?;
+    let Ejections { timeouts, refusals } = *ejections;
+    out.counters(
+        "ejections",
+        "Ejections of an endpoint for a client, by what the last of its connections met",
+        "reason",
+        [("timeout", timeouts), ("refused", refusals)],
+    )?;
     let PacketAffinity { clients, unanswered, capacity, full_service_ports } = state.packet_affinity;
     out.family(
         "packet_affinity_entries",

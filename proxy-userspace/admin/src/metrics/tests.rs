@@ -5,8 +5,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use datapath::{HookBehavior, PortCounts, ProbeResult, RefusedNamespace, TableStats};
-use model::{Family, Rejected};
+use datapath::{EjectedEndpoint, HookBehavior, PortCounts, ProbeResult, RefusedNamespace, TableStats};
+use model::{Family, Rejected, ServiceName};
 use pipeline::{ApiRequest, Observer as _, SyncStatus};
 use publish::Publisher;
 use reconciler::{Observer as _, Step};
@@ -38,7 +38,13 @@ fn busy(role: Role) -> Admin {
         code: Some(200),
         took: Duration::from_millis(7),
     });
-    admin.on_table_stats(TableStats { refused: refused.into(), ..TableStats::default() });
+    let ejected = vec![EjectedEndpoint {
+        service: ServiceName::new("default", "b"),
+        port: String::new(),
+        endpoint: ([10, 0, 0, 1], 80).into(),
+        clients: 2,
+    }];
+    admin.on_table_stats(TableStats { refused: refused.into(), ejected, ..TableStats::default() });
     admin.set_counter_source(|| {
         let counts = PortCounts { connections: 7, no_backend: 2, denied: 1 };
         Some(Box::new(move |_, _, _| Some(counts)))

@@ -96,6 +96,8 @@ impl DoubleBuffer<FakeMaps> {
     /// What is done when nothing is more urgent.
     fn finish(&mut self) -> Result<(), Error> {
         self.finish_generation()?;
+        // What is removed is freed by the second call.
+        self.reclaim_counters()?;
         self.reclaim_counters()
     }
 }

@@ -12,12 +12,12 @@ use crate::cli::output::wrong_usage;
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Passive health of endpoints")]
 pub(super) struct PassiveHealthFlags {
-    /// Whether endpoints to which connections fail get no new ones for a time; not in effect yet
+    /// Whether endpoints to which connections of a client fail get no new ones of it for a time
     ///
     /// Each Service may say otherwise by the annotation kube-proxy-ebpf.io/passive-health.
     #[arg(long, value_name = "on|off", default_value = "on")]
     passive_health: Switch,
-    /// Consecutive failed connections after which an endpoint is ejected, 1 to 100
+    /// Failed connections of a client in a row after which an endpoint is ejected for it, 1 to 100
     #[arg(long, value_name = "NUMBER", default_value = "3", value_parser = up_to_100)]
     passive_health_failures: NonZeroU8,
     /// How long an endpoint is ejected for the first time, 1s to 1h; each further time in sequence twice as long

@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use admin::{Listener, SourceStatus, Status};
+use admin::{EjectedStatus, Listener, SourceStatus, Status};
 use jiff::Timestamp;
 use proxy_contract::localv1;
 use serde::Deserialize;
@@ -145,6 +145,12 @@ fn describe(status: &Status, now: Timestamp) -> String {
             (false, error) => format!("not synced yet{}", reason_suffix(error.as_deref())),
         };
         let _ = writeln!(out, "source     {}: {state}{}", it.name, origin(it, now));
+    }
+    for EjectedStatus { service, port, endpoint, clients } in &status.ejected {
+        let port = if port.is_empty() { String::new() } else { format!(" port {port}") };
+        let clients = if *clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") };
+        let _ =
+            writeln!(out, "ejected    {endpoint} of {service}{port} for {clients}: connections to it fail");
     }
     out
 }

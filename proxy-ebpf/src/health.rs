@@ -1,0 +1,120 @@
+//! The records of failures.
+//!
+//! Invariant: nothing is looked up while there is no record.
+
+use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_ktime_get_ns};
+use proxy_common::{
+    counters::CounterIndex,
+    health::{Client, FailureRecord, FailureRecords, HAS_RECORDS, Watch, ZERO, key},
+    sock_nat::NatSlot,
+};
+
+use crate::{
+    atomic,
+    config::{EJECTION_TIME, MAX_EJECTION_TIME},
+    maps::{CONNECTING, FAILURES, HEALTH},
+};
+
+// SAFETY of every access to a record below: several connections of a client may write at once, and an evicted record may be
+// reused meanwhile. Whatever becomes of it, a backend is avoided for a bounded time.
+
+/// Whether there may be a record.
+#[inline(always)]
+pub(crate) fn has_records() -> bool {
+    word(HAS_RECORDS) != 0
+}
+
+#[inline(always)]
+fn word(index: u32) -> u64 {
+    // SAFETY: a slot of an array is never freed.
+    HEALTH.get_ptr(index).map_or(0, |it| unsafe { it.read_volatile() })
+}
+
+/// The records as a choice sees them.
+pub(crate) struct Records;
+
+impl FailureRecords for Records {
+    #[inline(always)]
+    fn now(&self) -> u64 {
+        // SAFETY: the helper takes nothing and touches nothing.
+        unsafe { bpf_ktime_get_ns() }
+    }
+
+    #[inline(always)]
+    fn ejected_until(&self, client: Client, backend: CounterIndex) -> u64 {
+        // SAFETY: see above.
+        unsafe { FAILURES.get(key(client, backend)) }.map_or(0, |it| it.until)
+    }
+
+    #[inline(always)]
+    fn try_again(&self, client: Client, backend: CounterIndex, now: u64) {
+        if let Some(record) = FAILURES.get_ptr_mut(key(client, backend)) {
+            // SAFETY: see above.
+            unsafe { &mut *record }.try_again(now);
+        }
+    }
+
+    #[inline(always)]
+    fn zero(&self) -> u32 {
+        word(ZERO) as u32
+    }
+}
+
+/// Makes the `sock_ops` program watch the connection that this CPU is about to begin.
+#[inline(always)]
+pub(crate) fn watch(cookie: u64) {
+    if let Some(connecting) = CONNECTING.get_ptr_mut(0) {
+        // SAFETY: a slot of an array is never freed.
+        unsafe { connecting.write(cookie) };
+    }
+}
+
+/// Whether [`watch`] was called for this socket since the last call. No other socket connects on this CPU in between, except
+/// after a preemption: then the connection is not watched.
+#[inline(always)]
+pub(crate) fn take_watch(cookie: u64) -> bool {
+    let Some(connecting) = CONNECTING.get_ptr_mut(0) else { return false };
+    // SAFETY: a slot of an array is never freed.
+    let is_watched = unsafe { connecting.read_volatile() } == cookie;
+    if is_watched {
+        // SAFETY: as above.
+        unsafe { connecting.write_volatile(0) };
+    }
+    is_watched
+}
+
+/// The connection was established.
+#[inline(always)]
+pub(crate) fn succeeded(slot: &NatSlot) {
+    if slot.watch != Watch::NONE && has_records() {
+        let _ = FAILURES.remove(key(slot.client, slot.watch.backend()));
+    }
+}
+
+/// The connection failed. `count` is where an ejection for this reason is counted.
+#[inline(always)]
+pub(crate) fn failed(slot: &mut NatSlot, count: u32) {
+    let (client, watch) = (slot.client, slot.watch);
+    if watch.failures() == 0 {
+        return;
+    }
+    slot.watch = watch.failed();
+    let key = key(client, watch.backend());
+    let record = FAILURES.get_ptr_mut(key).or_else(|| {
+        // Another CPU may be faster.
+        let _ = FAILURES.insert(&key, &FailureRecord::default(), u64::from(BPF_NOEXIST));
+        FAILURES.get_ptr_mut(key)
+    });
+    let (Some(record), Some(has_records)) = (record, HEALTH.get_ptr_mut(HAS_RECORDS)) else { return };
+    // SAFETY: a slot of an array is never freed.
+    unsafe { has_records.write_volatile(1) };
+    // SAFETY: the helper takes nothing and touches nothing.
+    let now = unsafe { bpf_ktime_get_ns() };
+    // SAFETY: see above.
+    let record = unsafe { &mut *record };
+    if record.fail(now, watch.failures(), EJECTION_TIME.load(), MAX_EJECTION_TIME.load())
+        && let Some(count) = HEALTH.get_ptr_mut(count)
+    {
+        atomic::add(count, 1);
+    }
+}

@@ -1,0 +1,159 @@
+//! `cargo xtask bench eject`: a node with a third of the endpoints of a Service dies.
+//! Invariant: connects begin at a fixed rate, whatever becomes of those before.
+
+use std::{
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener},
+    os::fd::AsFd as _,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail, ensure};
+use build_tools::{
+    build,
+    command::{output, status},
+};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use socket2::{Domain, SockRef, Socket, Type};
+use tests::{NetNs, Sandbox, TestNode, agent::AgentCommand, manifest::Service, test_node::NODE};
+
+use crate::report::FigureTable;
+
+const ENDPOINTS: u8 = 100;
+const DEAD: u8 = 30;
+const PORT: u16 = 8080;
+const FRONTEND: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 96, 0, 10), 80);
+const THREADS: u32 = 8;
+/// Between two connects of a thread: 2,000 per second of all.
+const INTERVAL: Duration = Duration::from_millis(4);
+/// A connect that takes longer is slow.
+const SLOW: Duration = Duration::from_secs(1);
+/// When a program gives up.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long connects are made before the endpoints die, and afterwards.
+const BEFORE: Duration = Duration::from_secs(3);
+const AFTER: Duration = Duration::from_secs(20);
+/// When the proxy is killed and started again, after the endpoints have died.
+const RESTART: Duration = Duration::from_millis(500);
+
+/// What became of the connects after the death.
+#[derive(Clone, Copy, Debug)]
+struct EjectFigures {
+    connects: usize,
+    /// How many were slow.
+    slow: usize,
+    /// How many of them began later than two seconds after the death.
+    late: usize,
+}
+
+/// Prints the figures and fails if a goal is missed.
+pub(crate) fn bench() -> Result<()> {
+    let binary = build::build(true)?;
+    let [without, with] = ["off", "on"].map(|it| measure(&binary, it));
+    let (without, with) = (without?, with?);
+    let mut report = FigureTable::new("CASE");
+    report.figure("connects", with.connects as f64, "", 0);
+    report.figure("slow connects, without passive health", without.slow as f64, "", 0);
+    report.figure("slow connects, with", with.slow as f64, "", 0);
+    report.figure("those after the first 2 s, without", without.late as f64, "", 0);
+    let share = with.late as f64 / without.late as f64;
+    report.row("those after the first 2 s, with, of those without", 0.02, share, "", 4);
+    report.print(
+        "A node with 30 of 100 endpoints dies under 2,000 connects per second of one client; a slow connect takes more than 1 s. The proxy is \
+         killed half a second after the death, and started again.",
+    )
+}
+
+fn measure(binary: &std::path::Path, passive_health: &str) -> Result<EjectFigures> {
+    status("Measuring", &format!("passive health {passive_health}"));
+    let mut node = TestNode::enter(Sandbox::new("bench")?)?;
+    let service = Service::new("web", &[FRONTEND.0.into()]).port("", "TCP", FRONTEND.1, PORT);
+    node.write(&[(1..=ENDPOINTS).fold(service, |it, n| it.endpoint(&format!("p{n}"), &[endpoint(n)]))]);
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
+    let command = AgentCommand::run(binary, node.sandbox(), &node.manifests(), NODE)
+        .args(["--passive-health", passive_health]);
+    node.start_with(&command);
+    let begin = Instant::now();
+    let death = begin + BEFORE;
+    let server = listener.try_clone()?;
+    let accepting = thread::spawn(move || while server.accept().is_ok() {});
+    let clients: Vec<_> =
+        (0..THREADS).map(|n| thread::spawn(move || connect_all(begin + INTERVAL / THREADS * n))).collect();
+    thread::sleep(death.saturating_duration_since(Instant::now()));
+    kill_endpoints(node.netns())?;
+    thread::sleep(RESTART);
+    node.kill();
+    node.start_with(&command);
+    let mut figures = EjectFigures { connects: 0, slow: 0, late: 0 };
+    for client in clients {
+        let Ok(connects) = client.join() else { bail!("a client panicked") };
+        for (started, took) in connects? {
+            if started >= death {
+                let is_slow = took > SLOW;
+                figures.connects += 1;
+                figures.slow += usize::from(is_slow);
+                figures.late += usize::from(is_slow && started >= death + CONNECT_TIMEOUT);
+            }
+        }
+    }
+    // Ends `accept`.
+    SockRef::from(&listener).shutdown(Shutdown::Both)?;
+    drop(accepting.join());
+    ensure!(figures.late > 0 || passive_health == "on", "the endpoints did not die");
+    Ok(figures)
+}
+
+fn endpoint(n: u8) -> IpAddr {
+    Ipv4Addr::new(10, 244, 1, n).into()
+}
+
+/// SYNs to the dead endpoints are not answered any more.
+fn kill_endpoints(netns: &NetNs) -> Result<()> {
+    let rules = format!(
+        "add table ip dead; add chain ip dead in {{ type filter hook input priority 0; }}; \
+         add rule ip dead in ip daddr {}-{} drop",
+        endpoint(1),
+        endpoint(DEAD)
+    );
+    netns.run(|| output(Command::new("nft").arg(rules))).map(drop)
+}
+
+/// The connects of one thread: when each began, and how long it took.
+fn connect_all(mut next: Instant) -> Result<Vec<(Instant, Duration)>> {
+    let end = next + BEFORE + AFTER;
+    let (mut done, mut pending) = (Vec::new(), Vec::<(Instant, Socket)>::new());
+    while next < end || !pending.is_empty() {
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+        if next < end {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            socket.set_nonblocking(true)?;
+            match socket.connect(&SocketAddr::from(FRONTEND).into()) {
+                Err(error) if error.raw_os_error() == Some(Errno::EINPROGRESS as i32) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                result => result?,
+            }
+            pending.push((Instant::now(), socket));
+        }
+        next += INTERVAL;
+        let mut polled: Vec<_> =
+            pending.iter().map(|(_, it)| PollFd::new(it.as_fd(), PollFlags::POLLOUT)).collect();
+        poll(&mut polled, PollTimeout::ZERO)?;
+        let ready: Vec<_> = polled.iter().map(|it| it.any().unwrap_or(false)).collect();
+        let mut ready = ready.into_iter();
+        pending.retain(|(begin, socket)| {
+            let is_done = ready.next().unwrap_or(false) || begin.elapsed() > CONNECT_TIMEOUT;
+            if is_done {
+                done.push((*begin, begin.elapsed()));
+                // Without TIME_WAIT, which would exhaust the ports.
+                let _ = socket.set_linger(Some(Duration::ZERO));
+            }
+            !is_done
+        });
+    }
+    Ok(done)
+}
