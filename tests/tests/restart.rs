@@ -102,21 +102,23 @@ fn start(node: &TestNode, services: &[Service], when: &str) -> Agent {
 fn crash_at(node: &TestNode, failpoint: &str, round: &mut usize, others: &mut usize) {
     let command = node.command(Build::Failpoints).env("KUBE_PROXY_EBPF_FAULT", failpoint);
     let mut agent = command.start(node.sandbox()).unwrap();
-    let grows = failpoint.starts_with("mid-growth");
+    let growth = match failpoint {
+        _ if failpoint.starts_with("mid-growth") => 40,
+        // The counters of removed Services and endpoints keep their owners for some seconds: only a new one has none.
+        _ if failpoint.starts_with("owned-not-filled") => 1,
+        _ => 0,
+    };
     let applied = format!("{APPLIED} rev");
     let has_crashed = eventually(TIMEOUT, || {
         *round += 1;
         let before = agent.count_logged(&applied);
-        *others += match failpoint {
-            _ if grows => 40,
-            // The counters of removed Services and endpoints keep their owners for some seconds: only a new one has none.
-            _ if failpoint.starts_with("owned-not-filled") => 1,
-            _ => 0,
-        };
+        *others += growth;
         node.write(&services(*round, *others));
         // Growth waits for the agent: a slow start would face an ever larger state.
         eventually(TIMEOUT, || {
-            agent.wait(Duration::from_millis(60)).is_ok() || !grows || agent.count_logged(&applied) > before
+            agent.wait(Duration::from_millis(60)).is_ok()
+                || growth == 0
+                || agent.count_logged(&applied) > before
         });
         agent.wait(Duration::ZERO).is_ok()
     });
