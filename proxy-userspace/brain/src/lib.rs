@@ -7,6 +7,7 @@
 
 mod candidates;
 mod endpoints;
+mod explain;
 mod frontends;
 mod incremental;
 mod node_view;
@@ -23,6 +24,10 @@ use model::{
     state::{NodeInfos, NodeState},
 };
 
+pub use explain::{
+    AppliedRule, ClientKind, ExplainedClient, ExplainedEndpoint, Explanation, InvalidQuery, Query, Verdict,
+    explain,
+};
 pub use incremental::Brain;
 pub use node_view::NodeView;
 pub use options::Options;

@@ -5,7 +5,7 @@
 
 use model::{
     cluster::Endpoint,
-    state::{Scopes, TrafficPolicy},
+    state::{Scope, Scopes, TrafficPolicy},
 };
 
 use crate::{
@@ -26,56 +26,118 @@ pub(crate) struct Criteria<'a> {
     pub(crate) node: NodeView<'a>,
 }
 
-/// The result of a selection.
+/// The result of a selection: the sets, with a membership for each candidate in the order of the candidates.
 #[derive(Debug)]
 pub(crate) struct Selection {
-    /// The scopes of each candidate, in the order of the candidates; most that are not ready have none.
-    pub(crate) scopes: Vec<Scopes>,
+    /// The Cluster set.
+    cluster: Vec<Membership>,
+    /// The Local set.
+    local: Vec<Membership>,
+    /// The hints that the Cluster set follows.
+    pub(crate) topology: Topology,
     /// Whether any candidate could serve, on any node.
     pub(crate) has_any_endpoint: bool,
+    internal: TrafficPolicy,
+    external: TrafficPolicy,
+    is_external: bool,
+}
+
+/// Whether a candidate is in a set, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Membership {
+    /// It is in: it is ready.
+    Ready,
+    /// It is in: it is serving and terminating, and there is no ready one (KEP-1669).
+    Fallback,
+    /// It is not: it serves, but it is on another node, or the hints name others.
+    Elsewhere,
+    /// It is not: it is serving and terminating, and there is a ready one.
+    Terminating,
+    /// It is not: it does not serve.
+    NotReady,
+}
+
+impl Membership {
+    /// Whether the candidate is in the set.
+    pub(crate) fn is_member(self) -> bool {
+        matches!(self, Self::Ready | Self::Fallback)
+    }
+}
+
+impl Selection {
+    /// The policy that traffic of a scope follows.
+    pub(crate) fn policy(&self, scope: Scope) -> TrafficPolicy {
+        match scope {
+            Scope::Internal => self.internal,
+            Scope::External => self.external,
+            Scope::Cluster => TrafficPolicy::Cluster,
+        }
+    }
+
+    /// The set that traffic of a scope uses.
+    pub(crate) fn set(&self, scope: Scope) -> &[Membership] {
+        match self.policy(scope) {
+            TrafficPolicy::Cluster => &self.cluster,
+            TrafficPolicy::Local => &self.local,
+        }
+    }
+
+    /// The scopes of a candidate; most that are not ready have none.
+    pub(crate) fn scopes(&self, candidate: usize) -> Scopes {
+        let is_member = |scope| self.set(scope)[candidate].is_member();
+        Scopes {
+            internal: is_member(Scope::Internal),
+            external: self.is_external && is_member(Scope::External),
+            cluster: self.is_external && is_member(Scope::Cluster),
+        }
+    }
 }
 
 /// Selects from the candidates of one port and family.
 pub(crate) fn select(candidates: &[Candidate<'_>], criteria: &Criteria<'_>) -> Selection {
-    let local = |it: &Endpoint| is_local(it, criteria.node);
-    let topology = Topology::of(candidates, criteria.node);
-    let cluster = with_fallback(candidates, |it| topology.accepts(it, criteria.node), |_| true);
-    let local = with_fallback(candidates, local, local);
-    let set = |policy| match policy {
-        TrafficPolicy::Cluster => &cluster,
-        TrafficPolicy::Local => &local,
-    };
-    let (internal, external) = (set(criteria.internal), set(criteria.external));
-    let scopes = (0..candidates.len()).map(|index| Scopes {
-        internal: internal[index],
-        external: criteria.is_external && external[index],
-        cluster: criteria.is_external && cluster[index],
-    });
+    let &Criteria { internal, external, is_external, node } = criteria;
+    let local = |it: &Endpoint| is_local(it, node);
+    let topology = Topology::of(candidates, node);
     let could_serve = |it: &Endpoint| it.conditions.ready || is_serving_terminating(it);
     Selection {
-        scopes: scopes.collect(),
+        cluster: with_fallback(candidates, |it| topology.accepts(it, node), |_| true),
+        local: with_fallback(candidates, local, local),
+        topology,
         has_any_endpoint: candidates.iter().any(|it| could_serve(it.endpoint)),
+        internal,
+        external,
+        is_external,
     }
 }
 
-/// The ready candidates that `ready` accepts; if there are none, the serving terminating ones that `terminating`
-/// accepts (KEP-1669).
+/// The set of the ready candidates that `ready` accepts; if there are none, of the serving terminating ones that
+/// `terminating` accepts (KEP-1669).
 fn with_fallback(
     candidates: &[Candidate<'_>],
     ready: impl Fn(&Endpoint) -> bool,
     terminating: impl Fn(&Endpoint) -> bool,
-) -> Vec<bool> {
-    let selected: Vec<_> =
-        candidates.iter().map(|it| it.endpoint.conditions.ready && ready(it.endpoint)).collect();
-    if selected.contains(&true) {
-        return selected;
+) -> Vec<Membership> {
+    let membership = |it: &Candidate<'_>| match it.endpoint {
+        it if it.conditions.ready && ready(it) => Membership::Ready,
+        it if it.conditions.ready => Membership::Elsewhere,
+        it if is_serving_terminating(it) => Membership::Terminating,
+        _ => Membership::NotReady,
+    };
+    let mut set: Vec<_> = candidates.iter().map(membership).collect();
+    if !set.contains(&Membership::Ready) {
+        for (membership, candidate) in set.iter_mut().zip(candidates) {
+            if *membership == Membership::Terminating {
+                let is_accepted = terminating(candidate.endpoint);
+                *membership = if is_accepted { Membership::Fallback } else { Membership::Elsewhere };
+            }
+        }
     }
-    candidates.iter().map(|it| is_serving_terminating(it.endpoint) && terminating(it.endpoint)).collect()
+    set
 }
 
 /// The topology hints that are used (KEP-2433, KEP-3015).
-#[derive(Clone, Copy, Debug)]
-enum Topology {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Topology {
     /// Those for nodes.
     Node,
     /// Those for zones.

@@ -6,15 +6,15 @@ use model::{
     Family, Protocol, Timestamp,
     cluster::{EndpointSlice, Service},
     conflicts::{FrontendKey, remove_conflicting},
-    state::{OtherServing, ServiceState},
+    state::{self, OtherServing, ServiceState},
 };
 
 use crate::{
     NodeView, Options,
-    candidates::{candidates, is_serving},
+    candidates::{Candidate, candidates, is_serving},
     endpoints::{SelectedPort, assemble},
     frontends::{frontends, has_family, is_external},
-    select::{Criteria, select},
+    select::{Criteria, Selection, select},
 };
 
 /// The state of one Service on one node, from its slices; none if it is not served.
@@ -49,16 +49,11 @@ pub(crate) fn resolved_state<'a>(
     for (index, port) in service.ports.iter().enumerate() {
         let Ok(index) = u16::try_from(index) else { break };
         for family in Family::ALL.into_iter().filter(|it| has_family(service, *it)) {
-            let candidates = candidates(&slices, port, family);
-            let criteria = Criteria {
-                internal: service.internal_policy,
-                external: service.external_policy,
-                is_external: is_external(&state, &state.ports[usize::from(index)], family),
-                node,
-            };
-            let selection = select(&candidates, &criteria);
-            *state.ports[usize::from(index)].has_any_endpoint.of_mut(family) = selection.has_any_endpoint;
-            for (candidate, scopes) in candidates.iter().zip(selection.scopes) {
+            let position = usize::from(index);
+            let (candidates, selection) = select_for(service, &state, &slices, position, family, node);
+            *state.ports[position].has_any_endpoint.of_mut(family) = selection.has_any_endpoint;
+            for (candidate, number) in candidates.iter().zip(0..) {
+                let scopes = selection.scopes(number);
                 if !scopes.is_empty() {
                     selected.push(SelectedPort::new(candidate, index, scopes, node));
                 } else if (drains || port.protocol != Protocol::Tcp) && is_serving(candidate.endpoint) {
@@ -73,6 +68,27 @@ pub(crate) fn resolved_state<'a>(
         trigger_time: trigger_time(&slices),
         ..ServiceState::new(state, assemble(selected))
     })
+}
+
+/// The candidates of the port at a position in one family, and which of them are selected. `state` is the Service without
+/// the frontends that another one owns.
+pub(crate) fn select_for<'a>(
+    service: &Service,
+    state: &state::Service,
+    slices: &[&'a EndpointSlice],
+    port: usize,
+    family: Family,
+    node: NodeView<'_>,
+) -> (Vec<Candidate<'a>>, Selection) {
+    let candidates = candidates(slices, &service.ports[port], family);
+    let criteria = Criteria {
+        internal: service.internal_policy,
+        external: service.external_policy,
+        is_external: is_external(state, &state.ports[port], family),
+        node,
+    };
+    let selection = select(&candidates, &criteria);
+    (candidates, selection)
 }
 
 /// The time of the last change of the slices.

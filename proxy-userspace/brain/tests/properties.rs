@@ -1,10 +1,13 @@
 //! Properties of the state of a Service, for random Services and slices.
 
-use brain::{NodeView, Options, service_state};
-use fuzz::random_cluster::{service, slice};
+use brain::{NodeView, Options, node_state, service_state};
+use fuzz::{
+    explanations,
+    random_cluster::{NODES, change, service, slice},
+};
 use model::{
     Family,
-    cluster::{EndpointSlice, Service},
+    cluster::{ClusterState, EndpointSlice, Service},
     state::{Scope, ServiceState, TrafficPolicy},
 };
 use proptest::{collection::vec, prelude::*};
@@ -39,7 +42,25 @@ fn reversed(slices: &[EndpointSlice]) -> Vec<EndpointSlice> {
     slices
 }
 
+/// The result of random changes.
+fn cluster(bytes: &[u8]) -> ClusterState {
+    let mut u = arbitrary::Unstructured::new(bytes);
+    let mut cluster = ClusterState::default();
+    while let (false, Ok(change)) = (u.is_empty(), change(&mut u)) {
+        change.apply(&mut cluster);
+    }
+    cluster
+}
+
 proptest! {
+    #[test]
+    fn explanations_agree_with_the_state(bytes in vec(any::<u8>(), 0..4_000), external_ips: bool) {
+        let (cluster, options) = (cluster(&bytes), Options { external_ips, ..Options::default() });
+        for node in NODES {
+            explanations::check(&cluster, &options, node, &node_state(&cluster, node, &options));
+        }
+    }
+
     #[test]
     fn the_order_changes_nothing(bytes in some_bytes()) {
         let (service, slices) = service_with_slices(&bytes);

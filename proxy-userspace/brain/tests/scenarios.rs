@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use fuzz::explanations;
 use model::{
     Family,
     state::{Algorithm, LoadBalancing, NodeState, Scope, ServiceState, TrafficPolicy},
@@ -29,6 +30,18 @@ fn each_leads_to_the_expected_state() {
         }
     }
     assert!(count >= 57, "no scenario is skipped unnoticed: {count}");
+}
+
+#[test]
+fn each_is_explained_as_it_is_decided() {
+    let mut count = 0;
+    for scenario in scenarios::all() {
+        for step in &scenario.steps {
+            let state = scenario.node_state(step);
+            count += explanations::check(&step.cluster(), &scenario.options(), &scenario.node, &state);
+        }
+    }
+    assert!(count > 300, "{count} explanations");
 }
 
 /// Sorts all lists but those of a Service's addresses, whose order matters.

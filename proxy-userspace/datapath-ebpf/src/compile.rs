@@ -8,9 +8,9 @@ use std::{
     num::NonZeroU16,
 };
 
-use datapath::{FrontendAddress, FrontendKind, invalid_address_reason, unspecified};
+use datapath::{FrontendAddress, invalid_address_reason, unspecified};
 use model::{
-    Family, Protocol, Rejected, ServiceName,
+    Family, FrontendKind, Protocol, Rejected, ServiceName,
     state::{PassiveHealth, Scope, ServicePort, ServiceState, TrafficPolicy},
 };
 use twox_hash::XxHash64;

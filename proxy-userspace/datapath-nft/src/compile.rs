@@ -10,7 +10,7 @@ use std::{
 };
 
 use model::{
-    Family, Rejected,
+    Family, FrontendKind, Rejected,
     state::{Scope, Service, ServicePort, ServiceState, TrafficPolicy},
 };
 
@@ -19,7 +19,7 @@ use crate::{
     rules::FrontendPolicy,
     source_list::SourceList,
 };
-use datapath::{FrontendAddress, FrontendKind, invalid_address_reason, unspecified};
+use datapath::{FrontendAddress, invalid_address_reason, unspecified};
 
 /// Where packets to a frontend go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

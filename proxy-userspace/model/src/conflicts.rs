@@ -127,9 +127,21 @@ impl FrontendOwners {
         })
     }
 
+    /// The Services that claim a frontend: its owner, then those that lose it.
+    pub fn claimants(&self, frontend: FrontendKey) -> impl Iterator<Item = &ServiceName> {
+        let ranked = self.ranked.range((frontend, Precedence::default())..);
+        ranked.take_while(move |(it, _)| *it == frontend).map(|(_, precedence)| &precedence.service)
+    }
+
+    /// The frontends that any Service claims, each with its owner, in ascending order.
+    pub fn owned(&self) -> impl Iterator<Item = (FrontendKey, &ServiceName)> {
+        let mut last = None;
+        let first = self.ranked.iter().filter(move |(it, _)| last.replace(*it) != Some(*it));
+        first.map(|(it, precedence)| (*it, &precedence.service))
+    }
+
     fn owner(&self, frontend: FrontendKey) -> Option<&ServiceName> {
-        let (first, precedence) = self.ranked.range((frontend, Precedence::default())..).next()?;
-        (*first == frontend).then_some(&precedence.service)
+        self.claimants(frontend).next()
     }
 
     /// Sets the claim of a Service; the default claim removes it. Returns the other Services that gain or lose a

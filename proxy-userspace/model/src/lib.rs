@@ -7,6 +7,7 @@
 
 mod error_chain;
 mod escape;
+mod frontend_kind;
 mod names;
 mod net;
 mod rejected;
@@ -22,6 +23,7 @@ pub mod state;
 
 pub use error_chain::error_chain;
 pub use escape::{escaped, escaped_line};
+pub use frontend_kind::FrontendKind;
 pub use names::NameForm;
 pub use net::{Family, PerFamily, Protocol};
 pub use rejected::{Rejected, RejectedParts};

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod explainer;
 mod node_check;
 mod observer;
 mod pipeline;
@@ -14,6 +15,7 @@ mod source_events;
 pub use source::kube::ApiRequest;
 
 pub use config::{Config, Error, SourceConfig};
+pub use explainer::{ExplainError, Explainer};
 pub use node_check::unknown_node;
 pub use observer::{Observer, Stage, SyncStatus};
 pub use pipeline::Pipeline;

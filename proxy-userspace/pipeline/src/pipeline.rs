@@ -14,6 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
     config::{Config, Error, SourceConfig},
+    explainer::Explainer,
     node_check::{no_address, shared_address, unknown_node},
     observer::{Observer, Stage},
     source_events::{RunningSource, SourceEvent, apply},
@@ -25,6 +26,8 @@ pub struct Pipeline {
     source: RunningSource,
     nodes: NodeRegistry,
     cluster: ClusterPublisher,
+    /// The cluster state for this process; it may lack the Nodes of others.
+    own_cluster: ClusterPublisher,
     states: Subscription,
     node: String,
     /// Whether this node needs a Node object; not so if it only serves the states of other nodes.
@@ -42,11 +45,12 @@ impl Pipeline {
         let source = RunningSource::start(source, &node, options.service_proxy_name.clone())?;
         let publisher = Publisher::new(node.as_str());
         let states = publisher.subscribe();
-        let cluster = ClusterPublisher::new(options.service_proxy_name.as_deref());
+        let cluster_publisher = || ClusterPublisher::new(options.service_proxy_name.as_deref());
         Ok(Self {
             source,
             nodes: NodeRegistry::new(publisher),
-            cluster,
+            cluster: cluster_publisher(),
+            own_cluster: cluster_publisher(),
             states,
             node,
             checks_node: true,
@@ -81,6 +85,11 @@ impl Pipeline {
         ServedData { nodes, cluster: self.cluster.subscribe() }
     }
 
+    /// Explains connections by the cluster state.
+    pub fn explainer(&self) -> Explainer {
+        Explainer::new(self.own_cluster.subscribe(), self.options.clone())
+    }
+
     /// Publishes the states of this node and of the requested nodes whenever they change, until the source ends.
     pub async fn run(&self, observer: &impl Observer) {
         let mut brain = Brain::new(self.options.clone());
@@ -106,6 +115,7 @@ impl Pipeline {
                     }
                     Some(SourceEvent::Node(state)) => {
                         self.cluster.publish(ClusterSnapshot::Unavailable);
+                        self.own_cluster.publish(ClusterSnapshot::Unavailable);
                         self.nodes.clear().iter().for_each(|it| brain.stop_serving(it));
                         self.nodes.publish(&self.node, state);
                         is_complete = false;
@@ -114,6 +124,7 @@ impl Pipeline {
                 },
                 requested = self.nodes.requested() => requested.iter().for_each(|it| brain.start_serving(it)),
                 () = self.cluster.watcher_joined() => {}
+                () = self.own_cluster.watcher_joined() => {}
                 _ = idle_check.tick() => {
                     self.nodes.remove_idle().iter().for_each(|it| brain.stop_serving(it));
                     continue;
@@ -135,13 +146,15 @@ impl Pipeline {
                 }
             }
             self.nodes.set_cluster_nodes(brain.node_infos().clone());
-            self.cluster.publish(if !self.has_all_nodes {
-                ClusterSnapshot::Unavailable
-            } else if self.cluster.has_watchers() {
-                ClusterSnapshot::State(Arc::clone(brain.cluster_state()))
-            } else {
+            let snapshot = |publisher: &ClusterPublisher| match publisher.has_watchers() {
+                true => ClusterSnapshot::State(Arc::clone(brain.cluster_state())),
                 // The brain must copy a cluster state that is shared before it can change it.
-                ClusterSnapshot::Pending
+                false => ClusterSnapshot::Pending,
+            };
+            self.own_cluster.publish(snapshot(&self.own_cluster));
+            self.cluster.publish(match self.has_all_nodes {
+                true => snapshot(&self.cluster),
+                false => ClusterSnapshot::Unavailable,
             });
             // An API server lists the Node object; manifests and other brains may not.
             let is_required = matches!(self.source, RunningSource::Kube(_));

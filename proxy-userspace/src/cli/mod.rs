@@ -9,6 +9,7 @@ mod cleanup;
 mod config;
 mod datapath;
 mod dump;
+mod explain;
 mod flags;
 mod grpc_server;
 mod health_check_events;
@@ -54,6 +55,7 @@ enum Command {
     Check(check::Flags),
     Status(status::Flags),
     Dump(dump::Flags),
+    Explain(explain::Flags),
     Cleanup(cleanup::Flags),
     /// Probe the attached programs; `run` and `agent` start this inside the cgroup
     #[command(name = datapath_ebpf::probe::SUBCOMMAND, hide = true)]
@@ -69,7 +71,11 @@ fn command() -> clap::Command {
         }
         _ => flag,
     };
-    let command = Cli::command().mut_args(with_variable).mut_subcommands(|it| it.mut_args(with_variable));
+    let command = Cli::command().mut_args(with_variable).mut_subcommands(|it| {
+        // The source of the process is not that of a question about it.
+        let is_own = |flag: &Arg| flag.get_long() == Some("source") && it.get_name() == "explain";
+        it.clone().mut_args(|flag| if is_own(&flag) { flag } else { with_variable(flag) })
+    });
     INSPECTING.iter().fold(command, |command, name| with_flags_of_the_process(command, name))
 }
 
@@ -133,6 +139,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Check(flags) => check::main(flags),
         Command::Status(flags) => status::main(flags),
         Command::Dump(flags) => dump::main(&flags).map(done),
+        Command::Explain(flags) => explain::main(flags).map(done),
         Command::Cleanup(flags) => cleanup::main(&flags).map(done),
         Command::Canary => {
             datapath_ebpf::probe::child_main(io::stdin(), io::stdout()).map(done).map_err(Into::into)

@@ -16,7 +16,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 const MEMORY_TRIM_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Runs a command to its end.
-pub(super) fn block_on(command: impl Future<Output = Result<()>>) -> Result<()> {
+pub(super) fn block_on<T>(command: impl Future<Output = Result<T>>) -> Result<T> {
     // Each client is an open file, and the soft limit is often that of programs that use select(2).
     listeners::raise_max_open_files();
     // One thread is enough: slow system calls run in blocking threads.

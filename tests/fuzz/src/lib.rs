@@ -7,6 +7,7 @@
 
 pub mod brain;
 pub mod cluster;
+pub mod explanations;
 pub mod invariants;
 pub mod mutate;
 pub mod parser;

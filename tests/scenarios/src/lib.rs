@@ -130,8 +130,13 @@ impl Scenario {
     /// The state of the node after a step.
     #[must_use]
     pub fn node_state(&self, step: &Step) -> NodeState {
-        let options = Options { service_proxy_name: self.service_proxy_name.clone(), ..Options::default() };
-        brain::node_state(&step.cluster(), &self.node, &options)
+        brain::node_state(&step.cluster(), &self.node, &self.options())
+    }
+
+    /// The options of the brain.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        Options { service_proxy_name: self.service_proxy_name.clone(), ..Options::default() }
     }
 }
 

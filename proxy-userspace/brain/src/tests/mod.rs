@@ -1,6 +1,7 @@
 //! How a Service becomes the state of a node.
 
 mod conflicts;
+mod explain;
 mod incremental;
 mod rules;
 

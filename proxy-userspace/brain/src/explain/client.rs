@@ -1,0 +1,73 @@
+//! The client of a question, as the cluster knows it.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use model::cluster::{ClusterState, Endpoint};
+
+use super::{
+    explanation::{ClientKind, ExplainedClient},
+    nearest::did_you_mean,
+    query::{Client, InvalidQuery},
+};
+use crate::NodeView;
+
+/// The client that is asked about.
+pub(super) fn find(
+    cluster: &ClusterState,
+    node: NodeView<'_>,
+    client: &Client,
+) -> Result<ExplainedClient, InvalidQuery> {
+    let outside = |it: &Option<IpAddr>| (ClientKind::Outside, None, it.iter().copied().collect());
+    let (kind, pod, addresses) = match client {
+        Client::Node => {
+            let addresses = cluster.node(node.name).map(|it| it.info.addresses.clone());
+            (ClientKind::Node, None, addresses.unwrap_or_default())
+        }
+        Client::Outside(address) => outside(address),
+        Client::PodName(namespace, name) => {
+            let name = format!("{namespace}/{name}");
+            let mut pods = BTreeMap::<_, Vec<&Endpoint>>::new();
+            for (pod, endpoint) in pods_of(cluster) {
+                pods.entry(pod).or_default().push(endpoint);
+            }
+            let Some(endpoints) = pods.get(&name) else {
+                let hint = did_you_mean(&name, pods.keys());
+                return Err(InvalidQuery(format!(
+                    "no endpoint is of a pod {name} (give the address of a pod that is an endpoint of no Service){hint}"
+                )));
+            };
+            is_on(node, &format!("pod {name}"), endpoints)?;
+            let mut addresses: Vec<_> = endpoints.iter().map(|it| it.address).collect();
+            addresses.sort_unstable();
+            addresses.dedup();
+            (ClientKind::Pod, Some(name), addresses)
+        }
+        Client::PodAddress(address) => {
+            let found = pods_of(cluster).find(|(_, it)| it.address == *address);
+            if let Some((name, endpoint)) = &found {
+                is_on(node, &format!("pod {name}"), &[endpoint])?;
+            }
+            (ClientKind::Pod, found.map(|(name, _)| name), vec![*address])
+        }
+    };
+    Ok(ExplainedClient { kind, pod, addresses })
+}
+
+/// The endpoints that are of a pod, with its namespace and name.
+fn pods_of(cluster: &ClusterState) -> impl Iterator<Item = (String, &Endpoint)> {
+    cluster.slices().flat_map(|slice| {
+        let namespace = &slice.name.namespace;
+        slice.endpoints.iter().filter_map(move |it| Some((format!("{namespace}/{}", it.pod.as_ref()?), it)))
+    })
+}
+
+/// Every node decides on its own pods.
+fn is_on(node: NodeView<'_>, pod: &str, endpoints: &[&Endpoint]) -> Result<(), InvalidQuery> {
+    match endpoints.iter().find_map(|it| it.node.as_deref().filter(|it| *it != node.name)) {
+        Some(other) => Err(InvalidQuery(format!(
+            "{pod} runs on node {other}, and this is {}: ask on that node, or with --source and --node-name {other}",
+            node.name
+        ))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,173 @@
+//! The question that is explained: who connects, and where to.
+
+use std::net::{IpAddr, SocketAddr};
+
+use model::{Protocol, ServiceName, address};
+
+/// Why a question has no answer: what is wrong with it, and what to ask instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidQuery(pub(super) String);
+
+/// Who connects, and where to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Query {
+    pub(super) client: Client,
+    pub(super) destination: Destination,
+}
+
+/// Who connects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Client {
+    /// A program in the node's own network namespace.
+    Node,
+    /// A pod that is an endpoint of some Service, by namespace and name.
+    PodName(String, String),
+    /// A pod by its address.
+    PodAddress(IpAddr),
+    /// A client outside the cluster, by its address if that matters.
+    Outside(Option<IpAddr>),
+}
+
+/// Where a connection goes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Destination {
+    /// An address; TCP if the protocol is not given, unless only another one is served there.
+    Address(SocketAddr, Option<Protocol>),
+    /// A port of a Service by name or number; its only one if it is not given.
+    Service(ServiceName, Option<String>, Option<Protocol>),
+}
+
+const USAGE: &str = "ask for `node TO`, `pod NAMESPACE/NAME TO`, `pod ADDRESS TO`, `outside TO` or `outside ADDRESS TO`; TO is \
+                     ADDRESS:PORT or NAME.NAMESPACE:PORT, with /tcp, /udp or /sctp behind it where that is not clear";
+
+impl Query {
+    /// Parses the words of a question, as in `node 10.96.0.10:80/tcp` and `pod default/client web.default:http`.
+    ///
+    /// # Errors
+    ///
+    /// If it has another form.
+    pub fn parse<W: AsRef<str>>(words: &[W]) -> Result<Self, InvalidQuery> {
+        let words: Vec<_> = words.iter().map(AsRef::as_ref).collect();
+        let (client, destination) = match *words {
+            ["node", to] => (Client::Node, to),
+            ["pod", pod, to] => (self::pod(pod)?, to),
+            ["outside", to] => (Client::Outside(None), to),
+            ["outside", ip, to] => (Client::Outside(Some(self::ip(ip)?)), to),
+            _ => return Err(invalid(&words.join(" "), USAGE)),
+        };
+        Ok(Self { client, destination: self::destination(destination)? })
+    }
+}
+
+fn invalid(text: &str, expected: &str) -> InvalidQuery {
+    InvalidQuery(format!("{text:?}: {expected}"))
+}
+
+fn ip(text: &str) -> Result<IpAddr, InvalidQuery> {
+    address::parse(text).ok_or_else(|| invalid(text, "not an IP address"))
+}
+
+fn pod(text: &str) -> Result<Client, InvalidQuery> {
+    match (address::parse(text), text.split_once('/')) {
+        (Some(ip), _) => Ok(Client::PodAddress(ip)),
+        (None, Some((namespace, name))) if !namespace.is_empty() && !name.is_empty() => {
+            Ok(Client::PodName(namespace.into(), name.into()))
+        }
+        _ => Err(invalid(text, "name a pod as NAMESPACE/NAME, or give its IP address")),
+    }
+}
+
+fn destination(text: &str) -> Result<Destination, InvalidQuery> {
+    let (place, protocol) = match text.rsplit_once('/') {
+        Some((place, it)) if let Some(known) = protocol(it) => (place, Some(known)),
+        _ => (text, None),
+    };
+    if let Ok(address) = place.parse::<SocketAddr>() {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        return match address.port() {
+            0 => Err(invalid(text, "port 0 cannot be connected to")),
+            _ => Ok(Destination::Address(address, protocol)),
+        };
+    }
+    if address::parse(place.trim_matches(['[', ']'])).is_some() {
+        return Err(invalid(text, "a port is missing, as in 10.96.0.10:80 or [fd00::10]:80"));
+    }
+    let (name, port) = match place.rsplit_once(':') {
+        Some((name, port)) => (name, Some(port.to_owned())),
+        None => (place, None),
+    };
+    let name = match name.split_once('/') {
+        Some((namespace, name)) => Some((name, namespace)),
+        // As DNS has it: web.default.svc.cluster.local.
+        None => name.split_once('.').and_then(|(name, rest)| {
+            let (namespace, domain) = rest.split_once('.').unwrap_or((rest, "svc"));
+            domain.split('.').next().filter(|it| *it == "svc").map(|_| (name, namespace))
+        }),
+    };
+    match name.filter(|(name, namespace)| !name.is_empty() && !namespace.is_empty()) {
+        Some((name, namespace)) => {
+            Ok(Destination::Service(ServiceName::new(namespace, name), port, protocol))
+        }
+        None => Err(invalid(text, "name a Service as NAME.NAMESPACE:PORT, or give ADDRESS:PORT")),
+    }
+}
+
+fn protocol(text: &str) -> Option<Protocol> {
+    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    all.into_iter().find(|it| it.to_string().eq_ignore_ascii_case(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Query, String> {
+        Query::parse(&text.split(' ').collect::<Vec<_>>()).map_err(|it| it.to_string())
+    }
+
+    #[test]
+    fn clients_and_destinations_have_several_forms() {
+        let web = |port: Option<&str>, protocol| {
+            Destination::Service(ServiceName::new("default", "web"), port.map(Into::into), protocol)
+        };
+        let at = |text: &str, protocol| Destination::Address(text.parse().unwrap(), protocol);
+        for (text, client, destination) in [
+            ("node 10.96.0.10:80/tcp", Client::Node, at("10.96.0.10:80", Some(Protocol::Tcp))),
+            ("node [::ffff:10.96.0.10]:80", Client::Node, at("10.96.0.10:80", None)),
+            ("node web.default", Client::Node, web(None, None)),
+            ("node default/web:http", Client::Node, web(Some("http"), None)),
+            ("node web.default.svc.cluster.local:53/UDP", Client::Node, web(Some("53"), Some(Protocol::Udp))),
+            ("outside [fd00::1]:80/sctp", Client::Outside(None), at("[fd00::1]:80", Some(Protocol::Sctp))),
+            (
+                "pod a/b web.default:http/tcp",
+                Client::PodName("a".into(), "b".into()),
+                web(Some("http"), Some(Protocol::Tcp)),
+            ),
+            ("pod fd00::7 web.default", Client::PodAddress("fd00::7".parse().unwrap()), web(None, None)),
+            ("outside 192.0.2.1 web.default", Client::Outside("192.0.2.1".parse().ok()), web(None, None)),
+        ] {
+            assert_eq!(parse(text), Ok(Query { client, destination }), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_question_is_named() {
+        for (text, expect) in [
+            ("", "ask for `node TO`"),
+            ("node", "ask for `node TO`"),
+            ("nodes 10.96.0.10:80", "ask for `node TO`"),
+            ("pod web web.default", "\"web\": name a pod as NAMESPACE/NAME"),
+            ("outside n1 web.default", "\"n1\": not an IP address"),
+            ("node 10.96.0.10", "\"10.96.0.10\": a port is missing"),
+            ("node [fd00::1]", "a port is missing"),
+            ("node 10.96.0.10:0", "port 0"),
+            ("node web:http", "\"web:http\": name a Service as NAME.NAMESPACE:PORT"),
+            ("node web.default.example:80", "name a Service as"),
+            ("node .default", "name a Service as"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expect), "{text}: {error}");
+        }
+    }
+}

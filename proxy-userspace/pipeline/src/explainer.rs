@@ -1,0 +1,51 @@
+//! Explains connections by the cluster state of a pipeline.
+
+use brain::{Explanation, InvalidQuery, Options, Query};
+use publish::cluster::{ClusterSnapshot, ClusterSubscription};
+use tokio::task::spawn_blocking;
+
+/// Explains connections by the cluster state of a pipeline. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Explainer {
+    cluster: ClusterSubscription,
+    options: Options,
+}
+
+/// Why there is no explanation.
+#[derive(Debug, thiserror::Error)]
+pub enum ExplainError {
+    /// The question has no answer.
+    #[error(transparent)]
+    Invalid(#[from] InvalidQuery),
+    /// The pipeline follows the state of a node that another brain has computed.
+    #[error(
+        "the brain that is followed serves no cluster state (globalv1.Sets), only the result for this node: ask on its host"
+    )]
+    NoClusterState,
+    /// The pipeline has stopped.
+    #[error("the source has stopped; the log names the reason")]
+    Stopped,
+}
+
+impl Explainer {
+    pub(crate) fn new(cluster: ClusterSubscription, options: Options) -> Self {
+        Self { cluster, options }
+    }
+
+    /// Explains where a connection goes from `node`, as soon as the source has been read completely.
+    ///
+    /// # Errors
+    ///
+    /// If the query names something that does not exist, or there is no cluster state.
+    pub async fn explain(&self, node: &str, query: &Query) -> Result<Explanation, ExplainError> {
+        let cluster = match self.cluster.watch().next(None).await {
+            Some(ClusterSnapshot::State(cluster)) => cluster,
+            Some(ClusterSnapshot::Unavailable) => return Err(ExplainError::NoClusterState),
+            Some(ClusterSnapshot::Pending) | None => return Err(ExplainError::Stopped),
+        };
+        let (options, node, query) = (self.options.clone(), node.to_owned(), query.clone());
+        // It takes time that is proportional to the cluster.
+        let explained = spawn_blocking(move || brain::explain(&cluster, &options, &node, &query)).await;
+        Ok(explained.map_err(|_| ExplainError::Stopped)??)
+    }
+}
