@@ -1,10 +1,13 @@
 //! Where connections and refused connections are counted.
 //!
 //! Counters are addressed by index. They come in *chunks*, each an array map whose rows hold every counter of the chunk
-//! once: one row per *stripe*, which some of the CPUs share, and two metadata rows that only user space uses. No counter is
-//! ever reset, so that no concurrent increment is lost: the value of a counter is the sum of its stripes minus its base.
+//! once: one row per *stripe*, which some of the CPUs share, and [`METADATA_ROWS`] more. No counter is ever reset, so that no
+//! concurrent increment is lost: the value of a counter is the sum of its stripes minus its base.
 //! The layout outlasts upgrades (see [`crate::COUNTERS_VERSION`]), and so do the values: a counter belongs to a name,
 //! whatever the generation.
+
+#[cfg(feature = "user")]
+use bytemuck::{Pod, Zeroable};
 
 /// The index of a counter.
 pub type CounterIndex = u32;
@@ -25,8 +28,70 @@ pub type CounterStripe = [u64; COUNTERS_PER_CHUNK];
 /// increment the same counter at the same moment. A power of two.
 pub const MAX_STRIPES: u32 = 8;
 
-/// The rows of a chunk besides its stripes: the owner of each counter, and its base.
-pub const METADATA_ROWS: u32 = 2;
+/// The rows of a chunk after its stripes; the first is that of the owner of each counter. Programs write to [`OPEN_ROW`] alone,
+/// user space to all others.
+pub const METADATA_ROWS: u32 = 4;
+/// The row of the base of each counter, counted from that of the owners, like those below.
+pub const BASE_ROW: u32 = 1;
+/// The row of the open connections of backends, of Services that choose by them: incremented when one begins, decremented
+/// when its socket is closed, and like a counter never reset.
+pub const OPEN_ROW: u32 = 2;
+/// The row of the [`BackendAge`] of each backend.
+pub const AGE_ROW: u32 = 3;
+
+/// Since when a backend has been in its Service; and what corrects the count of its open connections.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct BackendAge {
+    /// When it came into its Service, in seconds of the monotonic clock.
+    pub began: u32,
+    /// What is added to the count.
+    pub correction: i32,
+}
+
+impl BackendAge {
+    /// The age in a row.
+    #[inline(always)]
+    pub const fn from_bits(bits: u64) -> Self {
+        Self { began: bits as u32, correction: (bits >> 32) as i32 }
+    }
+
+    /// As it is stored in a row.
+    pub const fn bits(self) -> u64 {
+        (self.correction as u32 as u64) << 32 | self.began as u64
+    }
+
+    /// The open connections as they were counted, from what [`OPEN_ROW`] has: negative if some were missed.
+    #[inline(always)]
+    pub const fn counted(self, count: u64) -> i64 {
+        (count as i64).wrapping_add(self.correction as i64)
+    }
+
+    /// The open connections, from what [`OPEN_ROW`] has.
+    #[inline(always)]
+    pub const fn open(self, count: u64) -> u64 {
+        let counted = self.counted(count);
+        if counted < 0 { 0 } else { counted as u64 }
+    }
+
+    /// The share of the backend, out of `slow_start` seconds, or out of 1 if that is 0: it grows with the age from a tenth on.
+    #[inline(always)]
+    pub const fn share(self, now: u32, slow_start: u32) -> u32 {
+        if slow_start == 0 {
+            return 1;
+        }
+        let age = now.wrapping_sub(self.began);
+        let least = slow_start.div_ceil(10);
+        if age >= slow_start {
+            slow_start
+        } else if age < least {
+            least
+        } else {
+            age
+        }
+    }
+}
 
 /// Connections of a service port, relative to its first counter; its [`COUNTERS_PER_PORT`] counters lie in one chunk.
 pub const CONNECTIONS: CounterIndex = 0;

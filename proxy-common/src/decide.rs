@@ -4,11 +4,12 @@
 
 use crate::{
     affinity::{AffinityClient, AffinityEntry, AffinityKey},
+    choice::{Choice, NO_POSITION},
     counters::{CounterIndex, NO_COUNTER},
-    health::{Choice, NO_POSITION, Watch, client},
+    health::{Watch, client},
     net::{Be16, SockAddr, V6},
     random::scale,
-    tables::{Family, Frontend, HealthPolicy, LOCAL_ADDRESSES_ONLY, NodeAddrScope, Prefilter, TCP, UDP},
+    tables::{Family, Frontend, NodeAddrScope, Prefilter, TCP, UDP},
 };
 
 /// A backend in tables.
@@ -32,8 +33,8 @@ pub trait Tables {
     /// The counter of a backend's connections, if the backend is a member of the set. Only looked up for UDP frontends and
     /// for those with session affinity.
     fn member(&self, set: u32, backend: BackendOf<Self>) -> Option<CounterIndex>;
-    /// [`health::healthy_position`](crate::health::healthy_position).
-    fn healthy_position(&self, choice: Choice, first: CounterIndex) -> u32;
+    /// [`choose`](crate::choice::choose).
+    fn choose(&self, choice: Choice, first: CounterIndex) -> u32;
 
     /// Whether a frontend may have this address, by the prefilter alone.
     #[inline(always)]
@@ -70,8 +71,9 @@ pub trait SocketContext {
     /// Stores the affinity entry of a client, unless it is not `last` any more because a concurrent connection of the client
     /// was faster. Returns the backend of the entry that is stored.
     fn update_affinity(&self, key: &AffinityKey, last: &AffinityEntry, entry: &AffinityEntry) -> SockAddr;
-    /// Whether some client has a record of failures, and this policy and this call heed it.
-    fn has_failures(&self, policy: HealthPolicy) -> bool;
+    /// Whether this call chooses a backend by what is known of them: the frontend says so, or some client has a record of
+    /// failures.
+    fn uses_backend_states(&self, frontend: &Frontend) -> bool;
     /// Loads the counters of a service port into the cache, before the backend is looked up: a connection, or that it found
     /// no backend, is going to be counted.
     fn prefetch_counters(&self, port_counter: CounterIndex);
@@ -186,7 +188,7 @@ const fn selected<Backend>(
 where
     Backend: Copy,
 {
-    let watch = Watch::new(backend_counter, frontend.health);
+    let watch = Watch::new(backend_counter, frontend.health, frontend.options.least_connections());
     Selection { backend, port_counter: frontend.counter, backend_counter, watch }
 }
 
@@ -209,10 +211,12 @@ fn select_with_affinity<T: Tables>(
         None
     };
     let first = member.unwrap_or(NO_COUNTER);
-    // While its backend is ejected, the client has another one, the same for all of its connections: selected by its name.
-    let position = if socket.has_failures(frontend.health) {
+    let position = if socket.uses_backend_states(frontend) {
         let client = client(socket.netns());
-        tables.healthy_position(Choice::of(frontend, client, client), first)
+        // While its backend is ejected, the client has another one, the same for all of its connections: selected by its
+        // name.
+        let random = if member.is_some() { client } else { socket.random() };
+        tables.choose(Choice::of(frontend, client, random), first)
     } else if member.is_some() {
         NO_POSITION
     } else {
@@ -251,7 +255,7 @@ fn affinity_client<T: Tables>(tables: &T, socket: &impl SocketContext) -> Affini
     AffinityClient::Namespace(socket.netns())
 }
 
-/// A random backend.
+/// A random backend, or the one that the options of the frontend prefer.
 ///
 /// Every position below the count exists, as generations are complete. If one ever did not, failing at once is an answer
 /// that a client can act on.
@@ -264,12 +268,12 @@ fn select_random<T: Tables>(
     Some(selected(frontend, tables.backend(random_position(tables, socket, frontend))?))
 }
 
-/// The position of a random backend, which is not ejected if there is another one.
+/// Its position. It is not ejected if there is another one.
 #[inline(always)]
 fn random_position<T: Tables>(tables: &T, socket: &impl SocketContext, frontend: &Frontend) -> u32 {
     let random = socket.random();
-    if socket.has_failures(frontend.health) {
-        return tables.healthy_position(Choice::of(frontend, client(socket.netns()), random), NO_COUNTER);
+    if socket.uses_backend_states(frontend) {
+        return tables.choose(Choice::of(frontend, client(socket.netns()), random), NO_COUNTER);
     }
     frontend.backend_offset + scale(random, frontend.backend_count)
 }
@@ -286,7 +290,7 @@ fn node_port<T: Tables>(
     let frontend = tables.node_port(port, protocol)?;
     let is_served = match tables.node_addr_scope(ip)? {
         NodeAddrScope::LOCAL => true,
-        NodeAddrScope::REMOTE => frontend.flags & LOCAL_ADDRESSES_ONLY == 0,
+        NodeAddrScope::REMOTE => !frontend.options.local_addresses_only(),
         NodeAddrScope::LOOPBACK => socket.is_in_host_netns(),
         _ => false,
     };

@@ -11,9 +11,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::{
-    counters::{COUNTERS_PER_CHUNK, CounterIndex, MAX_CHUNKS, NO_COUNTER},
-    random::{mix, scale},
-    tables::{Frontend, HealthPolicy, MAX_FAILURES},
+    counters::{COUNTERS_PER_CHUNK, CounterIndex, MAX_CHUNKS},
+    random::mix,
+    tables::{HealthPolicy, MAX_FAILURES},
 };
 
 /// A client: a hash of the cookie of its network namespace.
@@ -98,113 +98,8 @@ impl FailureRecord {
     }
 }
 
-/// A choice among the backends of a set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
-    /// The position of the first one.
-    pub offset: u32,
-    /// How many there are.
-    pub count: u32,
-    /// How many percent of them are avoided at most.
-    pub max_ejected: u8,
-    /// The client.
-    pub client: Client,
-    /// Random bits.
-    pub random: u32,
-}
-
-impl Choice {
-    /// A choice among those of a frontend.
-    #[inline(always)]
-    pub const fn of(frontend: &Frontend, client: Client, random: u32) -> Self {
-        let &Frontend { backend_offset: offset, backend_count: count, health, .. } = frontend;
-        Self { offset, count, max_ejected: health.max_ejected, client, random }
-    }
-}
-
-/// The records, as a choice sees them.
-pub trait FailureRecords {
-    /// The monotonic clock in nanoseconds.
-    fn now(&self) -> u64;
-    /// Until when a client avoids a backend, in nanoseconds of that clock; 0 if it does not.
-    fn ejected_until(&self, client: Client, backend: CounterIndex) -> u64;
-    /// A connection goes to this backend, see [`FailureRecord::try_again`].
-    fn try_again(&self, client: Client, backend: CounterIndex, now: u64);
-    /// 0. The verifier does not know, and follows no value that it is added to.
-    fn zero(&self) -> u32;
-}
-
-/// Stands for no position.
-pub const NO_POSITION: u32 = u32::MAX;
-
-/// How many backends are considered when one is ejected.
-const SAMPLE_BITS: u32 = 4;
-
-/// The position of a random backend that is not ejected for the client, if there is one.
-///
-/// `first` is the counter of the backend that is preferred, or [`NO_COUNTER`] for a random one. The result is
-/// [`NO_POSITION`] if that was given, and is to be used.
-///
-/// Instead of an ejected backend another one is selected, out of the whole set, or of a sample that is spread evenly over a
-/// large one: those that fail together are often neighbours, being on one node. No more than the policy allows, and never
-/// all, count as ejected.
-#[inline(always)]
-pub fn healthy_position(
-    counter_at: impl Fn(u32) -> Option<CounterIndex>,
-    records: &impl FailureRecords,
-    choice: Choice,
-    first: CounterIndex,
-) -> u32 {
-    let Choice { offset, count, max_ejected, client, random } = choice;
-    let mut at = scale(random, count);
-    let (mut position, mut counter) = (NO_POSITION, first);
-    if first == NO_COUNTER {
-        position = offset + at;
-        counter = counter_at(position).unwrap_or(NO_COUNTER);
-    }
-    let until = records.ejected_until(client, counter);
-    if until == 0 {
-        return position;
-    }
-    let now = records.now();
-    let size = count.min(1 << SAMPLE_BITS);
-    let allowed = size * u32::from(max_ejected);
-    if until > now && allowed >= 100 {
-        // Rounded up, so that the sample goes round once. A few come twice.
-        let stride = (count + (1 << SAMPLE_BITS) - 1) >> SAMPLE_BITS;
-        let zero = records.zero();
-        let (mut random, mut good, mut ejected) = (random, zero, zero);
-        for number in 0..1 << SAMPLE_BITS {
-            if number >= size {
-                break;
-            }
-            at += stride;
-            if at >= count {
-                at -= count;
-            }
-            let candidate = counter_at(offset + at).unwrap_or(NO_COUNTER);
-            ejected += 100;
-            if records.ejected_until(client, candidate) <= now || ejected > allowed {
-                ejected -= 100;
-                good += 1;
-                // Each of n good ones is selected with the probability 1/n (reservoir sampling).
-                random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                if scale(random, good) == 0 {
-                    position = offset + at;
-                    counter = candidate;
-                }
-            }
-            // Or else the verifier would follow each sequence of outcomes to the end.
-            for it in [&mut at, &mut good, &mut ejected, &mut random, &mut position, &mut counter] {
-                *it = it.wrapping_add(zero);
-            }
-        }
-    }
-    records.try_again(client, counter, now);
-    position
-}
-
-/// Which failures a slot reports: the backend of its connection, and how many failures eject that.
+/// What a slot reports of its connection: to which backend it is, how many failures eject that, and whether the connection
+/// is counted as open.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
@@ -212,18 +107,36 @@ pub struct Watch(u32);
 
 /// How many bits the index of a counter has.
 const COUNTER_BITS: u32 = (MAX_CHUNKS * COUNTERS_PER_CHUNK as u32).trailing_zeros();
+/// The bit of a connection that is counted as open.
+const COUNTED: u32 = 1 << 31;
+/// The bits between it and the counter: how many failures are needed, or [`FAILED`].
+const FAILURES: u32 = COUNTED - (1 << COUNTER_BITS);
+/// The connection has failed already.
+const FAILED: u32 = FAILURES;
 
 impl Watch {
     /// None.
     pub const NONE: Self = Self(0);
     /// Not a connection, but the datagrams of an unconnected socket.
-    pub const UNCONNECTED: Self = Self(u32::MAX);
+    pub const UNCONNECTED: Self = Self(!COUNTED);
 
-    /// Those of a connection to the backend with this counter; none are reported if the policy ejects none.
+    /// A connection to the backend with this counter. It is not watched if the policy ejects none.
     #[inline(always)]
-    pub const fn new(backend: CounterIndex, policy: HealthPolicy) -> Self {
+    pub const fn new(backend: CounterIndex, policy: HealthPolicy, is_counted: bool) -> Self {
         // No branch, of which the verifier would follow both ways to the end: without a counter, no record is ever read.
-        Self((policy.failures as u32) << COUNTER_BITS | backend)
+        Self((is_counted as u32) << 31 | (policy.failures as u32) << COUNTER_BITS | backend)
+    }
+
+    /// The bits.
+    #[inline(always)]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// What has these bits.
+    #[inline(always)]
+    pub const fn from_bits(bits: u32) -> Self {
+        Self(bits)
     }
 
     /// The counter of the backend.
@@ -232,17 +145,36 @@ impl Watch {
         self.0 & ((1 << COUNTER_BITS) - 1)
     }
 
-    /// How many failures eject it; 0 if none does, or this connection has failed already.
+    /// Whether its outcome is not known yet, or was a failure that a later answer makes good.
+    #[inline(always)]
+    pub const fn is_pending(self) -> bool {
+        self.0 & FAILURES != 0
+    }
+
+    /// How many failures eject the backend; 0 if none does, or this connection has failed already.
     #[inline(always)]
     pub const fn failures(self) -> u32 {
-        self.0 >> COUNTER_BITS
+        if self.0 & FAILURES == FAILED { 0 } else { (self.0 & FAILURES) >> COUNTER_BITS }
+    }
+
+    /// Whether it is counted as open.
+    #[inline(always)]
+    pub const fn is_counted(self) -> bool {
+        self.0 & COUNTED != 0
     }
 
     /// The same after a failure.
     #[inline(always)]
     #[must_use]
     pub const fn failed(self) -> Self {
-        Self(self.backend())
+        Self(self.0 | FAILED)
+    }
+
+    /// The same once the outcome is known.
+    #[inline(always)]
+    #[must_use]
+    pub const fn settled(self) -> Self {
+        Self(self.0 & !FAILURES)
     }
 }
 
@@ -258,12 +190,13 @@ pub const ZERO: u32 = 3;
 pub const WORDS: u32 = 4;
 
 const _: () = assert!(size_of::<FailureRecord>() == 24);
-const _: () = assert!((MAX_FAILURES as u32) < 1 << (32 - COUNTER_BITS));
+const _: () = assert!((MAX_FAILURES as u32) << COUNTER_BITS < FAILED);
 const _: () = assert!((MAX_CHUNKS * COUNTERS_PER_CHUNK as u32).is_power_of_two());
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::NO_COUNTER;
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -301,17 +234,23 @@ mod tests {
         let policy = HealthPolicy { failures: MAX_FAILURES, max_ejected: 100 };
         let last = MAX_CHUNKS * COUNTERS_PER_CHUNK as u32 - 1;
         for backend in [0, 7, last] {
-            let watch = Watch::new(backend, policy);
-            assert_eq!((watch.backend(), watch.failures()), (backend, 100));
-            assert_eq!((watch.failed().backend(), watch.failed().failures()), (backend, 0));
-            assert_ne!(watch, Watch::UNCONNECTED);
+            for is_counted in [false, true] {
+                let new = Watch::new(backend, policy, is_counted);
+                for (watch, failures, is_pending) in
+                    [(new, MAX_FAILURES, true), (new.failed(), 0, true), (new.settled(), 0, false)]
+                {
+                    assert_eq!((watch.backend(), watch.failures()), (backend, failures.into()));
+                    assert_eq!((watch.is_pending(), watch.is_counted()), (is_pending, is_counted));
+                }
+                assert_ne!(new, Watch::UNCONNECTED);
+                assert_eq!(new.failed().settled(), new.settled());
+            }
         }
-        assert_ne!(Watch::new(NO_COUNTER, policy), Watch::UNCONNECTED);
-        assert!(
-            Watch::new(NO_COUNTER, policy).backend() > COUNTERS_PER_CHUNK as u32,
-            "no record of another one"
-        );
-        assert_eq!(Watch::new(7, HealthPolicy::default()).failures(), 0);
+        assert!(!Watch::UNCONNECTED.is_counted());
+        let none = Watch::new(NO_COUNTER, policy, false);
+        assert_ne!(none, Watch::UNCONNECTED);
+        assert!(none.backend() > COUNTERS_PER_CHUNK as u32, "no record of another one");
+        assert!(!Watch::new(7, HealthPolicy::default(), true).is_pending());
     }
 
     #[test]

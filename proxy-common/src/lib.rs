@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod affinity;
+pub mod choice;
 pub mod counters;
 pub mod decide;
 pub mod exclusion;
@@ -23,17 +24,17 @@ pub mod udp_nat;
 /// The layout version of [`tables`]: part of the path the generation maps are pinned under.
 /// Raise it with every change of a size, a field, a meaning or a pinned name; a new binary then builds its maps beside the
 /// old ones.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1006 } else { 6 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1007 } else { 7 };
 
 /// The layout version of [`sock_nat`] and [`overflow`], separate from [`LAYOUT_VERSION`] because live sockets outlast an
 /// upgrade: with another version they lose their translation.
-pub const SOCK_NAT_VERSION: u32 = 3;
+pub const SOCK_NAT_VERSION: u32 = 4;
 
 /// The layout version of [`affinity`], separate from [`LAYOUT_VERSION`] so that clients keep their backends.
 pub const AFFINITY_VERSION: u32 = 2;
 
 /// The layout version of [`counters`], separate from [`LAYOUT_VERSION`] so that counts outlast an upgrade.
-pub const COUNTERS_VERSION: u32 = 1;
+pub const COUNTERS_VERSION: u32 = 2;
 
 /// The layout version of [`health`], separate from [`LAYOUT_VERSION`] so that ejected endpoints stay ejected.
 pub const HEALTH_VERSION: u32 = 1;

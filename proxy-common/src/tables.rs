@@ -29,8 +29,8 @@ pub struct Frontend {
     pub set: u32,
     /// How many backends the set has; with none, connections are refused.
     pub backend_count: u32,
-    /// Of a node port: [`LOCAL_ADDRESSES_ONLY`], or 0.
-    pub flags: u16,
+    /// Where it is served, and how its backends are chosen.
+    pub options: FrontendOptions,
     /// When its backends are ejected.
     pub health: HealthPolicy,
     /// For how many seconds after its last connection a client keeps its backend; 0 for no session affinity.
@@ -58,10 +58,68 @@ pub struct HealthPolicy {
 }
 
 /// The largest [`HealthPolicy::failures`].
-pub const MAX_FAILURES: u8 = 100;
+pub const MAX_FAILURES: u8 = 50;
+
+/// Where a frontend is served, and how its backends are chosen.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct FrontendOptions(u16);
 
 /// The node port is not translated at the addresses of other nodes, which decide for themselves (external policy Local).
-pub const LOCAL_ADDRESSES_ONLY: u16 = 1;
+const LOCAL_ADDRESSES_ONLY: u16 = 1;
+const LEAST_CONNECTIONS: u16 = 2;
+/// The seconds of the slow start are the bits from here on.
+const SLOW_START: u32 = 2;
+/// The longest slow start in seconds.
+pub const MAX_SLOW_START: u16 = u16::MAX >> SLOW_START;
+
+impl FrontendOptions {
+    /// `local_addresses_only`: not translated at the addresses of other nodes; `least_connections`: of two backends the one
+    /// with fewer connections is chosen, instead of one at random; `slow_start`: how long the share of a new backend grows,
+    /// in seconds, 0 if it has its full share at once, at most [`MAX_SLOW_START`].
+    pub const fn new(local_addresses_only: bool, least_connections: bool, slow_start: u16) -> Self {
+        let slow_start = if slow_start > MAX_SLOW_START { MAX_SLOW_START } else { slow_start };
+        let least_connections = if least_connections { LEAST_CONNECTIONS } else { 0 };
+        Self(local_addresses_only as u16 | least_connections | slow_start << SLOW_START)
+    }
+
+    /// Whether other nodes decide for their own addresses.
+    #[inline(always)]
+    pub const fn local_addresses_only(self) -> bool {
+        self.0 & LOCAL_ADDRESSES_ONLY != 0
+    }
+
+    /// Whether the backend with fewer connections is chosen.
+    #[inline(always)]
+    pub const fn least_connections(self) -> bool {
+        self.0 & LEAST_CONNECTIONS != 0
+    }
+
+    /// How long the share of a new backend grows, in seconds.
+    #[inline(always)]
+    pub const fn slow_start(self) -> u32 {
+        (self.0 >> SLOW_START) as u32
+    }
+
+    /// Whether backends are chosen by more than chance.
+    #[inline(always)]
+    pub const fn is_balanced(self) -> bool {
+        self.0 & !LOCAL_ADDRESSES_ONLY != 0
+    }
+
+    /// The bits.
+    #[inline(always)]
+    pub const fn bits(self) -> u16 {
+        self.0
+    }
+
+    /// The options of these bits.
+    #[inline(always)]
+    pub const fn from_bits(bits: u16) -> Self {
+        Self(bits)
+    }
+}
 
 /// The key of a node port, which is served at every address that belongs to a node ([`NodeAddrScope`]).
 #[repr(C)]

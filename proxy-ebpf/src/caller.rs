@@ -13,7 +13,7 @@ use proxy_common::{
     decide::{SocketContext, Verdict, decide},
     net::{SockAddr, V6},
     random::mix,
-    tables::HealthPolicy,
+    tables::Frontend,
 };
 
 use crate::{
@@ -159,8 +159,9 @@ impl SocketContext for Caller<'_> {
     }
 
     #[inline(always)]
-    fn has_failures(&self, policy: HealthPolicy) -> bool {
-        self.connects && policy.failures != 0 && health::has_records()
+    fn uses_backend_states(&self, frontend: &Frontend) -> bool {
+        self.connects
+            && (frontend.options.is_balanced() || frontend.health.failures != 0 && health::has_records())
     }
 
     #[inline(always)]

@@ -70,11 +70,19 @@ fn stripe() -> u32 {
     unsafe { bpf_get_smp_processor_id() & STRIPE_MASK.load() }
 }
 
-/// The row with a counter; null if there is none.
+/// A row of the chunk of a counter; null if there is none.
 #[inline(always)]
-fn row(counter: CounterIndex, stripe: u32) -> *mut u64 {
-    let row = COUNTERS.get(chunk_of(counter)).and_then(|it| it.get_ptr_mut(stripe));
+fn row(counter: CounterIndex, number: u32) -> *mut u64 {
+    let row = COUNTERS.get(chunk_of(counter)).and_then(|it| it.get_ptr_mut(number));
     row.map_or(core::ptr::null_mut(), <*mut CounterStripe>::cast)
+}
+
+/// The word of a counter in one of the rows after the stripes, by its number there.
+#[inline(always)]
+pub(crate) fn metadata(counter: CounterIndex, number: u32) -> Option<*mut u64> {
+    let row = row(counter, STRIPE_MASK.load() + 1 + number);
+    // SAFETY: the position is within the row.
+    (!row.is_null()).then(|| unsafe { row.add(index_in_chunk(counter)) })
 }
 
 /// Increments a counter of a row.

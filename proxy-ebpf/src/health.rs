@@ -4,8 +4,7 @@
 
 use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_ktime_get_ns};
 use proxy_common::{
-    counters::CounterIndex,
-    health::{Client, FailureRecord, FailureRecords, HAS_RECORDS, Watch, ZERO, key},
+    health::{FailureRecord, HAS_RECORDS, key},
     sock_nat::NatSlot,
 };
 
@@ -24,40 +23,11 @@ pub(crate) fn has_records() -> bool {
     word(HAS_RECORDS) != 0
 }
 
+/// One of the words beside the records.
 #[inline(always)]
-fn word(index: u32) -> u64 {
+pub(crate) fn word(index: u32) -> u64 {
     // SAFETY: a slot of an array is never freed.
     HEALTH.get_ptr(index).map_or(0, |it| unsafe { it.read_volatile() })
-}
-
-/// The records as a choice sees them.
-pub(crate) struct Records;
-
-impl FailureRecords for Records {
-    #[inline(always)]
-    fn now(&self) -> u64 {
-        // SAFETY: the helper takes nothing and touches nothing.
-        unsafe { bpf_ktime_get_ns() }
-    }
-
-    #[inline(always)]
-    fn ejected_until(&self, client: Client, backend: CounterIndex) -> u64 {
-        // SAFETY: see above.
-        unsafe { FAILURES.get(key(client, backend)) }.map_or(0, |it| it.until)
-    }
-
-    #[inline(always)]
-    fn try_again(&self, client: Client, backend: CounterIndex, now: u64) {
-        if let Some(record) = FAILURES.get_ptr_mut(key(client, backend)) {
-            // SAFETY: see above.
-            unsafe { &mut *record }.try_again(now);
-        }
-    }
-
-    #[inline(always)]
-    fn zero(&self) -> u32 {
-        word(ZERO) as u32
-    }
 }
 
 /// Makes the `sock_ops` program watch the connection that this CPU is about to begin.
@@ -86,7 +56,7 @@ pub(crate) fn take_watch(cookie: u64) -> bool {
 /// The connection was established.
 #[inline(always)]
 pub(crate) fn succeeded(slot: &NatSlot) {
-    if slot.watch != Watch::NONE && has_records() {
+    if slot.watch.is_pending() && has_records() {
         let _ = FAILURES.remove(key(slot.client, slot.watch.backend()));
     }
 }

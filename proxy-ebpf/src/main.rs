@@ -13,6 +13,7 @@
 )]
 
 mod atomic;
+mod backend_states;
 mod bind;
 mod caller;
 mod config;

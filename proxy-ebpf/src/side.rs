@@ -5,15 +5,15 @@
 use core::marker::PhantomData;
 
 use proxy_common::{
+    choice::{self, Choice},
     counters::CounterIndex,
     decide::Tables,
-    health::{self, Choice},
     net::{Be16, V4, V6},
-    tables::{Family, Frontend, NodeAddrScope, NodePortKey, Prefilter},
+    tables::{Family, Frontend, FrontendOptions, NodeAddrScope, NodePortKey, Prefilter},
 };
 
 use crate::{
-    health::Records,
+    backend_states::States,
     maps::{
         ACTIVE, BACKENDS4, BACKENDS6, Backends, FRONTENDS4, FRONTENDS6, Frontends, MEMBERS4, MEMBERS6,
         Members, NODE_ADDRS, NODE_PORTS, PREFILTER,
@@ -28,12 +28,12 @@ pub(crate) trait FamilyTables: Family {
     fn backends() -> &'static Backends<Self>;
     /// The members of its backend sets.
     fn members() -> &'static Members<Self>;
-    /// [`Tables::healthy_position`] with the arguments of [`pack`].
-    fn healthy_position(arguments: [u64; 4]) -> u32;
+    /// [`Tables::choose`] with the arguments of [`pack`].
+    fn choose(arguments: [u64; 4]) -> u32;
 }
 
 macro_rules! family_tables {
-    ($family:ty, $frontends:ident, $backends:ident, $members:ident, $healthy_position:ident) => {
+    ($family:ty, $frontends:ident, $backends:ident, $members:ident, $choose:ident) => {
         impl FamilyTables for $family {
             #[inline(always)]
             fn frontends() -> &'static Frontends<Self> {
@@ -51,15 +51,15 @@ macro_rules! family_tables {
             }
 
             #[inline(always)]
-            fn healthy_position([set, caller, side, first]: [u64; 4]) -> u32 {
-                $healthy_position(set, caller, side, first) as u32
+            fn choose([set, caller, side, first]: [u64; 4]) -> u32 {
+                $choose(set, caller, side, first) as u32
             }
         }
     };
 }
 
-family_tables!(V4, FRONTENDS4, BACKENDS4, MEMBERS4, healthy_position4);
-family_tables!(V6, FRONTENDS6, BACKENDS6, MEMBERS6, healthy_position6);
+family_tables!(V4, FRONTENDS4, BACKENDS4, MEMBERS4, choose4);
+family_tables!(V6, FRONTENDS6, BACKENDS6, MEMBERS6, choose6);
 
 /// The side that was active when the decision began, in one address family.
 pub(crate) struct Side<F> {
@@ -134,30 +134,30 @@ impl<F: FamilyTables> Tables for Side<F> {
     }
 
     #[inline(always)]
-    fn healthy_position(&self, choice: Choice, first: CounterIndex) -> u32 {
-        F::healthy_position(pack(choice, self.index, first))
+    fn choose(&self, choice: Choice, first: CounterIndex) -> u32 {
+        F::choose(pack(choice, self.index, first))
     }
 }
 
-/// [`health::healthy_position`] with the backends of a side.
+/// [`choice::choose`] with the backends of a side.
 ///
 /// Called through functions that are not inlined and have integers as arguments: the verifier checks such a function once,
 /// whatever it knows at the call, and follows no path through it any further (Linux 5.6, 51c39bb1d5d1).
 #[inline(always)]
-fn healthy_position<F: FamilyTables>(choice: Choice, side: u32, first: u32) -> u32 {
+fn choose<F: FamilyTables>(choice: Choice, side: u32, first: u32) -> u32 {
     let side = Side::<F>::of(side);
     let counter_at = |position| Some(side.backend(position)?.1);
-    health::healthy_position(counter_at, &Records, choice, first)
+    choice::choose(counter_at, &States, choice, first)
 }
 
 /// The arguments of such a function.
 #[inline(always)]
 const fn pack(choice: Choice, side: u32, first: u32) -> [u64; 4] {
-    let Choice { offset, count, max_ejected, client, random } = choice;
+    let Choice { offset, count, max_ejected, options, client, random } = choice;
     [
         (offset as u64) << 32 | count as u64,
         (client as u64) << 32 | random as u64,
-        (side as u64) << 32 | max_ejected as u64,
+        (side as u64) << 32 | (options.bits() as u64) << 16 | max_ejected as u64,
         first as u64,
     ]
 }
@@ -168,6 +168,7 @@ const fn unpack([set, caller, side, first]: [u64; 4]) -> (Choice, u32, u32) {
         offset: (set >> 32) as u32,
         count: set as u32,
         max_ejected: side as u8,
+        options: FrontendOptions::from_bits((side >> 16) as u16),
         client: (caller >> 32) as u32,
         random: caller as u32,
     };
@@ -176,16 +177,16 @@ const fn unpack([set, caller, side, first]: [u64; 4]) -> (Choice, u32, u32) {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn healthy_position4(set: u64, caller: u64, side: u64, first: u64) -> u64 {
+pub(crate) extern "C" fn choose4(set: u64, caller: u64, side: u64, first: u64) -> u64 {
     let (choice, side, first) = unpack([set, caller, side, first]);
-    healthy_position::<V4>(choice, side, first).into()
+    choose::<V4>(choice, side, first).into()
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn healthy_position6(set: u64, caller: u64, side: u64, first: u64) -> u64 {
+pub(crate) extern "C" fn choose6(set: u64, caller: u64, side: u64, first: u64) -> u64 {
     let (choice, side, first) = unpack([set, caller, side, first]);
-    healthy_position::<V6>(choice, side, first).into()
+    choose::<V6>(choice, side, first).into()
 }
 
 /// Spends hundreds of microseconds between two steps of a decision: longer than user space takes from a flip to its next

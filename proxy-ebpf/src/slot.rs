@@ -6,7 +6,7 @@
 
 use aya_ebpf::{EbpfContext, programs::SockAddrContext};
 use proxy_common::{
-    health::client,
+    health::{Watch, client},
     sock_nat::{NatSlot, SockNat, share_cell, slot_share},
 };
 
@@ -85,6 +85,7 @@ impl SlotRef {
         // SAFETY: the only claimant owns the slot.
         let slot = unsafe { &mut *self.slot };
         slot.nat = SockNat::default();
+        slot.watch = Watch::NONE;
         slot.client = client;
         slot.cookie = self.cookie;
     }

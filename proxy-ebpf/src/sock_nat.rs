@@ -12,6 +12,7 @@ use proxy_common::{
 };
 
 use crate::{
+    backend_states,
     config::KERNEL_TCP,
     ctx, health,
     overflow::{Table, count_leak, count_refusal},
@@ -46,6 +47,7 @@ pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat, w
     if let Some(own) = slot.own()
         && (!own.is_unconnected() || own.nat.backend.is_unset())
     {
+        backend_states::replace(own.watch, watch);
         own.watch = watch;
         own.nat = *nat;
         if watch.failures() != 0 {
@@ -69,6 +71,8 @@ pub(crate) fn remove(ctx: &SockAddrContext, slot: &SlotRef) {
     if let Some(own) = slot.own()
         && !own.is_unconnected()
     {
+        backend_states::replace(own.watch, Watch::NONE);
+        own.watch = Watch::NONE;
         own.nat = SockNat::default();
     }
     let table = Table::new(ctx, slot);
@@ -99,6 +103,9 @@ pub(crate) fn release(ctx: &SockContext) {
         if !overflow::release(&table, backend) {
             count_leak();
         }
+    }
+    if let Some(own) = slot.own() {
+        backend_states::replace(own.watch, Watch::NONE);
     }
     slot.free();
 }

@@ -12,7 +12,7 @@ use aya_ebpf::{
     programs::SockOpsContext,
 };
 use proxy_common::{
-    health::{REFUSALS, TIMEOUTS, Watch},
+    health::{REFUSALS, TIMEOUTS},
     sock_nat::NatSlot,
 };
 
@@ -48,7 +48,7 @@ fn begin(ctx: &SockOpsContext) {
         // Beside the calls of other programs. They stay: whose they are is not known at the end.
         let _ = ctx.set_cb_flags(ctx.cb_flags().cast_signed() | CALLS);
     } else {
-        own.watch = Watch::NONE;
+        own.watch = own.watch.settled();
     }
 }
 
@@ -65,7 +65,7 @@ fn end(ctx: &SockOpsContext) {
         _ => {}
     }
     if let Some(own) = slot(ctx) {
-        own.watch = Watch::NONE;
+        own.watch = own.watch.settled();
     }
 }
 

@@ -277,7 +277,7 @@ impl TestNode {
     /// How many socket slots are in use, except by the agent's probe, which uses one for a moment.
     #[must_use]
     pub fn used_socket_slots(&self) -> usize {
-        let slots = MapData::from_pin(self.sandbox.pins().join("sock_nat3/slots"));
+        let slots = MapData::from_pin(self.sandbox.pins().join("sock_nat4/slots"));
         let slots = slots.and_then(Map::from_map_data).expect("slots are pinned");
         // The first of sixteen half words says whether it is owned; the third and fourth of eight words are the address of the
         // Service.
@@ -318,11 +318,18 @@ pub fn expected_dump(services: &[Service]) -> Vec<String> {
     let mut lines = Vec::new();
     for service in services {
         let affinity = service.affinity.map(|it| format!(" affinity={it}s")).unwrap_or_default();
+        let mut balancing = String::new();
+        if let Some(algorithm) = service.annotations.get("kube-proxy-ebpf.io/load-balancing") {
+            balancing += &format!(" {algorithm}");
+        }
+        if let Some(time) = service.annotations.get("kube-proxy-ebpf.io/slow-start") {
+            balancing += &format!(" slow-start={time}");
+        }
         for (address, port) in service.frontends(any) {
             let frontend = format!("{address}/{}", port.protocol);
             let backends = service.ready_endpoints(address.ip()).map(|it| SocketAddr::new(it, port.target));
             let backends: Vec<_> = backends.collect();
-            lines.push(format!("frontend {frontend} backends={}{affinity}", backends.len()));
+            lines.push(format!("frontend {frontend} backends={}{affinity}{balancing}", backends.len()));
             for backend in backends {
                 lines.push(format!("backend {frontend} -> {backend}"));
                 if port.protocol == "UDP" || service.affinity.is_some() {

@@ -83,7 +83,7 @@ fn a_closed_socket_frees_its_slot() {
 
 /// How many slots are counted in the shares of network namespaces.
 fn counted_slots(node: &TestNode) -> u64 {
-    let shares = MapData::from_pin(node.sandbox().pins().join("sock_nat3/slot_shares")).unwrap();
+    let shares = MapData::from_pin(node.sandbox().pins().join("sock_nat4/slot_shares")).unwrap();
     let shares: Array<MapData, u64> = Map::from_map_data(shares).unwrap().try_into().unwrap();
     shares.iter().map(Result::unwrap).sum()
 }
@@ -123,7 +123,7 @@ fn programs_fall_back_if_the_verifier_rejects_socket_reads() {
 }
 
 /// Another version's verifier may process ten times as many instructions: that of Linux 5.15 once gave up on a program
-/// for which that of 6.18 needed 74,000.
+/// for which that of 6.18 needed 74,000; that of today's programs is tried by the tests on old kernels.
 #[test]
 fn programs_stay_far_below_the_verifier_limit() {
     let Some(node) = node_with_slots_or_skip(MANY) else { return };
@@ -135,7 +135,7 @@ fn programs_stay_far_below_the_verifier_limit() {
         else {
             return skip("this kernel does not report the number of verified instructions (Linux 5.16)");
         };
-        assert!((1..100_000).contains(&instructions), "{hook}: {instructions}");
+        assert!((1..120_000).contains(&instructions), "{hook}: {instructions}");
     }
 }
 

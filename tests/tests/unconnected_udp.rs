@@ -172,7 +172,7 @@ impl Node {
 
     /// The number of entries beyond the sockets' slots.
     fn entries(&self) -> usize {
-        let entries = self.node.sandbox().pins().join("sock_nat3/overflow");
+        let entries = self.node.sandbox().pins().join("sock_nat4/overflow");
         let map = Map::from_map_data(MapData::from_pin(entries).unwrap()).unwrap();
         let entries: HashMap<MapData, [u64; 4], [u64; 6]> = HashMap::try_from(map).unwrap();
         entries.keys().count()

@@ -4,10 +4,12 @@ use std::{cell, collections::HashMap, rc::Rc};
 
 use super::*;
 use crate::{
-    health::{Client, FailureRecords, healthy_position},
+    choice::{BackendStates, choose},
+    counters::BackendAge,
+    health::Client,
     net::V4,
     random::mix,
-    tables::{Backend4, PortRange, network4},
+    tables::{Backend4, FrontendOptions, HealthPolicy, PortRange, network4},
 };
 
 /// The first counter of the frontend's service port.
@@ -38,7 +40,7 @@ fn backend(n: u32) -> SockAddr {
 
 /// A new connection to a backend.
 fn to(n: u32) -> Verdict {
-    to_watched(n, Watch::new(counter_of(n), HealthPolicy::default()))
+    to_watched(n, Watch::new(counter_of(n), HealthPolicy::default(), false))
 }
 
 /// A new connection to a backend, with the failures that it reports.
@@ -74,11 +76,11 @@ impl OneFrontend {
         Self { protocol, backends, affinity_timeout, health, records, prefilter, lookups: cell::Cell::new(0) }
     }
 
-    fn value(&self, flags: u16) -> Frontend {
+    fn value(&self, options: FrontendOptions) -> Frontend {
         Frontend {
             set: 1,
             backend_count: self.backends.len() as u32,
-            flags,
+            options,
             health: self.health,
             affinity_timeout: self.affinity_timeout,
             service_port: 77,
@@ -104,14 +106,15 @@ impl Tables for OneFrontend {
     fn frontend(&self, address: V4, port: Be16, protocol: u8) -> Option<Frontend> {
         assert!([ip(7), ip(8)].contains(&address), "only looked up if the prefilter matches");
         self.count_lookup();
-        (address == ip(7) && port == Be16::new(80) && protocol == self.protocol).then(|| self.value(0))
+        (address == ip(7) && port == Be16::new(80) && protocol == self.protocol)
+            .then(|| self.value(FrontendOptions::default()))
     }
 
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
         self.count_lookup();
         assert!((30_000..=30_100).contains(&port.get()), "only looked up if the prefilter matches");
-        let flags = if port.get() == 30_081 { LOCAL_ADDRESSES_ONLY } else { 0 };
-        ([30_080, 30_081].contains(&port.get()) && protocol == self.protocol).then(|| self.value(flags))
+        let options = FrontendOptions::new(port.get() == 30_081, false, 0);
+        ([30_080, 30_081].contains(&port.get()) && protocol == self.protocol).then(|| self.value(options))
     }
 
     fn node_addr_scope(&self, address: V4) -> Option<NodeAddrScope> {
@@ -135,9 +138,9 @@ impl Tables for OneFrontend {
         found.map(|it| counter_of(*it))
     }
 
-    fn healthy_position(&self, choice: Choice, first: CounterIndex) -> u32 {
+    fn choose(&self, choice: Choice, first: CounterIndex) -> u32 {
         let counter_at = |position| Some(self.backend(position)?.1);
-        healthy_position(counter_at, &*self.records, choice, first)
+        choose(counter_at, &*self.records, choice, first)
     }
 }
 
@@ -157,7 +160,7 @@ impl Records {
     }
 }
 
-impl FailureRecords for Records {
+impl BackendStates for Records {
     fn now(&self) -> u64 {
         self.now.get()
     }
@@ -171,6 +174,10 @@ impl FailureRecords for Records {
         if (1..=now).contains(&self.ejected_until(at, backend)) {
             self.tried.borrow_mut().push(backend);
         }
+    }
+
+    fn load(&self, _: CounterIndex) -> (u64, BackendAge) {
+        unreachable!("chosen at random")
     }
 
     fn zero(&self) -> u32 {
@@ -241,8 +248,8 @@ impl SocketContext for FakeSocket {
         }
     }
 
-    fn has_failures(&self, policy: HealthPolicy) -> bool {
-        policy.failures != 0
+    fn uses_backend_states(&self, frontend: &Frontend) -> bool {
+        frontend.health.failures != 0
     }
 
     fn prefetch_counters(&self, port_counter: CounterIndex) {
@@ -318,7 +325,7 @@ fn share_of_each(backends: &'static [u32], max_ejected: u8, ejected: &[u32], aff
     for number in 0..6000 {
         socket.random = mix(number, 5);
         let Verdict::Redirect(selection) = verdict(&tables, &socket, 7, 80, 0) else { panic!("a redirect") };
-        assert_eq!(selection.watch, Watch::new(selection.backend_counter, tables.health));
+        assert_eq!(selection.watch, Watch::new(selection.backend_counter, tables.health, false));
         counts[backends.iter().position(|it| counter_of(*it) == selection.backend_counter).unwrap()] += 1;
     }
     assert!(tables.records.tried.borrow().is_empty(), "their time is not out");
@@ -392,7 +399,7 @@ fn an_ejected_backend_is_tried_when_its_time_is_out() {
     tables.records.eject(&[10], 100);
     tables.records.now.set(100);
     let socket = FakeSocket { client: CLIENT, ..FakeSocket::default() };
-    let watched = to_watched(10, Watch::new(counter_of(10), tables.health));
+    let watched = to_watched(10, Watch::new(counter_of(10), tables.health, false));
     assert_eq!(verdict(&tables, &socket, 7, 80, 0), watched);
     assert_eq!(*tables.records.tried.borrow(), [counter_of(10)]);
 }

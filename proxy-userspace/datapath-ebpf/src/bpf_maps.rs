@@ -228,6 +228,14 @@ impl MapStore for BpfMaps {
     fn set_counter_owners(&mut self, owners: &[(CounterIndex, u64)]) -> Result<(), Error> {
         self.chunks.set_owners(owners, &mut self.counters)
     }
+
+    fn open_connections(&self) -> Result<Vec<i64>, Error> {
+        self.chunks.open_connections()
+    }
+
+    fn correct_open_connections(&mut self, corrections: &[(CounterIndex, i64)]) -> Result<(), Error> {
+        self.chunks.correct_open_connections(corrections)
+    }
 }
 
 /// Runs all closures concurrently, the first in this thread; returns when all have returned.

@@ -11,8 +11,9 @@ use std::{
 use datapath::{FrontendAddress, invalid_address_reason, unspecified};
 use model::{
     Family, FrontendKind, Protocol, Rejected, ServiceName,
-    state::{PassiveHealth, Scope, ServicePort, ServiceState, TrafficPolicy},
+    state::{Algorithm, PassiveHealth, Scope, ServicePort, ServiceState, TrafficPolicy},
 };
+use proxy_common::tables::FrontendOptions;
 use twox_hash::XxHash64;
 
 /// Whether a protocol is translated at socket level. No hook sees SCTP sockets; the packet path translates SCTP.
@@ -34,8 +35,8 @@ pub(super) struct Frontend {
     pub(super) port_id: u64,
     /// When its backends are ejected, if the Service says so.
     pub(super) health: PassiveHealth,
-    /// Whether it is not translated at the addresses of other nodes, which decide for themselves.
-    pub(super) local_addresses_only: bool,
+    /// Where it is served, and how its backends are chosen.
+    pub(super) options: FrontendOptions,
 }
 
 /// One Service, compiled.
@@ -166,14 +167,18 @@ impl Compiler<'_> {
         let set = self.set(SetImage { port_id, family, has_members, backends });
         let local_addresses_only =
             kind == FrontendKind::NodePort && service.external_policy == TrafficPolicy::Local;
+        let balancing = &service.load_balancing;
+        let options = FrontendOptions::new(
+            local_addresses_only,
+            balancing.algorithm == Algorithm::LeastConnections,
+            balancing.slow_start.map_or(0, NonZeroU16::get),
+        );
         let health = match protocol {
-            Protocol::Tcp => service.load_balancing.passive_health,
+            Protocol::Tcp => balancing.passive_health,
             // Nothing tells whether a datagram was answered.
             _ => PassiveHealth { enabled: Some(false), ..PassiveHealth::default() },
         };
-        let frontend =
-            Frontend { address, port: index, set, affinity, port_id, health, local_addresses_only };
-        self.image.frontends.push(frontend);
+        self.image.frontends.push(Frontend { address, port: index, set, affinity, port_id, health, options });
     }
 
     /// The position of a set; frontends of a service port with equal backends share one.

@@ -66,6 +66,8 @@ struct Allocation {
     uses: u32,
     /// If none: since which call of [`CounterAllocator::reclaim`].
     idle_since: u32,
+    /// Whether it was reported as removed since it was used last.
+    is_removed: bool,
 }
 
 impl CounterAllocator {
@@ -99,8 +101,9 @@ impl CounterAllocator {
 
     fn adopt(&mut self, owner: u64, first: CounterIndex, is_block: bool) {
         let owner = CounterOwner(owner);
-        if let Some(duplicate) =
-            self.allocations.insert(owner, Allocation { first, is_block, uses: 0, idle_since: 0 })
+        if let Some(duplicate) = self
+            .allocations
+            .insert(owner, Allocation { first, is_block, uses: 0, idle_since: 0, is_removed: false })
         {
             // The earlier instance died between writes to two chunks.
             self.free(owner, duplicate);
@@ -124,18 +127,24 @@ impl CounterAllocator {
     }
 
     fn acquire(&mut self, owner: CounterOwner, is_block: bool) -> CounterIndex {
-        if let Entry::Occupied(mut allocation) = self.allocations.entry(owner) {
-            if allocation.get().is_block == is_block {
-                allocation.get_mut().uses += 1;
-                return allocation.get().first;
+        if let Entry::Occupied(mut entry) = self.allocations.entry(owner) {
+            let allocation = entry.get_mut();
+            if allocation.is_block == is_block {
+                allocation.uses += 1;
+                let first = allocation.first;
+                if std::mem::take(&mut allocation.is_removed) {
+                    // It is back.
+                    self.pending.push((first, owner.0));
+                }
+                return first;
             }
             // A partly written block: the earlier instance died before a table entry referred to it.
-            let partial = allocation.remove();
+            let partial = entry.remove();
             self.free(owner, partial);
         }
         let found = if is_block { self.take_block() } else { self.take_single() };
         let Some(first) = found else { return NO_COUNTER };
-        let allocation = Allocation { first, is_block, uses: 1, idle_since: 0 };
+        let allocation = Allocation { first, is_block, uses: 1, idle_since: 0, is_removed: false };
         self.allocations.insert(owner, allocation);
         self.assign(allocation, owner.0);
         first
@@ -160,15 +169,20 @@ impl CounterAllocator {
         self.allocations.get(&owner).map_or(NO_COUNTER, |it| it.first)
     }
 
-    /// Frees the counters of owners that no table entry has referred to since the call before. Must be called only when no
-    /// running or future program can find an entry of theirs; and so rarely that connections of the time before the last
-    /// call have reported to their counters.
-    pub(super) fn reclaim(&mut self) {
+    /// Whether the next call of [`CounterAllocator::reclaim`] may free counters.
+    pub(super) fn has_idle(&self) -> bool {
+        !self.idle.is_empty()
+    }
+
+    /// Frees the counters of owners that no table entry has referred to since the call before, but for those that
+    /// connections are counted by (`is_open`). Must be called only when no running or future program can find an entry of
+    /// theirs; and so rarely that connections of the time before the last call have reported to their counters.
+    pub(super) fn reclaim(&mut self, is_open: impl Fn(CounterIndex) -> bool) {
         self.reclaims += 1;
         for owner in std::mem::take(&mut self.idle) {
             let Entry::Occupied(allocation) = self.allocations.entry(owner) else { continue };
-            let &Allocation { uses, idle_since, .. } = allocation.get();
-            if uses == 0 && self.reclaims - idle_since >= 2 {
+            let &Allocation { first, uses, idle_since, is_block, .. } = allocation.get();
+            if uses == 0 && self.reclaims - idle_since >= 2 && (is_block || !is_open(first)) {
                 let unused = allocation.remove();
                 self.free(owner, unused);
             } else if uses == 0 {
@@ -179,10 +193,15 @@ impl CounterAllocator {
 
     /// The counters of backends that are in no set any more, or were freed, since the last call.
     pub(super) fn take_removed(&mut self) -> Vec<CounterIndex> {
-        let is_unused = |(owner, first): &(CounterOwner, CounterIndex)| {
-            self.allocations.get(owner).is_none_or(|it| it.uses == 0 || it.first != *first)
-        };
-        std::mem::take(&mut self.removed).into_iter().filter(is_unused).map(|(_, it)| it).collect()
+        let mut removed = std::mem::take(&mut self.removed);
+        removed.retain(|(owner, first)| match self.allocations.get_mut(owner) {
+            Some(it) if it.first == *first => {
+                it.is_removed |= it.uses == 0;
+                it.uses == 0
+            }
+            _ => true,
+        });
+        removed.into_iter().map(|(_, it)| it).collect()
     }
 
     /// Counters whose new owners must be written to the kernel, in ascending order; of one counter the newest owner is last.
@@ -244,8 +263,8 @@ mod tests {
 
     /// Reclaims what is unused by now.
     fn reclaim(counters: &mut CounterAllocator) {
-        counters.reclaim();
-        counters.reclaim();
+        counters.reclaim(|_| false);
+        counters.reclaim(|_| false);
     }
 
     /// Writes the pending owners, as the maps in the kernel would hold them.
@@ -327,18 +346,47 @@ mod tests {
         let counter = counters.acquire_backend(backend(0));
         counters.release(backend(0));
         assert_eq!(counters.take_removed(), [counter]);
-        counters.reclaim();
+        counters.reclaim(|_| false);
         assert_ne!(counters.acquire_backend(backend(1)), counter);
         // It comes and goes.
         assert_eq!(counters.acquire_backend(backend(0)), counter);
         assert!(counters.take_removed().is_empty());
         counters.release(backend(0));
-        counters.reclaim();
+        counters.reclaim(|_| false);
         assert_ne!(counters.acquire_backend(backend(1)), counter);
         counters.take_removed();
-        counters.reclaim();
+        counters.reclaim(|_| false);
         assert_eq!(counters.take_removed(), [counter], "again, for what was reported meanwhile");
         assert_eq!(counters.acquire_backend(backend(2)), counter);
+    }
+
+    #[test]
+    fn a_backend_that_is_back_is_written_again_and_keeps_its_counter() {
+        let mut counters = CounterAllocator::default();
+        let counter = counters.acquire_backend(backend(0));
+        counters.flushed();
+        // From one set of its Service to another, in one change.
+        counters.release(backend(0));
+        counters.acquire_backend(backend(0));
+        counters.take_removed();
+        assert!(counters.pending().is_empty());
+        counters.release(backend(0));
+        counters.take_removed();
+        assert_eq!(counters.acquire_backend(backend(0)), counter);
+        assert_eq!(counters.pending(), [(counter, backend(0).0)]);
+    }
+
+    #[test]
+    fn a_counter_is_kept_while_connections_are_open() {
+        let mut counters = CounterAllocator::default();
+        let counter = counters.acquire_backend(backend(0));
+        counters.release(backend(0));
+        for _ in 0..5 {
+            counters.reclaim(|it| it == counter);
+        }
+        assert_eq!(counters.counter_of(backend(0)), counter);
+        counters.reclaim(|_| false);
+        assert_eq!(counters.counter_of(backend(0)), NO_COUNTER);
     }
 
     #[test]

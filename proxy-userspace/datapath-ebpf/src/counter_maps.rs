@@ -2,7 +2,7 @@
 //! theirs has an owner. Any process can read them by the names of service ports, whether or not an instance runs.
 //!
 //! Invariant: the rows in which programs count are only read here. The value of a counter when it got its owner is stored as
-//! its base, so that no counter is ever reset.
+//! its base, so that no counter is ever reset; and what corrects the number of open connections lies beside it.
 
 use std::{
     collections::HashMap,
@@ -19,11 +19,12 @@ use aya_obj::generated::bpf_map_type;
 use datapath::{PortCounts, PortId};
 use model::{Protocol, ServiceName};
 use proxy_common::counters::{
-    CONNECTIONS, COUNTERS_PER_CHUNK, CounterIndex, CounterStripe, DENIED, MAX_CHUNKS, MAX_STRIPES,
-    METADATA_ROWS, NO_BACKEND, chunk_of, index_in_chunk,
+    AGE_ROW, BASE_ROW, BackendAge, CONNECTIONS, COUNTERS_PER_CHUNK, CounterIndex, CounterStripe, DENIED,
+    MAX_CHUNKS, MAX_STRIPES, METADATA_ROWS, NO_BACKEND, OPEN_ROW, chunk_of, index_in_chunk,
 };
 
 use crate::{
+    clock,
     compile::{is_translated, port_id},
     counter_alloc::CounterOwner,
     error::Error,
@@ -105,7 +106,7 @@ impl CounterChunks {
     pub(super) fn values(&self) -> Result<Vec<u64>, Error> {
         let mut values = Vec::with_capacity(self.chunks.len() * COUNTERS_PER_CHUNK);
         for it in &self.chunks {
-            let bases = read(it, self.stripes + 1)?;
+            let bases = read(it, self.stripes + BASE_ROW)?;
             values.extend(self.sums(it)?.iter().zip(bases.iter()).map(|(sum, base)| sum.wrapping_sub(*base)));
         }
         Ok(values)
@@ -120,19 +121,29 @@ impl CounterChunks {
         if let Some((last, _)) = owners.last() {
             self.grow(chunk_of(*last) as usize + 1, outer)?;
         }
+        let began = clock::now()?.as_secs() as u32;
         for updates in owners.chunk_by(|(a, _), (b, _)| chunk_of(*a) == chunk_of(*b)) {
             let number = chunk_of(updates[0].0) as usize;
             let chunk = &self.chunks[number];
             let sums = self.sums(chunk)?;
-            let (mut owners, mut bases) = (read(chunk, self.stripes)?, read(chunk, self.stripes + 1)?);
+            let read = |row| read(chunk, self.stripes + row);
+            let (mut owners, mut bases, open, mut ages) =
+                (read(0)?, read(BASE_ROW)?, read(OPEN_ROW)?, read(AGE_ROW)?);
             for (counter, owner) in updates {
                 let index = index_in_chunk(*counter);
-                owners[index] = *owner;
-                bases[index] = sums[index];
+                let mut age = BackendAge::from_bits(ages[index]);
+                age.began = began;
+                if owners[index] != *owner {
+                    owners[index] = *owner;
+                    bases[index] = sums[index];
+                    age.correction = (open[index] as i32).wrapping_neg();
+                }
+                ages[index] = age.bits();
             }
-            // The base comes first: without an owner it means nothing.
-            write(&mut self.chunks[number], self.stripes + 1, &bases)?;
-            write(&mut self.chunks[number], self.stripes, &owners)?;
+            // The owner comes last: without one the others mean nothing.
+            for (row, values) in [(AGE_ROW, ages), (BASE_ROW, bases), (0, owners)] {
+                write(&mut self.chunks[number], self.stripes + row, &values)?;
+            }
         }
         // The first chunk stays: it says how many stripes there are.
         while let [_, .., last] = &self.chunks[..]
@@ -185,6 +196,36 @@ impl CounterChunks {
             Err(error) if error.raw_os_error() == Some(ENOTSUPP) => one_by_one(),
             result => result.map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", OUTER)),
         }
+    }
+
+    /// The open connections of each counter's backend, in order, as they were counted.
+    pub(super) fn open_connections(&self) -> Result<Vec<i64>, Error> {
+        let mut all = Vec::with_capacity(self.chunks.len() * COUNTERS_PER_CHUNK);
+        for it in &self.chunks {
+            let (open, ages) = (read(it, self.stripes + OPEN_ROW)?, read(it, self.stripes + AGE_ROW)?);
+            all.extend(
+                open.iter().zip(ages.iter()).map(|(open, age)| BackendAge::from_bits(*age).counted(*open)),
+            );
+        }
+        Ok(all)
+    }
+
+    /// Adds to the numbers of open connections.
+    pub(super) fn correct_open_connections(
+        &mut self,
+        corrections: &[(CounterIndex, i64)],
+    ) -> Result<(), Error> {
+        for &(counter, difference) in corrections {
+            if let Some(chunk) = self.chunks.get_mut(chunk_of(counter) as usize) {
+                let mut ages = read(chunk, self.stripes + AGE_ROW)?;
+                let bits = &mut ages[index_in_chunk(counter)];
+                let mut age = BackendAge::from_bits(*bits);
+                age.correction = age.correction.wrapping_add(difference as i32);
+                *bits = age.bits();
+                write(chunk, self.stripes + AGE_ROW, &ages)?;
+            }
+        }
+        Ok(())
     }
 
     /// The sum of the stripes of each counter of a chunk.

@@ -27,6 +27,7 @@ use crate::{
     features::Features,
     hook_status, hooks,
     node_addresses::{NodeAddresses, node_addresses},
+    open_connections::Recount,
     options::Options,
     pins::{PinLock, Pins},
     socket_termination::SocketTerminator,
@@ -43,6 +44,7 @@ pub struct Datapath {
     ebpf: Ebpf,
     stats: StatsReader,
     failures: FailureRecords,
+    recount: Recount,
     /// When counters were reclaimed last.
     reclaimed_at: Instant,
     exclusions: Exclusions,
@@ -84,6 +86,7 @@ impl Datapath {
         let stats = StatsReader::take(&mut ebpf)?;
         let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups)?;
         let failures = FailureRecords::take(&mut ebpf)?;
+        let recount = Recount::open(&pins)?;
         let mut buffer = DoubleBuffer::new(maps)?;
         buffer.set_passive_health(options.passive_health);
         tracing::info!(
@@ -95,6 +98,7 @@ impl Datapath {
             ebpf,
             stats,
             failures,
+            recount,
             reclaimed_at: Instant::now(),
             exclusions,
             cgroup,
@@ -282,6 +286,9 @@ impl Datapath {
     /// If a map cannot be read or written.
     pub fn table_stats(&mut self) -> Result<TableStats, Error> {
         self.reclaim_counters()?;
+        if self.recount.is_due() {
+            self.buffer.recount(|counted| self.recount.corrections(counted))?;
+        }
         let clients = self.failures.read()?;
         let ejected = if clients.is_empty() { Vec::new() } else { self.buffer.ejected(&clients) };
         let ejections = self.failures.ejections()?;

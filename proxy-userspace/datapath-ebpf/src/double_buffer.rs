@@ -189,10 +189,23 @@ impl<S: MapStore> DoubleBuffer<S> {
     /// The counters get no new owner before the kernel's maps say that they are free.
     pub(super) fn reclaim_counters(&mut self) -> Result<(), Error> {
         if self.grace_elapsed && self.sides.iter().all(|it| it.state == SideState::Current) {
-            self.layout.counters().reclaim();
+            if self.layout.counters().has_idle() {
+                let open = self.store.open_connections()?;
+                let is_open = |it: CounterIndex| open.get(it as usize).is_some_and(|it| *it > 0);
+                self.layout.counters().reclaim(is_open);
+            }
             self.flush_counter_owners()?;
         }
         Ok(())
+    }
+
+    /// Corrects the numbers of open connections, of which `recount` is given those that were counted.
+    pub(super) fn recount(
+        &mut self,
+        recount: impl FnOnce(&[i64]) -> Result<Vec<(CounterIndex, i64)>, Error>,
+    ) -> Result<(), Error> {
+        let corrections = recount(&self.store.open_connections()?)?;
+        self.store.correct_open_connections(&corrections)
     }
 
     /// Writes the owners of counters, before a program increments them.

@@ -13,7 +13,7 @@ use bytemuck::{AnyBitPattern, Zeroable as _};
 use datapath::{ActiveFrontend, PortId};
 use proxy_common::{
     net::{V4, V6},
-    tables::{BackendSetMember, Frontend, LOCAL_ADDRESSES_ONLY, NodeAddrScope, NodePortKey, TCP, UDP},
+    tables::{BackendSetMember, Frontend, NodeAddrScope, NodePortKey, TCP, UDP},
 };
 
 use crate::{bpf_maps, error::Error, pins::Pins, store::Table, table_family::TableFamily};
@@ -172,13 +172,20 @@ impl Generation {
         for frontend in &self.frontends {
             let (name, _, row) = frontend;
             names_by_set.entry(row.set).or_default().push(name);
-            let local_only = row.flags & LOCAL_ADDRESSES_ONLY != 0;
-            let local_only = if local_only { " local-addresses-only" } else { "" };
-            let affinity = match row.affinity_timeout {
-                0 => String::new(),
-                seconds => format!(" affinity={seconds}s"),
-            };
-            lines.push(format!("frontend {name} backends={}{affinity}{local_only}", row.backend_count));
+            let mut line = format!("frontend {name} backends={}", row.backend_count);
+            if row.affinity_timeout != 0 {
+                line += &format!(" affinity={}s", row.affinity_timeout);
+            }
+            if row.options.local_addresses_only() {
+                line += " local-addresses-only";
+            }
+            if row.options.least_connections() {
+                line += " least-connections";
+            }
+            if row.options.slow_start() != 0 {
+                line += &format!(" slow-start={}s", row.options.slow_start());
+            }
+            lines.push(line);
             for (key, backend) in self.backends_of(frontend) {
                 lines.push(format!("backend {name} -> {backend}"));
                 orphans.remove(&key);

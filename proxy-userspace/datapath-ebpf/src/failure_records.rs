@@ -9,13 +9,12 @@ use aya::{
     maps::{Array, Map, MapData},
 };
 use datapath::Ejections;
-use nix::time::{ClockId, clock_gettime};
 use proxy_common::{
     counters::CounterIndex,
     health::{FailureKey, FailureRecord, HAS_RECORDS, MAX_RECORDS, REFUSALS, TIMEOUTS, key_parts},
 };
 
-use crate::{error::Error, hash_map, map_spec};
+use crate::{clock, error::Error, hash_map, map_spec};
 
 const FAILURES: &str = "FAILURES";
 const HEALTH: &str = "HEALTH";
@@ -45,10 +44,7 @@ impl FailureRecords {
         if self.word(HAS_RECORDS)? == 0 {
             return Ok(clients);
         }
-        let now = Duration::from(
-            clock_gettime(ClockId::CLOCK_MONOTONIC)
-                .map_err(|errno| Error::errno("clock_gettime", "CLOCK_MONOTONIC")(errno))?,
-        );
+        let now = clock::now()?;
         let is_old = |it: &FailureRecord| {
             now.saturating_sub(Duration::from_nanos(it.last.max(it.until))) > TIME_TO_TRY
         };

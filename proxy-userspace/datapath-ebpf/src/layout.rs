@@ -16,13 +16,11 @@ use std::{
 use datapath::{EjectedEndpoint, FrontendAddress, PassiveHealthOptions};
 use model::{
     Family, Rejected, ServiceName,
-    state::{NodeState, PassiveHealth, PerFamily},
+    state::{LoadBalancing, NodeState, PassiveHealth, PerFamily},
 };
 use proxy_common::{
     counters::CounterIndex,
-    tables::{
-        Frontend as Row, HealthPolicy, LOCAL_ADDRESSES_ONLY, MAX_FAILURES, Network, PortRange, Prefilter,
-    },
+    tables::{Frontend as Row, HealthPolicy, MAX_FAILURES, MAX_SLOW_START, Network, PortRange, Prefilter},
 };
 
 use self::{
@@ -301,7 +299,7 @@ fn row(
     Some(Row {
         set: set.id,
         backend_count: count_of(&set.slots),
-        flags: if frontend.local_addresses_only { LOCAL_ADDRESSES_ONLY } else { 0 },
+        options: frontend.options,
         health,
         affinity_timeout: frontend.affinity,
         service_port: frontend.port_id,
@@ -313,6 +311,7 @@ fn row(
 }
 
 const _: () = assert!(PassiveHealth::MAX_FAILURES <= MAX_FAILURES);
+const _: () = assert!(LoadBalancing::MAX_SLOW_START <= MAX_SLOW_START);
 
 /// When the backends of a frontend are ejected: by what its Service says, item by item, else by the options of the node.
 fn policy(options: &PassiveHealthOptions, service: PassiveHealth) -> HealthPolicy {

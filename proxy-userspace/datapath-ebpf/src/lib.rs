@@ -24,6 +24,7 @@ mod layout;
 mod map_spec;
 mod map_updates;
 mod node_addresses;
+mod open_connections;
 mod options;
 mod pins;
 mod raw_bpf;
@@ -33,6 +34,7 @@ mod table_family;
 mod table_stats;
 
 pub mod check;
+mod clock;
 pub mod probe;
 
 #[cfg(test)]

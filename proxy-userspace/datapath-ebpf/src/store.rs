@@ -154,5 +154,12 @@ pub(super) trait MapStore {
 
     /// Assigns counters, in ascending order, to new owners, for whom they begin at zero, or to none (0); allocates chunks as
     /// needed. Of several owners of one counter the last one is set. No program may be incrementing these counters.
+    /// A backend that is the owner already is back in its Service: its age begins anew, its counter does not.
     fn set_counter_owners(&mut self, owners: &[(CounterIndex, u64)]) -> Result<(), Error>;
+
+    /// The open connections of each counter's backend, in order, as they were counted: negative if some were missed.
+    fn open_connections(&self) -> Result<Vec<i64>, Error>;
+
+    /// Adds to the numbers of open connections.
+    fn correct_open_connections(&mut self, corrections: &[(CounterIndex, i64)]) -> Result<(), Error>;
 }

@@ -8,7 +8,7 @@ use std::{num::NonZeroU8, time::Duration};
 pub struct PassiveHealthOptions {
     /// Whether endpoints are ejected at all.
     pub enabled: bool,
-    /// Consecutive failures after which an endpoint is ejected, 1 to 100.
+    /// Consecutive failures after which an endpoint is ejected, 1 to 50.
     pub failures: NonZeroU8,
     /// How much of a set may be ejected, 1 to 100 percent; the last endpoint never is.
     pub max_ejected_percent: NonZeroU8,

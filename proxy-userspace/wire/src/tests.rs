@@ -320,7 +320,7 @@ fn invalid_load_balancing_is_rejected_and_means_the_default() {
         max_ejected_percent: Some(max_ejected_percent),
     };
     for (failures, percent, slow_start_seconds, drain_seconds) in
-        [(0, 0, 3_601, 86_401), (101, 101, 65_537, u32::MAX), (257, 257, u32::MAX, 86_401)]
+        [(0, 0, 3_601, 86_401), (51, 101, 65_537, u32::MAX), (257, 257, u32::MAX, 86_401)]
     {
         let load_balancing = localv1::LoadBalancing {
             algorithm: 99,

@@ -2,6 +2,7 @@
 //! Invariant: every figure is measured, each case in a process of its own.
 
 mod apply;
+mod balance;
 mod brain;
 mod connect;
 mod eject;
@@ -29,6 +30,9 @@ struct Arguments {
 enum Subject {
     /// From a received state until every program uses it; a start; and the memory for both (as root)
     Apply,
+    /// Time of connections to two fast endpoints and a slow one, at random and by least connections; the share of a new
+    /// endpoint (as root)
+    Balance,
     /// CPU and memory of the brain, from cluster states to node states
     Brain,
     /// A connect through a Service's address compared with one to an endpoint, and run times of the programs (as root)
@@ -46,6 +50,7 @@ enum Subject {
 fn main() -> ExitCode {
     exit_code(match Arguments::parse().subject {
         Subject::Apply => apply::bench(),
+        Subject::Balance => balance::bench(),
         Subject::Brain => brain::bench(),
         Subject::Connect => connect::bench(),
         Subject::Eject => eject::bench(),

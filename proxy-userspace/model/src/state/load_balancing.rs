@@ -47,5 +47,5 @@ pub struct PassiveHealth {
 
 impl PassiveHealth {
     /// The largest `failures`.
-    pub const MAX_FAILURES: u8 = 100;
+    pub const MAX_FAILURES: u8 = 50;
 }

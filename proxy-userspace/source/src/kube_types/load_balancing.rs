@@ -55,7 +55,7 @@ fn passive_health(text: &str, validator: &mut Validator) -> PassiveHealth {
 }
 
 const ITEMS: &str = "use on, off, failures=5 or max-ejected=50%";
-const FAILURES: &str = "use failures=1 to failures=100";
+const FAILURES: &str = "use failures=1 to failures=50";
 const MAX_EJECTED: &str = "use max-ejected=1% to max-ejected=100%";
 
 /// Sets a field for the first time; `remedy` is the error if there is no value.

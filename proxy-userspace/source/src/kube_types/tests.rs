@@ -225,20 +225,20 @@ fn passive_health_is_on_or_off_and_has_thresholds() {
     check_passive_health("on", (Some(true), 0, 0), &[]);
     check_passive_health("off", (Some(false), 0, 0), &[]);
     check_passive_health("failures=1", (None, 1, 0), &[]);
-    check_passive_health("failures=100, max-ejected=100%", (None, 100, 100), &[]);
+    check_passive_health("failures=50, max-ejected=100%", (None, 50, 100), &[]);
     check_passive_health("on,max-ejected=50%,", (Some(true), 0, 50), &[]);
 }
 
 #[test]
 fn an_invalid_item_of_passive_health_is_rejected_alone() {
     let items = "is ignored; use on, off, failures=5 or max-ejected=50%";
-    let failures = "is ignored; use failures=1 to failures=100";
+    let failures = "is ignored; use failures=1 to failures=50";
     let max_ejected = "is ignored; use max-ejected=1% to max-ejected=100%";
     for text in ["On", "true", "failures", "failures:5", "fail=5", "on=5"] {
         let rejected = [format!("{text:?} {items}")];
         check_passive_health(&format!("{text},max-ejected=50%"), (None, 0, 50), &[&rejected[0]]);
     }
-    for text in ["failures=0", "failures=101", "failures=256", "failures=-1", "failures=5%", "failures="] {
+    for text in ["failures=0", "failures=51", "failures=256", "failures=-1", "failures=5%", "failures="] {
         let rejected = [format!("{text:?} {failures}")];
         check_passive_health(&format!("on,{text}"), (Some(true), 0, 0), &[&rejected[0]]);
     }

@@ -17,8 +17,8 @@ pub(super) struct PassiveHealthFlags {
     /// Each Service may say otherwise by the annotation kube-proxy-ebpf.io/passive-health.
     #[arg(long, value_name = "on|off", default_value = "on")]
     passive_health: Switch,
-    /// Failed connections of a client in a row after which an endpoint is ejected for it, 1 to 100
-    #[arg(long, value_name = "NUMBER", default_value = "3", value_parser = up_to_100)]
+    /// Failed connections of a client in a row after which an endpoint is ejected for it, 1 to 50
+    #[arg(long, value_name = "NUMBER", default_value = "3", value_parser = up_to::<50>)]
     passive_health_failures: NonZeroU8,
     /// How long an endpoint is ejected for the first time, 1s to 1h; each further time in sequence twice as long
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = up_to_1h)]
@@ -27,7 +27,7 @@ pub(super) struct PassiveHealthFlags {
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = up_to_24h)]
     passive_health_max_ejection_time: Duration,
     /// How many percent of a set of endpoints may be ejected, 1 to 100; the last endpoint never is
-    #[arg(long, value_name = "NUMBER", default_value = "100", value_parser = up_to_100)]
+    #[arg(long, value_name = "NUMBER", default_value = "100", value_parser = up_to::<100>)]
     passive_health_max_ejected_percent: NonZeroU8,
 }
 
@@ -59,9 +59,9 @@ impl PassiveHealthFlags {
     }
 }
 
-fn up_to_100(text: &str) -> Result<NonZeroU8, String> {
-    let number = text.parse().ok().filter(|it: &NonZeroU8| it.get() <= 100);
-    number.ok_or_else(|| "use a number from 1 to 100".into())
+fn up_to<const MAX: u8>(text: &str) -> Result<NonZeroU8, String> {
+    let number = text.parse().ok().filter(|it: &NonZeroU8| it.get() <= MAX);
+    number.ok_or_else(|| format!("use a number from 1 to {MAX}"))
 }
 
 fn up_to_1h(text: &str) -> Result<Duration, String> {
@@ -117,7 +117,7 @@ mod tests {
         // The limits.
         let least = ["-failures=1", "-max-ejected-percent=1", "-ejection-time=1s", "-max-ejection-time=1s"];
         assert_eq!(options(&least), Ok(expect(true, [1, 1], [1, 1])));
-        let most = ["-failures=100", "-ejection-time=1h", "-max-ejection-time=24h"];
+        let most = ["-failures=50", "-ejection-time=1h", "-max-ejection-time=24h"];
         assert_eq!(options(&most), Ok(expect(true, [100, 100], [3_600, 86_400])));
     }
 
@@ -125,8 +125,8 @@ mod tests {
     fn an_absurd_value_is_refused_with_the_allowed_range() {
         for (words, range) in [
             (&["=maybe"][..], "[possible values: on, off]"),
-            (&["-failures=0"], "from 1 to 100"),
-            (&["-failures=101"], "from 1 to 100"),
+            (&["-failures=0"], "from 1 to 50"),
+            (&["-failures=51"], "from 1 to 50"),
             (&["-max-ejected-percent=101"], "from 1 to 100"),
             (&["-max-ejected-percent=50%"], "from 1 to 100"),
             (&["-ejection-time=0s"], "from 1s to 1h"),
