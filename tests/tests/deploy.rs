@@ -89,8 +89,9 @@ fn kustomizations_of_the_readme_have_a_pullable_image() {
     }
     let applied = text.split(" -k ").skip(1).map(|it| it.split([' ', '`', '\n']).next().unwrap());
     let applied: BTreeSet<_> = applied.filter(|it| !it.is_empty()).collect();
-    assert_eq!(applied, BTreeSet::from(["deploy/overlays/kind", "mine", "mine-cleanup"]));
-    for it in applied {
+    let with_pods = ["deploy/overlays/kind", "mine", "mine-cleanup"];
+    assert_eq!(applied, with_pods.into_iter().chain(["deploy/observability"]).collect());
+    for it in with_pods {
         for image in images(&renderer, &top.join(it)) {
             let name = image.split_once('/').map(|(_, name)| name).unwrap_or_default();
             assert!(name.starts_with("kube-proxy-ebpf:"), "{it}: {image}");

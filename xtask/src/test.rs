@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use build_tools::{
     SKIPPED_TESTS_FILE,
     build::build_for_tests,
-    command::{cargo, run, workspace},
-    programs::test_programs,
+    command::{cargo, run, status, workspace},
+    programs::{promtool, test_programs},
 };
 
 use crate::licences::licences;
@@ -18,6 +18,9 @@ pub(crate) fn test(filter: Option<&str>) -> Result<()> {
     let unchecked = if filter.is_none() { licences().context("the dependencies")? } else { None };
     // A missing program has been warned about; its tests are skipped.
     let _ = test_programs();
+    if let Err(error) = promtool() {
+        status("Warning", &format!("{error:#}"));
+    }
     build_for_tests()?;
 
     let workspace_without_kernel_side = ["--workspace", "--exclude", "proxy-ebpf"];

@@ -7,8 +7,8 @@ use build_tools::command::{cargo, output, workspace};
 
 use crate::plan::Test;
 
-/// Test binaries that need no kernel.
-const WITHOUT_KERNEL: [&str; 4] = ["architecture", "brain_chain", "deploy", "vocabulary"];
+/// Test binaries that need no kernel, or any.
+const WITHOUT_KERNEL: [&str; 5] = ["architecture", "brain_chain", "deploy", "observability", "vocabulary"];
 
 /// Builds the test binaries and lists their tests.
 pub(crate) fn end_to_end_tests() -> Result<Vec<Test>> {

@@ -1,5 +1,5 @@
-//! Packages of Debian and Ubuntu from other suites than this machine's own, unpacked.
-//! Invariant: the machine's own apt state is only read; everything fetched is below a folder.
+//! Packages of Debian and Ubuntu, also from other suites than this machine's own, unpacked.
+//! Invariant: nothing is installed; everything unpacked is below a folder.
 
 use std::{
     fs,
@@ -105,6 +105,19 @@ impl Apt {
         fs::write(self.folder.join("apt.conf"), settings)?;
         Ok(sources)
     }
+}
+
+/// Fetches a package of this machine's own suites, and unpacks it into a folder, which is emptied. It is not installed.
+pub fn unpack_own(package: &str, folder: &Path) -> Result<()> {
+    empty(folder)?;
+    let download =
+        || output(Command::new("apt-get").args(["-q", "download", package]).current_dir(folder)).map(drop);
+    // The lists of packages may be old or missing.
+    download().or_else(|_| {
+        run(Command::new("apt-get").args(["-q", "update"]))?;
+        download()
+    })?;
+    unpack_all(folder, folder)
 }
 
 fn empty(folder: &Path) -> Result<()> {

@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::command::{cargo, output, run, status, workspace};
+use crate::{
+    apt,
+    command::{cargo, output, run, status, workspace},
+};
 
 /// The programs that end-to-end tests call, and the packages that contain them.
 const TEST_PROGRAMS: [(&str, &str); 5] = [
@@ -65,6 +68,19 @@ pub fn cargo_tool(program: &str, version: &str) -> Result<PathBuf> {
 pub fn test_programs() -> Vec<PathBuf> {
     let found = TEST_PROGRAMS.iter().map(|(program, package)| find_or_install(program, package));
     found.filter_map(|it| it.inspect_err(|error| status("Warning", &format!("{error:#}"))).ok()).collect()
+}
+
+/// Finds `promtool`, or unpacks it in target/tools. It is not installed: that would start a server of Prometheus.
+pub fn promtool() -> Result<PathBuf> {
+    let folder = workspace().join("target/tools/prometheus");
+    let private = folder.join("usr/bin/promtool");
+    if let Some(path) = find("promtool").or_else(|| Some(private.clone()).filter(|it| is_executable(it))) {
+        return Ok(path);
+    }
+    status("Fetching", "promtool, once (Debian's package prometheus)");
+    apt::unpack_own("prometheus", &folder)
+        .context("`promtool` is missing: install it (package `prometheus` on Debian and Ubuntu)")?;
+    Ok(private)
 }
 
 /// Installs Debian packages.

@@ -215,6 +215,16 @@ fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         HookBehavior::Unknown(_) => None,
     });
     out.family("probe_success", "1 if the last probe of the hook was translated, else 0", "hook", probed)?;
+    out.gauge(
+        "probe_age_seconds",
+        "Time since the last conclusive probe; 0 while none is expected",
+        state.last_probe.map_or(0.0, |it| it.elapsed().as_secs_f64()),
+    )?;
+    out.gauge(
+        "packet_path_failing",
+        "1 if the packet path is unavailable or behind the state, else 0",
+        flag(state.packet_path_error.is_some()),
+    )?;
     let TableStats { overflow, refused: culprits, affinity_inserts, affinity_capacity, ejected, ejections } =
         &state.table_stats;
     let OverflowStats { entries, capacity, sockets, refused } = *overflow;
