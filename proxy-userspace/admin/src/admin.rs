@@ -49,6 +49,16 @@ impl Admin {
         self.state().watchers = Some(Callback(Arc::new(count)));
     }
 
+    /// Sets the page `/config`.
+    pub fn set_configuration(&self, text: String) {
+        self.state().configuration = text;
+    }
+
+    /// Sets how the page `/log` is read.
+    pub fn set_log(&self, read: impl Fn() -> String + Send + Sync + 'static) {
+        self.state().log = Some(Callback(Arc::new(read)));
+    }
+
     /// Sets how the numbers of gRPC clients are read.
     pub fn set_client_stats(&self, stats: impl Fn() -> ClientStats + Send + Sync + 'static) {
         self.state().client_stats = Some(Callback(Arc::new(stats)));

@@ -49,7 +49,7 @@ impl PageGroup {
         match self {
             Self::Probes | Self::Health => &["/healthz", "/livez", "/readyz"],
             Self::Metrics => &["/metrics", "/proxyMode", "/healthz"],
-            Self::Status => &["/status", "/state"],
+            Self::Status => &["/status", "/state", "/metrics", "/config", "/log"],
         }
     }
 }
@@ -111,7 +111,7 @@ impl Admin {
                 let (ready, checks) = health::readyz(&self.state(), Moment::now());
                 text(health_code(ready), checks)
             }
-            (PageGroup::Metrics, "/metrics") => {
+            (PageGroup::Metrics | PageGroup::Status, "/metrics") => {
                 let it = self.clone();
                 let render = move || it.metrics.text().map_err(|it| it.to_string());
                 self.render(RenderedPage::Metrics, None, PROMETHEUS, render).await
@@ -126,6 +126,11 @@ impl Admin {
                 self.render(RenderedPage::Status, None, JSON, render).await
             }
             (PageGroup::Status, "/state") => self.state_page().await,
+            (PageGroup::Status, "/config") => text(StatusCode::OK, self.state().configuration.as_str()),
+            (PageGroup::Status, "/log") => {
+                let log = self.state().log.as_ref().map(|it| (it.0)());
+                text(StatusCode::OK, log.unwrap_or_default())
+            }
             (pages, _) => {
                 let available = pages.paths().join(", ");
                 text(StatusCode::NOT_FOUND, format!("no such page; available: {available}\n"))

@@ -122,6 +122,10 @@ pub(crate) struct AdminState {
     pub(crate) totals: Totals,
     /// Whether the cluster ever had a Node object of this node.
     saw_own_node: bool,
+    /// The value of every flag, as text.
+    pub(crate) configuration: String,
+    /// Reads the newest lines of the log.
+    pub(crate) log: Option<Callback<String>>,
     /// Counts the watchers; `None` if the process serves none.
     pub(crate) watchers: Option<Callback<usize>>,
     /// Reads the numbers of gRPC clients; `None` if the process serves none.

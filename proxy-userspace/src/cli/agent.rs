@@ -37,15 +37,15 @@ pub(super) struct Flags {
     reports: ReportFlags,
 }
 
-pub(super) fn main(flags: Flags) -> Result<()> {
+pub(super) fn main(flags: Flags, configuration: String) -> Result<()> {
     if flags.init.init_only {
         flags.packets.initialize();
         return Ok(());
     }
-    block_on(agent(flags))
+    block_on(agent(flags, configuration))
 }
 
-async fn agent(flags: Flags) -> Result<()> {
+async fn agent(flags: Flags, configuration: String) -> Result<()> {
     let mut signals = Signals::new()?;
     let name = flags.node.name()?;
     let admin = Admin::new(name.as_str(), Role::Backend);
@@ -53,7 +53,7 @@ async fn agent(flags: Flags) -> Result<()> {
     let health_checks = flags.datapath.health_checks(&admin, &name, &servers)?;
     let options = flags.packets.options(flags.datapath.options(&name)?)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name);
-    flags.reports.serve(&admin, &servers);
+    flags.reports.serve(&admin, &servers, configuration);
     let datapath = datapath::run(options, health_checks, || upstream.subscribe(), &admin);
     tokio::select! {
         result = datapath => {

@@ -36,11 +36,11 @@ pub(super) struct Flags {
     reports: ReportFlags,
 }
 
-pub(super) fn main(flags: &Flags) -> Result<()> {
-    block_on(brain(flags))
+pub(super) fn main(flags: &Flags, configuration: String) -> Result<()> {
+    block_on(brain(flags, configuration))
 }
 
-async fn brain(flags: &Flags) -> Result<()> {
+async fn brain(flags: &Flags, configuration: String) -> Result<()> {
     let mut signals = Signals::new()?;
     let mut pipeline = Pipeline::start(flags.source.config(flags.listen.serve_any_node)?)?;
     if flags.listen.serve_any_node {
@@ -49,7 +49,7 @@ async fn brain(flags: &Flags) -> Result<()> {
     let admin = Admin::new(pipeline.node(), Role::Brain);
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let servers = Servers::start()?;
-    flags.reports.serve(&admin, &servers);
+    flags.reports.serve(&admin, &servers, configuration);
     let result = tokio::select! {
         () = admin.run(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),
         () = pipeline.run(&admin) => Err(anyhow!("the source has stopped; the log names the reason")),

@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 use datapath::{Checkup, Finding, Level};
 use jiff::Timestamp;
 use model::escaped;
+use reconciler::Options;
 use serde_json::json;
 
 use super::{
@@ -54,15 +55,8 @@ enum Output {
 pub(super) fn main(flags: Flags) -> Result<bool> {
     // The name of the node does not matter for checking.
     let options = flags.packets.options(flags.datapath.options("")?)?;
-    let Checkup { host, installation, conflicts, is_left_to_kube_proxy } = reconciler::check(&options);
-    let groups = [
-        ("Host", host),
-        ("Installation", installation),
-        ("Conflicts", conflicts),
-        ("Process", process(&flags.reports, is_left_to_kube_proxy)),
-    ];
-    let count = |level| groups.iter().flat_map(|(_, it)| it).filter(|it| it.level == level).count();
-    let counts = [Level::Ok, Level::Degraded, Level::Broken].map(count);
+    let groups = examine(&options, &flags.reports);
+    let counts = counts(&groups);
     let mut stdout = io::stdout().lock();
     match flags.output {
         Output::Text => {
@@ -89,6 +83,31 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
     stdout.flush()?;
     let [_, _, broken] = counts;
     Ok(broken == 0)
+}
+
+/// What `check` prints.
+pub(super) fn report(options: &Options, reports: &ReportFlags) -> String {
+    let groups = examine(options, reports);
+    text(&groups, counts(&groups), false)
+}
+
+/// Findings under their headings.
+type Groups = [(&'static str, Vec<Finding>); 4];
+
+fn examine(options: &Options, reports: &ReportFlags) -> Groups {
+    let Checkup { host, installation, conflicts, is_left_to_kube_proxy } = reconciler::check(options);
+    [
+        ("Host", host),
+        ("Installation", installation),
+        ("Conflicts", conflicts),
+        ("Process", process(reports, is_left_to_kube_proxy)),
+    ]
+}
+
+/// How many findings are ok, degraded and broken.
+fn counts(groups: &Groups) -> [usize; 3] {
+    [Level::Ok, Level::Degraded, Level::Broken]
+        .map(|level| groups.iter().flat_map(|(_, it)| it).filter(|it| it.level == level).count())
 }
 
 /// Findings about the running process, and about the ports of one that is not running.

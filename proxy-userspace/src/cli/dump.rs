@@ -1,5 +1,7 @@
 //! `dump`: the active entries in the kernel.
 
+use std::path::Path;
+
 use anyhow::{Error, Result, anyhow};
 use clap::Args;
 
@@ -17,7 +19,27 @@ pub(super) struct Flags {
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
-    let sockets = datapath_ebpf::dump(&flags.pins.pin_dir);
+    let (text, errors) = read(&flags.pins.pin_dir);
+    output::print(&text)?;
+    if errors.is_empty() { Ok(()) } else { Err(anyhow!(errors.join("; "))) }
+}
+
+/// What `dump` prints, errors included.
+///
+/// # Errors
+///
+/// If nothing can be read.
+pub(super) fn text(pin_dir: &Path) -> Result<String> {
+    let (text, errors) = read(pin_dir);
+    if text.is_empty() && !errors.is_empty() {
+        return Err(anyhow!(errors.join("; ")));
+    }
+    Ok(text + &errors.iter().map(|it| format!("cannot be read: {it}\n")).collect::<String>())
+}
+
+/// The entries, one per line, and why others could not be read.
+fn read(pin_dir: &Path) -> (String, Vec<String>) {
+    let sockets = datapath_ebpf::dump(pin_dir);
     let packets = datapath_nft::dump();
     let mut errors = Vec::new();
     let mut lines = Vec::new();
@@ -31,7 +53,6 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
         Ok(packets) => lines.extend(packets),
         Err(error) => errors.push(error.into()),
     }
-    output::print(&lines.into_iter().map(|it| it + "\n").collect::<String>())?;
-    let errors: Vec<_> = errors.iter().map(|it| format!("{it:#}")).collect();
-    if errors.is_empty() { Ok(()) } else { Err(anyhow!(errors.join("; "))) }
+    let errors = errors.iter().map(|it| format!("{it:#}")).collect();
+    (lines.into_iter().map(|it| it + "\n").collect(), errors)
 }

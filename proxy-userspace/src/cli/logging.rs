@@ -1,7 +1,11 @@
 //! The log, on standard error; standard output is left to the commands' results.
 //! Invariant: one event is one line, and nothing that someone else has written in it acts on a terminal.
 
-use std::io::{self, IsTerminal as _, Write, stderr};
+use std::{
+    collections::VecDeque,
+    io::{self, IsTerminal as _, Write, stderr},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use clap::{ArgAction, Args, ValueEnum};
 use model::escaped_line;
@@ -39,13 +43,60 @@ impl LogFlags {
             _ => Level::TRACE,
         };
         match self.log_format {
-            LogFormat::Text => {
-                tracing::subscriber::set_global_default(text(level, stderr().is_terminal(), stderr))
-            }
-            LogFormat::Json => tracing::subscriber::set_global_default(json(level, stderr)),
+            LogFormat::Text => tracing::subscriber::set_global_default(text(
+                level,
+                stderr().is_terminal(),
+                || Kept(stderr()),
+            )),
+            LogFormat::Json => tracing::subscriber::set_global_default(json(level, || Kept(stderr()))),
         }
         .expect("it is set once");
     }
+}
+
+/// How much of the log is kept, in bytes.
+const MAX_KEPT: usize = 256 << 10;
+
+/// The newest lines, at most [`MAX_KEPT`].
+static NEWEST: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+
+/// The newest lines of this process' log, for a page.
+pub(super) fn newest_lines() -> String {
+    newest().iter().map(String::as_str).collect()
+}
+
+fn newest() -> MutexGuard<'static, VecDeque<String>> {
+    NEWEST.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes events, and keeps the newest ones. Each event is one write.
+#[derive(Debug)]
+struct Kept<W>(W);
+
+impl<W: Write> Write for Kept<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut lines = newest();
+        lines.push_back(without_colours(&String::from_utf8_lossy(line)));
+        let mut kept: usize = lines.iter().map(String::len).sum();
+        while kept > MAX_KEPT {
+            kept -= lines.pop_front().map_or(kept, |it| it.len());
+        }
+        drop(lines);
+        self.0.write_all(line)?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Without the escape sequences of colours (`ESC [ … m`).
+fn without_colours(line: &str) -> String {
+    let mut parts = line.split("\x1b[");
+    let first = parts.next().unwrap_or_default();
+    let rest = parts.map(|it| it.split_once('m').map_or(it, |(_, text)| text));
+    [first].into_iter().chain(rest).collect()
 }
 
 fn text<W>(level: Level, colours: bool, writer: W) -> impl tracing::Subscriber + Send + Sync

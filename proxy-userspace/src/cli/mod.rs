@@ -19,6 +19,7 @@ mod print;
 mod run;
 mod runtime;
 mod status;
+mod support_bundle;
 
 use std::{io, process::ExitCode};
 
@@ -28,8 +29,8 @@ use config::{CommandLine, ParseError};
 
 const WRONG_USAGE: u8 = 64;
 /// The flags that belong to one call, and so have no environment variable.
-const WITHOUT_VARIABLE: [&str; 8] =
-    ["force", "init-only", "instance-id", "kube-proxy", "once", "print-config", "rev", "watch"];
+const WITHOUT_VARIABLE: [&str; 9] =
+    ["anonymize", "force", "init-only", "instance-id", "kube-proxy", "once", "print-config", "rev", "watch"];
 
 /// A Kubernetes service proxy with an eBPF data plane.
 ///
@@ -56,6 +57,7 @@ enum Command {
     Status(status::Flags),
     Dump(dump::Flags),
     Explain(explain::Flags),
+    SupportBundle(support_bundle::Flags),
     Cleanup(cleanup::Flags),
     /// Probe the attached programs; `run` and `agent` start this inside the cgroup
     #[command(name = datapath_ebpf::probe::SUBCOMMAND, hide = true)]
@@ -80,7 +82,7 @@ fn command() -> clap::Command {
 }
 
 /// The commands that inspect a process, or what it left in the kernel.
-const INSPECTING: [&str; 3] = ["check", "status", "dump"];
+const INSPECTING: [&str; 4] = ["check", "status", "dump", "support-bundle"];
 
 /// Lets a subcommand accept the flags that `run` and `agent` are started with, so that one set of arguments fits all of them;
 /// those that it does not need are ignored, and not shown in its help.
@@ -132,14 +134,15 @@ pub(crate) fn main() -> ExitCode {
     let done = |()| true;
     // The result is false if `check` or `status` has printed a problem.
     let result = match cli.command {
-        Command::Run(flags) => run::main(flags).map(done),
-        Command::Brain(flags) => brain::main(&flags).map(done),
-        Command::Agent(flags) => agent::main(flags).map(done),
+        Command::Run(flags) => run::main(flags, line.configuration()).map(done),
+        Command::Brain(flags) => brain::main(&flags, line.configuration()).map(done),
+        Command::Agent(flags) => agent::main(flags, line.configuration()).map(done),
         Command::Print(flags) => print::main(flags).map(done),
         Command::Check(flags) => check::main(flags),
         Command::Status(flags) => status::main(flags),
         Command::Dump(flags) => dump::main(&flags).map(done),
         Command::Explain(flags) => explain::main(flags).map(done),
+        Command::SupportBundle(flags) => support_bundle::main(flags).map(done),
         Command::Cleanup(flags) => cleanup::main(&flags).map(done),
         Command::Canary => {
             datapath_ebpf::probe::child_main(io::stdin(), io::stdout()).map(done).map_err(Into::into)

@@ -35,15 +35,15 @@ pub(super) struct Flags {
     reports: ReportFlags,
 }
 
-pub(super) fn main(flags: Flags) -> Result<()> {
+pub(super) fn main(flags: Flags, configuration: String) -> Result<()> {
     if flags.init.init_only {
         flags.packets.initialize();
         return Ok(());
     }
-    block_on(run(flags))
+    block_on(run(flags, configuration))
 }
 
-async fn run(flags: Flags) -> Result<()> {
+async fn run(flags: Flags, configuration: String) -> Result<()> {
     let mut signals = Signals::new()?;
     // Errors in the source or the addresses are found before the kernel is touched.
     let pipeline = Pipeline::start(flags.source.config(flags.listen.serve_any_node)?)?;
@@ -53,7 +53,7 @@ async fn run(flags: Flags) -> Result<()> {
     let health_checks = health_check_events::post(health_checks, &flags.source, pipeline.node());
     let options = flags.packets.options(flags.datapath.options(pipeline.node())?)?;
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
-    flags.reports.serve(&admin, &servers);
+    flags.reports.serve(&admin, &servers, configuration);
     let datapath = datapath::run(options, health_checks, || pipeline.subscribe(), &admin);
     let result = tokio::select! {
         result = datapath => result.and_then(|()| Err(anyhow!("the brain has stopped publishing"))),

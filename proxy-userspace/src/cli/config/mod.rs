@@ -140,14 +140,20 @@ impl CommandLine {
 
     /// The value of every flag and its origin, if `--print-config` asks for them.
     pub(super) fn printed(&self) -> Option<String> {
-        let (name, matches) = self.matches.subcommand()?;
+        let (_, matches) = self.matches.subcommand()?;
         matches.try_get_one::<bool>("print_config").ok().flatten().filter(|it| **it)?;
+        Some(self.configuration())
+    }
+
+    /// The value of every flag and its origin.
+    pub(super) fn configuration(&self) -> String {
+        let Some((name, matches)) = self.matches.subcommand() else { return String::new() };
         // Global flags are added to subcommands when the command is built.
         let mut command = self.command.clone();
         command.build();
-        let command = command.find_subcommand(name)?;
+        let command = command.find_subcommand(name).into_iter();
         let mut table = Table::new();
-        for argument in command.get_arguments() {
+        for argument in command.flat_map(Command::get_arguments) {
             let id = argument.get_id().as_str();
             let Some(long) = argument.get_long() else { continue };
             if matches!(id, "help" | "version" | "config" | "print_config") {
@@ -170,7 +176,7 @@ impl CommandLine {
             };
             table.add_row([format!("--{long}"), values.join(","), origin]);
         }
-        Some(lines(&mut table))
+        lines(&mut table)
     }
 }
 

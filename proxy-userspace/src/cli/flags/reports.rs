@@ -10,6 +10,8 @@ use std::{
 use admin::{Admin, BindAddress, PageGroup, Servers};
 use clap::Args;
 
+use crate::cli::logging;
+
 /// For messages about a process that was not found at the socket of its status pages.
 pub(in crate::cli) const STATUS_HINT: &str = "for details give the --status-socket that it was started with";
 
@@ -35,9 +37,10 @@ pub(in crate::cli) struct ReportFlags {
     /// /metrics is for Prometheus. Whoever reaches it sees the names of Services that are used.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249", help_heading = "Reports")]
     metrics_bind_address: BindAddress<10249>,
-    /// Unix socket of the status pages, which `status` and `check` read; 0 or an empty value disables them
+    /// Unix socket of the status pages, which `status`, `check` and `support-bundle` read; 0 or an empty value disables them
     ///
-    /// /status (JSON) is the state of the process, /state (JSON) what it serves. The socket has mode 0600. A second instance
+    /// /status (JSON) is the state of the process, /state (JSON) what it serves; /metrics, /config and /log are for
+    /// `support-bundle`. The socket has mode 0600. A second instance
     /// on a node needs a socket of its own.
     #[arg(
         long,
@@ -61,8 +64,10 @@ impl FromStr for StatusSocket {
 }
 
 impl ReportFlags {
-    /// Serves the pages, until `servers` is dropped.
-    pub(in crate::cli) fn serve(&self, admin: &Admin, servers: &Servers) {
+    /// Serves the pages, until `servers` is dropped. `configuration` is the value of every flag.
+    pub(in crate::cli) fn serve(&self, admin: &Admin, servers: &Servers, configuration: String) {
+        admin.set_configuration(configuration);
+        admin.set_log(logging::newest_lines);
         let pages = [
             (PageGroup::Probes, self.probe_bind_address.0),
             (PageGroup::Health, self.health()),

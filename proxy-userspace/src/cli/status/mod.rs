@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use datapath_ebpf::Options;
 
 use self::{process::Process, seen::Seen};
 
@@ -54,6 +55,16 @@ enum Output {
     Table,
     /// One JSON object
     Json,
+}
+
+/// What `status` prints: as a table and as JSON.
+///
+/// # Errors
+///
+/// If nothing is programmed.
+pub(super) fn report(options: &Options, reports: &ReportFlags) -> Result<(String, String)> {
+    let seen = Seen::read(options, Process::query(reports))?;
+    Ok((table::render(&seen), format!("{}\n", json::render(&seen))))
 }
 
 /// Prints the status; returns whether everything could be read.
