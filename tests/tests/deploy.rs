@@ -7,7 +7,7 @@ use std::{
     fs,
     io::Write as _,
     net::SocketAddr,
-    os::unix::fs::symlink,
+    os::unix::fs::{PermissionsExt as _, symlink},
     path::Path,
     process::{Command, Stdio},
 };
@@ -533,4 +533,43 @@ fn the_role_allows_exactly_the_requests_that_are_made() {
     // `run` also posts events: `a_health_check_port_in_use_is_an_event_of_its_service`.
     seen.insert(["create", "events.k8s.io", "events"].map(ToOwned::to_owned));
     assert_eq!(seen, allowed);
+}
+
+/// The plugin, with a `kubectl` that knows one pod and prints how it is called.
+#[test]
+fn the_plugin_calls_a_command_in_the_pod_of_the_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let kubectl = folder.path().join("kubectl");
+    let script = "#!/bin/sh\ncase \"$*\" in\n*' get pods '*spec.nodeName=worker-1,*) echo pod/p1; echo pod/p2 ;;\n\
+                  *' get pods '*) ;;\n*) printf '%s\\n' \"$*\" ;;\nesac\n";
+    fs::write(&kubectl, script).unwrap();
+    fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let plugin = |arguments: &str| {
+        let mut command = Command::new(deploy::folder().join("kubectl-service_proxy"));
+        run(command.args(arguments.split_whitespace()).env("PATH", &path))
+    };
+    let exec = "-n kube-system exec --quiet pod/p1 -- /usr/local/bin/kube-proxy-ebpf";
+    let called = plugin("status worker-1 --output json").success();
+    assert_eq!(called, format!("{exec} status --output json\n"));
+    let called = plugin("support-bundle worker-1 --anonymize").success();
+    assert_eq!(called, format!("{exec} support-bundle - --anonymize\n"));
+    for (arguments, code, message) in [
+        ("status", 64, "usage: kubectl service-proxy COMMAND NODE"),
+        ("cleanup worker-1", 64, "unknown command cleanup: use check,"),
+        ("check worker-9", 1, "runs on node worker-9 in namespace kube-system"),
+    ] {
+        let output = plugin(arguments);
+        assert_eq!(output.code, Some(code), "{arguments}: {}", output.stderr);
+        assert!(output.stderr.contains(message), "{arguments}: {}", output.stderr);
+    }
+    // What it looks for are the pods of the DaemonSet, and the program is that of the image.
+    let script = fs::read_to_string(deploy::folder().join("kubectl-service_proxy")).unwrap();
+    let Some(renderer) = Renderer::or_skip() else { return };
+    let objects = renderer.render(".").unwrap();
+    let labels = &one(&objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"];
+    let name = labels["app.kubernetes.io/name"].as_str().unwrap();
+    assert!(script.contains(&format!("label=app.kubernetes.io/name={name}\n")));
+    let image = fs::read_to_string(deploy::folder().join("Containerfile")).unwrap();
+    assert!(image.contains(&format!("/usr/local/bin/{}", deploy::IMAGE)));
 }
