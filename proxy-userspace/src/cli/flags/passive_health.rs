@@ -118,7 +118,7 @@ mod tests {
         let least = ["-failures=1", "-max-ejected-percent=1", "-ejection-time=1s", "-max-ejection-time=1s"];
         assert_eq!(options(&least), Ok(expect(true, [1, 1], [1, 1])));
         let most = ["-failures=50", "-ejection-time=1h", "-max-ejection-time=24h"];
-        assert_eq!(options(&most), Ok(expect(true, [100, 100], [3_600, 86_400])));
+        assert_eq!(options(&most), Ok(expect(true, [50, 100], [3_600, 86_400])));
     }
 
     #[test]
