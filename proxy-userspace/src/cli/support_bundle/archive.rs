@@ -69,8 +69,7 @@ pub(super) fn write(path: &Path, content: &[u8]) -> Result<()> {
 
 fn write_new(path: &Path, content: &[u8]) -> Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(content)?;
-    Ok(file.sync_all()?)
+    Ok(file.write_all(content)?)
 }
 
 fn folder(path: &Path) -> &Path {

@@ -116,6 +116,10 @@ impl Pseudonyms {
                 out.push(':');
             }
             let name = part.trim_end_matches('.');
+            if is_invalid_ipv4(name) && !self.names.contains_key(name) {
+                let pseudonym = self.next("invalid-ipv4");
+                self.names.insert(name.to_owned(), pseudonym);
+            }
             if let Ok(address) = name.parse() {
                 out.push_str(&self.of_address(address));
             } else if let Some(pseudonym) = self.names.get(name) {
@@ -152,6 +156,12 @@ fn is_word(it: char) -> bool {
     it.is_ascii_alphanumeric() || "._:-".contains(it)
 }
 
+/// Whether a word is an address that a user has mistyped, as in `10.96.0.300`.
+fn is_invalid_ipv4(word: &str) -> bool {
+    let is_number = |it: &str| !it.is_empty() && it.bytes().all(|it| it.is_ascii_digit());
+    word.split('.').count() == 4 && word.split('.').all(is_number) && word.parse::<IpAddr>().is_err()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -173,6 +183,7 @@ mod tests {
         check("10.96.0.10:80/TCP -> 10.1.0.1:8080, 10.96.0.10", "ipv4-1:80/TCP -> ipv4-2:8080, ipv4-1");
         check("[fd00::1]:80 fd00::1: refused. fd00::/64", "[ipv6-1]:80 ipv6-1: refused. ipv6-2/64");
         check("::ffff:10.1.0.1 tcp:10.1.0.1.", "ipv6-1 tcp:ipv4-1.");
+        check("invalid: 10.96.0.300", "invalid: invalid-ipv4-1");
         check(
             "127.0.0.1:80 0.0.0.0 ::1 [::]:80 6.18.44 12:30:59",
             "127.0.0.1:80 0.0.0.0 ::1 [::]:80 6.18.44 12:30:59",
