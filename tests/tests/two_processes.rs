@@ -14,6 +14,7 @@ use tests::{
     agent::{APPLIED, brain_socket},
     eventually,
     fixtures::{WEB4, endpoint, web4},
+    http,
     load::LoadReport,
     manifest::{self, Service},
     scaled,
@@ -69,21 +70,29 @@ fn two_processes_behave_as_one() {
     // The same in two, whichever starts first; connections survive.
     let mut agent = start_agent(&node);
     agent.wait_until_logged(TIMEOUT, "no state received yet").unwrap();
+    let is_reported = |failing| {
+        let metric = || http::metric("kube_proxy_ebpf_source_failing{source=\"brain\"}");
+        assert!(eventually(TIMEOUT, || metric() == Some(failing)), "{:?}", metric());
+    };
+    is_reported(1.0);
     assert_active(&node, &[1]);
     let brain = start_brain(&node);
     node.write(&services(&[1, 2]));
     wait_until_active(&node, &mut agent, &[1, 2]);
+    is_reported(0.0);
     connection.ping().unwrap();
 
     // A crash of the brain changes nothing, and changes made meanwhile are applied when it is back.
     brain.kill9().unwrap();
     node.write(&services(&[3]));
     agent.wait_until_logged(TIMEOUT, "stays active").unwrap();
+    is_reported(1.0);
     assert_active(&node, &[1, 2]);
     connection.ping().unwrap();
     let before = agent.count_logged(APPLIED);
     let brain = start_brain(&node);
     wait_until_active(&node, &mut agent, &[3]);
+    is_reported(0.0);
     assert!(eventually(TIMEOUT, || agent.count_logged(APPLIED) > before));
     assert_eq!(agent.count_logged(APPLIED), before + 1, "{}", agent.log());
     let last = agent.log().lines().rfind(|it| it.contains(APPLIED)).unwrap().to_owned();

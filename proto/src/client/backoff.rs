@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use crate::Target;
 
@@ -34,12 +34,15 @@ pub(super) struct ReconnectBackoff {
     /// When the last complete state was received.
     last_state: Option<Instant>,
     last_logged: Option<Instant>,
+    outage: watch::Sender<Option<String>>,
 }
 
 impl ReconnectBackoff {
-    pub(super) fn new(target: &Target) -> Self {
+    /// `outage` gets the reason of each failure, and `None` with each complete state.
+    pub(super) fn new(target: &Target, outage: &watch::Sender<Option<String>>) -> Self {
         Self {
             target: target.clone(),
+            outage: outage.clone(),
             delays: BACKOFF.build(),
             failing_since: None,
             last_state: None,
@@ -51,6 +54,7 @@ impl ReconnectBackoff {
     pub(super) fn failed(&mut self, reason: &str) -> Instant {
         let now = Instant::now();
         self.failing_since.get_or_insert(now);
+        self.outage.send_replace(Some(reason.to_owned()));
         let delay = next_delay(&mut self.delays);
         if self.last_logged.is_some_and(|it| now - it < LOG_INTERVAL) {
             return now + delay;
@@ -74,6 +78,7 @@ impl ReconnectBackoff {
     pub(super) fn synced(&mut self) {
         self.last_state = Some(Instant::now());
         self.last_logged = None;
+        self.outage.send_replace(None);
         self.delays = BACKOFF.build();
         if let Some(since) = self.failing_since.take() {
             tracing::info!("{}: in sync again after {:.1?}", self.target, since.elapsed());
@@ -93,7 +98,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn delays_grow_to_a_limit_and_differ() {
-        let mut backoff = ReconnectBackoff::new(&"unix:///x".parse().unwrap());
+        let outage = watch::Sender::new(None);
+        let mut backoff = ReconnectBackoff::new(&"unix:///x".parse().unwrap(), &outage);
         let first = Duration::from_millis(50)..=Duration::from_millis(100);
         let limit = Duration::from_secs(5)..=Duration::from_secs(10);
         let delays: Vec<_> = (0..12).map(|_| backoff.failed("gone") - Instant::now()).collect();
@@ -101,7 +107,9 @@ mod tests {
         assert!(limit.contains(&delays[11]) && delays.iter().all(|it| it <= limit.end()));
         let last: BTreeSet<_> = delays[8..].iter().collect();
         assert!(last.len() > 1, "{last:?}");
+        assert_eq!(outage.borrow().as_deref(), Some("gone"));
         backoff.synced();
+        assert_eq!(*outage.borrow(), None);
         assert!(first.contains(&(backoff.failed("gone again") - Instant::now())));
         let refused = ReconnectBackoff::refused() - Instant::now();
         assert!((Duration::from_secs(30)..=Duration::from_secs(60)).contains(&refused));

@@ -2,6 +2,7 @@
 
 use std::{error::Error, time::Duration};
 
+use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::{Target, localv1::Extension};
@@ -18,6 +19,8 @@ pub(super) struct Connector {
     /// The node whose state is requested; empty for the brain's own node.
     pub(super) node: String,
     pub(super) extensions: Vec<Extension>,
+    /// Why the last attempt failed; `None` since a complete state.
+    pub(super) outage: watch::Sender<Option<String>>,
     #[cfg(feature = "tls")]
     pub(super) tls: Option<crate::tls::ClientTls>,
 }

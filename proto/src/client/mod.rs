@@ -71,6 +71,7 @@ impl Client {
             target,
             node: node_name.into(),
             extensions: vec![Extension::Revisions],
+            outage: tokio::sync::watch::Sender::new(None),
             #[cfg(feature = "tls")]
             tls: None,
         })
@@ -103,6 +104,11 @@ impl Client {
     /// The name of the node; empty for the brain's own node.
     pub fn node(&self) -> &str {
         &self.0.node
+    }
+
+    /// Why the brain cannot be followed now; `None` while it can be, and before the first attempt has failed.
+    pub fn outage(&self) -> tokio::sync::watch::Receiver<Option<String>> {
+        self.0.outage.subscribe()
     }
 
     /// Follows the full state, over a stream that carries only changes (`localv1.Sets/Watch`, as in KPNG).

@@ -37,7 +37,7 @@ impl Poll {
     pub(super) fn new(connector: &Connector, from: NextFilter) -> Self {
         let extensions = connector.extension_numbers();
         let filter = NextFilter { node_name: connector.node.clone(), extensions, ..from };
-        let backoff = ReconnectBackoff::new(&connector.target);
+        let backoff = ReconnectBackoff::new(&connector.target, &connector.outage);
         Self { connector: connector.clone(), filter, backoff, retry_at: Instant::now(), pending: None }
     }
 

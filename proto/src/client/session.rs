@@ -121,7 +121,7 @@ impl<V: View> fmt::Debug for Session<V> {
 
 impl<V: View> Session<V> {
     pub(super) fn new(connector: &Connector) -> Self {
-        let backoff = ReconnectBackoff::new(&connector.target);
+        let backoff = ReconnectBackoff::new(&connector.target, &connector.outage);
         Self { connector: connector.clone(), backoff, stage: Stage::Waiting(Instant::now()) }
     }
 

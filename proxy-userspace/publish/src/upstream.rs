@@ -32,6 +32,11 @@ impl Upstream {
         Self { from: Some(NextFilter { instance_id, rev, ..NextFilter::default() }), ..self }
     }
 
+    /// The client of the brain.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Subscribes to the states.
     pub fn subscribe(&self) -> Subscription {
         self.publisher.subscribe()

@@ -6,7 +6,7 @@ use admin::{Admin, Role, Servers};
 use anyhow::{Result, bail};
 use clap::Args;
 use pipeline::{Observer as _, Stage, SyncStatus};
-use publish::{Subscription, upstream::Upstream};
+use publish::upstream::Upstream;
 
 use super::{
     config, datapath,
@@ -61,7 +61,7 @@ async fn agent(flags: Flags, configuration: String) -> Result<()> {
             bail!("the subscription to the brain has ended")
         }
         () = admin.run(upstream.subscribe()) => bail!("the subscription to the brain has ended"),
-        () = report_brain(&admin, upstream.subscribe()) => bail!("the subscription to the brain has ended"),
+        () = report_brain(&admin, &upstream) => bail!("the subscription to the brain has ended"),
         () = upstream.run() => bail!("following the brain has stopped; the log names the reason"),
         () = signals.terminated() => {}
     }
@@ -71,20 +71,29 @@ async fn agent(flags: Flags, configuration: String) -> Result<()> {
     Ok(())
 }
 
-/// Reports whether the brain has sent a state, when it last did, and whether it knows a Node object of this node.
-async fn report_brain(admin: &Admin, mut states: Subscription) {
-    const BRAIN: &str = "brain";
-    admin.source(BRAIN, SyncStatus::default());
+/// Reports whether the brain has sent a state, when it last did, why it cannot be followed, and whether it knows a Node object
+/// of this node.
+async fn report_brain(admin: &Admin, upstream: &Upstream) {
+    let (mut states, mut outage) = (upstream.subscribe(), upstream.client().outage());
+    let address = Some(upstream.client().target().to_string());
+    let mut status = SyncStatus { address, ..SyncStatus::default() };
     let mut reported = None;
-    while let Some(published) = states.next().await {
-        let last_contact = Some(SystemTime::now());
-        let status = SyncStatus { is_synced: true, last_contact, ..SyncStatus::default() };
-        admin.source(BRAIN, status);
-        let unknown = pipeline::unknown_node(&published.node, &published.state.nodes, false);
-        if let Some(it) = unknown.as_ref().filter(|it| reported.as_ref() != Some(*it)) {
-            tracing::warn!("{it}");
+    loop {
+        admin.source("brain", status.clone());
+        tokio::select! {
+            published = states.next() => {
+                let Some(published) = published else { return };
+                status.is_synced = true;
+                status.last_contact = Some(SystemTime::now());
+                let unknown = pipeline::unknown_node(&published.node, &published.state.nodes, false);
+                if let Some(it) = unknown.as_ref().filter(|it| reported.as_ref() != Some(*it)) {
+                    tracing::warn!("{it}");
+                }
+                admin.rejected(Stage::Brain, unknown.iter().cloned().collect());
+                reported = unknown;
+            }
+            // The client outlives the loop.
+            Ok(()) = outage.changed() => status.error.clone_from(&outage.borrow_and_update()),
         }
-        admin.rejected(Stage::Brain, unknown.iter().cloned().collect());
-        reported = unknown;
     }
 }
