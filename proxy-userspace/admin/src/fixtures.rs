@@ -63,7 +63,7 @@ pub(crate) fn attach_status(is_attached: bool) -> AttachStatus {
 }
 
 pub(crate) fn report() -> ApplyReport {
-    let rejected = vec![Rejected { item: "default/a".into(), reason: "for a test".into() }];
+    let rejected = vec![Rejected::not_served("default/a", "for a test")];
     let tables = vec![TableFill { name: "frontends4", entries: 3, capacity: 64 }];
     ApplyReport { rejected, tables, flipped: true, is_full: true, ..ApplyReport::default() }
 }

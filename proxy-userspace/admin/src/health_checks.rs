@@ -266,9 +266,8 @@ impl Shared {
     fn report_bind_errors(&self) {
         let rejected: Vec<_> = lock(&self.bind_errors)
             .iter()
-            .map(|(address, reason)| Rejected {
-                item: format!("health checks at {address}"),
-                reason: reason.clone(),
+            .map(|(address, reason)| {
+                Rejected::not_served(format!("health checks at {address}"), reason.clone())
             })
             .collect();
         self.admin.set_rejected(RejectedBy::HealthChecks, rejected);

@@ -115,7 +115,7 @@ impl Compiler<'_> {
     fn add(&mut self, ip: IpAddr, kind: FrontendKind, scope: Scope) {
         let service = &self.state.service;
         if let Some(reason) = invalid_address_reason(ip) {
-            self.image.rejected.push(Rejected { item: format!("{} {kind} {ip}", service.name), reason });
+            self.image.rejected.push(Rejected::not_served(format!("{} {kind} {ip}", service.name), reason));
             return;
         }
         for (index, port) in service.ports.iter().enumerate() {
@@ -150,10 +150,10 @@ impl Compiler<'_> {
         }
         let address = FrontendAddress { address, protocol };
         if !self.addresses.insert(address) {
-            self.image.rejected.push(Rejected {
-                item: format!("{} {kind} {address}", service.name),
-                reason: "this Service lists the same address and port twice; the first one is used".into(),
-            });
+            self.image.rejected.push(Rejected::not_served(
+                format!("{} {kind} {address}", service.name),
+                "this Service lists the same address and port twice; the first one is used",
+            ));
             return;
         }
         let family = address.family();

@@ -140,7 +140,7 @@ pub(super) fn compile(state: &ServiceState, node: &[IpAddr]) -> ServiceImage {
 
 impl ServiceImage {
     fn reject(&mut self, service: &Service, kind: FrontendKind, what: impl fmt::Display, reason: String) {
-        self.rejected.push(Rejected { item: format!("{} {kind} {what}", service.name), reason });
+        self.rejected.push(Rejected::not_served(format!("{} {kind} {what}", service.name), reason));
     }
 }
 

@@ -359,9 +359,8 @@ impl Datapath {
     }
 
     fn rejected(&self) -> Vec<Rejected> {
-        let unsupported = self.unsupported.iter().map(|(family, reason)| Rejected {
-            item: format!("all {} packets", named(*family)),
-            reason: reason.clone(),
+        let unsupported = self.unsupported.iter().map(|(family, reason)| {
+            Rejected::not_served(format!("all {} packets", named(*family)), reason.clone())
         });
         unsupported.chain(self.layout.rejected()).collect()
     }

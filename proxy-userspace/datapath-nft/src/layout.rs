@@ -152,7 +152,7 @@ impl Layout {
             } else {
                 port.affinity = 0;
                 let item = format!("{identity}");
-                image.rejected.push(Rejected { item, reason: TOO_MANY.into() });
+                image.rejected.push(Rejected::not_served(item, TOO_MANY));
             }
         }
         all

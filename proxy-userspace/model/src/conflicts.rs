@@ -118,12 +118,9 @@ impl FrontendOwners {
     ) -> impl Iterator<Item = Rejected> {
         keys.iter().filter_map(move |frontend| {
             let owner = self.owner(*frontend)?;
-            Some(Rejected {
-                item: format!("Service {service}: {frontend}"),
-                reason: format!(
+            Some(Rejected::not_served(format!("Service {service}: {frontend}"), format!(
                     "it belongs to Service {owner} (by cluster IP, then age, then name); give one of them another"
-                ),
-            })
+                )))
         })
     }
 

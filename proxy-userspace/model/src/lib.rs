@@ -26,6 +26,6 @@ pub use escape::{escaped, escaped_line};
 pub use frontend_kind::FrontendKind;
 pub use names::NameForm;
 pub use net::{Family, PerFamily, Protocol};
-pub use rejected::{Rejected, RejectedParts};
+pub use rejected::{Effect, Rejected, RejectedParts};
 pub use service_name::ServiceName;
 pub use time::Timestamp;

@@ -23,7 +23,7 @@ pub fn unknown_node(node: &str, nodes: &NodeInfos, is_required: bool) -> Option<
         "no Node object has this name{existing}: the node has no zone and no pod CIDRs, and only endpoints with this \
          nodeName are local; set --node-name to the name of the Node object"
     );
-    Some(Rejected { item: format!("node {node}"), reason })
+    Some(Rejected::served(format!("node {node}"), reason))
 }
 
 /// A report if the Node object of `node` has no address.
@@ -32,7 +32,7 @@ pub(crate) fn no_address(node: &str, nodes: &NodeInfos) -> Option<Rejected> {
     let reason = "its Node object has no IP address in status.addresses: with --nodeport-addresses=primary no node port is \
                   served, and sources of load balancers do not include this node; the kubelet or the cloud's controller \
                   has to set them";
-    Some(Rejected { item: format!("node {node}"), reason: reason.into() })
+    Some(Rejected::served(format!("node {node}"), reason))
 }
 
 /// A report if another Node object has an address of that of `node`, too. An address of this node is served as its own.
@@ -47,7 +47,7 @@ pub(crate) fn shared_address(node: &str, nodes: &NodeInfos) -> Option<Rejected> 
         "its address {ip} is also that of node {other}: node ports at it are served here; correct status.addresses of the \
          Node object that does not have it"
     );
-    Some(Rejected { item: format!("node {node}"), reason })
+    Some(Rejected::served(format!("node {node}"), reason))
 }
 
 #[cfg(test)]

@@ -166,12 +166,10 @@ impl Pipeline {
             let unknown = unknown_node(&self.node, infos, is_required);
             let unnumbered = no_address(&self.node, infos).filter(|_| is_required);
             let of_node = unknown.into_iter().chain(unnumbered).chain(shared.clone());
-            let of_node: Vec<_> = of_node.filter(|_| self.checks_node).collect();
-            let rejected: BTreeSet<_> = brain.rejected().chain(of_node.iter().cloned()).collect();
+            let rejected: BTreeSet<_> =
+                brain.rejected().chain(of_node.filter(|_| self.checks_node)).collect();
             for it in rejected.difference(&reported) {
-                // The node is served all the same.
-                let prefix = if of_node.contains(it) { "" } else { "not served: " };
-                tracing::warn!("{prefix}{it}");
+                tracing::warn!("{}", it.log_line());
             }
             observer.rejected(Stage::Brain, rejected.iter().cloned().collect());
             reported = rejected;

@@ -16,7 +16,7 @@ pub fn read_manifests(path: &Path, node: &str, options: brain::Options) -> Resul
         tracing::warn!("{it}");
     }
     for it in &rejected {
-        tracing::warn!("not served: {it}");
+        tracing::warn!("{}", it.log_line());
     }
     if changes.is_empty() && !problems.is_empty() {
         return Err(Error::NoManifest(path.to_owned()));
@@ -26,7 +26,7 @@ pub fn read_manifests(path: &Path, node: &str, options: brain::Options) -> Resul
     apply(&mut brain, changes);
     brain.recompute();
     for it in brain.rejected().chain(unknown_node(node, brain.node_infos(), false)) {
-        tracing::warn!("{it}");
+        tracing::warn!("{}", it.log_line());
     }
     let publisher = Publisher::new(node);
     publisher.publish(brain.state(node).cloned().unwrap_or_default());

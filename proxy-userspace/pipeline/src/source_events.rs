@@ -92,9 +92,12 @@ impl RunningSource {
     }
 }
 
-/// Reports how the watches of an API server are doing, by resource.
+/// Reports how the watches of an API server are doing, by resource, and what is rejected.
 fn report(source: &KubeSource, observer: &impl Observer) {
     source.take_requests().iter().for_each(|it| observer.request(it));
+    if let Some(rejected) = source.take_rejected() {
+        observer.rejected(Stage::Source, rejected);
+    }
     for it in source.health().resources() {
         let last_contact = it.last_contact.map(|it| SystemTime::now() - it.elapsed());
         let address = Some(source.health().server().to_owned());

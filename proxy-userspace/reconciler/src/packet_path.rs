@@ -380,7 +380,7 @@ impl Packets {
             && let Some(it) = failure.as_ref().filter(|it| it.step != Step::Finish)
         {
             let reason = format!("{}; its previous state stays active; retried", it.error);
-            error = Some(Rejected { item: PACKET_PATH.into(), reason });
+            error = Some(Rejected::not_served(PACKET_PATH, reason));
         }
         let applied = applied.zip(desired.state.clone()).map(|(mut report, (published, turn, begin))| {
             report.rejected.extend(error.clone().filter(|it| !report.rejected.contains(it)));
@@ -397,13 +397,13 @@ async fn on_blocking_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send +
 }
 
 fn unavailable(error: &nft::Error) -> Rejected {
-    Rejected {
-        item: PACKET_PATH.into(),
-        reason: format!(
+    Rejected::not_served(
+        PACKET_PATH,
+        format!(
             "{}; the socket path serves without it; retried until the cause is fixed",
             error_chain(error)
         ),
-    }
+    )
 }
 
 #[cfg(test)]
@@ -423,7 +423,7 @@ mod tests {
                 eprintln!("skipped: no network namespace can be created: {error}");
                 return;
             }
-            let reason = Rejected { item: "packets".into(), reason: "it failed before".into() };
+            let reason = Rejected::not_served("packets", "it failed before");
             let mut packets = Packets {
                 options: nft::Options::default(),
                 datapath: None,

@@ -350,7 +350,7 @@ impl<'a> Reconciler<'a> {
         }
         let rejected: BTreeSet<_> = report.rejected.iter().cloned().collect();
         for it in rejected.difference(&self.rejected) {
-            tracing::warn!("not served: {it}");
+            tracing::warn!("{}", it.log_line());
         }
         if report.is_full || report.entries > LARGE_CHANGE {
             // The change took far more memory than keeping its result does.

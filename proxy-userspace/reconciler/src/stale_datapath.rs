@@ -33,22 +33,19 @@ impl StaleDatapath {
         if let Some(dir) = &self.pin_dir {
             match remove_programs(dir) {
                 Ok(()) => self.pin_dir = None,
-                Err(error) => rejected.push(Rejected {
-                    item: format!(
-                        "the socket path: programs pinned at {} still use an old state",
-                        dir.display()
-                    ),
-                    reason: format!("{}; run `cleanup` as root, once", error_chain(&error)),
-                }),
+                Err(error) => rejected.push(Rejected::served(
+                    format!("the socket path: programs pinned at {} still use an old state", dir.display()),
+                    format!("{}; run `cleanup` as root, once", error_chain(&error)),
+                )),
             }
         }
         if self.tables {
             match remove_tables() {
                 Ok(()) => self.tables = false,
-                Err(error) => rejected.push(Rejected {
-                    item: "the packet path: our nftables tables still hold an old state".into(),
-                    reason: format!("{}; run `cleanup` as root, once", error_chain(&error)),
-                }),
+                Err(error) => rejected.push(Rejected::served(
+                    "the packet path: our nftables tables still hold an old state",
+                    format!("{}; run `cleanup` as root, once", error_chain(&error)),
+                )),
             }
         }
         rejected

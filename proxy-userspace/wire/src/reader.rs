@@ -7,7 +7,7 @@ use std::{
 };
 
 use model::{
-    NameForm, Protocol, Rejected, RejectedParts,
+    Effect, NameForm, Protocol, Rejected, RejectedParts,
     address::{self, AddressUse},
 };
 use proxy_contract::localv1;
@@ -41,7 +41,7 @@ impl Reader {
     }
 
     pub(crate) fn reject(&mut self, field: &str, reason: impl Into<String>) {
-        self.0.push(field, reason);
+        self.0.push(field, reason, Effect::NotServed);
     }
 
     pub(crate) fn parse<T: FromStr>(&mut self, field: &str, text: &str) -> Option<T> {

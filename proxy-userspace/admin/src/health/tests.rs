@@ -72,7 +72,7 @@ async fn a_failed_probe_is_unhealthy() {
 #[tokio::test(start_paused = true)]
 async fn without_the_packet_path_a_node_is_live_and_not_eligible() {
     let (admin, _publisher) = served();
-    let unavailable = Rejected { item: "traffic".into(), reason: "no nftables".into() };
+    let unavailable = Rejected::not_served("traffic", "no nftables");
     for unavailable in [Some(&unavailable), None] {
         admin.on_packet_path(unavailable);
         let health = eligible(&admin);

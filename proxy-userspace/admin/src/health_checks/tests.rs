@@ -107,7 +107,7 @@ async fn checks_fail_while_the_packet_path_is_unavailable() {
     let [port] = free();
     publisher.publish(state([service("web", port, 2)]));
     check(port, &["200 OK"]).await;
-    let unavailable = Rejected { item: "traffic".into(), reason: "no nftables".into() };
+    let unavailable = Rejected::not_served("traffic", "no nftables");
     admin.on_packet_path(Some(&unavailable));
     check(port, &["HTTP/1.1 503 ", "\"localEndpoints\":2,\"serviceProxyHealthy\":false"]).await;
     admin.on_packet_path(None);

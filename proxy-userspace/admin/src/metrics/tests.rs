@@ -290,7 +290,7 @@ fn detached_programs_are_reported_and_counted() {
 #[test]
 fn rejected_items_are_counted_by_the_part_that_rejects_them() {
     let admin = busy(Role::Backend);
-    let rejected = |n: usize| (0..n).map(|n| Rejected { item: n.to_string(), reason: "for a test".into() });
+    let rejected = |n: usize| (0..n).map(|n| Rejected::not_served(n.to_string(), "for a test"));
     admin.set_rejected(RejectedBy::Brain, rejected(3));
     admin.set_rejected(RejectedBy::Brain, rejected(2));
     assert_eq!(value(&admin, "kube_proxy_ebpf_rejected_items{by=\"brain\"}"), 2.0);

@@ -23,6 +23,7 @@ use std::{
     time::Duration,
 };
 
+use model::Rejected;
 use tokio::{
     sync::Notify,
     task::{JoinSet, spawn_blocking},
@@ -229,7 +230,7 @@ impl Reader {
     }
 
     fn log(&mut self, report: &FileReport) {
-        let rejected = report.rejected.iter().map(|it| format!("not served: {it}"));
+        let rejected = report.rejected.iter().map(Rejected::log_line);
         let problems: BTreeSet<_> = report.problems.iter().cloned().chain(rejected).collect();
         for problem in problems.difference(&self.logged) {
             tracing::warn!("{problem}");

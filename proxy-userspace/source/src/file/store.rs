@@ -140,7 +140,7 @@ impl FileStore {
         report.problems.extend(self.duplicates());
         if self.files.is_empty() && self.list_problem.is_none() {
             let reason = format!("the folder has no manifests; expected are {}", folder::PATTERNS);
-            report.rejected.push(Rejected { item: self.path.display().to_string(), reason });
+            report.rejected.push(Rejected::not_served(self.path.display().to_string(), reason));
         }
         report
     }
@@ -352,7 +352,7 @@ impl FileReport {
         let path = path.display();
         if contents.documents == 0 {
             let reason = "the file is empty; write a `kind: List` with `items: []` if that is intended";
-            self.rejected.push(Rejected { item: path.to_string(), reason: reason.into() });
+            self.rejected.push(Rejected::not_served(path.to_string(), reason));
         }
         for (start, parsed) in contents.parsed() {
             self.problems.extend(parsed.ignored.iter().map(|(at, kind)| {
@@ -366,7 +366,7 @@ impl FileReport {
                 parsed
                     .rejected
                     .iter()
-                    .map(|it| Rejected { item: format!("{path}: {}", it.item), reason: it.reason.clone() }),
+                    .map(|it| Rejected { item: format!("{path}: {}", it.item), ..it.clone() }),
             );
         }
     }

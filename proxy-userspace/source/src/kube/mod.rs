@@ -25,6 +25,7 @@ mod watch_stream;
 
 use std::sync::Arc;
 
+use model::Rejected;
 use tokio::task::JoinSet;
 
 use self::{options::Selectors, reflector::Reflector, shared::Shared, shared_client::SharedClient};
@@ -82,6 +83,11 @@ impl KubeSource {
     /// The requests to the API server since the last call; of very many, the first ones.
     pub fn take_requests(&self) -> Vec<ApiRequest> {
         self.requests.take()
+    }
+
+    /// The rejected parts of all objects, if they have changed since the last call.
+    pub fn take_rejected(&self) -> Option<Vec<Rejected>> {
+        self.shared.take_rejected()
     }
 
     /// The current status of the watches, at any time while the source runs.

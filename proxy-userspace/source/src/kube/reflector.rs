@@ -309,10 +309,10 @@ impl<R: Resource> Reflector<R> {
             Err(reason) => {
                 let PartialObject { metadata } = self.partial(text)?;
                 let name = R::name(&metadata);
-                let rejected = Rejected {
-                    item: format!("{} {name}", R::KIND),
-                    reason: format!("{reason}; the last valid version stays active"),
-                };
+                let rejected = Rejected::not_served(
+                    format!("{} {name}", R::KIND),
+                    format!("{reason}; the last valid version stays active"),
+                );
                 self.store.keep(&name, rejected);
                 Ok(metadata.resource_version)
             }

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use model::Rejected;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until, timeout_at},
@@ -65,6 +66,8 @@ struct State {
     unreachable_at: Option<Instant>,
     /// Whether it has not responded since.
     is_unreachable: bool,
+    /// Whether the rejected parts of objects have changed since they were taken.
+    is_rejected_new: bool,
     /// Whether the reader has taken the whole cluster state once.
     is_complete: bool,
     /// Whether a reflector has ended, which none should.
@@ -180,6 +183,13 @@ impl Shared {
         }
     }
 
+    /// The rejected parts of all objects, if they have changed since the last call.
+    pub(super) fn take_rejected(&self) -> Option<Vec<Rejected>> {
+        let mut state = self.state();
+        mem::take(&mut state.is_rejected_new)
+            .then(|| state.resources.iter().flat_map(|it| it.rejected.iter().cloned()).collect())
+    }
+
     /// The server has accepted a request.
     pub(super) fn contact(&self, resource: usize) {
         let mut state = self.state();
@@ -280,7 +290,11 @@ impl Shared {
         let state = &mut *state;
         let status = &mut state.resources[R::INDEX];
         status.contact();
-        (status.objects, status.rejected) = (store.len(), store.rejected());
+        status.objects = store.len();
+        if let Some(rejected) = store.take_rejected() {
+            status.rejected = rejected.into();
+            state.is_rejected_new = true;
+        }
         status.is_synced = store.is_synced();
         if state.synced_at.is_none() && state.is_synced() {
             state.synced_at = Some(Instant::now());

@@ -1,7 +1,8 @@
 //! The status of the watch of one resource: how old the known state is, and the current error.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use model::Rejected;
 use tokio::time::Instant;
 
 /// The status of the watch of one resource.
@@ -17,8 +18,8 @@ pub struct ResourceStatus {
     pub error: Option<String>,
     /// Number of objects.
     pub objects: usize,
-    /// Number of rejected parts of objects.
-    pub rejected: usize,
+    /// The rejected parts of objects, sorted.
+    pub rejected: Arc<[Rejected]>,
 }
 
 impl ResourceStatus {

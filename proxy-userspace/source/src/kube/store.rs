@@ -23,6 +23,8 @@ pub(super) struct Store<R: Resource> {
     changes: ChangesOf<R>,
     /// The rejected parts, by object.
     rejected: HashMap<R::Name, Vec<Rejected>>,
+    /// Whether they have changed.
+    is_rejected_new: bool,
 }
 
 impl<R: Resource> Store<R> {
@@ -33,6 +35,7 @@ impl<R: Resource> Store<R> {
             is_synced: false,
             changes: HashMap::new(),
             rejected: HashMap::new(),
+            is_rejected_new: false,
         }
     }
 
@@ -41,9 +44,13 @@ impl<R: Resource> Store<R> {
         self.objects.len()
     }
 
-    /// The number of rejected parts of objects.
-    pub(super) fn rejected(&self) -> usize {
-        self.rejected.values().map(Vec::len).sum()
+    /// The rejected parts of objects, sorted, if they have changed since the last call.
+    pub(super) fn take_rejected(&mut self) -> Option<Vec<Rejected>> {
+        mem::take(&mut self.is_rejected_new).then(|| {
+            let mut all: Vec<_> = self.rejected.values().flatten().cloned().collect();
+            all.sort_unstable();
+            all
+        })
     }
 
     /// Begins a list; an unfinished one is abandoned.
@@ -92,7 +99,7 @@ impl<R: Resource> Store<R> {
 
     /// Deletes an object.
     pub(super) fn delete(&mut self, name: &R::Name) {
-        self.rejected.remove(name);
+        self.set_rejected(name, Vec::new());
         self.remove(name);
     }
 
@@ -113,9 +120,11 @@ impl<R: Resource> Store<R> {
             true => self.rejected.remove(name),
             false => self.rejected.insert(name.clone(), rejected.clone()),
         };
+        let previous = previous.unwrap_or_default();
+        self.is_rejected_new |= previous != rejected;
         for it in rejected {
-            if previous.as_ref().is_none_or(|previous| !previous.contains(&it)) {
-                tracing::warn!("not served: {it}");
+            if !previous.contains(&it) {
+                tracing::warn!("{}", it.log_line());
             }
         }
     }

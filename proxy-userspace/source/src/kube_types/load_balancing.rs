@@ -2,38 +2,80 @@
 //!
 //! Invariant: an invalid value is rejected and means the default; the Service is served.
 
-use std::num::{NonZeroU8, NonZeroU32};
-
-use k8s_openapi::jiff::SignedDuration;
-use model::state::{Algorithm, LoadBalancing, PassiveHealth};
-
-use super::{
-    objects::Annotations,
-    validation::{Validator, quoted},
+use std::{
+    collections::BTreeMap,
+    num::{NonZeroU8, NonZeroU32},
 };
 
-const ALGORITHM: &str = "metadata.annotations[kube-proxy-ebpf.io/load-balancing]";
-const PASSIVE_HEALTH: &str = "metadata.annotations[kube-proxy-ebpf.io/passive-health]";
-const SLOW_START: &str = "metadata.annotations[kube-proxy-ebpf.io/slow-start]";
-const DRAIN: &str = "metadata.annotations[kube-proxy-ebpf.io/drain]";
+use k8s_openapi::jiff::SignedDuration;
+use model::{
+    ServiceName,
+    state::{Algorithm, LoadBalancing, PassiveHealth},
+};
 
-const ALGORITHMS: &[(&str, Algorithm)] =
-    &[("random", Algorithm::Random), ("least-connections", Algorithm::LeastConnections)];
+use super::{
+    objects::PREFIX,
+    validation::{Validator, quoted, short},
+};
 
-/// The load balancing of a Service with these annotations; an empty value means the default.
-pub(super) fn load_balancing(annotations: &Annotations, validator: &mut Validator) -> LoadBalancing {
-    let slow_start = annotations.slow_start.as_deref();
-    let slow_start = seconds(SLOW_START, slow_start, LoadBalancing::MAX_SLOW_START.into(), validator);
-    LoadBalancing {
-        algorithm: validator.one_of(ALGORITHM, annotations.load_balancing.as_deref(), ALGORITHMS),
-        passive_health: passive_health(annotations.passive_health.as_deref().unwrap_or(""), validator),
-        slow_start: slow_start.and_then(|it| it.try_into().ok()),
-        drain: seconds(DRAIN, annotations.drain.as_deref(), LoadBalancing::MAX_DRAIN, validator),
+const ALGORITHM: &str = "load-balancing";
+const PASSIVE_HEALTH: &str = "passive-health";
+const SLOW_START: &str = "slow-start";
+const DRAIN: &str = "drain";
+/// The annotations that there are, without our prefix.
+const KNOWN: [&str; 4] = [ALGORITHM, PASSIVE_HEALTH, SLOW_START, DRAIN];
+
+/// The load balancing of a Service with these annotations, by their names without our prefix; an empty value means the
+/// default.
+pub(super) fn load_balancing(
+    service: &ServiceName,
+    annotations: &BTreeMap<String, String>,
+    validator: &mut Validator,
+) -> LoadBalancing {
+    let mut reject = |name: &str, reason: String| {
+        validator.ignore_annotation(service, format_args!("{PREFIX}{}", short(name)), reason);
+    };
+    let value = |name| annotations.get(name).map_or("", String::as_str);
+    let found = LoadBalancing {
+        algorithm: algorithm(value(ALGORITHM), &mut reject),
+        passive_health: passive_health(value(PASSIVE_HEALTH), &mut reject),
+        slow_start: seconds(SLOW_START, value(SLOW_START), LoadBalancing::MAX_SLOW_START.into(), &mut reject)
+            .and_then(|it| it.try_into().ok()),
+        drain: seconds(DRAIN, value(DRAIN), LoadBalancing::MAX_DRAIN, &mut reject),
+    };
+    for name in annotations.keys().filter(|it| !KNOWN.contains(&it.as_str())) {
+        reject(name, format!("is unknown, and ignored; {}", remedy(name)));
+    }
+    found
+}
+
+/// What may be meant by an unknown name.
+fn remedy(name: &str) -> String {
+    let similarity = |known: &&str| strsim::jaro_winkler(name, known);
+    let nearest = KNOWN.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+    match nearest.filter(|it| similarity(it) >= MIN_SIMILARITY) {
+        Some(known) => format!("did you mean {PREFIX}{known}?"),
+        None => format!("there are {PREFIX}{{{}}}", KNOWN.join(",")),
+    }
+}
+
+/// From which similarity on a known name may be meant.
+const MIN_SIMILARITY: f64 = 0.7;
+
+fn algorithm(text: &str, reject: &mut impl FnMut(&str, String)) -> Algorithm {
+    match text {
+        "" | "random" => Algorithm::Random,
+        "least-connections" => Algorithm::LeastConnections,
+        _ => {
+            let remedy = "is unknown, random is used; use one of random, least-connections";
+            reject(ALGORITHM, format!("{} {remedy}", quoted(text)));
+            Algorithm::Random
+        }
     }
 }
 
 /// `on`, `off`, `failures=5` and `max-ejected=50%`, separated by commas; an invalid item rejects no other one.
-fn passive_health(text: &str, validator: &mut Validator) -> PassiveHealth {
+fn passive_health(text: &str, reject: &mut impl FnMut(&str, String)) -> PassiveHealth {
     let mut found = PassiveHealth::default();
     for item in text.split(',').map(str::trim).filter(|it| !it.is_empty()) {
         let outcome = match item.split_once('=') {
@@ -48,15 +90,15 @@ fn passive_health(text: &str, validator: &mut Validator) -> PassiveHealth {
             _ => Err(ITEMS),
         };
         if let Err(remedy) = outcome {
-            validator.reject(PASSIVE_HEALTH, format!("{} is ignored; {remedy}", quoted(item)));
+            reject(PASSIVE_HEALTH, format!("{} is ignored; {remedy}", quoted(item)));
         }
     }
     found
 }
 
 const ITEMS: &str = "use on, off, failures=5 or max-ejected=50%";
-const FAILURES: &str = "use failures=1 to failures=50";
-const MAX_EJECTED: &str = "use max-ejected=1% to max-ejected=100%";
+const FAILURES: &str = "the default is used; use failures=1 to failures=50";
+const MAX_EJECTED: &str = "the default is used; use max-ejected=1% to max-ejected=100%";
 
 /// Sets a field for the first time; `remedy` is the error if there is no value.
 fn set<T>(field: &mut Option<T>, value: Option<T>, remedy: &'static str) -> Result<(), &'static str> {
@@ -74,17 +116,20 @@ fn number(text: &str, max: u8) -> Option<NonZeroU8> {
 }
 
 /// A duration of whole seconds from 1 to `max`, in Go's notation.
-fn seconds(field: &str, text: Option<&str>, max: u32, validator: &mut Validator) -> Option<NonZeroU32> {
-    let text = text.filter(|it| !it.is_empty())?;
+fn seconds(name: &str, text: &str, max: u32, reject: &mut impl FnMut(&str, String)) -> Option<NonZeroU32> {
+    if text.is_empty() {
+        return None;
+    }
     let duration: Option<SignedDuration> = text.parse().ok();
     let whole = duration.filter(|it| it.subsec_nanos() == 0).map(|it| it.as_secs());
     let seconds = whole.and_then(|it| u32::try_from(it).ok()).and_then(NonZeroU32::new);
     let valid = seconds.filter(|it| it.get() <= max);
     if valid.is_none() {
         let max = SignedDuration::from_secs(max.into());
-        let reason =
-            format!("is not a duration of whole seconds from 1s to {max:#}, and is ignored; write it as 30s");
-        validator.reject(field, format!("{} {reason}", quoted(text)));
+        let reason = format!(
+            "is not a duration of whole seconds from 1s to {max:#}, the default, none, is used; write it as 30s"
+        );
+        reject(name, format!("{} {reason}", quoted(text)));
     }
     valid
 }

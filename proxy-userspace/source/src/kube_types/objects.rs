@@ -3,6 +3,8 @@
 //! Other fields, such as managed fields, other labels and the rest of a status, are skipped while decoding and take no
 //! memory. Small parts of which most fields are needed have the types of `k8s_openapi`.
 
+use std::{collections::BTreeMap, fmt};
+
 use k8s_openapi::{
     api::{
         core::v1::{LoadBalancerStatus, NodeAddress, ServicePort, SessionAffinityConfig, Taint},
@@ -10,7 +12,10 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::Time,
 };
-use serde::{Deserialize, Deserializer};
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
 use serde_json::Value;
 
 /// `metadata` of any object.
@@ -41,21 +46,53 @@ pub(crate) struct Labels {
 }
 
 /// The annotations that are evaluated.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default)]
 pub(crate) struct Annotations {
-    #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
     pub(crate) last_change_trigger_time: Option<String>,
     /// Marks the end of the list at the start of a watch (KEP-3157).
-    #[serde(rename = "k8s.io/initial-events-end")]
     pub(crate) initial_events_end: Option<String>,
-    #[serde(rename = "kube-proxy-ebpf.io/load-balancing", default, deserialize_with = "any_text")]
-    pub(crate) load_balancing: Option<String>,
-    #[serde(rename = "kube-proxy-ebpf.io/passive-health", default, deserialize_with = "any_text")]
-    pub(crate) passive_health: Option<String>,
-    #[serde(rename = "kube-proxy-ebpf.io/slow-start", default, deserialize_with = "any_text")]
-    pub(crate) slow_start: Option<String>,
-    #[serde(rename = "kube-proxy-ebpf.io/drain", default, deserialize_with = "any_text")]
-    pub(crate) drain: Option<String>,
+    /// All with our prefix, without it.
+    pub(crate) ours: BTreeMap<String, String>,
+}
+
+/// The prefix of our annotations.
+pub(crate) const PREFIX: &str = "kube-proxy-ebpf.io/";
+
+impl<'de> Deserialize<'de> for Annotations {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(AnnotationsVisitor)
+    }
+}
+
+struct AnnotationsVisitor;
+
+impl<'de> Visitor<'de> for AnnotationsVisitor {
+    type Value = Annotations;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a map of annotations")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Annotations, A::Error> {
+        let mut found = Annotations::default();
+        while let Some(name) = map.next_key::<String>()? {
+            match name.as_str() {
+                "endpoints.kubernetes.io/last-change-trigger-time" => {
+                    found.last_change_trigger_time = map.next_value()?;
+                }
+                "k8s.io/initial-events-end" => found.initial_events_end = map.next_value()?,
+                _ => match name.strip_prefix(PREFIX) {
+                    Some(name) => {
+                        found.ours.insert(name.to_owned(), any_text(map.next_value()?));
+                    }
+                    None => {
+                        map.next_value::<IgnoredAny>()?;
+                    }
+                },
+            }
+        }
+        Ok(found)
+    }
 }
 
 /// `v1 Service`.
@@ -168,10 +205,10 @@ where
 
 /// A text; any other value as it is written in JSON. A manifest with `drain: 30`, which no API server accepts, is used
 /// but for this value.
-fn any_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    Ok(match Value::deserialize(deserializer)? {
-        Value::Null => None,
-        Value::String(text) => Some(text),
-        other => Some(other.to_string()),
-    })
+fn any_text(value: Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text,
+        other => other.to_string(),
+    }
 }

@@ -73,17 +73,19 @@ fn reject_if_incomplete(service: &objects::Service, validator: &mut Validator) {
 fn convert(service: &objects::Service, validator: &mut Validator) -> Option<cluster::Service> {
     let meta = &service.metadata;
     let (namespace, name) = names_of(meta, NameForm::DnsLabel, validator)?;
+    let name = ServiceName { namespace, name };
     let proxy_name = meta.labels.as_ref().and_then(|it| it.service_proxy_name.as_deref());
     if let Some(proxy) = proxy_name.filter(|it| !it.is_empty()) {
         validator.name(format_args!("metadata.labels[{PROXY_NAME}]"), proxy, NameForm::LabelValue)?;
     }
     let annotations = meta.annotations.as_ref();
+    let load_balancing = annotations.map(|it| load_balancing(&name, &it.ours, validator)).unwrap_or_default();
     let nothing = ServiceSpec::default();
     let spec = service.spec.as_ref().unwrap_or(&nothing);
     let ingress = service.status.as_ref().and_then(|it| it.load_balancer.as_ref());
     let ingress = ingress.and_then(|it| it.ingress.as_deref()).unwrap_or_default();
     Some(cluster::Service {
-        name: ServiceName { namespace, name },
+        name,
         created: meta.creation_timestamp.as_ref().map(|it| timestamp(it.0)),
         kind: validator.one_of("spec.type", spec.type_.as_deref(), KINDS),
         proxy_name: proxy_name.map(str::to_owned),
@@ -102,7 +104,7 @@ fn convert(service: &objects::Service, validator: &mut Validator) -> Option<clus
             POLICIES,
         ),
         affinity: affinity(spec, validator),
-        load_balancing: annotations.map(|it| load_balancing(it, validator)).unwrap_or_default(),
+        load_balancing,
         source_ranges: source_ranges(spec, validator),
         health_check_node_port: node_port("spec.healthCheckNodePort", spec.health_check_node_port, validator),
     })
@@ -240,7 +242,7 @@ fn affinity(spec: &ServiceSpec, validator: &mut Validator) -> Option<ClientIpAff
                     "{seconds} is not a time-out, {DEFAULT_AFFINITY_SECONDS} is used; use a number from 1 to \
                      {MAX_AFFINITY_SECONDS}"
                 );
-                validator.reject("spec.sessionAffinityConfig.clientIP.timeoutSeconds", reason);
+                validator.report("spec.sessionAffinityConfig.clientIP.timeoutSeconds", reason);
                 DEFAULT_AFFINITY_SECONDS
             }
         },

@@ -2,10 +2,10 @@
 
 #![expect(clippy::needless_pass_by_value, reason = "the values are created for the call")]
 
-use std::fmt::Debug;
+use std::{fmt::Debug, num::NonZeroU32};
 
 use model::{
-    cluster,
+    Effect, ServiceName, cluster,
     state::{Algorithm, LoadBalancing, PassiveHealth, ServiceKind, TargetPort, TrafficPolicy},
 };
 use serde::de::DeserializeOwned;
@@ -181,12 +181,31 @@ fn check_load_balancing(annotations: Value, expect: LoadBalancing, rejected: &[(
         })
         .collect();
     assert_eq!(found, items.iter().map(|(item, reason)| (item.as_str(), *reason)).collect::<Vec<_>>());
+    let web = ServiceName { namespace: "default".into(), name: "web".into() };
+    let effect = Effect::AnnotationIgnored(web);
+    assert!(converted.rejected.iter().all(|it| it.effect == effect && it.log_line() == it.to_string()));
+}
+
+#[test]
+fn an_unknown_annotation_is_ignored_and_reported_with_the_nearest_name() {
+    let drain = NonZeroU32::new(30);
+    let some = LoadBalancing { drain, ..LoadBalancing::default() };
+    for (name, remedy) in [
+        ("drian", "did you mean kube-proxy-ebpf.io/drain?"),
+        ("Drain", "did you mean kube-proxy-ebpf.io/drain?"),
+        ("passive_health", "did you mean kube-proxy-ebpf.io/passive-health?"),
+        ("loadbalancing", "did you mean kube-proxy-ebpf.io/load-balancing?"),
+        ("slow-starts", "did you mean kube-proxy-ebpf.io/slow-start?"),
+        ("timeout", "there are kube-proxy-ebpf.io/{load-balancing,passive-health,slow-start,drain}"),
+    ] {
+        let reason = format!("is unknown, and ignored; {remedy}");
+        check_load_balancing(json!({name: "60s", "drain": "30s"}), some, &[(name, &reason)]);
+    }
 }
 
 #[test]
 fn annotations_say_how_connections_are_spread() {
     let default = LoadBalancing::default();
-    check_load_balancing(json!({"drains": "30s"}), default, &[]);
     for value in [json!(""), json!(null)] {
         let all =
             json!({"load-balancing": value, "passive-health": value, "slow-start": value, "drain": value});
@@ -232,8 +251,8 @@ fn passive_health_is_on_or_off_and_has_thresholds() {
 #[test]
 fn an_invalid_item_of_passive_health_is_rejected_alone() {
     let items = "is ignored; use on, off, failures=5 or max-ejected=50%";
-    let failures = "is ignored; use failures=1 to failures=50";
-    let max_ejected = "is ignored; use max-ejected=1% to max-ejected=100%";
+    let failures = "is ignored; the default is used; use failures=1 to failures=50";
+    let max_ejected = "is ignored; the default is used; use max-ejected=1% to max-ejected=100%";
     for text in ["On", "true", "failures", "failures:5", "fail=5", "on=5"] {
         let rejected = [format!("{text:?} {items}")];
         check_passive_health(&format!("{text},max-ejected=50%"), (None, 0, 50), &[&rejected[0]]);
@@ -273,13 +292,13 @@ fn an_invalid_algorithm_or_duration_is_rejected_and_means_the_default() {
         ] {
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             let reason = format!(
-                "{text:?} is not a duration of whole seconds from 1s to {max}, and is ignored; write it as 30s"
+                "{text:?} is not a duration of whole seconds from 1s to {max}, the default, none, is used; write it as 30s"
             );
             check_load_balancing(json!({name: value}), default, &[(name, &reason)]);
         }
     }
     let drain = LoadBalancing { drain: Some(7_200.try_into().unwrap()), ..default };
-    let reason = "\"2h\" is not a duration of whole seconds from 1s to 1h, and is ignored; write it as 30s";
+    let reason = "\"2h\" is not a duration of whole seconds from 1s to 1h, the default, none, is used; write it as 30s";
     check_load_balancing(json!({"slow-start": "2h", "drain": "2h"}), drain, &[("slow-start", reason)]);
 }
 

@@ -6,7 +6,7 @@ use std::{fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use ipnet::IpNet;
 use model::{
-    NameForm, Protocol, Rejected, RejectedParts,
+    Effect, NameForm, Protocol, Rejected, RejectedParts, ServiceName,
     address::{self, AddressUse},
 };
 
@@ -47,9 +47,25 @@ impl Validator {
         self.0.into_list()
     }
 
-    /// Rejects `field`.
+    /// Rejects `field`, which is not served.
     pub(super) fn reject(&mut self, field: impl fmt::Display, reason: impl Into<String>) {
-        self.0.push(field, reason);
+        self.0.push(field, reason, Effect::NotServed);
+    }
+
+    /// Rejects `field`, which is served as the reason says.
+    pub(super) fn report(&mut self, field: impl fmt::Display, reason: impl Into<String>) {
+        self.0.push(field, reason, Effect::Served);
+    }
+
+    /// Rejects an annotation of a Service.
+    pub(super) fn ignore_annotation(
+        &mut self,
+        service: &ServiceName,
+        annotation: impl fmt::Display,
+        reason: impl Into<String>,
+    ) {
+        let effect = Effect::AnnotationIgnored(service.clone());
+        self.0.push(format_args!("metadata.annotations[{annotation}]"), reason, effect);
     }
 
     /// A valid value; rejects `field` without one.
@@ -117,7 +133,7 @@ impl Validator {
         if let Some(reason) = refusal {
             self.reject(field, format!("{} {reason}", quoted(text)));
         } else if as_written.is_none() {
-            self.reject(field, format!("{} is read as {address}; write it so", quoted(text)));
+            self.report(field, format!("{} is read as {address}; write it so", quoted(text)));
         }
         refusal.is_none().then_some(address)
     }
@@ -158,7 +174,7 @@ impl Validator {
             return value.clone();
         }
         let names: Vec<_> = values.iter().map(|(name, _)| *name).collect();
-        self.reject(
+        self.report(
             field,
             format!("{} is unknown, {default_name} is used; use one of {}", quoted(text), names.join(", ")),
         );

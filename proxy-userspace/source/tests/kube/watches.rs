@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, sync::Arc};
 
 use api_server::{Fault, Resource, Settings, Verb};
-use model::cluster::ClusterState;
+use model::{Effect, ServiceName, cluster::ClusterState};
 use serde_json::json;
 
 use super::source_test::{SourceTest, has_service, node, paging, server, service, slice, synced};
@@ -29,11 +29,22 @@ async fn a_change_of_an_annotation_alone_is_followed() {
     server.set(web.clone());
     test.until(|it| drain(it) == NonZeroU32::new(30)).await;
     // An invalid value means the default, is reported, and keeps the Service.
+    assert_eq!(test.source.take_rejected(), None);
     web["metadata"]["annotations"] = json!({"kube-proxy-ebpf.io/drain": "0s"});
-    server.set(web);
+    server.set(web.clone());
     test.until(|it| drain(it).is_none()).await;
     assert!(test.service("web").is_some());
-    assert_eq!(test.health.resources()[0].rejected, 1);
+    let rejected = test.source.take_rejected().unwrap();
+    let web_name = ServiceName { namespace: "default".into(), name: "web".into() };
+    assert_eq!(
+        rejected.iter().map(|it| &it.effect).collect::<Vec<_>>(),
+        [&Effect::AnnotationIgnored(web_name)]
+    );
+    assert_eq!(test.source.take_rejected(), None, "once for a change");
+    web["metadata"]["annotations"] = json!({"kube-proxy-ebpf.io/drain": "30s"});
+    server.set(web);
+    test.until(|it| drain(it) == NonZeroU32::new(30)).await;
+    assert_eq!(test.source.take_rejected(), Some(Vec::new()));
 }
 
 #[tokio::test]
