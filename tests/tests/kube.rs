@@ -4,7 +4,7 @@
 
 use std::{
     fs, iter,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
     path::Path,
     process::{Command, Stdio},
     time::Duration,
@@ -246,6 +246,59 @@ fn a_health_check_port_in_use_is_an_event_of_its_service() {
     drop(occupied);
     node.wait_until(|_| http::get((Ipv4Addr::LOCALHOST, port).into(), "/").is_ok());
     assert_eq!(server.events().len(), 1, "{:?}", server.events());
+}
+
+#[test]
+fn ejections_and_ignored_annotations_are_events_of_their_service() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    // Endpoint 2 refuses.
+    node.serve([1]);
+    let settings = Settings { accepts_events: false, ..Settings::default() };
+    let server = ApiServer::start(settings).unwrap();
+    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    let web = |endpoints: &[u8]| web(endpoints).annotation("kube-proxy-ebpf.io/drian", "30s");
+    set(&server, &[web(&[1, 2])]);
+    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
+    let for_ever = ["--passive-health-ejection-time=1h", "--passive-health-max-ejection-time=1h"];
+    node.start_with(&command(&node, &kubeconfig).args(for_ever));
+    // Without the right, Services are served all the same.
+    node.wait_until_logged(&["cannot post the event InvalidAnnotation", "grant create of events"]);
+    let status = run(&mut node.cli("status")).success();
+    assert!(status.contains("did you mean kube-proxy-ebpf.io/drain?"), "{status}");
+
+    server.configure(|it| it.accepts_events = true);
+    let late = service("late", [10, 96, 0, 11], &[1]);
+    set(&server, &[late.annotation("kube-proxy-ebpf.io/passive_health", "on")]);
+    let events = |reason: &str| {
+        let mut all = server.events();
+        all.retain(|it| it["reason"] == reason);
+        all
+    };
+    let (mut refused, mut connects) = (0, 0);
+    while refused < 3 && connects < 1_000 {
+        refused += usize::from(TcpStream::connect(frontend()).is_err());
+        connects += 1;
+    }
+    node.wait_until(|_| !events("EndpointEjected").is_empty());
+    set(&server, &[web(&[1])]);
+    node.wait_until(|_| !events("EndpointReturned").is_empty());
+    for (reason, kind, note) in [
+        ("EndpointEjected", "Warning", "avoid for a time 1 endpoint: 10.244.1.2:8080 (port tcp)"),
+        ("EndpointReturned", "Normal", "no longer avoid 1 endpoint: 10.244.1.2:8080 (port tcp)"),
+    ] {
+        let events = events(reason);
+        assert_eq!(events.len(), 1, "{events:?}");
+        let event = &events[0];
+        assert_eq!([&event["type"], &event["regarding"]["name"]], [kind, "web"]);
+        assert!(event["note"].as_str().unwrap().contains(note), "{event}");
+    }
+    node.wait_until(|_| !events("InvalidAnnotation").is_empty());
+    let ignored = events("InvalidAnnotation");
+    assert_eq!(ignored.len(), 1, "the one that was refused is not posted again: {ignored:?}");
+    let note = ignored[0]["note"].to_string();
+    assert!(note.contains("did you mean kube-proxy-ebpf.io/passive-health?"), "{note}");
+    assert_eq!(node.agent().count_logged("cannot post the event"), 1);
+    node.terminate();
 }
 
 const PRINT: [&str; 6] = ["print", "--once", "--source", "kube", "--node-name", NODE];

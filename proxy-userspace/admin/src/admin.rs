@@ -6,8 +6,10 @@ use std::{
     time::Duration,
 };
 
-use datapath::{ApplyReport, AttachStatus, PacketAffinity, ProbeResult, TableStats, TerminationReport};
-use model::{Family, Rejected};
+use datapath::{
+    ApplyReport, AttachStatus, EjectedEndpoint, PacketAffinity, ProbeResult, TableStats, TerminationReport,
+};
+use model::{Effect, Family, Rejected, ServiceName};
 use netlink::sock_diag::Transport;
 use pipeline::{ApiRequest, Stage, SyncStatus};
 use publish::{Published, Subscription, grpc::ClientStats};
@@ -79,6 +81,23 @@ impl Admin {
         if state.active.is_none() {
             state.inherited = inherited;
         }
+    }
+
+    /// The annotations of Services that are ignored now.
+    pub fn ignored_annotations(&self) -> Vec<Rejected> {
+        let state = self.state();
+        let rejected = state.rejected.get(&RejectedBy::Source).into_iter().flatten();
+        rejected.filter(|it| matches!(it.effect, Effect::AnnotationIgnored(_))).cloned().collect()
+    }
+
+    /// The endpoints that clients avoid now.
+    pub fn ejected_endpoints(&self) -> Vec<EjectedEndpoint> {
+        self.state().table_stats.ejected.clone()
+    }
+
+    /// Whether a Service is in the state that is served.
+    pub fn serves(&self, service: &ServiceName) -> bool {
+        self.state().served().is_some_and(|it| it.state.services.get(service).is_some())
     }
 
     /// What counts passes over conntrack.

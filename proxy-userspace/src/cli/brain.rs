@@ -6,7 +6,7 @@ use clap::Args;
 use pipeline::Pipeline;
 
 use super::{
-    config,
+    config, events,
     flags::{DEFAULT_SOCKET, ListenFlags, ReportFlags, SourceFlags},
     grpc_server::GrpcServer,
     runtime::{Signals, block_on, trim_memory},
@@ -47,6 +47,8 @@ async fn brain(flags: &Flags, configuration: String) -> Result<()> {
         pipeline = pipeline.without_node_check();
     }
     let admin = Admin::new(pipeline.node(), Role::Brain);
+    // It has no ports to report.
+    drop(events::start(&admin, &flags.source, pipeline.node()));
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let servers = Servers::start()?;
     flags.reports.serve(&admin, &servers, configuration);

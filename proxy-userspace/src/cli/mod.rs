@@ -9,15 +9,16 @@ mod cleanup;
 mod config;
 mod datapath;
 mod dump;
+mod events;
 mod explain;
 mod flags;
 mod grpc_server;
-mod health_check_events;
 mod logging;
 mod output;
 mod print;
 mod run;
 mod runtime;
+mod service_events;
 mod status;
 mod support_bundle;
 

@@ -6,10 +6,9 @@ use clap::Args;
 use pipeline::Pipeline;
 
 use super::{
-    config, datapath,
+    config, datapath, events,
     flags::{DatapathFlags, InitFlag, ListenFlags, PacketFlags, ReportFlags, SourceFlags},
     grpc_server::GrpcServer,
-    health_check_events,
     runtime::{Signals, block_on, trim_memory},
 };
 
@@ -49,8 +48,10 @@ async fn run(flags: Flags, configuration: String) -> Result<()> {
     let pipeline = Pipeline::start(flags.source.config(flags.listen.serve_any_node)?)?;
     let admin = Admin::new(pipeline.node(), Role::Backend);
     let servers = Servers::start()?;
-    let health_checks = flags.datapath.health_checks(&admin, pipeline.node(), &servers)?;
-    let health_checks = health_check_events::post(health_checks, &flags.source, pipeline.node());
+    let mut health_checks = flags.datapath.health_checks(&admin, pipeline.node(), &servers)?;
+    if let Some(events) = events::start(&admin, &flags.source, pipeline.node()) {
+        health_checks = health_checks.report_failures(events);
+    }
     let options = flags.packets.options(flags.datapath.options(pipeline.node())?)?;
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     flags.reports.serve(&admin, &servers, configuration);

@@ -204,7 +204,14 @@ async fn create(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
     if !is_valid {
         return status(StatusCode::UNPROCESSABLE_ENTITY, &format!("Event is invalid: {event}"), None);
     }
-    shared.state().events.push(event);
+    let mut state = shared.state();
+    let name = |it: &Value| [&it["metadata"]["namespace"], &it["metadata"]["name"]].map(Value::clone);
+    if state.events.iter().any(|it| name(it) == name(&event)) {
+        let message = format!("events.events.k8s.io {} already exists", event["metadata"]["name"]);
+        return status(StatusCode::CONFLICT, &message, None);
+    }
+    state.events.push(event);
+    drop(state);
     let mut response = Response::new(full(String::from_utf8_lossy(&body).into_owned()));
     *response.status_mut() = StatusCode::CREATED;
     response

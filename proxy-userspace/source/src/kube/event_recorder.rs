@@ -12,6 +12,7 @@ use k8s_openapi::{
 use kube::{Api, api::PostParams};
 use model::{ServiceName, error_chain};
 use tokio::time::timeout;
+use twox_hash::XxHash64;
 
 use super::{client_config::ClientConfig, timing::Timing, watch_error::WatchError};
 
@@ -32,17 +33,21 @@ pub struct EventRecorder {
     is_failing: bool,
 }
 
-/// A problem of a Service on this node.
+/// What happened to a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WarningEvent {
+pub struct ServiceEvent {
     /// The Service.
     pub service: ServiceName,
+    /// Whether it is a problem.
+    pub is_warning: bool,
     /// The reason in one word, for programs.
     pub reason: &'static str,
-    /// The action that failed.
+    /// The action that was taken, or failed.
     pub action: &'static str,
     /// The description for users.
     pub note: String,
+    /// Whether every node may post the same; then the first one does.
+    pub is_of_cluster: bool,
 }
 
 impl EventRecorder {
@@ -53,9 +58,9 @@ impl EventRecorder {
     }
 
     /// Posts an Event. Of several failures in a row, only the first is logged as a warning.
-    pub async fn post(&mut self, warning: WarningEvent) {
-        let text = format!("cannot post the event {} of Service {}", warning.reason, warning.service);
-        let result = timeout(POST_TIMEOUT, self.create(warning)).await;
+    pub async fn post(&mut self, event: ServiceEvent) {
+        let text = format!("cannot post the event {} of Service {}", event.reason, event.service);
+        let result = timeout(POST_TIMEOUT, self.create(event)).await;
         let error = match result {
             Ok(Ok(())) => {
                 self.is_failing = false;
@@ -71,14 +76,16 @@ impl EventRecorder {
         }
     }
 
-    async fn create(&self, warning: WarningEvent) -> Result<(), String> {
+    async fn create(&self, event: ServiceEvent) -> Result<(), String> {
         // Events are rare, and the credentials may have been renewed.
         let (_, client) = self.client_config.client(&Timing::default()).map_err(|it| error_chain(&it))?;
-        let event = self.event(warning, Timestamp::now());
+        let event = self.event(event, Timestamp::now());
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let api = Api::<Event>::namespaced(client, &namespace);
         match api.create(&PostParams::default(), &event).await {
             Ok(_) => Ok(()),
+            // It was posted before, perhaps by another node.
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 Err(format!("{}; grant create of events.k8s.io events by a ClusterRole", status.message))
             }
@@ -88,18 +95,23 @@ impl EventRecorder {
     }
 
     /// The fields as kube-proxy sets them, except for the Service's uid, which is not known.
-    fn event(&self, WarningEvent { service, reason, action, note }: WarningEvent, now: Timestamp) -> Event {
+    fn event(&self, event: ServiceEvent, now: Timestamp) -> Event {
+        let ServiceEvent { service, is_warning, reason, action, note, is_of_cluster } = event;
         let namespace = Some(service.namespace.to_string());
+        let id = match is_of_cluster {
+            true => u128::from(XxHash64::oneshot(0, format!("{reason} {note}").as_bytes())),
+            false => now.as_nanosecond().unsigned_abs(),
+        };
         Event {
             metadata: ObjectMeta {
-                name: Some(format!("{}.{:x}", service.name, now.as_nanosecond())),
+                name: Some(format!("{}.{id:x}", service.name)),
                 namespace: namespace.clone(),
                 ..ObjectMeta::default()
             },
             event_time: Some(MicroTime(now)),
             reporting_controller: Some(CONTROLLER.into()),
             reporting_instance: Some(self.instance.clone()),
-            type_: Some("Warning".into()),
+            type_: Some(if is_warning { "Warning" } else { "Normal" }.into()),
             reason: Some(reason.into()),
             action: Some(action.into()),
             note: Some(truncated(note, MAX_NOTE)),

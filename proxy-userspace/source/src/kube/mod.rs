@@ -35,7 +35,7 @@ use crate::{
 };
 
 pub use client_config::{ClientConfig, ClientConfigError};
-pub use event_recorder::{EventRecorder, WarningEvent};
+pub use event_recorder::{EventRecorder, ServiceEvent};
 pub use options::Options;
 pub use request_log::{ApiRequest, RequestLog};
 pub use shared::Health;

@@ -2,13 +2,19 @@
 
 use api_server::{ApiServer, Settings};
 use model::ServiceName;
-use source::kube::{EventRecorder, WarningEvent};
+use source::kube::{EventRecorder, ServiceEvent};
 
 use super::source_test::at;
 
-fn warning(note: &str) -> WarningEvent {
-    let service = ServiceName::new("shop", "web");
-    WarningEvent { service, reason: "Broken", action: "Listen", note: note.into() }
+fn warning(note: &str) -> ServiceEvent {
+    ServiceEvent {
+        service: ServiceName::new("shop", "web"),
+        is_warning: true,
+        reason: "Broken",
+        action: "Listen",
+        note: note.into(),
+        is_of_cluster: false,
+    }
 }
 
 fn recorder(server: &ApiServer) -> EventRecorder {
@@ -37,6 +43,22 @@ async fn an_event_refers_to_its_service() {
     let instance = first["reportingInstance"].as_str().unwrap();
     assert!(instance.starts_with("kube-proxy-ebpf-n") && instance.len() == 128, "{instance}");
     assert_ne!(posted[0]["metadata"]["name"], posted[1]["metadata"]["name"]);
+}
+
+#[tokio::test]
+async fn what_every_node_posts_is_stored_once() {
+    let server = ApiServer::start(Settings::default()).unwrap();
+    let event = |note| ServiceEvent { is_of_cluster: true, is_warning: false, ..warning(note) };
+    for node in ["n1", "n2"] {
+        let mut recorder = EventRecorder::new(at(&server), node);
+        recorder.post(event("for all")).await;
+        recorder.post(event("another")).await;
+    }
+    let posted = server.events();
+    let fields: Vec<_> =
+        posted.iter().map(|it| [&it["note"], &it["type"], &it["reportingInstance"]]).collect();
+    let instance = "kube-proxy-ebpf-n1";
+    assert_eq!(fields, [["for all", "Normal", instance], ["another", "Normal", instance]]);
 }
 
 #[tokio::test]

@@ -1,0 +1,83 @@
+//! Kubernetes Events: health-check node ports that cannot be bound, and what is wrong with Services.
+//!
+//! Posted only with `--source kube`, by a task of its own; the log, the status and the metrics report the same with every
+//! source.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use admin::{Admin, BindFailure};
+use model::{Effect, ServiceName};
+use source::kube::{EventRecorder, ServiceEvent};
+use tokio::{
+    select,
+    sync::mpsc,
+    time::{Instant, MissedTickBehavior, interval},
+};
+
+use super::{
+    flags::{SourceArg, SourceFlags},
+    service_events::{Problems, ServiceEvents},
+};
+
+/// How many ports may wait to be reported; more are dropped.
+const EVENT_QUEUE_DEPTH: usize = 64;
+/// How often the problems of Services are looked at, as often as ejections are read.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Posts Events if the source is an API server: about the problems that `admin` knows, and about the ports that are sent.
+/// Must be called within a tokio runtime.
+pub(super) fn start(admin: &Admin, flags: &SourceFlags, node: &str) -> Option<mpsc::Sender<BindFailure>> {
+    let SourceArg::Kube = flags.source else { return None };
+    let recorder = EventRecorder::new(flags.options.client_config(), node);
+    let (sender, failed) = mpsc::channel(EVENT_QUEUE_DEPTH);
+    tokio::spawn(post(admin.clone(), recorder, failed, node.to_owned()));
+    Some(sender)
+}
+
+async fn post(
+    admin: Admin,
+    mut recorder: EventRecorder,
+    mut failed: mpsc::Receiver<BindFailure>,
+    node: String,
+) {
+    let mut service_events = ServiceEvents::new(node.clone(), Instant::now());
+    let mut poll = interval(POLL_INTERVAL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        select! {
+            Some(it) = failed.recv() => recorder.post(unbound_port(&node, it)).await,
+            now = poll.tick() => {
+                for event in service_events.update(problems(&admin), |it| admin.serves(it), now) {
+                    recorder.post(event).await;
+                }
+            }
+        }
+    }
+}
+
+/// Reason and note as kube-proxy writes them (`pkg/proxy/healthcheck/service_health.go`).
+fn unbound_port(node: &str, BindFailure { service, port, reason }: BindFailure) -> ServiceEvent {
+    ServiceEvent {
+        note: format!("node {node} failed to start healthcheck \"{service}\" on port {port}: {reason}"),
+        service,
+        is_warning: true,
+        reason: "FailedToStartServiceHealthcheck",
+        action: "Listen",
+        is_of_cluster: false,
+    }
+}
+
+/// The problems that there are now.
+fn problems(admin: &Admin) -> BTreeMap<ServiceName, Problems> {
+    let mut problems = BTreeMap::<_, Problems>::new();
+    for it in admin.ignored_annotations() {
+        if let Effect::AnnotationIgnored(service) = &it.effect {
+            problems.entry(service.clone()).or_default().annotations.insert(it.to_string());
+        }
+    }
+    for it in admin.ejected_endpoints() {
+        let port = if it.port.is_empty() { String::new() } else { format!(" (port {})", it.port) };
+        problems.entry(it.service).or_default().ejected.insert(format!("{}{port}", it.endpoint));
+    }
+    problems
+}
