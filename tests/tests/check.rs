@@ -118,6 +118,7 @@ fn check_finds_nothing_broken_on_a_working_node() {
         ("programs", "attached at all"),
         ("probe", "hooks work"),
         ("UDP termination", "are terminated"),
+        ("TCP draining", "are terminated"),
         ("other programs", "no other programs"),
         ("health", "1 Services with 1 endpoints"),
         ("source", "file"),

@@ -117,6 +117,6 @@ impl SocketTerminator {
 }
 
 /// Whether the kernel can terminate sockets: it may have been built without it.
-pub(super) fn is_supported() -> io::Result<()> {
-    SockDiag::open()?.check_termination()
+pub(super) fn is_supported(transport: Transport) -> io::Result<()> {
+    SockDiag::open()?.check_termination(transport)
 }

@@ -129,13 +129,13 @@ impl SockDiag {
         self.destroy((socket.family, socket.transport), socket.id.clone())
     }
 
-    /// Whether this kernel can list UDP sockets (`CONFIG_INET_UDP_DIAG`) and terminate sockets (`CONFIG_INET_DIAG_DESTROY`),
-    /// and this process may.
-    pub fn check_termination(&self) -> io::Result<()> {
-        self.connected(Transport::Udp)?;
+    /// Whether this kernel can list the sockets of a transport (`CONFIG_INET_UDP_DIAG`, `CONFIG_INET_TCP_DIAG`) and terminate
+    /// them (`CONFIG_INET_DIAG_DESTROY`), and this process may.
+    pub fn check_termination(&self, transport: Transport) -> io::Result<()> {
+        self.connected(transport)?;
         // No socket has port 0 or this cookie.
         let id = SocketId { cookie: [0xfe; 8], ..unspecified(AF_INET) };
-        self.destroy((AF_INET, Transport::Udp), id).map(drop)
+        self.destroy((AF_INET, transport), id).map(drop)
     }
 
     fn destroy(&self, kind: (u8, Transport), id: SocketId) -> io::Result<bool> {
@@ -324,11 +324,14 @@ mod tests {
     #[test]
     fn the_real_kernel_answers() {
         let diag = SockDiag::open().unwrap();
-        let Err(error) = diag.check_termination() else { return };
-        // The kernel may lack support, or this process the permission.
-        assert!(
-            matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied),
-            "{error}"
-        );
+        for error in
+            [Transport::Tcp, Transport::Udp].into_iter().filter_map(|it| diag.check_termination(it).err())
+        {
+            // The kernel may lack support, or this process the permission.
+            assert!(
+                matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied),
+                "{error}"
+            );
+        }
     }
 }

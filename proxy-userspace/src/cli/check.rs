@@ -1,13 +1,14 @@
 //! `check`: whether this node can run the proxy, and whether it works.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     io::{self, IsTerminal as _, Write as _},
     net::{SocketAddr, TcpListener},
     path::Path,
 };
 
-use admin::{Listener, PageGroup, Status};
+use admin::{EjectedStatus, Listener, PageGroup, Status};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use datapath::{Checkup, Finding, Level};
@@ -242,11 +243,32 @@ fn running(status: &Status, socket: &Path) -> Vec<Finding> {
         let says = format!("{} rejected: {}", status.rejected.len(), first.collect::<Vec<_>>().join("; "));
         findings.push(Finding::degraded("items", says, "correct the objects; `status` lists all of them"));
     }
+    findings.extend(ejected(&status.ejected));
     if !status.node_eligible {
         let says = "this node is about to be deleted; its health page answers 503, so that load balancers stop using it";
         findings.push(Finding::ok("node", says));
     }
     findings
+}
+
+/// How many Services with ejected endpoints are named.
+const MAX_NAMED: usize = 3;
+
+/// The endpoints that clients avoid.
+fn ejected(endpoints: &[EjectedStatus]) -> Option<Finding> {
+    let services: BTreeSet<_> = endpoints.iter().map(|it| it.service.as_str()).collect();
+    let addresses: BTreeSet<_> = endpoints.iter().map(|it| it.endpoint.as_str()).collect();
+    let mut named = services.iter().take(MAX_NAMED).copied().collect::<Vec<_>>().join(", ");
+    if let Some(more @ 1..) = services.len().checked_sub(MAX_NAMED) {
+        named += &format!(" and {more} more Services");
+    }
+    let says = format!(
+        "connections from this node to {} endpoints of {named} fail: they are ejected, new ones avoid them for a time",
+        addresses.len()
+    );
+    let remedy =
+        "find out why they do not answer; `status` lists them, and each returns once a connection succeeds";
+    (!endpoints.is_empty()).then(|| Finding::degraded("endpoints", says, remedy))
 }
 
 /// Maximum width of a line.

@@ -7,7 +7,7 @@ use aya::{
     sys::{BpfHelper, is_helper_supported},
 };
 use datapath::{Finding, Level};
-use netlink::netns::sees_all_processes;
+use netlink::{netns::sees_all_processes, sock_diag::Transport};
 
 use crate::{
     capabilities::{
@@ -37,7 +37,7 @@ pub(super) fn check(options: &Options) -> Vec<Finding> {
         )
     }));
     findings.push(capability_finding(capabilities));
-    findings.push(termination(capabilities));
+    findings.extend([Transport::Udp, Transport::Tcp].map(|it| termination(it, capabilities)));
     findings.extend(memlock());
     findings
 }
@@ -116,23 +116,40 @@ fn pin_dir(options: &Options) -> Finding {
     }
 }
 
-/// Whether connected UDP sockets can be terminated when their endpoint is removed.
-fn termination(capabilities: Capabilities) -> Finding {
-    const SUBJECT: &str = "UDP termination";
-    match socket_termination::is_supported() {
+/// Whether sockets can be terminated: connected UDP sockets when their endpoint is removed, and TCP connections when their
+/// Service has drained.
+fn termination(transport: Transport, capabilities: Capabilities) -> Finding {
+    let (subject, sockets, when, otherwise, used_by) = match transport {
+        Transport::Udp => (
+            "UDP termination",
+            "connected sockets",
+            "when their endpoint is removed",
+            "get ECONNREFUSED through nftables",
+            "programs here keep UDP sockets connected to Services",
+        ),
+        Transport::Tcp => (
+            "TCP draining",
+            "connections",
+            "when the time of the annotation drain has passed since their endpoint left",
+            "are kept",
+            "Services here have the annotation drain",
+        ),
+    };
+    match socket_termination::is_supported(transport) {
         Ok(()) if enters_pods(capabilities) => {
-            Finding::ok(SUBJECT, "connected sockets are terminated when their endpoint is removed")
+            Finding::ok(subject, format!("{sockets} are terminated {when}"))
         }
         Ok(()) => Finding::ok(
-            SUBJECT,
-            "connected sockets of this network namespace are terminated when their endpoint is removed; those of pods \
-             get ECONNREFUSED through nftables, unless CAP_SYS_ADMIN, CAP_SYS_PTRACE and the host's process ids (hostPID) are \
-             granted",
+            subject,
+            format!(
+                "{sockets} of this network namespace are terminated {when}; those of pods {otherwise}, unless \
+                 CAP_SYS_ADMIN, CAP_SYS_PTRACE and the host's process ids (hostPID) are granted"
+            ),
         ),
         Err(error) => Finding::degraded(
-            SUBJECT,
-            format!("connected sockets stay with a removed endpoint: {error}"),
-            "use a kernel with CONFIG_INET_DIAG_DESTROY=y if programs here keep UDP sockets connected to Services",
+            subject,
+            format!("{sockets} stay with a removed endpoint: {error}"),
+            format!("use a kernel with CONFIG_INET_DIAG_DESTROY=y if {used_by}"),
         ),
     }
 }
