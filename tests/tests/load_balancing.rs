@@ -9,9 +9,8 @@ use tests::{
     client::{exchange_connected, udp_socket},
     eventually,
     fixtures::{TARGET_PORT, WEB4, endpoint, web4},
-    is_slow_machine,
     manifest::Service,
-    run, skip,
+    run, scaled,
 };
 
 const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
@@ -136,19 +135,18 @@ fn connections_to_the_second() -> usize {
 /// If a restart made all endpoints new, both would have the same share.
 #[test]
 fn the_share_of_a_new_endpoint_grows_through_a_restart_and_anew_when_it_returns() {
-    if is_slow_machine() {
-        return skip("this machine is too slow for shares within seconds");
-    }
-    let Some(mut node) = node_or_skip([1, 2], slow_start([1], "12s")) else { return };
-    thread::sleep(Duration::from_secs(13));
-    node.apply(&[slow_start([1, 2], "12s")]);
+    let time = scaled(Duration::from_secs(12));
+    let service = |endpoints: &[u8]| slow_start(endpoints.iter().copied(), &format!("{}s", time.as_secs()));
+    let Some(mut node) = node_or_skip([1, 2], service(&[1])) else { return };
+    thread::sleep(time + Duration::from_secs(1));
+    node.apply(&[service(&[1, 2])]);
     node.kill();
     node.start(&[]);
     let first = connections_to_the_second();
     assert!((5..110).contains(&first), "a tenth of the other's at first: {first}");
     assert!(eventually(TIMEOUT, || connections_to_the_second() > 130));
-    node.apply(&[slow_start([1], "12s")]);
-    node.apply(&[slow_start([1, 2], "12s")]);
+    node.apply(&[service(&[1])]);
+    node.apply(&[service(&[1, 2])]);
     let again = connections_to_the_second();
     assert!((5..110).contains(&again), "{again}");
 }

@@ -21,6 +21,7 @@ mod runtime;
 mod service_events;
 mod status;
 mod support_bundle;
+mod top;
 
 use std::{io, process::ExitCode};
 
@@ -30,8 +31,19 @@ use config::{CommandLine, ParseError};
 
 const WRONG_USAGE: u8 = 64;
 /// The flags that belong to one call, and so have no environment variable.
-const WITHOUT_VARIABLE: [&str; 9] =
-    ["anonymize", "force", "init-only", "instance-id", "kube-proxy", "once", "print-config", "rev", "watch"];
+const WITHOUT_VARIABLE: [&str; 11] = [
+    "anonymize",
+    "filter",
+    "force",
+    "init-only",
+    "instance-id",
+    "kube-proxy",
+    "once",
+    "print-config",
+    "rev",
+    "sort",
+    "watch",
+];
 
 /// A Kubernetes service proxy with an eBPF data plane.
 ///
@@ -56,6 +68,7 @@ enum Command {
     Print(print::Flags),
     Check(check::Flags),
     Status(status::Flags),
+    Top(top::Flags),
     Dump(dump::Flags),
     Explain(explain::Flags),
     SupportBundle(support_bundle::Flags),
@@ -83,7 +96,7 @@ fn command() -> clap::Command {
 }
 
 /// The commands that inspect a process, or what it left in the kernel.
-const INSPECTING: [&str; 4] = ["check", "status", "dump", "support-bundle"];
+const INSPECTING: [&str; 5] = ["check", "status", "top", "dump", "support-bundle"];
 
 /// Lets a subcommand accept the flags that `run` and `agent` are started with, so that one set of arguments fits all of them;
 /// those that it does not need are ignored, and not shown in its help.
@@ -141,6 +154,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Print(flags) => print::main(flags).map(done),
         Command::Check(flags) => check::main(flags),
         Command::Status(flags) => status::main(flags),
+        Command::Top(flags) => top::main(flags).map(done),
         Command::Dump(flags) => dump::main(&flags).map(done),
         Command::Explain(flags) => explain::main(flags).map(done),
         Command::SupportBundle(flags) => support_bundle::main(flags).map(done),

@@ -17,9 +17,9 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use datapath_ebpf::Options;
 
-use self::{process::Process, seen::Seen};
+use self::seen::Seen;
 
-pub(super) use self::process::origin;
+pub(super) use self::process::{PortName, Process, origin};
 use super::{
     config,
     flags::{DatapathFlags, ReportFlags},

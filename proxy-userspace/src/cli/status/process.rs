@@ -15,21 +15,21 @@ use crate::cli::flags::{ReportFlags, STATUS_HINT};
 
 /// What the running process reports.
 #[derive(Default)]
-pub(super) struct Process {
+pub(in crate::cli) struct Process {
     pub(super) status: Option<Box<Status>>,
     /// Address of its health pages, if it does not answer at the socket of the status pages.
     pub(super) health_only: Option<SocketAddr>,
     /// Why that socket cannot be used.
     pub(super) denied: Option<String>,
     /// Service and port by frontend.
-    pub(super) names: HashMap<String, PortName>,
+    pub(in crate::cli) names: HashMap<String, PortName>,
 }
 
 /// The name of a service port; empty if it is unknown.
 #[derive(Clone, Debug, Default)]
-pub(super) struct PortName {
-    pub(super) service: String,
-    pub(super) port: String,
+pub(in crate::cli) struct PortName {
+    pub(in crate::cli) service: String,
+    pub(in crate::cli) port: String,
 }
 
 /// The page `/state`, as far as it is needed.
@@ -45,7 +45,7 @@ struct Item {
 
 impl Process {
     /// Queries the process that serves its pages at these addresses.
-    pub(super) fn query(reports: &ReportFlags) -> Self {
+    pub(in crate::cli) fn query(reports: &ReportFlags) -> Self {
         let asked = reports.status().map(|it| (it, admin::query_status(it)));
         let (socket, status) = match asked {
             Some((socket, Ok(Listener::Proxy(status)))) => (socket, status),

@@ -1,0 +1,169 @@
+//! The board on a screen, and as lines.
+
+use std::collections::VecDeque;
+
+use model::escaped;
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::{Modifier, Style, Stylize as _},
+    text::Line,
+    widgets::{Cell, Paragraph, Row, Table, TableState},
+};
+
+use super::{
+    board::{Board, HISTORY, Rates, SortBy},
+    sample::PortSample,
+};
+use crate::cli::output;
+
+const HEADER: [&str; 9] =
+    ["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "CONN/S", "", "REFUSED/S", "DENIED/S", "EJECTED"];
+const ENDPOINT_HEADER: [&str; 5] = ["ENDPOINT", "CONN/S", "", "CONNECTIONS", ""];
+/// The smallest screen that the board fits on.
+const MIN: (u16, u16) = (50, 5);
+const PLOT: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Draws the board; `shown` remembers which rows are on the screen.
+pub(super) fn draw(frame: &mut Frame<'_>, board: &Board, shown: &mut TableState) {
+    let area = frame.area();
+    if area.width < MIN.0 || area.height < MIN.1 {
+        let text = format!("{} x {} is too small, {} x {} is needed", area.width, area.height, MIN.0, MIN.1);
+        return frame.render_widget(Paragraph::new(text), area);
+    }
+    let [top, middle, bottom] =
+        Layout::vertical([Constraint::Length(1), Constraint::Fill(1), Constraint::Length(1)]).areas(area);
+    frame.render_widget(Line::from(title(board)).bold(), top);
+    frame.render_widget(Line::from(help(board)).dim(), bottom);
+    match board.opened() {
+        Some((port, rates)) => draw_endpoints(frame, middle, port, &rates),
+        None => {
+            shown.select(board.position());
+            let rows = board.rows().into_iter().map(|(port, rates)| {
+                let is_failing = rates.refused + rates.denied > 0.0 || !port.ejected.is_empty();
+                let style = if is_failing { Style::new().yellow() } else { Style::new() };
+                Row::new(cells(port, &rates).map(Cell::from)).style(style)
+            });
+            let widths = [
+                Constraint::Fill(3),
+                Constraint::Fill(1),
+                Constraint::Fill(3),
+                Constraint::Length(9),
+                Constraint::Length(9),
+                Constraint::Length(HISTORY as u16),
+                Constraint::Length(9),
+                Constraint::Length(8),
+                Constraint::Length(7),
+            ];
+            let table = Table::new(rows, widths).header(Row::new(HEADER).bold());
+            let table = table.row_highlight_style(Modifier::REVERSED);
+            frame.render_stateful_widget(table, middle, shown);
+        }
+    }
+}
+
+fn draw_endpoints(frame: &mut Frame<'_>, area: Rect, port: &PortSample, rates: &Rates) {
+    let rows = port.endpoints.iter().map(|(endpoint, connections)| {
+        let none = VecDeque::new();
+        let history = rates.endpoints.get(endpoint).unwrap_or(&none);
+        let is_ejected = port.ejected.contains(endpoint);
+        Row::new([
+            endpoint.to_string(),
+            rate(Rates::now(history)),
+            plot(history),
+            connections.to_string(),
+            if is_ejected { "ejected for some clients" } else { "" }.to_owned(),
+        ])
+        .style(if is_ejected { Style::new().yellow() } else { Style::new() })
+    });
+    let widths = [
+        Constraint::Fill(2),
+        Constraint::Length(9),
+        Constraint::Length(HISTORY as u16),
+        Constraint::Length(11),
+        Constraint::Fill(1),
+    ];
+    frame.render_widget(Table::new(rows, widths).header(Row::new(ENDPOINT_HEADER).bold()), area);
+}
+
+/// The board as lines, each Service with the rates of the last reading.
+pub(super) fn lines(board: &Board) -> String {
+    let mut table = comfy_table::Table::new();
+    table.set_header(without_plot(HEADER.map(ToOwned::to_owned)));
+    for (port, rates) in board.rows() {
+        table.add_row(without_plot(cells(port, &rates)));
+    }
+    output::lines(&mut table)
+}
+
+fn without_plot(cells: [String; 9]) -> Vec<String> {
+    cells.into_iter().enumerate().filter(|(index, _)| *index != 5).map(|(_, it)| it).collect()
+}
+
+fn cells(port: &PortSample, rates: &Rates) -> [String; 9] {
+    let service = if port.name.service.is_empty() { "?" } else { &port.name.service };
+    [
+        escaped(service).to_string(),
+        escaped(&port.name.port).to_string(),
+        port.address.clone(),
+        port.endpoints.len().to_string(),
+        rate(Rates::now(&rates.connections)),
+        plot(&rates.connections),
+        rate(rates.refused),
+        rate(rates.denied),
+        if port.ejected.is_empty() { String::new() } else { port.ejected.len().to_string() },
+    ]
+}
+
+fn title(board: &Board) -> String {
+    if let Some((port, _)) = board.opened() {
+        let name = format!("{} {}", port.name.service, port.name.port);
+        return format!("{} at {}: {} endpoints", escaped(name.trim()), port.address, port.endpoints.len());
+    }
+    if let Some(failure) = board.failure() {
+        return format!("cannot be read: {failure}");
+    }
+    let generation = board.generation().map_or_else(String::new, |it| format!(", generation {it}"));
+    let by = match board.sort() {
+        SortBy::Connections => "connections",
+        SortBy::Refused => "refused",
+        SortBy::Denied => "denied",
+        SortBy::Ejected => "ejected",
+        SortBy::Name => "name",
+    };
+    let cursor = if board.is_filtering() { "_" } else { "" };
+    let filter = match board.filter() {
+        "" if !board.is_filtering() => String::new(),
+        filter => format!(", with \"{filter}{cursor}\""),
+    };
+    format!("{} service ports by {by}{filter}{generation}", board.rows().len())
+}
+
+fn help(board: &Board) -> &'static str {
+    if board.is_filtering() {
+        "Enter done  Esc no filter"
+    } else if board.opened().is_some() {
+        "Esc back  q quit"
+    } else {
+        "arrows select  Enter endpoints  / filter  sort by c connections r refused d denied e ejected n name  q quit"
+    }
+}
+
+/// A rate with three digits or more; nothing for zero.
+fn rate(rate: f64) -> String {
+    match rate {
+        0.0 => String::new(),
+        0.0..10.0 => format!("{rate:.1}"),
+        _ => format!("{rate:.0}"),
+    }
+}
+
+/// The rates as bars, the highest of them as a full one.
+fn plot(history: &VecDeque<f64>) -> String {
+    let highest = history.iter().copied().fold(0.0, f64::max);
+    let bar = |rate: &f64| match *rate {
+        0.0 => PLOT[0],
+        rate => PLOT[((rate / highest * 8.0).ceil() as usize).clamp(1, 8)],
+    };
+    history.iter().map(bar).collect()
+}

@@ -1,0 +1,97 @@
+//! `top`: which Services are used now.
+//!
+//! Invariant: what is counted has been read from the kernel. The running process only adds names and ejected endpoints.
+
+mod board;
+mod draw;
+mod sample;
+
+use std::{
+    io::{self, IsTerminal as _},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use ratatui::{
+    crossterm::event::{self, Event},
+    widgets::TableState,
+};
+
+use self::{
+    board::{Board, Outcome, SortBy},
+    sample::Reader,
+};
+use super::{
+    config,
+    flags::{PinFlags, ReportFlags},
+    output,
+};
+
+/// Show which Services are used now, and how often they fail
+///
+/// Reads the counters of the eBPF maps every second; the running process adds the names of Services and the endpoints that are
+/// ejected, and need not run. What nftables translates is not counted. Keys: arrows select a Service, Enter shows its
+/// endpoints, Esc goes back, c r d e n sort, / filters, q quits.
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    #[command(flatten)]
+    _config: config::ConfigFlag,
+    #[command(flatten)]
+    pins: PinFlags,
+    #[command(flatten)]
+    reports: ReportFlags,
+    /// What comes first
+    #[arg(long, value_name = "COLUMN", default_value = "connections")]
+    sort: SortBy,
+    /// Show only Services whose name, port or address contains this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    filter: String,
+    /// Print the table once, with the rates of one second
+    #[arg(long)]
+    once: bool,
+}
+
+/// Between two readings.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+pub(super) fn main(flags: Flags) -> Result<()> {
+    let mut reader = Reader::new(flags.pins.pin_dir, flags.reports);
+    let mut board = Board::new(flags.sort, flags.filter);
+    board.update(reader.read()?);
+    if flags.once {
+        thread::sleep(INTERVAL);
+        board.update(reader.read()?);
+        return Ok(output::print(&draw::lines(&board))?);
+    }
+    if !io::stdout().is_terminal() {
+        bail!("the output is no terminal; use --once to print the table");
+    }
+    let mut terminal = ratatui::try_init()?;
+    let result = interact(&mut terminal, &mut board, &mut reader);
+    ratatui::try_restore()?;
+    result
+}
+
+fn interact(terminal: &mut ratatui::DefaultTerminal, board: &mut Board, reader: &mut Reader) -> Result<()> {
+    let mut shown = TableState::new();
+    let mut next = Instant::now() + INTERVAL;
+    loop {
+        terminal.draw(|frame| draw::draw(frame, board, &mut shown))?;
+        if event::poll(next.saturating_duration_since(Instant::now()))?
+            && let Event::Key(key) = event::read()?
+            && board.press(key) == Outcome::Quit
+        {
+            return Ok(());
+        }
+        if next <= Instant::now() {
+            next = Instant::now() + INTERVAL;
+            // A cleanup may have removed the maps; they may return.
+            match reader.read() {
+                Ok(sample) => board.update(sample),
+                Err(error) => board.fail(format!("{error:#}")),
+            }
+        }
+    }
+}

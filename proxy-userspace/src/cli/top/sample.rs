@@ -1,0 +1,112 @@
+//! Readings of the counters.
+//!
+//! Invariant: names and endpoints are read again only when another generation is active.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    path::PathBuf,
+    time::Instant,
+};
+
+use admin::Listener;
+use anyhow::Result;
+use datapath::{PortCounts, PortId};
+use datapath_ebpf as ebpf;
+
+use crate::cli::{
+    flags::ReportFlags,
+    status::{PortName, Process},
+};
+
+/// One reading.
+pub(super) struct Sample {
+    pub(super) at: Instant,
+    /// The number of the active generation.
+    pub(super) generation: u32,
+    pub(super) ports: Vec<PortSample>,
+}
+
+/// A service port in a reading.
+#[derive(Clone)]
+pub(super) struct PortSample {
+    pub(super) id: PortId,
+    /// Empty if no process knows it.
+    pub(super) name: PortName,
+    /// The first of its addresses, as in `10.96.0.10:80/TCP`.
+    pub(super) address: String,
+    pub(super) counts: PortCounts,
+    /// Its endpoints, each with its connections.
+    pub(super) endpoints: Vec<(SocketAddr, u64)>,
+    /// The endpoints that some clients avoid.
+    pub(super) ejected: BTreeSet<SocketAddr>,
+}
+
+/// Reads the counters below a pin folder.
+pub(super) struct Reader {
+    pin_dir: PathBuf,
+    reports: ReportFlags,
+    generation: Option<u32>,
+    /// The service ports of that generation, without counts.
+    ports: Vec<PortSample>,
+}
+
+impl Reader {
+    pub(super) fn new(pin_dir: PathBuf, reports: ReportFlags) -> Self {
+        Self { pin_dir, reports, generation: None, ports: Vec::new() }
+    }
+
+    pub(super) fn read(&mut self) -> Result<Sample> {
+        let generation = ebpf::generation(&self.pin_dir)?;
+        if self.generation != Some(generation) {
+            self.ports = self.ports()?;
+            self.generation = Some(generation);
+        }
+        let counts = ebpf::counts(&self.pin_dir)?;
+        let ejected = self.ejected();
+        let mut ports = self.ports.clone();
+        for port in &mut ports {
+            port.counts = counts.of(port.id);
+            for (endpoint, connections) in &mut port.endpoints {
+                *connections = counts.to(port.id, *endpoint);
+            }
+            let of_port = ejected.get(&(port.name.service.clone(), port.name.port.clone()));
+            port.ejected = of_port.cloned().unwrap_or_default();
+        }
+        Ok(Sample { at: Instant::now(), generation, ports })
+    }
+
+    fn ports(&self) -> Result<Vec<PortSample>> {
+        let process = Process::query(&self.reports);
+        let mut ports = BTreeMap::<PortId, PortSample>::new();
+        for frontend in ebpf::active_frontends(&self.pin_dir)? {
+            let Some(id) = frontend.port else { continue };
+            let name = process.names.get(&frontend.frontend).cloned().unwrap_or_default();
+            let port = ports.entry(id).or_insert_with(|| PortSample {
+                id,
+                name,
+                address: frontend.frontend,
+                counts: PortCounts::default(),
+                endpoints: Vec::new(),
+                ejected: BTreeSet::new(),
+            });
+            port.endpoints.extend(frontend.backends.into_iter().map(|it| (it, 0)));
+        }
+        for it in ports.values_mut() {
+            it.endpoints.sort_unstable();
+            it.endpoints.dedup();
+        }
+        Ok(ports.into_values().collect())
+    }
+
+    /// The ejected endpoints of each service port; none if no process answers.
+    fn ejected(&self) -> BTreeMap<(String, String), BTreeSet<SocketAddr>> {
+        let mut ejected = BTreeMap::<_, BTreeSet<_>>::new();
+        if let Some(Ok(Listener::Proxy(status))) = self.reports.status().map(admin::query_status) {
+            for it in status.ejected {
+                ejected.entry((it.service, it.port)).or_default().extend(it.endpoint.parse::<SocketAddr>());
+            }
+        }
+        ejected
+    }
+}
