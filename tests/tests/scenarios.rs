@@ -10,8 +10,8 @@ use std::{
 
 use scenarios::{Answer, Scenario, Step};
 use tests::{
-    AgentCommand, Build, EchoServer, TIMEOUT, TestNode, Transport, eventually, http::metric, request,
-    requirements::kernel_at_least,
+    AgentCommand, Build, EchoServer, Explained, TIMEOUT, TestNode, Transport, eventually, http::metric,
+    request, requirements::kernel_at_least,
 };
 
 /// Addresses of the node, at which node ports are tried.
@@ -68,6 +68,10 @@ fn check(node: &mut TestNode, servers: &mut BTreeMap<SocketAddr, EchoServer>, st
     }
     for (frontend, (answer, has_affinity)) in &answers {
         assert_answers(frontend, answer, *has_affinity);
+        // What becomes of an address that no Service has depends on nftables.
+        if *answer != Answer::Error("untranslated".into()) {
+            assert_explained(node, frontend, answer);
+        }
     }
     let is_logged = |log: &str| step.log.iter().all(|it| log[before..].contains(it));
     node.agent_mut().wait_for_log(TIMEOUT, is_logged).unwrap();
@@ -106,6 +110,19 @@ fn assert_answers(frontend: &str, expected: &Answer, has_affinity: bool) {
     for transport in transports {
         assert_answers_over(*transport, address.parse().unwrap(), expected, has_affinity);
     }
+}
+
+/// `explain` names the endpoints that answer, and finds them in the kernel.
+#[track_caller]
+fn assert_explained(node: &TestNode, frontend: &str, expected: &Answer) {
+    let explained = Explained::ask(&mut node.cli("explain"), &["node", frontend]);
+    let (verdict, endpoints) = match expected {
+        Answer::Endpoints(endpoints) => ("redirected", &endpoints[..]),
+        Answer::Error(word) => (&**word, &[][..]),
+    };
+    assert_eq!(explained.verdict, verdict, "{explained:?}");
+    let endpoints = endpoints.iter().map(|it| it.parse::<SocketAddr>().unwrap()).collect();
+    assert_eq!(explained.used, endpoints, "{explained:?}");
 }
 
 #[track_caller]

@@ -17,6 +17,7 @@ use reconciler::{Observer, Step};
 use tokio::time::Instant;
 
 use crate::{
+    explain_page::{Answer, Explainer},
     http_connections::HttpConnections,
     metrics::Metrics,
     rendering::Renderer,
@@ -69,6 +70,11 @@ impl Admin {
     /// Sets how the counters of service ports are read; pages omit them while that fails.
     pub fn set_counter_source(&self, read: impl Fn() -> Option<PortCountLookup> + Send + Sync + 'static) {
         self.state().counter_source = Some(Callback(Arc::new(read)));
+    }
+
+    /// Sets how the page `/explain` is answered: from the words of the question to an answer in JSON.
+    pub fn set_explainer(&self, answer: impl Fn(Vec<String>) -> Answer + Send + Sync + 'static) {
+        self.state().explainer = Some(Explainer::new(answer));
     }
 
     /// Sets what the kernel serves before the first state is active, as `read` finds it; not read if there is one already.

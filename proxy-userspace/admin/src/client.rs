@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::Status;
+use crate::{Status, explain_page};
 
 /// For each system call.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -56,19 +56,39 @@ pub fn query_readiness(address: SocketAddr) -> Option<Result<(), String>> {
     is_ours.then_some(if code == 200 { Ok(()) } else { Err(failed) })
 }
 
+/// Asks the process that serves its status pages at this Unix socket to explain a connection: an answer in JSON, or what is
+/// wrong with the question.
+///
+/// # Errors
+///
+/// If the connection fails, or what listens there cannot answer.
+pub fn query_explanation(socket: &Path, words: &[String]) -> io::Result<Result<String, String>> {
+    match get_any(socket, &explain_page::path(words))? {
+        (200, body) => Ok(Ok(body)),
+        (400, body) => Ok(Err(body.trim_end().to_owned())),
+        (501 | 503, body) => Err(io::Error::other(body.trim_end().to_owned())),
+        _ => Err(unexpected_response()),
+    }
+}
+
 /// Gets a page from a Unix socket.
 ///
 /// # Errors
 ///
 /// If the connection fails or the status is not 200.
 pub fn get(socket: &Path, path: &str) -> io::Result<String> {
-    let stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
-    match request(stream, "localhost", path)? {
+    match get_any(socket, path)? {
         (200, body) => Ok(body),
         _ => Err(unexpected_response()),
     }
+}
+
+/// The status and the body of a page at a Unix socket.
+fn get_any(socket: &Path, path: &str) -> io::Result<(u16, String)> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    request(stream, "localhost", path)
 }
 
 fn unexpected_response() -> io::Error {

@@ -49,7 +49,7 @@ impl PageGroup {
         match self {
             Self::Probes | Self::Health => &["/healthz", "/livez", "/readyz"],
             Self::Metrics => &["/metrics", "/proxyMode", "/healthz"],
-            Self::Status => &["/status", "/state", "/metrics", "/config", "/log"],
+            Self::Status => &["/status", "/state", "/explain", "/metrics", "/config", "/log"],
         }
     }
 }
@@ -77,10 +77,10 @@ pub(crate) type PageBody = Either<Full<Bytes>, RenderingBody>;
 impl Admin {
     /// The response to a request.
     pub(crate) async fn respond<B>(&self, pages: PageGroup, request: &Request<B>) -> Response<PageBody> {
-        let path = request.uri().path();
+        let uri = request.uri();
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let (status, content_type, body) = if is_read {
-            self.page(pages, path).await
+            self.page(pages, uri.path(), uri.query().unwrap_or_default()).await
         } else {
             text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n")
         };
@@ -95,7 +95,7 @@ impl Admin {
         response
     }
 
-    async fn page(&self, pages: PageGroup, path: &str) -> Page {
+    async fn page(&self, pages: PageGroup, path: &str, query: &str) -> Page {
         match (pages, path) {
             (PageGroup::Probes | PageGroup::Health, "/healthz") => {
                 let health = Health::eligible(&self.state(), Moment::now());
@@ -126,6 +126,7 @@ impl Admin {
                 self.render(RenderedPage::Status, None, JSON, render).await
             }
             (PageGroup::Status, "/state") => self.state_page().await,
+            (PageGroup::Status, "/explain") => self.explain_page(query).await,
             (PageGroup::Status, "/config") => text(StatusCode::OK, self.state().configuration.as_str()),
             (PageGroup::Status, "/log") => {
                 let log = self.state().log.as_ref().map(|it| (it.0)());
@@ -146,6 +147,18 @@ impl Admin {
         let revision = (published.instance_id, published.rev);
         let render = move || render(&published, Format::Json).map_err(|it| it.to_string());
         self.render(RenderedPage::State, Some(revision), JSON, render).await
+    }
+
+    /// The answer to a question.
+    async fn explain_page(&self, query: &str) -> Page {
+        let explainer = self.state().explainer.clone();
+        let Some(explainer) = explainer else {
+            return text(StatusCode::NOT_IMPLEMENTED, "this process does not know the cluster state\n");
+        };
+        match explainer.answer(query).await {
+            Ok(answer) => (StatusCode::OK, JSON, short(answer)),
+            Err((status, error)) => text(status, format!("{error}\n")),
+        }
     }
 
     /// A slow page, which is rendered without blocking other requests.

@@ -10,6 +10,7 @@ mod bind;
 mod bind_address;
 mod client;
 mod counters;
+mod explain_page;
 mod handlers;
 mod health;
 mod health_checks;
@@ -27,7 +28,8 @@ mod fixtures;
 
 pub use admin::Admin;
 pub use bind_address::BindAddress;
-pub use client::{Listener, get, query_readiness, query_status};
+pub use client::{Listener, get, query_explanation, query_readiness, query_status};
+pub use explain_page::Answer;
 pub use handlers::PageGroup;
 pub use health::STALE_AFTER;
 pub use health_checks::{BindFailure, HealthChecks};

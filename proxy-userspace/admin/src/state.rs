@@ -18,7 +18,10 @@ use publish::{Published, grpc::ClientStats};
 use reconciler::Step;
 use tokio::time::Instant;
 
-use crate::totals::{ChangeCounts, Totals};
+use crate::{
+    explain_page::Explainer,
+    totals::{ChangeCounts, Totals},
+};
 
 /// What a process does with a node's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,6 +136,8 @@ pub(crate) struct AdminState {
     /// Reads the kernel's counters, `None` if the process has none. This takes a while: never call it while the state is
     /// locked.
     pub(crate) counter_source: Option<Callback<Option<PortCountLookup>>>,
+    /// Answers the page `/explain`; `None` if the process cannot.
+    pub(crate) explainer: Option<Explainer>,
 }
 
 /// Looks up the counters of a service port; `None` for one that is not programmed.

@@ -10,13 +10,20 @@ use std::{
 };
 
 use bytemuck::{AnyBitPattern, Zeroable as _};
-use datapath::{ActiveFrontend, PortId};
+use datapath::{ActiveFrontend, FrontendAddress, PortId, unspecified};
 use proxy_common::{
+    counters::CounterIndex,
     net::{V4, V6},
-    tables::{BackendSetMember, Frontend, NodeAddrScope, NodePortKey, TCP, UDP},
+    tables::{BackendSetMember, Family as _, Frontend, NodeAddrScope, NodePortKey, TCP, UDP},
 };
 
-use crate::{bpf_maps, error::Error, pins::Pins, store::Table, table_family::TableFamily};
+use crate::{
+    bpf_maps,
+    error::Error,
+    pins::Pins,
+    store::Table,
+    table_family::{TableFamily, for_family},
+};
 
 /// How often to read again because another generation became active meanwhile.
 const MAX_ATTEMPTS: usize = 20;
@@ -28,7 +35,7 @@ const MAX_ATTEMPTS: usize = 20;
 /// If no generation was ever active, or it changes faster than it can be read; if a map is missing, has another layout or
 /// cannot be read.
 pub fn dump(pin_dir: &Path) -> Result<Vec<String>, Error> {
-    active_generation(pin_dir).map(|it| it.lines())
+    active_generation(pin_dir).map(|(_, it)| it.lines())
 }
 
 /// Reads the frontends of the active generation, in ascending order.
@@ -37,7 +44,7 @@ pub fn dump(pin_dir: &Path) -> Result<Vec<String>, Error> {
 ///
 /// As for [`dump`].
 pub fn active_frontends(pin_dir: &Path) -> Result<Vec<ActiveFrontend>, Error> {
-    active_generation(pin_dir).map(|it| it.active_frontends())
+    active_generation(pin_dir).map(|(_, it)| it.active_frontends())
 }
 
 /// Reads the number of the active generation: how many have been active so far.
@@ -59,11 +66,15 @@ fn initialized(pin_dir: &Path) -> Result<Pins, Error> {
     }
 }
 
-fn active_generation(pin_dir: &Path) -> Result<Generation, Error> {
+/// The active generation, with its number.
+pub(super) fn active_generation(pin_dir: &Path) -> Result<(u32, Generation), Error> {
     let pins = initialized(pin_dir)?;
     let generation = read_unchanged(
         || bpf_maps::read_active(&pins),
-        |(side, _)| Generation::read(|table| bpf_maps::read(&pins.inner(side, table), table.entry())),
+        |(side, flips)| {
+            let read = |table: Table| bpf_maps::read(&pins.inner(side, table), table.entry());
+            Ok((flips, Generation::read(read)?))
+        },
     )?;
     generation.ok_or_else(|| Error::ConcurrentUpdate(pin_dir.to_path_buf()))
 }
@@ -88,14 +99,14 @@ fn read_unchanged<W: Copy + PartialEq, T>(
 pub(super) type Entries = (Vec<u8>, Vec<u8>);
 
 /// A frontend: its name, its IP version and its row.
-type NamedFrontend = (String, u8, Frontend);
+pub(super) type NamedFrontend = (String, u8, Frontend);
 
 /// The entries of a generation, resolved.
 #[derive(Default)]
 pub(super) struct Generation {
     frontends: Vec<NamedFrontend>,
-    /// By IP version and position.
-    backends: BTreeMap<(u8, u32), SocketAddr>,
+    /// By IP version and position, with the counters of their connections.
+    backends: BTreeMap<(u8, u32), (SocketAddr, CounterIndex)>,
     members: Vec<(u32, SocketAddr)>,
     node_addresses: Vec<(IpAddr, NodeAddrScope)>,
 }
@@ -130,8 +141,9 @@ impl Generation {
         }
         for (position, row) in rows::<u32, F::BackendEntry>(&entries(F::BACKENDS)?) {
             if row != F::BackendEntry::zeroed() {
-                let backend = F::sock_addr(F::backend_of(row).0);
-                self.backends.insert((F::VERSION, position), F::socket_addr(backend));
+                let (backend, counter) = F::backend_of(row);
+                let backend = F::socket_addr(F::sock_addr(backend));
+                self.backends.insert((F::VERSION, position), (backend, counter));
             }
         }
         let members = entries(F::MEMBERS)?;
@@ -144,22 +156,40 @@ impl Generation {
     }
 
     fn active_frontends(&self) -> Vec<ActiveFrontend> {
-        let frontends = self.frontends.iter().map(|it| {
-            let mut backends: Vec<_> = self.backends_of(it).map(|(_, backend)| backend).collect();
-            backends.sort_unstable();
-            let (name, _, row) = it;
-            ActiveFrontend { frontend: name.clone(), backends, port: Some(PortId(row.service_port)) }
-        });
-        let mut frontends: Vec<_> = frontends.collect();
+        let mut frontends: Vec<_> = self.frontends.iter().map(|it| self.active_frontend(it)).collect();
         frontends.sort_unstable();
         frontends
     }
 
-    /// The backends of a frontend, with their keys in `backends`.
-    fn backends_of(
+    /// A frontend with its backends.
+    pub(super) fn active_frontend(&self, frontend: &NamedFrontend) -> ActiveFrontend {
+        let mut backends: Vec<_> = self.backends_of(frontend).map(|(_, (backend, _))| backend).collect();
+        backends.sort_unstable();
+        let (name, _, row) = frontend;
+        ActiveFrontend { frontend: name.clone(), backends, port: Some(PortId(row.service_port)) }
+    }
+
+    /// The frontend that a connection to an address is redirected by, as [`proxy_common::decide`] finds it: that of the
+    /// address, or else that of the node port.
+    pub(super) fn frontend_at(&self, destination: &FrontendAddress) -> Option<&NamedFrontend> {
+        let named = |name: String| self.frontends.iter().find(|(it, ..)| *it == name);
+        let FrontendAddress { address, protocol } = *destination;
+        named(destination.to_string()).or_else(|| {
+            let family = destination.family();
+            let key: IpAddr = for_family!(family, F => F::of(address.ip()).node_addr_key()).into();
+            let (_, scope) = self.node_addresses.iter().find(|(it, _)| *it == key)?;
+            let node_port = SocketAddr::new(unspecified(family), address.port());
+            let node_port = named(FrontendAddress { address: node_port, protocol }.to_string())?;
+            let is_served = *scope != NodeAddrScope::REMOTE || !node_port.2.options.local_addresses_only();
+            is_served.then_some(node_port)
+        })
+    }
+
+    /// The backends of a frontend and their counters, with their keys in `backends`.
+    pub(super) fn backends_of(
         &self,
         (_, version, row): &NamedFrontend,
-    ) -> impl Iterator<Item = ((u8, u32), SocketAddr)> {
+    ) -> impl Iterator<Item = ((u8, u32), (SocketAddr, CounterIndex))> {
         let end = row.backend_offset.saturating_add(row.backend_count);
         self.backends.range((*version, row.backend_offset)..(*version, end)).map(|(key, it)| (*key, *it))
     }
@@ -186,12 +216,12 @@ impl Generation {
                 line += &format!(" slow-start={}s", row.options.slow_start());
             }
             lines.push(line);
-            for (key, backend) in self.backends_of(frontend) {
+            for (key, (backend, _)) in self.backends_of(frontend) {
                 lines.push(format!("backend {name} -> {backend}"));
                 orphans.remove(&key);
             }
         }
-        for ((_, position), backend) in orphans {
+        for ((_, position), (backend, _)) in orphans {
             lines.push(format!("orphan backend position={position} -> {backend}"));
         }
         for (set, backend) in &self.members {
@@ -211,7 +241,10 @@ impl Generation {
     }
 }
 
-fn rows<K: AnyBitPattern, V: AnyBitPattern>((keys, values): &Entries) -> impl Iterator<Item = (K, V)> {
+/// The rows of a table.
+pub(super) fn rows<K: AnyBitPattern, V: AnyBitPattern>(
+    (keys, values): &Entries,
+) -> impl Iterator<Item = (K, V)> {
     let keys = keys.chunks_exact(size_of::<K>()).map(bytemuck::pod_read_unaligned);
     let values = values.chunks_exact(size_of::<V>()).map(bytemuck::pod_read_unaligned);
     keys.zip(values)

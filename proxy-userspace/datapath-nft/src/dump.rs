@@ -16,7 +16,7 @@ use crate::{
     schema::{Bytes, Field, Map, Parts, list_name},
     snapshot::{self, Members, Snapshot, number_in, protocol_of},
 };
-use datapath::{ActiveFrontend, unspecified};
+use datapath::{ActiveFrontend, FrontendAddress, unspecified};
 use netlink::Netfilter;
 
 /// Reads the tables and describes every entry; nothing if there are none.
@@ -49,6 +49,61 @@ pub fn active_frontends() -> Result<Vec<ActiveFrontend>, Error> {
     Ok(all)
 }
 
+/// Where packets to a frontend go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PacketTarget {
+    /// To these endpoints, in ascending order.
+    Endpoints(Vec<SocketAddr>),
+    /// They are rejected.
+    Refused,
+    /// They are dropped.
+    Dropped,
+}
+
+/// What the tables have for a destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lookup {
+    /// Where packets of this node and its pods go; none if they are not translated.
+    pub internal: Option<PacketTarget>,
+    /// Where packets from elsewhere go; none if they are not translated.
+    pub external: Option<PacketTarget>,
+}
+
+/// Reads what packets to a destination meet in the tables; `None` if there are none.
+///
+/// # Errors
+///
+/// If the kernel refuses to list them.
+pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
+    let family = destination.family();
+    let ip = destination.address.ip();
+    let node_port = FrontendAddress {
+        address: SocketAddr::new(unspecified(family), destination.address.port()),
+        ..*destination
+    };
+    let mut snapshots = snapshots()?;
+    // There are tables of both families, or none.
+    let elements = match snapshots.iter().position(|it| it.elements.keys().any(|it| it.family == family)) {
+        Some(own) => snapshots.swap_remove(own).elements,
+        None if snapshots.is_empty() => return Ok(None),
+        None => Elements::default(),
+    };
+    let members = Members::of(&elements);
+    let is_node = elements.contains_key(&Element::new(family, Map::NodeAddresses, Bytes::new().address(ip)));
+    let at = |by: MatchKey, map: Map, address: &FrontendAddress| {
+        let is_it = |it: &Element| it.map == map && frontend_of(by, it).as_ref() == Some(address);
+        let (element, value) = elements.iter().find(|(it, _)| is_it(it))?;
+        target((&elements, &members), by, element, value)
+    };
+    let find = |map: fn(MatchKey) -> Map| {
+        let own = at(MatchKey::Address, map(MatchKey::Address), destination);
+        own.or_else(|| is_node.then(|| at(MatchKey::NodePort, map(MatchKey::NodePort), &node_port))?)
+    };
+    let internal = find(MatchKey::internal);
+    // Only a frontend with the policy Local has a selector of its own for external traffic.
+    Ok(Some(Lookup { external: find(MatchKey::external).or_else(|| internal.clone()), internal }))
+}
+
 /// The existing tables; none if the kernel has no nftables.
 fn snapshots() -> Result<Vec<Snapshot>, Error> {
     let read = || -> Result<Vec<_>, Error> {
@@ -68,29 +123,45 @@ fn active_frontend(
     from: &Element,
     value: &Value,
 ) -> Option<ActiveFrontend> {
-    let family = from.family;
-    let mut key = Parts::of(&from.key, family);
-    let address = match by {
+    let backends = match target((elements, members), by, from, value)? {
+        PacketTarget::Endpoints(endpoints) => endpoints,
+        PacketTarget::Refused | PacketTarget::Dropped => Vec::new(),
+    };
+    Some(ActiveFrontend { frontend: frontend_of(by, from)?.to_string(), backends, port: None })
+}
+
+/// The frontend of an element's key.
+fn frontend_of(by: MatchKey, element: &Element) -> Option<FrontendAddress> {
+    let mut key = Parts::of(&element.key, element.family);
+    let ip = match by {
         MatchKey::Address => key.address()?,
-        MatchKey::NodePort => unspecified(family),
+        MatchKey::NodePort => unspecified(element.family),
     };
     let (protocol, port) = (protocol_of(key.protocol()?)?, key.port()?);
-    let selector = Selector::of(by, number_in(value, family)?);
-    let mut backends: Vec<_> = selector
-        .into_iter()
-        .flat_map(|it| (0..it.count).map(move |slot| (it, slot_word(it.set, slot))))
-        .filter_map(|(selector, slot)| {
-            let map = if selector.affinity > 0 { by.affinity_endpoints() } else { by.endpoints() };
-            let element = Element::new(family, map, Bytes(from.key.0.clone()).number(slot));
-            members.endpoint(&element, elements.get(&element)?)
-        })
-        .collect();
-    backends.sort_unstable();
-    Some(ActiveFrontend {
-        frontend: format!("{}/{protocol}", SocketAddr::new(address, port)),
-        backends,
-        port: None,
-    })
+    Some(FrontendAddress { address: SocketAddr::new(ip, port), protocol })
+}
+
+/// Where an element of a map of selectors sends packets.
+fn target(
+    (elements, members): (&Elements, &Members),
+    by: MatchKey,
+    from: &Element,
+    value: &Value,
+) -> Option<PacketTarget> {
+    let selector = match number_in(value, from.family)? {
+        REFUSE => return Some(PacketTarget::Refused),
+        DROP => return Some(PacketTarget::Dropped),
+        word => Selector::of(by, word)?,
+    };
+    let map = if selector.affinity > 0 { by.affinity_endpoints() } else { by.endpoints() };
+    let endpoint = |slot| {
+        let slot = slot_word(selector.set, slot);
+        let element = Element::new(from.family, map, Bytes(from.key.0.clone()).number(slot));
+        members.endpoint(&element, elements.get(&element)?)
+    };
+    let mut endpoints: Vec<_> = (0..selector.count).filter_map(endpoint).collect();
+    endpoints.sort_unstable();
+    Some(PacketTarget::Endpoints(endpoints))
 }
 
 /// A line per element that depends on the state.

@@ -39,7 +39,7 @@ pub mod check;
 pub use self::datapath::{Datapath, FlowPassObserver, Options, cleanup};
 pub use config::{Config, DetectLocal};
 pub use conntrack_settings::{ConntrackSettings, NotSet};
-pub use dump::{active_frontends, dump};
+pub use dump::{Lookup, PacketTarget, active_frontends, dump, lookup};
 pub use error::Error;
 pub use node_settings::NodeSettings;
 

@@ -1,6 +1,6 @@
 //! Transport protocols and address families.
 
-use std::{fmt, net::IpAddr};
+use std::{fmt, net::IpAddr, str::FromStr};
 
 /// The transport protocol of a Service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,6 +20,17 @@ impl fmt::Display for Protocol {
             Self::Udp => "UDP",
             Self::Sctp => "SCTP",
         })
+    }
+}
+
+impl FromStr for Protocol {
+    type Err = String;
+
+    /// Parses a name in upper or lower case.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Tcp, Self::Udp, Self::Sctp];
+        let own = all.into_iter().find(|it| it.to_string().eq_ignore_ascii_case(text));
+        own.ok_or_else(|| format!("unknown protocol {text:?}: use TCP, UDP or SCTP"))
     }
 }
 

@@ -6,7 +6,7 @@ use clap::Args;
 use pipeline::Pipeline;
 
 use super::{
-    config, events,
+    config, events, explain,
     flags::{DEFAULT_SOCKET, ListenFlags, ReportFlags, SourceFlags},
     grpc_server::GrpcServer,
     runtime::{Signals, block_on, trim_memory},
@@ -51,6 +51,7 @@ async fn brain(flags: &Flags, configuration: String) -> Result<()> {
     drop(events::start(&admin, &flags.source, pipeline.node()));
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let servers = Servers::start()?;
+    explain::serve(&admin, &pipeline);
     flags.reports.serve(&admin, &servers, configuration);
     let result = tokio::select! {
         () = admin.run(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),

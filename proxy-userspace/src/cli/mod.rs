@@ -146,7 +146,7 @@ pub(crate) fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let done = |()| true;
-    // The result is false if `check` or `status` has printed a problem.
+    // The result is false if `check`, `status` or `explain` has printed a problem.
     let result = match cli.command {
         Command::Run(flags) => run::main(flags, line.configuration()).map(done),
         Command::Brain(flags) => brain::main(&flags, line.configuration()).map(done),
@@ -156,7 +156,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Status(flags) => status::main(flags),
         Command::Top(flags) => top::main(flags).map(done),
         Command::Dump(flags) => dump::main(&flags).map(done),
-        Command::Explain(flags) => explain::main(flags).map(done),
+        Command::Explain(flags) => explain::main(flags),
         Command::SupportBundle(flags) => support_bundle::main(flags).map(done),
         Command::Cleanup(flags) => cleanup::main(&flags).map(done),
         Command::Canary => {

@@ -22,6 +22,16 @@ pub(super) fn lines(table: &mut Table) -> String {
     lines.map(|it| format!("{}\n", it.trim())).collect()
 }
 
+/// A number of seconds in its two largest units.
+pub(super) fn duration(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86400, seconds / 3600 % 24),
+    }
+}
+
 /// An error about flags that are valid one by one, but not together.
 pub(super) fn wrong_usage(message: impl fmt::Display) -> anyhow::Error {
     clap::Error::raw(ErrorKind::ArgumentConflict, format!("{message}\n")).into()

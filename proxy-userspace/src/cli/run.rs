@@ -6,7 +6,7 @@ use clap::Args;
 use pipeline::Pipeline;
 
 use super::{
-    config, datapath, events,
+    config, datapath, events, explain,
     flags::{DatapathFlags, InitFlag, ListenFlags, PacketFlags, ReportFlags, SourceFlags},
     grpc_server::GrpcServer,
     runtime::{Signals, block_on, trim_memory},
@@ -54,6 +54,7 @@ async fn run(flags: Flags, configuration: String) -> Result<()> {
     }
     let options = flags.packets.options(flags.datapath.options(pipeline.node())?)?;
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
+    explain::serve(&admin, &pipeline);
     flags.reports.serve(&admin, &servers, configuration);
     let datapath = datapath::run(options, health_checks, || pipeline.subscribe(), &admin);
     let result = tokio::select! {

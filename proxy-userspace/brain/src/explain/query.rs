@@ -4,6 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use model::{Protocol, ServiceName, address};
 
+use super::explanation::ClientKind;
+
 /// Why a question has no answer: what is wrong with it, and what to ask instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -58,6 +60,24 @@ impl Query {
         };
         Ok(Self { client, destination: self::destination(destination)? })
     }
+
+    /// What the client is, and its addresses as far as the question names them.
+    pub fn client(&self) -> (ClientKind, Vec<IpAddr>) {
+        match self.client {
+            Client::Node => (ClientKind::Node, Vec::new()),
+            Client::PodName(..) => (ClientKind::Pod, Vec::new()),
+            Client::PodAddress(ip) => (ClientKind::Pod, vec![ip]),
+            Client::Outside(ip) => (ClientKind::Outside, ip.into_iter().collect()),
+        }
+    }
+
+    /// The destination, if it is an address; TCP if the protocol is not given.
+    pub fn address(&self) -> Option<(SocketAddr, Protocol)> {
+        match self.destination {
+            Destination::Address(address, protocol) => Some((address, protocol.unwrap_or(Protocol::Tcp))),
+            Destination::Service(..) => None,
+        }
+    }
 }
 
 fn invalid(text: &str, expected: &str) -> InvalidQuery {
@@ -80,7 +100,7 @@ fn pod(text: &str) -> Result<Client, InvalidQuery> {
 
 fn destination(text: &str) -> Result<Destination, InvalidQuery> {
     let (place, protocol) = match text.rsplit_once('/') {
-        Some((place, it)) if let Some(known) = protocol(it) => (place, Some(known)),
+        Some((place, it)) if let Ok(protocol) = it.parse() => (place, Some(protocol)),
         _ => (text, None),
     };
     if let Ok(address) = place.parse::<SocketAddr>() {
@@ -111,11 +131,6 @@ fn destination(text: &str) -> Result<Destination, InvalidQuery> {
         }
         None => Err(invalid(text, "name a Service as NAME.NAMESPACE:PORT, or give ADDRESS:PORT")),
     }
-}
-
-fn protocol(text: &str) -> Option<Protocol> {
-    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-    all.into_iter().find(|it| it.to_string().eq_ignore_ascii_case(text))
 }
 
 #[cfg(test)]

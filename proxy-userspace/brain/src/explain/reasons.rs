@@ -7,7 +7,7 @@ use model::{
     Family, FrontendKind,
     cluster::{Endpoint, EndpointSlice},
     conflicts::FrontendKey,
-    state::{Scope, ServicePort, TargetPort, TrafficPolicy},
+    state::{Algorithm, LoadBalancing, Scope, ServicePort, TargetPort, TrafficPolicy},
 };
 
 use super::{
@@ -44,7 +44,7 @@ impl Found<'_> {
             ("sources", self.sources().map(|(says, _)| says)),
             ("policy", Some(self.policy())),
             ("hints", self.hints()),
-            ("affinity", Some(self.affinity())),
+            ("selection", Some(self.selection())),
         ];
         rules
             .into_iter()
@@ -243,11 +243,24 @@ impl Found<'_> {
         })
     }
 
-    fn affinity(&self) -> String {
-        match self.frontend.service.affinity {
-            Some(it) => format!("ClientIP: a client keeps its endpoint for {} s", it.timeout_seconds),
-            None => "none: each connection goes to a random endpoint".into(),
+    /// How one of the endpoints is selected for a connection.
+    fn selection(&self) -> String {
+        let service = self.frontend.service;
+        let LoadBalancing { algorithm, slow_start, .. } = service.load_balancing;
+        let mut says = match algorithm {
+            Algorithm::Random => "at random".to_owned(),
+            Algorithm::LeastConnections => {
+                "of two random endpoints the one with fewer connections of this node (packets: at random)"
+                    .into()
+            }
+        };
+        if let Some(seconds) = slow_start {
+            says += &format!("; a new endpoint has its full share after {seconds} s");
         }
+        if let Some(it) = service.affinity {
+            says += &format!("; a client keeps it for {} s (sessionAffinity ClientIP)", it.timeout_seconds);
+        }
+        says
     }
 
     /// Why no endpoint in the cluster could serve.

@@ -1,6 +1,8 @@
 //! How a decision is put into words. That the words agree with the decisions is tested with the scenarios and with random
 //! clusters, in `tests/`.
 
+use std::num::NonZeroU32;
+
 use model::{
     cluster::ClusterState,
     state::{ServiceCidr, TrafficPolicy},
@@ -263,4 +265,25 @@ fn a_frontend_that_two_services_claim_is_explained_with_its_owner() {
     let expect = "ns/thief claims it, too; it belongs to ns/web (by cluster IP, then age, then name)";
     check_rule(&cluster, "node 10.96.0.1:80", "conflict", Some(expect));
     check_rule(&cluster, "node 10.96.0.9:80", "conflict", None);
+}
+
+#[test]
+fn the_selection_of_an_endpoint_is_explained() {
+    let check = |service: Service, expect| {
+        check_rule(&cluster(service, [at("10.1.0.1")]), "node web.ns", "selection", Some(expect));
+    };
+    check(service(), "at random");
+    let affinity = Some(state::ClientIpAffinity { timeout_seconds: NonZeroU32::MIN });
+    check(
+        Service { affinity, ..service() },
+        "at random; a client keeps it for 1 s (sessionAffinity ClientIP)",
+    );
+    let load_balancing = state::LoadBalancing {
+        algorithm: state::Algorithm::LeastConnections,
+        slow_start: NonZeroU16::new(30),
+        ..state::LoadBalancing::default()
+    };
+    let expect = "of two random endpoints the one with fewer connections of this node (packets: at random); \
+                  a new endpoint has its full share after 30 s";
+    check(Service { load_balancing, ..service() }, expect);
 }

@@ -1,21 +1,35 @@
 //! `explain`: where a connection goes, and why.
+//!
+//! The rules come from the process that knows the cluster, or from a source; what is in the kernel is read there.
 
+mod answer;
+mod kernel;
+mod server;
 mod text;
 
-use anyhow::{Result, bail};
+use std::io::ErrorKind;
+
+use admin::Listener;
+use anyhow::{Error, Result, bail};
 use brain::{Explanation, Query};
 use clap::{Args, ValueEnum};
+use jiff::Timestamp;
 use pipeline::Pipeline;
 
+use self::{answer::Answer, kernel::Kernel};
 use super::{
-    flags::{SourceArg, SourceOptions, source},
+    flags::{PinFlags, SourceArg, SourceOptions, StatusSocketFlag, source},
     output,
     runtime::block_on,
 };
 
+pub(super) use self::server::serve;
+
 /// Explain where a connection goes, and why
 ///
-/// Applies the rules in their order: which Service and port, which policy, and why each endpoint is used or not.
+/// Applies the rules in their order: which Service and port, which policy, and why each endpoint is used or not. The process
+/// that serves this node is asked, and what the kernel has is compared with its answer; the exit code is 1 where they
+/// differ. With --source, only the objects there are read, and neither the process nor the kernel.
 ///
 /// FROM is `node` (a program on this node), `pod NAMESPACE/NAME`, `pod ADDRESS`, `outside` or `outside ADDRESS`. TO is
 /// ADDRESS:PORT or NAME.NAMESPACE:PORT, where PORT is a number or a name, with /tcp, /udp or /sctp behind it where that is
@@ -30,10 +44,14 @@ pub(super) struct Flags {
     /// Who connects, and where to
     #[arg(value_name = "FROM TO", required = true)]
     words: Vec<String>,
-    /// Explain by these objects: kube (an API server), file:PATH (a manifest or a folder of manifests) or api:TARGET (the
-    /// cluster state of another brain)
+    #[command(flatten)]
+    status: StatusSocketFlag,
+    #[command(flatten)]
+    pins: PinFlags,
+    /// Explain by these objects instead: kube (an API server), file:PATH (a manifest or a folder of manifests) or api:TARGET
+    /// (the cluster state of another brain)
     #[arg(long, value_name = "kube|file:PATH|api:TARGET", value_parser = source)]
-    source: SourceArg,
+    source: Option<SourceArg>,
     #[command(flatten)]
     options: SourceOptions,
     /// Output format
@@ -49,13 +67,21 @@ enum Output {
     Json,
 }
 
-pub(super) fn main(flags: Flags) -> Result<()> {
+/// Prints an explanation; returns whether everything is known, and the kernel has what the brain says.
+pub(super) fn main(flags: Flags) -> Result<bool> {
     let query = Query::parse(&flags.words).map_err(output::wrong_usage)?;
-    let explanation = block_on(by_source(&flags.source, &flags.options, &query))?;
-    Ok(output::print(&match flags.output {
-        Output::Text => text::render(&explanation),
-        Output::Json => format!("{}\n", serde_json::to_string(&explanation)?),
-    })?)
+    let answer = match &flags.source {
+        Some(source) => {
+            let explanation = block_on(by_source(source, &flags.options, &query))?;
+            Answer { explanation: Some(explanation), ..Answer::default() }
+        }
+        None => by_process(&flags, &query)?,
+    };
+    output::print(&match flags.output {
+        Output::Text => text::render(&answer),
+        Output::Json => format!("{}\n", serde_json::to_string(&answer)?),
+    })?;
+    Ok(answer.is_complete())
 }
 
 /// Explains by the objects of a source, as soon as it has been read completely.
@@ -67,4 +93,63 @@ async fn by_source(source: &SourceArg, options: &SourceOptions, query: &Query) -
         explanation = explainer.explain(pipeline.node(), query) => Ok(explanation?),
         () = pipeline.run(&()) => bail!("the source has stopped; the log names the reason"),
     }
+}
+
+/// What the process and the kernel say; only the kernel if no process can be asked and the destination is an address.
+fn by_process(flags: &Flags, query: &Query) -> Result<Answer> {
+    let pin_dir = &flags.pins.pin_dir;
+    match ask(flags) {
+        Ok(Ok(explanation)) => {
+            let protocol = explanation.protocol.parse().map_err(Error::msg)?;
+            let (client, destination) = (&explanation.client, (explanation.destination, protocol));
+            let kernel = Kernel::read(pin_dir, destination, client.kind, &client.addresses);
+            let mut answer = Answer {
+                differences: kernel.differences(&explanation),
+                kernel: Some(kernel),
+                explanation: Some(explanation),
+                ..Answer::default()
+            };
+            add_status(&mut answer, flags);
+            Ok(answer)
+        }
+        Ok(Err(error)) => bail!("{error}"),
+        Err(unexplained) => {
+            let Some(destination) = query.address() else { bail!("{unexplained}") };
+            let (kind, addresses) = query.client();
+            let kernel = Kernel::read(pin_dir, destination, kind, &addresses);
+            Ok(Answer { unexplained: Some(unexplained), kernel: Some(kernel), ..Answer::default() })
+        }
+    }
+}
+
+/// Asks the process that serves this node; the outer error says why it cannot be asked.
+fn ask(flags: &Flags) -> Result<Result<Explanation, String>, String> {
+    const REMEDY: &str = "give the --status-socket of `run`, or explain manifests with --source file:PATH";
+    let Some(socket) = flags.status.path() else {
+        return Err(format!("--status-socket is disabled: {REMEDY}"));
+    };
+    let at = socket.display();
+    match admin::query_explanation(socket, &flags.words) {
+        Ok(Ok(answer)) => serde_json::from_str(&answer)
+            .map(Ok)
+            .map_err(|error| format!("{at}: the process has another version than this command: {error}")),
+        Ok(Err(error)) => Ok(Err(error)),
+        Err(error) => Err(match error.kind() {
+            ErrorKind::PermissionDenied => format!("{at}: {error}; run this as root, or {REMEDY}"),
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                format!("no process answers at {at}, so that the reasons are unknown: {REMEDY}")
+            }
+            _ => format!("{at}: {error}: {REMEDY}"),
+        }),
+    }
+}
+
+/// Adds what the process reports of itself.
+fn add_status(answer: &mut Answer, flags: &Flags) {
+    let status = flags.status.path().map(admin::query_status);
+    let Some(Ok(Listener::Proxy(status))) = status else { return };
+    let since = status.active.map(|it| Timestamp::now().as_second().saturating_sub(it.since.as_second()));
+    answer.active_seconds = since.and_then(|it| u64::try_from(it).ok());
+    let pending = status.pending_seconds.map(|it| format!("a change has been pending for {it:.1} s"));
+    answer.problems = status.problems.into_iter().chain(pending).chain(status.failure).collect();
 }

@@ -1,27 +1,51 @@
-//! An explanation as text: the verdict, the rules, and a line for each endpoint.
+//! An answer as text: the verdict, the rules, the kernel, and a line for each endpoint.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _, net::SocketAddr};
 
 use brain::{ClientKind, Explanation, Verdict};
 use comfy_table::Table;
 
-use crate::cli::output::lines;
+use super::{
+    answer::Answer,
+    kernel::{Ejected, Kernel, Packets},
+};
+use crate::cli::output::{duration, lines};
 
 /// The width of the names of rules.
 const WIDTH: usize = 10;
 
-pub(super) fn render(it: &Explanation) -> String {
-    let mut out = format!("{}\n\n", verdict(it));
+pub(super) fn render(answer: &Answer) -> String {
+    let verdict = match (&answer.explanation, &answer.unexplained) {
+        (Some(it), _) => verdict(it),
+        (None, reason) => format!("UNKNOWN: {}", reason.as_deref().unwrap_or_default()),
+    };
+    let mut out = format!("{verdict}\n");
+    // Writing to a string cannot fail.
+    for it in &answer.differences {
+        let _ = writeln!(out, "BUT {it}");
+    }
+    for it in &answer.problems {
+        let _ = writeln!(out, "PROBLEM {it}");
+    }
+    out.push('\n');
     let mut line = |name: &str, says: &str| {
-        // Writing to a string cannot fail.
         let _ = writeln!(out, "{name:WIDTH$} {says}");
     };
-    line("from", &client(it));
-    line("to", &format!("{}/{}", it.destination, it.protocol));
-    it.rules.iter().for_each(|it| line(&it.rule, &it.says));
-    if !it.endpoints.is_empty() {
+    if let Some(it) = &answer.explanation {
+        line("from", &client(it));
+        line("to", &format!("{}/{}", it.destination, it.protocol));
+        it.rules.iter().for_each(|it| line(&it.rule, &it.says));
+    }
+    if let Some(kernel) = &answer.kernel {
+        let since = answer.active_seconds.map_or_else(String::new, |it| format!(", for {}", duration(it)));
+        let says = describe(kernel, &since, answer.explanation.is_none());
+        says.iter()
+            .zip([("kernel")].into_iter().chain(std::iter::repeat("")))
+            .for_each(|(says, name)| line(name, says));
+    }
+    if let Some(it) = answer.explanation.as_ref().filter(|it| !it.endpoints.is_empty()) {
         out.push('\n');
-        out.push_str(&lines(&mut endpoints(it)));
+        out.push_str(&lines(&mut endpoints(it, answer.kernel.as_ref())));
     }
     out
 }
@@ -51,19 +75,61 @@ fn client(it: &Explanation) -> String {
     }
 }
 
-fn endpoints(it: &Explanation) -> Table {
+/// What each datapath has, and since when; with the names of the endpoints if there is no table of them.
+fn describe(kernel: &Kernel, since: &str, names_endpoints: bool) -> Vec<String> {
+    let endpoints = |it: &BTreeSet<SocketAddr>| match it.len() {
+        0 => "refused".to_owned(),
+        _ if names_endpoints => it.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+        1 => "1 endpoint".into(),
+        number => format!("{number} endpoints"),
+    };
+    let none = || "not translated".to_owned();
+    let sockets = kernel.generation.map(|generation| {
+        let says = kernel.sockets.as_ref().map_or_else(none, endpoints);
+        format!("eBPF, generation {generation}{since}: {says}")
+    });
+    let packets = match &kernel.packets {
+        Some(Packets::Endpoints(it)) => endpoints(it),
+        Some(Packets::Refused) => "refused".into(),
+        Some(Packets::Dropped) => "dropped".into(),
+        None => none(),
+    };
+    let packets = kernel.has_tables.then(|| format!("nftables: {packets}"));
+    let unknown = (!kernel.is_client_known && !kernel.ejected.is_empty()).then(|| {
+        "the network namespace of the client is unknown: ejections are those of all clients".to_owned()
+    });
+    let errors = kernel.errors.iter().map(|it| format!("cannot be read: {it}"));
+    let says: Vec<_> = sockets.into_iter().chain(packets).chain(unknown).chain(errors).collect();
+    if says.is_empty() { vec!["nothing is programmed".into()] } else { says }
+}
+
+fn endpoints(it: &Explanation, kernel: Option<&Kernel>) -> Table {
     let mut table = Table::new();
     table.set_header(["ENDPOINT", "USED", "REASON", "POD", "NODE"]);
-    for endpoint in &it.endpoints {
-        let used = if endpoint.used { "yes" } else { "no" };
+    for it in &it.endpoints {
+        let ejected =
+            kernel.and_then(|kernel| kernel.ejected.iter().find(|ejected| ejected.endpoint == it.endpoint));
+        let kept =
+            kernel.and_then(|kernel| kernel.affinity.as_ref().filter(|kept| kept.endpoint == it.endpoint));
+        let used = match (it.used, ejected) {
+            (true, Some(Ejected { clients: None, .. })) => "ejected",
+            (true, _) => "yes",
+            (false, _) => "no",
+        };
+        let mut reason = it.reason.clone();
+        let _ = match ejected {
+            Some(Ejected { clients: None, seconds, .. }) => {
+                write!(reason, "; ejected for {} more", duration(*seconds))
+            }
+            Some(Ejected { clients: Some(1), .. }) => write!(reason, "; ejected for 1 client"),
+            Some(Ejected { clients: Some(clients), .. }) => write!(reason, "; ejected for {clients} clients"),
+            None => Ok(()),
+        };
+        if let Some(it) = kept {
+            let _ = write!(reason, "; this client keeps it for {}", duration(it.seconds));
+        }
         let or_none = |it: &Option<String>| it.clone().unwrap_or_else(|| "-".into());
-        table.add_row([
-            endpoint.endpoint.to_string(),
-            used.into(),
-            endpoint.reason.clone(),
-            or_none(&endpoint.pod),
-            or_none(&endpoint.node),
-        ]);
+        table.add_row([it.endpoint.to_string(), used.into(), reason, or_none(&it.pod), or_none(&it.node)]);
     }
     table
 }

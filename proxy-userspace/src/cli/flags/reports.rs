@@ -37,11 +37,17 @@ pub(in crate::cli) struct ReportFlags {
     /// /metrics is for Prometheus. Whoever reaches it sees the names of Services that are used.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249", help_heading = "Reports")]
     metrics_bind_address: BindAddress<10249>,
-    /// Unix socket of the status pages, which `status`, `check` and `support-bundle` read; 0 or an empty value disables them
+    #[command(flatten)]
+    status: StatusSocketFlag,
+}
+
+/// Where a process serves its status pages, and where commands find it.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct StatusSocketFlag {
+    /// Unix socket of the status pages, which `status`, `check`, `explain` and `support-bundle` read; 0 or an empty value disables them
     ///
-    /// /status (JSON) is the state of the process, /state (JSON) what it serves; /metrics, /config and /log are for
-    /// `support-bundle`. The socket has mode 0600. A second instance
-    /// on a node needs a socket of its own.
+    /// /status (JSON) is the state of the process, /state (JSON) what it serves, /explain (JSON)
+    /// answers `explain`; /metrics, /config and /log are for `support-bundle`. The socket has mode 0600. A second instance on a node needs a socket of its own.
     #[arg(
         long,
         value_name = "PATH",
@@ -95,6 +101,13 @@ impl ReportFlags {
 
     /// Socket of the status pages.
     pub(in crate::cli) fn status(&self) -> Option<&Path> {
+        self.status.path()
+    }
+}
+
+impl StatusSocketFlag {
+    /// The socket, unless it is disabled.
+    pub(in crate::cli) fn path(&self) -> Option<&Path> {
         self.status_socket.0.as_deref()
     }
 }

@@ -11,7 +11,10 @@ use jiff::Timestamp;
 use proxy_contract::localv1;
 use serde::Deserialize;
 
-use crate::cli::flags::{ReportFlags, STATUS_HINT};
+use crate::cli::{
+    flags::{ReportFlags, STATUS_HINT},
+    output,
+};
 
 /// What the running process reports.
 #[derive(Default)]
@@ -167,15 +170,9 @@ fn reason_suffix(reason: Option<&str>) -> String {
     reason.map_or_else(String::new, |it| format!(": {it}"))
 }
 
-/// A duration in its two largest units.
+/// The time since a moment.
 fn age(now: Timestamp, since: Timestamp) -> String {
-    let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        3600..86400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{} d {} h", seconds / 86400, seconds / 3600 % 24),
-    }
+    output::duration(now.as_second().saturating_sub(since.as_second()).max(0).unsigned_abs())
 }
 
 #[cfg(test)]

@@ -1,0 +1,36 @@
+//! What `explain` says.
+
+use brain::Explanation;
+use serde::Serialize;
+
+use super::kernel::Kernel;
+
+/// What is known of a connection.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Answer {
+    /// What the brain says of it.
+    #[serde(flatten)]
+    pub(super) explanation: Option<Explanation>,
+    /// Why the brain says nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) unexplained: Option<String>,
+    /// What the kernel has for it; none if that was not asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) kernel: Option<Kernel>,
+    /// For how long the process' state has been active.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) active_seconds: Option<u64>,
+    /// Where the kernel differs from the explanation.
+    pub(super) differences: Vec<String>,
+    /// What the process reports of itself that may be the cause.
+    pub(super) problems: Vec<String>,
+}
+
+impl Answer {
+    /// Whether everything is known, and the kernel has what the brain says.
+    pub(super) fn is_complete(&self) -> bool {
+        let has_errors = self.kernel.as_ref().is_some_and(|it| !it.errors.is_empty());
+        self.explanation.is_some() && self.differences.is_empty() && !has_errors
+    }
+}

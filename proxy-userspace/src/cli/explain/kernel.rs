@@ -1,0 +1,232 @@
+//! What the kernel has for a connection, and where that differs from what the brain says.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+};
+
+use brain::{ClientKind, Explanation, Verdict};
+use datapath::FrontendAddress;
+use datapath_ebpf as ebpf;
+use datapath_nft::{self as nft, PacketTarget};
+use model::Protocol;
+use serde::Serialize;
+
+/// What the kernel has for a connection.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Kernel {
+    /// The active generation of the eBPF maps; none if there are none, or they do not concern the connection.
+    pub(super) generation: Option<u32>,
+    /// The endpoints that eBPF redirects to; none if it does not redirect.
+    pub(super) sockets: Option<BTreeSet<SocketAddr>>,
+    /// Whether the client's network namespace was found.
+    pub(super) is_client_known: bool,
+    /// Whether there are nftables tables.
+    pub(super) has_tables: bool,
+    /// Where nftables sends packets; none if it does not translate them.
+    pub(super) packets: Option<Packets>,
+    /// The endpoints that the client avoids; those that any client avoids, if its network namespace is unknown.
+    pub(super) ejected: Vec<Ejected>,
+    /// The endpoint that the client keeps, if its network namespace is known.
+    pub(super) affinity: Option<Kept>,
+    /// What could not be read.
+    pub(super) errors: Vec<String>,
+}
+
+/// Where packets go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Packets {
+    Endpoints(BTreeSet<SocketAddr>),
+    Refused,
+    Dropped,
+}
+
+/// An endpoint that is ejected.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Ejected {
+    pub(super) endpoint: SocketAddr,
+    /// For how many clients, if the client's network namespace is unknown; it may be one of them.
+    pub(super) clients: Option<usize>,
+    /// For how long, at most.
+    pub(super) seconds: u64,
+}
+
+/// An endpoint that a client keeps by session affinity.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Kept {
+    pub(super) endpoint: SocketAddr,
+    /// For how long if it does not connect again.
+    pub(super) seconds: u64,
+}
+
+impl Kernel {
+    /// Reads what concerns a client's connections to an address. What cannot be read is an error in the result.
+    pub(super) fn read(
+        pin_dir: &Path,
+        (address, protocol): (SocketAddr, Protocol),
+        client: ClientKind,
+        addresses: &[IpAddr],
+    ) -> Self {
+        let mut kernel = Self::default();
+        let destination = FrontendAddress { address, protocol };
+        let is_outside = client == ClientKind::Outside;
+        match nft::lookup(&destination) {
+            Ok(None) => {}
+            Ok(Some(nft::Lookup { internal, external })) => {
+                kernel.has_tables = true;
+                kernel.packets = if is_outside { external } else { internal }.map(Into::into);
+            }
+            Err(error) => kernel.error("nftables", error),
+        }
+        // No hook sees the sockets of other hosts, and none those of SCTP.
+        if !is_outside && protocol != Protocol::Sctp {
+            let pod = (client == ClientKind::Pod).then_some(addresses);
+            let netns = ebpf::client_namespace(pod).ok().flatten();
+            kernel.is_client_known = netns.is_some();
+            match ebpf::lookup(pin_dir, &destination, netns) {
+                Ok(found) => kernel.add_sockets(found),
+                // nftables may be the only datapath.
+                Err(ebpf::Error::NotInitialized(_)) => {}
+                Err(error) => kernel.error("eBPF", error),
+            }
+        }
+        kernel
+    }
+
+    fn add_sockets(&mut self, found: ebpf::Lookup) {
+        let ebpf::Lookup { generation, frontend, ejected, affinity } = found;
+        self.generation = Some(generation);
+        self.sockets = frontend.map(|it| it.backends.into_iter().collect());
+        let ejected = ejected.into_iter().map(|it| Ejected {
+            endpoint: it.backend,
+            clients: (!self.is_client_known).then_some(it.clients),
+            seconds: it.remaining.as_secs(),
+        });
+        self.ejected = ejected.collect();
+        self.affinity = affinity.map(|(endpoint, it)| Kept { endpoint, seconds: it.as_secs() });
+    }
+
+    fn error(&mut self, what: &str, error: impl Into<anyhow::Error>) {
+        self.errors.push(format!("{what}: {:#}", error.into()));
+    }
+
+    /// Where the kernel differs from an explanation.
+    pub(super) fn differences(&self, explanation: &Explanation) -> Vec<String> {
+        let used = explanation.endpoints.iter().filter(|it| it.used).map(|it| it.endpoint);
+        let expected: Option<BTreeSet<_>> = explanation.service.is_some().then(|| used.collect());
+        let none = BTreeSet::new();
+        let packets = self.packets.as_ref().map(|it| match it {
+            Packets::Endpoints(endpoints) => endpoints,
+            Packets::Refused | Packets::Dropped => &none,
+        });
+        let found = [("eBPF", self.sockets.as_ref()), ("nftables", packets)];
+        let found: Vec<_> = found.into_iter().filter_map(|(name, it)| Some((name, it?))).collect();
+        // What no Service has is refused or dropped by nftables alone.
+        let is_decided = expected.is_some() || explanation.verdict != Verdict::Untranslated;
+        if found.is_empty() && is_decided && !self.has_tables && self.errors.is_empty() {
+            return vec!["the kernel does nothing with it: there are no nftables tables".into()];
+        }
+        if found.is_empty() && expected.is_some() && self.errors.is_empty() {
+            return vec!["the kernel does not translate it".into()];
+        }
+        found.into_iter().filter_map(|(name, it)| difference(name, expected.as_ref(), it)).collect()
+    }
+}
+
+/// What a datapath has, if that is not what is expected of it.
+fn difference(
+    name: &str,
+    expected: Option<&BTreeSet<SocketAddr>>,
+    found: &BTreeSet<SocketAddr>,
+) -> Option<String> {
+    let list = |it: Vec<&SocketAddr>| it.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let Some(expected) = expected else {
+        let to = if found.is_empty() { "nothing".into() } else { list(found.iter().collect()) };
+        return Some(format!("{name} translates it to {to}"));
+    };
+    let missing: Vec<_> = expected.difference(found).collect();
+    let extra: Vec<_> = found.difference(expected).collect();
+    match (missing.is_empty(), extra.is_empty()) {
+        (true, true) => None,
+        (false, true) => Some(format!("{name} lacks {}", list(missing))),
+        (true, false) => Some(format!("{name} also has {}", list(extra))),
+        (false, false) => Some(format!("{name} lacks {} and has {}", list(missing), list(extra))),
+    }
+}
+
+impl From<PacketTarget> for Packets {
+    fn from(target: PacketTarget) -> Self {
+        match target {
+            PacketTarget::Endpoints(endpoints) => Self::Endpoints(endpoints.into_iter().collect()),
+            PacketTarget::Refused => Self::Refused,
+            PacketTarget::Dropped => Self::Dropped,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use brain::{ExplainedClient, ExplainedEndpoint};
+
+    use super::*;
+
+    fn endpoints(last: &[u8]) -> BTreeSet<SocketAddr> {
+        last.iter().map(|it| SocketAddr::from(([10, 1, 0, *it], 80))).collect()
+    }
+
+    /// A Service with the endpoint 1, which is used, and 2, which is not.
+    fn explanation(service: Option<&str>) -> Explanation {
+        let endpoint = |(endpoint, used)| ExplainedEndpoint {
+            endpoint,
+            used,
+            reason: String::new(),
+            pod: None,
+            node: None,
+        };
+        Explanation {
+            node: "n1".into(),
+            client: ExplainedClient { kind: ClientKind::Node, pod: None, addresses: Vec::new() },
+            destination: "10.96.0.1:80".parse().unwrap(),
+            protocol: "TCP".into(),
+            verdict: if service.is_some() { Verdict::Redirected } else { Verdict::Untranslated },
+            reason: String::new(),
+            service: service.map(Into::into),
+            port: None,
+            rules: Vec::new(),
+            endpoints: endpoints(&[1, 2]).into_iter().zip([true, false]).map(endpoint).collect(),
+        }
+    }
+
+    #[track_caller]
+    fn check(sockets: Option<&[u8]>, packets: Option<&[u8]>, expect: &[&str]) {
+        let kernel = Kernel {
+            sockets: sockets.map(endpoints),
+            has_tables: true,
+            packets: packets.map(|it| Packets::Endpoints(endpoints(it))),
+            ..Kernel::default()
+        };
+        assert_eq!(kernel.differences(&explanation(Some("ns/web"))), expect);
+    }
+
+    #[test]
+    fn what_differs_is_named() {
+        check(Some(&[1]), Some(&[1]), &[]);
+        check(Some(&[1]), None, &[]);
+        check(None, Some(&[1]), &[]);
+        check(None, None, &["the kernel does not translate it"]);
+        check(Some(&[1, 3]), Some(&[]), &["eBPF also has 10.1.0.3:80", "nftables lacks 10.1.0.1:80"]);
+        check(Some(&[2, 3]), None, &["eBPF lacks 10.1.0.1:80 and has 10.1.0.2:80, 10.1.0.3:80"]);
+        let refused = Kernel { packets: Some(Packets::Refused), ..Kernel::default() };
+        assert_eq!(refused.differences(&explanation(None)), ["nftables translates it to nothing"]);
+        assert!(Kernel::default().differences(&explanation(None)).is_empty());
+        let dropped = Explanation { verdict: Verdict::Dropped, ..explanation(None) };
+        let nothing = "the kernel does nothing with it: there are no nftables tables";
+        assert_eq!(Kernel::default().differences(&dropped), [nothing]);
+        assert_eq!(Kernel::default().differences(&explanation(Some("ns/web"))), [nothing]);
+    }
+}

@@ -1,0 +1,207 @@
+//! `explain` on a node: it names the endpoints that connects reach, what the kernel has for the client, and what is missing.
+//! `scenarios.rs` and `packet_path` compare it with every scenario and with traffic from pods and from outside.
+
+use std::{
+    collections::BTreeSet,
+    net::{SocketAddr, TcpStream},
+    os::unix::process::CommandExt as _,
+    process::Command,
+};
+
+use tests::{
+    AgentCommand, Build, Explained, NetNs, TIMEOUT, TestNode, Transport,
+    agent::{run, status_socket},
+    eventually,
+    fixtures::{TARGET_PORT, WEB4, endpoint, web4},
+    http::metric,
+    request,
+    test_node::NODE,
+};
+
+const FRONTEND: &str = "10.96.0.10:80/tcp";
+/// Longer than any test.
+const FOR_EVER: [&str; 2] = ["--passive-health-ejection-time=1h", "--passive-health-max-ejection-time=1h"];
+
+/// A node that serves `web` at the endpoints 1 and 2.
+fn node_or_skip(arguments: &[&str]) -> Option<TestNode> {
+    let mut node = TestNode::or_skip()?;
+    node.serve([1, 2]);
+    node.write(&[web4([1, 2])]);
+    node.start(arguments);
+    Some(node)
+}
+
+fn target(n: u8) -> SocketAddr {
+    (endpoint(n)[0], TARGET_PORT).into()
+}
+
+#[track_caller]
+fn explain(node: &TestNode, words: &[&str]) -> String {
+    without_age(&run(node.cli("explain").args(words)).success())
+}
+
+/// The text without the time since which the state is active.
+fn without_age(text: &str) -> String {
+    let Some((before, (_, after))) =
+        text.split_once(", for ").and_then(|(it, rest)| Some((it, rest.split_once(": ")?)))
+    else {
+        return text.to_owned();
+    };
+    format!("{before}: {after}")
+}
+
+/// What `explain` prints although it fails.
+#[track_caller]
+fn explain_failing(node: &TestNode, words: &[&str]) -> String {
+    let output = run(node.cli("explain").args(words));
+    assert_eq!(output.code, Some(1), "{output:?}");
+    without_age(&output.stdout) + &output.stderr
+}
+
+#[track_caller]
+fn assert_contains(text: &str, expect: &[&str]) {
+    for it in expect {
+        assert!(text.contains(it), "{it:?} is not in\n{text}");
+    }
+}
+
+#[test]
+fn an_explanation_has_the_verdict_the_rules_and_the_endpoints() {
+    let Some(mut node) = node_or_skip(&[]) else { return };
+    let expect = "\
+REDIRECTED to one of 2 endpoints
+
+from       node n1
+to         10.96.0.10:80/TCP
+service    default/web, port 80/TCP to targetPort 8080
+frontend   cluster IP
+policy     internalTrafficPolicy Cluster: endpoints on every node
+selection  at random
+kernel     eBPF, generation 1: 2 endpoints
+
+ENDPOINT         USED  REASON  POD    NODE
+10.244.1.1:8080  yes   ready   web-1  n1
+10.244.1.2:8080  yes   ready   web-2  n1
+";
+    assert_eq!(explain(&node, &["node", FRONTEND]), expect);
+    assert_eq!(explain(&node, &["node", "web.default:80"]), expect);
+    assert_eq!(explain(&node, &["node", "default/web"]), expect);
+
+    node.write(&[web4([])]);
+    let refused = || request(Transport::Tcp, (WEB4, 80).into()).is_err();
+    assert!(eventually(TIMEOUT, refused));
+    let text = explain(&node, &["node", FRONTEND]);
+    assert_contains(&text, &["REFUSED: default/web has no endpoints\n", "eBPF, generation 2: refused"]);
+    let text = explain(&node, &["node", "10.96.0.11:80"]);
+    assert_contains(&text, &["NOT TRANSLATED: no Service", "nearest: 10.96.0.10:80/TCP (default/web)"]);
+    let text = explain_failing(&node, &["node", "10.96.0.10:81"]);
+    let expect = "REFUSED: 10.96.0.10 is a cluster IP of default/web, which has no such port: it has 80/TCP\n\
+                  BUT the kernel does nothing with it: there are no nftables tables\n";
+    assert_contains(&text, &[expect]);
+    let text = explain_failing(&node, &["node", "wep.default"]);
+    assert_contains(&text, &["there is no Service default/wep; nearest: default/web"]);
+    node.wait_until_ready();
+}
+
+#[test]
+fn an_explanation_says_what_the_kernel_has_for_the_client() {
+    let Some(mut node) = node_or_skip(&FOR_EVER) else { return };
+    // Endpoint 3 refuses.
+    node.apply(&[web4(1..=3)]);
+    let is_ejected = |text: &str| text.contains("10.244.1.3:8080  ejected  ready; ejected for 59 min");
+    assert!(!is_ejected(&explain(&node, &["node", FRONTEND])));
+    for _ in 0..60 {
+        let _ = TcpStream::connect((WEB4, 80));
+    }
+    let text = explain(&node, &["node", FRONTEND]);
+    assert!(is_ejected(&text), "{text}");
+    // A pod is another client; as long as it has no process, its network namespace cannot be found.
+    let pod = NetNs::with_local_endpoints().unwrap();
+    pod.add_address("10.244.9.9".parse().unwrap()).unwrap();
+    let of_pod = |node: &TestNode| explain(node, &["pod", "10.244.9.9", FRONTEND]);
+    let expect = [
+        "from       a pod at 10.244.9.9 on node n1\n",
+        "10.244.1.3:8080  yes   ready; ejected for 1 client ",
+    ];
+    assert_contains(&of_pod(&node), &expect);
+    let mut process = pod.run(|| Command::new("sleep").arg("infinity").spawn().unwrap());
+    let text = of_pod(&node);
+    assert!(text.contains("10.244.1.3:8080  yes   ready  ") && !text.contains("ejected"), "{text}");
+
+    node.apply(&[web4([1, 2]).affinity(3600)]);
+    let kept = "; this client keeps it for ";
+    assert!(!explain(&node, &["node", FRONTEND]).contains(kept));
+    let server = request(Transport::Tcp, (WEB4, 80).into()).unwrap();
+    let text = explain(&node, &["node", FRONTEND]);
+    let line = text.lines().find(|it| it.contains(kept)).unwrap_or_else(|| panic!("{text}"));
+    assert_contains(line, &[&server, "59 min"]);
+    assert_contains(
+        &text,
+        &["selection  at random; a client keeps it for 3600 s (sessionAffinity ClientIP)"],
+    );
+    assert!(!of_pod(&node).contains(kept));
+    process.kill().unwrap();
+    process.wait().unwrap();
+}
+
+#[test]
+fn an_explanation_names_the_endpoints_that_connects_reach_whatever_their_state() {
+    let Some(mut node) = node_or_skip(&[]) else { return };
+    node.serve(3..=5);
+    let web = || web4([]).endpoint_on("n2", "web-1", &endpoint(1)[..1]).endpoints([2]);
+    let terminating = web4([3]).terminating();
+    for service in [web(), web().internal_local(), terminating.clone(), terminating.endpoints([4, 5])] {
+        let revision = || metric("kube_proxy_ebpf_active_revision");
+        let before = revision();
+        node.write(&[service]);
+        node.wait_until(|_| revision() > before);
+        let explained = Explained::ask(&mut node.cli("explain"), &["node", FRONTEND]);
+        let named = (1..=5).filter(|it| explained.used.contains(&target(*it)));
+        let reached = (0..100).map(|_| request(Transport::Tcp, (WEB4, 80).into()).unwrap());
+        let (named, reached): (BTreeSet<_>, BTreeSet<_>) =
+            (named.map(|it| format!("web-{it}")).collect(), reached.collect());
+        assert_eq!(named, reached, "{explained:?}");
+    }
+}
+
+#[test]
+fn where_the_kernel_differs_from_the_cluster_it_is_said() {
+    let Some(mut node) = node_or_skip(&[]) else { return };
+    node.kill();
+    // The kernel's state is that of the process that was killed.
+    let text = explain_failing(&node, &["node", FRONTEND]);
+    let kernel = "kernel     eBPF, generation 1: 10.244.1.1:8080 10.244.1.2:8080";
+    assert_contains(&text, &["UNKNOWN: no process answers at ", "explain manifests with --source", kernel]);
+    assert_contains(&explain_failing(&node, &["node", "web.default"]), &["no process answers at "]);
+    // A brain alone knows the cluster.
+    node.write(&[web4([2, 3])]);
+    let listen = format!("unix://{}", node.sandbox().files().join("proxy.sock").display());
+    let brain = AgentCommand::new(&Build::Product.binary(), &[])
+        .args(["brain", "--source", &node.source(), "--node-name", NODE, "--listen", &listen])
+        .arg("--status-socket")
+        .arg(status_socket(node.sandbox()));
+    node.start_inactive(&brain);
+    node.wait_until(|node| node.status_page("/state").is_ok_and(|it| it.status == 200));
+    let text = explain_failing(&node, &["node", FRONTEND]);
+    let expect = "REDIRECTED to one of 2 endpoints\nBUT eBPF lacks 10.244.1.3:8080 and has 10.244.1.1:8080\n";
+    assert_contains(&text, &[expect]);
+}
+
+#[test]
+fn without_permission_manifests_can_be_explained() {
+    let Some(node) = node_or_skip(&[]) else { return };
+    let as_user = |arguments: &[&str]| run(node.cli("explain").args(arguments).uid(65534).gid(65534));
+    let denied = as_user(&["node", FRONTEND]);
+    assert_eq!(denied.code, Some(1), "{denied:?}");
+    assert_contains(
+        &denied.stdout,
+        &["UNKNOWN: ", "ermission denied", "run this as root, or ", "cannot be read: "],
+    );
+    let source = node.source();
+    let explained = as_user(&["--source", &source, "--node-name", NODE, "node", FRONTEND]).success();
+    assert_contains(&explained, &["REDIRECTED to one of 2 endpoints", "10.244.1.2:8080  yes   ready"]);
+    assert!(!explained.contains("kernel"), "{explained}");
+    let wrong = run(node.cli("explain").args(["node", "10.96.0.10"]));
+    assert_eq!(wrong.code, Some(64), "{wrong:?}");
+    assert_contains(&wrong.stderr, &["\"10.96.0.10\": a port is missing"]);
+}
