@@ -142,6 +142,9 @@ pub struct EjectedStatus {
     pub endpoint: String,
     /// Number of clients that avoid it; each is a network namespace.
     pub clients: usize,
+    /// Whether the node's own network namespace is one of them, so that packets avoid it, too.
+    #[serde(default)]
+    pub node: bool,
 }
 
 impl Admin {
@@ -183,6 +186,7 @@ fn status(state: &AdminState, now: Moment) -> Status {
         port: it.port.clone(),
         endpoint: it.endpoint.to_string(),
         clients: it.clients,
+        node: it.has_node,
     });
     let failure = state.failure.as_ref();
     Status {

@@ -289,8 +289,8 @@ impl Datapath {
         if self.recount.is_due() {
             self.buffer.recount(|counted| self.recount.corrections(counted))?;
         }
-        let clients = self.failures.read()?;
-        let ejected = if clients.is_empty() { Vec::new() } else { self.buffer.ejected(&clients) };
+        let avoiders = self.failures.read()?;
+        let ejected = if avoiders.is_empty() { Vec::new() } else { self.buffer.ejected(&avoiders) };
         let ejections = self.failures.ejections()?;
         Ok(TableStats { ejected, ejections, ..self.stats.read(self.cgroup.path())? })
     }

@@ -17,6 +17,7 @@ use crate::{
     counter_alloc::CounterAllocator,
     error::Error,
     failpoint,
+    failure_records::Avoiders,
     layout::{Layout, LayoutDiff},
     map_updates::MapUpdates,
     node_addresses::NodeAddresses,
@@ -93,8 +94,8 @@ impl<S: MapStore> DoubleBuffer<S> {
     }
 
     /// The endpoints whose connections are counted by these counters, each with how many clients avoid it.
-    pub(super) fn ejected(&self, clients: &HashMap<CounterIndex, usize>) -> Vec<EjectedEndpoint> {
-        self.layout.ejected(clients)
+    pub(super) fn ejected(&self, avoiders: &HashMap<CounterIndex, Avoiders>) -> Vec<EjectedEndpoint> {
+        self.layout.ejected(avoiders)
     }
 
     /// The counters of endpoints that were removed, or of which others may become the owners, since the last call.

@@ -11,10 +11,12 @@ use aya::{
 use datapath::Ejections;
 use proxy_common::{
     counters::CounterIndex,
-    health::{FailureKey, FailureRecord, HAS_RECORDS, MAX_RECORDS, REFUSALS, TIMEOUTS, key_parts},
+    health::{
+        Client, FailureKey, FailureRecord, HAS_RECORDS, MAX_RECORDS, REFUSALS, TIMEOUTS, client, key_parts,
+    },
 };
 
-use crate::{clock, error::Error, hash_map, map_spec};
+use crate::{clock, error::Error, hash_map, map_spec, raw_bpf};
 
 const FAILURES: &str = "FAILURES";
 const HEALTH: &str = "HEALTH";
@@ -27,6 +29,17 @@ const TIME_TO_TRY: Duration = Duration::from_secs(60);
 pub(super) struct FailureRecords {
     records: MapData,
     words: Array<MapData, u64>,
+    /// The network namespace of this process; unknown before Linux 5.14.
+    node: Option<Client>,
+}
+
+/// Who avoids an endpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Avoiders {
+    /// How many clients.
+    pub(super) clients: usize,
+    /// Whether the node's own network namespace is one of them.
+    pub(super) has_node: bool,
 }
 
 impl FailureRecords {
@@ -35,14 +48,15 @@ impl FailureRecords {
         let Some(Map::LruHashMap(records)) = ebpf.take_map(FAILURES) else {
             return Err(Error::Incomplete(format!("map {FAILURES}")));
         };
-        Ok(Self { records, words: map_spec::take(ebpf, HEALTH)? })
+        let node = raw_bpf::netns_cookie().ok().map(client);
+        Ok(Self { records, words: map_spec::take(ebpf, HEALTH)?, node })
     }
 
-    /// How many clients avoid each endpoint, by the counter of its connections. Deletes old records.
-    pub(super) fn read(&mut self) -> Result<HashMap<CounterIndex, usize>, Error> {
-        let mut clients = HashMap::new();
+    /// Who avoids each endpoint, by the counter of its connections. Deletes old records.
+    pub(super) fn read(&mut self) -> Result<HashMap<CounterIndex, Avoiders>, Error> {
+        let mut avoiders = HashMap::<_, Avoiders>::new();
         if self.word(HAS_RECORDS)? == 0 {
-            return Ok(clients);
+            return Ok(avoiders);
         }
         let now = clock::now()?;
         let is_old = |it: &FailureRecord| {
@@ -57,9 +71,12 @@ impl FailureRecords {
             }
         }
         for (key, _) in records.iter().filter(|(_, it)| it.until != 0) {
-            *clients.entry(key_parts(*key).1).or_default() += 1;
+            let (client, endpoint) = key_parts(*key);
+            let of_endpoint = avoiders.entry(endpoint).or_default();
+            of_endpoint.clients += 1;
+            of_endpoint.has_node |= Some(client) == self.node;
         }
-        Ok(clients)
+        Ok(avoiders)
     }
 
     /// Deletes the records of endpoints that have changed.

@@ -34,6 +34,7 @@ use self::{
 use crate::{
     compile::{Frontend, compile},
     counter_alloc::{CounterAllocator, CounterOwner},
+    failure_records::Avoiders,
     map_updates::MapUpdates,
     node_addresses::NodeAddresses,
     store::Table,
@@ -252,19 +253,26 @@ impl Layout {
         &self.left_to_host
     }
 
-    /// The endpoints whose connections are counted by these counters, each with how many clients avoid it, sorted.
-    pub(super) fn ejected(&self, clients: &HashMap<CounterIndex, usize>) -> Vec<EjectedEndpoint> {
+    /// The endpoints whose connections are counted by these counters, each with who avoids it, sorted.
+    pub(super) fn ejected(&self, avoiders: &HashMap<CounterIndex, Avoiders>) -> Vec<EjectedEndpoint> {
         let mut found = Vec::new();
         for (name, layout) in &self.services {
             for (index, set) in layout.sets.iter().enumerate() {
                 for slot in &set.slots {
-                    if let Some(&clients) = clients.get(&slot.counter)
+                    if let Some(&Avoiders { clients, has_node }) = avoiders.get(&slot.counter)
                         && let Some(frontend) = layout.frontends.iter().find(|it| it.set == index)
                         && let Some(service) = self.state.services.get(name)
                         && let Some(port) = service.service.ports.get(frontend.port)
                     {
-                        let (service, port) = (name.clone(), port.name.clone());
-                        found.push(EjectedEndpoint { service, port, endpoint: slot.backend, clients });
+                        let policy = self.passive_health.as_ref().map(|it| policy(it, frontend.health));
+                        found.push(EjectedEndpoint {
+                            service: name.clone(),
+                            port: port.name.clone(),
+                            endpoint: slot.backend,
+                            clients,
+                            has_node,
+                            max_ejected_percent: policy.unwrap_or_default().max_ejected,
+                        });
                     }
                 }
             }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use model::{
-    Family, FrontendKind, Rejected,
+    Family, FrontendKind, Protocol, Rejected,
     state::{Scope, Service, ServicePort, ServiceState, TrafficPolicy},
 };
 
@@ -19,7 +19,7 @@ use crate::{
     rules::FrontendPolicy,
     source_list::SourceList,
 };
-use datapath::{FrontendAddress, invalid_address_reason, unspecified};
+use datapath::{AvoidedEndpoint, FrontendAddress, invalid_address_reason, unspecified};
 
 /// Where packets to a frontend go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,8 +110,12 @@ pub(super) fn set_number(scope: Scope) -> u32 {
     }
 }
 
-/// Compiles a Service for a node with these addresses.
-pub(super) fn compile(state: &ServiceState, node: &[IpAddr]) -> ServiceImage {
+/// Compiles a Service for a node with these addresses, whose packets avoid some endpoints.
+pub(super) fn compile(
+    state: &ServiceState,
+    node: &[IpAddr],
+    avoided: &BTreeSet<AvoidedEndpoint>,
+) -> ServiceImage {
     let mut image = ServiceImage::default();
     let service = &state.service;
     let mut sources = SourceRanges { state: service, node, by_family: [None, None] };
@@ -125,7 +129,7 @@ pub(super) fn compile(state: &ServiceState, node: &[IpAddr]) -> ServiceImage {
         for (index, port) in service.ports.iter().enumerate() {
             // A Service that lost its cluster IP to another one is not served in this family at all.
             if !port.conflicting_addresses.contains(&ip) {
-                let port = Port { state, index, port, family };
+                let port = Port { state, index, port, family, avoided };
                 let compiled = port.compile(ip, &mut sources, &mut image);
                 image.ports.push(compiled);
             }
@@ -151,6 +155,7 @@ struct Port<'a> {
     index: usize,
     port: &'a ServicePort,
     family: Family,
+    avoided: &'a BTreeSet<AvoidedEndpoint>,
 }
 
 /// The source ranges of a Service, merged once for all of its ports.
@@ -270,6 +275,25 @@ impl Port<'_> {
         compiled
     }
 
+    /// Moves the endpoints that packets avoid out of a set: as many as may be, and never all.
+    fn avoid(self, set: &mut Vec<SocketAddr>, unselected: &mut Vec<SocketAddr>) {
+        // Only connections tell whether an endpoint works.
+        if self.avoided.is_empty() || self.port.protocol != Protocol::Tcp {
+            return;
+        }
+        let own = self.avoided.iter().filter(|it| it.port == self.port.name);
+        let own: Vec<_> = own.filter(|it| set.binary_search(&it.endpoint).is_ok()).collect();
+        let max = own.first().map_or(0, |it| set.len() * usize::from(it.max_percent) / 100);
+        let count = own.len().min(max);
+        if count < set.len() {
+            let avoided: BTreeSet<_> = own[..count].iter().map(|it| it.endpoint).collect();
+            set.retain(|it| !avoided.contains(it));
+            unselected.extend(avoided);
+            unselected.sort_unstable();
+            unselected.dedup();
+        }
+    }
+
     fn unselected(self) -> Vec<SocketAddr> {
         let own = self.state.other_serving.iter().filter(|it| usize::from(it.index) == self.index);
         own.map(|it| it.target).filter(|it| Family::of(it.ip()) == self.family).collect()
@@ -290,6 +314,7 @@ impl Port<'_> {
                 0,
             );
         }
+        self.avoid(&mut set, &mut compiled.unselected);
         let excess = set.len().saturating_sub(Selector::max_count(compiled.affinity));
         set.truncate(set.len() - excess);
         // Session affinity is checked against a set: a packet that arrives just when two sets become equal, or cease to

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use datapath::{ApplyReport, FrontendAddress, PacketAffinity};
+use datapath::{ApplyReport, AvoidedEndpoints, FrontendAddress, PacketAffinity};
 use model::{Family, Protocol, Rejected, error_chain, state::NodeState};
 use netlink::{
     ChangeFlag, MulticastListener, NFGENMSG, Netfilter,
@@ -164,6 +164,11 @@ impl Datapath {
     /// Sets the addresses of the host's interfaces, for the next [`Datapath::apply`].
     pub fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
         self.host.interfaces = addresses;
+    }
+
+    /// Sets the endpoints that packets avoid, for the next [`Datapath::apply`]. Their flows continue.
+    pub fn set_avoided(&mut self, avoided: &AvoidedEndpoints) {
+        self.layout.set_avoided(avoided);
     }
 
     /// Makes a state active, at one moment for all packets.

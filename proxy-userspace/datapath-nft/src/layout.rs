@@ -4,7 +4,7 @@
 //! An unchanged Service is not visited, and the slot of a removed endpoint goes to a new one or to the last one.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -21,7 +21,7 @@ use crate::{
     source_list::{SourceList, SourceLists},
     watch::Watch,
 };
-use datapath::FrontendAddress;
+use datapath::{AvoidedEndpoints, FrontendAddress};
 
 /// The endpoints of a set by slot.
 pub(super) type Slots = Vec<SocketAddr>;
@@ -51,6 +51,10 @@ pub(super) struct Layout {
     shared: HashMap<Element, (Value, usize)>,
     /// The numbers of service ports with session affinity.
     numbers: ServicePortNumbers,
+    /// The endpoints that packets avoid.
+    avoided: AvoidedEndpoints,
+    /// The Services of which they avoid others than at the last update.
+    reconsidered: BTreeSet<ServiceName>,
 }
 
 /// A Service with its slots.
@@ -82,6 +86,16 @@ pub(super) struct Changed {
 }
 
 impl Layout {
+    /// Sets the endpoints that packets avoid, for the next update.
+    pub(super) fn set_avoided(&mut self, avoided: &AvoidedEndpoints) {
+        if self.avoided != *avoided {
+            let before = std::mem::replace(&mut self.avoided, avoided.clone());
+            let names = before.keys().chain(avoided.keys());
+            let differ = names.filter(|it| before.get(it) != avoided.get(it));
+            self.reconsidered.extend(differ.cloned());
+        }
+    }
+
     /// Takes the state of the node, and the node's own addresses, and returns how the tables change.
     /// An endpoint of a port that was not known takes the slot that the hints say.
     pub(super) fn update(
@@ -91,7 +105,8 @@ impl Layout {
         previous: &mut PreviousSlots,
     ) -> Update {
         let before = std::mem::replace(&mut self.state, state.clone());
-        let changed: Vec<_> = if self.node == node {
+        let reconsidered = std::mem::take(&mut self.reconsidered);
+        let mut changed: Vec<_> = if self.node == node {
             state.diff(&before).map(|(name, _, now)| (name, now)).collect()
         } else {
             // Which sources may come depends on it: all Services are looked at again.
@@ -101,10 +116,17 @@ impl Layout {
                 .chain(state.services.iter().map(|(name, it)| (name, Some(it))))
                 .collect()
         };
-        let mut update = Update::default();
+        if !reconsidered.is_empty() {
+            let is_new: HashSet<_> = changed.iter().map(|(name, _)| *name).collect();
+            let others = reconsidered.iter().filter(|it| !is_new.contains(it));
+            changed.extend(others.filter_map(|it| Some((it, Some(state.services.get(it)?)))));
+        }
+        let (mut update, none) = (Update::default(), BTreeSet::new());
         for (name, now) in changed {
             let old = self.services.remove(name).unwrap_or_default();
-            let mut image = now.map(|it| compile(it, &self.node)).unwrap_or_default();
+            let mut image = now
+                .map(|it| compile(it, &self.node, self.avoided.get(name).unwrap_or(&none)))
+                .unwrap_or_default();
             let numbers = self.number(&old, &mut image, previous);
             let rejected = std::mem::take(&mut image.rejected);
             if rejected.is_empty() {

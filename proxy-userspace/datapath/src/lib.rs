@@ -19,6 +19,6 @@ pub use node_port_addresses::NodePortAddresses;
 pub use passive_health_options::PassiveHealthOptions;
 pub use probe_result::{HookBehavior, ProbeResult};
 pub use report::{
-    ApplyReport, EjectedEndpoint, Ejections, OverflowStats, PacketAffinity, PortCounts, PortId,
-    RefusedNamespace, TableFill, TableStats, TerminationReport,
+    ApplyReport, AvoidedEndpoint, AvoidedEndpoints, EjectedEndpoint, Ejections, OverflowStats,
+    PacketAffinity, PortCounts, PortId, RefusedNamespace, TableFill, TableStats, TerminationReport,
 };

@@ -1,6 +1,10 @@
 //! What the datapaths report of their work.
 
-use std::{fmt, net::SocketAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::SocketAddr,
+};
 
 use model::{Rejected, ServiceName};
 
@@ -77,6 +81,38 @@ pub struct EjectedEndpoint {
     pub endpoint: SocketAddr,
     /// How many clients avoid it; each is a network namespace.
     pub clients: usize,
+    /// Whether the node's own network namespace is one of them.
+    pub has_node: bool,
+    /// How much of a set of its service port may be ejected; 0 if none may.
+    pub max_ejected_percent: u8,
+}
+
+/// The endpoints that packets avoid, by Service.
+pub type AvoidedEndpoints = BTreeMap<ServiceName, BTreeSet<AvoidedEndpoint>>;
+
+/// An endpoint that packets avoid.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AvoidedEndpoint {
+    /// The name of the service port; empty if it has none.
+    pub port: String,
+    /// The endpoint.
+    pub endpoint: SocketAddr,
+    /// How much of a set of the service port may be avoided, in percent.
+    pub max_percent: u8,
+}
+
+impl TableStats {
+    /// The endpoints that packets avoid: those to which connections of the node itself failed. What pods say of an endpoint
+    /// counts for their own connections only, since they may lie.
+    pub fn avoided(&self) -> AvoidedEndpoints {
+        let mut avoided = AvoidedEndpoints::new();
+        for it in self.ejected.iter().filter(|it| it.has_node && it.max_ejected_percent > 0) {
+            let EjectedEndpoint { service, port, endpoint, max_ejected_percent: max_percent, .. } =
+                it.clone();
+            avoided.entry(service).or_default().insert(AvoidedEndpoint { port, endpoint, max_percent });
+        }
+        avoided
+    }
 }
 
 impl fmt::Display for EjectedEndpoint {

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr, panic, sync::Arc, time::Duration};
 
-use datapath::{ApplyReport, PacketAffinity};
+use datapath::{ApplyReport, AvoidedEndpoints, PacketAffinity};
 use datapath_nft as nft;
 use model::{Rejected, error_chain};
 use publish::Published;
@@ -51,6 +51,8 @@ struct Desired {
     interfaces: BTreeSet<IpAddr>,
     /// The newest state, its turn, and when it was dequeued.
     state: Option<(Arc<Published>, u64, Instant)>,
+    /// The endpoints that packets avoid.
+    avoided: Arc<AvoidedEndpoints>,
 }
 
 /// What happened on the packet path.
@@ -123,8 +125,25 @@ impl PacketPath {
         turn: u64,
         begin: Instant,
     ) {
-        let state = Some((Arc::clone(published), turn, begin));
-        self.desired.send_replace(Desired { interfaces: interfaces.clone(), state });
+        self.desired.send_modify(|it| {
+            it.interfaces.clone_from(interfaces);
+            it.state = Some((Arc::clone(published), turn, begin));
+        });
+    }
+
+    /// Replaces the endpoints that packets should avoid.
+    pub(crate) fn avoid(&self, avoided: AvoidedEndpoints) {
+        self.desired.send_if_modified(|it| {
+            let is_new = *it.avoided != avoided;
+            if is_new {
+                it.avoided = Arc::new(avoided);
+                // The same state is applied anew.
+                if let Some((_, _, begin)) = &mut it.state {
+                    *begin = Instant::now();
+                }
+            }
+            is_new
+        });
     }
 
     /// Waits for the next report.
@@ -166,6 +185,7 @@ impl Packets {
             return Attempt { applied, ..Attempt::default() };
         };
         datapath.set_interfaces(desired.interfaces.clone());
+        datapath.set_avoided(&desired.avoided);
         let applied = is_due.then(|| datapath.apply(&published.state));
         if let Some(Err(error @ nft::Error::Incapable(_))) = &applied
             && self.is_optional
@@ -433,7 +453,7 @@ mod tests {
             let published =
                 Published { instance_id: 1, rev: 1, node: "n1".into(), state: NodeState::default() };
             let state = Some((Arc::new(published), 1, Instant::now()));
-            let desired = Desired { interfaces: BTreeSet::new(), state };
+            let desired = Desired { state, ..Desired::default() };
             let mut attempt = || {
                 let attempt = packets.reconcile(&desired, true);
                 (packets.report(attempt, &desired, &Retry::new()), packets.recover())

@@ -372,6 +372,9 @@ impl<'a> Reconciler<'a> {
         if let Some(stats) = self.on_blocking_thread(Sockets::table_stats).await.transpose()
             && let Some(stats) = self.log.table_stats(stats)
         {
+            if let Some(packets) = &self.packet_path {
+                packets.avoid(stats.avoided());
+            }
             self.observer.on_table_stats(stats);
         }
         // What is missing is attached again at once, unless a retry is scheduled.

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod affinity;
+mod avoided;
 mod explain;
 mod listing;
 mod long_lived;

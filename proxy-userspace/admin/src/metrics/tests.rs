@@ -43,6 +43,8 @@ fn busy(role: Role) -> Admin {
         port: String::new(),
         endpoint: ([10, 0, 0, 1], 80).into(),
         clients: 2,
+        has_node: true,
+        max_ejected_percent: 100,
     }];
     admin.on_table_stats(TableStats { refused: refused.into(), ejected, ..TableStats::default() });
     admin.set_counter_source(|| {

@@ -7,6 +7,7 @@ use std::{
     sync::Arc,
 };
 
+use datapath::AvoidedEndpoint;
 use model::{
     Protocol,
     state::{
@@ -443,7 +444,7 @@ fn no_flow_cleanup_is_needed_while_every_endpoint_stays() {
         (of(Made { external_local: true, ..balanced(&[1]) }), of(Made { local: 1, ..balanced(&[1]) }), false),
     ];
     for (before, after, keeps) in cases {
-        let port = |it: &ServiceState| compile(it, &[]).ports.remove(0);
+        let port = |it: &ServiceState| compile(it, &[], &BTreeSet::new()).ports.remove(0);
         assert_eq!(port(&after).keeps_flows_of(&port(&before)), keeps, "{before:?} {after:?}");
     }
 }
@@ -484,6 +485,49 @@ fn a_service_of_100_000_endpoints_comes_and_goes() {
     assert_eq!(take(&of(1..MANY)), (4, 3, all + 3));
     assert_eq!(take(&of(MANY - 1..MANY)), (all, 2, 5));
     assert_eq!(take(&NodeState::default()), (5, 0, 0));
+}
+
+/// Avoids these pods, at most so many percent of a set.
+fn avoid(pods: &[u32], max_percent: u8) -> AvoidedEndpoints {
+    let avoided = |pod: &u32| {
+        let endpoint = SocketAddr::new(pod_ip(*pod).into(), 5353);
+        AvoidedEndpoint { port: String::new(), endpoint, max_percent }
+    };
+    [(ServiceName::new("default", "service-1"), pods.iter().map(avoided).collect())].into()
+}
+
+#[test]
+fn packets_avoid_as_many_endpoints_as_they_may_and_never_all() {
+    let of = |protocol| {
+        let mut service = Made::new(1, &[1, 2, 3]).state();
+        Arc::make_mut(&mut service.service).ports[0].protocol = protocol;
+        NodeState { services: [Arc::new(service)].into_iter().collect(), ..NodeState::default() }
+    };
+    let tcp = of(Protocol::Tcp);
+    let mut layout = Layout::default();
+    let mut elements = Elements::new();
+    // The pods that get new connections, and how many Services were looked at for that.
+    let mut after = |state: &NodeState, avoided: &AvoidedEndpoints| {
+        layout.set_avoided(avoided);
+        let update = layout.update(state, &[], &mut PreviousSlots::default());
+        apply(&mut elements, &update.changes);
+        assert_eq!(elements, layout.elements());
+        let port = layout.ports().next().unwrap();
+        assert_eq!(port.allowed().len(), 3, "flows to all of them continue");
+        let pods = port.sets[0].1.iter().map(|it| (1..=3).find(|pod| it.ip() == pod_ip(*pod)).unwrap());
+        (pods.collect::<Vec<_>>(), update.services.len())
+    };
+    let none = AvoidedEndpoints::new();
+    assert_eq!(after(&tcp, &none), (vec![1, 2, 3], 1));
+    assert_eq!(after(&tcp, &avoid(&[2], 100)), (vec![1, 3], 1));
+    assert_eq!(after(&tcp, &avoid(&[2], 100)), (vec![1, 3], 0), "nothing has changed");
+    assert_eq!(after(&tcp, &none), (vec![1, 2, 3], 1));
+    assert_eq!(after(&tcp, &avoid(&[1, 2, 3], 100)), (vec![1, 2, 3], 1), "never all");
+    assert_eq!(after(&tcp, &avoid(&[1, 2], 66)), (vec![2, 3], 1));
+    assert_eq!(after(&tcp, &avoid(&[1, 2], 33)), (vec![1, 2, 3], 1), "less than one of three");
+    assert_eq!(after(&tcp, &avoid(&[9], 100)), (vec![1, 2, 3], 1), "an endpoint that has left");
+    // Connections say nothing of another protocol.
+    assert_eq!(after(&of(Protocol::Udp), &avoid(&[2], 100)), (vec![1, 2, 3], 1));
 }
 
 fn made() -> impl Strategy<Value = Made> {

@@ -149,11 +149,14 @@ fn describe(status: &Status, now: Timestamp) -> String {
         };
         let _ = writeln!(out, "source     {}: {state}{}", it.name, origin(it, now));
     }
-    for EjectedStatus { service, port, endpoint, clients } in &status.ejected {
+    for EjectedStatus { service, port, endpoint, clients, node } in &status.ejected {
         let port = if port.is_empty() { String::new() } else { format!(" port {port}") };
         let clients = if *clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") };
-        let _ =
-            writeln!(out, "ejected    {endpoint} of {service}{port} for {clients}: connections to it fail");
+        let node = if *node { ", the node among them" } else { "" };
+        let _ = writeln!(
+            out,
+            "ejected    {endpoint} of {service}{port} for {clients}{node}: connections to it fail"
+        );
     }
     out
 }
