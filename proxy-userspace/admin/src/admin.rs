@@ -17,7 +17,7 @@ use reconciler::{Observer, Step};
 use tokio::time::Instant;
 
 use crate::{
-    explain_page::{Answer, Explainer},
+    explain_page::{Explainer, PendingAnswer},
     http_connections::HttpConnections,
     metrics::Metrics,
     rendering::Renderer,
@@ -73,7 +73,7 @@ impl Admin {
     }
 
     /// Sets how the page `/explain` is answered: from the words of the question to an answer in JSON.
-    pub fn set_explainer(&self, answer: impl Fn(Vec<String>) -> Answer + Send + Sync + 'static) {
+    pub fn set_explainer(&self, answer: impl Fn(Vec<String>) -> PendingAnswer + Send + Sync + 'static) {
         self.state().explainer = Some(Explainer::new(answer));
     }
 

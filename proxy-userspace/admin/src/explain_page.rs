@@ -11,11 +11,11 @@ use tokio::time::timeout;
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An answer as JSON, or why there is none.
-pub type Answer = Pin<Box<dyn Future<Output = Result<String, String>> + Send>>;
+pub type PendingAnswer = Pin<Box<dyn Future<Output = Result<String, String>> + Send>>;
 
 /// Answers questions.
 #[derive(Clone)]
-pub(crate) struct Explainer(Arc<dyn Fn(Vec<String>) -> Answer + Send + Sync>);
+pub(crate) struct Explainer(Arc<dyn Fn(Vec<String>) -> PendingAnswer + Send + Sync>);
 
 impl fmt::Debug for Explainer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -24,7 +24,7 @@ impl fmt::Debug for Explainer {
 }
 
 impl Explainer {
-    pub(crate) fn new(answer: impl Fn(Vec<String>) -> Answer + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(answer: impl Fn(Vec<String>) -> PendingAnswer + Send + Sync + 'static) -> Self {
         Self(Arc::new(answer))
     }
 

@@ -153,7 +153,10 @@ impl Admin {
     async fn explain_page(&self, query: &str) -> Page {
         let explainer = self.state().explainer.clone();
         let Some(explainer) = explainer else {
-            return text(StatusCode::NOT_IMPLEMENTED, "this process does not know the cluster state\n");
+            return text(
+                StatusCode::NOT_IMPLEMENTED,
+                "this process follows a brain, which knows the cluster state\n",
+            );
         };
         match explainer.answer(query).await {
             Ok(answer) => (StatusCode::OK, JSON, short(answer)),

@@ -29,7 +29,7 @@ mod fixtures;
 pub use admin::Admin;
 pub use bind_address::BindAddress;
 pub use client::{Listener, get, query_explanation, query_readiness, query_status};
-pub use explain_page::Answer;
+pub use explain_page::PendingAnswer;
 pub use handlers::PageGroup;
 pub use health::STALE_AFTER;
 pub use health_checks::{BindFailure, HealthChecks};

@@ -124,7 +124,8 @@ fn by_process(flags: &Flags, query: &Query) -> Result<Answer> {
 
 /// Asks the process that serves this node; the outer error says why it cannot be asked.
 fn ask(flags: &Flags) -> Result<Result<Explanation, String>, String> {
-    const REMEDY: &str = "give the --status-socket of `run`, or explain manifests with --source file:PATH";
+    const REMEDY: &str =
+        "give the --status-socket of `run` or of the brain, or explain manifests with --source file:PATH";
     let Some(socket) = flags.status.path() else {
         return Err(format!("--status-socket is disabled: {REMEDY}"));
     };
@@ -139,7 +140,7 @@ fn ask(flags: &Flags) -> Result<Result<Explanation, String>, String> {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
                 format!("no process answers at {at}, so that the reasons are unknown: {REMEDY}")
             }
-            _ => format!("{at}: {error}: {REMEDY}"),
+            _ => format!("{at}: {error}; {REMEDY}"),
         }),
     }
 }

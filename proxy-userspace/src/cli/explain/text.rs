@@ -39,9 +39,9 @@ pub(super) fn render(answer: &Answer) -> String {
     if let Some(kernel) = &answer.kernel {
         let since = answer.active_seconds.map_or_else(String::new, |it| format!(", for {}", duration(it)));
         let says = describe(kernel, &since, answer.explanation.is_none());
-        says.iter()
-            .zip([("kernel")].into_iter().chain(std::iter::repeat("")))
-            .for_each(|(says, name)| line(name, says));
+        for (number, says) in says.iter().enumerate() {
+            line(if number == 0 { "kernel" } else { "" }, says);
+        }
     }
     if let Some(it) = answer.explanation.as_ref().filter(|it| !it.endpoints.is_empty()) {
         out.push('\n');
