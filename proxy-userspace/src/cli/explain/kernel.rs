@@ -115,16 +115,22 @@ impl Kernel {
         self.errors.push(format!("{what}: {:#}", error.into()));
     }
 
-    /// Where the kernel differs from an explanation.
-    pub(super) fn differences(&self, explanation: &Explanation) -> Vec<String> {
+    /// Where the kernel differs from an explanation. nftables may lack the endpoints that packets avoid.
+    pub(super) fn differences(
+        &self,
+        explanation: &Explanation,
+        avoided: &BTreeSet<SocketAddr>,
+    ) -> Vec<String> {
         let used = explanation.endpoints.iter().filter(|it| it.used).map(|it| it.endpoint);
         let expected: Option<BTreeSet<_>> = explanation.service.is_some().then(|| used.collect());
-        let none = BTreeSet::new();
         let packets = self.packets.as_ref().map(|it| match it {
-            Packets::Endpoints(endpoints) => endpoints,
-            Packets::Refused | Packets::Dropped => &none,
+            Packets::Endpoints(endpoints) => {
+                let avoided = avoided.iter().filter(|it| expected.iter().any(|all| all.contains(it)));
+                endpoints.iter().chain(avoided).copied().collect()
+            }
+            Packets::Refused | Packets::Dropped => BTreeSet::new(),
         });
-        let found = [("eBPF", self.sockets.as_ref()), ("nftables", packets)];
+        let found = [("eBPF", self.sockets.as_ref()), ("nftables", packets.as_ref())];
         let found: Vec<_> = found.into_iter().filter_map(|(name, it)| Some((name, it?))).collect();
         // What no Service has is refused or dropped by nftables alone.
         let is_decided = expected.is_some() || explanation.verdict != Verdict::Untranslated;
@@ -210,7 +216,7 @@ mod tests {
             packets: packets.map(|it| Packets::Endpoints(endpoints(it))),
             ..Kernel::default()
         };
-        assert_eq!(kernel.differences(&explanation(Some("ns/web"))), expect);
+        assert_eq!(kernel.differences(&explanation(Some("ns/web")), &endpoints(&[])), expect);
     }
 
     #[test]
@@ -222,11 +228,24 @@ mod tests {
         check(Some(&[1, 3]), Some(&[]), &["eBPF also has 10.1.0.3:80", "nftables lacks 10.1.0.1:80"]);
         check(Some(&[2, 3]), None, &["eBPF lacks 10.1.0.1:80 and has 10.1.0.2:80, 10.1.0.3:80"]);
         let refused = Kernel { packets: Some(Packets::Refused), ..Kernel::default() };
-        assert_eq!(refused.differences(&explanation(None)), ["nftables translates it to nothing"]);
-        assert!(Kernel::default().differences(&explanation(None)).is_empty());
+        assert_eq!(
+            refused.differences(&explanation(None), &endpoints(&[])),
+            ["nftables translates it to nothing"]
+        );
+        assert!(Kernel::default().differences(&explanation(None), &endpoints(&[])).is_empty());
         let dropped = Explanation { verdict: Verdict::Dropped, ..explanation(None) };
         let nothing = "the kernel does nothing with it: there are no nftables tables";
-        assert_eq!(Kernel::default().differences(&dropped), [nothing]);
-        assert_eq!(Kernel::default().differences(&explanation(Some("ns/web"))), [nothing]);
+        assert_eq!(Kernel::default().differences(&dropped, &endpoints(&[])), [nothing]);
+        assert_eq!(Kernel::default().differences(&explanation(Some("ns/web")), &endpoints(&[])), [nothing]);
+    }
+
+    #[test]
+    fn nftables_may_lack_an_endpoint_that_packets_avoid() {
+        let packets = Some(Packets::Endpoints(endpoints(&[])));
+        let kernel = Kernel { has_tables: true, packets, ..Kernel::default() };
+        let differences =
+            |avoided: &[u8]| kernel.differences(&explanation(Some("ns/web")), &endpoints(avoided));
+        assert_eq!(differences(&[1, 2]), [""; 0]);
+        assert_eq!(differences(&[2]), ["nftables lacks 10.1.0.1:80"]);
     }
 }

@@ -9,7 +9,7 @@ mod text;
 
 use std::io::ErrorKind;
 
-use admin::Listener;
+use admin::{EjectedStatus, Listener};
 use anyhow::{Error, Result, bail};
 use brain::{Explanation, Query};
 use clap::{Args, ValueEnum};
@@ -103,13 +103,13 @@ fn by_process(flags: &Flags, query: &Query) -> Result<Answer> {
             let protocol = explanation.protocol.parse().map_err(Error::msg)?;
             let (client, destination) = (&explanation.client, (explanation.destination, protocol));
             let kernel = Kernel::read(pin_dir, destination, client.kind, &client.addresses);
-            let mut answer = Answer {
-                differences: kernel.differences(&explanation),
-                kernel: Some(kernel),
-                explanation: Some(explanation),
-                ..Answer::default()
-            };
-            add_status(&mut answer, flags);
+            let mut answer = Answer::default();
+            let ejected = add_status(&mut answer, flags);
+            let of_node =
+                ejected.iter().filter(|it| it.node && Some(&it.service) == explanation.service.as_ref());
+            let avoided = of_node.filter_map(|it| it.endpoint.parse().ok()).collect();
+            answer.differences = kernel.differences(&explanation, &avoided);
+            (answer.kernel, answer.explanation) = (Some(kernel), Some(explanation));
             Ok(answer)
         }
         Ok(Err(error)) => bail!("{error}"),
@@ -145,12 +145,13 @@ fn ask(flags: &Flags) -> Result<Result<Explanation, String>, String> {
     }
 }
 
-/// Adds what the process reports of itself.
-fn add_status(answer: &mut Answer, flags: &Flags) {
+/// Adds what the process reports of itself, and returns the endpoints that are ejected.
+fn add_status(answer: &mut Answer, flags: &Flags) -> Vec<EjectedStatus> {
     let status = flags.status.path().map(admin::query_status);
-    let Some(Ok(Listener::Proxy(status))) = status else { return };
+    let Some(Ok(Listener::Proxy(status))) = status else { return Vec::new() };
     let since = status.active.map(|it| Timestamp::now().as_second().saturating_sub(it.since.as_second()));
     answer.active_seconds = since.and_then(|it| u64::try_from(it).ok());
     let pending = status.pending_seconds.map(|it| format!("a change has been pending for {it:.1} s"));
     answer.problems = status.problems.into_iter().chain(pending).chain(status.failure).collect();
+    status.ejected
 }
