@@ -22,7 +22,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_CONSOLE_ERRORS: usize = 5;
 const QEMU: &str = "qemu-system-x86_64";
 const SETTINGS: &str =
-    "-m 1024 -smp 2 -nic none -display none -monitor none -vga none -no-reboot -nodefaults";
+    "-m 2048 -smp 2 -nic none -display none -monitor none -vga none -no-reboot -nodefaults";
 /// A panic ends the machine. CPU mitigations only cost time here. The kernel does not check that its timer ticks: on a
 /// busy machine an emulated timer may be too late for that check, and the kernel would panic.
 const COMMAND_LINE: &str =
