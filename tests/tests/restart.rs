@@ -33,7 +33,7 @@ fn steady() -> [IpAddr; 2] {
 
 /// `web`, with other endpoints in each round, `steady`, and a number of other Services.
 fn services(round: usize, others: usize) -> Vec<Service> {
-    let web = web((0..=round % 3).map(|n| 1 + (round + n) as u8 % 5));
+    let web = web((0..=round % 3).map(|n| 1 + ((round + n) % 5) as u8));
     let steady = Service::new("steady", &steady()).port("", "UDP", 80, 8080).endpoints([1]);
     let other = |n: usize| {
         let address = Ipv4Addr::new(10, 96, (1 + n / 250) as u8, (1 + n % 250) as u8);
