@@ -370,7 +370,9 @@ impl Soak {
     }
 
     fn failures(&self) -> u64 {
-        self.shared.failures() + self.leaks.len() as u64 + self.ejections()
+        // No endpoint answers attackers: theirs are ejected for them.
+        let false_ejections = if self.hostile.is_some() { 0 } else { self.ejections() };
+        self.shared.failures() + self.leaks.len() as u64 + false_ejections
     }
 
     /// How often an endpoint was ejected.
@@ -406,7 +408,10 @@ impl Soak {
         for (name, count) in self.hostile.iter().flat_map(Hostile::rows) {
             row(name, count);
         }
-        row("FALSELY EJECTED ENDPOINTS (all of them answer)", self.ejections());
+        match self.hostile {
+            Some(_) => row("endpoints ejected for attackers", self.ejections()),
+            None => row("FALSELY EJECTED ENDPOINTS (all of them answer)", self.ejections()),
+        }
         row("LEAKED (entries, pins, kernel objects, open files, memory)", self.leaks.len() as u64);
         if let Some((warm, last)) = self.memory {
             println!(
