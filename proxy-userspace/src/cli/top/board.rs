@@ -50,12 +50,14 @@ pub(super) struct Board {
     sample: Option<Sample>,
     /// The rates of each service port, and of each of its endpoints, the newest one last.
     rates: HashMap<PortId, Rates>,
+    /// The rates of a service port that was read once.
+    no_rates: Rates,
     /// Why the last reading failed.
     failure: Option<String>,
 }
 
 /// The rates of a service port, per second.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(super) struct Rates {
     pub(super) connections: VecDeque<f64>,
     pub(super) refused: f64,
@@ -80,6 +82,7 @@ impl Board {
             is_opened: false,
             sample: None,
             rates: HashMap::new(),
+            no_rates: Rates::default(),
             failure: None,
         }
     }
@@ -137,21 +140,27 @@ impl Board {
     }
 
     /// The service port whose endpoints are shown.
-    pub(super) fn opened(&self) -> Option<(&PortSample, Rates)> {
+    pub(super) fn opened(&self) -> Option<(&PortSample, &Rates)> {
         let id = self.selected.filter(|_| self.is_opened)?;
-        self.rows().into_iter().find(|(port, _)| port.id == id)
+        let port = self.sample.as_ref()?.ports.iter().find(|it| it.id == id)?;
+        Some((port, self.rates_of(port)))
+    }
+
+    fn rates_of(&self, port: &PortSample) -> &Rates {
+        self.rates.get(&port.id).unwrap_or(&self.no_rates)
     }
 
     /// The service ports that pass the filter, in order, each with its rates.
-    pub(super) fn rows(&self) -> Vec<(&PortSample, Rates)> {
+    pub(super) fn rows(&self) -> Vec<(&PortSample, &Rates)> {
         let ports = self.sample.iter().flat_map(|it| &it.ports);
         let mut rows: Vec<_> = ports
             .filter(|it| {
                 [&it.name.service, &it.name.port, &it.address].iter().any(|it| it.contains(&self.filter))
             })
-            .map(|it| (it, self.rates.get(&it.id).cloned().unwrap_or_default()))
+            .map(|it| (it, self.rates_of(it)))
             .collect();
-        rows.sort_by_cached_key(|(port, rates)| {
+        rows.sort_by_cached_key(|row| {
+            let (port, rates) = *row;
             let milli = |it: f64| (it * 1e3) as u64;
             let value = match self.sort {
                 SortBy::Connections => milli(Rates::now(&rates.connections)),
@@ -162,14 +171,14 @@ impl Board {
             };
             let PortSample { name, address, counts, .. } = port;
             let used = if self.sort == SortBy::Name { 0 } else { counts.connections };
-            (Reverse(value), Reverse(used), name.service.clone(), name.port.clone(), address.clone())
+            (Reverse(value), Reverse(used), &name.service, &name.port, address)
         });
         rows
     }
 
     /// The position of the selected service port in the rows.
-    pub(super) fn position(&self) -> Option<usize> {
-        self.rows().iter().position(|(port, _)| Some(port.id) == self.selected)
+    pub(super) fn position_in(&self, rows: &[(&PortSample, &Rates)]) -> Option<usize> {
+        rows.iter().position(|(port, _)| Some(port.id) == self.selected)
     }
 
     /// Acts on a key.
@@ -195,7 +204,7 @@ impl Board {
             KeyCode::Home => self.select(|_, _| 0),
             KeyCode::End => self.select(|_, last| last),
             KeyCode::Enter => {
-                if self.position().is_none() {
+                if self.position_in(&self.rows()).is_none() {
                     self.select(|_, _| 0);
                 }
                 self.is_opened = true;
@@ -226,7 +235,7 @@ impl Board {
     fn select(&mut self, of: impl Fn(usize, usize) -> usize) {
         let rows = self.rows();
         let Some(last) = rows.len().checked_sub(1) else { return };
-        let position = self.position().map_or(0, |it| of(it, last).min(last));
+        let position = self.position_in(&rows).map_or(0, |it| of(it, last).min(last));
         self.selected = rows.get(position).map(|(port, _)| port.id);
     }
 }
@@ -271,6 +280,10 @@ mod tests {
         for it in text.chars() {
             assert_eq!(board.press(KeyCode::Char(it).into()), Outcome::Stay);
         }
+    }
+
+    fn position(board: &Board) -> Option<usize> {
+        board.position_in(&board.rows())
     }
 
     fn names(board: &Board) -> Vec<&str> {
@@ -338,11 +351,11 @@ mod tests {
     fn the_selected_service_stays_selected_wherever_it_moves() {
         let mut board = board();
         press(&mut board, &[KeyCode::Down, KeyCode::Down]);
-        assert_eq!(board.position(), Some(1));
+        assert_eq!(position(&board), Some(1));
         press(&mut board, &[KeyCode::Char('n')]);
-        assert_eq!(board.position(), Some(0));
+        assert_eq!(position(&board), Some(0));
         press(&mut board, &[KeyCode::PageDown]);
-        assert_eq!(board.position(), Some(2));
+        assert_eq!(position(&board), Some(2));
         press(&mut board, &[KeyCode::Enter]);
         assert_eq!(board.opened().unwrap().0.name.service, "ns/c");
         let at = board.sample.as_ref().unwrap().at + SECOND;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use clap::{ValueEnum as _, builder::PossibleValue};
 use model::escaped;
 use ratatui::{
     Frame,
@@ -12,7 +13,7 @@ use ratatui::{
 };
 
 use super::{
-    board::{Board, HISTORY, Rates, SortBy},
+    board::{Board, HISTORY, Rates},
     sample::PortSample,
 };
 use crate::cli::output;
@@ -33,16 +34,18 @@ pub(super) fn draw(frame: &mut Frame<'_>, board: &Board, shown: &mut TableState)
     }
     let [top, middle, bottom] =
         Layout::vertical([Constraint::Length(1), Constraint::Fill(1), Constraint::Length(1)]).areas(area);
-    frame.render_widget(Line::from(title(board)).bold(), top);
+    let opened = board.opened();
+    let rows = if opened.is_some() { Vec::new() } else { board.rows() };
+    frame.render_widget(Line::from(title(board, rows.len())).bold(), top);
     frame.render_widget(Line::from(help(board)).dim(), bottom);
-    match board.opened() {
-        Some((port, rates)) => draw_endpoints(frame, middle, port, &rates),
+    match opened {
+        Some((port, rates)) => draw_endpoints(frame, middle, port, rates),
         None => {
-            shown.select(board.position());
-            let rows = board.rows().into_iter().map(|(port, rates)| {
+            shown.select(board.position_in(&rows));
+            let rows = rows.into_iter().map(|(port, rates)| {
                 let is_failing = rates.refused + rates.denied > 0.0 || !port.ejected.is_empty();
                 let style = if is_failing { Style::new().yellow() } else { Style::new() };
-                Row::new(cells(port, &rates).map(Cell::from)).style(style)
+                Row::new(cells(port, rates).map(Cell::from)).style(style)
             });
             let widths = [
                 Constraint::Fill(3),
@@ -91,7 +94,7 @@ pub(super) fn lines(board: &Board) -> String {
     let mut table = comfy_table::Table::new();
     table.set_header(without_plot(HEADER.map(ToOwned::to_owned)));
     for (port, rates) in board.rows() {
-        table.add_row(without_plot(cells(port, &rates)));
+        table.add_row(without_plot(cells(port, rates)));
     }
     output::lines(&mut table)
 }
@@ -115,7 +118,8 @@ fn cells(port: &PortSample, rates: &Rates) -> [String; 9] {
     ]
 }
 
-fn title(board: &Board) -> String {
+/// `count` is how many rows there are.
+fn title(board: &Board, count: usize) -> String {
     if let Some((port, _)) = board.opened() {
         let name = format!("{} {}", port.name.service, port.name.port);
         return format!("{} at {}: {} endpoints", escaped(name.trim()), port.address, port.endpoints.len());
@@ -124,19 +128,14 @@ fn title(board: &Board) -> String {
         return format!("cannot be read: {failure}");
     }
     let generation = board.generation().map_or_else(String::new, |it| format!(", generation {it}"));
-    let by = match board.sort() {
-        SortBy::Connections => "connections",
-        SortBy::Refused => "refused",
-        SortBy::Denied => "denied",
-        SortBy::Ejected => "ejected",
-        SortBy::Name => "name",
-    };
+    let by = board.sort().to_possible_value();
+    let by = by.as_ref().map_or("", PossibleValue::get_name);
     let cursor = if board.is_filtering() { "_" } else { "" };
     let filter = match board.filter() {
         "" if !board.is_filtering() => String::new(),
         filter => format!(", with \"{filter}{cursor}\""),
     };
-    format!("{} service ports by {by}{filter}{generation}", board.rows().len())
+    format!("{count} service ports by {by}{filter}{generation}")
 }
 
 fn help(board: &Board) -> &'static str {

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use admin::Listener;
+use admin::{EjectedStatus, Listener};
 use anyhow::Result;
 use datapath::{PortCounts, PortId};
 use datapath_ebpf as ebpf;
@@ -70,8 +70,9 @@ impl Reader {
             for (endpoint, connections) in &mut port.endpoints {
                 *connections = counts.to(port.id, *endpoint);
             }
-            let of_port = ejected.get(&(port.name.service.clone(), port.name.port.clone()));
-            port.ejected = of_port.cloned().unwrap_or_default();
+            let PortName { service, port: name } = &port.name;
+            let own = ejected.iter().filter(|it| it.service == *service && it.port == *name);
+            port.ejected = own.filter_map(|it| it.endpoint.parse().ok()).collect();
         }
         Ok(Sample { at: Instant::now(), generation, ports })
     }
@@ -99,14 +100,11 @@ impl Reader {
         Ok(ports.into_values().collect())
     }
 
-    /// The ejected endpoints of each service port; none if no process answers.
-    fn ejected(&self) -> BTreeMap<(String, String), BTreeSet<SocketAddr>> {
-        let mut ejected = BTreeMap::<_, BTreeSet<_>>::new();
-        if let Some(Ok(Listener::Proxy(status))) = self.reports.status().map(admin::query_status) {
-            for it in status.ejected {
-                ejected.entry((it.service, it.port)).or_default().extend(it.endpoint.parse::<SocketAddr>());
-            }
+    /// The ejected endpoints; none if no process answers.
+    fn ejected(&self) -> Vec<EjectedStatus> {
+        match self.reports.status().map(admin::query_status) {
+            Some(Ok(Listener::Proxy(status))) => status.ejected,
+            _ => Vec::new(),
         }
-        ejected
     }
 }
