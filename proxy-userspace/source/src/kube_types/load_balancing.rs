@@ -9,7 +9,7 @@ use std::{
 
 use k8s_openapi::jiff::SignedDuration;
 use model::{
-    ServiceName,
+    ServiceName, nearest,
     state::{Algorithm, LoadBalancing, PassiveHealth},
 };
 
@@ -51,9 +51,7 @@ pub(super) fn load_balancing(
 
 /// What may be meant by an unknown name.
 fn remedy(name: &str) -> String {
-    let similarity = |known: &&str| strsim::jaro_winkler(name, known);
-    let nearest = KNOWN.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
-    match nearest.filter(|it| similarity(it) >= MIN_SIMILARITY) {
+    match nearest(name, KNOWN, MIN_SIMILARITY).first() {
         Some(known) => format!("did you mean {PREFIX}{known}?"),
         None => format!("there are {PREFIX}{{{}}}", KNOWN.join(",")),
     }

@@ -1,0 +1,23 @@
+//! The names that may have been meant.
+
+use std::fmt::Display;
+
+/// How many names are proposed.
+const MAX_PROPOSED: usize = 3;
+
+/// The names that are most similar to a text, best first; none of a lower similarity than this, of which 1 is equal.
+pub fn nearest<T: Display>(
+    text: &str,
+    names: impl IntoIterator<Item = T>,
+    min_similarity: f64,
+) -> Vec<String> {
+    let similarity = |name: T| {
+        let name = name.to_string();
+        (strsim::jaro_winkler(text, &name), name)
+    };
+    let mut similar: Vec<_> =
+        names.into_iter().map(similarity).filter(|(it, _)| *it >= min_similarity).collect();
+    similar.sort_by(|(a, a_name), (b, b_name)| b.total_cmp(a).then_with(|| a_name.cmp(b_name)));
+    similar.truncate(MAX_PROPOSED);
+    similar.into_iter().map(|(_, name)| name).collect()
+}
