@@ -5,8 +5,8 @@
 
 use aya_ebpf::{
     bindings::{
-        BPF_SOCK_OPS_RTO_CB, BPF_SOCK_OPS_RTO_CB_FLAG, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
-        BPF_SOCK_OPS_TCP_CONNECT_CB,
+        BPF_SOCK_OPS_RETRANS_CB_FLAG, BPF_SOCK_OPS_RTO_CB, BPF_SOCK_OPS_RTO_CB_FLAG, BPF_SOCK_OPS_STATE_CB,
+        BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB,
     },
     macros::sock_ops,
     programs::SockOpsContext,
@@ -23,14 +23,17 @@ const TCP_SYN_SENT: u32 = 2;
 const TCP_CLOSE: u32 = 7;
 
 /// The calls for time-outs and for changes of the state, which only watched connections ask for.
-const CALLS: i32 = (BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG).cast_signed();
+const CALLS: u32 = BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG;
+/// Marks a connection for which another program asked for calls before: they stay when ours are over. Itself it asks for calls
+/// at retransmissions, which are rare.
+const KEEP: u32 = BPF_SOCK_OPS_RETRANS_CB_FLAG;
 
 /// Every TCP socket, at several moments.
 #[sock_ops]
 pub(crate) fn sock_ops(ctx: SockOpsContext) -> u32 {
     match ctx::operation(&ctx) {
         BPF_SOCK_OPS_TCP_CONNECT_CB if health::take_watch(ctx::cookie(&ctx)) => begin(&ctx),
-        BPF_SOCK_OPS_RTO_CB if ctx::tcp_state(&ctx) == TCP_SYN_SENT => failed(&ctx, TIMEOUTS),
+        BPF_SOCK_OPS_RTO_CB if ctx::tcp_state(&ctx) == TCP_SYN_SENT => timed_out(&ctx),
         // The state is that before the change.
         BPF_SOCK_OPS_STATE_CB if ctx::tcp_state(&ctx) == TCP_SYN_SENT => end(&ctx),
         _ => {}
@@ -45,8 +48,9 @@ fn begin(ctx: &SockOpsContext) {
     let Some(own) = slot(ctx) else { return };
     // The connect that was translated may have failed for want of a route, and this be another one.
     if ctx::is_remote(ctx, &own.connected().backend) {
-        // Beside the calls of other programs. They stay: whose they are is not known at the end.
-        let _ = ctx.set_cb_flags(ctx.cb_flags().cast_signed() | CALLS);
+        let others = ctx.cb_flags();
+        let calls = if others == 0 { CALLS } else { others | CALLS | KEEP };
+        let _ = ctx.set_cb_flags(calls.cast_signed());
     } else {
         own.watch = own.watch.settled();
     }
@@ -55,24 +59,25 @@ fn begin(ctx: &SockOpsContext) {
 /// The connection is established, or has ended before.
 #[inline(always)]
 fn end(ctx: &SockOpsContext) {
+    // Or else each further change of the state would cost a call. Programs that ask for calls when a connection is
+    // established do so after this one.
+    if ctx.cb_flags() == CALLS {
+        let _ = ctx.set_cb_flags(0);
+    }
+    let Some(own) = slot(ctx) else { return };
     match ctx::next_tcp_state(ctx) {
-        TCP_ESTABLISHED => {
-            if let Some(own) = slot(ctx) {
-                health::succeeded(own);
-            }
-        }
-        TCP_CLOSE if ctx::has_received(ctx) => failed(ctx, REFUSALS),
+        TCP_ESTABLISHED => health::succeeded(own),
+        TCP_CLOSE if ctx::has_received(ctx) => health::failed(own, REFUSALS),
         _ => {}
     }
-    if let Some(own) = slot(ctx) {
-        own.watch = own.watch.settled();
-    }
+    own.watch = own.watch.settled();
 }
 
+/// The first segment was not answered in time.
 #[inline(always)]
-fn failed(ctx: &SockOpsContext, reason: u32) {
+fn timed_out(ctx: &SockOpsContext) {
     if let Some(own) = slot(ctx) {
-        health::failed(own, reason);
+        health::failed(own, TIMEOUTS);
     }
 }
 
