@@ -9,7 +9,7 @@
 //! | `json` | proto3 JSON of the messages, for serde |
 //!
 //! The crate is not in a registry yet: depend on the repository, with a fixed commit or tag (`rev = "…"`, `tag = "…"`).
-//! It needs Rust 1.95 and a tokio runtime, but no `protoc`:
+//! It needs Rust 1.93 and a tokio runtime, but no `protoc`:
 //!
 //! ```toml
 //! [dependencies]
@@ -75,6 +75,11 @@ pub use target::{Target, TargetError};
 
 /// The encoded `google.protobuf.FileDescriptorSet` of all packages, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// The example of the README is compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 #[cfg(test)]
 mod tests;

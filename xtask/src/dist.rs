@@ -39,7 +39,7 @@ const FILES: [&str; 11] = [
 /// The name of an artifact, or the reason why it was not made.
 type Made = Result<String, String>;
 
-/// Builds the archive, the bill of materials, the provenance and their checksums, and the image, if this machine can.
+/// Builds the archive, the bill of materials, the descriptors of the contract, the provenance and their checksums, and the image, if this machine can.
 pub(crate) fn dist(tool: Option<ContainerTool>, no_image: bool) -> Result<()> {
     let name = format!("kube-proxy-ebpf-{}-{}-linux", env!("CARGO_PKG_VERSION"), env::consts::ARCH);
     let folder = workspace().join("target/dist");
@@ -51,7 +51,12 @@ pub(crate) fn dist(tool: Option<ContainerTool>, no_image: bool) -> Result<()> {
     entries.push(("kube-proxy-ebpf".to_owned(), binary));
     let archive = archive(&name, entries)?;
     let bill = serde_json::to_vec_pretty(&bill_of_materials()?)?;
-    let artifacts = [(format!("{name}.tar.gz"), archive), (format!("{name}.cdx.json"), bill)];
+    let descriptors = format!("kube-proxy-ebpf-{}-descriptors.binpb", env!("CARGO_PKG_VERSION"));
+    let artifacts = [
+        (format!("{name}.tar.gz"), archive),
+        (format!("{name}.cdx.json"), bill),
+        (descriptors, crate::contract::descriptors()?),
+    ];
     let checksums =
         artifacts.iter().map(|(name, bytes)| (name.clone(), hex(&Sha256::digest(bytes)))).collect();
     let provenance = serde_json::to_vec_pretty(&provenance(&checksums)?)?;

@@ -2,6 +2,7 @@
 //! Invariant: a new machine needs no other command. The larger tasks are crates of their own, which xtask starts without
 //! depending on them: `cargo xtask setup` compiles neither tests nor benchmarks.
 
+mod contract;
 mod dist;
 mod licences;
 mod provenance;
@@ -94,6 +95,10 @@ enum Task {
     /// Run Kubernetes' conformance tests in a kind cluster without kube-proxy (hours; needs docker and the Internet).
     #[command(disable_help_flag = true)]
     Conformance(Forwarded),
+    /// Check the package of the contract: its .proto files with buf, `cargo package`, and its documentation.
+    ///
+    /// buf is installed with npm if it is missing; where it cannot be, its checks are skipped with the reason.
+    Contract,
     /// Check the licences, sources and known vulnerabilities of the dependencies with cargo-deny, which is installed if missing.
     ///
     /// The database of vulnerabilities is fetched; where it cannot be, that check is skipped and says so.
@@ -131,6 +136,12 @@ fn perform(task: Task) -> Result<()> {
         Task::Fuzz { target, seconds } => fuzz(&target, seconds),
         Task::Dist { check_reproducible: true, .. } => dist::check_reproducible(),
         Task::Dist { container_tool, no_image, .. } => dist::dist(container_tool, no_image),
+        Task::Contract => {
+            if let Some(reason) = contract::contract()? {
+                status("Skipped", &format!("buf: {reason}"));
+            }
+            Ok(())
+        }
         Task::Licences => {
             if let Some(reason) = licences::licences()? {
                 status("Skipped", &format!("advisories: {reason}"));

@@ -11,11 +11,12 @@ use build_tools::{
     programs::{promtool, test_programs},
 };
 
-use crate::licences::licences;
+use crate::{contract::contract, licences::licences};
 
 /// Builds everything and runs the tests whose names contain `filter`.
 pub(crate) fn test(filter: Option<&str>) -> Result<()> {
     let unchecked = if filter.is_none() { licences().context("the dependencies")? } else { None };
+    let unlinted = if filter.is_none() { contract().context("the package of the contract")? } else { None };
     // A missing program has been warned about; its tests are skipped.
     let _ = test_programs();
     if let Err(error) = promtool() {
@@ -49,6 +50,9 @@ pub(crate) fn test(filter: Option<&str>) -> Result<()> {
     }
     if let Some(reason) = unchecked {
         println!("\nAdvisories of the dependencies were not checked: {reason}");
+    }
+    if let Some(reason) = unlinted {
+        println!("\nThe .proto files were not checked with buf: {reason}");
     }
     result
 }

@@ -1,0 +1,75 @@
+//! `cargo xtask contract`: the package of the contract, for programs outside of this workspace.
+//! Invariant: what could not be checked is returned with the reason, never passed over.
+
+use std::{fs, path::PathBuf, process::Command};
+
+use anyhow::{Context as _, Result};
+use build_tools::{
+    command::{cargo, output, run, status, workspace},
+    programs::find,
+};
+use serde_json::Value;
+
+/// The version of buf that is installed where it is missing.
+const BUF: &str = "1.75.0";
+/// The descriptor set of the last release, below `proto`.
+const RELEASED: &str = "tests/released.binpb";
+
+/// Checks the .proto files with buf, the package and its documentation; returns why buf could not be used, if so.
+pub(crate) fn contract() -> Result<Option<String>> {
+    let folder = workspace().join("proto");
+    let skipped = match buf() {
+        Ok(buf) => {
+            run(Command::new(&buf).arg("lint").current_dir(&folder))?;
+            run(Command::new(&buf).args(["breaking", "--against", RELEASED]).current_dir(&folder))?;
+            None
+        }
+        // tests/compatibility.rs compares with the last release, too.
+        Err(error) => Some(format!("{error:#}")),
+    };
+    let package = ["--package", "proxy-contract", "--locked"];
+    run(cargo().arg("package").args(package).arg("--allow-dirty"))?;
+    let doc = ["--no-deps", "--all-features"];
+    run(cargo().arg("doc").args(package).args(doc).env("RUSTDOCFLAGS", "-D warnings"))?;
+    Ok(skipped)
+}
+
+/// Finds buf, or installs it from npm in target/tools.
+fn buf() -> Result<PathBuf> {
+    let folder = workspace().join("target/tools/buf");
+    let private = folder.join("node_modules/.bin/buf");
+    if let Some(path) = find("buf").or_else(|| Some(private.clone()).filter(|it| it.exists())) {
+        return Ok(path);
+    }
+    status("Installing", &format!("buf {BUF}, once"));
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--no-audit", "--no-fund", "--prefix"]).arg(&folder).arg(format!("@bufbuild/buf@{BUF}"));
+    output(&mut npm).context("`buf` is missing: install it, or `npm`, which installs it")?;
+    Ok(private)
+}
+
+/// The encoded `google.protobuf.FileDescriptorSet` of the contract.
+pub(crate) fn descriptors() -> Result<Vec<u8>> {
+    let mut check = cargo();
+    check.args(["check", "--package", "proxy-contract", "--no-default-features", "--message-format", "json"]);
+    let messages = output(check.arg("--target-dir").arg(workspace().join("target")))?;
+    let messages = messages.lines().filter_map(|it| serde_json::from_str::<Value>(it).ok());
+    let is_ours = |it: &Value| {
+        it["reason"] == "build-script-executed"
+            && it["package_id"].as_str().is_some_and(|it| it.contains("proxy-contract"))
+    };
+    let folder = messages.filter(is_ours).find_map(|it| Some(PathBuf::from(it["out_dir"].as_str()?)));
+    let path = folder.context("cargo does not say where the build script has written")?.join("descriptors.bin");
+    fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_descriptors_are_those_of_the_contract() {
+        let descriptors = super::descriptors().expect("the contract can be built");
+        for it in ["localv1/localv1.proto", "globalv1/globalv1.proto", "localnetv1/localnetv1.proto"] {
+            assert!(descriptors.windows(it.len()).any(|bytes| bytes == it.as_bytes()), "{it}");
+        }
+    }
+}
