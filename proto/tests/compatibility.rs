@@ -54,7 +54,8 @@ fn message(found: &mut BTreeMap<String, String>, parent: &str, it: &DescriptorPr
 }
 
 fn shape(message: &DescriptorProto, field: &FieldDescriptorProto) -> String {
-    let oneof = field.oneof_index.and_then(|it| usize::try_from(it).ok()).map(|it| message.oneof_decl[it].name());
+    let oneof =
+        field.oneof_index.and_then(|it| usize::try_from(it).ok()).map(|it| message.oneof_decl[it].name());
     let is_repeated = field.label() == field_descriptor_proto::Label::Repeated;
     format!(
         "{} = {:?} {}, repeated: {is_repeated}, oneof: {oneof:?}, optional: {}",
@@ -112,7 +113,8 @@ fn every_kind_of_break_is_found() {
         assert_eq!(broken(RELEASED, &set.encode_to_vec()).len(), 1, "change {index}");
     }
     let mut set = FileDescriptorSet::decode(RELEASED).unwrap();
-    let more = FieldDescriptorProto { name: Some("more".to_owned()), number: Some(999), ..Default::default() };
+    let more =
+        FieldDescriptorProto { name: Some("more".to_owned()), number: Some(999), ..Default::default() };
     service(&mut set).field.push(more);
     assert_eq!(broken(RELEASED, &set.encode_to_vec()), [""; 0], "an addition is allowed");
 }

@@ -43,7 +43,9 @@ fn buf() -> Result<PathBuf> {
     }
     status("Installing", &format!("buf {BUF}, once"));
     let mut npm = Command::new("npm");
-    npm.args(["install", "--no-audit", "--no-fund", "--prefix"]).arg(&folder).arg(format!("@bufbuild/buf@{BUF}"));
+    npm.args(["install", "--no-audit", "--no-fund", "--prefix"])
+        .arg(&folder)
+        .arg(format!("@bufbuild/buf@{BUF}"));
     output(&mut npm).context("`buf` is missing: install it, or `npm`, which installs it")?;
     Ok(private)
 }
@@ -59,7 +61,8 @@ pub(crate) fn descriptors() -> Result<Vec<u8>> {
             && it["package_id"].as_str().is_some_and(|it| it.contains("proxy-contract"))
     };
     let folder = messages.filter(is_ours).find_map(|it| Some(PathBuf::from(it["out_dir"].as_str()?)));
-    let path = folder.context("cargo does not say where the build script has written")?.join("descriptors.bin");
+    let path =
+        folder.context("cargo does not say where the build script has written")?.join("descriptors.bin");
     fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 

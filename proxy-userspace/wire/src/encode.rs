@@ -1,6 +1,6 @@
 //! Encodes Services and endpoints.
 
-use std::{net::IpAddr, num::NonZeroU16};
+use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
 
 use model::{
     Family, Protocol, Timestamp,
@@ -78,7 +78,29 @@ pub fn service_with_extensions(state: &ServiceState, extensions: Extensions) -> 
             }
         }
     }
+    if !extensions.conflicting_addresses {
+        leave_out_conflicting(&mut message);
+    }
     message
+}
+
+/// Leaves out the addresses that the Service lost to another one on any port: a client that knows nothing of conflicts would
+/// serve them for every port, and so redirect the other Service's traffic (CVE-2020-8554).
+fn leave_out_conflicting(message: &mut localv1::Service) {
+    let taken = message.ports.iter_mut().filter_map(|it| it.conflicting_addresses.take());
+    let lost: BTreeSet<_> = taken.flat_map(|it| it.v4.into_iter().chain(it.v6)).collect();
+    if lost.is_empty() {
+        return;
+    }
+    let ips = message.ips.iter_mut();
+    let sets = ips.flat_map(|it| [&mut it.cluster_ips, &mut it.external_ips, &mut it.load_balancer_ips]);
+    for set in sets.chain(message.ip_filters.iter_mut().map(|it| &mut it.target_ips)).flatten() {
+        set.v4.retain(|it| !lost.contains(it));
+        set.v6.retain(|it| !lost.contains(it));
+    }
+    // A filter without targets could be taken for one of all addresses.
+    let has_targets = |it: &localv1::IpSet| !it.v4.is_empty() || !it.v6.is_empty();
+    message.ip_filters.retain(|it| it.target_ips.as_ref().is_some_and(has_targets));
 }
 
 fn ip_set(addresses: &[IpAddr]) -> localv1::IpSet {

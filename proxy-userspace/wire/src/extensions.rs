@@ -19,6 +19,8 @@ pub struct Extensions {
     pub other_proxies: bool,
     /// The ranges of cluster IPs.
     pub service_cidrs: bool,
+    /// The addresses that a Service lost to another one, with the ports that lost them.
+    pub conflicting_addresses: bool,
 }
 
 impl Extensions {
@@ -30,6 +32,7 @@ impl Extensions {
         other_serving: true,
         other_proxies: false,
         service_cidrs: true,
+        conflicting_addresses: true,
     };
     /// What a stream of the state of the cluster supports.
     pub const GLOBAL: Self = Self {
@@ -39,6 +42,7 @@ impl Extensions {
         other_serving: false,
         other_proxies: true,
         service_cidrs: true,
+        conflicting_addresses: false,
     };
 
     /// The requested extensions that this set contains.
@@ -53,6 +57,9 @@ impl Extensions {
                 Extension::Nodes => accepted.nodes = self.nodes,
                 Extension::OtherServing => accepted.other_serving = self.other_serving,
                 Extension::ServiceCidrs => accepted.service_cidrs = self.service_cidrs,
+                Extension::ConflictingAddresses => {
+                    accepted.conflicting_addresses = self.conflicting_addresses;
+                }
                 Extension::OtherProxies => accepted.other_proxies = self.other_proxies,
             }
         }
@@ -68,6 +75,7 @@ impl Extensions {
             (self.other_serving, Extension::OtherServing),
             (self.other_proxies, Extension::OtherProxies),
             (self.service_cidrs, Extension::ServiceCidrs),
+            (self.conflicting_addresses, Extension::ConflictingAddresses),
         ];
         all.into_iter().filter_map(|(is_in, it)| is_in.then_some(it))
     }

@@ -7,6 +7,7 @@ mod client;
 mod cluster_convergence;
 mod cluster_watch;
 mod common;
+mod conflicts;
 mod convergence;
 mod extensions;
 mod kpng_recording;
