@@ -33,7 +33,6 @@
     expect(clippy::allow_attributes_without_reason, unused_qualifications, reason = "generated")
 )]
 #[cfg_attr(any(feature = "server", feature = "json"), expect(clippy::allow_attributes, reason = "generated"))]
-#[expect(missing_docs, reason = "generated from the .proto files, which have the documentation")]
 #[cfg_attr(feature = "json", expect(clippy::cloned_instead_of_copied, reason = "generated"))]
 mod generated {
     /// The state of one node as a stream of changes; wire-compatible with KPNG.

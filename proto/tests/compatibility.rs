@@ -118,3 +118,49 @@ fn every_kind_of_break_is_found() {
     service(&mut set).field.push(more);
     assert_eq!(broken(RELEASED, &set.encode_to_vec()), [""; 0], "an addition is allowed");
 }
+
+/// The parts of the specification, each with its heading.
+fn specification() -> Vec<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/contract.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    text.split("\n#").map(str::to_owned).collect()
+}
+
+#[test]
+fn the_specification_names_every_message_field_and_value() {
+    let parts = specification();
+    let names = |part: &String, name: &str| part.contains(&format!("`{name}`"));
+    let of_message = |name: &str| parts.iter().filter(|it| names(it, name)).collect::<Vec<_>>();
+    let mut missing = Vec::new();
+    let mut count = 0;
+    for file in FileDescriptorSet::decode(proxy_contract::DESCRIPTORS).unwrap().file {
+        let package = file.package().to_owned();
+        let mut enums: Vec<_> = file.enum_type.iter().collect();
+        for message in &file.message_type {
+            enums.extend(&message.enum_type);
+            let name = format!("{package}.{}", message.name());
+            let parts = of_message(&name);
+            if parts.is_empty() {
+                missing.push(name.clone());
+            }
+            for field in &message.field {
+                count += 1;
+                if !parts.iter().any(|it| names(it, field.name())) {
+                    missing.push(format!("{name}.{}", field.name()));
+                }
+            }
+        }
+        for value in enums.into_iter().flat_map(|it| &it.value).filter(|it| !it.name().starts_with("Unknown"))
+        {
+            if !parts.iter().any(|it| names(it, value.name())) {
+                missing.push(value.name().to_owned());
+            }
+        }
+        for service in &file.service {
+            let paths = service.method.iter().map(|it| format!("{package}.{}/{}", service.name(), it.name()));
+            missing.extend(paths.filter(|it| !parts.iter().any(|part| names(part, it))));
+        }
+    }
+    assert!(missing.is_empty(), "docs/contract.md does not describe {}", missing.join(", "));
+    assert!(count > 100);
+}
