@@ -8,6 +8,7 @@ mod connect;
 mod eject;
 mod example;
 mod file;
+mod fleet;
 mod kube;
 mod nft;
 mod program_stats;
@@ -16,17 +17,17 @@ mod report;
 use std::process::ExitCode;
 
 use build_tools::command::exit_code;
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand};
 
 /// Measure latency, CPU and memory, and print the figures next to their goals.
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask bench", max_term_width = 100)]
 struct Arguments {
-    /// What to measure
+    #[command(subcommand)]
     subject: Subject,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Debug, Subcommand)]
 enum Subject {
     /// From a received state until every program uses it; a start; and the memory for both (as root)
     Apply,
@@ -41,6 +42,8 @@ enum Subject {
     Eject,
     /// A folder of many manifests, and one large file: time to read, CPU at rest and of a change, memory (as root)
     File,
+    /// A brain that 5,000 nodes follow: time until all have a change, CPU, memory and bytes, also of its restart
+    Fleet(fleet::FleetArguments),
     /// Memory and CPU of `run` with an API server, at 10,000 Services and 500 changes per second (as root)
     Kube,
     /// The nftables path: loads, changes and restarts at 1,000 and 10,000 Services (as root)
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Subject::Connect => connect::bench(),
         Subject::Eject => eject::bench(),
         Subject::File => file::bench(),
+        Subject::Fleet(it) => fleet::bench(it),
         Subject::Kube => kube::bench(),
         Subject::Nft => nft::bench(),
     })

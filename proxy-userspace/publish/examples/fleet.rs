@@ -1,0 +1,242 @@
+//! Simulated agents of many nodes in one process, for `cargo xtask bench fleet`: each has a connection of its own, requests
+//! what an agent requests, reads everything, keeps nothing of it but hashes, and reconnects as the client library does.
+//!
+//! `fleet SOCKET FIRST END` follows the nodes nFIRST to nEND (excluded). A line `expect TEXT` on standard input is answered
+//! by `expecting TEXT`, and by `seen TEXT NANOS BYTES` as soon as each agent has completed a state with a value that contains
+//! TEXT. `synced COUNT NANOS BYTES` says that each has completed the first state of a connection for the COUNTth time. NANOS
+//! is the monotonic clock, BYTES what all have received so far.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "what it is for")]
+
+use std::{
+    collections::VecDeque,
+    error::Error,
+    io,
+    path::PathBuf,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use nix::{
+    sys::resource::{Resource, getrlimit, setrlimit},
+    time::{ClockId, clock_gettime},
+};
+use proxy_contract::localv1::{OpItem, WatchReq, op_item::Op, sets_client::SetsClient};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::UnixStream,
+    sync::mpsc,
+    time::sleep,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
+use tower::service_fn;
+use wire::Extensions;
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+const USAGE: &str = "usage: fleet SOCKET FIRST END";
+const MIN_BACKOFF: Duration = Duration::from_millis(50);
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
+
+/// What the agents share.
+#[derive(Default)]
+struct Shared {
+    /// The expected text, and how many were expected before it.
+    expected: Mutex<(u64, Arc<[u8]>)>,
+    received: AtomicU64,
+}
+
+/// What an agent reports.
+enum Report {
+    /// It has completed the first state of a connection for the nth time.
+    Synced(usize),
+    /// It has completed a state with the nth expected text.
+    Seen(u64),
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    // A connection is a file descriptor.
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let [socket, first, end] = &arguments[..] else { return Err(USAGE.into()) };
+    let (socket, first, end) = (PathBuf::from(socket), first.parse::<u32>()?, end.parse::<u32>()?);
+    let shared = Arc::<Shared>::default();
+    let (sender, mut reports) = mpsc::unbounded_channel();
+    for node in first..end {
+        let agent = Agent {
+            socket: socket.clone(),
+            node: format!("n{node}"),
+            shared: Arc::clone(&shared),
+            reports: sender.clone(),
+            synced: 0,
+        };
+        tokio::spawn(agent.run());
+    }
+    let agents = usize::try_from(end - first)?;
+    let (lines, mut input) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        io::stdin().lines().map_while(std::result::Result::ok).try_for_each(|it| lines.send(it))
+    });
+    // How many agents have completed a first state, for the nth time.
+    let (mut synced, mut first_synced, mut seen) = (VecDeque::new(), 1, 0);
+    loop {
+        tokio::select! {
+            line = input.recv() => {
+                let Some(line) = line else { return Ok(()) };
+                let text = line.strip_prefix("expect ").ok_or("write expect TEXT")?;
+                let mut expected = shared.expected.lock().unwrap_or_else(PoisonError::into_inner);
+                *expected = (expected.0 + 1, text.as_bytes().into());
+                seen = 0;
+                println!("expecting {text}");
+            }
+            Some(report) = reports.recv() => match report {
+                Report::Synced(count) => {
+                    let place = count - first_synced;
+                    synced.resize(synced.len().max(place + 1), 0);
+                    synced[place] += 1;
+                    while synced.front() == Some(&agents) {
+                        synced.pop_front();
+                        println!("synced {first_synced} {}", figures(&shared)?);
+                        first_synced += 1;
+                    }
+                }
+                Report::Seen(number) => {
+                    let (current, text) =
+                        shared.expected.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                    seen += usize::from(number == current);
+                    if number == current && seen == agents {
+                        println!("seen {} {}", String::from_utf8_lossy(&text), figures(&shared)?);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The time, on a clock that all processes share, and the bytes received.
+fn figures(shared: &Shared) -> Result<String> {
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
+    Ok(format!("{} {}", now.as_nanos(), shared.received.load(Ordering::Relaxed)))
+}
+
+struct Agent {
+    socket: PathBuf,
+    node: String,
+    shared: Arc<Shared>,
+    reports: mpsc::UnboundedSender<Report>,
+    /// On how many connections it has completed a state.
+    synced: usize,
+}
+
+impl Agent {
+    async fn run(mut self) {
+        let (mut backoff, mut has_failed) = (MIN_BACKOFF, false);
+        loop {
+            let before = self.synced;
+            let Err(error) = self.follow().await else { return };
+            if self.synced > before {
+                (backoff, has_failed) = (MIN_BACKOFF, false);
+            }
+            // The first failure after a state is the end of a brain.
+            if std::mem::replace(&mut has_failed, true) && backoff == MAX_BACKOFF {
+                eprintln!("{}: {error}", self.node);
+            }
+            sleep(backoff.mul_f64(1.0 + fastrand::f64())).await;
+            backoff = (backoff * 2).min(MAX_BACKOFF);
+        }
+    }
+
+    async fn follow(&mut self) -> Result<()> {
+        let (socket, shared) = (self.socket.clone(), Arc::clone(&self.shared));
+        let connector = service_fn(move |_: tonic::transport::Uri| {
+            let (socket, shared) = (socket.clone(), Arc::clone(&shared));
+            async move {
+                let stream = UnixStream::connect(socket).await?;
+                Ok::<_, io::Error>(TokioIo::new(Counted { stream, shared }))
+            }
+        });
+        let channel = Endpoint::from_static("http://brain").connect_with_connector(connector).await?;
+        let (requests, outgoing) = mpsc::channel(1);
+        let request = WatchReq { node_name: self.node.clone(), extensions: Extensions::LOCAL.numbers() };
+        requests.send(request.clone()).await?;
+        let mut items = SetsClient::new(channel).watch(ReceiverStream::new(outgoing)).await?.into_inner();
+        let (mut is_first, mut last_seen, mut expected) = (true, 0, (0, Arc::default()));
+        let mut has_text = false;
+        while let Some(OpItem { op }) = items.message().await? {
+            match op {
+                Some(Op::Set(it)) if !is_first && !has_text => {
+                    if expected.0 == last_seen {
+                        expected =
+                            self.shared.expected.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                    }
+                    has_text = expected.0 > last_seen && contains(&it.bytes, &expected.1);
+                }
+                Some(Op::Sync(_)) => {
+                    if std::mem::take(&mut is_first) {
+                        self.synced += 1;
+                        self.reports.send(Report::Synced(self.synced))?;
+                    }
+                    if std::mem::take(&mut has_text) {
+                        last_seen = expected.0;
+                        self.reports.send(Report::Seen(expected.0))?;
+                    }
+                    requests.send(request.clone()).await?;
+                }
+                _ => {}
+            }
+        }
+        Err("the brain has ended the stream".into())
+    }
+}
+
+fn contains(bytes: &[u8], text: &[u8]) -> bool {
+    bytes.windows(text.len()).any(|it| it == text)
+}
+
+/// A connection whose received bytes are counted.
+struct Counted {
+    stream: UnixStream,
+    shared: Arc<Shared>,
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let received = buffer.filled().len() - before;
+        self.shared.received.fetch_add(u64::try_from(received).unwrap_or_default(), Ordering::Relaxed);
+        polled
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
