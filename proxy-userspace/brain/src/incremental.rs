@@ -173,8 +173,19 @@ impl Brain {
         }
     }
 
+    /// Whether nodes wait for their first state, or for that of another zone.
+    pub fn has_pending_nodes(&self) -> bool {
+        !self.dirty_nodes.is_empty()
+    }
+
     /// Derives what the changes so far affect, and returns the nodes whose states are new or changed.
     pub fn recompute(&mut self) -> BTreeSet<Arc<str>> {
+        self.recompute_some(usize::MAX)
+    }
+
+    /// Like [`recompute`](Self::recompute), but of the [pending](Self::has_pending_nodes) nodes it derives at most
+    /// `max_pending`: a change does not wait until thousands of nodes have their first state.
+    pub fn recompute_some(&mut self, max_pending: usize) -> BTreeSet<Arc<str>> {
         let mut changed = BTreeSet::new();
         for name in mem::take(&mut self.changed_services) {
             let service = self.cluster.service(&name);
@@ -188,30 +199,52 @@ impl Brain {
             self.derive(&name, &mut changed);
         }
         self.update_nodes(&mut changed);
-        for name in mem::take(&mut self.dirty_nodes) {
+        self.derive_pending(max_pending, &mut changed);
+        let in_use: BTreeSet<_> = self.served.values().map(|it| &it.zone).collect();
+        self.zones.retain(|zone, _| in_use.contains(zone) || (zone.is_none() && !in_use.is_empty()));
+        changed
+    }
+
+    /// Derives the states of some pending nodes.
+    fn derive_pending(&mut self, max: usize, changed: &mut BTreeSet<Arc<str>>) {
+        let mut moved = BTreeMap::new();
+        while moved.len() < max
+            && let Some(name) = self.dirty_nodes.pop_first()
+        {
             let zone = NodeView::new(&self.cluster, &name).zone.map(Arc::from);
-            let before = self.served.get(&name);
-            if before.is_some_and(|it| it.zone == zone) {
-                continue;
+            if self.served.get(&name).is_none_or(|it| it.zone != zone) {
+                moved.insert(name, zone);
             }
-            let before = before.map(|it| it.state.services.clone());
-            let mut services = self.services_of_node(&name, &zone);
-            if let Some(before) = &before {
+        }
+        // One pass over the slices for all of them.
+        let mut references: HashMap<_, _> = moved.keys().map(|it| (&**it, BTreeSet::new())).collect();
+        if !references.is_empty() {
+            let cluster = Arc::clone(&self.cluster);
+            for slice in cluster.slices() {
+                for node in slice.endpoints.iter().flat_map(referenced_nodes) {
+                    if let Some(services) = references.get_mut(node) {
+                        services.insert(slice.service.clone());
+                    }
+                }
+            }
+        }
+        for (name, zone) in &moved {
+            let referring = references.remove(&**name).unwrap_or_default();
+            let mut services = self.services_of_node(name, zone, &referring);
+            let before = self.served.get(name).map(|it| &it.state.services);
+            if let Some(before) = before {
                 services.reuse_equal(before);
             }
             if before.is_none_or(|it| !it.ptr_eq(&services)) {
-                changed.insert(Arc::clone(&name));
+                changed.insert(Arc::clone(name));
             }
             let state = NodeState {
                 services,
                 nodes: self.node_infos.clone(),
                 service_cidrs: Arc::clone(self.cluster.service_cidrs()),
             };
-            self.served.insert(name, ServedNode { zone, state });
+            self.served.insert(Arc::clone(name), ServedNode { zone: zone.clone(), state });
         }
-        let in_use: BTreeSet<_> = self.served.values().map(|it| &it.zone).collect();
-        self.zones.retain(|zone, _| in_use.contains(zone) || (zone.is_none() && !in_use.is_empty()));
-        changed
     }
 
     /// Updates what is the same in all states.
@@ -292,11 +325,10 @@ impl Brain {
         }
     }
 
-    /// The Services of a node.
-    fn services_of_node(&mut self, node: &str, zone: &Zone) -> Services {
+    /// The Services of a node, some of which have an endpoint that refers to it.
+    fn services_of_node(&mut self, node: &str, zone: &Zone, referring: &BTreeSet<ServiceName>) -> Services {
         let mut services = self.services_of_zone(zone);
-        let refers = |it: &EndpointSlice| it.endpoints.iter().flat_map(referenced_nodes).any(|it| it == node);
-        self.derive_overrides(&mut services, refers, |it| it.locality(node, zone.as_deref()));
+        self.derive_overrides(&mut services, referring, |it| it.locality(node, zone.as_deref()));
         services
     }
 
@@ -318,7 +350,9 @@ impl Brain {
                 let refers = |it: &EndpointSlice| {
                     it.endpoints.iter().flat_map(|it| &it.zone_hints).any(|it| it == name)
                 };
-                self.derive_overrides(&mut services, refers, |it| it.zone_locality(Some(name)));
+                let slices = self.cluster.slices().filter(|it| refers(it));
+                let referring = slices.map(|it| it.service.clone()).collect();
+                self.derive_overrides(&mut services, &referring, |it| it.zone_locality(Some(name)));
                 services
             }
         };
@@ -330,11 +364,10 @@ impl Brain {
     fn derive_overrides<'a>(
         &'a self,
         services: &mut Services,
-        refers: impl Fn(&EndpointSlice) -> bool,
+        referring: &BTreeSet<ServiceName>,
         locality: impl Fn(&ServiceView<'a>) -> Locality<'a>,
     ) {
-        let slices = self.cluster.slices().filter(|it| refers(it));
-        for name in slices.map(|it| &it.service).collect::<BTreeSet<_>>() {
+        for name in referring {
             let view = ServiceView::new(&self.cluster, &self.owners, name, &self.options);
             let mut edit = derive_edit(&view, name, locality(&view), [services.get(name), None]);
             services.apply(&mut edit);

@@ -10,7 +10,10 @@ use publish::{
     grpc::ServedData,
     node_registry,
 };
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::{
+    task::yield_now,
+    time::{MissedTickBehavior, interval},
+};
 
 use crate::{
     config::{Config, Error, SourceConfig},
@@ -19,6 +22,9 @@ use crate::{
     observer::{Observer, Stage},
     source_events::{RunningSource, SourceEvent, apply},
 };
+
+/// How many nodes get their first state at a time, before the source and everything else has a turn.
+const MAX_PENDING_NODES: usize = 16;
 
 /// A source, a brain and publishers. The source stops when this is dropped.
 #[derive(Debug)]
@@ -122,11 +128,20 @@ impl Pipeline {
                     }
                     None => return,
                 },
-                requested = self.nodes.requested() => requested.iter().for_each(|it| brain.start_serving(it)),
+                requested = self.nodes.requested() => {
+                    requested.iter().for_each(|it| brain.start_serving(it));
+                    continue;
+                }
                 () = self.cluster.watcher_joined() => {}
                 () = self.own_cluster.watcher_joined() => {}
                 _ = idle_check.tick() => {
                     self.nodes.remove_idle().iter().for_each(|it| brain.stop_serving(it));
+                    continue;
+                }
+                // After everything else that is ready: nobody waits for the first states of others.
+                () = yield_now(), if is_complete && brain.has_pending_nodes() => {
+                    let changed = brain.recompute_some(MAX_PENDING_NODES);
+                    self.publish(&brain, changed);
                     continue;
                 }
             }
@@ -135,16 +150,12 @@ impl Pipeline {
             if !is_complete {
                 continue;
             }
-            let mut changed = brain.recompute();
+            let mut changed = brain.recompute_some(MAX_PENDING_NODES);
             if became_complete {
                 // What was published so far may be the state that another brain computed.
                 changed.extend(brain.served_nodes().cloned());
             }
-            for node in changed {
-                if let Some(state) = brain.state(&node) {
-                    self.nodes.publish(&node, state.clone());
-                }
-            }
+            self.publish(&brain, changed);
             self.nodes.set_cluster_nodes(brain.node_infos().clone());
             let snapshot = |publisher: &ClusterPublisher| match publisher.has_watchers() {
                 true => ClusterSnapshot::State(Arc::clone(brain.cluster_state())),
@@ -173,6 +184,14 @@ impl Pipeline {
             }
             observer.rejected(Stage::Brain, rejected.iter().cloned().collect());
             reported = rejected;
+        }
+    }
+
+    fn publish(&self, brain: &Brain, nodes: BTreeSet<Arc<str>>) {
+        for node in nodes {
+            if let Some(state) = brain.state(&node) {
+                self.nodes.publish(&node, state.clone());
+            }
         }
     }
 }

@@ -157,3 +157,17 @@ fn every_node_has_the_service_cidrs() {
     assert_eq!(brain.recompute().len(), NODES.len() + 1);
     assert!(brain.state("n1").unwrap().service_cidrs.is_empty());
 }
+
+#[test]
+fn a_change_does_not_wait_for_the_first_states_of_other_nodes() {
+    let mut brain = brain();
+    (0..100).for_each(|it| brain.start_serving(&format!("new-{it}")));
+    brain.set_slice(slice([at("10.1.0.9")]));
+    let changed = brain.recompute_some(10);
+    assert!(NODES.iter().all(|it| changed.contains(*it)));
+    assert_eq!((changed.len(), brain.has_pending_nodes()), (NODES.len() + 10, true));
+    let rest: usize = (0..9).map(|_| brain.recompute_some(10).len()).sum();
+    assert_eq!((rest, brain.has_pending_nodes()), (90, false));
+    // All were derived as if they had been the only ones.
+    assert!((0..100).all(|it| services(&brain, &format!("new-{it}")).ptr_eq(services(&brain, "n3"))));
+}

@@ -16,12 +16,13 @@ use super::{
     authz::Peer,
     change_set::ChangeSet,
     cluster_diff::{ClusterDiff, Filter},
-    watch_session::{self, End, Items, View},
+    watch_session::{self, End, Items, Turns, View},
 };
 use crate::cluster::{ClusterSnapshot, ClusterSubscription, ClusterWatcher};
 
 pub(super) struct ClusterWatch {
     pub(super) cluster: ClusterSubscription,
+    pub(super) turns: Turns,
 }
 
 #[tonic::async_trait]
@@ -36,7 +37,7 @@ impl Sets for ClusterWatch {
             has_request: false,
             sent: None,
         };
-        Ok(Response::new(watch_session::start(view, request.into_inner())))
+        Ok(Response::new(watch_session::start(view, request.into_inner(), self.turns.clone())))
     }
 }
 

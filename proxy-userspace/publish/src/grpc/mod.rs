@@ -30,6 +30,7 @@ use tonic_health::ServingStatus;
 
 use self::{
     cluster_watch::ClusterWatch, connection::serve_connections, long_poll::LongPoll, node_watch::NodeWatch,
+    watch_session::Turns,
 };
 use crate::{cluster::ClusterSubscription, node_states::NodeStates};
 
@@ -87,9 +88,10 @@ pub async fn serve(
         SERVICES.into_iter().fold(builder, tonic_reflection::server::Builder::with_service_name)
     };
     let ServedData { nodes, cluster } = served;
-    let node_watch = SetsServer::new(NodeWatch { nodes: Arc::clone(&nodes) });
+    let turns = Turns::default();
+    let node_watch = SetsServer::new(NodeWatch { nodes: Arc::clone(&nodes), turns: turns.clone() });
     let long_poll = EndpointsServer::new(LongPoll { nodes });
-    let cluster_watch = cluster_sets::SetsServer::new(ClusterWatch { cluster });
+    let cluster_watch = cluster_sets::SetsServer::new(ClusterWatch { cluster, turns });
     let routes = Routes::new(health)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)

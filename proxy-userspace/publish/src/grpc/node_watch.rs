@@ -12,7 +12,7 @@ use super::{
     authz::Peer,
     change_set::ChangeSet,
     node_diff::NodeDiff,
-    watch_session::{self, End, Items, View},
+    watch_session::{self, End, Items, Turns, View},
 };
 use crate::{
     node_states::NodeStates,
@@ -21,6 +21,7 @@ use crate::{
 
 pub(super) struct NodeWatch {
     pub(super) nodes: Arc<dyn NodeStates>,
+    pub(super) turns: Turns,
 }
 
 #[tonic::async_trait]
@@ -35,7 +36,7 @@ impl Sets for NodeWatch {
             extensions: Extensions::default(),
             sent: None,
         };
-        Ok(Response::new(watch_session::start(view, request.into_inner())))
+        Ok(Response::new(watch_session::start(view, request.into_inner(), self.turns.clone())))
     }
 }
 

@@ -1,12 +1,17 @@
 //! One `Sets/Watch` stream: what the node's and the cluster's stream have in common.
 //!
 //! Invariant: each request is answered with one change set; changes in between are merged into it.
+//! Long change sets take turns: thousands of them delay none that is short.
 
-use std::{convert::Infallible, future::Future, pin::Pin, time::Duration};
+use std::{convert::Infallible, future::Future, iter::Peekable, pin::Pin, sync::Arc, time::Duration};
 
 use proxy_contract::localv1::{EmptyOp, OpItem, op_item::Op};
 use tokio::{
-    sync::mpsc::{self, Sender},
+    sync::{
+        Semaphore,
+        mpsc::{self, Sender},
+    },
+    task::yield_now,
     time::timeout,
 };
 use tokio_stream::{Stream, wrappers::ReceiverStream};
@@ -16,7 +21,12 @@ use wire::Extensions;
 use super::change_set::{ChangeSet, Diff};
 
 /// How many operations are encoded ahead of the connection.
-const QUEUE_DEPTH: usize = 32;
+const QUEUE_DEPTH: usize = 64;
+
+/// How many operations a change set may have that waits for no turn.
+const SHORT: usize = 16;
+/// How many operations of a long change set are sent per turn.
+const BATCH_SIZE: usize = QUEUE_DEPTH;
 
 /// How long a client may leave a change set unread; then its stream ends, and what it holds is freed.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
@@ -45,6 +55,18 @@ pub(super) trait View: Send + 'static {
     fn sync(&self) -> EmptyOp;
 }
 
+/// Whose turn it is to send a batch of a long change set; the sessions of a server share it. One session has it at a time,
+/// until its connection has had a chance to send the batch, and never while it waits for its client: tasks that are ready
+/// wait for one batch and not for one of each session.
+#[derive(Clone)]
+pub(super) struct Turns(Arc<Semaphore>);
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(1)))
+    }
+}
+
 /// Why a session ended.
 pub(super) enum End {
     /// The client disconnected, or the publisher was dropped.
@@ -54,9 +76,9 @@ pub(super) enum End {
 }
 
 /// Starts a session; returns its response stream.
-pub(super) fn start<V: View>(view: V, requests: Streaming<V::Request>) -> Items {
+pub(super) fn start<V: View>(view: V, requests: Streaming<V::Request>, turns: Turns) -> Items {
     let (sender, items) = mpsc::channel(QUEUE_DEPTH);
-    let session = Session { view, requests, is_half_closed: false, sender, pending_requests: 0 };
+    let session = Session { view, requests, is_half_closed: false, sender, pending_requests: 0, turns };
     tokio::spawn(session.run());
     Box::pin(ReceiverStream::new(items))
 }
@@ -69,6 +91,7 @@ struct Session<V: View> {
     sender: Sender<Result<OpItem, Status>>,
     /// The number of requests without a change set.
     pending_requests: u32,
+    turns: Turns,
 }
 
 impl<V: View> Session<V> {
@@ -111,9 +134,7 @@ impl<V: View> Session<V> {
             if changes.peek().is_none() && !must_answer {
                 continue;
             }
-            for item in changes {
-                self.send_item(item).await?;
-            }
+            self.send_changes(changes).await?;
             self.send(Op::Sync(self.view.sync())).await?;
             must_answer = false;
             self.pending_requests -= 1;
@@ -123,16 +144,32 @@ impl<V: View> Session<V> {
         }
     }
 
-    async fn send(&mut self, op: Op) -> Result<(), End> {
-        self.send_item(OpItem { op: Some(op) }).await
+    async fn send_changes(&mut self, mut changes: Peekable<ChangeSet<V::Diff>>) -> Result<(), End> {
+        let room = room_for(self.sender.reserve_many(SHORT)).await?;
+        room.zip(&mut changes).for_each(|(room, item)| room.send(Ok(item)));
+        while changes.peek().is_some() {
+            let room = room_for(self.sender.reserve_many(BATCH_SIZE)).await?;
+            // It is never closed.
+            let _turn = self.turns.0.acquire().await;
+            room.zip(&mut changes).for_each(|(room, item)| room.send(Ok(item)));
+            // First the task of the response, and then that of the connection.
+            yield_now().await;
+            yield_now().await;
+        }
+        Ok(())
     }
 
-    /// A client that does not read keeps two states from being freed, so it must not do so for ever.
-    async fn send_item(&mut self, item: OpItem) -> Result<(), End> {
-        match timeout(READ_TIMEOUT, self.sender.send(Ok(item))).await {
-            Ok(sent) => sent.map_err(|_| End::Closed),
-            Err(_) => Err(End::Closed),
-        }
+    async fn send(&mut self, op: Op) -> Result<(), End> {
+        room_for(self.sender.reserve()).await?.send(Ok(OpItem { op: Some(op) }));
+        Ok(())
+    }
+}
+
+/// Room for items. A client that does not read keeps two states from being freed, so it must not do so for ever.
+async fn room_for<T, E>(reserved: impl Future<Output = Result<T, E>>) -> Result<T, End> {
+    match timeout(READ_TIMEOUT, reserved).await {
+        Ok(room) => room.map_err(|_| End::Closed),
+        Err(_) => Err(End::Closed),
     }
 }
 

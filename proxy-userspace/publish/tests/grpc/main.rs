@@ -9,6 +9,7 @@ mod cluster_watch;
 mod common;
 mod conflicts;
 mod convergence;
+mod crowd;
 mod extensions;
 mod kpng_recording;
 mod listen;

@@ -1,0 +1,62 @@
+//! Many clients that ask at the same time.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use model::state::NodeState;
+use publish::{NodeRegistry, Publisher};
+
+use crate::{
+    common::{Brain, Folder, service, state},
+    peer::NodePeer,
+};
+
+const CROWD: usize = 60;
+
+/// A state of 3,030 objects.
+fn large() -> NodeState {
+    let keys: Vec<_> = (0..100).map(|it| format!("pod-{it}")).collect();
+    let endpoints: Vec<_> = keys.iter().map(|it| (it.as_str(), 1)).collect();
+    state((0..30).map(|it| service(&format!("ns/s{it}"), &endpoints)))
+}
+
+#[tokio::test]
+async fn a_change_waits_for_no_first_states_of_others() {
+    let folder = Folder::new();
+    let publisher = Publisher::new("n1");
+    let ready = publisher.for_node("never");
+    let nodes = NodeRegistry::new(publisher);
+    let _brain = Brain::with(&folder, ready, nodes.requests()).await;
+    nodes.publish("n1", NodeState::default());
+    let mut peer = NodePeer::start(&folder, "n1").await;
+    peer.change_set().await;
+    peer.ask("n1").await;
+
+    let received = Arc::<AtomicUsize>::default();
+    for index in 0..CROWD {
+        let mut other = NodePeer::start(&folder, &format!("crowd-{index}")).await;
+        let received = Arc::clone(&received);
+        tokio::spawn(async move {
+            while let Ok(Some(_)) = other.items.message().await {
+                received.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    for node in nodes.requested().await {
+        nodes.publish(&node, large());
+    }
+    let received = || received.load(Ordering::Relaxed);
+    // Each of them is in the middle of its state.
+    while received() < CROWD * 100 {
+        tokio::task::yield_now().await;
+    }
+    let before = received();
+    nodes.publish("n1", state([service("ns/a", &[])]));
+    assert_eq!(peer.change_set().await, ["+s ns/a"]);
+    // Not even one batch of each is sent meanwhile.
+    let meanwhile = received() - before;
+    assert!(meanwhile < CROWD * 16, "{meanwhile} objects were sent before the change");
+    assert!(received() < CROWD * 3_030, "the others are not done");
+}
