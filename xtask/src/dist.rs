@@ -22,7 +22,7 @@ use tar::{Builder, Header};
 use crate::{provenance::provenance, sbom::bill_of_materials};
 
 /// The files beside the binary in the archive: every file that one of them links to is among them.
-const FILES: [&str; 11] = [
+const FILES: [&str; 13] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -30,7 +30,9 @@ const FILES: [&str; 11] = [
     "README.md",
     "deploy",
     "docs",
+    "proto/examples/lines.rs",
     "proto/examples/print.rs",
+    "proto/examples/python",
     "tests/BEHAVIOUR.md",
     "tests/KERNELS.md",
     "tests/scenarios/README.md",

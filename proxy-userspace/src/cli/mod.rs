@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed, 64 wrong usage (`EX_USAGE` of sysexits(3)).
 
 mod agent;
+mod backend_conformance;
 mod brain;
 mod check;
 mod cleanup;
@@ -31,17 +32,22 @@ use config::{CommandLine, ParseError};
 
 const WRONG_USAGE: u8 = 64;
 /// The flags that belong to one call, and so have no environment variable.
-const WITHOUT_VARIABLE: [&str; 11] = [
+const WITHOUT_VARIABLE: [&str; 16] = [
     "anonymize",
     "filter",
     "force",
     "init-only",
     "instance-id",
+    "junit",
     "kube-proxy",
+    "lines",
+    "list",
     "once",
     "print-config",
     "rev",
+    "skip",
     "sort",
+    "timeout",
     "watch",
 ];
 
@@ -73,6 +79,7 @@ enum Command {
     Explain(explain::Flags),
     SupportBundle(support_bundle::Flags),
     Cleanup(cleanup::Flags),
+    BackendConformance(backend_conformance::Flags),
     /// Probe the attached programs; `run` and `agent` start this inside the cgroup
     #[command(name = datapath_ebpf::probe::SUBCOMMAND, hide = true)]
     Canary,
@@ -146,7 +153,7 @@ pub(crate) fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let done = |()| true;
-    // The result is false if `check`, `status` or `explain` has printed a problem.
+    // The result is false if `check`, `status` or `explain` has printed a problem, or a case has failed.
     let result = match cli.command {
         Command::Run(flags) => run::main(flags, line.configuration()).map(done),
         Command::Brain(flags) => brain::main(&flags, line.configuration()).map(done),
@@ -159,6 +166,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Explain(flags) => explain::main(flags),
         Command::SupportBundle(flags) => support_bundle::main(flags).map(done),
         Command::Cleanup(flags) => cleanup::main(&flags).map(done),
+        Command::BackendConformance(flags) => backend_conformance::main(flags),
         Command::Canary => {
             datapath_ebpf::probe::child_main(io::stdin(), io::stdout()).map(done).map_err(Into::into)
         }

@@ -60,7 +60,7 @@ fn a_lower_crate_never_imports_a_higher_one() {
 }
 
 /// Every crate of the workspace with its folder, from the highest layer to the lowest.
-const LAYERS: [(&str, &str); 28] = [
+const LAYERS: [(&str, &str); 29] = [
     ("xtask", "xtask"),
     ("vmtest", "tests/vmtest"),
     ("conformance", "tests/conformance"),
@@ -71,6 +71,7 @@ const LAYERS: [(&str, &str); 28] = [
     ("tests", "tests"),
     ("build-tools", "xtask/build-tools"),
     ("kube-proxy-ebpf", "proxy-userspace"),
+    ("backend-conformance", "proxy-userspace/backend-conformance"),
     ("admin", "proxy-userspace/admin"),
     ("reconciler", "proxy-userspace/reconciler"),
     ("datapath-ebpf", "proxy-userspace/datapath-ebpf"),

@@ -1,0 +1,219 @@
+//! The cases: every scenario, and what happens to streams, over time and at scale.
+
+use std::{
+    collections::BTreeSet,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use fastrand::Rng;
+use model::state::NodeState;
+use scenarios::Scenario;
+
+use crate::{
+    Options, RunError, generate,
+    oracle::{self, Lookup},
+    report::{CaseResult, Outcome, Report},
+    session::Session,
+};
+
+type Check = fn(&mut Session<'_>) -> Result<(), String>;
+
+/// The cases besides scenarios.
+const CASES: [(&str, Check); 8] = [
+    ("streams/an-empty-state-removes-everything", an_empty_state),
+    ("streams/the-last-state-stays-while-the-brain-is-away", the_brain_is_away),
+    ("streams/the-same-state-from-another-brain-changes-nothing", the_same_state),
+    ("streams/what-is-not-sent-after-a-reset-is-removed", not_sent_again),
+    ("streams/an-endpoint-moves-to-another-service", a_moving_endpoint),
+    ("streams/a-brain-killed-in-a-change-set-leaves-one-state", killed_in_a_change_set),
+    ("scale/churn", churn),
+    ("scale/ten-thousand-services", ten_thousand),
+];
+
+/// The names of all cases, in the order in which they are run.
+#[must_use]
+pub fn names() -> Vec<String> {
+    let scenarios = scenarios::all().into_iter().map(|it| it.name);
+    scenarios.chain(CASES.iter().map(|(name, _)| (*name).to_owned())).collect()
+}
+
+/// Runs the cases; `progress` gets each result at once.
+///
+/// # Errors
+///
+/// The brain or the backend cannot be started, or no case matches the filter.
+pub fn run(options: &Options, mut progress: impl FnMut(&CaseResult)) -> Result<Report, RunError> {
+    let scenarios = scenarios::all();
+    let of_scenarios = scenarios.iter().map(|it| (it.name.as_str(), Case::Scenario(it)));
+    let cases = of_scenarios.chain(CASES.iter().map(|(name, it)| (*name, Case::Other(*it))));
+    let is_selected = |name: &str| options.filter.as_ref().is_none_or(|it| name.contains(it.as_str()));
+    let cases: Vec<_> = cases.filter(|(name, _)| is_selected(name)).collect();
+    if cases.is_empty() {
+        return Err(RunError::NoCase(options.filter.clone().unwrap_or_default()));
+    }
+    let mut session = Session::start(options)?;
+    let mut report = Report::default();
+    for (name, case) in cases {
+        let begin = Instant::now();
+        session.questions = 0;
+        let outcome = match options.skips.reason(name) {
+            Some(reason) => Outcome::Skipped(reason.to_owned()),
+            None => match case.run(&mut session) {
+                Ok(()) => Outcome::Passed { questions: session.questions },
+                Err(reason) => Outcome::Failed(reason),
+            },
+        };
+        let result = CaseResult { name: name.to_owned(), outcome, time: begin.elapsed() };
+        progress(&result);
+        if result.is_failure() {
+            session.kill_brain();
+            session.start_brain()?;
+            session.restart_backend()?;
+        }
+        report.0.push(result);
+    }
+    Ok(report)
+}
+
+#[derive(Clone, Copy)]
+enum Case<'a> {
+    Scenario(&'a Scenario),
+    Other(Check),
+}
+
+impl Case<'_> {
+    fn run(self, session: &mut Session<'_>) -> Result<(), String> {
+        match self {
+            Self::Other(check) => check(session),
+            Self::Scenario(it) => {
+                for step in &it.steps {
+                    let result = session.check(it.node_state(step));
+                    result.map_err(|error| format!("{}\n{error}", step.about))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn restart(session: &mut Session<'_>) -> Result<(), String> {
+    session.kill_brain();
+    session.start_brain().map_err(|it| it.to_string())
+}
+
+fn lookups(state: &NodeState) -> BTreeSet<Lookup> {
+    state.services.values().flat_map(|it| oracle::lookups(it)).collect()
+}
+
+fn an_empty_state(session: &mut Session<'_>) -> Result<(), String> {
+    session.check(generate::state(20, 1, 3))?;
+    session.check(NodeState::default())
+}
+
+fn the_brain_is_away(session: &mut Session<'_>) -> Result<(), String> {
+    session.check(generate::state(20, 1, 3))?;
+    session.kill_brain();
+    for _ in 0..5 {
+        sleep(Duration::from_millis(100));
+        session.check_answers(&BTreeSet::new())?;
+    }
+    session.start_brain().map_err(|it| it.to_string())?;
+    // Connected, but without a state.
+    sleep(Duration::from_millis(500));
+    session.check_answers(&BTreeSet::new())?;
+    session.check(generate::state(20, 2, 3))
+}
+
+fn the_same_state(session: &mut Session<'_>) -> Result<(), String> {
+    let state = generate::state(200, 1, 3);
+    session.check(state.clone())?;
+    restart(session)?;
+    session.publish(state);
+    session.check_answers(&BTreeSet::new())?;
+    session.applied()?;
+    session.check_answers(&BTreeSet::new())
+}
+
+fn not_sent_again(session: &mut Session<'_>) -> Result<(), String> {
+    session.check(generate::state(100, 1, 3))?;
+    restart(session)?;
+    // Fewer Services, and fewer and other endpoints.
+    session.check(generate::state(50, 1, 2))?;
+    restart(session)?;
+    session.check(generate::state(60, 2, 1))
+}
+
+/// The same address is an endpoint of one Service, and then of another.
+fn a_moving_endpoint(session: &mut Session<'_>) -> Result<(), String> {
+    // Endpoints of the Services 0 and 256 have the same addresses.
+    let with = |first, second| {
+        let services = [generate::service(0, 1, first), generate::service(256, 1, second)];
+        NodeState { services: services.into_iter().collect(), ..NodeState::default() }
+    };
+    for (first, second) in [(1, 0), (0, 1), (1, 1), (2, 0), (0, 0), (0, 2)] {
+        session.check(with(first, second))?;
+    }
+    Ok(())
+}
+
+fn killed_in_a_change_set(session: &mut Session<'_>) -> Result<(), String> {
+    let mut random = Rng::with_seed(7);
+    let before = generate::state(500, 1, 2);
+    session.check(before.clone())?;
+    let mut current = before;
+    for round in 2..8 {
+        let next = generate::state(2_000, round, 5);
+        session.publish(next.clone());
+        sleep(Duration::from_millis(random.u64(0..60)));
+        session.kill_brain();
+        // What was received may still be applied.
+        sleep(Duration::from_millis(300));
+        let sample = lookups(&current).into_iter().step_by(25).collect();
+        if !session.is_state(&current, &sample)? && !session.is_state(&next, &sample)? {
+            return Err(format!("round {round}: the answers are those of neither state"));
+        }
+        session.start_brain().map_err(|it| it.to_string())?;
+        session.publish(next.clone());
+        session.applied()?;
+        if !session.is_state(&next, &sample)? {
+            return Err(format!("round {round}: the state after the restart is not applied"));
+        }
+        current = next;
+    }
+    session.check(NodeState::default())
+}
+
+fn churn(session: &mut Session<'_>) -> Result<(), String> {
+    let mut random = Rng::with_seed(42);
+    let mut state = generate::state(50, 0, 3);
+    for step in 0..200 {
+        for _ in 0..random.u8(1..8) {
+            let it = generate::service(random.u16(0..60), random.u8(0..200), random.u8(0..6));
+            if random.u8(0..5) == 0 {
+                state.services.remove(&it.service.name);
+            } else {
+                state.services.insert(it);
+            }
+        }
+        // Sometimes several states are published before the backend has asked for the next one.
+        session.publish(state.clone());
+        if step % 3 == 0 {
+            session.check(state.clone()).map_err(|error| format!("step {step}\n{error}"))?;
+        }
+    }
+    session.check(state)
+}
+
+fn ten_thousand(session: &mut Session<'_>) -> Result<(), String> {
+    let mut state = generate::state(10_000, 1, 3);
+    session.publish(state.clone());
+    session.applied()?;
+    let sample: BTreeSet<_> = lookups(&state).into_iter().step_by(101).collect();
+    session.check_answers(&sample)?;
+    state.services.insert(generate::service(5_000, 9, 4));
+    session.publish(state.clone());
+    session.applied()?;
+    session.check_answers(&oracle::lookups(&generate::service(5_000, 9, 4)))?;
+    session.check(NodeState::default())
+}

@@ -1,0 +1,57 @@
+//! Plays scenarios to a backend, as its brain, and asks it where connections go.
+//!
+//! Invariant: what is asked is decided by docs/contract.md alone.
+//! The expected answers are computed from the state that was published, not from what was sent.
+
+#![forbid(unsafe_code)]
+
+mod brain;
+mod cases;
+mod generate;
+mod lines;
+mod oracle;
+mod report;
+mod session;
+mod skips;
+
+use std::{ffi::OsString, io, time::Duration};
+
+pub use cases::{names, run};
+pub use report::{CaseResult, Outcome, Report};
+pub use skips::{Skips, SkipsError};
+
+/// What is run, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The backend's command and its arguments.
+    pub command: Vec<OsString>,
+    /// How long the backend may take to apply a state, a reconnect included, and to answer.
+    pub timeout: Duration,
+    /// Only cases whose names contain this.
+    pub filter: Option<String>,
+    /// What is not asked.
+    pub skips: Skips,
+}
+
+/// Why the cases cannot be run at all.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The brain cannot listen.
+    #[error("the brain for the backend cannot listen: {0}")]
+    Listen(#[from] publish::grpc::ListenError),
+    /// A runtime for the brain cannot be made.
+    #[error("cannot start a runtime: {0}")]
+    Runtime(#[source] io::Error),
+    /// The command cannot be started.
+    #[error("cannot start {command:?}: {error}; name a program on the PATH, or its path")]
+    Spawn {
+        /// Its name.
+        command: OsString,
+        /// The cause.
+        #[source]
+        error: io::Error,
+    },
+    /// No case is left.
+    #[error("no case has {0:?} in its name; --list prints them")]
+    NoCase(String),
+}

@@ -1,0 +1,192 @@
+//! Where connections must go: the rules of docs/contract.md, applied to a node's state.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use ipnet::IpNet;
+use model::{
+    Family, Protocol,
+    state::{NodeState, Scope, Service, ServicePort, ServiceState},
+};
+
+/// The sources that are inside the cluster.
+pub(crate) const CLUSTER_CIDRS: &str = "10.0.0.0/8,fd00::/8";
+/// The addresses of the node; none of them is in a scenario.
+pub(crate) const NODE_ADDRESSES: [&str; 2] = ["172.31.255.1", "2001:db8:ffff::1"];
+const INSIDE: [&str; 2] = ["10.255.0.9", "fd00:ffff::9"];
+const OUTSIDE: [&str; 2] = ["172.30.0.9", "2001:db8:eeee::9"];
+
+/// A question: where does a connection from here go?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Lookup {
+    source: IpAddr,
+    destination: SocketAddr,
+    protocol: Protocol,
+}
+
+impl fmt::Display for Lookup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { source, destination, protocol } = self;
+        write!(f, "lookup {source} {} {} {protocol}", destination.ip(), destination.port())
+    }
+}
+
+impl Lookup {
+    pub(crate) fn new(source: IpAddr, destination: SocketAddr, protocol: Protocol) -> Self {
+        Self { source, destination, protocol }
+    }
+
+    /// What a backend needs for it beyond TCP over IPv4 to addresses of Services.
+    pub(crate) fn features(&self) -> impl Iterator<Item = &'static str> {
+        let is_node_port = parsed(NODE_ADDRESSES).contains(&self.destination.ip());
+        let all = [
+            (self.destination.is_ipv6(), "ipv6"),
+            (self.protocol == Protocol::Udp, "udp"),
+            (self.protocol == Protocol::Sctp, "sctp"),
+            (is_node_port, "node-ports"),
+        ];
+        all.into_iter().filter_map(|(is_needed, it)| is_needed.then_some(it))
+    }
+
+    fn is_inside(&self) -> bool {
+        match self.source {
+            IpAddr::V4(it) => it.octets()[0] == 10,
+            IpAddr::V6(it) => it.octets()[0] == 0xfd,
+        }
+    }
+}
+
+fn parsed(addresses: [&str; 2]) -> [IpAddr; 2] {
+    addresses.map(|it| it.parse().expect("it is an address"))
+}
+
+/// The address of a family.
+fn of_family(addresses: [&str; 2], family: Family) -> IpAddr {
+    parsed(addresses)[usize::from(family == Family::V6)]
+}
+
+/// What a question is answered by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Endpoints(BTreeSet<SocketAddr>),
+    Refuse,
+    Drop,
+    /// The same, or nothing: the Service lost the address at another port, and a client that does not ask for
+    /// `ConflictingAddresses` does not know that it has the address at all.
+    IfKnown(Box<Self>),
+    /// No Service has it. It may be refused or dropped if `is_free`, as an address of a Service or of a ServiceCIDR.
+    Unmatched {
+        is_free: bool,
+    },
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Endpoints(it) => f.write_str(&texts(it).join(" ")),
+            Self::Refuse => f.write_str("refuse"),
+            Self::Drop => f.write_str("drop"),
+            Self::IfKnown(it) => it.fmt(f),
+            Self::Unmatched { .. } => f.write_str("an empty line"),
+        }
+    }
+}
+
+impl Answer {
+    pub(crate) fn accepts(&self, line: &str) -> bool {
+        match self {
+            Self::Endpoints(it) => texts(it).join(" ") == line,
+            Self::Refuse => line == "refuse",
+            Self::Drop => line == "drop",
+            Self::IfKnown(it) => it.accepts(line) || Self::Unmatched { is_free: true }.accepts(line),
+            Self::Unmatched { is_free } => line.is_empty() || *is_free && ["refuse", "drop"].contains(&line),
+        }
+    }
+}
+
+/// In the order of their texts.
+fn texts(endpoints: &BTreeSet<SocketAddr>) -> Vec<String> {
+    let mut texts: Vec<_> = endpoints.iter().map(ToString::to_string).collect();
+    texts.sort();
+    texts
+}
+
+/// The questions about a Service: each of its frontends, from inside, from outside, and from its source ranges.
+pub(crate) fn lookups(state: &ServiceState) -> BTreeSet<Lookup> {
+    let service = &state.service;
+    let mut found = BTreeSet::new();
+    for port in &service.ports {
+        let addresses = service.addresses().map(|it| SocketAddr::new(it, port.port.get()));
+        let families = service.cluster_ips.iter().map(|it| of_family(NODE_ADDRESSES, Family::of(*it)));
+        let node_port = |it| Some(SocketAddr::new(it, port.node_port?.get()));
+        for destination in addresses.chain(families.filter_map(node_port)) {
+            let family = Family::of(destination.ip());
+            let ranges = service.source_ranges.iter().map(IpNet::addr);
+            let ranges = ranges.filter(|it| Family::of(*it) == family && !it.is_unspecified());
+            for source in ranges.chain([of_family(INSIDE, family), of_family(OUTSIDE, family)]) {
+                found.insert(Lookup::new(source, destination, port.protocol));
+            }
+        }
+    }
+    found
+}
+
+/// The answer to a question.
+pub(crate) fn answer(state: &NodeState, lookup: &Lookup) -> Answer {
+    let (ip, number) = (lookup.destination.ip(), lookup.destination.port());
+    let from_outside = if lookup.is_inside() { Scope::Cluster } else { Scope::External };
+    let is_node = parsed(NODE_ADDRESSES).contains(&ip);
+    for it in state.services.values() {
+        for (index, port) in it.service.ports.iter().enumerate() {
+            if port.protocol != lookup.protocol {
+                continue;
+            }
+            let is_own = port.port.get() == number && !port.conflicting_addresses.contains(&ip);
+            let is_node_port = is_node && port.node_port.is_some_and(|it| it.get() == number);
+            if is_own && it.service.cluster_ips.contains(&ip) {
+                return selected(it, index, port, ip, Scope::Internal);
+            }
+            if is_own && it.service.load_balancer_ips.contains(&ip) && !is_allowed(&it.service, lookup.source)
+            {
+                return Answer::Drop;
+            }
+            if is_node_port && serves_family(&it.service, ip)
+                || is_own && it.service.addresses().any(|it| it == ip)
+            {
+                return selected(it, index, port, ip, from_outside);
+            }
+        }
+    }
+    let is_of_service = || state.services.values().any(|it| it.service.addresses().any(|it| it == ip));
+    let is_in_range = || state.service_cidrs.values().any(|it| it.cidrs.iter().any(|it| it.contains(&ip)));
+    Answer::Unmatched { is_free: is_of_service() || is_in_range() }
+}
+
+/// Whether the Service has a cluster IP of this family: only then its node ports are served.
+fn serves_family(service: &Service, ip: IpAddr) -> bool {
+    service.cluster_ips.iter().any(|it| Family::of(*it) == Family::of(ip))
+}
+
+fn is_allowed(service: &Service, source: IpAddr) -> bool {
+    let mut ranges = service.source_ranges.iter().filter(|it| Family::of(it.addr()) == Family::of(source));
+    ranges.clone().next().is_none() || ranges.any(|it| it.contains(&source))
+}
+
+fn selected(state: &ServiceState, index: usize, port: &ServicePort, ip: IpAddr, scope: Scope) -> Answer {
+    let family = Family::of(ip);
+    let is_lost_elsewhere = state.service.ports.iter().any(|it| it.conflicting_addresses.contains(&ip));
+    let endpoints: BTreeSet<_> = state.targets(index, family, scope).collect();
+    let has_any = match family {
+        Family::V4 => port.has_any_endpoint.v4,
+        Family::V6 => port.has_any_endpoint.v6,
+    };
+    let answer = match (endpoints.is_empty(), has_any) {
+        (false, _) => Answer::Endpoints(endpoints),
+        (true, true) => Answer::Drop,
+        (true, false) => Answer::Refuse,
+    };
+    if is_lost_elsewhere { Answer::IfKnown(Box::new(answer)) } else { answer }
+}

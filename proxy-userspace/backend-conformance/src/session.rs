@@ -1,0 +1,184 @@
+//! A brain and a backend, and what the backend must answer.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::PathBuf,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use model::{Protocol, state::NodeState};
+
+use crate::{
+    Options, RunError,
+    brain::Brain,
+    generate,
+    lines::Backend,
+    oracle::{self, Answer, Lookup},
+};
+
+/// How often it is asked whether a state is applied.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How many wrong answers are reported of a case.
+const MAX_REPORTED: usize = 5;
+
+/// How many sessions this process has had: each has a folder.
+static SESSIONS: AtomicUsize = AtomicUsize::new(0);
+
+/// A brain, a backend that follows it, and what was published.
+pub(crate) struct Session<'a> {
+    options: &'a Options,
+    folder: PathBuf,
+    brain: Option<Brain>,
+    backend: Option<Backend>,
+    marker: u16,
+    state: NodeState,
+    /// What was asked of former states and may be unmatched by now.
+    asked: BTreeSet<Lookup>,
+    pub(crate) questions: usize,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) fn start(options: &'a Options) -> Result<Self, RunError> {
+        let session = SESSIONS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("backend-conformance-{}-{session}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let mut session = Self {
+            options,
+            folder,
+            brain: None,
+            backend: None,
+            marker: 0,
+            state: NodeState::default(),
+            asked: BTreeSet::new(),
+            questions: 0,
+        };
+        session.start_brain()?;
+        session.backend = Some(Backend::start(&options.command, &session.socket())?);
+        Ok(session)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.join("proxy.sock")
+    }
+
+    /// A brain with a new instance, and without a state.
+    pub(crate) fn start_brain(&mut self) -> Result<(), RunError> {
+        self.brain = Some(Brain::start(&self.socket())?);
+        Ok(())
+    }
+
+    pub(crate) fn kill_brain(&mut self) {
+        if let Some(brain) = self.brain.take() {
+            brain.kill();
+        }
+    }
+
+    /// Replaces the backend; after a failed case, so that the others are not affected.
+    pub(crate) fn restart_backend(&mut self) -> Result<(), RunError> {
+        self.backend = None;
+        self.backend = Some(Backend::start(&self.options.command, &self.socket())?);
+        self.asked.clear();
+        Ok(())
+    }
+
+    /// Publishes a state, without waiting for it.
+    pub(crate) fn publish(&mut self, state: NodeState) {
+        self.marker += 1;
+        let mut marked = state.clone();
+        marked.services.insert(generate::marker(self.marker));
+        if let Some(brain) = &self.brain {
+            brain.publish(marked);
+        }
+        self.state = state;
+    }
+
+    /// Waits until the last published state is applied: the marker's endpoint is that of the state.
+    pub(crate) fn applied(&mut self) -> Result<(), String> {
+        let marker = generate::marker(self.marker);
+        let state = NodeState { services: [marker].into_iter().collect(), ..NodeState::default() };
+        let question = Lookup::new([10, 255, 0, 9].into(), ([198, 18, 0, 1], 80).into(), Protocol::Tcp);
+        let expected = oracle::answer(&state, &question);
+        let begin = Instant::now();
+        loop {
+            let answer = self.ask(&question)?;
+            if expected.accepts(&answer) {
+                return Ok(());
+            }
+            if begin.elapsed() > self.options.timeout {
+                let timeout = self.options.timeout.as_secs();
+                return Err(format!(
+                    "the state was not applied within {timeout} s: `{question}` is still answered by {answer:?}, not \
+                     {expected}"
+                ));
+            }
+            sleep(POLL_INTERVAL);
+        }
+    }
+
+    fn ask(&mut self, question: &Lookup) -> Result<String, String> {
+        self.questions += 1;
+        let backend = self.backend.as_mut().ok_or("there is no backend")?;
+        backend.ask(&question.to_string(), self.options.timeout)
+    }
+
+    /// Publishes a state, and checks every answer once it is applied, also about what was asked before.
+    pub(crate) fn check(&mut self, state: NodeState) -> Result<(), String> {
+        let lookups = state.services.values().flat_map(|it| oracle::lookups(it)).collect();
+        self.publish(state);
+        self.applied()?;
+        self.check_answers(&lookups)
+    }
+
+    /// Checks the answers to these questions and to all that were asked before.
+    pub(crate) fn check_answers(&mut self, lookups: &BTreeSet<Lookup>) -> Result<(), String> {
+        self.asked.extend(lookups);
+        let mut wrong = Vec::new();
+        let mut count = 0;
+        for lookup in std::mem::take(&mut self.asked) {
+            let skips = &self.options.skips;
+            if lookup.features().any(|it| skips.reason(it).is_some()) {
+                continue;
+            }
+            let expected = oracle::answer(&self.state, &lookup);
+            let answer = self.ask(&lookup)?;
+            if !expected.accepts(&answer) {
+                count += 1;
+                wrong.push(format!("{lookup}: {answer:?}, not {expected}"));
+                wrong.truncate(MAX_REPORTED);
+            }
+            // What is unmatched need not be asked again.
+            if !matches!(expected, Answer::Unmatched { .. }) {
+                self.asked.insert(lookup);
+            }
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        if count > wrong.len() {
+            wrong.push(format!("and {} more wrong answers", count - wrong.len()));
+        }
+        Err(wrong.join("\n"))
+    }
+
+    /// Whether every answer is that of a state.
+    pub(crate) fn is_state(&mut self, state: &NodeState, lookups: &BTreeSet<Lookup>) -> Result<bool, String> {
+        for lookup in lookups {
+            if !oracle::answer(state, lookup).accepts(&self.ask(lookup)?) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        self.backend = None;
+        self.kill_brain();
+        // It holds a socket at most, which the brain has removed.
+        let _ = fs::remove_dir(&self.folder);
+    }
+}

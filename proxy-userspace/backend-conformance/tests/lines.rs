@@ -1,0 +1,95 @@
+//! The example that answers by the line protocol passes, and broken backends fail with their cases named.
+
+#![expect(clippy::unwrap_used, reason = "a failed helper fails the test")]
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use backend_conformance::{Options, Outcome, Report, RunError, Skips, run};
+
+/// The example `lines` of the contract.
+fn example() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let binary = test.parent().and_then(Path::parent).unwrap().join("examples/lines");
+    assert!(binary.exists(), "{} is missing: run the tests with `cargo xtask test`", binary.display());
+    binary
+}
+
+fn options(command: &[&str], filter: &str) -> Options {
+    Options {
+        command: command.iter().map(OsString::from).collect(),
+        timeout: Duration::from_secs(30),
+        filter: Some(filter.to_owned()).filter(|it| !it.is_empty()),
+        skips: Skips::default(),
+    }
+}
+
+fn play(options: &Options) -> Report {
+    run(options, |_| {}).unwrap()
+}
+
+/// The cases that fail if the example's questions or answers pass through a command.
+fn failing(pipe: &str, filter: &str) -> Vec<String> {
+    let shell = pipe.replace("BACKEND", &example().display().to_string());
+    let report = play(&options(&["sh", "-c", &shell], filter));
+    let failed = report.0.into_iter().filter(|it| matches!(it.outcome, Outcome::Failed(_)));
+    failed.map(|it| it.name).collect()
+}
+
+#[test]
+fn the_example_passes_every_case() {
+    let example = example();
+    let report = play(&options(&[example.to_str().unwrap()], ""));
+    assert!(report.is_success(), "{}", report.table());
+    assert_eq!(report.0.len(), backend_conformance::names().len());
+    assert!(report.0.iter().all(|it| matches!(it.outcome, Outcome::Passed { questions } if questions > 1)));
+}
+
+#[test]
+fn broken_backends_fail_with_their_cases_named() {
+    // Refuses what must be dropped.
+    let failed = failing("BACKEND | sed -u 's/^drop$/refuse/'", "policies/");
+    assert!(failed.iter().any(|it| it.starts_with("policies/")), "{failed:?}");
+    assert!(!failed.contains(&"policies/cluster-policy-uses-every-ready-endpoint".to_owned()), "{failed:?}");
+    // Takes outside traffic for traffic of the cluster.
+    let failed = failing("sed -u 's/^lookup 172.30.0.9/lookup 10.255.0.9/' | BACKEND", "policies/");
+    assert!(failed.contains(&"policies/external-local-with-remote-endpoints-only".to_owned()), "{failed:?}");
+    // Does not serve UDP.
+    let failed = failing("sed -u 's/UDP$/SCTP/' | BACKEND", "frontends/");
+    assert!(failed.contains(&"frontends/tcp-and-udp-on-one-port".to_owned()), "{failed:?}");
+}
+
+#[test]
+fn what_is_skipped_is_neither_asked_nor_passed() {
+    let example = example();
+    let mut options =
+        options(&["sh", "-c", &format!("sed -u 's/UDP$/SCTP/' | {}", example.display())], "frontends/");
+    options.skips = Skips::parse("udp: not implemented\nfrontends/sctp: not implemented").unwrap();
+    let report = play(&options);
+    assert!(report.is_success(), "{}", report.table());
+    let skipped = report.0.iter().filter(|it| matches!(it.outcome, Outcome::Skipped(_)));
+    assert_eq!(skipped.map(|it| it.name.as_str()).collect::<Vec<_>>(), ["frontends/sctp"]);
+}
+
+#[test]
+fn a_backend_that_ends_or_says_nothing_is_reported() {
+    let reason = |shell: &str| {
+        let options = Options {
+            timeout: Duration::from_millis(200),
+            ..options(&["sh", "-c", shell], "an-empty-state")
+        };
+        match &play(&options).0[0].outcome {
+            Outcome::Failed(reason) => reason.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(reason("exit 3").contains("the backend ended"));
+    assert!(reason("sleep 60").contains("no answer to `lookup "));
+    assert!(reason("while read -r it; do echo; done").contains("the state was not applied"));
+    let error = run(&options(&["/no/such/backend"], ""), |_| {}).unwrap_err();
+    assert!(error.to_string().contains("/no/such/backend"), "{error}");
+    assert!(matches!(run(&options(&["true"], "no such case"), |_| {}), Err(RunError::NoCase(_))));
+}
