@@ -138,7 +138,7 @@ impl Pipeline {
                     self.nodes.remove_idle().iter().for_each(|it| brain.stop_serving(it));
                     continue;
                 }
-                // After everything else that is ready: nobody waits for the first states of others.
+                // After everything else that is ready: no change waits for the first states of others.
                 () = yield_now(), if is_complete && brain.has_pending_nodes() => {
                     let changed = brain.recompute_some(MAX_PENDING_NODES);
                     self.publish(&brain, changed);
