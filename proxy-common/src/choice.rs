@@ -45,6 +45,9 @@ pub trait BackendStates {
     fn load(&self, backend: CounterIndex) -> (u64, BackendAge);
     /// 0. The verifier does not know, and follows no value that it is added to.
     fn zero(&self) -> u32;
+    /// The backend that comes first is ejected, and another one is looked for.
+    #[inline(always)]
+    fn on_avoided(&self) {}
 }
 
 /// Stands for no position.
@@ -87,6 +90,7 @@ pub fn choose(
     let size = count.min(1 << SAMPLE_BITS);
     let allowed = size * u32::from(max_ejected);
     if until > now && allowed >= 100 {
+        states.on_avoided();
         // Rounded up, so that the sample goes round once. A few come twice.
         let stride = (count + (1 << SAMPLE_BITS) - 1) >> SAMPLE_BITS;
         let zero = states.zero();

@@ -19,6 +19,7 @@ pub mod probe;
 pub mod random;
 pub mod sock_nat;
 pub mod tables;
+pub mod trace;
 pub mod udp_nat;
 
 /// The layout version of [`tables`]: part of the path the generation maps are pinned under.

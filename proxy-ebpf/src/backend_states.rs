@@ -7,10 +7,13 @@ use proxy_common::{
     health::{Client, Watch, ZERO, key},
 };
 
-use crate::{atomic, counters, health, maps::FAILURES};
+use crate::{atomic, counters, health, maps::FAILURES, notes::Notes};
 
 /// The states of all backends.
-pub(crate) struct States;
+pub(crate) struct States {
+    /// What is noted of a choice.
+    pub(crate) notes: Notes,
+}
 
 impl BackendStates for States {
     #[inline(always)]
@@ -31,6 +34,7 @@ impl BackendStates for States {
             // SAFETY: see `health`.
             unsafe { &mut *record }.try_again(now);
         }
+        self.notes.on_tried();
     }
 
     #[inline(always)]
@@ -47,6 +51,11 @@ impl BackendStates for States {
     #[inline(always)]
     fn zero(&self) -> u32 {
         health::word(ZERO) as u32
+    }
+
+    #[inline(always)]
+    fn on_avoided(&self) {
+        self.notes.on_avoided();
     }
 }
 

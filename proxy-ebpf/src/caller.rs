@@ -24,6 +24,7 @@ use crate::{
     exclusion::is_excluded,
     health,
     maps::{AFFINITY, AFFINITY_INSERTS},
+    notes::Notes,
     side::{FamilyTables, Side},
     slot::SlotRef,
     udp_nat,
@@ -38,6 +39,7 @@ pub(crate) struct Caller<'a> {
     connects: bool,
     counter: Cell<Counter>,
     slot: Cell<SlotRef>,
+    notes: Notes,
 }
 
 impl<'a> Caller<'a> {
@@ -51,6 +53,7 @@ impl<'a> Caller<'a> {
             connects: false,
             counter: Cell::new(Counter::NONE),
             slot: Cell::new(SlotRef::UNKNOWN),
+            notes: Notes::NONE,
         }
     }
 
@@ -64,13 +67,30 @@ impl<'a> Caller<'a> {
     #[inline(always)]
     pub(crate) fn decide<F: FamilyTables>(&self, ip: F) -> Option<Verdict> {
         let (port, protocol) = (ctx::port(self.ctx), ctx::protocol(self.ctx));
-        Some(decide(&Side::<F>::active()?, self, ip, port, protocol))
+        let side = Side::<F>::active()?;
+        let verdict = decide(&side, self, ip, port, protocol);
+        self.notes.set(side.notes.get());
+        Some(verdict)
     }
 
     /// The slot that the socket's cookie leads to.
     #[inline(always)]
     pub(crate) fn slot(&self) -> Option<SlotRef> {
         self.slot.get().known().or_else(|| SlotRef::of(self.ctx))
+    }
+
+    /// Whether the call is a connect.
+    #[cfg(feature = "trace")]
+    #[inline(always)]
+    pub(crate) fn connects(&self) -> bool {
+        self.connects
+    }
+
+    /// What is noted of the decision.
+    #[cfg(feature = "trace")]
+    #[inline(always)]
+    pub(crate) fn notes(&self) -> &Notes {
+        &self.notes
     }
 
     /// The prefetched counters of the service port.
@@ -139,6 +159,7 @@ impl SocketContext for Caller<'_> {
 
     #[inline(always)]
     fn update_affinity(&self, key: &AffinityKey, last: &AffinityEntry, entry: &AffinityEntry) -> SockAddr {
+        self.notes.on_affinity(last, entry);
         if last.used == 0 && AFFINITY.insert(key, entry, u64::from(BPF_NOEXIST)).is_ok() {
             if let Some(count) = AFFINITY_INSERTS.get_ptr_mut(0) {
                 atomic::add(count, 1);
@@ -160,6 +181,7 @@ impl SocketContext for Caller<'_> {
 
     #[inline(always)]
     fn uses_backend_states(&self, frontend: &Frontend) -> bool {
+        self.notes.on_frontend(frontend);
         self.connects
             && (frontend.options.is_balanced() || frontend.health.failures != 0 && health::has_records())
     }

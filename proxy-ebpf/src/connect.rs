@@ -14,8 +14,9 @@ use proxy_common::{
 use crate::{
     caller::Caller,
     counters,
-    ctx::{self, ENOBUFS, HookFamily, PASS},
+    ctx::{self, ENOBUFS, HookFamily as _, PASS},
     sock_nat::{self, Insertion},
+    trace::{self, ReportingFamily},
     udp_nat,
 };
 
@@ -53,7 +54,7 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
 
 /// Carries out the verdict on a connect.
 #[inline(always)]
-fn apply<F: HookFamily>(
+fn apply<F: ReportingFamily>(
     ctx: &SockAddrContext,
     caller: &Caller<'_>,
     verdict: Verdict,
@@ -61,8 +62,12 @@ fn apply<F: HookFamily>(
 ) -> Option<i32> {
     let destination = ctx::sock_addr::<F>(ctx);
     match verdict {
-        Verdict::Pass => remove_nat(ctx, caller, &destination),
+        Verdict::Pass => {
+            trace::passed::<F>(ctx, caller);
+            remove_nat(ctx, caller, &destination);
+        }
         Verdict::Refuse { port_counter } => {
+            trace::no_backends::<F>(ctx, caller, port_counter);
             counters::failure(port_counter, NO_BACKEND);
             return Some(ctx::refuse_connect(ctx, loopback));
         }
@@ -70,9 +75,13 @@ fn apply<F: HookFamily>(
             // For getpeername, and for the source of replies.
             let nat = SockNat { service: destination, backend: selection.backend };
             match sock_nat::insert(ctx, &mut caller.slot()?, &nat, selection.watch) {
-                Insertion::Done => {}
-                Insertion::NotOurs => return Some(PASS),
+                Insertion::Done => trace::redirected::<F>(ctx, caller, &selection),
+                Insertion::NotOurs => {
+                    trace::left_to_packets::<F>(ctx, caller, &selection);
+                    return Some(PASS);
+                }
                 Insertion::NoRoom => {
+                    trace::no_room::<F>(ctx, caller, &selection);
                     counters::failure(selection.port_counter, DENIED);
                     return Some(ctx::fail(ENOBUFS));
                 }

@@ -109,6 +109,13 @@ pub(crate) fn released_protocol(ctx: &SockContext) -> u8 {
     u8::try_from(read!(ctx.sock, protocol)).unwrap_or(0)
 }
 
+/// The state of a TCP socket that is released.
+#[cfg(feature = "trace")]
+#[inline(always)]
+pub(crate) fn released_state(ctx: &SockContext) -> u32 {
+    read!(ctx.sock, state)
+}
+
 /// The port in the context: of the destination, or the sender's.
 #[inline(always)]
 pub(crate) fn port(ctx: &SockAddrContext) -> Be16 {

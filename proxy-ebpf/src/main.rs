@@ -24,6 +24,7 @@ mod exclusion;
 mod getpeername;
 mod health;
 mod maps;
+mod notes;
 mod overflow;
 mod recvmsg;
 mod release;
@@ -33,6 +34,8 @@ mod slot;
 mod sock_nat;
 mod sock_ops;
 mod sock_owner;
+#[cfg_attr(not(feature = "trace"), path = "untraced.rs")]
+mod trace;
 mod udp_nat;
 
 /// Lets the programs use the helpers that the kernel reserves for GPL-compatible ones.

@@ -5,7 +5,7 @@ use proxy_common::tables::{TCP, UDP};
 
 use crate::{
     ctx::{self, PASS},
-    sock_nat,
+    sock_nat, trace,
 };
 
 /// Sockets of both families, when their last descriptor is closed.
@@ -14,6 +14,7 @@ pub(crate) fn sock_release(ctx: SockContext) -> i32 {
     let protocol = ctx::released_protocol(&ctx);
     if matches!(protocol, TCP | UDP) {
         sock_nat::release(&ctx);
+        trace::released(&ctx);
     }
     PASS
 }

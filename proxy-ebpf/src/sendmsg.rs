@@ -15,9 +15,10 @@ use proxy_common::{
 use crate::{
     caller::Caller,
     counters,
-    ctx::{self, ECONNREFUSED, ENOBUFS, HookFamily, PASS},
+    ctx::{self, ECONNREFUSED, ENOBUFS, PASS},
     side::FamilyTables,
     sock_nat::{self, Insertion},
+    trace::{self, ReportingFamily},
     udp_nat,
 };
 
@@ -34,7 +35,7 @@ pub(crate) fn sendmsg6(ctx: SockAddrContext) -> i32 {
 }
 
 #[inline(always)]
-fn try_sendmsg<F: HookFamily + FamilyTables>(ctx: &SockAddrContext) -> Option<i32> {
+fn try_sendmsg<F: ReportingFamily + FamilyTables>(ctx: &SockAddrContext) -> Option<i32> {
     let service = ctx::sock_addr::<F>(ctx);
     let caller = Caller::for_sendmsg(ctx, service);
     if ctx::is_connected(ctx) {
@@ -48,19 +49,25 @@ fn try_sendmsg<F: HookFamily + FamilyTables>(ctx: &SockAddrContext) -> Option<i3
     }
     match caller.decide(F::address(ctx))? {
         Verdict::Pass => {
+            trace::passed::<F>(ctx, &caller);
             udp_nat::remove(ctx, &caller.slot()?, &service);
             Some(PASS)
         }
         Verdict::Refuse { port_counter } => {
+            trace::no_backends::<F>(ctx, &caller, port_counter);
             counters::failure(port_counter, NO_BACKEND);
             Some(ctx::fail(ECONNREFUSED))
         }
         Verdict::Redirect(selection) => {
             let nat = SockNat { service, backend: selection.backend };
             match udp_nat::insert(ctx, &mut caller.slot()?, &nat) {
-                Insertion::Done => {}
-                Insertion::NotOurs => return Some(PASS),
+                Insertion::Done => trace::redirected::<F>(ctx, &caller, &selection),
+                Insertion::NotOurs => {
+                    trace::left_to_packets::<F>(ctx, &caller, &selection);
+                    return Some(PASS);
+                }
                 Insertion::NoRoom => {
+                    trace::no_room::<F>(ctx, &caller, &selection);
                     counters::failure(selection.port_counter, DENIED);
                     return Some(ctx::fail(ENOBUFS));
                 }

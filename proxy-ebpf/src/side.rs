@@ -18,6 +18,7 @@ use crate::{
         ACTIVE, BACKENDS4, BACKENDS6, Backends, FRONTENDS4, FRONTENDS6, Frontends, MEMBERS4, MEMBERS6,
         Members, NODE_ADDRS, NODE_PORTS, PREFILTER,
     },
+    notes::Notes,
 };
 
 /// An address family and its tables.
@@ -28,8 +29,8 @@ pub(crate) trait FamilyTables: Family {
     fn backends() -> &'static Backends<Self>;
     /// The members of its backend sets.
     fn members() -> &'static Members<Self>;
-    /// [`Tables::choose`] with the arguments of [`pack`].
-    fn choose(arguments: [u64; 4]) -> u32;
+    /// [`Tables::choose`] with the arguments of [`pack`]; the upper half is what is noted of it.
+    fn choose(arguments: [u64; 4]) -> u64;
 }
 
 macro_rules! family_tables {
@@ -51,8 +52,8 @@ macro_rules! family_tables {
             }
 
             #[inline(always)]
-            fn choose([set, caller, side, first]: [u64; 4]) -> u32 {
-                $choose(set, caller, side, first) as u32
+            fn choose([set, caller, side, first]: [u64; 4]) -> u64 {
+                $choose(set, caller, side, first)
             }
         }
     };
@@ -65,6 +66,8 @@ family_tables!(V6, FRONTENDS6, BACKENDS6, MEMBERS6, choose6);
 pub(crate) struct Side<F> {
     index: u32,
     family: PhantomData<F>,
+    /// What is noted of the decision.
+    pub(crate) notes: Notes,
 }
 
 impl<F> Side<F> {
@@ -73,19 +76,19 @@ impl<F> Side<F> {
     pub(crate) fn active() -> Option<Self> {
         // SAFETY: a slot of an array is never freed; volatile, so that it is one load and not repeated.
         let index = unsafe { ACTIVE.get_ptr(0)?.read_volatile() };
-        Some(Self { index, family: PhantomData })
+        Some(Self::of(index))
     }
 
     /// The side that another decision has read.
     #[inline(always)]
     pub(crate) fn of(index: u32) -> Self {
-        Self { index, family: PhantomData }
+        Self { index, family: PhantomData, notes: Notes::NONE }
     }
 
     /// The same side in another address family.
     #[inline(always)]
     pub(crate) fn of_family<Other>(&self) -> Side<Other> {
-        Side { index: self.index, family: PhantomData }
+        Side::of(self.index)
     }
 }
 
@@ -135,7 +138,9 @@ impl<F: FamilyTables> Tables for Side<F> {
 
     #[inline(always)]
     fn choose(&self, choice: Choice, first: CounterIndex) -> u32 {
-        F::choose(pack(choice, self.index, first))
+        let chosen = F::choose(pack(choice, self.index, first));
+        self.notes.add_packed(chosen);
+        chosen as u32
     }
 }
 
@@ -144,10 +149,11 @@ impl<F: FamilyTables> Tables for Side<F> {
 /// Called through functions that are not inlined and have integers as arguments: the verifier checks such a function once,
 /// whatever it knows at the call, and follows no path through it any further (Linux 5.6, 51c39bb1d5d1).
 #[inline(always)]
-fn choose<F: FamilyTables>(choice: Choice, side: u32, first: u32) -> u32 {
+fn choose<F: FamilyTables>(choice: Choice, side: u32, first: u32) -> u64 {
     let side = Side::<F>::of(side);
     let counter_at = |position| Some(side.backend(position)?.1);
-    choice::choose(counter_at, &States, choice, first)
+    let states = States { notes: Notes::NONE };
+    states.notes.pack(choice::choose(counter_at, &states, choice, first))
 }
 
 /// The arguments of such a function.
@@ -179,14 +185,14 @@ const fn unpack([set, caller, side, first]: [u64; 4]) -> (Choice, u32, u32) {
 #[inline(never)]
 pub(crate) extern "C" fn choose4(set: u64, caller: u64, side: u64, first: u64) -> u64 {
     let (choice, side, first) = unpack([set, caller, side, first]);
-    choose::<V4>(choice, side, first).into()
+    choose::<V4>(choice, side, first)
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn choose6(set: u64, caller: u64, side: u64, first: u64) -> u64 {
     let (choice, side, first) = unpack([set, caller, side, first]);
-    choose::<V6>(choice, side, first).into()
+    choose::<V6>(choice, side, first)
 }
 
 /// Spends hundreds of microseconds between two steps of a decision: longer than user space takes from a flip to its next

@@ -16,7 +16,7 @@ use proxy_common::{
     sock_nat::NatSlot,
 };
 
-use crate::{ctx, health, slot::SlotRef};
+use crate::{ctx, health, slot::SlotRef, trace};
 
 const TCP_ESTABLISHED: u32 = 1;
 const TCP_SYN_SENT: u32 = 2;
@@ -31,6 +31,7 @@ const KEEP: u32 = BPF_SOCK_OPS_RETRANS_CB_FLAG;
 /// Every TCP socket, at several moments.
 #[sock_ops]
 pub(crate) fn sock_ops(ctx: SockOpsContext) -> u32 {
+    trace::on_sock_ops(&ctx);
     match ctx::operation(&ctx) {
         BPF_SOCK_OPS_TCP_CONNECT_CB if health::take_watch(ctx::cookie(&ctx)) => begin(&ctx),
         BPF_SOCK_OPS_RTO_CB if ctx::tcp_state(&ctx) == TCP_SYN_SENT => timed_out(&ctx),

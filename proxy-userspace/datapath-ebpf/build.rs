@@ -1,6 +1,6 @@
-//! Puts the kernel object, as `cargo xtask build-ebpf` leaves it, where the binary embeds it.
+//! Puts the kernel objects, as `cargo xtask build-ebpf` leaves them, where the binary embeds them.
 //!
-//! Without one the build succeeds all the same, so that `cargo check` and `cargo clippy` need no kernel-side toolchain;
+//! Without them the build succeeds all the same, so that `cargo check` and `cargo clippy` need no kernel-side toolchain;
 //! the binary then says that it lacks it.
 
 use std::{env, error::Error, fs, path::PathBuf};
@@ -14,9 +14,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let workspace = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../..");
-    let object = workspace.join("target/kernel").join(name).with_extension("o");
-    println!("cargo::rerun-if-changed={}", object.display());
-    let bytes = if object.exists() { fs::read(&object)? } else { Vec::new() };
-    fs::write(PathBuf::from(env::var("OUT_DIR")?).join("kernel.o"), bytes)?;
+    for (variant, embedded) in [("", "kernel.o"), ("-trace", "kernel-trace.o")] {
+        let object = workspace.join("target/kernel").join(format!("{name}{variant}.o"));
+        println!("cargo::rerun-if-changed={}", object.display());
+        let bytes = if object.exists() { fs::read(&object)? } else { Vec::new() };
+        fs::write(PathBuf::from(env::var("OUT_DIR")?).join(embedded), bytes)?;
+    }
     Ok(())
 }

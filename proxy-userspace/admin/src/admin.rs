@@ -9,6 +9,7 @@ use std::{
 use datapath::{
     ApplyReport, AttachStatus, EjectedEndpoint, PacketAffinity, ProbeResult, TableStats, TerminationReport,
 };
+use jiff::Timestamp;
 use model::{Effect, Family, Rejected, ServiceName};
 use netlink::sock_diag::Transport;
 use pipeline::{ApiRequest, Stage, SyncStatus};
@@ -22,6 +23,7 @@ use crate::{
     metrics::Metrics,
     rendering::Renderer,
     state::{AdminState, Callback, Inherited, Moment, PortCountLookup, RejectedBy, Role, lock},
+    trace_page::{PendingTrace, TraceFilters, TraceStatus, Tracer},
 };
 
 /// The state and the metrics behind the pages. Clones share them.
@@ -77,6 +79,25 @@ impl Admin {
         self.state().explainer = Some(Explainer::new(answer));
     }
 
+    /// Sets how the page `/trace` is served: from filters to lines.
+    pub fn set_tracer(&self, start: impl Fn(TraceFilters) -> PendingTrace + Send + Sync + 'static) {
+        self.state().tracer = Some(Tracer::new(start));
+    }
+
+    /// Registers the one trace that runs.
+    ///
+    /// # Errors
+    ///
+    /// If there is another one.
+    pub fn begin_trace(&self, filters: String) -> Result<TraceGuard, TraceStatus> {
+        let mut state = self.state();
+        if let Some(running) = &state.trace {
+            return Err(running.clone());
+        }
+        state.trace = Some(TraceStatus { since: Timestamp::now(), filters });
+        Ok(TraceGuard(self.clone()))
+    }
+
     /// Sets what the kernel serves before the first state is active, as `read` finds it; not read if there is one already.
     pub fn set_inherited(&self, read: impl FnOnce() -> Option<Inherited>) {
         if self.state().active.is_some() {
@@ -101,6 +122,11 @@ impl Admin {
         self.state().table_stats.ejected.clone()
     }
 
+    /// The state that is served.
+    pub fn served(&self) -> Option<Arc<Published>> {
+        self.state().served()
+    }
+
     /// Whether a Service is in the state that is served.
     pub fn serves(&self, service: &ServiceName) -> bool {
         self.state().served().is_some_and(|it| it.state.services.get(service).is_some())
@@ -122,6 +148,16 @@ impl Admin {
 
     pub(crate) fn state(&self) -> MutexGuard<'_, AdminState> {
         lock(&self.state)
+    }
+}
+
+/// The one trace that runs, until this is dropped.
+#[derive(Debug)]
+pub struct TraceGuard(Admin);
+
+impl Drop for TraceGuard {
+    fn drop(&mut self) {
+        self.0.state().trace = None;
     }
 }
 

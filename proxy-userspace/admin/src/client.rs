@@ -3,17 +3,21 @@
 //! Invariant: the server is not trusted. Timeouts and size are bounded, and unexpected responses are rejected.
 
 use std::{
-    io::{self, Read as _},
+    io::{self, BufRead as _, BufReader, Read as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     os::unix::net::UnixStream,
     path::Path,
     time::Duration,
 };
 
-use crate::{Status, explain_page};
+use crate::{Status, TraceFilters, explain_page, trace_page};
 
 /// For each system call.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Until a trace has begun.
+const TRACE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum size of the head of a response, and of a refusal.
+const MAX_HEAD: u64 = 16 << 10;
 /// Maximum size of a response; `/state` takes about 450 bytes per endpoint.
 const MAX_RESPONSE: u64 = 256 << 20;
 
@@ -71,6 +75,41 @@ pub fn query_explanation(socket: &Path, words: &[String]) -> io::Result<Result<S
     }
 }
 
+/// Traces at the process that serves its status pages at this Unix socket: lines of JSON, or why it refuses. Reading them
+/// takes as long as the trace.
+///
+/// # Errors
+///
+/// If the connection fails, or what listens there cannot trace.
+pub fn query_trace(
+    socket: &Path,
+    filters: &TraceFilters,
+) -> io::Result<Result<BufReader<UnixStream>, String>> {
+    let mut stream = UnixStream::connect(socket)?;
+    // The programs are verified first.
+    stream.set_read_timeout(Some(TRACE_TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    send(&mut stream, "localhost", &trace_page::path(filters))?;
+    let mut reader = BufReader::new(stream);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        let rest = MAX_HEAD.saturating_sub(head.len() as u64);
+        if reader.by_ref().take(rest).read_line(&mut head)? == 0 {
+            return Err(unexpected_response());
+        }
+    }
+    match status_of(&head)? {
+        200 => Ok(Ok(reader)),
+        400 => {
+            let mut text = String::new();
+            reader.take(MAX_HEAD).read_to_string(&mut text)?;
+            Ok(Err(text.trim_end().to_owned()))
+        }
+        501 => Err(io::Error::other("it has no programs; ask `run` or `agent` with an eBPF backend")),
+        _ => Err(unexpected_response()),
+    }
+}
+
 /// Gets a page from a Unix socket.
 ///
 /// # Errors
@@ -112,11 +151,20 @@ fn page(address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
 
 /// The status and the body of the response to a request.
 fn request(mut stream: impl io::Read + io::Write, host: &str, path: &str) -> io::Result<(u16, String)> {
-    // HTTP/1.0: the body is not chunked, and ends with the connection.
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n")?;
+    send(&mut stream, host, path)?;
     let mut text = String::new();
     stream.take(MAX_RESPONSE).read_to_string(&mut text)?;
     let (head, body) = text.split_once("\r\n\r\n").ok_or_else(unexpected_response)?;
-    let status = head.split(' ').nth(1).and_then(|it| it.parse().ok()).ok_or_else(unexpected_response)?;
-    Ok((status, body.to_owned()))
+    Ok((status_of(head)?, body.to_owned()))
+}
+
+/// Sends a request.
+fn send(stream: &mut impl io::Write, host: &str, path: &str) -> io::Result<()> {
+    // HTTP/1.0: the body is not chunked, and ends with the connection.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n")
+}
+
+/// The status in the head of a response.
+fn status_of(head: &str) -> io::Result<u16> {
+    head.split(' ').nth(1).and_then(|it| it.parse().ok()).ok_or_else(unexpected_response)
 }

@@ -18,6 +18,7 @@ use crate::{
     health::{self, Health},
     rendering::{RenderedPage, RenderingBody},
     state::Moment,
+    trace_body::{Expiry, TraceBody},
 };
 
 /// Pages that share an address.
@@ -49,7 +50,7 @@ impl PageGroup {
         match self {
             Self::Probes | Self::Health => &["/healthz", "/livez", "/readyz"],
             Self::Metrics => &["/metrics", "/proxyMode", "/healthz"],
-            Self::Status => &["/status", "/state", "/explain", "/metrics", "/config", "/log"],
+            Self::Status => &["/status", "/state", "/explain", "/trace", "/metrics", "/config", "/log"],
         }
     }
 }
@@ -66,13 +67,14 @@ impl fmt::Display for PageGroup {
 }
 
 const JSON: &str = "application/json";
+const JSON_LINES: &str = "application/jsonl";
 const TEXT: &str = "text/plain; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Status, content type and body.
 type Page = (StatusCode, &'static str, PageBody);
-/// A short text, or a rendering that readers share.
-pub(crate) type PageBody = Either<Full<Bytes>, RenderingBody>;
+/// A short text, a rendering that readers share, or the lines of a trace.
+pub(crate) type PageBody = Either<Full<Bytes>, Either<RenderingBody, TraceBody>>;
 
 impl Admin {
     /// The response to a request.
@@ -80,7 +82,8 @@ impl Admin {
         let uri = request.uri();
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let (status, content_type, body) = if is_read {
-            self.page(pages, uri.path(), uri.query().unwrap_or_default()).await
+            let expiry = request.extensions().get::<Expiry>();
+            self.page(pages, uri.path(), uri.query().unwrap_or_default(), expiry).await
         } else {
             text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n")
         };
@@ -95,7 +98,7 @@ impl Admin {
         response
     }
 
-    async fn page(&self, pages: PageGroup, path: &str, query: &str) -> Page {
+    async fn page(&self, pages: PageGroup, path: &str, query: &str, expiry: Option<&Expiry>) -> Page {
         match (pages, path) {
             (PageGroup::Probes | PageGroup::Health, "/healthz") => {
                 let health = Health::eligible(&self.state(), Moment::now());
@@ -127,6 +130,7 @@ impl Admin {
             }
             (PageGroup::Status, "/state") => self.state_page().await,
             (PageGroup::Status, "/explain") => self.explain_page(query).await,
+            (PageGroup::Status, "/trace") => self.trace_page(query, expiry).await,
             (PageGroup::Status, "/config") => text(StatusCode::OK, self.state().configuration.as_str()),
             (PageGroup::Status, "/log") => {
                 let log = self.state().log.as_ref().map(|it| (it.0)());
@@ -164,6 +168,24 @@ impl Admin {
         }
     }
 
+    /// The lines of a trace.
+    async fn trace_page(&self, query: &str, expiry: Option<&Expiry>) -> Page {
+        let tracer = self.state().tracer.clone();
+        let Some(tracer) = tracer else {
+            return text(
+                StatusCode::NOT_IMPLEMENTED,
+                "this process has no programs: ask `run` or `agent`, with an eBPF backend\n",
+            );
+        };
+        match tracer.start(query).await {
+            Ok(lines) => {
+                let body = TraceBody::new(lines, expiry.cloned());
+                (StatusCode::OK, JSON_LINES, Either::Right(Either::Right(body)))
+            }
+            Err(error) => text(StatusCode::BAD_REQUEST, format!("{error}\n")),
+        }
+    }
+
     /// A slow page, which is rendered without blocking other requests.
     async fn render(
         &self,
@@ -174,7 +196,7 @@ impl Admin {
     ) -> Page {
         let render = || render().map(without_control_characters);
         match self.renderer.page(page, revision, render).await {
-            Ok(body) => (StatusCode::OK, content_type, Either::Right(body)),
+            Ok(body) => (StatusCode::OK, content_type, Either::Right(Either::Left(body))),
             Err(error) => internal_error(&error),
         }
     }

@@ -22,13 +22,15 @@ mod server_thread;
 mod state;
 mod status;
 mod totals;
+mod trace_body;
+mod trace_page;
 
 #[cfg(test)]
 mod fixtures;
 
-pub use admin::Admin;
+pub use admin::{Admin, TraceGuard};
 pub use bind_address::BindAddress;
-pub use client::{Listener, get, query_explanation, query_readiness, query_status};
+pub use client::{Listener, get, query_explanation, query_readiness, query_status, query_trace};
 pub use explain_page::PendingAnswer;
 pub use handlers::PageGroup;
 pub use health::STALE_AFTER;
@@ -38,3 +40,4 @@ pub use state::{Inherited, PortCountLookup, Role};
 pub use status::{
     CountersStatus, EjectedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus,
 };
+pub use trace_page::{PendingTrace, TraceFilters, TraceStatus};

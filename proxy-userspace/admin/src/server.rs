@@ -40,6 +40,7 @@ use crate::{
     handlers::PageGroup,
     server_thread::ServerThread,
     state::lock,
+    trace_body::Expiry,
 };
 
 /// Maximum time until a client has sent the head of its first request.
@@ -217,7 +218,8 @@ where
     let expiry = Arc::new(Mutex::new(Instant::now() + HEAD_TIMEOUT));
     let renewed = Arc::clone(&expiry);
     let served = AtomicUsize::new(0);
-    let service = service_fn(move |request| {
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Expiry(Arc::clone(&renewed)));
         *lock(&renewed) = Instant::now() + REQUEST_TIMEOUT;
         let is_last = served.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_REQUESTS;
         let response = handler(request);

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use crate::{
     explain_page::Explainer,
     totals::{ChangeCounts, Totals},
+    trace_page::{TraceStatus, Tracer},
 };
 
 /// What a process does with a node's state.
@@ -138,6 +139,10 @@ pub(crate) struct AdminState {
     pub(crate) counter_source: Option<Callback<Option<PortCountLookup>>>,
     /// Answers the page `/explain`; `None` if the process cannot.
     pub(crate) explainer: Option<Explainer>,
+    /// Starts traces, in a process with programs.
+    pub(crate) tracer: Option<Tracer>,
+    /// The trace that runs.
+    pub(crate) trace: Option<TraceStatus>,
 }
 
 /// Looks up the counters of a service port; `None` for one that is not programmed.

@@ -10,6 +10,7 @@ use crate::{
     counters::ServiceCounters,
     health::{Health, timestamp},
     state::{AdminState, Moment, RejectedBy},
+    trace_page::TraceStatus,
 };
 
 /// The status of a process.
@@ -52,6 +53,9 @@ pub struct Status {
     /// The endpoints that clients avoid because their connections to them failed.
     #[serde(default)]
     pub ejected: Vec<EjectedStatus>,
+    /// The trace that runs.
+    #[serde(default)]
+    pub trace: Option<TraceStatus>,
     /// Number of watchers, in a process that serves them.
     pub watchers: Option<usize>,
     /// Sums over the Services that are served, in a process with counters.
@@ -207,6 +211,7 @@ fn status(state: &AdminState, now: Moment) -> Status {
         rejected: rejected.collect(),
         tables: tables.collect(),
         ejected: ejected.collect(),
+        trace: state.trace.clone(),
         watchers: state.watchers.as_ref().map(|it| (it.0)()),
         counters: None,
     }

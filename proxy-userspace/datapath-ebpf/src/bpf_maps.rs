@@ -55,6 +55,19 @@ pub(super) struct BpfMaps {
 
 /// Loads the kernel object with the pinned maps, and returns both. Nothing is attached, and no active map is changed.
 pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result<(Ebpf, BpfMaps), Error> {
+    let mut ebpf = load_object(pins, options, features, embedded::bytes()?, &[])?;
+    let maps = BpfMaps::take(&mut ebpf, pins, counter_maps::stripes(pins)?)?;
+    Ok((ebpf, maps))
+}
+
+/// Loads a kernel object with the pinned maps, and with these constants beside those that every variant has.
+pub(super) fn load_object(
+    pins: &Pins,
+    options: &Options,
+    features: Features,
+    object: &[u8],
+    constants: &[(&'static str, u64)],
+) -> Result<Ebpf, Error> {
     // Map memory counts against this limit before Linux 5.11; if it cannot be raised, a later error reports it.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     let slots =
@@ -113,9 +126,10 @@ pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result
     for map in shared.iter().filter(|it| it.name != counter_maps::CHUNK) {
         loader.map_pin_path(map.name, map.path.clone());
     }
-    let mut ebpf = loader.load(embedded::bytes()?).map_err(|it| Error::Load(Box::new(it)))?;
-    let maps = BpfMaps::take(&mut ebpf, pins, stripes)?;
-    Ok((ebpf, maps))
+    for (name, value) in constants {
+        loader.override_global(name, value, true);
+    }
+    loader.load(object).map_err(|it| Error::Load(Box::new(it)))
 }
 
 /// Nanoseconds, as programs count.

@@ -273,6 +273,16 @@ impl Counts {
         is_translated(protocol).then(|| self.of(PortId(port_id(service, port, protocol))))
     }
 
+    /// The first counter of a service port, if it has any.
+    pub fn first_counter(
+        &self,
+        service: &ServiceName,
+        port: &str,
+        protocol: Protocol,
+    ) -> Option<CounterIndex> {
+        self.counters.get(&CounterOwner::port(port_id(service, port, protocol))).copied()
+    }
+
     /// The counters of a service port; zero if it has none.
     pub fn of(&self, port: PortId) -> PortCounts {
         let Some(&first) = self.counters.get(&CounterOwner::port(port.0)) else {

@@ -12,7 +12,6 @@ use datapath::{ApplyReport, AttachStatus, NodePortAddresses, TableFill, TableSta
 use model::{
     ServiceName,
     diff::pairs,
-    error_chain,
     state::{NodeInfos, NodeState},
 };
 
@@ -24,7 +23,7 @@ use crate::{
     error::Error,
     exclusions::Exclusions,
     failure_records::FailureRecords,
-    features::Features,
+    features::with_features,
     hook_status, hooks,
     node_addresses::{NodeAddresses, node_addresses},
     open_connections::Recount,
@@ -32,6 +31,7 @@ use crate::{
     pins::{PinLock, Pins},
     socket_termination::SocketTerminator,
     table_stats::StatsReader,
+    trace::{ActiveTrace, TracedPrograms},
 };
 
 /// How long a connection reports failures to the counter of its endpoint: a SYN is answered, or retransmitted for the first
@@ -63,6 +63,8 @@ pub struct Datapath {
     is_attached: bool,
     /// Whether a generation of this process is active.
     is_applied: bool,
+    /// Dropped before the lock.
+    trace: Option<ActiveTrace>,
     _lock: PinLock,
 }
 
@@ -82,7 +84,11 @@ impl Datapath {
         let pins = Pins::new(&options.pin_dir);
         let lock = pins.prepare()?;
         hooks::check(&cgroup, &pins)?;
-        let (mut ebpf, maps) = load(&pins, options)?;
+        let (mut ebpf, maps) = with_features(|features| {
+            let (mut ebpf, maps) = bpf_maps::load(&pins, options, features)?;
+            hooks::load(&mut ebpf)?;
+            Ok((ebpf, maps))
+        })?;
         let stats = StatsReader::take(&mut ebpf)?;
         let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups)?;
         let failures = FailureRecords::take(&mut ebpf)?;
@@ -111,6 +117,7 @@ impl Datapath {
             nodes: None,
             is_attached: false,
             is_applied: false,
+            trace: None,
             _lock: lock,
         })
     }
@@ -226,6 +233,12 @@ impl Datapath {
         hooks::attach(&mut self.ebpf, &self.cgroup, &self.pins)?;
         self.is_attached = true;
         self.buffer.programs_changed();
+        if let Some(trace) = &mut self.trace
+            && let Err(error) = trace.put(&mut self.ebpf, &self.pins)
+        {
+            tracing::warn!("the trace ends: {error}");
+            self.trace = None;
+        }
         // The active generation does not depend on these steps; the next start tries again.
         if let Err(error) = hooks::detach_unknown(&self.pins) {
             tracing::error!(
@@ -256,6 +269,25 @@ impl Datapath {
         Ok(Some(status))
     }
 
+    /// Puts the programs of a trace under the links, until [`Datapath::end_trace`], or until this value is dropped.
+    ///
+    /// # Errors
+    ///
+    /// If no program is attached yet, or the kernel refuses. The product's programs are attached then.
+    pub fn begin_trace(&mut self, traced: TracedPrograms) -> Result<(), Error> {
+        if !self.is_attached {
+            return Err(Error::NotAttached);
+        }
+        self.trace = None;
+        self.trace = Some(ActiveTrace::begin(traced, &mut self.ebpf, &self.pins)?);
+        Ok(())
+    }
+
+    /// Puts the product's programs under the links again.
+    pub fn end_trace(&mut self) {
+        self.trace = None;
+    }
+
     /// The cgroup whose sockets are translated.
     pub fn cgroup(&self) -> &Path {
         self.cgroup.path()
@@ -276,6 +308,9 @@ impl Datapath {
     ///
     /// If one cannot be examined; the others stay excluded.
     pub fn refresh_exclusions(&mut self) -> Result<(), Error> {
+        if let Some(trace) = &mut self.trace {
+            trace.refresh_exclusions()?;
+        }
         self.exclusions.refresh()
     }
 
@@ -293,29 +328,6 @@ impl Datapath {
         let ejected = if avoiders.is_empty() { Vec::new() } else { self.buffer.ejected(&avoiders) };
         let ejections = self.failures.ejections()?;
         Ok(TableStats { ejected, ejections, ..self.stats.read(self.cgroup.path())? })
-    }
-}
-
-/// Loads the kernel object and its programs; without reads of the kernel's sockets if the verifier refuses those.
-fn load(pins: &Pins, options: &Options) -> Result<(Ebpf, BpfMaps), Error> {
-    let load = |features| {
-        let (mut ebpf, maps) = bpf_maps::load(pins, options, features)?;
-        hooks::load(&mut ebpf)?;
-        Ok((ebpf, maps))
-    };
-    let features = Features::detect();
-    match (load(features), features.without_socket_reads()) {
-        // With a missing capability the second attempt would fail, too.
-        (Err(error @ Error::Program { .. }), Some(fewer)) if !capabilities::is_any_missing() => {
-            let loaded = load(fewer)?;
-            tracing::warn!(
-                "this kernel does not let programs read the owner of a socket; the calling process is checked \
-                 instead: {}",
-                error_chain(&error)
-            );
-            Ok(loaded)
-        }
-        (loaded, _) => loaded,
     }
 }
 

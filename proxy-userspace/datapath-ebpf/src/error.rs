@@ -103,6 +103,15 @@ pub enum Error {
     /// The binary was built without the kernel object.
     #[error("this binary was built without its kernel object: build it with `cargo xtask build`")]
     NoKernelObject,
+    /// The binary was built without the traced variant of the programs.
+    #[error("this binary was built without traced programs: build it with `cargo xtask build`")]
+    NoTracedPrograms,
+    /// There are no programs that traced ones could replace.
+    #[error("no programs are attached yet, as no state is active: try again when `status` shows one")]
+    NotAttached,
+    /// A trace is restricted to too many service ports.
+    #[error("{0} service ports cannot be traced at a time, at most 1024: trace by another filter")]
+    TooManyTracedPorts(usize),
     /// The kernel object could not be loaded.
     #[error("loading the kernel object failed{}", remedy_of_load(.0))]
     Load(#[source] Box<EbpfError>),

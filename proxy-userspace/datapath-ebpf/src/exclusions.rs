@@ -119,6 +119,16 @@ fn level(path: &Path) -> Result<u32, Error> {
     }
 }
 
+/// The id of a cgroup, and the levels of the hierarchy at which it may be.
+///
+/// # Errors
+///
+/// If there is no cgroup at this path, or it is the root.
+pub(super) fn id_and_levels(path: &Path) -> Result<(u64, u32), Error> {
+    let id = id(path)?.ok_or_else(|| Error::NoCgroup(path.to_path_buf()))?;
+    Ok((id, level(path)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,9 @@ use aya::{
     util::KernelVersion,
 };
 
-use crate::{btf, failpoint};
+use model::error_chain;
+
+use crate::{btf, capabilities, error::Error, failpoint};
 
 /// The constants of the programs, by name.
 #[derive(Clone, Copy, Debug)]
@@ -54,5 +56,23 @@ impl Features {
         for (name, value) in &self.0 {
             loader.override_global(name, value, true);
         }
+    }
+}
+
+/// Loads something with the features of this kernel; without reads of the kernel's sockets if the verifier refuses those.
+pub(super) fn with_features<T>(load: impl Fn(Features) -> Result<T, Error>) -> Result<T, Error> {
+    let features = Features::detect();
+    match (load(features), features.without_socket_reads()) {
+        // With a missing capability the second attempt would fail, too.
+        (Err(error @ Error::Program { .. }), Some(fewer)) if !capabilities::is_any_missing() => {
+            let loaded = load(fewer)?;
+            tracing::warn!(
+                "this kernel does not let programs read the owner of a socket; the calling process is checked \
+                 instead: {}",
+                error_chain(&error)
+            );
+            Ok(loaded)
+        }
+        (loaded, _) => loaded,
     }
 }

@@ -189,7 +189,7 @@ fn cgroup_of(link: &impl AsFd, pin: &Path) -> Result<u64, Error> {
 }
 
 /// A program; aya has a type for each of its types.
-enum HookProgram<'a> {
+pub(super) enum HookProgram<'a> {
     SockAddr(&'a mut CgroupSockAddr),
     Sock(&'a mut CgroupSock),
     SockOps(&'a mut SockOps),
@@ -207,11 +207,11 @@ macro_rules! for_program {
 }
 
 impl HookProgram<'_> {
-    fn load(&mut self, hook: &'static str) -> Result<(), Error> {
+    pub(super) fn load(&mut self, hook: &'static str) -> Result<(), Error> {
         for_program!(self, it => it.load()).map_err(failed("load", hook))
     }
 
-    fn fd(&self, hook: &'static str) -> Result<&ProgramFd, Error> {
+    pub(super) fn fd(&self, hook: &'static str) -> Result<&ProgramFd, Error> {
         for_program!(self, it => it.fd()).map_err(failed("open", hook))
     }
 
@@ -233,7 +233,8 @@ impl HookProgram<'_> {
     }
 }
 
-fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<HookProgram<'a>, Error> {
+/// The program of a hook.
+pub(super) fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<HookProgram<'a>, Error> {
     match ebpf.program_mut(hook) {
         Some(Program::CgroupSockAddr(program)) => Ok(HookProgram::SockAddr(program)),
         Some(Program::CgroupSock(program)) => Ok(HookProgram::Sock(program)),

@@ -5,6 +5,7 @@ mod bpf_maps;
 mod btf;
 mod capabilities;
 mod cgroup;
+mod cgroup_paths;
 mod compile;
 mod counter_alloc;
 mod counter_maps;
@@ -33,6 +34,7 @@ mod socket_termination;
 mod store;
 mod table_family;
 mod table_stats;
+mod trace;
 
 pub mod check;
 mod clock;
@@ -48,6 +50,7 @@ pub use allowed_backends::{
     AllowedBackends, BackendPair, as_node_port, frontends, pairs, udp_differs, udp_lost,
 };
 pub use cgroup::is_nested_cgroup;
+pub use cgroup_paths::{CgroupPaths, pod_uid};
 pub use counter_maps::{Counts, counts};
 pub use dump::{active_frontends, dump, generation};
 pub use error::Error;
@@ -56,3 +59,6 @@ pub use lookup::{EjectedBackend, Lookup, client_namespace, lookup};
 pub use options::Options;
 pub use raw_bpf::{give_back_memory, keep_one_heap};
 pub use socket_termination::SocketTerminator;
+pub use trace::{
+    EndReason, TraceChoice, TraceEnd, TraceEvent, TraceEvents, TraceFilter, TraceVerdict, TracedPrograms,
+};

@@ -9,7 +9,7 @@ use std::{
 };
 
 use datapath::{ApplyReport, AttachStatus, TableStats};
-use datapath_ebpf::{self as ebpf, SocketTerminator};
+use datapath_ebpf::{self as ebpf, SocketTerminator, TracedPrograms};
 use datapath_nft as nft;
 use model::{Rejected, state::NodeState};
 
@@ -147,6 +147,22 @@ impl Sockets {
             None => Some(AttachStatus { cgroup: "no cgroup".into(), ..AttachStatus::default() }),
         };
         Ok(status.map(|it| AttachStatus { tables, ..it }))
+    }
+
+    /// Attaches the programs of a trace instead of the product's.
+    ///
+    /// # Errors
+    ///
+    /// The product's programs stay attached.
+    pub(crate) fn begin_trace(&mut self, programs: TracedPrograms) -> Result<(), Error> {
+        Ok(self.datapath.as_mut().map_or(Err(ebpf::Error::NotAttached), |it| it.begin_trace(programs))?)
+    }
+
+    /// Attaches the product's programs again.
+    pub(crate) fn end_trace(&mut self) {
+        if let Some(datapath) = &mut self.datapath {
+            datapath.end_trace();
+        }
     }
 
     /// The cgroup whose sockets are translated, if the socket path is on.

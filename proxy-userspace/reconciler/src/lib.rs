@@ -13,6 +13,7 @@ mod reconciler;
 mod retry;
 mod socket_termination;
 mod stale_datapath;
+mod trace;
 
 pub mod kube_proxy;
 
@@ -21,4 +22,5 @@ pub use self::{
     datapath::{Datapath, Error, Options},
     observer::{Observer, Step},
     reconciler::Reconciler,
+    trace::TraceRequest,
 };

@@ -11,6 +11,7 @@ use model::{Rejected, error_chain};
 use netlink::host_addresses::HostAddresses;
 use publish::{Published, Subscription};
 use tokio::{
+    sync::mpsc,
     task::spawn_blocking,
     time::{Instant, sleep_until},
 };
@@ -23,6 +24,7 @@ use crate::{
     progress::{Applied, Progress},
     retry::Retry,
     socket_termination::{self, SocketTermination},
+    trace::{TraceEvent, TraceRequest, Traces},
 };
 
 /// How often the kernel is queried for the attached programs.
@@ -62,6 +64,7 @@ pub struct Reconciler<'a> {
     addresses: HostAddresses,
     termination: Option<SocketTermination>,
     prober: Option<Prober>,
+    traces: Traces,
     log: LogDedup,
 }
 
@@ -79,6 +82,8 @@ enum Event {
     Terminated(socket_termination::Report),
     /// The packet path was applied or repaired.
     Packets(PacketEvent),
+    /// A trace is to begin, or has ended.
+    Trace(TraceEvent),
     /// A retry or a check is due.
     TimerElapsed,
 }
@@ -115,8 +120,16 @@ impl<'a> Reconciler<'a> {
             addresses: HostAddresses::default(),
             termination: None,
             prober: None,
+            traces: Traces::default(),
             log: LogDedup::default(),
         }
+    }
+
+    /// Serves these requests for traces.
+    #[must_use]
+    pub fn with_traces(mut self, requests: mpsc::Receiver<TraceRequest>) -> Self {
+        self.traces.requests = Some(requests);
+        self
     }
 
     /// Runs until the publisher is gone. A step that fails leaves the last state active, is reported, and is retried with
@@ -154,6 +167,8 @@ impl<'a> Reconciler<'a> {
                     self.observer.on_packet_affinity(upkeep.affinity);
                     self.observer.on_kube_proxy_rules(upkeep.has_kube_proxy_rules);
                 }
+                Event::Trace(TraceEvent::Requested(request)) => self.begin_trace(*request).await,
+                Event::Trace(TraceEvent::Ended) => self.on_blocking_thread(Sockets::end_trace).await,
                 Event::TimerElapsed => {}
             }
         }
@@ -167,6 +182,7 @@ impl<'a> Reconciler<'a> {
             results = next_of(&mut self.prober, Prober::next) => Event::Probed(results),
             report = next_of(&mut self.termination, SocketTermination::report) => Event::Terminated(report),
             report = next_of(&mut self.packet_path, PacketPath::report) => Event::Packets(report),
+            event = self.traces.next() => Event::Trace(event),
             () = sleep_until(wake) => Event::TimerElapsed,
         }
     }
@@ -357,6 +373,14 @@ impl<'a> Reconciler<'a> {
             spawn_blocking(give_back_memory);
         }
         self.rejected = rejected;
+    }
+
+    /// Attaches the programs of a trace; the trace before, if there was one, ends.
+    async fn begin_trace(&mut self, TraceRequest { programs, begun, ended }: TraceRequest) {
+        let result = self.on_blocking_thread(move |it| it.begin_trace(programs)).await;
+        self.traces.ended = Some(ended);
+        // If the requester is gone, the trace ends at once.
+        let _ = begun.send(result.map_err(|it| error_chain(&it)));
     }
 
     /// Queries the kernel for what is attached. Returns whether to reconcile at once.

@@ -9,7 +9,7 @@ use publish::Subscription;
 use reconciler::{Datapath, Options, Reconciler};
 use tokio::{task::spawn_blocking, time::sleep};
 
-use super::flags;
+use super::{flags, trace};
 
 /// How long the first state may take before what serves meanwhile is reported.
 const FIRST_STATE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -37,6 +37,7 @@ pub(super) async fn run(
             Some(Box::new(move |service, port, protocol| counts.port(service, port, protocol)))
         });
     }
+    let traces = options.sockets.as_ref().map(|it| trace::serve(admin, it));
     if let Some(packets) = &mut options.packets {
         packets.on_flow_pass = FlowPassObserver(Arc::new(admin.flow_pass_counter()));
     }
@@ -48,9 +49,13 @@ pub(super) async fn run(
         Datapath::start(&options)
     });
     let datapath = datapath.await??;
+    let mut reconciler = Reconciler::new(datapath, subscribe(), admin);
+    if let Some(traces) = traces {
+        reconciler = reconciler.with_traces(traces);
+    }
     // Health checks of load balancers are answered only once the datapath runs.
     tokio::select! {
-        () = Reconciler::new(datapath, subscribe(), admin).run() => {}
+        () = reconciler.run() => {}
         () = health_checks.run(subscribe()) => {}
         () = inherited => {}
     }

@@ -23,6 +23,7 @@ mod service_events;
 mod status;
 mod support_bundle;
 mod top;
+mod trace;
 
 use std::{io, process::ExitCode};
 
@@ -77,6 +78,7 @@ enum Command {
     Top(top::Flags),
     Dump(dump::Flags),
     Explain(explain::Flags),
+    Trace(trace::Flags),
     SupportBundle(support_bundle::Flags),
     Cleanup(cleanup::Flags),
     BackendConformance(backend_conformance::Flags),
@@ -95,8 +97,11 @@ fn command() -> clap::Command {
         _ => flag,
     };
     let command = Cli::command().mut_args(with_variable).mut_subcommands(|it| {
-        // The source of the process is not that of a question about it.
-        let is_own = |flag: &Arg| flag.get_long() == Some("source") && it.get_name() == "explain";
+        // The source of the process is not that of a question about it, nor its cgroup that of a trace.
+        let is_own = |flag: &Arg| {
+            (flag.get_long() == Some("source") && it.get_name() == "explain")
+                || (flag.get_long() != Some("status-socket") && it.get_name() == "trace")
+        };
         it.clone().mut_args(|flag| if is_own(&flag) { flag } else { with_variable(flag) })
     });
     INSPECTING.iter().fold(command, |command, name| with_flags_of_the_process(command, name))
@@ -164,6 +169,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Top(flags) => top::main(flags).map(done),
         Command::Dump(flags) => dump::main(&flags).map(done),
         Command::Explain(flags) => explain::main(flags),
+        Command::Trace(flags) => trace::main(&flags).map(done),
         Command::SupportBundle(flags) => support_bundle::main(flags).map(done),
         Command::Cleanup(flags) => cleanup::main(&flags).map(done),
         Command::BackendConformance(flags) => backend_conformance::main(flags),

@@ -60,18 +60,30 @@ impl Build {
     }
 }
 
-/// Builds the kernel object of the product.
+/// The feature of the programs that `trace` puts in the place of the product's.
+const TRACE: &str = "trace";
+
+/// Builds the kernel objects of the product: that with its programs, and that with their traced variant.
 pub fn build_ebpf() -> Result<()> {
-    build_object(&Toolchain::find_or_install()?, Build::Product)
+    build_objects(&Toolchain::find_or_install()?, Build::Product)
 }
 
-fn build_object(toolchain: &Toolchain, build: Build) -> Result<()> {
+/// Builds the kernel objects that a binary embeds. Only the product can trace.
+fn build_objects(toolchain: &Toolchain, build: Build) -> Result<()> {
+    build_object(toolchain, build.features(), &build.object())?;
+    if build == Build::Product {
+        build_object(toolchain, Some(TRACE), &format!("kube-proxy-ebpf-{TRACE}.o"))?;
+    }
+    Ok(())
+}
+
+fn build_object(toolchain: &Toolchain, features: Option<&str>, object: &str) -> Result<()> {
     let arch = match env::consts::ARCH {
         arch @ ("x86_64" | "aarch64") => arch,
         other => bail!("kube-proxy-ebpf does not support {other}, only x86_64 and aarch64"),
     };
-    let features = build.features().map_or(String::new(), |it| format!(" ({it})"));
-    status("Compiling", &format!("the kernel object{features}"));
+    let shown = features.map_or(String::new(), |it| format!(" ({it})"));
+    status("Compiling", &format!("the kernel object{shown}"));
 
     let target_dir = workspace().join("target/kernel");
     let mut flags = vec![format!("--cfg=bpf_target_arch=\"{arch}\""), "-Cdebuginfo=2".into()];
@@ -87,13 +99,13 @@ fn build_object(toolchain: &Toolchain, build: Build) -> Result<()> {
         .args(["build", "--locked", "--package", "proxy-ebpf", "--profile", "kernel"])
         .args(["--target", "bpfel-unknown-none", "-Z", "build-std=core", "--target-dir"])
         .arg(&target_dir);
-    if let Some(features) = build.features() {
+    if let Some(features) = features {
         command.args(["--features", features]);
     }
     run(&mut command)?;
 
     let built = target_dir.join("bpfel-unknown-none/kernel/kube-proxy-ebpf-kernel");
-    copy_if_changed(&built, &target_dir.join(build.object()))
+    copy_if_changed(&built, &target_dir.join(object))
 }
 
 /// Flags that keep the folders of this machine out of what is built, so that other folders give the same bytes. The
@@ -133,7 +145,7 @@ fn build_binary(build: Build, release: bool) -> Result<PathBuf> {
 /// Builds every [`Build`], kernel objects included, and copies the binaries to where no other build replaces them.
 pub fn build_for_tests() -> Result<()> {
     let toolchain = Toolchain::find_or_install()?;
-    Build::ALL.into_iter().try_for_each(|build| build_object(&toolchain, build))?;
+    Build::ALL.into_iter().try_for_each(|build| build_objects(&toolchain, build))?;
     // The product comes last: it stays in target/debug.
     for build in Build::ALL.into_iter().rev() {
         copy_if_changed(&build_binary(build, false)?, &build.test_binary())?;

@@ -149,6 +149,9 @@ fn describe(status: &Status, now: Timestamp) -> String {
         };
         let _ = writeln!(out, "source     {}: {state}{}", it.name, origin(it, now));
     }
+    if let Some(it) = &status.trace {
+        let _ = writeln!(out, "trace      runs {it}");
+    }
     for EjectedStatus { service, port, endpoint, clients, node } in &status.ejected {
         let port = if port.is_empty() { String::new() } else { format!(" port {port}") };
         let clients = if *clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") };

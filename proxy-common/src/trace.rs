@@ -1,0 +1,115 @@
+//! What the traced variant of the programs reports of each decision.
+//!
+//! Invariant: an event is complete in itself. One that reports the end of a connection repeats what was reported of its
+//! beginning.
+
+#[cfg(feature = "user")]
+use bytemuck::{Pod, Zeroable};
+
+use crate::{counters::CounterIndex, net::SockAddr};
+
+/// A decision on a connect or a send, or the end of a connection. Times are in nanoseconds of the monotonic clock.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Event {
+    /// When the decision was made.
+    pub time: u64,
+    /// The cookie of the socket.
+    pub socket: u64,
+    /// The cookie of its network namespace.
+    pub netns: u64,
+    /// The id of the cgroup of the process.
+    pub cgroup: u64,
+    /// When the connection was established; 0 if it was not, or no program watches connections.
+    pub established: u64,
+    /// When the connection ended; 0 in an event of its beginning.
+    pub ended: u64,
+    /// The name of the process, filled up with zeroes.
+    pub process: [u8; 16],
+    /// The destination that the process asked for.
+    pub destination: SockAddr,
+    /// The backend that replaced it; unset if none did.
+    pub backend: SockAddr,
+    /// The id of the process.
+    pub pid: u32,
+    /// The first counter of the service port; [`NO_COUNTER`](crate::counters::NO_COUNTER) if it belongs to none.
+    pub port_counter: CounterIndex,
+    /// How the backend was chosen: [`AFFINITY`] and its neighbours.
+    pub notes: u32,
+    /// The IP protocol number.
+    pub protocol: u8,
+    /// [`CONNECT`] or [`SEND`].
+    pub call: u8,
+    /// [`REDIRECTED`] or one of its neighbours.
+    pub verdict: u8,
+    /// [`CLOSED`] or one of its neighbours; 0 in an event of the beginning of a connection.
+    pub end: u8,
+}
+
+/// The call was `connect(2)`.
+pub const CONNECT: u8 = 1;
+/// The call was `sendto(2)` or `sendmsg(2)` of an unconnected socket.
+pub const SEND: u8 = 2;
+
+/// The destination is no frontend.
+pub const PASSED: u8 = 1;
+/// The process or its network namespace is excluded.
+pub const EXCLUDED: u8 = 2;
+/// The socket is the kernel's own, and is left to the packet path.
+pub const LEFT_TO_PACKETS: u8 = 3;
+/// The destination was rewritten.
+pub const REDIRECTED: u8 = 4;
+/// The Service has no backends.
+pub const NO_BACKENDS: u8 = 5;
+/// There is no room for the translation.
+pub const NO_ROOM: u8 = 6;
+
+/// The process closed the socket.
+pub const CLOSED: u8 = 1;
+/// The backend closed the connection first.
+pub const CLOSED_BY_BACKEND: u8 = 2;
+/// The connection was reset after it was established, or timed out.
+pub const RESET: u8 = 3;
+/// The backend refused the connection.
+pub const REFUSED: u8 = 4;
+/// The backend did not answer.
+pub const NO_ANSWER: u8 = 5;
+/// The process closed the socket before the backend had answered.
+pub const GIVEN_UP: u8 = 6;
+
+/// The Service has session affinity.
+pub const AFFINITY: u32 = 1 << 0;
+/// The client's last backend was used.
+pub const AFFINITY_KEPT: u32 = 1 << 1;
+/// The backend that was chosen first is ejected for this client, and another one was used.
+pub const EJECTED_AVOIDED: u32 = 1 << 2;
+/// The backend was ejected for this client: it is tried again, or no other one may be used.
+pub const EJECTED_TRIED: u32 = 1 << 3;
+/// The backend with fewer connections was used.
+pub const LEAST_CONNECTIONS: u32 = 1 << 4;
+/// New backends get fewer connections.
+pub const SLOW_START: u32 = 1 << 5;
+/// It is a further datagram to the same backend.
+pub const FURTHER_DATAGRAM: u32 = 1 << 6;
+
+/// Whether a verdict fails the call.
+#[inline(always)]
+pub const fn is_failure(verdict: u8) -> bool {
+    verdict >= NO_BACKENDS
+}
+
+/// Whether a connection was never established.
+#[inline(always)]
+pub const fn is_failed_end(end: u8) -> bool {
+    end >= REFUSED
+}
+
+/// The size of the ring buffer in bytes: room for 8,192 events.
+pub const RING_BYTES: usize = 1 << 20;
+/// How many connections are remembered until they end; the least recently used one is forgotten first.
+pub const MAX_OPEN: u32 = 16_384;
+/// How many service ports a trace can be restricted to.
+pub const MAX_PORTS: u32 = 1024;
+
+const _: () = assert!(size_of::<Event>() == 120);

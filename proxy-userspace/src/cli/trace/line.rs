@@ -1,0 +1,345 @@
+//! The lines of a trace: as JSON, which the process writes and the command reads, and as text.
+
+use std::{fmt::Write as _, net::SocketAddr};
+
+use datapath_ebpf::{EndReason, TraceVerdict};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// A line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "camelCase")]
+pub(super) enum Line {
+    /// The programs report from now on.
+    Started,
+    /// Events were lost, because they were not read in time.
+    Lost {
+        /// How many since the last such line.
+        count: u64,
+        /// How many in all.
+        total: u64,
+    },
+    /// A decision on a connect.
+    Connect(Decision),
+    /// A decision on a datagram of an unconnected socket.
+    Send(Decision),
+    /// The end of a connection.
+    End(Decision),
+}
+
+/// A decision, and the end of its connection.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Decision {
+    /// When it was made.
+    pub(super) time: Timestamp,
+    pub(super) pid: u32,
+    pub(super) process: String,
+    /// The path of the cgroup; none if it is gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cgroup: Option<String>,
+    /// The UID of the pod that the cgroup belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) pod_uid: Option<String>,
+    /// The cookie of the network namespace.
+    pub(super) netns: u64,
+    pub(super) protocol: String,
+    /// The destination that the process asked for.
+    pub(super) destination: SocketAddr,
+    /// `NAMESPACE/NAME`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) service: Option<String>,
+    /// The name of the port, or its number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) port: Option<String>,
+    pub(super) verdict: Verdict,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) endpoint: Option<SocketAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) affinity: Option<Affinity>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ejected: Option<Ejected>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) least_connections: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) slow_start: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) further_datagram: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) end: Option<End>,
+    /// How long after the decision the connection was established, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) established_seconds: Option<f64>,
+    /// How long after the decision it ended, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) seconds: Option<f64>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_false(it: &bool) -> bool {
+    !it
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Verdict {
+    Passed,
+    Excluded,
+    LeftToPackets,
+    Redirected,
+    NoEndpoints,
+    NoRoom,
+}
+
+impl From<TraceVerdict> for Verdict {
+    fn from(it: TraceVerdict) -> Self {
+        match it {
+            TraceVerdict::Passed => Self::Passed,
+            TraceVerdict::Excluded => Self::Excluded,
+            TraceVerdict::LeftToPackets => Self::LeftToPackets,
+            TraceVerdict::Redirected => Self::Redirected,
+            TraceVerdict::NoEndpoints => Self::NoEndpoints,
+            TraceVerdict::NoRoom => Self::NoRoom,
+        }
+    }
+}
+
+/// What session affinity did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Affinity {
+    /// The client has kept its endpoint.
+    Kept,
+    /// The client keeps this endpoint from now on.
+    New,
+}
+
+/// What passive health did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Ejected {
+    /// An ejected endpoint was avoided.
+    Avoided,
+    /// The endpoint was ejected and is tried, as its time is over or there is no other one.
+    Tried,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum End {
+    Closed,
+    ClosedByEndpoint,
+    Reset,
+    Refused,
+    NoAnswer,
+    GivenUp,
+}
+
+impl From<EndReason> for End {
+    fn from(it: EndReason) -> Self {
+        match it {
+            EndReason::Closed => Self::Closed,
+            EndReason::ClosedByEndpoint => Self::ClosedByEndpoint,
+            EndReason::Reset => Self::Reset,
+            EndReason::Refused => Self::Refused,
+            EndReason::NoAnswer => Self::NoAnswer,
+            EndReason::GivenUp => Self::GivenUp,
+        }
+    }
+}
+
+impl Line {
+    /// As text, as `strace` prints calls; none for a line that is not about traffic.
+    pub(super) fn text(&self) -> Option<String> {
+        let (call, it) = match self {
+            Self::Started => return None,
+            Self::Lost { count, total } => {
+                return Some(format!(
+                    "-- {count} events were lost, {total} in all: use a narrower filter --"
+                ));
+            }
+            Self::Connect(it) => ("connect", it),
+            Self::Send(it) => ("sendto", it),
+            Self::End(it) => ("close", it),
+        };
+        let mut out = it.time.strftime("%H:%M:%S%.6f").to_string();
+        let Decision { pid, process, protocol, destination, .. } = it;
+        // Writing to a string cannot fail.
+        let _ = write!(out, " {process}[{pid}] {call}({destination}/{protocol})");
+        if let (Some(service), Some(port)) = (&it.service, &it.port) {
+            let _ = write!(out, " {service}:{port}");
+        }
+        let _ = write!(out, " = {}", it.result());
+        let notes = it.notes();
+        if !notes.is_empty() {
+            let _ = write!(out, " ({})", notes.join(", "));
+        }
+        if let Some(it) = &it.pod_uid {
+            let _ = write!(out, " pod={it}");
+        } else if let Some(it) = &it.cgroup {
+            let _ = write!(out, " cgroup={it}");
+        }
+        let _ = write!(out, " netns={}", it.netns);
+        Some(out)
+    }
+}
+
+impl Decision {
+    /// What came of it.
+    fn result(&self) -> String {
+        let endpoint = self.endpoint.map_or_else(String::new, |it| it.to_string());
+        if let Some(end) = self.end {
+            let how = match end {
+                End::Closed => "closed",
+                End::ClosedByEndpoint => "closed by the endpoint",
+                End::Reset => "reset, or timed out",
+                End::Refused => "REFUSED by the endpoint",
+                End::NoAnswer => "NO ANSWER from the endpoint",
+                End::GivenUp => "GIVEN UP without an answer from the endpoint",
+            };
+            let after = self.seconds.map_or_else(String::new, |it| format!(" after {}", seconds(it)));
+            let established = self.established_seconds.map(seconds);
+            let established = established.map_or_else(String::new, |it| format!(", established within {it}"));
+            return format!("{endpoint} {how}{after}{established}");
+        }
+        match self.verdict {
+            Verdict::Redirected => endpoint,
+            Verdict::NoEndpoints => "ECONNREFUSED: the Service has no endpoints".into(),
+            Verdict::NoRoom => "ENOBUFS: there is no room for the translation".into(),
+            Verdict::Excluded => "not translated: the process is excluded".into(),
+            Verdict::LeftToPackets => {
+                "not translated: left to nftables, as the socket is the kernel's".into()
+            }
+            Verdict::Passed => "not translated: no Service has this address, port and protocol".into(),
+        }
+    }
+
+    /// How the endpoint was chosen.
+    fn notes(&self) -> Vec<&'static str> {
+        let affinity = self.affinity.map(|it| match it {
+            Affinity::Kept => "affinity: kept",
+            Affinity::New => "affinity: new",
+        });
+        let ejected = self.ejected.map(|it| match it {
+            Ejected::Avoided => "an ejected endpoint was avoided",
+            Ejected::Tried => "it was ejected",
+        });
+        let flags = [
+            (self.least_connections, "least connections"),
+            (self.slow_start, "slow start"),
+            (self.further_datagram, "as before"),
+        ];
+        let flags = flags.into_iter().filter(|it| it.0).map(|it| it.1);
+        affinity.into_iter().chain(ejected).chain(flags).collect()
+    }
+}
+
+/// A number of seconds with a fitting unit.
+fn seconds(seconds: f64) -> String {
+    match seconds {
+        ..0.001 => format!("{:.0} µs", seconds * 1e6),
+        ..1.0 => format!("{:.1} ms", seconds * 1e3),
+        _ => format!("{seconds:.3} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decision() -> Decision {
+        Decision {
+            time: "2026-01-02T03:04:05.123456789Z".parse().unwrap(),
+            pid: 42,
+            process: "curl".into(),
+            cgroup: Some("/user".into()),
+            pod_uid: None,
+            netns: 7,
+            protocol: "TCP".into(),
+            destination: "10.96.0.10:80".parse().unwrap(),
+            service: Some("default/web".into()),
+            port: Some("http".into()),
+            verdict: Verdict::Redirected,
+            endpoint: Some("10.244.1.1:8080".parse().unwrap()),
+            affinity: None,
+            ejected: None,
+            least_connections: false,
+            slow_start: false,
+            further_datagram: false,
+            end: None,
+            established_seconds: None,
+            seconds: None,
+        }
+    }
+
+    #[track_caller]
+    fn check(line: &Line, expect: &str) {
+        assert_eq!(line.text().unwrap(), expect);
+        // The command reads what the process has written.
+        let json = serde_json::to_string(line).unwrap();
+        assert_eq!(serde_json::from_str::<Line>(&json).unwrap(), *line, "{json}");
+        assert!(!json.contains('\n'));
+    }
+
+    #[test]
+    fn a_decision_is_a_line() {
+        let call = "03:04:05.123456 curl[42] connect(10.96.0.10:80/TCP)";
+        check(
+            &Line::Connect(decision()),
+            &format!("{call} default/web:http = 10.244.1.1:8080 cgroup=/user netns=7"),
+        );
+        let it = Decision {
+            affinity: Some(Affinity::Kept),
+            ejected: Some(Ejected::Avoided),
+            least_connections: true,
+            pod_uid: Some("0f-1".into()),
+            ..decision()
+        };
+        let notes = "affinity: kept, an ejected endpoint was avoided, least connections";
+        check(
+            &Line::Connect(it),
+            &format!("{call} default/web:http = 10.244.1.1:8080 ({notes}) pod=0f-1 netns=7"),
+        );
+        let it = Decision { verdict: Verdict::NoEndpoints, endpoint: None, cgroup: None, ..decision() };
+        check(
+            &Line::Connect(it),
+            &format!("{call} default/web:http = ECONNREFUSED: the Service has no endpoints netns=7"),
+        );
+        let it = Decision {
+            verdict: Verdict::Passed,
+            endpoint: None,
+            service: None,
+            port: None,
+            cgroup: None,
+            ..decision()
+        };
+        let expect = "not translated: no Service has this address, port and protocol";
+        check(&Line::Connect(it), &format!("{call} = {expect} netns=7"));
+    }
+
+    #[test]
+    fn the_end_of_a_connection_is_a_line() {
+        let end = |end, seconds, established_seconds| {
+            let (end, seconds) = (Some(end), Some(seconds));
+            Line::End(Decision { end, seconds, established_seconds, cgroup: None, ..decision() })
+        };
+        let call = "03:04:05.123456 curl[42] close(10.96.0.10:80/TCP) default/web:http = 10.244.1.1:8080";
+        check(
+            &end(End::ClosedByEndpoint, 2.5, Some(0.000_25)),
+            &format!("{call} closed by the endpoint after 2.500 s, established within 250 µs netns=7"),
+        );
+        check(
+            &end(End::Refused, 0.0123, None),
+            &format!("{call} REFUSED by the endpoint after 12.3 ms netns=7"),
+        );
+    }
+
+    #[test]
+    fn other_lines_are_few() {
+        assert_eq!(Line::Started.text(), None);
+        let lost = Line::Lost { count: 2, total: 5 };
+        check(&lost, "-- 2 events were lost, 5 in all: use a narrower filter --");
+        assert_eq!(serde_json::to_string(&lost).unwrap(), r#"{"event":"lost","count":2,"total":5}"#);
+        assert_eq!(serde_json::to_string(&Line::Started).unwrap(), r#"{"event":"started"}"#);
+    }
+}

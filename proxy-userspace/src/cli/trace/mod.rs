@@ -1,0 +1,159 @@
+//! `trace`: a line for each decision of the programs, as it is made.
+//!
+//! The process that serves this node attaches the programs that report, see `server`; this command asks it for the lines.
+
+mod filters;
+mod line;
+mod names;
+mod server;
+
+use std::{
+    io::{self, BufRead as _, ErrorKind, IsTerminal as _, Write as _},
+    num::NonZeroU64,
+    os::{fd::AsFd, unix::net::UnixStream},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+use jiff::SignedDuration;
+use model::escaped;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+pub(super) use self::server::serve;
+use self::{filters::FilterFlags, line::Line};
+use super::{flags::StatusSocketFlag, output::wrong_usage};
+
+/// Show each connection to a Service as it is made: who connects, where to, and which endpoint it gets
+///
+/// The process that serves this node attaches a variant of its programs that reports each decision of connect(2), and of
+/// sendto(2) of unconnected sockets, until this command ends; before and after that nothing is reported, and nothing costs
+/// time. Also shown are destinations in a network of Services that belong to no Service. Of datagrams the first one to each
+/// endpoint is shown. Only sockets on this node are seen, not what nftables translates. One trace runs at a time.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kube-proxy-ebpf trace --service default/web
+  kube-proxy-ebpf trace --failed --for 30s
+  kube-proxy-ebpf trace --pid 4242 --close --output json")]
+pub(super) struct Flags {
+    #[command(flatten)]
+    filters: FilterFlags,
+    /// Output format
+    #[arg(long, short, default_value = "text")]
+    output: Output,
+    /// End after so many lines
+    #[arg(long, value_name = "NUMBER")]
+    count: Option<NonZeroU64>,
+    /// End after this time, such as 30s
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
+    duration: Option<Duration>,
+    #[command(flatten)]
+    status: StatusSocketFlag,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// A line of text for each event
+    Text,
+    /// A line of JSON for each event
+    Json,
+}
+
+/// A duration of at least a millisecond, in Go's notation.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let duration = text.parse().ok().filter(|it: &SignedDuration| *it >= SignedDuration::from_millis(1));
+    duration.and_then(|it| it.try_into().ok()).ok_or_else(|| "use a duration such as 30s or 5m".to_owned())
+}
+
+/// Prints the lines of a trace until it ends.
+pub(super) fn main(flags: &Flags) -> Result<()> {
+    const REMEDY: &str = "give the --status-socket of `run` or `agent`";
+    let Some(socket) = flags.status.path() else {
+        return Err(wrong_usage(format_args!("--status-socket is disabled: {REMEDY}")));
+    };
+    let at = socket.display();
+    let lines = match admin::query_trace(socket, &flags.filters.given(socket)?) {
+        Ok(Ok(lines)) => lines,
+        Ok(Err(refusal)) => bail!("{refusal}"),
+        Err(error) => match error.kind() {
+            ErrorKind::PermissionDenied => bail!("{at}: {error}; run this as root, or {REMEDY}"),
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => bail!(
+                "no process answers at {at}, and only the process that serves this node can trace: {REMEDY}"
+            ),
+            _ => bail!("{at}: {error}; {REMEDY}"),
+        },
+    };
+    flags.print(lines)
+}
+
+/// Whether the reader of a pipe is gone, as when `kubectl exec` is interrupted.
+fn is_closed(pipe: &impl AsFd) -> Result<bool> {
+    let mut pipe = [PollFd::new(pipe.as_fd(), PollFlags::empty())];
+    poll(&mut pipe, PollTimeout::ZERO)?;
+    Ok(pipe[0].revents().is_some_and(|it| it.contains(PollFlags::POLLERR)))
+}
+
+impl Flags {
+    /// Prints lines until the trace ends, or there were enough.
+    fn print(&self, mut lines: io::BufReader<UnixStream>) -> Result<()> {
+        let end = self.duration.map(|it| Instant::now() + it);
+        let mut printed = 0;
+        let mut text = String::new();
+        loop {
+            let rest = end.map(|it| it.saturating_duration_since(Instant::now()));
+            if rest.is_some_and(|it| it.is_zero()) {
+                return Ok(());
+            }
+            lines.get_ref().set_read_timeout(rest)?;
+            text.clear();
+            match lines.read_line(&mut text) {
+                Ok(0) => bail!("the process has ended the trace; its log names the reason"),
+                Ok(_) => {}
+                // The time is over.
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            // The process writes an empty line now and then, to notice that the reader is gone.
+            if text.trim().is_empty() {
+                if is_closed(&io::stdout())? {
+                    return Ok(());
+                }
+                continue;
+            }
+            let line: Line = serde_json::from_str(&text).context("the process has another version")?;
+            if line == Line::Started {
+                if io::stderr().is_terminal() {
+                    eprintln!("tracing, until this command ends; times are in UTC");
+                } else {
+                    eprintln!("tracing");
+                }
+                continue;
+            }
+            let shown = match self.output {
+                Output::Json => text.clone(),
+                Output::Text => line.text().map(|it| it + "\n").unwrap_or_default(),
+            };
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(escaped(&shown).as_bytes())?;
+            stdout.flush()?;
+            printed += u64::from(!matches!(line, Line::Lost { .. }));
+            if self.count.is_some_and(|it| printed >= it.get()) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_has_a_unit() {
+        assert_eq!(parse_duration("1m30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("100ms"), Ok(Duration::from_millis(100)));
+        for text in ["3", "0s", "-5s", "soon", ""] {
+            assert!(parse_duration(text).is_err_and(|it| it.contains("such as 30s")), "{text}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What the kernel's numbers stand for: service ports, cgroups and times.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use admin::Admin;
+use anyhow::Result;
+use datapath_ebpf::{self as ebpf, CgroupPaths, Counts, TraceEvent, pod_uid};
+use jiff::{SignedDuration, Timestamp};
+use model::ServiceName;
+use nix::time::{ClockId, clock_gettime};
+use publish::Published;
+
+use super::line::{Affinity, Decision, Ejected, Line};
+
+/// How often the names of service ports are read again at most.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The names, of which those of service ports follow the state that is served.
+pub(super) struct Names {
+    admin: Admin,
+    pin_dir: PathBuf,
+    cgroups: CgroupPaths,
+    /// Service and port, by the first counter of the service port.
+    ports: HashMap<u32, (ServiceName, String)>,
+    /// The state that they are of.
+    state: Option<Arc<Published>>,
+    read_at: Instant,
+    /// The wall clock minus the monotonic clock.
+    offset: SignedDuration,
+}
+
+impl Names {
+    /// Reads the names.
+    ///
+    /// # Errors
+    ///
+    /// If the counters or the clock cannot be read.
+    pub(super) fn read(admin: &Admin, options: &ebpf::Options) -> Result<Self> {
+        let now = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
+        let wall = Timestamp::now().as_duration();
+        let mut names = Self {
+            admin: admin.clone(),
+            pin_dir: options.pin_dir.clone(),
+            cgroups: CgroupPaths::open(options.cgroup.as_deref())?,
+            ports: HashMap::new(),
+            state: None,
+            read_at: Instant::now(),
+            offset: wall - SignedDuration::try_from(Duration::from(now))?,
+        };
+        names.read_ports()?;
+        Ok(names)
+    }
+
+    fn read_ports(&mut self) -> Result<()> {
+        self.read_at = Instant::now();
+        let Some(state) = self.admin.served() else { return Ok(()) };
+        let counts = ebpf::counts(&self.pin_dir)?;
+        let ports = state.state.services.iter().flat_map(|(name, it)| {
+            let ports = it.service.ports.iter().map(move |it| (name, it));
+            ports.filter_map(|(name, it)| {
+                let label = if it.name.is_empty() { it.port.to_string() } else { it.name.clone() };
+                let counter = Counts::first_counter(&counts, name, &it.name, it.protocol)?;
+                Some((counter, (name.clone(), label)))
+            })
+        });
+        self.ports = ports.collect();
+        self.state = Some(state);
+        Ok(())
+    }
+
+    /// Reads the names of service ports again if another state is served; returns whether they were read.
+    pub(super) fn refresh(&mut self) -> bool {
+        if self.read_at.elapsed() < READ_INTERVAL {
+            return false;
+        }
+        let served = self.admin.served();
+        let is_same = match (&self.state, &served) {
+            (Some(known), Some(served)) => Arc::ptr_eq(known, served),
+            (_, None) => true,
+            (None, _) => false,
+        };
+        // The next attempt follows soon.
+        !is_same && self.read_ports().is_ok()
+    }
+
+    /// The counters of the ports of a Service.
+    pub(super) fn ports_of(&self, service: &ServiceName) -> Vec<u32> {
+        let own = self.ports.iter().filter(|(_, (name, _))| name == service);
+        own.map(|(counter, _)| *counter).collect()
+    }
+
+    /// The cgroup of the pod with this UID.
+    pub(super) fn cgroup_of_pod(&self, uid: &str) -> Option<PathBuf> {
+        self.cgroups.of_pod(uid)
+    }
+
+    /// The line of an event.
+    pub(super) fn line(&mut self, event: TraceEvent) -> Line {
+        let cgroup = self.cgroups.get(event.cgroup).map(ToOwned::to_owned);
+        let names = event.port_counter.and_then(|it| self.ports.get(&it));
+        let since_epoch = SignedDuration::try_from(event.time).unwrap_or_default() + self.offset;
+        let choice = event.choice;
+        let ejected = match (choice.ejected_avoided, choice.ejected_tried) {
+            (true, _) => Some(Ejected::Avoided),
+            (_, true) => Some(Ejected::Tried),
+            _ => None,
+        };
+        let affinity = choice.affinity_kept.map(|it| if it { Affinity::Kept } else { Affinity::New });
+        let decision = Decision {
+            time: Timestamp::from_duration(since_epoch).unwrap_or_default(),
+            pid: event.pid,
+            process: event.process,
+            pod_uid: cgroup.as_deref().and_then(pod_uid),
+            cgroup,
+            netns: event.netns,
+            protocol: protocol(event.protocol),
+            destination: event.destination,
+            service: names.map(|(service, _)| service.to_string()),
+            port: names.map(|(_, port)| port.clone()),
+            verdict: event.verdict.into(),
+            endpoint: event.endpoint,
+            affinity,
+            ejected,
+            least_connections: choice.least_connections,
+            slow_start: choice.slow_start,
+            further_datagram: choice.further_datagram,
+            end: event.end.map(|it| it.how.into()),
+            established_seconds: event.end.and_then(|it| it.established).map(|it| it.as_secs_f64()),
+            seconds: event.end.map(|it| it.after.as_secs_f64()),
+        };
+        match (decision.end, event.is_connect) {
+            (Some(_), _) => Line::End(decision),
+            (None, true) => Line::Connect(decision),
+            (None, false) => Line::Send(decision),
+        }
+    }
+}
+
+fn protocol(number: u8) -> String {
+    match number {
+        6 => "TCP".into(),
+        17 => "UDP".into(),
+        number => number.to_string(),
+    }
+}

@@ -1,0 +1,455 @@
+//! `trace` on a node: each connect of a load is a line and nothing else is, each filter lets through what it names, and when
+//! the reader is gone, however it ended, the programs are the product's.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    os::unix::net::UnixStream,
+    process::{self, Child, Command, Stdio},
+    sync::mpsc::{self, Receiver},
+    thread,
+};
+
+use aya::programs::{ProgramInfo, links::PinnedLink, loaded_programs};
+use serde_json::Value;
+use tests::{
+    Build, EchoConnection, TIMEOUT, TestNode, Transport,
+    agent::{self, Output, run, status_socket},
+    client::{exchange, udp_socket},
+    eventually,
+    fixtures::{TARGET_PORT, WEB, WEB4, endpoint, web, web4},
+    manifest::Service,
+    pod::{self, Attack, Pod},
+    request,
+    sandbox::move_to,
+    skip::skip,
+};
+
+/// The hooks whose programs a trace replaces.
+const TRACED: [&str; 6] = ["sock_release", "sock_ops", "sendmsg4", "sendmsg6", "connect4", "connect6"];
+const OTHER4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 20);
+
+/// The process of a [`Pod`].
+#[test]
+#[ignore = "run by other tests"]
+fn hostile_process() {
+    pod::attack();
+}
+
+/// `trace --output json`, until it is dropped.
+struct Trace {
+    child: Child,
+    lines: Receiver<Value>,
+}
+
+impl Trace {
+    /// Starts it, and waits until the programs report.
+    #[track_caller]
+    fn start(node: &TestNode, arguments: &[&str]) -> Self {
+        let mut command = trace(node);
+        command.args(["--output", "json"]).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut first = String::new();
+        BufReader::new(child.stderr.take().unwrap()).read_line(&mut first).unwrap();
+        assert_eq!(first, "tracing\n");
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                let line = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child, lines }
+    }
+
+    /// The next line.
+    #[track_caller]
+    fn next(&self) -> Value {
+        self.lines.recv_timeout(TIMEOUT).expect("another line comes")
+    }
+
+    /// The lines before that of a connect to this address.
+    #[track_caller]
+    fn until(&self, destination: SocketAddr) -> Vec<Value> {
+        let mut lines = Vec::new();
+        loop {
+            match self.next() {
+                line if line["destination"] == destination.to_string() => return lines,
+                line => lines.push(line),
+            }
+        }
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn trace(node: &TestNode) -> Command {
+    let mut command = Command::new(Build::Product.binary());
+    command.arg("trace").env(agent::STATUS_SOCKET, status_socket(node.sandbox()));
+    command
+}
+
+#[track_caller]
+fn refused(node: &TestNode, arguments: &[&str]) -> String {
+    let Output { code, stderr, .. } = run(trace(node).args(arguments));
+    assert_eq!(code, Some(1), "{stderr}");
+    stderr
+}
+
+/// A node with these Services, and servers at the endpoints 1 and 2.
+fn node_or_skip(services: &[Service]) -> Option<TestNode> {
+    let mut node = TestNode::or_skip()?;
+    node.serve([1, 2]);
+    node.write(services);
+    node.start(&[]);
+    Some(node)
+}
+
+/// The Service `other` with IPv4 and TCP only.
+fn other4(endpoints: impl IntoIterator<Item = u8>) -> Service {
+    Service::new("other", &[OTHER4.into()]).port("http", "TCP", 80, TARGET_PORT).endpoints(endpoints)
+}
+
+fn web4_address() -> SocketAddr {
+    (WEB4, 80).into()
+}
+
+/// The id of the program under a hook's link, and that of the product's.
+fn programs(node: &TestNode, hook: &str) -> (u32, u32) {
+    let link = PinnedLink::from_pin(node.sandbox().pins().join("links").join(hook)).unwrap();
+    let linked = aya::programs::links::FdLink::from(link).info().unwrap().program_id();
+    (linked, ProgramInfo::from_pin(node.program(hook)).unwrap().id())
+}
+
+/// Whether the programs under the links are the product's, byte for byte: the same programs as at the start.
+fn are_products(node: &TestNode) -> bool {
+    TRACED.iter().all(|hook| {
+        let (linked, product) = programs(node, hook);
+        linked == product
+    })
+}
+
+#[test]
+fn every_connect_is_traced_and_nothing_else() {
+    const THREADS: usize = 4;
+    const REQUESTS: usize = 50;
+    let Some(mut node) = node_or_skip(&[web([1, 2]), other4([1])]) else { return };
+    assert!(are_products(&node));
+    let trace = Trace::start(&node, &[]);
+    assert!(!are_products(&node));
+    // While the agent checks and probes its programs.
+    node.wait_until_ready();
+    let load = || {
+        let mut replies = BTreeMap::<String, usize>::new();
+        for n in 0..REQUESTS {
+            let address = SocketAddr::new(WEB[n % 2], 80);
+            for transport in Transport::ALL {
+                *replies.entry(request(transport, address).unwrap()).or_default() += 1;
+            }
+        }
+        replies
+    };
+    let replies = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(load)).collect();
+        threads.into_iter().map(|it| it.join().unwrap()).collect::<Vec<_>>()
+    });
+    let mut expected = BTreeMap::<String, usize>::new();
+    for (name, number) in replies.into_iter().flatten() {
+        *expected.entry(name).or_default() += number;
+    }
+    drop(EchoConnection::connect((OTHER4, 80).into()).unwrap());
+    let lines = trace.until((OTHER4, 80).into());
+    assert_eq!(lines.len(), THREADS * REQUESTS * Transport::ALL.len(), "{:?}", lines.first());
+    let mut traced = BTreeMap::<String, usize>::new();
+    let (mut calls, mut ports) = (BTreeMap::<String, usize>::new(), BTreeMap::<String, usize>::new());
+    for line in &lines {
+        let text =
+            |field: &str| line[field].as_str().unwrap_or_else(|| panic!("{field} of {line}")).to_owned();
+        let endpoint_of: SocketAddr = text("endpoint").parse().unwrap();
+        let n = (1..=2).find(|n| endpoint(*n).contains(&endpoint_of.ip())).unwrap();
+        *traced.entry(format!("web-{n}")).or_default() += 1;
+        *calls.entry(text("event")).or_default() += 1;
+        *ports.entry(text("port")).or_default() += 1;
+        assert_eq!((text("service").as_str(), text("verdict").as_str()), ("default/web", "redirected"));
+        assert_eq!(text("protocol").to_lowercase(), text("port"));
+        assert_eq!(line["pid"], process::id());
+        assert!(text("cgroup").ends_with(node.sandbox().name()), "{line}");
+    }
+    assert_eq!(traced, expected, "the endpoints are those that have replied");
+    let each = THREADS * REQUESTS;
+    assert_eq!(calls, BTreeMap::from([("connect".to_owned(), 2 * each), ("send".to_owned(), each)]));
+    assert_eq!(ports, BTreeMap::from([("tcp".to_owned(), each), ("udp".to_owned(), 2 * each)]));
+    let status = run(node.cli("status").arg("--cgroup").arg(node.sandbox().cgroup())).stdout;
+    assert!(status.contains("\ntrace      runs since 2"), "{status}");
+    assert!(status.contains("attached at all 12 hooks"), "{status}");
+    drop(trace);
+    assert!(eventually(TIMEOUT, || are_products(&node)));
+    assert!(!run(&mut node.cli("status")).stdout.contains("trace  "));
+    assert!(!node.log().contains("foreign program"), "{}", node.log());
+}
+
+#[test]
+fn what_is_not_redirected_is_traced_with_its_reason() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1]);
+    node.write(&[web4([1]), other4([])]);
+    let excluded = node.sandbox().cgroup().join("excluded");
+    node.start(&["--socket-lb-exclude-cgroup", excluded.to_str().unwrap()]);
+    let trace = Trace::start(&node, &[]);
+    assert_eq!(TcpStream::connect((OTHER4, 80)).unwrap_err().raw_os_error(), Some(nix::libc::ECONNREFUSED));
+    let line = trace.next();
+    assert_eq!((&line["verdict"], &line["service"]), (&"noEndpoints".into(), &"default/other".into()));
+    assert_eq!((&line["port"], &line["endpoint"]), (&"http".into(), &Value::Null));
+
+    // The network is known, the address is not.
+    TcpStream::connect((Ipv4Addr::new(10, 96, 0, 99), 80)).unwrap_err();
+    let line = trace.next();
+    assert_eq!((&line["verdict"], &line["service"]), (&"passed".into(), &Value::Null));
+    assert_eq!(line["destination"], "10.96.0.99:80");
+
+    // The endpoint itself is in no network of Services.
+    drop(TcpStream::connect((endpoint(1)[0], TARGET_PORT)).unwrap());
+    let pod = Pod::attack(node.sandbox(), "excluded", &Attack::connect_tcp(1, web4_address())).unwrap();
+    // The agent notices the cgroup within some seconds; until then the connects are redirected.
+    drop(pod);
+    let line = trace.next();
+    assert_eq!(line["destination"], "10.96.0.10:80");
+    let is_excluded = eventually(TIMEOUT, || {
+        let _pod = Pod::attack(node.sandbox(), "excluded", &Attack::connect_tcp(1, web4_address())).unwrap();
+        trace.next()["verdict"] == "excluded"
+    });
+    // Each pod has a new cgroup, which the agent looks up every five seconds.
+    assert!(is_excluded || node.log().contains("are excluded"), "{}", node.log());
+    drop(trace);
+
+    // Every destination, and every datagram, on request.
+    let trace = Trace::start(&node, &["--all"]);
+    drop(TcpStream::connect((endpoint(1)[0], TARGET_PORT)).unwrap());
+    let passed = SocketAddr::new(endpoint(1)[0], TARGET_PORT);
+    assert!(trace.until(passed).is_empty());
+}
+
+#[test]
+fn a_filter_lets_through_what_it_names() {
+    let Some(node) = node_or_skip(&[web4([1]), other4([2])]) else { return };
+    let (web, other) = (web4_address(), SocketAddr::from((OTHER4, 80)));
+    let connect = |to| drop(EchoConnection::connect(to).unwrap());
+    let own = process::id().to_string();
+    let from_pod = || Pod::attack(node.sandbox(), "pod", &Attack::connect_tcp(1, other)).unwrap();
+    #[track_caller]
+    fn check(node: &TestNode, arguments: &[&str], before: impl Fn(), wanted: impl Fn(), expect: SocketAddr) {
+        let trace = Trace::start(node, arguments);
+        before();
+        wanted();
+        let line = trace.next();
+        assert_eq!(line["destination"], expect.to_string(), "{arguments:?}: {line}");
+    }
+    check(&node, &["--service", "default/web"], || connect(other), || connect(web), web);
+    check(&node, &["--to", "10.96.0.10"], || connect(other), || connect(web), web);
+    check(&node, &["--to", "10.96.0.20:80"], || connect(web), || connect(other), other);
+    let of_endpoint = format!("{}:{TARGET_PORT}", endpoint(2)[0]);
+    check(&node, &["--to", &of_endpoint], || connect(web), || connect(other), other);
+    check(&node, &["--pid", &own], || drop(from_pod()), || connect(web), web);
+
+    // Of a cgroup below, not of one beside it.
+    let pod = node.sandbox().cgroup().join("pod");
+    let uid = "3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a";
+    let by_uid = node.sandbox().cgroup().join(format!("pod{uid}"));
+    for (path, arguments) in [
+        (&pod, ["--cgroup".to_owned(), pod.display().to_string()]),
+        (&by_uid, ["--pod".to_owned(), uid.to_owned()]),
+    ] {
+        fs::create_dir(path).unwrap();
+        let trace = Trace::start(&node, &arguments.each_ref().map(String::as_str));
+        connect(web);
+        move_to(path, process::id()).unwrap();
+        connect(other);
+        node.sandbox().add_process(process::id()).unwrap();
+        let line = trace.next();
+        assert_eq!(line["destination"], other.to_string(), "{arguments:?}: {line}");
+        let is_pod = arguments[0] == "--pod";
+        assert_eq!(line["podUid"].as_str(), is_pod.then_some(uid), "{line}");
+        fs::remove_dir(path).unwrap();
+    }
+}
+
+#[test]
+fn failures_alone_are_traced_on_request() {
+    // Endpoint 3 has no server.
+    let Some(node) = node_or_skip(&[
+        web4([1]),
+        other4([]),
+        Service::new("down", &[IpAddr::from([10, 96, 0, 30])])
+            .port("", "TCP", 80, TARGET_PORT)
+            .endpoints([3]),
+    ]) else {
+        return;
+    };
+    let trace = Trace::start(&node, &["--failed"]);
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    TcpStream::connect((OTHER4, 80)).unwrap_err();
+    assert_eq!(trace.next()["verdict"], "noEndpoints");
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    TcpStream::connect(("10.96.0.30", 80)).unwrap_err();
+    let line = trace.next();
+    assert_eq!((&line["event"], &line["end"]), (&"end".into(), &"refused".into()), "{line}");
+    assert_eq!((&line["service"], &line["port"]), (&"default/down".into(), &"80".into()), "{line}");
+    assert!(line["seconds"].as_f64().is_some() && line["establishedSeconds"].is_null(), "{line}");
+}
+
+#[test]
+fn the_end_of_each_connection_is_traced_on_request() {
+    let Some(node) = node_or_skip(&[web4([1])]) else { return };
+    let trace = Trace::start(&node, &["--close"]);
+    let connection = TcpStream::connect(web4_address()).unwrap();
+    assert_eq!(trace.next()["event"], "connect");
+    drop(connection);
+    let line = trace.next();
+    assert_eq!((&line["event"], &line["end"]), (&"end".into(), &"closed".into()), "{line}");
+    assert_eq!(line["destination"], "10.96.0.10:80");
+    let [established, after] = ["establishedSeconds", "seconds"].map(|it| line[it].as_f64().unwrap());
+    assert!(0.0 < established && established <= after, "{line}");
+    // The server closes when the client has shut down its side: that counts as closed by the client.
+    let connection = TcpStream::connect(web4_address()).unwrap();
+    connection.shutdown(std::net::Shutdown::Write).unwrap();
+    let _ = (&connection).read_to_end(&mut Vec::new());
+    drop(connection);
+    assert_eq!(trace.next()["event"], "connect");
+    assert_eq!(trace.next()["end"], "closed");
+}
+
+#[test]
+fn session_affinity_is_traced() {
+    let Some(node) = node_or_skip(&[web4([1, 2]).affinity(3600)]) else { return };
+    let trace = Trace::start(&node, &["--count", "2"]);
+    let first = request(Transport::Tcp, web4_address()).unwrap();
+    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), first);
+    let (new, kept) = (trace.next(), trace.next());
+    assert_eq!((&new["affinity"], &kept["affinity"]), (&"new".into(), &"kept".into()));
+    assert_eq!(new["endpoint"], kept["endpoint"]);
+    // It has ended by itself.
+    assert!(eventually(TIMEOUT, || are_products(&node)));
+}
+
+#[test]
+fn the_products_programs_return_however_the_trace_ends() {
+    let Some(mut node) = node_or_skip(&[web4([1])]) else { return };
+    let ended_by_time = run(trace(&node).args(["--for", "100ms"]));
+    assert_eq!(ended_by_time.code, Some(0), "{ended_by_time:?}");
+    assert!(eventually(TIMEOUT, || are_products(&node)));
+    let mut killed = Trace::start(&node, &[]);
+    assert!(!are_products(&node));
+    killed.child.kill().unwrap();
+    assert!(eventually(TIMEOUT, || are_products(&node)));
+    // Of an agent that ends.
+    let traced = Trace::start(&node, &[]);
+    node.terminate();
+    assert!(are_products(&node));
+    drop(traced);
+    node.start(&[]);
+    // Of an agent that is killed, the next start.
+    let traced = Trace::start(&node, &[]);
+    node.kill();
+    assert!(!are_products(&node));
+    drop(traced);
+    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), "web-1");
+    node.start(&[]);
+    assert!(are_products(&node));
+    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), "web-1");
+}
+
+#[test]
+fn one_trace_runs_at_a_time_and_what_cannot_be_traced_is_said() {
+    let Some(mut node) = node_or_skip(&[web4([1])]) else { return };
+    let first = Trace::start(&node, &["--service", "default/web"]);
+    let error = refused(&node, &[]);
+    assert!(error.contains("another trace runs since 2"), "{error}");
+    assert!(error.contains("with --service default/web: one trace runs at a time"), "{error}");
+    drop(first);
+    assert!(eventually(TIMEOUT, || run(trace(&node).args(["--for", "1ms"])).code == Some(0)));
+    let error = refused(&node, &["--service", "default/wep"]);
+    assert!(error.contains("there is no Service default/wep; nearest: default/web"), "{error}");
+    let error = refused(&node, &["--cgroup", "/sys/fs/cgroup/none-such"]);
+    assert!(error.contains("/none-such does not exist"), "{error}");
+    let error = refused(&node, &["--pod", "3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a"]);
+    assert!(
+        error.contains("no pod with the UID 3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a runs on this node"),
+        "{error}"
+    );
+    assert!(are_products(&node));
+    node.terminate();
+    let error = refused(&node, &[]);
+    assert!(error.contains("no process answers at "), "{error}");
+}
+
+#[test]
+fn lost_events_are_counted() {
+    const SENT: usize = 40_000;
+    let Some(node) = node_or_skip(&[web([1])]) else { return };
+    let mut reader = UnixStream::connect(status_socket(node.sandbox())).unwrap();
+    reader.set_read_timeout(Some(TIMEOUT)).unwrap();
+    reader.write_all(b"GET /trace?all&to=10.96.0.10:80 HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut reader = BufReader::new(reader);
+    let mut line = String::new();
+    let mut next = || {
+        line.clear();
+        reader.read_line(&mut line).unwrap();
+        serde_json::from_str::<Value>(&line).ok()
+    };
+    while next().is_none_or(|it| it["event"] != "started") {}
+    // Nobody reads meanwhile.
+    let address = SocketAddr::from((WEB4, 80));
+    let socket = udp_socket(address).unwrap();
+    exchange(&socket, address).unwrap();
+    for _ in 1..SENT {
+        socket.send_to(b"who?", address).unwrap();
+    }
+    let (mut events, mut lost) = (0, 0);
+    while events + lost < SENT {
+        let Some(line) = next() else { continue };
+        match line["event"].as_str().unwrap() {
+            "lost" => {
+                lost += line["count"].as_u64().unwrap() as usize;
+                assert_eq!(line["total"], lost);
+            }
+            _ => events += 1,
+        }
+    }
+    assert_eq!(events + lost, SENT);
+    assert!(lost > 0 && events > 8_000, "{events} events, {lost} lost");
+}
+
+/// See `programs_stay_far_below_the_verifier_limit`.
+#[test]
+fn traced_programs_stay_far_below_the_verifier_limit() {
+    let Some(node) = node_or_skip(&[web([1])]) else { return };
+    for arguments in [
+        &[][..],
+        &["--close"],
+        &["--failed", "--all"],
+        &["--service", "default/web", "--pid", "1", "--to", "::1"],
+    ] {
+        let _trace = Trace::start(&node, arguments);
+        for hook in TRACED {
+            let (linked, _) = programs(&node, hook);
+            let program = loaded_programs().flatten().find(|it| it.id() == linked).unwrap();
+            let Some(instructions) = program.verified_instruction_count() else {
+                return skip("this kernel does not report the number of verified instructions (Linux 5.16)");
+            };
+            println!("{hook} {arguments:?}: {instructions}");
+            assert!((1..120_000).contains(&instructions), "{hook}: {instructions}");
+        }
+    }
+}
