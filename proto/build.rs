@@ -12,6 +12,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let encoded = descriptors.encode_to_vec();
     tonic_prost_build::configure()
         .btree_map(".")
+        // A brain encodes an object once for all who follow it.
+        .bytes(".localv1.Value.bytes")
         .codec_path("crate::codec::SmallBuffers")
         // The client library has its own connection code.
         .build_transport(false)

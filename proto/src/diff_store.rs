@@ -96,6 +96,17 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
+    /// After a reset: sets the entries of the previous batch again that `is_kept` names.
+    #[cfg(feature = "resume")]
+    pub(crate) fn keep(&mut self, is_kept: impl Fn(&K) -> bool) {
+        for (key, old) in &mut self.before {
+            if old.is_some() && is_kept(key) {
+                self.entries.extend(old.take().map(|it| (key.clone(), it)));
+            }
+        }
+        self.before.retain(|key, old| old.is_some() || !self.entries.contains_key(key));
+    }
+
     /// Ends the batch. Its difference to the previous one can be read until the next call.
     pub fn done(&mut self) {
         self.created.clear();

@@ -12,7 +12,7 @@ fn hex(bytes: &[u8]) -> String {
 
 fn set(set: localv1::Set, path: &str, bytes: Vec<u8>) -> OpItem {
     let reference = localv1::Ref { set: set.into(), path: path.to_owned() };
-    OpItem { op: Some(Op::Set(localv1::Value { r#ref: Some(reference), bytes })) }
+    OpItem { op: Some(Op::Set(localv1::Value { r#ref: Some(reference), bytes: bytes.into() })) }
 }
 
 #[test]

@@ -22,6 +22,15 @@ fn the_client_library_has_few_dependencies() {
     check(&[], ALLOWED);
 }
 
+/// The further dependencies of the digests.
+const ALLOWED_FOR_RESUME: &str =
+    "block-buffer cfg-if const-oid cpufeatures crypto-common digest hybrid-array libc sha2 typenum";
+
+#[test]
+fn resuming_adds_few_dependencies() {
+    check(&["--features", "resume"], &[ALLOWED, ALLOWED_FOR_RESUME].concat());
+}
+
 #[test]
 fn mutual_tls_adds_few_dependencies() {
     check(&["--features", "tls"], &[ALLOWED, ALLOWED_FOR_TLS].concat());

@@ -11,6 +11,8 @@ use super::{
     state::Cluster,
     tracker::Tracker,
 };
+#[cfg(feature = "resume")]
+use crate::localv1::Digests;
 use crate::{
     globalv1::{EndpointInfo, GlobalWatchReq, NodeInfo, ServiceInfo, sets_client::SetsClient},
     localv1::{OpItem, Set},
@@ -65,6 +67,9 @@ impl View for ClusterView {
     fn request(connector: &Connector) -> GlobalWatchReq {
         GlobalWatchReq { extensions: connector.extension_numbers() }
     }
+
+    #[cfg(feature = "resume")]
+    fn resume(_: &mut GlobalWatchReq, _: Option<Digests>) {}
 
     async fn open(
         channel: Channel,

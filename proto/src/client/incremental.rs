@@ -14,6 +14,8 @@ use crate::{
     DiffStore,
     localv1::{Endpoint, Node, Service},
 };
+#[cfg(feature = "resume")]
+use crate::{digest::position, localv1::Set};
 
 /// A backend with a callback for each kind of change.
 ///
@@ -50,6 +52,12 @@ pub(super) async fn run(connector: &Connector, backend: &mut impl Incremental) -
                 nodes.reset();
                 services.reset();
                 endpoints.reset();
+            }
+            #[cfg(feature = "resume")]
+            Event::Keep(kept) => {
+                nodes.keep(|it| kept.contains(position(Set::NodesSet, it)));
+                services.keep(|it| kept.contains(position(Set::ServicesSet, it)));
+                endpoints.keep(|(service, _)| kept.contains(position(Set::ServicesSet, service)));
             }
             Event::SetNode(name, node) => nodes.set(name, node),
             Event::DeleteNode(name) => nodes.delete(&name),

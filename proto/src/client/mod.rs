@@ -38,6 +38,8 @@ mod backoff;
 mod cluster;
 mod connect;
 mod incremental;
+#[cfg(feature = "resume")]
+mod inventory;
 mod node_view;
 mod poll;
 mod session;

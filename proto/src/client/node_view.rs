@@ -7,6 +7,8 @@ use super::{
     connect::{Connector, MAX_MESSAGE_SIZE},
     session::{Path, View},
 };
+#[cfg(feature = "resume")]
+use crate::localv1::Digests;
 use crate::localv1::{Endpoint, Node, OpItem, Service, Set, WatchReq, sets_client::SetsClient};
 
 #[derive(Clone, Debug)]
@@ -19,7 +21,13 @@ impl View for NodeView {
     type Endpoint = Endpoint;
 
     fn request(connector: &Connector) -> WatchReq {
-        WatchReq { node_name: connector.node.clone(), extensions: connector.extension_numbers() }
+        let extensions = connector.extension_numbers();
+        WatchReq { node_name: connector.node.clone(), extensions, have: None }
+    }
+
+    #[cfg(feature = "resume")]
+    fn resume(request: &mut WatchReq, have: Option<Digests>) {
+        request.have = have;
     }
 
     async fn open(channel: Channel, requests: ReceiverStream<WatchReq>) -> Result<Streaming<OpItem>, Status> {

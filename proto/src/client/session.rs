@@ -7,19 +7,28 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 use prost::Message;
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming, transport::Channel};
 
+#[cfg(feature = "resume")]
+use super::inventory::Inventory;
 use super::{
     backoff::ReconnectBackoff,
     connect::{Connector, error_chain},
 };
 use crate::localv1::{Extension, OpItem, Ref, Revision, ServiceCidr, Set, Value, op_item::Op};
+#[cfg(feature = "resume")]
+use crate::{
+    digest::{Digest, KeptBuckets},
+    localv1::Digests,
+};
 
 /// How long to wait for the response headers of the stream.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// After this time without an item, a brain that sends heartbeats (every 10 s) is taken for dead.
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One of the services whose streams carry change sets.
 pub(super) trait View: Clone + fmt::Debug + Send + 'static {
@@ -29,6 +38,10 @@ pub(super) trait View: Clone + fmt::Debug + Send + 'static {
     type Endpoint: Message + Clone + Default + PartialEq;
 
     fn request(connector: &Connector) -> Self::Request;
+
+    /// Says in the first request of a stream what the client has.
+    #[cfg(feature = "resume")]
+    fn resume(request: &mut Self::Request, have: Option<Digests>);
 
     /// Opens the stream.
     fn open(
@@ -56,6 +69,9 @@ pub(super) enum Path {
 pub(super) enum Event<V: View> {
     /// Everything received before is void; the stream carries these extensions.
     Reset(Vec<Extension>),
+    /// What is in these buckets is not void.
+    #[cfg(feature = "resume")]
+    Keep(Arc<KeptBuckets>),
     SetServiceCidr(Arc<str>, ServiceCidr),
     DeleteServiceCidr(Arc<str>),
     SetNode(Arc<str>, V::Node),
@@ -77,6 +93,12 @@ pub(super) struct Session<V: View> {
     connector: Connector,
     backoff: ReconnectBackoff,
     stage: Stage<V>,
+    /// If the client asks for it.
+    #[cfg(feature = "resume")]
+    inventory: Option<Inventory>,
+    /// How many buckets the first request of the stream had.
+    #[cfg(feature = "resume")]
+    buckets: usize,
 }
 
 enum Stage<V: View> {
@@ -92,6 +114,10 @@ struct WatchStream<V: View> {
     items: Streaming<OpItem>,
     /// Whether the last request has been answered.
     is_answered: bool,
+    /// When the brain is taken for dead, if it sends heartbeats.
+    silent_until: Option<Instant>,
+    /// Whether `silent_until` has been postponed since the last item, because the caller was busy.
+    is_postponed: bool,
 }
 
 /// Why a stream ended.
@@ -122,7 +148,15 @@ impl<V: View> fmt::Debug for Session<V> {
 impl<V: View> Session<V> {
     pub(super) fn new(connector: &Connector) -> Self {
         let backoff = ReconnectBackoff::new(&connector.target, &connector.outage);
-        Self { connector: connector.clone(), backoff, stage: Stage::Waiting(Instant::now()) }
+        Self {
+            backoff,
+            stage: Stage::Waiting(Instant::now()),
+            #[cfg(feature = "resume")]
+            inventory: connector.extensions.contains(&Extension::Resume).then(Inventory::default),
+            #[cfg(feature = "resume")]
+            buckets: 0,
+            connector: connector.clone(),
+        }
     }
 
     /// Waits for the next event. Cancel safe.
@@ -141,7 +175,14 @@ impl<V: View> Session<V> {
             let failure = match &mut self.stage {
                 Stage::Waiting(until) => {
                     sleep_until(*until).await;
-                    self.stage = Stage::Opening(Box::pin(open(self.connector.clone())));
+                    let mut request = V::request(&self.connector);
+                    #[cfg(feature = "resume")]
+                    {
+                        let have = self.inventory.as_ref().and_then(Inventory::message);
+                        self.buckets = have.as_ref().map_or(0, |it| it.buckets.len() / size_of::<Digest>());
+                        V::resume(&mut request, have);
+                    }
+                    self.stage = Stage::Opening(Box::pin(open(self.connector.clone(), request)));
                     continue;
                 }
                 Stage::Opening(opening) => match opening.await {
@@ -152,7 +193,24 @@ impl<V: View> Session<V> {
                     Err(failure) => failure,
                 },
                 Stage::Open(stream) => match stream.next().await {
+                    #[cfg(feature = "resume")]
+                    Ok(Op::Kept(it)) => {
+                        match (KeptBuckets::parse(it.buckets, self.buckets), &mut self.inventory) {
+                            (Some(kept), Some(inventory)) => {
+                                inventory.keep(&kept);
+                                return Ok(Event::Keep(Arc::new(kept)));
+                            }
+                            _ => {
+                                self.inventory = self.inventory.take().map(|_| Inventory::default());
+                                "the brain keeps buckets that were not in the request".to_owned().into()
+                            }
+                        }
+                    }
                     Ok(op) => {
+                        #[cfg(feature = "resume")]
+                        if let Some(it) = &mut self.inventory {
+                            record(it, &op);
+                        }
                         match decode(op) {
                             Ok(Some(event)) => {
                                 if matches!(event, Event::Sync(_)) {
@@ -161,7 +219,12 @@ impl<V: View> Session<V> {
                                 return Ok(event);
                             }
                             Ok(None) => {}
-                            Err(reason) => tracing::warn!("{}: ignored {reason}", self.connector.target),
+                            Err(reason) => {
+                                tracing::warn!("{}: ignored {reason}", self.connector.target);
+                                // The caller has not got it.
+                                #[cfg(feature = "resume")]
+                                self.inventory.iter_mut().for_each(|it| *it = Inventory::default());
+                            }
                         }
                         continue;
                     }
@@ -177,14 +240,35 @@ impl<V: View> Session<V> {
     }
 }
 
-async fn open<V: View>(connector: Connector) -> Result<WatchStream<V>, Failure> {
+/// Notes what an operation means for what the client has.
+#[cfg(feature = "resume")]
+fn record(inventory: &mut Inventory, op: &Op) {
+    let set_of = |it: &Ref| Set::try_from(it.set).ok().filter(|it| *it != Set::UnknownSet);
+    match op {
+        Op::Reset(_) => inventory.reset(),
+        Op::Sync(_) => inventory.sync(),
+        Op::Set(Value { r#ref: Some(it), bytes }) => {
+            if let Some(set) = set_of(it) {
+                inventory.set(set, &it.path, bytes);
+            }
+        }
+        Op::Delete(it) => {
+            if let Some(set) = set_of(it) {
+                inventory.delete(set, &it.path);
+            }
+        }
+        Op::Set(_) | Op::Kept(_) | Op::Heartbeat(_) => {}
+    }
+}
+
+async fn open<V: View>(connector: Connector, first: V::Request) -> Result<WatchStream<V>, Failure> {
     let channel = connector.connect().await?;
     let (requests, outgoing) = mpsc::channel(1);
     let request = V::request(&connector);
-    requests.try_send(request.clone()).map_err(|it| it.to_string())?;
+    requests.try_send(first).map_err(|it| it.to_string())?;
     let response = timeout(RESPONSE_TIMEOUT, V::open(channel, ReceiverStream::new(outgoing))).await;
     let items = response.map_err(|_| format!("no response within {RESPONSE_TIMEOUT:?}"))??;
-    Ok(WatchStream { request, requests, items, is_answered: false })
+    Ok(WatchStream { request, requests, items, is_answered: false, silent_until: None, is_postponed: false })
 }
 
 impl<V: View> WatchStream<V> {
@@ -195,15 +279,36 @@ impl<V: View> WatchStream<V> {
                 // The channel has room, since the last request was answered. If it is closed, the items end.
                 let _ = self.requests.try_send(self.request.clone());
             }
-            let item = self.items.message().await?;
+            let item = self.item().await?;
             let item = item.ok_or_else(|| "the brain ended the stream".to_owned())?;
             let Some(op) = item.op else {
                 tracing::warn!("ignored an unknown operation");
                 continue;
             };
+            match &op {
+                Op::Heartbeat(_) => continue,
+                Op::Reset(it) if it.extensions().any(|it| it == Extension::Heartbeats) => {
+                    self.silent_until = Some(Instant::now() + HEARTBEAT_TIMEOUT);
+                }
+                _ => {}
+            }
             self.is_answered = matches!(op, Op::Sync(_));
             return Ok(op);
         }
+    }
+
+    async fn item(&mut self) -> Result<Option<OpItem>, Failure> {
+        let Some(mut until) = self.silent_until else { return Ok(self.items.message().await?) };
+        if Instant::now() >= until && !std::mem::replace(&mut self.is_postponed, true) {
+            // The caller may have been busy for long, and the connection with it.
+            until = Instant::now() + HEARTBEAT_TIMEOUT / 3;
+            self.silent_until = Some(until);
+        }
+        let item = timeout_at(until, self.items.message()).await;
+        let item = item.map_err(|_| format!("no sign of life within {HEARTBEAT_TIMEOUT:?}"))??;
+        self.silent_until = Some(Instant::now() + HEARTBEAT_TIMEOUT);
+        self.is_postponed = false;
+        Ok(item)
     }
 }
 
@@ -212,6 +317,8 @@ fn decode<V: View>(op: Op) -> Result<Option<Event<V>>, String> {
     Ok(Some(match op {
         Op::Reset(it) => Event::Reset(it.extensions().collect()),
         Op::Sync(it) => Event::Sync(it.revision),
+        // Neither was requested.
+        Op::Kept(_) | Op::Heartbeat(_) => return Ok(None),
         Op::Set(Value { r#ref, bytes }) => match parse_ref::<V>(r#ref)? {
             Path::ServiceCidr(name) => {
                 Event::SetServiceCidr(name.clone(), message("ServiceCIDR", &name, &bytes)?)

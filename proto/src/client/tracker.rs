@@ -12,6 +12,8 @@ use crate::{
     DiffStore,
     localv1::{Extension, Revision, ServiceCidr},
 };
+#[cfg(feature = "resume")]
+use crate::{digest::position, localv1::Set};
 
 /// The state of a view while its events arrive.
 #[derive(Debug)]
@@ -50,6 +52,12 @@ impl<V: View> Tracker<V> {
                 self.nodes.reset();
                 self.services.reset();
                 self.orphans.clear();
+            }
+            #[cfg(feature = "resume")]
+            Event::Keep(kept) => {
+                self.service_cidrs.keep(|it| kept.contains(position(Set::ServiceCidrsSet, it)));
+                self.nodes.keep(|it| kept.contains(position(Set::NodesSet, it)));
+                self.services.keep(|it| kept.contains(position(Set::ServicesSet, it)));
             }
             Event::SetServiceCidr(name, it) => self.service_cidrs.set(name, Arc::new(it)),
             Event::DeleteServiceCidr(name) => self.service_cidrs.delete(&name),
@@ -168,6 +176,8 @@ mod tests {
                 Event::DeleteServiceCidr(it) => drop(self.service_cidrs.remove(&it)),
                 Event::SetNode(it, value) => drop(self.nodes.insert(it, value.into())),
                 Event::DeleteNode(it) => drop(self.nodes.remove(&it)),
+                #[cfg(feature = "resume")]
+                Event::Keep(_) => {}
                 Event::Sync(_) => {}
             }
         }

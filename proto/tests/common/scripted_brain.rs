@@ -106,7 +106,7 @@ impl Sets for ScriptedBrain {
 
 pub(crate) fn set(set: Set, path: &str, message: &impl Message) -> OpItem {
     let reference = Ref { set: set.into(), path: path.into() };
-    OpItem { op: Some(Op::Set(Value { r#ref: Some(reference), bytes: message.encode_to_vec() })) }
+    OpItem { op: Some(Op::Set(Value { r#ref: Some(reference), bytes: message.encode_to_vec().into() })) }
 }
 
 pub(crate) fn delete(set: Set, path: &str) -> OpItem {

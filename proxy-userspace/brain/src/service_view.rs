@@ -14,7 +14,7 @@ use model::{
     Family, ServiceName,
     cluster::{self, ClusterState, Endpoint, EndpointSlice},
     conflicts::{FrontendKey, FrontendOwners},
-    state::{self, ServiceState, TrafficPolicy},
+    state::{self, Memo, ServiceState, TrafficPolicy},
 };
 
 use crate::{
@@ -113,6 +113,7 @@ impl<'a> ServiceView<'a> {
             other_serving: Arc::clone(&zone_state.other_serving),
             // `zone_state` may be an equal state of an earlier time.
             trigger_time: trigger_time(&self.slices),
+            memo: Memo::default(),
         })
     }
 

@@ -1,5 +1,5 @@
 //! Simulated agents of many nodes in one process, for `cargo xtask bench fleet`: each has a connection of its own, requests
-//! what an agent requests, reads everything, keeps nothing of it but hashes, and reconnects as the client library does.
+//! what an agent requests, reads everything, keeps nothing of it but digests, and reconnects as the client library does.
 //!
 //! `fleet SOCKET FIRST END` follows the nodes nFIRST to nEND (excluded). A line `expect TEXT` on standard input is answered
 //! by `expecting TEXT`, and by `seen TEXT NANOS BYTES` as soon as each agent has completed a state with a value that contains
@@ -10,13 +10,13 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "what it is for")]
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     error::Error,
     io,
     path::PathBuf,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -28,7 +28,10 @@ use nix::{
     sys::resource::{Resource, getrlimit, setrlimit},
     time::{ClockId, clock_gettime},
 };
-use proxy_contract::localv1::{OpItem, WatchReq, op_item::Op, sets_client::SetsClient};
+use proxy_contract::{
+    digest::{self, Buckets, Digest, KeptBuckets, MAX_BUCKETS},
+    localv1::{Digests, OpItem, Ref, Set, Value, WatchReq, op_item::Op, sets_client::SetsClient},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::UnixStream,
@@ -52,6 +55,97 @@ struct Shared {
     /// The expected text, and how many were expected before it.
     expected: Mutex<(u64, Arc<[u8]>)>,
     received: AtomicU64,
+    interner: Mutex<Interner>,
+}
+
+/// Small numbers for what the agents keep: most have the same.
+#[derive(Default)]
+struct Interner {
+    /// The number of each object, and that of its group.
+    objects: HashMap<(Set, String), (u32, u32)>,
+    groups: HashMap<(Set, String), u32>,
+    positions: Vec<u32>,
+    numbers: HashMap<Digest, u32>,
+    digests: Vec<Digest>,
+}
+
+impl Interner {
+    /// The numbers of an object: of its group, and its own.
+    fn object(&mut self, it: &Ref) -> Result<(u32, u32)> {
+        let set = Set::try_from(it.set)?;
+        let next = u32::try_from(self.objects.len())?;
+        let (group_set, group) = digest::group_of(set, &it.path);
+        let positions = &mut self.positions;
+        let group = *self.groups.entry((group_set, group.to_owned())).or_insert_with(|| {
+            positions.push(digest::position(group_set, group));
+            u32::try_from(positions.len() - 1).unwrap_or(u32::MAX)
+        });
+        let (object, group) = *self.objects.entry((set, it.path.clone())).or_insert((next, group));
+        Ok((group, object))
+    }
+
+    fn digest(&mut self, it: &Ref, bytes: &[u8]) -> Result<u32> {
+        let digest = digest::object(Set::try_from(it.set)?, &it.path, bytes);
+        let next = u32::try_from(self.digests.len())?;
+        let number = *self.numbers.entry(digest).or_insert(next);
+        if number == next {
+            self.digests.push(digest);
+        }
+        Ok(number)
+    }
+}
+
+/// What an agent has: the numbers of the group, the object and the digest, in ascending order.
+#[derive(Default)]
+struct Inventory {
+    objects: Vec<(u32, u32, u32)>,
+    /// What has come since the last sync; no digest if it was deleted.
+    pending: Vec<(u32, u32, Option<u32>)>,
+    /// The groups that a stream does not begin with, if it has just begun.
+    kept: Option<Option<KeptBuckets>>,
+}
+
+impl Inventory {
+    fn message(&self, interner: &Interner) -> Option<Digests> {
+        let groups: Vec<_> = self.objects.chunk_by(|a, b| a.0 == b.0).collect();
+        let mut buckets = Buckets::new(groups.len().next_power_of_two().min(MAX_BUCKETS));
+        for group in &groups {
+            let mut digests: Vec<_> = group.iter().map(|it| interner.digests[it.2 as usize]).collect();
+            buckets.add(interner.positions[group[0].0 as usize], digest::all(&mut digests));
+        }
+        (!groups.is_empty()).then(|| Digests::of(&buckets.finish()))
+    }
+
+    fn sync(&mut self, interner: &Interner) {
+        if let Some(kept) = self.kept.take() {
+            self.objects.retain(|(group, ..)| {
+                kept.as_ref().is_some_and(|it| it.contains(interner.positions[*group as usize]))
+            });
+        }
+        if self.pending.len() > 64 {
+            // The last one counts.
+            let mut all: HashMap<_, _> =
+                self.objects.drain(..).map(|it| ((it.0, it.1), Some(it.2))).collect();
+            all.extend(self.pending.drain(..).map(|it| ((it.0, it.1), it.2)));
+            self.objects = all.into_iter().filter_map(|((a, b), it)| Some((a, b, it?))).collect();
+            self.objects.sort_unstable();
+            return;
+        }
+        for (group, object, digest) in self.pending.drain(..) {
+            match (self.objects.binary_search_by_key(&(group, object), |it| (it.0, it.1)), digest) {
+                (Ok(at), Some(it)) => self.objects[at].2 = it,
+                (Ok(at), None) => drop(self.objects.remove(at)),
+                (Err(at), Some(it)) => self.objects.insert(at, (group, object, it)),
+                (Err(_), None) => {}
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn interner(&self) -> MutexGuard<'_, Interner> {
+        self.interner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What an agent reports.
@@ -79,6 +173,7 @@ async fn main() -> Result<()> {
             shared: Arc::clone(&shared),
             reports: sender.clone(),
             synced: 0,
+            inventory: Inventory::default(),
         };
         tokio::spawn(agent.run());
     }
@@ -136,6 +231,7 @@ struct Agent {
     reports: mpsc::UnboundedSender<Report>,
     /// On how many connections it has completed a state.
     synced: usize,
+    inventory: Inventory,
 }
 
 impl Agent {
@@ -167,12 +263,36 @@ impl Agent {
         });
         let channel = Endpoint::from_static("http://brain").connect_with_connector(connector).await?;
         let (requests, outgoing) = mpsc::channel(1);
-        let request = WatchReq { node_name: self.node.clone(), extensions: Extensions::LOCAL.numbers() };
-        requests.send(request.clone()).await?;
+        let extensions = Extensions::LOCAL.numbers();
+        let request = WatchReq { node_name: self.node.clone(), extensions, have: None };
+        let have = self.inventory.message(&self.shared.interner());
+        let buckets = have.as_ref().map_or(0, |it| it.buckets.len() / size_of::<Digest>());
+        requests.send(WatchReq { have, ..request.clone() }).await?;
         let mut items = SetsClient::new(channel).watch(ReceiverStream::new(outgoing)).await?.into_inner();
         let (mut is_first, mut last_seen, mut expected) = (true, 0, (0, Arc::default()));
         let mut has_text = false;
         while let Some(OpItem { op }) = items.message().await? {
+            match &op {
+                Some(Op::Reset(_)) => {
+                    self.inventory.pending.clear();
+                    self.inventory.kept = Some(None);
+                }
+                Some(Op::Kept(it)) => {
+                    self.inventory.kept = Some(KeptBuckets::parse(it.buckets.clone(), buckets));
+                }
+                Some(Op::Set(Value { r#ref: Some(it), bytes })) => {
+                    let mut interner = self.shared.interner();
+                    let (group, object) = interner.object(it)?;
+                    let digest = interner.digest(it, bytes)?;
+                    self.inventory.pending.push((group, object, Some(digest)));
+                }
+                Some(Op::Delete(it)) => {
+                    let (group, object) = self.shared.interner().object(it)?;
+                    self.inventory.pending.push((group, object, None));
+                }
+                Some(Op::Sync(_)) => self.inventory.sync(&self.shared.interner()),
+                _ => {}
+            }
             match op {
                 Some(Op::Set(it)) if !is_first && !has_text => {
                     if expected.0 == last_seen {

@@ -20,8 +20,48 @@ pub struct Published {
     pub rev: u64,
     /// The name of the node.
     pub node: Arc<str>,
+    /// The revisions of the last changes of its parts.
+    changed: PartRevisions,
     /// The state.
     pub state: NodeState,
+}
+
+/// The revision at which each part of a state has changed last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct PartRevisions {
+    services: u64,
+    nodes: u64,
+    service_cidrs: u64,
+}
+
+impl PartRevisions {
+    fn new(rev: u64, state: &NodeState, previous: Option<&Published>) -> Self {
+        let part = |is_equal: fn(&NodeState, &NodeState) -> bool, before: fn(&Self) -> u64| match previous {
+            Some(it) if is_equal(&it.state, state) => before(&it.changed),
+            _ => rev,
+        };
+        Self {
+            services: part(|a, b| a.services == b.services, |it| it.services),
+            nodes: part(|a, b| a.nodes == b.nodes, |it| it.nodes),
+            service_cidrs: part(|a, b| a.service_cidrs == b.service_cidrs, |it| it.service_cidrs),
+        }
+    }
+}
+
+impl Published {
+    /// A first state.
+    pub fn new(instance_id: u64, rev: u64, node: impl Into<Arc<str>>, state: NodeState) -> Self {
+        Self { instance_id, rev, node: node.into(), changed: PartRevisions::new(rev, &state, None), state }
+    }
+
+    /// The revision of what a client knows of the state that receives the nodes and the ServiceCIDRs or does not: it stays the
+    /// same while nothing changes for that client.
+    pub(crate) fn rev_for(&self, nodes: bool, service_cidrs: bool) -> u64 {
+        let PartRevisions { services, nodes: of_nodes, service_cidrs: of_service_cidrs } = self.changed;
+        let (of_nodes, of_service_cidrs) =
+            (Some(of_nodes).filter(|_| nodes), Some(of_service_cidrs).filter(|_| service_cidrs));
+        services.max(of_nodes.unwrap_or(0)).max(of_service_cidrs.unwrap_or(0))
+    }
 }
 
 /// Publishes the states of one node under revisions.
@@ -67,7 +107,7 @@ impl Publisher {
                 }
             }
             rev = self.last_rev.fetch_add(1, Ordering::Relaxed) + 1;
-            *current = Some(self.published(self.instance_id, rev, state));
+            *current = Some(self.published(self.instance_id, rev, state, current.as_deref()));
             true
         });
         rev
@@ -79,12 +119,20 @@ impl Publisher {
             if let Some(current) = current {
                 state.reuse_equal(&current.state);
             }
-            *current = Some(self.published(instance_id, rev, state));
+            let previous = current.as_deref().filter(|it| it.instance_id == instance_id);
+            *current = Some(self.published(instance_id, rev, state, previous));
         });
     }
 
-    fn published(&self, instance_id: u64, rev: u64, state: NodeState) -> Arc<Published> {
-        Arc::new(Published { instance_id, rev, node: Arc::clone(&self.node), state })
+    fn published(
+        &self,
+        instance_id: u64,
+        rev: u64,
+        state: NodeState,
+        previous: Option<&Published>,
+    ) -> Arc<Published> {
+        let changed = PartRevisions::new(rev, &state, previous);
+        Arc::new(Published { instance_id, rev, node: Arc::clone(&self.node), changed, state })
     }
 
     /// The current state; `None` before the first one.

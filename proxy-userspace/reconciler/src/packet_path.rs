@@ -450,8 +450,7 @@ mod tests {
                 unavailable_reason: Some(reason.clone()),
                 is_optional: true,
             };
-            let published =
-                Published { instance_id: 1, rev: 1, node: "n1".into(), state: NodeState::default() };
+            let published = Published::new(1, 1, "n1", NodeState::default());
             let state = Some((Arc::new(published), 1, Instant::now()));
             let desired = Desired { state, ..Desired::default() };
             let mut attempt = || {

@@ -121,8 +121,7 @@ mod tests {
     use super::*;
 
     fn applied(turn: u64, entries: usize) -> Applied {
-        let published =
-            Published { instance_id: 1, rev: turn, node: "n1".into(), state: NodeState::default() };
+        let published = Published::new(1, turn, "n1", NodeState::default());
         let report = ApplyReport { entries, ..ApplyReport::default() };
         Applied { turn, published: Arc::new(published), report, begin: Instant::now() }
     }

@@ -21,6 +21,10 @@ pub struct Extensions {
     pub service_cidrs: bool,
     /// The addresses that a Service lost to another one, with the ports that lost them.
     pub conflicting_addresses: bool,
+    /// What the client has is not sent again.
+    pub resume: bool,
+    /// A sign of life when there is nothing else to send.
+    pub heartbeats: bool,
 }
 
 impl Extensions {
@@ -33,7 +37,11 @@ impl Extensions {
         other_proxies: false,
         service_cidrs: true,
         conflicting_addresses: true,
+        resume: true,
+        heartbeats: true,
     };
+    /// What a full state of one node supports.
+    pub const POLL: Self = Self { resume: false, heartbeats: false, ..Self::LOCAL };
     /// What a stream of the state of the cluster supports.
     pub const GLOBAL: Self = Self {
         revisions: false,
@@ -43,6 +51,8 @@ impl Extensions {
         other_proxies: true,
         service_cidrs: true,
         conflicting_addresses: false,
+        resume: false,
+        heartbeats: true,
     };
 
     /// The requested extensions that this set contains.
@@ -60,6 +70,8 @@ impl Extensions {
                 Extension::ConflictingAddresses => {
                     accepted.conflicting_addresses = self.conflicting_addresses;
                 }
+                Extension::Resume => accepted.resume = self.resume,
+                Extension::Heartbeats => accepted.heartbeats = self.heartbeats,
                 Extension::OtherProxies => accepted.other_proxies = self.other_proxies,
             }
         }
@@ -76,6 +88,8 @@ impl Extensions {
             (self.other_proxies, Extension::OtherProxies),
             (self.service_cidrs, Extension::ServiceCidrs),
             (self.conflicting_addresses, Extension::ConflictingAddresses),
+            (self.resume, Extension::Resume),
+            (self.heartbeats, Extension::Heartbeats),
         ];
         all.into_iter().filter_map(|(is_in, it)| is_in.then_some(it))
     }

@@ -6,12 +6,14 @@
 
 mod endpoint;
 mod load_balancing;
+mod memo;
 mod node;
 mod service;
 
 pub use crate::PerFamily;
 pub use endpoint::{Endpoint, EndpointKey, EndpointPort, OtherServing, Scope, Scopes};
 pub use load_balancing::{Algorithm, LoadBalancing, PassiveHealth};
+pub use memo::Memo;
 pub use node::{NodeInfo, NodeInfos, NodeState, ServiceCidr, ServiceCidrs};
 pub use service::{
     ClientIpAffinity, Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,

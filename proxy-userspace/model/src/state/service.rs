@@ -9,7 +9,7 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    LoadBalancing,
+    LoadBalancing, Memo,
     endpoint::{Endpoint, OtherServing, Scope},
 };
 use crate::{Family, PerFamily, Protocol, ServiceName, Timestamp};
@@ -33,6 +33,8 @@ pub struct ServiceState {
     ///
     /// If it did not change between two states, something else did: the Service itself or a Node.
     pub trigger_time: Option<Timestamp>,
+    /// What a later stage has derived from this state.
+    pub memo: Memo,
 }
 
 impl PartialEq for ServiceState {
@@ -51,7 +53,13 @@ impl ServiceState {
         let mut endpoints: Vec<_> = endpoints.into_iter().map(Arc::new).collect();
         // `collect` reuses the memory of a source vector of endpoints, 13 times as much.
         endpoints.shrink_to_fit();
-        Self { service: service.into(), endpoints, other_serving: Arc::default(), trigger_time: None }
+        Self {
+            service: service.into(),
+            endpoints,
+            other_serving: Arc::default(),
+            trigger_time: None,
+            memo: Memo::default(),
+        }
     }
 
     /// Replaces the Service and the endpoints that are equal in `other` by the objects in `other`, so that both share

@@ -10,7 +10,7 @@ use model::{
     diff,
     state::{ServiceCidr, ServiceCidrs},
 };
-use prost::Message as _;
+use prost::{Message as _, bytes::Bytes};
 use proxy_contract::localv1::{OpItem, Ref, Set, Value, op_item::Op};
 
 /// The difference between two states.
@@ -61,6 +61,11 @@ pub(super) struct ChangeSet<D> {
 impl<D: Diff> ChangeSet<D> {
     pub(super) fn new(diff: D) -> Self {
         Self { diff, phase: 0, position: 0, ready: VecDeque::new() }
+    }
+
+    /// Puts an operation before the others.
+    pub(super) fn begin_with(&mut self, item: OpItem) {
+        self.ready.push_front(item);
     }
 }
 
@@ -140,8 +145,8 @@ pub(super) fn service_cidrs(
     differing.map(change).collect()
 }
 
-pub(super) fn set(set: Set, path: String, bytes: Vec<u8>) -> OpItem {
-    OpItem { op: Some(Op::Set(Value { r#ref: Some(Ref { set: set.into(), path }), bytes })) }
+pub(super) fn set(set: Set, path: String, bytes: impl Into<Bytes>) -> OpItem {
+    OpItem { op: Some(Op::Set(Value { r#ref: Some(Ref { set: set.into(), path }), bytes: bytes.into() })) }
 }
 
 pub(super) fn delete(set: Set, path: String) -> OpItem {

@@ -29,7 +29,7 @@ impl Endpoints for LongPoll {
         let peer = Peer::of(&request)?;
         let filter = request.into_inner();
         peer.authorize_node(&filter.node_name)?;
-        let states = self.nodes.subscribe(&filter.node_name, (filter.instance_id, filter.rev));
+        let states = self.nodes.subscribe(&filter.node_name, (0, 0));
         let states = states.map_err(|it| it.status(&filter.node_name))?;
         let (sender, items) = mpsc::channel(QUEUE_DEPTH);
         // Fails only if the client has disconnected.
@@ -44,15 +44,22 @@ async fn respond(
     mut states: Subscription,
     sender: Sender<Item>,
 ) -> Result<(), SendError<Item>> {
-    let published = tokio::select! {
-        () = sender.closed() => return Ok(()),
-        published = states.next() => match published {
-            Some(published) => published,
-            None => return Ok(()),
+    let extensions = Extensions::POLL.negotiate(filter.extensions());
+    let (published, rev) = loop {
+        let published = tokio::select! {
+            () = sender.closed() => return Ok(()),
+            published = states.next() => match published {
+                Some(published) => published,
+                None => return Ok(()),
+            }
+        };
+        // What the client does not receive is no change for it.
+        let rev = published.rev_for(extensions.nodes, extensions.service_cidrs);
+        if (published.instance_id, rev) != (filter.instance_id, filter.rev) {
+            break (published, rev);
         }
     };
-    let extensions = Extensions::LOCAL.negotiate(filter.extensions());
-    let next = NextFilter { instance_id: published.instance_id, rev: published.rev, ..filter };
+    let next = NextFilter { instance_id: published.instance_id, rev, ..filter };
     let first = NextItem { next: Some(next), extensions: extensions.numbers(), ..NextItem::default() };
     sender.send(Ok(first)).await?;
     for it in published.state.service_cidrs.values().filter(|_| extensions.service_cidrs) {

@@ -10,6 +10,7 @@ mod clients;
 mod cluster_diff;
 mod cluster_watch;
 mod connection;
+mod encoded;
 mod listen;
 mod long_poll;
 mod node_diff;
@@ -89,7 +90,7 @@ pub async fn serve(
     };
     let ServedData { nodes, cluster } = served;
     let turns = Turns::default();
-    let node_watch = SetsServer::new(NodeWatch { nodes: Arc::clone(&nodes), turns: turns.clone() });
+    let node_watch = SetsServer::new(NodeWatch::new(Arc::clone(&nodes), turns.clone()));
     let long_poll = EndpointsServer::new(LongPoll { nodes });
     let cluster_watch = cluster_sets::SetsServer::new(ClusterWatch { cluster, turns });
     let routes = Routes::new(health)

@@ -7,15 +7,20 @@ use model::{
     services::Services,
     state::{Endpoint, EndpointKey, NodeInfo, NodeState, ServiceCidr, ServiceState},
 };
-use prost::Message as _;
+use prost::{Message as _, bytes::Bytes};
 use proxy_contract::localv1::{OpItem, Set};
 use wire::Extensions;
 
-use super::change_set::{Change, ChangeSet, Diff, Encode, Kind, Phase, delete, service_cidrs, set};
+use super::{
+    change_set::{Change, ChangeSet, Diff, Encode, Kind, Phase, delete, service_cidrs, set},
+    encoded::Encoded,
+};
 
 /// Holds both states, and a pointer per Service that differs.
 pub(super) struct NodeDiff {
     extensions: Extensions,
+    /// Whether many clients receive the same.
+    is_shared: bool,
     /// In ascending order of names; empty if the client did not request them.
     service_cidrs: Vec<Change<Arc<ServiceCidr>>>,
     /// In ascending order of names; empty if the client did not request nodes.
@@ -27,8 +32,14 @@ pub(super) struct NodeDiff {
 }
 
 impl NodeDiff {
-    /// The change set that leads from `old` to `new`; the cost is that of the difference.
-    pub(super) fn change_set(old: &NodeState, new: &NodeState, extensions: Extensions) -> ChangeSet<Self> {
+    /// The change set that leads from `old` to `new`; the cost is that of the difference. What many clients receive is
+    /// encoded once.
+    pub(super) fn change_set(
+        old: &NodeState,
+        new: &NodeState,
+        extensions: Extensions,
+        is_shared: bool,
+    ) -> ChangeSet<Self> {
         // Counted first for an exact allocation: a thousand watchers that connect at once have one each.
         let mut differing = Vec::with_capacity(new.diff(old).count());
         differing.extend(new.diff(old).filter_map(|(_, old, new)| new.or(old).cloned()));
@@ -46,7 +57,7 @@ impl NodeDiff {
             false => Vec::new(),
         };
         let (old, new) = (old.services.clone(), new.services.clone());
-        ChangeSet::new(Self { extensions, service_cidrs, nodes, old, new, differing })
+        ChangeSet::new(Self { extensions, is_shared, service_cidrs, nodes, old, new, differing })
     }
 }
 
@@ -62,7 +73,9 @@ impl Diff for NodeDiff {
     fn operations(&self, phase: Phase, index: usize, out: &mut VecDeque<OpItem>) {
         let service = || {
             let name = &self.differing[index].service.name;
-            ServiceChange { name, old: self.old.get(name), new: self.new.get(name) }
+            let (old, new) = (self.old.get(name), self.new.get(name));
+            let shared = new.filter(|_| self.is_shared).and_then(|it| Encoded::shared(it, self.extensions));
+            ServiceChange { name, old, new, shared }
         };
         match phase {
             Phase::Set(Kind::ServiceCidrs) => out.extend(self.service_cidrs[index].set()),
@@ -90,6 +103,8 @@ struct ServiceChange<'a> {
     name: &'a ServiceName,
     old: Option<&'a Arc<ServiceState>>,
     new: Option<&'a Arc<ServiceState>>,
+    /// The encoding of `new`.
+    shared: Option<&'a Encoded>,
 }
 
 impl ServiceChange<'_> {
@@ -102,7 +117,10 @@ impl ServiceChange<'_> {
                 && (!extensions.other_serving || old.other_serving == new.other_serving)
         });
         (!is_same).then(|| {
-            let bytes = wire::service_with_extensions(new, extensions).encode_to_vec();
+            let bytes = match self.shared {
+                Some(it) => it.service.clone(),
+                None => wire::service_with_extensions(new, extensions).encode_to_vec().into(),
+            };
             set(Set::ServicesSet, wire::service_path(self.name), bytes)
         })
     }
@@ -115,16 +133,21 @@ impl ServiceChange<'_> {
         let Some(new) = self.new else { return };
         // The names of an endpoint's ports are in its Service.
         let same_ports = self.old.is_some_and(|old| old.service.ports == new.service.ports);
+        let mut encoded = self.shared.map(|it| it.endpoints.iter());
         for (old, endpoint) in self.endpoints() {
             let Some(endpoint) = endpoint else { continue };
+            let shared = encoded.as_mut().and_then(Iterator::next);
             if same_ports && old == Some(endpoint) {
                 continue;
             }
-            let message = wire::endpoint(&new.service, endpoint);
-            let before = self.old.zip(old).map(|(state, it)| wire::endpoint(&state.service, it));
-            if before.as_ref() != Some(&message) {
-                let path = wire::endpoint_path(self.name, endpoint);
-                out.push_back(set(Set::EndpointsSet, path, message.encode_to_vec()));
+            let bytes = match shared {
+                Some(it) => it.clone(),
+                None => Bytes::from(wire::endpoint(&new.service, endpoint).encode_to_vec()),
+            };
+            let before =
+                self.old.zip(old).map(|(state, it)| wire::endpoint(&state.service, it).encode_to_vec());
+            if before.is_none_or(|it| it != bytes) {
+                out.push_back(set(Set::EndpointsSet, wire::endpoint_path(self.name, endpoint), bytes));
             }
         }
     }

@@ -1,16 +1,21 @@
 //! `localv1.Sets/Watch`: the state of one node as a stream of changes.
 //!
-//! A change set is the difference to what the stream has sent before, even if that was the state of another node.
+//! A change set is the difference to what the stream has sent before, even if that was the state of another node; the first
+//! one is that to what the client says it has.
 
 use std::sync::Arc;
 
-use proxy_contract::localv1::{EmptyOp, Revision, WatchReq, sets_server::Sets};
+use model::state::NodeState;
+use proxy_contract::localv1::{
+    Digests, EmptyOp, Kept, OpItem, Revision, WatchReq, op_item::Op, sets_server::Sets,
+};
 use tonic::{Request, Response, Status, Streaming};
 use wire::Extensions;
 
 use super::{
     authz::Peer,
     change_set::ChangeSet,
+    encoded::{NodeDigests, kept},
     node_diff::NodeDiff,
     watch_session::{self, End, Items, Turns, View},
 };
@@ -20,8 +25,15 @@ use crate::{
 };
 
 pub(super) struct NodeWatch {
-    pub(super) nodes: Arc<dyn NodeStates>,
-    pub(super) turns: Turns,
+    nodes: Arc<dyn NodeStates>,
+    turns: Turns,
+    node_digests: Arc<NodeDigests>,
+}
+
+impl NodeWatch {
+    pub(super) fn new(nodes: Arc<dyn NodeStates>, turns: Turns) -> Self {
+        Self { nodes, turns, node_digests: Arc::default() }
+    }
 }
 
 #[tonic::async_trait]
@@ -34,6 +46,9 @@ impl Sets for NodeWatch {
             nodes: Arc::clone(&self.nodes),
             node: None,
             extensions: Extensions::default(),
+            turns: self.turns.clone(),
+            node_digests: Arc::clone(&self.node_digests),
+            have: None,
             sent: None,
         };
         Ok(Response::new(watch_session::start(view, request.into_inner(), self.turns.clone())))
@@ -46,6 +61,10 @@ struct NodeView {
     /// The requested name, and the states of that node.
     node: Option<(String, Subscription)>,
     extensions: Extensions,
+    turns: Turns,
+    node_digests: Arc<NodeDigests>,
+    /// What the client has, until the first state is sent.
+    have: Option<Digests>,
     /// The last state that was sent.
     sent: Option<Arc<Published>>,
 }
@@ -56,11 +75,17 @@ impl View for NodeView {
 
     fn negotiate(&mut self, request: &WatchReq) -> Extensions {
         self.extensions = Extensions::LOCAL.negotiate(request.extensions());
+        // Rules that are not known.
+        self.extensions.resume &= request.have.as_ref().is_none_or(|it| it.parse() != Ok(None));
         self.extensions
     }
 
     fn request(&mut self, request: WatchReq) -> Result<bool, Status> {
         let node = request.node_name;
+        if self.node.is_none() && self.extensions.resume {
+            request.have.as_ref().map(Digests::parse).transpose().map_err(Status::invalid_argument)?;
+            self.have = request.have;
+        }
         if self.node.as_ref().is_some_and(|(name, _)| *name == node) {
             return Ok(false);
         }
@@ -73,10 +98,21 @@ impl View for NodeView {
     async fn next(&mut self) -> Result<ChangeSet<NodeDiff>, End> {
         let (_, states) = self.node.as_mut().ok_or(End::Closed)?;
         let published = states.next().await.ok_or(End::Closed)?;
-        let changes = match &self.sent {
-            Some(sent) => NodeDiff::change_set(&sent.state, &published.state, self.extensions),
-            None => NodeDiff::change_set(&Default::default(), &published.state, self.extensions),
+        let have = self.have.take();
+        let have = have.as_ref().and_then(|it| it.parse().ok().flatten());
+        let is_shared = self.turns.is_crowd();
+        let resumed =
+            have.map(|it| kept(&published.state, self.extensions, it, is_shared, &self.node_digests));
+        let empty = NodeState::default();
+        let before = match (&self.sent, &resumed) {
+            (Some(sent), _) => &sent.state,
+            (None, Some((_, rest))) => rest,
+            (None, None) => &empty,
         };
+        let mut changes = NodeDiff::change_set(before, &published.state, self.extensions, is_shared);
+        if let Some((kept, _)) = &resumed {
+            changes.begin_with(OpItem { op: Some(Op::Kept(Kept { buckets: kept.bits().to_vec() })) });
+        }
         self.sent = Some(published);
         Ok(changes)
     }

@@ -12,7 +12,7 @@ use tokio::{
         mpsc::{self, Sender},
     },
     task::yield_now,
-    time::timeout,
+    time::{sleep, timeout},
 };
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Status, Streaming};
@@ -27,6 +27,12 @@ const QUEUE_DEPTH: usize = 64;
 const SHORT: usize = 16;
 /// How many operations of a long change set are sent per turn.
 const BATCH_SIZE: usize = QUEUE_DEPTH;
+
+/// From how many sessions on encoded Services are shared.
+const CROWD: usize = 16;
+
+/// How long nothing is sent to a client that requests heartbeats; it takes a server for dead after three times as long.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a client may leave a change set unread; then its stream ends, and what it holds is freed.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
@@ -64,6 +70,13 @@ pub(super) struct Turns(Arc<Semaphore>);
 impl Default for Turns {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(1)))
+    }
+}
+
+impl Turns {
+    /// Whether there are so many sessions that what they have in common is worth keeping.
+    pub(super) fn is_crowd(&self) -> bool {
+        Arc::strong_count(&self.0) > CROWD
     }
 }
 
@@ -109,8 +122,8 @@ impl<V: View> Session<V> {
             message = self.requests.message() => message.ok().flatten().ok_or(End::Closed)?,
         };
         self.pending_requests = 1;
-        let extensions = self.view.negotiate(&request).numbers();
-        self.send(Op::Reset(EmptyOp { extensions, ..EmptyOp::default() })).await?;
+        let extensions = self.view.negotiate(&request);
+        self.send(Op::Reset(EmptyOp { extensions: extensions.numbers(), ..EmptyOp::default() })).await?;
         // The first state, and that of another node, are sent even if the change set is empty.
         let mut must_answer = self.view.request(request).map_err(End::Refused)?;
         loop {
@@ -127,6 +140,10 @@ impl<V: View> Session<V> {
                         Ok(None) if self.pending_requests > 0 => self.is_half_closed = true,
                         Ok(None) | Err(_) => return Err(End::Closed),
                     }
+                    continue;
+                }
+                () = sleep(HEARTBEAT_INTERVAL), if extensions.heartbeats => {
+                    self.send(Op::Heartbeat(EmptyOp::default())).await?;
                     continue;
                 }
                 changes = next_if(self.pending_requests > 0, &mut self.view) => changes?.peekable(),

@@ -48,12 +48,7 @@ fn published() -> Published {
     };
     let endpoints = (1..6).map(|last| endpoint(last, last == 1));
     let services = [(name, Arc::new(ServiceState::new(service, endpoints)))].into_iter().collect();
-    Published {
-        instance_id: u64::MAX,
-        rev: 7,
-        node: "n1".into(),
-        state: NodeState { services, ..NodeState::default() },
-    }
+    Published::new(u64::MAX, 7, "n1", NodeState { services, ..NodeState::default() })
 }
 
 #[test]
@@ -68,7 +63,7 @@ fn json_is_one_object_on_one_line() {
 
 #[test]
 fn the_empty_state_is_an_empty_list() {
-    let published = Published { state: NodeState::default(), instance_id: 1, ..published() };
+    let published = Published::new(1, 7, "n1", NodeState::default());
     let text = render(&published, Format::Json).unwrap();
     assert_eq!(text, "{\"instanceId\":\"1\",\"rev\":\"7\",\"node\":\"n1\",\"items\":[]}\n");
 }
@@ -172,7 +167,7 @@ fn apply(state: &mut BTreeMap<String, serde_json::Value>, lines: &str) {
 
 #[test]
 fn change_lines_lead_from_one_state_to_the_other() {
-    let empty = Published { state: NodeState::default(), ..published() };
+    let empty = Published::new(u64::MAX, 7, "n1", NodeState::default());
     fn render(before: Option<&Published>, after: &Published) -> String {
         render_changes(before, after, Format::Json).unwrap()
     }

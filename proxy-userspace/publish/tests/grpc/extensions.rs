@@ -9,7 +9,7 @@ use model::{
 use prost::Message as _;
 use proxy_contract::{
     localnetv1::{NextFilter, endpoints_client::EndpointsClient},
-    localv1::{EmptyOp, Extension, OpItem, Service, WatchReq, op_item::Op},
+    localv1::{Digests, EmptyOp, Extension, Kept, OpItem, Service, Set, WatchReq, op_item::Op},
 };
 
 use crate::{
@@ -23,7 +23,7 @@ const UNKNOWN: i32 = 4711;
 /// Requests these extensions; returns those of the reset.
 async fn start(folder: &Folder, requested: &[i32]) -> (NodePeer, Vec<i32>) {
     let mut peer = NodePeer::silent(folder).await;
-    let request = WatchReq { node_name: String::new(), extensions: requested.to_vec() };
+    let request = WatchReq { node_name: String::new(), extensions: requested.to_vec(), have: None };
     peer.request(request).await;
     let Op::Reset(EmptyOp { extensions, revision: None }) = peer.item().await else { panic!("no reset") };
     (peer, extensions)
@@ -65,7 +65,7 @@ async fn without_known_extensions_the_response_equals_kpngs() {
         loop {
             let op = peer.item().await;
             if let Op::Set(it) = &op
-                && let Ok(it) = Service::decode(it.bytes.as_slice())
+                && let Ok(it) = Service::decode(&*it.bytes)
             {
                 assert_eq!(it.trigger_time, None);
             }
@@ -212,5 +212,52 @@ async fn an_agent_has_the_same_state_as_its_brain() {
             }
         };
         while_following(&upstream, receive).await;
+    }
+}
+
+/// Every extension that a stream of node states supports.
+fn all_extensions() -> Vec<i32> {
+    wire::Extensions::LOCAL.numbers()
+}
+
+#[tokio::test]
+async fn every_combination_of_extensions_brings_the_same_state_and_nothing_that_was_not_requested() {
+    let (folder, brain) = Brain::new().await;
+    let mut full = triggered(7, &[("p", 1)]);
+    full.nodes.insert("n1".into(), model::state::NodeInfo::default());
+    let cidr = ServiceCidr { name: "kubernetes".into(), cidrs: vec!["10.96.0.0/16".parse().unwrap()] };
+    Arc::make_mut(&mut full.service_cidrs).insert("kubernetes".into(), Arc::new(cidr));
+    brain.publisher.publish(full);
+    let all = all_extensions();
+    for combination in 0..1_u32 << all.len() {
+        let chosen =
+            all.iter().enumerate().filter(|(bit, _)| combination & (1 << bit) != 0).map(|(_, it)| *it);
+        let chosen: Vec<_> = chosen.collect();
+        let has = |it: Extension| chosen.contains(&it.into());
+        // Whether or not it may, a client says what it has.
+        let have = Some(Digests { version: 1, buckets: vec![combination as u8; 16] });
+        let mut peer = NodePeer::silent(&folder).await;
+        peer.request(WatchReq { node_name: String::new(), extensions: chosen.clone(), have }).await;
+        let Op::Reset(reset) = peer.item().await else { panic!("no reset") };
+        assert_eq!(reset.extensions, chosen);
+        if has(Extension::Resume) {
+            assert_eq!(peer.item().await, Op::Kept(Kept { buckets: vec![0] }));
+        }
+        let mut sent = Vec::new();
+        let sync = loop {
+            match peer.item().await {
+                Op::Set(it) => sent.push((it.r#ref.unwrap().set, it.bytes)),
+                Op::Sync(it) => break it,
+                other => panic!("{other:?} with {chosen:?}"),
+            }
+        };
+        let is_sent = |set: Set| sent.iter().any(|it| it.0 == i32::from(set));
+        assert!(is_sent(Set::ServicesSet) && is_sent(Set::EndpointsSet));
+        assert_eq!(is_sent(Set::NodesSet), has(Extension::Nodes));
+        assert_eq!(is_sent(Set::ServiceCidrsSet), has(Extension::ServiceCidrs));
+        assert_eq!(sync.revision.is_some(), has(Extension::Revisions));
+        let (_, service) = sent.iter().find(|it| it.0 == i32::from(Set::ServicesSet)).unwrap();
+        let service = Service::decode(&**service).unwrap();
+        assert_eq!(service.trigger_time.is_some(), has(Extension::TriggerTimes));
     }
 }

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use model::state::NodeState;
-use proxy_contract::localnetv1::{NextFilter, NextItem, endpoints_client::EndpointsClient};
+use proxy_contract::{
+    localnetv1::{NextFilter, NextItem, endpoints_client::EndpointsClient},
+    localv1::Extension,
+};
 use tokio::time::timeout;
 
 use crate::common::{Brain, Folder, LIMIT, channel, service, state};
@@ -89,4 +92,33 @@ async fn a_client_resumes_polling_across_a_restart_of_the_brain() {
     let brain = Brain::start(&folder).await;
     brain.publisher.publish(state([service("ns/c", &[])]));
     assert!(timeout(LIMIT, poll.next()).await.unwrap().unwrap().services.contains_key("ns/c"));
+}
+
+#[tokio::test]
+async fn a_change_of_what_the_client_does_not_receive_is_no_answer() {
+    let (folder, brain) = Brain::new().await;
+    let services = || state([service("ns/a", &[])]);
+    let with_node = |name: &str| NodeState {
+        nodes: [(name.into(), Default::default())].into_iter().collect(),
+        ..services()
+    };
+    brain.publisher.publish(with_node("n1"));
+    let with_nodes = NextFilter { extensions: vec![Extension::Nodes.into()], ..NextFilter::default() };
+    let next = async |filter| poll(&folder, filter).await.remove(0).next.unwrap();
+    let waits = async |filter| timeout(Duration::from_millis(100), poll(&folder, filter)).await.is_err();
+    let (plain, known) = (next(NextFilter::default()).await, next(with_nodes.clone()).await);
+    assert!(waits(plain.clone()).await && waits(known.clone()).await);
+    // Another Node comes.
+    brain.publisher.publish(with_node("n2"));
+    assert!(waits(plain.clone()).await);
+    let known = next(known).await;
+    assert!(waits(known.clone()).await);
+    // A Service comes.
+    brain
+        .publisher
+        .publish(NodeState { services: state([service("ns/b", &[])]).services, ..with_node("n2") });
+    for filter in [plain, known] {
+        let after = next(filter.clone()).await;
+        assert!(after.rev > filter.rev && waits(after).await);
+    }
 }

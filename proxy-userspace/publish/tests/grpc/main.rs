@@ -11,6 +11,7 @@ mod conflicts;
 mod convergence;
 mod crowd;
 mod extensions;
+mod heartbeats;
 mod kpng_recording;
 mod listen;
 mod long_poll;
@@ -18,6 +19,7 @@ mod misbehaving_clients;
 mod node_registry;
 mod peer;
 mod pki;
+mod resume;
 #[path = "../../../../proto/tests/common/scripted_brain.rs"]
 mod scripted_brain;
 mod tls;

@@ -102,7 +102,7 @@ impl<O: Objects> Peer<O> {
                     operations.push(format!("-{} {path}", letter(set)));
                     assert!(self.objects.delete(set, &path), "deleted {path}, which does not exist");
                 }
-                other @ Op::Set(_) => panic!("{other:?}"),
+                other @ (Op::Set(_) | Op::Kept(_) | Op::Heartbeat(_)) => panic!("{other:?}"),
             }
         }
         self.objects.check();

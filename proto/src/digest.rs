@@ -1,0 +1,269 @@
+//! What a client has, as digests: the extension `Resume`.
+//!
+//! The rules are those of `Digests` in `localv1.proto`. Both sides hash bytes as they are sent, so what one of them encodes
+//! in another way is sent again, and nothing is mistaken for something else.
+
+use std::{fmt, io::Write as _};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::localv1::{Digests, Set};
+
+/// The version of the rules.
+pub const VERSION: u32 = 1;
+/// The maximum number of buckets.
+pub const MAX_BUCKETS: usize = 2_048;
+/// The field of a Service that is left out: the time of a change says nothing about the state.
+const TRIGGER_TIME: u64 = 100;
+
+/// The first bytes of a SHA-256.
+pub type Digest = [u8; 16];
+
+/// Which group of objects an object belongs to: its Service, or itself.
+pub fn group_of(set: Set, path: &str) -> (Set, &str) {
+    match (set, path.rsplit_once('/')) {
+        (Set::EndpointsSet, Some((service, _))) => (Set::ServicesSet, service),
+        _ => (set, path),
+    }
+}
+
+/// Where a group is: its bucket is this number modulo the number of buckets.
+pub fn position(set: Set, path: &str) -> u32 {
+    let [a, b, c, d, ..] = truncated(hash(|it| write_key(it, set, path)));
+    u32::from_be_bytes([a, b, c, d])
+}
+
+/// The digest of an object.
+pub fn object(set: Set, path: &str, bytes: &[u8]) -> Digest {
+    truncated(hash(|it| {
+        write_key(it, set, path);
+        it.update([0]);
+        match set {
+            Set::ServicesSet => without_field(bytes, TRIGGER_TIME).for_each(|part| it.update(part)),
+            _ => it.update(bytes),
+        }
+    }))
+}
+
+/// The digest of a group, from those of its objects, which it sorts; or that of a bucket, from those of its groups.
+pub fn all(digests: &mut [Digest]) -> Digest {
+    digests.sort_unstable();
+    truncated(hash(|it| digests.iter().for_each(|digest| it.update(digest))))
+}
+
+/// The digests of groups, by bucket.
+pub struct Buckets(Vec<Vec<Digest>>);
+
+impl fmt::Debug for Buckets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Buckets").field(&self.0.len()).finish()
+    }
+}
+
+impl Buckets {
+    /// Empty buckets, at least one and at most [`MAX_BUCKETS`].
+    pub fn new(count: usize) -> Self {
+        Self(vec![Vec::new(); count.clamp(1, MAX_BUCKETS)])
+    }
+
+    /// Adds a group.
+    pub fn add(&mut self, position: u32, group: Digest) {
+        let bucket = bucket(position, self.0.len());
+        self.0[bucket].push(group);
+    }
+
+    /// The digests of the buckets.
+    pub fn finish(mut self) -> Vec<Digest> {
+        self.0.iter_mut().map(|it| all(it)).collect()
+    }
+}
+
+/// The bucket of a group.
+fn bucket(position: u32, count: usize) -> usize {
+    usize::try_from(position).unwrap_or_default() % count
+}
+
+impl Digests {
+    /// The message with the digests of buckets.
+    pub fn of(buckets: &[Digest]) -> Self {
+        Self { version: VERSION, buckets: buckets.concat() }
+    }
+
+    /// The digests of the buckets; `None` if they follow other rules.
+    ///
+    /// # Errors
+    ///
+    /// They follow these rules and break them.
+    pub fn parse(&self) -> Result<Option<&[Digest]>, String> {
+        if self.version != VERSION {
+            return Ok(None);
+        }
+        let (buckets, rest) = self.buckets.as_chunks();
+        if !rest.is_empty() || buckets.is_empty() || buckets.len() > MAX_BUCKETS {
+            let length = self.buckets.len();
+            return Err(format!(
+                "WatchReq.have has {length} bytes; 1 to {MAX_BUCKETS} digests of 16 bytes are allowed"
+            ));
+        }
+        Ok(Some(buckets))
+    }
+}
+
+/// The buckets whose objects need not be sent, out of a number of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptBuckets {
+    bits: Vec<u8>,
+    count: usize,
+}
+
+impl KeptBuckets {
+    /// Those that are equal on both sides.
+    pub fn equal(ours: &[Digest], theirs: &[Digest]) -> Self {
+        let count = ours.len();
+        let mut bits = vec![0; count.div_ceil(8)];
+        for (n, _) in ours.iter().zip(theirs).enumerate().filter(|(_, (a, b))| a == b) {
+            bits[n / 8] |= 1 << (n % 8);
+        }
+        Self { bits, count }
+    }
+
+    /// Those of a message, out of `count`; `None` if it does not fit.
+    pub fn parse(bits: Vec<u8>, count: usize) -> Option<Self> {
+        (count > 0 && bits.len() == count.div_ceil(8)).then_some(Self { bits, count })
+    }
+
+    /// As in a message.
+    pub fn bits(&self) -> &[u8] {
+        &self.bits
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.bits.iter().all(|it| *it == 0)
+    }
+
+    /// Whether the group at this position is kept.
+    pub fn contains(&self, position: u32) -> bool {
+        let n = bucket(position, self.count);
+        self.bits[n / 8] & (1 << (n % 8)) != 0
+    }
+}
+
+fn hash(write: impl FnOnce(&mut Sha256)) -> [u8; 32] {
+    let mut hasher = Sha256::new();
+    write(&mut hasher);
+    hasher.finalize().into()
+}
+
+fn truncated(hash: [u8; 32]) -> Digest {
+    let mut digest = Digest::default();
+    digest.copy_from_slice(&hash[..16]);
+    digest
+}
+
+fn write_key(hasher: &mut Sha256, set: Set, path: &str) {
+    let mut number = [0; 12];
+    let mut rest = &mut number[..];
+    // Any i32 and a colon fit.
+    let _ = write!(rest, "{}:", i32::from(set));
+    let left = rest.len();
+    hasher.update(&number[..12 - left]);
+    hasher.update(path);
+}
+
+/// The encoded fields of a message but one, and what cannot be parsed.
+fn without_field(message: &[u8], number: u64) -> impl Iterator<Item = &[u8]> {
+    let mut rest = message;
+    std::iter::from_fn(move || {
+        while !rest.is_empty() {
+            let Some((tag, length)) = field(rest) else { return Some(std::mem::take(&mut rest)) };
+            let (field, after) = rest.split_at(length);
+            rest = after;
+            if tag >> 3 != number {
+                return Some(field);
+            }
+        }
+        None
+    })
+}
+
+/// The tag and the length of the first field of a message; `None` if it cannot be parsed.
+fn field(message: &[u8]) -> Option<(u64, usize)> {
+    let (tag, start) = varint(message)?;
+    let length = match tag & 7 {
+        0 => varint(&message[start..])?.1,
+        1 => 8,
+        2 => {
+            let (length, size) = varint(&message[start..])?;
+            usize::try_from(length).ok()?.checked_add(size)?
+        }
+        5 => 4,
+        _ => return None,
+    };
+    let end = start.checked_add(length)?;
+    (end <= message.len()).then_some((tag, end))
+}
+
+fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
+    let mut value = 0;
+    for (n, byte) in bytes.iter().take(10).enumerate() {
+        value |= u64::from(byte & 0x7f) << (7 * n);
+        if byte & 0x80 == 0 {
+            return Some((value, n + 1));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+    use crate::localv1::{LoadBalancing, Service};
+
+    fn hex(digest: &[u8]) -> String {
+        digest.iter().map(|it| format!("{it:02x}")).collect()
+    }
+
+    #[test]
+    fn digests_are_those_of_the_specification() {
+        // By `printf '1:default/web' | sha256sum`, and so on.
+        assert_eq!(position(Set::ServicesSet, "default/web"), 0x6155_6ee6);
+        assert_eq!(hex(&object(Set::NodesSet, "n1", &[1, 2])), "6c953163676600f04c96d7d24c89b22f");
+        let mut two = [object(Set::NodesSet, "n1", &[1, 2]), object(Set::NodesSet, "n2", &[])];
+        assert_eq!(hex(&all(&mut two)), "6bd224987969173e95aa9adea6bbe597");
+        assert_eq!(hex(&all(&mut [])), "e3b0c44298fc1c149afbf4c8996fb924");
+        assert_eq!(group_of(Set::EndpointsSet, "default/web/pod"), (Set::ServicesSet, "default/web"));
+        assert_eq!(group_of(Set::ServicesSet, "default/web"), (Set::ServicesSet, "default/web"));
+    }
+
+    #[test]
+    fn the_time_of_a_change_makes_no_difference() {
+        let service = |trigger_time| Service {
+            name: "web".into(),
+            trigger_time,
+            load_balancing: Some(LoadBalancing { drain_seconds: 7, ..LoadBalancing::default() }),
+            ..Service::default()
+        };
+        let digest = |it: Service| object(Set::ServicesSet, "default/web", &it.encode_to_vec());
+        assert_eq!(digest(service(Some(1_700_000_000_000_000))), digest(service(None)));
+        assert_ne!(digest(Service { name: "api".into(), ..service(None) }), digest(service(None)));
+        // Bytes that are no message are hashed as they are.
+        let garbage = |bytes: &[u8]| object(Set::ServicesSet, "default/web", bytes);
+        assert_ne!(garbage(&[0xff; 40]), garbage(&[0xff; 41]));
+    }
+
+    #[test]
+    fn sizes_are_checked() {
+        let parse = |length| {
+            Digests { version: VERSION, buckets: vec![0; length] }.parse().map(|it| it.map(<[_]>::len))
+        };
+        assert_eq!((parse(16), parse(16 * 2_048)), (Ok(Some(1)), Ok(Some(2_048))));
+        assert!([0, 15, 17, 16 * 2_049].into_iter().all(|it| parse(it).is_err()));
+        assert_eq!(Digests { version: 2, buckets: vec![0; 3] }.parse(), Ok(None));
+        assert!(KeptBuckets::parse(vec![0; 2], 8).is_none() && KeptBuckets::parse(Vec::new(), 0).is_none());
+        let kept = KeptBuckets::equal(&[[0; 16], [1; 16]], &[[0; 16], [2; 16]]);
+        assert_eq!((kept.bits(), kept.contains(4), kept.contains(5)), (&[1][..], true, false));
+    }
+}

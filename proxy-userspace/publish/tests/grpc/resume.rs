@@ -1,0 +1,210 @@
+//! Resuming by content: what a client has is not sent again.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use model::{
+    Timestamp,
+    state::{NodeInfo, NodeState, ServiceState},
+};
+use proxy_contract::{
+    Target,
+    client::Client,
+    localv1::{Digests, EmptyOp, Extension, Kept, WatchReq, op_item::Op},
+};
+use publish::upstream::Upstream;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::{UnixListener, UnixStream},
+    time::timeout,
+};
+
+use crate::{
+    common::{Brain, Folder, LIMIT, service, state, while_following},
+    peer::NodePeer,
+};
+
+/// A socket in front of a brain's, and the bytes that pass it in both directions.
+struct Front {
+    folder: Folder,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Front {
+    fn new(brain: PathBuf) -> Self {
+        let (folder, bytes) = (Folder::new(), Arc::<AtomicU64>::default());
+        let listener = UnixListener::bind(folder.socket()).unwrap();
+        let count = Arc::clone(&bytes);
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                // While there is no brain, the connection ends.
+                let Ok(server) = UnixStream::connect(&brain).await else { continue };
+                let (client, server) = (client.into_split(), server.into_split());
+                tokio::spawn(copy(client.0, server.1, Arc::clone(&count)));
+                tokio::spawn(copy(server.0, client.1, Arc::clone(&count)));
+            }
+        });
+        Self { folder, bytes }
+    }
+
+    fn upstream(&self) -> Upstream {
+        Upstream::new(Client::new(Target::Unix(self.folder.socket()), "n1"), "n1")
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, count: Arc<AtomicU64>) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        count.fetch_add(u64::try_from(length).unwrap(), Ordering::Relaxed);
+        if to.write_all(&buffer[..length]).await.is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown().await;
+}
+
+const KEYS: [&str; 10] = ["p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9"];
+
+/// Services of ten endpoints, and a tenth as many nodes.
+fn large(services: usize) -> NodeState {
+    let endpoints: Vec<_> = KEYS.into_iter().zip(1..).collect();
+    let nodes = (0..services / 10).map(|it| (format!("n{it}").into(), NodeInfo::default()));
+    let all = (0..services).map(|it| service(&format!("namespace-{}/service-{it}", it % 50), &endpoints));
+    NodeState { nodes: nodes.collect(), ..state(all) }
+}
+
+/// Restarts the brain with another state; returns what the client receives of it, and the bytes that this takes.
+async fn bytes_of_a_restart(before: NodeState, after: NodeState, until: &str) -> u64 {
+    let (folder, brain) = Brain::new().await;
+    brain.publisher.publish(before.clone());
+    let front = Front::new(folder.socket());
+    let upstream = front.upstream();
+    let mut states = upstream.subscribe();
+    let check = async {
+        let first = states.next().await.unwrap();
+        assert_eq!(first.state, before);
+        brain.stop().await;
+        let start = front.bytes();
+        let brain = Brain::start(&folder).await;
+        brain.publisher.publish(after.clone());
+        if before != after {
+            assert_eq!(states.next().await.unwrap().state, after, "{until}");
+        }
+        // A change shows that the client follows.
+        let mut last = after;
+        let (name, it) = service("zz/last", &[]);
+        assert_eq!(name, it.service.name);
+        last.services.insert(it);
+        brain.publisher.publish(last.clone());
+        while states.next().await.unwrap().state != last {}
+        let bytes = front.bytes() - start;
+        brain.stop().await;
+        bytes
+    };
+    while_following(&upstream, check).await
+}
+
+#[tokio::test]
+async fn a_restart_of_the_brain_costs_a_client_that_missed_nothing_almost_nothing() {
+    let state = large(2_000);
+    let bytes = bytes_of_a_restart(state.clone(), state, "equal").await;
+    // 16 bytes for each of 2,048 buckets, and some frames; the state has 2.4 MB.
+    assert!((30_000..50_000).contains(&bytes), "{bytes} bytes");
+}
+
+#[tokio::test]
+async fn a_client_receives_what_it_missed() {
+    let before = large(500);
+    let mut after = before.clone();
+    let (_, changed) = service("namespace-7/service-7", &[("p0", 1), ("other", 2)]);
+    after.services.insert(changed);
+    after.services.remove(&model::ServiceName::new("namespace-8", "service-8"));
+    after.services.insert(service("new/new", &[("p", 9)]).1);
+    after.nodes.remove("n3");
+    after.nodes.insert("new".into(), NodeInfo { is_being_deleted: true, ..NodeInfo::default() });
+    let bytes = bytes_of_a_restart(before.clone(), after, "some changes").await;
+    assert!((8_000..25_000).contains(&bytes), "{bytes} bytes");
+    // A client that has nothing of it.
+    let bytes = bytes_of_a_restart(before, NodeState::default(), "nothing").await;
+    assert!(bytes < 20_000, "{bytes} bytes");
+    bytes_of_a_restart(NodeState::default(), large(10), "everything").await;
+}
+
+#[tokio::test]
+async fn the_time_of_a_change_is_no_difference() {
+    let triggered = |micros| {
+        let (name, it) = service("ns/a", &[("p", 1)]);
+        let trigger_time = Some(Timestamp::from_micros(micros));
+        let more = (0..200).map(|it| service(&format!("ns/s{it}"), &[("p", 1), ("q", 2)]));
+        state(more.chain([(name, Arc::new(ServiceState { trigger_time, ..(*it).clone() }))]))
+    };
+    let bytes = bytes_of_a_restart(triggered(7), triggered(8), "times").await;
+    assert!(bytes < 10_000, "{bytes} bytes");
+}
+
+/// Opens a stream with these digests.
+async fn resume(folder: &Folder, have: Option<Digests>) -> NodePeer {
+    let peer = NodePeer::silent(folder).await;
+    let extensions = vec![Extension::Resume.into()];
+    peer.request(WatchReq { node_name: "n1".into(), extensions, have }).await;
+    peer
+}
+
+#[tokio::test]
+async fn hostile_digests_are_refused_and_nobody_else_notices() {
+    let (folder, brain) = Brain::new().await;
+    brain.publisher.publish(large(20));
+    let mut good = NodePeer::start(&folder, "n1").await;
+    good.change_set().await;
+    for length in [0, 1, 15, 17, 16 * 2_049, 60 << 10] {
+        let mut peer = resume(&folder, Some(Digests { version: 1, buckets: vec![7; length] })).await;
+        assert!(matches!(peer.item().await, Op::Reset(_)));
+        let error = peer.fails().await;
+        assert_eq!(error.code(), tonic::Code::InvalidArgument, "{length} bytes: {error}");
+        assert!(error.message().contains(&format!("has {length} bytes")), "{error}");
+    }
+    // A hundred megabytes are not even received.
+    let mut peer = resume(&folder, Some(Digests { version: 1, buckets: vec![7; 100 << 20] })).await;
+    assert!(matches!(timeout(LIMIT, peer.items.message()).await.unwrap(), Err(_) | Ok(None)));
+    good.ask("n1").await;
+    brain.publisher.publish(state([]));
+    assert_eq!(good.change_set().await.len(), 20 * 11);
+    brain.stop().await;
+}
+
+#[tokio::test]
+async fn digests_that_fit_nothing_and_rules_of_the_future_bring_the_whole_state() {
+    let (folder, brain) = Brain::new().await;
+    brain.publisher.publish(large(20));
+    let mut plain = NodePeer::start(&folder, "n1").await;
+    let all = plain.change_set().await;
+    let resumes = vec![i32::from(Extension::Resume)];
+    for (have, extensions, kept) in [
+        (None, &resumes[..], None),
+        (Some(Digests { version: 1, buckets: vec![7; 16 * 9] }), &resumes, Some(vec![0, 0])),
+        (Some(Digests { version: 1, buckets: vec![7; 16 * 2_048] }), &resumes, None),
+        (Some(Digests { version: 2, buckets: vec![7; 3] }), &[], None),
+    ] {
+        let many = have.as_ref().is_some_and(|it| it.buckets.len() == 16 * 2_048);
+        let mut peer = resume(&folder, have).await;
+        let reset = EmptyOp { extensions: extensions.to_vec(), ..EmptyOp::default() };
+        assert_eq!(peer.item().await, Op::Reset(reset));
+        if let Some(buckets) = kept {
+            assert_eq!(peer.item().await, Op::Kept(Kept { buckets }));
+        } else if many {
+            // No bucket is equal, not even an empty one.
+            assert_eq!(peer.item().await, Op::Kept(Kept { buckets: vec![0; 256] }));
+        }
+        assert_eq!(peer.change_set().await, all);
+    }
+    brain.stop().await;
+}
