@@ -69,6 +69,8 @@ const NEW: u32 = 1 << 3;
 const ORIGINAL: u8 = 0;
 /// `IPS_SEEN_REPLY`.
 const ANSWERED: u32 = 1 << 1;
+/// `IPS_CONFIRMED`: a packet has passed all hooks.
+const CONFIRMED: u32 = 1 << 3;
 /// `IPS_ASSURED`: over TCP, the client has acknowledged the answer.
 const ASSURED: u32 = 1 << 2;
 /// `IPS_DST_NAT`.
@@ -247,6 +249,11 @@ impl Rule {
         self.meta(META_IIFNAME, Register(0)).compare(Register(0), EQUAL, interface_name(interface))
     }
 
+    /// Continues unless the packet arrived at an interface.
+    pub(super) fn if_interface_is_not(self, interface: &str) -> Self {
+        self.meta(META_IIFNAME, Register(0)).compare(Register(0), NOT_EQUAL, interface_name(interface))
+    }
+
     /// Continues if the packet arrived at an interface whose name has this prefix.
     pub(super) fn if_interface_prefix(self, prefix: &str) -> Self {
         let mut name = prefix.as_bytes().to_vec();
@@ -279,6 +286,11 @@ impl Rule {
     pub(super) fn if_not_translated_and_answered(self) -> Self {
         let both = DESTINATION_TRANSLATED | ANSWERED;
         self.status(both).compare(Register(0), NOT_EQUAL, both.to_ne_bytes())
+    }
+
+    /// Continues if an earlier packet of the connection has passed, answered or not.
+    pub(super) fn if_passed_before(self) -> Self {
+        self.status(CONFIRMED).compare(Register(0), NOT_EQUAL, [0; 4])
     }
 
     /// Continues if the client may not have got the answer: it has not shown that it has.

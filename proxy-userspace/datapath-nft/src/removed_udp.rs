@@ -1,6 +1,6 @@
 //! UDP endpoints that were removed: who still sends to one gets ICMP port unreachable.
 //!
-//! Invariant: an endpoint that serves again is reachable with the transaction that makes it serve.
+//! Invariant: an endpoint that serves again is reachable with the transaction that makes it serve, and to new flows before.
 //!
 //! The sockets of pods are connected to their endpoint by the socket path, so neither conntrack nor a new rule can redirect them,
 //! and a proxy that may not enter the pods' network namespaces cannot end them. Their program gets ECONNREFUSED at its next call,
@@ -25,7 +25,7 @@ use crate::{
 };
 use netlink::Message;
 
-/// How long an endpoint is refused. Those that send to it without a Service are refused as well, so not for long.
+/// How long an endpoint is refused. Flows to it without a Service that began before are refused as well, so not for long.
 const SECONDS: u32 = 30;
 
 /// The removed endpoints of the last moments.
@@ -112,11 +112,16 @@ fn udp<'a>(ports: impl Iterator<Item = &'a PortImage>) -> impl Iterator<Item = &
 }
 
 /// The rule for every packet that arrives: it finds those to removed endpoints.
+///
+/// Not the first of a flow: the socket path may have chosen the endpoint just before it was removed, or since it serves again,
+/// which the socket path knows a moment earlier. Nor those of the host to itself, whose first packet has left when it arrives.
 pub(super) fn rule(family: Family) -> Rule {
     let at = Registers::new(family);
     let port = at.protocol;
     Rule::new(family, "UDP to a removed endpoint")
         .if_udp()
+        .if_interface_is_not("lo")
+        .if_passed_before()
         .destination(at.address)
         .destination_port(port)
         .if_in(Map::RemovedUdp, at.address)
