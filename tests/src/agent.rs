@@ -7,6 +7,7 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fs::{self, File},
+    mem,
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -83,6 +84,7 @@ pub struct AgentCommand {
     environment: Vec<(OsString, OsString)>,
     capabilities: Option<CapabilitySet>,
     without_netfilter: bool,
+    without_profile: bool,
     memory_cgroup: Option<PathBuf>,
 }
 
@@ -130,6 +132,7 @@ impl AgentCommand {
             environment,
             capabilities: None,
             without_netfilter: false,
+            without_profile: false,
             memory_cgroup: None,
         }
         .args(arguments)
@@ -175,6 +178,17 @@ impl AgentCommand {
         self
     }
 
+    /// Starts another program, which starts this one, with these arguments before the binary's name. It may make system calls
+    /// that the shipped profile does not allow.
+    #[must_use]
+    pub fn under(mut self, program: &Path, arguments: Vec<String>) -> Self {
+        let binary = mem::replace(&mut self.binary, program.to_owned());
+        let arguments = arguments.into_iter().map(OsString::from).chain([binary.into()]);
+        self.arguments.splice(..0, arguments);
+        self.without_profile = true;
+        self
+    }
+
     /// Moves the process into a memory cgroup as soon as it exists.
     #[must_use]
     pub fn memory_cgroup(mut self, cgroup: &MemoryCgroup) -> Self {
@@ -211,7 +225,7 @@ impl AgentCommand {
             .stderr(stderr);
         let filter = || {
             // A test that gives more than the DaemonSet does starts programs of others as well.
-            if !capabilities.contains(CapabilitySet::SYS_ADMIN) {
+            if !self.without_profile && !capabilities.contains(CapabilitySet::SYS_ADMIN) {
                 apply_profile()?;
             }
             if self.without_netfilter {

@@ -60,6 +60,9 @@ enum Task {
     /// Change, kill, upgrade and grow a node at random, under continuous load (as root).
     #[command(disable_help_flag = true)]
     Soak(Forwarded),
+    /// Kill the proxy, or fail its system call, at each step that changes something, under load (as root).
+    #[command(disable_help_flag = true)]
+    KillMatrix(Forwarded),
     /// Measure latency, CPU and memory, and print the figures next to their goals.
     #[command(disable_help_flag = true)]
     Bench(Forwarded),
@@ -151,6 +154,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Demo(it) => become_task("demo", &it),
         Task::Vmtest(it) => become_task("vmtest", &it),
         Task::Soak(it) => become_task("soak", &it),
+        Task::KillMatrix(it) => become_task("kill-matrix", &it),
         Task::Bench(it) => become_task("bench", &it),
         Task::Conformance(it) => become_task("conformance", &it),
     }

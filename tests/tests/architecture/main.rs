@@ -60,13 +60,14 @@ fn a_lower_crate_never_imports_a_higher_one() {
 }
 
 /// Every crate of the workspace with its folder, from the highest layer to the lowest.
-const LAYERS: [(&str, &str); 29] = [
+const LAYERS: [(&str, &str); 30] = [
     ("xtask", "xtask"),
     ("vmtest", "tests/vmtest"),
     ("conformance", "tests/conformance"),
     ("bench", "tests/bench"),
     ("demo", "tests/demo"),
     ("soak", "tests/soak"),
+    ("kill-matrix", "tests/kill-matrix"),
     ("fuzz", "tests/fuzz"),
     ("tests", "tests"),
     ("build-tools", "xtask/build-tools"),

@@ -1,0 +1,358 @@
+//! What the proxy does while it is interrupted, and what must hold afterwards.
+//!
+//! Invariant: under load no connect fails, and once an endpoint of a state has answered, none of the state before does. The
+//! next start completes what was interrupted.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::ValueEnum;
+use nix::errno::Errno;
+use tests::{
+    Agent, AgentCommand, Build, ConnectLoad, TIMEOUT, TestNode, Transport, agent::APPLIED, eventually,
+    fixtures::TARGET_PORT, load::ConnectSample, manifest::Service, run, scaled, test_node::expected_dump,
+};
+
+use crate::{step::Step, trace::Intervention};
+
+/// The errors that system calls are made to fail with, in turn.
+const ERRORS: [Errno; 6] =
+    [Errno::ENOMEM, Errno::ENOSPC, Errno::EPERM, Errno::EINTR, Errno::E2BIG, Errno::EBUSY];
+
+/// How many states have distinct endpoints.
+const DISTINCT: usize = 3;
+/// How many endpoints a state has.
+const ENDPOINTS: usize = 2;
+
+/// How long the proxy goes on after a state has become active, for steps that follow.
+const SETTLING: Duration = Duration::from_millis(400);
+
+/// What the proxy does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scenario {
+    /// It starts on a node that another one has served.
+    Start,
+    /// It starts on a new node.
+    First,
+    /// Services change.
+    Update,
+    /// More Services come than the maps have room for.
+    Growth,
+    /// It starts with another layout of the maps. The state stays: between two layouts, one program after the other is replaced.
+    Upgrade,
+    /// It starts with the layout before.
+    Downgrade,
+    /// It removes everything.
+    Cleanup,
+}
+
+/// What became of one interruption.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It was killed, and the next start completed it.
+    Killed,
+    /// It ended with an error, and the next start completed it.
+    Ended,
+    /// It went on and reported a problem.
+    Reported,
+    /// It went on, and needed not report anything.
+    WentOn,
+    /// It never came to this step.
+    NotReached,
+}
+
+/// One interruption.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Interruption {
+    pub(crate) step: usize,
+    pub(crate) intervention: Intervention,
+    pub(crate) errno: Errno,
+}
+
+impl Interruption {
+    /// A step that fails, with one of the errors in turn.
+    pub(crate) fn failure(step: usize) -> Self {
+        Self { step, intervention: Intervention::Fail, errno: ERRORS[step % ERRORS.len()] }
+    }
+
+    /// A step before or after which the process is killed.
+    pub(crate) fn kill(step: usize, intervention: Intervention) -> Self {
+        Self { step, intervention, errno: Errno::UnknownErrno }
+    }
+}
+
+/// A node under load, and the states it goes through.
+pub(crate) struct Matrix {
+    node: TestNode,
+    state: usize,
+    others: usize,
+    loads: Vec<(ConnectLoad, usize)>,
+    pub(crate) connects: usize,
+}
+
+impl Matrix {
+    pub(crate) fn new(mut node: TestNode) -> Self {
+        node.serve(1..=(DISTINCT * ENDPOINTS) as u8);
+        Self { node, state: 0, others: 0, loads: Vec::new(), connects: 0 }
+    }
+
+    /// Goes through a scenario, interrupted or not; the steps, and the outcome.
+    ///
+    /// # Errors
+    ///
+    /// What did not hold.
+    pub(crate) fn go_through(
+        &mut self,
+        scenario: Scenario,
+        interruption: Option<Interruption>,
+    ) -> Result<(Vec<Step>, Outcome)> {
+        let build = if scenario == Scenario::Upgrade { Build::NextLayout } else { Build::Product };
+        self.prepare(scenario)?;
+        let [from, steps] = ["from", "steps"].map(|it| self.node.sandbox().files().join(it));
+        for file in [&from, &steps] {
+            let _ = fs::remove_file(file);
+        }
+        let is_change = matches!(scenario, Scenario::Update | Scenario::Growth);
+        let mut agent = if scenario == Scenario::Cleanup {
+            fs::write(&from, "")?;
+            self.traced(self.cleanup(), interruption)?.start(self.node.sandbox())?
+        } else if is_change {
+            let mut agent = self.traced(self.command(build), interruption)?.start(self.node.sandbox())?;
+            self.wait_until_active(&mut agent, build)?;
+            fs::write(&from, "")?;
+            self.change(scenario);
+            agent
+        } else {
+            self.change(scenario);
+            fs::write(&from, "")?;
+            self.traced(self.command(build), interruption)?.start(self.node.sandbox())?
+        };
+        let before = usize::from(is_change);
+        let mut outcome = self.await_outcome(scenario, &mut agent, build, before, interruption)?;
+        let log = agent.log();
+        drop(agent);
+        let found = fs::read_to_string(&steps).unwrap_or_default();
+        let found: Vec<_> = found.lines().map(Step::named).collect();
+        if interruption.is_some_and(|it| it.step > found.len()) {
+            outcome = Outcome::NotReached;
+        }
+        let serves = matches!(outcome, Outcome::Reported | Outcome::WentOn) && scenario != Scenario::Cleanup;
+        if !serves {
+            self.recover(scenario, build)
+                .with_context(|| format!("the next start failed; the log before:\n{log}"))?;
+        }
+        self.check_load().context(log)?;
+        Ok((found, outcome))
+    }
+
+    /// Brings the node to where the scenario begins.
+    fn prepare(&mut self, scenario: Scenario) -> Result<()> {
+        match scenario {
+            Scenario::First => {
+                self.loads.clear();
+                let _ = run(&mut self.node.cli("cleanup")).success();
+                let pins = self.node.sandbox().pins();
+                if !pins.exists() {
+                    fs::create_dir(pins)?;
+                }
+                return Ok(());
+            }
+            Scenario::Cleanup => self.loads.clear(),
+            _ => {}
+        }
+        let before = if scenario == Scenario::Downgrade { Build::NextLayout } else { Build::Product };
+        let layout = if before == Build::NextLayout { "v1007" } else { "v7" };
+        if self.node.layouts() != [layout] {
+            self.write();
+            let mut agent = self.command(before).start(self.node.sandbox())?;
+            self.wait_until_active(&mut agent, before)?;
+            agent.kill9()?;
+        }
+        if self.loads.is_empty() && scenario != Scenario::Cleanup {
+            let [a, b] = frontends();
+            self.loads = [(Transport::Tcp, a), (Transport::Tcp, b), (Transport::UdpUnconnected, a)]
+                .map(|(transport, address)| {
+                    (ConnectLoad::start(transport, address, 1, scaled(Duration::from_millis(2))), 0)
+                })
+                .into();
+        }
+        Ok(())
+    }
+
+    /// Waits until the scenario has ended, in whatever way; `before` states were active before.
+    fn await_outcome(
+        &self,
+        scenario: Scenario,
+        agent: &mut Agent,
+        build: Build,
+        before: usize,
+        interruption: Option<Interruption>,
+    ) -> Result<Outcome> {
+        let mut active = None;
+        let mut status = None;
+        let ended = eventually(TIMEOUT, || {
+            status = agent.wait(Duration::ZERO).ok();
+            if active.is_none()
+                && scenario != Scenario::Cleanup
+                && agent.count_logged(APPLIED) > before
+                && self.node.dump(build).is_ok_and(|it| self.is_state(&it))
+            {
+                active = Some(Instant::now());
+            }
+            status.is_some() || active.is_some_and(|it| it.elapsed() > scaled(SETTLING))
+        });
+        let log = agent.log();
+        ensure!(ended, "it neither ended nor served the state within {} s:\n{log}", TIMEOUT.as_secs());
+        let is_reported = log.contains(" WARN ") || log.contains("ERROR ") || log.contains("error: ");
+        let outcome = match (status.and_then(|it| it.code()), interruption) {
+            (None | Some(0), _) if is_reported => Outcome::Reported,
+            (None | Some(0), _) => Outcome::WentOn,
+            (Some(137), Some(it)) if it.intervention != Intervention::Fail => Outcome::Killed,
+            (Some(_), Some(it)) if it.intervention == Intervention::Fail && is_reported => Outcome::Ended,
+            (Some(code), _) => bail!("it ended with {code}:\n{log}"),
+        };
+        Ok(outcome)
+    }
+
+    /// The next start, or the next cleanup, completes what was interrupted.
+    fn recover(&mut self, scenario: Scenario, build: Build) -> Result<()> {
+        if scenario == Scenario::Cleanup {
+            let output = run(&mut self.node.cli("cleanup"));
+            ensure!(output.code == Some(0), "cleanup: {}", output.stderr);
+            ensure!(!self.node.sandbox().pins().exists(), "left over: {:?}", self.node.pins());
+            fs::create_dir(self.node.sandbox().pins())?;
+            return Ok(());
+        }
+        let mut agent = self.command(build).start(self.node.sandbox())?;
+        self.wait_until_active(&mut agent, build)?;
+        let left: Vec<_> = self.node.pins().into_iter().filter(|it| it.ends_with("_new")).collect();
+        ensure!(left.is_empty(), "left over: {left:?}");
+        agent.kill9()
+    }
+
+    fn wait_until_active(&self, agent: &mut Agent, build: Build) -> Result<()> {
+        agent.wait_until_applied(TIMEOUT)?;
+        let mut found = Ok(Vec::new());
+        let result = agent.wait_until(TIMEOUT, || {
+            found = self.node.dump(build);
+            found.as_ref().is_ok_and(|it| self.is_state(it))
+        });
+        result.with_context(|| format!("the kernel has {found:#?}"))
+    }
+
+    /// Whether the sockets' tables and the packets' have this state.
+    fn is_state(&self, dump: &[String]) -> bool {
+        let expected = expected_dump(&self.services());
+        let (packets, sockets): (Vec<_>, Vec<_>) = dump.iter().partition(|it| it.starts_with("packets "));
+        let packets = packets.into_iter().filter_map(|it| it.strip_prefix("packets endpoint "));
+        let packets: Vec<_> = packets.map(|it| it.replace(" internal -> ", " -> ")).collect();
+        let backends = expected.iter().filter_map(|it| it.strip_prefix("backend "));
+        sockets.into_iter().eq(&expected) && backends.eq(&packets)
+    }
+
+    /// Checks the connects since the last check.
+    fn check_load(&mut self) -> Result<()> {
+        let is_now =
+            |it: &ConnectSample| it.result.as_ref().is_ok_and(|it| group(it) == self.state % DISTINCT);
+        let mut samples = Vec::new();
+        for (load, checked) in &mut self.loads {
+            ensure!(load.wait_for_new_connects(TIMEOUT), "the load does not go on");
+            let new = load.since(*checked);
+            *checked += new.len();
+            samples.extend(new);
+        }
+        self.connects += samples.len();
+        if let Some(error) = samples.iter().find_map(|it| it.result.as_ref().err()) {
+            bail!("a connect failed: {error}");
+        }
+        let Some(changed) = samples.iter().filter(|it| is_now(it)).map(ConnectSample::ended).min() else {
+            ensure!(samples.is_empty(), "the new state never answered");
+            return Ok(());
+        };
+        let late = samples.iter().filter(|it| it.started > changed && !is_now(it)).count();
+        ensure!(
+            late == 0,
+            "{late} connects were answered by the state before, after the new one had answered"
+        );
+        Ok(())
+    }
+
+    fn change(&mut self, scenario: Scenario) {
+        if !matches!(scenario, Scenario::Upgrade | Scenario::Downgrade) {
+            self.state += 1;
+        }
+        self.others = match scenario {
+            // Twice the room that there was for the first ones, and back.
+            Scenario::Growth if self.others == 0 => 300,
+            Scenario::Growth => self.others * 2,
+            _ => 0,
+        };
+        if self.others > 3_000 {
+            self.others = 0;
+        }
+        self.write();
+    }
+
+    fn write(&self) {
+        self.node.write(&self.services());
+    }
+
+    fn services(&self) -> Vec<Service> {
+        let first = (self.state % DISTINCT * ENDPOINTS) as u8 + 1;
+        let [a, b] = frontends();
+        let service = |name: &str, address: SocketAddr| {
+            Service::new(name, &[address.ip()])
+                .port("tcp", "TCP", address.port(), TARGET_PORT)
+                .port("udp", "UDP", address.port(), TARGET_PORT)
+                .endpoints(first..first + ENDPOINTS as u8)
+        };
+        let other = |n: usize| {
+            let address = Ipv4Addr::new(10, 97, (n / 250) as u8, (1 + n % 250) as u8);
+            Service::new(&format!("other-{n}"), &[address.into()])
+                .port("", "TCP", 80, TARGET_PORT)
+                .endpoints([1])
+        };
+        [service("a", a), service("b", b)].into_iter().chain((0..self.others).map(other)).collect()
+    }
+
+    fn command(&self, build: Build) -> AgentCommand {
+        self.node.command(build).env("KUBE_PROXY_EBPF_PACKETS", "nft")
+    }
+
+    fn cleanup(&self) -> AgentCommand {
+        let command = AgentCommand::new(&Build::Product.binary(), &["cleanup".as_ref()]);
+        command.arg("--pin-dir").arg(self.node.sandbox().pins())
+    }
+
+    /// The same command under the tracer.
+    fn traced(&self, command: AgentCommand, interruption: Option<Interruption>) -> Result<AgentCommand> {
+        let file = |name: &str| -> PathBuf { self.node.sandbox().files().join(name) };
+        let mut tracer = vec!["trace".to_owned()];
+        if let Some(Interruption { step, intervention, errno }) = interruption {
+            let name = intervention.to_possible_value().context("it has a name")?.get_name().to_owned();
+            tracer.extend(["--step".to_owned(), step.to_string(), "--intervention".to_owned(), name]);
+            tracer.extend(["--errno".to_owned(), (errno as i32).to_string()]);
+        }
+        for (flag, name) in [("--from", "from"), ("--steps", "steps")] {
+            tracer.extend([flag.to_owned(), file(name).display().to_string()]);
+        }
+        tracer.push("--".to_owned());
+        Ok(command.under(&std::env::current_exe()?, tracer))
+    }
+}
+
+/// The frontends under load, of two Services that change together.
+fn frontends() -> [SocketAddr; 2] {
+    [([10, 96, 0, 1], 80).into(), ([0xfd00, 0x10, 0x96, 0, 0, 0, 0, 2], 81).into()]
+}
+
+/// The group of states to which an endpoint belongs, by its server's name.
+fn group(server: &str) -> usize {
+    let number = server.rsplit('-').next().and_then(|it| it.parse::<usize>().ok()).unwrap_or_default();
+    number.saturating_sub(1) / ENDPOINTS
+}

@@ -1,0 +1,211 @@
+//! Runs a program under ptrace(2), and intervenes at one of its steps.
+//!
+//! The tracer is a process of its own, so that it can be started in place of the program; it and the program end together.
+
+use std::{
+    collections::HashMap,
+    fs::{File, OpenOptions},
+    io::Write as _,
+    os::unix::process::CommandExt as _,
+    path::PathBuf,
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+use nix::{
+    errno::Errno,
+    sys::{
+        ptrace::{self, Options},
+        signal::{Signal, kill},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
+    unistd::Pid,
+};
+use syscalls::Sysno;
+
+use crate::step::Call;
+
+/// What is done at a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Intervention {
+    /// The process is killed before the system call.
+    KillBefore,
+    /// It is killed after the system call.
+    KillAfter,
+    /// The system call is not made and returns an error.
+    Fail,
+}
+
+/// A program to trace, and where to intervene.
+#[derive(Args, Debug)]
+pub(crate) struct Trace {
+    /// Which of its steps, from 1; none to list them all
+    #[arg(long)]
+    pub(crate) step: Option<usize>,
+    /// What is done there
+    #[arg(long, value_enum, default_value = "kill-before")]
+    pub(crate) intervention: Intervention,
+    /// The number of the error
+    #[arg(long, default_value_t = Errno::ENOMEM as i32)]
+    pub(crate) errno: i32,
+    /// Steps count once this file exists
+    #[arg(long)]
+    pub(crate) from: PathBuf,
+    /// Where the steps that count are written, one per line
+    #[arg(long)]
+    pub(crate) steps: PathBuf,
+    /// The program and its arguments
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<String>,
+}
+
+/// What the registers of a thread say at a stop.
+#[cfg(target_arch = "x86_64")]
+mod registers {
+    use nix::{libc::user_regs_struct, sys::ptrace, unistd::Pid};
+
+    use crate::step::Call;
+
+    pub(super) type Registers = user_regs_struct;
+
+    pub(super) fn call(thread: Pid) -> nix::Result<(Call, Registers)> {
+        let it = ptrace::getregs(thread)?;
+        let arguments = [it.rdi, it.rsi, it.rdx, it.r10];
+        Ok((Call { thread, number: it.orig_rax, arguments }, it))
+    }
+
+    /// Makes the thread call something else.
+    pub(super) fn replace_call(thread: Pid, mut registers: Registers, number: u64) -> nix::Result<()> {
+        registers.orig_rax = number;
+        ptrace::setregs(thread, registers)
+    }
+
+    /// Makes a call return an error.
+    pub(super) fn return_error(thread: Pid, errno: i32) -> nix::Result<()> {
+        let mut registers = ptrace::getregs(thread)?;
+        registers.rax = i64::from(-errno).cast_unsigned();
+        ptrace::setregs(thread, registers)
+    }
+}
+
+/// Whether a thread is inside of a system call, and what happens when that returns.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum InCall {
+    Plain,
+    ThenKill,
+    ThenFail,
+}
+
+impl Trace {
+    /// Runs the program to its end; its exit code, or 137 if it was killed.
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let mut steps = OpenOptions::new().create(true).append(true).open(&self.steps)?;
+        let program = self.start()?;
+        let mut calls: HashMap<Pid, InCall> = HashMap::new();
+        let mut count = 0;
+        loop {
+            let stopped = waitpid(None, Some(WaitPidFlag::__WALL)).context("waitpid")?;
+            let mut signal = None;
+            match stopped {
+                WaitStatus::Exited(process, code) if process == program => {
+                    return Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)));
+                }
+                WaitStatus::Signaled(process, ..) if process == program => return Ok(ExitCode::from(137)),
+                WaitStatus::PtraceSyscall(thread) => {
+                    match self.at_call(thread, &mut calls, &mut count, &mut steps) {
+                        // A thread that is killed meanwhile cannot be asked.
+                        Ok(()) | Err(Errno::ESRCH) => {}
+                        Err(error) => bail!("cannot trace thread {thread}: {error}"),
+                    }
+                }
+                WaitStatus::Stopped(_, it) if it != Signal::SIGTRAP && it != Signal::SIGSTOP => {
+                    signal = Some(it);
+                }
+                _ => {}
+            }
+            if let Some(thread) = stopped.pid()
+                && matches!(
+                    stopped,
+                    WaitStatus::PtraceSyscall(_) | WaitStatus::Stopped(..) | WaitStatus::PtraceEvent(..)
+                )
+            {
+                match ptrace::syscall(thread, signal) {
+                    Ok(()) | Err(Errno::ESRCH) => {}
+                    Err(error) => bail!("cannot continue thread {thread}: {error}"),
+                }
+            }
+        }
+    }
+
+    /// Starts the program, stopped.
+    fn start(&self) -> Result<Pid> {
+        let mut command = Command::new(std::env::current_exe()?);
+        let child = command.arg("traced").arg("--").args(&self.command).spawn()?;
+        let program = Pid::from_raw(child.id().cast_signed());
+        waitpid(program, None).context("the program does not start")?;
+        let options = Options::PTRACE_O_TRACESYSGOOD
+            | Options::PTRACE_O_TRACECLONE
+            | Options::PTRACE_O_TRACEFORK
+            | Options::PTRACE_O_TRACEVFORK
+            | Options::PTRACE_O_EXITKILL;
+        ptrace::setoptions(program, options)?;
+        ptrace::syscall(program, None)?;
+        Ok(program)
+    }
+
+    /// A thread enters or leaves a system call.
+    fn at_call(
+        &self,
+        thread: Pid,
+        calls: &mut HashMap<Pid, InCall>,
+        count: &mut usize,
+        steps: &mut File,
+    ) -> nix::Result<()> {
+        if let Some(call) = calls.remove(&thread) {
+            match call {
+                InCall::Plain => {}
+                InCall::ThenKill => kill(thread, Signal::SIGKILL)?,
+                InCall::ThenFail => registers::return_error(thread, self.errno)?,
+            }
+            return Ok(());
+        }
+        let (call, before) = registers::call(thread)?;
+        calls.insert(thread, self.enter(&call, before, count, steps)?);
+        Ok(())
+    }
+
+    fn enter(
+        &self,
+        call: &Call,
+        before: registers::Registers,
+        count: &mut usize,
+        steps: &mut File,
+    ) -> nix::Result<InCall> {
+        if !self.from.exists() {
+            return Ok(InCall::Plain);
+        }
+        let Some(step) = call.step() else { return Ok(InCall::Plain) };
+        // The reader ends with the tracer.
+        let _ = writeln!(steps, "{step}");
+        *count += 1;
+        if Some(*count) != self.step {
+            return Ok(InCall::Plain);
+        }
+        match self.intervention {
+            Intervention::KillBefore => kill(call.thread, Signal::SIGKILL).map(|()| InCall::Plain),
+            Intervention::KillAfter => Ok(InCall::ThenKill),
+            Intervention::Fail => {
+                registers::replace_call(call.thread, before, Sysno::getpid.id().unsigned_abs().into())?;
+                Ok(InCall::ThenFail)
+            }
+        }
+    }
+}
+
+/// Becomes a program that the parent process traces.
+pub(crate) fn become_traced(command: &[String]) -> Result<ExitCode> {
+    let [program, arguments @ ..] = command else { bail!("no program") };
+    ptrace::traceme()?;
+    Err(Command::new(program).args(arguments).exec()).with_context(|| format!("cannot start {program}"))
+}
