@@ -95,6 +95,8 @@ enum Task {
         #[arg(long, conflicts_with_all = ["container_tool", "no_image"])]
         check_reproducible: bool,
     },
+    /// Take the pictures of the page for people again, docs/pictures (as root, two minutes; Chromium is installed if missing).
+    Pictures,
     /// Run Kubernetes' conformance tests in a kind cluster without kube-proxy (hours; needs docker and the Internet).
     #[command(disable_help_flag = true)]
     Conformance(Forwarded),
@@ -136,6 +138,7 @@ fn perform(task: Task) -> Result<()> {
             Ok(())
         }
         Task::Test { filter } => test::test(filter.as_deref()),
+        Task::Pictures => test::pictures(),
         Task::Fuzz { target, seconds } => fuzz(&target, seconds),
         Task::Dist { check_reproducible: true, .. } => dist::check_reproducible(),
         Task::Dist { container_tool, no_image, .. } => dist::dist(container_tool, no_image),

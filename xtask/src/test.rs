@@ -8,7 +8,7 @@ use build_tools::{
     SKIPPED_TESTS_FILE,
     build::build_for_tests,
     command::{cargo, run, status, workspace},
-    programs::{promtool, test_programs},
+    programs::{install_font, promtool, test_programs},
 };
 
 use crate::{contract::contract, licences::licences};
@@ -55,4 +55,17 @@ pub(crate) fn test(filter: Option<&str>) -> Result<()> {
         println!("\nThe .proto files were not checked with buf: {reason}");
     }
     result
+}
+
+/// Takes the pictures in the documents.
+pub(crate) fn pictures() -> Result<()> {
+    let _ = test_programs();
+    install_font()?;
+    build_for_tests()?;
+    run(cargo()
+        .args(["test", "--workspace", "--exclude", "proxy-ebpf", "--test", "ui", "--target-dir"])
+        .arg(workspace().join("target"))
+        .args(["the_pictures_of_the_page", "--", "--ignored", "--nocapture"]))?;
+    status("Ready", "docs/pictures");
+    Ok(())
 }

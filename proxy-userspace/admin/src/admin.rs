@@ -12,7 +12,7 @@ use datapath::{
 use jiff::Timestamp;
 use model::{Effect, Family, Rejected, ServiceName};
 use netlink::sock_diag::Transport;
-use pipeline::{ApiRequest, Stage, SyncStatus};
+use pipeline::{ApiRequest, PublishSteps, Stage, SyncStatus};
 use publish::{Published, Subscription, grpc::ClientStats};
 use reconciler::{Observer, Step};
 use tokio::time::Instant;
@@ -23,7 +23,9 @@ use crate::{
     metrics::Metrics,
     rendering::Renderer,
     state::{AdminState, Callback, Inherited, Moment, PortCountLookup, RejectedBy, Role, lock},
+    timeline::Timeline,
     trace_page::{PendingTrace, TraceFilters, TraceStatus, Tracer},
+    ui::Ui,
 };
 
 /// The state and the metrics behind the pages. Clones share them.
@@ -33,6 +35,7 @@ pub struct Admin {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) connections: HttpConnections,
     pub(crate) renderer: Arc<Renderer>,
+    pub(crate) ui: Ui,
 }
 
 impl Admin {
@@ -41,7 +44,7 @@ impl Admin {
         let state = Arc::new(Mutex::new(AdminState::new(node.into(), role)));
         let connections = HttpConnections::new();
         let metrics = Arc::new(Metrics::new(Arc::clone(&state), connections.clone()));
-        Self { state, metrics, connections, renderer: Arc::default() }
+        Self { state, metrics, connections, renderer: Arc::default(), ui: Ui::default() }
     }
 
     /// Replaces the items that this part of the process rejects.
@@ -96,6 +99,19 @@ impl Admin {
         }
         state.trace = Some(TraceStatus { since: Timestamp::now(), filters });
         Ok(TraceGuard(self.clone()))
+    }
+
+    /// Sets how the page for people gets explanations, with what the kernel has for the connections of any client.
+    pub fn set_kernel_explainer(
+        &self,
+        answer: impl Fn(Vec<String>) -> PendingAnswer + Send + Sync + 'static,
+    ) {
+        self.state().kernel_explainer = Some(Explainer::new(answer));
+    }
+
+    /// Records what each generation changes, and how long its steps take, from now on.
+    pub fn enable_timeline(&self) {
+        self.state().timeline.get_or_insert_with(Timeline::default);
     }
 
     /// Sets what the kernel serves before the first state is active, as `read` finds it; not read if there is one already.
@@ -177,6 +193,12 @@ impl pipeline::Observer for Admin {
             Stage::Brain => RejectedBy::Brain,
         };
         self.set_rejected(by, items);
+    }
+
+    fn published(&self, steps: &PublishSteps) {
+        if let Some(it) = &mut self.state().timeline {
+            it.on_steps(steps);
+        }
     }
 }
 

@@ -39,7 +39,7 @@ impl ServiceCounters {
         state.services.values().flat_map(|it| {
             let service = &it.service;
             service.ports.iter().filter_map(|port| {
-                let counts = (self.counts)(&service.name, &port.name, port.protocol)?;
+                let counts = self.counts.port(&service.name, &port.name, port.protocol)?;
                 let labels = PortLabels { service: &service.name, port: &port.name, protocol: port.protocol };
                 Some((labels, counts))
             })

@@ -1,8 +1,8 @@
 //! States and reports for tests.
 
-use std::{num::NonZeroU16, sync::Arc};
+use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
-use datapath::{ApplyReport, AttachStatus, ForeignProgram, HookStatus, TableFill};
+use datapath::{ApplyReport, AttachStatus, ForeignProgram, HookStatus, PortCounts, TableFill};
 use model::{
     Protocol, Rejected, ServiceName, Timestamp,
     state::{
@@ -11,6 +11,8 @@ use model::{
     },
 };
 use publish::{Published, Publisher};
+
+use crate::state::{CounterLookup, PortCountLookup};
 
 const HTTP: NonZeroU16 = NonZeroU16::new(80).expect("80 is not zero");
 
@@ -45,6 +47,39 @@ pub(crate) fn service(name: &str, endpoints: u8, changed: Option<f64>) -> (Servi
     let mut state = ServiceState::new(service, (0..endpoints).map(endpoint));
     state.trigger_time = changed.map(|it| Timestamp::from_micros((it * 1e6) as i64));
     (name, Arc::new(state))
+}
+
+/// Counters with these connections of Services in `default`, and of each of their endpoints.
+pub(crate) struct FixedCounts(Vec<(&'static str, u64)>);
+
+impl FixedCounts {
+    pub(crate) fn of(connections: &[(&'static str, u64)]) -> PortCountLookup {
+        Box::new(Self(connections.to_vec()))
+    }
+
+    fn get(&self, service: &ServiceName) -> u64 {
+        self.0.iter().find(|(name, _)| **name == *service.name).map_or(0, |(_, it)| *it)
+    }
+}
+
+impl CounterLookup for FixedCounts {
+    fn port(&self, service: &ServiceName, _: &str, _: Protocol) -> Option<PortCounts> {
+        Some(PortCounts { connections: self.get(service), ..PortCounts::default() })
+    }
+
+    fn endpoint(&self, service: &ServiceName, _: &str, _: Protocol, _: SocketAddr) -> u64 {
+        self.get(service)
+    }
+}
+
+impl CounterLookup for PortCounts {
+    fn port(&self, _: &ServiceName, _: &str, _: Protocol) -> Option<PortCounts> {
+        Some(*self)
+    }
+
+    fn endpoint(&self, _: &ServiceName, _: &str, _: Protocol, _: SocketAddr) -> u64 {
+        0
+    }
 }
 
 pub(crate) fn published(

@@ -2,7 +2,7 @@
 //!
 //! Invariant: requests are read-only.
 
-use std::{borrow::Cow, fmt};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 use http_body_util::{Either, Full};
 use hyper::{
@@ -19,6 +19,7 @@ use crate::{
     rendering::{RenderedPage, RenderingBody},
     state::Moment,
     trace_body::{Expiry, TraceBody},
+    ui,
 };
 
 /// Pages that share an address.
@@ -32,6 +33,8 @@ pub enum PageGroup {
     Metrics,
     /// For the commands, at a Unix socket.
     Status,
+    /// For people, on this host.
+    Ui,
 }
 
 impl PageGroup {
@@ -42,6 +45,7 @@ impl PageGroup {
             Self::Status => "--status-socket",
             Self::Health => "--healthz-bind-address",
             Self::Metrics => "--metrics-bind-address",
+            Self::Ui => "--ui",
         }
     }
 
@@ -51,6 +55,7 @@ impl PageGroup {
             Self::Probes | Self::Health => &["/healthz", "/livez", "/readyz"],
             Self::Metrics => &["/metrics", "/proxyMode", "/healthz"],
             Self::Status => &["/status", "/state", "/explain", "/trace", "/metrics", "/config", "/log"],
+            Self::Ui => &["/"],
         }
     }
 }
@@ -62,12 +67,14 @@ impl fmt::Display for PageGroup {
             Self::Health => "health",
             Self::Metrics => "metrics",
             Self::Status => "status",
+            Self::Ui => "web",
         })
     }
 }
 
 const JSON: &str = "application/json";
 const JSON_LINES: &str = "application/jsonl";
+const HTML: &str = "text/html; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -81,11 +88,13 @@ impl Admin {
     pub(crate) async fn respond<B>(&self, pages: PageGroup, request: &Request<B>) -> Response<PageBody> {
         let uri = request.uri();
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
-        let (status, content_type, body) = if is_read {
-            let expiry = request.extensions().get::<Expiry>();
-            self.page(pages, uri.path(), uri.query().unwrap_or_default(), expiry).await
-        } else {
-            text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n")
+        let (status, content_type, body) = match pages {
+            _ if !is_read => text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n"),
+            PageGroup::Ui => self.ui_page(request).await,
+            _ => {
+                let expiry = request.extensions().get::<Expiry>();
+                self.page(pages, uri.path(), uri.query().unwrap_or_default(), expiry).await
+            }
         };
         let mut response = Response::new(body);
         *response.status_mut() = status;
@@ -94,6 +103,9 @@ impl Admin {
         headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         if !is_read {
             headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        }
+        if pages == PageGroup::Ui {
+            ui::protect(&mut response);
         }
         response
     }
@@ -140,6 +152,26 @@ impl Admin {
                 let available = pages.paths().join(", ");
                 text(StatusCode::NOT_FOUND, format!("no such page; available: {available}\n"))
             }
+        }
+    }
+
+    /// The page for people, and what it asks for.
+    async fn ui_page<B>(&self, request: &Request<B>) -> Page {
+        if let Some(refusal) = ui::refusal(request) {
+            return text(StatusCode::FORBIDDEN, refusal);
+        }
+        let query = request.uri().query().unwrap_or_default();
+        match request.uri().path() {
+            "/" => (StatusCode::OK, HTML, Either::Left(Full::new(Bytes::from_static(ui::PAGE.as_bytes())))),
+            "/live" => match self.ui.live(Arc::clone(&self.state), query).await {
+                Ok(answer) => (StatusCode::OK, JSON, short(answer)),
+                Err(error) => internal_error(&error),
+            },
+            "/explain" => match self.ui.explain(&self.state, query).await {
+                Ok(answer) => (StatusCode::OK, JSON, short(answer)),
+                Err((status, error)) => text(status, format!("{error}\n")),
+            },
+            _ => text(StatusCode::NOT_FOUND, "no such page; available: /\n"),
         }
     }
 

@@ -10,6 +10,8 @@ const HEALTH: Limits = Limits { total: 512, per_source: 64 };
 const METRICS: Limits = Limits { total: 64, per_source: 16 };
 /// For root on this host.
 const STATUS: Limits = Limits { total: 32, per_source: 32 };
+/// For browsers on this host: each opens up to six.
+const UI: Limits = Limits { total: 48, per_source: 48 };
 
 /// The connections to the pages. Clones share them.
 #[derive(Clone, Debug)]
@@ -18,6 +20,7 @@ pub(crate) struct HttpConnections {
     pub(crate) health: Connections,
     pub(crate) metrics: Connections,
     pub(crate) status: Connections,
+    pub(crate) ui: Connections,
 }
 
 impl HttpConnections {
@@ -31,16 +34,18 @@ impl HttpConnections {
             health: group("health pages", HEALTH),
             metrics: group("metrics pages", METRICS),
             status: group("status socket", STATUS),
+            ui: group("page for people", UI),
         }
     }
 
     /// Each group, by its name in metrics.
-    pub(crate) fn groups(&self) -> [(&'static str, &Connections); 4] {
+    pub(crate) fn groups(&self) -> [(&'static str, &Connections); 5] {
         [
             ("probes", &self.probes),
             ("health", &self.health),
             ("metrics", &self.metrics),
             ("status", &self.status),
+            ("ui", &self.ui),
         ]
     }
 }

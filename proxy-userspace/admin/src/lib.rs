@@ -16,14 +16,17 @@ mod health;
 mod health_checks;
 mod http_connections;
 mod metrics;
+mod moment;
 mod rendering;
 mod server;
 mod server_thread;
 mod state;
 mod status;
+mod timeline;
 mod totals;
 mod trace_body;
 mod trace_page;
+mod ui;
 
 #[cfg(test)]
 mod fixtures;
@@ -36,8 +39,9 @@ pub use handlers::PageGroup;
 pub use health::STALE_AFTER;
 pub use health_checks::{BindFailure, HealthChecks};
 pub use server::Servers;
-pub use state::{Inherited, PortCountLookup, Role};
+pub use state::{CounterLookup, Inherited, PortCountLookup, Role};
 pub use status::{
     CountersStatus, EjectedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus,
 };
 pub use trace_page::{PendingTrace, TraceFilters, TraceStatus};
+pub use ui::UiAddress;

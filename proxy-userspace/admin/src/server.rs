@@ -41,6 +41,7 @@ use crate::{
     server_thread::ServerThread,
     state::lock,
     trace_body::Expiry,
+    ui::UiAddress,
 };
 
 /// Maximum time until a client has sent the head of its first request.
@@ -84,7 +85,20 @@ impl Servers {
 
     /// Serves the status pages at a Unix socket.
     pub fn serve_status(&self, admin: &Admin, path: &Path) {
-        self.pages.handle().spawn(serve_status(admin.clone(), path.to_owned()));
+        self.serve_at_socket(admin, PageGroup::Status, path);
+    }
+
+    fn serve_at_socket(&self, admin: &Admin, pages: PageGroup, path: &Path) {
+        self.pages.handle().spawn(serve_at_socket(admin.clone(), pages, path.to_owned()));
+    }
+
+    /// Serves the page for people, and records the timeline that it shows.
+    pub fn serve_ui(&self, admin: &Admin, address: &UiAddress) {
+        admin.enable_timeline();
+        match address {
+            UiAddress::Loopback(address) => self.serve(admin, PageGroup::Ui, *address),
+            UiAddress::Unix(path) => self.serve_at_socket(admin, PageGroup::Ui, path),
+        }
     }
 
     /// The runtime of all pages but the probes.
@@ -109,8 +123,7 @@ async fn serve(admin: Admin, pages: PageGroup, address: SocketAddr) {
     serve_pages(&admin, pages, &listener).await;
 }
 
-async fn serve_status(admin: Admin, path: PathBuf) {
-    let pages = PageGroup::Status;
+async fn serve_at_socket(admin: Admin, pages: PageGroup, path: PathBuf) {
     let on_error = |error: UnixSocketError| {
         tracing::warn!(
             "cannot serve the {pages} pages: {error}; a second instance on this node needs another {}; Services are not \
@@ -130,6 +143,7 @@ async fn serve_pages(admin: &Admin, pages: PageGroup, listener: &impl Listener) 
         PageGroup::Health => &admin.connections.health,
         PageGroup::Metrics => &admin.connections.metrics,
         PageGroup::Status => &admin.connections.status,
+        PageGroup::Ui => &admin.connections.ui,
     };
     accept(listener, connections, || {
         let admin = admin.clone();

@@ -5,6 +5,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
+    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -12,7 +13,7 @@ use std::{
 use datapath::{
     ApplyReport, AttachStatus, HookBehavior, PacketAffinity, PortCounts, ProbeResult, TableFill, TableStats,
 };
-use model::{Family, Protocol, Rejected, ServiceName, Timestamp, state::NodeState};
+use model::{Family, Protocol, Rejected, ServiceName, state::NodeState};
 use pipeline::SyncStatus;
 use publish::{Published, grpc::ClientStats};
 use reconciler::Step;
@@ -20,9 +21,13 @@ use tokio::time::Instant;
 
 use crate::{
     explain_page::Explainer,
+    moment::{key, wall_time},
+    timeline::{Changes, Timeline},
     totals::{ChangeCounts, Totals},
     trace_page::{TraceStatus, Tracer},
 };
+
+pub(crate) use crate::moment::Moment;
 
 /// What a process does with a node's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,25 +64,6 @@ impl RejectedBy {
             Self::Backend => "backend",
             Self::HealthChecks => "health-checks",
         }
-    }
-}
-
-/// One moment on the monotonic clock and on the wall clock.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
-    pub(crate) instant: Instant,
-    pub(crate) wall: SystemTime,
-}
-
-impl Moment {
-    pub(crate) fn now() -> Self {
-        Self { instant: Instant::now(), wall: SystemTime::now() }
-    }
-}
-
-impl Default for Moment {
-    fn default() -> Self {
-        Self::now()
     }
 }
 
@@ -143,10 +129,23 @@ pub(crate) struct AdminState {
     pub(crate) tracer: Option<Tracer>,
     /// The trace that runs.
     pub(crate) trace: Option<TraceStatus>,
+    /// The same for the page for people, with what the kernel has.
+    pub(crate) kernel_explainer: Option<Explainer>,
+    /// The newest generations; `None` if there is no page for people.
+    pub(crate) timeline: Option<Timeline>,
 }
 
-/// Looks up the counters of a service port; `None` for one that is not programmed.
-pub type PortCountLookup = Box<dyn Fn(&ServiceName, &str, Protocol) -> Option<PortCounts>>;
+/// Looks up counters at one moment.
+pub trait CounterLookup {
+    /// The counters of a service port; `None` for one that is not programmed.
+    fn port(&self, service: &ServiceName, port: &str, protocol: Protocol) -> Option<PortCounts>;
+
+    /// How many connections of a service port were redirected to an endpoint.
+    fn endpoint(&self, service: &ServiceName, port: &str, protocol: Protocol, endpoint: SocketAddr) -> u64;
+}
+
+/// The counters of service ports.
+pub type PortCountLookup = Box<dyn CounterLookup + Send>;
 
 /// A function that reads something outside of the state.
 pub(crate) struct Callback<T>(pub(crate) Arc<dyn Fn() -> T + Send + Sync>);
@@ -209,7 +208,17 @@ impl AdminState {
         }
         let empty = NodeState::default();
         let before = self.published.as_ref().map_or(&empty, |(it, _)| &it.state);
-        let changes = ChangeCounts::between(before, &published.state);
+        let mut changes = ChangeCounts::default();
+        let mut named = Changes::default();
+        for (name, before, after) in published.state.diff(before) {
+            changes.add(before, after);
+            if self.timeline.is_some() {
+                named.add(name, before, after);
+            }
+        }
+        if let Some(it) = &mut self.timeline {
+            it.on_published(published, named, now);
+        }
         if self.role == Role::Brain {
             self.totals.update(before, &published.state);
         }
@@ -222,6 +231,9 @@ impl AdminState {
 
     /// Records that the reconciler dequeued a state; returns whether this is a retry.
     pub(crate) fn on_dequeued(&mut self, published: &Published) -> bool {
+        if let Some(it) = &mut self.timeline {
+            it.on_dequeued(published, Instant::now());
+        }
         let since = self.next_pending_since.take();
         let is_retry = self.last_dequeued.replace(key(published)) == Some(key(published));
         if !is_retry {
@@ -253,6 +265,9 @@ impl AdminState {
             Some(service.service.cluster_ips.iter().map(move |ip| (Family::of(*ip), delay)))
         });
         let delays = delays.flatten().collect();
+        if let Some(it) = &mut self.timeline {
+            it.on_applied(published, report, now.instant);
+        }
         let before = self.active.as_ref().filter(|it| key(&it.published) == key(published));
         let since = before.map_or(now, |it| it.since);
         self.active =
@@ -273,6 +288,9 @@ impl AdminState {
     }
 
     pub(crate) fn on_failed(&mut self, step: Step, error: &str) {
+        if let (Some(it), Step::Apply) = (&mut self.timeline, step) {
+            it.on_failed(error);
+        }
         self.failure = Some(Failure { step, error: error.to_owned() });
     }
 
@@ -328,15 +346,6 @@ impl AdminState {
         let since = if self.role == Role::Backend { self.pending_since } else { None };
         since.map(|it| now.duration_since(it))
     }
-}
-
-fn key(published: &Published) -> (u64, u64) {
-    (published.instance_id, published.rev)
-}
-
-fn wall_time(timestamp: Timestamp) -> Option<SystemTime> {
-    let micros = u64::try_from(timestamp.as_micros()).ok()?;
-    SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(micros))
 }
 
 /// Seconds since 1970.

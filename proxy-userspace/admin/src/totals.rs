@@ -32,15 +32,18 @@ pub(crate) struct ChangeCounts {
 impl ChangeCounts {
     pub(crate) fn between(before: &NodeState, after: &NodeState) -> Self {
         let mut changes = Self::default();
-        for (_, before, after) in after.diff(before) {
-            let service = |it: Option<&Arc<ServiceState>>| it.map(|it| Arc::clone(&it.service));
-            changes.services += usize::from(service(before) != service(after));
-            fn endpoints(state: Option<&Arc<ServiceState>>) -> (&[Arc<Endpoint>], &[OtherServing]) {
-                state.map(|it| (&*it.endpoints, &*it.other_serving)).unwrap_or_default()
-            }
-            changes.endpoints += usize::from(endpoints(before) != endpoints(after));
-        }
+        after.diff(before).for_each(|(_, before, after)| changes.add(before, after));
         changes
+    }
+
+    /// Adds what differs between two states of a Service.
+    pub(crate) fn add(&mut self, before: Option<&Arc<ServiceState>>, after: Option<&Arc<ServiceState>>) {
+        let service = |it: Option<&Arc<ServiceState>>| it.map(|it| Arc::clone(&it.service));
+        self.services += usize::from(service(before) != service(after));
+        fn endpoints(state: Option<&Arc<ServiceState>>) -> (&[Arc<Endpoint>], &[OtherServing]) {
+            state.map(|it| (&*it.endpoints, &*it.other_serving)).unwrap_or_default()
+        }
+        self.endpoints += usize::from(endpoints(before) != endpoints(after));
     }
 }
 

@@ -283,6 +283,17 @@ impl Counts {
         self.counters.get(&CounterOwner::port(port_id(service, port, protocol))).copied()
     }
 
+    /// How many connections of a service port, by its names, were redirected to one of its backends.
+    pub fn endpoint(
+        &self,
+        service: &ServiceName,
+        port: &str,
+        protocol: Protocol,
+        backend: SocketAddr,
+    ) -> u64 {
+        self.to(PortId(port_id(service, port, protocol)), backend)
+    }
+
     /// The counters of a service port; zero if it has none.
     pub fn of(&self, port: PortId) -> PortCounts {
         let Some(&first) = self.counters.get(&CounterOwner::port(port.0)) else {

@@ -17,6 +17,6 @@ pub use source::kube::ApiRequest;
 pub use config::{Config, Error, SourceConfig};
 pub use explainer::{ExplainError, Explainer};
 pub use node_check::unknown_node;
-pub use observer::{Observer, Stage, SyncStatus};
+pub use observer::{Observer, PublishSteps, Stage, SyncStatus};
 pub use pipeline::Pipeline;
 pub use snapshot::read_manifests;

@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use model::Rejected;
 use source::kube::ApiRequest;
+use tokio::time::Instant;
 
 /// Receives reports of a running pipeline. `()` discards them.
 pub trait Observer {
@@ -15,12 +16,31 @@ pub trait Observer {
 
     /// The items that a stage rejects now; they replace those reported before.
     fn rejected(&self, stage: Stage, items: Vec<Rejected>);
+
+    /// The state of this node is published; again with the same revision if it did not change.
+    fn published(&self, steps: &PublishSteps);
+}
+
+/// When each step towards a published state of this node ended.
+#[derive(Clone, Copy, Debug)]
+pub struct PublishSteps {
+    /// The process that numbers the revisions.
+    pub instance_id: u64,
+    /// The revision.
+    pub rev: u64,
+    /// The source had handed over what changed.
+    pub received: Instant,
+    /// The brain had computed the state; the same as `received` if another brain did.
+    pub computed: Instant,
+    /// It was published.
+    pub published: Instant,
 }
 
 impl Observer for () {
     fn source(&self, _: &str, _: SyncStatus) {}
     fn request(&self, _: &ApiRequest) {}
     fn rejected(&self, _: Stage, _: Vec<Rejected>) {}
+    fn published(&self, _: &PublishSteps) {}
 }
 
 /// How far a source has been read.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use brain::Brain;
-use model::state::NodeInfos;
+use model::state::{NodeInfos, NodeState};
 use publish::{
     NodeRegistry, NodeStates, Publisher, SingleNode, Subscription,
     cluster::{ClusterPublisher, ClusterSnapshot},
@@ -12,14 +12,14 @@ use publish::{
 };
 use tokio::{
     task::yield_now,
-    time::{MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval},
 };
 
 use crate::{
     config::{Config, Error, SourceConfig},
     explainer::Explainer,
     node_check::{no_address, shared_address, unknown_node},
-    observer::{Observer, Stage},
+    observer::{Observer, PublishSteps, Stage},
     source_events::{RunningSource, SourceEvent, apply},
 };
 
@@ -109,21 +109,25 @@ impl Pipeline {
         let mut idle_check = interval(node_registry::IDLE_CHECK_INTERVAL);
         idle_check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            let mut received = None;
             tokio::select! {
                 event = events.next(observer) => match event {
                     Some(SourceEvent::Cluster(cluster)) => {
+                        received = Some(Instant::now());
                         brain.replace_cluster(cluster);
                         is_complete = true;
                     }
                     Some(SourceEvent::Changes(changes)) => {
+                        received = Some(Instant::now());
                         apply(&mut brain, changes);
                         is_complete = true;
                     }
                     Some(SourceEvent::Node(state)) => {
+                        let received = Instant::now();
                         self.cluster.publish(ClusterSnapshot::Unavailable);
                         self.own_cluster.publish(ClusterSnapshot::Unavailable);
                         self.nodes.clear().iter().for_each(|it| brain.stop_serving(it));
-                        self.nodes.publish(&self.node, state);
+                        self.publish_own(state, (received, received), observer);
                         is_complete = false;
                     }
                     None => return,
@@ -140,8 +144,9 @@ impl Pipeline {
                 }
                 // After everything else that is ready: no change waits for the first states of others.
                 () = yield_now(), if is_complete && brain.has_pending_nodes() => {
+                    let began = Instant::now();
                     let changed = brain.recompute_some(MAX_PENDING_NODES);
-                    self.publish(&brain, changed);
+                    self.publish(&brain, changed, (began, Instant::now()), observer);
                     continue;
                 }
             }
@@ -151,11 +156,12 @@ impl Pipeline {
                 continue;
             }
             let mut changed = brain.recompute_some(MAX_PENDING_NODES);
+            let computed = Instant::now();
             if became_complete {
                 // What was published so far may be the state that another brain computed.
                 changed.extend(brain.served_nodes().cloned());
             }
-            self.publish(&brain, changed);
+            self.publish(&brain, changed, (received.unwrap_or(computed), computed), observer);
             self.nodes.set_cluster_nodes(brain.node_infos().clone());
             let snapshot = |publisher: &ClusterPublisher| match publisher.has_watchers() {
                 true => ClusterSnapshot::State(Arc::clone(brain.cluster_state())),
@@ -187,11 +193,33 @@ impl Pipeline {
         }
     }
 
-    fn publish(&self, brain: &Brain, nodes: BTreeSet<Arc<str>>) {
+    /// Publishes the states of nodes; of this node, reports when they were received and computed.
+    fn publish(
+        &self,
+        brain: &Brain,
+        nodes: BTreeSet<Arc<str>>,
+        computing: (Instant, Instant),
+        observer: &impl Observer,
+    ) {
         for node in nodes {
-            if let Some(state) = brain.state(&node) {
-                self.nodes.publish(&node, state.clone());
+            let Some(state) = brain.state(&node).cloned() else { continue };
+            if *node == *self.node {
+                self.publish_own(state, computing, observer);
+            } else {
+                self.nodes.publish(&node, state);
             }
+        }
+    }
+
+    fn publish_own(
+        &self,
+        state: NodeState,
+        (received, computed): (Instant, Instant),
+        observer: &impl Observer,
+    ) {
+        if let Some((instance_id, rev)) = self.nodes.publish(&self.node, state) {
+            let published = Instant::now();
+            observer.published(&PublishSteps { instance_id, rev, received, computed, published });
         }
     }
 }
@@ -207,6 +235,7 @@ mod tests {
     struct Recorder {
         sources: Mutex<Vec<(String, SyncStatus)>>,
         rejected: Mutex<Vec<String>>,
+        published: Mutex<Vec<PublishSteps>>,
     }
 
     impl Observer for Recorder {
@@ -218,6 +247,10 @@ mod tests {
 
         fn rejected(&self, _: Stage, items: Vec<model::Rejected>) {
             self.rejected.lock().unwrap().extend(items.iter().map(ToString::to_string));
+        }
+
+        fn published(&self, steps: &PublishSteps) {
+            self.published.lock().unwrap().push(*steps);
         }
     }
 
@@ -239,6 +272,9 @@ mod tests {
             () = pipeline.run(&recorder) => panic!("the source has ended"),
         };
         assert_eq!(published.state.services.len(), 1);
+        let steps = recorder.published.lock().unwrap()[0];
+        assert_eq!((steps.instance_id, steps.rev), (published.instance_id, published.rev));
+        assert!(steps.received <= steps.computed && steps.computed <= steps.published);
         let sources = recorder.sources.lock().unwrap();
         let synced: Vec<_> = sources.iter().map(|(name, it)| (name.as_str(), it.is_synced)).collect();
         assert_eq!(synced, [("file", false), ("file", true)]);

@@ -117,12 +117,12 @@ impl NodeRegistry {
         table.nodes.drain().map(|(name, _)| name).collect()
     }
 
-    /// Publishes the state of a node, if it is the own one or a requested one.
-    pub fn publish(&self, node: &str, state: NodeState) {
+    /// Publishes the state of a node, if it is the own one or a requested one; returns its instance and revision.
+    pub fn publish(&self, node: &str, state: NodeState) -> Option<(u64, u64)> {
         let table = self.shared.table();
-        if let Some(publisher) = table.publisher(node) {
-            publisher.publish(state);
-        }
+        let publisher = table.publisher(node)?;
+        let rev = publisher.publish(state);
+        Some((publisher.instance_id(), rev))
     }
 
     /// Removes the nodes that have had no subscriber since the last call, and returns them. To be called every

@@ -93,6 +93,11 @@ impl Publisher {
         &self.node
     }
 
+    /// The process that numbers the revisions.
+    pub fn instance_id(&self) -> u64 {
+        self.instance_id
+    }
+
     /// Publishes a state if it differs from the previous one, and returns the current revision.
     ///
     /// Unchanged Services are shared with the previous state.

@@ -9,8 +9,8 @@ use pipeline::{Observer as _, Stage, SyncStatus};
 use publish::upstream::Upstream;
 
 use super::{
-    config, datapath,
-    flags::{DatapathFlags, InitFlag, NodeFlags, PacketFlags, ReportFlags, UpstreamFlags},
+    config, datapath, explain,
+    flags::{DatapathFlags, InitFlag, NodeFlags, PacketFlags, ReportFlags, UiFlag, UpstreamFlags},
     runtime::{Signals, block_on},
 };
 
@@ -35,6 +35,8 @@ pub(super) struct Flags {
     init: InitFlag,
     #[command(flatten)]
     reports: ReportFlags,
+    #[command(flatten)]
+    ui: UiFlag,
 }
 
 pub(super) fn main(flags: Flags, configuration: String) -> Result<()> {
@@ -53,7 +55,9 @@ async fn agent(flags: Flags, configuration: String) -> Result<()> {
     let health_checks = flags.datapath.health_checks(&admin, &name, &servers)?;
     let options = flags.packets.options(flags.datapath.options(&name)?)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name);
+    explain::serve_with_kernel(&admin, None, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
     flags.reports.serve(&admin, &servers, configuration);
+    flags.ui.serve(&admin, &servers);
     let datapath = datapath::run(options, health_checks, || upstream.subscribe(), &admin);
     tokio::select! {
         result = datapath => {

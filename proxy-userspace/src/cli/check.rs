@@ -191,6 +191,7 @@ fn subject(pages: PageGroup) -> &'static str {
         PageGroup::Health => "health port",
         PageGroup::Metrics => "metrics port",
         PageGroup::Status => "status socket",
+        PageGroup::Ui => "page for people",
     }
 }
 

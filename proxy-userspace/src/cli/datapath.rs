@@ -1,10 +1,12 @@
 //! The datapath of `run` and `agent`.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
-use admin::{Admin, HealthChecks, Inherited};
+use ::datapath::PortCounts;
+use admin::{Admin, CounterLookup, HealthChecks, Inherited};
 use anyhow::Result;
 use datapath_nft::FlowPassObserver;
+use model::{Protocol, ServiceName};
 use publish::Subscription;
 use reconciler::{Datapath, Options, Reconciler};
 use tokio::{task::spawn_blocking, time::sleep};
@@ -34,7 +36,7 @@ pub(super) async fn run(
         let pin_dir = sockets.pin_dir.clone();
         admin.set_counter_source(move || {
             let counts = datapath_ebpf::counts(&pin_dir).ok()?;
-            Some(Box::new(move |service, port, protocol| counts.port(service, port, protocol)))
+            Some(Box::new(KernelCounts(counts)))
         });
     }
     let traces = options.sockets.as_ref().map(|it| trace::serve(admin, it));
@@ -86,4 +88,17 @@ fn inherited(options: &Options) -> Option<Inherited> {
         Err(error) => Err(error.to_string()),
     };
     Some(Inherited { serves: datapath::described(&frontends), programs })
+}
+
+/// The kernel's counters, for the pages.
+struct KernelCounts(datapath_ebpf::Counts);
+
+impl CounterLookup for KernelCounts {
+    fn port(&self, service: &ServiceName, port: &str, protocol: Protocol) -> Option<PortCounts> {
+        self.0.port(service, port, protocol)
+    }
+
+    fn endpoint(&self, service: &ServiceName, port: &str, protocol: Protocol, endpoint: SocketAddr) -> u64 {
+        self.0.endpoint(service, port, protocol, endpoint)
+    }
 }

@@ -7,7 +7,7 @@ use pipeline::Pipeline;
 
 use super::{
     config, datapath, events, explain,
-    flags::{DatapathFlags, InitFlag, ListenFlags, PacketFlags, ReportFlags, SourceFlags},
+    flags::{DatapathFlags, InitFlag, ListenFlags, PacketFlags, ReportFlags, SourceFlags, UiFlag},
     grpc_server::GrpcServer,
     runtime::{Signals, block_on, trim_memory},
 };
@@ -32,6 +32,8 @@ pub(super) struct Flags {
     listen: ListenFlags,
     #[command(flatten)]
     reports: ReportFlags,
+    #[command(flatten)]
+    ui: UiFlag,
 }
 
 pub(super) fn main(flags: Flags, configuration: String) -> Result<()> {
@@ -55,7 +57,13 @@ async fn run(flags: Flags, configuration: String) -> Result<()> {
     let options = flags.packets.options(flags.datapath.options(pipeline.node())?)?;
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     explain::serve(&admin, &pipeline);
+    explain::serve_with_kernel(
+        &admin,
+        Some(&pipeline),
+        options.sockets.as_ref().map(|it| it.pin_dir.clone()),
+    );
     flags.reports.serve(&admin, &servers, configuration);
+    flags.ui.serve(&admin, &servers);
     let datapath = datapath::run(options, health_checks, || pipeline.subscribe(), &admin);
     let result = tokio::select! {
         result = datapath => result.and_then(|()| Err(anyhow!("the brain has stopped publishing"))),

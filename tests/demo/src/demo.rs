@@ -1,6 +1,6 @@
 //! The demo's node: pods, manifests, and the agent in a sandbox.
 
-use std::{path::Path, time::Duration};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result};
 use build_tools::command::workspace;
@@ -40,7 +40,7 @@ pub(crate) struct Totals {
 }
 
 impl Demo {
-    pub(crate) fn new(host: &Host, binary: &Path) -> Result<Self> {
+    pub(crate) fn new(host: &Host, binary: &Path, ui: Option<SocketAddr>) -> Result<Self> {
         let sandbox = Sandbox::new("demo")?;
         let topology = Topology::new()?;
         let manifests =
@@ -48,6 +48,7 @@ impl Demo {
         let pods = Pods::start(&topology, &sandbox, &manifests.pods()?)?;
         // The nftables path would affect the host's own packets.
         let command = AgentCommand::run(binary, &sandbox, manifests.folder(), "n1").arg("--packets=off");
+        let command = command.args(ui.map(|it| format!("--ui={it}")));
 
         heading("0", "A node in a sandbox");
         line(&format!("Linux {}; the proxy is attached to one cgroup only.", host.kernel));

@@ -36,8 +36,18 @@ struct Arguments {
     #[arg(long)]
     keep: bool,
     /// Only remove what `--keep` has kept
-    #[arg(long, conflicts_with = "keep")]
+    #[arg(long, conflicts_with_all = ["keep", "ui"])]
     clean: bool,
+    /// Serve the page of `run --ui` at this address; the demo then goes on until Ctrl-C
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "127.0.0.1:10247",
+        conflicts_with = "keep"
+    )]
+    ui: Option<SocketAddr>,
     /// Run as a pod of this name
     #[arg(long, hide = true)]
     pod: Option<String>,
@@ -47,11 +57,11 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let Arguments { keep, clean, pod, addresses } = Arguments::parse();
+    let Arguments { keep, clean, ui, pod, addresses } = Arguments::parse();
     let result = match pod {
         Some(name) => pods::serve(&name, &addresses),
         None if clean => host().map(|it| clean_up(&it)),
-        None => run(keep),
+        None => run(keep, ui),
     };
     match result {
         Err(error) if error.is::<Interrupted>() => {
@@ -75,7 +85,7 @@ fn clean_up(host: &Host) {
     topology::remove_stale();
 }
 
-fn run(keep: bool) -> Result<()> {
+fn run(keep: bool, ui: Option<SocketAddr>) -> Result<()> {
     let host = host()?;
     find_or_install("ip", "iproute2")?;
     let binary = build::build(false)?;
@@ -83,7 +93,7 @@ fn run(keep: bool) -> Result<()> {
 
     interrupt::watch()?;
     let started = Instant::now();
-    let mut demo = match Demo::new(&host, &binary) {
+    let mut demo = match Demo::new(&host, &binary, ui) {
         Err(_) if interrupt::check().is_err() => return Err(Interrupted.into()),
         other => other?,
     };
@@ -110,6 +120,9 @@ fn run(keep: bool) -> Result<()> {
     }
     if keep {
         return demo.keep(&binary);
+    }
+    if let Some(address) = ui {
+        phases::until_interrupted(&mut demo, address)?;
     }
     drop(demo);
     line("The sandbox is removed: no process, namespace, cgroup or pin is left.");

@@ -243,6 +243,36 @@ pub(crate) fn no_endpoints(demo: &mut Demo) -> Result<()> {
     Ok(())
 }
 
+/// 5: the page, with something to see, until Ctrl-C.
+pub(crate) fn until_interrupted(demo: &mut Demo, page: SocketAddr) -> Result<()> {
+    heading("5", "The page");
+    line(&format!("Open http://{page}/ in a browser of this machine; Ctrl-C ends the demo."));
+    line(&format!(
+        "From another machine: ssh -L {0}:{page} HOST, and open http://127.0.0.1:{0}/ there.",
+        page.port()
+    ));
+    let _inside = demo.sandbox.enter()?;
+    let _client = demo.topology.client()?;
+    let targets: Vec<_> = demo.manifests.services().map(|it| (it.transport, it.addresses())).collect();
+    for (turn, endpoints) in (0_u32..).zip([3, 4, 2, 3, 1, 4].into_iter().cycle()) {
+        let scaled = demo.manifests.scale_web(endpoints);
+        // Each Service has a rate of its own, which changes.
+        let loads = targets.iter().zip(1_u32..).flat_map(|((transport, addresses), number)| {
+            let pause = Duration::from_millis(u64::from(8 + 9 * number * (1 + (turn * number) % 4)));
+            addresses.iter().map(move |it| ConnectLoad::start(*transport, *it, 1, pause))
+        });
+        let loads: Vec<_> = loads.collect();
+        let is_interrupted = interrupt::sleep(STEP * 4).is_err();
+        drop(loads);
+        if is_interrupted {
+            break;
+        }
+        scaled?;
+    }
+    println!();
+    Ok(())
+}
+
 /// Load on every address of `web`.
 struct WebLoad(Vec<ConnectLoad>);
 

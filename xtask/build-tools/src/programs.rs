@@ -15,7 +15,9 @@ use crate::{
 };
 
 /// The programs that end-to-end tests call, and the packages that contain them.
-const TEST_PROGRAMS: [(&str, &str); 5] = [
+const TEST_PROGRAMS: [(&str, &str); 7] = [
+    ("chromedriver", "chromium-driver"),
+    ("chromium", "chromium"),
     ("ip", "iproute2"),
     ("iptables-nft-restore", "iptables"),
     ("nft", "nftables"),
@@ -81,6 +83,12 @@ pub fn promtool() -> Result<PathBuf> {
     apt::unpack_own("prometheus", &folder)
         .context("`promtool` is missing: install it (package `prometheus` on Debian and Ubuntu)")?;
     Ok(private)
+}
+
+/// Installs the font of the pictures in the documents, if it is missing.
+pub fn install_font() -> Result<()> {
+    const PACKAGE: &str = "fonts-inter";
+    if Path::new("/usr/share/doc").join(PACKAGE).exists() { Ok(()) } else { apt_install(&[PACKAGE]) }
 }
 
 /// Installs Debian packages.

@@ -47,10 +47,7 @@ fn busy(role: Role) -> Admin {
         max_ejected_percent: 100,
     }];
     admin.on_table_stats(TableStats { refused: refused.into(), ejected, ..TableStats::default() });
-    admin.set_counter_source(|| {
-        let counts = PortCounts { connections: 7, no_backend: 2, denied: 1 };
-        Some(Box::new(move |_, _, _| Some(counts)))
-    });
+    admin.set_counter_source(|| Some(Box::new(PortCounts { connections: 7, no_backend: 2, denied: 1 })));
     admin
 }
 
@@ -200,7 +197,7 @@ fn zero_counters_have_no_series() {
     let sample =
         r#"kube_proxy_ebpf_connections_total{namespace="default",service="a",port="",protocol="TCP"}"#;
     assert!((value(&admin, sample) - 7.0).abs() < f64::EPSILON);
-    admin.set_counter_source(|| Some(Box::new(|_, _, _| Some(PortCounts::default()))));
+    admin.set_counter_source(|| Some(Box::new(PortCounts::default())));
     assert!(!admin.metrics.text().unwrap().contains(r#"service="a""#));
     assert_eq!(admin.status().counters.map(|it| it.connections), Some(0));
 }

@@ -64,17 +64,25 @@ pub(super) struct Kept {
     pub(super) seconds: u64,
 }
 
+/// Whose connections are asked about.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Asked<'a> {
+    /// Those of one client, with its addresses if it is a pod.
+    Client(ClientKind, &'a [IpAddr]),
+    /// Those of all programs on this node.
+    All,
+}
+
 impl Kernel {
-    /// Reads what concerns a client's connections to an address. What cannot be read is an error in the result.
+    /// Reads what concerns connections to an address; of eBPF if there are pins. What cannot be read is an error in the result.
     pub(super) fn read(
-        pin_dir: &Path,
+        pin_dir: Option<&Path>,
         (address, protocol): (SocketAddr, Protocol),
-        client: ClientKind,
-        addresses: &[IpAddr],
+        asked: Asked<'_>,
     ) -> Self {
         let mut kernel = Self::default();
         let destination = FrontendAddress { address, protocol };
-        let is_outside = client == ClientKind::Outside;
+        let is_outside = matches!(asked, Asked::Client(ClientKind::Outside, _));
         match nft::lookup(&destination) {
             Ok(None) => {}
             Ok(Some(nft::Lookup { internal, external })) => {
@@ -84,9 +92,13 @@ impl Kernel {
             Err(error) => kernel.error("nftables", error),
         }
         // No hook sees the sockets of other hosts, and none those of SCTP.
-        if !is_outside && protocol != Protocol::Sctp {
-            let pod = (client == ClientKind::Pod).then_some(addresses);
-            let netns = ebpf::client_namespace(pod).ok().flatten();
+        if let Some(pin_dir) = pin_dir.filter(|_| !is_outside && protocol != Protocol::Sctp) {
+            let netns = match asked {
+                Asked::Client(ClientKind::Pod, addresses) => ebpf::client_namespace(Some(addresses)),
+                Asked::Client(..) => ebpf::client_namespace(None),
+                Asked::All => Ok(None),
+            };
+            let netns = netns.ok().flatten();
             kernel.is_client_known = netns.is_some();
             match ebpf::lookup(pin_dir, &destination, netns) {
                 Ok(found) => kernel.add_sockets(found),

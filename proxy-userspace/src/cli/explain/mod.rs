@@ -16,14 +16,17 @@ use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use pipeline::Pipeline;
 
-use self::{answer::Answer, kernel::Kernel};
+use self::{
+    answer::Answer,
+    kernel::{Asked, Kernel},
+};
 use super::{
     flags::{PinFlags, SourceArg, SourceOptions, StatusSocketFlag, source},
     output,
     runtime::block_on,
 };
 
-pub(super) use self::server::serve;
+pub(super) use self::server::{serve, serve_with_kernel};
 
 /// Explain where a connection goes, and why
 ///
@@ -102,7 +105,8 @@ fn by_process(flags: &Flags, query: &Query) -> Result<Answer> {
         Ok(Ok(explanation)) => {
             let protocol = explanation.protocol.parse().map_err(Error::msg)?;
             let (client, destination) = (&explanation.client, (explanation.destination, protocol));
-            let kernel = Kernel::read(pin_dir, destination, client.kind, &client.addresses);
+            let asked = Asked::Client(client.kind, &client.addresses);
+            let kernel = Kernel::read(Some(pin_dir), destination, asked);
             let mut answer = Answer::default();
             let ejected = add_status(&mut answer, flags);
             let of_node =
@@ -116,7 +120,7 @@ fn by_process(flags: &Flags, query: &Query) -> Result<Answer> {
         Err(unexplained) => {
             let Some(destination) = query.address() else { bail!("{unexplained}") };
             let (kind, addresses) = query.client();
-            let kernel = Kernel::read(pin_dir, destination, kind, &addresses);
+            let kernel = Kernel::read(Some(pin_dir), destination, Asked::Client(kind, &addresses));
             Ok(Answer { unexplained: Some(unexplained), kernel: Some(kernel), ..Answer::default() })
         }
     }

@@ -17,7 +17,7 @@ pub(super) use self::{
     listen::{DEFAULT_SOCKET, ListenFlags, UpstreamFlags},
     node::NodeFlags,
     packets::{PACKETS, PACKETS_OFF, PacketFlags, apply, implied_off},
-    reports::{ReportFlags, STATUS_HINT, StatusSocketFlag},
+    reports::{ReportFlags, STATUS_HINT, StatusSocketFlag, UiFlag},
     source::{SourceArg, SourceFlags, SourceOptions, source},
     tls::ClientTlsFlags,
 };

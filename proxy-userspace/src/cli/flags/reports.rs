@@ -7,7 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use admin::{Admin, BindAddress, PageGroup, Servers};
+use admin::{Admin, BindAddress, PageGroup, Servers, UiAddress};
 use clap::Args;
 
 use crate::cli::logging;
@@ -39,6 +39,27 @@ pub(in crate::cli) struct ReportFlags {
     metrics_bind_address: BindAddress<10249>,
     #[command(flatten)]
     status: StatusSocketFlag,
+}
+
+/// Where a process serves its page for people.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct UiFlag {
+    /// Serve a page for people at this loopback address, IP:PORT as in 127.0.0.1:10247, or Unix socket, unix:///path
+    ///
+    /// The page shows Services with their connections per second, the endpoints of one with their shares and why each is used
+    /// or not, and what each generation changed. It asks for no password: every client that can connect sees it, so that addresses
+    /// which other hosts reach are refused. A Unix socket has mode 0600. While no browser shows it, it costs nothing.
+    #[arg(long, value_name = "ADDRESS", help_heading = "Reports")]
+    ui: Option<UiAddress>,
+}
+
+impl UiFlag {
+    /// Serves the page if that is wanted, until `servers` is dropped.
+    pub(in crate::cli) fn serve(&self, admin: &Admin, servers: &Servers) {
+        if let Some(address) = &self.ui {
+            servers.serve_ui(admin, address);
+        }
+    }
 }
 
 /// Where a process serves its status pages, and where commands find it.

@@ -1,0 +1,350 @@
+//! The Services that are served, with their rates: two readings of the counters, and what is kept of earlier ones.
+//!
+//! Invariant: its memory is bounded for each Service, and readings that came without a pause cost no more than one a second.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use datapath::PortCounts;
+use model::{ServiceName, state::ServiceState};
+use publish::Published;
+use tokio::time::Instant;
+
+use crate::{moment::key, state::PortCountLookup};
+
+/// How many rates a plot shows.
+pub(super) const HISTORY: usize = 60;
+/// The shortest time between two readings.
+pub(super) const INTERVAL: Duration = Duration::from_millis(950);
+/// After this time without a reading, plots begin anew: each step of a plot is about a second.
+const MAX_GAP: Duration = Duration::from_secs(5);
+/// The order by rates follows the mean of so many of them, so that rows stay where they are.
+const MEAN_OF: usize = 10;
+
+/// The Services that are served.
+#[derive(Default)]
+pub(super) struct Board {
+    /// The state that they are of.
+    published: Option<Arc<Published>>,
+    /// In the order of their names.
+    rows: Vec<Row>,
+    /// Over all Services.
+    total: Rates,
+    /// The last reading.
+    at: Option<Instant>,
+    /// What was read then; `None` if there are no counters.
+    counters: Option<PortCountLookup>,
+}
+
+/// A Service.
+pub(super) struct Row {
+    pub(super) state: Arc<ServiceState>,
+    /// What a search looks at, in lower case.
+    text: String,
+    pub(super) counts: Option<PortCounts>,
+    pub(super) rates: Rates,
+}
+
+/// Rates per second.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rates {
+    /// Of connections, the newest one last.
+    pub(super) history: VecDeque<f32>,
+    pub(super) refused: f64,
+    pub(super) denied: f64,
+}
+
+/// What rows are ordered by: the largest value first, then the name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum SortBy {
+    #[default]
+    Connections,
+    Failing,
+    Endpoints,
+    Name,
+}
+
+impl SortBy {
+    pub(super) fn parse(text: &str) -> Self {
+        match text {
+            "failing" => Self::Failing,
+            "endpoints" => Self::Endpoints,
+            "name" => Self::Name,
+            _ => Self::Connections,
+        }
+    }
+}
+
+impl Rates {
+    /// The newest rate of connections.
+    pub(super) fn now(&self) -> f64 {
+        self.history.back().copied().unwrap_or_default().into()
+    }
+
+    fn mean(&self) -> f32 {
+        let last = self.history.iter().rev().take(MEAN_OF);
+        last.sum::<f32>() / self.history.len().clamp(1, MEAN_OF) as f32
+    }
+
+    fn add(&mut self, now: PortCounts, before: PortCounts, seconds: f64) {
+        // A counter of a Service that was away begins anew.
+        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back(rate(now.connections, before.connections) as f32);
+        self.refused = rate(now.no_backend, before.no_backend);
+        self.denied = rate(now.denied, before.denied);
+    }
+}
+
+impl Board {
+    /// Whether another reading is due.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.at.is_none_or(|it| now.duration_since(it) >= INTERVAL)
+    }
+
+    /// Takes the state that is served.
+    pub(super) fn set_state(&mut self, published: Option<Arc<Published>>) {
+        let key = |it: &Option<Arc<Published>>| it.as_deref().map(key);
+        if key(&published) == key(&self.published) {
+            return;
+        }
+        let mut before = std::mem::take(&mut self.rows).into_iter().peekable();
+        let services = published.iter().flat_map(|it| it.state.services.values());
+        self.rows = services
+            .map(|state| {
+                let name = &state.service.name;
+                while before.next_if(|it| it.state.service.name < *name).is_some() {}
+                match before.next_if(|it| it.state.service.name == *name) {
+                    Some(row) if Arc::ptr_eq(&row.state, state) => row,
+                    Some(row) => Row { state: Arc::clone(state), text: text(state), ..row },
+                    None => Row {
+                        state: Arc::clone(state),
+                        text: text(state),
+                        counts: None,
+                        rates: Rates::default(),
+                    },
+                }
+            })
+            .collect();
+        self.published = published;
+    }
+
+    /// Takes a reading; `None` if there are no counters.
+    pub(super) fn update(&mut self, counters: Option<PortCountLookup>, now: Instant) {
+        let since = self.at.replace(now).map(|it| now.duration_since(it));
+        let is_continued = since.is_some_and(|it| it <= MAX_GAP);
+        let seconds = since.filter(|_| is_continued).map(|it| it.as_secs_f64().max(1e-3));
+        let (mut total, mut total_before) = (PortCounts::default(), PortCounts::default());
+        for row in &mut self.rows {
+            let counts = counters.as_ref().map(|it| sum(&row.state, it));
+            let before = std::mem::replace(&mut row.counts, counts);
+            if !is_continued {
+                row.rates = Rates::default();
+            }
+            if let (Some(now), Some(before), Some(seconds)) = (counts, before, seconds) {
+                row.rates.add(now, before, seconds);
+                // What was reset counts for nothing.
+                if now.connections >= before.connections {
+                    (total, total_before) = (plus(total, now), plus(total_before, before));
+                }
+            }
+        }
+        if !is_continued {
+            self.total = Rates::default();
+        }
+        if let (Some(seconds), true) = (seconds, counters.is_some()) {
+            self.total.add(total, total_before, seconds);
+        }
+        self.counters = counters;
+    }
+
+    /// When the last reading was.
+    pub(super) fn read_at(&self) -> Option<Instant> {
+        self.at
+    }
+
+    /// The last reading.
+    pub(super) fn counters(&self) -> Option<&PortCountLookup> {
+        self.counters.as_ref()
+    }
+
+    pub(super) fn is_counted(&self) -> bool {
+        self.counters.is_some()
+    }
+
+    pub(super) fn total(&self) -> &Rates {
+        &self.total
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// A Service by its name.
+    pub(super) fn get(&self, name: &ServiceName) -> Option<&Row> {
+        let position = self.rows.binary_search_by(|it| it.state.service.name.cmp(name)).ok()?;
+        self.rows.get(position)
+    }
+
+    /// The Services that have every word of a search, in order.
+    pub(super) fn find(
+        &self,
+        search: &str,
+        sort: SortBy,
+        ejected: impl Fn(&ServiceName) -> usize,
+    ) -> Vec<&Row> {
+        let search = search.to_lowercase();
+        let words: Vec<_> = search.split_whitespace().collect();
+        let mut rows: Vec<_> =
+            self.rows.iter().filter(|row| words.iter().all(|it| row.text.contains(it))).collect();
+        let milli = |it: f64| (it * 1e3) as u64;
+        // The sort is stable: equal ones stay in the order of their names.
+        match sort {
+            SortBy::Connections => rows.sort_by_cached_key(|it| {
+                let so_far = it.counts.map(|it| it.connections).unwrap_or_default();
+                std::cmp::Reverse((milli(it.rates.mean().into()), so_far))
+            }),
+            SortBy::Failing => rows.sort_by_cached_key(|it| {
+                let name = &it.state.service.name;
+                let failing = milli(it.rates.refused + it.rates.denied);
+                std::cmp::Reverse((failing, ejected(name), it.state.endpoints.is_empty()))
+            }),
+            SortBy::Endpoints => {
+                rows.sort_by_key(|it| std::cmp::Reverse(it.state.endpoints.len()));
+            }
+            SortBy::Name => {}
+        }
+        rows
+    }
+}
+
+/// The sum over the ports of a Service.
+fn sum(state: &ServiceState, counters: &PortCountLookup) -> PortCounts {
+    let service = &state.service;
+    let ports = service.ports.iter().filter_map(|it| counters.port(&service.name, &it.name, it.protocol));
+    ports.fold(PortCounts::default(), plus)
+}
+
+fn plus(a: PortCounts, b: PortCounts) -> PortCounts {
+    PortCounts {
+        connections: a.connections + b.connections,
+        no_backend: a.no_backend + b.no_backend,
+        denied: a.denied + b.denied,
+    }
+}
+
+/// Name, addresses and ports.
+fn text(state: &ServiceState) -> String {
+    let service = &state.service;
+    let addresses = service.addresses().map(|it| it.to_string());
+    let ports = service.ports.iter().flat_map(|it| {
+        let number = format!("{}/{}", it.port, it.protocol);
+        [it.name.clone(), number].into_iter().chain(it.node_port.map(|it| it.to_string()))
+    });
+    let words: Vec<_> = [service.name.to_string()].into_iter().chain(addresses).chain(ports).collect();
+    words.join(" ").to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use publish::Publisher;
+
+    use super::*;
+    use crate::fixtures::{FixedCounts, published, service};
+
+    /// A board with the Services `a` and `b`, and what is published after it.
+    struct Test {
+        board: Board,
+        publisher: Publisher,
+        now: Instant,
+    }
+
+    impl Test {
+        fn new() -> Self {
+            let mut test =
+                Self { board: Board::default(), publisher: Publisher::new("n1"), now: Instant::now() };
+            test.set(&["a", "b"]);
+            test
+        }
+
+        fn set(&mut self, names: &[&str]) {
+            let services = names.iter().map(|it| service(it, 2, None));
+            self.board.set_state(Some(published(&self.publisher, services)));
+        }
+
+        /// A reading after some milliseconds, with the connections of each Service.
+        fn read(&mut self, millis: u64, connections: &[(&'static str, u64)]) {
+            self.now += Duration::from_millis(millis);
+            self.board.update(Some(FixedCounts::of(connections)), self.now);
+        }
+
+        fn names(&self, search: &str, sort: SortBy) -> Vec<&str> {
+            let rows = self.board.find(search, sort, |_| 0);
+            rows.into_iter().map(|it| &*it.state.service.name.name).collect()
+        }
+
+        fn history(&self, name: &str) -> Vec<f32> {
+            let row = self.board.get(&ServiceName::new("default", name)).unwrap();
+            row.rates.history.iter().copied().collect()
+        }
+    }
+
+    #[test]
+    fn rates_are_those_between_two_readings() {
+        let mut test = Test::new();
+        test.read(0, &[("a", 100), ("b", 5)]);
+        assert_eq!(
+            test.names("", SortBy::Connections),
+            ["a", "b"],
+            "without rates by the connections so far"
+        );
+        test.read(2000, &[("a", 102), ("b", 45)]);
+        assert_eq!((test.history("a"), test.history("b")), (vec![1.0], vec![20.0]));
+        assert_eq!(test.names("", SortBy::Connections), ["b", "a"]);
+        assert_eq!(test.names("", SortBy::Name), ["a", "b"]);
+        assert!((test.board.total().now() - 21.0).abs() < 1e-6);
+        // A counter that begins anew.
+        test.read(1000, &[("a", 112), ("b", 7)]);
+        assert_eq!((test.history("a"), test.history("b")), (vec![1.0, 10.0], vec![20.0, 0.0]));
+        assert!((test.board.total().now() - 10.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_new_state_keeps_the_rates_of_services_that_stay() {
+        let mut test = Test::new();
+        test.read(0, &[]);
+        test.read(1000, &[("a", 1), ("b", 2)]);
+        test.set(&["b", "c"]);
+        assert_eq!((test.history("b"), test.history("c")), (vec![2.0], vec![]));
+        // The first reading of a Service says nothing of its rate.
+        test.read(1000, &[("b", 3), ("c", 99)]);
+        assert_eq!((test.history("b"), test.history("c")), (vec![2.0, 1.0], vec![]));
+        assert!((test.board.total().now() - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn plots_are_bounded_and_begin_anew_after_a_pause() {
+        let mut test = Test::new();
+        (0..2 * HISTORY).for_each(|_| test.read(1000, &[]));
+        assert_eq!(test.history("a").len(), HISTORY);
+        assert!(!test.board.is_due(test.now) && test.board.is_due(test.now + INTERVAL));
+        test.read(60_000, &[]);
+        assert_eq!(test.history("a").len(), 0);
+        test.board.update(None, test.now + INTERVAL);
+        assert!(!test.board.is_counted());
+    }
+
+    #[test]
+    fn a_search_finds_names_addresses_and_ports() {
+        let test = Test::new();
+        for (search, expect) in [
+            ("DEFAULT/A", vec!["a"]),
+            ("10.96.0.1 b", vec!["b"]),
+            ("80/tcp", vec!["a", "b"]),
+            ("nothing", vec![]),
+        ] {
+            assert_eq!(test.names(search, SortBy::Name), expect, "{search}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What answers the page: one question at a time.
+//!
+//! Invariant: what is kept for the page is forgotten once no browser asks.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use hyper::StatusCode;
+use tokio::{
+    sync::{Mutex as AsyncMutex, Semaphore},
+    task::spawn_blocking,
+    time::{Instant, sleep},
+};
+
+use super::{
+    board::Board,
+    view::{self, Question},
+};
+use crate::state::{AdminState, Moment, lock};
+
+/// How long after the last question the rates are kept.
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What answers the page. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Ui {
+    /// What browsers look at; questions take turns.
+    watched: Arc<AsyncMutex<Option<Watched>>>,
+    /// Explanations take turns.
+    explaining: Arc<Semaphore>,
+}
+
+/// A board, and when a browser last asked for it.
+struct Watched {
+    board: Board,
+    at: Instant,
+}
+
+impl Default for Ui {
+    fn default() -> Self {
+        Self { watched: Arc::default(), explaining: Arc::new(Semaphore::new(1)) }
+    }
+}
+
+impl fmt::Debug for Ui {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ui")
+    }
+}
+
+impl Ui {
+    /// The answer to the question in a query, as JSON.
+    pub(crate) async fn live(&self, state: Arc<Mutex<AdminState>>, query: &str) -> Result<String, String> {
+        let question = Question::parse(query);
+        let mut watched = Arc::clone(&self.watched).lock_owned().await;
+        let now = Instant::now();
+        if watched.is_none() {
+            tokio::spawn(forget_when_idle(Arc::clone(&self.watched)));
+        }
+        let answer = spawn_blocking(move || {
+            let it = watched.get_or_insert_with(|| Watched { board: Board::default(), at: now });
+            it.at = now;
+            answer(&state, &mut it.board, &question, now)
+        });
+        answer.await.map_err(|it| it.to_string())
+    }
+
+    /// An explanation of how connections are made, or the status and why there is none.
+    pub(crate) async fn explain(
+        &self,
+        state: &Mutex<AdminState>,
+        query: &str,
+    ) -> Result<String, (StatusCode, String)> {
+        let explainer = lock(state).kernel_explainer.clone();
+        let missing = || (StatusCode::NOT_IMPLEMENTED, "this process cannot explain connections".into());
+        let explainer = explainer.ok_or_else(missing)?;
+        let turn = self.explaining.acquire().await;
+        let _turn = turn.map_err(|it| (StatusCode::SERVICE_UNAVAILABLE, it.to_string()))?;
+        explainer.answer(query).await
+    }
+
+    /// Whether anything is kept for a browser.
+    #[cfg(test)]
+    pub(super) async fn is_watched(&self) -> bool {
+        self.watched.lock().await.is_some()
+    }
+}
+
+/// Reads the counters if that is due, and answers.
+fn answer(state: &Mutex<AdminState>, board: &mut Board, question: &Question, now: Instant) -> String {
+    let (published, counter_source) = {
+        let state = lock(state);
+        (state.served(), state.counter_source.as_ref().map(|it| Arc::clone(&it.0)))
+    };
+    board.set_state(published);
+    if board.is_due(now) {
+        // This takes a while.
+        board.update(counter_source.and_then(|it| it()), Instant::now());
+    }
+    view::answer(&lock(state), board, question, Moment::now())
+}
+
+/// Forgets what no browser has asked for in a while.
+async fn forget_when_idle(watched: Arc<AsyncMutex<Option<Watched>>>) {
+    loop {
+        sleep(IDLE_TIMEOUT).await;
+        let mut watched = watched.lock().await;
+        if watched.as_ref().is_none_or(|it| it.at.elapsed() >= IDLE_TIMEOUT) {
+            *watched = None;
+            return;
+        }
+    }
+}
