@@ -22,7 +22,7 @@ use tar::{Builder, Header};
 use crate::{provenance::provenance, sbom::bill_of_materials};
 
 /// The files beside the binary in the archive: every file that one of them links to is among them.
-const FILES: [&str; 13] = [
+const FILES: [&str; 14] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -30,6 +30,7 @@ const FILES: [&str; 13] = [
     "README.md",
     "deploy",
     "docs",
+    "proto/examples/go",
     "proto/examples/lines.rs",
     "proto/examples/print.rs",
     "proto/examples/python",

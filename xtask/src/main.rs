@@ -4,6 +4,7 @@
 
 mod contract;
 mod dist;
+mod interop;
 mod licences;
 mod provenance;
 mod sbom;
@@ -100,6 +101,12 @@ enum Task {
     /// Run Kubernetes' conformance tests in a kind cluster without kube-proxy (hours; needs docker and the Internet).
     #[command(disable_help_flag = true)]
     Conformance(Forwarded),
+    /// Build the backends in Rust, Python and Go, and ask them where connections go (backend-conformance).
+    ///
+    /// What their languages need is fetched: from PyPI, and as root from Debian or Ubuntu. Arguments are those of
+    /// `backend-conformance`, such as --filter. A language that this machine cannot have is skipped with the reason.
+    #[command(disable_help_flag = true)]
+    Interop(Forwarded),
     /// Check the package of the contract: its .proto files with buf, `cargo package`, and its documentation.
     ///
     /// buf is installed with npm if it is missing; where it cannot be, its checks are skipped with the reason.
@@ -142,6 +149,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Fuzz { target, seconds } => fuzz(&target, seconds),
         Task::Dist { check_reproducible: true, .. } => dist::check_reproducible(),
         Task::Dist { container_tool, no_image, .. } => dist::dist(container_tool, no_image),
+        Task::Interop(it) => interop::interop(&it.arguments),
         Task::Contract => {
             if let Some(reason) = contract::contract()? {
                 status("Skipped", &format!("buf: {reason}"));

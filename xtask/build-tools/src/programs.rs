@@ -91,8 +91,8 @@ pub fn install_font() -> Result<()> {
     if Path::new("/usr/share/doc").join(PACKAGE).exists() { Ok(()) } else { apt_install(&[PACKAGE]) }
 }
 
-/// Installs Debian packages.
-pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
+/// Installs Debian packages, if this machine has apt and the user is root.
+pub fn apt_install(packages: &[&str]) -> Result<()> {
     let names = packages.join(" ");
     if find("apt-get").is_none() {
         bail!("there is no `apt-get` to install {names} with");
