@@ -98,6 +98,8 @@ enum Task {
     },
     /// Take the pictures of the page for people again, docs/pictures (as root, two minutes; Chromium is installed if missing).
     Pictures,
+    /// Write the list of metrics with their help texts in docs/metrics.md again, from what is served.
+    Metrics,
     /// Run Kubernetes' conformance tests in a kind cluster without kube-proxy (hours; needs docker and the Internet).
     #[command(disable_help_flag = true)]
     Conformance(Forwarded),
@@ -146,6 +148,7 @@ fn perform(task: Task) -> Result<()> {
         }
         Task::Test { filter } => test::test(filter.as_deref()),
         Task::Pictures => test::pictures(),
+        Task::Metrics => test::metrics(),
         Task::Fuzz { target, seconds } => fuzz(&target, seconds),
         Task::Dist { check_reproducible: true, .. } => dist::check_reproducible(),
         Task::Dist { container_tool, no_image, .. } => dist::dist(container_tool, no_image),

@@ -69,3 +69,14 @@ pub(crate) fn pictures() -> Result<()> {
     status("Ready", "docs/pictures");
     Ok(())
 }
+
+/// Writes the help texts of metrics into the documents.
+pub(crate) fn metrics() -> Result<()> {
+    run(cargo()
+        .args(["test", "--package", "admin", "--target-dir"])
+        .arg(workspace().join("target"))
+        .args(["the_documented_help_texts_are_those_that_are_served"])
+        .env("KUBE_PROXY_EBPF_UPDATE_DOCUMENTS", "1"))?;
+    status("Ready", "docs/metrics.md");
+    Ok(())
+}

@@ -46,6 +46,10 @@ pub struct EjectedBackend {
     pub clients: usize,
     /// For how long, at most.
     pub remaining: Duration,
+    /// How many connections to it have failed since its last success, over all of these clients.
+    pub failures: u32,
+    /// How often it was ejected since then, at most for one of them.
+    pub ejections: u16,
 }
 
 /// Reads what a connection to a destination meets in the active generation. `netns` is the cookie of the client's network
@@ -86,10 +90,15 @@ fn ejected(
             let (of, record) = key_parts(*key);
             record == counter && netns.is_none_or(|it| of == client(it))
         });
-        let remaining = own.map(|(_, it)| Duration::from_nanos(it.until).saturating_sub(now));
-        let remaining: Vec<_> = remaining.filter(|it| !it.is_zero()).collect();
-        let longest = remaining.iter().copied().max()?;
-        Some(EjectedBackend { backend, clients: remaining.len(), remaining: longest })
+        let own: Vec<_> = own.map(|(_, it)| it).filter(|it| Duration::from_nanos(it.until) > now).collect();
+        let longest = own.iter().map(|it| it.until).max()?;
+        Some(EjectedBackend {
+            backend,
+            clients: own.len(),
+            remaining: Duration::from_nanos(longest).saturating_sub(now),
+            failures: own.iter().fold(0, |sum: u32, it| sum.saturating_add(it.failures)),
+            ejections: own.iter().map(|it| it.ejections).max()?,
+        })
     });
     let mut ejected: Vec<_> = ejected.collect();
     ejected.sort_unstable();

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    env, fs,
     time::{Duration, SystemTime},
 };
 
@@ -98,6 +99,33 @@ fn documented(role: Role) -> BTreeMap<String, (String, BTreeSet<String>)> {
 fn the_documented_metrics_are_those_that_are_served() {
     for role in [Role::Backend, Role::Brain] {
         assert_eq!(served(&busy(role).metrics.text().unwrap()), documented(role), "{role:?}");
+    }
+}
+
+/// The environment variable with which the generated part of the documentation is written instead of compared.
+const UPDATE: &str = "KUBE_PROXY_EBPF_UPDATE_DOCUMENTS";
+const HELP_BEGIN: &str = "<!-- Generated: cargo xtask metrics -->\n";
+const HELP_END: &str = "<!-- End of what is generated -->\n";
+
+/// Every metric of any role with its help text, as in the text format, sorted.
+fn help_texts() -> String {
+    let texts = [Role::Backend, Role::Brain].map(|it| busy(it).metrics.text().unwrap());
+    let lines = texts.iter().flat_map(|it| it.lines()).filter_map(|it| it.strip_prefix("# HELP "));
+    let lines: BTreeSet<_> = lines.collect();
+    lines.into_iter().map(|it| format!("{it}\n")).collect()
+}
+
+#[test]
+fn the_documented_help_texts_are_those_that_are_served() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+    let document = fs::read_to_string(path).unwrap();
+    let (before, rest) = document.split_once(HELP_BEGIN).unwrap();
+    let (documented, after) = rest.split_once(HELP_END).unwrap();
+    let served = format!("```text\n{}```\n", help_texts());
+    if env::var_os(UPDATE).is_some() {
+        fs::write(path, format!("{before}{HELP_BEGIN}{served}{HELP_END}{after}")).unwrap();
+    } else {
+        assert_eq!(documented, served, "`cargo xtask metrics` writes docs/metrics.md again");
     }
 }
 

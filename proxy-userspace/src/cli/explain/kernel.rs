@@ -53,6 +53,24 @@ pub(super) struct Ejected {
     pub(super) clients: Option<usize>,
     /// For how long, at most.
     pub(super) seconds: u64,
+    /// How many connections to it have failed since its last success, over all of these clients.
+    pub(super) failures: u32,
+    /// How often it was ejected since then, at most for one of them.
+    pub(super) ejections: u16,
+}
+
+impl Ejected {
+    /// Why it is ejected, as in `5 failed connections, ejected 3 times in a row`.
+    pub(super) fn cause(&self) -> String {
+        let failures = match self.failures {
+            1 => "1 failed connection".to_owned(),
+            failures => format!("{failures} failed connections"),
+        };
+        match self.ejections {
+            0 | 1 => failures,
+            ejections => format!("{failures}, ejected {ejections} times in a row"),
+        }
+    }
 }
 
 /// An endpoint that a client keeps by session affinity.
@@ -118,6 +136,8 @@ impl Kernel {
             endpoint: it.backend,
             clients: (!self.is_client_known).then_some(it.clients),
             seconds: it.remaining.as_secs(),
+            failures: it.failures,
+            ejections: it.ejections,
         });
         self.ejected = ejected.collect();
         self.affinity = affinity.map(|(endpoint, it)| Kept { endpoint, seconds: it.as_secs() });

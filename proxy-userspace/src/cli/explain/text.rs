@@ -118,11 +118,15 @@ fn endpoints(it: &Explanation, kernel: Option<&Kernel>) -> Table {
         };
         let mut reason = it.reason.clone();
         let _ = match ejected {
-            Some(Ejected { clients: None, seconds, .. }) => {
-                write!(reason, "; ejected for {} more", duration(*seconds))
+            Some(it @ Ejected { clients: None, seconds, .. }) => {
+                write!(reason, "; ejected for {} more: {}", duration(*seconds), it.cause())
             }
-            Some(Ejected { clients: Some(1), .. }) => write!(reason, "; ejected for 1 client"),
-            Some(Ejected { clients: Some(clients), .. }) => write!(reason, "; ejected for {clients} clients"),
+            Some(it @ Ejected { clients: Some(1), .. }) => {
+                write!(reason, "; ejected for 1 client: {}", it.cause())
+            }
+            Some(it @ Ejected { clients: Some(clients), .. }) => {
+                write!(reason, "; ejected for {clients} clients: {}", it.cause())
+            }
             None => Ok(()),
         };
         if let Some(it) = kept {
