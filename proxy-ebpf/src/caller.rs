@@ -16,6 +16,8 @@ use proxy_common::{
     tables::Frontend,
 };
 
+#[cfg(feature = "trace")]
+use crate::steps::Steps;
 use crate::{
     atomic,
     config::SEED,
@@ -68,7 +70,11 @@ impl<'a> Caller<'a> {
     pub(crate) fn decide<F: FamilyTables>(&self, ip: F) -> Option<Verdict> {
         let (port, protocol) = (ctx::port(self.ctx), ctx::protocol(self.ctx));
         let side = Side::<F>::active()?;
-        let verdict = decide(&side, self, ip, port, protocol);
+        #[cfg(not(feature = "trace"))]
+        let tables = &side;
+        #[cfg(feature = "trace")]
+        let tables = &Steps { side: &side, notes: &self.notes };
+        let verdict = decide(tables, self, ip, port, protocol);
         self.notes.set(side.notes.get());
         Some(verdict)
     }

@@ -28,12 +28,16 @@ mod notes;
 mod overflow;
 mod recvmsg;
 mod release;
+#[cfg(feature = "trace")]
+mod ring;
 mod sendmsg;
 mod side;
 mod slot;
 mod sock_nat;
 mod sock_ops;
 mod sock_owner;
+#[cfg(feature = "trace")]
+mod steps;
 #[cfg_attr(not(feature = "trace"), path = "untraced.rs")]
 mod trace;
 mod udp_nat;

@@ -5,10 +5,14 @@
 #[cfg(feature = "trace")]
 use core::cell::Cell;
 
+#[cfg(feature = "trace")]
+use crate::ring::{STEPS, report_step};
 use proxy_common::{
     affinity::AffinityEntry,
     tables::Frontend,
-    trace::{AFFINITY, AFFINITY_KEPT, EJECTED_AVOIDED, EJECTED_TRIED, LEAST_CONNECTIONS, SLOW_START},
+    trace::{
+        AFFINITY, AFFINITY_KEPT, EJECTED_AVOIDED, EJECTED_TRIED, LEAST_CONNECTIONS, SLOW_START, STEP_AFFINITY,
+    },
 };
 
 /// Whether this is the traced variant.
@@ -18,12 +22,22 @@ const IS_TRACED: bool = cfg!(feature = "trace");
 pub(crate) struct Notes {
     #[cfg(feature = "trace")]
     bits: Cell<u32>,
+    /// Whether steps are reported: never those of datagrams, for which the stack has no room.
+    #[cfg(feature = "trace")]
+    has_steps: Cell<bool>,
+    /// The cookie of the socket whose steps they are; 0 if they are not wanted.
+    #[cfg(feature = "trace")]
+    socket: Cell<u64>,
 }
 
 impl Notes {
     pub(crate) const NONE: Self = Self {
         #[cfg(feature = "trace")]
         bits: Cell::new(0),
+        #[cfg(feature = "trace")]
+        has_steps: Cell::new(false),
+        #[cfg(feature = "trace")]
+        socket: Cell::new(0),
     };
 
     /// The bits.
@@ -42,6 +56,25 @@ impl Notes {
         self.bits.set(self.bits.get() | notes);
         #[cfg(not(feature = "trace"))]
         let _ = notes;
+    }
+
+    /// Reports further steps as those of this socket.
+    #[cfg(feature = "trace")]
+    #[inline(always)]
+    pub(crate) fn report_steps_of(&self, socket: u64) {
+        self.has_steps.set(true);
+        self.socket.set(socket);
+    }
+
+    /// Reports a step, if that is wanted.
+    #[inline(always)]
+    pub(crate) fn step(&self, what: u64, a: u64, b: u64) {
+        #[cfg(feature = "trace")]
+        if self.has_steps.get() && STEPS.load() != 0 {
+            report_step(self.socket.get(), what, a, b);
+        }
+        #[cfg(not(feature = "trace"))]
+        let _ = (what, a, b);
     }
 
     /// Adds what [`Self::pack`] has packed.
@@ -65,6 +98,7 @@ impl Notes {
             return;
         }
         let is_kept = last.used != 0 && last.backend == entry.backend;
+        self.step(STEP_AFFINITY, last.used, entry.used);
         self.set(if is_kept { AFFINITY | AFFINITY_KEPT } else { AFFINITY });
     }
 

@@ -10,10 +10,10 @@ use aya_ebpf::{
         BPF_RB_NO_WAKEUP, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB,
         bpf_sock_addr,
     },
-    btf_maps::{Array, HashMap, LruHashMap, RingBuf},
+    btf_maps::{Array, HashMap, LruHashMap},
     helpers::generated::{
         bpf_get_current_ancestor_cgroup_id, bpf_get_current_cgroup_id, bpf_get_current_comm,
-        bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_ringbuf_output,
+        bpf_get_current_pid_tgid, bpf_ktime_get_ns,
     },
     macros::btf_map,
     programs::{SockAddrContext, SockContext, SockOpsContext},
@@ -26,24 +26,18 @@ use proxy_common::{
     tables::TCP,
     trace::{
         CLOSED, CLOSED_BY_BACKEND, CONNECT, EXCLUDED, Event, FURTHER_DATAGRAM, GIVEN_UP, LEFT_TO_PACKETS,
-        MAX_OPEN, MAX_PORTS, NO_ANSWER, NO_BACKENDS, NO_ROOM, PASSED, REDIRECTED, REFUSED, RESET, RING_BYTES,
-        SEND, is_failed_end, is_failure,
+        MAX_OPEN, MAX_PORTS, NO_ANSWER, NO_BACKENDS, NO_ROOM, PASSED, REDIRECTED, REFUSED, RESET, SEND,
+        is_failed_end, is_failure,
     },
 };
 
 use crate::{
-    atomic,
     caller::Caller,
     ctx::{self, HookFamily},
+    ring::{EVENTS, STEPS, count_lost, output},
     side::Side,
 };
 
-/// The events.
-#[btf_map]
-static EVENTS: RingBuf<Event, RING_BYTES> = RingBuf::new();
-/// How many events found no room.
-#[btf_map]
-static LOST: Array<u64, 1> = Array::new();
 /// The connections whose end is reported, by the cookies of their sockets.
 #[btf_map]
 static OPEN: LruHashMap<u64, Event, { MAX_OPEN as usize }> = LruHashMap::new();
@@ -267,10 +261,7 @@ fn is_wanted<F: HookFamily>(ctx: &SockAddrContext, arguments: Arguments) -> bool
         return false;
     }
     let is_passed = matches!(what as u8, PASSED | EXCLUDED);
-    (PID.load() == 0 || u64::from(pid()) == PID.load())
-        && (NETNS.load() == 0 || ctx::netns(ctx) == NETNS.load())
-        && (CGROUP_LEVELS.load() == 0 || is_in_cgroup())
-        && (ALL.load() != 0 || !is_passed || is_in_service_network::<F>(ctx))
+    is_process_wanted(ctx) && (ALL.load() != 0 || !is_passed || is_in_service_network::<F>(ctx))
 }
 
 /// Writes an event.
@@ -288,8 +279,9 @@ fn report<F: HookFamily, const CONNECTS: bool>(ctx: &SockAddrContext, arguments:
             (*event).verdict = verdict;
             (*event).call = if CONNECTS { CONNECT } else { SEND };
             (*event).end = 0;
-            (*event).established = 0;
-            (*event).ended = 0;
+            // Volatile, or the compiler would call a function to fill both, for whose frame the stack has no room.
+            (&raw mut (*event).established).write_volatile(0);
+            (&raw mut (*event).ended).write_volatile(0);
             (*event).protocol = ctx::protocol(ctx);
             (*event).destination = ctx::sock_addr::<F>(ctx);
             (*event).time = now();
@@ -323,30 +315,6 @@ fn open_entry(cookie: u64) -> Option<*mut Event> {
     OPEN.get_ptr_mut(&cookie)
 }
 
-/// Copies an event into the ring buffer.
-#[inline(always)]
-fn output(event: *mut Event) {
-    // SAFETY: both are valid, and the size is that of an event.
-    let result = unsafe {
-        bpf_ringbuf_output(
-            (&raw const EVENTS).cast_mut().cast(),
-            event.cast(),
-            size_of::<Event>() as u64,
-            u64::from(BPF_RB_NO_WAKEUP),
-        )
-    };
-    if result < 0 {
-        count_lost();
-    }
-}
-
-#[inline(always)]
-fn count_lost() {
-    if let Some(lost) = LOST.get_ptr_mut(0) {
-        atomic::add(lost, 1);
-    }
-}
-
 /// Whether an address is the one that is traced.
 #[inline(always)]
 fn is_address(address: &SockAddr) -> bool {
@@ -371,6 +339,31 @@ fn is_in_cgroup() -> bool {
         }
     }
     false
+}
+
+/// The socket whose steps are reported, 0 for none: the filters know no more than the process yet. Not inlined, as
+/// [`ReportingFamily`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn traced_socket(ctx: *mut bpf_sock_addr) -> u64 {
+    let ctx = &SockAddrContext::new(ctx);
+    if is_process_wanted(ctx) { ctx::cookie(ctx) } else { 0 }
+}
+
+/// A connect begins.
+#[inline(always)]
+pub(crate) fn begin(ctx: &SockAddrContext, caller: &Caller<'_>) {
+    if STEPS.load() != 0 {
+        caller.notes().report_steps_of(traced_socket(ctx.sock_addr));
+    }
+}
+
+/// Whether the filters let through what this process does.
+#[inline(always)]
+fn is_process_wanted(ctx: &SockAddrContext) -> bool {
+    (PID.load() == 0 || u64::from(pid()) == PID.load())
+        && (NETNS.load() == 0 || ctx::netns(ctx) == NETNS.load())
+        && (CGROUP_LEVELS.load() == 0 || is_in_cgroup())
 }
 
 /// Whether a Service has an address in the network of the destination.

@@ -11,6 +11,9 @@ pub(crate) trait ReportingFamily: HookFamily {}
 impl<F: HookFamily> ReportingFamily for F {}
 
 #[inline(always)]
+pub(crate) fn begin(_: &SockAddrContext, _: &Caller<'_>) {}
+
+#[inline(always)]
 pub(crate) fn passed<F: ReportingFamily>(_: &SockAddrContext, _: &Caller<'_>) {}
 
 #[inline(always)]

@@ -331,6 +331,41 @@ fn the_end_of_each_connection_is_traced_on_request() {
 }
 
 #[test]
+fn the_steps_of_a_decision_are_traced_on_request() {
+    const NODE_PORT: u16 = 30_080;
+    let web = web4([1, 2]).node_port(NODE_PORT).affinity(3600);
+    let Some(node) = node_or_skip(&[web, other4([1])]) else { return };
+    let trace = Trace::start(&node, &["-v", "--service", "default/web"]);
+    let steps = || {
+        let line = trace.next();
+        let steps = line["steps"].as_array().unwrap_or_else(|| panic!("{line}")).clone();
+        // Numbers depend on the history.
+        let words = |it: &Value| {
+            let words =
+                it.as_str().unwrap().split(' ').filter(|it| !it.starts_with(|it: char| it.is_numeric()));
+            words.collect::<Vec<_>>().join(" ")
+        };
+        steps.iter().map(words).collect::<Vec<_>>()
+    };
+    drop(EchoConnection::connect((OTHER4, 80).into()).unwrap());
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    let first = ["frontend: set with endpoints", "endpoint: position", "affinity: the client has no entry"];
+    let mut found = steps();
+    found.sort_unstable();
+    let mut expect = first.to_vec();
+    expect.sort_unstable();
+    assert_eq!(found, expect);
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    let found = steps();
+    assert!(found.contains(&"member: the endpoint is in set".to_owned()), "{found:?}");
+    assert!(found.contains(&"affinity: the client's entry was used s ago".to_owned()), "{found:?}");
+    if EchoConnection::connect((Ipv4Addr::LOCALHOST, NODE_PORT).into()).is_ok() {
+        let found = steps();
+        assert_eq!(found[..2], ["node port: set with endpoints", "node address: loopback"], "{found:?}");
+    }
+}
+
+#[test]
 fn session_affinity_is_traced() {
     let Some(node) = node_or_skip(&[web4([1, 2]).affinity(3600)]) else { return };
     let trace = Trace::start(&node, &["--count", "2"]);
@@ -399,7 +434,6 @@ fn lost_events_are_counted() {
     const SENT: usize = 40_000;
     let Some(node) = node_or_skip(&[web([1])]) else { return };
     let mut reader = UnixStream::connect(status_socket(node.sandbox())).unwrap();
-    reader.set_read_timeout(Some(TIMEOUT)).unwrap();
     reader.write_all(b"GET /trace?all&to=10.96.0.10:80 HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
     let mut reader = BufReader::new(reader);
     let mut line = String::new();
@@ -431,14 +465,14 @@ fn lost_events_are_counted() {
     assert!(lost > 0 && events > 8_000, "{events} events, {lost} lost");
 }
 
-/// See `programs_stay_far_below_the_verifier_limit`.
+/// See `programs_stay_far_below_the_verifier_limit`; those that report are larger.
 #[test]
 fn traced_programs_stay_far_below_the_verifier_limit() {
     let Some(node) = node_or_skip(&[web([1])]) else { return };
     for arguments in [
         &[][..],
         &["--close"],
-        &["--failed", "--all"],
+        &["--failed", "--all", "-v"],
         &["--service", "default/web", "--pid", "1", "--to", "::1"],
     ] {
         let _trace = Trace::start(&node, arguments);
@@ -449,7 +483,7 @@ fn traced_programs_stay_far_below_the_verifier_limit() {
                 return skip("this kernel does not report the number of verified instructions (Linux 5.16)");
             };
             println!("{hook} {arguments:?}: {instructions}");
-            assert!((1..120_000).contains(&instructions), "{hook}: {instructions}");
+            assert!((1..200_000).contains(&instructions), "{hook}: {instructions}");
         }
     }
 }

@@ -14,8 +14,8 @@ use crate::{Status, TraceFilters, explain_page, trace_page};
 
 /// For each system call.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Until a trace has begun.
-const TRACE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Until a trace has begun: the kernel verifies the programs first, in about a second on an ordinary machine.
+const TRACE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum size of the head of a response, and of a refusal.
 const MAX_HEAD: u64 = 16 << 10;
 /// Maximum size of a response; `/state` takes about 450 bytes per endpoint.

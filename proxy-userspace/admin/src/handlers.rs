@@ -209,6 +209,9 @@ impl Admin {
                 "this process has no programs: ask `run` or `agent`, with an eBPF backend\n",
             );
         };
+        if let Some(expiry) = expiry {
+            expiry.wait_for_start();
+        }
         match tracer.start(query).await {
             Ok(lines) => {
                 let body = TraceBody::new(lines, expiry.cloned());

@@ -20,9 +20,19 @@ use crate::state::lock;
 /// How long a client may read nothing.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long a trace may take to begin: the kernel verifies the programs first.
+const START_TIMEOUT: Duration = Duration::from_secs(300);
+
 /// When a connection is closed unless the client goes on.
 #[derive(Clone, Debug)]
 pub(crate) struct Expiry(pub(crate) Arc<Mutex<Instant>>);
+
+impl Expiry {
+    /// A trace begins.
+    pub(crate) fn wait_for_start(&self) {
+        *lock(&self.0) = Instant::now() + START_TIMEOUT;
+    }
+}
 
 /// The body of a trace. It ends with its sender; the sender learns that the client is gone when this is dropped.
 #[derive(Debug)]

@@ -60,5 +60,6 @@ pub use options::Options;
 pub use raw_bpf::{give_back_memory, keep_one_heap};
 pub use socket_termination::SocketTerminator;
 pub use trace::{
-    EndReason, TraceChoice, TraceEnd, TraceEvent, TraceEvents, TraceFilter, TraceVerdict, TracedPrograms,
+    EndReason, TraceChoice, TraceEnd, TraceEvent, TraceEvents, TraceFilter, TraceItem, TraceStep,
+    TraceVerdict, TracedPrograms,
 };

@@ -4,6 +4,7 @@
 //! trace is dropped, and at the next start if the process dies before.
 
 use std::{
+    fmt,
     net::SocketAddr,
     os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
@@ -15,9 +16,11 @@ use aya::{
     maps::{Array, HashMap, MapData, RingBuf},
 };
 use proxy_common::{
+    choice::NO_POSITION,
     counters::{CounterIndex, NO_COUNTER},
     net::{SockAddr, V6},
-    trace::{self as raw, Event, MAX_PORTS},
+    tables::NodeAddrScope,
+    trace::{self as raw, Event, MAX_PORTS, Step},
 };
 
 use crate::{
@@ -54,6 +57,8 @@ pub struct TraceFilter {
     pub ends: bool,
     /// Destinations in other networks, too, and each datagram.
     pub all: bool,
+    /// The steps of each decision on a connect, too.
+    pub steps: bool,
 }
 
 /// The programs of a trace, in the kernel and not attached.
@@ -71,11 +76,69 @@ pub struct TraceEvents {
     traced: Vec<CounterIndex>,
 }
 
+/// What the programs report: the steps of a decision come before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TraceItem {
+    /// A decision, or the end of a connection.
+    Event(TraceEvent),
+    /// A step of a decision on a connect.
+    Step(TraceStep),
+}
+
+/// A step of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceStep(Step);
+
+impl TraceStep {
+    /// The cookie of the socket.
+    pub fn socket(&self) -> u64 {
+        self.0.socket
+    }
+
+    /// Whether it is the first one of a decision on a destination in a network of Services.
+    pub fn is_first(&self) -> bool {
+        self.0.what == raw::STEP_FRONTEND
+    }
+}
+
+impl fmt::Display for TraceStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Step { what, a, b, .. } = self.0;
+        match (what, a) {
+            (raw::STEP_FRONTEND, raw::STEP_NONE) => f.write_str("frontend: none at this address and port"),
+            (raw::STEP_FRONTEND, set) => write!(f, "frontend: set {set} with {b} endpoints"),
+            (raw::STEP_NODE_PORT, raw::STEP_NONE) => f.write_str("node port: none of this number"),
+            (raw::STEP_NODE_PORT, set) => write!(f, "node port: set {set} with {b} endpoints"),
+            (raw::STEP_NODE_ADDRESS, scope) => f.write_str(match u32::try_from(scope).map(NodeAddrScope) {
+                Ok(NodeAddrScope::LOCAL) => "node address: of this node",
+                Ok(NodeAddrScope::REMOTE) => "node address: of another node",
+                Ok(NodeAddrScope::LOOPBACK) => "node address: loopback",
+                _ => "node address: of no node",
+            }),
+            (raw::STEP_AFFINITY, 0) => f.write_str("affinity: the client has no entry"),
+            (raw::STEP_AFFINITY, used) => {
+                let ago = Duration::from_nanos(b.saturating_sub(used));
+                write!(f, "affinity: the client's entry was used {:.3} s ago", ago.as_secs_f64())
+            }
+            (raw::STEP_MEMBER, set) if b == 0 => write!(f, "member: the endpoint is not in set {set}"),
+            (raw::STEP_MEMBER, set) => write!(f, "member: the endpoint is in set {set}"),
+            (raw::STEP_CHOICE, position) if position == u64::from(NO_POSITION) => {
+                write!(f, "choice among {b}: the client's endpoint")
+            }
+            (raw::STEP_CHOICE, position) => write!(f, "choice among {b}: position {position}"),
+            (raw::STEP_BACKEND, position) => write!(f, "endpoint: position {position}"),
+            _ => write!(f, "step {what}: {a}, {b}"),
+        }
+    }
+}
+
 /// One decision, or the end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceEvent {
     /// When the decision was made, by the monotonic clock.
     pub time: Duration,
+    /// The cookie of the socket.
+    pub socket: u64,
     /// The id of the process, its name, and the id of its cgroup.
     pub pid: u32,
     /// Its name.
@@ -217,18 +280,22 @@ fn globals(filter: &TraceFilter) -> Result<Vec<(&'static str, u64)>, Error> {
         ("FAILED_ONLY", filter.failed_only.into()),
         ("ENDS", (filter.ends || filter.failed_only).into()),
         ("ALL", filter.all.into()),
+        ("STEPS", filter.steps.into()),
     ])
 }
 
-/// The events that there are; more may follow the end.
+/// What there is; more may follow the end.
 impl Iterator for TraceEvents {
-    type Item = TraceEvent;
+    type Item = TraceItem;
 
-    fn next(&mut self) -> Option<TraceEvent> {
+    fn next(&mut self) -> Option<TraceItem> {
         loop {
             let item = self.events.next()?;
             if let Ok(event) = bytemuck::try_pod_read_unaligned::<Event>(&item) {
-                return Some(event.into());
+                return Some(TraceItem::Event(event.into()));
+            }
+            if let Ok(step) = bytemuck::try_pod_read_unaligned(&item) {
+                return Some(TraceItem::Step(TraceStep(step)));
             }
         }
     }
@@ -277,6 +344,7 @@ impl From<Event> for TraceEvent {
         });
         Self {
             time,
+            socket: it.socket,
             pid: it.pid,
             process: String::from_utf8_lossy(name).into_owned(),
             cgroup: it.cgroup,
@@ -400,6 +468,26 @@ impl Drop for ActiveTrace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_says_what_was_found() {
+        let says = |what, a, b| TraceStep(Step { socket: 1, what, a, b }).to_string();
+        assert_eq!(says(raw::STEP_FRONTEND, 5, 2), "frontend: set 5 with 2 endpoints");
+        assert_eq!(says(raw::STEP_FRONTEND, raw::STEP_NONE, 0), "frontend: none at this address and port");
+        assert_eq!(says(raw::STEP_NODE_PORT, 7, 1), "node port: set 7 with 1 endpoints");
+        assert_eq!(says(raw::STEP_NODE_ADDRESS, 2, 0), "node address: of another node");
+        assert_eq!(says(raw::STEP_NODE_ADDRESS, 0, 0), "node address: of no node");
+        assert_eq!(says(raw::STEP_AFFINITY, 0, 9), "affinity: the client has no entry");
+        let ago = says(raw::STEP_AFFINITY, 1, 2_500_000_001);
+        assert_eq!(ago, "affinity: the client's entry was used 2.500 s ago");
+        assert_eq!(says(raw::STEP_MEMBER, 5, 0), "member: the endpoint is not in set 5");
+        assert_eq!(
+            says(raw::STEP_CHOICE, u64::from(NO_POSITION), 3),
+            "choice among 3: the client's endpoint"
+        );
+        assert_eq!(says(raw::STEP_CHOICE, 17, 3), "choice among 3: position 17");
+        assert_eq!(says(raw::STEP_BACKEND, 17, 0), "endpoint: position 17");
+    }
 
     #[test]
     fn an_event_is_read_as_it_was_written() {

@@ -35,6 +35,11 @@ enum LogFormat {
 }
 
 impl LogFlags {
+    /// Whether more than usual is to be shown.
+    pub(super) fn is_verbose(&self) -> bool {
+        self.verbose > 0
+    }
+
     /// Installs the logger.
     pub(super) fn init(&self) {
         let level = match self.verbose {

@@ -169,7 +169,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Top(flags) => top::main(flags).map(done),
         Command::Dump(flags) => dump::main(&flags).map(done),
         Command::Explain(flags) => explain::main(flags),
-        Command::Trace(flags) => trace::main(&flags).map(done),
+        Command::Trace(flags) => trace::main(&flags, cli.log.is_verbose()).map(done),
         Command::SupportBundle(flags) => support_bundle::main(flags).map(done),
         Command::Cleanup(flags) => cleanup::main(&flags).map(done),
         Command::BackendConformance(flags) => backend_conformance::main(flags),

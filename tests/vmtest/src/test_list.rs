@@ -20,7 +20,11 @@ pub(crate) fn end_to_end_tests() -> Result<Vec<Test>> {
         if WITHOUT_KERNEL.contains(&suite.as_str()) {
             continue;
         }
-        for line in output(Command::new(&binary).args(["--list", "--format", "terse"]))?.lines() {
+        let list =
+            |more: &[&str]| output(Command::new(&binary).args(["--list", "--format", "terse"]).args(more));
+        let (all, ignored) = (list(&[])?, list(&["--ignored"])?);
+        // What is ignored is a process of other tests.
+        for line in all.lines().filter(|line| ignored.lines().all(|it| it != *line)) {
             if let Some(name) = line.strip_suffix(": test") {
                 let (binary, suite, name) = (binary.clone(), suite.clone(), name.to_owned());
                 tests.push(Test { binary, suite, name });

@@ -93,7 +93,7 @@ impl FilterFlags {
     /// # Errors
     ///
     /// If the pod is not known.
-    pub(super) fn given(&self, socket: &Path) -> Result<TraceFilters> {
+    pub(super) fn given(&self, socket: &Path, has_steps: bool) -> Result<TraceFilters> {
         let mut filters = TraceFilters::new();
         let mut add = |name: &str, value: String| filters.push((name.to_owned(), value));
         if let Some(it) = &self.service {
@@ -113,7 +113,8 @@ impl FilterFlags {
             Some(PodName::Name(name)) => add("netns", netns_of(socket, name)?.to_string()),
             None => {}
         }
-        for (flag, name) in [(self.failed, "failed"), (self.close, "close"), (self.all, "all")] {
+        let flags = [(self.failed, "failed"), (self.close, "close"), (self.all, "all"), (has_steps, "steps")];
+        for (flag, name) in flags {
             if flag {
                 add(name, String::new());
             }
@@ -152,6 +153,7 @@ pub(super) struct Requested {
     pub(super) failed: bool,
     pub(super) close: bool,
     pub(super) all: bool,
+    pub(super) steps: bool,
 }
 
 impl Requested {
@@ -180,6 +182,7 @@ impl Requested {
                 "failed" => it.failed = true,
                 "close" => it.close = true,
                 "all" => it.all = true,
+                "steps" => it.steps = true,
                 _ => return Err(format!("there is no filter {name:?}: this process has another version")),
             }
         }
@@ -210,7 +213,7 @@ mod tests {
 
     fn requested(words: &[&str]) -> Result<Requested, String> {
         let command = Command::try_parse_from([&["trace"], words].concat()).map_err(|it| it.to_string())?;
-        let filters = command.filters.given(Path::new("/none")).map_err(|it| it.to_string())?;
+        let filters = command.filters.given(Path::new("/none"), true).map_err(|it| it.to_string())?;
         Requested::parse(&filters)
     }
 
@@ -242,9 +245,10 @@ mod tests {
             failed: true,
             close: true,
             all: true,
+            steps: true,
         };
         assert_eq!(requested(&words), Ok(expect));
-        assert_eq!(requested(&[]), Ok(Requested::default()));
+        assert_eq!(requested(&[]), Ok(Requested { steps: true, ..Requested::default() }));
         let any_port = requested(&["--to", "10.96.0.10"]).unwrap().to;
         assert_eq!(any_port, Some("10.96.0.10:0".parse().unwrap()));
     }

@@ -73,6 +73,9 @@ pub(super) struct Decision {
     /// How long after the decision it ended, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) seconds: Option<f64>,
+    /// The steps of the decision, if they were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) steps: Vec<String>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
@@ -180,6 +183,9 @@ impl Line {
             let _ = write!(out, " cgroup={it}");
         }
         let _ = write!(out, " netns={}", it.netns);
+        for step in &it.steps {
+            let _ = write!(out, "\n    {step}");
+        }
         Some(out)
     }
 }
@@ -269,6 +275,7 @@ mod tests {
             end: None,
             established_seconds: None,
             seconds: None,
+            steps: Vec::new(),
         }
     }
 
@@ -315,6 +322,14 @@ mod tests {
         };
         let expect = "not translated: no Service has this address, port and protocol";
         check(&Line::Connect(it), &format!("{call} = {expect} netns=7"));
+    }
+
+    #[test]
+    fn steps_follow_their_decision() {
+        let steps = vec!["frontend: set 5 with 2 endpoints".to_owned(), "endpoint: position 7".to_owned()];
+        let expect = "03:04:05.123456 curl[42] connect(10.96.0.10:80/TCP) default/web:http = 10.244.1.1:8080 \
+                      cgroup=/user netns=7\n    frontend: set 5 with 2 endpoints\n    endpoint: position 7";
+        check(&Line::Connect(Decision { steps, ..decision() }), expect);
     }
 
     #[test]

@@ -29,7 +29,9 @@ use super::{flags::StatusSocketFlag, output::wrong_usage};
 /// The process that serves this node attaches a variant of its programs that reports each decision of connect(2), and of
 /// sendto(2) of unconnected sockets, until this command ends; before and after that nothing is reported, and nothing costs
 /// time. Also shown are destinations in a network of Services that belong to no Service. Of datagrams the first one to each
-/// endpoint is shown. Only sockets on this node are seen, not what nftables translates. One trace runs at a time.
+/// endpoint is shown. With -v, each
+/// connect is followed by the steps of its decision. Only sockets on this node are seen, not what nftables translates. One
+/// trace runs at a time.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kube-proxy-ebpf trace --service default/web
@@ -65,14 +67,14 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     duration.and_then(|it| it.try_into().ok()).ok_or_else(|| "use a duration such as 30s or 5m".to_owned())
 }
 
-/// Prints the lines of a trace until it ends.
-pub(super) fn main(flags: &Flags) -> Result<()> {
+/// Prints the lines of a trace until it ends; with the steps of decisions if it is verbose.
+pub(super) fn main(flags: &Flags, is_verbose: bool) -> Result<()> {
     const REMEDY: &str = "give the --status-socket of `run` or `agent`";
     let Some(socket) = flags.status.path() else {
         return Err(wrong_usage(format_args!("--status-socket is disabled: {REMEDY}")));
     };
     let at = socket.display();
-    let lines = match admin::query_trace(socket, &flags.filters.given(socket)?) {
+    let lines = match admin::query_trace(socket, &flags.filters.given(socket, is_verbose)?) {
         Ok(Ok(lines)) => lines,
         Ok(Err(refusal)) => bail!("{refusal}"),
         Err(error) => match error.kind() {

@@ -99,8 +99,8 @@ impl Names {
         self.cgroups.of_pod(uid)
     }
 
-    /// The line of an event.
-    pub(super) fn line(&mut self, event: TraceEvent) -> Line {
+    /// The line of an event, with the steps of its decision.
+    pub(super) fn line(&mut self, event: TraceEvent, steps: Vec<String>) -> Line {
         let cgroup = self.cgroups.get(event.cgroup).map(ToOwned::to_owned);
         let names = event.port_counter.and_then(|it| self.ports.get(&it));
         let since_epoch = SignedDuration::try_from(event.time).unwrap_or_default() + self.offset;
@@ -132,6 +132,7 @@ impl Names {
             end: event.end.map(|it| it.how.into()),
             established_seconds: event.end.and_then(|it| it.established).map(|it| it.as_secs_f64()),
             seconds: event.end.map(|it| it.after.as_secs_f64()),
+            steps,
         };
         match (decision.end, event.is_connect) {
             (Some(_), _) => Line::End(decision),

@@ -5,6 +5,7 @@
 //! buffer fills up, and the programs count what they lose.
 
 use std::{
+    collections::HashMap,
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -12,7 +13,7 @@ use std::{
 
 use admin::{Admin, TraceFilters, TraceGuard};
 use anyhow::{Context as _, Result, anyhow, bail};
-use datapath_ebpf::{Options, TraceEvents, TraceFilter, TracedPrograms};
+use datapath_ebpf::{Options, TraceEvents, TraceFilter, TraceItem, TraceStep, TracedPrograms};
 use model::{ServiceName, nearest};
 use reconciler::TraceRequest;
 use tokio::{
@@ -31,6 +32,8 @@ use super::{
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How often something is written when there is no event.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// Of how many decisions that are not reported steps are kept.
+const MAX_DECISIONS: usize = 1024;
 /// How many bytes of lines are handed over at once.
 const CHUNK: usize = 32 << 10;
 /// How long to wait until the programs are attached.
@@ -86,7 +89,8 @@ impl Tracer {
         let waiting = "no state is active yet: try again when `status` shows one";
         timeout(TIMEOUT, answer).await.context(waiting)??.map_err(|it| anyhow!(it))?;
         let (lines, receiver) = mpsc::channel(1);
-        let mut forwarding = Forwarding { events, names, service, lines, _guard: guard, _ends: ends };
+        let steps = HashMap::new();
+        let mut forwarding = Forwarding { events, names, service, steps, lines, _guard: guard, _ends: ends };
         thread::Builder::new().name("trace".into()).spawn(move || match forwarding.run() {
             Ok(()) => tracing::info!("the trace has ended"),
             Err(error) => tracing::warn!("the trace has ended: {error:#}"),
@@ -133,6 +137,7 @@ fn prepare(admin: &Admin, options: &Options, requested: Requested) -> Result<Pre
         failed_only: requested.failed,
         ends: requested.close,
         all: requested.all,
+        steps: requested.steps,
     };
     let (programs, events) = TracedPrograms::load(options, &filter)?;
     Ok(Prepared { programs, events, names, service })
@@ -158,6 +163,8 @@ struct Forwarding {
     names: Names,
     /// The Service that is traced.
     service: Option<ServiceName>,
+    /// The steps of decisions that were not reported yet, by the cookie of the socket.
+    steps: HashMap<u64, Vec<String>>,
     lines: mpsc::Sender<String>,
     /// Dropping it has the product's programs attached again.
     _ends: oneshot::Sender<()>,
@@ -166,6 +173,17 @@ struct Forwarding {
 }
 
 impl Forwarding {
+    /// Keeps a step until its decision is reported. It may not be: filters that need the decision come after it.
+    fn on_step(&mut self, step: TraceStep) {
+        if step.is_first() {
+            if self.steps.len() >= MAX_DECISIONS {
+                self.steps.clear();
+            }
+            self.steps.remove(&step.socket());
+        }
+        self.steps.entry(step.socket()).or_default().push(step.to_string());
+    }
+
     /// Runs until the reader is gone.
     fn run(&mut self) -> Result<()> {
         let mut text = line(&Line::Started)?;
@@ -174,7 +192,13 @@ impl Forwarding {
             while text.len() < CHUNK
                 && let Some(event) = self.events.next()
             {
-                text += &line(&self.names.line(event))?;
+                match event {
+                    TraceItem::Event(event) => {
+                        let steps = self.steps.remove(&event.socket).unwrap_or_default();
+                        text += &line(&self.names.line(event, steps))?;
+                    }
+                    TraceItem::Step(step) => self.on_step(step),
+                }
             }
             let is_more = text.len() >= CHUNK;
             let total = self.events.lost()?;
