@@ -8,4 +8,4 @@ mod connections;
 mod unix_socket;
 
 pub use connections::{Connection, Connections, Limits, max_open_files, raise_max_open_files};
-pub use unix_socket::{UnixSocket, UnixSocketError};
+pub use unix_socket::{SocketAccess, UnixSocket, UnixSocketError};

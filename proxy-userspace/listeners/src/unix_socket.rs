@@ -1,12 +1,13 @@
 //! Unix sockets.
 //!
-//! Invariant: only this user and root can connect: a socket has mode 0600 from its creation on.
+//! Invariant: only this user and root can connect, and the group that is allowed to: a socket has mode 0600 from its creation
+//! on, and its other mode only after its group.
 
 use std::{
     fs, io,
     os::{
         fd::AsFd as _,
-        unix::fs::{FileTypeExt as _, MetadataExt as _},
+        unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown},
     },
     path::{Path, PathBuf},
 };
@@ -36,6 +37,22 @@ pub enum UnixSocketError {
     },
 }
 
+/// Who may connect to a Unix socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// The mode of its file, as 0o660.
+    pub mode: u32,
+    /// The number of its group; this process' own if none.
+    pub group: Option<u32>,
+}
+
+impl Default for SocketAccess {
+    /// Only this user and root.
+    fn default() -> Self {
+        Self { mode: 0o600, group: None }
+    }
+}
+
 /// A listening Unix socket. When it is dropped, its file is removed.
 #[derive(Debug)]
 pub struct UnixSocket {
@@ -44,10 +61,15 @@ pub struct UnixSocket {
 }
 
 impl UnixSocket {
-    /// Listens; must be called within a tokio runtime.
+    /// Listens for this user and root; must be called within a tokio runtime.
     ///
     /// Creates the directory if needed, and replaces a socket without a listening process.
     pub async fn bind(path: &Path, backlog: u32) -> Result<Self, UnixSocketError> {
+        Self::bind_for(path, backlog, SocketAccess::default()).await
+    }
+
+    /// The same for others, too.
+    pub async fn bind_for(path: &Path, backlog: u32, access: SocketAccess) -> Result<Self, UnixSocketError> {
         let system = |call| move |error| UnixSocketError::System { path: path.to_owned(), call, error };
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory).map_err(system("mkdir of its directory"))?;
@@ -77,6 +99,12 @@ impl UnixSocket {
         fchmod(socket.as_fd(), mode).map_err(io::Error::from).map_err(system("fchmod"))?;
         socket.bind(path).map_err(system("bind"))?;
         let file = SocketFile::new(path).map_err(system("stat"))?;
+        if access.group.is_some() {
+            chown(path, None, access.group).map_err(system("chown to the group"))?;
+        }
+        if access.mode != 0o600 {
+            fs::set_permissions(path, fs::Permissions::from_mode(access.mode)).map_err(system("chmod"))?;
+        }
         let listener = socket.listen(backlog).map_err(system("listen"))?;
         Ok(Self { listener, _file: file })
     }

@@ -27,10 +27,12 @@ impl GrpcServer {
         admin.set_watcher_count(counted.watchers());
         let served = ServedData { nodes: Arc::new(counted), ..served };
         let tls = flags.tls.server()?;
+        let access = flags.access();
         let clients = Clients::default();
         let mut listeners = Vec::new();
         for target in &flags.listen {
-            listeners.push(Listener::bind_tls(target, tls.clone()).await?.with_clients(clients.clone()));
+            listeners
+                .push(Listener::bind_for(target, tls.clone(), access).await?.with_clients(clients.clone()));
         }
         admin.set_client_stats(move || clients.stats());
         let stop = watch::Sender::new(false);

@@ -1,11 +1,11 @@
 //! Listening sockets: unix sockets and TCP ports.
 //!
 //! Invariant: only trusted clients can connect.
-//! A unix socket has mode 0600 from its creation on; a TCP port listens on a loopback address or requires mutual TLS.
+//! A unix socket has mode 0600 from its creation on, unless its group is trusted, too; a TCP port listens on a loopback address or requires mutual TLS.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
-use listeners::{UnixSocket, UnixSocketError};
+use listeners::{SocketAccess, UnixSocket, UnixSocketError};
 use proxy_contract::Target;
 use tokio::net::{TcpListener, TcpStream, UnixStream, lookup_host};
 
@@ -77,9 +77,18 @@ impl Listener {
 
     /// Listens, with TLS on TCP ports; unix sockets need none.
     pub async fn bind_tls(target: &Target, tls: Option<Arc<ServerTls>>) -> Result<Self, ListenError> {
+        Self::bind_for(target, tls, SocketAccess::default()).await
+    }
+
+    /// The same; `access` says who may connect to a unix socket.
+    pub async fn bind_for(
+        target: &Target,
+        tls: Option<Arc<ServerTls>>,
+        access: SocketAccess,
+    ) -> Result<Self, ListenError> {
         match target {
             Target::Unix(path) => {
-                let kind = Kind::Unix(UnixSocket::bind(path, BACKLOG).await?);
+                let kind = Kind::Unix(UnixSocket::bind_for(path, BACKLOG, access).await?);
                 Ok(Self { address: target.clone(), kind, clients: Clients::default() })
             }
             Target::Tcp { host, port } => tcp(target, host, *port, tls).await,

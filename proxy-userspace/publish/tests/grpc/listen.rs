@@ -2,10 +2,13 @@
 
 use std::{
     fs,
-    os::unix::{fs::PermissionsExt as _, net::UnixListener},
+    os::unix::{
+        fs::{MetadataExt as _, PermissionsExt as _},
+        net::UnixListener,
+    },
 };
 
-use listeners::UnixSocketError;
+use listeners::{SocketAccess, UnixSocketError};
 use model::state::NodeState;
 use proxy_contract::Target;
 use publish::{
@@ -33,6 +36,18 @@ async fn a_unix_socket_has_mode_0600_and_is_removed_on_drop() {
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     drop(listener);
     assert!(!socket.exists());
+}
+
+#[tokio::test]
+async fn a_group_may_connect_if_it_is_allowed_to() {
+    let folder = Folder::new();
+    // Root may choose any group.
+    let metadata = fs::metadata(folder.socket().parent().unwrap()).unwrap();
+    let group = if metadata.uid() == 0 { 4711 } else { metadata.gid() };
+    let access = SocketAccess { mode: 0o660, group: Some(group) };
+    let _listener = Listener::bind_for(&Target::Unix(folder.socket()), None, access).await.unwrap();
+    let metadata = fs::metadata(folder.socket()).unwrap();
+    assert_eq!((metadata.mode() & 0o777, metadata.gid()), (0o660, group));
 }
 
 #[tokio::test]
