@@ -50,7 +50,12 @@ mod watch;
 use std::convert::Infallible;
 
 use self::connect::Connector;
-use crate::{Target, localnetv1::NextFilter, localv1::Extension};
+use crate::{
+    Target,
+    globalv1::{ListNodesReq, NodeStatus, nodes_client::NodesClient},
+    localnetv1::NextFilter,
+    localv1::Extension,
+};
 
 pub use self::{
     cluster::ClusterWatch,
@@ -133,6 +138,25 @@ impl Client {
     /// Follows the state of the whole cluster (`globalv1.Sets/Watch`, as in KPNG), for a brain that follows another brain.
     pub fn cluster(&self) -> ClusterWatch {
         ClusterWatch::new(&self.0)
+    }
+
+    /// The clients that follow the brain, and what they have acknowledged (`globalv1.Nodes/List`); if `address` is given, also
+    /// whether it is that of an endpoint there.
+    ///
+    /// # Errors
+    ///
+    /// The brain cannot be reached, or does not permit it, or is an older one.
+    pub async fn nodes(&self, address: Option<std::net::IpAddr>) -> Result<Vec<NodeStatus>, Refused> {
+        let refused = |it: &(dyn std::error::Error + 'static)| Refused(connect::error_chain(it));
+        let channel = self.0.connect().await.map_err(Refused)?;
+        let address = address.map(|it| it.to_string()).unwrap_or_default();
+        let mut nodes = NodesClient::new(channel);
+        let mut items = nodes.list(ListNodesReq { address }).await.map_err(|it| refused(&it))?.into_inner();
+        let mut all = Vec::new();
+        while let Some(it) = items.message().await.map_err(|it| refused(&it))? {
+            all.push(it);
+        }
+        Ok(all)
     }
 
     /// Polls for full states (`localnetv1.Endpoints/Next`, the long poll of KEP-2104), starting with the first one whose

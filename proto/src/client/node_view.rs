@@ -22,7 +22,11 @@ impl View for NodeView {
 
     fn request(connector: &Connector) -> WatchReq {
         let extensions = connector.extension_numbers();
-        WatchReq { node_name: connector.node.clone(), extensions, have: None }
+        WatchReq { node_name: connector.node.clone(), extensions, have: None, unconfirmed: false }
+    }
+
+    fn unconfirmed(request: &mut WatchReq) {
+        request.unconfirmed = true;
     }
 
     #[cfg(feature = "resume")]

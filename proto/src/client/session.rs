@@ -43,6 +43,9 @@ pub(super) trait View: Clone + fmt::Debug + Send + 'static {
     #[cfg(feature = "resume")]
     fn resume(request: &mut Self::Request, have: Option<Digests>);
 
+    /// Says in a request that the last state is not active.
+    fn unconfirmed(_request: &mut Self::Request) {}
+
     /// Opens the stream.
     fn open(
         channel: Channel,
@@ -114,6 +117,8 @@ struct WatchStream<V: View> {
     items: Streaming<OpItem>,
     /// Whether the last request has been answered.
     is_answered: bool,
+    /// Whether the next request says that the last state is not active.
+    is_unconfirmed: bool,
     /// When the brain is taken for dead, if it sends heartbeats.
     silent_until: Option<Instant>,
     /// Whether `silent_until` has been postponed since the last item, because the caller was busy.
@@ -156,6 +161,13 @@ impl<V: View> Session<V> {
             #[cfg(feature = "resume")]
             buckets: 0,
             connector: connector.clone(),
+        }
+    }
+
+    /// The next request says that the last state is not active.
+    pub(super) fn unconfirmed(&mut self) {
+        if let Stage::Open(stream) = &mut self.stage {
+            stream.is_unconfirmed = true;
         }
     }
 
@@ -268,7 +280,15 @@ async fn open<V: View>(connector: Connector, first: V::Request) -> Result<WatchS
     requests.try_send(first).map_err(|it| it.to_string())?;
     let response = timeout(RESPONSE_TIMEOUT, V::open(channel, ReceiverStream::new(outgoing))).await;
     let items = response.map_err(|_| format!("no response within {RESPONSE_TIMEOUT:?}"))??;
-    Ok(WatchStream { request, requests, items, is_answered: false, silent_until: None, is_postponed: false })
+    Ok(WatchStream {
+        request,
+        requests,
+        items,
+        is_answered: false,
+        is_unconfirmed: false,
+        silent_until: None,
+        is_postponed: false,
+    })
 }
 
 impl<V: View> WatchStream<V> {
@@ -276,8 +296,12 @@ impl<V: View> WatchStream<V> {
         loop {
             if self.is_answered {
                 self.is_answered = false;
+                let mut request = self.request.clone();
+                if std::mem::take(&mut self.is_unconfirmed) {
+                    V::unconfirmed(&mut request);
+                }
                 // The channel has room, since the last request was answered. If it is closed, the items end.
-                let _ = self.requests.try_send(self.request.clone());
+                let _ = self.requests.try_send(request);
             }
             let item = self.item().await?;
             let item = item.ok_or_else(|| "the brain ended the stream".to_owned())?;

@@ -29,6 +29,11 @@ impl ChangeWatch {
         Self { session: Session::new(connector), tracker: Tracker::default() }
     }
 
+    /// Tells the brain that the last difference is not active yet. Otherwise the next call acknowledges it.
+    pub fn unconfirmed(&mut self) {
+        self.session.unconfirmed();
+    }
+
     /// Waits for a state that differs from the last one, and returns the difference; the first one is that to the empty
     /// state. Intermediate states are skipped.
     ///

@@ -13,9 +13,9 @@ use jiff::Timestamp;
 use model::{Effect, Family, Rejected, ServiceName};
 use netlink::sock_diag::Transport;
 use pipeline::{ApiRequest, PublishSteps, Stage, SyncStatus};
-use publish::{Published, Subscription, grpc::ClientStats};
+use publish::{Published, Subscription, followers::FollowerStats, grpc::ClientStats};
 use reconciler::{Observer, Step};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use crate::{
     explain_page::{Explainer, PendingAnswer},
@@ -36,6 +36,8 @@ pub struct Admin {
     pub(crate) connections: HttpConnections,
     pub(crate) renderer: Arc<Renderer>,
     pub(crate) ui: Ui,
+    /// Instance and revision of the active state.
+    active: watch::Sender<Option<(u64, u64)>>,
 }
 
 impl Admin {
@@ -44,7 +46,14 @@ impl Admin {
         let state = Arc::new(Mutex::new(AdminState::new(node.into(), role)));
         let connections = HttpConnections::new();
         let metrics = Arc::new(Metrics::new(Arc::clone(&state), connections.clone()));
-        Self { state, metrics, connections, renderer: Arc::default(), ui: Ui::default() }
+        Self {
+            state,
+            metrics,
+            connections,
+            renderer: Arc::default(),
+            ui: Ui::default(),
+            active: watch::Sender::default(),
+        }
     }
 
     /// Replaces the items that this part of the process rejects.
@@ -70,6 +79,16 @@ impl Admin {
     /// Sets how the numbers of gRPC clients are read.
     pub fn set_client_stats(&self, stats: impl Fn() -> ClientStats + Send + Sync + 'static) {
         self.state().client_stats = Some(Callback(Arc::new(stats)));
+    }
+
+    /// Sets how the numbers of clients that follow nodes are read.
+    pub fn set_follower_stats(&self, stats: impl Fn() -> FollowerStats + Send + Sync + 'static) {
+        self.state().follower_stats = Some(Callback(Arc::new(stats)));
+    }
+
+    /// Instance and revision of the active state, whenever it changes.
+    pub fn active(&self) -> watch::Receiver<Option<(u64, u64)>> {
+        self.active.subscribe()
     }
 
     /// Sets how the counters of service ports are read; pages omit them while that fails.
@@ -220,6 +239,7 @@ impl Observer for Admin {
         let is_update = report.flipped || !state.is_active(published);
         let delays = state.on_applied(published, report, Moment::now());
         drop(state);
+        self.active.send_replace(Some((published.instance_id, published.rev)));
         if is_update {
             self.metrics.on_applied(report, took, &delays);
         }

@@ -15,7 +15,7 @@ use datapath::{
 };
 use model::{Family, Protocol, Rejected, ServiceName, state::NodeState};
 use pipeline::SyncStatus;
-use publish::{Published, grpc::ClientStats};
+use publish::{Published, followers::FollowerStats, grpc::ClientStats};
 use reconciler::Step;
 use tokio::time::Instant;
 
@@ -120,6 +120,8 @@ pub(crate) struct AdminState {
     pub(crate) watchers: Option<Callback<usize>>,
     /// Reads the numbers of gRPC clients; `None` if the process serves none.
     pub(crate) client_stats: Option<Callback<ClientStats>>,
+    /// Reads the numbers of clients that follow nodes; `None` if the process serves none.
+    pub(crate) follower_stats: Option<Callback<FollowerStats>>,
     /// Reads the kernel's counters, `None` if the process has none. This takes a while: never call it while the state is
     /// locked.
     pub(crate) counter_source: Option<Callback<Option<PortCountLookup>>>,

@@ -88,7 +88,7 @@ impl Pipeline {
             true => Arc::new(self.nodes.requests()),
             false => Arc::new(SingleNode::new(self.node.as_str(), self.subscribe())),
         };
-        ServedData { nodes, cluster: self.cluster.subscribe() }
+        ServedData { nodes, cluster: self.cluster.subscribe(), followers: Default::default() }
     }
 
     /// Explains connections by the cluster state.

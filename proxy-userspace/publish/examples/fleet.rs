@@ -264,7 +264,8 @@ impl Agent {
         let channel = Endpoint::from_static("http://brain").connect_with_connector(connector).await?;
         let (requests, outgoing) = mpsc::channel(1);
         let extensions = Extensions::LOCAL.numbers();
-        let request = WatchReq { node_name: self.node.clone(), extensions, have: None };
+        let request =
+            WatchReq { node_name: self.node.clone(), extensions, have: None, ..WatchReq::default() };
         let have = self.inventory.message(&self.shared.interner());
         let buckets = have.as_ref().map_or(0, |it| it.buckets.len() / size_of::<Digest>());
         requests.send(WatchReq { have, ..request.clone() }).await?;

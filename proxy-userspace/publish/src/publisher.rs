@@ -9,7 +9,7 @@ use std::{
 };
 
 use model::state::NodeState;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 /// A state and its revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,7 @@ pub struct Published {
     pub node: Arc<str>,
     /// The revisions of the last changes of its parts.
     changed: PartRevisions,
+    at: PublishedAt,
     /// The state.
     pub state: NodeState,
 }
@@ -33,6 +34,18 @@ struct PartRevisions {
     nodes: u64,
     service_cidrs: u64,
 }
+
+/// When a state was published; no part of what it is.
+#[derive(Clone, Copy, Debug)]
+struct PublishedAt(Instant);
+
+impl PartialEq for PublishedAt {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for PublishedAt {}
 
 impl PartRevisions {
     fn new(rev: u64, state: &NodeState, previous: Option<&Published>) -> Self {
@@ -51,7 +64,13 @@ impl PartRevisions {
 impl Published {
     /// A first state.
     pub fn new(instance_id: u64, rev: u64, node: impl Into<Arc<str>>, state: NodeState) -> Self {
-        Self { instance_id, rev, node: node.into(), changed: PartRevisions::new(rev, &state, None), state }
+        let (changed, at) = (PartRevisions::new(rev, &state, None), PublishedAt(Instant::now()));
+        Self { instance_id, rev, node: node.into(), changed, at, state }
+    }
+
+    /// When it was published.
+    pub(crate) fn at(&self) -> Instant {
+        self.at.0
     }
 
     /// The revision of what a client knows of the state that receives the nodes and the ServiceCIDRs or does not: it stays the
@@ -137,7 +156,8 @@ impl Publisher {
         previous: Option<&Published>,
     ) -> Arc<Published> {
         let changed = PartRevisions::new(rev, &state, previous);
-        Arc::new(Published { instance_id, rev, node: Arc::clone(&self.node), changed, state })
+        let at = PublishedAt(Instant::now());
+        Arc::new(Published { instance_id, rev, node: Arc::clone(&self.node), changed, at, state })
     }
 
     /// The current state; `None` before the first one.
@@ -185,6 +205,11 @@ impl Subscription {
     /// instance `instance_id`.
     pub fn resume(&self, instance_id: u64, rev: u64) -> Self {
         Self::new(self.receiver.clone(), (instance_id, rev))
+    }
+
+    /// The newest state; `None` before the first one.
+    pub fn current(&self) -> Option<Arc<Published>> {
+        self.receiver.borrow().clone()
     }
 
     /// Waits until the publisher is dropped.

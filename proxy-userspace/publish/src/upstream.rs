@@ -3,13 +3,17 @@
 //! During an outage the last state stays published. What cannot be decoded is rejected and reported once; the rest is
 //! published.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use model::state::NodeState;
 use proxy_contract::{client::Client, localnetv1::NextFilter, localv1::Revision};
+use tokio::{sync::watch, time::timeout};
 use wire::{Extensions, NodeStateDecoder};
 
 use crate::publisher::{Publisher, Subscription};
+
+/// How long a newer state is not requested because this one is not active.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Follows a brain and publishes its states under the brain's revisions.
 #[derive(Debug)]
@@ -17,19 +21,27 @@ pub struct Upstream {
     client: Client,
     publisher: Publisher,
     from: Option<NextFilter>,
+    /// Instance and revision of the state that is active.
+    in_force: Option<watch::Receiver<Option<(u64, u64)>>>,
 }
 
 impl Upstream {
     /// Publishes the states of `node` that `client` receives. Does not connect yet.
     pub fn new(client: Client, node: impl Into<Arc<str>>) -> Self {
         let client = client.request_extensions(Extensions::LOCAL.iter());
-        Self { client, publisher: Publisher::new(node), from: None }
+        Self { client, publisher: Publisher::new(node), from: None, in_force: None }
     }
 
     /// Uses the long poll, and starts with the first state whose revision is not `rev` of the instance `instance_id`.
     #[must_use]
     pub fn resume_from(self, instance_id: u64, rev: u64) -> Self {
         Self { from: Some(NextFilter { instance_id, rev, ..NextFilter::default() }), ..self }
+    }
+
+    /// Acknowledges a state when `in_force` has its instance and revision.
+    #[must_use]
+    pub fn confirmed_by(self, in_force: watch::Receiver<Option<(u64, u64)>>) -> Self {
+        Self { in_force: Some(in_force), ..self }
     }
 
     /// The client of the brain.
@@ -54,8 +66,22 @@ impl Upstream {
             let mut changes = self.client.changes();
             while let Some(change) = changes.next().await {
                 self.publish(change.revision, decoder.apply(&change));
+                if !self.is_in_force().await {
+                    changes.unconfirmed();
+                }
             }
         }
+    }
+
+    /// Waits until the published state is active; false if that takes long, as when it cannot be applied: a newer state may
+    /// help.
+    async fn is_in_force(&self) -> bool {
+        let (Some(in_force), Some(published)) = (&self.in_force, self.publisher.current()) else {
+            return true;
+        };
+        let revision = Some((published.instance_id, published.rev));
+        let mut in_force = in_force.clone();
+        timeout(CONFIRM_TIMEOUT, in_force.wait_for(|it| *it == revision)).await.is_ok_and(|it| it.is_ok())
     }
 
     fn publish(&self, revision: Option<Revision>, state: NodeState) {

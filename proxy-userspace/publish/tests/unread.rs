@@ -122,6 +122,7 @@ async fn a_client_that_never_reads_costs_a_constant() {
     let served = ServedData {
         nodes: Arc::new(SingleNode::new("n1", publisher.subscribe())),
         cluster: cluster.subscribe(),
+        followers: Default::default(),
     };
     let clients = Clients::default();
     let listener =

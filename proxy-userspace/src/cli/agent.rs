@@ -54,7 +54,7 @@ async fn agent(flags: Flags, configuration: String) -> Result<()> {
     let servers = Servers::start()?;
     let health_checks = flags.datapath.health_checks(&admin, &name, &servers)?;
     let options = flags.packets.options(flags.datapath.options(&name)?)?;
-    let upstream = Upstream::new(flags.upstream.client(&name)?, name);
+    let upstream = Upstream::new(flags.upstream.client(&name)?, name).confirmed_by(admin.active());
     explain::serve_with_kernel(&admin, None, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
     flags.reports.serve(&admin, &servers, configuration);
     flags.ui.serve(&admin, &servers);

@@ -27,6 +27,8 @@ impl GrpcServer {
         admin.set_watcher_count(counted.watchers());
         let served = ServedData { nodes: Arc::new(counted), ..served };
         let tls = flags.tls.server()?;
+        let followers = served.followers.clone();
+        admin.set_follower_stats(move || followers.stats());
         let access = flags.access();
         let clients = Clients::default();
         let mut listeners = Vec::new();

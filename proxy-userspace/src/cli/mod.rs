@@ -15,6 +15,7 @@ mod explain;
 mod flags;
 mod grpc_server;
 mod logging;
+mod nodes;
 mod output;
 mod print;
 mod run;
@@ -33,10 +34,12 @@ use config::{CommandLine, ParseError};
 
 const WRONG_USAGE: u8 = 64;
 /// The flags that belong to one call, and so have no environment variable.
-const WITHOUT_VARIABLE: [&str; 16] = [
+const WITHOUT_VARIABLE: [&str; 18] = [
     "anonymize",
+    "behind",
     "filter",
     "force",
+    "has",
     "init-only",
     "instance-id",
     "junit",
@@ -78,6 +81,7 @@ enum Command {
     Top(top::Flags),
     Dump(dump::Flags),
     Explain(explain::Flags),
+    Nodes(nodes::Flags),
     Trace(trace::Flags),
     SupportBundle(support_bundle::Flags),
     Cleanup(cleanup::Flags),
@@ -169,6 +173,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Top(flags) => top::main(flags).map(done),
         Command::Dump(flags) => dump::main(&flags).map(done),
         Command::Explain(flags) => explain::main(flags),
+        Command::Nodes(flags) => nodes::main(flags),
         Command::Trace(flags) => trace::main(&flags, cli.log.is_verbose()).map(done),
         Command::SupportBundle(flags) => support_bundle::main(flags).map(done),
         Command::Cleanup(flags) => cleanup::main(&flags).map(done),

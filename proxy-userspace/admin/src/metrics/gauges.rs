@@ -12,7 +12,7 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
-use publish::grpc::ClientStats;
+use publish::{followers::FollowerStats, grpc::ClientStats};
 use tokio::time::Instant;
 
 use super::by_family::{FAMILIES, IP_FAMILY};
@@ -101,6 +101,25 @@ fn general(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     )?;
     let Some(watchers) = &state.watchers else { return Ok(()) };
     out.gauge("watchers", "Clients that watch the states of this process", (watchers.0)() as f64)?;
+    if let Some(stats) = &state.follower_stats {
+        let FollowerStats { followers, behind, longest_behind, longest_latency } = (stats.0)();
+        out.gauge("followers", "Clients that follow the state of a node", followers as f64)?;
+        out.gauge(
+            "followers_behind",
+            "Clients that have not acknowledged the newest state of their node for 5 seconds",
+            behind as f64,
+        )?;
+        out.gauge(
+            "followers_behind_seconds",
+            "The longest time for which a client has not acknowledged the newest state of its node",
+            longest_behind.as_secs_f64(),
+        )?;
+        out.gauge(
+            "followers_latency_seconds",
+            "The longest time that a client has taken from the last state to its acknowledgement",
+            longest_latency.as_secs_f64(),
+        )?;
+    }
     let Some(client_stats) = &state.client_stats else { return Ok(()) };
     let ClientStats { open, handshakes, refused_in_all, refused_of_peer, closed_handshakes } =
         (client_stats.0)();

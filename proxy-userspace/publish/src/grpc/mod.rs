@@ -15,13 +15,14 @@ mod listen;
 mod long_poll;
 mod node_diff;
 mod node_watch;
+mod nodes;
 mod tls;
 mod watch_session;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
 use proxy_contract::{
-    globalv1::sets_server as cluster_sets,
+    globalv1::{nodes_server::NodesServer, sets_server as cluster_sets},
     localnetv1::endpoints_server::{self, EndpointsServer},
     localv1::sets_server::{self, SetsServer},
 };
@@ -31,9 +32,9 @@ use tonic_health::ServingStatus;
 
 use self::{
     cluster_watch::ClusterWatch, connection::serve_connections, long_poll::LongPoll, node_watch::NodeWatch,
-    watch_session::Turns,
+    nodes::NodesList, watch_session::Turns,
 };
-use crate::{cluster::ClusterSubscription, node_states::NodeStates};
+use crate::{cluster::ClusterSubscription, followers::Followers, node_states::NodeStates};
 
 pub use clients::{ClientStats, Clients};
 pub use listen::{ListenError, Listener};
@@ -62,6 +63,8 @@ pub struct ServedData {
     pub nodes: Arc<dyn NodeStates>,
     /// The cluster state.
     pub cluster: ClusterSubscription,
+    /// Where its clients are noted.
+    pub followers: Followers,
 }
 
 /// Serves at `listener` until `shutdown`, and then up to one second longer until all clients have their responses.
@@ -88,9 +91,9 @@ pub async fn serve(
             .with_service_name(tonic_health::pb::health_server::SERVICE_NAME);
         SERVICES.into_iter().fold(builder, tonic_reflection::server::Builder::with_service_name)
     };
-    let ServedData { nodes, cluster } = served;
+    let ServedData { nodes, cluster, followers } = served;
     let turns = Turns::default();
-    let node_watch = SetsServer::new(NodeWatch::new(Arc::clone(&nodes), turns.clone()));
+    let node_watch = SetsServer::new(NodeWatch::new(Arc::clone(&nodes), turns.clone(), followers.clone()));
     let long_poll = EndpointsServer::new(LongPoll { nodes });
     let cluster_watch = cluster_sets::SetsServer::new(ClusterWatch { cluster, turns });
     let routes = Routes::new(health)
@@ -98,6 +101,7 @@ pub async fn serve(
         .add_service(reflection().build_v1alpha()?)
         .add_service(node_watch.max_decoding_message_size(MAX_REQUEST_SIZE))
         .add_service(cluster_watch.max_decoding_message_size(MAX_REQUEST_SIZE))
+        .add_service(NodesServer::new(NodesList::new(followers)).max_decoding_message_size(MAX_REQUEST_SIZE))
         .add_service(long_poll.max_decoding_message_size(MAX_REQUEST_SIZE))
         .prepare();
     tracing::info!("serving gRPC at {target}");

@@ -20,6 +20,7 @@ use super::{
     watch_session::{self, End, Items, Turns, View},
 };
 use crate::{
+    followers::{Followers, Following},
     node_states::NodeStates,
     publisher::{Published, Subscription},
 };
@@ -28,11 +29,12 @@ pub(super) struct NodeWatch {
     nodes: Arc<dyn NodeStates>,
     turns: Turns,
     node_digests: Arc<NodeDigests>,
+    followers: Followers,
 }
 
 impl NodeWatch {
-    pub(super) fn new(nodes: Arc<dyn NodeStates>, turns: Turns) -> Self {
-        Self { nodes, turns, node_digests: Arc::default() }
+    pub(super) fn new(nodes: Arc<dyn NodeStates>, turns: Turns, followers: Followers) -> Self {
+        Self { nodes, turns, node_digests: Arc::default(), followers }
     }
 }
 
@@ -50,6 +52,8 @@ impl Sets for NodeWatch {
             node_digests: Arc::clone(&self.node_digests),
             have: None,
             sent: None,
+            followers: self.followers.clone(),
+            following: None,
         };
         Ok(Response::new(watch_session::start(view, request.into_inner(), self.turns.clone())))
     }
@@ -67,6 +71,9 @@ struct NodeView {
     have: Option<Digests>,
     /// The last state that was sent.
     sent: Option<Arc<Published>>,
+    followers: Followers,
+    /// This client among them.
+    following: Option<Following>,
 }
 
 impl View for NodeView {
@@ -86,11 +93,16 @@ impl View for NodeView {
             request.have.as_ref().map(Digests::parse).transpose().map_err(Status::invalid_argument)?;
             self.have = request.have;
         }
+        if let Some(it) = self.following.as_ref().filter(|_| !request.unconfirmed) {
+            it.acknowledged();
+        }
         if self.node.as_ref().is_some_and(|(name, _)| *name == node) {
             return Ok(false);
         }
         self.peer.authorize_node(&node)?;
         let states = self.nodes.subscribe(&node, (0, 0)).map_err(|it| it.status(&node))?;
+        let shown = if node.is_empty() { "(the brain's own)" } else { &node };
+        self.following = Some(self.followers.add(shown.into(), states.resume(0, 0)));
         self.node = Some((node, states));
         Ok(true)
     }
@@ -125,6 +137,9 @@ impl View for NodeView {
 
     fn sync(&self) -> EmptyOp {
         let sent = self.sent.as_ref().filter(|_| self.extensions.revisions);
+        if let (Some(it), Some(sent)) = (&self.following, &self.sent) {
+            it.sent(sent);
+        }
         let revision = sent.map(|it| Revision { instance_id: it.instance_id, rev: it.rev });
         EmptyOp { revision, ..EmptyOp::default() }
     }

@@ -96,7 +96,11 @@ impl Brain {
     pub(crate) async fn with(folder: &Folder, publisher: Publisher, nodes: impl NodeStates) -> Self {
         let listener = Listener::bind(&Target::Unix(folder.socket())).await.unwrap();
         let cluster = ClusterPublisher::new(None);
-        let served = ServedData { nodes: Arc::new(nodes), cluster: cluster.subscribe() };
+        let served = ServedData {
+            nodes: Arc::new(nodes),
+            cluster: cluster.subscribe(),
+            followers: Default::default(),
+        };
         let (stop, stopped) = oneshot::channel();
         let mut states = publisher.subscribe();
         let task = tokio::spawn(async move {
@@ -119,7 +123,8 @@ impl Brain {
 pub(crate) fn serve(listener: Listener, nodes: impl NodeStates) {
     let cluster = ClusterPublisher::new(None);
     cluster.publish(ClusterSnapshot::State(Arc::default()));
-    let served = ServedData { nodes: Arc::new(nodes), cluster: cluster.subscribe() };
+    let served =
+        ServedData { nodes: Arc::new(nodes), cluster: cluster.subscribe(), followers: Default::default() };
     tokio::spawn(async move {
         grpc::serve(listener, served, async {}, std::future::pending()).await.unwrap();
         drop(cluster);

@@ -23,7 +23,12 @@ const UNKNOWN: i32 = 4711;
 /// Requests these extensions; returns those of the reset.
 async fn start(folder: &Folder, requested: &[i32]) -> (NodePeer, Vec<i32>) {
     let mut peer = NodePeer::silent(folder).await;
-    let request = WatchReq { node_name: String::new(), extensions: requested.to_vec(), have: None };
+    let request = WatchReq {
+        node_name: String::new(),
+        extensions: requested.to_vec(),
+        have: None,
+        ..WatchReq::default()
+    };
     peer.request(request).await;
     let Op::Reset(EmptyOp { extensions, revision: None }) = peer.item().await else { panic!("no reset") };
     (peer, extensions)
@@ -237,7 +242,13 @@ async fn every_combination_of_extensions_brings_the_same_state_and_nothing_that_
         // Whether or not it may, a client says what it has.
         let have = Some(Digests { version: 1, buckets: vec![combination as u8; 16] });
         let mut peer = NodePeer::silent(&folder).await;
-        peer.request(WatchReq { node_name: String::new(), extensions: chosen.clone(), have }).await;
+        peer.request(WatchReq {
+            node_name: String::new(),
+            extensions: chosen.clone(),
+            have,
+            ..WatchReq::default()
+        })
+        .await;
         let Op::Reset(reset) = peer.item().await else { panic!("no reset") };
         assert_eq!(reset.extensions, chosen);
         if has(Extension::Resume) {

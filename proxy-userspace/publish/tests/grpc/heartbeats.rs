@@ -28,7 +28,7 @@ async fn a_client_that_asks_for_heartbeats_hears_every_ten_seconds_from_the_brai
     let (folder, brain) = Brain::new().await;
     let mut peer = NodePeer::silent(&folder).await;
     let extensions = vec![Extension::Heartbeats.into()];
-    peer.request(WatchReq { node_name: "n1".into(), extensions, have: None }).await;
+    peer.request(WatchReq { node_name: "n1".into(), extensions, have: None, ..WatchReq::default() }).await;
     assert!(matches!(peer.items.message().await.unwrap().unwrap().op, Some(Op::Reset(_))));
     let beats = async |peer: &mut NodePeer| {
         let start = Instant::now();

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
+mod acknowledgements;
 mod api_source;
 mod client;
 mod cluster_convergence;

@@ -155,7 +155,7 @@ async fn the_time_of_a_change_is_no_difference() {
 async fn resume(folder: &Folder, have: Option<Digests>) -> NodePeer {
     let peer = NodePeer::silent(folder).await;
     let extensions = vec![Extension::Resume.into()];
-    peer.request(WatchReq { node_name: "n1".into(), extensions, have }).await;
+    peer.request(WatchReq { node_name: "n1".into(), extensions, have, ..WatchReq::default() }).await;
     peer
 }
 

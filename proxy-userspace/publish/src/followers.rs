@@ -1,0 +1,193 @@
+//! Who follows which node, and what of it is active there.
+//!
+//! Invariant: a request acknowledges what was sent before it, unless the client says otherwise.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use model::{
+    Family,
+    state::{NodeState, ServiceState},
+};
+use tokio::time::Instant;
+
+use crate::publisher::{Published, Subscription};
+
+/// A client that has not acknowledged the newest state for so long is behind.
+const BEHIND_AFTER: Duration = Duration::from_secs(5);
+
+/// The clients that follow states of nodes. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Followers(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    next_id: AtomicU64,
+    all: Mutex<BTreeMap<u64, FollowingClient>>,
+}
+
+/// A client that follows a node.
+#[derive(Clone, Debug)]
+struct FollowingClient {
+    states: Subscription,
+    node: Arc<str>,
+    since: Instant,
+    sent: Option<Arc<Published>>,
+    acknowledged: Option<Arc<Published>>,
+    /// From its publication to its acknowledgement.
+    latency: Option<Duration>,
+}
+
+/// What is known of a client that follows a node.
+#[derive(Clone, Debug)]
+pub struct FollowerStatus {
+    /// The node.
+    pub node: Arc<str>,
+    /// How long it has followed it.
+    pub connected: Duration,
+    /// The newest state.
+    pub newest: Option<Arc<Published>>,
+    /// The last state that it has acknowledged.
+    pub acknowledged: Option<Arc<Published>>,
+    /// For how long it has not acknowledged the newest state; `None` if it has.
+    pub behind: Option<Duration>,
+    /// The time from the publication of the last acknowledged state to its acknowledgement.
+    pub latency: Option<Duration>,
+}
+
+/// The clients that follow nodes, as numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FollowerStats {
+    /// Clients that follow a node.
+    pub followers: usize,
+    /// Those that have not acknowledged the newest state for 5 seconds.
+    pub behind: usize,
+    /// The longest time for which one has not acknowledged the newest state.
+    pub longest_behind: Duration,
+    /// The longest time that one has taken for its last acknowledgement.
+    pub longest_latency: Duration,
+}
+
+/// A client's entry, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Following {
+    followers: Followers,
+    id: u64,
+}
+
+impl Followers {
+    /// Adds a client.
+    pub(crate) fn add(&self, node: Arc<str>, states: Subscription) -> Following {
+        let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
+        let since = Instant::now();
+        let follower = FollowingClient { states, node, since, sent: None, acknowledged: None, latency: None };
+        self.all().insert(id, follower);
+        Following { followers: self.clone(), id }
+    }
+
+    /// All clients, in the order of their nodes.
+    pub fn statuses(&self) -> Vec<FollowerStatus> {
+        let mut statuses: Vec<_> = self.all().values().map(FollowingClient::status).collect();
+        statuses.sort_by(|a, b| a.node.cmp(&b.node));
+        statuses
+    }
+
+    /// The numbers.
+    pub fn stats(&self) -> FollowerStats {
+        let mut stats = FollowerStats::default();
+        for it in self.all().values().map(FollowingClient::status) {
+            let behind = it.behind.unwrap_or_default();
+            stats.followers += 1;
+            stats.behind += usize::from(behind >= BEHIND_AFTER);
+            stats.longest_behind = stats.longest_behind.max(behind);
+            stats.longest_latency = stats.longest_latency.max(it.latency.unwrap_or_default());
+        }
+        stats
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<u64, FollowingClient>> {
+        // No panic can leave it in an inconsistent state.
+        self.0.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Following {
+    /// A state was sent completely.
+    pub(crate) fn sent(&self, state: &Arc<Published>) {
+        self.change(|it| it.sent = Some(Arc::clone(state)));
+    }
+
+    /// What was sent is active.
+    pub(crate) fn acknowledged(&self) {
+        self.change(|it| {
+            if let Some(state) = it.sent.take() {
+                it.latency = Some(state.at().elapsed());
+                it.acknowledged = Some(state);
+            }
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut FollowingClient)) {
+        self.followers.all().get_mut(&self.id).map(change);
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.followers.all().remove(&self.id);
+    }
+}
+
+impl FollowingClient {
+    fn status(&self) -> FollowerStatus {
+        let newest = self.states.current();
+        let is_same =
+            |a: &Arc<Published>, b: &Arc<Published>| (a.instance_id, a.rev) == (b.instance_id, b.rev);
+        let missing =
+            newest.as_ref().filter(|it| !self.acknowledged.as_ref().is_some_and(|ack| is_same(ack, it)));
+        // A client that has just come does not lack what is older than itself.
+        let behind = missing.map(|it| it.at().max(self.since).elapsed());
+        FollowerStatus {
+            node: Arc::clone(newest.as_ref().map_or(&self.node, |it| &it.node)),
+            connected: self.since.elapsed(),
+            behind,
+            newest,
+            acknowledged: self.acknowledged.clone(),
+            latency: self.latency,
+        }
+    }
+}
+
+/// Finds an address among the endpoints of many states, and looks at what they share once.
+#[derive(Debug)]
+pub(crate) struct AddressFinder {
+    address: IpAddr,
+    /// The addresses in memory of the Services that were looked at, and whether they have it. The states keep them alive.
+    known: HashMap<usize, bool>,
+}
+
+impl AddressFinder {
+    pub(crate) fn new(address: IpAddr) -> Self {
+        Self { address, known: HashMap::new() }
+    }
+
+    /// Whether a state has an endpoint with the address. `state` must live as long as this.
+    pub(crate) fn is_in(&mut self, state: &NodeState) -> bool {
+        state.services.values().any(|it| {
+            let place = Arc::as_ptr(it).addr();
+            *self.known.entry(place).or_insert_with(|| has_endpoint(it, self.address))
+        })
+    }
+}
+
+fn has_endpoint(state: &ServiceState, address: IpAddr) -> bool {
+    let family = Family::of(address);
+    state.endpoints.iter().any(|it| it.address(family) == Some(address))
+}
