@@ -238,6 +238,7 @@ fn every_claim_names_its_tests() {
         ("ARCHITECTURE.md", "Invariants", 21..=21),
         ("docs/security.md", "What is defended", 1..=usize::MAX),
         ("docs/differences.md", "Deliberate", 1..=usize::MAX),
+        ("docs/promises.md", "Promises", 1..=usize::MAX),
         ("tests/BEHAVIOUR.md", "", 1..=usize::MAX),
     ] {
         let text = fs::read_to_string(workspace().join(file)).unwrap();
