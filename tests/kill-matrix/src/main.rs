@@ -72,6 +72,12 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
+    if !cfg!(target_arch = "x86_64") {
+        bail!(
+            "the tracer knows the registers of x86-64 only, and this machine is {}",
+            std::env::consts::ARCH
+        );
+    }
     if !arguments.no_build {
         build_for_tests()?;
     }

@@ -89,6 +89,28 @@ mod registers {
     }
 }
 
+/// Other machines have other registers; `main` refuses to begin there.
+#[cfg(not(target_arch = "x86_64"))]
+mod registers {
+    use nix::{errno::Errno, unistd::Pid};
+
+    use crate::step::Call;
+
+    pub(super) type Registers = ();
+
+    pub(super) fn call(_: Pid) -> nix::Result<(Call, Registers)> {
+        Err(Errno::ENOSYS)
+    }
+
+    pub(super) fn replace_call(_: Pid, (): Registers, _: u64) -> nix::Result<()> {
+        Err(Errno::ENOSYS)
+    }
+
+    pub(super) fn return_error(_: Pid, _: i32) -> nix::Result<()> {
+        Err(Errno::ENOSYS)
+    }
+}
+
 /// Whether a thread is inside of a system call, and what happens when that returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InCall {
@@ -106,8 +128,7 @@ impl Trace {
         let mut count = 0;
         loop {
             let stopped = waitpid(None, Some(WaitPidFlag::__WALL)).context("waitpid")?;
-            let mut signal = None;
-            match stopped {
+            let (thread, signal) = match stopped {
                 WaitStatus::Exited(process, code) if process == program => {
                     return Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)));
                 }
@@ -115,25 +136,19 @@ impl Trace {
                 WaitStatus::PtraceSyscall(thread) => {
                     match self.at_call(thread, &mut calls, &mut count, &mut steps) {
                         // A thread that is killed meanwhile cannot be asked.
-                        Ok(()) | Err(Errno::ESRCH) => {}
+                        Ok(()) | Err(Errno::ESRCH) => (thread, None),
                         Err(error) => bail!("cannot trace thread {thread}: {error}"),
                     }
                 }
-                WaitStatus::Stopped(_, it) if it != Signal::SIGTRAP && it != Signal::SIGSTOP => {
-                    signal = Some(it);
-                }
-                _ => {}
-            }
-            if let Some(thread) = stopped.pid()
-                && matches!(
-                    stopped,
-                    WaitStatus::PtraceSyscall(_) | WaitStatus::Stopped(..) | WaitStatus::PtraceEvent(..)
-                )
-            {
-                match ptrace::syscall(thread, signal) {
-                    Ok(()) | Err(Errno::ESRCH) => {}
-                    Err(error) => bail!("cannot continue thread {thread}: {error}"),
-                }
+                // A new thread begins with SIGSTOP, and a new program with SIGTRAP; neither is for the program.
+                WaitStatus::Stopped(thread, Signal::SIGTRAP | Signal::SIGSTOP)
+                | WaitStatus::PtraceEvent(thread, ..) => (thread, None),
+                WaitStatus::Stopped(thread, signal) => (thread, Some(signal)),
+                _ => continue,
+            };
+            match ptrace::syscall(thread, signal) {
+                Ok(()) | Err(Errno::ESRCH) => {}
+                Err(error) => bail!("cannot continue thread {thread}: {error}"),
             }
         }
     }
