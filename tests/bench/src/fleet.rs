@@ -106,6 +106,9 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<()> {
     report.row("  per further node", 100.0, (resident - alone) * 1024.0 / further, "kB", 1);
 
     let mut fleet = [&mut first, &mut others];
+    let kilobytes_per_node = |fleet: &[&mut Agents], before: u64| {
+        (others_received(fleet) - before) as f64 / f64::from(agents) / 1e3
+    };
     let (before, received) = (brain.cpu()?, others_received(&fleet));
     let mut times = Vec::new();
     for index in 0..CHANGES {
@@ -135,8 +138,7 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<()> {
         0,
     );
     report.figure("  CPU in all", brain.cpu()? - before, "s", 2);
-    let bytes = others_received(&fleet) - received;
-    report.figure("  bytes per node", bytes as f64 / f64::from(agents) / 1e3, "kB", 1);
+    report.figure("  bytes per node", kilobytes_per_node(&fleet, received), "kB", 1);
 
     let (before, received) = (brain.cpu()?, others_received(&fleet));
     let died = cluster.kill_node(&mut fleet)?;
@@ -148,8 +150,7 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<()> {
         0,
     );
     report.figure("  CPU", brain.cpu()? - before, "s", 2);
-    let bytes = others_received(&fleet) - received;
-    report.figure("  bytes per node", bytes as f64 / f64::from(agents) / 1e3, "kB", 1);
+    report.figure("  bytes per node", kilobytes_per_node(&fleet, received), "kB", 1);
 
     let received = others_received(&fleet);
     drop(brain);
@@ -161,8 +162,7 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<()> {
     }
     report.figure("the brain is replaced: until all nodes follow it", (last - begin).as_secs_f64(), "s", 1);
     report.figure("  CPU, start included", brain.cpu()?, "s", 1);
-    let bytes = others_received(&fleet) - received;
-    report.figure("  bytes per node", bytes as f64 / f64::from(agents) / 1e3, "kB", 1);
+    report.figure("  bytes per node", kilobytes_per_node(&fleet, received), "kB", 1);
     report.figure("  resident at most", brain.resident_mb("VmHWM")?, "MB", 0);
     report.print(&format!(
         "`brain --serve-any-node` with {agents} nodes on this machine, {services} Services of {ENDPOINTS} endpoints; the \

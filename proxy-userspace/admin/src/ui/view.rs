@@ -1,4 +1,4 @@
-//! What the page is told, as JSON.
+//! What is reported to the page, as JSON.
 //!
 //! Invariant: its size is bounded, whatever is served: one page of Services, the endpoints of one of them, and what is new of
 //! the timeline.
