@@ -64,7 +64,7 @@ enum Task {
     /// Kill the proxy, or fail its system call, at each step that changes something, under load (as root).
     #[command(disable_help_flag = true)]
     KillMatrix(Forwarded),
-    /// Measure latency, CPU and memory, and print the figures next to their goals.
+    /// Measure latency, CPU and memory, and print the figures next to their goals, or write the page of figures with plots.
     #[command(disable_help_flag = true)]
     Bench(Forwarded),
     /// Search for inputs that violate a property (a file, a message, a cluster's history), guided by coverage.

@@ -21,7 +21,7 @@ use anyhow::{Context as _, Result};
 use build_tools::{build, command::status};
 use jiff::SignedDuration;
 
-use crate::{kube::resident_mb, report::FigureTable};
+use crate::{figures::Figures, kube::resident_mb};
 
 const APPLY_TIMEOUT: Duration = Duration::from_secs(120);
 /// How many changes a 99th percentile is calculated from.
@@ -31,10 +31,10 @@ const PAIRS: usize = 60;
 /// How long a change is given before the log is read: polling takes CPU time from what is measured.
 const SETTLE_TIME: Duration = Duration::from_millis(60);
 
-/// Prints the figures and fails if a goal is missed.
-pub(crate) fn bench() -> Result<()> {
+/// Measures the figures.
+pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
-    let mut report = FigureTable::new("CASE");
+    let mut report = Figures::new("CASE");
 
     status("Measuring", "no services");
     let mut idle = BenchProxy::start(&binary, false, 0, 0)?;
@@ -95,10 +95,10 @@ pub(crate) fn bench() -> Result<()> {
     report.row("10k x 10: resident memory of `run`", 150.0, large_mb, "MB", 0);
     report.row("  after the changes", 150.0, changed_mb, "MB", 0);
     report.row("no services: resident memory of `run`", 20.0, idle_mb, "MB", 1);
-    report.print(&format!(
+    Ok(report.method(format!(
         "From a received state until every program uses it, as logged by the binary. The maps take {large_maps:.1} MB of \
          kernel memory at 10k x 10, and {idle_maps:.1} MB without services. The nftables path is off."
-    ))
+    )))
 }
 
 /// The time of a computation that costs as much as an apply and waits for nothing: what it takes beyond its median is

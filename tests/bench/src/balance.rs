@@ -14,7 +14,7 @@ use build_tools::{build, command::status};
 use socket2::SockRef;
 use tests::{Sandbox, TestNode, agent::AgentCommand, manifest::Service, test_node::NODE};
 
-use crate::report::FigureTable;
+use crate::figures::Figures;
 
 const PORT: u16 = 8080;
 const FRONTEND: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 96, 0, 10), 80);
@@ -25,10 +25,10 @@ const WORK: [Duration; 3] = [Duration::from_millis(2), Duration::from_millis(2),
 const LOAD: Duration = Duration::from_secs(8);
 const SLOW_START: u64 = 20;
 
-/// Prints the figures.
-pub(crate) fn bench() -> Result<()> {
+/// Measures the figures.
+pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
-    let mut report = FigureTable::new("CASE");
+    let mut report = Figures::new("CASE");
     let mut p99 = Vec::new();
     for algorithm in ["random", "least-connections"] {
         status("Measuring", algorithm);
@@ -45,10 +45,10 @@ pub(crate) fn bench() -> Result<()> {
     for (seconds, share) in slow_start(&binary)? {
         report.figure(&format!("slow start of {SLOW_START} s: share after {seconds} s"), share, "%", 1);
     }
-    report.print(
+    Ok(report.method(
         "Two endpoints take 2 ms for a connection and one takes 20 ms, one connection at a time; 24 clients connect in a closed loop. \
          Slow start: the share of connections that a third endpoint gets.",
-    )
+    ))
 }
 
 /// How long each connection took, from the connect to the end.

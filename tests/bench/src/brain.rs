@@ -6,8 +6,15 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::{
     example,
-    report::{FigureTable, TEN_EACH},
+    figures::{Figures, TEN_EACH},
 };
+
+/// How many nodes follow it, for the series.
+const NODES: [u32; 4] = [10, 100, 1_000, 3_000];
+/// The names of series, by the number of nodes.
+pub(crate) const CPU: &str = "CPU of a change, in ms";
+pub(crate) const MEMORY: &str = "resident, in MB";
+pub(crate) const LATENCY: &str = "until the last node has a change, in ms";
 
 /// The figures of a brain alone.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -60,8 +67,8 @@ impl Case {
     }
 }
 
-/// Prints the figures and fails if a goal is missed.
-pub(crate) fn bench() -> Result<()> {
+/// Measures the figures.
+pub(crate) fn bench() -> Result<Figures> {
     example::build(&[("brain", "bench"), ("publish", "serving")])?;
 
     let one = Case { services: 10_000, nodes: 20, watched: 1, changes: 500 };
@@ -75,7 +82,19 @@ pub(crate) fn bench() -> Result<()> {
     let crowd = crowd.measure()?;
     let ratio = large.change_median_us / small.change_median_us;
 
-    let mut report = FigureTable::new(TEN_EACH);
+    let (mut cpu, mut memory, mut latency) = (Vec::new(), Vec::new(), Vec::new());
+    for nodes in NODES {
+        let it = Case { services: 2_000, nodes, watched: nodes, changes: 20 }.serve(1)?;
+        let nodes = f64::from(nodes);
+        cpu.push((nodes, it.change_cpu_ms));
+        memory.push((nodes, it.resident_mb));
+        latency.push((nodes, it.worst_wall_ms));
+    }
+
+    let mut report = Figures::new(TEN_EACH);
+    report.series(CPU, cpu);
+    report.series(MEMORY, memory);
+    report.series(LATENCY, latency);
     report.row("10k services, 1 node: first full state", 300.0, large.first_state_ms, "ms", 1);
     report.row("10k services, 1 node: one endpoint changes", 0.2, large.change_mean_us / 1e3, "ms", 3);
     report.row("  the median, as a multiple of that at 1k services", 1.5, ratio, "x", 2);
@@ -97,8 +116,8 @@ pub(crate) fn bench() -> Result<()> {
         1,
     );
     report.figure("  one per connection", crowd_apart.further_watcher_kb, "kB", 1);
-    report.print(
+    Ok(report.method(
         "The brain alone with cold caches, and as a gRPC server. CPU and memory are those of the process; only the time \
          until the last node has a change depends on other load on this machine.",
-    )
+    ))
 }

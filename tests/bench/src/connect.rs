@@ -19,15 +19,25 @@ use tests::{
 };
 
 use crate::{
+    figures::{Figures, TEN_EACH},
     program_stats::ProgramStats,
-    report::{FigureTable, TEN_EACH},
 };
 
+/// Numbers of Services.
+const SIZES: [usize; 4] = [100, 1_000, 10_000, 50_000];
 const PAIRS: usize = 20_000;
 const CONNECTS: usize = 50_000;
 const DATAGRAM_SOCKETS: usize = 10_000;
 const ENDPOINTS: u32 = 10;
 const PORT: u16 = 8080;
+
+/// The names of series, in nanoseconds by the number of Services.
+pub(crate) const DIRECT: &str = "straight to an endpoint";
+pub(crate) const ONE: &str = "through one Service";
+pub(crate) const ANY: &str = "through a random Service";
+pub(crate) const PROGRAM_MISS: &str = "program: to no Service";
+pub(crate) const PROGRAM_HIT: &str = "program: to one Service";
+pub(crate) const PROGRAM_ANY: &str = "program: to a random Service";
 
 /// The figures at a number of Services, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -56,13 +66,17 @@ struct ConnectFigures {
     memory: f64,
 }
 
-/// Prints the figures and fails if a goal is missed.
-pub(crate) fn bench() -> Result<()> {
+/// Measures the figures.
+pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
-    let small = measure(&binary, 100)?;
-    let large = measure(&binary, 10_000)?;
+    let mut sizes = Vec::new();
+    for services in SIZES {
+        sizes.push((services, measure(&binary, services)?));
+    }
+    let of = |services| sizes.iter().find(|it| it.0 == services).map(|it| it.1).context("it was measured");
+    let (small, large) = (of(100)?, of(10_000)?);
 
-    let mut report = FigureTable::new(TEN_EACH);
+    let mut report = Figures::new(TEN_EACH);
     let mut row = |case: &str, goal, measured, unit, digits| {
         report.row(&format!("10k services: {case}"), goal, measured, unit, digits);
     };
@@ -78,10 +92,19 @@ pub(crate) fn bench() -> Result<()> {
     row("UDP: socket + sendto + close, more than direct", 200.0, large.datagram, "ns", 0);
     row("UDP: memory of the proxy for an open socket", 50.0, large.memory, "B", 0);
     report.figure("10k services: sock_ops, both ends of a direct connection", large.passing, "ns", 0);
-    report.print(
+    let by_services = |figure: fn(&ConnectFigures) -> f64| -> Vec<(f64, f64)> {
+        sizes.iter().map(|(services, it)| (*services as f64, figure(it))).collect()
+    };
+    report.series(DIRECT, by_services(|it| it.direct));
+    report.series(ONE, by_services(|it| it.one));
+    report.series(ANY, by_services(|it| it.any));
+    report.series(PROGRAM_MISS, by_services(|it| it.miss));
+    report.series(PROGRAM_HIT, by_services(|it| it.hit));
+    report.series(PROGRAM_ANY, by_services(|it| it.any_hit));
+    Ok(report.method(
         "Over loopback, IPv4; TCP where not said otherwise. Time in the program is the kernel's run time less that of a program that returns at \
          once.",
-    )
+    ))
 }
 
 /// The address of a Service; there are 65,536.

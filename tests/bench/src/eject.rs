@@ -22,7 +22,7 @@ use nix::{
 use socket2::{Domain, SockRef, Socket, Type};
 use tests::{NetNs, Sandbox, TestNode, agent::AgentCommand, manifest::Service, test_node::NODE};
 
-use crate::report::FigureTable;
+use crate::figures::Figures;
 
 const ENDPOINTS: u8 = 100;
 const DEAD: u8 = 30;
@@ -38,35 +38,45 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long connects are made before the endpoints die, and afterwards.
 const BEFORE: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_secs(20);
+/// The resolution of the timeline.
+const TIMELINE_STEP: Duration = Duration::from_millis(250);
 /// When the proxy is killed and started again, after the endpoints have died.
 const RESTART: Duration = Duration::from_millis(500);
 
+/// The names of series: slow connects in percent, by the second.
+pub(crate) const WITHOUT: &str = "without passive health";
+pub(crate) const WITH: &str = "with passive health";
+
 /// What became of the connects after the death.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct EjectFigures {
     connects: usize,
     /// How many were slow.
     slow: usize,
     /// How many of them began later than two seconds after the death.
     late: usize,
+    /// The share of slow ones among those that began in an interval, in percent, by its seconds after the death.
+    timeline: Vec<(f64, f64)>,
 }
 
-/// Prints the figures and fails if a goal is missed.
-pub(crate) fn bench() -> Result<()> {
+/// Measures the figures.
+pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
     let [without, with] = ["off", "on"].map(|it| measure(&binary, it));
     let (without, with) = (without?, with?);
-    let mut report = FigureTable::new("CASE");
+    let mut report = Figures::new("CASE");
     report.figure("connects", with.connects as f64, "", 0);
     report.figure("slow connects, without passive health", without.slow as f64, "", 0);
     report.figure("slow connects, with", with.slow as f64, "", 0);
     report.figure("those after the first 2 s, without", without.late as f64, "", 0);
+    report.series(WITHOUT, without.timeline);
+    report.series(WITH, with.timeline);
     let share = with.late as f64 / without.late as f64;
     report.row("those after the first 2 s, with, of those without", 0.02, share, "", 4);
-    report.print(
+    Ok(report.method(
         "A node with 30 of 100 endpoints dies under 2,000 connects per second of one client; a slow connect takes more than 1 s. The proxy is \
          killed half a second after the death, and started again.",
-    )
+    ))
 }
 
 fn measure(binary: &std::path::Path, passive_health: &str) -> Result<EjectFigures> {
@@ -89,17 +99,28 @@ fn measure(binary: &std::path::Path, passive_health: &str) -> Result<EjectFigure
     thread::sleep(RESTART);
     node.kill();
     node.start_with(&command);
-    let mut figures = EjectFigures { connects: 0, slow: 0, late: 0 };
+    let mut figures = EjectFigures { connects: 0, slow: 0, late: 0, timeline: Vec::new() };
+    let mut intervals =
+        [(0_u32, 0_u32); ((BEFORE.as_millis() + AFTER.as_millis()) / TIMELINE_STEP.as_millis()) as usize];
     for client in clients {
         let Ok(connects) = client.join() else { bail!("a client panicked") };
         for (started, took) in connects? {
+            let is_slow = took > SLOW;
+            let index = (started - begin).as_millis() / TIMELINE_STEP.as_millis();
+            if let Some((slow, all)) = intervals.get_mut(index as usize) {
+                *slow += u32::from(is_slow);
+                *all += 1;
+            }
             if started >= death {
-                let is_slow = took > SLOW;
                 figures.connects += 1;
                 figures.slow += usize::from(is_slow);
                 figures.late += usize::from(is_slow && started >= death + CONNECT_TIMEOUT);
             }
         }
+    }
+    for (n, (slow, all)) in (0_u32..).zip(intervals) {
+        let seconds = (f64::from(n) + 0.5) * TIMELINE_STEP.as_secs_f64() - BEFORE.as_secs_f64();
+        figures.timeline.push((seconds, f64::from(slow) * 100.0 / f64::from(all.max(1))));
     }
     // Ends `accept`.
     SockRef::from(&listener).shutdown(Shutdown::Both)?;

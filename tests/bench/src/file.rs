@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 
 use crate::{
     apply::service,
+    figures::Figures,
     kube::{cpu_seconds, resident_mb},
-    report::FigureTable,
 };
 
 const START_TIMEOUT: Duration = Duration::from_secs(600);
@@ -35,13 +35,13 @@ const SETTLE_TIME: Duration = Duration::from_millis(100);
 const SERVICES: u32 = 5_000;
 const ENDPOINTS: u32 = 10;
 
-/// Prints the figures and fails if a goal is missed.
-pub(crate) fn bench() -> Result<()> {
+/// Measures the figures.
+pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
-    let mut report = FigureTable::new("CASE");
+    let mut report = Figures::new("CASE");
     for (files, read, memory) in [(100, 0.5, 25.0), (10_000, 2.0, 80.0), (50_000, 5.0, 250.0)] {
         let title = format!("{files} files of one Service");
-        let figures = Figures::measure(&binary, &title, |folder| {
+        let figures = FileFigures::measure(&binary, &title, |folder| {
             for n in 1..files {
                 fs::write(folder.join(format!("s{n}.yaml")), yaml_documents(&objects(n, 1, 0))?)?;
             }
@@ -63,14 +63,15 @@ pub(crate) fn bench() -> Result<()> {
     ];
     for (name, text) in forms {
         let title = format!("{:.1} MB, {name}", text(0)?.len() as f64 / 1e6);
-        let figures =
-            Figures::measure(&binary, &title, |folder| Ok(Edited { file: folder.join("all.yaml"), text }))?;
+        let figures = FileFigures::measure(&binary, &title, |folder| {
+            Ok(Edited { file: folder.join("all.yaml"), text })
+        })?;
         figures.add_to(&mut report, &title, [3.0, 50.0, 90.0]);
     }
-    report.print(&format!(
+    Ok(report.method(format!(
         "`run` with a folder of manifests. One file has {SERVICES} Services of {ENDPOINTS} endpoints; a change is one endpoint \
          in a file that is replaced. The nftables path is off."
-    ))
+    )))
 }
 
 /// A text, by the first endpoint of a Service in it.
@@ -88,7 +89,7 @@ impl Edited<'_> {
     }
 }
 
-struct Figures {
+struct FileFigures {
     read_seconds: f64,
     idle_percent: f64,
     change_ms: f64,
@@ -97,7 +98,7 @@ struct Figures {
     changed_mb: f64,
 }
 
-impl Figures {
+impl FileFigures {
     /// Measures a folder that `prepare` fills, but for the file that is edited.
     fn measure<'a>(
         binary: &Path,
@@ -145,7 +146,7 @@ impl Figures {
     }
 
     /// Adds the figures with their goals: the time to read, the CPU time of a change, and the memory.
-    fn add_to(&self, report: &mut FigureTable, title: &str, [read, change, memory]: [f64; 3]) {
+    fn add_to(&self, report: &mut Figures, title: &str, [read, change, memory]: [f64; 3]) {
         report.row(&format!("{title}: first state in the kernel"), read, self.read_seconds, "s", 2);
         report.row("  without changes, of one core", 0.2, self.idle_percent, "%", 1);
         report.row("  a change is active", (2.0 * change).max(20.0), self.change_ms, "ms", 1);

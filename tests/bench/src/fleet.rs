@@ -21,7 +21,7 @@ use clap::Args;
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
-use crate::report::FigureTable;
+use crate::figures::Figures;
 
 /// The endpoints of each Service but the one that is updated.
 const ENDPOINTS: u32 = 10;
@@ -51,8 +51,8 @@ pub(crate) struct FleetArguments {
     binary: Option<PathBuf>,
 }
 
-/// Prints the figures and fails if a goal is missed.
-pub(crate) fn bench(arguments: FleetArguments) -> Result<()> {
+/// Measures the figures.
+pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
     let FleetArguments { agents, services, binary } = arguments;
     let is_debug = binary.is_some();
     let binary = binary.map_or_else(|| build::build(true), Ok)?;
@@ -65,7 +65,7 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let cluster = Cluster::start(services, agents)?;
     let brain = BrainProcess::start(&binary, folder.path(), &cluster)?;
-    let mut report = FigureTable::new("CASE");
+    let mut report = Figures::new("CASE");
     status("Measuring", &format!("{agents} nodes, {services} Services of {ENDPOINTS} endpoints"));
 
     let mut first = Agents::start(&example, &brain.socket, 0, 1)?;
@@ -80,7 +80,7 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<()> {
     let mut changes = 0;
     let synced = loop {
         let changed = Instant::now();
-        let took = cluster.change(&mut [&mut first], services / 2 + changes % 10)?.until_all;
+        let took = cluster.change(&mut [&mut first], services / 2 + changes % 10)?;
         worst = worst.max(took);
         changes += 1;
         let wait = MEANWHILE_INTERVAL.saturating_sub(changed.elapsed());
@@ -112,7 +112,7 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<()> {
     let (before, received) = (brain.cpu()?, others_received(&fleet));
     let mut times = Vec::new();
     for index in 0..CHANGES {
-        times.push(cluster.change(&mut fleet, index)?.until_all);
+        times.push(cluster.change(&mut fleet, index)?);
     }
     times.sort_unstable();
     let per_change = |it: f64| it / f64::from(CHANGES);
@@ -133,7 +133,7 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<()> {
     report.row(
         "100 pods are replaced, 10 per second: until all nodes have the last",
         1_000.0,
-        millis(rolled.until_all),
+        millis(rolled),
         "ms",
         0,
     );
@@ -145,7 +145,7 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<()> {
     report.row(
         "a node with 3 % of the endpoints dies: until all nodes have it",
         5_000.0,
-        millis(died.until_all),
+        millis(died),
         "ms",
         0,
     );
@@ -164,11 +164,11 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<()> {
     report.figure("  CPU, start included", brain.cpu()?, "s", 1);
     report.figure("  bytes per node", kilobytes_per_node(&fleet, received), "kB", 1);
     report.figure("  resident at most", brain.resident_mb("VmHWM")?, "MB", 0);
-    report.print(&format!(
+    Ok(report.method(format!(
         "`brain --serve-any-node` with {agents} nodes on this machine, {services} Services of {ENDPOINTS} endpoints; the \
          API server and the nodes are other processes. CPU, memory and bytes are those of the brain; times depend on what \
          else this machine does."
-    ))
+    )))
 }
 
 fn others_received(fleet: &[&mut Agents]) -> u64 {
@@ -193,11 +193,6 @@ struct Cluster {
     changes: std::cell::Cell<u32>,
 }
 
-struct Figures {
-    /// From the last change until the last node had it.
-    until_all: Duration,
-}
-
 impl Cluster {
     fn start(services: u32, nodes: u32) -> Result<Self> {
         let server =
@@ -219,14 +214,14 @@ impl Cluster {
     }
 
     /// Changes an endpoint of a Service, and waits until all have it.
-    fn change(&self, fleet: &mut [&mut Agents], service: u32) -> Result<Figures> {
+    fn change(&self, fleet: &mut [&mut Agents], service: u32) -> Result<Duration> {
         let (mut endpoints, address) = (self.endpoints(service), self.next_address());
         endpoints[0] = self.endpoint(service, 0, &address);
         self.expect(fleet, &address, || self.server.set(self.slice(service, endpoints)))
     }
 
     /// Replaces all pods of the last Service, one by one.
-    fn roll(&self, fleet: &mut [&mut Agents]) -> Result<Figures> {
+    fn roll(&self, fleet: &mut [&mut Agents]) -> Result<Duration> {
         let mut endpoints = self.endpoints(self.services);
         for n in 0..ROLLED_PODS - 1 {
             endpoints[n as usize] = self.endpoint(self.services, ROLLED_PODS + n, &self.next_address());
@@ -239,7 +234,7 @@ impl Cluster {
     }
 
     /// Removes the endpoints of the node that has most.
-    fn kill_node(&self, fleet: &mut [&mut Agents]) -> Result<Figures> {
+    fn kill_node(&self, fleet: &mut [&mut Agents]) -> Result<Duration> {
         let address = self.next_address();
         self.expect(fleet, &address, || {
             for n in 0..self.services {
@@ -257,7 +252,8 @@ impl Cluster {
         })
     }
 
-    fn expect(&self, fleet: &mut [&mut Agents], address: &str, change: impl FnOnce()) -> Result<Figures> {
+    /// From the last change until the last node had it.
+    fn expect(&self, fleet: &mut [&mut Agents], address: &str, change: impl FnOnce()) -> Result<Duration> {
         for it in fleet.iter_mut() {
             it.expect(address)?;
         }
@@ -267,7 +263,7 @@ impl Cluster {
         for it in fleet {
             last = last.max(it.wait_for(&format!("seen {address} "))?.at);
         }
-        Ok(Figures { until_all: last.saturating_sub(begin) })
+        Ok(last.saturating_sub(begin))
     }
 
     /// An address that no endpoint has had.

@@ -16,7 +16,7 @@ use build_tools::{
 };
 use tests::{Agent, Sandbox, TestNode, agent::AgentCommand, test_node::NODE};
 
-use crate::report::{FigureTable, TEN_EACH};
+use crate::figures::{Figures, TEN_EACH};
 
 const SERVICES: u32 = 10_000;
 const ENDPOINTS: u32 = 10;
@@ -29,12 +29,12 @@ const LARGE: [u32; 3] = [100, ENDPOINTS, 5_000];
 const HEARTBEATS_PER_SECOND: u32 = 17;
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Prints the figures and fails if a goal is missed.
-pub(crate) fn bench() -> Result<()> {
+/// Measures the figures.
+pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
     let target = workspace().join("target");
     run(cargo().args(["build", "--release", "--package", "api-server", "--target-dir"]).arg(&target))?;
-    let mut report = FigureTable::new(TEN_EACH);
+    let mut report = Figures::new(TEN_EACH);
     let cases = [
         ("lists streamed", "--streaming", "off", [180.0, 220.0]),
         ("lists in pages", "--paging", "off", [180.0, 220.0]),
@@ -106,10 +106,10 @@ pub(crate) fn bench() -> Result<()> {
         report.row("  of one core", max_load, load, "%", 2);
         report.figure("  resident", resident, "MB", 0);
     }
-    report.print(&format!(
+    Ok(report.method(format!(
         "`run` on one node of {NODES}, {SERVICES} Services; the API server is a process of its own on the same \
          machine."
-    ))
+    )))
 }
 
 /// The resident memory of a process.

@@ -7,17 +7,25 @@ mod brain;
 mod connect;
 mod eject;
 mod example;
+mod figures;
 mod file;
 mod fleet;
 mod kube;
 mod nft;
+mod page;
+mod plot;
 mod program_stats;
+mod proxies;
+mod record;
 mod report;
 
 use std::process::ExitCode;
 
+use anyhow::{Result, bail};
 use build_tools::command::exit_code;
 use clap::{Parser, Subcommand};
+
+use figures::Figures;
 
 /// Measure latency, CPU and memory, and print the figures next to their goals.
 #[derive(Parser)]
@@ -46,20 +54,43 @@ enum Subject {
     Fleet(fleet::FleetArguments),
     /// Memory and CPU of `run` with an API server, at 10,000 Services and 500 changes per second (as root)
     Kube,
-    /// The nftables path: loads, changes and restarts at 1,000 and 10,000 Services (as root)
+    /// The nftables path: loads, changes and restarts at 100 to 30,000 Services (as root)
     Nft,
+    /// Record the figures of all subjects in docs/figures, and write docs/performance.md with plots of them (as root)
+    Report(report::ReportArguments),
+}
+
+/// The subjects of a report.
+const SUBJECTS: [&str; 9] = ["apply", "balance", "brain", "connect", "eject", "file", "fleet", "kube", "nft"];
+
+impl Subject {
+    /// A subject with its defaults.
+    fn named(name: &str) -> Result<Self> {
+        Ok(Arguments::try_parse_from(["bench", name])?.subject)
+    }
+
+    fn measure(self) -> Result<Figures> {
+        match self {
+            Self::Apply => apply::bench(),
+            Self::Balance => balance::bench(),
+            Self::Brain => brain::bench(),
+            Self::Connect => connect::bench(),
+            Self::Eject => eject::bench(),
+            Self::File => file::bench(),
+            Self::Fleet(it) => fleet::bench(it),
+            Self::Kube => kube::bench(),
+            Self::Nft => nft::bench(),
+            Self::Report(_) => bail!("a report is no subject of a report"),
+        }
+    }
 }
 
 fn main() -> ExitCode {
     exit_code(match Arguments::parse().subject {
-        Subject::Apply => apply::bench(),
-        Subject::Balance => balance::bench(),
-        Subject::Brain => brain::bench(),
-        Subject::Connect => connect::bench(),
-        Subject::Eject => eject::bench(),
-        Subject::File => file::bench(),
-        Subject::Fleet(it) => fleet::bench(it),
-        Subject::Kube => kube::bench(),
-        Subject::Nft => nft::bench(),
+        Subject::Report(it) => report::report(it),
+        subject => subject.measure().and_then(|it| {
+            it.print();
+            it.check()
+        }),
     })
 }

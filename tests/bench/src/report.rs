@@ -1,48 +1,77 @@
-//! Figures next to their goals.
+//! `cargo xtask bench report`: measures, records the figures, and writes the page of the documents from all records.
+//! Invariant: a subject that fails does not keep the others from being measured and written.
 
-use anyhow::{Result, bail};
-use comfy_table::{Table, presets};
+use std::{fs, path::Path};
 
-/// The header of most reports.
-pub(crate) const TEN_EACH: &str = "CASE, 10 ENDPOINTS EACH";
+use anyhow::{Context as _, Result, bail};
+use build_tools::command::{status, workspace};
+use clap::{Args, builder::PossibleValuesParser};
 
-/// A table of figures.
-pub(crate) struct FigureTable {
-    table: Table,
-    missed: usize,
+use crate::{
+    SUBJECTS, Subject,
+    page::{PICTURE_PREFIX, Page},
+    record::{self, Origin, Record, Records},
+};
+
+/// What `bench report` measures and draws.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ReportArguments {
+    /// Measure this subject instead of all; can be repeated
+    #[arg(long, value_name = "SUBJECT", value_parser = PossibleValuesParser::new(SUBJECTS), conflicts_with = "from_records")]
+    only: Vec<String>,
+    /// Measure nothing: write the page again from docs/figures
+    #[arg(long)]
+    from_records: bool,
 }
 
-impl FigureTable {
-    pub(crate) fn new(header: &str) -> Self {
-        let mut table = Table::new();
-        table.load_preset(presets::NOTHING);
-        table.set_header([header, "GOAL", "MEASURED", ""]);
-        Self { table, missed: 0 }
-    }
-
-    /// Adds a figure that must not be above `goal`.
-    pub(crate) fn row(&mut self, case: &str, goal: f64, measured: f64, unit: &str, digits: usize) {
-        let is_met = measured <= goal;
-        self.missed += usize::from(!is_met);
-        self.table.add_row([
-            case.to_owned(),
-            format!("<= {goal} {unit}"),
-            format!("{measured:.digits$} {unit}"),
-            if is_met { "ok" } else { "MISSED" }.to_owned(),
-        ]);
-    }
-
-    /// Adds a figure without a goal.
-    pub(crate) fn figure(&mut self, case: &str, measured: f64, unit: &str, digits: usize) {
-        self.table.add_row([case, "", &format!("{measured:.digits$} {unit}"), ""]);
-    }
-
-    /// Prints the table below its title; fails if a goal was missed.
-    pub(crate) fn print(&self, title: &str) -> Result<()> {
-        println!("\n{title}\n\n{}", self.table.trim_fmt());
-        match self.missed {
-            0 => Ok(()),
-            missed => bail!("{missed} goals were missed; is the machine busy?"),
+/// Writes docs/figures, docs/performance.md and its plots.
+pub(crate) fn report(arguments: ReportArguments) -> Result<()> {
+    let ReportArguments { only, from_records } = arguments;
+    let mut failed = Vec::new();
+    for subject in SUBJECTS
+        .into_iter()
+        .filter(|it| !from_records && (only.is_empty() || only.iter().any(|name| name == it)))
+    {
+        if let Err(error) = measure(subject) {
+            status("Failed", &format!("{subject}: {error:#}"));
+            failed.push(subject);
         }
     }
+    write(&workspace().join("docs"))?;
+    if !failed.is_empty() {
+        bail!("not measured: {}; the page shows their last records", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn measure(subject: &str) -> Result<()> {
+    let origin = Origin::here()?;
+    if let Some(disturbance) = origin.disturbance() {
+        status("Warning", &format!("{subject} is measured {disturbance}"));
+    }
+    let figures = Subject::named(subject)?.measure()?;
+    figures.print();
+    let path = Record { origin, figures }.write(&record::folder(), subject)?;
+    status("Recorded", &path.display().to_string());
+    Ok(())
+}
+
+fn write(docs: &Path) -> Result<()> {
+    let page = Page::new(&Records::read(&record::folder())?)?;
+    let path = docs.join("performance.md");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    fs::write(&path, page.fill(&text)?)?;
+    let pictures = docs.join("pictures");
+    for entry in fs::read_dir(&pictures)? {
+        let file = entry?;
+        let name = file.file_name().to_string_lossy().into_owned();
+        if name.starts_with(PICTURE_PREFIX) && !page.pictures.contains_key(&name) {
+            fs::remove_file(file.path())?;
+        }
+    }
+    for (name, svg) in &page.pictures {
+        fs::write(pictures.join(name), svg)?;
+    }
+    status("Ready", &path.display().to_string());
+    Ok(())
 }

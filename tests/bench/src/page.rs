@@ -1,0 +1,369 @@
+//! The blocks of `docs/performance.md` and its plots, from the records.
+//! Invariant: what lies between `<!-- figures: NAME -->` and `<!-- /figures -->` is generated, and nothing else is.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    brain, connect, eject,
+    figures::Figures,
+    nft,
+    plot::{Line, Plot, Scale, Unit, number},
+    proxies::{OWN, Pair, ProxyFigures, SizeFigures},
+    record::{Recorded, Records},
+};
+
+const BEGIN: &str = "<!-- figures: ";
+const END: &str = "<!-- /figures -->";
+
+/// Generated documents.
+#[derive(Debug, Default)]
+pub(crate) struct Page {
+    /// By the name of the block.
+    blocks: BTreeMap<&'static str, String>,
+    /// SVG, by the name of the file in `docs/pictures`.
+    pub(crate) pictures: BTreeMap<String, String>,
+}
+
+/// The beginning of the name of every generated picture.
+pub(crate) const PICTURE_PREFIX: &str = "bench-";
+
+impl Page {
+    pub(crate) fn new(records: &Records) -> Result<Self> {
+        let mut page = Self::default();
+        let compared =
+            records.of("proxies").find(|it| it.record.figures.proxies.keys().any(|it| !is_own(it)));
+        let compared = compared.context("no record compares proxies")?;
+        page.changes("change", compared)?;
+        page.starts("start", compared)?;
+        page.connects("connect-compared", compared);
+        page.plot_rows(records, "connect", |it| {
+            let line = |name, color| line(it, name, color, |ns| ns / 1e3);
+            Plot {
+                title: "connect() and close() of a TCP socket over loopback (median)".into(),
+                x_title: "Services",
+                x_scale: Scale::Logarithmic,
+                y_scale: Scale::Linear,
+                y_unit: Unit::Microseconds,
+                lines: vec![line(connect::DIRECT, 5), line(connect::ONE, 0), line(connect::ANY, 2)],
+            }
+        })?;
+        page.programs(records);
+        page.plot_rows(records, "nft", |it| Plot {
+            title: "nftables path: from a received state until packets see it".into(),
+            x_title: "Services",
+            x_scale: Scale::Logarithmic,
+            y_scale: Scale::Logarithmic,
+            y_unit: Unit::Milliseconds,
+            lines: vec![
+                line(it, nft::ENDPOINT, 0, |it| it),
+                line(it, nft::SERVICE, 1, |it| it),
+                line(it, nft::LOAD, 2, |it| it),
+            ],
+        })?;
+        page.plot_rows(records, "brain", |it| Plot {
+            title: "A brain that serves many nodes: the change of one endpoint".into(),
+            x_title: "nodes",
+            x_scale: Scale::Logarithmic,
+            y_scale: Scale::Logarithmic,
+            y_unit: Unit::Milliseconds,
+            lines: vec![line(it, brain::LATENCY, 2, |it| it), line(it, brain::CPU, 0, |it| it)],
+        })?;
+        page.plot_rows(records, "eject", |it| Plot {
+            title: "Connects that take more than 1 s, of those that begin at a time".into(),
+            x_title: "seconds after a node with 30 of 100 endpoints has died; the proxy is killed and restarted at 0.5 s",
+            x_scale: Scale::Linear,
+            y_scale: Scale::Linear,
+            y_unit: Unit::Percent,
+            lines: vec![line(it, eject::WITHOUT, 2, |it| it), line(it, eject::WITH, 0, |it| it)],
+        })?;
+        for subject in ["apply", "balance", "file", "fleet", "kube"] {
+            let text =
+                records.newest(subject).map_or_else(|| not_recorded(subject), |it| rows(it) + &origin(it));
+            page.blocks.insert(subject, text);
+        }
+        Ok(page)
+    }
+
+    /// Replaces the blocks in a text.
+    pub(crate) fn fill(&self, text: &str) -> Result<String> {
+        let (mut filled, mut rest, mut used) = (String::new(), text, BTreeSet::new());
+        while let Some((before, begun)) = rest.split_once(BEGIN) {
+            let (name, old) = begun.split_once(" -->\n").context("a block has no name")?;
+            let (old, after) = old.split_once(END).with_context(|| format!("the block {name} has no end"))?;
+            if old.contains(BEGIN) {
+                bail!("the block {name} has no end before the next one");
+            }
+            let block = self.blocks.get(name).with_context(|| {
+                format!("no figures are named {name:?}, only {:?}", self.blocks.keys().collect::<Vec<_>>())
+            })?;
+            let _ = write!(
+                filled,
+                "{before}{BEGIN}{name} -->\n\n{block}{}{END}",
+                if block.is_empty() { "" } else { "\n" }
+            );
+            used.insert(name);
+            rest = after;
+        }
+        if let Some(unused) = self.blocks.keys().find(|it| !used.contains(**it)) {
+            bail!("the page has no block for the figures {unused:?}");
+        }
+        Ok(filled + rest)
+    }
+
+    fn picture(&mut self, name: &str, plot: &Plot) -> Result<String> {
+        let file = format!("{PICTURE_PREFIX}{name}.svg");
+        let alt = format!("{}, by {}.", plot.title, plot.x_title);
+        self.pictures.insert(file.clone(), plot.svg()?);
+        Ok(format!("![{alt}](pictures/{file})\n\n"))
+    }
+
+    /// Time and CPU of a change.
+    fn changes(&mut self, block: &'static str, recorded: &Recorded) -> Result<()> {
+        let proxies = &recorded.record.figures.proxies;
+        let plot = |title: &str, figure: fn(&SizeFigures) -> Option<f64>| {
+            by_size(proxies, title, Unit::Milliseconds, figure)
+        };
+        let latency = plot("From the change of an endpoint until the first connect sees it (median)", |it| {
+            Some(it.change?.visible_ms.p50)
+        });
+        let cpu = plot("CPU time of the proxy per change", |it| Some(it.change?.cpu_ms_per_change));
+        let mut text = self.picture(block, &latency)? + &self.picture(&format!("{block}-cpu"), &cpu)?;
+        text += &table_by_size(proxies, |it| {
+            it.change
+                .map(|it| format!("{} ({})", milliseconds(it.visible_ms.p50), short(it.cpu_ms_per_change)))
+        });
+        self.blocks.insert(block, text + &origin(recorded));
+        Ok(())
+    }
+
+    /// Time and memory of a start.
+    fn starts(&mut self, block: &'static str, recorded: &Recorded) -> Result<()> {
+        let proxies = &recorded.record.figures.proxies;
+        let start =
+            by_size(proxies, "From exec to the first connect that is served", Unit::Milliseconds, |it| {
+                Some(it.start?.cold_start_s * 1e3)
+            });
+        let memory =
+            by_size(proxies, "Resident memory after the start", Unit::Megabytes, |it| Some(it.start?.rss_mb));
+        let mut text = self.picture(block, &start)? + &self.picture(&format!("{block}-memory"), &memory)?;
+        text += &table_by_size(proxies, |it| {
+            it.start.map(|it| format!("{:.1} s, {:.0} MB", it.cold_start_s, it.rss_mb))
+        });
+        self.blocks.insert(block, text + &origin(recorded));
+        Ok(())
+    }
+
+    /// Connects through Services and straight to endpoints.
+    fn connects(&mut self, block: &'static str, recorded: &Recorded) {
+        let mut text = String::from(
+            "| | Services | straight to an endpoint | through one Service | ratio ¹ | random endpoint | through a random Service | ratio ¹ |\n\
+             |---|---|---|---|---|---|---|---|\n",
+        );
+        for (name, sizes) in ordered(&recorded.record.figures.proxies) {
+            for (services, it) in sizes {
+                let Some(it) = it.connect else { continue };
+                let cells = |it: Pair| {
+                    let ratio = it.vip.over_bare.map_or_else(|| "–".into(), |it| format!("{it:.2}"));
+                    format!("{:.1} µs | {:.1} µs | {ratio}", it.bare.p50 / 1e3, it.vip.p50 / 1e3)
+                };
+                let services = number(f64::from(*services));
+                let _ = writeln!(text, "| {name} | {services} | {} | {} |", cells(it.tcp), cells(it.random));
+            }
+        }
+        self.blocks.insert(block, text + &origin(recorded));
+    }
+
+    /// The run times of the connect program, a row for each kernel.
+    fn programs(&mut self, records: &Records) {
+        let mut kernels = BTreeSet::new();
+        let mut text = String::new();
+        for it in records.of("connect") {
+            let figures = &it.record.figures;
+            if !kernels.insert(&it.record.origin.kernel) {
+                continue;
+            }
+            let largest = |name| figures.points(name).last().map(|it| it.1);
+            let at_100 = |name| figures.points(name).first().map(|it| it.1);
+            let cell = |it: Option<f64>| it.map_or_else(|| "–".into(), |it| format!("{it:.0} ns"));
+            let _ = writeln!(
+                text,
+                "| Linux {} | {} | {} | {} | {} |",
+                it.record.origin.kernel,
+                cell(largest(connect::PROGRAM_MISS)),
+                cell(largest(connect::PROGRAM_HIT)),
+                cell(at_100(connect::PROGRAM_ANY)),
+                cell(largest(connect::PROGRAM_ANY)),
+            );
+        }
+        if !text.is_empty() {
+            text = format!(
+                "| the program at a TCP connect | to no Service | to one Service | to a random one of 100 | to a random one of 50,000 |\n\
+                 |---|---|---|---|---|\n{text}"
+            );
+        }
+        self.blocks.insert("programs", text);
+    }
+
+    /// The plot of a subject, and its rows.
+    fn plot_rows(
+        &mut self,
+        records: &Records,
+        subject: &'static str,
+        plot: impl FnOnce(&Figures) -> Plot,
+    ) -> Result<()> {
+        let mut text = not_recorded(subject);
+        if let Some(it) = records.newest(subject) {
+            text.clear();
+            let mut plot = plot(&it.record.figures);
+            plot.lines.retain(|it| !it.points.is_empty());
+            if !plot.lines.is_empty() {
+                text += &self.picture(subject, &plot)?;
+            }
+            text += &rows(it);
+            text += &origin(it);
+        }
+        self.blocks.insert(subject, text);
+        Ok(())
+    }
+}
+
+fn is_own(proxy: &str) -> bool {
+    proxy.starts_with(OWN)
+}
+
+/// Ours first.
+fn ordered(proxies: &ProxyFigures) -> impl Iterator<Item = (&String, &BTreeMap<u32, SizeFigures>)> {
+    let of = |own| proxies.iter().filter(move |it| is_own(it.0) == own);
+    of(true).chain(of(false))
+}
+
+/// A figure of all proxies by the number of Services.
+fn by_size(proxies: &ProxyFigures, title: &str, unit: Unit, figure: fn(&SizeFigures) -> Option<f64>) -> Plot {
+    let lines = ordered(proxies).enumerate().map(|(color, (name, sizes))| Line {
+        name: name.clone(),
+        points: sizes.iter().filter_map(|(services, it)| Some((f64::from(*services), figure(it)?))).collect(),
+        color,
+        is_dashed: color == 1,
+    });
+    Plot {
+        title: title.to_owned(),
+        x_title: "Services",
+        x_scale: Scale::Logarithmic,
+        y_scale: Scale::Logarithmic,
+        y_unit: unit,
+        lines: lines.filter(|it| !it.points.is_empty()).collect(),
+    }
+}
+
+fn table_by_size(proxies: &ProxyFigures, cell: fn(&SizeFigures) -> Option<String>) -> String {
+    let sizes: BTreeSet<u32> = proxies.values().flat_map(BTreeMap::keys).copied().collect();
+    let header: Vec<_> = sizes.iter().map(|it| number(f64::from(*it))).collect();
+    let mut text = format!("| Services | {} |\n|---|{}\n", header.join(" | "), "---|".repeat(sizes.len()));
+    for (name, figures) in ordered(proxies) {
+        let cells = sizes.iter().map(|it| {
+            let figures = figures.get(it);
+            let failure = || figures?.failure.clone();
+            figures.and_then(cell).or_else(failure).unwrap_or_else(|| "–".into())
+        });
+        let _ = writeln!(text, "| {name} | {} |", cells.collect::<Vec<_>>().join(" | "));
+    }
+    text
+}
+
+/// A series of a subject as a line.
+fn line(figures: &Figures, name: &str, color: usize, scale: fn(f64) -> f64) -> Line {
+    let points = figures.points(name).iter().map(|(x, y)| (*x, scale(*y))).collect();
+    Line { name: name.to_owned(), points, color, is_dashed: false }
+}
+
+/// The figures of a subject beside their goals.
+fn rows(recorded: &Recorded) -> String {
+    let figures = &recorded.record.figures;
+    let mut text = format!("{}\n\n| | measured | goal |\n|---|---|---|\n", figures.method_text());
+    for row in figures.rows() {
+        let case = row.case.trim_start();
+        let indent = if case.len() < row.case.len() { "&emsp;" } else { "" };
+        let goal = row.goal_text().replace("<=", "at most");
+        let missed = if row.is_missed() { " (missed)" } else { "" };
+        let _ = writeln!(text, "| {indent}{case} | {} | {goal}{missed} |", row.text());
+    }
+    text
+}
+
+fn not_recorded(subject: &str) -> String {
+    format!("Nothing is recorded yet: `cargo xtask bench report --only {subject}`.\n")
+}
+
+/// Where figures come from.
+fn origin(recorded: &Recorded) -> String {
+    let it = &recorded.record.origin;
+    let versions =
+        it.versions.iter().map(|(name, version)| format!(", {name} {version}")).collect::<String>();
+    let disturbance = it.disturbance().map_or_else(String::new, |it| format!(", **{it}**"));
+    format!(
+        "\n*Recorded on {} by {}: {}; commit {}{versions}{disturbance} ([record](figures/{})).*\n",
+        it.date, it.harness, it.machine, it.commit, recorded.file
+    )
+}
+
+/// A time of so many milliseconds, with two or three digits.
+fn milliseconds(time: f64) -> String {
+    if time < 10.0 { format!("{time:.1} ms") } else { format!("{} ms", number(time.round())) }
+}
+
+fn short(value: f64) -> String {
+    if value < 10.0 { format!("{value:.1}") } else { number(value.round()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use build_tools::command::workspace;
+
+    use super::*;
+    use crate::record;
+
+    #[test]
+    fn the_page_and_its_plots_are_what_the_records_give() {
+        let records = Records::read(&record::folder()).unwrap();
+        let page = Page::new(&records).unwrap();
+        assert_eq!(page.pictures, Page::new(&records).unwrap().pictures, "the same records give other bytes");
+        let remedy = "run `cargo xtask bench report --from-records`";
+        let docs = workspace().join("docs");
+        let text = fs::read_to_string(docs.join("performance.md")).unwrap();
+        assert!(page.fill(&text).unwrap() == text, "docs/performance.md differs from the records: {remedy}");
+        let mut files = BTreeMap::new();
+        for entry in fs::read_dir(docs.join("pictures")).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if name.starts_with(PICTURE_PREFIX) {
+                files.insert(name, fs::read_to_string(&path).unwrap());
+            }
+        }
+        assert!(files == page.pictures, "docs/pictures differs from the records: {remedy}");
+    }
+
+    #[track_caller]
+    fn check_refused(text: &str, expected: &str) {
+        let page = Page { blocks: BTreeMap::from([("start", "1 s\n".to_owned())]), ..Page::default() };
+        let error = format!("{:#}", page.fill(text).unwrap_err());
+        assert!(error.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn blocks_are_replaced_and_the_rest_is_kept() {
+        let page = Page { blocks: BTreeMap::from([("start", "1 s\n".to_owned())]), ..Page::default() };
+        let filled = page.fill("a\n<!-- figures: start -->\nold\n<!-- /figures -->\nb\n").unwrap();
+        assert_eq!(filled, "a\n<!-- figures: start -->\n\n1 s\n\n<!-- /figures -->\nb\n");
+        assert_eq!(page.fill(&filled).unwrap(), filled);
+        check_refused("<!-- figures: stop -->\n<!-- /figures -->", "no figures are named \"stop\"");
+        check_refused("<!-- figures: start -->\n", "the block start has no end");
+        check_refused("no block", "the page has no block for the figures \"start\"");
+    }
+}

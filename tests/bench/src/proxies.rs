@@ -1,0 +1,84 @@
+//! `cargo xtask bench proxies`: this proxy, and others if their binaries are given, behind the same API server with the same
+//! objects, asked by the same client, one after the other.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The beginning of the names of this proxy's modes.
+pub(crate) const OWN: &str = "kube-proxy-ebpf";
+
+/// The figures of proxies, by their names and the number of Services.
+pub(crate) type ProxyFigures = BTreeMap<String, BTreeMap<u32, SizeFigures>>;
+
+/// The figures of a proxy at a number of Services.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct SizeFigures {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) start: Option<Start>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) change: Option<Change>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) connect: Option<Connect>,
+    /// Why something is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) failure: Option<String>,
+}
+
+/// A start, from exec until the first connect is served.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Start {
+    pub(crate) cold_start_s: f64,
+    /// The resident memory of all its processes then.
+    pub(crate) rss_mb: f64,
+    /// The CPU time until then.
+    pub(crate) cpu_start_s: f64,
+}
+
+/// Changes of an endpoint.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Change {
+    /// From the API server's event until the first connect sees it.
+    pub(crate) visible_ms: Spread,
+    pub(crate) cpu_ms_per_change: f64,
+}
+
+/// The distribution of times.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Spread {
+    pub(crate) n: usize,
+    pub(crate) min: f64,
+    pub(crate) p50: f64,
+    pub(crate) p95: f64,
+    pub(crate) max: f64,
+}
+
+/// The time of connect() and close() of TCP sockets.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Connect {
+    /// Always the same Service, and its endpoint.
+    pub(crate) tcp: Pair,
+    /// A random Service, and a random endpoint.
+    pub(crate) random: Pair,
+}
+
+/// Times of connects through a Service beside those straight to an endpoint, in nanoseconds.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Pair {
+    /// To an endpoint, by a socket that the proxy does not serve.
+    pub(crate) bare: Quantiles,
+    /// To the address of a Service.
+    pub(crate) vip: Quantiles,
+}
+
+/// A distribution in nanoseconds.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Quantiles {
+    pub(crate) n: usize,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    /// The median, over the rounds, of the quotient of the medians.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) over_bare: Option<f64>,
+}
