@@ -99,6 +99,9 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     }
     let query: HashMap<_, _> =
         form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
+    if let Some(name) = uri.path().strip_prefix("/api/v1/nodes/") {
+        return node(&request, &shared.state(), name);
+    }
     let Some(resource) = Resource::of_path(uri.path()) else {
         return status(StatusCode::NOT_FOUND, "the server could not find the requested resource", None);
     };
@@ -220,6 +223,18 @@ async fn create(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
 fn is_authorized(request: &Request<Incoming>, settings: &Settings) -> bool {
     let shown = request.headers().get(header::AUTHORIZATION).and_then(|it| it.to_str().ok());
     settings.token.as_ref().is_none_or(|token| shown == Some(&format!("Bearer {token}")))
+}
+
+/// A Node by its name, as kube-proxy before 1.35 asks for its own.
+fn node(request: &Request<Incoming>, state: &State, name: &str) -> Response<Body> {
+    if !is_authorized(request, &state.settings) {
+        return status(StatusCode::UNAUTHORIZED, "Unauthorized", None);
+    }
+    let found = state.objects.after(Resource::Nodes, "").find(|(key, _)| *key == name);
+    found.map_or_else(
+        || status(StatusCode::NOT_FOUND, &format!("nodes {name:?} not found"), None),
+        |(_, object)| Response::new(full(object.json.clone())),
+    )
 }
 
 /// A page of a list; an expired continue token is an error.

@@ -56,6 +56,7 @@ pub(crate) fn bench() -> Result<Figures> {
     let mut large = BenchProxy::start(&binary, true, 10_000, 10)?;
     let mut reference = Vec::new();
     let times = large.changes(|| reference.push(reference_work()))?;
+    let agent_mb = resident_mb(&large.agent)?;
     reference.sort_unstable();
     status("Measuring", "the same with 5,000 dual-stack nodes");
     manifest::write_atomically(&large.manifests.join("nodes.yaml"), &nodes(5_000))?;
@@ -94,6 +95,7 @@ pub(crate) fn bench() -> Result<Figures> {
     report.row("10k x 10: an agent's start until it serves", 1_000.0, milliseconds(start), "ms", 0);
     report.row("10k x 10: resident memory of `run`", 150.0, large_mb, "MB", 0);
     report.row("  after the changes", 150.0, changed_mb, "MB", 0);
+    report.figure("  of `agent`, whose brain is another process", agent_mb, "MB", 0);
     report.row("no services: resident memory of `run`", 20.0, idle_mb, "MB", 1);
     Ok(report.method(format!(
         "From a received state until every program uses it, as logged by the binary. The maps take {large_maps:.1} MB of \

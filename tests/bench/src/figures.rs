@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
-use crate::proxies::ProxyFigures;
+use crate::proxy_figures::{self, ProxyFigures};
 
 /// The header of most tables.
 pub(crate) const TEN_EACH: &str = "CASE, 10 ENDPOINTS EACH";
@@ -27,6 +27,9 @@ pub(crate) struct Figures {
     /// The figures of proxies, which are compared by tables of their own.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) proxies: ProxyFigures,
+    /// The versions of other proxies; a record has them beside the figures.
+    #[serde(skip)]
+    pub(crate) versions: BTreeMap<String, String>,
 }
 
 /// A figure.
@@ -68,7 +71,14 @@ impl Row {
 impl Figures {
     pub(crate) fn new(header: &str) -> Self {
         let (rows, series, proxies) = (Vec::new(), Vec::new(), ProxyFigures::new());
-        Self { header: header.to_owned(), rows, series, method: String::new(), proxies }
+        Self {
+            header: header.to_owned(),
+            rows,
+            series,
+            method: String::new(),
+            proxies,
+            versions: BTreeMap::new(),
+        }
     }
 
     /// Adds a figure that must not be above `goal`.
@@ -112,6 +122,10 @@ impl Figures {
 
     /// Prints them as a table below the method.
     pub(crate) fn print(&self) {
+        if !self.proxies.is_empty() {
+            println!("\n{}\n", self.method);
+            return proxy_figures::print(&self.proxies);
+        }
         let mut table = Table::new();
         table.load_preset(presets::NOTHING);
         table.set_header([&self.header, "GOAL", "MEASURED", ""]);

@@ -21,7 +21,7 @@ use clap::Args;
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
-use crate::figures::Figures;
+use crate::{figures::Figures, objects};
 
 /// The endpoints of each Service but the one that is updated.
 const ENDPOINTS: u32 = 10;
@@ -110,6 +110,7 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
         (others_received(fleet) - before) as f64 / f64::from(agents) / 1e3
     };
     let (before, received) = (brain.cpu()?, others_received(&fleet));
+    let sent = cluster.server.sent();
     let mut times = Vec::new();
     for index in 0..CHANGES {
         times.push(cluster.change(&mut fleet, index)?);
@@ -127,6 +128,8 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
     report.figure("  CPU", per_change(brain.cpu()? - before) * 1e3, "ms", 0);
     let bytes = others_received(&fleet) - received;
     report.figure("  bytes per node", per_change(bytes as f64) / f64::from(agents), "B", 0);
+    let sent = (cluster.server.sent() - sent) as f64;
+    report.figure("  bytes from the API server to the brain", per_change(sent), "B", 0);
 
     let (before, received) = (brain.cpu()?, others_received(&fleet));
     let rolled = cluster.roll(&mut fleet)?;
@@ -207,8 +210,8 @@ impl Cluster {
             }));
         }
         for n in 0..=services {
-            cluster.server.set(service(n));
-            cluster.server.set(cluster.slice(n, cluster.endpoints(n)));
+            cluster.server.set(objects::service(n));
+            cluster.server.set(objects::slice(n, cluster.endpoints(n)));
         }
         Ok(cluster)
     }
@@ -217,7 +220,7 @@ impl Cluster {
     fn change(&self, fleet: &mut [&mut Agents], service: u32) -> Result<Duration> {
         let (mut endpoints, address) = (self.endpoints(service), self.next_address());
         endpoints[0] = self.endpoint(service, 0, &address);
-        self.expect(fleet, &address, || self.server.set(self.slice(service, endpoints)))
+        self.expect(fleet, &address, || self.server.set(objects::slice(service, endpoints)))
     }
 
     /// Replaces all pods of the last Service, one by one.
@@ -225,12 +228,12 @@ impl Cluster {
         let mut endpoints = self.endpoints(self.services);
         for n in 0..ROLLED_PODS - 1 {
             endpoints[n as usize] = self.endpoint(self.services, ROLLED_PODS + n, &self.next_address());
-            self.server.set(self.slice(self.services, endpoints.clone()));
+            self.server.set(objects::slice(self.services, endpoints.clone()));
             thread::sleep(Duration::from_secs(1) / ROLLED_PER_SECOND);
         }
         let address = self.next_address();
         endpoints[ROLLED_PODS as usize - 1] = self.endpoint(self.services, 2 * ROLLED_PODS, &address);
-        self.expect(fleet, &address, || self.server.set(self.slice(self.services, endpoints)))
+        self.expect(fleet, &address, || self.server.set(objects::slice(self.services, endpoints)))
     }
 
     /// Removes the endpoints of the node that has most.
@@ -242,13 +245,13 @@ impl Cluster {
                 let before = endpoints.len();
                 endpoints.retain(|it| it["nodeName"] != "n0");
                 if endpoints.len() < before {
-                    self.server.set(self.slice(n, endpoints));
+                    self.server.set(objects::slice(n, endpoints));
                 }
             }
             // This one has none on that node.
             let mut endpoints = self.endpoints(1);
             endpoints[0] = self.endpoint(1, 0, &address);
-            self.server.set(self.slice(1, endpoints));
+            self.server.set(objects::slice(1, endpoints));
         })
     }
 
@@ -282,41 +285,11 @@ impl Cluster {
         let id = service * ENDPOINTS + number;
         let node = if id.is_multiple_of(DEAD_SHARE) { 0 } else { id % self.nodes };
         let address = match address {
-            "" => format!("10.{}.{}.{}", 128 + id / 62_500, id / 250 % 250, 1 + id % 250),
+            "" => objects::address(id).to_string(),
             it => it.to_owned(),
         };
-        json!({
-            "addresses": [address],
-            "conditions": {"ready": true, "serving": true, "terminating": false},
-            "nodeName": format!("n{node}"), "zone": format!("zone-{}", node % 3),
-            "targetRef": {"kind": "Pod", "namespace": "default", "name": format!("service-{service}-6d4cf56db6-{number:05}")},
-        })
+        objects::endpoint(service, number, &address, node)
     }
-
-    fn slice(&self, service: u32, endpoints: Vec<Value>) -> Value {
-        json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-            "metadata": {
-                "name": format!("service-{service}-abcde"), "namespace": format!("namespace-{}", service % 100),
-                "labels": {"kubernetes.io/service-name": format!("service-{service}")},
-            },
-            "addressType": "IPv4",
-            "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
-            "endpoints": endpoints,
-        })
-    }
-}
-
-fn service(n: u32) -> Value {
-    let ip = format!("10.96.{}.{}", n / 250, 1 + n % 250);
-    json!({
-        "apiVersion": "v1", "kind": "Service",
-        "metadata": {"name": format!("service-{n}"), "namespace": format!("namespace-{}", n % 100)},
-        "spec": {
-            "type": "ClusterIP", "clusterIP": ip, "clusterIPs": [ip], "ipFamilies": ["IPv4"],
-            "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}],
-        },
-    })
 }
 
 /// The brain; it is killed when dropped.

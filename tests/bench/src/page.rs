@@ -13,7 +13,8 @@ use crate::{
     figures::Figures,
     nft,
     plot::{Line, Plot, Scale, Unit, number},
-    proxies::{OWN, Pair, ProxyFigures, SizeFigures},
+    proxy_command::OWN,
+    proxy_figures::{Pair, ProxyFigures, SizeFigures},
     record::{Recorded, Records},
 };
 
@@ -41,6 +42,17 @@ impl Page {
         page.changes("change", compared)?;
         page.starts("start", compared)?;
         page.connects("connect-compared", compared);
+        // A newer run that had no others to measure.
+        let alone = records.newest("proxies").filter(|it| it.file != compared.file);
+        for (block, draw) in [
+            ("change-alone", Self::changes as fn(&mut Self, &'static str, &Recorded) -> Result<()>),
+            ("start-alone", Self::starts),
+        ] {
+            page.blocks.insert(block, not_recorded("proxies"));
+            if let Some(alone) = alone {
+                draw(&mut page, block, alone)?;
+            }
+        }
         page.plot_rows(records, "connect", |it| {
             let line = |name, color| line(it, name, color, |ns| ns / 1e3);
             Plot {

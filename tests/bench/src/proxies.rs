@@ -1,84 +1,386 @@
-//! `cargo xtask bench proxies`: this proxy, and others if their binaries are given, behind the same API server with the same
-//! objects, asked by the same client, one after the other.
+//! `cargo xtask bench proxies`: this proxy, and others if their binaries are given, follow the same API server with the same
+//! objects, and the same client asks them.
+//! Invariant: a proxy is a name and a command line; nothing else distinguishes ours from others.
 
-use std::collections::BTreeMap;
+use std::{
+    fs::{self, File},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    path::PathBuf,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
-use serde::{Deserialize, Serialize};
+use ::tests::{NetNs, Sandbox, client::reset_on_close, netns::NetNsGuard, sandbox::CgroupGuard};
+use anyhow::{Context as _, Result, bail, ensure};
+use api_server::{ApiServer, Settings};
+use build_tools::{
+    build,
+    command::{KilledOnDrop, status},
+};
+use clap::Args;
+use fastrand::Rng;
+use serde_json::json;
+use socket2::{Domain, Socket, Type};
 
-/// The beginning of the names of this proxy's modes.
-pub(crate) const OWN: &str = "kube-proxy-ebpf";
+use crate::{
+    figures::Figures,
+    objects::{self, TARGET_PORT},
+    proxy_command::{Place, Proxy},
+    proxy_figures::{Change, Connect, Pair, Quantiles, SizeFigures, Spread, Start},
+};
 
-/// The figures of proxies, by their names and the number of Services.
-pub(crate) type ProxyFigures = BTreeMap<String, BTreeMap<u32, SizeFigures>>;
+/// The number of endpoints up to 10,000 Services, and beyond.
+const ENDPOINTS: [u32; 2] = [10, 2];
+/// The Service that changes has one endpoint, at one of these: the first connect after a change shows it.
+const CHANGING: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 255, 0, 1), Ipv4Addr::new(10, 255, 0, 2)];
+/// How long a start and a change may take.
+const TIMEOUT: Duration = Duration::from_secs(200);
+/// How long a connect may take: an address that no one translates has a route, and no one answers there.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(20);
+const CHANGES: u32 = 30;
+/// Slow proxies are given fewer changes.
+const CHANGES_TIME: Duration = Duration::from_secs(40);
+const MIN_CHANGES: usize = 5;
+/// Between two changes: proxies collect changes for 100 ms.
+const CHANGE_INTERVAL: Duration = Duration::from_millis(250);
+/// Between two connects that look for a change.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+const SETTLE_TIME: Duration = Duration::from_secs(2);
+const ROUNDS: usize = 30;
+/// Connects of each kind in a round.
+const CONNECTS: usize = 100;
 
-/// The figures of a proxy at a number of Services.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct SizeFigures {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) start: Option<Start>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) change: Option<Change>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) connect: Option<Connect>,
-    /// Why something is missing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) failure: Option<String>,
+/// What `bench proxies` measures.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ProxiesArguments {
+    /// Measure this kube-proxy, too, in nftables and iptables mode: `PATH --config FILE`
+    #[arg(long, value_name = "PATH")]
+    pub(crate) kube_proxy: Option<PathBuf>,
+    /// Measure this KPNG, too, with its nft, iptables and ebpf backends: `PATH kube --kubeconfig=FILE to-local to-nft`
+    #[arg(long, value_name = "PATH")]
+    pub(crate) kpng: Option<PathBuf>,
+    /// Numbers of Services
+    #[arg(long, value_delimiter = ',', default_values_t = [100, 1_000, 5_000, 10_000, 30_000, 50_000],
+          value_parser = clap::value_parser!(u32).range(2..=60_000))]
+    services: Vec<u32>,
 }
 
-/// A start, from exec until the first connect is served.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Start {
-    pub(crate) cold_start_s: f64,
-    /// The resident memory of all its processes then.
-    pub(crate) rss_mb: f64,
-    /// The CPU time until then.
-    pub(crate) cpu_start_s: f64,
+/// Measures the figures; a proxy that fails is measured at no larger number of Services.
+pub(crate) fn bench(arguments: &ProxiesArguments) -> Result<Figures> {
+    let mut proxies = Proxy::own(&build::build(true)?);
+    for (found, path) in [
+        (arguments.kube_proxy.as_deref().map(Proxy::kube_proxy), &arguments.kube_proxy),
+        (arguments.kpng.as_deref().map(Proxy::kpng), &arguments.kpng),
+    ] {
+        match (found, path) {
+            (Some(Ok(found)), _) => proxies.extend(found),
+            (Some(Err(error)), Some(path)) => {
+                status("Failed", &format!("{} is not measured: {error:#}", path.display()));
+            }
+            _ => {}
+        }
+    }
+    let mut report = Figures::new("");
+    let mut sizes = arguments.services.clone();
+    sizes.sort_unstable();
+    for proxy in proxies {
+        report.versions.extend(proxy.version.clone());
+        let figures = report.proxies.entry(proxy.name.clone()).or_default();
+        for services in &sizes {
+            status("Measuring", &format!("{} with {services} Services", proxy.name));
+            let mut measured = SizeFigures::default();
+            let result = Bench::start(&proxy, *services).and_then(|it| it.measure(&mut measured));
+            if let Err(error) = &result {
+                status("Failed", &format!("{} with {services} Services: {error:#}", proxy.name));
+                let first = error.to_string();
+                measured.failure = first.lines().next().map(ToOwned::to_owned);
+            }
+            figures.insert(*services, measured);
+            if result.is_err() {
+                break;
+            }
+        }
+    }
+    Ok(report.method(
+        "A small API server feeds each proxy the same objects, one proxy at a time, in a network namespace and a cgroup of its \
+         own; endpoints are in another namespace behind a veth pair, and the same client connects. CPU and memory are those of \
+         all processes of the proxy.",
+    ))
 }
 
-/// Changes of an endpoint.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Change {
-    /// From the API server's event until the first connect sees it.
-    pub(crate) visible_ms: Spread,
-    pub(crate) cpu_ms_per_change: f64,
+/// A proxy on a node, the cluster that it serves, and the client. The fields are dropped in this order.
+struct Bench {
+    proxy: KilledOnDrop,
+    /// When it was started.
+    begin: Instant,
+    log: PathBuf,
+    cgroup: PathBuf,
+    services: u32,
+    /// Which endpoint the changing Service has.
+    changes: u32,
+    server: ApiServer,
+    /// Of all endpoints but those that the changing Service has.
+    listener: TcpListener,
+    _netns_guard: NetNsGuard,
+    _cgroup_guard: CgroupGuard,
+    _node: NetNs,
+    _pods: NetNs,
+    sandbox: Sandbox,
 }
 
-/// The distribution of times.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Spread {
-    pub(crate) n: usize,
-    pub(crate) min: f64,
-    pub(crate) p50: f64,
-    pub(crate) p95: f64,
-    pub(crate) max: f64,
+impl Bench {
+    fn start(proxy: &Proxy, services: u32) -> Result<Self> {
+        let sandbox = Sandbox::new("bench-proxies")?;
+        let (node, pods) = (NetNs::new()?, NetNs::new()?);
+        node.connect_veth("eth0", &pods, "eth0")?;
+        node.add_interface_address("192.168.60.1/24", "eth0")?;
+        pods.add_interface_address("192.168.60.2/24", "eth0")?;
+        node.ip(&["route", "add", "default", "via", "192.168.60.2"])?;
+        pods.ip(&["route", "add", "local", "10.128.0.0/9", "dev", "lo"])?;
+        let listener = pods.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, TARGET_PORT)))?;
+        listener.set_nonblocking(true)?;
+        let _cgroup_guard = sandbox.enter()?;
+        let _netns_guard = node.enter()?;
+
+        let server =
+            ApiServer::start(Settings { bookmark_interval: Duration::from_secs(60), ..Settings::default() })?;
+        server.set(json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"kubernetes.io/hostname": "n1"}},
+            "spec": {"podCIDR": "10.200.0.0/24", "podCIDRs": ["10.200.0.0/24"]},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.168.60.1"}, {"type": "Hostname", "address": "n1"}]},
+        }));
+        let endpoints = endpoints(services);
+        for n in 1..services {
+            server.set(objects::service(n));
+            let all = (0..endpoints)
+                .map(|it| objects::endpoint(n, it, &objects::address(n * endpoints + it).to_string(), 2));
+            server.set(objects::slice(n, all.collect()));
+        }
+        server.set(objects::service(0));
+        let kubeconfig = server.kubeconfig(sandbox.files())?;
+
+        let cgroup = sandbox.cgroup().join("proxy");
+        fs::create_dir(&cgroup)?;
+        let log = sandbox.files().join("proxy.log");
+        let output = File::create(&log)?;
+        let place = Place {
+            files: sandbox.files(),
+            kubeconfig: &kubeconfig,
+            cgroup: sandbox.cgroup(),
+            pins: sandbox.pins(),
+        };
+        let line = proxy.command_line(&place)?;
+        let mut command = Command::new("sh");
+        // It is in the cgroup before it runs.
+        command
+            .args(["-c", "echo $$ >\"$0\" && exec \"$@\""])
+            .arg(cgroup.join("cgroup.procs"))
+            .args(&line)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output);
+        let mut bench = Self {
+            begin: Instant::now(),
+            proxy: KilledOnDrop(command.spawn()?),
+            log,
+            cgroup,
+            services,
+            changes: 0,
+            server,
+            listener,
+            _netns_guard,
+            _cgroup_guard,
+            _node: node,
+            _pods: pods,
+            sandbox,
+        };
+        bench.set_changing();
+        Ok(bench)
+    }
+
+    fn measure(mut self, figures: &mut SizeFigures) -> Result<()> {
+        let changing: SocketAddr = (objects::cluster_ip(0), 80).into();
+        let last = (objects::cluster_ip(self.services - 1), 80).into();
+        self.wait_until("is not served", Duration::from_millis(1), || {
+            is_served(changing) && is_served(last)
+        })?;
+        let cold_start_s = self.begin.elapsed().as_secs_f64();
+        figures.start =
+            Some(Start { cold_start_s, rss_mb: self.resident_mb()?, cpu_start_s: self.cpu_seconds()? });
+        thread::sleep(SETTLE_TIME);
+        figures.change = Some(self.measure_changes(changing)?);
+        figures.connect = Some(self.measure_connects()?);
+        Ok(())
+    }
+
+    fn set_changing(&mut self) {
+        let address = CHANGING[self.changes as usize % 2];
+        let endpoint = objects::endpoint(0, self.changes, &address.to_string(), 2);
+        self.server.set(objects::slice(0, vec![endpoint]));
+    }
+
+    fn measure_changes(&mut self, address: SocketAddr) -> Result<Change> {
+        let (mut times, before, begin) = (Vec::new(), self.cpu_seconds()?, Instant::now());
+        while times.len() < CHANGES as usize && (times.len() < MIN_CHANGES || begin.elapsed() < CHANGES_TIME)
+        {
+            self.changes += 1;
+            let expected = CHANGING[self.changes as usize % 2];
+            let changed = Instant::now();
+            self.set_changing();
+            let listener = self.listener.try_clone()?;
+            self.wait_until("does not show a change", POLL_INTERVAL, || {
+                reached(&listener, address).is_some_and(|it| it == expected)
+            })?;
+            times.push(changed.elapsed().as_secs_f64() * 1e3);
+            thread::sleep(CHANGE_INTERVAL);
+        }
+        let cpu_ms_per_change = (self.cpu_seconds()? - before) * 1e3 / times.len() as f64;
+        times.sort_unstable_by(f64::total_cmp);
+        let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+        let visible_ms = Spread { n: times.len(), min: at(0), p50: at(50), p95: at(95), max: at(100) };
+        Ok(Change { visible_ms, cpu_ms_per_change })
+    }
+
+    /// Connects through Services and straight to endpoints, in turn.
+    fn measure_connects(&self) -> Result<Connect> {
+        let endpoints = endpoints(self.services);
+        let mut rng = Rng::with_seed(1);
+        let mut times = [const { Vec::new() }; 4];
+        for round in 0..ROUNDS {
+            let random = (0..CONNECTS).map(|_| rng.u32(1..self.services)).collect::<Vec<_>>();
+            let direct = |n: u32| SocketAddr::from((objects::address(n * endpoints), TARGET_PORT));
+            let through = |n: u32| SocketAddr::from((objects::cluster_ip(n), 80));
+            // A socket belongs to the cgroup in which it was made.
+            let bare = {
+                let _outside = self.sandbox.enter_root_cgroup()?;
+                sockets(2 * CONNECTS)?
+            };
+            let mut bare = bare.into_iter();
+            let mut own = sockets(2 * CONNECTS)?.into_iter();
+            let mut kinds = [0, 1, 2, 3];
+            kinds.rotate_left(round % 4);
+            let mut round_times = [const { Vec::new() }; 4];
+            for n in random {
+                for kind in kinds {
+                    let (socket, address) = match kind {
+                        0 => (bare.next(), direct(1)),
+                        1 => (own.next(), through(1)),
+                        2 => (bare.next(), direct(n)),
+                        _ => (own.next(), through(n)),
+                    };
+                    let socket = socket.context("there are enough sockets")?;
+                    round_times[kind].push(self.connect_and_close(socket, address)?);
+                }
+            }
+            for (all, mut round) in times.iter_mut().zip(round_times) {
+                round.sort_unstable_by(f64::total_cmp);
+                all.push(round);
+            }
+        }
+        let pair = |[bare, vip]: [&[Vec<f64>]; 2]| {
+            let median = |it: &Vec<f64>| it[it.len() / 2];
+            let mut ratios: Vec<f64> =
+                bare.iter().zip(vip).map(|(bare, vip)| median(vip) / median(bare)).collect();
+            ratios.sort_unstable_by(f64::total_cmp);
+            Pair { bare: quantiles(bare, None), vip: quantiles(vip, Some(ratios[ratios.len() / 2])) }
+        };
+        let [bare, vip, random_bare, random_vip] = &times;
+        Ok(Connect { tcp: pair([bare, vip]), random: pair([random_bare, random_vip]) })
+    }
+
+    /// In nanoseconds.
+    fn connect_and_close(&self, socket: Socket, address: SocketAddr) -> Result<f64> {
+        let begin = Instant::now();
+        socket.connect(&address.into()).with_context(|| format!("connect to {address}"))?;
+        let mut took = begin.elapsed();
+        // Without TIME_WAIT, which would exhaust the ports.
+        socket.set_linger(Some(Duration::ZERO))?;
+        let begin = Instant::now();
+        drop(socket);
+        took += begin.elapsed();
+        while self.listener.accept().is_ok() {}
+        Ok(took.as_nanos() as f64)
+    }
+
+    /// Polls a condition; the error has the end of the proxy's log.
+    fn wait_until(
+        &mut self,
+        failure: &str,
+        interval: Duration,
+        mut condition: impl FnMut() -> bool,
+    ) -> Result<()> {
+        let begin = Instant::now();
+        while !condition() {
+            while self.listener.accept().is_ok() {}
+            let ended = self.proxy.0.try_wait()?;
+            if let Some(status) = ended {
+                bail!("it ended: {status}\n{}", self.log_end());
+            }
+            ensure!(begin.elapsed() < TIMEOUT, "{failure} after {} s\n{}", TIMEOUT.as_secs(), self.log_end());
+            thread::sleep(interval);
+        }
+        Ok(())
+    }
+
+    /// The last lines of the proxy's log.
+    fn log_end(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        match lines[lines.len().saturating_sub(10)..].join("\n") {
+            it if it.is_empty() => "it wrote nothing".into(),
+            it => format!("its last output:\n{it}"),
+        }
+    }
+
+    /// The CPU time of all its processes, past ones included.
+    fn cpu_seconds(&self) -> Result<f64> {
+        let stat = fs::read_to_string(self.cgroup.join("cpu.stat"))?;
+        let microseconds = stat.lines().find_map(|it| it.strip_prefix("usage_usec ")?.parse::<f64>().ok());
+        Ok(microseconds.context("cpu.stat has no usage_usec")? / 1e6)
+    }
+
+    /// The resident memory of all its processes.
+    fn resident_mb(&self) -> Result<f64> {
+        let processes = fs::read_to_string(self.cgroup.join("cgroup.procs"))?;
+        let of = |process: &str| -> Option<f64> {
+            let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+            let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:"))?;
+            line.trim().trim_end_matches(" kB").parse().ok()
+        };
+        // A process may have ended meanwhile.
+        Ok(processes.lines().filter_map(of).sum::<f64>() / 1024.0)
+    }
 }
 
-/// The time of connect() and close() of TCP sockets.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Connect {
-    /// Always the same Service, and its endpoint.
-    pub(crate) tcp: Pair,
-    /// A random Service, and a random endpoint.
-    pub(crate) random: Pair,
+fn endpoints(services: u32) -> u32 {
+    ENDPOINTS[usize::from(services > 10_000)]
 }
 
-/// Times of connects through a Service beside those straight to an endpoint, in nanoseconds.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Pair {
-    /// To an endpoint, by a socket that the proxy does not serve.
-    pub(crate) bare: Quantiles,
-    /// To the address of a Service.
-    pub(crate) vip: Quantiles,
+fn is_served(address: SocketAddr) -> bool {
+    TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).is_ok_and(|it| reset_on_close(&it).is_ok())
 }
 
-/// A distribution in nanoseconds.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Quantiles {
-    pub(crate) n: usize,
-    pub(crate) p50: f64,
-    pub(crate) p90: f64,
-    pub(crate) p99: f64,
-    /// The median, over the rounds, of the quotient of the medians.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) over_bare: Option<f64>,
+/// The endpoint that a connect reaches: the address at which it is accepted.
+fn reached(listener: &TcpListener, address: SocketAddr) -> Option<Ipv4Addr> {
+    while listener.accept().is_ok() {}
+    let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).ok()?;
+    reset_on_close(&stream).ok()?;
+    let (accepted, _) = listener.accept().ok()?;
+    reset_on_close(&accepted).ok()?;
+    match accepted.local_addr().ok()?.ip() {
+        std::net::IpAddr::V4(it) => Some(it),
+        std::net::IpAddr::V6(_) => None,
+    }
+}
+
+fn sockets(count: usize) -> Result<Vec<Socket>> {
+    (0..count).map(|_| Ok(Socket::new(Domain::IPV4, Type::STREAM, None)?)).collect()
+}
+
+fn quantiles(rounds: &[Vec<f64>], over_bare: Option<f64>) -> Quantiles {
+    let mut all = rounds.concat();
+    all.sort_unstable_by(f64::total_cmp);
+    let at = |percent: usize| all[(all.len() - 1) * percent / 100];
+    Quantiles { n: all.len(), p50: at(50), p90: at(90), p99: at(99), over_bare }
 }

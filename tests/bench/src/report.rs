@@ -8,31 +8,32 @@ use build_tools::command::{status, workspace};
 use clap::{Args, builder::PossibleValuesParser};
 
 use crate::{
-    SUBJECTS, Subject,
     page::{PICTURE_PREFIX, Page},
+    proxies::ProxiesArguments,
     record::{self, Origin, Record, Records},
+    subject::{Subject, names},
 };
 
 /// What `bench report` measures and draws.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ReportArguments {
     /// Measure this subject instead of all; can be repeated
-    #[arg(long, value_name = "SUBJECT", value_parser = PossibleValuesParser::new(SUBJECTS), conflicts_with = "from_records")]
+    #[arg(long, value_name = "SUBJECT", value_parser = PossibleValuesParser::new(names()), conflicts_with = "from_records")]
     only: Vec<String>,
     /// Measure nothing: write the page again from docs/figures
     #[arg(long)]
     from_records: bool,
+    #[command(flatten)]
+    proxies: ProxiesArguments,
 }
 
 /// Writes docs/figures, docs/performance.md and its plots.
 pub(crate) fn report(arguments: ReportArguments) -> Result<()> {
-    let ReportArguments { only, from_records } = arguments;
+    let ReportArguments { only, from_records, proxies } = arguments;
     let mut failed = Vec::new();
-    for subject in SUBJECTS
-        .into_iter()
-        .filter(|it| !from_records && (only.is_empty() || only.iter().any(|name| name == it)))
-    {
-        if let Err(error) = measure(subject) {
+    let is_chosen = |name: &String| !from_records && (only.is_empty() || only.contains(name));
+    for subject in names().into_iter().filter(is_chosen) {
+        if let Err(error) = measure(&subject, &proxies) {
             status("Failed", &format!("{subject}: {error:#}"));
             failed.push(subject);
         }
@@ -44,13 +45,18 @@ pub(crate) fn report(arguments: ReportArguments) -> Result<()> {
     Ok(())
 }
 
-fn measure(subject: &str) -> Result<()> {
-    let origin = Origin::here()?;
+fn measure(subject: &str, proxies: &ProxiesArguments) -> Result<()> {
+    let mut origin = Origin::here()?;
     if let Some(disturbance) = origin.disturbance() {
         status("Warning", &format!("{subject} is measured {disturbance}"));
     }
-    let figures = Subject::named(subject)?.measure()?;
+    let subject_to_measure = match subject {
+        "proxies" => Subject::Proxies(proxies.clone()),
+        other => Subject::named(other)?,
+    };
+    let figures = subject_to_measure.measure()?;
     figures.print();
+    origin.versions.clone_from(&figures.versions);
     let path = Record { origin, figures }.write(&record::folder(), subject)?;
     status("Recorded", &path.display().to_string());
     Ok(())

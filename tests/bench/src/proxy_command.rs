@@ -1,0 +1,207 @@
+//! The command lines of proxies: ours, kube-proxy's and KPNG's.
+//! Invariant: all of them follow the API server of the same kubeconfig, and leave the machine's settings alone.
+
+use std::{
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result};
+use build_tools::command::output;
+use serde_json::json;
+
+/// The beginning of the names of this proxy's modes.
+pub(crate) const OWN: &str = "kube-proxy-ebpf";
+
+/// A proxy in one of its modes.
+#[derive(Clone, Debug)]
+pub(crate) struct Proxy {
+    pub(crate) name: String,
+    /// The version of another proxy, if it says so.
+    pub(crate) version: Option<(String, String)>,
+    binary: PathBuf,
+    mode: Mode,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Mode {
+    /// With a value of `--packets`.
+    Own(&'static str),
+    /// With a value of `mode`.
+    KubeProxy(&'static str),
+    /// With a backend.
+    Kpng(&'static str),
+}
+
+/// Where a proxy runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    /// A folder for its files.
+    pub(crate) files: &'a Path,
+    pub(crate) kubeconfig: &'a Path,
+    /// The cgroup of the sockets that it serves.
+    pub(crate) cgroup: &'a Path,
+    /// Where it may pin.
+    pub(crate) pins: &'a Path,
+}
+
+impl Proxy {
+    /// This proxy, with eBPF alone and with nftables.
+    pub(crate) fn own(binary: &Path) -> Vec<Self> {
+        let modes = [("sockets", "off"), ("sockets and packets", "nft")];
+        let proxy = |(mode, packets)| Self {
+            name: format!("{OWN}, {mode}"),
+            version: None,
+            binary: binary.to_owned(),
+            mode: Mode::Own(packets),
+        };
+        modes.map(proxy).into()
+    }
+
+    /// A kube-proxy in both of its modes.
+    pub(crate) fn kube_proxy(binary: &Path) -> Result<Vec<Self>> {
+        let binary = find(binary)?;
+        // `Kubernetes v1.36.2`
+        let text = output(Command::new(&binary).arg("--version"))?;
+        let version = text
+            .split_whitespace()
+            .map(|it| it.trim_start_matches('v'))
+            .find(|it| it.starts_with(|it: char| it.is_ascii_digit()))
+            .with_context(|| format!("--version prints no version: {text:?}"))?;
+        let proxy = |mode| Self {
+            name: format!("kube-proxy {version} {mode}"),
+            version: Some(("kube-proxy".into(), version.into())),
+            binary: binary.clone(),
+            mode: Mode::KubeProxy(mode),
+        };
+        Ok(["nftables", "iptables"].map(proxy).into())
+    }
+
+    /// A KPNG that serves the node in one process, with each of its backends.
+    pub(crate) fn kpng(binary: &Path) -> Result<Vec<Self>> {
+        let binary = find(binary)?;
+        let proxy = |backend| Self {
+            name: format!("KPNG {backend}"),
+            version: None,
+            binary: binary.clone(),
+            mode: Mode::Kpng(backend),
+        };
+        Ok(["nft", "iptables", "ebpf"].map(proxy).into())
+    }
+
+    /// The program and its arguments.
+    pub(crate) fn command_line(&self, place: &Place<'_>) -> Result<Vec<OsString>> {
+        let mut line: Vec<OsString> = vec![self.binary.clone().into()];
+        match self.mode {
+            Mode::Own(packets) => {
+                line.extend(
+                    ["run", "--source=kube", "--node-name=n1", "--packets", packets].map(OsString::from),
+                );
+                line.extend(["--conntrack-max-per-core=0", "--conntrack-min=0"].map(OsString::from));
+                for (flag, value) in [
+                    ("--kubeconfig", place.kubeconfig.to_owned()),
+                    ("--cgroup", place.cgroup.to_owned()),
+                    ("--pin-dir", place.pins.to_owned()),
+                    ("--status-socket", place.files.join("status.sock")),
+                ] {
+                    line.extend([flag.into(), value.into()]);
+                }
+            }
+            Mode::KubeProxy(mode) => {
+                let sync = json!({"minSyncPeriod": "100ms"});
+                let config = json!({
+                    "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+                    "mode": mode, "hostnameOverride": "n1",
+                    // The API server speaks JSON only.
+                    "clientConnection": {
+                        "kubeconfig": place.kubeconfig,
+                        "contentType": "application/json", "acceptContentTypes": "application/json",
+                    },
+                    "conntrack": {
+                        "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
+                    },
+                    "iptables": sync, "nftables": sync,
+                });
+                let file = place.files.join("kube-proxy.yaml");
+                fs::write(&file, config.to_string())?;
+                line.extend(["--config".into(), file.into()]);
+            }
+            Mode::Kpng(backend) => {
+                let kubeconfig = format!("--kubeconfig={}", place.kubeconfig.display());
+                line.extend(["kube", &kubeconfig, "to-local", &format!("to-{backend}")].map(OsString::from));
+                if backend == "nft" {
+                    line.push("--cluster-cidrs=10.128.0.0/9".into());
+                }
+            }
+        }
+        Ok(line)
+    }
+}
+
+fn find(binary: &Path) -> Result<PathBuf> {
+    binary.canonicalize().with_context(|| format!("cannot find {}", binary.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::TcpStream,
+    };
+
+    use api_server::{ApiServer, Settings};
+    use serde_json::Value;
+
+    use super::*;
+
+    fn line(mode: Mode) -> (Vec<String>, tempfile::TempDir) {
+        let files = tempfile::tempdir().unwrap();
+        let [kubeconfig, cgroup, pins] = ["/k/config", "/cgroup/x", "/bpf/x"].map(Path::new);
+        let place = Place { files: files.path(), kubeconfig, cgroup, pins };
+        let proxy = Proxy { name: String::new(), version: None, binary: "/bin/proxy".into(), mode };
+        let line = proxy.command_line(&place).unwrap();
+        (line.into_iter().map(|it| it.into_string().unwrap()).collect(), files)
+    }
+
+    #[test]
+    fn kube_proxy_gets_its_mode_and_its_credentials_by_a_file() {
+        let (line, files) = line(Mode::KubeProxy("nftables"));
+        let file = files.path().join("kube-proxy.yaml");
+        assert_eq!(line, ["/bin/proxy", "--config", file.to_str().unwrap()]);
+        let config: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        assert_eq!(config["mode"], "nftables");
+        assert_eq!(config["clientConnection"]["kubeconfig"], "/k/config");
+    }
+
+    #[test]
+    fn kpng_serves_the_node_in_one_process() {
+        let (line, _files) = line(Mode::Kpng("ebpf"));
+        assert_eq!(line, ["/bin/proxy", "kube", "--kubeconfig=/k/config", "to-local", "to-ebpf"]);
+    }
+
+    #[test]
+    fn a_proxy_that_cannot_be_started_is_named() {
+        let error = Proxy::kube_proxy(Path::new("/nowhere/kube-proxy")).unwrap_err();
+        assert_eq!(error.to_string(), "cannot find /nowhere/kube-proxy");
+        // It prints a version, and fails.
+        let error = Proxy::kube_proxy(Path::new("/bin/false")).unwrap_err();
+        assert!(error.to_string().contains("false --version` failed"), "{error}");
+    }
+
+    #[test]
+    fn a_kube_proxy_finds_its_node_by_name() {
+        let server = ApiServer::start(Settings::default()).unwrap();
+        server.set(json!({"kind": "Node", "metadata": {"name": "n1"}, "status": {"addresses": []}}));
+        let get = |path: &str| {
+            let mut stream = TcpStream::connect(server.url().trim_start_matches("http://")).unwrap();
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
+        };
+        assert!(get("/api/v1/nodes/n1").contains("\"name\":\"n1\""));
+        assert!(get("/api/v1/nodes/n2").starts_with("HTTP/1.1 404"));
+    }
+}
