@@ -43,6 +43,8 @@ pub(super) enum ErrorKind {
     NotFound,
     /// The server refuses this client's requests, whatever they ask for.
     Refused,
+    /// The server has too many requests now.
+    Overloaded,
     /// Nothing.
     Other,
 }
@@ -99,7 +101,7 @@ impl WatchError {
                 ErrorKind::Refused,
                 "; grant list and watch of services, endpointslices, nodes and servicecidrs by a ClusterRole",
             ),
-            StatusCode::TOO_MANY_REQUESTS => (ErrorKind::Refused, ""),
+            StatusCode::TOO_MANY_REQUESTS => (ErrorKind::Overloaded, ""),
             _ => (ErrorKind::Other, ""),
         };
         let seconds = headers.get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.trim().parse().ok());

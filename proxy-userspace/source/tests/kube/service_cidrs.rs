@@ -1,10 +1,14 @@
 //! ServiceCIDRs, which not every server has or permits.
 
+use std::time::Duration;
+
 use api_server::{ApiServer, Fault, Resource, Settings, Verb, WatchList};
 use model::cluster::ClusterState;
 use serde_json::{Value, json};
 
-use super::source_test::{SourceTest, has_service, server, service};
+use source::kube::{Options, Timing};
+
+use super::source_test::{QUICK, SourceTest, at, has_service, options, server, service};
 
 fn service_cidr(name: &str, cidrs: &[&str]) -> Value {
     json!({
@@ -74,4 +78,16 @@ async fn a_server_that_does_not_answer_for_service_cidrs_delays_the_first_state_
     let mut test = SourceTest::follow(&server);
     test.next().await;
     assert!(test.service("web").is_some() && test.health.is_synced());
+}
+
+/// As any resource: that the server has too much to do says nothing of what it has.
+#[tokio::test]
+async fn an_overloaded_server_is_asked_for_service_cidrs_again_when_it_says_so() {
+    let server = server(Settings::default());
+    server.set(service_cidr("kubernetes", &["10.96.0.0/16"]));
+    let overload = Fault::Status { code: 429, message: "too many".into(), retry_after: Some(1) };
+    server.inject_fault(Resource::ServiceCidrs, Verb::Watch, 1, overload);
+    let timing = Timing { missing_retry: Duration::from_secs(3600), ..QUICK };
+    let mut test = SourceTest::start(&Options { timing, ..options(at(&server)) });
+    test.until(|it| cidrs(it).len() == 1).await;
 }
