@@ -4,7 +4,7 @@
 //! answers from its cache sends all objects in one page.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
 /// The member of a list that has the objects.
 const ITEMS: &[u8] = b"items";
@@ -29,6 +29,9 @@ pub(super) struct ListItems {
 struct Envelope {
     #[serde(default)]
     metadata: ListMeta,
+    /// Without them it is no list: what something before the server answers with does not mean that there are no objects.
+    #[serde(rename = "items")]
+    _items: IgnoredAny,
 }
 
 impl ListItems {
@@ -164,6 +167,14 @@ mod tests {
         let text = r#"{"metadata":{},"items":[{"a":1},{"b":2}]}"#;
         for length in 0..text.len() {
             assert!(split(&text[..length], 5).1.is_err(), "{}", &text[..length]);
+        }
+    }
+
+    #[test]
+    fn an_answer_without_objects_is_no_empty_list() {
+        for text in ["{}", r#"{"status":"ok"}"#, r#"{"kind":"Status","metadata":{},"code":200}"#] {
+            let (objects, metadata) = split(text, 7);
+            assert!(objects.is_empty() && metadata.unwrap_err().contains("missing field `items`"), "{text}");
         }
     }
 
