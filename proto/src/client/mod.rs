@@ -47,9 +47,11 @@ mod state;
 mod tracker;
 mod watch;
 
-use std::convert::Infallible;
+use std::{convert::Infallible, io};
 
-use self::connect::Connector;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use self::connect::{ConnectBy, Connector};
 use crate::{
     Target,
     globalv1::{ListNodesReq, NodeStatus, nodes_client::NodesClient},
@@ -79,6 +81,7 @@ impl Client {
             node: node_name.into(),
             extensions: vec![Extension::Revisions],
             outage: tokio::sync::watch::Sender::new(None),
+            connect_by: None,
             #[cfg(feature = "tls")]
             tls: None,
         })
@@ -92,6 +95,30 @@ impl Client {
                 self.0.extensions.push(it);
             }
         }
+        self
+    }
+
+    /// Connects by `connect` and not by a socket of its own: through a tunnel, or in memory. The target is what the log
+    /// says, and the name that a brain's certificate must have.
+    ///
+    /// ```
+    /// # use proxy_contract::client::Client;
+    /// # async fn example() -> std::io::Result<()> {
+    /// let client = Client::new("unix:///in-memory".parse().unwrap(), "node-1").connect_by(|| async {
+    ///     let (ours, _theirs) = tokio::io::duplex(4096);
+    ///     Ok(ours)
+    /// });
+    /// # drop(client);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn connect_by<F, S>(mut self, connect: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = io::Result<S>> + Send + 'static,
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        self.0.connect_by = Some(ConnectBy::new(connect));
         self
     }
 

@@ -7,7 +7,6 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     task::JoinSet,
     time::{Instant, sleep_until},
@@ -17,7 +16,7 @@ use tokio_rustls::rustls;
 use super::{
     authz::Peer,
     clients::{Admission, Clients, Identity},
-    listen::{Accepted, Listener},
+    listen::{Accepted, ByteStream, Listener},
     tls::ServerTls,
 };
 
@@ -72,6 +71,11 @@ impl Acceptor {
                 (Ok(Accepted::Unix(stream)), _) => {
                     if let Some(admission) = self.clients.admit(Identity::Trusted) {
                         return Connection::new(stream, Peer::LOCAL, admission);
+                    }
+                }
+                (Ok(Accepted::Given(stream)), _) => {
+                    if let Some(admission) = self.clients.admit(Identity::Trusted) {
+                        return Connection { stream, peer: Peer::LOCAL, admission };
                     }
                 }
                 (Ok(Accepted::Tcp(stream, client)), tls) => {
@@ -149,10 +153,6 @@ pub(super) struct Connection {
     pub(super) peer: Peer,
     pub(super) admission: Admission,
 }
-
-pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 impl Connection {
     fn new(stream: impl ByteStream + 'static, peer: Peer, admission: Admission) -> Self {

@@ -1,13 +1,17 @@
-//! Listening sockets: unix sockets and TCP ports.
+//! What is listened at: unix sockets, TCP ports, and connections that the caller accepts.
 //!
 //! Invariant: only trusted clients can connect.
 //! A unix socket has mode 0600 from its creation on, unless its group is trusted, too; a TCP port listens on a loopback address or requires mutual TLS.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{future::pending, io, net::SocketAddr, sync::Arc};
 
 use listeners::{SocketAccess, UnixSocket, UnixSocketError};
 use proxy_contract::Target;
-use tokio::net::{TcpListener, TcpStream, UnixStream, lookup_host};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixStream, lookup_host},
+    sync::mpsc,
+};
 
 use super::{clients::Clients, tls::ServerTls};
 
@@ -47,7 +51,7 @@ pub enum ListenError {
     },
 }
 
-/// A listening socket. When it is dropped, the file of a unix socket is removed.
+/// What clients connect to. When it is dropped, the file of a unix socket is removed.
 #[derive(Debug)]
 pub struct Listener {
     address: Target,
@@ -59,12 +63,19 @@ pub struct Listener {
 enum Kind {
     Unix(UnixSocket),
     Tcp { listener: TcpListener, tls: Option<Arc<ServerTls>> },
+    Given(mpsc::Receiver<Box<dyn ByteStream>>),
 }
+
+/// A connection of any kind.
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// An accepted connection.
 pub(super) enum Accepted {
     Unix(UnixStream),
     Tcp(TcpStream, SocketAddr),
+    Given(Box<dyn ByteStream>),
 }
 
 impl Listener {
@@ -95,6 +106,12 @@ impl Listener {
         }
     }
 
+    /// Serves connections of trusted clients that the caller has accepted, such as at the end of a tunnel or in memory, until
+    /// there is no more of their sender; `address` is what the log says.
+    pub fn given(address: Target, connections: mpsc::Receiver<Box<dyn ByteStream>>) -> Self {
+        Self { address, kind: Kind::Given(connections), clients: Clients::default() }
+    }
+
     /// The address, with the actual port if port 0 was requested.
     pub fn address(&self) -> &Target {
         &self.address
@@ -113,19 +130,23 @@ impl Listener {
     /// The TLS that every connection must use.
     pub(super) fn tls(&self) -> Option<&Arc<ServerTls>> {
         match &self.kind {
-            Kind::Unix(_) => None,
+            Kind::Unix(_) | Kind::Given(_) => None,
             Kind::Tcp { tls, .. } => tls.as_ref(),
         }
     }
 
     /// Cancel safe.
-    pub(super) async fn accept(&self) -> io::Result<Accepted> {
-        Ok(match &self.kind {
+    pub(super) async fn accept(&mut self) -> io::Result<Accepted> {
+        Ok(match &mut self.kind {
             Kind::Unix(socket) => Accepted::Unix(socket.accept().await?),
             Kind::Tcp { listener, .. } => {
                 let (stream, client) = listener.accept().await?;
                 Accepted::Tcp(stream, client)
             }
+            Kind::Given(connections) => match connections.recv().await {
+                Some(stream) => Accepted::Given(stream),
+                None => pending().await,
+            },
         })
     }
 }

@@ -37,7 +37,7 @@ use self::{
 use crate::{cluster::ClusterSubscription, followers::Followers, node_states::NodeStates};
 
 pub use clients::{ClientStats, Clients};
-pub use listen::{ListenError, Listener};
+pub use listen::{ByteStream, ListenError, Listener};
 pub use tls::ServerTls;
 
 /// The services besides health and reflection.

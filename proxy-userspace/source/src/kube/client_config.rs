@@ -14,7 +14,10 @@ use std::{
 use http::{HeaderValue, header::AUTHORIZATION};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
-    client::legacy::{Client as HttpClient, connect::HttpConnector},
+    client::legacy::{
+        Client as HttpClient, ResponseFuture,
+        connect::{Connect, HttpConnector},
+    },
     rt::{TokioExecutor, TokioTimer},
 };
 use kube::{
@@ -25,9 +28,7 @@ use kube::{
 use model::error_chain;
 use tower::{BoxError, ServiceBuilder, service_fn};
 
-use super::request_log::RequestLog;
-
-use super::timing::Timing;
+use super::{connector::Connector, request_log::RequestLog, timing::Timing};
 
 /// Time-out of connecting: a server that returns is connected to within this time, and the delay of a retry.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -42,6 +43,8 @@ pub struct ClientConfig {
     pub kubeconfig: Option<OsString>,
     /// The URL of the API server; overrides the kubeconfig and the pod's environment.
     pub server: Option<String>,
+    /// How to connect to it; by default over TCP, with TLS if its URL says so.
+    pub connector: Option<Connector>,
     /// The requests of its clients.
     pub requests: RequestLog,
 }
@@ -69,21 +72,11 @@ impl ClientConfig {
                 "connecting to {server} directly, not through {proxy}: HTTP proxies are not supported"
             );
         }
-        let mut tcp = HttpConnector::new();
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        tcp.set_keepalive(Some(KEEPALIVE.0));
-        tcp.set_keepalive_interval(Some(KEEPALIVE.1));
-        tcp.set_keepalive_retries(Some(KEEPALIVE.2));
         let token = config.auth_info.token_file.take().map(TokenFile::new).transpose()?;
-        let tls = https_connector(&config, tcp).map_err(invalid)?;
-        // Behind a load balancer, a connection without a server looks like an idle one.
-        let http = HttpClient::builder(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .http2_keep_alive_interval(timing.ping.0)
-            .http2_keep_alive_timeout(timing.ping.1)
-            .build::<_, Body>(tls);
+        let send = match &self.connector {
+            Some(connector) => sender(connector.clone(), timing),
+            None => sender(https_connector(&config, tcp()).map_err(invalid)?, timing),
+        };
         let requests = self.requests.clone();
         let service = ServiceBuilder::new()
             .layer(config.base_uri_layer())
@@ -96,7 +89,7 @@ impl ClientConfig {
             .map_err(BoxError::from)
             .service(service_fn(move |request: http::Request<Body>| {
                 let pending = requests.begin(&request);
-                let answer = http.request(request);
+                let answer = send(request);
                 async move {
                     let answer = answer.await;
                     pending.end(answer.as_ref().ok().map(http::Response::status));
@@ -106,11 +99,16 @@ impl ClientConfig {
         Ok((server, Client::new(service, config.default_namespace)))
     }
 
+    /// Whether making a client may block: files are read, and the kubeconfig may run a credential plugin.
+    pub(super) fn reads_files(&self) -> bool {
+        self.kubeconfig.is_some() || is_in_pod()
+    }
+
     fn config(&self) -> Result<Config, ClientConfigError> {
         let server = self.server.as_deref().map(parse_server).transpose()?;
         let mut config = match (&self.kubeconfig, &server) {
             (Some(path), _) => from_kubeconfig(path)?,
-            (None, _) if env::var_os("KUBERNETES_SERVICE_HOST").is_some() => from_pod()?,
+            (None, _) if is_in_pod() => from_pod()?,
             // Without credentials, as for `kubectl proxy`.
             (None, Some(server)) => Config::new(server.clone()),
             (None, None) => {
@@ -166,6 +164,39 @@ impl TokenFile {
         request.headers_mut().insert(AUTHORIZATION, last_valid.clone());
         request
     }
+}
+
+/// Whether the environment is that of a pod.
+fn is_in_pod() -> bool {
+    env::var_os("KUBERNETES_SERVICE_HOST").is_some()
+}
+
+/// What sends requests over connections of a connector.
+fn sender<C>(
+    connector: C,
+    timing: &Timing,
+) -> Arc<dyn Fn(http::Request<Body>) -> ResponseFuture + Send + Sync>
+where
+    C: Connect + Clone + Send + Sync + 'static,
+{
+    // Behind a load balancer, a connection without a server looks like an idle one.
+    let client = HttpClient::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .http2_keep_alive_interval(timing.ping.0)
+        .http2_keep_alive_timeout(timing.ping.1)
+        .build::<_, Body>(connector);
+    Arc::new(move |request| client.request(request))
+}
+
+fn tcp() -> HttpConnector {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    tcp.set_keepalive(Some(KEEPALIVE.0));
+    tcp.set_keepalive_interval(Some(KEEPALIVE.1));
+    tcp.set_keepalive_retries(Some(KEEPALIVE.2));
+    tcp
 }
 
 /// A connector with HTTP/2, which that of the client library lacks.

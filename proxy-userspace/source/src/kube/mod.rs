@@ -7,6 +7,7 @@
 mod apiserver_holddown;
 mod backoff;
 mod client_config;
+mod connector;
 mod event_recorder;
 mod list_items;
 mod options;
@@ -35,6 +36,7 @@ use crate::{
 };
 
 pub use client_config::{ClientConfig, ClientConfigError};
+pub use connector::{ByteStream, Connector};
 pub use event_recorder::{EventRecorder, ServiceEvent};
 pub use options::Options;
 pub use request_log::{ApiRequest, RequestLog};

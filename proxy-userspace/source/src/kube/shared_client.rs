@@ -7,7 +7,7 @@ use std::{
 
 use http::{Request, Response, header};
 use kube::{Client, client::Body};
-use tokio::time::timeout;
+use tokio::{task::spawn_blocking, time::timeout};
 
 use super::{
     client_config::{ClientConfig, ClientConfigError},
@@ -88,9 +88,11 @@ impl SharedClient {
             return Ok(());
         }
         let (config, timing) = (self.config.clone(), self.timing);
-        // Blocks: files are read, and the kubeconfig may run a credential plugin.
-        let client = tokio::task::spawn_blocking(move || config.client(&timing)).await;
-        let (_, client) = client.map_err(|it| it.to_string())?.map_err(|it| it.to_string())?;
+        let client = match config.reads_files() {
+            true => spawn_blocking(move || config.client(&timing)).await.map_err(|it| it.to_string())?,
+            false => config.client(&timing),
+        };
+        let (_, client) = client.map_err(|it| it.to_string())?;
         *self.current() = NumberedClient { client, number: failed.number + 1 };
         Ok(())
     }
