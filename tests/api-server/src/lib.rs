@@ -23,7 +23,10 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{mpsc, oneshot},
+};
 
 pub use faults::{Fault, Verb};
 pub use objects::Resource;
@@ -61,10 +64,25 @@ impl ApiServer {
     /// If no port is free, or no certificate can be generated.
     pub fn start(settings: Settings) -> Result<Self> {
         let identity = settings.is_tls.then(|| Identity::new(settings.has_http2)).transpose()?.map(Arc::new);
-        let shared = Arc::new(Shared::new(settings));
-        let mut server = Self { address: (Ipv4Addr::LOCALHOST, 0).into(), identity, shared, running: None };
+        let mut server = Self::without_socket(settings);
+        server.identity = identity;
         server.resume()?;
         Ok(server)
+    }
+
+    /// A server that does not listen, and serves the connections that it is given, without TLS.
+    #[must_use]
+    pub fn without_socket(settings: Settings) -> Self {
+        let shared = Arc::new(Shared::new(settings));
+        Self { address: (Ipv4Addr::LOCALHOST, 0).into(), identity: None, shared, running: None }
+    }
+
+    /// Serves a connection until it ends. Must be polled within a tokio runtime.
+    pub fn serve<S>(&self, stream: S) -> impl Future<Output = ()> + Send + use<S>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        serve::connection(stream, Arc::clone(&self.shared))
     }
 
     /// Stops listening and closes every connection; the state is kept.
@@ -181,6 +199,12 @@ impl ApiServer {
     pub fn delete(&self, resource: Resource, name: &str) {
         let version = self.shared.state().objects.delete(resource, name);
         self.shared.version.send_replace(version);
+    }
+
+    /// The newest resource version.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        *self.shared.version.borrow()
     }
 
     /// Compacts the history: watches from earlier versions expire and must list again.

@@ -74,6 +74,7 @@ pub(crate) struct Object {
 pub(crate) struct Change {
     pub(crate) version: u64,
     pub(crate) resource: Resource,
+    key: String,
     pub(crate) before: Option<Arc<Object>>,
     pub(crate) after: Option<Arc<Object>>,
     /// The deleted object, as a watch reports it.
@@ -81,7 +82,7 @@ pub(crate) struct Change {
 }
 
 /// All objects.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Objects {
     version: u64,
     /// By kind and `namespace/name`.
@@ -93,6 +94,13 @@ pub(crate) struct Objects {
 
 /// The maximum length of the history.
 const MAX_HISTORY: usize = 10_000;
+
+impl Default for Objects {
+    /// No objects. The version is not 0, which in a request means "any".
+    fn default() -> Self {
+        Self { version: 1, objects: BTreeMap::new(), history: VecDeque::new(), compacted: 0 }
+    }
+}
 
 impl Objects {
     pub(crate) fn version(&self) -> u64 {
@@ -113,8 +121,15 @@ impl Objects {
         };
         self.version += 1;
         let object = Arc::new(with_version(value, name, self.version));
-        let before = self.objects.insert((resource, key), Arc::clone(&object));
-        self.record(Change { version: self.version, resource, before, after: Some(object), deleted: None })
+        let before = self.objects.insert((resource, key.clone()), Arc::clone(&object));
+        self.record(Change {
+            version: self.version,
+            resource,
+            key,
+            before,
+            after: Some(object),
+            deleted: None,
+        })
     }
 
     pub(crate) fn delete(&mut self, resource: Resource, key: &str) -> u64 {
@@ -122,7 +137,15 @@ impl Objects {
         self.version += 1;
         let value = serde_json::from_str(&before.json).expect("stored objects are JSON");
         let deleted = Some(Arc::new(with_version(value, before.name.clone(), self.version)));
-        self.record(Change { version: self.version, resource, before: Some(before), after: None, deleted })
+        let key = key.to_owned();
+        self.record(Change {
+            version: self.version,
+            resource,
+            key,
+            before: Some(before),
+            after: None,
+            deleted,
+        })
     }
 
     pub(crate) fn compact(&mut self) {
@@ -139,6 +162,25 @@ impl Objects {
         let first = (resource, format!("{key}\0"));
         let all = self.objects.range(first..).take_while(move |((it, _), _)| *it == resource);
         all.map(|((_, key), object)| (key.as_str(), object))
+    }
+
+    /// The objects of a kind as they were at a version that was not dropped.
+    pub(crate) fn at(&self, resource: Resource, version: u64) -> BTreeMap<String, Arc<Object>> {
+        let mut objects: BTreeMap<_, _> =
+            self.after(resource, "").map(|(key, it)| (key.to_owned(), Arc::clone(it))).collect();
+        let later = self.history.iter().rev().take_while(|it| it.version > version);
+        for change in later.filter(|it| it.resource == resource) {
+            match &change.before {
+                Some(before) => drop(objects.insert(change.key.clone(), Arc::clone(before))),
+                None => drop(objects.remove(&change.key)),
+            }
+        }
+        objects
+    }
+
+    /// The version up to which the history was dropped.
+    pub(crate) fn compacted(&self) -> u64 {
+        self.compacted
     }
 
     /// The changes after `version`; `None` if some were dropped.

@@ -66,7 +66,11 @@ pub(crate) async fn serve(
     }
 }
 
-async fn connection(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, shared: Arc<Shared>) {
+/// Serves a connection until it ends.
+pub(crate) async fn connection<S>(stream: S, shared: Arc<Shared>)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let mut disconnects = shared.disconnects.subscribe();
     disconnects.mark_unchanged();
     let service = service_fn(move |request| {
@@ -244,20 +248,27 @@ fn list(
     selector: &Selector,
     query: &HashMap<String, String>,
 ) -> Result<String, String> {
-    let is_cached = state.settings.has_cache && query.get("resourceVersion").is_some_and(|it| it == "0");
+    let not_older = query.get("resourceVersion").and_then(|it| it.parse::<u64>().ok());
+    let is_cached = state.settings.has_cache && not_older == Some(0);
     let limit =
         query.get("limit").filter(|_| !is_cached).and_then(|it| it.parse().ok()).unwrap_or(usize::MAX);
     // `version|key`
     let (version, key) = match query.get("continue").and_then(|it| it.split_once('|')) {
         Some((version, key)) => (version.parse().unwrap_or(0), key),
-        None => (state.objects.version(), ""),
+        None => {
+            let newest = state.objects.version();
+            let lag = if not_older.is_some() { state.settings.list_lag } else { 0 };
+            let oldest = state.objects.compacted().max(not_older.unwrap_or(0)).max(1);
+            (newest.saturating_sub(lag).max(oldest), "")
+        }
     };
     if state.objects.since(version).is_none() {
         return Err("The provided continue parameter is too old to display a consistent list result.".into());
     }
-    let mut objects = state.objects.after(resource, key).filter(|(_, it)| selector.matches(it));
-    let page: Vec<_> = objects.by_ref().take(limit).collect();
-    let more = objects.next().is_some();
+    let objects = state.objects.at(resource, version);
+    let mut after = objects.iter().filter(|(it, object)| it.as_str() > key && selector.matches(object));
+    let page: Vec<_> = after.by_ref().take(limit).collect();
+    let more = after.next().is_some();
     let next = page.last().filter(|_| more).map(|(key, _)| format!("{version}|{key}")).unwrap_or_default();
     let (kind, group) = (resource.kind(), resource.version());
     let metadata = json!({"resourceVersion": version.to_string(), "continue": next});

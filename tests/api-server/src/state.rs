@@ -23,6 +23,8 @@ pub struct Settings {
     pub watch_list: WatchList,
     /// Whether it answers lists of any version from a cache, which has no pages.
     pub has_cache: bool,
+    /// How many changes a list lacks that need not be newest, as that of a server whose cache is behind.
+    pub list_lag: u64,
     /// Whether it supports the field selector `spec.clusterIP`; without it, it rejects it as Kubernetes 1.30 does.
     pub has_field_selectors: bool,
     /// Whether it accepts events.
@@ -63,6 +65,7 @@ impl Default for Settings {
             has_http2: true,
             watch_list: WatchList::Supported,
             has_cache: true,
+            list_lag: 0,
             has_field_selectors: true,
             accepts_events: true,
             answers: Answers::All,

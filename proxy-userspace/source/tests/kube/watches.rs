@@ -144,7 +144,7 @@ async fn bookmarks_advance_the_version_of_an_idle_resource() {
     for n in 1..50 {
         server.set(slice("web-1", "web", &[&format!("10.244.0.{n}")]));
     }
-    let newest = "resourceVersion=52";
+    let newest = server.version();
     let contact = test.health.resources()[2].last_contact;
     test.wait_for(|it| it.resources()[2].last_contact > contact).await;
     test.wait_for(|it| it.resources()[1].last_contact > contact).await;
@@ -157,7 +157,7 @@ async fn bookmarks_advance_the_version_of_an_idle_resource() {
     test.until(|it| it.node("n2").is_some()).await;
     let requests = server.requests();
     let nodes = requests.iter().find(|it| it.starts_with("/api/v1/nodes")).unwrap();
-    assert!(nodes.ends_with(newest), "{nodes}");
+    assert!(nodes.ends_with(&format!("resourceVersion={newest}")), "{nodes}");
 }
 
 #[tokio::test]
