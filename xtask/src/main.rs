@@ -64,6 +64,9 @@ enum Task {
     /// Kill the proxy, or fail its system call, at each step that changes something, under load (as root).
     #[command(disable_help_flag = true)]
     KillMatrix(Forwarded),
+    /// Simulate the control path from seeds: API server, brains and agents in one thread, with every fault between them.
+    #[command(disable_help_flag = true)]
+    Simulate(Forwarded),
     /// Measure latency, CPU and memory, and print the figures next to their goals, or write the page of figures with plots.
     #[command(disable_help_flag = true)]
     Bench(Forwarded),
@@ -165,19 +168,25 @@ fn perform(task: Task) -> Result<()> {
             }
             Ok(())
         }
-        Task::Demo(it) => become_task("demo", &it),
-        Task::Vmtest(it) => become_task("vmtest", &it),
-        Task::Soak(it) => become_task("soak", &it),
-        Task::KillMatrix(it) => become_task("kill-matrix", &it),
-        Task::Bench(it) => become_task("bench", &it),
-        Task::Conformance(it) => become_task("conformance", &it),
+        Task::Demo(it) => become_task("demo", &[], &it),
+        Task::Vmtest(it) => become_task("vmtest", &[], &it),
+        Task::Soak(it) => become_task("soak", &[], &it),
+        Task::KillMatrix(it) => become_task("kill-matrix", &[], &it),
+        // Without optimisations it takes ten times as long.
+        Task::Simulate(it) => become_task("simulation", &["--release"], &it),
+        Task::Bench(it) => become_task("bench", &[], &it),
+        Task::Conformance(it) => become_task("conformance", &[], &it),
     }
 }
 
 /// Builds the crate of a task and replaces this process with it: signals and the exit code are the task's own.
-fn become_task(package: &str, forwarded: &Forwarded) -> Result<()> {
+fn become_task(package: &str, options: &[&str], forwarded: &Forwarded) -> Result<()> {
     let mut command = cargo();
-    command.args(["run", "--package", package, "--target-dir"]).arg(workspace().join("target"));
+    command
+        .args(["run", "--package", package])
+        .args(options)
+        .arg("--target-dir")
+        .arg(workspace().join("target"));
     Err(command.arg("--").args(&forwarded.arguments).exec()).context("cannot start cargo")
 }
 

@@ -60,7 +60,7 @@ fn a_lower_crate_never_imports_a_higher_one() {
 }
 
 /// Every crate of the workspace with its folder, from the highest layer to the lowest.
-const LAYERS: [(&str, &str); 30] = [
+const LAYERS: [(&str, &str); 31] = [
     ("xtask", "xtask"),
     ("vmtest", "tests/vmtest"),
     ("conformance", "tests/conformance"),
@@ -68,6 +68,7 @@ const LAYERS: [(&str, &str); 30] = [
     ("demo", "tests/demo"),
     ("soak", "tests/soak"),
     ("kill-matrix", "tests/kill-matrix"),
+    ("simulation", "tests/simulation"),
     ("fuzz", "tests/fuzz"),
     ("tests", "tests"),
     ("build-tools", "xtask/build-tools"),

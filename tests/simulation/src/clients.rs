@@ -1,0 +1,277 @@
+//! Clients of brains: agents as the product's, and clients of other versions, with some of the extensions of KPNG's API or with
+//! none.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use proxy_contract::{
+    client::{Incremental, ServiceEndpoints, State},
+    localnetv1::NextFilter,
+    localv1::{
+        Endpoint, Extension, Node, OpItem, Service, Set, WatchReq, op_item::Op, sets_client::SetsClient,
+    },
+};
+use publish::upstream::Upstream;
+use tokio::{
+    sync::mpsc,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, transport};
+use tower::service_fn;
+use wire::Extensions;
+
+use crate::{
+    brain::client_of,
+    history,
+    kernel::{self, Kernel},
+    network::Server,
+    truth::Observed,
+    world::{Name, World},
+};
+
+/// What a client is.
+#[derive(Clone)]
+pub(crate) enum Kind {
+    /// The product's agent.
+    Agent(Kernel),
+    /// With KPNG's API alone, and no code of ours.
+    Kpng,
+    /// The library's full states, with these extensions.
+    Watch(Extensions),
+    /// The library's callbacks, with these extensions.
+    Incremental(Extensions),
+    /// The library's long poll, with these extensions.
+    Poll(Extensions),
+}
+
+/// A client that can be killed and started.
+pub(crate) struct Client {
+    name: Name,
+    node: &'static str,
+    /// The brain that it follows.
+    brain: usize,
+    kind: Kind,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Client {
+    pub(crate) fn new(name: Name, node: &'static str, brain: usize, kind: Kind) -> Self {
+        Self { name, node, brain, kind, task: None }
+    }
+
+    pub(crate) fn start(&mut self, world: &World) {
+        let Self { name, node, brain, kind, .. } = self;
+        history::note(format_args!("{name} starts, for {node} at brain {brain}: {}", kind.describe()));
+        let (name, node, brain, world) = (*name, *node, *brain, world.clone());
+        let client = client_of(&world, name, brain, node);
+        self.task = Some(match kind.clone() {
+            Kind::Agent(kernel) => tokio::spawn(async move {
+                let upstream = Upstream::new(client, node).confirmed_by(kernel.active.subscribe());
+                tokio::select! {
+                    () = upstream.run() => history::fail("following a brain has ended"),
+                    () = kernel::drive(&kernel, upstream.subscribe(), &world) => history::fail("no more states"),
+                }
+            }),
+            Kind::Kpng => tokio::spawn(kpng(name, node, brain, world)),
+            Kind::Watch(extensions) => tokio::spawn(async move {
+                let mut states = client.request_extensions(extensions.iter()).watch();
+                while let Some(state) = states.next().await {
+                    world.observe(name, view(extensions, State::clone(&state)));
+                }
+            }),
+            Kind::Poll(extensions) => tokio::spawn(async move {
+                let mut states = client.request_extensions(extensions.iter()).poll(NextFilter::default());
+                while let Some(state) = states.next().await {
+                    world.observe(name, view(extensions, State::clone(&state)));
+                }
+            }),
+            Kind::Incremental(extensions) => tokio::spawn(async move {
+                let client = client.request_extensions(extensions.iter());
+                let mut backend = Callbacks { name, extensions, world, state: State::default() };
+                match client.run(&mut backend).await {}
+            }),
+        });
+    }
+
+    /// Kills it and starts it again: it knows nothing but what is in its kernel.
+    pub(crate) async fn restart(&mut self, world: &World) {
+        if let Some(task) = self.task.take() {
+            history::note(format_args!("{} is killed", self.name));
+            task.abort();
+            // It was killed.
+            let _ = task.await;
+            world.network.close_client(self.name);
+        }
+        self.start(world);
+    }
+}
+
+impl Kind {
+    fn describe(&self) -> String {
+        let with =
+            |what: &str, it: &Extensions| format!("{what} with {:?}", it.iter().collect::<Vec<Extension>>());
+        match self {
+            Self::Agent(_) => "an agent".to_owned(),
+            Self::Kpng => "KPNG's API alone".to_owned(),
+            Self::Watch(it) => with("full states", it),
+            Self::Incremental(it) => with("callbacks", it),
+            Self::Poll(it) => with("long poll", it),
+        }
+    }
+}
+
+/// What a client of the library has. When its endpoints were changed is no part of what a state means.
+fn view(extensions: Extensions, state: State) -> Observed {
+    let mut services = state.services;
+    for it in services.values_mut() {
+        Arc::make_mut(it).service.trigger_time = None;
+    }
+    Observed::View(extensions, Arc::new(State { revision: None, extensions: Vec::new(), services, ..state }))
+}
+
+/// A backend with callbacks.
+struct Callbacks {
+    name: Name,
+    extensions: Extensions,
+    world: World,
+    state: State,
+}
+
+impl Callbacks {
+    fn endpoints(&mut self, namespace: &str, service: &str) -> &mut BTreeMap<Arc<str>, Arc<Endpoint>> {
+        let path = format!("{namespace}/{service}");
+        match self.state.services.get_mut(path.as_str()) {
+            Some(it) => &mut Arc::make_mut(it).endpoints,
+            None => history::fail(format_args!("{}: an endpoint without its Service {path}", self.name)),
+        }
+    }
+}
+
+impl Incremental for Callbacks {
+    fn set_service(&mut self, service: &Service) {
+        let path = format!("{}/{}", service.namespace, service.name).into();
+        Arc::make_mut(self.state.services.entry(path).or_default()).service = service.clone();
+    }
+
+    fn delete_service(&mut self, namespace: &str, name: &str) {
+        if !self.endpoints(namespace, name).is_empty() {
+            history::fail(format_args!("{}: {namespace}/{name} is deleted before its endpoints", self.name));
+        }
+        self.state.services.remove(format!("{namespace}/{name}").as_str());
+    }
+
+    fn set_endpoint(&mut self, namespace: &str, service: &str, key: &str, endpoint: &Endpoint) {
+        self.endpoints(namespace, service).insert(key.into(), Arc::new(endpoint.clone()));
+    }
+
+    fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str) {
+        self.endpoints(namespace, service).remove(key);
+    }
+
+    fn set_node(&mut self, node: &Node) {
+        self.state.nodes.insert(node.name.as_str().into(), Arc::new(node.clone()));
+    }
+
+    fn delete_node(&mut self, name: &str) {
+        self.state.nodes.remove(name);
+    }
+
+    fn sync(&mut self) {
+        // There are no callbacks for ServiceCIDRs.
+        let extensions = Extensions { service_cidrs: false, ..self.extensions };
+        self.world.observe(self.name, view(extensions, self.state.clone()));
+    }
+}
+
+/// How long a client of KPNG's API waits for a connection, and for an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A client of KPNG's API, written from its rules alone.
+async fn kpng(name: Name, node: &'static str, brain: usize, world: World) {
+    let mut items = BTreeMap::new();
+    loop {
+        let Err(error) = kpng_stream(name, node, brain, &world, &mut items).await;
+        history::note(format_args!("{name} reconnects: {:?}", error.code()));
+        sleep(Duration::from_millis(fastrand::u64(50..5_000))).await;
+    }
+}
+
+async fn kpng_stream(
+    name: Name,
+    node: &str,
+    brain: usize,
+    world: &World,
+    items: &mut BTreeMap<(i32, String), Vec<u8>>,
+) -> Result<std::convert::Infallible, Status> {
+    let network = world.network.clone();
+    let connector = service_fn(move |_: tonic::codegen::http::Uri| {
+        let connecting = network.connect(name, Server::Brain(brain));
+        async { connecting.await.map(TokioIo::new) }
+    });
+    let endpoint = transport::Endpoint::from_static("http://brain")
+        .http2_keep_alive_interval(Duration::from_secs(20))
+        .keep_alive_while_idle(true);
+    let connecting = timeout(ANSWER_TIMEOUT, endpoint.connect_with_connector(connector));
+    let channel = connecting.await.map_err(|_| Status::unavailable("no connection"))?;
+    let mut sets = SetsClient::new(channel.map_err(|_| Status::unavailable("refused"))?);
+    let (requests, receiver) = mpsc::channel(1);
+    let request = || WatchReq { node_name: node.to_owned(), ..WatchReq::default() };
+    let _ = requests.send(request()).await;
+    let opening = timeout(ANSWER_TIMEOUT, sets.watch(ReceiverStream::new(receiver)));
+    let mut stream = opening.await.map_err(|_| Status::unavailable("no answer"))??.into_inner();
+    // What was not sent since the reset.
+    let mut void = BTreeSet::new();
+    loop {
+        let OpItem { op } = stream.message().await?.ok_or_else(|| Status::ok("the end"))?;
+        match op {
+            Some(Op::Reset(_)) => void = items.keys().cloned().collect(),
+            Some(Op::Set(it)) => {
+                let of = it.r#ref.unwrap_or_default();
+                let key = (of.set, of.path);
+                void.remove(&key);
+                items.insert(key, it.bytes.to_vec());
+            }
+            Some(Op::Delete(of)) => drop(items.remove(&(of.set, of.path))),
+            Some(Op::Sync(_)) => {
+                std::mem::take(&mut void).iter().for_each(|it| drop(items.remove(it)));
+                world.observe(name, view(Extensions::default(), state_of(name, items)));
+                let _ = requests.send(request()).await;
+            }
+            other => history::fail(format_args!("{name} was sent what it does not know: {other:?}")),
+        }
+    }
+}
+
+fn state_of(name: Name, items: &BTreeMap<(i32, String), Vec<u8>>) -> State {
+    let mut state = State::default();
+    for ((set, path), bytes) in items {
+        match Set::try_from(*set) {
+            Ok(Set::ServicesSet) => {
+                let service: Service = decode(name, path, bytes);
+                let it = ServiceEndpoints { service, ..ServiceEndpoints::default() };
+                state.services.insert(path.as_str().into(), Arc::new(it));
+            }
+            Ok(Set::EndpointsSet) => {
+                let endpoint: Endpoint = decode(name, path, bytes);
+                let (service, key) = path.rsplit_once('/').unwrap_or_default();
+                match state.services.get_mut(service) {
+                    Some(it) => drop(Arc::make_mut(it).endpoints.insert(key.into(), Arc::new(endpoint))),
+                    None => history::fail(format_args!("{name}: {path} is an endpoint without its Service")),
+                }
+            }
+            _ => history::fail(format_args!("{name} was sent an item of set {set}")),
+        }
+    }
+    state
+}
+
+fn decode<T: Message + Default>(name: Name, path: &str, bytes: &[u8]) -> T {
+    T::decode(bytes).unwrap_or_else(|error| history::fail(format_args!("{name}: {path}: {error}")))
+}

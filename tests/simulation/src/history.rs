@@ -1,0 +1,65 @@
+//! What has happened in a simulation, and a hash of it with every byte that was sent.
+
+use std::{
+    fmt::Display,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    process::exit,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+#[derive(Default)]
+struct History {
+    begin: Option<Instant>,
+    lines: Vec<String>,
+    hash: DefaultHasher,
+}
+
+static HISTORY: Mutex<Option<History>> = Mutex::new(None);
+
+fn locked() -> MutexGuard<'static, Option<History>> {
+    HISTORY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The time since the beginning; within a runtime.
+pub(crate) fn now() -> Duration {
+    let mut history = locked();
+    history.get_or_insert_default().begin.get_or_insert_with(Instant::now).elapsed()
+}
+
+/// Records what happens; within a runtime.
+pub(crate) fn note(what: impl Display) {
+    let line = format!("{:>10.3} s  {what}", now().as_secs_f64());
+    tracing::info!("{line}");
+    let mut history = locked();
+    let history = history.get_or_insert_default();
+    line.hash(&mut history.hash);
+    history.lines.push(line);
+}
+
+/// Records bytes that arrive, in the hash only.
+pub(crate) fn data(link: u64, bytes: &[u8]) {
+    let now = now();
+    (now, link, bytes).hash(&mut locked().get_or_insert_default().hash);
+}
+
+/// The hash of everything so far.
+pub(crate) fn hash() -> u64 {
+    locked().get_or_insert_default().hash.finish()
+}
+
+/// Prints what has happened.
+pub(crate) fn print() {
+    for line in &locked().get_or_insert_default().lines {
+        println!("{line}");
+    }
+}
+
+/// Prints what has happened and ends the process: the simulation has found a defect.
+pub(crate) fn fail(defect: impl Display) -> ! {
+    print();
+    println!("\nDEFECT: {defect}");
+    exit(1)
+}

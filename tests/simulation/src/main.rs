@@ -1,0 +1,107 @@
+//! `cargo xtask simulate`: the control path, simulated from a seed.
+//!
+//! The API server's watches, brains, their gRPC servers, agents and other clients are the product's own code, in one thread on
+//! paused time; the network, the API server and the kernels are simulated. Everything that happens depends on the seed alone.
+//!
+//! Invariant: a seed is a process. Nothing that one leaves behind reaches another, so that it can be run again.
+
+mod brain;
+mod chance;
+mod clients;
+mod history;
+mod kernel;
+mod manifest;
+mod network;
+mod runs;
+mod simulation;
+mod truth;
+mod world;
+
+use std::{panic, process::ExitCode, thread, time::Duration};
+
+use anyhow::Result;
+use build_tools::command::exit_code;
+use clap::Parser;
+use tokio::runtime;
+
+/// Simulate the control path from seeds: API server, brains and agents, with every fault between them.
+///
+/// Watches that break and expire, connections that are late, cut at any byte or silent, brains and agents that are killed, clients
+/// of other versions, clocks that jump, states that cannot be applied. Each state that a consumer has must be one that was true,
+/// and none that was true before the one it had; when all faults have ended, all must have the newest. A seed that fails is printed
+/// with its history.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask simulate", max_term_width = 100)]
+struct Arguments {
+    /// How many seeds
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    seeds: u64,
+    /// The first seed
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    from: u64,
+    /// How long at most
+    #[arg(long, value_name = "M")]
+    minutes: Option<u64>,
+    /// Only this seed, with its history
+    #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "from", "minutes"])]
+    seed: Option<u64>,
+    /// With `--seed`: print the log of all processes, too
+    #[arg(long, requires = "seed")]
+    log: bool,
+    /// Only the result of the seed
+    #[arg(long, requires = "seed", hide = true)]
+    brief: bool,
+    /// With kernels that forget some of what they are to apply, which must be found
+    #[arg(long, hide = true)]
+    lossy: bool,
+}
+
+/// How long a simulation may take, by the system's clock.
+const MAX_DURATION: Duration = Duration::from_secs(120);
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match arguments.seed {
+        Some(seed) => exit_code(simulate(seed, &arguments)),
+        None => exit_code(runs::run(arguments.from, arguments.seeds, arguments.minutes, arguments.lossy)),
+    }
+}
+
+/// Simulates a seed in this process.
+fn simulate(seed: u64, arguments: &Arguments) -> Result<()> {
+    chance::begin(seed);
+    panic::set_hook(Box::new(|panic| history::fail(panic)));
+    thread::spawn(|| {
+        thread::sleep(MAX_DURATION);
+        history::fail(format_args!("no end after {MAX_DURATION:?}: something is busy without waiting"))
+    });
+    if arguments.log {
+        tracing_subscriber::fmt()
+            .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+            .with_writer(std::io::stderr)
+            .init();
+    }
+    let is_lossy = arguments.lossy;
+    // The standard library asks for randomness once for each thread.
+    let simulation = thread::spawn(move || {
+        fastrand::seed(seed);
+        let runtime = runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
+        runtime.block_on(async {
+            let summary = simulation::run(is_lossy).await;
+            Ok::<_, std::io::Error>((summary, history::now()))
+        })
+    });
+    let (summary, took) =
+        simulation.join().unwrap_or_else(|_| history::fail("the simulation has panicked"))?;
+    if !arguments.brief {
+        history::print();
+    }
+    println!(
+        "seed {seed}: {} states checked in {} s; all had the newest {:.1} s after the last fault; hash {:016x}",
+        summary.checked,
+        took.as_secs(),
+        summary.convergence.as_secs_f64(),
+        history::hash()
+    );
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! Many seeds, each in a process of its own, as many at a time as there are processors.
+
+use std::{
+    env,
+    process::{Command, Output},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use build_tools::command::status;
+
+/// How often the progress is shown.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+/// How many failing seeds are printed with their histories.
+const MAX_HISTORIES: usize = 3;
+
+/// Simulates the seeds from `first` on, until there were as many as `count` or the time is over.
+pub(crate) fn run(first: u64, count: u64, minutes: Option<u64>, is_lossy: bool) -> Result<()> {
+    let begin = Instant::now();
+    let until = minutes.map(|it| begin + Duration::from_secs(60 * it));
+    let (next, done) = (AtomicU64::new(first), AtomicU64::new(0));
+    let failed = Mutex::new(Vec::new());
+    let last_shown = Mutex::new(begin);
+    let worker = || -> Result<()> {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= first.saturating_add(count) || until.is_some_and(|it| Instant::now() >= it) {
+                return Ok(());
+            }
+            let Output { status: outcome, stdout, stderr } = simulate(seed, is_lossy)?;
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+            let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+            if !outcome.success() {
+                if failed.len() < MAX_HISTORIES {
+                    println!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+                }
+                status("Failed", &format!("seed {seed}; again with --seed {seed}"));
+                failed.push(seed);
+            }
+            let mut last_shown = last_shown.lock().unwrap_or_else(PoisonError::into_inner);
+            if last_shown.elapsed() >= PROGRESS_INTERVAL {
+                *last_shown = Instant::now();
+                status("Simulated", &progress(done, begin, failed.len()));
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().try_for_each(|it| it.join().expect("a worker does not panic"))
+    })?;
+    let mut failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let done = done.into_inner();
+    status("Simulated", &progress(done, begin, failed.len()));
+    if failed.is_empty() {
+        return Ok(());
+    }
+    failed.sort_unstable();
+    bail!("{} of {done} seeds fail: {failed:?}", failed.len())
+}
+
+fn progress(done: u64, begin: Instant, failed: usize) -> String {
+    let seconds = begin.elapsed().as_secs_f64();
+    format!("{done} seeds in {seconds:.0} s, {:.0} per minute, {failed} failed", 60.0 * done as f64 / seconds)
+}
+
+/// Simulates one in a process of its own.
+fn simulate(seed: u64, is_lossy: bool) -> Result<Output> {
+    let mut command = Command::new(env::current_exe().context("where this program is")?);
+    command.args(["--brief", "--seed", &seed.to_string()]).args(is_lossy.then_some("--lossy"));
+    command.output().context("cannot start a simulation")
+}

@@ -1,0 +1,120 @@
+//! What the processes of a simulation share: the network, the truth, and what each consumer of states has.
+//!
+//! Invariant: whenever a consumer has a state, it is one that was true, and none that was true before the one that it had.
+//!
+//! There is one exception, which Kubernetes' API makes: the first list of a client may come from a server whose cache is behind.
+//! So a brain that starts may have an older state than the one before; how much older is what the simulated server's cache
+//! lacks. And it may start without the ServiceCIDRs, which are optional.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use api_server::ApiServer;
+
+use crate::{
+    history,
+    network::Network,
+    truth::{Observed, Seen, Truth, Versions},
+};
+
+/// The name of a consumer.
+pub(crate) type Name = &'static str;
+
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) network: Network,
+    pub(crate) server: Arc<ApiServer>,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    truth: Truth,
+    consumers: BTreeMap<Name, Consumer>,
+    /// How many of the next attempts of datapaths to apply a state fail.
+    failing_applies: u32,
+    checked: u64,
+}
+
+struct Consumer {
+    node: &'static str,
+    seen: Seen,
+    has: Option<Observed>,
+}
+
+impl World {
+    pub(crate) fn new(network: Network, server: ApiServer, truth: Truth) -> Self {
+        let state = State { truth, consumers: BTreeMap::new(), failing_applies: 0, checked: 0 };
+        Self { network, server: Arc::new(server), state: Arc::new(Mutex::new(state)) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the cluster.
+    pub(crate) fn change(&self) {
+        let what = self.state().truth.change(&self.server);
+        history::note(what);
+    }
+
+    /// Adds who consumes the states of a node; nothing older than `oldest` is expected.
+    pub(crate) fn add_consumer(&self, name: Name, node: &'static str, oldest: Versions) {
+        self.state().consumers.insert(name, Consumer { node, seen: Seen::from(oldest), has: None });
+    }
+
+    /// The oldest state that a brain may have that starts now, if lists lack as many changes as this.
+    pub(crate) fn oldest_at_start(&self, list_lag: u64) -> Versions {
+        self.state().truth.oldest_at_start(list_lag)
+    }
+
+    /// A brain that watches the API server starts: states as old as `oldest` are no defect.
+    pub(crate) fn go_back(&self, oldest: Versions) {
+        self.state().consumers.values_mut().for_each(|it| it.seen.go_back(oldest));
+    }
+
+    /// A consumer has a state.
+    pub(crate) fn observe(&self, name: Name, observed: Observed) {
+        let mut state = self.state();
+        let State { truth, consumers, checked, .. } = &mut *state;
+        let Some(consumer) = consumers.get_mut(name) else { return };
+        *checked += 1;
+        let before = consumer.seen.clone();
+        if !truth.follow(&mut consumer.seen, consumer.node, &observed) {
+            let newest = truth.newest();
+            history::fail(format_args!(
+                "{name} has a state that was never true, or not any more: it had one of the versions {before:?} \
+                 (of Services, EndpointSlices, Nodes, ServiceCIDRs; newest: {newest:?}), and now has\n{observed:#?}"
+            ));
+        }
+        history::note(format_args!("{name} has {:?}", consumer.seen));
+        consumer.has = Some(observed);
+    }
+
+    /// Who does not have the newest state.
+    pub(crate) fn behind(&self) -> Vec<Name> {
+        let mut state = self.state();
+        let State { truth, consumers, .. } = &mut *state;
+        let mut is_newest = |it: &Consumer| it.has.as_ref().is_some_and(|has| truth.is_newest(it.node, has));
+        consumers.iter().filter(|(_, it)| !is_newest(it)).map(|(name, _)| *name).collect()
+    }
+
+    /// The next attempts of datapaths to apply a state fail.
+    pub(crate) fn fail_applies(&self, count: u32) {
+        self.state().failing_applies = count;
+    }
+
+    /// Whether an attempt to apply a state fails.
+    pub(crate) fn fails(&self) -> bool {
+        let failing = &mut self.state().failing_applies;
+        let fails = *failing > 0;
+        *failing = failing.saturating_sub(1);
+        fails
+    }
+
+    /// How many states were checked.
+    pub(crate) fn checked(&self) -> u64 {
+        self.state().checked
+    }
+}
