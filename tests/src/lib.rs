@@ -28,6 +28,7 @@ pub mod sandbox;
 pub mod skip;
 pub mod test_cluster;
 pub mod test_node;
+pub mod trace;
 
 pub use agent::{Agent, AgentCommand, Build, run};
 pub use client::{EchoConnection, Transport, connect_error, request};
@@ -43,6 +44,7 @@ pub use sandbox::Sandbox;
 pub use skip::skip;
 pub use test_cluster::TestCluster;
 pub use test_node::TestNode;
+pub use trace::Trace;
 
 use std::{
     env,

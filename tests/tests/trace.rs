@@ -9,15 +9,14 @@ use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     os::unix::net::UnixStream,
-    process::{self, Child, Command, Stdio},
-    sync::mpsc::{self, Receiver},
+    process::{self, Command},
     thread,
 };
 
 use aya::programs::{ProgramInfo, links::PinnedLink, loaded_programs};
 use serde_json::Value;
 use tests::{
-    Build, EchoConnection, TIMEOUT, TestNode, Transport,
+    Build, EchoConnection, TIMEOUT, TestNode, Trace, Transport,
     agent::{self, Output, run, status_socket},
     client::{exchange, udp_socket},
     eventually,
@@ -40,59 +39,9 @@ fn hostile_process() {
     pod::attack();
 }
 
-/// `trace --output json`, until it is dropped.
-struct Trace {
-    child: Child,
-    lines: Receiver<Value>,
-}
-
-impl Trace {
-    /// Starts it, and waits until the programs report.
-    #[track_caller]
-    fn start(node: &TestNode, arguments: &[&str]) -> Self {
-        let mut command = trace(node);
-        command.args(["--output", "json"]).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut first = String::new();
-        BufReader::new(child.stderr.take().unwrap()).read_line(&mut first).unwrap();
-        assert_eq!(first, "tracing\n");
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                let line = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
-                if sender.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        Self { child, lines }
-    }
-
-    /// The next line.
-    #[track_caller]
-    fn next(&self) -> Value {
-        self.lines.recv_timeout(TIMEOUT).expect("another line comes")
-    }
-
-    /// The lines before that of a connect to this address.
-    #[track_caller]
-    fn until(&self, destination: SocketAddr) -> Vec<Value> {
-        let mut lines = Vec::new();
-        loop {
-            match self.next() {
-                line if line["destination"] == destination.to_string() => return lines,
-                line => lines.push(line),
-            }
-        }
-    }
-}
-
-impl Drop for Trace {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+#[track_caller]
+fn start(node: &TestNode, arguments: &[&str]) -> Trace {
+    Trace::start(trace(node).args(arguments))
 }
 
 fn trace(node: &TestNode) -> Command {
@@ -147,7 +96,7 @@ fn every_connect_is_traced_and_nothing_else() {
     const REQUESTS: usize = 50;
     let Some(mut node) = node_or_skip(&[web([1, 2]), other4([1])]) else { return };
     assert!(are_products(&node));
-    let trace = Trace::start(&node, &[]);
+    let trace = start(&node, &[]);
     assert!(!are_products(&node));
     // While the agent checks and probes its programs.
     node.wait_until_ready();
@@ -207,7 +156,7 @@ fn what_is_not_redirected_is_traced_with_its_reason() {
     node.write(&[web4([1]), other4([])]);
     let excluded = node.sandbox().cgroup().join("excluded");
     node.start(&["--socket-lb-exclude-cgroup", excluded.to_str().unwrap()]);
-    let trace = Trace::start(&node, &[]);
+    let trace = start(&node, &[]);
     assert_eq!(TcpStream::connect((OTHER4, 80)).unwrap_err().raw_os_error(), Some(nix::libc::ECONNREFUSED));
     let line = trace.next();
     assert_eq!((&line["verdict"], &line["service"]), (&"noEndpoints".into(), &"default/other".into()));
@@ -235,7 +184,7 @@ fn what_is_not_redirected_is_traced_with_its_reason() {
     drop(trace);
 
     // Every destination, and every datagram, on request.
-    let trace = Trace::start(&node, &["--all"]);
+    let trace = start(&node, &["--all"]);
     drop(TcpStream::connect((endpoint(1)[0], TARGET_PORT)).unwrap());
     let passed = SocketAddr::new(endpoint(1)[0], TARGET_PORT);
     assert!(trace.until(passed).is_empty());
@@ -250,7 +199,7 @@ fn a_filter_lets_through_what_it_names() {
     let from_pod = || Pod::attack(node.sandbox(), "pod", &Attack::connect_tcp(1, other)).unwrap();
     #[track_caller]
     fn check(node: &TestNode, arguments: &[&str], before: impl Fn(), wanted: impl Fn(), expect: SocketAddr) {
-        let trace = Trace::start(node, arguments);
+        let trace = start(node, arguments);
         before();
         wanted();
         let line = trace.next();
@@ -272,7 +221,7 @@ fn a_filter_lets_through_what_it_names() {
         (&by_uid, ["--pod".to_owned(), uid.to_owned()]),
     ] {
         fs::create_dir(path).unwrap();
-        let trace = Trace::start(&node, &arguments.each_ref().map(String::as_str));
+        let trace = start(&node, &arguments.each_ref().map(String::as_str));
         connect(web);
         move_to(path, process::id()).unwrap();
         connect(other);
@@ -297,7 +246,7 @@ fn failures_alone_are_traced_on_request() {
     ]) else {
         return;
     };
-    let trace = Trace::start(&node, &["--failed"]);
+    let trace = start(&node, &["--failed"]);
     drop(EchoConnection::connect(web4_address()).unwrap());
     TcpStream::connect((OTHER4, 80)).unwrap_err();
     assert_eq!(trace.next()["verdict"], "noEndpoints");
@@ -312,7 +261,7 @@ fn failures_alone_are_traced_on_request() {
 #[test]
 fn the_end_of_each_connection_is_traced_on_request() {
     let Some(node) = node_or_skip(&[web4([1])]) else { return };
-    let trace = Trace::start(&node, &["--close"]);
+    let trace = start(&node, &["--close"]);
     let connection = TcpStream::connect(web4_address()).unwrap();
     assert_eq!(trace.next()["event"], "connect");
     drop(connection);
@@ -335,7 +284,7 @@ fn the_steps_of_a_decision_are_traced_on_request() {
     const NODE_PORT: u16 = 30_080;
     let web = web4([1, 2]).node_port(NODE_PORT).affinity(3600);
     let Some(node) = node_or_skip(&[web, other4([1])]) else { return };
-    let trace = Trace::start(&node, &["-v", "--service", "default/web"]);
+    let trace = start(&node, &["-v", "--service", "default/web"]);
     let steps = || {
         let line = trace.next();
         let steps = line["steps"].as_array().unwrap_or_else(|| panic!("{line}")).clone();
@@ -368,7 +317,7 @@ fn the_steps_of_a_decision_are_traced_on_request() {
 #[test]
 fn session_affinity_is_traced() {
     let Some(node) = node_or_skip(&[web4([1, 2]).affinity(3600)]) else { return };
-    let trace = Trace::start(&node, &["--count", "2"]);
+    let trace = start(&node, &["--count", "2"]);
     let first = request(Transport::Tcp, web4_address()).unwrap();
     assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), first);
     let (new, kept) = (trace.next(), trace.next());
@@ -384,18 +333,18 @@ fn the_products_programs_return_however_the_trace_ends() {
     let ended_by_time = run(trace(&node).args(["--for", "100ms"]));
     assert_eq!(ended_by_time.code, Some(0), "{ended_by_time:?}");
     assert!(eventually(TIMEOUT, || are_products(&node)));
-    let mut killed = Trace::start(&node, &[]);
+    let mut killed = start(&node, &[]);
     assert!(!are_products(&node));
-    killed.child.kill().unwrap();
+    killed.kill();
     assert!(eventually(TIMEOUT, || are_products(&node)));
     // Of an agent that ends.
-    let traced = Trace::start(&node, &[]);
+    let traced = start(&node, &[]);
     node.terminate();
     assert!(are_products(&node));
     drop(traced);
     node.start(&[]);
     // Of an agent that is killed, the next start.
-    let traced = Trace::start(&node, &[]);
+    let traced = start(&node, &[]);
     node.kill();
     assert!(!are_products(&node));
     drop(traced);
@@ -408,7 +357,7 @@ fn the_products_programs_return_however_the_trace_ends() {
 #[test]
 fn one_trace_runs_at_a_time_and_what_cannot_be_traced_is_said() {
     let Some(mut node) = node_or_skip(&[web4([1])]) else { return };
-    let first = Trace::start(&node, &["--service", "default/web"]);
+    let first = start(&node, &["--service", "default/web"]);
     let error = refused(&node, &[]);
     assert!(error.contains("another trace runs since 2"), "{error}");
     assert!(error.contains("with --service default/web: one trace runs at a time"), "{error}");
@@ -475,7 +424,7 @@ fn traced_programs_stay_far_below_the_verifier_limit() {
         &["--failed", "--all", "-v"],
         &["--service", "default/web", "--pid", "1", "--to", "::1"],
     ] {
-        let _trace = Trace::start(&node, arguments);
+        let _trace = start(&node, arguments);
         for hook in TRACED {
             let (linked, _) = programs(&node, hook);
             let program = loaded_programs().flatten().find(|it| it.id() == linked).unwrap();

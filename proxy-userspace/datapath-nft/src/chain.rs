@@ -38,6 +38,10 @@ pub(super) enum Hook {
     PreroutingRaw,
     /// Every packet of local processes, before conntrack.
     OutputRaw,
+    /// Every packet for local processes, after everything else.
+    InputLast,
+    /// Every packet that leaves, after everything else.
+    PostroutingLast,
 }
 
 impl Hook {
@@ -45,7 +49,7 @@ impl Hook {
     ///
     /// The first chain that translates a connection decides, so ours come before those of others, as kube-proxy's, at
     /// `NF_IP_PRI_NAT_DST` (-100) and `NF_IP_PRI_NAT_SRC` (100). For other packets that is `NF_IP_PRI_MANGLE`: after
-    /// conntrack, `NF_IP_PRI_RAW`: before it, or `NF_IP_PRI_FILTER`: after translation.
+    /// conntrack, `NF_IP_PRI_RAW`: before it, `NF_IP_PRI_FILTER`: after translation, or `NF_IP_PRI_LAST`.
     pub(super) fn place(self) -> (&'static str, u32, i32) {
         match self {
             Self::Prerouting => ("nat", 0, -102),
@@ -59,6 +63,8 @@ impl Hook {
             Self::OutputEach => ("filter", 3, -150),
             Self::PreroutingRaw => ("filter", 0, -300),
             Self::OutputRaw => ("filter", 3, -300),
+            Self::InputLast => ("filter", 1, i32::MAX),
+            Self::PostroutingLast => ("filter", 4, i32::MAX),
         }
     }
 }

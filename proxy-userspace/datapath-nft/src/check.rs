@@ -19,13 +19,15 @@ use nix::errno::Errno;
 use crate::{
     affinity,
     config::{Config, Host},
-    datapath::{FAMILIES, named},
+    datapath::named,
     endpoint_selector::{MatchKey, Selector},
     error::Error,
     rules::TableConfig,
     snapshot::Snapshot,
     source_list,
-    tables::{Command, SUBSYSTEM, TABLE_FLAGS, TABLE_IS_DORMANT, TABLE_NAME, TRIAL_TABLE, delete_chain},
+    tables::{
+        Command, FAMILIES, SUBSYSTEM, TABLE_FLAGS, TABLE_IS_DORMANT, TABLE_NAME, TRIAL_TABLE, delete_chain,
+    },
     transaction::{DesiredTable, batch, describe},
     watch::Watch,
 };

@@ -32,13 +32,12 @@ use crate::{
     rules::TableConfig,
     schema::{Bytes, Map, number},
     snapshot::Snapshot,
-    tables::{SUBSYSTEM, TABLE_NAME, delete_table},
+    tables::{FAMILIES, SUBSYSTEM, TABLE_NAME, delete_table},
+    trace,
     transaction::{DesiredTable, Difference, base_chains, can_own_tables, commit},
     watch::Watch,
 };
 
-/// Both families, in the order of writing.
-pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 /// `NFNLGRP_NFTABLES`, as a mask.
 const NFTABLES_GROUP: u32 = 1 << (7 - 1);
 
@@ -124,6 +123,7 @@ impl Datapath {
         let mut netfilter = Netfilter::open().map_err(Error::Open)?;
         // A process that may not list tables may not write them.
         Snapshot::find(&mut netfilter, Family::V4)?;
+        trace::remove(&mut netfilter);
         let is_owner = can_own_tables(&mut netfilter);
         let changed = Arc::new(ChangeFlag::default());
         let port = netfilter.port();
@@ -567,6 +567,7 @@ pub fn cleanup() -> Result<bool, Error> {
         }
     }
     let were_there = !messages.is_empty();
+    trace::remove(&mut netfilter);
     commit(&mut netfilter, messages)?;
     Ok(were_there)
 }

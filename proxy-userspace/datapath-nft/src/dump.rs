@@ -8,13 +8,13 @@ use model::Family;
 
 use crate::{
     affinity_numbers::SERVICE_PORT_MASK,
-    datapath::FAMILIES,
     elements::{Element, Elements, Value},
     endpoint_selector::{DROP, MatchKey, REFUSE, Selector, slot_of, slot_word},
     error::Error,
     rules::FrontendPolicy,
     schema::{Bytes, Field, Map, Parts, list_name},
     snapshot::{self, Members, Snapshot, number_in, protocol_of},
+    tables::FAMILIES,
 };
 use datapath::{ActiveFrontend, FrontendAddress, unspecified};
 use netlink::Netfilter;

@@ -39,6 +39,17 @@ pub enum Error {
         #[source]
         errno: Errno,
     },
+    /// A trace of packets has too many destinations.
+    #[error("{count} addresses are too many to follow packets to: at most {max}; use --to")]
+    TooManyTracedDestinations {
+        /// How many were asked for.
+        count: usize,
+        /// How many there may be.
+        max: usize,
+    },
+    /// The kernel's reports about packets cannot be received.
+    #[error("cannot receive the kernel's reports about packets")]
+    Trace(#[source] Errno),
 }
 
 /// What to do about an errno, where that is known.

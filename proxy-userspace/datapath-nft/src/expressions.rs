@@ -47,6 +47,7 @@ const META_PRIORITY: u32 = 2;
 const META_MARK: u32 = 3;
 const META_IIFNAME: u32 = 6;
 const META_OIFNAME: u32 = 7;
+const META_TRACED: u32 = 12;
 const META_L4PROTO: u32 = 16;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
@@ -77,6 +78,7 @@ const ASSURED: u32 = 1 << 2;
 const DESTINATION_TRANSLATED: u32 = 1 << 5;
 const FIB_ADDRESS_TYPE: u32 = 3;
 const FIB_SOURCE: u32 = 1;
+const FIB_DESTINATION: u32 = 2;
 /// `RTN_LOCAL`.
 const LOCAL: u32 = 2;
 const NUMGEN_RANDOM: u32 = 1;
@@ -182,6 +184,11 @@ impl Rule {
         self.protocol(scratch).compare(scratch, operation, [protocol])
     }
 
+    /// Continues if the protocol has this number.
+    pub(super) fn if_protocol_is(self, protocol: u8) -> Self {
+        self.if_protocol(EQUAL, protocol)
+    }
+
     /// Continues if the protocol is TCP.
     pub(super) fn if_tcp(self) -> Self {
         self.if_protocol(EQUAL, TCP)
@@ -226,6 +233,19 @@ impl Rule {
         self.destination_port(Register(0)).compare(Register(0), AT_LEAST, port.to_be_bytes())
     }
 
+    /// Continues if the destination port is this one.
+    pub(super) fn if_destination_port(self, port: u16) -> Self {
+        self.destination_port(Register(0)).compare(Register(0), EQUAL, port.to_be_bytes())
+    }
+
+    /// Has the kernel report each rule that the packet matches from here on (`nft monitor trace`).
+    pub(super) fn trace(self) -> Self {
+        let value = Attribute::nested(2, [Attribute::bytes(DATA_VALUE, [1])]);
+        let register = Register(0).number();
+        self.push("immediate", vec![Attribute::u32(1, register), value])
+            .push("meta", vec![Attribute::u32(2, META_TRACED), Attribute::u32(3, register)])
+    }
+
     /// Continues if the packet is for a socket of this host that has an address of its own: it is connected, or listens at
     /// one address (`NFT_SOCKET_WILDCARD`, Linux 5.10).
     pub(super) fn if_for_connected_socket(self) -> Self {
@@ -263,8 +283,17 @@ impl Rule {
 
     /// Continues if the source address is one of this host's.
     pub(super) fn if_from_local_address(self) -> Self {
+        self.if_local(FIB_SOURCE)
+    }
+
+    /// Continues if the destination address is one of this host's.
+    pub(super) fn if_to_local_address(self) -> Self {
+        self.if_local(FIB_DESTINATION)
+    }
+
+    fn if_local(self, which: u32) -> Self {
         let scratch = Register(0);
-        let data = [scratch.number(), FIB_ADDRESS_TYPE, FIB_SOURCE];
+        let data = [scratch.number(), FIB_ADDRESS_TYPE, which];
         self.push("fib", (1..).zip(data).map(|(kind, it)| Attribute::u32(kind, it)).collect()).compare(
             scratch,
             EQUAL,

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
     use crate::{
         in_netns::in_netns,
-        tables::{SUBSYSTEM, new_chain, new_table},
+        tables::{SUBSYSTEM, in_table, new_chain, new_table},
         transaction::batch,
     };
 
@@ -64,18 +64,8 @@ mod tests {
                 (Family::V6, "nat", "KUBE-SERVICES"),
                 (Family::V4, "kube-proxy", "any"),
             ] {
-                let in_table = |it: Message| Message {
-                    attributes: it
-                        .attributes
-                        .into_iter()
-                        .map(|it| match it {
-                            Attribute::Value(TABLE_NAME, _) => Attribute::text(TABLE_NAME, table),
-                            other => other,
-                        })
-                        .collect(),
-                    ..it
-                };
-                let create = [new_table(family, ""), new_chain(family, chain, None)].map(in_table);
+                let create = [new_table(family, ""), new_chain(family, chain, None)];
+                let create = create.map(|it| in_table(table, it));
                 let delete = Message { kind: Command::DeleteTable.kind(), flags: 0, ..create[0].clone() };
                 let delete = Message { attributes: vec![Attribute::text(TABLE_NAME, table)], ..delete };
                 assert!(netfilter.transact(&batch(create.into()), SUBSYSTEM).unwrap().is_empty());

@@ -28,6 +28,7 @@ mod schema;
 mod snapshot;
 mod source_list;
 mod tables;
+mod trace;
 mod transaction;
 mod unassigned;
 mod untracked;
@@ -42,6 +43,9 @@ pub use conntrack_settings::{ConntrackSettings, NotSet};
 pub use dump::{Lookup, PacketTarget, active_frontends, dump, lookup};
 pub use error::Error;
 pub use node_settings::NodeSettings;
+pub use trace::{
+    MAX_DESTINATIONS, PacketTrace, PacketTraceItem, PacketVerdict, TracedDestination, TracedPacket, frontends,
+};
 
 /// The name of our tables, one in the family `ip` and one in `ip6`. Tables of other names are never touched.
 /// The name of our tables.

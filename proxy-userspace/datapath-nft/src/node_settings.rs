@@ -13,7 +13,7 @@ use datapath::Finding;
 use model::Family;
 use netlink::nf_tables::{self, Chain, Rule};
 
-use crate::{active_frontends, check::is_pair, datapath::FAMILIES};
+use crate::{active_frontends, check::is_pair, tables::FAMILIES};
 
 /// What the settings are judged by.
 #[derive(Clone, Debug)]

@@ -25,6 +25,9 @@ use crate::{
     verdict::Verdict,
 };
 
+/// The chain that refuses packets to Services without endpoints.
+pub(super) const REFUSE_CHAIN: &str = "refuse";
+
 /// The policy of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum FrontendPolicy {
@@ -120,7 +123,7 @@ impl TableConfig {
         let named = |name: &str, rules| Chain { name: name.to_owned(), hook: None, rules };
         let dispatch = |map, comment: &str| vec![self.rule(comment).dispatch(map)];
         let mut chains = vec![
-            named("refuse", self.refuse()),
+            named(REFUSE_CHAIN, self.refuse()),
             named("mark-for-masquerade", vec![self.rule("request masquerading").set_mark(self.mark)]),
             named("select", dispatch(Map::Selectors, "by selector")),
             named("node-select", dispatch(Map::NodeSelectors, "by selector")),
@@ -163,7 +166,7 @@ impl TableConfig {
             elements.insert(Element::new(self.family, Map::Policies, key), goto(it.chain()));
         }
         for by in MatchKey::ALL {
-            for (word, value) in [(REFUSE, goto("refuse")), (DROP, Value::Verdict(Verdict::Drop))] {
+            for (word, value) in [(REFUSE, goto(REFUSE_CHAIN)), (DROP, Value::Verdict(Verdict::Drop))] {
                 let key = Bytes::new().number(word);
                 elements.insert(Element::new(self.family, by.selectors(), key), value);
             }

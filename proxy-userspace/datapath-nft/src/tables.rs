@@ -105,6 +105,9 @@ const MAX_LIST_SIZE: usize = 60_000;
 /// The capacity of each map of clients with session affinity; while it is full, new clients have none.
 pub(super) const AFFINITY_SIZE: u32 = 1 << 20;
 
+/// Both families, in the order of writing.
+pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
 /// The number of a family in messages (`NFPROTO_…`).
 pub(super) fn protocol(family: Family) -> u8 {
     match family {
@@ -123,6 +126,15 @@ pub(super) fn message(
     let mut all = vec![Attribute::text(TABLE_NAME, TABLE)];
     all.extend(attributes);
     Message { kind: command.kind(), flags, family: protocol(family), attributes: all }
+}
+
+/// The same message about another table.
+pub(super) fn in_table(name: &str, message: Message) -> Message {
+    let attributes = message.attributes.into_iter().map(|it| match it {
+        Attribute::Value(TABLE_NAME, _) => Attribute::text(TABLE_NAME, name),
+        other => other,
+    });
+    Message { attributes: attributes.collect(), ..message }
 }
 
 /// The message that begins a batch.

@@ -19,9 +19,9 @@ use crate::{
     snapshot::Snapshot,
     source_list,
     tables::{
-        ACCEPT, CHAIN_NAME, Command, RULE_CHAIN, SET_NAME, SUBSYSTEM, TABLE_IS_OWNED, TABLE_NAME,
-        TABLE_PERSISTS, TRIAL_TABLE, begin, delete_chain, delete_list, delete_table, elements, end,
-        new_chain, new_list, new_owned_table, new_rule, new_set, new_table, protocol,
+        ACCEPT, CHAIN_NAME, Command, RULE_CHAIN, SET_NAME, SUBSYSTEM, TABLE_IS_OWNED, TABLE_PERSISTS,
+        TRIAL_TABLE, begin, delete_chain, delete_list, delete_table, elements, end, in_table, new_chain,
+        new_list, new_owned_table, new_rule, new_set, new_table, protocol,
     },
     watch::Watch,
 };
@@ -250,17 +250,7 @@ pub(super) fn base_chains(config_: &TableConfig) -> Vec<Message> {
 
 /// Whether the kernel has tables that belong to a process and survive it: from Linux 6.9 on. Nothing is changed.
 pub(super) fn can_own_tables(netfilter: &mut Netfilter) -> bool {
-    let trial = |it: Message| Message {
-        attributes: it
-            .attributes
-            .into_iter()
-            .map(|it| match it {
-                Attribute::Value(TABLE_NAME, _) => Attribute::text(TABLE_NAME, TRIAL_TABLE),
-                other => other,
-            })
-            .collect(),
-        ..it
-    };
+    let trial = |it| in_table(TRIAL_TABLE, it);
     let table = trial(new_owned_table(Family::V4, ""));
     // It must be refused, so that nothing takes effect.
     let all = batch(vec![table, trial(delete_chain(Family::V4, "does-not-exist"))]);

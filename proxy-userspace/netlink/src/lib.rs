@@ -14,5 +14,5 @@ pub mod nf_tables;
 pub mod sock_diag;
 
 pub use attribute::{Attribute, each, find, text, u32};
-pub use multicast::{ChangeFlag, MulticastListener};
+pub use multicast::{ChangeFlag, MulticastListener, Notifications};
 pub use netfilter::{Message, NFGENMSG, Netfilter, Refused};

@@ -53,6 +53,37 @@ impl ChangeFlag {
     }
 }
 
+/// Notifications with their contents, read when the caller wants.
+#[derive(Debug)]
+pub struct Notifications {
+    socket: OwnedFd,
+    datagram: Vec<u8>,
+}
+
+impl Notifications {
+    /// Subscribes to multicast groups of a protocol, given as a mask, in the calling thread's network namespace.
+    ///
+    /// # Errors
+    ///
+    /// If the socket cannot be created.
+    pub fn subscribe(protocol: SockProtocol, groups: u32) -> io::Result<Self> {
+        let socket = open(protocol, groups, SockFlag::SOCK_NONBLOCK)?;
+        setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
+        Ok(Self { socket, datagram: vec![0; DATAGRAM_SIZE] })
+    }
+
+    /// Passes the next datagram's messages to `each`: their type, and what follows the header.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if nothing has come, `ENOBUFS` if some were lost.
+    pub fn receive(&mut self, mut each: impl FnMut(u16, &[u8])) -> Result<(), Errno> {
+        let length = recv(self.socket.as_raw_fd(), &mut self.datagram, MsgFlags::empty())?;
+        messages(&self.datagram[..length]).for_each(|(header, payload)| each(header.message_type, payload));
+        Ok(())
+    }
+}
+
 /// Listens in a thread of its own until it is dropped.
 #[derive(Debug)]
 pub struct MulticastListener {

@@ -39,7 +39,7 @@ pub(super) async fn run(
             Some(Box::new(KernelCounts(counts)))
         });
     }
-    let traces = options.sockets.as_ref().map(|it| trace::serve(admin, it));
+    let traces = trace::serve(admin, &options);
     if let Some(packets) = &mut options.packets {
         packets.on_flow_pass = FlowPassObserver(Arc::new(admin.flow_pass_counter()));
     }
@@ -51,10 +51,7 @@ pub(super) async fn run(
         Datapath::start(&options)
     });
     let datapath = datapath.await??;
-    let mut reconciler = Reconciler::new(datapath, subscribe(), admin);
-    if let Some(traces) = traces {
-        reconciler = reconciler.with_traces(traces);
-    }
+    let reconciler = Reconciler::new(datapath, subscribe(), admin).with_traces(traces);
     // Health checks of load balancers are answered only once the datapath runs.
     tokio::select! {
         () = reconciler.run() => {}

@@ -11,6 +11,7 @@ mod node;
 mod policies;
 mod sources;
 mod switch_over;
+mod trace;
 mod unassigned;
 mod untracked;
 

@@ -25,6 +25,10 @@ pub(super) enum Line {
     Send(Decision),
     /// The end of a connection.
     End(Decision),
+    /// The first packet of a connection.
+    Packet(Packet),
+    /// Packets were lost, because their reports were not read in time.
+    PacketsLost,
 }
 
 /// A decision, and the end of its connection.
@@ -76,6 +80,55 @@ pub(super) struct Decision {
     /// The steps of the decision, if they were asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) steps: Vec<String>,
+}
+
+/// The first packet of a connection, as nftables has treated it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Packet {
+    /// When it was through.
+    pub(super) time: Timestamp,
+    /// The interface at which it arrived; none if it is from this node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) interface: Option<String>,
+    pub(super) protocol: String,
+    pub(super) source: SocketAddr,
+    /// The destination before translation.
+    pub(super) destination: SocketAddr,
+    /// `NAMESPACE/NAME`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) service: Option<String>,
+    /// The name of the port, or its number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) port: Option<String>,
+    pub(super) verdict: PacketResult,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) endpoint: Option<SocketAddr>,
+    /// What replaced the source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) masqueraded: Option<SocketAddr>,
+    /// Whose rule dropped it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) table: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) chain: Option<String>,
+    /// Why this proxy dropped it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<String>,
+    /// The rules that it met, if they were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) steps: Vec<String>,
+}
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum PacketResult {
+    Passed,
+    Redirected,
+    NoEndpoints,
+    Dropped,
+    Vanished,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
@@ -161,6 +214,8 @@ impl Line {
                     "-- {count} events were lost, {total} in all: use a narrower filter --"
                 ));
             }
+            Self::PacketsLost => return Some("-- packets were lost: use a narrower filter --".into()),
+            Self::Packet(it) => return Some(it.text()),
             Self::Connect(it) => ("connect", it),
             Self::Send(it) => ("sendto", it),
             Self::End(it) => ("close", it),
@@ -187,6 +242,49 @@ impl Line {
             let _ = write!(out, "\n    {step}");
         }
         Some(out)
+    }
+}
+
+impl Packet {
+    fn text(&self) -> String {
+        let Self { source, destination, protocol, .. } = self;
+        let mut out = self.time.strftime("%H:%M:%S%.6f").to_string();
+        // Writing to a string cannot fail.
+        let _ = write!(out, " packet({source} to {destination}/{protocol})");
+        if let (Some(service), Some(port)) = (&self.service, &self.port) {
+            let _ = write!(out, " {service}:{port}");
+        }
+        let _ = write!(out, " = {}", self.result());
+        if let Some(it) = self.masqueraded {
+            let _ = write!(out, " (masqueraded as {it})");
+        }
+        if let Some(it) = &self.interface {
+            let _ = write!(out, " interface={it}");
+        }
+        for step in &self.steps {
+            let _ = write!(out, "\n    {step}");
+        }
+        out
+    }
+
+    /// What came of it.
+    fn result(&self) -> String {
+        let endpoint = self.endpoint.map_or_else(String::new, |it| it.to_string());
+        let what = match self.verdict {
+            PacketResult::Redirected => return endpoint,
+            PacketResult::Passed if self.service.is_some() => "not translated".into(),
+            PacketResult::Passed => "not translated: no Service has this address, port and protocol".into(),
+            PacketResult::NoEndpoints => "REFUSED: the Service has no endpoints".into(),
+            PacketResult::Dropped => {
+                let (table, chain) = (self.table.as_deref(), self.chain.as_deref());
+                let by = format!("table {}, chain {}", table.unwrap_or("?"), chain.unwrap_or("?"));
+                format!("DROPPED: {}", self.reason.as_ref().unwrap_or(&by))
+            }
+            PacketResult::Vanished => {
+                "NOT SEEN TO LEAVE: routing, or something besides nftables, dropped it".into()
+            }
+        };
+        if endpoint.is_empty() { what } else { format!("{endpoint}, {what}") }
     }
 }
 
@@ -346,6 +444,51 @@ mod tests {
         check(
             &end(End::Refused, 0.0123, None),
             &format!("{call} REFUSED by the endpoint after 12.3 ms netns=7"),
+        );
+    }
+
+    #[test]
+    fn a_packet_is_a_line() {
+        let packet = Packet {
+            time: "2026-01-02T03:04:05.123456789Z".parse().unwrap(),
+            interface: Some("eth0".into()),
+            protocol: "TCP".into(),
+            source: "192.0.2.1:1234".parse().unwrap(),
+            destination: "10.96.0.10:80".parse().unwrap(),
+            service: Some("default/web".into()),
+            port: Some("http".into()),
+            verdict: PacketResult::Redirected,
+            endpoint: Some("10.244.1.1:8080".parse().unwrap()),
+            masqueraded: None,
+            table: None,
+            chain: None,
+            reason: None,
+            steps: Vec::new(),
+        };
+        let begin = "03:04:05.123456 packet(192.0.2.1:1234 to 10.96.0.10:80/TCP) default/web:http =";
+        check(&Line::Packet(packet.clone()), &format!("{begin} 10.244.1.1:8080 interface=eth0"));
+        let masqueraded = Some("192.168.0.2:4321".parse().unwrap());
+        let steps = vec!["kube-proxy-ebpf prerouting: to services".into()];
+        check(
+            &Line::Packet(Packet { masqueraded, steps, interface: None, ..packet.clone() }),
+            &format!(
+                "{begin} 10.244.1.1:8080 (masqueraded as 192.168.0.2:4321)\n    kube-proxy-ebpf prerouting: to services"
+            ),
+        );
+        let dropped = Packet {
+            verdict: PacketResult::Dropped,
+            table: Some("filter".into()),
+            chain: Some("FORWARD".into()),
+            ..packet
+        };
+        check(
+            &Line::Packet(dropped.clone()),
+            &format!("{begin} 10.244.1.1:8080, DROPPED: table filter, chain FORWARD interface=eth0"),
+        );
+        let reason = Some("the source is not in loadBalancerSourceRanges".into());
+        check(
+            &Line::Packet(Packet { reason, endpoint: None, ..dropped }),
+            &format!("{begin} DROPPED: the source is not in loadBalancerSourceRanges interface=eth0"),
         );
     }
 

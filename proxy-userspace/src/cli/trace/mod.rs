@@ -5,6 +5,7 @@
 mod filters;
 mod line;
 mod names;
+mod packets;
 mod server;
 
 use std::{
@@ -29,9 +30,9 @@ use super::{flags::StatusSocketFlag, output::wrong_usage};
 /// The process that serves this node attaches a variant of its programs that reports each decision of connect(2), and of
 /// sendto(2) of unconnected sockets, until this command ends; before and after that nothing is reported, and nothing costs
 /// time. Also shown are destinations in a network of Services that belong to no Service. Of datagrams the first one to each
-/// endpoint is shown. With -v, each
-/// connect is followed by the steps of its decision. Only sockets on this node are seen, not what nftables translates. One
-/// trace runs at a time.
+/// endpoint is shown. With -v, each connect is followed by the steps of its decision. With --service or --to, and without a
+/// filter for processes, packets that nftables translates are shown, too: the first one of each connection, and which rule
+/// has dropped it. One trace runs at a time.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kube-proxy-ebpf trace --service default/web
@@ -138,7 +139,7 @@ impl Flags {
             let mut stdout = io::stdout().lock();
             stdout.write_all(escaped(&shown).as_bytes())?;
             stdout.flush()?;
-            printed += u64::from(!matches!(line, Line::Lost { .. }));
+            printed += u64::from(!matches!(line, Line::Lost { .. } | Line::PacketsLost));
             if self.count.is_some_and(|it| printed >= it.get()) {
                 return Ok(());
             }

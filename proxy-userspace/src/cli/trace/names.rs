@@ -11,7 +11,7 @@ use admin::Admin;
 use anyhow::Result;
 use datapath_ebpf::{self as ebpf, CgroupPaths, Counts, TraceEvent, pod_uid};
 use jiff::{SignedDuration, Timestamp};
-use model::ServiceName;
+use model::{ServiceName, state::ServicePort};
 use nix::time::{ClockId, clock_gettime};
 use publish::Published;
 
@@ -63,9 +63,8 @@ impl Names {
         let ports = state.state.services.iter().flat_map(|(name, it)| {
             let ports = it.service.ports.iter().map(move |it| (name, it));
             ports.filter_map(|(name, it)| {
-                let label = if it.name.is_empty() { it.port.to_string() } else { it.name.clone() };
                 let counter = Counts::first_counter(&counts, name, &it.name, it.protocol)?;
-                Some((counter, (name.clone(), label)))
+                Some((counter, (name.clone(), port_label(it))))
             })
         });
         self.ports = ports.collect();
@@ -142,10 +141,17 @@ impl Names {
     }
 }
 
-fn protocol(number: u8) -> String {
+/// The name of a port, or its number.
+pub(super) fn port_label(port: &ServicePort) -> String {
+    if port.name.is_empty() { port.port.to_string() } else { port.name.clone() }
+}
+
+/// The name of an IP protocol number.
+pub(super) fn protocol(number: u8) -> String {
     match number {
         6 => "TCP".into(),
         17 => "UDP".into(),
+        132 => "SCTP".into(),
         number => number.to_string(),
     }
 }

@@ -1,5 +1,5 @@
-//! The page `/trace` of `run` and `agent`: loads the traced variant of the programs, has it attached, and writes its events as
-//! lines until the reader is gone.
+//! The page `/trace` of `run` and `agent`: loads the traced variant of the programs, has it attached, and writes its events, and
+//! those of packets, as lines until the reader is gone.
 //!
 //! Invariant: the trace ends with its thread, and the thread with its reader. Lines that are not read are not kept: the ring
 //! buffer fills up, and the programs count what they lose.
@@ -13,9 +13,9 @@ use std::{
 
 use admin::{Admin, TraceFilters, TraceGuard};
 use anyhow::{Context as _, Result, anyhow, bail};
-use datapath_ebpf::{Options, TraceEvents, TraceFilter, TraceItem, TraceStep, TracedPrograms};
+use datapath_ebpf::{self as ebpf, TraceEvents, TraceFilter, TraceItem, TraceStep, TracedPrograms};
 use model::{ServiceName, nearest};
-use reconciler::TraceRequest;
+use reconciler::{Options, TraceRequest};
 use tokio::{
     sync::{mpsc, oneshot},
     task::spawn_blocking,
@@ -26,6 +26,7 @@ use super::{
     filters::{Requested, described},
     line::Line,
     names::Names,
+    packets::Packets,
 };
 
 /// How often events are read. The programs wake no reader, so that they wait for none.
@@ -47,7 +48,9 @@ const MIN_SIMILARITY: f64 = 0.75;
 pub(in crate::cli) fn serve(admin: &Admin, options: &Options) -> mpsc::Receiver<TraceRequest> {
     let (sender, requests) = mpsc::channel(1);
     // The pages do not keep themselves alive.
-    let tracer = Tracer { admin: admin.clone(), options: options.clone(), requests: sender };
+    let has_packets = options.packets.is_some();
+    let tracer =
+        Tracer { admin: admin.clone(), sockets: options.sockets.clone(), has_packets, requests: sender };
     admin.set_tracer(move |filters| {
         let tracer = tracer.clone();
         Box::pin(async move { tracer.start(filters).await.map_err(|it| format!("{it:#}")) })
@@ -58,16 +61,15 @@ pub(in crate::cli) fn serve(admin: &Admin, options: &Options) -> mpsc::Receiver<
 #[derive(Clone)]
 struct Tracer {
     admin: Admin,
-    options: Options,
+    sockets: Option<ebpf::Options>,
+    has_packets: bool,
     requests: mpsc::Sender<TraceRequest>,
 }
 
 /// A trace that can begin.
 struct Prepared {
-    programs: TracedPrograms,
-    events: TraceEvents,
-    names: Names,
-    service: Option<ServiceName>,
+    sockets: Option<(TracedPrograms, Sockets)>,
+    packets: Option<Packets>,
 }
 
 impl Tracer {
@@ -75,22 +77,18 @@ impl Tracer {
     async fn start(self, filters: TraceFilters) -> Result<mpsc::Receiver<String>> {
         let requested = Requested::parse(&filters).map_err(|it| anyhow!(it))?;
         let guard = begin(&self.admin, &described(&filters)).await?;
-        let Self { admin, options, requests } = self;
-        let prepared = spawn_blocking(move || prepare(&admin, &options, requested)).await??;
-        let Prepared { programs, events, names, service } = prepared;
-        let (begun, result) = oneshot::channel();
+        let requests = self.requests.clone();
+        let Prepared { sockets, packets } = spawn_blocking(move || self.prepare(requested)).await??;
         let (ends, ended) = oneshot::channel();
-        let request = TraceRequest { programs, begun, ended };
-        let gone = "the datapath is not running: the log names the reason";
-        let answer = async {
-            requests.send(request).await.ok().context(gone)?;
-            result.await.context(gone)
+        let sockets = match sockets {
+            Some((programs, sockets)) => {
+                attach(&requests, programs, ended).await?;
+                Some(sockets)
+            }
+            None => None,
         };
-        let waiting = "no state is active yet: try again when `status` shows one";
-        timeout(TIMEOUT, answer).await.context(waiting)??.map_err(|it| anyhow!(it))?;
         let (lines, receiver) = mpsc::channel(1);
-        let steps = HashMap::new();
-        let mut forwarding = Forwarding { events, names, service, steps, lines, _guard: guard, _ends: ends };
+        let mut forwarding = Forwarding { sockets, packets, lines, _guard: guard, _ends: ends };
         thread::Builder::new().name("trace".into()).spawn(move || match forwarding.run() {
             Ok(()) => tracing::info!("the trace has ended"),
             Err(error) => tracing::warn!("the trace has ended: {error:#}"),
@@ -100,6 +98,25 @@ impl Tracer {
             if filters.is_empty() { String::new() } else { format!(": {}", described(&filters)) }
         );
         Ok(receiver)
+    }
+}
+
+impl Tracer {
+    /// Finds what the filters name, loads the programs, and has the kernel report packets.
+    fn prepare(&self, requested: Requested) -> Result<Prepared> {
+        let service = requested.service.as_deref().map(|it| find_service(&self.admin, it)).transpose()?;
+        let packets = match self.has_packets {
+            true => Packets::start(&self.admin, &requested, service.as_ref())?,
+            false => None,
+        };
+        let sockets = match &self.sockets {
+            Some(options) => Some(Sockets::load(&self.admin, options, requested, service)?),
+            None => None,
+        };
+        if sockets.is_none() && packets.is_none() {
+            bail!("this process serves packets only: give --service or --to, and no filter for processes");
+        }
+        Ok(Prepared { sockets, packets })
     }
 }
 
@@ -117,30 +134,21 @@ async fn begin(admin: &Admin, filters: &str) -> Result<TraceGuard> {
     }
 }
 
-/// Finds what the filters name, and loads the programs.
-fn prepare(admin: &Admin, options: &Options, requested: Requested) -> Result<Prepared> {
-    let names = Names::read(admin, options)?;
-    let service = requested.service.as_deref().map(|it| find_service(admin, it)).transpose()?;
-    let cgroup = match (requested.cgroup.map(PathBuf::from), requested.pod) {
-        (Some(_), Some(_)) => bail!("--cgroup and --pod exclude each other: a pod is a cgroup"),
-        (cgroup, None) => cgroup,
-        (None, Some(uid)) => Some(names.cgroup_of_pod(&uid).with_context(|| {
-            format!("no pod with the UID {uid} runs on this node: `kubectl get pod NAME --output yaml` shows its node and UID")
-        })?),
+/// Has the programs attached until `ended` is dropped.
+async fn attach(
+    requests: &mpsc::Sender<TraceRequest>,
+    programs: TracedPrograms,
+    ended: oneshot::Receiver<()>,
+) -> Result<()> {
+    let (begun, result) = oneshot::channel();
+    let request = TraceRequest { programs, begun, ended };
+    let gone = "the datapath is not running: the log names the reason";
+    let answer = async {
+        requests.send(request).await.ok().context(gone)?;
+        result.await.context(gone)
     };
-    let filter = TraceFilter {
-        ports: service.as_ref().map(|it| names.ports_of(it)),
-        address: requested.to,
-        pid: requested.pid,
-        cgroup,
-        netns: requested.netns,
-        failed_only: requested.failed,
-        ends: requested.close,
-        all: requested.all,
-        steps: requested.steps,
-    };
-    let (programs, events) = TracedPrograms::load(options, &filter)?;
-    Ok(Prepared { programs, events, names, service })
+    let waiting = "no state is active yet: try again when `status` shows one";
+    timeout(TIMEOUT, answer).await.context(waiting)??.map_err(|it| anyhow!(it))
 }
 
 /// The Service of this name.
@@ -157,22 +165,49 @@ fn find_service(admin: &Admin, text: &str) -> Result<ServiceName> {
     bail!("there is no Service {service}{nearest}")
 }
 
-/// Writes events as lines.
-struct Forwarding {
+/// The events of sockets as lines.
+struct Sockets {
     events: TraceEvents,
     names: Names,
     /// The Service that is traced.
     service: Option<ServiceName>,
     /// The steps of decisions that were not reported yet, by the cookie of the socket.
     steps: HashMap<u64, Vec<String>>,
-    lines: mpsc::Sender<String>,
-    /// Dropping it has the product's programs attached again.
-    _ends: oneshot::Sender<()>,
-    /// Another trace may begin when this is dropped.
-    _guard: TraceGuard,
+    /// How many events were reported as lost.
+    lost: u64,
 }
 
-impl Forwarding {
+impl Sockets {
+    /// Finds what the filters name, and loads the programs.
+    fn load(
+        admin: &Admin,
+        options: &ebpf::Options,
+        requested: Requested,
+        service: Option<ServiceName>,
+    ) -> Result<(TracedPrograms, Self)> {
+        let names = Names::read(admin, options)?;
+        let cgroup = match (requested.cgroup.map(PathBuf::from), requested.pod) {
+            (Some(_), Some(_)) => bail!("--cgroup and --pod exclude each other: a pod is a cgroup"),
+            (cgroup, None) => cgroup,
+            (None, Some(uid)) => Some(names.cgroup_of_pod(&uid).with_context(|| {
+                format!("no pod with the UID {uid} runs on this node: `kubectl get pod NAME --output yaml` shows its node and UID")
+            })?),
+        };
+        let filter = TraceFilter {
+            ports: service.as_ref().map(|it| names.ports_of(it)),
+            address: requested.to,
+            pid: requested.pid,
+            cgroup,
+            netns: requested.netns,
+            failed_only: requested.failed,
+            ends: requested.close,
+            all: requested.all,
+            steps: requested.steps,
+        };
+        let (programs, events) = TracedPrograms::load(options, &filter)?;
+        Ok((programs, Self { events, names, service, steps: HashMap::new(), lost: 0 }))
+    }
+
     /// Keeps a step until its decision is reported. It may not be: filters that need the decision come after it.
     fn on_step(&mut self, step: TraceStep) {
         if step.is_first() {
@@ -184,27 +219,63 @@ impl Forwarding {
         self.steps.entry(step.socket()).or_default().push(step.to_string());
     }
 
+    /// Appends what has come; returns whether there is more.
+    fn write(&mut self, text: &mut String) -> Result<bool> {
+        while text.len() < CHUNK
+            && let Some(event) = self.events.next()
+        {
+            match event {
+                TraceItem::Event(event) => {
+                    let steps = self.steps.remove(&event.socket).unwrap_or_default();
+                    *text += &line(&self.names.line(event, steps))?;
+                }
+                TraceItem::Step(step) => self.on_step(step),
+            }
+        }
+        if text.len() >= CHUNK {
+            return Ok(true);
+        }
+        let total = self.events.lost()?;
+        if total > self.lost {
+            *text += &line(&Line::Lost { count: total - self.lost, total })?;
+            self.lost = total;
+        }
+        if self.names.refresh()
+            && let Some(service) = &self.service
+        {
+            self.events.set_ports(&self.names.ports_of(service))?;
+        }
+        Ok(false)
+    }
+}
+
+/// Writes events as lines.
+struct Forwarding {
+    sockets: Option<Sockets>,
+    packets: Option<Packets>,
+    lines: mpsc::Sender<String>,
+    /// Dropping it has the product's programs attached again.
+    _ends: oneshot::Sender<()>,
+    /// Another trace may begin when this is dropped.
+    _guard: TraceGuard,
+}
+
+impl Forwarding {
     /// Runs until the reader is gone.
     fn run(&mut self) -> Result<()> {
         let mut text = line(&Line::Started)?;
-        let (mut lost, mut written_at) = (0, Instant::now());
+        let mut written_at = Instant::now();
         loop {
-            while text.len() < CHUNK
-                && let Some(event) = self.events.next()
-            {
-                match event {
-                    TraceItem::Event(event) => {
-                        let steps = self.steps.remove(&event.socket).unwrap_or_default();
-                        text += &line(&self.names.line(event, steps))?;
-                    }
-                    TraceItem::Step(step) => self.on_step(step),
+            let mut is_more = match &mut self.sockets {
+                Some(sockets) => sockets.write(&mut text)?,
+                None => false,
+            };
+            if let Some(packets) = &mut self.packets {
+                packets.refresh()?;
+                while !is_more && let Some(it) = packets.poll()? {
+                    text += &line(&it)?;
+                    is_more = text.len() >= CHUNK;
                 }
-            }
-            let is_more = text.len() >= CHUNK;
-            let total = self.events.lost()?;
-            if total > lost && !is_more {
-                text += &line(&Line::Lost { count: total - lost, total })?;
-                lost = total;
             }
             if text.is_empty() && written_at.elapsed() >= KEEP_ALIVE_INTERVAL {
                 text.push('\n');
@@ -217,11 +288,6 @@ impl Forwarding {
             }
             if self.lines.is_closed() {
                 return Ok(());
-            }
-            if self.names.refresh()
-                && let Some(service) = &self.service
-            {
-                self.events.set_ports(&self.names.ports_of(service))?;
             }
             if !is_more {
                 thread::sleep(POLL_INTERVAL);

@@ -1,0 +1,191 @@
+//! The packets of a trace: those that nftables translates, by the kernel's own reports.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use admin::Admin;
+use anyhow::Result;
+use datapath::{FrontendAddress, unspecified};
+use datapath_nft::{PacketTrace, PacketTraceItem, PacketVerdict, TracedDestination, TracedPacket, frontends};
+use jiff::Timestamp;
+use model::{Family, Protocol, ServiceName, state::NodeState};
+use publish::Published;
+
+use super::{
+    filters::Requested,
+    line::{Line, Packet, PacketResult},
+    names::{port_label, protocol},
+};
+
+/// How often the addresses of Services are read again at most.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Packets to a Service or to an address.
+pub(super) struct Packets {
+    admin: Admin,
+    wanted: Wanted,
+    failed_only: bool,
+    has_steps: bool,
+    /// The ports at addresses that are wanted; those of node ports have the unspecified address.
+    names: HashMap<FrontendAddress, (ServiceName, String)>,
+    /// The state that they are of.
+    state: Option<Arc<Published>>,
+    read_at: Instant,
+    trace: PacketTrace,
+}
+
+/// Which packets.
+enum Wanted {
+    Service(ServiceName),
+    /// Port 0 stands for all.
+    Address(SocketAddr),
+}
+
+impl Wanted {
+    fn destinations(
+        &self,
+        names: &HashMap<FrontendAddress, (ServiceName, String)>,
+    ) -> Vec<TracedDestination> {
+        match self {
+            Self::Address(it) => {
+                let port = Some(it.port()).filter(|it| *it != 0);
+                vec![TracedDestination { address: it.ip(), port, protocol: None }]
+            }
+            Self::Service(_) => {
+                let mut destinations: Vec<_> = names.keys().copied().map(TracedDestination::from).collect();
+                destinations.sort_unstable();
+                destinations
+            }
+        }
+    }
+
+    /// The ports that may be meant.
+    fn names(&self, state: &NodeState) -> HashMap<FrontendAddress, (ServiceName, String)> {
+        let is_wanted = |name: &ServiceName| match self {
+            Self::Service(it) => it == name,
+            Self::Address(_) => true,
+        };
+        // A node port is at addresses that only the kernel knows.
+        let is_at = |it: &FrontendAddress| match self {
+            Self::Service(_) => true,
+            Self::Address(at) => {
+                let ip = it.address.ip();
+                (ip == at.ip() || ip == unspecified(Family::of(at.ip())))
+                    && (at.port() == 0 || at.port() == it.address.port())
+            }
+        };
+        let services = state.services.iter().filter(|(name, _)| is_wanted(name));
+        let named = services.flat_map(|(name, state)| {
+            frontends(state).into_iter().filter(|(address, _)| is_at(address)).filter_map(
+                move |(address, port)| {
+                    Some((address, (name.clone(), port_label(state.service.ports.get(port)?))))
+                },
+            )
+        });
+        named.collect()
+    }
+}
+
+impl Packets {
+    /// Begins to follow packets; `None` if the filters need a process, or name no destination.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub(super) fn start(
+        admin: &Admin,
+        requested: &Requested,
+        service: Option<&ServiceName>,
+    ) -> Result<Option<Self>> {
+        let Requested { to, pid, cgroup, pod, netns, .. } = requested;
+        let is_of_process = pid.is_some() || cgroup.is_some() || pod.is_some() || netns.is_some();
+        let wanted = match (service, to) {
+            _ if is_of_process => return Ok(None),
+            // Packets have an address, which says more than a name.
+            (_, Some(to)) => Wanted::Address(*to),
+            (Some(service), None) => Wanted::Service(service.clone()),
+            (None, None) => return Ok(None),
+        };
+        let state = admin.served();
+        let names = state.as_ref().map(|it| wanted.names(&it.state)).unwrap_or_default();
+        let trace = PacketTrace::start(&wanted.destinations(&names))?;
+        let (failed_only, has_steps) = (requested.failed, requested.steps);
+        let (admin, read_at) = (admin.clone(), Instant::now());
+        Ok(Some(Self { admin, wanted, failed_only, has_steps, names, state, read_at, trace }))
+    }
+
+    /// Follows a Service to other addresses.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub(super) fn refresh(&mut self) -> Result<()> {
+        if self.read_at.elapsed() < READ_INTERVAL {
+            return Ok(());
+        }
+        self.read_at = Instant::now();
+        let Some(served) = self.admin.served() else { return Ok(()) };
+        if self.state.as_ref().is_none_or(|it| !Arc::ptr_eq(it, &served)) {
+            self.names = self.wanted.names(&served.state);
+            self.state = Some(served);
+            self.trace.set_destinations(&self.wanted.destinations(&self.names))?;
+        }
+        Ok(())
+    }
+
+    /// The next line; more may follow the end.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel ends its reports.
+    pub(super) fn poll(&mut self) -> Result<Option<Line>> {
+        loop {
+            match self.trace.poll()? {
+                None => return Ok(None),
+                Some(PacketTraceItem::Lost) => return Ok(Some(Line::PacketsLost)),
+                Some(PacketTraceItem::Packet(it))
+                    if self.failed_only && it.verdict == PacketVerdict::Passed => {}
+                Some(PacketTraceItem::Packet(it)) => return Ok(Some(Line::Packet(self.line(*it)))),
+            }
+        }
+    }
+
+    fn line(&self, packet: TracedPacket) -> Packet {
+        let name = self.name(&packet);
+        let reason = packet.verdict.drop_reason().map(ToOwned::to_owned);
+        let (verdict, table, chain) = match packet.verdict {
+            PacketVerdict::Passed if packet.endpoint.is_some() => (PacketResult::Redirected, None, None),
+            PacketVerdict::Passed => (PacketResult::Passed, None, None),
+            PacketVerdict::Refused => (PacketResult::NoEndpoints, None, None),
+            PacketVerdict::Dropped { table, chain } => (PacketResult::Dropped, Some(table), Some(chain)),
+            PacketVerdict::Vanished => (PacketResult::Vanished, None, None),
+        };
+        Packet {
+            time: Timestamp::now(),
+            interface: packet.interface,
+            protocol: protocol(packet.protocol),
+            source: packet.source,
+            destination: packet.destination,
+            service: name.map(|(service, _)| service.to_string()),
+            port: name.map(|(_, port)| port.clone()),
+            verdict,
+            endpoint: packet.endpoint,
+            masqueraded: packet.masqueraded,
+            table,
+            chain,
+            reason,
+            steps: if self.has_steps { packet.steps } else { Vec::new() },
+        }
+    }
+
+    fn name(&self, packet: &TracedPacket) -> Option<&(ServiceName, String)> {
+        let protocol: Protocol = protocol(packet.protocol).parse().ok()?;
+        let at = |address| self.names.get(&FrontendAddress { address, protocol });
+        let any = unspecified(Family::of(packet.destination.ip()));
+        at(packet.destination).or_else(|| at(SocketAddr::new(any, packet.destination.port())))
+    }
+}

@@ -1,0 +1,89 @@
+//! What `trace` reports.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, Receiver},
+    thread,
+};
+
+use serde_json::Value;
+
+use crate::TIMEOUT;
+
+/// `trace --output json`, until it is dropped.
+#[derive(Debug)]
+pub struct Trace {
+    child: Child,
+    lines: Receiver<Value>,
+}
+
+impl Trace {
+    /// Starts a command `trace` with its filters, and waits until it reports.
+    ///
+    /// # Panics
+    ///
+    /// If it does not.
+    #[must_use]
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Self {
+        command.args(["--output", "json"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the command starts");
+        let mut first = String::new();
+        let (stdout, stderr) = (child.stdout.take().expect("a pipe"), child.stderr.take().expect("a pipe"));
+        BufReader::new(stderr).read_line(&mut first).expect("a line");
+        assert_eq!(first, "tracing\n");
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let line = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child, lines }
+    }
+
+    /// The next line.
+    ///
+    /// # Panics
+    ///
+    /// If none comes.
+    #[must_use]
+    #[track_caller]
+    pub fn next(&self) -> Value {
+        self.lines.recv_timeout(TIMEOUT).expect("another line comes")
+    }
+
+    /// The lines before that of a connect to this address.
+    ///
+    /// # Panics
+    ///
+    /// If that does not come.
+    #[must_use]
+    #[track_caller]
+    pub fn until(&self, destination: SocketAddr) -> Vec<Value> {
+        let mut lines = Vec::new();
+        loop {
+            match self.next() {
+                line if line["destination"] == destination.to_string() => return lines,
+                line => lines.push(line),
+            }
+        }
+    }
+
+    /// Kills it, and waits for its end.
+    pub fn kill(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
