@@ -11,6 +11,7 @@ use std::{
 use datapath::{ApplyReport, AttachStatus, TableStats};
 use datapath_ebpf::{self as ebpf, SocketTerminator, TracedPrograms};
 use datapath_nft as nft;
+use datapath_userspace as userspace;
 use model::{Rejected, state::NodeState};
 
 use crate::{packet_path::Packets, stale_datapath::StaleDatapath};
@@ -22,6 +23,8 @@ pub struct Options {
     pub sockets: Option<ebpf::Options>,
     /// The packet path; `None` if it is off.
     pub packets: Option<nft::Options>,
+    /// A datapath of ordinary sockets, instead of both halves; see [`run_userspace`](crate::run_userspace).
+    pub userspace: Option<userspace::Options>,
     /// Where an earlier start may have pinned the socket path, if it is off now.
     pub stale_pin_dir: Option<PathBuf>,
 }

@@ -1,4 +1,5 @@
-//! Follows the published state of this node and drives both datapaths: sockets by eBPF, packets by nftables.
+//! Follows the published state of this node and drives both datapaths: sockets by eBPF, packets by nftables; or, on a
+//! developer's machine, one of ordinary sockets.
 //!
 //! Invariant: nothing here knows Kubernetes; everything is decided in the state.
 
@@ -14,6 +15,7 @@ mod retry;
 mod socket_termination;
 mod stale_datapath;
 mod trace;
+mod userspace;
 
 pub mod kube_proxy;
 
@@ -23,4 +25,5 @@ pub use self::{
     observer::{Observer, Step},
     reconciler::Reconciler,
     trace::TraceRequest,
+    userspace::run_userspace,
 };

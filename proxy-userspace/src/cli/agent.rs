@@ -58,6 +58,7 @@ async fn agent(flags: Flags, configuration: String) -> Result<()> {
     explain::serve_with_kernel(&admin, None, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
     flags.reports.serve(&admin, &servers, configuration);
     flags.ui.serve(&admin, &servers);
+    let is_in_kernel = options.userspace.is_none();
     let datapath = datapath::run(options, health_checks, || upstream.subscribe(), &admin);
     tokio::select! {
         result = datapath => {
@@ -69,9 +70,7 @@ async fn agent(flags: Flags, configuration: String) -> Result<()> {
         () = upstream.run() => bail!("following the brain has stopped; the log names the reason"),
         () = signals.terminated() => {}
     }
-    tracing::info!(
-        "stopping; the kernel keeps serving the last state, without updates (`cleanup` removes it)"
-    );
+    datapath::report_stop(is_in_kernel);
     Ok(())
 }
 

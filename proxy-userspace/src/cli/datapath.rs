@@ -8,7 +8,7 @@ use anyhow::Result;
 use datapath_nft::FlowPassObserver;
 use model::{Protocol, ServiceName};
 use publish::Subscription;
-use reconciler::{Datapath, Options, Reconciler};
+use reconciler::{Datapath, Options, Reconciler, run_userspace};
 use tokio::{task::spawn_blocking, time::sleep};
 
 use super::{flags, trace};
@@ -31,6 +31,13 @@ pub(super) async fn run(
 ) -> Result<()> {
     if let Some(reason) = options.without_effect() {
         tracing::warn!("{reason}");
+    }
+    if let Some(userspace) = options.userspace {
+        tokio::select! {
+            () = run_userspace(userspace, subscribe(), admin) => {}
+            () = health_checks.run(subscribe()) => {}
+        }
+        return Ok(());
     }
     if let Some(sockets) = &options.sockets {
         let pin_dir = sockets.pin_dir.clone();
@@ -59,6 +66,17 @@ pub(super) async fn run(
         () = inherited => {}
     }
     Ok(())
+}
+
+/// Reports what remains when this process ends.
+pub(super) fn report_stop(is_in_kernel: bool) {
+    if is_in_kernel {
+        tracing::info!(
+            "stopping; the kernel keeps serving the last state, without updates (`cleanup` removes it)"
+        );
+    } else {
+        tracing::info!("stopping; nothing is served any more");
+    }
 }
 
 /// Reports what an earlier process left in the kernel, if no state is active soon; never returns.

@@ -64,6 +64,7 @@ async fn run(flags: Flags, configuration: String) -> Result<()> {
     );
     flags.reports.serve(&admin, &servers, configuration);
     flags.ui.serve(&admin, &servers);
+    let is_in_kernel = options.userspace.is_none();
     let datapath = datapath::run(options, health_checks, || pipeline.subscribe(), &admin);
     let result = tokio::select! {
         result = datapath => result.and_then(|()| Err(anyhow!("the brain has stopped publishing"))),
@@ -76,9 +77,7 @@ async fn run(flags: Flags, configuration: String) -> Result<()> {
     drop(pipeline);
     server.stop().await;
     if result.is_ok() {
-        tracing::info!(
-            "stopping; the kernel keeps serving the last state, without updates (`cleanup` removes it)"
-        );
+        datapath::report_stop(is_in_kernel);
     }
     result
 }

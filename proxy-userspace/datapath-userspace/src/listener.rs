@@ -1,0 +1,160 @@
+//! What is listened at: a socket and a task for each frontend that has endpoints.
+//!
+//! A frontend without endpoints has no socket: its clients are refused by the kernel.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::{SocketAddr, TcpListener, UdpSocket},
+    sync::Arc,
+};
+
+use datapath::FrontendAddress;
+use model::{Protocol, Rejected};
+use socket2::{Domain, Socket, Type};
+use tokio::task::AbortHandle;
+
+use crate::{frontend::Frontend, options::ListenAt, table::Table, tcp, udp};
+
+/// The connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+/// What is added to a port that this user may not listen at: 80 becomes 10080.
+const UNPRIVILEGED_OFFSET: u16 = 10_000;
+/// How many frontends are named that cannot be listened at.
+const MAX_REPORTED: usize = 100;
+
+/// The listeners by the addresses of their frontends.
+#[derive(Debug, Default)]
+pub(crate) struct Listeners {
+    running: BTreeMap<FrontendAddress, Running>,
+    /// Why there is none.
+    failed: BTreeMap<FrontendAddress, Rejected>,
+}
+
+/// Ends the task when dropped.
+#[derive(Debug)]
+struct Running(AbortHandle);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A socket that nothing is accepted at yet.
+pub(crate) enum Bound {
+    Tcp(TcpListener),
+    Udp(UdpSocket),
+}
+
+impl Listeners {
+    /// Makes the sockets that are missing.
+    pub(crate) fn bind(
+        &mut self,
+        edits: &[(FrontendAddress, Option<Arc<Frontend>>)],
+        listen_at: ListenAt,
+    ) -> Vec<(FrontendAddress, Option<Bound>)> {
+        let mut changed = Vec::new();
+        for (address, frontend) in edits {
+            let Some(frontend) = frontend.as_ref().filter(|it| it.has_endpoints()) else {
+                self.failed.remove(address);
+                changed.push((*address, None));
+                continue;
+            };
+            if self.running.contains_key(address) {
+                continue;
+            }
+            match bind(address, listen_at) {
+                Ok((bound, at)) => {
+                    self.failed.remove(address);
+                    let service = &frontend.service;
+                    tracing::info!("listening at {at}/{} for {service} ({address})", address.protocol);
+                    changed.push((*address, Some(bound)));
+                }
+                Err(error) => {
+                    let item = format!("Service {}: {address}", frontend.service);
+                    let reason = format!("cannot listen there: {error}; {}", remedy(&error, listen_at));
+                    self.failed.insert(*address, Rejected::not_served(item, reason));
+                }
+            }
+        }
+        changed
+    }
+
+    /// Accepts at new sockets, and closes those that have no endpoints any more.
+    pub(crate) fn start(&mut self, changed: Vec<(FrontendAddress, Option<Bound>)>, table: &Arc<Table>) {
+        for (address, bound) in changed {
+            let table = Arc::clone(table);
+            let task = match bound {
+                None => {
+                    self.running.remove(&address);
+                    continue;
+                }
+                Some(Bound::Tcp(it)) => tokio::spawn(tcp::serve(it, address, table)),
+                Some(Bound::Udp(it)) => tokio::spawn(udp::serve(it, address, table)),
+            };
+            self.running.insert(address, Running(task.abort_handle()));
+        }
+    }
+
+    /// The addresses of frontends that have no socket.
+    pub(crate) fn failed(&self) -> BTreeSet<FrontendAddress> {
+        self.failed.keys().copied().collect()
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    /// Why they have none.
+    pub(crate) fn rejected(&self) -> impl Iterator<Item = Rejected> {
+        let more = self.failed.len().checked_sub(MAX_REPORTED).filter(|it| *it > 0);
+        let more = more
+            .map(|it| Rejected::not_served("Services", format!("{it} more addresses cannot be listened at")));
+        self.failed.values().take(MAX_REPORTED).cloned().chain(more)
+    }
+}
+
+/// The socket, and the address that it has.
+fn bind(wanted: &FrontendAddress, listen_at: ListenAt) -> io::Result<(Bound, SocketAddr)> {
+    let address = wanted.address;
+    match bind_at(address, wanted.protocol) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && listen_at == ListenAt::Loopback => {
+            let Some(port) = address.port().checked_add(UNPRIVILEGED_OFFSET) else { return Err(error) };
+            let address = SocketAddr::new(address.ip(), port);
+            Ok((bind_at(address, wanted.protocol)?, address))
+        }
+        result => Ok((result?, address)),
+    }
+}
+
+fn bind_at(address: SocketAddr, protocol: Protocol) -> io::Result<Bound> {
+    let is_tcp = protocol == Protocol::Tcp;
+    let kind = if is_tcp { Type::STREAM } else { Type::DGRAM };
+    let socket = Socket::new(Domain::for_address(address), kind, None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    if is_tcp {
+        // Connections of an earlier process may be in TIME_WAIT.
+        socket.set_reuse_address(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    if is_tcp {
+        socket.listen(BACKLOG)?;
+    }
+    Ok(if is_tcp { Bound::Tcp(socket.into()) } else { Bound::Udp(socket.into()) })
+}
+
+fn remedy(error: &io::Error, listen_at: ListenAt) -> &'static str {
+    match (error.kind(), listen_at) {
+        (io::ErrorKind::AddrInUse, _) => "end the program that listens there",
+        (io::ErrorKind::AddrNotAvailable, ListenAt::Services) => {
+            "make the address local, as by `ip route add local 10.96.0.0/12 dev lo`"
+        }
+        (io::ErrorKind::AddrNotAvailable, ListenAt::Loopback) => "add the address to the loopback interface",
+        (io::ErrorKind::PermissionDenied, _) => "lower net.ipv4.ip_unprivileged_port_start",
+        _ => "it is tried again",
+    }
+}

@@ -1,0 +1,58 @@
+//! The frontends that new connections use.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use datapath::FrontendAddress;
+use ipnet::IpNet;
+use tokio::sync::Semaphore;
+
+use crate::{frontend::Frontend, log_limit::LogLimit};
+
+/// How many UDP flows there may be. Each is an open file.
+const MAX_UDP_FLOWS: usize = 4096;
+
+/// The active frontends, and what all connections share.
+#[derive(Debug)]
+pub(crate) struct Table {
+    frontends: RwLock<HashMap<FrontendAddress, Arc<Frontend>>>,
+    /// The sources inside the cluster, besides this host.
+    inside: Vec<IpNet>,
+    pub(crate) udp_flows: Arc<Semaphore>,
+    pub(crate) log: LogLimit,
+}
+
+impl Table {
+    pub(crate) fn new(inside: Vec<IpNet>) -> Self {
+        Self {
+            frontends: RwLock::default(),
+            inside,
+            udp_flows: Arc::new(Semaphore::new(MAX_UDP_FLOWS)),
+            log: LogLimit::default(),
+        }
+    }
+
+    /// Replaces frontends, all at one moment.
+    pub(crate) fn replace(&self, edits: Vec<(FrontendAddress, Option<Arc<Frontend>>)>) {
+        let mut frontends = self.frontends.write().unwrap_or_else(PoisonError::into_inner);
+        for (address, frontend) in edits {
+            match frontend {
+                Some(it) => drop(frontends.insert(address, it)),
+                None => drop(frontends.remove(&address)),
+            }
+        }
+    }
+
+    /// The frontend at an address.
+    pub(crate) fn get(&self, address: &FrontendAddress) -> Option<Arc<Frontend>> {
+        self.frontends.read().unwrap_or_else(PoisonError::into_inner).get(address).cloned()
+    }
+
+    /// Whether a client is inside: a pod, or this host, whose connections to its own addresses have the same source.
+    pub(crate) fn is_inside(&self, client: IpAddr, own: IpAddr) -> bool {
+        client.is_loopback() || client == own || self.inside.iter().any(|it| it.contains(&client))
+    }
+}
