@@ -14,7 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::RunError;
 
 /// The node whose state is served.
-pub(crate) const NODE: &str = "n1";
+pub const NODE: &str = "n1";
 
 /// Serves the state of one node at a Unix socket.
 pub(crate) struct Brain {

@@ -5,18 +5,22 @@
 
 #![forbid(unsafe_code)]
 
+mod backend;
 mod brain;
 mod cases;
 mod generate;
 mod lines;
 mod oracle;
+mod packets;
 mod report;
 mod session;
 mod skips;
 
-use std::{ffi::OsString, io, time::Duration};
+use std::{ffi::OsString, io, path::PathBuf, time::Duration};
 
+pub use brain::NODE;
 pub use cases::{names, run};
+pub use oracle::CLUSTER_CIDRS;
 pub use report::{CaseResult, Outcome, Report};
 pub use skips::{Skips, SkipsError};
 
@@ -25,12 +29,38 @@ pub use skips::{Skips, SkipsError};
 pub struct Options {
     /// The backend's command and its arguments.
     pub command: Vec<OsString>,
+    /// How the backend is asked.
+    pub interface: Interface,
     /// How long the backend may take to apply a state, a reconnect included, and to answer.
     pub timeout: Duration,
     /// Only cases whose names contain this.
     pub filter: Option<String>,
     /// What is not asked.
     pub skips: Skips,
+}
+
+/// How a backend is asked where connections go.
+#[derive(Clone, Debug)]
+pub enum Interface {
+    /// By questions on its standard input.
+    Lines,
+    /// By packets that its node receives, in a network of their own.
+    Packets {
+        /// Where the backend logs.
+        log: Option<PathBuf>,
+    },
+    /// By packets, and for pods by sockets of this process, which enters a cgroup.
+    Sockets {
+        /// The cgroup, which is made.
+        cgroup: PathBuf,
+        /// Where the backend logs.
+        log: Option<PathBuf>,
+    },
+    /// By packets, if the backend listens at the addresses of Services.
+    Listeners {
+        /// Where the backend logs.
+        log: Option<PathBuf>,
+    },
 }
 
 /// Why the cases cannot be run at all.
@@ -42,6 +72,9 @@ pub enum RunError {
     /// A runtime for the brain cannot be made.
     #[error("cannot start a runtime: {0}")]
     Runtime(#[source] io::Error),
+    /// The network for the backend cannot be made.
+    #[error("cannot make a network for the backend: {0}; it needs root, and `ip`")]
+    Network(#[source] io::Error),
     /// The command cannot be started.
     #[error("cannot start {command:?}: {error}; name a program on the PATH, or its path")]
     Spawn {

@@ -13,7 +13,7 @@ use model::{
 };
 
 /// The sources that are inside the cluster.
-pub(crate) const CLUSTER_CIDRS: &str = "10.0.0.0/8,fd00::/8";
+pub const CLUSTER_CIDRS: &str = "10.0.0.0/8,fd00::/8";
 /// The addresses of the node; none of them is in a scenario.
 pub(crate) const NODE_ADDRESSES: [&str; 2] = ["172.31.255.1", "2001:db8:ffff::1"];
 const INSIDE: [&str; 2] = ["10.255.0.9", "fd00:ffff::9"];
@@ -22,9 +22,9 @@ const OUTSIDE: [&str; 2] = ["172.30.0.9", "2001:db8:eeee::9"];
 /// A question: where does a connection from here go?
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Lookup {
-    source: IpAddr,
-    destination: SocketAddr,
-    protocol: Protocol,
+    pub(crate) source: IpAddr,
+    pub(crate) destination: SocketAddr,
+    pub(crate) protocol: Protocol,
 }
 
 impl fmt::Display for Lookup {
@@ -51,6 +51,21 @@ impl Lookup {
         all.into_iter().filter_map(|(is_needed, it)| is_needed.then_some(it))
     }
 
+    /// Whether any other pod could have asked it.
+    pub(crate) fn is_from_any_pod(&self) -> bool {
+        parsed(INSIDE).contains(&self.source)
+    }
+
+    /// Whether any other client could have asked it that is inside if this one is.
+    pub(crate) fn is_from_anyone(&self) -> bool {
+        self.is_from_any_pod() || parsed(OUTSIDE).contains(&self.source)
+    }
+
+    /// The same question of a client outside the cluster.
+    pub(crate) fn asked_from_outside(self) -> Self {
+        Self { source: of_family(OUTSIDE, Family::of(self.destination.ip())), ..self }
+    }
+
     fn is_inside(&self) -> bool {
         match self.source {
             IpAddr::V4(it) => it.octets()[0] == 10,
@@ -68,10 +83,25 @@ fn of_family(addresses: [&str; 2], family: Family) -> IpAddr {
     parsed(addresses)[usize::from(family == Family::V6)]
 }
 
+/// What is right beside the answer of the contract.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tolerance {
+    /// All connections have one client: with session affinity, one endpoint is enough.
+    pub(crate) has_one_client: bool,
+    /// Sockets cannot be left without an answer: what is dropped is refused.
+    pub(crate) refuses_drops: bool,
+    /// The node itself refuses what no Service has: it is asked at an address of its own.
+    pub(crate) refuses_unmatched: bool,
+}
+
 /// What a question is answered by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    Endpoints(BTreeSet<SocketAddr>),
+    Endpoints {
+        endpoints: BTreeSet<SocketAddr>,
+        /// Whether each client has only one of them.
+        has_affinity: bool,
+    },
     Refuse,
     Drop,
     /// The same, or nothing: the Service lost the address at another port, and a client that does not ask for
@@ -86,7 +116,7 @@ pub(crate) enum Answer {
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Endpoints(it) => f.write_str(&texts(it).join(" ")),
+            Self::Endpoints { endpoints, .. } => f.write_str(&texts(endpoints).join(" ")),
             Self::Refuse => f.write_str("refuse"),
             Self::Drop => f.write_str("drop"),
             Self::IfKnown(it) => it.fmt(f),
@@ -96,13 +126,43 @@ impl fmt::Display for Answer {
 }
 
 impl Answer {
-    pub(crate) fn accepts(&self, line: &str) -> bool {
+    pub(crate) fn accepts(&self, line: &str, tolerance: Tolerance) -> bool {
         match self {
-            Self::Endpoints(it) => texts(it).join(" ") == line,
+            Self::Endpoints { endpoints, has_affinity } => {
+                let texts = texts(endpoints);
+                texts.join(" ") == line
+                    || *has_affinity && tolerance.has_one_client && texts.iter().any(|it| it == line)
+            }
             Self::Refuse => line == "refuse",
-            Self::Drop => line == "drop",
-            Self::IfKnown(it) => it.accepts(line) || Self::Unmatched { is_free: true }.accepts(line),
-            Self::Unmatched { is_free } => line.is_empty() || *is_free && ["refuse", "drop"].contains(&line),
+            Self::Drop => line == "drop" || tolerance.refuses_drops && line == "refuse",
+            Self::IfKnown(it) => {
+                it.accepts(line, tolerance) || Self::Unmatched { is_free: true }.accepts(line, tolerance)
+            }
+            Self::Unmatched { is_free } => {
+                line.is_empty()
+                    || *is_free && ["refuse", "drop"].contains(&line)
+                    || tolerance.refuses_unmatched && line == "refuse"
+            }
+        }
+    }
+}
+
+impl Answer {
+    /// The endpoints, if there are any, as texts.
+    pub(crate) fn endpoints(&self) -> BTreeSet<String> {
+        match self {
+            Self::Endpoints { endpoints, .. } => endpoints.iter().map(ToString::to_string).collect(),
+            Self::IfKnown(it) => it.endpoints(),
+            Self::Refuse | Self::Drop | Self::Unmatched { .. } => BTreeSet::new(),
+        }
+    }
+
+    /// Whether each client has only one endpoint.
+    pub(crate) fn has_affinity(&self) -> bool {
+        match self {
+            Self::Endpoints { has_affinity, .. } => *has_affinity,
+            Self::IfKnown(it) => it.has_affinity(),
+            Self::Refuse | Self::Drop | Self::Unmatched { .. } => false,
         }
     }
 }
@@ -184,7 +244,7 @@ fn selected(state: &ServiceState, index: usize, port: &ServicePort, ip: IpAddr, 
         Family::V6 => port.has_any_endpoint.v6,
     };
     let answer = match (endpoints.is_empty(), has_any) {
-        (false, _) => Answer::Endpoints(endpoints),
+        (false, _) => Answer::Endpoints { endpoints, has_affinity: state.service.affinity.is_some() },
         (true, true) => Answer::Drop,
         (true, false) => Answer::Refuse,
     };

@@ -12,11 +12,13 @@ use std::{
 use model::{Protocol, state::NodeState};
 
 use crate::{
-    Options, RunError,
+    Interface, Options, RunError,
+    backend::Backend,
     brain::Brain,
     generate,
-    lines::Backend,
+    lines::{self, LineBackend},
     oracle::{self, Answer, Lookup},
+    packets::PacketBackend,
 };
 
 /// How often it is asked whether a state is applied.
@@ -32,7 +34,7 @@ pub(crate) struct Session<'a> {
     options: &'a Options,
     folder: PathBuf,
     brain: Option<Brain>,
-    backend: Option<Backend>,
+    backend: Option<Box<dyn Backend>>,
     marker: u16,
     state: NodeState,
     /// What was asked of former states and may be unmatched by now.
@@ -56,7 +58,7 @@ impl<'a> Session<'a> {
             questions: 0,
         };
         session.start_brain()?;
-        session.backend = Some(Backend::start(&options.command, &session.socket())?);
+        session.start_backend()?;
         Ok(session)
     }
 
@@ -79,8 +81,18 @@ impl<'a> Session<'a> {
     /// Replaces the backend; after a failed case, so that the others are not affected.
     pub(crate) fn restart_backend(&mut self) -> Result<(), RunError> {
         self.backend = None;
-        self.backend = Some(Backend::start(&self.options.command, &self.socket())?);
+        self.start_backend()?;
         self.asked.clear();
+        Ok(())
+    }
+
+    fn start_backend(&mut self) -> Result<(), RunError> {
+        let Options { command, interface, timeout, .. } = self.options;
+        let command = lines::command(command, &self.socket());
+        self.backend = Some(match interface {
+            Interface::Lines => Box::new(LineBackend::start(command, *timeout)?),
+            interface => Box::new(PacketBackend::start(command, interface, *timeout)?),
+        });
         Ok(())
     }
 
@@ -100,11 +112,18 @@ impl<'a> Session<'a> {
         let marker = generate::marker(self.marker);
         let state = NodeState { services: [marker].into_iter().collect(), ..NodeState::default() };
         let question = Lookup::new([10, 255, 0, 9].into(), ([198, 18, 0, 1], 80).into(), Protocol::Tcp);
-        let expected = oracle::answer(&state, &question);
+        // What a backend does for sockets and for packets may not be in step.
+        self.is_answered(&state, question)?;
+        self.is_answered(&state, question.asked_from_outside())
+    }
+
+    /// Waits until a question is answered by a state.
+    fn is_answered(&mut self, state: &NodeState, question: Lookup) -> Result<(), String> {
+        let expected = oracle::answer(state, &question);
         let begin = Instant::now();
         loop {
-            let answer = self.ask(&question)?;
-            if expected.accepts(&answer) {
+            let (answer, is_right) = self.ask(&question, &expected)?;
+            if is_right {
                 return Ok(());
             }
             if begin.elapsed() > self.options.timeout {
@@ -118,10 +137,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn ask(&mut self, question: &Lookup) -> Result<String, String> {
+    /// The answer to a question, and whether it is right.
+    fn ask(&mut self, question: &Lookup, expected: &Answer) -> Result<(String, bool), String> {
         self.questions += 1;
         let backend = self.backend.as_mut().ok_or("there is no backend")?;
-        backend.ask(&question.to_string(), self.options.timeout)
+        let answer = backend.ask(question, expected)?;
+        let is_right = expected.accepts(&answer, backend.tolerance(question));
+        Ok((answer, is_right))
     }
 
     /// Publishes a state, and checks every answer once it is applied, also about what was asked before.
@@ -143,8 +165,8 @@ impl<'a> Session<'a> {
                 continue;
             }
             let expected = oracle::answer(&self.state, &lookup);
-            let answer = self.ask(&lookup)?;
-            if !expected.accepts(&answer) {
+            let (answer, is_right) = self.ask(&lookup, &expected)?;
+            if !is_right {
                 count += 1;
                 wrong.push(format!("{lookup}: {answer:?}, not {expected}"));
                 wrong.truncate(MAX_REPORTED);
@@ -166,7 +188,7 @@ impl<'a> Session<'a> {
     /// Whether every answer is that of a state.
     pub(crate) fn is_state(&mut self, state: &NodeState, lookups: &BTreeSet<Lookup>) -> Result<bool, String> {
         for lookup in lookups {
-            if !oracle::answer(state, lookup).accepts(&self.ask(lookup)?) {
+            if !self.ask(lookup, &oracle::answer(state, lookup))?.1 {
                 return Ok(false);
             }
         }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use backend_conformance::{Options, Outcome, Report, RunError, Skips, run};
+use backend_conformance::{Interface, Options, Outcome, Report, RunError, Skips, run};
 
 /// The example `lines` of the contract.
 fn example() -> PathBuf {
@@ -21,6 +21,7 @@ fn example() -> PathBuf {
 fn options(command: &[&str], filter: &str) -> Options {
     Options {
         command: command.iter().map(OsString::from).collect(),
+        interface: Interface::Lines,
         timeout: Duration::from_secs(30),
         filter: Some(filter.to_owned()).filter(|it| !it.is_empty()),
         skips: Skips::default(),

@@ -170,7 +170,11 @@ fn pods_below(path: &Path) -> Option<&'static str> {
 }
 
 /// The root of a cgroup2 mount.
-fn find_cgroup2() -> Result<PathBuf, Error> {
+///
+/// # Errors
+///
+/// If there is none.
+pub fn find_cgroup2() -> Result<PathBuf, Error> {
     const MOUNTS: &str = "/proc/self/mountinfo";
     let mounts = fs::read_to_string(MOUNTS).map_err(Error::syscall("read", MOUNTS))?;
     choose(&mounts, is_machines_root).ok_or_else(|| Error::NotCgroup2(PathBuf::from("/sys/fs/cgroup")))

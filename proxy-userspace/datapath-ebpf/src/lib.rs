@@ -49,7 +49,7 @@ pub use self::datapath::{Datapath, cleanup};
 pub use allowed_backends::{
     AllowedBackends, BackendPair, as_node_port, frontends, pairs, udp_differs, udp_lost,
 };
-pub use cgroup::is_nested_cgroup;
+pub use cgroup::{find_cgroup2, is_nested_cgroup};
 pub use cgroup_paths::{CgroupPaths, pod_uid};
 pub use counter_maps::{Counts, counts};
 pub use dump::{active_frontends, dump, generation};

@@ -1,31 +1,53 @@
 //! `backend-conformance`: plays scenarios to a backend, and asks it where connections go.
 
-use std::{ffi::OsString, fs, io::Write as _, path::PathBuf, time::Duration};
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
-use backend_conformance::{Options, Report, Skips, names, run};
-use clap::Args;
+use backend_conformance::{CLUSTER_CIDRS, Interface, NODE, Options, Report, Skips, names, run};
+use clap::{ArgGroup, Args, ValueEnum};
 
 use super::output;
 
 /// Play scenarios to a backend of any language, and ask it where connections go
 ///
 /// A brain in this process serves the states of the scenarios to the backend, is killed and comes back, and changes the
-/// state often and at scale; after each state the backend is asked where connections go. It changes nothing on this machine.
+/// state often and at scale; after each state the backend is asked where connections go. It changes nothing on this machine
+/// that outlives it.
+///
+/// With --packets, or --backend for this program's own backends, the backend runs in a network namespace of its own, where
+/// packets from pods and from outside are sent to it; what leaves the node says where they go. That needs root, and `ip`.
 ///
 /// The command finds its brain in $KUBE_PROXY_EBPF_TARGET, its node in $NODE_NAME, the ranges whose sources are inside the
-/// cluster in $KUBE_PROXY_EBPF_CLUSTER_CIDRS, and the addresses of its node in $KUBE_PROXY_EBPF_NODE_ADDRESSES. On standard
-/// input it gets questions, as `lookup SRC DST PORT PROTO`, and answers each by one line: the endpoints as ADDRESS:PORT,
+/// cluster in $KUBE_PROXY_EBPF_CLUSTER_CIDRS, and the addresses of its node in $KUBE_PROXY_EBPF_NODE_ADDRESSES. With
+/// --lines it gets on standard input questions, as `lookup SRC DST PORT PROTO`, and answers each by one line: the endpoints as ADDRESS:PORT,
 /// sorted, with blanks between; `refuse` or `drop`; or an empty line for what no Service has. The rules are those of
 /// docs/contract.md.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("asked").args(["lines", "packets_of", "own_backend", "list"]).required(true))]
 pub(super) struct Flags {
     /// Ask the command by lines on its standard input and output
-    #[arg(long, required_unless_present = "list")]
+    #[arg(long, requires = "command")]
     lines: bool,
+    /// Ask the command by packets in a network namespace of its own: for a backend that programs the kernel
+    #[arg(id = "packets_of", long = "packets", requires = "command")]
+    packets: bool,
+    /// Ask a backend of this program: by packets, and with `ebpf` by sockets for what pods do
+    #[arg(id = "own_backend", long = "backend", conflicts_with = "command")]
+    backend: Option<OwnBackend>,
     /// The backend's command and its arguments, after `--`
-    #[arg(value_name = "COMMAND", last = true, required_unless_present = "list")]
+    #[arg(value_name = "COMMAND", last = true)]
     command: Vec<OsString>,
+    /// Append what a backend of --packets or --backend logs to this file [default: discarded]
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
     /// Only run cases whose names contain this
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
@@ -45,6 +67,20 @@ pub(super) struct Flags {
     list: bool,
 }
 
+/// The backends of `agent`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OwnBackend {
+    /// eBPF for sockets, nftables for packets
+    Ebpf,
+    /// nftables for everything
+    Nft,
+    /// Ordinary sockets
+    Userspace,
+}
+
+/// What of the contract a backend of this program does not have.
+const USERSPACE_SKIPS: &str = "sctp: a stream of bytes cannot carry it";
+
 /// Whether no case has failed.
 pub(super) fn main(flags: Flags) -> Result<bool> {
     if flags.list {
@@ -56,10 +92,19 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
             let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
             Skips::parse(&text).with_context(|| path.display().to_string())?
         }
+        None if flags.backend == Some(OwnBackend::Userspace) => Skips::parse(USERSPACE_SKIPS)?,
         None => Skips::default(),
     };
+    let log = flags.log;
+    let (command, interface) = match flags.backend {
+        None if flags.packets => (flags.command, Interface::Packets { log }),
+        None => (flags.command, Interface::Lines),
+        Some(backend) => own(backend, log)?,
+    };
+    let _pins = Pins::of(&interface);
     let options = Options {
-        command: flags.command,
+        command,
+        interface,
         timeout: Duration::from_secs(flags.timeout),
         filter: flags.filter,
         skips,
@@ -77,4 +122,62 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
 fn write_junit(path: Option<PathBuf>, report: &Report) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     fs::write(&path, report.junit()).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The command of a backend of this program, and how it is asked.
+fn own(backend: OwnBackend, log: Option<PathBuf>) -> Result<(Vec<OsString>, Interface)> {
+    let program = env::current_exe().context("cannot find this program")?;
+    // No page: several may run at a time.
+    let pages =
+        ["--status-socket=", "--metrics-bind-address=", "--healthz-bind-address=", "--probe-bind-address="];
+    let node = ["--node-name", NODE, "--cluster-cidr", CLUSTER_CIDRS];
+    let mut command = vec![program.into(), "agent".into()];
+    command.extend(node.into_iter().chain(pages).map(OsString::from));
+    let mut add = |words: &[&str]| command.extend(words.iter().map(OsString::from));
+    // The limits of connection tracking are those of the machine.
+    let untouched = ["--conntrack-max-per-core", "0", "--conntrack-min", "0"];
+    let interface = match backend {
+        OwnBackend::Userspace => {
+            add(&["--backend", "userspace", "--userspace-listen", "services"]);
+            Interface::Listeners { log }
+        }
+        OwnBackend::Nft => {
+            add(&["--backend", "nft"]);
+            add(&untouched);
+            Interface::Packets { log }
+        }
+        OwnBackend::Ebpf => {
+            let name = format!("kube-proxy-ebpf-conformance-{}", process::id());
+            let cgroup = datapath_ebpf::find_cgroup2()?.join(&name);
+            add(&["--backend", "ebpf", "--packets", "nft"]);
+            add(&untouched);
+            command.extend(["--cgroup".into(), cgroup.clone().into(), "--pin-dir".into(), pin_dir().into()]);
+            Interface::Sockets { cgroup, log }
+        }
+    };
+    Ok((command, interface))
+}
+
+/// Where the eBPF backend pins what it has, for this process.
+fn pin_dir() -> PathBuf {
+    Path::new("/sys/fs/bpf").join(format!("kube-proxy-ebpf-conformance-{}", process::id()))
+}
+
+/// Removes what the eBPF backend has left, when dropped.
+struct Pins(Option<PathBuf>);
+
+impl Pins {
+    fn of(interface: &Interface) -> Self {
+        Self(matches!(interface, Interface::Sockets { .. }).then(pin_dir))
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        if let Some(pin_dir) = &self.0
+            && let Err(error) = datapath_ebpf::cleanup(pin_dir)
+        {
+            tracing::warn!("{} is left: {error}", pin_dir.display());
+        }
+    }
 }

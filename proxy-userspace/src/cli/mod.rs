@@ -34,7 +34,7 @@ use config::{CommandLine, ParseError};
 
 const WRONG_USAGE: u8 = 64;
 /// The flags that belong to one call, and so have no environment variable.
-const WITHOUT_VARIABLE: [&str; 18] = [
+const WITHOUT_VARIABLE: [&str; 13] = [
     "anonymize",
     "behind",
     "filter",
@@ -42,16 +42,11 @@ const WITHOUT_VARIABLE: [&str; 18] = [
     "has",
     "init-only",
     "instance-id",
-    "junit",
     "kube-proxy",
-    "lines",
-    "list",
     "once",
     "print-config",
     "rev",
-    "skip",
     "sort",
-    "timeout",
     "watch",
 ];
 
@@ -101,10 +96,12 @@ fn command() -> clap::Command {
         _ => flag,
     };
     let command = Cli::command().mut_args(with_variable).mut_subcommands(|it| {
-        // The source of the process is not that of a question about it, nor its cgroup that of a trace.
+        // The source of the process is not that of a question about it, nor its cgroup that of a trace, nor its datapath the
+        // one that is asked.
         let is_own = |flag: &Arg| {
             (flag.get_long() == Some("source") && it.get_name() == "explain")
                 || (flag.get_long() != Some("status-socket") && it.get_name() == "trace")
+                || it.get_name() == "backend-conformance"
         };
         it.clone().mut_args(|flag| if is_own(&flag) { flag } else { with_variable(flag) })
     });

@@ -361,10 +361,11 @@ fn each_flag_has_an_environment_variable_except_those_that_belong_to_one_call() 
     command.build();
     let flags = command.get_subcommands().filter(|it| it.get_name() != "help").flat_map(|it| {
         // What is accepted and ignored needs none.
-        // The source of a question is not that of the process, and a trace is one call.
+        // The source of a question is not that of the process, and a trace is one call, as are the cases of a backend.
         let is_asked = |flag: &clap::Arg| match it.get_name() {
             "explain" => flag.get_long() == Some("source"),
             "trace" => flag.get_long() != Some("status-socket"),
+            "backend-conformance" => true,
             _ => false,
         };
         let flags = it.get_arguments().filter(move |it| !it.is_hide_set() && !is_asked(it));

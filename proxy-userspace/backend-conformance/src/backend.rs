@@ -1,0 +1,14 @@
+//! A running backend, whichever way it is asked.
+
+use crate::oracle::{Answer, Lookup, Tolerance};
+
+/// A backend that follows the brain; ended when dropped.
+pub(crate) trait Backend {
+    /// The answer to a question, or why there is none; `expected` says how often chance has to be asked.
+    fn ask(&mut self, lookup: &Lookup, expected: &Answer) -> Result<String, String>;
+
+    /// What is right beside the answer of the contract, because of the way in which this is asked.
+    fn tolerance(&self, _lookup: &Lookup) -> Tolerance {
+        Tolerance::default()
+    }
+}

@@ -1,0 +1,57 @@
+//! `backend-conformance` asks this program's own backends by packets and sockets, and names the cases of a broken one.
+
+use std::process::Command;
+
+use tests::{
+    Build, Sandbox,
+    agent::{Output, run},
+};
+
+/// Asks a backend; `None` if the machine lacks what every test here needs.
+fn ask(arguments: &[&str]) -> Option<Output> {
+    let _sandbox = Sandbox::or_skip()?;
+    let mut command = Command::new(Build::Product.binary());
+    // The harness turns the packet path off for proxies that share a network namespace with others.
+    command.arg("backend-conformance").args(arguments).env_remove("KUBE_PROXY_EBPF_PACKETS");
+    Some(run(&mut command))
+}
+
+#[track_caller]
+fn assert_passes(backend: &str) {
+    let Some(output) = ask(&["--backend", backend]) else { return };
+    let text = output.success();
+    assert!(text.ends_with(" passed, 0 failed, 0 skipped\n"), "{text}");
+}
+
+#[test]
+fn the_ebpf_backend_passes_every_case() {
+    assert_passes("ebpf");
+}
+
+#[test]
+fn the_nftables_backend_passes_every_case() {
+    assert_passes("nft");
+}
+
+#[test]
+fn the_userspace_backend_passes_every_case() {
+    assert_passes("userspace");
+}
+
+/// It takes traffic from outside for traffic of pods, and no pods for pods.
+#[test]
+fn a_broken_backend_fails_with_the_case_named() {
+    let binary = Build::Product.binary();
+    let (binary, cidrs) = (binary.to_str().unwrap(), "172.30.0.0/16");
+    let pages =
+        ["--status-socket=", "--metrics-bind-address=", "--healthz-bind-address=", "--probe-bind-address="];
+    let backend = [&[binary, "agent", "--backend", "nft", "--cluster-cidr", cidrs], &pages[..]].concat();
+    let Some(output) = ask(&[&["--packets", "--filter", "policies/", "--"], &backend[..]].concat()) else {
+        return;
+    };
+    assert_eq!(output.code, Some(1), "{}{}", output.stdout, output.stderr);
+    let has_failed =
+        |case: &str| output.stdout.lines().any(|it| it.starts_with("FAILED") && it.contains(case));
+    assert!(has_failed("policies/external-local-with-remote-endpoints-only"), "{}", output.stdout);
+    assert!(!has_failed("policies/internal-local-uses-the-local-endpoints"), "{}", output.stdout);
+}
