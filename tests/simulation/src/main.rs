@@ -4,6 +4,25 @@
 //! paused time; the network, the API server and the kernels are simulated. Everything that happens depends on the seed alone.
 //!
 //! Invariant: a seed is a process. Nothing that one leaves behind reaches another, so that it can be run again.
+//!
+//! # What it finds
+//!
+//! With one of these defects in the product, this many of the first 100 seeds failed, and this was the first:
+//!
+//! | defect | seeds | first |
+//! |---|---|---|
+//! | the server sends no deletes of endpoints | 6 | 27 |
+//! | the client hands over a change set before its sync | 6 | 10 |
+//! | the client ignores a reset | 27 | 1 |
+//! | its digests are of what a broken stream sent, not of the last complete state | 1 | 37 |
+//! | objects that a new list lacks stay | 4 | 25 |
+//! | a list after an expired watch may be of any age | 1 | 56 |
+//! | a state that could not be applied is not applied again | 7 | 21 |
+//!
+//! # What it leaves out
+//!
+//! Manifests as a source, TLS, the maps and the packet path below a kernel (`double_buffer` and `datapath-nft` have tests of their
+//! own), the reconciler's loop, whose steps run on other threads (`kernel` takes its place), and brains of other versions.
 
 mod brain;
 mod chance;
