@@ -8,6 +8,7 @@ use build_tools::{
     SKIPPED_TESTS_FILE,
     build::build_for_tests,
     command::{cargo, run, status, workspace},
+    machine::{Machine, Target},
     programs::{install_font, promtool, test_programs},
 };
 
@@ -17,6 +18,7 @@ use crate::{contract::contract, licences::licences};
 pub(crate) fn test(filter: Option<&str>) -> Result<()> {
     let unchecked = if filter.is_none() { licences().context("the dependencies")? } else { None };
     let unlinted = if filter.is_none() { contract().context("the package of the contract")? } else { None };
+    let unbuilt = if filter.is_none() { other_machines()? } else { None };
     // A missing program has been warned about; its tests are skipped.
     let _ = test_programs();
     if let Err(error) = promtool() {
@@ -54,7 +56,26 @@ pub(crate) fn test(filter: Option<&str>) -> Result<()> {
     if let Some(reason) = unlinted {
         println!("\nThe .proto files were not checked with buf: {reason}");
     }
+    if let Some(reason) = unbuilt {
+        println!("\nThe product was not compiled for other machines: {reason}");
+    }
     result
+}
+
+/// Compiles the product for the machines that this one is not, without linking it: `vmtest --arch` runs it. Returns why
+/// it could not be compiled, if something is missing.
+fn other_machines() -> Result<Option<String>> {
+    let own = Machine::own()?;
+    for machine in Machine::ALL.into_iter().filter(|it| *it != own) {
+        let target = match Target::find_or_install(machine) {
+            Ok(target) => target,
+            Err(reason) => return Ok(Some(format!("{reason:#}"))),
+        };
+        status("Checking", &format!("the product for {}", machine.name()));
+        run(target.cargo("check", &[]).args(["--locked", "--package", "kube-proxy-ebpf"]))
+            .with_context(|| format!("the product for {}", machine.name()))?;
+    }
+    Ok(None)
 }
 
 /// Takes the pictures in the documents.

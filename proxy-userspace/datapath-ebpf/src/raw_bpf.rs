@@ -1,4 +1,5 @@
-//! Raw bpf(2): the commands that aya 0.14 does not offer, and one socket option. The only `unsafe` of user space.
+//! Raw bpf(2): the commands that aya 0.14 does not offer, one socket option, and settings of the C library. The only
+//! `unsafe` of user space.
 //!
 //! Invariant: every buffer passed to the kernel is as long as what the kernel reads or writes; its length is checked here.
 
@@ -73,7 +74,8 @@ pub(super) fn create_array_of_maps(name: &str, template: BorrowedFd<'_>, slots: 
     // The last byte stays zero: it terminates the name.
     let room = create.map_name.len() - 1;
     for (to, from) in create.map_name[..room].iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
+        // C's `char` is signed on x86-64, and not on arm64.
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     // SAFETY: no pointers.
     let created = unsafe { bpf(bpf_cmd::BPF_MAP_CREATE, &mut attr) }?;
@@ -186,6 +188,30 @@ pub fn keep_one_heap() {
     // SAFETY: it sets a parameter of the allocator; if that fails, only memory is wasted.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
+/// Lets a static binary look names up in files and by DNS alone, whatever the node's nsswitch.conf says; must be called
+/// before a second thread starts.
+///
+/// The other ways are libraries of the node, which need the C library of the node: loaded beside the one in the binary, it
+/// ends the process where their versions differ (seen with glibc 2.41 on the node and 2.36 in the binary).
+pub fn use_no_library_of_the_node() {
+    #[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
+    {
+        // nss.h of glibc.
+        unsafe extern "C" {
+            fn __nss_configure_lookup(
+                database: *const libc::c_char,
+                services: *const libc::c_char,
+            ) -> libc::c_int;
+        }
+        for (database, services) in [(c"hosts", c"files dns"), (c"group", c"files")] {
+            // SAFETY: two strings, which are copied; if there is no memory for that, nothing changes.
+            unsafe {
+                __nss_configure_lookup(database.as_ptr(), services.as_ptr());
+            }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
-#!/bin/sh
+#!/bin/busybox sh
 # The init of a virtual machine: mounts file systems, loads modules, runs the plan, and shuts down.
+/bin/busybox --install -s /bin
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 mount -t devtmpfs dev /dev
 mount -t proc proc /proc
@@ -11,6 +12,7 @@ ulimit -l unlimited
 while read -r module; do
     insmod "/modules/$module.ko" || echo "cannot load $module"
 done </modules/order
-stty -F /dev/ttyS1 raw
-/guest --guest /plan >/dev/ttyS1
+read -r port </port
+stty -F "$port" raw
+/guest --guest /plan >"$port"
 reboot -f

@@ -1,5 +1,5 @@
 //! The initramfs of a virtual machine: an archive in the format `newc`, which the kernel unpacks to its root.
-//! Invariant: a program has the same path as on this machine, and every library it needs.
+//! Invariant: a program has every library it needs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,6 +14,8 @@ use anyhow::{Context as _, Result};
 use build_tools::{command::output, files_below};
 use cpio::newc;
 use tempfile::NamedTempFile;
+
+use crate::system::System;
 
 const DIRECTORY: u32 = 0o04_0755;
 const PROGRAM: u32 = 0o10_0755;
@@ -65,15 +67,15 @@ impl Initramfs {
         self.insert(path.as_ref(), Entry::Link(target.into()));
     }
 
-    /// Adds a program of this machine, at another path if one is given, without debug information, and its libraries.
-    pub(crate) fn program(&mut self, program: &Path, path: Option<&Path>) -> Result<()> {
-        for library in libraries(program)? {
-            if self.libraries.insert(library.clone()) {
-                self.insert(&library, Entry::Program(read(&library)?.into()));
+    /// Adds a program of a system at a path, without debug information, and its libraries.
+    pub(crate) fn program(&mut self, system: &System, program: &Path, path: &Path) -> Result<()> {
+        for (library, path) in system.libraries(program)? {
+            if self.libraries.insert(path.clone()) {
+                self.insert(&path, Entry::Program(read(&library)?.into()));
             }
         }
-        let bytes = stripped(program)?;
-        self.insert(path.unwrap_or(program), Entry::Program(bytes.into()));
+        let bytes = stripped(system, program)?;
+        self.insert(path, Entry::Program(bytes.into()));
         Ok(())
     }
 
@@ -109,25 +111,9 @@ impl Initramfs {
     }
 }
 
-/// The libraries that the dynamic linker loads for a program, itself included; none for a static one.
-fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    let output = Command::new("ldd").arg(program).output().context("cannot start `ldd`")?;
-    // It fails for a static program.
-    Ok(parse_ldd(&String::from_utf8_lossy(&output.stdout)))
-}
-
-fn parse_ldd(text: &str) -> Vec<PathBuf> {
-    let path = |line: &str| {
-        let line = line.trim().split(" (").next()?;
-        let path = line.rsplit(" => ").next()?;
-        path.starts_with('/').then(|| PathBuf::from(path))
-    };
-    text.lines().filter_map(path).collect()
-}
-
-fn stripped(program: &Path) -> Result<Vec<u8>> {
+fn stripped(system: &System, program: &Path) -> Result<Vec<u8>> {
     let stripped = NamedTempFile::new()?;
-    let strip = output(Command::new("strip").arg("-o").arg(stripped.path()).arg(program));
+    let strip = output(Command::new(system.strip()).arg("-o").arg(stripped.path()).arg(program));
     // Without `strip`, or for a format it does not know, the file is only larger.
     read(if strip.is_ok() { stripped.path() } else { program })
 }
@@ -177,17 +163,5 @@ mod tests {
                 "120777 bin/sh busybox",
             ]
         );
-    }
-
-    #[test]
-    fn libraries_are_read_from_the_output_of_ldd() {
-        let text = "\tlinux-vdso.so.1 (0x00007f01)\n\
-                    \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f02)\n\
-                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f03)\n";
-        assert_eq!(
-            parse_ldd(text),
-            [Path::new("/lib/x86_64-linux-gnu/libc.so.6"), Path::new("/lib64/ld-linux-x86-64.so.2")]
-        );
-        assert!(parse_ldd("\tnot a dynamic executable\n").is_empty());
     }
 }

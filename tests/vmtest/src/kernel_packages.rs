@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeSet,
-    env, fs,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -11,6 +11,7 @@ use anyhow::{Result, bail};
 use build_tools::{
     apt::Apt,
     command::{output, status, workspace},
+    machine::Machine,
 };
 
 /// The suites with the kernels of the matrix, and the label of the archive of each.
@@ -34,22 +35,25 @@ pub(crate) struct Kernel {
 /// The packages that exist, from an apt state of vmtest's own.
 pub(crate) struct KernelPackages {
     apt: Apt,
+    machine: Machine,
     names: BTreeSet<String>,
 }
 
 impl KernelPackages {
     /// Reads the lists of packages; fetches them first if they are old. Fails if this machine has no apt, or the lists are
     /// missing and cannot be fetched.
-    pub(crate) fn open() -> Result<Self> {
-        let apt = Apt::open(workspace().join("target/vmtest/apt"), &SUITES)?;
+    pub(crate) fn open(machine: Machine) -> Result<Self> {
+        let suites = suites(machine);
+        let folder = workspace().join(format!("target/vmtest/apt-{}", machine.debian()));
+        let apt = Apt::open_for(Some(machine), folder, &suites)?;
         let names = output(apt.command("apt-cache").args(["pkgnames", "linux-"]))?;
         let names = names.lines().map(ToOwned::to_owned).collect();
-        Ok(Self { apt, names })
+        Ok(Self { apt, machine, names })
     }
 
     /// The newest kernel of a series such as `5.10` or `7`, unpacked; `None` if there is no package.
     pub(crate) fn kernel(&self, series: &str) -> Result<Option<Kernel>> {
-        let Some(release) = newest(&self.names, series, flavours()?) else { return Ok(None) };
+        let Some(release) = newest(&self.names, series, flavours(self.machine)) else { return Ok(None) };
         let folder = workspace().join("target/vmtest/kernels").join(&release);
         if !folder.join("complete").exists() {
             self.unpack(&release, &folder)?;
@@ -73,8 +77,8 @@ impl KernelPackages {
     }
 
     /// The names of the suites, for messages.
-    pub(crate) fn suites() -> String {
-        SUITES.map(|(_, suite)| suite).join(", ")
+    pub(crate) fn suites(machine: Machine) -> String {
+        suites(machine).iter().map(|(_, suite)| *suite).collect::<Vec<_>>().join(", ")
     }
 
     fn unpack(&self, release: &str, folder: &Path) -> Result<()> {
@@ -85,15 +89,16 @@ impl KernelPackages {
 }
 
 /// The suitable flavours, in order of preference: Debian's, the smallest, and Ubuntu's.
-fn flavours() -> Result<&'static [&'static str]> {
-    match env::consts::ARCH {
-        "x86_64" => Ok(&["-cloud-amd64", "-generic"]),
-        other => {
-            bail!(
-                "virtual machines are supported on x86_64 only, and this machine is {other}; `vmtest own` works"
-            )
-        }
+fn flavours(machine: Machine) -> &'static [&'static str] {
+    match machine {
+        Machine::X86_64 => &["-cloud-amd64", "-generic"],
+        Machine::Aarch64 => &["-cloud-arm64"],
     }
+}
+
+/// The suites that have kernels of a machine: Ubuntu has an archive of its own for others than x86-64.
+fn suites(machine: Machine) -> Vec<(&'static str, &'static str)> {
+    SUITES.into_iter().filter(|(label, _)| machine == Machine::X86_64 || *label != "Ubuntu").collect()
 }
 
 /// The newest release of a series that has a package, in the first of the flavours that has one.

@@ -12,6 +12,7 @@ mod plan;
 mod report;
 mod rootfs;
 mod runner;
+mod system;
 mod test_list;
 mod virtual_machine;
 
@@ -26,7 +27,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use build_tools::command::{exit_code, workspace};
+use build_tools::{
+    command::{exit_code, workspace},
+    machine::Machine,
+};
 use clap::Parser;
 
 use crate::{
@@ -38,6 +42,8 @@ use crate::{
 
 /// The matrix: `own` is this machine's kernel, a number without a dot is the newest of its major version.
 const KERNELS: [&str; 6] = [HOST, "5.10", "5.15", "6.1", "6.12", "7"];
+/// Of Ubuntu, whose packages for other machines than x86-64 are in another archive.
+const UBUNTUS: &str = "5.15";
 const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Run the end-to-end tests on other kernels, in virtual machines, and on this machine's own (as root).
@@ -55,26 +61,39 @@ struct Arguments {
     /// How often each kernel is booted
     #[arg(long, value_name = "N", default_value_t = 1)]
     repeat: usize,
+    /// The machine whose kernels are booted, if it is not this one; it is emulated
+    #[arg(long, value_enum)]
+    arch: Option<Machine>,
     /// Run a plan of tests inside a virtual machine
     #[arg(long, hide = true)]
     guest: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
-    let Arguments { only, repeat, guest } = Arguments::parse();
-    exit_code(guest.map_or_else(|| run(&only, repeat), |plan| guest::run_file(&plan)))
+    let Arguments { only, repeat, arch, guest } = Arguments::parse();
+    exit_code(guest.map_or_else(|| run(&only, repeat, arch), |plan| guest::run_file(&plan)))
 }
 
 /// Runs the tests `repeat` times on each kernel: on the whole matrix if `only` names none.
-fn run(only: &[String], repeat: usize) -> Result<()> {
+fn run(only: &[String], repeat: usize, arch: Option<Machine>) -> Result<()> {
     let begin = Instant::now();
-    let matrix = KERNELS.map(ToOwned::to_owned);
+    let own = Machine::own()?;
+    let machine = arch.unwrap_or(own);
+    let can_run = |it: &&str| match *it {
+        HOST => machine == own,
+        UBUNTUS => machine == Machine::X86_64,
+        _ => true,
+    };
+    let matrix: Vec<_> = KERNELS.iter().filter(|it| can_run(it)).map(|&it| it.to_owned()).collect();
     let (kernels, filters): (Vec<_>, Vec<_>) = only.iter().cloned().partition(|it| is_kernel(it));
     let kernels = if kernels.is_empty() { &matrix[..] } else { &kernels };
+    if machine != own && kernels.iter().any(|it| it == HOST) {
+        bail!("`{HOST}` is this machine's kernel, which is not one of {}", machine.name());
+    }
     let table = fs::read_to_string(workspace().join(kernel_table::FILE))
         .with_context(|| format!("cannot read {}", kernel_table::FILE))?;
     let table = KernelTable::parse(&table)?;
-    let runner = Runner::prepare(&table, kernels, &filters)?;
+    let runner = Runner::prepare(&table, machine, kernels, &filters)?;
 
     let queue: Mutex<VecDeque<_>> =
         Mutex::new((0..repeat).flat_map(|_| kernels.iter()).enumerate().collect());

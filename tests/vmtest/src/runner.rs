@@ -10,11 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use build_tools::{
-    build::build_for_tests,
-    command::workspace,
-    programs::{find_or_install, test_programs},
-};
+use build_tools::{command::workspace, machine::Machine};
 
 use crate::{
     guest,
@@ -24,7 +20,9 @@ use crate::{
     kernel_table::KernelTable,
     plan::{Event, HOST, Test, TestPlan, short_name},
     report::KernelRun,
-    rootfs, test_list, virtual_machine,
+    rootfs,
+    system::System,
+    test_list, virtual_machine,
 };
 
 /// By how much timeouts are multiplied in an emulated machine.
@@ -37,6 +35,7 @@ const TEST_TIMEOUT: u64 = 5400;
 /// What all kernels share.
 pub(crate) struct Runner<'a> {
     table: &'a KernelTable,
+    machine: Machine,
     pub(crate) plan: TestPlan,
     /// `None` if there are no virtual machines.
     supplies: Option<Supplies>,
@@ -50,15 +49,20 @@ struct Supplies {
 
 impl<'a> Runner<'a> {
     /// Builds and fetches everything.
-    pub(crate) fn prepare(table: &'a KernelTable, kernels: &[String], filters: &[String]) -> Result<Self> {
-        let programs = test_programs();
+    pub(crate) fn prepare(
+        table: &'a KernelTable,
+        machine: Machine,
+        kernels: &[String],
+        filters: &[String],
+    ) -> Result<Self> {
+        let is_own = machine == Machine::own()?;
         let mut packages = None;
         if kernels.iter().any(|it| it != HOST) {
-            find_or_install("qemu-system-x86_64", "qemu-system-x86")?;
-            packages = Some(KernelPackages::open()?);
+            virtual_machine::install(machine)?;
+            packages = Some(KernelPackages::open(machine)?);
         }
-        build_for_tests()?;
-        let tests = test_list::end_to_end_tests()?;
+        let system = if is_own { System::own()? } else { System::of(machine)? };
+        let tests = test_list::end_to_end_tests(system.target())?;
         let names: BTreeSet<_> = tests.iter().map(|it| short_name(&it.name)).collect();
         if let Some(unknown) = table.unknown_tests(&names).first() {
             bail!("{unknown}");
@@ -72,10 +76,8 @@ impl<'a> Runner<'a> {
         }
         let features = table.features.iter().filter_map(|it| it.btf_name.clone()).collect();
         let plan = TestPlan { tests, features, environment: BTreeMap::new(), timeout: TEST_TIMEOUT };
-        let supply = |packages| {
-            anyhow::Ok(Supplies { packages, root: rootfs::root(binaries.into_iter().chain(programs))? })
-        };
-        Ok(Self { table, plan, supplies: packages.map(supply).transpose()? })
+        let supply = |packages| anyhow::Ok(Supplies { packages, root: rootfs::root(&system, &binaries)? });
+        Ok(Self { table, machine, plan, supplies: packages.map(supply).transpose()? })
     }
 
     /// Runs the tests on a kernel of a series.
@@ -105,7 +107,10 @@ impl<'a> Runner<'a> {
         };
         match result {
             Ok(Some((faults, console))) => (run.faults, run.console) = (faults, console),
-            Ok(None) => run.unavailable = Some(format!("none of {} has a package", KernelPackages::suites())),
+            Ok(None) => {
+                let suites = KernelPackages::suites(self.machine);
+                run.unavailable = Some(format!("none of {suites} has a package"));
+            }
             Err(error) => run.faults.push(format!("{error:#}")),
         }
         run.outcomes = outcomes;
@@ -139,7 +144,7 @@ impl<'a> Runner<'a> {
         self.complete(root.clone(), &kernel)?.write(&archive)?;
         let silence = Duration::from_secs(self.plan.timeout + 60);
         let console = folder.join("console.log");
-        let faults = virtual_machine::boot(&kernel, &archive, &console, silence, on_event);
+        let faults = virtual_machine::boot(self.machine, &kernel, &archive, &console, silence, on_event);
         let _ = fs::remove_file(&archive);
         Ok(Some((faults?, Some(console))))
     }
@@ -152,8 +157,9 @@ impl<'a> Runner<'a> {
             root.file(format!("/modules/{}.ko", module.name), module.bytes);
         }
         root.file("/modules/order", order);
+        root.file("/port", virtual_machine::port(self.machine));
         let mut plan = self.plan.clone();
-        if !virtual_machine::has_kvm() {
+        if !virtual_machine::has_kvm(self.machine) {
             plan.environment.extend([
                 (tests::TIMEOUT_FACTOR.to_owned(), EMULATED_TIMEOUT_FACTOR.to_string()),
                 (tests::REPETITION_DIVISOR.to_owned(), EMULATED_REPETITION_DIVISOR.to_string()),

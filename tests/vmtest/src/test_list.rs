@@ -1,32 +1,40 @@
 //! The end-to-end tests, built and listed.
 
-use std::{path::PathBuf, process::Command};
+use std::{collections::BTreeMap, path::PathBuf, process::Command};
 
-use anyhow::Result;
-use build_tools::command::{cargo, output, workspace};
+use anyhow::{Context as _, Result};
+use build_tools::{
+    command::{cargo, output, workspace},
+    machine::Target,
+};
 
 use crate::plan::Test;
 
 /// Test binaries that need no kernel, or any.
 const WITHOUT_KERNEL: [&str; 5] = ["architecture", "brain_chain", "deploy", "observability", "vocabulary"];
 
-/// Builds the test binaries and lists their tests.
-pub(crate) fn end_to_end_tests() -> Result<Vec<Test>> {
+/// Builds the test binaries and lists their tests: for another machine those of the same names.
+pub(crate) fn end_to_end_tests(other: Option<&Target>) -> Result<Vec<Test>> {
     let mut build = cargo();
-    build.args(["test", "--package", "tests", "--tests", "--no-run", "--message-format", "json"]);
-    let messages = output(build.arg("--target-dir").arg(workspace().join("target")))?;
+    build.args(["test", "--target-dir"]).arg(workspace().join("target"));
+    let own = test_binaries(build)?;
+    let others = other.map(|it| test_binaries(it.cargo("test", &[]))).transpose()?;
     let mut tests = Vec::new();
-    for (suite, binary) in messages.lines().filter_map(test_binary) {
+    for (suite, binary) in own {
         if WITHOUT_KERNEL.contains(&suite.as_str()) {
             continue;
         }
+        let run = match &others {
+            None => &binary,
+            Some(others) => others.get(&suite).with_context(|| format!("{suite} was not built"))?,
+        };
         let list =
             |more: &[&str]| output(Command::new(&binary).args(["--list", "--format", "terse"]).args(more));
         let (all, ignored) = (list(&[])?, list(&["--ignored"])?);
         // What is ignored is a process of other tests.
         for line in all.lines().filter(|line| ignored.lines().all(|it| it != *line)) {
             if let Some(name) = line.strip_suffix(": test") {
-                let (binary, suite, name) = (binary.clone(), suite.clone(), name.to_owned());
+                let (binary, suite, name) = (run.clone(), suite.clone(), name.to_owned());
                 tests.push(Test { binary, suite, name });
             }
         }
@@ -34,6 +42,12 @@ pub(crate) fn end_to_end_tests() -> Result<Vec<Test>> {
     // The basic suite comes first: most regressions fail there, early.
     tests.sort_by_key(|it| (it.suite != "sockets", it.suite.clone()));
     Ok(tests)
+}
+
+/// Builds the test binaries, with a `cargo test`: their paths, by name.
+fn test_binaries(mut build: Command) -> Result<BTreeMap<String, PathBuf>> {
+    build.args(["--package", "tests", "--tests", "--no-run", "--message-format", "json"]);
+    Ok(output(&mut build)?.lines().filter_map(test_binary).collect())
 }
 
 /// Name and path of an integration test, from a line of `cargo --message-format json`.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use build_tools::command::KilledOnDrop;
+use build_tools::{command::KilledOnDrop, machine::Machine, programs::find_or_install};
 
 use crate::{console, kernel_packages::Kernel, plan::Event};
 
@@ -20,18 +20,17 @@ use crate::{console, kernel_packages::Kernel, plan::Event};
 const BOOT_TIMEOUT: Duration = Duration::from_secs(240);
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_CONSOLE_ERRORS: usize = 5;
-const QEMU: &str = "qemu-system-x86_64";
-const SETTINGS: &str =
-    "-m 2048 -smp 2 -nic none -display none -monitor none -vga none -no-reboot -nodefaults";
+const SETTINGS: &str = "-m 2048 -smp 2 -nic none -display none -monitor none -no-reboot -nodefaults";
 /// A panic ends the machine. CPU mitigations only cost time here. The kernel does not check that its timer ticks: on a
 /// busy machine an emulated timer may be too late for that check, and the kernel would panic.
 const COMMAND_LINE: &str =
-    "console=ttyS0 panic=-1 loglevel=7 mitigations=off no_timer_check random.trust_cpu=on rdinit=/init";
+    "panic=-1 loglevel=7 mitigations=off no_timer_check random.trust_cpu=on rdinit=/init";
 
 /// Boots a kernel and forwards events until the machine has ended; returns errors of the machine or its kernel.
 ///
 /// `silence` is the timeout for the next event. The kernel's log is written to `console`. Fails if QEMU cannot be started.
 pub(crate) fn boot(
+    machine: Machine,
     kernel: &Kernel,
     initramfs: &Path,
     console: &Path,
@@ -39,30 +38,42 @@ pub(crate) fn boot(
     mut on_event: impl FnMut(Event),
 ) -> Result<Vec<String>> {
     let stderr = console.with_file_name("qemu.log");
-    let child = Command::new(QEMU)
+    let (qemu, _) = qemu(machine);
+    let child = Command::new(qemu)
         .args(SETTINGS.split(' '))
-        .args(if has_kvm() {
+        .args(if has_kvm(machine) {
             ["-accel", "kvm", "-cpu", "host"]
         } else {
             // One thread for all CPUs: with a thread per CPU, a CPU may continue with an instruction that the kernel has
             // replaced meanwhile, such as when the first program is attached to a hook, and never leave it. It is hardly
             // slower.
-            ["-accel", "tcg,thread=single", "-cpu", "max"]
+            ["-accel", "tcg,thread=single", "-cpu", emulated_cpu(machine)]
         })
         .arg("-kernel")
         .arg(&kernel.image)
         .arg("-initrd")
         .arg(initramfs)
         .arg("-append")
-        .arg(if has_kvm() { COMMAND_LINE.to_owned() } else { format!("{COMMAND_LINE} {}", clock()) })
+        .arg(command_line(machine))
         .arg("-serial")
         .arg(format!("file:{}", console.display()))
-        .args(["-serial", "stdio"])
+        .args(match machine {
+            Machine::X86_64 => &["-vga", "none", "-serial", "stdio"][..],
+            // This board has one port; another one is a card.
+            Machine::Aarch64 => &[
+                "-M",
+                "virt",
+                "-chardev",
+                "stdio,id=events,signal=off",
+                "-device",
+                "pci-serial,chardev=events",
+            ],
+        })
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(File::create(&stderr)?)
         .spawn()
-        .with_context(|| format!("cannot start `{QEMU}`"))?;
+        .with_context(|| format!("cannot start `{qemu}`"))?;
     let mut machine = KilledOnDrop(child);
 
     let out = machine.0.stdout.take().expect("stdout is piped");
@@ -111,14 +122,54 @@ pub(crate) fn boot(
     Ok(faults)
 }
 
+/// Finds or installs the emulator of a machine.
+pub(crate) fn install(machine: Machine) -> Result<()> {
+    let (program, package) = qemu(machine);
+    find_or_install(program, package).map(drop)
+}
+
+fn qemu(machine: Machine) -> (&'static str, &'static str) {
+    match machine {
+        Machine::X86_64 => ("qemu-system-x86_64", "qemu-system-x86"),
+        Machine::Aarch64 => ("qemu-system-aarch64", "qemu-system-arm"),
+    }
+}
+
+/// The port of events in the machine; the kernel's log is at the other one.
+pub(crate) fn port(machine: Machine) -> &'static str {
+    match machine {
+        Machine::X86_64 => "/dev/ttyS1\n",
+        Machine::Aarch64 => "/dev/ttyS0\n",
+    }
+}
+
+/// An emulated CPU with every feature; signed pointers with a cheap algorithm in the place of the architecture's.
+fn emulated_cpu(machine: Machine) -> &'static str {
+    match machine {
+        Machine::X86_64 => "max",
+        Machine::Aarch64 => "max,pauth-impdef=on",
+    }
+}
+
+fn command_line(machine: Machine) -> String {
+    match machine {
+        Machine::X86_64 if has_kvm(machine) => format!("console=ttyS0 {COMMAND_LINE}"),
+        Machine::X86_64 => format!("console=ttyS0 {COMMAND_LINE} {}", clock()),
+        Machine::Aarch64 => format!("console=ttyAMA0 {COMMAND_LINE}"),
+    }
+}
+
 /// Whether the CPU virtualises other kernels; otherwise they are emulated, about 20 times slower.
 ///
 /// The device alone proves nothing: a KVM in software (PVM) runs only kernels that were made for it.
-pub(crate) fn has_kvm() -> bool {
+pub(crate) fn has_kvm(machine: Machine) -> bool {
+    if Machine::own().ok() != Some(machine) {
+        return false;
+    }
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let mut flags = field(&cpuinfo, "flags").unwrap_or_default().split_whitespace();
     let opens = File::options().read(true).write(true).open("/dev/kvm").is_ok();
-    opens && flags.any(|it| it == "svm" || it == "vmx")
+    opens && (machine == Machine::Aarch64 || flags.any(|it| it == "svm" || it == "vmx"))
 }
 
 /// Kernel parameters that make an emulated kernel read the time from the CPU's counter, which is this machine's own.

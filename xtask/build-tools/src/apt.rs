@@ -10,7 +10,10 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use crate::command::{output, run, status};
+use crate::{
+    command::{output, run, status},
+    machine::Machine,
+};
 
 /// Ubuntu's own archive: Debian configures no mirror of it.
 const UBUNTU: &str = "http://archive.ubuntu.com/ubuntu/";
@@ -32,8 +35,13 @@ impl Apt {
     /// With these suites, each with the label of its archive (`Debian`, `Debian-Security` or `Ubuntu`). Fetches the lists of
     /// packages if they are old. Fails if this machine has no apt.
     pub fn open(folder: PathBuf, suites: &[(&str, &str)]) -> Result<Self> {
+        Self::open_for(None, folder, suites)
+    }
+
+    /// The same with the packages of another machine.
+    pub fn open_for(machine: Option<Machine>, folder: PathBuf, suites: &[(&str, &str)]) -> Result<Self> {
         let apt = Self { folder };
-        let sources = apt.write_settings(suites)?;
+        let sources = apt.write_settings(machine, suites)?;
         // Its modification time is that of the lists; it contains their sources.
         let fetched = apt.folder.join("fetched");
         let age = fs::metadata(&fetched).and_then(|it| it.modified()).ok();
@@ -66,19 +74,19 @@ impl Apt {
         unpack_all(folder, folder)
     }
 
-    /// The same for a package with all that it depends on, libc included.
-    pub fn unpack_with_dependencies(&self, package: &str, folder: &Path) -> Result<()> {
+    /// The same for packages with all that they depend on, libc included.
+    pub fn unpack_with_dependencies(&self, packages: &[&str], folder: &Path) -> Result<()> {
         let archives = self.folder.join("cache/archives");
         empty(&archives)?;
         fs::create_dir_all(archives.join("partial"))?;
-        let install = ["-q", "-y", "--download-only", "--no-install-recommends", "install", package];
-        output(self.command("apt-get").args(install))?;
+        let install = ["-q", "-y", "--download-only", "--no-install-recommends", "install"];
+        output(self.command("apt-get").args(install).args(packages))?;
         empty(folder)?;
         unpack_all(&archives, folder)
     }
 
     /// Writes apt's settings; returns the sources in them.
-    fn write_settings(&self, suites: &[(&str, &str)]) -> Result<String> {
+    fn write_settings(&self, machine: Option<Machine>, suites: &[(&str, &str)]) -> Result<String> {
         let folder = self.folder.display();
         for it in ["state/lists/partial", "cache/archives/partial"] {
             let it = self.folder.join(it);
@@ -96,8 +104,12 @@ impl Apt {
         fs::write(key, UBUNTU_KEY)?;
         fs::write(self.folder.join("status"), "")?;
         fs::write(self.folder.join("sources.list"), &sources)?;
+        let architecture = machine.map_or_else(String::new, |it| {
+            let name = it.debian();
+            format!("APT::Architecture \"{name}\";\nAPT::Architectures {{ \"{name}\"; }};\n")
+        });
         let settings = format!(
-            "Dir::State \"{folder}/state\";\nDir::State::status \"{folder}/status\";\nDir::Cache \"{folder}/cache\";\n\
+            "{architecture}Dir::State \"{folder}/state\";\nDir::State::status \"{folder}/status\";\nDir::Cache \"{folder}/cache\";\n\
              Dir::Etc::sourcelist \"{folder}/sources.list\";\nDir::Etc::sourceparts \"/dev/null\";\n\
              Acquire::Languages \"none\";\nAcquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
              Acquire::Check-Valid-Until \"false\";\nAPT::Sandbox::User \"root\";\n"

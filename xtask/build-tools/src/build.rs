@@ -7,10 +7,11 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::{
     command::{cargo, cross_cargo, output, run, status, workspace},
+    machine::{Machine, Target},
     toolchain::Toolchain,
 };
 
@@ -36,6 +37,11 @@ impl Build {
         }
     }
 
+    /// Arguments for cargo.
+    fn arguments(self) -> impl Iterator<Item = &'static str> {
+        self.features().into_iter().flat_map(|it| ["--features", it])
+    }
+
     /// The file name under which the binary's build script looks for the kernel object.
     fn object(self) -> String {
         let features = self.features().map_or(String::new(), |it| format!("-{}", it.replace(',', "-")));
@@ -48,7 +54,7 @@ impl Build {
             Self::Failpoints => "fault-points",
             Self::NextLayout => "next-layout",
         };
-        workspace().join("target/test-binaries").join(folder).join("kube-proxy-ebpf")
+        workspace().join(TEST_BINARIES).join(folder).join("kube-proxy-ebpf")
     }
 
     /// The binary that [`build_for_tests`] has built; panics if it has not.
@@ -59,6 +65,9 @@ impl Build {
         binary
     }
 }
+
+/// Where the tests find every [`Build`], from the root of the workspace.
+const TEST_BINARIES: &str = "target/test-binaries";
 
 /// The feature of the programs that `trace` puts in the place of the product's.
 const TRACE: &str = "trace";
@@ -78,16 +87,14 @@ fn build_objects(toolchain: &Toolchain, build: Build) -> Result<()> {
 }
 
 fn build_object(toolchain: &Toolchain, features: Option<&str>, object: &str) -> Result<()> {
-    let arch = match env::consts::ARCH {
-        arch @ ("x86_64" | "aarch64") => arch,
-        other => bail!("kube-proxy-ebpf does not support {other}, only x86_64 and aarch64"),
-    };
     let shown = features.map_or(String::new(), |it| format!(" ({it})"));
     status("Compiling", &format!("the kernel object{shown}"));
 
     let target_dir = workspace().join("target/kernel");
-    let mut flags = vec![format!("--cfg=bpf_target_arch=\"{arch}\""), "-Cdebuginfo=2".into()];
-    flags.push("-Clink-arg=--btf".into());
+    // Of all bindings only the registers of a traced kernel function depend on the machine, and no program here reads
+    // those: the object is the same for all machines.
+    let mut flags =
+        [r#"--cfg=bpf_target_arch="x86_64""#, "-Cdebuginfo=2", "-Clink-arg=--btf"].map(String::from).to_vec();
     flags.extend(remapped_paths(&toolchain.rustc)?);
     let mut command = cross_cargo(&toolchain.cargo);
     command
@@ -121,25 +128,35 @@ fn remapped_paths(rustc: &Path) -> Result<[String; 3]> {
 
 /// Builds the product, kernel object included, and returns its path.
 pub fn build(release: bool) -> Result<PathBuf> {
+    if release {
+        let binary = build_release(Machine::own()?)?;
+        let path = workspace().join("target/release/kube-proxy-ebpf");
+        copy_if_changed(&binary, &path)?;
+        return Ok(path);
+    }
     build_ebpf()?;
-    build_binary(Build::Product, release)
+    build_binary(Build::Product)
+}
+
+/// Builds the product for the nodes of a machine: with optimisations, and linked statically, so that it needs no file of
+/// a node.
+pub fn build_release(machine: Machine) -> Result<PathBuf> {
+    build_ebpf()?;
+    let target = Target::find_or_install(machine)?;
+    target.check_static()?;
+    let mut flags = remapped_paths(&target.rustc())?.to_vec();
+    flags.push("-Ctarget-feature=+crt-static".to_owned());
+    run(target.cargo("build", &flags).args(["--release", "--locked", "--package", "kube-proxy-ebpf"]))?;
+    Ok(target.folder("release").join("kube-proxy-ebpf"))
 }
 
 /// Builds the binary around a kernel object that has been built.
-fn build_binary(build: Build, release: bool) -> Result<PathBuf> {
+fn build_binary(build: Build) -> Result<PathBuf> {
     let target = workspace().join("target");
     let mut command = cargo();
     command.args(["build", "--package", "kube-proxy-ebpf", "--target-dir"]).arg(&target);
-    if release {
-        command.arg("--release");
-        let rustc = env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from);
-        command.env("CARGO_ENCODED_RUSTFLAGS", remapped_paths(&rustc)?.join("\x1f")).env_remove("RUSTFLAGS");
-    }
-    if let Some(features) = build.features() {
-        command.args(["--features", features]);
-    }
-    run(&mut command)?;
-    Ok(target.join(if release { "release" } else { "debug" }).join("kube-proxy-ebpf"))
+    run(command.args(build.arguments()))?;
+    Ok(target.join("debug/kube-proxy-ebpf"))
 }
 
 /// Builds every [`Build`], kernel objects included, and copies the binaries to where no other build replaces them.
@@ -148,9 +165,23 @@ pub fn build_for_tests() -> Result<()> {
     Build::ALL.into_iter().try_for_each(|build| build_objects(&toolchain, build))?;
     // The product comes last: it stays in target/debug.
     for build in Build::ALL.into_iter().rev() {
-        copy_if_changed(&build_binary(build, false)?, &build.test_binary())?;
+        copy_if_changed(&build_binary(build)?, &build.test_binary())?;
     }
     Ok(())
+}
+
+/// The same for another machine: the path of each binary, and the path at which tests on that machine look for it.
+pub fn build_for_tests_on(target: &Target) -> Result<Vec<(PathBuf, PathBuf)>> {
+    let toolchain = Toolchain::find_or_install()?;
+    Build::ALL.into_iter().try_for_each(|build| build_objects(&toolchain, build))?;
+    let build = |build: Build| {
+        let package = ["--locked", "--package", "kube-proxy-ebpf"];
+        run(target.cargo("build", &[]).args(package).args(build.arguments()))?;
+        let copy = target.folder("debug").join(build.object()).with_extension("");
+        copy_if_changed(&target.folder("debug").join("kube-proxy-ebpf"), &copy)?;
+        Ok((copy, build.test_binary()))
+    };
+    Build::ALL.into_iter().rev().map(build).collect()
 }
 
 /// Copies a file unless the copy has the same bytes: its modification time decides what cargo rebuilds.

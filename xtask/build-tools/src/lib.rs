@@ -8,6 +8,7 @@ pub mod apt;
 pub mod build;
 pub mod command;
 pub mod container;
+pub mod machine;
 pub mod programs;
 pub mod progress;
 pub mod toolchain;

@@ -64,6 +64,12 @@ pub fn cargo_tool(program: &str, version: &str) -> Result<PathBuf> {
     Ok(private)
 }
 
+/// The names of the programs that end-to-end tests call, and of the packages that contain them.
+#[must_use]
+pub fn test_program_names() -> &'static [(&'static str, &'static str)] {
+    &TEST_PROGRAMS
+}
+
 /// Finds or installs the programs that end-to-end tests call; warns about the ones that stay missing, without which
 /// tests are skipped.
 #[must_use]

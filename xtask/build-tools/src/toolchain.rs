@@ -70,7 +70,7 @@ fn compiler() -> Result<Compiler> {
     }
     if find("rustup").is_some() {
         status("Fetching", "the compiler's sources (rustup component add rust-src)");
-        match rustup_add_sources().and_then(|()| inspect(&current)) {
+        match rustup(&["component", "add", "rust-src"]).and_then(|()| inspect(&current)) {
             Ok(found) => return Ok(found),
             Err(error) => {
                 status("Failed", &format!("{error:#}"));
@@ -160,9 +160,10 @@ fn lay_out_llvm(library: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-fn rustup_add_sources() -> Result<()> {
+/// Runs rustup, which may go online.
+pub(crate) fn rustup(arguments: &[&str]) -> Result<()> {
     let mut command = Command::new("timeout");
-    command.args([RUSTUP_TIMEOUT, "rustup", "component", "add", "rust-src"]).current_dir(workspace());
+    command.args([RUSTUP_TIMEOUT, "rustup"]).args(arguments).current_dir(workspace());
     // Without a network, retries only take time.
     command.env("RUSTUP_MAX_RETRIES", "0").env("RUST_BACKTRACE", "0");
     output(&mut command).map(drop)
