@@ -3,14 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    fs,
+    env, fs,
     net::{SocketAddr, UdpSocket},
+    path::{Path, PathBuf},
     time::Duration,
 };
 
 use aya::maps::MapData;
 use tests::{
-    Build, ConnectLoad, EchoConnection, TIMEOUT, TestNode, Transport,
+    AgentCommand, Build, ConnectLoad, EchoConnection, TIMEOUT, TestNode, Transport,
     agent::run,
     client::{receive, udp_socket},
     fixtures::{WEB, WEB4, web, web4},
@@ -125,6 +126,49 @@ fn upgrade_keeps_sockets() {
     flows.iter_mut().for_each(|it| it.exchange("at the end"));
     check(&mut connections, "at the end");
 
+    for load in loads {
+        let report = LoadReport::of(&load.stop());
+        eprintln!("{} connects, {} failed", report.connects, report.failed);
+        assert_eq!(report.failed, 0, "{:?}", report.errors);
+        assert!(report.connects > 100);
+    }
+}
+
+/// As in a cluster: each binary is that of its release, under the capabilities and the seccomp profile of the manifests.
+#[test]
+#[ignore = "needs the binaries of two releases: `cargo xtask release --previous ARCHIVE` runs it"]
+fn sockets_are_kept_by_an_upgrade_from_the_previous_release() {
+    let binary = |variable: &str| PathBuf::from(env::var_os(variable).expect("the binary of a release"));
+    let previous = binary("KUBE_PROXY_EBPF_PREVIOUS_RELEASE");
+    let this = binary("KUBE_PROXY_EBPF_THIS_RELEASE");
+    let Some(mut node) = TestNode::or_skip() else { return };
+    let addresses = WEB.map(|it| SocketAddr::new(it, 80));
+    node.serve(1..=5);
+    node.write(&[web(1..=4)]);
+    let start = |node: &mut TestNode, binary: &Path| {
+        node.start_with(&AgentCommand::run(binary, node.sandbox(), &node.manifests(), "n1"));
+    };
+    start(&mut node, &previous);
+
+    let mut connections = addresses.map(|it| (EchoConnection::connect(it).unwrap(), it));
+    let mut flows: Vec<_> =
+        addresses.into_iter().flat_map(|it| [Flow::new(it, true), Flow::new(it, false)]).collect();
+    flows.iter_mut().for_each(|it| it.exchange("at first"));
+    let loads =
+        [(Transport::Tcp, addresses[0]), (Transport::Udp, addresses[1])].map(|(transport, address)| {
+            ConnectLoad::start(transport, address, 1, scaled(Duration::from_millis(1)))
+        });
+    for (binary, when) in
+        [(&this, "after the upgrade"), (&previous, "after the downgrade"), (&this, "at the end")]
+    {
+        node.kill();
+        start(&mut node, binary);
+        check(&mut connections, when);
+        flows.iter_mut().for_each(|it| it.exchange(when));
+    }
+    // What the previous release has left is not in the way of changes.
+    node.apply(&[web(1..=5)]);
+    check(&mut connections, "after a change");
     for load in loads {
         let report = LoadReport::of(&load.stop());
         eprintln!("{} connects, {} failed", report.connects, report.failed);

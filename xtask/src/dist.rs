@@ -1,25 +1,24 @@
-//! `cargo xtask dist`: the release, in target/dist.
-//! Invariant: what was made and what was not is listed at the end, with the reason.
+//! `cargo xtask dist`: the files of a release, in target/dist.
+//! Invariant: the same commit and compiler give the same bytes, in any folder.
 
-use std::{
-    collections::BTreeMap,
-    env, fs, io,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{collections::BTreeMap, env, fs, io, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use build_tools::{
     build,
     command::{cargo, run, status, workspace},
-    container::{self, ContainerTool},
-    files_below,
+    container, files_below,
+    machine::Machine,
 };
-use flate2::{Compression, GzBuilder};
-use sha2::{Digest as _, Sha256};
-use tar::{Builder, Header};
 
-use crate::{provenance::provenance, sbom::bill_of_materials};
+use crate::{
+    archive::{Entry, gzip, sha256, tar},
+    image::{Image, image},
+    provenance::provenance,
+    sbom::bill_of_materials,
+};
+
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The files beside the binary in the archive: every file that one of them links to is among them.
 const FILES: [&str; 14] = [
@@ -39,81 +38,104 @@ const FILES: [&str; 14] = [
     "tests/scenarios/README.md",
 ];
 
-/// The name of an artifact, or the reason why it was not made.
-type Made = Result<String, String>;
+/// What was made.
+pub(crate) struct Dist {
+    pub(crate) folder: PathBuf,
+    /// The digest of the image.
+    pub(crate) digest: String,
+    /// The binary of each machine.
+    pub(crate) binaries: BTreeMap<Machine, PathBuf>,
+}
 
-/// Builds the archive, the bill of materials, the descriptors of the contract, the provenance and their checksums, and the image, if this machine can.
-pub(crate) fn dist(tool: Option<ContainerTool>, no_image: bool) -> Result<()> {
-    let name = format!("kube-proxy-ebpf-{}-{}-linux", env!("CARGO_PKG_VERSION"), env::consts::ARCH);
+/// The name of the archive of a machine.
+pub(crate) fn archive_name(machine: Machine) -> String {
+    format!("kube-proxy-ebpf-{VERSION}-{}-linux.tar.gz", machine.name())
+}
+
+/// Builds the archives and bills of materials for these machines, the image, the manifests and the descriptors of the
+/// contract, and the provenance and checksums of all.
+pub(crate) fn dist(machines: &[Machine]) -> Result<Dist> {
     let folder = workspace().join("target/dist");
     // Without files of an earlier version.
     fs::remove_dir_all(&folder).or_else(ignore_missing).context("cannot remove an earlier release")?;
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let binary = build::build(true)?;
-    let mut entries = files()?;
-    entries.push(("kube-proxy-ebpf".to_owned(), binary));
-    let archive = archive(&name, entries)?;
-    let bill = serde_json::to_vec_pretty(&bill_of_materials()?)?;
-    let descriptors = format!("kube-proxy-ebpf-{}-descriptors.binpb", env!("CARGO_PKG_VERSION"));
-    let artifacts = [
-        (format!("{name}.tar.gz"), archive),
-        (format!("{name}.cdx.json"), bill),
-        (descriptors, crate::contract::descriptors()?),
-    ];
-    let checksums =
-        artifacts.iter().map(|(name, bytes)| (name.clone(), hex(&Sha256::digest(bytes)))).collect();
-    let provenance = serde_json::to_vec_pretty(&provenance(&checksums)?)?;
+    let name = format!("kube-proxy-ebpf-{VERSION}");
+    let mut artifacts = Vec::new();
+    let (mut binaries, mut contents) = (BTreeMap::new(), Vec::new());
+    for &machine in machines {
+        status("Building", &format!("the binary for {}", machine.name()));
+        let binary = build::build_release(machine)?;
+        let bytes = fs::read(&binary).with_context(|| format!("cannot read {}", binary.display()))?;
+        let stem = archive_name(machine).replace(".tar.gz", "");
+        let mut entries = files()?;
+        entries.push(Entry::new("kube-proxy-ebpf", &*bytes).executable());
+        let bill = serde_json::to_vec_pretty(&bill_of_materials(machine)?)?;
+        artifacts.push((format!("{stem}.tar.gz"), archive(&stem, entries)?));
+        artifacts.push((format!("{stem}.cdx.json"), bill));
+        contents.push((machine, bytes));
+        binaries.insert(machine, binary);
+    }
+    let licence = fs::read(workspace().join("LICENSE")).context("cannot read LICENSE")?;
+    let Image { archive: oci, digest } = image(&contents, &licence, &container::revision())?;
+    artifacts.push((format!("{name}-image.oci.tar"), oci));
+    let manifests = format!("{name}-manifests");
+    artifacts.push((format!("{manifests}.tar.gz"), archive(&manifests, self::manifests(&digest)?)?));
+    artifacts.push((format!("{name}-descriptors.binpb"), crate::contract::descriptors()?));
+
+    let checksums = artifacts.iter().map(|(name, bytes)| (name.clone(), sha256(bytes))).collect();
+    let provenance = serde_json::to_vec_pretty(&provenance(&checksums, machines)?)?;
     // In the format of sha256sum(1), for `sha256sum --check`.
     let lines = checksums.iter().map(|(name, checksum)| format!("{checksum}  {name}\n")).collect::<String>();
-    let others =
-        [(format!("{name}.intoto.json"), provenance), (format!("{name}.sha256"), lines.into_bytes())];
-    for (name, bytes) in artifacts.into_iter().chain(others) {
+    artifacts.push((format!("{name}.intoto.json"), provenance));
+    artifacts.push((format!("{name}.sha256"), lines.into_bytes()));
+    for (name, bytes) in artifacts {
         let path = folder.join(name);
         fs::write(&path, &bytes).with_context(|| format!("cannot write {}", path.display()))?;
         status("Made", &format!("{} ({} bytes)", path.display(), bytes.len()));
     }
-    let image = if no_image { Err("--no-image was given".to_owned()) } else { image(tool)? };
-
-    report("the image", image);
-    Ok(())
-}
-
-fn report(artifact: &str, made: Made) {
-    match made {
-        Ok(name) => status("Made", &format!("{artifact}: {name}")),
-        Err(reason) => status("Skipped", &format!("{artifact}: {reason}")),
-    }
+    Ok(Dist { folder, digest, binaries })
 }
 
 /// Every file beside the binary, by its name in the archive.
-fn files() -> Result<Vec<(String, PathBuf)>> {
+fn files() -> Result<Vec<Entry>> {
     let paths =
         FILES.map(|it| files_below(&workspace().join(it))).into_iter().collect::<Result<Vec<_>, _>>()?;
-    let name = |it: &Path| Some(it.strip_prefix(workspace()).ok()?.to_str()?.to_owned());
-    Ok(paths.into_iter().flatten().filter_map(|it| Some((name(&it)?, it))).collect())
+    let entry = |path: PathBuf| {
+        let name = path.strip_prefix(workspace())?.to_str().context("a path is not UTF-8")?.to_owned();
+        Entry::read(name, &path)
+    };
+    paths.into_iter().flatten().map(entry).collect()
 }
 
-/// A compressed archive that depends only on names and contents: not on times, owners or the order of a folder.
-fn archive(top: &str, mut entries: Vec<(String, PathBuf)>) -> Result<Vec<u8>> {
-    entries.sort();
-    let mut tar = Builder::new(GzBuilder::new().mtime(0).write(Vec::new(), Compression::best()));
-    for (name, path) in entries {
-        let contents = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut header = Header::new_ustar();
-        header.set_size(contents.len() as u64);
-        header.set_mode(if name == "kube-proxy-ebpf" { 0o755 } else { 0o644 });
-        header.set_mtime(0);
-        tar.append_data(&mut header, format!("{top}/{name}"), &*contents)?;
+/// The manifests, and the two folders beside them that deploy/README.md describes, with the image by its digest.
+fn manifests(digest: &str) -> Result<Vec<Entry>> {
+    let mut entries = files()?;
+    entries.retain(|it| {
+        it.name.starts_with("deploy/") && it.name.ends_with(".yaml") || it.name == "deploy/base/config.conf"
+    });
+    for (name, resource) in [
+        ("mine", "../deploy # or ../deploy/overlays/kubeadm, ../deploy/overlays/split"),
+        ("mine-cleanup", "../deploy/cleanup"),
+    ] {
+        let text = format!(
+            "# The image of release {VERSION}: name the registry to which you pushed it.\n\
+             apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n  - {resource}\n\
+             images:\n  - name: kube-proxy-ebpf\n    newName: registry.example.com/kube-proxy-ebpf\n    \
+             digest: {digest}\n"
+        );
+        entries.push(Entry::new(format!("{name}/kustomization.yaml"), text));
     }
-    Ok(tar.into_inner()?.finish()?)
+    Ok(entries)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|it| format!("{it:02x}")).collect()
+/// A compressed archive, whose files are below one folder.
+fn archive(top: &str, entries: Vec<Entry>) -> Result<Vec<u8>> {
+    let entries = entries.into_iter().map(|it| Entry { name: format!("{top}/{}", it.name), ..it }).collect();
+    gzip(&tar(entries, false)?)
 }
 
 /// Builds the release in two folders whose names differ in length, and compares the files.
-pub(crate) fn check_reproducible() -> Result<()> {
+pub(crate) fn check_reproducible(machines: &[Machine]) -> Result<()> {
     let parent = workspace().join("target/reproducible");
     let mut built = Vec::new();
     for folder in ["one", "the-other"].map(|it| parent.join(it)) {
@@ -122,12 +144,13 @@ pub(crate) fn check_reproducible() -> Result<()> {
         copy.args(["checkout-index", "--all", &format!("--prefix={}/", folder.display())]);
         run(copy.current_dir(workspace()))?;
         let mut build = cargo();
-        build.args(["run", "--package", "xtask", "--", "dist", "--no-image"]);
+        build.args(["run", "--package", "xtask", "--", "dist"]);
+        build.args(machines.iter().flat_map(|it| ["--arch", it.name()]));
         run(build.current_dir(&folder).env_remove("CARGO_TARGET_DIR"))?;
         let files = files_below(&folder.join("target/dist"))?;
         let read = |it: PathBuf| {
             let bytes = fs::read(&it).with_context(|| format!("cannot read {}", it.display()))?;
-            Ok((it.strip_prefix(&folder)?.to_owned(), hex(&Sha256::digest(&bytes))))
+            Ok((it.strip_prefix(&folder)?.to_owned(), sha256(&bytes)))
         };
         built.push(files.into_iter().map(read).collect::<Result<BTreeMap<_, _>>>()?);
     }
@@ -150,61 +173,33 @@ fn ignore_missing(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
-/// Builds the image. That no tool works is a reason to skip it unless a tool was requested; a failed build is an error.
-fn image(tool: Option<ContainerTool>) -> Result<Made> {
-    let tool = match tool.map_or_else(ContainerTool::find, Ok) {
-        Ok(tool) => tool,
-        Err(reason) => return Ok(Err(format!("no container tool works on this machine: {reason:#}"))),
-    };
-    let words = tool.build(&container::revision());
-    status("Building", &format!("the image, with {}", tool.program()));
-    run(Command::new(&words[0]).args(&words[1..]).current_dir(workspace()))?;
-    Ok(Ok(format!("{} (in the store of {})", container::IMAGE, tool.program())))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::{fs::FileTimes, path::Component, time::SystemTime};
+    use std::{
+        io::Read as _,
+        path::{Component, Path},
+    };
 
     use super::*;
 
-    fn names_modes_and_times(archive: &[u8]) -> Vec<(String, u32, u64)> {
+    fn unpack(archive: &[u8]) -> BTreeMap<String, String> {
         let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(archive));
         let entries = tar.entries().expect("an archive").map(|it| it.expect("an entry"));
-        let read = |it: tar::Entry<'_, _>| {
+        let read = |mut it: tar::Entry<'_, _>| {
             let name = it.path().expect("a name").display().to_string();
-            (name, it.header().mode().expect("a mode"), it.header().mtime().expect("a time"))
+            let mut text = String::new();
+            it.read_to_string(&mut text).expect("a text");
+            (name, text)
         };
         entries.map(read).collect()
-    }
-
-    #[test]
-    fn equal_files_make_equal_archives() {
-        let mut entries = files().expect("files");
-        entries.retain(|(name, _)| name.starts_with("deploy/"));
-        let copy = env::temp_dir().join(format!("kube-proxy-ebpf-dist-{}", std::process::id()));
-        let mut copies = Vec::new();
-        for (name, path) in entries.iter().rev() {
-            let to = copy.join(name);
-            fs::create_dir_all(to.parent().expect("a folder")).expect("a folder");
-            fs::copy(path, &to).expect("a copy");
-            let long_ago = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
-            fs::File::options().append(true).open(&to).and_then(|it| it.set_times(long_ago)).expect("a time");
-            copies.push((name.clone(), to));
-        }
-        let [one, other] = [entries, copies].map(|it| archive("top", it).expect("an archive"));
-        fs::remove_dir_all(copy).expect("the copies can be removed");
-        assert_eq!(hex(&Sha256::digest(&one)), hex(&Sha256::digest(&other)));
-        let names = names_modes_and_times(&one);
-        assert!(names.contains(&("top/deploy/base/daemonset.yaml".into(), 0o644, 0)), "{names:?}");
     }
 
     #[test]
     fn every_link_target_is_in_the_archive() {
         let files = files().expect("files");
         let mut count = 0;
-        for (name, path) in files.iter().filter(|(name, _)| name.ends_with(".md")) {
-            let text = fs::read_to_string(path).expect("a text");
+        for Entry { name, bytes, .. } in files.iter().filter(|it| it.name.ends_with(".md")) {
+            let text = std::str::from_utf8(bytes).expect("a text");
             let links = text.split("](").skip(1).filter_map(|it| it.split_once(')')).map(|(it, _)| it);
             for link in links.filter(|it| !it.contains("://") && !it.starts_with('#')) {
                 let to =
@@ -216,7 +211,7 @@ mod tests {
                     }
                     to
                 });
-                assert!(files.iter().any(|(it, _)| Path::new(it) == to), "{name} links to {}", to.display());
+                assert!(files.iter().any(|it| Path::new(&it.name) == to), "{name} links to {}", to.display());
                 count += 1;
             }
         }
@@ -224,10 +219,25 @@ mod tests {
     }
 
     #[test]
-    fn only_the_binary_is_executable() {
-        let file = workspace().join("deploy/kustomization.yaml");
-        let entries = vec![("kube-proxy-ebpf".into(), file.clone()), ("LICENSE".into(), file)];
-        let names = names_modes_and_times(&archive("top", entries).expect("an archive"));
-        assert_eq!(names, [("top/LICENSE".into(), 0o644, 0), ("top/kube-proxy-ebpf".into(), 0o755, 0)]);
+    fn the_manifests_name_the_image_of_the_release_by_its_digest() {
+        let digest = "sha256:0123";
+        let files = unpack(&archive("top", manifests(digest).expect("manifests")).expect("an archive"));
+        let mut resources = Vec::new();
+        for folder in ["mine", "mine-cleanup"] {
+            let text = &files[&format!("top/{folder}/kustomization.yaml")];
+            assert!(
+                text.contains(&format!("release {VERSION}:"))
+                    && text.contains(&format!("digest: {digest}\n"))
+            );
+            resources.extend(
+                text.split("../")
+                    .skip(1)
+                    .map(|it| it.split([' ', ',', '\n']).next().expect("a path").to_owned()),
+            );
+        }
+        assert_eq!(resources.len(), 4, "{resources:?}");
+        for it in resources {
+            assert!(files.contains_key(&format!("top/{it}/kustomization.yaml")), "{it}");
+        }
     }
 }

@@ -2,21 +2,24 @@
 //! Invariant: a new machine needs no other command. The larger tasks are crates of their own, which xtask starts without
 //! depending on them: `cargo xtask setup` compiles neither tests nor benchmarks.
 
+mod archive;
 mod contract;
 mod dist;
+mod image;
 mod interop;
 mod licences;
 mod provenance;
+mod release;
 mod sbom;
 mod test;
 
-use std::{ffi::OsString, os::unix::process::CommandExt as _, process::ExitCode};
+use std::{ffi::OsString, os::unix::process::CommandExt as _, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result};
 use build_tools::{
     build,
     command::{cargo, exit_code, run, status, workspace},
-    container::ContainerTool,
+    machine::Machine,
     programs::find,
     toolchain::Toolchain,
 };
@@ -41,7 +44,7 @@ enum Task {
     BuildEbpf,
     /// Build the binary with the kernel object inside, target/{debug,release}/kube-proxy-ebpf.
     Build {
-        /// With optimisations, for a node
+        /// With optimisations, for a node, which needs no library for it
         #[arg(long)]
         release: bool,
     },
@@ -81,23 +84,31 @@ enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u32,
     },
-    /// Build the release in target/dist: an archive, its bill of materials and provenance with checksums, and the image.
+    /// Build the files of a release in target/dist: archives, the image, manifests, bills of materials, provenance, checksums.
     ///
-    /// The archive holds the binary, the licence and the manifests; the same commit and compiler give the same bytes in
-    /// any folder. The bill of materials (CycloneDX) lists every crate in the binary, the provenance (in-toto, unsigned)
-    /// what it was built from. The image is
-    /// built by the first of docker, podman, nerdctl and buildah that works. What cannot be made on this machine is
-    /// listed at the end with the reason; a build that fails is an error.
+    /// An archive holds the binary, which needs no library, the licence, the documents and the manifests. The image is an
+    /// archive in the format of the OCI for all machines; no container tool is needed. The bills of materials (CycloneDX)
+    /// list every crate in the binary, the provenance (in-toto, unsigned) what it was built from. The same commit and
+    /// compiler give the same bytes in any folder.
     Dist {
-        /// The tool that builds the image; an error if it cannot
-        #[arg(long, value_enum)]
-        container_tool: Option<ContainerTool>,
-        /// Build no image
-        #[arg(long, conflicts_with = "container_tool")]
-        no_image: bool,
-        /// Build the files of the git index in two other folders, and compare the results, instead (a quarter of an hour)
-        #[arg(long, conflicts_with_all = ["container_tool", "no_image"])]
+        /// Only for this machine; may be repeated
+        #[arg(long, value_enum, default_values = ["x86_64", "aarch64"])]
+        arch: Vec<Machine>,
+        /// Build the files of the git index in two other folders, and compare the results, instead (half an hour)
+        #[arg(long)]
         check_reproducible: bool,
+    },
+    /// Check that this commit can be released, build the files, try the upgrade, and print what to do next.
+    ///
+    /// Nothing is published: no tag is made and nothing is pushed. A version in Cargo.toml, CHANGELOG.md or the manifests
+    /// that differs from the others is an error, as is a file that is not committed.
+    Release {
+        /// Build even if this commit cannot be released, and list the reasons at the end
+        #[arg(long)]
+        dry_run: bool,
+        /// The archive of the previous release for this machine: a node is upgraded from it and back, under load (as root)
+        #[arg(long, value_name = "ARCHIVE")]
+        previous: Option<PathBuf>,
     },
     /// Take the pictures of the page for people again, docs/pictures (as root, two minutes; Chromium is installed if missing).
     Pictures,
@@ -153,8 +164,9 @@ fn perform(task: Task) -> Result<()> {
         Task::Pictures => test::pictures(),
         Task::Metrics => test::metrics(),
         Task::Fuzz { target, seconds } => fuzz(&target, seconds),
-        Task::Dist { check_reproducible: true, .. } => dist::check_reproducible(),
-        Task::Dist { container_tool, no_image, .. } => dist::dist(container_tool, no_image),
+        Task::Dist { check_reproducible: true, arch } => dist::check_reproducible(&arch),
+        Task::Dist { arch, .. } => dist::dist(&arch).map(drop),
+        Task::Release { dry_run, previous } => release::release(dry_run, previous.as_deref()),
         Task::Interop(it) => interop::interop(&it.arguments),
         Task::Contract => {
             if let Some(reason) = contract::contract()? {

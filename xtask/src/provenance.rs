@@ -7,13 +7,14 @@ use anyhow::{Context as _, Result};
 use build_tools::{
     command::{output, workspace},
     container,
+    machine::{Machine, Target},
     toolchain::Toolchain,
 };
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-/// The statement about artifacts, by name and SHA-256.
-pub(crate) fn provenance(checksums: &BTreeMap<String, String>) -> Result<Value> {
+/// The statement about artifacts, by name and SHA-256, with binaries for these machines.
+pub(crate) fn provenance(checksums: &BTreeMap<String, String>, machines: &[Machine]) -> Result<Value> {
     let subject =
         |(name, checksum): (&String, &String)| json!({ "name": name, "digest": { "sha256": checksum } });
     let lock = fs::read(workspace().join("Cargo.lock")).context("cannot read Cargo.lock")?;
@@ -22,6 +23,15 @@ pub(crate) fn provenance(checksums: &BTreeMap<String, String>) -> Result<Value> 
     let revision = container::revision();
     let tools = Toolchain::find_or_install()?;
     let version = |command: &mut Command| output(command.current_dir(workspace()));
+    let mut compilers = BTreeMap::new();
+    for &machine in machines {
+        let target = Target::find_or_install(machine)?;
+        let compiler = json!({
+            "rustc": version(Command::new(target.rustc()).arg("-vV"))?,
+            "standardLibrary": target.standard_library(),
+        });
+        compilers.insert(machine.name(), compiler);
+    }
     Ok(json!({
         "_type": "https://in-toto.io/Statement/v1",
         "subject": checksums.iter().map(subject).collect::<Vec<_>>(),
@@ -31,7 +41,7 @@ pub(crate) fn provenance(checksums: &BTreeMap<String, String>) -> Result<Value> 
                 "buildType": format!("{repository}/cargo-xtask-dist/v1"),
                 "externalParameters": { "source": repository, "revision": revision },
                 "internalParameters": {
-                    "rustc": version(Command::new("rustc").arg("-vV"))?,
+                    "compilers": compilers,
                     "rustcOfTheKernelObject": version(Command::new(&tools.rustc).arg("-vV"))?,
                     "bpfLinker": version(Command::new(&tools.linker).arg("--version"))?,
                 },

@@ -3,11 +3,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env, fs,
+    fs,
 };
 
 use anyhow::{Context as _, Result};
-use build_tools::command::{cargo, output, workspace};
+use build_tools::{
+    command::{cargo, output, workspace},
+    machine::Machine,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -51,10 +54,10 @@ struct DependencyKind {
     kind: Option<String>,
 }
 
-/// The bill of materials of the binary.
-pub(crate) fn bill_of_materials() -> Result<Value> {
-    let platform = format!("{}-unknown-linux-gnu", env::consts::ARCH);
-    let arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", &platform];
+/// The bill of materials of the binary for a machine.
+pub(crate) fn bill_of_materials(machine: Machine) -> Result<Value> {
+    let platform = machine.target();
+    let arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", platform];
     let metadata: Metadata =
         serde_json::from_str(&output(cargo().args(arguments).current_dir(workspace()))?)?;
     let lock = fs::read_to_string(workspace().join("Cargo.lock")).context("cannot read Cargo.lock")?;
@@ -126,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_bill_lists_what_is_linked_and_nothing_else() {
-        let bill = bill_of_materials().expect("a bill");
+        let bill = bill_of_materials(Machine::Aarch64).expect("a bill");
         let names: Vec<_> = bill["components"].as_array().expect("components").iter().collect();
         let find = |name: &str| names.iter().find(|it| it["name"] == name);
         assert_eq!(bill["metadata"]["component"]["name"], "kube-proxy-ebpf");

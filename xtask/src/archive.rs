@@ -1,0 +1,113 @@
+//! Archives that depend only on names and contents: not on times, owners or the order of a folder.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result};
+use flate2::{Compression, GzBuilder};
+use sha2::{Digest as _, Sha256};
+use tar::{Builder, EntryType, Header};
+
+/// A file of an archive.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) is_executable: bool,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Entry {
+    /// A file with these contents.
+    pub(crate) fn new(name: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Self {
+        Self { name: name.into(), is_executable: false, bytes: bytes.into() }
+    }
+
+    /// The same as a program.
+    pub(crate) fn executable(self) -> Self {
+        Self { is_executable: true, ..self }
+    }
+
+    /// A file of this machine, executable if it is here.
+    pub(crate) fn read(name: impl Into<String>, path: &Path) -> Result<Self> {
+        let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(Self::new(name, bytes))
+    }
+}
+
+/// An archive of the files, ordered by name, with the folders that lead to them if `with_folders`.
+pub(crate) fn tar(mut entries: Vec<Entry>, with_folders: bool) -> Result<Vec<u8>> {
+    entries.sort();
+    let mut tar = Builder::new(Vec::new());
+    let mut folders: Vec<&str> = Vec::new();
+    for Entry { name, is_executable, bytes } in &entries {
+        for (end, _) in name.match_indices('/').filter(|_| with_folders) {
+            let folder = &name[..=end];
+            if !folders.contains(&folder) {
+                folders.push(folder);
+                let mut header = header(EntryType::Directory, 0, 0o755);
+                tar.append_data(&mut header, folder, &[][..])?;
+            }
+        }
+        let mode = if *is_executable { 0o755 } else { 0o644 };
+        let mut header = header(EntryType::Regular, bytes.len(), mode);
+        tar.append_data(&mut header, name, &**bytes)?;
+    }
+    Ok(tar.into_inner()?)
+}
+
+fn header(kind: EntryType, size: usize, mode: u32) -> Header {
+    let mut header = Header::new_ustar();
+    header.set_entry_type(kind);
+    header.set_size(size as u64);
+    header.set_mode(mode);
+    header.set_mtime(0);
+    header.set_uid(0);
+    header.set_gid(0);
+    header
+}
+
+/// The bytes compressed, without a time.
+pub(crate) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut gzip = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
+    std::io::Write::write_all(&mut gzip, bytes)?;
+    Ok(gzip.finish()?)
+}
+
+/// The SHA-256 of the bytes, in hexadecimal digits.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|it| format!("{it:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contents(archive: &[u8]) -> Vec<(String, u32, u64, u64)> {
+        let mut tar = tar::Archive::new(archive);
+        let entries = tar.entries().expect("an archive").map(|it| it.expect("an entry"));
+        let read = |it: tar::Entry<'_, _>| {
+            let name = it.path().expect("a name").display().to_string();
+            let header = it.header();
+            let number = |it: std::io::Result<u64>| it.expect("a number");
+            (name, header.mode().expect("a mode"), number(header.mtime()), number(header.uid()))
+        };
+        entries.map(read).collect()
+    }
+
+    #[test]
+    fn an_archive_has_no_times_and_owners_and_its_own_order() {
+        let program = Entry::new("usr/bin/program", "1").executable();
+        let licence = Entry::new("LICENSE", "2");
+        let archive = tar(vec![program.clone(), licence.clone()], true).expect("an archive");
+        assert_eq!(
+            contents(&archive),
+            [
+                ("LICENSE".to_owned(), 0o644, 0, 0),
+                ("usr/".to_owned(), 0o755, 0, 0),
+                ("usr/bin/".to_owned(), 0o755, 0, 0),
+                ("usr/bin/program".to_owned(), 0o755, 0, 0),
+            ]
+        );
+        assert_eq!(tar(vec![licence, program], true).expect("an archive"), archive);
+        assert_eq!(gzip(&archive).expect("gzip"), gzip(&archive).expect("gzip"));
+    }
+}
