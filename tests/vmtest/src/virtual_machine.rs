@@ -16,8 +16,8 @@ use build_tools::{command::KilledOnDrop, machine::Machine, programs::find_or_ins
 
 use crate::{console, kernel_packages::Kernel, plan::Event};
 
-/// From the start of the machine to the first event.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(240);
+/// From the start of the machine to the first event: seconds, or minutes where a busy machine emulates another one.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(900);
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_CONSOLE_ERRORS: usize = 5;
 const SETTINGS: &str = "-m 2048 -smp 2 -nic none -display none -monitor none -no-reboot -nodefaults";
