@@ -7,7 +7,8 @@ use anyhow::{Context as _, Result};
 use build_tools::{
     command::{output, workspace},
     container,
-    machine::{Machine, Target},
+    machine::Machine,
+    target::Target,
     toolchain::Toolchain,
 };
 use serde_json::{Value, json};

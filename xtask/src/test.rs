@@ -8,8 +8,9 @@ use build_tools::{
     SKIPPED_TESTS_FILE,
     build::build_for_tests,
     command::{cargo, run, status, workspace},
-    machine::{Machine, Target},
+    machine::Machine,
     programs::{install_font, promtool, test_programs},
+    target::Target,
 };
 
 use crate::{contract::contract, licences::licences};

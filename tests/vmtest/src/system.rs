@@ -12,8 +12,9 @@ use build_tools::{
     apt::Apt,
     build::{build_for_tests, build_for_tests_on},
     command::{output, run, status, workspace},
-    machine::{Machine, Target},
+    machine::Machine,
     programs::{find_or_install, test_program_names, test_programs},
+    target::Target,
 };
 
 /// The suite of another machine's programs: its C library is at least as new as the one that is linked here.

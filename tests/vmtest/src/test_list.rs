@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf, process::Command};
 use anyhow::{Context as _, Result};
 use build_tools::{
     command::{cargo, output, workspace},
-    machine::Target,
+    target::Target,
 };
 
 use crate::plan::Test;

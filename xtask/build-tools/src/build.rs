@@ -11,7 +11,8 @@ use anyhow::{Context as _, Result};
 
 use crate::{
     command::{cargo, cross_cargo, output, run, status, workspace},
-    machine::{Machine, Target},
+    machine::Machine,
+    target::Target,
     toolchain::Toolchain,
 };
 

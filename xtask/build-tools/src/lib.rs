@@ -11,6 +11,7 @@ pub mod container;
 pub mod machine;
 pub mod programs;
 pub mod progress;
+pub mod target;
 pub mod toolchain;
 
 use std::path::{Path, PathBuf};

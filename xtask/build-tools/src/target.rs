@@ -1,0 +1,145 @@
+//! What builds programs of user space for a machine: the standard library of that machine, and for another machine than
+//! this one a C compiler, which also links.
+
+use std::{env, fs, path::PathBuf, process::Command};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::{
+    command::{cargo, cross_cargo, output, status, workspace},
+    machine::Machine,
+    programs::{apt_install, find},
+    toolchain::{Toolchain, rustup},
+};
+
+/// What builds programs of user space for a machine.
+#[derive(Debug)]
+pub struct Target {
+    machine: Machine,
+    /// The C compiler.
+    linker: PathBuf,
+    standard_library: StandardLibrary,
+}
+
+#[derive(Debug)]
+enum StandardLibrary {
+    /// Installed beside that of the compiler.
+    Installed,
+    /// Compiled from the compiler's sources.
+    FromSources(Toolchain),
+}
+
+impl Target {
+    /// Finds what builds for a machine, or installs what is missing of it; the error contains the remedy.
+    ///
+    /// The standard library of another machine comes from rustup; without rustup or a network it is compiled from the
+    /// sources that the kernel object needs, too. Its C compiler is Debian's.
+    pub fn find_or_install(machine: Machine) -> Result<Self> {
+        let is_own = Machine::own()? == machine;
+        let prefix = if is_own { String::new() } else { format!("{}-linux-gnu-", machine.name()) };
+        let linker = if is_own { find("cc") } else { find(&format!("{prefix}gcc")) };
+        let linker = match linker {
+            Some(linker) => linker,
+            None if is_own => bail!("`cc` is missing: install a C compiler (package gcc)"),
+            None => {
+                let compiler = format!("gcc-{}-linux-gnu", machine.name().replace('_', "-"));
+                let library = format!("libc6-dev-{}-cross", machine.debian());
+                apt_install(&[&compiler, &library]).with_context(|| {
+                    format!(
+                        "`{prefix}gcc` is missing: install it (package `{compiler}` on Debian and Ubuntu)"
+                    )
+                })?;
+                find(&format!("{prefix}gcc")).with_context(|| format!("{compiler} has no `{prefix}gcc`"))?
+            }
+        };
+        let standard_library =
+            if is_own { StandardLibrary::Installed } else { standard_library(machine.target())? };
+        Ok(Self { machine, linker, standard_library })
+    }
+
+    /// `cargo SUBCOMMAND` for this machine, with these flags for the compiler if there are any.
+    #[must_use]
+    pub fn cargo(&self, subcommand: &str, flags: &[String]) -> Command {
+        let target = self.machine.target();
+        let mut command = match &self.standard_library {
+            StandardLibrary::Installed => cargo(),
+            StandardLibrary::FromSources(toolchain) => {
+                let mut command = cross_cargo(&toolchain.cargo);
+                command.env("RUSTC", &toolchain.rustc).env("RUSTC_BOOTSTRAP", "1");
+                command
+            }
+        };
+        command.args([subcommand, "--target", target]);
+        if matches!(self.standard_library, StandardLibrary::FromSources(_)) {
+            command.args(["-Z", "build-std=std"]);
+        }
+        let variable = target.replace('-', "_");
+        command.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), &self.linker);
+        command.env(format!("CC_{variable}"), &self.linker);
+        if !flags.is_empty() {
+            command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f")).env_remove("RUSTFLAGS");
+        }
+        command.arg("--target-dir").arg(workspace().join("target"));
+        command
+    }
+
+    /// The folder of what [`Self::cargo`] builds in a profile, `debug` or `release`.
+    #[must_use]
+    pub fn folder(&self, profile: &str) -> PathBuf {
+        workspace().join("target").join(self.machine.target()).join(profile)
+    }
+
+    /// Where the standard library comes from, for the provenance.
+    #[must_use]
+    pub fn standard_library(&self) -> &'static str {
+        match self.standard_library {
+            StandardLibrary::Installed => "of the compiler",
+            StandardLibrary::FromSources(_) => "compiled from the compiler's sources",
+        }
+    }
+
+    /// The compiler.
+    #[must_use]
+    pub fn rustc(&self) -> PathBuf {
+        match &self.standard_library {
+            StandardLibrary::Installed => {
+                env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from)
+            }
+            StandardLibrary::FromSources(toolchain) => toolchain.rustc.clone(),
+        }
+    }
+
+    /// Fails if the C library cannot be linked statically.
+    pub(crate) fn check_static(&self) -> Result<()> {
+        let library = output(Command::new(&self.linker).arg("-print-file-name=libc.a"))?;
+        // It prints the bare name of a file that it does not find.
+        ensure!(
+            library.starts_with('/'),
+            "{} has no libc.a, for a binary that runs on every node: install it (package libc6-dev on Debian and \
+             Ubuntu, glibc-static on Fedora)",
+            self.linker.display()
+        );
+        Ok(())
+    }
+}
+
+fn standard_library(target: &str) -> Result<StandardLibrary> {
+    let rustc = env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from);
+    let folder = output(
+        Command::new(&rustc).args(["--print", "target-libdir", "--target", target]).current_dir(workspace()),
+    )?;
+    let is_installed = || fs::read_dir(&folder).is_ok_and(|mut it| it.next().is_some());
+    if is_installed() {
+        return Ok(StandardLibrary::Installed);
+    }
+    if find("rustup").is_some() {
+        status("Fetching", &format!("the standard library of {target} (rustup target add)"));
+        match rustup(&["target", "add", target]) {
+            Ok(()) if is_installed() => return Ok(StandardLibrary::Installed),
+            // The compiler is not rustup's.
+            Ok(()) => {}
+            Err(error) => status("Failed", &format!("{error:#}; it is compiled from its sources instead")),
+        }
+    }
+    Ok(StandardLibrary::FromSources(Toolchain::find_or_install()?))
+}
