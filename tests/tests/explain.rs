@@ -6,11 +6,17 @@ use std::{
     net::{SocketAddr, TcpStream},
     os::unix::process::CommandExt as _,
     process::Command,
+    sync::Arc,
 };
 
+use publish::{
+    Publisher, SingleNode,
+    cluster::ClusterPublisher,
+    grpc::{self, Listener, ServedData},
+};
 use tests::{
     AgentCommand, Build, Explained, NetNs, TIMEOUT, TestNode, Transport,
-    agent::{run, status_socket},
+    agent::{Output, brain_socket, run, status_socket},
     eventually,
     fixtures::{TARGET_PORT, WEB4, endpoint, web4},
     http::metric,
@@ -120,10 +126,7 @@ fn an_explanation_says_what_the_kernel_has_for_the_client() {
     let text = explain(&node, &["node", FRONTEND]);
     if !kernel_at_least(5, 14) {
         // Nothing tells user space which network namespace is which client.
-        assert_contains(
-            &text,
-            &["10.244.1.3:8080  yes   ready; ejected for 1 client: 3 failed connections "],
-        );
+        assert_contains(&text, &["10.244.1.3:8080  yes   ready; ejected for 1 client: 3 failed connections "]);
         return;
     }
     assert!(is_ejected(&text), "{text}");
@@ -197,6 +200,79 @@ fn where_the_kernel_differs_from_the_cluster_it_is_said() {
     let text = explain_failing(&node, &["node", FRONTEND]);
     let expect = "REDIRECTED to one of 2 endpoints\nBUT eBPF lacks 10.244.1.3:8080 and has 10.244.1.1:8080\n";
     assert_contains(&text, &[expect]);
+}
+
+/// What is asked of `run`, and of an agent.
+const QUESTIONS: [&[&str]; 4] = [
+    &["node", FRONTEND],
+    &["node", "web.default:80"],
+    &["pod", "default/web-1", "default/web"],
+    &["outside", "192.0.2.1", FRONTEND],
+];
+
+#[test]
+fn an_agent_asks_its_brain_and_answers_as_run_does() {
+    let Some(mut node) = node_or_skip(&[]) else { return };
+    let answers = |node: &TestNode| QUESTIONS.map(|it| run(node.cli("explain").args(it)));
+    // Each start activates a generation of its own.
+    let comparable = |it: [Output; 4]| {
+        it.map(|it| (it.code, without_age(&it.stdout).replace("generation 2", "generation 1"), it.stderr))
+    };
+    let of_run = comparable(answers(&node));
+    assert!(of_run[2].1.contains("from       pod default/web-1 (10.244.1.1) on node n1\n"), "{of_run:?}");
+    node.terminate();
+    let brain = || {
+        let command = AgentCommand::brain(&Build::Product.binary(), node.sandbox(), &node.manifests(), NODE);
+        command.start(node.sandbox()).unwrap()
+    };
+    let process = brain();
+    let agent = AgentCommand::agent(&Build::Product.binary(), node.sandbox(), NODE);
+    let mut agent = agent.start(node.sandbox()).unwrap();
+    agent.wait_until_applied(TIMEOUT).unwrap();
+    assert_eq!(comparable(answers(&node)), of_run);
+    let wrong = run(node.cli("explain").args(["node", "wep.default"]));
+    assert_eq!(wrong.code, Some(1), "{wrong:?}");
+    assert_contains(&wrong.stderr, &["there is no Service default/wep; nearest: default/web"]);
+
+    // While the brain is away, what the kernel has is shown, and why there is nothing else.
+    process.kill9().unwrap();
+    let away = explain_failing(&node, &["node", FRONTEND]);
+    let addresses = "10.244.1.1:8080 10.244.1.2:8080";
+    assert_contains(&away, &["UNKNOWN: ", "the brain at unix:///", " gives no reasons: ", addresses]);
+    assert!(!away.contains("default/web"), "{away}");
+    assert_contains(&explain_failing(&node, &["node", "web.default"]), &["gives no reasons: "]);
+    let _process = brain();
+    let explained = || run(node.cli("explain").args(["node", FRONTEND])).code == Some(0);
+    assert!(eventually(TIMEOUT, explained), "{}", agent.log());
+}
+
+#[test]
+fn with_a_brain_that_explains_nothing_the_kernel_is_shown() {
+    let Some(node) = TestNode::or_skip() else { return };
+    node.write(&[web4([1, 2])]);
+    let brain = AgentCommand::brain(&Build::Product.binary(), node.sandbox(), &node.manifests(), NODE);
+    let brain = brain.start(node.sandbox()).unwrap();
+    let agent = AgentCommand::agent(&Build::Product.binary(), node.sandbox(), NODE);
+    let mut agent = agent.start(node.sandbox()).unwrap();
+    agent.wait_until_applied(TIMEOUT).unwrap();
+    brain.kill9().unwrap();
+    // As an older brain, or KPNG's; it has no state yet, so that the agent keeps the last one.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let publisher = Publisher::new(NODE);
+    let nodes = Arc::new(SingleNode::new(NODE, publisher.subscribe()));
+    let cluster = ClusterPublisher::new(None);
+    let served =
+        ServedData { nodes, cluster: cluster.subscribe(), followers: Default::default(), explainer: None };
+    let target = brain_socket(node.sandbox()).parse().unwrap();
+    let listener = runtime.block_on(Listener::bind(&target)).unwrap();
+    runtime.spawn(grpc::serve(listener, served, std::future::pending(), std::future::pending()));
+    let text = explain_failing(&node, &["node", FRONTEND]);
+    let expect = [
+        "UNKNOWN: ",
+        "it does not explain connections (localv1.Explanations): it is older than this program, or another one",
+        "10.244.1.1:8080 10.244.1.2:8080",
+    ];
+    assert_contains(&text, &expect);
 }
 
 #[test]

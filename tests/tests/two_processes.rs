@@ -177,25 +177,3 @@ fn print_watches_a_brain_and_resumes_at_its_revision() {
     let [second, _] = end(waiting);
     assert!(second.contains("10.244.1.2"), "{second}");
 }
-
-#[test]
-fn explain_asks_the_brain_and_reads_the_kernel_of_the_agent() {
-    let Some(node) = TestNode::or_skip() else { return };
-    node.write(&services(&[1, 2]));
-    let socket = node.sandbox().files().join("brain.sock");
-    let brain = AgentCommand::brain(&Build::Product.binary(), node.sandbox(), &node.manifests(), NODE);
-    let _brain = brain.arg("--status-socket").arg(&socket).start(node.sandbox()).unwrap();
-    let mut agent = start_agent(&node);
-    wait_until_active(&node, &mut agent, &[1, 2]);
-    let words = ["node", "10.96.0.10:80"];
-    let explained = Explained::ask(node.cli("explain").arg("--status-socket").arg(&socket), &words);
-    let endpoints = ["10.244.1.1:8080", "10.244.1.2:8080"].map(|it| it.parse().unwrap());
-    assert_eq!(explained.used, endpoints.into(), "{explained:?}");
-    assert_eq!(explained.json["kernel"]["sockets"].as_array().map(Vec::len), Some(2), "{explained:?}");
-    // The agent knows only what it has programmed.
-    let output = run(node.cli("explain").args(words));
-    assert_eq!(output.code, Some(1), "{output:?}");
-    for it in ["UNKNOWN: ", "this process follows a brain", "10.244.1.1:8080 10.244.1.2:8080"] {
-        assert!(output.stdout.contains(it), "{it} is not in {output:?}");
-    }
-}

@@ -37,6 +37,7 @@
 mod backoff;
 mod cluster;
 mod connect;
+mod explain;
 mod incremental;
 #[cfg(feature = "resume")]
 mod inventory;
@@ -56,11 +57,12 @@ use crate::{
     Target,
     globalv1::{ListNodesReq, NodeStatus, nodes_client::NodesClient},
     localnetv1::NextFilter,
-    localv1::Extension,
+    localv1::{Explanation, Extension},
 };
 
 pub use self::{
     cluster::ClusterWatch,
+    explain::ExplainError,
     incremental::Incremental,
     poll::Poll,
     session::Refused,
@@ -184,6 +186,16 @@ impl Client {
             all.push(it);
         }
         Ok(all)
+    }
+
+    /// Asks the brain where a connection from the node goes, and why (`localv1.Explanations/Explain`); the words of the
+    /// question are in [`ExplainReq`](crate::localv1::ExplainReq).
+    ///
+    /// # Errors
+    ///
+    /// The question has no answer, or the brain gives none.
+    pub async fn explain(&self, question: &[String]) -> Result<Explanation, ExplainError> {
+        explain::ask(&self.0, question).await
     }
 
     /// Polls for full states (`localnetv1.Endpoints/Next`, the long poll of KEP-2104), starting with the first one whose

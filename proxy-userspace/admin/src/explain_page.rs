@@ -7,11 +7,20 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 use hyper::StatusCode;
 use tokio::time::timeout;
 
-/// How long to wait for a cluster state.
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// How long to wait for a cluster state; shorter than the timeout of who asks, and longer than that of a question to a brain.
+const TIMEOUT: Duration = Duration::from_secs(4);
 
 /// An answer as JSON, or why there is none.
-pub type PendingAnswer = Pin<Box<dyn Future<Output = Result<String, String>> + Send>>;
+pub type PendingAnswer = Pin<Box<dyn Future<Output = Result<String, NoAnswer>> + Send>>;
+
+/// Why a question is not answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoAnswer {
+    /// What is wrong with the question.
+    Invalid(String),
+    /// Nobody knows the answer now.
+    Unavailable(String),
+}
 
 /// Answers questions.
 #[derive(Clone)]
@@ -32,7 +41,10 @@ impl Explainer {
     pub(crate) async fn answer(&self, query: &str) -> Result<String, (StatusCode, String)> {
         let words = form_urlencoded::parse(query.as_bytes()).map(|(word, _)| word.into_owned()).collect();
         match timeout(TIMEOUT, (self.0)(words)).await {
-            Ok(answer) => answer.map_err(|error| (StatusCode::BAD_REQUEST, error)),
+            Ok(answer) => answer.map_err(|error| match error {
+                NoAnswer::Invalid(error) => (StatusCode::BAD_REQUEST, error),
+                NoAnswer::Unavailable(error) => (StatusCode::SERVICE_UNAVAILABLE, error),
+            }),
             Err(_) => {
                 let error = "the cluster state has not been read completely yet: ask again in a moment";
                 Err((StatusCode::SERVICE_UNAVAILABLE, error.into()))

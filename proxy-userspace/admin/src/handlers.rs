@@ -189,10 +189,7 @@ impl Admin {
     async fn explain_page(&self, query: &str) -> Page {
         let explainer = self.state().explainer.clone();
         let Some(explainer) = explainer else {
-            return text(
-                StatusCode::NOT_IMPLEMENTED,
-                "this process follows a brain, which knows the cluster state\n",
-            );
+            return text(StatusCode::NOT_IMPLEMENTED, "this process cannot explain connections\n");
         };
         match explainer.answer(query).await {
             Ok(answer) => (StatusCode::OK, JSON, short(answer)),

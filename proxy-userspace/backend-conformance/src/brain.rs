@@ -32,7 +32,12 @@ impl Brain {
         let cluster = ClusterPublisher::new(None);
         cluster.publish(ClusterSnapshot::Unavailable);
         let nodes = Arc::new(SingleNode::new(NODE, publisher.subscribe()));
-        let served = ServedData { nodes, cluster: cluster.subscribe(), followers: Default::default() };
+        let served = ServedData {
+            nodes,
+            cluster: cluster.subscribe(),
+            followers: Default::default(),
+            explainer: None,
+        };
         runtime.spawn(grpc::serve(listener, served, async {}, std::future::pending()));
         Ok(Self { publisher, cluster, runtime })
     }

@@ -1,8 +1,14 @@
 //! Explains connections by the cluster state of a pipeline.
 
 use brain::{Explanation, InvalidQuery, Options, Query};
-use publish::cluster::{ClusterSnapshot, ClusterSubscription};
+use publish::{
+    SubscribeError,
+    cluster::{ClusterSnapshot, ClusterSubscription},
+    explain::{Explain, PendingExplanation, Unexplained},
+};
 use tokio::task::spawn_blocking;
+
+use crate::explanation_message;
 
 /// Explains connections by the cluster state of a pipeline. Clones share it.
 #[derive(Clone, Debug)]
@@ -47,5 +53,33 @@ impl Explainer {
         // It takes time that is proportional to the cluster.
         let explained = spawn_blocking(move || brain::explain(&cluster, &options, &node, &query)).await;
         Ok(explained.map_err(|_| ExplainError::Stopped)??)
+    }
+}
+
+/// Explains connections to the clients of a brain.
+pub(crate) struct ServedExplainer {
+    pub(crate) explainer: Explainer,
+    /// The brain's own node.
+    pub(crate) node: String,
+    /// Whether other nodes are served, too.
+    pub(crate) any_node: bool,
+}
+
+impl Explain for ServedExplainer {
+    fn explain(&self, node: &str, question: &[String]) -> PendingExplanation {
+        let node = if node.is_empty() { &self.node } else { node };
+        let is_served = self.any_node || *node == self.node;
+        let (explainer, node, query) = (self.explainer.clone(), node.to_owned(), Query::parse(question));
+        Box::pin(async move {
+            if !is_served {
+                return Err(SubscribeError::NotServed.into());
+            }
+            let query = query.map_err(|it| Unexplained::InvalidQuestion(it.to_string()))?;
+            explainer.explain(&node, &query).await.map(explanation_message::encode).map_err(|it| match it {
+                ExplainError::Invalid(it) => Unexplained::InvalidQuestion(it.to_string()),
+                ExplainError::NoClusterState => SubscribeError::NoClusterState.into(),
+                ExplainError::Stopped => SubscribeError::ShuttingDown.into(),
+            })
+        })
     }
 }

@@ -4,8 +4,10 @@
 
 #![forbid(unsafe_code)]
 
+mod brain_explainer;
 mod config;
 mod explainer;
+mod explanation_message;
 mod node_check;
 mod observer;
 mod pipeline;
@@ -14,6 +16,7 @@ mod source_events;
 
 pub use source::kube::ApiRequest;
 
+pub use brain_explainer::{BrainExplainer, NoReasons};
 pub use config::{Config, Error, SourceConfig};
 pub use explainer::{ExplainError, Explainer};
 pub use node_check::unknown_node;

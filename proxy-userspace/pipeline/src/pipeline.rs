@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     config::{Config, Error, SourceConfig},
-    explainer::Explainer,
+    explainer::{Explainer, ServedExplainer},
     node_check::{no_address, shared_address, unknown_node},
     observer::{Observer, PublishSteps, Stage},
     source_events::{RunningSource, SourceEvent, apply},
@@ -82,13 +82,19 @@ impl Pipeline {
         self.states.clone()
     }
 
-    /// What a gRPC server serves: the state of this node or of any node, and the cluster state.
+    /// What a gRPC server serves: the state of this node or of any node, the cluster state, and explanations.
     pub fn served(&self, any_node: bool) -> ServedData {
         let nodes: Arc<dyn NodeStates> = match any_node {
             true => Arc::new(self.nodes.requests()),
             false => Arc::new(SingleNode::new(self.node.as_str(), self.subscribe())),
         };
-        ServedData { nodes, cluster: self.cluster.subscribe(), followers: Default::default() }
+        let explainer = ServedExplainer { explainer: self.explainer(), node: self.node.clone(), any_node };
+        ServedData {
+            nodes,
+            cluster: self.cluster.subscribe(),
+            followers: Default::default(),
+            explainer: Some(Arc::new(explainer)),
+        }
     }
 
     /// Explains connections by the cluster state.

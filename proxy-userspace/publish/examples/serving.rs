@@ -74,6 +74,7 @@ async fn measure(cluster: SyntheticCluster, watched: u32, changes: u32, streams:
         nodes: Arc::new(nodes.requests()),
         cluster: cluster_publisher.subscribe(),
         followers: Default::default(),
+        explainer: None,
     };
     let serving = grpc::serve(listener, served, async {}, std::future::pending());
     let serving = tokio::spawn(serving);

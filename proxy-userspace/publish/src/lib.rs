@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod explain;
 pub mod followers;
 pub mod grpc;
 pub mod node_registry;

@@ -123,6 +123,7 @@ async fn a_client_that_never_reads_costs_a_constant() {
         nodes: Arc::new(SingleNode::new("n1", publisher.subscribe())),
         cluster: cluster.subscribe(),
         followers: Default::default(),
+        explainer: None,
     };
     let clients = Clients::default();
     let listener =

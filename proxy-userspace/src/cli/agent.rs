@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use admin::{Admin, Role, Servers};
 use anyhow::{Result, bail};
 use clap::Args;
-use pipeline::{Observer as _, Stage, SyncStatus};
+use pipeline::{BrainExplainer, Observer as _, Stage, SyncStatus};
 use publish::upstream::Upstream;
 
 use super::{
@@ -55,7 +55,9 @@ async fn agent(flags: Flags, configuration: String) -> Result<()> {
     let health_checks = flags.datapath.health_checks(&admin, &name, &servers)?;
     let options = flags.packets.options(flags.datapath.options(&name)?)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name).confirmed_by(admin.active());
-    explain::serve_with_kernel(&admin, None, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
+    let reasons = explain::Reasons::Brain(BrainExplainer::new(upstream.client().clone()));
+    explain::serve(&admin, reasons.clone());
+    explain::serve_with_kernel(&admin, reasons, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
     flags.reports.serve(&admin, &servers, configuration);
     flags.ui.serve(&admin, &servers);
     let is_in_kernel = options.userspace.is_none();

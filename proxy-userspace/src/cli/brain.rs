@@ -51,7 +51,7 @@ async fn brain(flags: &Flags, configuration: String) -> Result<()> {
     drop(events::start(&admin, &flags.source, pipeline.node()));
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let servers = Servers::start()?;
-    explain::serve(&admin, &pipeline);
+    explain::serve(&admin, explain::Reasons::of(&pipeline));
     flags.reports.serve(&admin, &servers, configuration);
     let result = tokio::select! {
         () = admin.run(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),

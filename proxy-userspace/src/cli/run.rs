@@ -56,12 +56,9 @@ async fn run(flags: Flags, configuration: String) -> Result<()> {
     }
     let options = flags.packets.options(flags.datapath.options(pipeline.node())?)?;
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
-    explain::serve(&admin, &pipeline);
-    explain::serve_with_kernel(
-        &admin,
-        Some(&pipeline),
-        options.sockets.as_ref().map(|it| it.pin_dir.clone()),
-    );
+    let reasons = explain::Reasons::of(&pipeline);
+    explain::serve(&admin, reasons.clone());
+    explain::serve_with_kernel(&admin, reasons, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
     flags.reports.serve(&admin, &servers, configuration);
     flags.ui.serve(&admin, &servers);
     let is_in_kernel = options.userspace.is_none();

@@ -11,6 +11,7 @@ mod cluster_diff;
 mod cluster_watch;
 mod connection;
 mod encoded;
+mod explanations;
 mod listen;
 mod long_poll;
 mod node_diff;
@@ -24,17 +25,20 @@ use std::{future::Future, sync::Arc, time::Duration};
 use proxy_contract::{
     globalv1::{nodes_server::NodesServer, sets_server as cluster_sets},
     localnetv1::endpoints_server::{self, EndpointsServer},
-    localv1::sets_server::{self, SetsServer},
+    localv1::{
+        explanations_server::ExplanationsServer,
+        sets_server::{self, SetsServer},
+    },
 };
 use tokio::time::timeout;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 
 use self::{
-    cluster_watch::ClusterWatch, connection::serve_connections, long_poll::LongPoll, node_watch::NodeWatch,
-    nodes::NodesList, watch_session::Turns,
+    cluster_watch::ClusterWatch, connection::serve_connections, explanations::ExplanationService,
+    long_poll::LongPoll, node_watch::NodeWatch, nodes::NodesList, watch_session::Turns,
 };
-use crate::{cluster::ClusterSubscription, followers::Followers, node_states::NodeStates};
+use crate::{cluster::ClusterSubscription, explain::Explain, followers::Followers, node_states::NodeStates};
 
 pub use clients::{ClientStats, Clients};
 pub use listen::{ByteStream, ListenError, Listener};
@@ -65,6 +69,8 @@ pub struct ServedData {
     pub cluster: ClusterSubscription,
     /// Where its clients are noted.
     pub followers: Followers,
+    /// What explains connections; without it, the server does not offer that.
+    pub explainer: Option<Arc<dyn Explain>>,
 }
 
 /// Serves at `listener` until `shutdown`, and then up to one second longer until all clients have their responses.
@@ -91,19 +97,23 @@ pub async fn serve(
             .with_service_name(tonic_health::pb::health_server::SERVICE_NAME);
         SERVICES.into_iter().fold(builder, tonic_reflection::server::Builder::with_service_name)
     };
-    let ServedData { nodes, cluster, followers } = served;
+    let ServedData { nodes, cluster, followers, explainer } = served;
     let turns = Turns::default();
     let node_watch = SetsServer::new(NodeWatch::new(Arc::clone(&nodes), turns.clone(), followers.clone()));
     let long_poll = EndpointsServer::new(LongPoll { nodes });
     let cluster_watch = cluster_sets::SetsServer::new(ClusterWatch { cluster, turns });
-    let routes = Routes::new(health)
+    let explanations = explainer.map(|it| ExplanationsServer::new(ExplanationService::new(it)));
+    let mut routes = Routes::new(health)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)
         .add_service(node_watch.max_decoding_message_size(MAX_REQUEST_SIZE))
         .add_service(cluster_watch.max_decoding_message_size(MAX_REQUEST_SIZE))
         .add_service(NodesServer::new(NodesList::new(followers)).max_decoding_message_size(MAX_REQUEST_SIZE))
-        .add_service(long_poll.max_decoding_message_size(MAX_REQUEST_SIZE))
-        .prepare();
+        .add_service(long_poll.max_decoding_message_size(MAX_REQUEST_SIZE));
+    if let Some(it) = explanations {
+        routes = routes.add_service(it.max_decoding_message_size(MAX_REQUEST_SIZE));
+    }
+    let routes = routes.prepare();
     tracing::info!("serving gRPC at {target}");
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let reload_certificates = reload_certificates(listener.tls().cloned());

@@ -13,11 +13,14 @@ use proxy_contract::{Target, client::Client};
 use publish::{
     NodeStates, Publisher, SingleNode,
     cluster::{ClusterPublisher, ClusterSnapshot},
+    explain::Explain,
     grpc::{self, Listener, ServedData},
     upstream::Upstream,
 };
 use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
 use tonic::transport::{Channel, Endpoint as TonicEndpoint};
+
+use crate::explanations::Echo;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
@@ -100,6 +103,7 @@ impl Brain {
             nodes: Arc::new(nodes),
             cluster: cluster.subscribe(),
             followers: Default::default(),
+            explainer: None,
         };
         let (stop, stopped) = oneshot::channel();
         let mut states = publisher.subscribe();
@@ -121,10 +125,19 @@ impl Brain {
 
 /// Serves these nodes, and an empty cluster state, until the runtime ends.
 pub(crate) fn serve(listener: Listener, nodes: impl NodeStates) {
+    serve_explained(listener, nodes, Echo);
+}
+
+/// The same, with explanations.
+pub(crate) fn serve_explained(listener: Listener, nodes: impl NodeStates, explainer: impl Explain) {
     let cluster = ClusterPublisher::new(None);
     cluster.publish(ClusterSnapshot::State(Arc::default()));
-    let served =
-        ServedData { nodes: Arc::new(nodes), cluster: cluster.subscribe(), followers: Default::default() };
+    let served = ServedData {
+        nodes: Arc::new(nodes),
+        cluster: cluster.subscribe(),
+        followers: Default::default(),
+        explainer: Some(Arc::new(explainer)),
+    };
     tokio::spawn(async move {
         grpc::serve(listener, served, async {}, std::future::pending()).await.unwrap();
         drop(cluster);

@@ -11,6 +11,7 @@ mod common;
 mod conflicts;
 mod convergence;
 mod crowd;
+mod explanations;
 mod extensions;
 mod heartbeats;
 mod kpng_recording;

@@ -239,6 +239,22 @@ async fn the_cluster_state_requires_a_name_on_the_allow_list() {
 }
 
 #[tokio::test]
+async fn a_certificate_permits_explanations_for_the_node_that_it_names() {
+    let ours = Authority::new("ours");
+    let brain = Brain::start(&ours.brain(), &ours.pem, &["metrics.shop.svc"]).await;
+    let files = Folder::new(&ours.node("n1"), &ours.pem);
+    let explain = async |node: &str| {
+        let client = Client::new(brain.target.clone(), node).tls(files.client());
+        timeout(LIMIT, client.explain(&["node".into()])).await.unwrap()
+    };
+    assert_eq!(explain("n1").await.unwrap().node_name, "n1");
+    for node in ["n3", ""] {
+        let refused = explain(node).await.unwrap_err().to_string();
+        assert!(refused.contains("no access to "), "{refused}");
+    }
+}
+
+#[tokio::test]
 async fn every_request_of_a_stream_is_authorized() {
     let ours = Authority::new("ours");
     let brain = Brain::start(&ours.brain(), &ours.pem, &[]).await;

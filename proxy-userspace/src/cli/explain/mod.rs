@@ -26,7 +26,7 @@ use super::{
     runtime::block_on,
 };
 
-pub(super) use self::server::{serve, serve_with_kernel};
+pub(super) use self::server::{Reasons, serve, serve_with_kernel};
 
 /// Explain where a connection goes, and why
 ///

@@ -1,12 +1,12 @@
-//! Explanations by a process: the page `/explain` of `run` and `brain`, and what the page for people shows.
+//! Explanations by a process: the page `/explain` of `run`, `agent` and `brain`, and what the page for people shows.
 
 use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, sync::Arc};
 
-use admin::Admin;
-use anyhow::{Context as _, Error, Result};
-use brain::{Explanation, Query};
+use admin::{Admin, NoAnswer};
+use brain::{Explanation, InvalidQuery, Query};
 use model::Protocol;
-use pipeline::{Explainer, Pipeline};
+use pipeline::{BrainExplainer, ExplainError, Explainer, NoReasons, Pipeline};
+use serde::Serialize;
 use tokio::task::spawn_blocking;
 
 use super::{
@@ -14,62 +14,92 @@ use super::{
     kernel::{Asked, Kernel},
 };
 
-/// Lets the status pages answer questions by the cluster state of a pipeline.
-pub(in crate::cli) fn serve(admin: &Admin, pipeline: &Pipeline) {
-    let (explainer, node) = (pipeline.explainer(), Arc::<str>::from(pipeline.node()));
+/// Who knows the reasons.
+#[derive(Clone, Debug)]
+pub(in crate::cli) enum Reasons {
+    /// The cluster state of this process, for this node.
+    Own(Explainer, Arc<str>),
+    /// The brain that is followed, which is asked for each question.
+    Brain(BrainExplainer),
+}
+
+impl Reasons {
+    /// Those of the cluster state of a pipeline.
+    pub(in crate::cli) fn of(pipeline: &Pipeline) -> Self {
+        Self::Own(pipeline.explainer(), pipeline.node().into())
+    }
+
+    async fn explain(&self, words: &[String], query: &Query) -> Result<Explanation, NoAnswer> {
+        match self {
+            Self::Own(explainer, node) => explainer.explain(node, query).await.map_err(|error| match error {
+                ExplainError::Invalid(error) => invalid(&error),
+                error => NoAnswer::Unavailable(error.to_string()),
+            }),
+            Self::Brain(brain) => brain.explain(words).await.map_err(|error| match error {
+                NoReasons::Invalid(error) => NoAnswer::Invalid(error),
+                error @ NoReasons::Unavailable { .. } => NoAnswer::Unavailable(error.to_string()),
+            }),
+        }
+    }
+}
+
+fn invalid(error: &InvalidQuery) -> NoAnswer {
+    NoAnswer::Invalid(error.to_string())
+}
+
+fn json(it: &impl Serialize) -> Result<String, NoAnswer> {
+    serde_json::to_string(it).map_err(|error| NoAnswer::Unavailable(error.to_string()))
+}
+
+/// Lets the status pages answer questions.
+pub(in crate::cli) fn serve(admin: &Admin, reasons: Reasons) {
     admin.set_explainer(move |words| {
-        let (explainer, node) = (explainer.clone(), Arc::clone(&node));
-        Box::pin(async move { answer(&explainer, &node, &words).await.map_err(|it| format!("{it:#}")) })
-    });
-}
-
-async fn answer(explainer: &Explainer, node: &str, words: &[String]) -> Result<String> {
-    let explanation = explainer.explain(node, &Query::parse(words)?).await?;
-    Ok(serde_json::to_string(&explanation)?)
-}
-
-/// Lets the page for people show reasons by the cluster state of a pipeline, if there is one, with what the kernel has for
-/// connections of any client; what the eBPF maps have, if the socket path is on.
-pub(in crate::cli) fn serve_with_kernel(
-    admin: &Admin,
-    pipeline: Option<&Pipeline>,
-    pin_dir: Option<PathBuf>,
-) {
-    let explainer = pipeline.map(|it| (it.explainer(), Arc::<str>::from(it.node())));
-    let asked = admin.clone();
-    admin.set_kernel_explainer(move |words| {
-        let (explainer, admin, pin_dir) = (explainer.clone(), asked.clone(), pin_dir.clone());
+        let reasons = reasons.clone();
         Box::pin(async move {
-            let answer = answer_with_kernel(explainer, admin, pin_dir, &words).await;
-            answer.map_err(|it| format!("{it:#}"))
+            let query = Query::parse(&words).map_err(|it| invalid(&it))?;
+            json(&reasons.explain(&words, &query).await?)
         })
     });
 }
 
+/// Lets the page for people show reasons, with what the kernel has for connections of any client; what the eBPF maps have, if
+/// the socket path is on.
+pub(in crate::cli) fn serve_with_kernel(admin: &Admin, reasons: Reasons, pin_dir: Option<PathBuf>) {
+    let asked = admin.clone();
+    admin.set_kernel_explainer(move |words| {
+        let (reasons, admin, pin_dir) = (reasons.clone(), asked.clone(), pin_dir.clone());
+        Box::pin(async move { json(&answer_with_kernel(&reasons, &admin, pin_dir, &words).await?) })
+    });
+}
+
+/// What is known of a connection; only what the kernel has, if the reasons are not available and the destination is an
+/// address.
 async fn answer_with_kernel(
-    explainer: Option<(Explainer, Arc<str>)>,
-    admin: Admin,
+    reasons: &Reasons,
+    admin: &Admin,
     pin_dir: Option<PathBuf>,
     words: &[String],
-) -> Result<String> {
-    let query = Query::parse(words)?;
-    let explanation = match &explainer {
-        Some((explainer, node)) => Some(explainer.explain(node, &query).await?),
-        None => None,
+) -> Result<Answer, NoAnswer> {
+    let query = Query::parse(words).map_err(|it| invalid(&it))?;
+    let (explanation, unexplained) = match reasons.explain(words, &query).await {
+        Ok(explanation) => (Some(explanation), None),
+        Err(NoAnswer::Unavailable(error)) if query.address().is_some() => (None, Some(error)),
+        Err(error) => return Err(error),
     };
-    let destination = match &explanation {
-        Some(it) => (it.destination, it.protocol.parse::<Protocol>().map_err(Error::msg)?),
-        None => query.address().context("only the brain knows names of Services: give ADDRESS:PORT")?,
+    let explained = explanation.as_ref().and_then(|it| Some((it.destination, it.protocol.parse().ok()?)));
+    let Some(destination): Option<(SocketAddr, Protocol)> = explained.or_else(|| query.address()) else {
+        return Err(NoAnswer::Unavailable("the explanation has an unknown protocol".into()));
     };
     let read = move || Kernel::read(pin_dir.as_deref(), destination, Asked::All);
-    let kernel = spawn_blocking(read).await?;
-    let mut answer = Answer { explanation, ..Answer::default() };
-    match &answer.explanation {
-        Some(it) => answer.differences = kernel.differences(it, &avoided(&admin, it)),
-        None => answer.unexplained = Some("the brain that is followed knows the reasons".into()),
-    }
-    answer.kernel = Some(kernel);
-    Ok(serde_json::to_string(&answer)?)
+    let kernel = spawn_blocking(read).await.map_err(|it| NoAnswer::Unavailable(it.to_string()))?;
+    let differences = explanation.as_ref().map(|it| kernel.differences(it, &avoided(admin, it)));
+    Ok(Answer {
+        explanation,
+        unexplained,
+        kernel: Some(kernel),
+        differences: differences.unwrap_or_default(),
+        ..Answer::default()
+    })
 }
 
 /// The endpoints that packets to a Service avoid.
