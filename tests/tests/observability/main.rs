@@ -184,19 +184,40 @@ fn every_metric_of_alerts_dashboard_and_runbook_is_served() {
 }
 
 #[test]
-fn the_pod_monitor_finds_the_pods_and_their_port() {
+fn the_pod_monitors_find_the_pods_and_their_ports() {
     let Some(renderer) = Renderer::or_skip() else { return };
-    let monitors = renderer.render("observability").unwrap();
-    let monitor = monitors.iter().find(|it| it["kind"] == "PodMonitor").unwrap();
-    let dashboard = monitors.iter().find(|it| it["kind"] == "ConfigMap").unwrap();
+    let observability = renderer.render("observability").unwrap();
+    let dashboard = observability.iter().find(|it| it["kind"] == "ConfigMap").unwrap();
     assert_eq!(dashboard["data"]["kube-proxy-ebpf.json"], DASHBOARD);
+    let monitor = |name: &str| {
+        let is_it = |it: &&Value| it["kind"] == "PodMonitor" && it["metadata"]["name"] == name;
+        observability.iter().find(is_it).unwrap()
+    };
+    let own = monitor("kube-proxy-ebpf");
+    let brain = monitor("kube-proxy-ebpf-brain");
+    check_monitor(&renderer, ("../deploy", "metrics"), own, "proxy", "kube-proxy-ebpf");
+    let split = ("../deploy/overlays/split", "metrics-split");
+    check_monitor(&renderer, split, own, "agent", "kube-proxy-ebpf");
+    check_monitor(&renderer, split, brain, "brain", "kube-proxy-ebpf-brain");
+}
 
+/// A monitor finds the port of a container at which the metrics are served, and gives its series their job.
+#[track_caller]
+fn check_monitor(
+    renderer: &Renderer,
+    (resources, component): (&str, &str),
+    monitor: &Value,
+    container: &str,
+    job: &str,
+) {
     let folder = tempfile::tempdir().unwrap();
     symlink(deploy::folder(), folder.path().join("deploy")).unwrap();
     let mine = folder.path().join("mine");
     fs::create_dir(&mine).unwrap();
-    let text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../deploy]\n\
-                components: [../deploy/components/metrics]\n";
+    let text = format!(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [{resources}]\n\
+         components: [../deploy/components/{component}]\n"
+    );
     fs::write(mine.join("kustomization.yaml"), text).unwrap();
     let objects = renderer.render(&mine).unwrap();
     let pods = &objects.iter().find(|it| it["kind"] == "DaemonSet").unwrap()["spec"]["template"];
@@ -206,12 +227,17 @@ fn the_pod_monitor_finds_the_pods_and_their_port() {
     for (label, value) in monitor["spec"]["selector"]["matchLabels"].as_object().unwrap() {
         assert_eq!(labels[label], *value);
     }
-    // The job of the series, as in the rules.
-    assert_eq!(labels[string(&monitor["spec"]["jobLabel"])], "kube-proxy-ebpf");
-    let ports = list(&pods["spec"]["containers"][0]["ports"]);
+    let container = list(&pods["spec"]["containers"]).iter().find(|it| it["name"] == container).unwrap();
     for endpoint in list(&monitor["spec"]["podMetricsEndpoints"]) {
-        let port = ports.iter().find(|it| it["name"] == endpoint["port"]).unwrap();
-        assert_eq!(port["containerPort"], 10249);
+        let port = list(&container["ports"]).iter().find(|it| it["name"] == endpoint["port"]).unwrap();
+        let is_address = |it: &&Value| string(&it["name"]).ends_with("METRICS_BIND_ADDRESS");
+        let addresses: Vec<_> = list(&container["env"]).iter().filter(is_address).collect();
+        let [address] = addresses[..] else { panic!("{addresses:?}") };
+        assert_eq!(address["value"], format!("0.0.0.0:{}", port["containerPort"]));
         assert_eq!(endpoint["honorLabels"], true, "the labels of metrics of Services are their own");
+        // The job of the series, as in the rules.
+        let relabeled = list(&endpoint["relabelings"]).iter().find(|it| it["targetLabel"] == "job");
+        let of_label = || labels[string(&monitor["spec"]["jobLabel"])].clone();
+        assert_eq!(relabeled.map_or_else(of_label, |it| it["replacement"].clone()), job);
     }
 }
