@@ -56,27 +56,57 @@ pub struct FailureRecord {
     pub until: u64,
     /// The last failure.
     pub last: u64,
-    /// How many connections failed.
-    pub failures: u32,
+    /// How many connections were not answered in time.
+    pub timeouts: u16,
+    /// How many connections were refused.
+    pub refusals: u16,
     /// How often it was ejected.
     pub ejections: u16,
     /// 1 if one connection is trying, else 0.
     pub is_on_trial: u16,
 }
 
+/// Why a connection failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// It was not answered in time.
+    Timeout,
+    /// It was refused.
+    Refusal,
+}
+
+impl Cause {
+    /// The word in which ejections for it are counted.
+    pub const fn word(self) -> u32 {
+        match self {
+            Self::Timeout => TIMEOUTS,
+            Self::Refusal => REFUSALS,
+        }
+    }
+}
+
 impl FailureRecord {
+    /// How many connections failed.
+    #[inline(always)]
+    pub const fn failures(&self) -> u32 {
+        self.timeouts as u32 + self.refusals as u32
+    }
+
     /// Counts a failure; returns whether the backend is ejected for it. `failures` is the number that is needed, `time` how
     /// long a first ejection lasts, and `max_time` the longest one.
     ///
     /// Connections that began before an ejection neither prolong it nor count.
     #[inline(always)]
-    pub const fn fail(&mut self, now: u64, failures: u32, time: u64, max_time: u64) -> bool {
+    pub const fn fail(&mut self, now: u64, cause: Cause, failures: u32, time: u64, max_time: u64) -> bool {
         if now < self.until && self.is_on_trial == 0 {
             return false;
         }
         self.last = now;
-        self.failures = self.failures.saturating_add(1);
-        if self.failures < failures && self.is_on_trial == 0 {
+        match cause {
+            Cause::Timeout => self.timeouts = self.timeouts.saturating_add(1),
+            Cause::Refusal => self.refusals = self.refusals.saturating_add(1),
+        }
+        if self.failures() < failures && self.is_on_trial == 0 {
             return false;
         }
         // 2^17 seconds are more than the longest maximum, a day; and 2^17 hours fit.
@@ -201,7 +231,18 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn fail(record: &mut FailureRecord, at: u64) -> bool {
-        record.fail(at, 3, 5 * SECOND, 60 * SECOND)
+        record.fail(at, Cause::Timeout, 3, 5 * SECOND, 60 * SECOND)
+    }
+
+    #[test]
+    fn failures_of_both_causes_count_together_and_are_told_apart() {
+        let mut record = FailureRecord::default();
+        let mut fail = |cause| record.fail(SECOND, cause, 3, 5 * SECOND, 60 * SECOND);
+        assert!(!fail(Cause::Timeout) && !fail(Cause::Refusal) && fail(Cause::Refusal));
+        assert_eq!((record.timeouts, record.refusals, record.failures()), (1, 2, 3));
+        let mut record = FailureRecord { timeouts: u16::MAX, refusals: u16::MAX, ..FailureRecord::default() };
+        assert!(record.fail(SECOND, Cause::Refusal, 3, 5 * SECOND, 60 * SECOND));
+        assert_eq!(record.failures(), 2 * u32::from(u16::MAX));
     }
 
     #[test]
@@ -223,7 +264,7 @@ mod tests {
         }
         // One that tried is enough, however many are needed otherwise.
         record.try_again(now + 60 * SECOND);
-        assert!(record.fail(now + 61 * SECOND, 100, 5 * SECOND, 60 * SECOND));
+        assert!(record.fail(now + 61 * SECOND, Cause::Timeout, 100, 5 * SECOND, 60 * SECOND));
         now = record.until;
         record.ejections = u16::MAX;
         assert!(fail(&mut record, now) && record.until == now + 60 * SECOND);

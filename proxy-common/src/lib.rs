@@ -38,4 +38,4 @@ pub const AFFINITY_VERSION: u32 = 2;
 pub const COUNTERS_VERSION: u32 = 2;
 
 /// The layout version of [`health`], separate from [`LAYOUT_VERSION`] so that ejected endpoints stay ejected.
-pub const HEALTH_VERSION: u32 = 1;
+pub const HEALTH_VERSION: u32 = 2;

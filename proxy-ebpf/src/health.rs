@@ -4,7 +4,7 @@
 
 use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_ktime_get_ns};
 use proxy_common::{
-    health::{FailureRecord, HAS_RECORDS, key},
+    health::{Cause, FailureRecord, HAS_RECORDS, key},
     sock_nat::NatSlot,
 };
 
@@ -61,9 +61,9 @@ pub(crate) fn succeeded(slot: &NatSlot) {
     }
 }
 
-/// The connection failed. `count` is where an ejection for this reason is counted.
+/// The connection failed.
 #[inline(always)]
-pub(crate) fn failed(slot: &mut NatSlot, count: u32) {
+pub(crate) fn failed(slot: &mut NatSlot, cause: Cause) {
     let (client, watch) = (slot.client, slot.watch);
     if watch.failures() == 0 {
         return;
@@ -82,8 +82,8 @@ pub(crate) fn failed(slot: &mut NatSlot, count: u32) {
     let now = unsafe { bpf_ktime_get_ns() };
     // SAFETY: see above.
     let record = unsafe { &mut *record };
-    if record.fail(now, watch.failures(), EJECTION_TIME.load(), MAX_EJECTION_TIME.load())
-        && let Some(count) = HEALTH.get_ptr_mut(count)
+    if record.fail(now, cause, watch.failures(), EJECTION_TIME.load(), MAX_EJECTION_TIME.load())
+        && let Some(count) = HEALTH.get_ptr_mut(cause.word())
     {
         atomic::add(count, 1);
     }

@@ -11,10 +11,7 @@ use aya_ebpf::{
     macros::sock_ops,
     programs::SockOpsContext,
 };
-use proxy_common::{
-    health::{REFUSALS, TIMEOUTS},
-    sock_nat::NatSlot,
-};
+use proxy_common::{health::Cause, sock_nat::NatSlot};
 
 use crate::{ctx, health, slot::SlotRef, trace};
 
@@ -68,7 +65,7 @@ fn end(ctx: &SockOpsContext) {
     let Some(own) = slot(ctx) else { return };
     match ctx::next_tcp_state(ctx) {
         TCP_ESTABLISHED => health::succeeded(own),
-        TCP_CLOSE if ctx::has_received(ctx) => health::failed(own, REFUSALS),
+        TCP_CLOSE if ctx::has_received(ctx) => health::failed(own, Cause::Refusal),
         _ => {}
     }
     own.watch = own.watch.settled();
@@ -78,7 +75,7 @@ fn end(ctx: &SockOpsContext) {
 #[inline(always)]
 fn timed_out(ctx: &SockOpsContext) {
     if let Some(own) = slot(ctx) {
-        health::failed(own, TIMEOUTS);
+        health::failed(own, Cause::Timeout);
     }
 }
 

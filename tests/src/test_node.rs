@@ -295,7 +295,7 @@ impl TestNode {
     /// not answer, how often because it refused, and a zero.
     #[must_use]
     pub fn health_words(&self) -> [u64; 4] {
-        let map = MapData::from_pin(self.sandbox.pins().join("health1/health"));
+        let map = MapData::from_pin(self.sandbox.pins().join("health2/health"));
         let map = map.and_then(Map::from_map_data).expect("the words are pinned");
         let words: Array<MapData, u64> = Array::try_from(map).expect("they are words");
         [0, 1, 2, 3].map(|it| words.get(&it, 0).expect("there are four"))

@@ -117,7 +117,7 @@ fn an_explanation_says_what_the_kernel_has_for_the_client() {
     node.apply(&[web4(1..=3)]);
     let is_ejected = |text: &str| {
         text.contains("10.244.1.3:8080  ejected  ready; ejected for 59 min")
-            && text.contains(" more: 3 failed connections ")
+            && text.contains(" more: 3 refusals ")
     };
     assert!(!is_ejected(&explain(&node, &["node", FRONTEND])));
     for _ in 0..60 {
@@ -126,7 +126,7 @@ fn an_explanation_says_what_the_kernel_has_for_the_client() {
     let text = explain(&node, &["node", FRONTEND]);
     if !kernel_at_least(5, 14) {
         // Nothing tells user space which network namespace is which client.
-        assert_contains(&text, &["10.244.1.3:8080  yes   ready; ejected for 1 client: 3 failed connections "]);
+        assert_contains(&text, &["10.244.1.3:8080  yes   ready; ejected for 1 client: 3 refusals "]);
         return;
     }
     assert!(is_ejected(&text), "{text}");
@@ -136,7 +136,7 @@ fn an_explanation_says_what_the_kernel_has_for_the_client() {
     let of_pod = |node: &TestNode| explain(node, &["pod", "10.244.9.9", FRONTEND]);
     let expect = [
         "from       a pod at 10.244.9.9 on node n1\n",
-        "10.244.1.3:8080  yes   ready; ejected for 1 client: 3 failed connections ",
+        "10.244.1.3:8080  yes   ready; ejected for 1 client: 3 refusals ",
     ];
     assert_contains(&of_pod(&node), &expect);
     let mut process = pod.run(|| Command::new("sleep").arg("infinity").spawn().unwrap());

@@ -46,8 +46,10 @@ pub struct EjectedBackend {
     pub clients: usize,
     /// For how long, at most.
     pub remaining: Duration,
-    /// How many connections to it have failed since its last success, over all of these clients.
-    pub failures: u32,
+    /// How many connections to it were not answered in time since its last success, over all of these clients.
+    pub timeouts: u32,
+    /// How many were refused since then.
+    pub refusals: u32,
     /// How often it was ejected since then, at most for one of them.
     pub ejections: u16,
 }
@@ -96,7 +98,8 @@ fn ejected(
             backend,
             clients: own.len(),
             remaining: Duration::from_nanos(longest).saturating_sub(now),
-            failures: own.iter().fold(0, |sum: u32, it| sum.saturating_add(it.failures)),
+            timeouts: own.iter().map(|it| u32::from(it.timeouts)).sum(),
+            refusals: own.iter().map(|it| u32::from(it.refusals)).sum(),
             ejections: own.iter().map(|it| it.ejections).max()?,
         })
     });

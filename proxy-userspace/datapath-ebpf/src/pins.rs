@@ -5,7 +5,7 @@
 //! PIN_DIR/sock_nat4/{slots,overflow,…}  NAT entries of sockets; SOCK_NAT_VERSION
 //! PIN_DIR/affinity2/{affinity,…}        session affinity; AFFINITY_VERSION
 //! PIN_DIR/counters2/{chunks,chunk0,…}   counters; COUNTERS_VERSION
-//! PIN_DIR/health1/{failures,health}     which endpoints fail for which clients; HEALTH_VERSION
+//! PIN_DIR/health2/{failures,health}     which endpoints fail for which clients; HEALTH_VERSION
 //! PIN_DIR/v7/{active,frontends4,…}      active-side word and outer maps; LAYOUT_VERSION
 //! PIN_DIR/v7/side0/frontends4 …         inner maps
 //! PIN_DIR/v7/programs/connect4 …        programs

@@ -53,19 +53,24 @@ pub(super) struct Ejected {
     pub(super) clients: Option<usize>,
     /// For how long, at most.
     pub(super) seconds: u64,
-    /// How many connections to it have failed since its last success, over all of these clients.
-    pub(super) failures: u32,
+    /// How many connections to it were not answered in time since its last success, over all of these clients.
+    pub(super) timeouts: u32,
+    /// How many were refused since then.
+    pub(super) refusals: u32,
     /// How often it was ejected since then, at most for one of them.
     pub(super) ejections: u16,
 }
 
 impl Ejected {
-    /// Why it is ejected, as in `5 failed connections, ejected 3 times in a row`.
+    /// Why it is ejected, as in `5 time-outs and 1 refusal, ejected 3 times in a row`.
     pub(super) fn cause(&self) -> String {
-        let failures = match self.failures {
-            1 => "1 failed connection".to_owned(),
-            failures => format!("{failures} failed connections"),
-        };
+        let failures = [(self.timeouts, "time-out"), (self.refusals, "refusal")];
+        let failures = failures.into_iter().filter(|(number, _)| *number > 0);
+        let failures = failures.map(|(number, name)| match number {
+            1 => format!("1 {name}"),
+            _ => format!("{number} {name}s"),
+        });
+        let failures = failures.collect::<Vec<_>>().join(" and ");
         match self.ejections {
             0 | 1 => failures,
             ejections => format!("{failures}, ejected {ejections} times in a row"),
@@ -136,7 +141,8 @@ impl Kernel {
             endpoint: it.backend,
             clients: (!self.is_client_known).then_some(it.clients),
             seconds: it.remaining.as_secs(),
-            failures: it.failures,
+            timeouts: it.timeouts,
+            refusals: it.refusals,
             ejections: it.ejections,
         });
         self.ejected = ejected.collect();
@@ -269,6 +275,19 @@ mod tests {
         let nothing = "the kernel does nothing with it: there are no nftables tables";
         assert_eq!(Kernel::default().differences(&dropped, &endpoints(&[])), [nothing]);
         assert_eq!(Kernel::default().differences(&explanation(Some("ns/web")), &endpoints(&[])), [nothing]);
+    }
+
+    #[test]
+    fn time_outs_and_refusals_are_told_apart() {
+        for (timeouts, refusals, ejections, expect) in [
+            (5, 0, 1, "5 time-outs"),
+            (0, 1, 1, "1 refusal"),
+            (1, 2, 3, "1 time-out and 2 refusals, ejected 3 times in a row"),
+        ] {
+            let endpoint = "10.1.0.1:80".parse().unwrap();
+            let it = Ejected { endpoint, clients: None, seconds: 1, timeouts, refusals, ejections };
+            assert_eq!(it.cause(), expect);
+        }
     }
 
     #[test]
