@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod black_hole;
 pub mod client;
 pub mod deploy;
 pub mod echo;
@@ -31,6 +32,7 @@ pub mod test_node;
 pub mod trace;
 
 pub use agent::{Agent, AgentCommand, Build, run};
+pub use black_hole::BlackHole;
 pub use client::{EchoConnection, Transport, connect_error, request};
 pub use echo::EchoServer;
 pub use explain::Explained;

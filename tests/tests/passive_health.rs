@@ -5,7 +5,7 @@
 use std::{
     collections::BTreeMap,
     io::{ErrorKind, Read as _},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     thread,
     time::Duration,
 };
@@ -16,7 +16,7 @@ use nix::{
 };
 use socket2::{Domain, Socket, Type};
 use tests::{
-    EchoServer, NetNs, TIMEOUT, TestNode, eventually,
+    BlackHole, EchoServer, NetNs, TIMEOUT, TestNode, eventually,
     fixtures::{TARGET_PORT, WEB4, endpoint, web4},
     http::metric,
     manifest::Service,
@@ -29,39 +29,9 @@ const FOR_EVER: [&str; 2] = ["--passive-health-ejection-time=1h", "--passive-hea
 /// A SYN is retransmitted after a second, which is when its connection counts as failed.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// An endpoint that answers no SYN: its queue of connections is full, until it is emptied.
-struct BlackHole {
-    listener: TcpListener,
-    _queued: Vec<Socket>,
-}
-
-impl BlackHole {
-    /// One in the network namespace of the calling thread.
-    fn at(n: u8) -> Self {
-        let address = SocketAddr::new(endpoint(n)[0], TARGET_PORT);
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        socket.set_reuse_address(true).unwrap();
-        socket.bind(&address.into()).unwrap();
-        socket.listen(0).unwrap();
-        let connect = |_| {
-            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-            socket.set_nonblocking(true).unwrap();
-            let _ = socket.connect(&address.into());
-            socket
-        };
-        let queued = (0..2).map(connect).collect();
-        let hole = Self { listener: socket.into(), _queued: queued };
-        assert!(TcpStream::connect_timeout(&address, Duration::from_millis(300)).is_err());
-        hole
-    }
-
-    /// Answers from now on.
-    fn heal(self) -> EchoServer {
-        let Self { listener, _queued } = self;
-        let address = listener.local_addr().unwrap();
-        drop((listener, _queued));
-        EchoServer::start("healed", address).unwrap()
-    }
+/// An endpoint that answers no SYN.
+fn hole(n: u8) -> BlackHole {
+    BlackHole::at((endpoint(n)[0], TARGET_PORT).into())
 }
 
 /// What became of a connect.
@@ -112,7 +82,7 @@ fn outcomes_at_once(connects: usize) -> BTreeMap<Outcome, usize> {
 fn node_or_skip(services: &[Service], arguments: &[&str]) -> Option<(TestNode, BlackHole)> {
     let mut node = TestNode::or_skip()?;
     node.serve([1]);
-    let hole = BlackHole::at(3);
+    let hole = hole(3);
     node.write(services);
     node.start(arguments);
     Some((node, hole))
@@ -170,7 +140,7 @@ fn a_healed_endpoint_gets_its_share_after_one_connection_has_tried() {
     // While it is down, one connection at a time tries.
     let tries = outcomes_at_once(60);
     assert!(tries.get(&Unanswered).copied().unwrap_or(0) <= 3, "{tries:?}");
-    let _healed = hole.heal();
+    let _healed = hole.heal().unwrap();
     assert!(eventually(TIMEOUT, || connect() == Served(0)));
     let shares = outcomes(400);
     assert_eq!(shares.values().sum::<usize>(), 400);

@@ -6,17 +6,22 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     os::unix::net::UnixStream,
     process::{self, Command},
     thread,
+    time::Duration,
 };
 
 use aya::programs::{ProgramInfo, links::PinnedLink, loaded_programs};
+use nix::{
+    libc::linger,
+    sys::socket::{setsockopt, sockopt},
+};
 use serde_json::Value;
 use tests::{
-    Build, EchoConnection, TIMEOUT, TestNode, Trace, Transport,
+    BlackHole, Build, EchoConnection, NetNs, TIMEOUT, TestNode, Trace, Transport,
     agent::{self, Output, run, status_socket},
     client::{exchange, udp_socket},
     eventually,
@@ -24,6 +29,7 @@ use tests::{
     manifest::Service,
     pod::{self, Attack, Pod},
     request,
+    requirements::kernel_at_least,
     sandbox::move_to,
     skip::skip,
 };
@@ -155,6 +161,7 @@ fn what_is_not_redirected_is_traced_with_its_reason() {
     node.serve([1]);
     node.write(&[web4([1]), other4([])]);
     let excluded = node.sandbox().cgroup().join("excluded");
+    fs::create_dir(&excluded).unwrap();
     node.start(&["--socket-lb-exclude-cgroup", excluded.to_str().unwrap()]);
     let trace = start(&node, &[]);
     assert_eq!(TcpStream::connect((OTHER4, 80)).unwrap_err().raw_os_error(), Some(nix::libc::ECONNREFUSED));
@@ -170,17 +177,15 @@ fn what_is_not_redirected_is_traced_with_its_reason() {
 
     // The endpoint itself is in no network of Services.
     drop(TcpStream::connect((endpoint(1)[0], TARGET_PORT)).unwrap());
-    let pod = Pod::attack(node.sandbox(), "excluded", &Attack::connect_tcp(1, web4_address())).unwrap();
-    // The agent notices the cgroup within some seconds; until then the connects are redirected.
-    drop(pod);
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    assert_eq!(trace.next()["verdict"], "redirected");
+    move_to(&excluded, process::id()).unwrap();
+    TcpStream::connect(web4_address()).unwrap_err();
+    node.sandbox().add_process(process::id()).unwrap();
     let line = trace.next();
+    assert_eq!((&line["verdict"], &line["endpoint"]), (&"excluded".into(), &Value::Null), "{line}");
     assert_eq!(line["destination"], "10.96.0.10:80");
-    let is_excluded = eventually(TIMEOUT, || {
-        let _pod = Pod::attack(node.sandbox(), "excluded", &Attack::connect_tcp(1, web4_address())).unwrap();
-        trace.next()["verdict"] == "excluded"
-    });
-    // Each pod has a new cgroup, which the agent looks up every five seconds.
-    assert!(is_excluded || node.log().contains("are excluded"), "{}", node.log());
+    fs::remove_dir(&excluded).unwrap();
     drop(trace);
 
     // Every destination, and every datagram, on request.
@@ -412,6 +417,102 @@ fn lost_events_are_counted() {
     }
     assert_eq!(events + lost, SENT);
     assert!(lost > 0 && events > 8_000, "{events} events, {lost} lost");
+}
+
+#[test]
+fn how_an_endpoint_was_chosen_is_traced() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1, 2]);
+    let least = web4([1, 2]).annotation("kube-proxy-ebpf.io/load-balancing", "least-connections");
+    // Endpoint 3 refuses, and is tried again and again.
+    node.write(&[least, other4([1, 3])]);
+    node.start(&[
+        "--passive-health-failures=1",
+        "--passive-health-ejection-time=1s",
+        "--passive-health-max-ejection-time=1s",
+    ]);
+    let trace = start(&node, &[]);
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    let line = trace.next();
+    assert_eq!((&line["leastConnections"], &line["ejected"]), (&true.into(), &Value::Null), "{line}");
+    let mut seen = BTreeMap::<String, String>::new();
+    let has_seen_both = || {
+        drop(TcpStream::connect((OTHER4, 80)));
+        let line = trace.next();
+        assert_eq!(line["leastConnections"], Value::Null, "{line}");
+        if let Some(it) = line["ejected"].as_str() {
+            seen.insert(it.to_owned(), line["endpoint"].as_str().unwrap().to_owned());
+        }
+        seen.len() == 2
+    };
+    assert!(eventually(TIMEOUT, has_seen_both));
+    let at = |n| SocketAddr::new(endpoint(n)[0], TARGET_PORT).to_string();
+    assert_eq!(seen, BTreeMap::from([("avoided".to_owned(), at(1)), ("tried".to_owned(), at(3))]));
+}
+
+#[test]
+fn the_connections_of_a_pod_are_traced_by_its_name() {
+    if !kernel_at_least(5, 14) {
+        return skip("network namespaces have no cookies for user space (Linux 5.14)");
+    }
+    let client = "10.244.9.9".parse().unwrap();
+    let clients = Service::new("clients", &[IpAddr::from([10, 96, 0, 40])]);
+    let clients = clients.port("", "TCP", 80, TARGET_PORT).endpoint("client", &[client]);
+    let Some(node) = node_or_skip(&[web4([1]), other4([1]), clients]) else { return };
+    let pod = NetNs::with_local_endpoints().unwrap();
+    pod.add_address(client).unwrap();
+    let error = refused(&node, &["--pod", "default/client"]);
+    assert!(error.contains("no network namespace on this node has an address of the pod"), "{error}");
+    let mut process = pod.run(|| Command::new("sleep").arg("infinity").spawn().unwrap());
+    let trace = start(&node, &["--pod", "default/client"]);
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    // Nothing listens in the pod's network namespace.
+    pod.run(|| TcpStream::connect((OTHER4, 80)).unwrap_err());
+    let line = trace.next();
+    assert_eq!(line["destination"], "10.96.0.20:80", "{line}");
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let error = refused(&node, &["--pod", "default/none"]);
+    assert!(error.contains("no endpoint is of a pod default/none"), "{error}");
+}
+
+#[test]
+fn each_way_in_which_a_connection_ends_is_told_apart() {
+    let Some(node) = node_or_skip(&[web4([3])]) else { return };
+    node.netns().set_sysctl("ipv4/tcp_syn_retries", "1").unwrap();
+    // This test is the endpoint.
+    let listener = TcpListener::bind((endpoint(3)[0], TARGET_PORT)).unwrap();
+    let trace = start(&node, &["--close"]);
+    let end = || {
+        assert_eq!(trace.next()["event"], "connect");
+        let line = trace.next();
+        assert_eq!(line["event"], "end", "{line}");
+        (line["end"].as_str().unwrap().to_owned(), line["establishedSeconds"].is_f64())
+    };
+    let mut client = TcpStream::connect(web4_address()).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    setsockopt(&server, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 }).unwrap();
+    drop(server);
+    let error = client.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+    drop(client);
+    assert_eq!(end(), ("reset".into(), true));
+
+    let mut client = TcpStream::connect(web4_address()).unwrap();
+    drop(listener.accept().unwrap());
+    client.read_to_end(&mut Vec::new()).unwrap();
+    drop(client);
+    assert_eq!(end(), ("closedByEndpoint".into(), true));
+
+    drop(listener);
+    let _hole = BlackHole::at((endpoint(3)[0], TARGET_PORT).into());
+    let error = TcpStream::connect(web4_address()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(end(), ("noAnswer".into(), false));
+    // It closes the socket.
+    let error = TcpStream::connect_timeout(&web4_address(), Duration::from_millis(100)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(end(), ("givenUp".into(), false));
 }
 
 /// See `programs_stay_far_below_the_verifier_limit`; those that report are larger.

@@ -10,8 +10,8 @@ use std::{
 };
 
 use tests::{
-    Agent, AgentCommand, Build, ConnectLoad, EchoConnection, Explained, TIMEOUT, TestNode, Transport,
-    agent::{APPLIED, brain_socket, run},
+    Agent, AgentCommand, Build, ConnectLoad, EchoConnection, TIMEOUT, TestNode, Transport,
+    agent::{APPLIED, brain_socket},
     eventually,
     fixtures::{WEB4, endpoint, web4},
     http,
