@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// How many nodes follow it, for the series.
-const NODES: [u32; 4] = [10, 100, 1_000, 3_000];
+const NODES: [u32; 3] = [10, 100, 1_000];
 /// The names of series, by the number of nodes.
 pub(crate) const CPU: &str = "CPU of a change, in ms";
 pub(crate) const MEMORY: &str = "resident, in MB";

@@ -126,7 +126,9 @@ impl Axis {
                 let step = step((most - least) / 7.0);
                 let [first, last] = [(least / step).floor(), (most / step).ceil()];
                 let ticks = (first as i32..=last as i32).map(|it| f64::from(it) * step).collect();
-                (first * step..last * step, ticks)
+                // The names of the lines are above them.
+                let headroom = if unit.is_some() { 1.3 } else { 1.0 };
+                (first * step..last * step * headroom, ticks)
             }
         };
         let mut ticks: Vec<f64> = ticks;

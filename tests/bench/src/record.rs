@@ -72,13 +72,7 @@ impl Origin {
                 std::env::consts::ARCH,
             ),
             kernel,
-            // Without the names of tags, and marked if files differ from the commit.
-            commit: output(Command::new("git").current_dir(workspace()).args([
-                "describe",
-                "--always",
-                "--exclude=*",
-                "--dirty=, changed",
-            ]))?,
+            commit: commit()?,
             harness: "cargo xtask bench".into(),
             versions: BTreeMap::new(),
             busy_percent: Some(busy_percent()?),
@@ -90,6 +84,14 @@ impl Origin {
         let busy = self.busy_percent.filter(|it| *it > MAX_BUSY)?;
         Some(format!("beside other work, which took {busy:.0} % of the CPUs"))
     }
+}
+
+/// The commit, and whether anything but documents differs from it.
+fn commit() -> Result<String> {
+    let git = |arguments: &[&str]| output(Command::new("git").current_dir(workspace()).args(arguments));
+    let commit = git(&["rev-parse", "--short", "HEAD"])?;
+    let changed = git(&["status", "--porcelain", "--untracked-files=no", "--", ":!docs", ":!*.md"])?;
+    Ok(if changed.is_empty() { commit } else { format!("{commit}, changed") })
 }
 
 /// How busy the CPUs are while this process waits.
