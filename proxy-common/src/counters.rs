@@ -118,3 +118,53 @@ const _: () = assert!(COUNTERS_PER_CHUNK.is_power_of_two());
 const _: () = assert!(COUNTERS_PER_CHUNK.is_multiple_of(COUNTERS_PER_PORT as usize));
 const _: () = assert!(MAX_STRIPES.is_power_of_two());
 const _: () = assert!(chunk_of(NO_COUNTER) >= MAX_CHUNKS);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_has_one_place() {
+        let size = COUNTERS_PER_CHUNK as u32;
+        for (counter, place) in
+            [(0, (0, 0)), (1, (0, 1)), (size - 1, (0, 4095)), (size, (1, 0)), (7 * size + 9, (7, 9))]
+        {
+            assert_eq!((chunk_of(counter), index_in_chunk(counter)), place, "{counter}");
+        }
+        let last = chunk_of(NO_COUNTER + (COUNTERS_PER_PORT - 1));
+        assert_eq!(
+            (chunk_of(NO_COUNTER), last),
+            (last, u32::MAX / size),
+            "a service port's counters are in one chunk"
+        );
+        assert!(NO_COUNTER.is_multiple_of(COUNTERS_PER_PORT), "as every service port's first counter is");
+    }
+
+    #[test]
+    fn an_age_is_stored_as_its_bits() {
+        for (began, correction) in
+            [(0, 0), (u32::MAX, 0), (0, -1), (5, 7), (u32::MAX, i32::MIN), (1, i32::MAX)]
+        {
+            let age = BackendAge { began, correction };
+            assert_eq!(BackendAge::from_bits(age.bits()), age);
+        }
+        assert_eq!(BackendAge { began: 3, correction: 2 }.bits(), 2 << 32 | 3);
+    }
+
+    #[test]
+    fn missed_connections_are_corrected_and_never_open() {
+        let age = BackendAge { began: 0, correction: -3 };
+        for (count, counted, open) in [(5, 2, 2), (4, 1, 1), (3, 0, 0), (2, -1, 0), (u64::MAX, -4, 0)] {
+            assert_eq!((age.counted(count), age.open(count)), (counted, open), "{count}");
+        }
+    }
+
+    #[test]
+    fn a_share_grows_with_the_age() {
+        let share = |now, slow_start| BackendAge { began: 100, correction: 0 }.share(now, slow_start);
+        assert_eq!(share(100, 0), 1);
+        for (now, expected) in [(100, 3), (102, 3), (103, 3), (104, 4), (129, 29), (130, 30), (200, 30)] {
+            assert_eq!(share(now, 30), expected, "at {now}");
+        }
+    }
+}

@@ -298,4 +298,21 @@ mod tests {
     fn a_key_names_client_and_backend() {
         assert_eq!(key_parts(key(client(5), 7)), (client(5), 7));
     }
+
+    #[test]
+    fn a_watch_is_stored_as_its_bits() {
+        let policy = HealthPolicy { failures: 3, max_ejected: 100 };
+        for watch in [Watch::NONE, Watch::UNCONNECTED, Watch::new(7, policy, true)] {
+            assert_eq!(Watch::from_bits(watch.bits()), watch);
+        }
+        assert_eq!(Watch::NONE.bits(), 0, "an empty slot has none");
+    }
+
+    #[test]
+    fn an_ejection_ends_at_its_end() {
+        let mut record =
+            FailureRecord { until: 9 * SECOND, failures: 3, ejections: 1, ..FailureRecord::default() };
+        assert!(!fail(&mut record, 9 * SECOND - 1), "that of a connection of before");
+        assert!(fail(&mut record, 9 * SECOND), "the next one counts");
+    }
 }

@@ -225,3 +225,43 @@ mod user {
         }
     }
 }
+
+#[cfg(all(test, feature = "user"))]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+    use super::*;
+
+    #[test]
+    fn loopback_and_the_unspecified_address_arrive_at_loopback() {
+        for (address, is_loopback, arrives) in [
+            ([127, 0, 0, 1], true, [127, 0, 0, 1]),
+            ([127, 255, 0, 9], true, [127, 0, 0, 1]),
+            ([0, 0, 0, 0], false, [127, 0, 0, 1]),
+            ([10, 0, 0, 127], false, [10, 0, 0, 127]),
+            ([128, 0, 0, 1], false, [128, 0, 0, 1]),
+        ] {
+            let v4 = V4::from(Ipv4Addr::from(address));
+            assert_eq!(
+                (v4.is_loopback(), Ipv4Addr::from(v4.effective_destination())),
+                (is_loopback, arrives.into())
+            );
+        }
+    }
+
+    #[test]
+    fn only_a_v4_mapped_address_is_a_v4_one() {
+        for text in ["::ffff:10.0.0.1", "::ffff:0.0.0.0"] {
+            let v6: Ipv6Addr = text.parse().unwrap();
+            assert_eq!(IpAddr::from(V6::from(v6)), v6.to_canonical());
+            assert_eq!(V4::from_mapped(v6.into()).map(V4::mapped), Some(v6.into()));
+        }
+        for text in
+            ["::a00:1", "1::ffff:a00:1", "0:0:1::ffff:a00:1", "::1:ffff:a00:1", "::fffe:a00:1", "fd00::1"]
+        {
+            let v6: Ipv6Addr = text.parse().unwrap();
+            assert_eq!(V4::from_mapped(v6.into()), None, "{text}");
+            assert_eq!(IpAddr::from(V6::from(v6)), IpAddr::V6(v6), "{text}");
+        }
+    }
+}

@@ -5,9 +5,11 @@
 mod archive;
 mod contract;
 mod dist;
+mod fuzz;
 mod image;
 mod interop;
 mod licences;
+mod mutants;
 mod provenance;
 mod release;
 mod sbom;
@@ -18,9 +20,8 @@ use std::{ffi::OsString, os::unix::process::CommandExt as _, path::PathBuf, proc
 use anyhow::{Context as _, Result};
 use build_tools::{
     build,
-    command::{cargo, exit_code, run, status, workspace},
+    command::{cargo, exit_code, status, workspace},
     machine::Machine,
-    programs::find,
     toolchain::Toolchain,
 };
 use clap::{Args, Parser, Subcommand};
@@ -73,16 +74,34 @@ enum Task {
     /// Measure latency, CPU and memory, and print the figures next to their goals, or write the page of figures with plots.
     #[command(disable_help_flag = true)]
     Bench(Forwarded),
-    /// Search for inputs that violate a property (a file, a message, a cluster's history), guided by coverage.
+    /// Search for inputs that violate an invariant of whatever reads what others have written, guided by coverage.
     ///
-    /// The test suite checks the same properties with the corpus and a fixed number of mutations. Installs cargo-fuzz if
-    /// it is missing; new inputs go to tests/fuzz/corpus, failing ones to tests/fuzz/artifacts.
+    /// The targets share the time, and all processors work; at the end a table says what each has done. A panic, an input that
+    /// takes longer than 20 s, an allocation of more than 256 MiB and a process of more than 2 GiB are failures. The test
+    /// suite checks the same invariants with the corpus and a fixed number of mutations. Installs cargo-fuzz if it is missing;
+    /// new inputs go to target/fuzz/corpus, failing ones to target/fuzz/artifacts.
     Fuzz {
-        /// A target of tests/fuzz, such as `parser`, `wire` or `brain`
-        target: String,
-        /// How long to search
-        #[arg(long, default_value_t = 60)]
-        seconds: u32,
+        /// Targets of tests/fuzz, such as `parser`, `wire` or `brain`; all by default
+        #[arg(value_name = "TARGET")]
+        targets: Vec<String>,
+        /// How long to search, in all
+        #[arg(long, default_value_t = 15)]
+        minutes: u32,
+        /// Copy the new inputs that reach other code to tests/fuzz/corpus afterwards
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Change the code of the pure crates in small ways, one at a time, and list the changes that no test of the crate notices.
+    ///
+    /// The crates are proxy-common, model, wire and brain. What is left out, and why, is in .cargo/mutants.toml. Installs
+    /// cargo-mutants if it is missing; the results are in target/mutants.
+    Mutants {
+        /// One of these crates; all by default
+        #[arg(value_name = "CRATE")]
+        package: Option<String>,
+        /// Only the k-th of n parts, as in 0/6
+        #[arg(long, value_name = "K/N")]
+        shard: Option<String>,
     },
     /// Build the files of a release in target/dist: archives, the image, manifests, bills of materials, provenance, checksums.
     ///
@@ -163,7 +182,8 @@ fn perform(task: Task) -> Result<()> {
         Task::Test { filter } => test::test(filter.as_deref()),
         Task::Pictures => test::pictures(),
         Task::Metrics => test::metrics(),
-        Task::Fuzz { target, seconds } => fuzz(&target, seconds),
+        Task::Fuzz { targets, minutes, keep } => fuzz::fuzz(&targets, minutes, keep),
+        Task::Mutants { package, shard } => mutants::mutants(package.as_deref(), shard.as_deref()),
         Task::Dist { check_reproducible: true, arch } => dist::check_reproducible(&arch),
         Task::Dist { arch, .. } => dist::dist(&arch).map(drop),
         Task::Release { dry_run, previous } => release::release(dry_run, previous.as_deref()),
@@ -195,20 +215,4 @@ fn become_task(package: &str, forwarded: &Forwarded) -> Result<()> {
     let mut command = cargo();
     command.args(["run", "--package", package, "--target-dir"]).arg(workspace().join("target"));
     Err(command.arg("--").args(&forwarded.arguments).exec()).context("cannot start cargo")
-}
-
-/// Runs a target of `tests/fuzz` under libFuzzer, starting with its corpus.
-fn fuzz(target: &str, seconds: u32) -> Result<()> {
-    if find("cargo-fuzz").is_none() {
-        status("Installing", "cargo-fuzz");
-        run(cargo().args(["install", "cargo-fuzz", "--locked"]))?;
-    }
-    // Without a sanitizer: the targets have no unsafe code, and a stable compiler suffices.
-    run(cargo()
-        .args(["fuzz", "run", "--sanitizer", "none", "--features", "libfuzzer", "--fuzz-dir"])
-        .arg(workspace().join("tests/fuzz"))
-        .arg("--target-dir")
-        .arg(workspace().join("target/fuzz"))
-        .args([target, "--", "-max_len=8192", "-timeout=20"])
-        .arg(format!("-max_total_time={seconds}")))
 }

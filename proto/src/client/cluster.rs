@@ -56,7 +56,7 @@ impl ClusterWatch {
 
 /// Endpoints are keyed by `slice|key`.
 #[derive(Clone, Debug)]
-enum ClusterView {}
+pub(super) enum ClusterView {}
 
 impl View for ClusterView {
     type Request = GlobalWatchReq;

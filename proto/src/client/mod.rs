@@ -38,6 +38,9 @@ mod backoff;
 mod cluster;
 mod connect;
 mod explain;
+#[cfg(feature = "_fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod incremental;
 #[cfg(feature = "resume")]
 mod inventory;

@@ -254,7 +254,7 @@ impl<V: View> Session<V> {
 
 /// Notes what an operation means for what the client has.
 #[cfg(feature = "resume")]
-fn record(inventory: &mut Inventory, op: &Op) {
+pub(super) fn record(inventory: &mut Inventory, op: &Op) {
     let set_of = |it: &Ref| Set::try_from(it.set).ok().filter(|it| *it != Set::UnknownSet);
     match op {
         Op::Reset(_) => inventory.reset(),
@@ -337,7 +337,7 @@ impl<V: View> WatchStream<V> {
 }
 
 /// The event of an operation; `None` for an endpoint's second path.
-fn decode<V: View>(op: Op) -> Result<Option<Event<V>>, String> {
+pub(super) fn decode<V: View>(op: Op) -> Result<Option<Event<V>>, String> {
     Ok(Some(match op {
         Op::Reset(it) => Event::Reset(it.extensions().collect()),
         Op::Sync(it) => Event::Sync(it.revision),

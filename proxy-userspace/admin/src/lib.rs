@@ -11,6 +11,8 @@ mod bind_address;
 mod client;
 mod counters;
 mod explain_page;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handlers;
 mod health;
 mod health_checks;

@@ -9,7 +9,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -37,7 +37,7 @@ use tokio::{
 use crate::{
     admin::Admin,
     bind::{BACKLOG, bind_remedy, bind_with_retry, retry},
-    handlers::PageGroup,
+    handlers::{PageBody, PageGroup},
     server_thread::ServerThread,
     state::lock,
     trace_body::Expiry,
@@ -145,14 +145,19 @@ async fn serve_pages(admin: &Admin, pages: PageGroup, listener: &impl Listener) 
         PageGroup::Status => &admin.connections.status,
         PageGroup::Ui => &admin.connections.ui,
     };
-    accept(listener, connections, || {
+    accept(listener, connections, || handler(admin, pages)).await;
+}
+
+/// The handler of one connection.
+fn handler(
+    admin: &Admin,
+    pages: PageGroup,
+) -> impl Fn(Request<Incoming>) -> Pin<Box<dyn Future<Output = Response<PageBody>> + Send>> + Send + use<> {
+    let admin = admin.clone();
+    move |request| {
         let admin = admin.clone();
-        move |request| {
-            let admin = admin.clone();
-            async move { admin.respond(pages, &request).await }
-        }
-    })
-    .await;
+        Box::pin(async move { admin.respond(pages, &request).await })
+    }
 }
 
 /// What connections are accepted from.
@@ -266,6 +271,18 @@ where
             }
         }
     }
+}
+
+/// Serves a client that is the other end of a stream.
+#[cfg(feature = "fuzzing")]
+pub(crate) async fn serve_one(
+    admin: &Admin,
+    pages: PageGroup,
+    connections: &Connections,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+) {
+    let connection = connections.admit(Ipv4Addr::LOCALHOST.into()).await;
+    serve_client(stream, connection, handler(admin, pages)).await;
 }
 
 #[cfg(test)]

@@ -220,6 +220,18 @@ impl<S: MapStore> DoubleBuffer<S> {
         Ok(())
     }
 
+    /// The maps.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// The maps, for another process.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn into_store(self) -> S {
+        self.store
+    }
+
     /// What is not served, and why.
     pub(super) fn rejected(&self) -> Vec<Rejected> {
         self.layout.rejected()

@@ -155,7 +155,7 @@ impl Generation {
         Ok(())
     }
 
-    fn active_frontends(&self) -> Vec<ActiveFrontend> {
+    pub(super) fn active_frontends(&self) -> Vec<ActiveFrontend> {
         let mut frontends: Vec<_> = self.frontends.iter().map(|it| self.active_frontend(it)).collect();
         frontends.sort_unstable();
         frontends

@@ -18,6 +18,8 @@ mod exclusions;
 mod failpoint;
 mod failure_records;
 mod features;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod hash_map;
 mod hook_status;
 mod hooks;
@@ -40,7 +42,8 @@ pub mod check;
 mod clock;
 pub mod probe;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(not(test), expect(dead_code, reason = "the fuzz targets use a part of it"))]
 mod fake_maps;
 #[cfg(test)]
 mod fixtures;

@@ -87,7 +87,7 @@ pub enum TraceItem {
 
 /// A step of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TraceStep(Step);
+pub struct TraceStep(pub(crate) Step);
 
 impl TraceStep {
     /// The cookie of the socket.

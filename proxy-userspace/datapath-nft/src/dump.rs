@@ -37,16 +37,19 @@ pub fn dump() -> Result<Vec<String>, Error> {
 ///
 /// If the kernel refuses to list them.
 pub fn active_frontends() -> Result<Vec<ActiveFrontend>, Error> {
-    let mut all = Vec::new();
-    for Snapshot { elements, .. } in &snapshots()? {
-        let members = Members::of(elements);
-        all.extend(elements.iter().filter_map(|(element, value)| {
-            let by = MatchKey::ALL.into_iter().find(|it| it.internal() == element.map)?;
-            active_frontend((elements, &members), by, element, value)
-        }));
-    }
+    let mut all: Vec<_> = snapshots()?.iter().flat_map(|it| frontends(&it.elements)).collect();
     all.sort_unstable();
     Ok(all)
+}
+
+/// Every frontend among elements, with its endpoints for internal traffic.
+pub(super) fn frontends(elements: &Elements) -> Vec<ActiveFrontend> {
+    let members = Members::of(elements);
+    let frontend = |(element, value): (&Element, &Value)| {
+        let by = MatchKey::ALL.into_iter().find(|it| it.internal() == element.map)?;
+        active_frontend((elements, &members), by, element, value)
+    };
+    elements.iter().filter_map(frontend).collect()
 }
 
 /// Where packets to a frontend go.

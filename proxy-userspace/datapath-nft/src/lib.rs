@@ -17,6 +17,8 @@ mod elements;
 mod endpoint_selector;
 mod error;
 mod expressions;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 #[cfg(test)]
 mod in_netns;
 mod kube_proxy;

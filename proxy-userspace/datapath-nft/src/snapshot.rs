@@ -249,20 +249,24 @@ pub(super) fn read_elements(
     elements: &mut Elements,
 ) -> Result<(), Errno> {
     each_element(netfilter, family, (map, list), |key, element| {
-        let flags = find(element, ELEMENT_FLAGS).and_then(u32).unwrap_or_default();
-        let data = || find(find(element, ELEMENT_DATA)?, DATA_VALUE);
-        let verdict = || {
-            let verdict = find(find(element, ELEMENT_DATA)?, DATA_VERDICT)?;
-            let chain = find(verdict, VERDICT_CHAIN).map(text);
-            Verdict::of(find(verdict, VERDICT_CODE).and_then(u32)?, chain)
-        };
-        let value = match data() {
-            Some(data) => Value::Data(Bytes(data.to_vec())),
-            None if flags & INTERVAL_END != 0 => Value::RangeEnd,
-            None => verdict().map_or(Value::None, Value::Verdict),
-        };
-        elements.insert(Element { family, map, list, key: Bytes(key.to_vec()) }, value);
+        elements.insert(Element { family, map, list, key: Bytes(key.to_vec()) }, value(element));
     })
+}
+
+/// The data of an element, from its attributes.
+pub(super) fn value(element: &[u8]) -> Value {
+    let flags = find(element, ELEMENT_FLAGS).and_then(u32).unwrap_or_default();
+    let data = || find(find(element, ELEMENT_DATA)?, DATA_VALUE);
+    let verdict = || {
+        let verdict = find(find(element, ELEMENT_DATA)?, DATA_VERDICT)?;
+        let chain = find(verdict, VERDICT_CHAIN).map(text);
+        Verdict::of(find(verdict, VERDICT_CODE).and_then(u32)?, chain)
+    };
+    match data() {
+        Some(data) => Value::Data(Bytes(data.to_vec())),
+        None if flags & INTERVAL_END != 0 => Value::RangeEnd,
+        None => verdict().map_or(Value::None, Value::Verdict),
+    }
 }
 
 /// Lists a set: calls back for each element, with its key and its attributes.
@@ -274,13 +278,13 @@ pub(super) fn each_element(
 ) -> Result<(), Errno> {
     let name = Attribute::text(SET_NAME, &set_name(map, list));
     let request = message(Command::GetElements, 0, family, [name]);
-    netfilter.dump(&request, |it| {
-        for (_, element) in find(it, ELEMENTS).into_iter().flat_map(each) {
-            if let Some(key) = find(element, ELEMENT_KEY).and_then(|it| find(it, DATA_VALUE)) {
-                with(key, element);
-            }
-        }
-    })
+    netfilter.dump(&request, |it| keys(it).for_each(|(key, element)| with(key, element)))
+}
+
+/// The elements in a message, each with its key.
+pub(super) fn keys(message: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    let elements = find(message, ELEMENTS).into_iter().flat_map(each);
+    elements.filter_map(|(_, it)| Some((find(find(it, ELEMENT_KEY)?, DATA_VALUE)?, it)))
 }
 
 /// The frontend at the beginning of a key.

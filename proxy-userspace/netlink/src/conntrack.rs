@@ -24,7 +24,7 @@ const DELETE: u16 = 1 << 8 | 2;
 const V4: u8 = 2;
 const V6: u8 = 10;
 
-const TUPLE_ORIGINAL: u16 = 1;
+pub(crate) const TUPLE_ORIGINAL: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
 const ZONE: u16 = 18;
 const FILTER: u16 = 25;
@@ -92,14 +92,14 @@ fn list_request(protocol: u8, family: u8) -> Message {
     Message { kind: GET, flags: 0, family, attributes }
 }
 
-fn delete_request(attributes: &[u8], flow: Flow) -> Option<Message> {
+pub(crate) fn delete_request(attributes: &[u8], flow: Flow) -> Option<Message> {
     let mut copied = vec![Attribute::bytes(TUPLE_ORIGINAL | NLA_F_NESTED, find(attributes, TUPLE_ORIGINAL)?)];
     copied.extend(find(attributes, ZONE).map(|it| Attribute::bytes(ZONE, it)));
     let family = if flow.destination.is_ipv4() { V4 } else { V6 };
     Some(Message { kind: DELETE, flags: 0, family, attributes: copied })
 }
 
-fn flow(attributes: &[u8]) -> Option<Flow> {
+pub(crate) fn flow(attributes: &[u8]) -> Option<Flow> {
     let original = find(attributes, TUPLE_ORIGINAL)?;
     let protocol = *find(find(original, TUPLE_PROTO)?, PROTO_NUMBER)?.first()?;
     let destination = end_of(original, [2, 4], DESTINATION_PORT)?;

@@ -2,6 +2,8 @@
 
 mod attribute;
 mod conntrack;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod multicast;
 mod netfilter;
 mod socket;

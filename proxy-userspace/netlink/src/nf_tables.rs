@@ -36,6 +36,18 @@ pub struct Chain {
 }
 
 impl Chain {
+    /// The chain that a listed message describes.
+    pub(crate) fn parse(family: u8, it: &[u8]) -> Option<Self> {
+        let hook = find(it, 4);
+        Some(Self {
+            family,
+            table: text(find(it, 1)?),
+            name: text(find(it, 3)?),
+            hook: hook.and_then(|it| u32(find(it, 1)?)),
+            policy: find(it, 5).and_then(u32),
+        })
+    }
+
     /// Whether packets that are forwarded pass it, and are dropped unless a rule accepts them.
     pub fn drops_forwarded(&self) -> bool {
         /// `NF_INET_FORWARD` and `NF_DROP`.
@@ -60,22 +72,23 @@ pub struct Rule {
     pub target: Option<String>,
 }
 
+impl Rule {
+    /// The rule that a listed message describes.
+    pub(crate) fn parse(family: u8, it: &[u8]) -> Option<Self> {
+        let handle = find(it, 3)?.try_into().ok().map(u64::from_be_bytes)?;
+        let expressions = find(it, 4).unwrap_or_default();
+        let target = each(expressions).find_map(|(_, it)| target(it));
+        Some(Self { family, table: text(find(it, 1)?), chain: text(find(it, 2)?), handle, target })
+    }
+}
+
 /// Every chain of IP packets; none if the kernel has no nf_tables.
 ///
 /// # Errors
 ///
 /// If the kernel refuses to list them.
 pub fn chains() -> io::Result<Vec<Chain>> {
-    list(GET_CHAIN, |family, it| {
-        let hook = find(it, 4);
-        Some(Chain {
-            family,
-            table: text(find(it, 1)?),
-            name: text(find(it, 3)?),
-            hook: hook.and_then(|it| u32(find(it, 1)?)),
-            policy: find(it, 5).and_then(u32),
-        })
-    })
+    list(GET_CHAIN, Chain::parse)
 }
 
 /// Every rule of the chains of IP packets; none if the kernel has no nf_tables.
@@ -84,12 +97,7 @@ pub fn chains() -> io::Result<Vec<Chain>> {
 ///
 /// If the kernel refuses to list them.
 pub fn rules() -> io::Result<Vec<Rule>> {
-    list(GET_RULE, |family, it| {
-        let handle = find(it, 3)?.try_into().ok().map(u64::from_be_bytes)?;
-        let expressions = find(it, 4).unwrap_or_default();
-        let target = each(expressions).find_map(|(_, it)| target(it));
-        Some(Rule { family, table: text(find(it, 1)?), chain: text(find(it, 2)?), handle, target })
-    })
+    list(GET_RULE, Rule::parse)
 }
 
 /// The chain that an expression jumps or goes to.

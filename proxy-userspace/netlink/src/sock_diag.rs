@@ -79,6 +79,11 @@ pub struct ConnectedSocket {
 }
 
 impl ConnectedSocket {
+    /// The socket of an answer to a request for this family and transport.
+    pub(crate) fn new(family: u8, transport: Transport, it: InetResponse) -> Self {
+        Self { family, transport, id: it.header.socket_id }
+    }
+
     /// Its cookie.
     pub fn cookie(&self) -> u64 {
         // Two words in native byte order, the lower half first.
@@ -110,9 +115,7 @@ impl SockDiag {
         for family in [AF_INET, AF_INET6] {
             let states = transport.connected_states();
             self.send(&message((family, transport), unspecified(family), states, NLM_F_DUMP))?;
-            let add = |it: InetResponse| {
-                found.push(ConnectedSocket { family, transport, id: it.header.socket_id });
-            };
+            let add = |it: InetResponse| found.push(ConnectedSocket::new(family, transport, it));
             match self.receive(add) {
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
                     return Err(transport.unsupported());

@@ -9,7 +9,10 @@ use std::{
 };
 
 use fastrand::Rng;
-use fuzz::{brain, cluster, mutate, parser, wire};
+use fuzz::{
+    api_list, api_watch, brain, certificates, change_sets, cluster, compile, config, maps, mutate, netlink,
+    nft_tables, pages, parser, wire,
+};
 
 /// The inputs of a corpus, sorted by name.
 fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
@@ -61,4 +64,71 @@ fn no_cluster_state_of_another_brain_violates_an_invariant() {
 #[test]
 fn no_history_of_a_cluster_violates_an_invariant() {
     check("brain", brain::target, 5_000);
+}
+
+#[test]
+fn no_list_of_an_api_server_violates_an_invariant() {
+    check("api_list", api_list::target, 3_000);
+}
+
+#[test]
+fn no_watch_of_an_api_server_violates_an_invariant() {
+    check("api_watch", api_watch::target, 3_000);
+}
+
+#[test]
+fn no_change_set_of_a_brain_violates_an_invariant() {
+    check("change_sets", change_sets::target, 10_000);
+}
+
+#[test]
+fn no_configuration_violates_an_invariant() {
+    check("config", config::target, 3_000);
+}
+
+#[test]
+fn no_content_of_pinned_maps_violates_an_invariant() {
+    check("maps", maps::target, 5_000);
+}
+
+#[test]
+fn no_datagram_of_the_kernel_violates_an_invariant() {
+    check("netlink", netlink::target, 20_000);
+}
+
+#[test]
+fn no_content_of_nftables_violates_an_invariant() {
+    check("nft_tables", nft_tables::target, 300);
+}
+
+#[test]
+fn no_history_of_states_leaves_anything_in_the_tables() {
+    check("compile", compile::target, 300);
+}
+
+#[test]
+fn no_certificate_violates_an_invariant() {
+    check("certificates", certificates::target, 20_000);
+}
+
+#[test]
+fn no_request_for_pages_violates_an_invariant() {
+    check("pages", pages::target, 2_000);
+}
+
+#[test]
+fn every_target_has_a_corpus_and_a_test() {
+    let names = |folder: &str| -> Vec<String> {
+        let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
+        let mut names: Vec<_> =
+            files.map(|it| it.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    };
+    let targets = names("targets");
+    assert_eq!(targets, names("corpus"));
+    let tests = include_str!("corpus.rs");
+    for it in targets {
+        assert!(tests.contains(&format!("check(\"{it}\", {it}::target")), "{it} has a test");
+    }
 }

@@ -72,7 +72,7 @@ fn a_lower_crate_never_imports_a_higher_one() {
 }
 
 /// Every crate of the workspace with its folder, from the highest layer to the lowest.
-const LAYERS: [(&str, &str); 32] = [
+const LAYERS: [(&str, &str); 33] = [
     ("xtask", "xtask"),
     ("vmtest", "tests/vmtest"),
     ("conformance", "tests/conformance"),
@@ -86,6 +86,7 @@ const LAYERS: [(&str, &str); 32] = [
     ("build-tools", "xtask/build-tools"),
     ("kube-proxy-ebpf", "proxy-userspace"),
     ("backend-conformance", "proxy-userspace/backend-conformance"),
+    ("kube-proxy-config", "proxy-userspace/kube-proxy-config"),
     ("admin", "proxy-userspace/admin"),
     ("reconciler", "proxy-userspace/reconciler"),
     ("datapath-ebpf", "proxy-userspace/datapath-ebpf"),

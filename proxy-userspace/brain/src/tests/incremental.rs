@@ -89,6 +89,35 @@ fn every_state_contains_every_node() {
 }
 
 #[test]
+fn a_deleted_slice_takes_its_endpoints_with_it() {
+    let mut brain = brain();
+    brain.delete_slice(&slice([]).name);
+    let changed: Vec<_> = brain.recompute().into_iter().collect();
+    assert_eq!(changed.len(), 3, "{changed:?}");
+    for node in NODES {
+        assert!(of(&brain, node, "web").endpoints.is_empty());
+        assert!(!of(&brain, node, "api").endpoints.is_empty(), "another Service keeps its own");
+    }
+    // One that does not exist.
+    brain.delete_slice(&slice([]).name);
+    assert!(brain.recompute().is_empty());
+}
+
+#[test]
+fn a_node_that_is_no_longer_served_has_no_state() {
+    let mut brain = brain();
+    brain.start_serving("n4");
+    for node in ["n2", "n4"] {
+        brain.stop_serving(node);
+        assert_eq!(brain.state(node), None);
+    }
+    assert!(!brain.has_pending_nodes(), "n4 waits for nothing any more");
+    assert!(brain.served_nodes().map(|it| &**it).eq(["n1", "n3"]));
+    brain.set_slice(slice([at("10.1.0.9")]));
+    assert_eq!(brain.recompute().len(), 2);
+}
+
+#[test]
 fn the_trigger_time_alone_makes_no_new_state() {
     let mut brain = brain();
     let at_time = |micros, endpoints: &[Endpoint]| EndpointSlice {

@@ -12,6 +12,8 @@ mod cluster_watch;
 mod connection;
 mod encoded;
 mod explanations;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod listen;
 mod long_poll;
 mod node_diff;

@@ -44,7 +44,10 @@ impl ListItems {
         while let Some(end) = data.iter().position(|byte| self.ends_here(*byte)) {
             let (head, tail) = data.split_at(end + 1);
             data = tail;
-            if self.is_in_items && head.last() == Some(&b'}') {
+            if self.is_in_items && head.last() == Some(&b'[') {
+                self.envelope.extend_from_slice(head);
+            } else if self.is_in_items {
+                // An array is none, which `take` reports.
                 if self.object.is_empty() {
                     take(without_separator(head))?;
                 } else {
@@ -52,8 +55,6 @@ impl ListItems {
                     take(without_separator(&self.object))?;
                     self.object.clear();
                 }
-            } else if self.is_in_items {
-                self.envelope.extend_from_slice(head);
             } else {
                 self.object.clear();
                 self.envelope.push(b']');
@@ -160,6 +161,17 @@ mod tests {
             &[json!({"yes": 1})],
             None,
         );
+    }
+
+    #[test]
+    fn an_array_among_the_objects_is_reported_however_it_arrives() {
+        let text = br#"{"items":[[], {"a":1}],"metadata":{}}"#;
+        for size in 1..text.len() {
+            let mut list = ListItems::default();
+            let parse = |it: &[u8]| serde_json::from_slice::<serde_json::Map<_, _>>(it).map(drop);
+            let result = text.chunks(size).try_for_each(|it| list.read(it, parse));
+            assert!(result.is_err(), "in fragments of {size}");
+        }
     }
 
     #[test]

@@ -9,6 +9,8 @@ mod backoff;
 mod client_config;
 mod connector;
 mod event_recorder;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod list_items;
 mod options;
 mod outage;

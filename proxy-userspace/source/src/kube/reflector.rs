@@ -21,7 +21,7 @@ use super::{
     shared_client::{NumberedClient, SharedClient},
     store::Store,
     timing::Timing,
-    watch_error::{ErrorKind, WatchError},
+    watch_error::{ErrorKind, WatchError, quoted},
     watch_stream::{EventType, Lines, PartialObject, WatchEvent, decode, next_data, read_all},
 };
 
@@ -47,7 +47,7 @@ pub(super) struct Reflector<R: Resource> {
     timing: Timing,
     backoff: Backoff,
     shared: Arc<Shared>,
-    store: Store<R>,
+    pub(super) store: Store<R>,
     /// The resource version to continue from; `None` if everything must be listed.
     version: Option<String>,
     /// The oldest resource version that a list may have, so that time does not go backwards; `None` if the server must ask
@@ -172,10 +172,7 @@ impl<R: Resource> Reflector<R> {
             let mut body = self.get(&self.list_query(continue_token.as_deref())).await?;
             let mut list = ListItems::default();
             while let Some(data) = next_data(&mut body, R::PLURAL, self.timing.timeout).await? {
-                list.read(&data, |object| {
-                    let object = serde_json::from_slice(object).map_err(|it| Self::invalid(&it))?;
-                    self.set(object).map(drop)
-                })?;
+                list.read(&data, |object| self.item(object))?;
             }
             let metadata = list.finish().map_err(|it| Self::invalid(&it))?;
             continue_token = metadata.continue_.filter(|it| !it.is_empty());
@@ -264,7 +261,7 @@ impl<R: Resource> Reflector<R> {
         WatchError::new(ErrorKind::NoWatchList, format!("{}: the streaming list {reason}", R::PLURAL))
     }
 
-    fn event(&mut self, line: &[u8]) -> Result<(), WatchError> {
+    pub(super) fn event(&mut self, line: &[u8]) -> Result<(), WatchError> {
         if line.trim_ascii().is_empty() {
             return Ok(());
         }
@@ -298,6 +295,12 @@ impl<R: Resource> Reflector<R> {
         Ok(())
     }
 
+    /// Stores an object of a list.
+    pub(super) fn item(&mut self, object: &[u8]) -> Result<(), WatchError> {
+        let object = serde_json::from_slice(object).map_err(|it| Self::invalid(&it))?;
+        self.set(object).map(drop)
+    }
+
     /// Stores an object and returns its resource version.
     fn set(&mut self, text: &RawValue) -> Result<Option<String>, WatchError> {
         match decode::<R>(text) {
@@ -311,7 +314,7 @@ impl<R: Resource> Reflector<R> {
                 let name = R::name(&metadata);
                 let rejected = Rejected::not_served(
                     format!("{} {name}", R::KIND),
-                    format!("{reason}; the last valid version stays active"),
+                    format!("{}; the last valid version stays active", quoted(&reason)),
                 );
                 self.store.keep(&name, rejected);
                 Ok(metadata.resource_version)
@@ -352,6 +355,8 @@ impl<R: Resource> Reflector<R> {
     }
 
     fn invalid(error: &serde_json::Error) -> WatchError {
+        // It quotes values of any length.
+        let error = quoted(&error.to_string());
         let text = format!("{}: the response of the API server cannot be decoded: {error}", R::PLURAL);
         WatchError::new(ErrorKind::Other, text)
     }

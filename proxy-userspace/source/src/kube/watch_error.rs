@@ -76,10 +76,9 @@ impl WatchError {
     ) -> Self {
         let status = serde_json::from_slice::<Status>(body).ok();
         let message = match &status {
-            Some(status) if !status.message.is_empty() => one_line(&status.message),
-            _ => one_line(&String::from_utf8_lossy(body)),
+            Some(status) if !status.message.is_empty() => quoted(&status.message),
+            _ => quoted(&String::from_utf8_lossy(body)),
         };
-        let message = shortened(message, MAX_QUOTE);
         let reason = code.canonical_reason().unwrap_or("");
         let (kind, remedy) = match code {
             StatusCode::GONE => (ErrorKind::Expired, ""),
@@ -149,6 +148,11 @@ impl WatchError {
             format!("{resource}: no connection to the API server: {cause}{remedy}"),
         )
     }
+}
+
+/// A text of the server, in one line that is not too long.
+pub(super) fn quoted(text: &str) -> String {
+    shortened(one_line(text), MAX_QUOTE)
 }
 
 impl fmt::Display for WatchError {

@@ -4,15 +4,15 @@
 
 /// One field.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Field {
+pub struct Field {
     /// The path, as in `clientConnection.kubeconfig`; with `.*` at the end, all fields below it.
-    pub(super) path: &'static str,
+    pub path: &'static str,
     /// kube-proxy's defaults; an empty value means the same.
-    pub(super) defaults: &'static [&'static str],
+    pub defaults: &'static [&'static str],
     /// The id of the corresponding flag.
-    pub(super) flag: Option<&'static str>,
+    pub flag: Option<&'static str>,
     /// Why a command without such a flag does not need the field.
-    pub(super) reason: &'static str,
+    pub reason: &'static str,
 }
 
 /// The field at a path.
@@ -47,7 +47,8 @@ const NO_FORMAT: &str = "the API server is asked for JSON, and only the needed f
 const NO_NODE_PORTS: &str = "this command serves no node ports";
 const NO_LOG_BUFFER: &str = "the log is not buffered";
 
-const FIELDS: &[Field] = &[
+/// All fields, in the order of the documents.
+pub const FIELDS: &[Field] = &[
     flag("clientConnection.kubeconfig", "kubeconfig", &[], "the source is not an API server"),
     flag("hostnameOverride", "node_name", &[], "this command needs no node name"),
     flag("logging.format", "log_format", &["text"], "the log has one format"),
@@ -119,31 +120,3 @@ const FIELDS: &[Field] = &[
     unused("udpIdleTimeout", &["250ms"], "it belonged to a kube-proxy mode that no longer exists"),
     unused("resourceContainer", &["/kube-proxy"], "it belonged to a kube-proxy mode that no longer exists"),
 ];
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_page_of_differences_says_what_becomes_of_every_field() {
-        const PAGE: &str = include_str!("../../../../docs/differences.md");
-        let section = PAGE.split("\n## ").find(|it| it.starts_with("Fields of")).unwrap();
-        let rows = section.lines().filter_map(|it| it.strip_prefix("| `")?.split_once("` | "));
-        let rows: Vec<_> = rows.collect();
-        let paths: Vec<_> = rows.iter().map(|(path, _)| *path).collect();
-        assert_eq!(paths, FIELDS.iter().map(|it| it.path).collect::<Vec<_>>());
-        let run = crate::cli::command().find_subcommand("run").unwrap().clone();
-        let all = crate::cli::command();
-        for ((_, text), Field { path, flag, reason, .. }) in rows.into_iter().zip(FIELDS) {
-            let expected = match flag {
-                Some(id) => {
-                    let mut arguments = run.get_arguments().chain(all.get_arguments());
-                    let argument = arguments.find(|it| it.get_id() == *id).unwrap();
-                    format!("`--{}`", argument.get_long().unwrap())
-                }
-                None => format!("no effect: {reason}"),
-            };
-            assert!(text.starts_with(&expected), "{path}: {text:?} does not begin with {expected:?}");
-        }
-    }
-}

@@ -1,6 +1,11 @@
-//! Reads a `KubeProxyConfiguration`.
+//! Reads a `KubeProxyConfiguration`, as kubeadm writes it for kube-proxy, as values of flags.
 //!
-//! Unknown fields are logged; only a file of another kind is an error.
+//! Invariant: every field is used, or a remark names it with the reason. Unknown fields are remarked on, too; only a file of
+//! another kind is an error.
+
+#![forbid(unsafe_code)]
+
+mod fields;
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +16,9 @@ use std::{
 use serde_json::Value;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-use super::fields::{Field, field};
+use self::fields::field;
+
+pub use self::fields::{FIELDS, Field};
 
 const VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
@@ -19,15 +26,16 @@ const KIND: &str = "KubeProxyConfiguration";
 /// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", path.display())]
-pub(in crate::cli) struct ConfigError {
-    pub(super) path: PathBuf,
+pub struct ConfigError {
+    /// The file.
+    pub path: PathBuf,
     /// What is wrong, and the remedy.
-    pub(super) reason: String,
+    pub reason: String,
 }
 
 /// The content of a file.
 #[derive(Debug, Default)]
-pub(in crate::cli) struct File {
+pub struct File {
     path: PathBuf,
     /// Values of flags by id, with the fields that they come from.
     values: BTreeMap<&'static str, (Vec<String>, String)>,
@@ -36,19 +44,33 @@ pub(in crate::cli) struct File {
 
 impl File {
     /// Reads a file; `is_flag` tells which flags the command has.
-    pub(in crate::cli) fn read(path: &Path, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read, or as for [`File::parse`].
+    pub fn read(path: &Path, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
         let invalid = |reason| ConfigError { path: path.to_owned(), reason };
         let text = fs::read_to_string(path)
             .map_err(|error| invalid(format!("{error}; set --config to a readable file")))?;
+        Self::parse(path, &text, is_flag)
+    }
+
+    /// Reads the text of a file; `is_flag` tells which flags the command has.
+    ///
+    /// # Errors
+    ///
+    /// If it is no YAML, of another kind, or a flag cannot have the value of its field.
+    pub fn parse(path: &Path, text: &str, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
+        let invalid = |reason| ConfigError { path: path.to_owned(), reason };
         let mut file = Self { path: path.to_owned(), ..Self::default() };
-        let value: Value = match serde_saphyr::from_str(&text) {
+        let value: Value = match serde_saphyr::from_str(text) {
             Ok(value) => value,
             Err(error) => {
                 let reason = error.without_snippet().to_string();
                 let reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
                 // kube-proxy takes the last one of a field that is listed twice, with a warning.
                 let last_wins = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::LastWins };
-                let value = serde_saphyr::from_str_with_options(&text, last_wins);
+                let value = serde_saphyr::from_str_with_options(text, last_wins);
                 let value = value.map_err(|_| invalid(format!("{reason}; correct the YAML")))?;
                 file.remarks.push(format!("{}: {reason}; the last one is used", path.display()));
                 value
@@ -74,21 +96,22 @@ impl File {
     }
 
     /// The flags that have a value in the file.
-    pub(super) fn defaults(&self) -> impl Iterator<Item = (&'static str, &[String])> {
+    pub fn defaults(&self) -> impl Iterator<Item = (&'static str, &[String])> {
         self.values.iter().map(|(id, (values, _))| (*id, values.as_slice()))
     }
 
     /// The path of the file.
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The field with the value of a flag.
-    pub(super) fn field_of(&self, id: &str) -> Option<&str> {
+    pub fn field_of(&self, id: &str) -> Option<&str> {
         self.values.get(id).map(|(_, field)| field.as_str())
     }
 
-    pub(super) fn remarks(&self) -> impl Iterator<Item = &str> {
+    /// What to log about its fields.
+    pub fn remarks(&self) -> impl Iterator<Item = &str> {
         self.remarks.iter().map(String::as_str)
     }
 

@@ -1,0 +1,141 @@
+//! What the fuzz targets call: a reflector with arbitrary answers of an API server.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use model::Rejected;
+use serde_json::Value;
+
+use super::{
+    list_items::ListItems,
+    options::{Options, Selectors},
+    reflector::Reflector,
+    resource::Resource,
+    shared::Shared,
+    shared_client::SharedClient,
+    watch_error::WatchError,
+};
+use crate::kube_types::objects::{EndpointSlice, Node, Service, ServiceCidr};
+
+/// What a reflector says about what it was sent.
+#[derive(Debug, Default)]
+pub struct Messages {
+    /// What it rejects.
+    pub rejected: Vec<Rejected>,
+    /// The errors that would be logged.
+    pub errors: Vec<String>,
+}
+
+/// Reflectors that are connected to nothing.
+#[derive(Debug)]
+pub struct Reflectors {
+    options: Options,
+    client: Arc<SharedClient>,
+    shared: Arc<Shared>,
+}
+
+impl Reflectors {
+    /// Must be called within a tokio runtime.
+    #[expect(clippy::new_without_default, reason = "it panics without a runtime")]
+    pub fn new() -> Self {
+        let server = "http://127.0.0.1:1".to_owned();
+        let mut options = Options::default();
+        options.client_config.server = Some(server);
+        let made = SharedClient::new(&options.client_config, options.timing);
+        let (server, client) = made.expect("no file is read");
+        Self { options, client: client.into(), shared: Shared::new(&server).into() }
+    }
+
+    /// A list of a kind, as it arrives in fragments: as one fragment it has the same objects, and as a JSON parser finds them.
+    pub fn list(&self, kind: u8, size: usize, body: &[u8]) -> Messages {
+        match kind % 4 {
+            0 => self.list_of::<Service>(size, body),
+            1 => self.list_of::<EndpointSlice>(size, body),
+            2 => self.list_of::<Node>(size, body),
+            _ => self.list_of::<ServiceCidr>(size, body),
+        }
+    }
+
+    /// The lines of a watch of a kind: each event changes something at most once.
+    pub fn watch(&self, kind: u8, body: &[u8]) -> Messages {
+        match kind % 4 {
+            0 => self.watch_of::<Service>(body),
+            1 => self.watch_of::<EndpointSlice>(body),
+            2 => self.watch_of::<Node>(body),
+            _ => self.watch_of::<ServiceCidr>(body),
+        }
+    }
+
+    fn reflector<R: Resource>(&self) -> Reflector<R> {
+        Reflector::new(&self.options, &self.client, Selectors::default(), &self.shared)
+    }
+
+    fn list_of<R: Resource>(&self, size: usize, body: &[u8]) -> Messages {
+        let mut messages = Messages::default();
+        let (objects, metadata) = split(body, size.max(1));
+        let (whole, whole_metadata) = split(body, body.len().max(1));
+        assert_eq!(objects, whole, "the fragments do not matter");
+        assert_eq!(metadata.ok(), whole_metadata.ok());
+        if let Some(parsed) = items(body) {
+            let values: Vec<Value> =
+                objects.iter().filter_map(|it| serde_json::from_slice(it).ok()).collect();
+            assert_eq!(values, parsed, "the objects are those of the list");
+        }
+        let mut reflector = self.reflector::<R>();
+        reflector.store.begin_list();
+        for object in &objects {
+            messages.errors.extend(reflector.item(object).err().map(|it| it.to_string()));
+        }
+        reflector.store.end_list();
+        assert!(reflector.store.len() <= objects.len());
+        messages.rejected = reflector.store.take_rejected().unwrap_or_default();
+        messages
+    }
+
+    fn watch_of<R: Resource>(&self, body: &[u8]) -> Messages {
+        let mut messages = Messages::default();
+        let mut reflector = self.reflector::<R>();
+        for line in body.split(|it| *it == b'\n') {
+            let first = reflector.event(line);
+            let _ = (
+                reflector.store.take_changes(),
+                reflector.store.take_rejected().map(|it| messages.rejected = it),
+            );
+            if is_applied(&first) && is_applied(&reflector.event(line)) {
+                assert!(
+                    reflector.store.take_changes().is_empty(),
+                    "an event changes nothing the second time"
+                );
+                assert!(reflector.store.take_rejected().is_none(), "and rejects nothing new");
+            }
+            messages.errors.extend(first.err().map(|it| it.to_string()));
+        }
+        messages
+    }
+}
+
+fn is_applied(result: &Result<(), WatchError>) -> bool {
+    result.is_ok()
+}
+
+/// The objects of a list that arrives in fragments, and its metadata.
+fn split(body: &[u8], size: usize) -> (Vec<Vec<u8>>, Result<ListMeta, String>) {
+    let (mut list, mut objects) = (ListItems::default(), Vec::new());
+    for data in body.chunks(size) {
+        let result: Result<(), String> = list.read(data, |it| {
+            objects.push(it.to_vec());
+            Ok(())
+        });
+        result.expect("every object is taken");
+    }
+    (objects, list.finish().map_err(|it| it.to_string()))
+}
+
+/// The objects of a list as a parser finds them; `None` if it is none, or has the name of its objects in another place, too.
+fn items(body: &[u8]) -> Option<Vec<Value>> {
+    let text = std::str::from_utf8(body).ok().filter(|it| !it.contains('\\'))?;
+    let list: Value = serde_json::from_str(text).ok()?;
+    let items = list.as_object()?.get("items")?.as_array()?;
+    let is_plain = text.matches("\"items\"").count() == 1 && items.iter().all(Value::is_object);
+    is_plain.then(|| items.clone())
+}

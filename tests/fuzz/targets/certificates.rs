@@ -1,0 +1,5 @@
+//! libFuzzer chooses certificates.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::certificates::target(data));
