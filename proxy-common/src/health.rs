@@ -312,7 +312,7 @@ mod tests {
     fn an_ejection_ends_at_its_end() {
         let mut record =
             FailureRecord { until: 9 * SECOND, timeouts: 3, ejections: 1, ..FailureRecord::default() };
-        assert!(!fail(&mut record, 9 * SECOND - 1), "that of a connection of before");
+        assert!(!fail(&mut record, 9 * SECOND - 1), "that of an earlier connection");
         assert!(fail(&mut record, 9 * SECOND), "the next one counts");
     }
 }

@@ -2,7 +2,7 @@
 
 use datapath_ebpf::fuzzing::{counters, generation, trace};
 
-/// Whatever an earlier process or somebody else has left: it can be described, and no counter gets two owners. The first byte
+/// Whatever an earlier process or another program has left: it can be described, and no counter gets two owners. The first byte
 /// is the kind of the maps.
 pub fn target(bytes: &[u8]) {
     let [kind, rest @ ..] = bytes else { return };

@@ -11,14 +11,14 @@ const ALLOWED: &str = "brain";
 /// the messages to a peer that gets neither.
 pub fn certificate(bytes: &[u8]) -> Vec<String> {
     let allowed = Peer::certified(bytes, &BTreeSet::from([ALLOWED.to_owned()]));
-    let stranger = Peer::certified(bytes, &BTreeSet::new());
-    let denied = stranger.authorize_cluster().expect_err("no name is on an empty allow-list");
-    assert!(stranger.authorize_node("").is_err(), "no certificate names an empty node");
+    let unlisted = Peer::certified(bytes, &BTreeSet::new());
+    let denied = unlisted.authorize_cluster().expect_err("no name is on an empty allow-list");
+    assert!(unlisted.authorize_node("").is_err(), "no certificate names an empty node");
     if allowed.authorize_cluster().is_ok() {
         assert!(contains(bytes, ALLOWED), "the certificate has the name");
         assert!(allowed.authorize_node("any").is_ok());
     }
-    let node = stranger.authorize_node("n1");
+    let node = unlisted.authorize_node("n1");
     assert!(node.is_err() || contains(&bytes.to_ascii_lowercase(), "n1"), "the certificate names the node");
     [Some(denied), node.err()].into_iter().flatten().map(|it| it.message().to_owned()).collect()
 }
