@@ -1,6 +1,6 @@
 //! A backend with a callback per change: `incremental unix:///run/kube-proxy-ebpf/proxy.sock NODE`.
 
-use std::error::Error;
+use std::{convert::Infallible, error::Error};
 
 use proxy_contract::{
     client::{Client, Incremental},
@@ -10,25 +10,38 @@ use proxy_contract::{
 struct Printer;
 
 impl Incremental for Printer {
-    fn set_service(&mut self, service: &Service) {
+    type Error = Infallible;
+
+    async fn set_service(&mut self, service: &Service) -> Result<(), Infallible> {
         println!("+ {}/{}", service.namespace, service.name);
+        Ok(())
     }
 
-    fn delete_service(&mut self, namespace: &str, name: &str) {
+    async fn delete_service(&mut self, namespace: &str, name: &str) -> Result<(), Infallible> {
         println!("- {namespace}/{name}");
+        Ok(())
     }
 
-    fn set_endpoint(&mut self, namespace: &str, service: &str, key: &str, endpoint: &Endpoint) {
+    async fn set_endpoint(
+        &mut self,
+        namespace: &str,
+        service: &str,
+        key: &str,
+        endpoint: &Endpoint,
+    ) -> Result<(), Infallible> {
         let ips = endpoint.ips.iter().flat_map(|it| it.v4.iter().chain(&it.v6));
         println!("+ {namespace}/{service}/{key} {}", ips.cloned().collect::<Vec<_>>().join(" "));
+        Ok(())
     }
 
-    fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str) {
+    async fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str) -> Result<(), Infallible> {
         println!("- {namespace}/{service}/{key}");
+        Ok(())
     }
 
-    fn sync(&mut self) {
+    async fn sync(&mut self) -> Result<(), Infallible> {
         println!("= in sync");
+        Ok(())
     }
 }
 
@@ -38,6 +51,5 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let target = arguments.next().ok_or("the first argument must be an address, such as unix:///path")?;
     let client = Client::new(target.parse()?, arguments.next().unwrap_or_default());
-    client.run(&mut Printer).await;
-    Ok(())
+    match client.run(&mut Printer).await? {}
 }

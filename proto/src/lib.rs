@@ -4,6 +4,7 @@
 //! | feature | |
 //! |---|---|
 //! | `client` (default) | [`client`]: follows a brain across restarts and outages |
+//! | `clap` | [`client::Flags`]: the flags of a backend, for its command line |
 //! | `tls` | [`tls`]: mutual TLS, with certificates that are reloaded when they change |
 //! | `resume` | [`digest`]: what a client has, so that it receives only the rest after a reconnect |
 //! | `server` | the gRPC traits that a brain implements |

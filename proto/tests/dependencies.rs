@@ -31,6 +31,17 @@ fn resuming_adds_few_dependencies() {
     check(&["--features", "resume"], &[ALLOWED, ALLOWED_FOR_RESUME].concat());
 }
 
+/// The further dependencies of flags.
+const ALLOWED_FOR_CLAP: &str = "
+    anstream anstyle anstyle-parse anstyle-query bitflags cfg-if clap clap_builder clap_derive clap_lex colorchoice heck
+    is_terminal_polyfill linux-raw-sys rustix strsim terminal_size utf8parse
+";
+
+#[test]
+fn flags_add_only_clap() {
+    check(&["--features", "clap"], &[ALLOWED, ALLOWED_FOR_CLAP].concat());
+}
+
 #[test]
 fn mutual_tls_adds_few_dependencies() {
     check(&["--features", "tls"], &[ALLOWED, ALLOWED_FOR_TLS].concat());

@@ -1,4 +1,5 @@
-// A backend that prints every change, and says where connections go. docs/contract.md has the rules.
+// A backend that prints every change, keeps an nftables set ($NFT_TABLE), and says where connections go. docs/contract.md
+// has the rules.
 // Questions such as `lookup 10.1.0.7 10.96.0.1 80 TCP` come on standard input; changes are printed on standard error.
 package main
 
@@ -80,6 +81,7 @@ func follow(target string) error {
 			log.Print("- ", op.Delete.Path)
 		case *pb.OpItem_Sync:
 			current.Store(received.copy())
+			keep(received)
 			isAnswered = true
 		}
 	}

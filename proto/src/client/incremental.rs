@@ -3,7 +3,12 @@
 //! Invariant: an endpoint never exists without its Service.
 //! Services are set before their endpoints and deleted after them.
 
-use std::{convert::Infallible, sync::Arc};
+use std::{
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+};
 
 use super::{
     connect::Connector,
@@ -17,37 +22,103 @@ use crate::{
 #[cfg(feature = "resume")]
 use crate::{digest::position, localv1::Set};
 
-/// A backend with a callback for each kind of change.
+/// A backend with a callback for each kind of change; an implementation writes `async fn`.
 ///
 /// The callbacks come in change sets, each of which ends with [`sync`](Self::sync). Only at a sync is the state consistent.
-/// A callback must not block for long, since it blocks the connection.
+/// The brain regards a change set as active once its sync has returned, and sends nothing more until then: a slow backend
+/// skips states. The first error ends [`Client::run`](super::Client::run).
 pub trait Incremental {
+    /// Why a change cannot be made.
+    type Error: Send;
+
     /// A Service was added or changed.
-    fn set_service(&mut self, service: &Service);
+    fn set_service(&mut self, service: &Service) -> impl Future<Output = Result<(), Self::Error>> + Send;
     /// A Service was deleted; its endpoints were deleted before.
-    fn delete_service(&mut self, namespace: &str, name: &str);
+    fn delete_service(
+        &mut self,
+        namespace: &str,
+        name: &str,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send;
     /// An endpoint was added or changed; `key` identifies it within its Service.
-    fn set_endpoint(&mut self, namespace: &str, service: &str, key: &str, endpoint: &Endpoint);
+    fn set_endpoint(
+        &mut self,
+        namespace: &str,
+        service: &str,
+        key: &str,
+        endpoint: &Endpoint,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send;
     /// An endpoint was deleted.
-    fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str);
+    fn delete_endpoint(
+        &mut self,
+        namespace: &str,
+        service: &str,
+        key: &str,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send;
     /// A node of the cluster was added or changed; only with the extension `Nodes`.
-    fn set_node(&mut self, _node: &Node) {}
+    fn set_node(&mut self, _node: &Node) -> impl Future<Output = Result<(), Self::Error>> + Send {
+        std::future::ready(Ok(()))
+    }
     /// A node of the cluster was deleted.
-    fn delete_node(&mut self, _name: &str) {}
+    fn delete_node(&mut self, _name: &str) -> impl Future<Output = Result<(), Self::Error>> + Send {
+        std::future::ready(Ok(()))
+    }
     /// The change set is complete.
-    fn sync(&mut self);
+    fn sync(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
 /// Calls the backend at each sync that changes something, and at the first one: for what was added or changed, and then
-/// for what was deleted, which after a reset is what was not set again.
-pub(super) async fn run(connector: &Connector, backend: &mut impl Incremental) -> Infallible {
+/// for what was deleted, which after a reset is what was not set again. Returns between change sets, once `cancelled` is ready.
+pub(super) async fn run<B: Incremental>(
+    connector: &Connector,
+    backend: &mut B,
+    cancelled: impl Future<Output = ()>,
+    is_once: bool,
+) -> Result<(), B::Error> {
     let mut session = Session::<NodeView>::new(connector);
-    let mut nodes = DiffStore::<Arc<str>, Node>::new();
-    let mut services = DiffStore::<Arc<str>, Service>::new();
-    let mut endpoints = DiffStore::<(Arc<str>, Arc<str>), Endpoint>::new();
+    let mut store = Store::default();
     let mut is_first = true;
+    let mut cancelled = pin!(cancelled);
     loop {
-        match session.next().await {
+        let Some(event) = unless(cancelled.as_mut(), session.next()).await else { return Ok(()) };
+        if !store.apply(event) {
+            continue;
+        }
+        if store.call(backend).await? || is_first {
+            backend.sync().await?;
+        }
+        is_first = false;
+        if is_once {
+            return Ok(());
+        }
+    }
+}
+
+/// The result of `work`, unless `cancelled` is ready: also if there is always work.
+async fn unless<T>(
+    mut cancelled: Pin<&mut impl Future<Output = ()>>,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let mut work = pin!(work);
+    poll_fn(|context| match cancelled.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => work.as_mut().poll(context).map(Some),
+    })
+    .await
+}
+
+/// What the backend has, and what the brain has sent.
+#[derive(Default)]
+struct Store {
+    nodes: DiffStore<Arc<str>, Node>,
+    services: DiffStore<Arc<str>, Service>,
+    endpoints: DiffStore<(Arc<str>, Arc<str>), Endpoint>,
+}
+
+impl Store {
+    /// Returns whether the change set is complete.
+    fn apply(&mut self, event: Event<NodeView>) -> bool {
+        let Self { nodes, services, endpoints } = self;
+        match event {
             Event::Reset(_) => {
                 nodes.reset();
                 services.reset();
@@ -71,33 +142,37 @@ pub(super) async fn run(connector: &Connector, backend: &mut impl Incremental) -
                 nodes.done();
                 services.done();
                 endpoints.done();
-                for (_, node) in nodes.created().chain(nodes.updated()) {
-                    backend.set_node(node);
-                }
-                for (_, service) in services.created().chain(services.updated()) {
-                    backend.set_service(service);
-                }
-                for ((service, key), it) in endpoints.created().chain(endpoints.updated()) {
-                    let (namespace, service) = split(service);
-                    backend.set_endpoint(namespace, service, key, it);
-                }
-                for ((service, key), _) in endpoints.deleted().rev() {
-                    let (namespace, service) = split(service);
-                    backend.delete_endpoint(namespace, service, key);
-                }
-                for (name, _) in services.deleted().rev() {
-                    let (namespace, name) = split(name);
-                    backend.delete_service(namespace, name);
-                }
-                for (name, _) in nodes.deleted().rev() {
-                    backend.delete_node(name);
-                }
-                let has_changes = nodes.has_changes() || services.has_changes() || endpoints.has_changes();
-                if std::mem::take(&mut is_first) || has_changes {
-                    backend.sync();
-                }
+                return true;
             }
         }
+        false
+    }
+
+    /// Calls the backend for each change of a change set; returns whether there was one.
+    async fn call<B: Incremental>(&self, backend: &mut B) -> Result<bool, B::Error> {
+        let Self { nodes, services, endpoints } = self;
+        for (_, node) in nodes.created().chain(nodes.updated()) {
+            backend.set_node(node).await?;
+        }
+        for (_, service) in services.created().chain(services.updated()) {
+            backend.set_service(service).await?;
+        }
+        for ((service, key), it) in endpoints.created().chain(endpoints.updated()) {
+            let (namespace, service) = split(service);
+            backend.set_endpoint(namespace, service, key, it).await?;
+        }
+        for ((service, key), _) in endpoints.deleted().rev() {
+            let (namespace, service) = split(service);
+            backend.delete_endpoint(namespace, service, key).await?;
+        }
+        for (name, _) in services.deleted().rev() {
+            let (namespace, name) = split(name);
+            backend.delete_service(namespace, name).await?;
+        }
+        for (name, _) in nodes.deleted().rev() {
+            backend.delete_node(name).await?;
+        }
+        Ok(nodes.has_changes() || services.has_changes() || endpoints.has_changes())
     }
 }
 

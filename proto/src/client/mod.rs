@@ -31,6 +31,8 @@
 //! Install a subscriber, such as `tracing_subscriber::fmt().with_writer(std::io::stderr).init()`: without one, a wrong
 //! address causes no output at all.
 //!
+//! With the feature `clap`, `Flags` are the flags of a backend.
+//!
 //! Everything runs in the caller's task, on a tokio runtime with time and IO enabled; only the connection has tasks of its
 //! own. Each `next` is cancel safe.
 
@@ -38,6 +40,8 @@ mod backoff;
 mod cluster;
 mod connect;
 mod explain;
+#[cfg(feature = "clap")]
+mod flags;
 #[cfg(feature = "_fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -51,7 +55,7 @@ mod state;
 mod tracker;
 mod watch;
 
-use std::{convert::Infallible, io};
+use std::{convert::Infallible, future::pending, io};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -63,6 +67,8 @@ use crate::{
     localv1::{Explanation, Extension},
 };
 
+#[cfg(feature = "clap")]
+pub use self::flags::{Flags, FlagsError};
 pub use self::{
     cluster::ClusterWatch,
     explain::ExplainError,
@@ -160,11 +166,44 @@ impl Client {
         ChangeWatch::new(&self.0)
     }
 
-    /// Calls `backend` for every change, until this future is dropped.
+    /// Calls `backend` for every change, until it returns an error.
     ///
-    /// The library stores the state: a restart of the brain without changes causes no call at all.
-    pub async fn run(&self, backend: &mut impl Incremental) -> Infallible {
-        incremental::run(&self.0, backend).await
+    /// The library stores the state: a restart of the brain without changes causes no call at all. The next run begins
+    /// without a state, and with a call for everything.
+    ///
+    /// # Errors
+    ///
+    /// The first error of the backend, of which the brain does not learn that it has the change set.
+    pub async fn run<B: Incremental>(&self, backend: &mut B) -> Result<Infallible, B::Error> {
+        loop {
+            incremental::run(&self.0, backend, pending(), false).await?;
+        }
+    }
+
+    /// As [`Client::run`], until `cancelled` is ready. Never ends within a change set, as it would if its future were dropped.
+    ///
+    /// # Errors
+    ///
+    /// The first error of the backend.
+    pub async fn run_until<B: Incremental>(
+        &self,
+        backend: &mut B,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<(), B::Error> {
+        incremental::run(&self.0, backend, cancelled, false).await
+    }
+
+    /// Calls `backend` for everything in the current state, once; or for nothing, if `cancelled` is ready before.
+    ///
+    /// # Errors
+    ///
+    /// The first error of the backend.
+    pub async fn run_once<B: Incremental>(
+        &self,
+        backend: &mut B,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<(), B::Error> {
+        incremental::run(&self.0, backend, cancelled, true).await
     }
 
     /// Follows the state of the whole cluster (`globalv1.Sets/Watch`, as in KPNG), for a brain that follows another brain.

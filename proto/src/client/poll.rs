@@ -1,10 +1,12 @@
 //! The long poll of KEP-2104: one full state at a time.
 //!
+//! All requests use one connection, until one fails.
 //! A state that was returned is not returned again; its revision suffices to continue in another process.
 
 use std::{collections::BTreeMap, fmt, future::Future, pin::Pin, sync::Arc};
 
 use tokio::time::{Instant, sleep_until};
+use tonic::transport::Channel;
 
 use super::{
     backoff::ReconnectBackoff,
@@ -16,7 +18,8 @@ use crate::{
     localv1::Revision,
 };
 
-type Pending = Pin<Box<dyn Future<Output = Result<State, String>> + Send>>;
+/// The answer, and the connection on which it came.
+type Pending = Pin<Box<dyn Future<Output = Result<(State, Channel), String>> + Send>>;
 
 /// Polls for full states; returned by [`Client::poll`](super::Client::poll).
 pub struct Poll {
@@ -25,6 +28,8 @@ pub struct Poll {
     backoff: ReconnectBackoff,
     retry_at: Instant,
     pending: Option<Pending>,
+    /// Until a request fails.
+    connection: Option<Channel>,
 }
 
 impl fmt::Debug for Poll {
@@ -38,7 +43,14 @@ impl Poll {
         let extensions = connector.extension_numbers();
         let filter = NextFilter { node_name: connector.node.clone(), extensions, ..from };
         let backoff = ReconnectBackoff::new(&connector.target, &connector.outage);
-        Self { connector: connector.clone(), filter, backoff, retry_at: Instant::now(), pending: None }
+        Self {
+            connector: connector.clone(),
+            filter,
+            backoff,
+            retry_at: Instant::now(),
+            pending: None,
+            connection: None,
+        }
     }
 
     /// Waits for a state whose revision differs from that of the last one, and returns the newest.
@@ -50,13 +62,15 @@ impl Poll {
                 Some(pending) => pending,
                 none => {
                     sleep_until(self.retry_at).await;
-                    none.insert(Box::pin(request(self.connector.clone(), self.filter.clone())))
+                    let connection = self.connection.take();
+                    none.insert(Box::pin(request(self.connector.clone(), connection, self.filter.clone())))
                 }
             };
             let response = pending.await;
             self.pending = None;
             match response {
-                Ok(state) => {
+                Ok((state, connection)) => {
+                    self.connection = Some(connection);
                     self.backoff.synced();
                     let Revision { instance_id, rev } = state.revision.unwrap_or_default();
                     (self.filter.instance_id, self.filter.rev) = (instance_id, rev);
@@ -68,9 +82,16 @@ impl Poll {
     }
 }
 
-async fn request(connector: Connector, filter: NextFilter) -> Result<State, String> {
-    let channel = connector.connect().await?;
-    let mut endpoints = EndpointsClient::new(channel).max_decoding_message_size(MAX_MESSAGE_SIZE);
+async fn request(
+    connector: Connector,
+    connection: Option<Channel>,
+    filter: NextFilter,
+) -> Result<(State, Channel), String> {
+    let channel = match connection {
+        Some(it) => it,
+        None => connector.connect().await?,
+    };
+    let mut endpoints = EndpointsClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_SIZE);
     let mut items = endpoints.next(filter).await.map_err(|it| error_chain(&it))?.into_inner();
     let mut message = async || items.message().await.map_err(|it| error_chain(&it));
     let first = message().await?;
@@ -90,7 +111,7 @@ async fn request(connector: Connector, filter: NextFilter) -> Result<State, Stri
         services.insert(name.into(), Arc::new(it));
     }
     let revision = Revision { instance_id: next.instance_id, rev: next.rev };
-    Ok(State { revision: Some(revision), extensions, service_cidrs, nodes, services })
+    Ok((State { revision: Some(revision), extensions, service_cidrs, nodes, services }, channel))
 }
 
 fn service_endpoints(message: localnetv1::ServiceEndpoints) -> Option<(String, ServiceEndpoints)> {

@@ -15,27 +15,37 @@ use crate::common::{Brain, LIMIT, service, state, while_following};
 struct Recorder(Arc<std::sync::Mutex<Vec<String>>>);
 
 impl Recorder {
-    fn record(&self, text: String) {
-        self.0.lock().unwrap().push(text);
+    /// Fails at the Service that cannot be made.
+    fn record(&self, text: String) -> Result<(), String> {
+        self.0.lock().unwrap().push(text.clone());
+        if text == "+ ns/impossible" { Err(text) } else { Ok(()) }
     }
 }
 
 impl Incremental for Recorder {
-    fn set_service(&mut self, service: &Service) {
-        self.record(format!("+ {}/{}", service.namespace, service.name));
+    type Error = String;
+
+    async fn set_service(&mut self, service: &Service) -> Result<(), String> {
+        self.record(format!("+ {}/{}", service.namespace, service.name))
     }
-    fn delete_service(&mut self, namespace: &str, name: &str) {
-        self.record(format!("- {namespace}/{name}"));
+    async fn delete_service(&mut self, namespace: &str, name: &str) -> Result<(), String> {
+        self.record(format!("- {namespace}/{name}"))
     }
-    fn set_endpoint(&mut self, namespace: &str, service: &str, key: &str, endpoint: &Endpoint) {
+    async fn set_endpoint(
+        &mut self,
+        namespace: &str,
+        service: &str,
+        key: &str,
+        endpoint: &Endpoint,
+    ) -> Result<(), String> {
         let ips = endpoint.ips.as_ref().unwrap().v4.join(" ");
-        self.record(format!("+ {namespace}/{service}/{key} {ips}"));
+        self.record(format!("+ {namespace}/{service}/{key} {ips}"))
     }
-    fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str) {
-        self.record(format!("- {namespace}/{service}/{key}"));
+    async fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str) -> Result<(), String> {
+        self.record(format!("- {namespace}/{service}/{key}"))
     }
-    fn sync(&mut self) {
-        self.record("sync".into());
+    async fn sync(&mut self) -> Result<(), String> {
+        self.record("sync".into())
     }
 }
 
@@ -133,4 +143,66 @@ async fn an_empty_state_after_a_restart_deletes_everything() {
     let brain = Brain::start(&folder).await;
     brain.publisher.publish(state([]));
     assert!(timeout(LIMIT, watch.next()).await.unwrap().unwrap().services.is_empty());
+}
+
+#[tokio::test]
+async fn an_error_ends_a_run_and_the_next_one_begins_anew() {
+    let (folder, brain) = Brain::new().await;
+    brain.publisher.publish(state([service("ns/a", &[]), service("ns/impossible", &[])]));
+    let mut recorder = Recorder::default();
+    let failed = timeout(LIMIT, folder.client().run(&mut recorder)).await.unwrap();
+    assert_eq!(failed.unwrap_err(), "+ ns/impossible");
+    brain.publisher.publish(state([service("ns/a", &[])]));
+    let cancelled = std::future::pending();
+    timeout(LIMIT, folder.client().run_once(&mut recorder, cancelled)).await.unwrap().unwrap();
+    let records = std::mem::take(&mut *recorder.0.lock().unwrap());
+    assert_eq!(records, ["+ ns/a", "+ ns/impossible", "+ ns/a", "sync"]);
+    brain.stop().await;
+}
+
+/// Ends its run while a change set is being applied.
+struct Slow {
+    recorder: Recorder,
+    cancel: Option<tokio::sync::oneshot::Sender<()>>,
+}
+
+impl Incremental for Slow {
+    type Error = String;
+
+    async fn set_service(&mut self, service: &Service) -> Result<(), String> {
+        drop(self.cancel.take());
+        tokio::task::yield_now().await;
+        self.recorder.set_service(service).await
+    }
+    async fn delete_service(&mut self, namespace: &str, name: &str) -> Result<(), String> {
+        self.recorder.delete_service(namespace, name).await
+    }
+    async fn set_endpoint(
+        &mut self,
+        namespace: &str,
+        service: &str,
+        key: &str,
+        it: &Endpoint,
+    ) -> Result<(), String> {
+        self.recorder.set_endpoint(namespace, service, key, it).await
+    }
+    async fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str) -> Result<(), String> {
+        self.recorder.delete_endpoint(namespace, service, key).await
+    }
+    async fn sync(&mut self) -> Result<(), String> {
+        self.recorder.sync().await
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_run_ends_after_its_change_set() {
+    let (folder, brain) = Brain::new().await;
+    brain.publisher.publish(state([service("ns/a", &[("p", 1)]), service("ns/b", &[])]));
+    let (cancel, cancelled) = tokio::sync::oneshot::channel();
+    let mut slow = Slow { recorder: Recorder::default(), cancel: Some(cancel) };
+    let cancelled = async { drop(cancelled.await) };
+    timeout(LIMIT, folder.client().run_until(&mut slow, cancelled)).await.unwrap().unwrap();
+    let records = std::mem::take(&mut *slow.recorder.0.lock().unwrap());
+    assert_eq!(records, ["+ ns/a", "+ ns/b", "+ ns/a/p 10.1.0.1", "sync"]);
+    brain.stop().await;
 }

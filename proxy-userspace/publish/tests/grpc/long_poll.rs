@@ -1,13 +1,23 @@
 //! `localnetv1.Endpoints/Next`, the long poll.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use model::state::NodeState;
 use proxy_contract::{
     localnetv1::{NextFilter, NextItem, endpoints_client::EndpointsClient},
     localv1::Extension,
 };
-use tokio::time::timeout;
+use tokio::{
+    io::copy_bidirectional,
+    net::{UnixListener, UnixStream},
+    time::timeout,
+};
 
 use crate::common::{Brain, Folder, LIMIT, channel, service, state};
 
@@ -92,6 +102,29 @@ async fn a_client_resumes_polling_across_a_restart_of_the_brain() {
     let brain = Brain::start(&folder).await;
     brain.publisher.publish(state([service("ns/c", &[])]));
     assert!(timeout(LIMIT, poll.next()).await.unwrap().unwrap().services.contains_key("ns/c"));
+}
+
+#[tokio::test]
+async fn all_polls_use_one_connection() {
+    let (folder, brain) = Brain::new().await;
+    let other = Folder::new();
+    let listener = UnixListener::bind(other.socket()).unwrap();
+    let (accepted, brains) = (Arc::new(AtomicUsize::new(0)), folder.socket());
+    let count = Arc::clone(&accepted);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            count.fetch_add(1, Ordering::SeqCst);
+            let mut brain = UnixStream::connect(&brains).await.unwrap();
+            tokio::spawn(async move { copy_bidirectional(&mut client, &mut brain).await });
+        }
+    });
+    let mut poll = other.client().poll(NextFilter::default());
+    for name in ["ns/a", "ns/b", "ns/c"] {
+        brain.publisher.publish(state([service(name, &[])]));
+        assert!(timeout(LIMIT, poll.next()).await.unwrap().unwrap().services.contains_key(name));
+    }
+    assert_eq!(accepted.load(Ordering::SeqCst), 1);
+    brain.stop().await;
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::{path::Path, time::Duration};
 
 use model::state::NodeState;
 use proptest::{collection::vec, prelude::*, test_runner::Config};
+use proxy_contract::localv1::op_item::Op;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,
@@ -87,6 +88,48 @@ async fn an_invalid_message_ends_only_its_own_stream() {
     good.ask("n1").await;
     brain.publisher.publish(state([service("ns/a", &[])]));
     assert_eq!(good.change_set().await, ["+s ns/a"]);
+    brain.stop().await;
+}
+
+/// Streams without a request, and connections that end within the first bytes of HTTP/2.
+#[tokio::test]
+async fn a_thousand_half_open_streams_affect_no_other_client() {
+    const CONNECTIONS: usize = 20;
+    const STREAMS: usize = 50;
+    let (folder, brain) = Brain::new().await;
+    brain.publisher.publish(state([service("ns/a", &[])]));
+    let mut good = NodePeer::start(&folder, "n1").await;
+    good.change_set().await;
+    let mut half_open = Vec::new();
+    let mut cut_off = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let channel = channel(&folder).await;
+        for _ in 0..STREAMS {
+            half_open.push(timeout(LIMIT, NodePeer::over(channel.clone())).await.unwrap());
+        }
+        for length in [0, 1, 23] {
+            let mut stream = UnixStream::connect(folder.socket()).await.unwrap();
+            stream.write_all(&PREFACE[..length]).await.unwrap();
+            cut_off.push(stream);
+        }
+    }
+    assert_eq!(half_open.len(), 1000);
+    let mut held = Vec::new();
+    for number in 0..8 {
+        held.push(std::sync::Arc::downgrade(&brain.publisher.current().unwrap()));
+        brain.publisher.publish(state([service(&format!("ns/s{number}"), &[])]));
+        good.ask("n1").await;
+        assert_eq!(good.change_set().await.len(), 2, "one Service comes, and one goes");
+    }
+    let mut late = NodePeer::start(&folder, "n1").await;
+    assert_eq!(late.change_set().await, ["+s ns/s7"]);
+    // The clients that asked hold what they were sent last, and the others nothing.
+    let alive = held.iter().map(std::sync::Weak::strong_count).collect::<Vec<_>>();
+    assert!(alive[..6].iter().all(|it| *it == 0), "{alive:?}");
+    // Each can still become a client.
+    half_open[999].ask("n1").await;
+    assert!(matches!(half_open[999].item().await, Op::Reset(_)));
+    assert_eq!(half_open[999].change_set().await, ["+s ns/s7"]);
     brain.stop().await;
 }
 

@@ -1,0 +1,137 @@
+//! The flags of a backend, for its command line.
+
+use clap::Args;
+
+use super::{Client, Incremental};
+use crate::Target;
+
+/// The brain that a backend follows, and its node; flatten it into the backend's own flags.
+#[derive(Clone, Debug, Args)]
+pub struct Flags {
+    /// Address of the brain: unix:///path, tcp://host:port or host:port
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "KUBE_PROXY_EBPF_TARGET",
+        default_value = "unix:///run/kube-proxy-ebpf/proxy.sock"
+    )]
+    pub target: Target,
+    /// Name of the node [default: the brain's own]
+    #[arg(long, value_name = "NAME", env = "NODE_NAME", default_value = "", hide_default_value = true)]
+    pub node_name: String,
+    /// Apply the current state, and end
+    #[arg(long)]
+    pub once: bool,
+    #[cfg(feature = "tls")]
+    #[command(flatten)]
+    tls: TlsFlags,
+}
+
+/// Mutual TLS with the brain.
+#[cfg(feature = "tls")]
+#[derive(Clone, Debug, Args)]
+struct TlsFlags {
+    /// CA certificates that the brain's certificate must be signed by (PEM); enables mutual TLS
+    #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_TARGET_TLS_CA", requires_all = ["tls_cert", "tls_key"])]
+    tls_ca: Option<std::path::PathBuf>,
+    /// Client certificate, followed by its intermediate certificates (PEM)
+    #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_TARGET_TLS_CERT", requires = "tls_ca")]
+    tls_cert: Option<std::path::PathBuf>,
+    /// Private key of --tls-cert (PEM)
+    #[arg(long, value_name = "FILE", env = "KUBE_PROXY_EBPF_TARGET_TLS_KEY", requires = "tls_ca")]
+    tls_key: Option<std::path::PathBuf>,
+    /// Name that the brain's certificate must contain [default: the host of --target]
+    #[arg(long, value_name = "NAME", env = "KUBE_PROXY_EBPF_TARGET_TLS_SERVER_NAME", requires = "tls_ca")]
+    tls_server_name: Option<String>,
+}
+
+/// Why the files of the flags cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FlagsError {
+    /// One of the files.
+    #[cfg(feature = "tls")]
+    #[error(transparent)]
+    Tls(#[from] crate::tls::TlsError),
+    /// The name of the server.
+    #[cfg(feature = "tls")]
+    #[error("--tls-server-name: {0}")]
+    ServerName(#[from] crate::tls::NameError),
+}
+
+impl Flags {
+    /// The client that the flags ask for.
+    ///
+    /// # Errors
+    ///
+    /// The files of TLS cannot be used.
+    pub fn client(&self) -> Result<Client, FlagsError> {
+        let client = Client::new(self.target.clone(), self.node_name.clone());
+        #[cfg(feature = "tls")]
+        if let TlsFlags { tls_ca: Some(ca), tls_cert: Some(cert), tls_key: Some(key), tls_server_name } =
+            &self.tls
+        {
+            let [authorities, certificate, key] = [ca, cert, key].map(Clone::clone);
+            let mut tls = crate::tls::ClientTls::new(crate::tls::TlsFiles { certificate, key, authorities })?;
+            if let Some(name) = tls_server_name {
+                tls = tls.server_name(name)?;
+            }
+            return Ok(client.tls(tls));
+        }
+        Ok(client)
+    }
+
+    /// Calls `backend` for every change, with a client of these flags: once with `--once`, or until `cancelled` is ready; see
+    /// [`Client::run_until`].
+    ///
+    /// # Errors
+    ///
+    /// The first error of the backend.
+    pub async fn run<B: Incremental>(
+        &self,
+        client: &Client,
+        backend: &mut B,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<(), B::Error> {
+        if self.once {
+            return client.run_once(backend, cancelled).await;
+        }
+        client.run_until(backend, cancelled).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Backend {
+        #[command(flatten)]
+        brain: Flags,
+    }
+
+    fn parse(arguments: &[&str]) -> Result<Flags, String> {
+        let all = ["backend"].iter().chain(arguments);
+        Backend::try_parse_from(all).map(|it| it.brain).map_err(|it| it.to_string())
+    }
+
+    #[test]
+    fn the_flags_describe_a_client() {
+        let client = parse(&["--target", "10.0.0.1:9090", "--node-name", "n1"]).unwrap().client().unwrap();
+        assert_eq!((client.target().to_string().as_str(), client.node()), ("tcp://10.0.0.1:9090", "n1"));
+        let flags = parse(&["--once"]).unwrap();
+        assert!(flags.once && flags.client().unwrap().target().to_string().starts_with("unix:///run/"));
+        assert!(parse(&["--target", "nothing"]).unwrap_err().contains("--target"));
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn an_incomplete_set_of_files_is_no_weaker_connection() {
+        assert!(parse(&["--tls-ca", "/none"]).unwrap_err().contains("--tls-cert"));
+        let all = ["--tls-ca", "/none", "--tls-cert", "/none", "--tls-key", "/none"];
+        let error = parse(&all).unwrap().client().unwrap_err();
+        assert!(error.to_string().starts_with("/none: "), "{error}");
+    }
+}
