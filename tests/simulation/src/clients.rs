@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
     sync::Arc,
     time::Duration,
 };
@@ -95,7 +96,8 @@ impl Client {
             Kind::Incremental(extensions) => tokio::spawn(async move {
                 let client = client.request_extensions(extensions.iter());
                 let mut backend = Callbacks { name, extensions, world, state: State::default() };
-                match client.run(&mut backend).await {}
+                let Err(never) = client.run(&mut backend).await;
+                match never {}
             }),
         });
     }
@@ -155,38 +157,53 @@ impl Callbacks {
 }
 
 impl Incremental for Callbacks {
-    fn set_service(&mut self, service: &Service) {
+    type Error = Infallible;
+
+    async fn set_service(&mut self, service: &Service) -> Result<(), Infallible> {
         let path = format!("{}/{}", service.namespace, service.name).into();
         Arc::make_mut(self.state.services.entry(path).or_default()).service = service.clone();
+        Ok(())
     }
 
-    fn delete_service(&mut self, namespace: &str, name: &str) {
+    async fn delete_service(&mut self, namespace: &str, name: &str) -> Result<(), Infallible> {
         if !self.endpoints(namespace, name).is_empty() {
             history::fail(format_args!("{}: {namespace}/{name} is deleted before its endpoints", self.name));
         }
         self.state.services.remove(format!("{namespace}/{name}").as_str());
+        Ok(())
     }
 
-    fn set_endpoint(&mut self, namespace: &str, service: &str, key: &str, endpoint: &Endpoint) {
+    async fn set_endpoint(
+        &mut self,
+        namespace: &str,
+        service: &str,
+        key: &str,
+        endpoint: &Endpoint,
+    ) -> Result<(), Infallible> {
         self.endpoints(namespace, service).insert(key.into(), Arc::new(endpoint.clone()));
+        Ok(())
     }
 
-    fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str) {
+    async fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str) -> Result<(), Infallible> {
         self.endpoints(namespace, service).remove(key);
+        Ok(())
     }
 
-    fn set_node(&mut self, node: &Node) {
+    async fn set_node(&mut self, node: &Node) -> Result<(), Infallible> {
         self.state.nodes.insert(node.name.as_str().into(), Arc::new(node.clone()));
+        Ok(())
     }
 
-    fn delete_node(&mut self, name: &str) {
+    async fn delete_node(&mut self, name: &str) -> Result<(), Infallible> {
         self.state.nodes.remove(name);
+        Ok(())
     }
 
-    fn sync(&mut self) {
+    async fn sync(&mut self) -> Result<(), Infallible> {
         // There are no callbacks for ServiceCIDRs.
         let extensions = Extensions { service_cidrs: false, ..self.extensions };
         self.world.observe(self.name, view(extensions, self.state.clone()));
+        Ok(())
     }
 }
 
@@ -209,7 +226,7 @@ async fn kpng_stream(
     brain: usize,
     world: &World,
     items: &mut BTreeMap<(i32, String), Vec<u8>>,
-) -> Result<std::convert::Infallible, Status> {
+) -> Result<Infallible, Status> {
     let network = world.network.clone();
     let connector = service_fn(move |_: tonic::codegen::http::Uri| {
         let connecting = network.connect(name, Server::Brain(brain));
