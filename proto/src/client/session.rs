@@ -187,13 +187,15 @@ impl<V: View> Session<V> {
             let failure = match &mut self.stage {
                 Stage::Waiting(until) => {
                     sleep_until(*until).await;
-                    let mut request = V::request(&self.connector);
+                    let request = V::request(&self.connector);
                     #[cfg(feature = "resume")]
-                    {
+                    let request = {
+                        let mut request = request;
                         let have = self.inventory.as_ref().and_then(Inventory::message);
                         self.buckets = have.as_ref().map_or(0, |it| it.buckets.len() / size_of::<Digest>());
                         V::resume(&mut request, have);
-                    }
+                        request
+                    };
                     self.stage = Stage::Opening(Box::pin(open(self.connector.clone(), request)));
                     continue;
                 }

@@ -48,8 +48,8 @@ pub(crate) struct PacketBackend {
     child: Child,
     network: Network,
     style: Style,
-    /// Counts the packets that were sent.
-    sent: u16,
+    /// Counts the packets that were sent. Each has a source of its own: of one that it knows, conntrack also knows the endpoint.
+    sent: u32,
     timeout: Duration,
     _cpu: Pinned,
     _cgroup: Option<Cgroup>,
@@ -114,7 +114,7 @@ impl PacketBackend {
     /// A client that no connection had before.
     fn client(&mut self, lookup: &Lookup) -> SocketAddr {
         self.sent = self.sent.wrapping_add(1);
-        let [high, low] = self.sent.to_be_bytes();
+        let [.., high, low] = self.sent.to_be_bytes();
         let ip = match lookup.source {
             source if !lookup.is_from_anyone() => source,
             IpAddr::V4(it) => {
@@ -127,7 +127,7 @@ impl PacketBackend {
                 IpAddr::from(octets)
             }
         };
-        SocketAddr::new(ip, 20_000 + self.sent % 40_000)
+        SocketAddr::new(ip, numbered_port(self.sent))
     }
 
     /// Packets of clients that are elsewhere.
@@ -288,7 +288,8 @@ impl PacketBackend {
             ip
         });
         self.sent = self.sent.wrapping_add(1);
-        let sentinel = first(Protocol::Udp, (source, self.sent.max(1)).into(), (destination, 9).into());
+        let source = SocketAddr::new(source, numbered_port(self.sent));
+        let sentinel = first(Protocol::Udp, source, (destination, 9).into());
         let expected = parse(&sentinel);
         self.network.send(&sentinel, destination)?;
         loop {
@@ -349,4 +350,9 @@ fn is_node(ip: IpAddr) -> bool {
 /// The answer if a connection goes there: nothing, if that is where it should have gone without a Service.
 fn going_to(endpoint: SocketAddr, lookup: &Lookup) -> String {
     if endpoint == lookup.destination { String::new() } else { endpoint.to_string() }
+}
+
+/// One of 40,000 ports of clients, for the packet of a number.
+fn numbered_port(number: u32) -> u16 {
+    u16::try_from(20_000 + number % 40_000).expect("it is below 60,000")
 }
