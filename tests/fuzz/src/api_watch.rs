@@ -31,7 +31,7 @@ pub(crate) fn with_reflectors(call: impl FnOnce(&Reflectors)) {
     });
 }
 
-/// Checks what users are told; errors as they are logged.
+/// Checks messages as users read them: errors as they are logged.
 pub(crate) fn check(messages: &Messages) {
     invariants::rejected(&messages.rejected);
     messages.errors.iter().for_each(|it| invariants::line(&model::escaped_line(it)));
