@@ -200,13 +200,12 @@ impl PacketTrace {
         if destinations == self.destinations {
             return Ok(());
         }
-        let is_owned = match commit(&mut self.netfilter, replace(destinations, true)) {
+        match commit(&mut self.netfilter, replace(destinations, true)) {
             // The kernel has no owned tables.
-            Err(Error::Refused { errno: Errno::EOPNOTSUPP | Errno::EINVAL, .. }) => false,
-            result => result.map(|()| true)?,
-        };
-        if !is_owned {
-            commit(&mut self.netfilter, replace(destinations, false))?;
+            Err(Error::Refused { errno: Errno::EOPNOTSUPP | Errno::EINVAL, .. }) => {
+                commit(&mut self.netfilter, replace(destinations, false))?;
+            }
+            result => result?,
         }
         self.destinations = destinations.to_vec();
         Ok(())
