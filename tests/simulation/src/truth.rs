@@ -282,7 +282,7 @@ impl Seen {
         Self(vec![oldest])
     }
 
-    /// A brain starts again, which may have states as old as these.
+    /// The state is that of a brain that has started again, which may have states as old as these.
     pub(crate) fn go_back(&mut self, oldest: Versions) {
         for it in &mut self.0 {
             for (it, oldest) in it.iter_mut().zip(oldest) {

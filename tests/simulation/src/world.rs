@@ -4,7 +4,8 @@
 //!
 //! There is one exception, which Kubernetes' API makes: the first list of a client may come from a server whose cache is behind.
 //! So a brain that starts may have an older state than the one before; how much older is what the simulated server's cache
-//! lacks. And it may start without the ServiceCIDRs, which are optional.
+//! lacks. And it may start without the ServiceCIDRs, which are optional. A consumer goes back when the state of that brain
+//! reaches it, which may be later than others of the brain before.
 
 use std::{
     collections::BTreeMap,
@@ -40,6 +41,8 @@ struct State {
 struct Consumer {
     node: &'static str,
     seen: Seen,
+    /// To which versions it may go back, once: a brain has started whose state it may not have yet.
+    may_go_back: Option<Versions>,
     has: Option<Observed>,
 }
 
@@ -61,7 +64,8 @@ impl World {
 
     /// Adds who consumes the states of a node; nothing older than `oldest` is expected.
     pub(crate) fn add_consumer(&self, name: Name, node: &'static str, oldest: Versions) {
-        self.state().consumers.insert(name, Consumer { node, seen: Seen::from(oldest), has: None });
+        let consumer = Consumer { node, seen: Seen::from(oldest), may_go_back: None, has: None };
+        self.state().consumers.insert(name, consumer);
     }
 
     /// The oldest state that a brain may have that starts now, if lists lack as many changes as this.
@@ -71,7 +75,10 @@ impl World {
 
     /// A brain that watches the API server starts: states as old as `oldest` are no defect.
     pub(crate) fn go_back(&self, oldest: Versions) {
-        self.state().consumers.values_mut().for_each(|it| it.seen.go_back(oldest));
+        for consumer in self.state().consumers.values_mut() {
+            let lower = |it: Versions| std::array::from_fn(|kind| oldest[kind].min(it[kind]));
+            consumer.may_go_back = Some(consumer.may_go_back.map_or(oldest, lower));
+        }
     }
 
     /// A consumer has a state.
@@ -81,7 +88,12 @@ impl World {
         let Some(consumer) = consumers.get_mut(name) else { return };
         *checked += 1;
         let before = consumer.seen.clone();
-        if !truth.follow(&mut consumer.seen, consumer.node, &observed) {
+        let mut is_true = truth.follow(&mut consumer.seen, consumer.node, &observed);
+        if !is_true && let Some(oldest) = consumer.may_go_back.take() {
+            consumer.seen.go_back(oldest);
+            is_true = truth.follow(&mut consumer.seen, consumer.node, &observed);
+        }
+        if !is_true {
             let newest = truth.newest();
             history::fail(format_args!(
                 "{name} has a state that was never true, or not any more: it had one of the versions {before:?} \

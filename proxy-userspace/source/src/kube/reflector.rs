@@ -144,11 +144,11 @@ impl<R: Resource> Reflector<R> {
 
     /// An optional resource cannot be followed, which is no outage; returns the time of the next try.
     fn missing(&mut self, error: &WatchError, next: Instant) -> Instant {
-        self.shared.missing();
         if !matches!(error.kind, ErrorKind::NotFound | ErrorKind::Refused) {
             tracing::debug!("{error}");
             return next;
         }
+        self.shared.missing();
         if !std::mem::replace(&mut self.is_missing, true) {
             tracing::info!("{error}; packets to cluster IPs that no Service has are not dropped");
         }

@@ -57,7 +57,7 @@ struct State {
     active_at: Option<Instant>,
     /// When the required resources were listed.
     synced_at: Option<Instant>,
-    /// Whether a request for the optional resource has failed.
+    /// Whether the server does not have or permit the optional resource.
     is_missing: bool,
     hold_down: ApiServerHoldDown,
     /// While a resource cannot be followed.
@@ -218,7 +218,7 @@ impl Shared {
         }
     }
 
-    /// A request for the optional resource has failed.
+    /// The server does not have or permit the optional resource: the first state need not wait for it.
     pub(super) fn missing(&self) {
         self.state().is_missing = true;
         self.changed.notify_one();

@@ -91,3 +91,20 @@ async fn an_overloaded_server_is_asked_for_service_cidrs_again_when_it_says_so()
     let mut test = SourceTest::start(&Options { timing, ..options(at(&server)) });
     test.until(|it| cidrs(it).len() == 1).await;
 }
+
+/// As after an outage, or of a server that is starting: an error says nothing of what the server has.
+#[tokio::test]
+async fn the_first_state_has_the_service_cidrs_whose_first_requests_failed() {
+    for watch_list in [WatchList::Supported, WatchList::Rejected] {
+        let server = server(Settings { watch_list, ..Settings::default() });
+        server.set(service_cidr("kubernetes", &["10.96.0.0/16"]));
+        for verb in [Verb::Watch, Verb::List] {
+            let fault = Fault::Status { code: 500, message: "starting".into(), retry_after: None };
+            server.inject_fault(Resource::ServiceCidrs, verb, 2, fault);
+        }
+        let mut test = SourceTest::follow(&server);
+        test.next().await;
+        assert!(test.service("web").is_some());
+        assert_eq!(cidrs(&test.cluster), ["kubernetes [10.96.0.0/16]"]);
+    }
+}
