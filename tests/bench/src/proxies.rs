@@ -46,7 +46,11 @@ const MIN_CHANGES: usize = 5;
 const CHANGE_INTERVAL: Duration = Duration::from_millis(250);
 /// Between two connects that look for a change.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-const SETTLE_TIME: Duration = Duration::from_secs(2);
+/// A proxy may go on loading after it has begun to serve, as ours does for packets: so changes begin once it is idle, which is
+/// at most this part of a processor for this long, or after this time.
+const IDLE_SHARE: f64 = 0.05;
+const IDLE_TIME: Duration = Duration::from_secs(2);
+const MAX_SETTLE_TIME: Duration = Duration::from_secs(60);
 const ROUNDS: usize = 30;
 /// Connects of each kind in a round.
 const CONNECTS: usize = 100;
@@ -208,9 +212,23 @@ impl Bench {
         let cold_start_s = self.begin.elapsed().as_secs_f64();
         figures.start =
             Some(Start { cold_start_s, rss_mb: self.resident_mb()?, cpu_start_s: self.cpu_seconds()? });
-        thread::sleep(SETTLE_TIME);
+        self.settle()?;
         figures.change = Some(self.measure_changes(changing)?);
         figures.connect = Some(self.measure_connects()?);
+        Ok(())
+    }
+
+    /// Waits until the proxy is idle.
+    fn settle(&self) -> Result<()> {
+        let (begin, mut before) = (Instant::now(), self.cpu_seconds()?);
+        while begin.elapsed() < MAX_SETTLE_TIME {
+            thread::sleep(IDLE_TIME);
+            let now = self.cpu_seconds()?;
+            if now - before < IDLE_SHARE * IDLE_TIME.as_secs_f64() {
+                break;
+            }
+            before = now;
+        }
         Ok(())
     }
 
