@@ -14,7 +14,7 @@
 //! Invariant: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::{self, ErrorKind},
     os::{fd::OwnedFd, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
@@ -23,7 +23,6 @@ use std::{
 };
 
 use nix::{
-    fcntl::{Flock, FlockArg},
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
     unistd::geteuid,
@@ -52,10 +51,11 @@ pub(super) struct Pins {
     dir: PathBuf,
 }
 
-/// Holds the lock on the pins: no other instance uses them while this is alive.
+/// Holds the lock on the pins: no other instance uses them while this is alive. It ends with the file, which needs no call that
+/// could fail.
 #[derive(Debug)]
 pub(super) struct PinLock {
-    _lock: Flock<File>,
+    _dir: File,
 }
 
 impl Pins {
@@ -96,7 +96,7 @@ impl Pins {
     pub(super) fn lock(&self) -> Result<Option<PinLock>, Error> {
         let mut attempts = 1..MAX_LOCK_ATTEMPTS;
         loop {
-            match self.try_lock(FlockArg::LockExclusiveNonblock) {
+            match self.try_lock(File::try_lock) {
                 // `check` may hold it for a moment.
                 Err(Error::Locked(_)) if attempts.next().is_some() => thread::sleep(LOCK_INTERVAL),
                 result => return result,
@@ -106,14 +106,14 @@ impl Pins {
 
     /// Whether an instance holds the lock.
     pub(super) fn is_locked(&self) -> Result<bool, Error> {
-        match self.try_lock(FlockArg::LockSharedNonblock) {
+        match self.try_lock(File::try_lock_shared) {
             Ok(_) => Ok(false),
             Err(Error::Locked(_)) => Ok(true),
             Err(error) => Err(error),
         }
     }
 
-    fn try_lock(&self, kind: FlockArg) -> Result<Option<PinLock>, Error> {
+    fn try_lock(&self, lock: fn(&File) -> Result<(), TryLockError>) -> Result<Option<PinLock>, Error> {
         if !is_bpffs(&self.dir)? {
             return Err(Error::NotBpffs(self.dir.clone()));
         }
@@ -121,16 +121,17 @@ impl Pins {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             dir => dir.map_err(Error::syscall("open", self.dir.display()))?,
         };
-        match Flock::lock(dir, kind) {
-            // The holder before may have removed the folder, and another one may have been created.
-            Ok(lock) => {
-                let locked = lock.metadata().map_err(Error::syscall("fstat", self.dir.display()))?.ino();
-                let is_same = fs::metadata(&self.dir).is_ok_and(|it| it.ino() == locked);
-                Ok(is_same.then_some(PinLock { _lock: lock }))
+        match lock(&dir) {
+            Err(TryLockError::WouldBlock) => return Err(Error::Locked(self.dir.clone())),
+            Err(TryLockError::Error(error)) => {
+                return Err(Error::syscall("flock", self.dir.display())(error));
             }
-            Err((_, nix::Error::EWOULDBLOCK)) => Err(Error::Locked(self.dir.clone())),
-            Err((_, errno)) => Err(Error::errno("flock", self.dir.display())(errno)),
+            Ok(()) => {}
         }
+        // The holder before may have removed the folder, and another one may have been created.
+        let locked = dir.metadata().map_err(Error::syscall("fstat", self.dir.display()))?.ino();
+        let is_same = fs::metadata(&self.dir).is_ok_and(|it| it.ino() == locked);
+        Ok(is_same.then_some(PinLock { _dir: dir }))
     }
 
     /// Fails if another user can remove or replace what is pinned: any user may create folders on a bpf file system.
