@@ -4,7 +4,7 @@
 //! next start completes what was interrupted.
 
 use std::{
-    fs,
+    fmt, fs,
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
     time::{Duration, Instant},
@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
 use tests::{
     Agent, AgentCommand, Build, ConnectLoad, TIMEOUT, TestNode, Transport, agent::APPLIED, eventually,
     fixtures::TARGET_PORT, load::ConnectSample, manifest::Service, run, scaled, test_node::expected_dump,
@@ -33,7 +34,7 @@ const ENDPOINTS: usize = 2;
 const SETTLING: Duration = Duration::from_millis(400);
 
 /// What the proxy does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Scenario {
     /// It starts on a node that another one has served.
     Start,
@@ -49,6 +50,12 @@ pub(crate) enum Scenario {
     Downgrade,
     /// It removes everything.
     Cleanup,
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.to_possible_value().expect("it is not skipped").get_name())
+    }
 }
 
 /// What became of one interruption.

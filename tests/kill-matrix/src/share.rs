@@ -1,0 +1,189 @@
+//! A share of the steps, which one node goes through.
+
+use std::{fmt, str::FromStr};
+
+use anyhow::{Context as _, Result, bail};
+use build_tools::command::status;
+use clap::{Args, ValueEnum as _};
+use serde::{Deserialize, Serialize};
+use tests::{Sandbox, TestNode};
+
+use crate::{
+    matrix::{Interruption, Matrix, Outcome, Scenario},
+    step::Step,
+    trace::Intervention,
+};
+
+/// Which steps are interrupted, and how.
+#[derive(Args)]
+pub(crate) struct Selection {
+    /// Only this scenario; can be given several times
+    #[arg(long = "scenario", value_enum)]
+    scenarios: Vec<Scenario>,
+    /// Only every N-th step of a scenario
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    every: u16,
+    /// Only this step
+    #[arg(long, value_name = "N")]
+    step: Option<usize>,
+    /// Kill it right after each step, too, while its threads go on
+    #[arg(long)]
+    pub(crate) after: bool,
+}
+
+/// One of so many shares of the steps; the first is 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    pub(crate) index: usize,
+    pub(crate) of: usize,
+}
+
+/// What was found.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Found {
+    /// The interrupted steps, in the order of scenarios and steps.
+    pub(crate) rows: Vec<Row>,
+    /// What did not hold.
+    pub(crate) problems: Vec<String>,
+    /// How many connects were made.
+    pub(crate) connects: usize,
+}
+
+/// A step that was interrupted.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) scenario: Scenario,
+    pub(crate) step: usize,
+    /// The system call.
+    pub(crate) call: String,
+    /// What each interruption led to.
+    pub(crate) outcomes: Vec<String>,
+}
+
+impl Selection {
+    fn scenarios(&self) -> &[Scenario] {
+        if self.scenarios.is_empty() { Scenario::value_variants() } else { &self.scenarios }
+    }
+
+    fn contains(&self, step: usize, steps: usize) -> bool {
+        match self.step {
+            Some(only) => step == only,
+            // Not always the same ones of each scenario.
+            None => (step + steps).is_multiple_of(self.every.into()),
+        }
+    }
+}
+
+impl Share {
+    /// Goes through the steps of this share on a node of its own.
+    ///
+    /// # Errors
+    ///
+    /// If a scenario fails that is not interrupted.
+    pub(crate) fn go_through(self, selection: &Selection) -> Result<Found> {
+        let mut matrix = Matrix::new(TestNode::enter(Sandbox::new("kill-matrix")?)?);
+        let mut found = Found::default();
+        let mut selected = 0;
+        for scenario in selection.scenarios() {
+            let (steps, _) = matrix.go_through(*scenario, None).context("uninterrupted")?;
+            if self.index == 0 {
+                status("Scenario", &format!("{scenario}: {} steps", steps.len()));
+            }
+            for step in (1..=steps.len()).filter(|it| selection.contains(*it, steps.len())) {
+                selected += 1;
+                if selected % self.of == self.index {
+                    found.interrupt(&mut matrix, *scenario, step, &steps, selection.after);
+                }
+            }
+        }
+        found.connects = matrix.connects;
+        Ok(found)
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.index, self.of)
+    }
+}
+
+impl FromStr for Share {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (index, of) = text.split_once('/').context("a share is INDEX/NUMBER")?;
+        let share = Self { index: index.parse()?, of: of.parse()? };
+        if share.index >= share.of {
+            bail!("there is no share {share}: the first one is 0");
+        }
+        Ok(share)
+    }
+}
+
+impl Found {
+    /// What all shares have found.
+    pub(crate) fn join(all: Vec<Self>) -> Self {
+        let mut joined = Self::default();
+        for mut it in all {
+            joined.rows.append(&mut it.rows);
+            joined.problems.append(&mut it.problems);
+            joined.connects += it.connects;
+        }
+        joined.rows.sort();
+        joined
+    }
+
+    /// Interrupts a step in every way.
+    fn interrupt(
+        &mut self,
+        matrix: &mut Matrix,
+        scenario: Scenario,
+        step: usize,
+        steps: &[Step],
+        also_after: bool,
+    ) {
+        let after = Interruption::kill(step, Intervention::KillAfter);
+        let interruptions = [Interruption::kill(step, Intervention::KillBefore), Interruption::failure(step)];
+        let mut call = steps.get(step - 1).cloned();
+        let mut outcomes = Vec::new();
+        for interruption in interruptions.into_iter().chain(also_after.then_some(after)) {
+            outcomes.push(match matrix.go_through(scenario, Some(interruption)) {
+                Ok((found, outcome)) => {
+                    // Threads take turns: the step may be another one.
+                    call = found.get(step - 1).cloned().or(call.take());
+                    text(interruption, outcome)
+                }
+                Err(error) => {
+                    let what = format!("{scenario}, step {step}, {}: {error:#}", describe(interruption));
+                    status("Failed", &what);
+                    self.problems.push(what);
+                    "FAILED".to_owned()
+                }
+            });
+        }
+        let call = call.as_ref().map_or(String::new(), Step::to_string);
+        self.rows.push(Row { scenario, step, call, outcomes });
+    }
+}
+
+fn describe(interruption: Interruption) -> String {
+    match interruption.intervention {
+        Intervention::KillBefore => "killed before".to_owned(),
+        Intervention::KillAfter => "killed after".to_owned(),
+        Intervention::Fail => format!("failed with {:?}", interruption.errno),
+    }
+}
+
+fn text(interruption: Interruption, outcome: Outcome) -> String {
+    let outcome = match outcome {
+        Outcome::Killed => "completed",
+        Outcome::Ended => "ended, completed",
+        Outcome::Reported => "reported",
+        Outcome::WentOn => "went on",
+        Outcome::NotReached => return "-".to_owned(),
+    };
+    match interruption.intervention {
+        Intervention::Fail => format!("{:?}: {outcome}", interruption.errno),
+        _ => outcome.to_owned(),
+    }
+}
