@@ -43,6 +43,7 @@ pub(crate) fn frontends(service: &Service, options: &Options) -> Option<state::S
         affinity: service.affinity,
         load_balancing: service.load_balancing,
         health_check_node_port: service.health_check_node_port.filter(|_| has_health_check),
+        metadata: service.metadata.clone(),
     })
 }
 

@@ -14,7 +14,7 @@ use std::{
 use ipnet::IpNet;
 
 use crate::{
-    Family, Protocol, ServiceName, Timestamp,
+    Family, Protocol, ServiceMetadata, ServiceName, Timestamp,
     state::{
         self, ClientIpAffinity, LoadBalancing, ServiceCidr, ServiceCidrs, ServiceKind, TargetPort,
         TrafficPolicy,
@@ -167,6 +167,8 @@ pub struct Service {
     pub source_ranges: Vec<IpNet>,
     /// `spec.healthCheckNodePort`.
     pub health_check_node_port: Option<NonZeroU16>,
+    /// Its labels and annotations that are requested, if it has any of them.
+    pub metadata: Option<Arc<ServiceMetadata>>,
 }
 
 /// One port of a [`Service`].
@@ -202,6 +204,7 @@ impl Service {
             load_balancing: LoadBalancing::default(),
             source_ranges: Vec::new(),
             health_check_node_port: None,
+            metadata: None,
         }
     }
 }

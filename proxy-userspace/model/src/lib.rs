@@ -12,6 +12,7 @@ mod names;
 mod nearest;
 mod net;
 mod rejected;
+mod service_metadata;
 mod service_name;
 mod time;
 
@@ -29,5 +30,6 @@ pub use names::NameForm;
 pub use nearest::nearest;
 pub use net::{Family, PerFamily, Protocol};
 pub use rejected::{Effect, Rejected, RejectedParts};
+pub use service_metadata::{NamePattern, RequestedMetadata, ServiceMetadata};
 pub use service_name::ServiceName;
 pub use time::Timestamp;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use model::RequestedMetadata;
 use proxy_contract::client::Client;
 use source::{
     file::FileError,
@@ -15,6 +16,8 @@ pub struct Config {
     pub node: String,
     /// Where the cluster state comes from.
     pub source: SourceConfig,
+    /// Which labels and annotations of Services clients receive.
+    pub service_metadata: RequestedMetadata,
     /// Which Services the brain serves.
     pub brain: brain::Options,
 }

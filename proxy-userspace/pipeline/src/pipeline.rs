@@ -46,9 +46,10 @@ pub struct Pipeline {
 impl Pipeline {
     /// Starts the source. Must be called within a tokio runtime.
     pub fn start(config: Config) -> Result<Self, Error> {
-        let Config { node, source, brain: options } = config;
+        let Config { node, source, service_metadata, brain: options } = config;
         let has_all_nodes = !matches!(source, SourceConfig::Kube { all_nodes: false, .. });
-        let source = RunningSource::start(source, &node, options.service_proxy_name.clone())?;
+        let source =
+            RunningSource::start(source, &node, options.service_proxy_name.clone(), service_metadata)?;
         let publisher = Publisher::new(node.as_str());
         let states = publisher.subscribe();
         let cluster_publisher = || ClusterPublisher::new(options.service_proxy_name.as_deref());
@@ -268,8 +269,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("web.yaml");
         fs::write(&path, WEB).unwrap();
-        let config =
-            Config { node: "n1".into(), source: SourceConfig::File(path), brain: brain::Options::default() };
+        let config = Config {
+            node: "n1".into(),
+            source: SourceConfig::File(path),
+            service_metadata: Default::default(),
+            brain: brain::Options::default(),
+        };
         let pipeline = Pipeline::start(config).unwrap();
         let recorder = Recorder::default();
         let mut states = pipeline.subscribe();
@@ -290,7 +295,8 @@ mod tests {
 
     #[test]
     fn a_missing_manifest_is_an_error() {
-        let error = crate::read_manifests("/no/such/file".as_ref(), "n1", brain::Options::default());
+        let path = "/no/such/file".as_ref();
+        let error = crate::read_manifests(path, "n1", Default::default(), brain::Options::default());
         assert!(matches!(error, Err(Error::File(_))), "{error:?}");
     }
 }

@@ -3,14 +3,20 @@
 use std::{path::Path, sync::Arc};
 
 use brain::Brain;
+use model::RequestedMetadata;
 use publish::{Published, Publisher};
 use source::file::{FileReport, FileUpdate};
 
 use crate::{config::Error, node_check::unknown_node, source_events::apply};
 
 /// Reads the manifests at `path` once and derives the state of `node`. Problems and rejected items are logged.
-pub fn read_manifests(path: &Path, node: &str, options: brain::Options) -> Result<Arc<Published>, Error> {
-    let FileUpdate { changes, report } = source::file::read(path)?;
+pub fn read_manifests(
+    path: &Path,
+    node: &str,
+    service_metadata: RequestedMetadata,
+    options: brain::Options,
+) -> Result<Arc<Published>, Error> {
+    let FileUpdate { changes, report } = source::file::read(path, service_metadata)?;
     let FileReport { problems, rejected } = report.unwrap_or_default();
     for it in &problems {
         tracing::warn!("{it}");

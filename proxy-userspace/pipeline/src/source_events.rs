@@ -8,7 +8,7 @@ use std::{
 };
 
 use brain::Brain;
-use model::{cluster::ClusterState, state::NodeState};
+use model::{RequestedMetadata, cluster::ClusterState, state::NodeState};
 use source::{
     ClusterChanges,
     api::{ApiSource, Update},
@@ -62,14 +62,16 @@ impl RunningSource {
         config: SourceConfig,
         node: &str,
         service_proxy_name: Option<String>,
+        service_metadata: RequestedMetadata,
     ) -> Result<Self, Error> {
         Ok(match config {
-            SourceConfig::File(path) => Self::File(FileSource::start(path)?),
-            SourceConfig::Api(client) => Self::Api(ApiSource::start(client)),
+            SourceConfig::File(path) => Self::File(FileSource::start(path, service_metadata)?),
+            SourceConfig::Api(client) => Self::Api(ApiSource::start(client, service_metadata)),
             SourceConfig::Kube { client_config, all_nodes } => {
                 Self::Kube(KubeSource::start(&kube::Options {
                     client_config,
                     service_proxy_name,
+                    service_metadata,
                     node: (!all_nodes).then(|| node.to_owned()),
                     ..Default::default()
                 })?)

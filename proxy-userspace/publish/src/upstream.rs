@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use model::state::NodeState;
+use model::{RequestedMetadata, state::NodeState};
 use proxy_contract::{client::Client, localnetv1::NextFilter, localv1::Revision};
 use tokio::{sync::watch, time::timeout};
 use wire::{Extensions, NodeStateDecoder};
@@ -21,6 +21,7 @@ pub struct Upstream {
     client: Client,
     publisher: Publisher,
     from: Option<NextFilter>,
+    requested: RequestedMetadata,
     /// Instance and revision of the state that is active.
     in_force: Option<watch::Receiver<Option<(u64, u64)>>>,
 }
@@ -29,13 +30,25 @@ impl Upstream {
     /// Publishes the states of `node` that `client` receives. Does not connect yet.
     pub fn new(client: Client, node: impl Into<Arc<str>>) -> Self {
         let client = client.request_extensions(Extensions::LOCAL.iter());
-        Self { client, publisher: Publisher::new(node), from: None, in_force: None }
+        Self {
+            client,
+            publisher: Publisher::new(node),
+            from: None,
+            requested: RequestedMetadata::default(),
+            in_force: None,
+        }
     }
 
     /// Uses the long poll, and starts with the first state whose revision is not `rev` of the instance `instance_id`.
     #[must_use]
     pub fn resume_from(self, instance_id: u64, rev: u64) -> Self {
         Self { from: Some(NextFilter { instance_id, rev, ..NextFilter::default() }), ..self }
+    }
+
+    /// Publishes these labels and annotations of Services, too, as far as the brain sends them.
+    #[must_use]
+    pub fn with_metadata(self, requested: RequestedMetadata) -> Self {
+        Self { requested, ..self }
     }
 
     /// Acknowledges a state when `in_force` has its instance and revision.
@@ -56,7 +69,7 @@ impl Upstream {
 
     /// Follows the brain; never returns.
     pub async fn run(&self) {
-        let mut decoder = NodeStateDecoder::default();
+        let mut decoder = NodeStateDecoder::new(self.requested.clone());
         if let Some(from) = &self.from {
             let mut states = self.client.poll(from.clone());
             while let Some(state) = states.next().await {

@@ -6,7 +6,7 @@
 
 use std::{future::pending, sync::Arc};
 
-use model::{cluster::ClusterState, state::NodeState};
+use model::{RequestedMetadata, cluster::ClusterState, state::NodeState};
 use proxy_contract::client::{ChangeWatch, Client, ClusterWatch, NodeChange, Refused};
 use tokio::{sync::watch, task::JoinSet};
 use wire::{Extensions, NodeStateDecoder, cluster::ClusterDecoder};
@@ -30,10 +30,11 @@ pub struct ApiSource {
 }
 
 impl ApiSource {
-    /// Follows the brain of `client`, on behalf of its node. Must be called within a tokio runtime.
-    pub fn start(client: Client) -> Self {
+    /// Follows the brain of `client`, on behalf of its node, with the requested labels and annotations of Services. Must be
+    /// called within a tokio runtime.
+    pub fn start(client: Client, requested: RequestedMetadata) -> Self {
         let (sender, updates) = watch::channel(None);
-        let _task = JoinSet::from_iter([Reflector::new(client, sender).run()]);
+        let _task = JoinSet::from_iter([Reflector::new(client, requested, sender).run()]);
         Self { updates, _task }
     }
 
@@ -46,6 +47,7 @@ impl ApiSource {
 /// Copies the state of another brain.
 struct Reflector {
     client: Client,
+    requested: RequestedMetadata,
     cluster: ClusterWatch,
     decoder: ClusterDecoder,
     /// Follows the node's state, while the cluster state is not offered.
@@ -54,9 +56,10 @@ struct Reflector {
 }
 
 impl Reflector {
-    fn new(client: Client, sender: watch::Sender<Option<Update>>) -> Self {
+    fn new(client: Client, requested: RequestedMetadata, sender: watch::Sender<Option<Update>>) -> Self {
         let cluster = client.clone().request_extensions(Extensions::GLOBAL.iter()).cluster();
-        Self { client, cluster, decoder: ClusterDecoder::default(), local: None, sender }
+        let decoder = ClusterDecoder::new(requested.clone());
+        Self { client, requested, cluster, decoder, local: None, sender }
     }
 
     async fn run(mut self) {
@@ -74,7 +77,8 @@ impl Reflector {
                             self.client.node(),
                         );
                         let client = self.client.clone().request_extensions(Extensions::LOCAL.iter());
-                        self.local = Some((client.changes(), NodeStateDecoder::default()));
+                        let decoder = NodeStateDecoder::new(self.requested.clone());
+                        self.local = Some((client.changes(), decoder));
                     }
                     Err(Refused(reason)) => tracing::debug!("{}: {reason}", self.client.target()),
                 },

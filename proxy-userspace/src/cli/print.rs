@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use pipeline::Pipeline;
+use model::RequestedMetadata;
+use pipeline::{Config, Pipeline};
 use proxy_contract::{Target, client::Client};
 use publish::{
     Published, Subscription,
@@ -13,7 +14,7 @@ use publish::{
 };
 
 use super::{
-    flags::{ClientTlsFlags, SourceArg, SourceOptions, source},
+    flags::{ClientTlsFlags, MetadataFlags, SourceArg, SourceOptions, source},
     output,
     runtime::{block_on, trim_memory},
 };
@@ -23,8 +24,8 @@ use super::{
 /// Prints the full state whenever it changes: every Service with the endpoints that this node may use, as a datapath
 /// receives it. Equal states print equal bytes, except for the process number (instanceId) and the revision (rev).
 ///
-/// The state is computed from --source, or received from another brain with --target. A brain that is unreachable is
-/// waited for.
+/// The state is computed from --source, or received from another brain with --target, with all labels and annotations that it
+/// hands out. A brain that is unreachable is waited for.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     /// Where Services and their endpoints come from: kube (an API server), file:PATH (a manifest or a folder of
@@ -38,6 +39,8 @@ pub(super) struct Flags {
     source: Option<SourceArg>,
     #[command(flatten)]
     options: SourceOptions,
+    #[command(flatten)]
+    metadata: MetadataFlags,
     /// Receive the state from this brain instead: unix:///path, tcp://host:port or host:port
     #[arg(long, value_name = "ADDRESS")]
     target: Option<Target>,
@@ -88,8 +91,9 @@ pub(super) fn main(flags: Flags) -> Result<()> {
         (Some(target), _) => block_on(follow_brain(target.clone(), &flags)),
         (None, Some(SourceArg::File(path))) if flags.once => {
             let options = &flags.options;
-            let published =
-                pipeline::read_manifests(path, &options.node.name()?, options.selection.options())?;
+            let node = options.node.name()?;
+            let requested = flags.metadata.requested();
+            let published = pipeline::read_manifests(path, &node, requested, options.selection.options())?;
             show(&published, flags.output)
         }
         (None, Some(source)) => block_on(follow_source(source, &flags)),
@@ -98,7 +102,8 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 }
 
 async fn follow_source(source: &SourceArg, flags: &Flags) -> Result<()> {
-    let pipeline = Pipeline::start(flags.options.config(source, false)?)?;
+    let config = flags.options.config(source, false)?;
+    let pipeline = Pipeline::start(Config { service_metadata: flags.metadata.requested(), ..config })?;
     tokio::select! {
         result = print(pipeline.subscribe(), flags) => result.map(drop),
         () = pipeline.run(&()) => Ok(()),
@@ -110,7 +115,8 @@ async fn follow_source(source: &SourceArg, flags: &Flags) -> Result<()> {
 async fn follow_brain(target: Target, flags: &Flags) -> Result<()> {
     let node = flags.options.node.name()?;
     let client = flags.tls.client(Client::new(target.clone(), node.as_str()))?;
-    let mut upstream = Upstream::new(client, node.as_str());
+    // As the brain sends them.
+    let mut upstream = Upstream::new(client, node.as_str()).with_metadata(RequestedMetadata::everything());
     if let (Some(instance_id), Some(rev)) = (flags.instance_id, flags.rev) {
         upstream = upstream.resume_from(instance_id, rev);
     }

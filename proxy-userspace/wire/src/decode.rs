@@ -8,7 +8,7 @@ use std::{
 
 use ipnet::IpNet;
 use model::{
-    NameForm, ServiceName, Timestamp,
+    NameForm, RequestedMetadata, ServiceName, Timestamp,
     address::{AddressUse, canonical_range},
     state::{
         ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, OtherServing, PerFamily, Scopes, Service,
@@ -29,15 +29,17 @@ const DEFAULT_AFFINITY_SECONDS: NonZeroU32 = NonZeroU32::new(10_800).expect("it 
 /// How many ports a Service may have; no EndpointSlice has more.
 const MAX_PORTS: usize = 20_000;
 
-/// The state of one Service from its message and those of its endpoints, each with the last part of its path.
+/// The state of one Service from its message and those of its endpoints, each with the last part of its path, with its labels
+/// and annotations as far as they are requested.
 ///
 /// None if the Service has no valid name, or no cluster IP.
 pub fn service_state<'a>(
     message: &localv1::Service,
     endpoints: impl IntoIterator<Item = (&'a str, &'a localv1::Endpoint)>,
+    requested: &RequestedMetadata,
 ) -> Decoded<Option<ServiceState>> {
     let mut reader = Reader::new(&format!("service {}/{}", message.namespace, message.name));
-    let state = service(&mut reader, message).map(|(service, positions)| {
+    let state = service(&mut reader, message, requested).map(|(service, positions)| {
         let endpoints = endpoints.into_iter();
         let mut endpoints: Vec<_> =
             endpoints.filter_map(|(key, it)| endpoint(&mut reader, key, it, &service, &positions)).collect();
@@ -53,7 +55,11 @@ pub fn service_state<'a>(
 /// For each port of a message its position in [`Service::ports`]; none if it was rejected.
 pub(crate) type PortPositions = Vec<Option<u16>>;
 
-pub(crate) fn service(reader: &mut Reader, message: &localv1::Service) -> Option<(Service, PortPositions)> {
+pub(crate) fn service(
+    reader: &mut Reader,
+    message: &localv1::Service,
+    requested: &RequestedMetadata,
+) -> Option<(Service, PortPositions)> {
     let (namespace, name) = (message.namespace.as_str(), message.name.as_str());
     if !NameForm::DnsLabel.accepts(namespace) || !NameForm::DnsLabel.accepts(name) {
         let remedy = NameForm::DnsLabel.remedy();
@@ -106,6 +112,9 @@ pub(crate) fn service(reader: &mut Reader, message: &localv1::Service) -> Option
             .unwrap_or_default(),
         source_ranges: source_ranges(reader, &message.ip_filters),
         health_check_node_port: health.and_then(|it| reader.port_number("health_check_node_port", it)),
+        metadata: requested.select(&message.labels, &message.annotations, |field, name, reason| {
+            reader.reject(field, format!("\"{}\": {reason}", shown(name)));
+        }),
     };
     Some((service, positions))
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
 
 use model::{
-    Family, Protocol, Timestamp,
+    Family, Protocol, ServiceMetadata, Timestamp,
     state::{
         Endpoint, EndpointKey, Scopes, Service, ServiceKind, ServicePort, ServiceState, TargetPort,
         TrafficPolicy,
@@ -25,6 +25,7 @@ pub fn service(service: &Service) -> localv1::Service {
         ServiceKind::LoadBalancer => "LoadBalancer",
     };
     let load_balancer_ips = ip_set(&service.load_balancer_ips);
+    let ServiceMetadata { labels, annotations } = service.metadata.as_deref().cloned().unwrap_or_default();
     localv1::Service {
         namespace: service.name.namespace.to_string(),
         name: service.name.name.to_string(),
@@ -40,6 +41,8 @@ pub fn service(service: &Service) -> localv1::Service {
         map_ip: false,
         ports: service.ports.iter().map(port).collect(),
         external_traffic_to_local: service.external_policy == TrafficPolicy::Local,
+        labels,
+        annotations,
         session_affinity: affinity,
         internal_traffic_to_local: service.internal_policy == TrafficPolicy::Local,
         health_check_node_port: service.health_check_node_port.map_or(0, |it| it.get().into()),

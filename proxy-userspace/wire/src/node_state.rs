@@ -9,7 +9,7 @@ use std::{
 };
 
 use model::{
-    NameForm, Rejected, ServiceName,
+    NameForm, Rejected, RequestedMetadata, ServiceName,
     conflicts::{Claim, FrontendOwners, remove_conflicting},
     state::{NodeState, ServiceState},
 };
@@ -28,6 +28,7 @@ use crate::{
 /// Decodes messages to a state. Copies of the state are cheap, and so are diffs between them.
 #[derive(Debug, Default)]
 pub struct NodeStateDecoder {
+    requested: RequestedMetadata,
     state: NodeState,
     /// The Services by their paths, also those that are not served.
     services: BTreeMap<Arc<str>, DecodedService>,
@@ -50,6 +51,11 @@ struct DecodedService {
 }
 
 impl NodeStateDecoder {
+    /// A decoder that keeps the requested labels and annotations of Services; the default one keeps none.
+    pub fn new(requested: RequestedMetadata) -> Self {
+        Self { requested, ..Self::default() }
+    }
+
     /// Applies a change and returns the state after it; logs what is rejected, unless it was before.
     ///
     /// The cost is proportional to the change.
@@ -61,7 +67,7 @@ impl NodeStateDecoder {
             let before = self.services.remove(path).unwrap_or_default();
             let mut after = DecodedService { conflicts: before.conflicts, ..DecodedService::default() };
             if let Some(message) = message {
-                let Decoded { value, rejected } = decode(path, message);
+                let Decoded { value, rejected } = decode(path, message, &self.requested);
                 log_new(&rejected, &before.rejected);
                 let state = value.map(Arc::new);
                 after.state = if state == before.state { before.state.clone() } else { state };
@@ -170,9 +176,13 @@ impl NodeStateDecoder {
 }
 
 /// The state of a Service; none if its path is not its own.
-fn decode(path: &str, message: &ServiceEndpoints) -> Decoded<Option<ServiceState>> {
+fn decode(
+    path: &str,
+    message: &ServiceEndpoints,
+    requested: &RequestedMetadata,
+) -> Decoded<Option<ServiceState>> {
     let endpoints = message.endpoints.iter().map(|(key, it)| (&**key, &**it));
-    let Decoded { value, mut rejected } = service_state(&message.service, endpoints);
+    let Decoded { value, mut rejected } = service_state(&message.service, endpoints, requested);
     let own = value.as_ref().map(|it| service_path(&it.service.name));
     let value = match own {
         Some(own) if own != path => {

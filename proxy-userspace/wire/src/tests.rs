@@ -4,11 +4,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::{NonZeroU8, NonZeroU16, NonZeroU32},
+    sync::Arc,
 };
 
 use ipnet::IpNet;
 use model::{
-    Protocol, ServiceName,
+    Protocol, RequestedMetadata, ServiceMetadata, ServiceName,
     address::{AddressUse, canonical_range, refusal},
     escaped_line,
     state::{
@@ -16,11 +17,23 @@ use model::{
         PerFamily, Scopes, Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
-use proptest::{collection::vec, option, prelude::*};
+use proptest::{
+    collection::{btree_map, vec},
+    option,
+    prelude::*,
+};
 use prost::Message;
 use proxy_contract::localv1;
 
-use super::{endpoint, endpoint_key, service, service_state};
+use super::{Decoded, endpoint, endpoint_key, service};
+
+/// The state of a Service with all its labels and annotations.
+fn service_state<'a>(
+    message: &localv1::Service,
+    endpoints: impl IntoIterator<Item = (&'a str, &'a localv1::Endpoint)>,
+) -> Decoded<Option<ServiceState>> {
+    super::service_state(message, endpoints, &RequestedMetadata::everything())
+}
 
 fn is_of_one_host(address: impl Into<IpAddr>) -> bool {
     refusal(address.into(), AddressUse::Endpoint).is_none()
@@ -118,10 +131,20 @@ fn load_balancing() -> impl Strategy<Value = LoadBalancing> {
     )
 }
 
+fn metadata() -> impl Strategy<Value = Option<Arc<ServiceMetadata>>> {
+    let name = "([a-z]{1,4}\\.example/)?[a-zA-Z0-9]([a-z.]{0,3}[a-z])?";
+    (btree_map(name, "[a-z0-9]{0,4}", 0..3), btree_map(name, any::<String>(), 0..3)).prop_map(
+        |(labels, annotations)| {
+            let found = ServiceMetadata { labels, annotations };
+            (found != ServiceMetadata::default()).then(|| Arc::new(found))
+        },
+    )
+}
+
 fn some_service() -> impl Strategy<Value = Service> {
     let policies = (policy(), policy());
     let affinity = option::of((1_u32..100_000).prop_filter_map("zero", NonZeroU32::new));
-    let rest = (affinity, ranges(), option::of(any::<NonZeroU16>()), load_balancing());
+    let rest = (affinity, ranges(), option::of(any::<NonZeroU16>()), load_balancing(), metadata());
     (kind(), cluster_ips(), addresses(), addresses(), vec(port(), 0..4), policies, rest).prop_map(
         |(kind, cluster_ips, external_ips, load_balancer_ips, mut ports, policies, rest)| {
             let mut seen = BTreeSet::new();
@@ -139,6 +162,7 @@ fn some_service() -> impl Strategy<Value = Service> {
                 source_ranges: rest.1,
                 health_check_node_port: rest.2,
                 load_balancing: rest.3,
+                metadata: rest.4,
             }
         },
     )
@@ -418,4 +442,32 @@ fn what_an_api_server_rejects_is_rejected_from_another_brain_too() {
             assert_eq!(escaped_line(&it), it);
         }
     }
+}
+
+#[test]
+fn labels_and_annotations_are_kept_if_they_are_requested_and_valid() {
+    let map = |items: &[(&str, &str)]| {
+        items.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect::<BTreeMap<_, _>>()
+    };
+    let message = localv1::Service {
+        labels: map(&[("app", "web"), ("tier", "a b")]),
+        annotations: map(&[("example.com/note", "\u{1b}[2J\n"), ("a\u{202e}b", "")]),
+        ..kpng_service(localv1::PortMapping::default())
+    };
+    let metadata = |decoded: &Decoded<Option<ServiceState>>| {
+        decoded.value.as_ref().unwrap().service.metadata.as_deref().cloned().unwrap_or_default()
+    };
+    let Decoded { value, rejected } = super::service_state(&message, [], &RequestedMetadata::default());
+    assert_eq!((value.unwrap().service.metadata.as_deref(), rejected), (None, Vec::new()));
+    let all = service_state(&message, []);
+    assert_eq!(metadata(&all).labels, map(&[("app", "web")]));
+    assert_eq!(metadata(&all).annotations, map(&[("example.com/note", "\u{1b}[2J\n")]));
+    assert_eq!(all.rejected.len(), 2);
+    for it in all.rejected.iter().map(ToString::to_string) {
+        assert_eq!(escaped_line(&it), it);
+    }
+    let app = RequestedMetadata::new(vec!["a*".parse().unwrap()], Vec::new());
+    let some = super::service_state(&message, [], &app);
+    assert_eq!(metadata(&some), ServiceMetadata { labels: map(&[("app", "web")]), ..Default::default() });
+    assert_eq!(some.rejected, []);
 }

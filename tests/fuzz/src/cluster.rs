@@ -1,7 +1,7 @@
 //! Arbitrary bytes as the cluster state of another brain.
 
 use brain::{Options, node_state};
-use model::cluster::ClusterState;
+use model::{RequestedMetadata, cluster::ClusterState};
 use prost::Message as _;
 use proxy_contract::{
     client::ClusterService,
@@ -23,7 +23,7 @@ pub fn target(mut bytes: &[u8]) {
             break;
         }
     }
-    let decoded = wire::cluster::service_with_slices(&message);
+    let decoded = wire::cluster::service_with_slices(&message, &RequestedMetadata::everything());
     invariants::rejected(&decoded.rejected);
     let Some((service, slices)) = decoded.value else { return };
     let mut cluster = ClusterState::default();

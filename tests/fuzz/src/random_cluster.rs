@@ -171,6 +171,7 @@ pub fn service(u: &mut Unstructured<'_>) -> Result<Service> {
         source_ranges: if u.ratio(1, 4)? { ranges() } else { Vec::new() },
         health_check_node_port: if u.ratio(1, 4)? { NonZeroU16::new(30_999) } else { None },
         load_balancing: load_balancing(u)?,
+        metadata: None,
     })
 }
 

@@ -1,6 +1,6 @@
 //! Arbitrary bytes as a message of the contract.
 
-use model::state::ServiceState;
+use model::{RequestedMetadata, state::ServiceState};
 use prost::Message as _;
 use proxy_contract::localnetv1::ServiceEndpoints;
 use wire::Extensions;
@@ -12,7 +12,8 @@ pub fn target(bytes: &[u8]) {
     let Ok(message) = ServiceEndpoints::decode(bytes) else { return };
     let Some(service) = &message.service else { return };
     let keys = message.keys.iter().map(String::as_str).chain(std::iter::repeat(""));
-    let decoded = wire::service_state(service, keys.zip(&message.endpoints));
+    let decoded =
+        wire::service_state(service, keys.zip(&message.endpoints), &RequestedMetadata::everything());
     invariants::rejected(&decoded.rejected);
     if let Some(state) = &decoded.value {
         round_trip(state);
@@ -28,7 +29,8 @@ pub fn round_trip(state: &ServiceState) {
         .iter()
         .map(|it| (wire::endpoint_key(it), wire::endpoint(&state.service, it)))
         .collect();
-    let back = wire::service_state(&service, endpoints.iter().map(|(key, it)| (*key, it)));
+    let endpoints = endpoints.iter().map(|(key, it)| (*key, it));
+    let back = wire::service_state(&service, endpoints, &RequestedMetadata::everything());
     assert_eq!(back.rejected, [], "nothing that we encode is rejected");
     let back = back.value.expect("an encoded state can be decoded");
     assert_eq!((&back, back.trigger_time), (state, state.trigger_time));

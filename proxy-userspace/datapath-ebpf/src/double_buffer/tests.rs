@@ -9,7 +9,7 @@ use std::{
 
 use datapath::{FrontendAddress, unspecified};
 use model::{
-    Family, Protocol,
+    Family, Protocol, ServiceMetadata,
     conflicts::{Claim, FrontendOwners, remove_conflicting},
     state::{
         ClientIpAffinity, EndpointPort, NodeState, Scope, Scopes, Service, ServicePort, ServiceState,
@@ -177,6 +177,19 @@ fn an_equal_state_changes_nothing() {
     // Equal, but not the same pointers.
     let again = buffer.take(&state([service(1, 1, &[1, 2])])).unwrap();
     assert_eq!(again, Applied::default());
+}
+
+#[test]
+fn a_change_of_a_label_writes_no_map() {
+    let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
+    let before = service(5, 1, &[1, 2]);
+    buffer.take(&state([Arc::clone(&before)])).unwrap();
+    let metadata = ServiceMetadata { labels: [("app".into(), "web".into())].into(), ..Default::default() };
+    let service = Service { metadata: Some(Arc::new(metadata)), ..(*before.service).clone() };
+    let after = ServiceState { service: Arc::new(service), ..(*before).clone() };
+    assert_ne!(*before, after);
+    let applied = buffer.take(&state([Arc::new(after)])).unwrap();
+    assert_eq!(applied, Applied { services: 1, ..Applied::default() });
 }
 
 #[test]

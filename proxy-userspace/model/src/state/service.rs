@@ -12,7 +12,7 @@ use super::{
     LoadBalancing, Memo,
     endpoint::{Endpoint, OtherServing, Scope},
 };
-use crate::{Family, PerFamily, Protocol, ServiceName, Timestamp};
+use crate::{Family, PerFamily, Protocol, ServiceMetadata, ServiceName, Timestamp};
 
 /// One Service together with the endpoints that this node may use for it.
 ///
@@ -118,6 +118,8 @@ pub struct Service {
     pub source_ranges: Vec<IpNet>,
     /// The port of the health check of the local endpoints (external policy Local).
     pub health_check_node_port: Option<NonZeroU16>,
+    /// Its labels and annotations that are requested, if it has any of them; no datapath uses them.
+    pub metadata: Option<Arc<ServiceMetadata>>,
 }
 
 impl Service {
@@ -136,6 +138,7 @@ impl Service {
             load_balancing: LoadBalancing::default(),
             source_ranges: Vec::new(),
             health_check_node_port: None,
+            metadata: None,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use brain::{Options, node_state};
-use model::cluster::ClusterState;
+use model::{RequestedMetadata, cluster::ClusterState};
 use proxy_contract::{
     globalv1::{
         self, GlobalWatchReq,
@@ -23,7 +23,7 @@ use crate::{
 };
 
 fn source(folder: &Folder) -> ApiSource {
-    ApiSource::start(folder.client())
+    ApiSource::start(folder.client(), RequestedMetadata::everything())
 }
 
 /// Waits for an expected update.

@@ -17,6 +17,7 @@ mod heartbeats;
 mod kpng_recording;
 mod listen;
 mod long_poll;
+mod metadata;
 mod misbehaving_clients;
 mod node_registry;
 mod peer;

@@ -5,6 +5,7 @@
 
 use std::{collections::HashMap, str, sync::Arc};
 
+use model::RequestedMetadata;
 use serde_json::Value;
 use twox_hash::XxHash3_128;
 
@@ -14,9 +15,9 @@ use super::{
     split::{self, JsonValue, Text, YamlList},
 };
 
-/// Parses the manifests in `bytes`, in YAML or JSON; `file` is the name for messages.
+/// Parses the manifests in `bytes`, in YAML or JSON, without labels and annotations; `file` is the name for messages.
 pub fn parse(file: &str, bytes: &[u8]) -> Result<ParsedManifest, ParseError> {
-    let contents = Contents::parse(bytes, &Contents::default())
+    let contents = Contents::parse(bytes, &Contents::default(), &RequestedMetadata::default())
         .map_err(|error| ParseError::new(file.to_owned(), error))?;
     let mut all = ParsedManifest { documents: contents.documents, ..ParsedManifest::default() };
     for (start, it) in contents.parsed() {
@@ -52,10 +53,14 @@ impl Part {
 }
 
 impl Contents {
-    /// Parses a file, except for what is in `previous`.
-    pub(super) fn parse(bytes: &[u8], previous: &Self) -> Result<Self, DocumentError> {
+    /// Parses a file, except for what is in `previous`, of which the same was requested.
+    pub(super) fn parse(
+        bytes: &[u8],
+        previous: &Self,
+        requested: &RequestedMetadata,
+    ) -> Result<Self, DocumentError> {
         let known = previous.parts.iter().map(|it| (it.hash, &it.parsed)).collect();
-        let mut parser = Parser { known, contents: Self::default(), document: 0 };
+        let mut parser = Parser { known, requested, contents: Self::default(), document: 0 };
         match str::from_utf8(bytes).ok().and_then(split::documents) {
             Some(documents) => documents.into_iter().try_for_each(|it| parser.document(it))?,
             // A parser of YAML knows other encodings, too.
@@ -121,24 +126,28 @@ impl Form {
         }
     }
 
-    fn parse(self, text: &[u8]) -> Result<ParsedManifest, DocumentError> {
+    fn parse(self, text: &[u8], requested: &RequestedMetadata) -> Result<ParsedManifest, DocumentError> {
         let mut parsed = ParsedManifest::default();
         let json = || documents::json(text);
         match self {
-            Self::YamlStream => documents::yaml_stream(text, |at, value| parsed.add_document(at, value))?,
+            Self::YamlStream => {
+                documents::yaml_stream(text, |at, value| parsed.add_document(at, value, requested))?;
+            }
             Self::Yaml => {
                 let mut documents = documents::yaml(text)?.into_iter();
-                documents.try_for_each(|(at, value)| parsed.add_document(at, value))?;
+                documents.try_for_each(|(at, value)| parsed.add_document(at, value, requested))?;
             }
-            Self::Json => parsed.add_document(Position::START, json()?)?,
+            Self::Json => parsed.add_document(Position::START, json()?, requested)?,
             Self::YamlItem(kind, index) => match &mut documents::yaml(text)?[..] {
                 // It is a list of one element.
                 [(at, Value::Array(items))] if items.len() == 1 => {
-                    parsed.add_item(*at, items.remove(0), kind, index)?;
+                    parsed.add_item(*at, items.remove(0), (kind, index), requested)?;
                 }
                 _ => return Err(DocumentError::not_alone()),
             },
-            Self::JsonItem(kind, index) => parsed.add_item(Position::START, json()?, kind, index)?,
+            Self::JsonItem(kind, index) => {
+                parsed.add_item(Position::START, json()?, (kind, index), requested)?;
+            }
         }
         parsed.objects.shrink_to_fit();
         Ok(parsed)
@@ -149,6 +158,7 @@ impl Form {
 struct Parser<'a> {
     /// What is known already, by the hash of its text.
     known: HashMap<u128, &'a Arc<ParsedManifest>>,
+    requested: &'a RequestedMetadata,
     contents: Contents,
     /// The number of documents so far, empty ones included.
     document: u32,
@@ -203,7 +213,7 @@ impl Parser<'_> {
         let hash = XxHash3_128::oneshot_with_seed(form.seed(), text);
         let parsed = match self.known.get(&hash) {
             Some(known) => Arc::clone(known),
-            None => Arc::new(form.parse(text).map_err(|it| it.within(at))?),
+            None => Arc::new(form.parse(text, self.requested).map_err(|it| it.within(at))?),
         };
         self.contents.documents += parsed.documents;
         self.contents.parts.push(Part { hash, at, parsed });

@@ -2,12 +2,19 @@
 
 use std::sync::Arc;
 
-use model::state::{LoadBalancing, PassiveHealth};
+use model::{
+    RequestedMetadata,
+    state::{LoadBalancing, PassiveHealth},
+};
 use proptest::{collection::vec, prelude::*};
 
 use super::{Contents, Form, Object, ParsedManifest, parse};
 
 const MANIFESTS: &str = include_str!("../../tests/manifests.yaml");
+
+fn contents(text: &str, before: &Contents) -> Contents {
+    Contents::parse(text.as_bytes(), before, &RequestedMetadata::default()).unwrap()
+}
 
 #[track_caller]
 fn check(text: &str, expect: &[&str]) -> ParsedManifest {
@@ -76,14 +83,14 @@ fn json_is_recognized_by_its_content() {
 /// How many parts of a text are parsed after those of another one.
 #[track_caller]
 fn check_edit(text: &str, from: &str, to: &str, expect: usize) {
-    let before = Contents::parse(text.as_bytes(), &Contents::default()).unwrap();
+    let before = contents(text, &Contents::default());
     let edited = text.replacen(from, to, 1);
     assert_ne!(edited, text);
-    let after = Contents::parse(edited.as_bytes(), &before).unwrap();
+    let after = contents(&edited, &before);
     let is_kept =
         |it: &Arc<ParsedManifest>| before.parts.iter().any(|before| Arc::ptr_eq(&before.parsed, it));
     assert_eq!(after.parts.iter().filter(|it| !is_kept(&it.parsed)).count(), expect, "{edited}");
-    let whole = Contents::parse(edited.as_bytes(), &Contents::default()).unwrap();
+    let whole = contents(&edited, &Contents::default());
     let objects = |it: &Contents| it.objects().map(|(at, it)| (at, it.clone())).collect::<Vec<_>>();
     assert_eq!(objects(&after), objects(&whole));
 }
@@ -290,7 +297,7 @@ proptest! {
             text.splice(at..end, insert.chars());
         }
         let text: String = text.into_iter().collect();
-        let whole = Form::YamlStream.parse(text.as_bytes());
+        let whole = Form::YamlStream.parse(text.as_bytes(), &RequestedMetadata::default());
         let parts = parse("file", text.as_bytes());
         let objects = |it: &ParsedManifest| it.objects.iter().map(|(_, it)| it.clone()).collect::<Vec<_>>();
         match (whole, parts) {

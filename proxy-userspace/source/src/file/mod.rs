@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-use model::Rejected;
+use model::{Rejected, RequestedMetadata};
 use tokio::{
     sync::Notify,
     task::{JoinSet, spawn_blocking},
@@ -78,17 +78,17 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Reads `path` and follows it from then on.
+    /// Reads `path` and follows it from then on, with the requested labels and annotations of Services.
     ///
     /// On return there is a first update, unless there are files and none of them can be parsed.
     /// Must be called within a tokio runtime.
-    pub fn start(path: impl Into<PathBuf>) -> Result<Self, FileError> {
+    pub fn start(path: impl Into<PathBuf>, requested: RequestedMetadata) -> Result<Self, FileError> {
         let path = path.into();
         check(&path)?;
         // The watch is set up before the first read, so that no change is missed between them.
         let watch = FolderWatch::new(&path);
         let shared = Arc::new(Shared::default());
-        let mut reader = Reader::new(path, Arc::clone(&shared));
+        let mut reader = Reader::new(FileStore::new(path, requested), Arc::clone(&shared));
         reader.refresh(&Touched { all: true, ..Touched::default() });
         let _task = JoinSet::from_iter([follow(reader, watch)]);
         Ok(Self { shared, _task })
@@ -112,10 +112,10 @@ impl FileSource {
     }
 }
 
-/// Reads `path` once; parse errors are among the problems.
-pub fn read(path: &Path) -> Result<FileUpdate, FileError> {
+/// Reads `path` once, with the requested labels and annotations of Services; parse errors are among the problems.
+pub fn read(path: &Path, requested: RequestedMetadata) -> Result<FileUpdate, FileError> {
     check(path)?;
-    let mut store = FileStore::new(path.to_owned());
+    let mut store = FileStore::new(path.to_owned(), requested);
     store.refresh(&Touched { all: true, ..Touched::default() }, Instant::now());
     Ok(FileUpdate { changes: store.take_changes(), report: Some(store.report()) })
 }
@@ -200,8 +200,8 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(path: PathBuf, shared: Arc<Shared>) -> Self {
-        Self { store: FileStore::new(path), report: None, logged: BTreeSet::new(), shared }
+    fn new(store: FileStore, shared: Arc<Shared>) -> Self {
+        Self { store, report: None, logged: BTreeSet::new(), shared }
     }
 
     fn refresh(&mut self, touched: &Touched) {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use model::{Rejected, cluster, escaped_line, state};
+use model::{Rejected, RequestedMetadata, cluster, escaped_line, state};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -98,9 +98,14 @@ impl ListKind {
 
 impl ParsedManifest {
     /// Adds the objects of a document.
-    pub(super) fn add_document(&mut self, at: Position, value: Value) -> Result<(), DocumentError> {
+    pub(super) fn add_document(
+        &mut self,
+        at: Position,
+        value: Value,
+        requested: &RequestedMetadata,
+    ) -> Result<(), DocumentError> {
         self.documents += 1;
-        self.add(at, value, None).map_err(|reason| DocumentError::new(at, reason))
+        self.add(at, value, None, requested).map_err(|reason| DocumentError::new(at, reason))
     }
 
     /// Adds the objects of an item of a list.
@@ -108,10 +113,10 @@ impl ParsedManifest {
         &mut self,
         at: Position,
         item: Value,
-        list: ListKind,
-        index: usize,
+        (list, index): (ListKind, usize),
+        requested: &RequestedMetadata,
     ) -> Result<(), DocumentError> {
-        let added = self.add(at, item, list.item());
+        let added = self.add(at, item, list.item(), requested);
         added.map_err(|reason| DocumentError::new(at, format!("items[{index}]: {reason}")))
     }
 
@@ -120,6 +125,7 @@ impl ParsedManifest {
         at: Position,
         mut value: Value,
         item: Option<(&'static str, &'static str)>,
+        requested: &RequestedMetadata,
     ) -> Result<(), String> {
         let field = |key| value.get(key).and_then(Value::as_str).map(str::to_owned);
         let (version, kind) = match (field("apiVersion"), field("kind"), item) {
@@ -128,13 +134,20 @@ impl ParsedManifest {
             _ => return Err(format!("{} is not a manifest; it needs apiVersion and kind", excerpt(&value))),
         };
         if let Some(list) = ListKind::of(&version, &kind) {
-            return self.add_all(at, &mut value, list);
+            return self.add_all(at, &mut value, list, requested);
         }
         match (version.as_str(), kind.as_str()) {
-            ("v1", "Service") => self.convert(at, value, kube_types::service, Object::Service),
-            ("v1", "Node") => self.convert(at, value, kube_types::node, Object::Node),
+            ("v1", "Service") => {
+                let convert = |it: &objects::Service| {
+                    let mut converted = kube_types::service(it);
+                    kube_types::add_metadata(&mut converted, requested, &value);
+                    converted
+                };
+                self.convert(at, &value, convert, Object::Service)
+            }
+            ("v1", "Node") => self.convert(at, &value, kube_types::node, Object::Node),
             ("networking.k8s.io/v1", "ServiceCIDR") => {
-                self.convert(at, value, kube_types::service_cidr, Object::ServiceCidr)
+                self.convert(at, &value, kube_types::service_cidr, Object::ServiceCidr)
             }
             ("discovery.k8s.io/v1", "EndpointSlice") => {
                 let convert = |it: &objects::EndpointSlice| {
@@ -142,7 +155,7 @@ impl ParsedManifest {
                     converted.rejected.extend(kube_types::missing_field(it));
                     converted
                 };
-                self.convert(at, value, convert, Object::EndpointSlice)
+                self.convert(at, &value, convert, Object::EndpointSlice)
             }
             _ => {
                 let kind = shortened(format!("{version} {kind}"), MAX_EXCERPT);
@@ -152,11 +165,18 @@ impl ParsedManifest {
         }
     }
 
-    fn add_all(&mut self, at: Position, list: &mut Value, kind: ListKind) -> Result<(), String> {
+    fn add_all(
+        &mut self,
+        at: Position,
+        list: &mut Value,
+        kind: ListKind,
+        requested: &RequestedMetadata,
+    ) -> Result<(), String> {
         match list.get_mut("items").map(Value::take) {
             None | Some(Value::Null) => Ok(()),
             Some(Value::Array(items)) => items.into_iter().enumerate().try_for_each(|(index, item)| {
-                self.add(at, item, kind.item()).map_err(|reason| format!("items[{index}]: {reason}"))
+                self.add(at, item, kind.item(), requested)
+                    .map_err(|reason| format!("items[{index}]: {reason}"))
             }),
             Some(other) => Err(format!("items: {} is not a list of objects", excerpt(&other))),
         }
@@ -165,14 +185,14 @@ impl ParsedManifest {
     fn convert<K: DeserializeOwned, T>(
         &mut self,
         at: Position,
-        value: Value,
+        value: &Value,
         convert: impl Fn(&K) -> Converted<T>,
         object: impl Fn(Arc<T>) -> Object,
     ) -> Result<(), String> {
         // The path of an error is collected only where there is one.
-        let typed = K::deserialize(&value).or_else(|_| {
-            serde_path_to_error::deserialize(&value)
-                .map_err(|error| format!("{}: {}: {}", name_of(&value), error.path(), error.inner()))
+        let typed = K::deserialize(value).or_else(|_| {
+            serde_path_to_error::deserialize(value)
+                .map_err(|error| format!("{}: {}: {}", name_of(value), error.path(), error.inner()))
         })?;
         let converted = convert(&typed);
         self.rejected.extend(converted.rejected);

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use model::Rejected;
+use model::{Rejected, RequestedMetadata};
 use tokio::time::Instant;
 
 use super::{
@@ -32,6 +32,7 @@ pub(super) const GRACE_PERIOD: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct FileStore {
     path: PathBuf,
+    requested: RequestedMetadata,
     is_folder: bool,
     files: BTreeMap<Arc<Path>, FileState>,
     objects: Objects,
@@ -75,9 +76,10 @@ pub struct FileReport {
 }
 
 impl FileStore {
-    pub(super) fn new(path: PathBuf) -> Self {
+    pub(super) fn new(path: PathBuf, requested: RequestedMetadata) -> Self {
         Self {
             path,
+            requested,
             is_folder: false,
             files: BTreeMap::new(),
             objects: Objects::default(),
@@ -270,7 +272,7 @@ impl FileStore {
                 file.consequence()
             ));
         } else {
-            match Contents::parse(bytes, before) {
+            match Contents::parse(bytes, before, &self.requested) {
                 Ok(contents) => {
                     file.has_duplicates = self.objects.replace(
                         &path,

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use model::{Rejected, ServiceName, cluster::ClusterState};
+use model::{Rejected, RequestedMetadata, ServiceName, cluster::ClusterState};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
@@ -51,7 +51,7 @@ impl Snapshot {
 
     fn of(path: &Path) -> Self {
         let mut snapshot = Self::default();
-        snapshot.apply(read(path).unwrap());
+        snapshot.apply(read(path, RequestedMetadata::default()).unwrap());
         snapshot
     }
 
@@ -88,7 +88,12 @@ struct TestSource {
 
 impl TestSource {
     async fn new(path: &Path) -> Self {
-        let mut follower = Self { source: FileSource::start(path).unwrap(), snapshot: Snapshot::default() };
+        Self::with_metadata(path, RequestedMetadata::default()).await
+    }
+
+    async fn with_metadata(path: &Path, requested: RequestedMetadata) -> Self {
+        let source = FileSource::start(path, requested).unwrap();
+        let mut follower = Self { source, snapshot: Snapshot::default() };
         follower.now().await;
         follower
     }
@@ -291,7 +296,7 @@ async fn if_only_an_invalid_file_is_left_the_others_keep_their_objects() {
 #[test]
 fn a_missing_path_is_an_error_at_the_start() {
     let folder = TempDir::new().unwrap();
-    let error = read(&folder.path().join("none.yaml")).unwrap_err();
+    let error = read(&folder.path().join("none.yaml"), RequestedMetadata::default()).unwrap_err();
     assert!(
         error.to_string().starts_with("cannot read ") && error.to_string().contains("none.yaml"),
         "{error}"
@@ -567,4 +572,38 @@ async fn an_unchanged_object_stays_the_same_object_in_memory() {
     replace(&folder.path().join("b.yaml"), &service("b", 80));
     let after = follower.wait_for(|it| it.names() == "a b").await;
     assert!(Arc::ptr_eq(&before, after.cluster.service(&name).unwrap()));
+}
+
+#[tokio::test]
+async fn requested_labels_are_followed_and_others_are_no_change() {
+    const OBJECT: &str = r#"{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a", "labels":
+        {"app": "one", "tier": 7}, "annotations": {"note": "text"}}, "spec": {"clusterIP": "10.96.0.1", "ports": []}}"#;
+    let forms = [
+        OBJECT.to_owned(),
+        format!(r#"{{"apiVersion": "v1", "kind": "List", "items": [{OBJECT}]}}"#),
+        format!("apiVersion: v1\nkind: List\nitems:\n- {}\n", OBJECT.replace('\n', " ")),
+        format!("# YAML\n--- {OBJECT}\n"),
+    ];
+    for text in forms {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("a.yaml");
+        fs::write(&path, &text).unwrap();
+        let requested = RequestedMetadata::new(vec!["app".parse().unwrap()], Vec::new());
+        let mut test = TestSource::with_metadata(folder.path(), requested).await;
+        let label = |it: &Snapshot| {
+            let service = it.cluster.service(&ServiceName::new("default", "a"))?;
+            let metadata = service.metadata.as_deref().expect("a label is requested");
+            assert_eq!((metadata.labels.len(), metadata.annotations.len()), (1, 0));
+            metadata.labels.get("app").cloned()
+        };
+        assert_eq!(label(&test.snapshot).as_deref(), Some("one"), "{text}");
+        // The label changes after the others, which are no update.
+        let others = text.replace("7", "8").replace("text", "other text");
+        replace(&path, &others);
+        test.keeps(|it| label(it).as_deref() == Some("one")).await;
+        replace(&path, &others.replace("one", "two"));
+        assert_eq!(label(test.next().await).as_deref(), Some("two"), "{text}");
+    }
+    let (_folder, test) = follow(&[("a.json", OBJECT)]).await;
+    assert!(test.snapshot.cluster.services().values().all(|it| it.metadata.is_none()));
 }

@@ -1,5 +1,7 @@
 //! What is watched, and how.
 
+use model::RequestedMetadata;
+
 use super::{client_config::ClientConfig, timing::Timing};
 
 /// What is watched, and where.
@@ -9,6 +11,8 @@ pub struct Options {
     pub client_config: ClientConfig,
     /// The label value of the Services to serve; by default those without the label.
     pub service_proxy_name: Option<String>,
+    /// Which labels and annotations of Services are kept.
+    pub service_metadata: RequestedMetadata,
     /// The only Node to watch; by default all Nodes.
     pub node: Option<String>,
     /// Time-outs and delays.

@@ -8,7 +8,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use form_urlencoded::Serializer;
 use http::Version;
 use kube::{client::Body, core::Status};
-use model::Rejected;
+use model::{Rejected, RequestedMetadata};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
@@ -44,6 +44,7 @@ pub(super) struct Reflector<R: Resource> {
     /// The client of the last request.
     used: NumberedClient,
     selectors: Selectors,
+    requested: RequestedMetadata,
     timing: Timing,
     backoff: Backoff,
     shared: Arc<Shared>,
@@ -74,6 +75,7 @@ impl<R: Resource> Reflector<R> {
             client: Arc::clone(client),
             used: client.get(),
             selectors,
+            requested: options.service_metadata.clone(),
             timing: options.timing,
             backoff: Backoff::new(options.timing.backoff),
             shared: Arc::clone(shared),
@@ -306,7 +308,9 @@ impl<R: Resource> Reflector<R> {
         match decode::<R>(text) {
             Ok(object) => {
                 let metadata = object.metadata();
-                self.store.set(R::name(metadata), object.convert());
+                let mut converted = object.convert();
+                R::add_metadata(&mut converted, &self.requested, text);
+                self.store.set(R::name(metadata), converted);
                 Ok(metadata.resource_version.clone())
             }
             Err(reason) => {

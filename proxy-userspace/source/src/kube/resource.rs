@@ -3,11 +3,12 @@
 use std::{collections::HashMap, fmt, hash::Hash, net::IpAddr, sync::Arc};
 
 use model::{
-    ServiceName,
+    RequestedMetadata, ServiceName,
     cluster::{self, SliceName},
     state,
 };
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 
 use super::apiserver_holddown::ApiServerHoldDown;
 use crate::{
@@ -43,6 +44,9 @@ pub(super) trait Resource: DeserializeOwned + Send + 'static {
     fn name(metadata: &Metadata) -> Self::Name;
     fn changes_in(changes: &mut ClusterChanges) -> &mut ChangesOf<Self>;
 
+    /// Adds the requested labels and annotations to an object that was converted from `text`.
+    fn add_metadata(_: &mut Converted<Self::Value>, _requested: &RequestedMetadata, _text: &RawValue) {}
+
     /// Removes changes that are held down, and adds those whose hold-down has ended; `server` is the API server's address.
     fn hold_down(_: &mut ApiServerHoldDown, _changes: &mut ChangesOf<Self>, _server: Option<IpAddr>) {}
 }
@@ -70,6 +74,10 @@ impl Resource for objects::Service {
 
     fn changes_in(changes: &mut ClusterChanges) -> &mut ChangesOf<Self> {
         &mut changes.services
+    }
+
+    fn add_metadata(it: &mut Converted<Self::Value>, requested: &RequestedMetadata, text: &RawValue) {
+        kube_types::add_metadata(it, requested, text);
     }
 
     fn hold_down(it: &mut ApiServerHoldDown, changes: &mut ChangesOf<Self>, server: Option<IpAddr>) {

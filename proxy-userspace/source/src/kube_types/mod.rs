@@ -6,6 +6,7 @@
 mod conversion;
 mod endpoint_slice;
 mod load_balancing;
+mod metadata;
 mod node;
 pub mod objects;
 mod service;
@@ -14,6 +15,7 @@ mod validation;
 
 pub use conversion::Converted;
 pub use endpoint_slice::{endpoint_slice, missing_field};
+pub use metadata::add_metadata;
 pub use node::node;
 pub use service::service;
 pub use service_cidr::service_cidr;

@@ -1,7 +1,8 @@
 //! Kubernetes' objects in JSON, reduced to the fields that are needed.
 //!
 //! Other fields, such as managed fields, other labels and the rest of a status, are skipped while decoding and take no
-//! memory. Small parts of which most fields are needed have the types of `k8s_openapi`.
+//! memory; `metadata` reads the labels and annotations that are requested. Small parts of which most fields are
+//! needed have the types of `k8s_openapi`.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -195,7 +196,7 @@ pub(crate) struct ServiceCidrSpec {
 }
 
 /// `null` means the same as a missing field.
-fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+pub(super) fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
     T: Default + Deserialize<'de>,
     D: Deserializer<'de>,
@@ -205,7 +206,7 @@ where
 
 /// A text; any other value as it is written in JSON. A manifest with `drain: 30`, which no API server accepts, is used
 /// but for this value.
-fn any_text(value: Value) -> String {
+pub(super) fn any_text(value: Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text,

@@ -39,7 +39,7 @@ const KINDS: &[(&str, Option<ServiceKind>)] = &[
     ("ExternalName", None),
 ];
 
-/// Converts a Service.
+/// Converts a Service, without its labels and annotations.
 pub fn service(service: &objects::Service) -> Converted<cluster::Service> {
     let mut validator = validator("Service", &service.metadata);
     let object = convert(service, &mut validator);
@@ -107,6 +107,7 @@ fn convert(service: &objects::Service, validator: &mut Validator) -> Option<clus
         load_balancing,
         source_ranges: source_ranges(spec, validator),
         health_check_node_port: node_port("spec.healthCheckNodePort", spec.health_check_node_port, validator),
+        metadata: None,
     })
 }
 

@@ -2,16 +2,16 @@
 
 #![expect(clippy::needless_pass_by_value, reason = "the values are created for the call")]
 
-use std::{fmt::Debug, num::NonZeroU32};
+use std::{collections::BTreeMap, fmt::Debug, num::NonZeroU32};
 
 use model::{
-    Effect, ServiceName, cluster,
+    Effect, RequestedMetadata, ServiceName, cluster,
     state::{Algorithm, LoadBalancing, PassiveHealth, ServiceKind, TargetPort, TrafficPolicy},
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::{Converted, endpoint_slice, missing_field, node, service, service_cidr};
+use super::{Converted, add_metadata, endpoint_slice, missing_field, node, service, service_cidr};
 
 /// The object, and the rejected fields.
 fn read<K: DeserializeOwned, T>(
@@ -580,4 +580,30 @@ fn a_name_that_cannot_be_printed_is_rejected_where_it_occurs_and_escaped_in_the_
         assert_eq!(converted.object.unwrap().zone, None);
         assert_printable(&converted.rejected, 2);
     }
+}
+
+#[test]
+fn requested_labels_and_annotations_are_kept_and_invalid_ones_rejected_alone() {
+    let labels = json!({"app": "web", "tier": "a b", "count": 7});
+    let annotations = json!({"note": "any \u{1b} text", "b\u{202e}d": "", "other": null});
+    let metadata = json!({"name": "web", "labels": labels, "annotations": annotations});
+    let object = json!({"metadata": metadata, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}});
+    let read_with = |requested| {
+        let convert = |it: &_| {
+            let mut converted = service(it);
+            add_metadata(&mut converted, &requested, &object);
+            converted
+        };
+        let (service, rejected) = read(convert, object.clone());
+        (service.unwrap().metadata, rejected)
+    };
+    assert_eq!(read_with(RequestedMetadata::default()), (None, Vec::new()));
+    let (found, rejected) = read_with(RequestedMetadata::everything());
+    let found = found.unwrap();
+    let items =
+        |it: &BTreeMap<String, String>| it.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>();
+    assert_eq!(items(&found.labels), ["app=web", "count=7"]);
+    assert_eq!(items(&found.annotations), ["note=any \u{1b} text", "other="]);
+    let fields = ["labels[tier]", "annotations[b\\u{202e}d]"];
+    assert_eq!(rejected, fields.map(|it| format!("Service default/web: metadata.{it}")));
 }

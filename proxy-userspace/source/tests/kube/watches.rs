@@ -3,10 +3,13 @@
 use std::{num::NonZeroU32, sync::Arc};
 
 use api_server::{Fault, Resource, Settings, Verb};
-use model::{Effect, ServiceName, cluster::ClusterState};
-use serde_json::json;
+use model::{Effect, RequestedMetadata, ServiceMetadata, ServiceName, cluster::ClusterState};
+use serde_json::{Value, json};
+use source::kube::Options;
 
-use super::source_test::{SourceTest, has_service, node, paging, server, service, slice, synced};
+use super::source_test::{
+    SourceTest, at, has_service, node, options, paging, server, service, slice, synced,
+};
 
 #[tokio::test]
 async fn added_changed_and_deleted_objects_are_followed() {
@@ -45,6 +48,36 @@ async fn a_change_of_an_annotation_alone_is_followed() {
     server.set(web);
     test.until(|it| drain(it) == NonZeroU32::new(30)).await;
     assert_eq!(test.source.take_rejected(), Some(Vec::new()));
+}
+
+#[tokio::test]
+async fn a_change_of_a_label_alone_is_followed_if_it_is_requested() {
+    let server = server(Settings::default());
+    let with_labels = |labels: Value| {
+        let mut web = service("web", "10.96.0.10");
+        web["metadata"]["labels"] = labels;
+        web["metadata"]["annotations"] = json!({"note": "long"});
+        web
+    };
+    server.set(with_labels(json!({"app": "one", "tier": "x"})));
+    let requested = RequestedMetadata::new(vec!["app".parse().unwrap()], Vec::new());
+    let mut test = SourceTest::start(&Options { service_metadata: requested, ..options(at(&server)) });
+    test.next().await;
+    let metadata = |test: &SourceTest| test.service("web").unwrap().metadata.clone().unwrap();
+    let app = |value: &str| ServiceMetadata {
+        labels: [("app".to_owned(), value.to_owned())].into(),
+        ..ServiceMetadata::default()
+    };
+    assert_eq!(*metadata(&test), app("one"));
+    let before = test.service("web").unwrap();
+    server.set(with_labels(json!({"app": "one", "tier": "y"})));
+    server.set(service("other", "10.96.0.11"));
+    // If the label were a change, it would be handed over before the other Service, or with it.
+    assert_eq!(test.next().await, 1);
+    assert!(Arc::ptr_eq(&before, &test.service("web").unwrap()));
+    server.set(with_labels(json!({"app": "two", "tier": "y"})));
+    assert_eq!(test.next().await, 1);
+    assert_eq!(*metadata(&test), app("two"));
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 mod conntrack;
 mod datapath;
 mod listen;
+mod metadata;
 mod node;
 mod packets;
 mod passive_health;
@@ -15,6 +16,7 @@ pub(super) use self::{
     conntrack::InitFlag,
     datapath::{DatapathFlags, PinFlags},
     listen::{DEFAULT_SOCKET, ListenFlags, UpstreamFlags},
+    metadata::MetadataFlags,
     node::NodeFlags,
     packets::{PACKETS, PACKETS_OFF, PacketFlags, apply, implied_off},
     reports::{ReportFlags, STATUS_HINT, StatusSocketFlag, UiFlag},

@@ -4,11 +4,12 @@ use std::{ffi::OsString, path::PathBuf};
 
 use anyhow::Result;
 use clap::Args;
+use model::RequestedMetadata;
 use pipeline::{Config, SourceConfig};
 use proxy_contract::{Target, TargetError, client::Client};
 use source::kube::ClientConfig;
 
-use super::{node::NodeFlags, selection::SelectionFlags, tls::SourceTlsFlags};
+use super::{metadata::MetadataFlags, node::NodeFlags, selection::SelectionFlags, tls::SourceTlsFlags};
 
 /// The source, and everything else that a pipeline is configured by.
 #[derive(Clone, Debug, Args)]
@@ -28,12 +29,15 @@ pub(in crate::cli) struct SourceFlags {
     pub(in crate::cli) source: SourceArg,
     #[command(flatten)]
     pub(in crate::cli) options: SourceOptions,
+    #[command(flatten)]
+    metadata: MetadataFlags,
 }
 
 impl SourceFlags {
     /// The configuration of the pipeline; the states of other nodes take all Nodes.
     pub(in crate::cli) fn config(&self, serves_any_node: bool) -> Result<Config> {
-        self.options.config(&self.source, serves_any_node)
+        let config = self.options.config(&self.source, serves_any_node)?;
+        Ok(Config { service_metadata: self.metadata.requested(), ..config })
     }
 }
 
@@ -75,7 +79,7 @@ impl SourceOptions {
         }
     }
 
-    /// The configuration of a pipeline with this source.
+    /// The configuration of a pipeline with this source, without labels and annotations of Services.
     pub(in crate::cli) fn config(&self, source: &SourceArg, serves_any_node: bool) -> Result<Config> {
         let node = self.node.name()?;
         let source = match source {
@@ -88,7 +92,12 @@ impl SourceOptions {
                 all_nodes: self.watch_all_nodes || serves_any_node,
             },
         };
-        Ok(Config { node, source, brain: self.selection.options() })
+        Ok(Config {
+            node,
+            source,
+            service_metadata: RequestedMetadata::default(),
+            brain: self.selection.options(),
+        })
     }
 }
 

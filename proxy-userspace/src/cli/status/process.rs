@@ -8,6 +8,7 @@ use std::{
 
 use admin::{EjectedStatus, Listener, SourceStatus, Status};
 use jiff::Timestamp;
+use model::RequestedMetadata;
 use proxy_contract::localv1;
 use serde::Deserialize;
 
@@ -82,7 +83,9 @@ impl Process {
 
 /// The frontends of a Service, and their names.
 fn names(service: &localv1::Service) -> Vec<(String, PortName)> {
-    let Some(state) = wire::service_state(service, []).value else { return Vec::new() };
+    let Some(state) = wire::service_state(service, [], &RequestedMetadata::default()).value else {
+        return Vec::new();
+    };
     let service = &state.service;
     let ips: Vec<IpAddr> = service
         .cluster_ips

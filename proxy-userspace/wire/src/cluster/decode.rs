@@ -8,7 +8,7 @@ use std::{
 };
 
 use model::{
-    Family, NameForm, Protocol, Rejected, ServiceName, Timestamp,
+    Family, NameForm, Protocol, Rejected, RequestedMetadata, ServiceName, Timestamp,
     cluster::{
         ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
     },
@@ -31,6 +31,7 @@ use crate::{
 /// Decodes successive states of a cluster; a message that did not change is not decoded again.
 #[derive(Debug, Default)]
 pub struct ClusterDecoder {
+    requested: RequestedMetadata,
     cluster: Arc<ClusterState>,
     nodes: BTreeMap<Arc<str>, (Arc<NodeInfo>, Vec<Rejected>)>,
     service_cidrs: BTreeMap<Arc<str>, (Arc<localv1::ServiceCidr>, Vec<Rejected>)>,
@@ -48,6 +49,11 @@ struct DecodedService {
 }
 
 impl ClusterDecoder {
+    /// A decoder that keeps the requested labels and annotations of Services; the default one keeps none.
+    pub fn new(requested: RequestedMetadata) -> Self {
+        Self { requested, ..Self::default() }
+    }
+
     /// Decodes a state; logs what is rejected, unless it was before.
     pub fn decode(&mut self, cluster: &Cluster) -> Arc<ClusterState> {
         self.decode_nodes(cluster);
@@ -60,7 +66,7 @@ impl ClusterDecoder {
             if self.services.get(path).is_some_and(|it| Arc::ptr_eq(&it.message, message)) {
                 continue;
             }
-            let Decoded { value, rejected } = service_with_slices(message);
+            let Decoded { value, rejected } = service_with_slices(message, &self.requested);
             let (service, slices) = value.unzip();
             let slices = slices.unwrap_or_default();
             let decoded = DecodedService {
@@ -163,12 +169,15 @@ fn decode_node(name: &Arc<str>, message: &NodeInfo) -> Decoded<Option<Node>> {
     reader.finish(is_named.then(|| Node { name: Arc::clone(name), zone, info }))
 }
 
-/// A Service with its slices; none if it cannot be served.
-pub fn service_with_slices(message: &ClusterService) -> Decoded<Option<(Service, Vec<EndpointSlice>)>> {
+/// A Service with its slices, and with its labels and annotations as far as they are requested; none if it cannot be served.
+pub fn service_with_slices(
+    message: &ClusterService,
+    requested: &RequestedMetadata,
+) -> Decoded<Option<(Service, Vec<EndpointSlice>)>> {
     let empty = Default::default();
     let body = message.service.service.as_ref().unwrap_or(&empty);
     let mut reader = Reader::new(&format!("service {}/{}", body.namespace, body.name));
-    let value = service(message, body, &mut reader).map(|service| {
+    let value = service(message, body, requested, &mut reader).map(|service| {
         let trigger_time = message.service.trigger_time.map(Timestamp::from_micros);
         let slices = slices(message, &service, trigger_time, &mut reader);
         (service, slices)
@@ -176,14 +185,19 @@ pub fn service_with_slices(message: &ClusterService) -> Decoded<Option<(Service,
     reader.finish(value)
 }
 
-fn service(message: &ClusterService, body: &localv1::Service, reader: &mut Reader) -> Option<Service> {
+fn service(
+    message: &ClusterService,
+    body: &localv1::Service,
+    requested: &RequestedMetadata,
+    reader: &mut Reader,
+) -> Option<Service> {
     // Endpoints without a Service are ignored.
     message.service.service.as_ref()?;
     let proxy_name = body.labels.get(PROXY_NAME);
     if !proxy_name.is_none_or(|it| reader.accepts("labels", it, NameForm::LabelValue)) {
         return None;
     }
-    let (service, _) = decode::service(reader, body)?;
+    let (service, _) = decode::service(reader, body, requested)?;
     let ports = service.ports.into_iter().map(|it| ServicePort {
         name: it.name,
         protocol: it.protocol,
@@ -206,6 +220,7 @@ fn service(message: &ClusterService, body: &localv1::Service, reader: &mut Reade
         load_balancing: service.load_balancing,
         source_ranges: service.source_ranges,
         health_check_node_port: service.health_check_node_port,
+        metadata: service.metadata,
     })
 }
 

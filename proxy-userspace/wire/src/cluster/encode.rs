@@ -58,12 +58,13 @@ pub fn service_info(object: &Service, trigger_time: Option<Timestamp>) -> Option
         load_balancing: object.load_balancing,
         source_ranges: source_ranges.copied().collect(),
         health_check_node_port: object.health_check_node_port,
+        metadata: object.metadata.clone(),
     });
     for port in &mut message.ports {
         // Each brain decides this itself.
         port.has_any_endpoint = None;
     }
-    message.labels = label(PROXY_NAME, object.proxy_name.as_deref());
+    message.labels.extend(label(PROXY_NAME, object.proxy_name.as_deref()));
     let mut info = ServiceInfo {
         hash: 0,
         service: Some(message),

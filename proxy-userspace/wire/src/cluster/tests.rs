@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use brain::{Options, node_state};
 use model::{
-    ServiceName,
+    RequestedMetadata, ServiceName,
     cluster::{ClusterState, Conditions},
     state::{NodeState, Scope},
 };
@@ -122,7 +122,7 @@ fn absent_conditions_have_the_defaults_of_kubernetes() {
     let absent =
         EndpointInfo { conditions: None, ..endpoint(ips(&["10.1.0.3"], &[]), &[("", 8080)], "n1", false) };
     let it = cluster_service(service(vec![port("", 80, 8080, "")]), vec![ready, unready, absent]);
-    let (_, slices) = service_with_slices(&it).value.unwrap();
+    let (_, slices) = service_with_slices(&it, &RequestedMetadata::default()).value.unwrap();
     let conditions: Vec<_> = slices[0].endpoints.iter().map(|it| it.conditions).collect();
     let of = |ready| Conditions { ready, serving: true, terminating: false };
     assert_eq!(conditions, [of(true), of(false), of(true)]);
@@ -173,7 +173,7 @@ fn an_invalid_field_is_rejected_and_the_rest_is_used() {
         service(vec![port("", 80, 8080, "")]),
         vec![good, no_address, invalid_port, invalid_address],
     );
-    let decoded = service_with_slices(&it);
+    let decoded = service_with_slices(&it, &RequestedMetadata::default());
     assert_eq!(decoded.rejected.len(), 4, "{:?}", decoded.rejected);
     let state = ClusterDecoder::default().decode(&cluster(it));
     assert_eq!(targets(&state), [["10.1.0.1:8080"]]);
