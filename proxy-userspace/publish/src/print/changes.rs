@@ -3,13 +3,14 @@
 //! Invariant: applying all lines of JSON or YAML to the state before results in the state after.
 
 use std::{
+    borrow::Cow,
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
 use model::{
-    ServiceName, diff,
+    ServiceName, diff, escaped_line,
     state::{NodeState, Scope, ServiceState},
 };
 use serde::Serialize;
@@ -21,6 +22,9 @@ use super::{
     table::{self, counted, port_name, revision, targets},
 };
 use crate::publisher::Published;
+
+/// How many characters of a text the table shows; no name is longer.
+const MAX_SHOWN: usize = 253;
 
 /// Renders the difference, each change with a final newline; without `before`, that to the empty state.
 ///
@@ -232,11 +236,20 @@ fn fields(message: Option<&Value>) -> BTreeMap<String, String> {
         }
     }
     fn text(value: &Value) -> String {
-        value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+        // The value of an annotation is any text.
+        value.as_str().map_or_else(|| value.to_string(), |it| escaped_line(&shortened(it)).into_owned())
     }
     let mut fields = BTreeMap::new();
     message.into_iter().for_each(|it| add("", it, &mut fields));
     fields
+}
+
+/// The first characters of a text.
+fn shortened(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
+        None => text.into(),
+    }
 }
 
 /// The targets of each port of a Service.

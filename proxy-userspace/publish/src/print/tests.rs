@@ -7,7 +7,7 @@ use std::{
 };
 
 use model::{
-    Protocol, ServiceName,
+    Protocol, ServiceMetadata, ServiceName, escaped,
     state::{
         ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, NodeInfo, NodeState, PerFamily, Scopes,
         Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
@@ -163,6 +163,33 @@ fn apply(state: &mut BTreeMap<String, serde_json::Value>, lines: &str) {
         let is_independent = line["kind"] == "service" || line["kind"] == "node";
         assert!(is_independent || state.contains_key(&format!("\"service\" {} null", line["service"])));
     }
+}
+
+#[test]
+fn labels_and_annotations_are_printed_and_forge_no_line() {
+    let (before, mut after) = (published(), published());
+    let state = before.state.services.values().next().unwrap();
+    let note = format!("a\u{1b}[2J\nb\u{9b}\u{202e}{}", "x".repeat(300));
+    let metadata = ServiceMetadata {
+        labels: [("app".into(), "web".into())].into(),
+        annotations: [("note".into(), note.clone())].into(),
+    };
+    let service = Service { metadata: Some(Arc::new(metadata)), ..(*state.service).clone() };
+    after.state.services.insert(ServiceState { service: Arc::new(service), ..(**state).clone() });
+    // As a command prints every text.
+    let printed = |format| escaped(&render(&after, format).unwrap()).into_owned();
+    let json: serde_json::Value = serde_json::from_str(&printed(Format::Json)).unwrap();
+    let yaml: serde_json::Value = serde_saphyr::from_str(&printed(Format::Yaml)).unwrap();
+    let service = &json["items"][0]["service"];
+    assert_eq!((&service["labels"]["app"], &service["annotations"]["note"]), (&"web".into(), &note.into()));
+    assert_eq!(yaml, json);
+    assert_eq!(printed(Format::Table), render(&before, Format::Table).unwrap());
+    let table = render_changes(Some(&before), &after, Format::Table).unwrap();
+    let lines: Vec<_> = table.lines().skip(1).map(str::trim).collect();
+    let [note, label] = lines[..] else { panic!("{table}") };
+    assert!(note.contains("annotations.note: - → a\\u001b[2J\\nb\\u009b\\u202exxx"), "{note}");
+    assert!(note.ends_with("x…") && note.len() < 350, "{note}");
+    assert_eq!(label, "labels.app: - → web");
 }
 
 #[test]
