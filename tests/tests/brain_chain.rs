@@ -45,10 +45,14 @@ fn command(arguments: &[&str]) -> Command {
 }
 
 fn brain(source: &str, socket: &Path) -> Brain {
+    brain_with(source, socket, &[])
+}
+
+fn brain_with(source: &str, socket: &Path, flags: &[&str]) -> Brain {
     let listen = format!("unix://{}", socket.display());
     let arguments =
         ["brain", "--source", source, "--node-name", "n1", "--serve-any-node", "--listen", &listen];
-    Brain(command(&arguments).stdout(Stdio::null()).spawn().expect("the binary starts"))
+    Brain(command(&arguments).args(flags).stdout(Stdio::null()).spawn().expect("the binary starts"))
 }
 
 /// What `print --once` prints for a node, without the revision.
@@ -93,4 +97,38 @@ fn chained_brains_decide_alike() {
     let expected = print("--source", &file, "n2").expect("a state");
     drop(brains.remove(0));
     assert_eq!(print("--target", &target(&sockets[2]), "n2"), Some(expected));
+}
+
+#[test]
+fn a_chain_of_brains_hands_out_the_labels_that_each_of_them_requests() {
+    let folder = tempfile::tempdir().expect("a folder can be created");
+    let manifest = folder.path().join("cluster.yaml");
+    let write = |app: &str| {
+        let metadata = format!(
+            "{{name: web, namespace: ns, labels: {{app: {app}, tier: x}}, annotations: {{example.com/a: b, other: c}}}}"
+        );
+        let text = MANIFESTS.replace("POLICY", "Cluster").replace("{name: web, namespace: ns}", &metadata);
+        std::fs::write(&manifest, text).expect("the folder is writable");
+    };
+    write("one");
+    let sockets = ["a", "b", "c"].map(|it| folder.path().join(it));
+    let [a, b, c] = sockets.each_ref().map(|it| format!("unix://{}", it.display()));
+    let labels = ["--with-service-labels", "app,none", "--with-service-annotations", "example.com/*"];
+    let _brains = [
+        brain_with(&format!("file:{}", manifest.display()), &sockets[0], &labels),
+        brain_with(&format!("api:{a}"), &sockets[1], &["--with-service-labels", "*"]),
+        brain_with(&format!("api:{b}"), &sockets[2], &[]),
+    ];
+    for app in ["one", "two"] {
+        write(app);
+        let labels = format!("\"labels\":{{\"app\":\"{app}\"}}");
+        let has_labels = |it: &str| print("--target", it, "n1").is_some_and(|it| it.contains(&labels));
+        assert!(eventually(TIMEOUT, || has_labels(&b)), "{app}");
+        let first = print("--target", &a, "n1").expect("a state");
+        assert!(first.contains(&format!("{labels},\"annotations\":{{\"example.com/a\":\"b\"}}")), "{first}");
+        let second = print("--target", &b, "n1").expect("a state");
+        assert!(!second.contains("annotations"), "{second}");
+        let third = print("--target", &c, "n1").expect("a state");
+        assert!(!third.contains("labels") && !third.contains("annotations"), "{third}");
+    }
 }
