@@ -100,6 +100,12 @@ pub enum Error {
     /// Another instance uses the same pins.
     #[error("another instance is running on {}: stop it first, or choose another --pin-dir", .0.display())]
     Locked(PathBuf),
+    /// The kernel did not take BTF or global data when that was tried.
+    #[error(
+        "the kernel refused BTF of functions or global data of programs, which Linux has since 5.10: start again; \
+         it may have been short of memory for a moment"
+    )]
+    NoBtf,
     /// The binary was built without the kernel object.
     #[error("this binary was built without its kernel object: build it with `cargo xtask build`")]
     NoKernelObject,

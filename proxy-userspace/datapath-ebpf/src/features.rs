@@ -61,6 +61,7 @@ impl Features {
 
 /// Loads something with the features of this kernel; without reads of the kernel's sockets if the verifier refuses those.
 pub(super) fn with_features<T>(load: impl Fn(Features) -> Result<T, Error>) -> Result<T, Error> {
+    check_btf()?;
     let features = Features::detect();
     match (load(features), features.without_socket_reads()) {
         // With a missing capability the second attempt would fail, too.
@@ -75,4 +76,17 @@ pub(super) fn with_features<T>(load: impl Fn(Features) -> Result<T, Error>) -> R
         }
         (loaded, _) => loaded,
     }
+}
+
+/// Fails if the loader has not found what every supported kernel has. It tries each feature once in a process and takes any error
+/// for a lack; it would load the programs without the BTF of their functions then, and the verifier, which checks global
+/// functions once, would follow each of their paths for minutes.
+fn check_btf() -> Result<(), Error> {
+    let features = aya::features();
+    let has_btf = features.btf().is_some_and(|it| it.btf_func() && it.btf_func_global() && it.btf_datasec());
+    // A missing capability is reported by the load, with its remedy.
+    if (has_btf && features.bpf_global_data()) || capabilities::is_any_missing() {
+        return Ok(());
+    }
+    Err(Error::NoBtf)
 }
